@@ -1,0 +1,1 @@
+"""Fits JAX training steps into memory, and proves it with the XLA compiler."""

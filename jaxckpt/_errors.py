@@ -1,0 +1,95 @@
+"""Every exception that jaxckpt raises on purpose, each of them four lines of advice.
+
+A message says, in this order: what was called, what we got, what was needed, what to do. The facts behind
+the sentence are attributes of the exception, so that programs need not parse it. Each class is also the
+builtin that a caller would expect (`ValueError`, `LookupError`, ...), under one root, `JaxckptError`.
+"""
+
+from typing import Any
+
+
+class JaxckptError(Exception):
+    """The root of all errors that jaxckpt raises on purpose.
+
+    Args:
+      headline: What was called and why it cannot be done, one sentence.
+      got: What was given, as the caller typed it, with units.
+      needed: What would have been right.
+      advice: What to do next; where possible something to paste.
+      **facts: The same as values, kept as attributes of the exception.
+    """
+
+    def __init__(self, headline: str, *, got: str, needed: str, advice: str, **facts: Any):
+        self.headline = headline
+        self.got = got
+        self.needed = needed
+        self.advice = advice
+        for name, fact in facts.items():
+            setattr(self, name, fact)
+        super().__init__(
+            f"{headline}\n  Got:    {got}\n  Needed: {needed}\n  Try:    {advice}"
+        )
+
+
+class BudgetError(JaxckptError, ValueError):
+    """A budget that is no amount of memory: "6 apples", -1, 0 or NaN."""
+
+
+class InfeasibleBudgetError(JaxckptError, ValueError):
+    """No decision over the residuals brings the step under the budget.
+
+    Attributes:
+      budget_bytes: What was asked, bytes per device.
+      minimum_bytes: The smallest total that was reached, bytes per device. Measured by the compiler unless
+        `minimum_measured` is False (then it is the size of the arguments alone, and nothing was compiled).
+      minimum_measured: Whether the compiler said so.
+      blocking: What stands at that peak, largest first.
+    """
+
+
+class NoGradientError(JaxckptError, ValueError):
+    """A step without a backward pass: there is nothing to save or to recompute."""
+
+
+class ArgumentError(JaxckptError, TypeError):
+    """An argument of the step that is neither an array nor a ShapeDtypeStruct."""
+
+
+class TargetError(JaxckptError, ValueError):
+    """A target that cannot be used as asked."""
+
+
+class UnknownTargetError(TargetError, LookupError):
+    """A target name that is in no fact file."""
+
+
+class MissingPackageError(JaxckptError, ImportError):
+    """An optional package that this target or function needs is not installed."""
+
+
+class VersionMismatchError(JaxckptError, ImportError):
+    """A plugin whose version does not fit the installed jax."""
+
+
+class CompileError(JaxckptError, RuntimeError):
+    """The compiler refused the step; its own exception is the cause."""
+
+
+class UnknownStrategyError(JaxckptError, LookupError):
+    """A `strategy=` that names no solver."""
+
+
+class GraphError(JaxckptError, ValueError):
+    """A graph that breaks its own rules (`Graph.validate`)."""
+
+
+class PlanMismatchError(JaxckptError, ValueError):
+    """A plan that was made for another step, other shapes, or another order of operations."""
+
+
+class PlanFileError(JaxckptError, ValueError):
+    """A plan file that is damaged, foreign, or of a version that we do not read."""
+
+
+class StepReferenceError(JaxckptError, LookupError):
+    """A `module:function` of the shell that cannot be found or does not return a step."""

@@ -1,0 +1,57 @@
+"""Seconds of arithmetic in each op of a step, by roofline on a target's rates.
+
+Only what the arithmetic units do is priced here; what an op costs in traffic depends on what it is fused with, and
+`replay` adds it. A contraction counts its multiply-adds at the matrix rate of its dtype, elementwise work its
+instructions at the vector rate. An op whose work nobody knows is counted as unpriced, never as free of traffic.
+
+Read after `rates`. Source: Williams et al. 2009 (roofline).
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from jaxckpt.cost.rates import Rates
+from jaxckpt.ir import Graph, Kind, Op
+
+_OPERATIONS = {
+    "exp": 8, "exp2": 6, "expm1": 12, "log": 10, "log1p": 12, "tanh": 16, "logistic": 14, "erf": 20, "erf_inv": 30,
+    "erfc": 20, "sin": 20, "cos": 20, "pow": 20, "div": 6, "rem": 8, "sqrt": 6, "rsqrt": 4, "cbrt": 12,
+}  # fmt: skip
+"""Instructions an element, where one does not do; the usual length of the polynomial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Arithmetic seconds of each op.
+
+    Attributes:
+      vector_s: What the op adds to the kernel that it is fused into.
+      matrix_s: What it needs of the matrix units, or, for an op with a body, of whatever its FLOPs run on.
+      unpriced: Primitives of ops whose work nobody knows, once for each such op.
+    """
+
+    vector_s: tuple[float, ...]
+    matrix_s: tuple[float, ...]
+    unpriced: tuple[str, ...]
+
+
+def price(graph: Graph, rates: Rates) -> Prices:
+    """Prices every op of a graph."""
+    return Prices(
+        vector_s=tuple(_vector_s(graph, op, rates) for op in graph.ops),
+        matrix_s=tuple(_matrix_s(graph, op, rates) for op in graph.ops),
+        unpriced=tuple(op.primitive for op in graph.ops if op.flops is None),
+    )
+
+
+def _vector_s(graph: Graph, op: Op, rates: Rates) -> float:
+    if op.kind not in (Kind.ELEMENTWISE, Kind.REDUCTION):
+        return 0.0
+    elements = max((prod(graph.values[v].shape) for v in (*op.reads, *op.writes)), default=0)
+    return elements * _OPERATIONS.get(op.primitive, 1) / rates.vector_flops_per_s
+
+
+def _matrix_s(graph: Graph, op: Op, rates: Rates) -> float:
+    if not op.flops or not op.reads:
+        return 0.0
+    return op.flops / rates.matmul(graph.values[op.reads[0]].dtype)

@@ -1,0 +1,73 @@
+"""How fast one device works, in FLOP/s and bytes/s that real programs reach; no jax.
+
+A cost model asks four things of a device: how fast it multiplies matrices of a dtype, how fast it does anything
+else, how fast it reads and writes its memory, and how fast it reaches the host. `Rates` answers them as plain
+numbers. They are attainable rates, not those of the datasheet; who derives them from a device's facts says how
+(`jaxckpt.target.rates_from_facts`).
+"""
+
+from dataclasses import dataclass
+
+_WIDER = {
+    "float16": "bfloat16",
+    "tf32": "float32",
+    "uint8": "int8",
+    "int4": "int8",
+    "uint4": "int8",
+    "complex64": "float32",
+    "complex128": "float64",
+}
+"""The dtype whose rate a dtype takes that has none of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """The attainable speeds of one device.
+
+    Attributes:
+      name: Of the device, for reports.
+      matmul_flops_per_s: Pairs of dtype name and dense matrix FLOP/s, a multiply-add being two. "float8" stands
+        for every float8 format.
+      vector_flops_per_s: float32 FLOP/s outside the matrix units.
+      memory_bandwidth_bytes_per_s: Device memory, reads and writes together.
+      host_bandwidth_bytes_per_s: Between device and host memory, one direction.
+      launch_s: Seconds that a kernel costs before it works.
+      memory_bytes: What one program can have of the device's memory.
+
+    Example:
+      >>> rates = Rates(name="toy", matmul_flops_per_s=(("bfloat16", 8e14), ("float32", 4e14)),
+      ...     vector_flops_per_s=5e13, memory_bandwidth_bytes_per_s=4e12, host_bandwidth_bytes_per_s=3e10,
+      ...     launch_s=1e-6, memory_bytes=2**37)
+      >>> rates.matmul("float16"), rates.matmul("float8_e4m3fn"), rates.matmul("float64")
+      (800000000000000.0, 800000000000000.0, 50000000000000.0)
+    """
+
+    name: str
+    matmul_flops_per_s: tuple[tuple[str, float], ...]
+    vector_flops_per_s: float
+    memory_bandwidth_bytes_per_s: float
+    host_bandwidth_bytes_per_s: float
+    launch_s: float
+    memory_bytes: int
+
+    def matmul(self, dtype: str) -> float:
+        """The rate of a matrix product whose operands have this dtype.
+
+        A dtype without a rate takes that of the next wider one that the device computes it in: float16 as
+        bfloat16, float8 as bfloat16 (it is converted first), complex64 as float32 (count four real products).
+        What no matrix unit takes runs at `vector_flops_per_s`.
+
+        Args:
+          dtype: A numpy dtype name such as "bfloat16", or "tf32".
+
+        Returns:
+          FLOP/s, a multiply-add being two; not the FLOP/s of the datasheet.
+        """
+        known = dict(self.matmul_flops_per_s)
+        if dtype in known:
+            return known[dtype]
+        if dtype.startswith("float8"):
+            return known.get("float8", self.matmul("bfloat16"))
+        if dtype in _WIDER:
+            return self.matmul(_WIDER[dtype])
+        return self.vector_flops_per_s

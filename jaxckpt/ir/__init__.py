@@ -1,0 +1,36 @@
+"""A training step, and what is decided about it, as frozen data: plain Python, no jax.
+
+Read in this order: `graph` (ops and values), `kind` (what a primitive is, as far as fusing and pricing go),
+`decision` (what can happen to a value between forward and backward), `plan` (decisions for one graph),
+`schedule` (the order of work that a plan asks for: what is cloned, and what it waits for).
+"""
+
+from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute, Save
+from jaxckpt.ir.graph import Graph, Op, Phase, Value
+from jaxckpt.ir.kind import Kind, kind_of
+from jaxckpt.ir.plan import Plan, Prediction
+from jaxckpt.ir.residual import Residual, residuals
+from jaxckpt.ir.schedule import Barrier, Run, Schedule, Step, schedule
+
+__all__ = [
+    "Barrier",
+    "Decision",
+    "Graph",
+    "Kind",
+    "Offload",
+    "Op",
+    "Partition",
+    "Phase",
+    "Plan",
+    "Prediction",
+    "Recompute",
+    "Residual",
+    "Run",
+    "Save",
+    "Schedule",
+    "Step",
+    "Value",
+    "kind_of",
+    "residuals",
+    "schedule",
+]

@@ -1,0 +1,60 @@
+"""What a primitive is, as far as fusing and pricing go.
+
+Compilers do not run primitives one by one: chains of elementwise work become one kernel that reads its
+sources and writes its results. `Kind` says which part a primitive can take in such a kernel. A primitive
+that is not in the table is `OPAQUE`: it runs alone, its operands and results are in memory.
+"""
+
+import enum
+
+
+class Kind(enum.StrEnum):
+    """The part that a primitive takes in a fused kernel."""
+
+    VIEW = enum.auto()
+    """Moves no bytes of its own: reshapes, broadcasts, slices, transposes read through."""
+    ELEMENTWISE = enum.auto()
+    """One output element from one element of each operand; fuses into its readers."""
+    GATHER = enum.auto()
+    """Picks elements of its first operand; fuses with what makes them and with its readers."""
+    REDUCTION = enum.auto()
+    """Producers fuse into it; its result is written to memory."""
+    CONTRACTION = enum.auto()
+    """Matrix products and convolutions: operands and results in memory."""
+    SCATTER = enum.auto()
+    """Updates part of its first operand, in place where that operand dies."""
+    BARRIER = enum.auto()
+    """Passes its operands on unchanged and orders the work around it."""
+    OPAQUE = enum.auto()
+    """Everything else: loops, branches, sorts, kernels of others. Runs alone."""
+
+
+_MEMBERS = {
+    Kind.VIEW: """broadcast_in_dim reshape squeeze expand_dims slice rev transpose iota copy copy_p
+        stop_gradient name pvary pbroadcast reduce_precision split unstack real imag""",
+    Kind.ELEMENTWISE: """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
+        cbrt ceil clamp conj convert_element_type cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1
+        floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not
+        one_minus_square or polygamma population_count pow rem round rsqrt select_and_gather_add select_n
+        shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor
+        complex igamma igammac zeta clz bitcast_convert_type eq_to le_to lt_to mul_add
+        concatenate pad sharding_constraint mesh_cast random_wrap random_unwrap""",
+    Kind.GATHER: "gather dynamic_slice",
+    Kind.REDUCTION: """reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax
+        argmin reduce reduce_window_sum reduce_window_max reduce_window_min reduce_window""",
+    Kind.CONTRACTION: "dot_general conv_general_dilated ragged_dot ragged_dot_general scaled_matmul_wrapper",
+    Kind.SCATTER: """scatter scatter-add scatter_add scatter_mul scatter_min scatter_max scatter-sub scatter_sub
+        dynamic_update_slice""",
+    Kind.BARRIER: "optimization_barrier",
+}
+_KIND = {primitive: kind for kind, names in _MEMBERS.items() for primitive in names.split()}
+
+
+def kind_of(primitive: str) -> Kind:
+    """The kind of a primitive by its name; `Kind.OPAQUE` where the table does not know it.
+
+    Example:
+      >>> kind_of("dot_general"), kind_of("somebody_elses_kernel")
+      (<Kind.CONTRACTION: 'contraction'>, <Kind.OPAQUE: 'opaque'>)
+    """
+    return _KIND.get(primitive, Kind.OPAQUE)

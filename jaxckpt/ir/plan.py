@@ -1,0 +1,68 @@
+"""A plan: decisions for one graph, with where they came from and what was predicted.
+
+The narrow waist of the package. Whatever decides makes a `Plan`; whatever comes after takes only a `Plan`,
+and never asks which solver, policy or file it came from.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from jaxckpt.ir.decision import Decision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What the model says that a plan costs, before any compiler was asked.
+
+    Attributes:
+      argument_bytes: Arguments and constants, bytes per device.
+      output_bytes: Results that do not take over the memory of a donated argument.
+      temp_bytes: Peak of everything else.
+      step_s: Estimated seconds of one step.
+      recompute_s: The part of it that is spent on computing values again.
+      saved_bytes: Bytes held from forward to backward by decision.
+      recomputed_ops: How many ops run a second time.
+    """
+
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    step_s: float
+    recompute_s: float
+    saved_bytes: int
+    recomputed_ops: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Arguments, results and temporaries: what is held against a budget."""
+        return self.argument_bytes + self.output_bytes + self.temp_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Decisions for the values of one graph.
+
+    Attributes:
+      fingerprint: `Graph.fingerprint` of the graph that it is for.
+      decisions: By value id. A forward value that stands here as `Save` is kept (and pinned) until the
+        backward; one that stands as `Recompute` is dropped. A residual that does not stand here is left to
+        the compiler, untouched.
+      stages: Ids of the first forward op of each stage, ascending. What a stage recomputes is recomputed at
+        once, when the backward first needs any of it.
+      strategy: The solver or policy that decided.
+      prediction: What the model expects, if it was asked.
+    """
+
+    fingerprint: str
+    decisions: Mapping[int, Decision] = field(default_factory=dict)
+    stages: tuple[int, ...] = (0,)
+    strategy: str = "none"
+    prediction: Prediction | None = None
+
+    def __post_init__(self) -> None:
+        ordered = dict(sorted(self.decisions.items()))
+        object.__setattr__(self, "decisions", MappingProxyType(ordered))
+
+    def __hash__(self) -> int:
+        return hash((self.fingerprint, tuple(self.decisions.items()), self.stages))

@@ -1,0 +1,232 @@
+"""The order of work that a plan asks for: what runs again, when, and what it waits for.
+
+`schedule` turns decisions into steps over *instances*. Instance `i < len(graph.values)` is value `i` itself;
+later instances are values passed through a barrier or computed again. The rewriter maps steps to equations
+one to one, and the cost model replays the same steps, so what is predicted is what is built.
+
+The rules, which are those of `jax.checkpoint` seen from the joint graph:
+
+1. A value decided as `Save` is pinned: it passes a barrier where it is made, and everybody reads it behind that
+   barrier. Otherwise a compiler may keep both the value and what it came from.
+2. A dropped value is computed again just before the first late op that reads it, from what is still there:
+   arguments, saved values, residuals left to the compiler, results of the step, and whatever an op with effects
+   wrote.
+3. All that a stage recomputes starts behind one barrier, together with a cotangent of the op that asked first.
+   So no copy can start before the backward arrives, nor be merged with the original.
+4. A copy made on the way to another stage's values serves that stage alone: it is not kept for its own.
+5. An op with effects never runs twice.
+
+Read after `plan`. Complexity: linear in ops, plus the copies made.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+from jaxckpt._errors import GraphError
+from jaxckpt.ir.decision import Recompute
+from jaxckpt.ir.graph import Graph, Phase
+from jaxckpt.ir.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One op, run over instances; `again` where it is a copy."""
+
+    op: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Barrier:
+    """Instances passed on under new ids, all of them after `trigger` (an instance) is there.
+
+    A pin is a barrier over one instance without a trigger.
+    """
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    trigger: int | None = None
+
+
+Step = Run | Barrier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Steps in order.
+
+    Attributes:
+      steps: Runs and barriers; each reads only what earlier ones wrote, inputs and constants.
+      origin: For each instance the value that it is.
+      outputs: The instances that the step returns, in the order of `Graph.outputs`.
+    """
+
+    steps: tuple[Step, ...]
+    origin: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def schedule(graph: Graph, plan: Plan) -> Schedule:
+    """Lays out the work of a step under a plan.
+
+    Args:
+      graph: The step.
+      plan: Decisions for it; `Offload` and `Partition` are laid out as `Save` here.
+
+    Returns:
+      The steps in order. Without any `Recompute` they are the graph's own ops and nothing else, whatever the
+      plan saves: there is nothing to pin against.
+
+    Raises:
+      GraphError: A value is dropped that an op with effects, or no forward op, makes.
+    """
+    return _Scheduler(graph, plan).run()
+
+
+def stage_of(plan: Plan, op: int) -> int:
+    """The index of the stage that a forward op belongs to."""
+    return max(0, bisect_right(plan.stages, op) - 1)
+
+
+@dataclass(slots=True)
+class _Again:
+    """What one stage computes again: its own instances of values, and the ops that have run already."""
+
+    env: dict[int, int]
+    done: set[int] = field(default_factory=set)
+
+
+class _Scheduler:
+    def __init__(self, graph: Graph, plan: Plan):
+        self.graph = graph
+        self.plan = plan
+        self.origin = [value.id for value in graph.values]
+        self.env = list(self.origin)
+        self.steps: list[Step] = []
+        self.again: dict[int, _Again] = {}
+        self.last_late: int | None = None
+        self.dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
+        self.pinned = set(plan.decisions) - self.dropped if self.dropped else set()
+        self.kept = self._kept()
+        self._refuse_impossible()
+
+    def run(self) -> Schedule:
+        for op in self.graph.ops:
+            late = op.phase is not Phase.FORWARD
+            reads = tuple(
+                self._recomputed(v, op.id) if late and v in self.dropped else self.env[v] for v in op.reads
+            )
+            self.steps.append(Run(op=op.id, reads=reads, writes=op.writes))
+            if late and op.writes:
+                self.last_late = op.writes[0]
+            for value in op.writes:
+                if value in self.pinned:
+                    self._pin(value)
+        return Schedule(
+            steps=tuple(self.steps),
+            origin=tuple(self.origin),
+            outputs=tuple(self.env[v] for v in self.graph.outputs),
+        )
+
+    def _kept(self) -> frozenset[int]:
+        """Values that are still there when the backward comes (rule 2)."""
+        graph = self.graph
+        kept = set(graph.inputs) | set(graph.constants) | set(graph.outputs) | set(self.plan.decisions)
+        for op in graph.ops:
+            if op.phase is not Phase.FORWARD or op.effects:
+                kept.update(op.writes)
+            else:
+                kept.update(v for v in op.writes if self._read_late(v))
+        return frozenset(kept - self.dropped)
+
+    def _refuse_impossible(self) -> None:
+        ops = self.graph.ops
+        for value in sorted(self.dropped):
+            op = self.graph.producer[value]
+            if op is None or ops[op].phase is not Phase.FORWARD or ops[op].effects:
+                raise GraphError(
+                    f"schedule: value {value} cannot be computed again.",
+                    got=f"Recompute for {self.graph.values[value]}"
+                    + ("" if op is None else f", written by `{ops[op].primitive}` in {ops[op].scope or '/'}"),
+                    needed="a value that a forward op without effects makes",
+                    advice="leave it out of the plan, or save it",
+                    value=value,
+                )
+
+    def _pin(self, value: int) -> None:
+        pinned = self._instance(value)
+        self.steps.append(Barrier(reads=(self.env[value],), writes=(pinned,)))
+        self.env[value] = pinned
+
+    def _instance(self, value: int) -> int:
+        self.origin.append(value)
+        return len(self.origin) - 1
+
+    def _recomputed(self, value: int, reader: int) -> int:
+        """The instance of a dropped value that a late op reads; computes it again if nobody did (rule 3)."""
+        stage = stage_of(self.plan, self._op_of(value))
+        if stage not in self.again:
+            self.again[stage] = self._open(stage, reader)
+        again = self.again[stage]
+        if value not in again.env:
+            for op in sorted(self._closure([value], stop=again.env)[0] - again.done):
+                self._copy(op, again)
+        return again.env[value]
+
+    def _open(self, stage: int, reader: int) -> _Again:
+        wanted = [v for v in sorted(self.dropped) if stage_of(self.plan, self._op_of(v)) == stage]
+        _, sources = self._closure([v for v in wanted if self._read_late(v)])
+        again = _Again(env={v: self._instance(v) for v in sorted(sources)})
+        if sources:
+            self.steps.append(
+                Barrier(
+                    reads=tuple(self.env[v] for v in sorted(sources)),
+                    writes=tuple(again.env[v] for v in sorted(sources)),
+                    trigger=self._trigger(reader),
+                )
+            )
+        return again
+
+    def _trigger(self, reader: int) -> int | None:
+        """A cotangent that the op reads; else the last thing that came out of the backward."""
+        for value in self.graph.ops[reader].reads:
+            op = self.graph.producer[value]
+            if op is not None and self.graph.ops[op].phase is not Phase.FORWARD:
+                return self.env[value]
+        return self.last_late
+
+    def _closure(self, wanted: list[int], stop: dict[int, int] | None = None) -> tuple[set[int], set[int]]:
+        """The ops that must run again for some values, and the values that they start from."""
+        ops: set[int] = set()
+        sources: set[int] = set()
+        pending = [v for v in wanted if stop is None or v not in stop]
+        while pending:
+            op = self._op_of(pending.pop())
+            if op in ops:
+                continue
+            ops.add(op)
+            for read in self.graph.ops[op].reads:
+                if stop is not None and read in stop:
+                    continue
+                if read in self.kept:
+                    sources.add(read)
+                else:
+                    pending.append(read)
+        return ops, sources
+
+    def _copy(self, op: int, again: _Again) -> None:
+        again.done.add(op)
+        reads = tuple(again.env[v] for v in self.graph.ops[op].reads)
+        writes = tuple(self._instance(v) for v in self.graph.ops[op].writes)
+        self.steps.append(Run(op=op, reads=reads, writes=writes, again=True))
+        again.env.update(zip(self.graph.ops[op].writes, writes, strict=True))
+
+    def _read_late(self, value: int) -> bool:
+        return any(self.graph.ops[r].phase is not Phase.FORWARD for r in self.graph.readers[value])
+
+    def _op_of(self, value: int) -> int:
+        op = self.graph.producer[value]
+        assert op is not None, "only inputs and constants have no producer, and they are always kept"
+        return op

@@ -1,0 +1,98 @@
+"""Which values are in memory: the four rules of `fuse`, each on the smallest graph that shows it."""
+
+from hypothesis import given
+
+from jaxckpt.cost import fuse
+from jaxckpt.ir import Phase
+from tests.graphs import Builder, graphs
+
+
+def test_operands_of_a_product_are_in_memory_but_views_of_them_are_not():
+    build = Builder()
+    product = build.op("dot_general", build.input(4000), size_bytes=4000)
+    view = build.op("reshape", product, size_bytes=4000)
+    activated = build.op("exp", view, size_bytes=4000)
+    out = build.op("dot_general", view, activated, size_bytes=4)
+    materialised = fuse(build.graph(out)).materialised
+    assert {product, activated, out} <= materialised
+    assert view not in materialised
+
+
+def test_a_broadcast_that_a_product_reads_is_written_out():
+    build = Builder()
+    small = build.op("reduce_sum", build.input(4000), size_bytes=4)
+    wide = build.op("broadcast_in_dim", small, size_bytes=4000)
+    out = build.op("dot_general", wide, size_bytes=4)
+    assert wide in fuse(build.graph(out)).materialised
+
+
+def test_a_residual_stream_with_several_readers_is_in_memory():
+    build = Builder()
+    x = build.input(4000)
+    branch = build.op("dot_general", x, size_bytes=4000)
+    stream = build.op("add", x, branch, size_bytes=4000)
+    readers = [build.op("reduce_sum", stream, size_bytes=4) for _ in range(3)]
+    assert stream in fuse(build.graph(*readers)).materialised
+
+
+def test_a_cast_with_several_readers_is_made_again_in_each():
+    build = Builder()
+    product = build.op("dot_general", build.input(4000), size_bytes=4000)
+    cast = build.op("convert_element_type", product, size_bytes=8000)
+    readers = [build.op("reduce_sum", cast, size_bytes=4) for _ in range(3)]
+    fusion = fuse(build.graph(*readers))
+    assert cast not in fusion.materialised
+    assert fusion.sources[cast] == {product: 4000}
+
+
+def test_the_gradient_of_a_gather_scatters_into_the_other_addend():
+    build = Builder()
+    product = build.op("dot_general", build.input(4000), size_bytes=4000)
+    wide = build.op("exp", product, size_bytes=8000)
+    zeros = build.op("broadcast_in_dim", size_bytes=8000)
+    index = build.op("reduce_max", product, size_bytes=4)
+    scattered = build.op("scatter-add", zeros, index, size_bytes=8000)
+    total = build.op("add_any", wide, scattered, size_bytes=8000)
+    materialised = fuse(build.graph(build.op("dot_general", total, size_bytes=4))).materialised
+    assert total in materialised
+    assert scattered not in materialised and zeros not in materialised
+
+
+def test_a_slice_reads_only_what_it_shows():
+    build = Builder()
+    product = build.op("dot_general", build.input(4000), size_bytes=4000)
+    part = build.op("slice", product, size_bytes=400)
+    assert fuse(build.graph(build.op("reduce_sum", part, size_bytes=4))).sources[part] == {product: 400}
+
+
+def test_a_mask_beside_its_random_bits_is_optional():
+    build = Builder()
+    bits = build.op("random_bits", build.input(4), size_bytes=4000)
+    mask = build.op("lt", bits, size_bytes=1000)
+    late = build.op("reduce_sum", mask, size_bytes=4, phase=Phase.BACKWARD)
+    fusion = fuse(build.graph(late))
+    assert bits in fusion.materialised
+    assert fusion.optional == {mask}
+
+
+def test_casts_of_arguments_are_light_and_products_are_not():
+    build = Builder()
+    cast = build.op("convert_element_type", build.input(4000), size_bytes=2000)
+    product = build.op("dot_general", cast, size_bytes=4000)
+    fusion = fuse(build.graph(product))
+    assert cast in fusion.light and cast in fusion.materialised
+    assert product not in fusion.light
+
+
+@given(graphs())
+def test_every_value_is_read_from_memory(graph):
+    fusion = fuse(graph)
+    for value, sources in enumerate(fusion.sources):
+        assert set(sources) <= fusion.materialised
+        if value in fusion.materialised:
+            assert set(sources) == {value}
+
+
+@given(graphs())
+def test_results_and_arguments_are_in_memory(graph):
+    assert {*graph.inputs, *graph.outputs} <= fuse(graph).materialised

@@ -1,0 +1,135 @@
+"""The replay counts what is alive as a machine with unlimited patience would."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxckpt.cost import fuse, price, replay
+from jaxckpt.ir import Barrier, Graph, Phase, Plan, Recompute, Save, Schedule, residuals, schedule
+from tests.graphs import RATES, Builder, chain, graphs, without_fusion
+
+
+def replayed(graph: Graph, plan: Plan | None = None):
+    laid_out = schedule(graph, plan or Plan(fingerprint=""))
+    return replay(graph, laid_out, fusion=fuse(graph), prices=price(graph, RATES), rates=RATES)
+
+
+def counted_by_hand(graph: Graph, laid_out: Schedule) -> list[int]:
+    """Live bytes per step where every instance is in memory and a barrier hands its buffers on."""
+    buffer = list(range(len(laid_out.origin)))
+    for step in laid_out.steps:
+        if isinstance(step, Barrier):
+            for read, write in zip(step.reads, step.writes, strict=True):
+                buffer[write] = buffer[read]
+    elsewhere = {buffer[i] for i in (*graph.inputs, *graph.constants, *laid_out.outputs)}
+    born, dies = {}, {}
+    for at, step in enumerate(laid_out.steps):
+        for i in step.writes:
+            if not isinstance(step, Barrier):
+                born[i] = dies[i] = at
+        for i in step.reads:
+            dies[buffer[i]] = at
+    size_bytes = [graph.values[v].size_bytes for v in laid_out.origin]
+    return [
+        sum(size_bytes[b] for b in born if b not in elsewhere and born[b] <= at <= dies[b])
+        for at in range(len(laid_out.steps))
+    ]
+
+
+@st.composite
+def planned(draw: st.DrawFn) -> tuple[Graph, Plan]:
+    graph = without_fusion(draw(graphs()))
+    decisions = {}
+    for residual in residuals(graph):
+        choices = [None, Save()]
+        if not graph.ops[residual.op].effects and residual.value not in graph.outputs:
+            choices.append(Recompute())
+        decision = draw(st.sampled_from(choices))
+        if decision is not None:
+            decisions[residual.value] = decision
+    forward = [op.id for op in graph.ops if op.phase is Phase.FORWARD]
+    stages = tuple(sorted({0, *draw(st.lists(st.sampled_from(forward), max_size=3))}))
+    return graph, Plan(fingerprint="", decisions=decisions, stages=stages)
+
+
+@given(planned())
+def test_live_bytes_are_those_of_a_count_by_hand(case):
+    graph, plan = case
+    laid_out = schedule(graph, plan)
+    got = replayed(graph, plan)
+    reordered = Schedule(steps=got.steps, origin=laid_out.origin, outputs=laid_out.outputs)
+    assert list(got.live_bytes) == counted_by_hand(graph, reordered)
+    assert len(got.steps) == len(laid_out.steps)
+
+
+def test_a_chain_without_a_plan_holds_every_product_at_the_turn():
+    graph = chain(8)
+    assert replayed(graph).peak_bytes == (8 + 1) * 4000
+
+
+def test_dropping_products_lowers_the_peak_and_costs_their_seconds():
+    graph = chain(8)
+    drop = {r.value: Recompute() for r in residuals(graph) if r.op % 2}
+    plan = Plan(fingerprint="", decisions=drop, stages=tuple(range(0, 8, 2)))
+    plain, plan = replayed(graph), replayed(graph, plan)
+    assert plan.peak_bytes < plain.peak_bytes
+    copies = sum(1 for step in plan.steps if getattr(step, "again", False))
+    assert copies == len(drop)
+    assert plan.recompute_s == pytest.approx(plan.step_s - plain.step_s)
+
+
+def test_a_value_inside_a_kernel_takes_no_memory_and_keeps_its_source_alive():
+    build = Builder()
+    x = build.input(4000)
+    product = build.op("dot_general", x, size_bytes=4000)
+    inside = build.op("exp", product, size_bytes=8000)
+    build.op("reduce_sum", inside, size_bytes=4)
+    late = build.op("reduce_sum", inside, size_bytes=4, phase=Phase.BACKWARD)
+    graph = build.graph(late)
+    assert inside not in fuse(graph).materialised
+    assert replayed(graph).births.keys() == {product, 3}
+    assert replayed(graph).deaths[product] == 3
+
+
+def test_an_elementwise_kernel_may_write_over_what_dies_in_it():
+    build = Builder()
+    x = build.input(4000)
+    a = build.op("dot_general", x, size_bytes=4000)
+    b = build.op("exp", a, size_bytes=4000)
+    c = build.op("dot_general", b, size_bytes=4)
+    graph = build.graph(c)
+    assert b in fuse(graph).materialised
+    assert replayed(graph).peak_bytes == 4000
+
+
+def test_an_update_runs_as_soon_as_its_gradient_is_there():
+    build = Builder()
+    weights = [build.input(4000) for _ in range(4)]
+    hidden = [build.op("dot_general", weights[0], size_bytes=4)]
+    gradients = [
+        build.op("dot_general", hidden[0], w, size_bytes=4000, phase=Phase.BACKWARD) for w in weights
+    ]
+    updated = [
+        build.op("sub", w, g, size_bytes=4000, phase=Phase.UPDATE)
+        for w, g in zip(weights, gradients, strict=True)
+    ]
+    graph = build.graph(*updated, donated=weights)
+    assert replayed(graph).peak_bytes == 4000 + 4
+
+
+def test_reductions_over_the_same_rows_share_one_pass():
+    build = Builder()
+    x = build.op("dot_general", build.input(8), size_bytes=10**6)
+    for primitive in ("reduce_max", "reduce_sum"):
+        build.op(primitive, x, size_bytes=4)
+    got = replayed(build.graph(1))
+    first, second = got.seconds[1:3]
+    assert second < first / 2
+
+
+def test_a_body_takes_its_workspace_while_it_runs():
+    build = Builder()
+    x = build.op("while", build.input(4), size_bytes=4, workspace_bytes=10**6, traffic_bytes=10**9)
+    got = replayed(build.graph(x))
+    assert got.peak_bytes == 10**6
+    assert got.step_s >= 10**9 / RATES.memory_bandwidth_bytes_per_s
