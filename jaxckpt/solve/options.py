@@ -1,0 +1,242 @@
+"""What one stage can keep: sets of values from "nothing" to "all that the backward needs", each the cheapest of its size.
+
+For one stage the choice is an integer programme. Each value worth saving has a variable S_v (kept), each op of the
+stage a variable R_o (run again):
+
+    minimise    sum_o seconds_o R_o  +  sum_v pin_v S_v
+    subject to  S_v + R_p(v) >= 1          for each v that the backward reads, p(v) being what makes it
+                S_u + R_p(u) >= R_o        for each u of the stage that o reads
+                sum_v bytes_v S_v <= limit
+                S_v in {0, 1},  0 <= R_o <= 1
+
+pin_v is one kernel launch where keeping v splits a fused kernel (everything but what a contraction writes): dozens
+of small kept values cost more than they save. With S fixed, the least R that satisfies the rest is 0 or 1 by itself, so only S is integer. Lowering the limit
+below what the last solution took walks down the frontier of bytes against seconds. Values that the stage reads from
+earlier stages, and its own boundary values, are there anyway and cost nothing here.
+
+Stages of the same structure have the same options: they are solved once and written relative to the stage.
+
+Read after `stages`. The programme is Checkmate's (Jain et al. 2020) for a single backward visit to the stage;
+HiGHS, through scipy, solves it.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from jaxckpt.ir import Kind
+from jaxckpt.solve.problem import Problem
+from jaxckpt.solve.stages import Stages, boundaries, stage_index
+
+_BYTES_WEIGHT = 1e-9
+"""Microseconds a byte, to break ties towards keeping less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A set of values that a stage keeps besides its boundary.
+
+    Attributes:
+      saved: Value ids.
+      saved_bytes: Their bytes.
+      recompute_s: Seconds that the stage then spends on copies and pins.
+    """
+
+    saved: frozenset[int]
+    saved_bytes: int
+    recompute_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageShape:
+    """A stage as the integer programme sees it; equal for stages of the same structure.
+
+    Attributes:
+      ops: Its ops.
+      values: What they write, in order; everything below counts positions in here or in `ops`.
+      candidates: Positions of values that may be kept, with their bytes.
+      pin_s: For each candidate the seconds that keeping it costs.
+      needed: Positions of values that the backward reads and that are not there anyway.
+      reads: For each op the positions of values of this stage that it reads, unless they are there anyway.
+      producer: For each value the position of its op.
+      again_s: For each op the seconds of running it again.
+    """
+
+    ops: tuple[int, ...]
+    values: tuple[int, ...]
+    candidates: tuple[tuple[int, int], ...]
+    pin_s: tuple[float, ...]
+    needed: tuple[int, ...]
+    reads: tuple[tuple[int, ...], ...]
+    producer: tuple[int, ...]
+    again_s: tuple[float, ...]
+
+    @property
+    def key(self) -> str:
+        """Equal for stages that have the same options, position by position."""
+        text = repr((self.candidates, self.pin_s, self.needed, self.reads, self.producer, self.again_s))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def stage_options(problem: Problem, stages: Stages, *, most: int = 12) -> tuple[tuple[Option, ...], ...]:
+    """The options of every stage, from the one that keeps nothing more to the one that keeps most.
+
+    Args:
+      problem: The step; its budget is not looked at.
+      stages: Where the forward pass is cut.
+      most: How many options a stage may have.
+
+    Returns:
+      For each stage at least one option, by rising bytes and falling seconds.
+    """
+    solved: dict[str, tuple[tuple[int, ...], ...]] = {}
+    options = []
+    for shape in stage_shapes(problem, stages):
+        if shape.key not in solved:
+            solved[shape.key] = _frontier(shape, most)
+        options.append(tuple(_option(problem, shape, kept) for kept in solved[shape.key]))
+    return tuple(options)
+
+
+def stage_shapes(problem: Problem, stages: Stages) -> tuple[StageShape, ...]:
+    """The stages of a cut, each reduced to what decides its options."""
+    graph = problem.graph
+    members: list[list[int]] = [[] for _ in stages]
+    for op, stage in stage_index(graph, stages).items():
+        members[stage].append(op)
+    there = boundaries(problem, stages) | frozenset(graph.outputs)
+    return tuple(_shape(problem, tuple(ops), there) for ops in members)
+
+
+def _shape(problem: Problem, ops: tuple[int, ...], there: frozenset[int]) -> StageShape:
+    graph = problem.graph
+    there = there | frozenset(v for op in ops if graph.ops[op].effects for v in graph.ops[op].writes)
+    ops = _wanted(problem, ops, there)
+    values = tuple(v for op in ops for v in graph.ops[op].writes)
+    position = {v: i for i, v in enumerate(values)}
+    inside = {v: i for v, i in position.items() if v not in there}
+    candidates = {v: i for v, i in inside.items() if v in problem.worth_saving}
+    return StageShape(
+        ops=ops,
+        values=values,
+        candidates=tuple((i, graph.values[v].size_bytes) for v, i in candidates.items()),
+        pin_s=tuple(_pin_s(problem, v) for v in candidates),
+        needed=tuple(i for v, i in inside.items() if v in problem.late_read),
+        reads=tuple(
+            tuple(sorted({inside[v] for v in graph.ops[op].reads if v in inside})) for op in ops
+        ),
+        producer=tuple(k for k, op in enumerate(ops) for _ in graph.ops[op].writes),
+        again_s=tuple(problem.op_s[op] for op in ops),
+    )
+
+
+def _pin_s(problem: Problem, value: int) -> float:
+    op = problem.graph.producer[value]
+    splits = op is not None and problem.graph.ops[op].kind is not Kind.CONTRACTION
+    return problem.rates.launch_s if splits else 0.0
+
+
+def _wanted(problem: Problem, ops: tuple[int, ...], there: frozenset[int]) -> tuple[int, ...]:
+    """Those ops of a stage whose results can be wanted again."""
+    graph = problem.graph
+    wanted = {v for op in ops for v in graph.ops[op].writes if v in problem.late_read and v not in there}
+    kept = []
+    for op in reversed(ops):
+        if any(v in wanted for v in graph.ops[op].writes):
+            kept.append(op)
+            wanted.update(v for v in graph.ops[op].reads if v not in there)
+    return tuple(reversed(kept))
+
+
+def _option(problem: Problem, shape: StageShape, kept: tuple[int, ...]) -> Option:
+    saved = frozenset(shape.values[i] for i in kept)
+    again = _again(shape, frozenset(kept))
+    pin_s = sum(s for (i, _), s in zip(shape.candidates, shape.pin_s, strict=True) if i in kept)
+    return Option(
+        saved=saved,
+        saved_bytes=sum(problem.graph.values[v].size_bytes for v in saved),
+        recompute_s=sum(shape.again_s[k] for k in again) + pin_s,
+    )
+
+
+def _again(shape: StageShape, kept: frozenset[int]) -> frozenset[int]:
+    """The ops that run again when `kept` is there."""
+    again: set[int] = set()
+    pending = [i for i in shape.needed if i not in kept]
+    while pending:
+        op = shape.producer[pending.pop()]
+        if op not in again:
+            again.add(op)
+            pending.extend(i for i in shape.reads[op] if i not in kept)
+    return frozenset(again)
+
+
+def _frontier(shape: StageShape, most: int) -> tuple[tuple[int, ...], ...]:
+    """Kept positions, by rising bytes: the walk down from the cheapest solution in seconds."""
+    if not shape.candidates or not shape.needed:
+        return ((),)
+    programme = _Programme(shape)
+    size_bytes = dict(shape.candidates)
+    kept = programme.solve(limit_bytes=sum(size_bytes.values()))
+    found = [kept]
+    step_bytes = sum(size_bytes[i] for i in kept) / most
+    while kept:
+        taken_bytes = sum(size_bytes[i] for i in kept)
+        limit_bytes = min(taken_bytes - 1, int((most - len(found)) * step_bytes))
+        kept = programme.solve(limit_bytes=max(0, limit_bytes)) if len(found) < most - 1 else ()
+        found.append(kept)
+    return tuple(reversed(found))
+
+
+class _Programme:
+    """The integer programme of the module's docstring, built once and solved for several limits."""
+
+    def __init__(self, shape: StageShape):
+        self.shape = shape
+        self.size_bytes = np.array([size_bytes for _, size_bytes in shape.candidates], dtype=float)
+        column = {i: k for k, (i, _) in enumerate(shape.candidates)}
+        kept, ops = len(column), len(shape.ops)
+        rows, columns, entries, lower = [], [], [], []
+
+        def at_least(value: int, reader: int | None) -> None:
+            row = len(lower)
+            terms = [(kept + shape.producer[value], 1.0)]
+            if value in column:
+                terms.append((column[value], 1.0))
+            if reader is not None:
+                terms.append((kept + reader, -1.0))
+            for where, factor in terms:
+                rows.append(row)
+                columns.append(where)
+                entries.append(factor)
+            lower.append(1.0 if reader is None else 0.0)
+
+        for value in shape.needed:
+            at_least(value, None)
+        for op, reads in enumerate(shape.reads):
+            for value in reads:
+                at_least(value, op)
+        matrix = csr_array((entries, (rows, columns)), shape=(len(lower), kept + ops))
+        self.closure = LinearConstraint(matrix, lb=np.array(lower))
+        seconds = np.array(shape.again_s)
+        self.cost = np.concatenate([self.size_bytes * _BYTES_WEIGHT + np.array(shape.pin_s) * 1e6, seconds * 1e6])
+        self.integrality = np.concatenate([np.ones(kept), np.zeros(ops)])
+        self.bytes_row = csr_array(np.concatenate([self.size_bytes / 2**20, np.zeros(ops)])[None, :])
+
+    def solve(self, *, limit_bytes: int) -> tuple[int, ...]:
+        """The positions kept by the cheapest solution within the limit."""
+        limit = LinearConstraint(self.bytes_row, ub=limit_bytes / 2**20 + 1e-9)
+        result = milp(
+            self.cost,
+            constraints=[self.closure, limit],
+            integrality=self.integrality,
+            bounds=Bounds(0, 1),
+            options={"mip_rel_gap": 1e-4, "node_limit": 2000},
+        )
+        if result.x is None:
+            return ()
+        kept = len(self.shape.candidates)
+        return tuple(i for (i, _), x in zip(self.shape.candidates, result.x[:kept], strict=True) if x > 0.5)

@@ -1,0 +1,158 @@
+"""What a solver is asked: a graph, what its ops cost, and how many bytes its temporaries may take.
+
+Read after `jaxckpt.cost`. Every solver is a function from a `Problem` to a `Plan`; where the budget cannot be met
+it returns the plan of least memory that it knows, and the plan's prediction says so.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from jaxckpt.cost import Fusion, Prices, Rates, Replay, fuse, price, replay
+from jaxckpt.ir import Decision, Graph, Phase, Plan, Prediction, Recompute, Run, Save, Schedule, schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A step to plan.
+
+    Attributes:
+      graph: The step.
+      rates: What the target can do.
+      temp_budget_bytes: What temporaries may take, bytes per device; None for no limit.
+    """
+
+    graph: Graph
+    rates: Rates
+    temp_budget_bytes: int | None = None
+
+    @cached_property
+    def fusion(self) -> Fusion:
+        """Which values are in memory."""
+        return fuse(self.graph)
+
+    @cached_property
+    def prices(self) -> Prices:
+        """The arithmetic of each op."""
+        return price(self.graph, self.rates)
+
+    @cached_property
+    def needed(self) -> frozenset[int]:
+        """Values that are read from memory after the forward pass: each late read with its sources."""
+        graph, found = self.graph, set()
+        for value in self.late_read:
+            found.add(value)
+            found.update(self.fusion.sources[value])
+        return frozenset(v for v in found if graph.producer[v] is not None)
+
+    @cached_property
+    def late_read(self) -> frozenset[int]:
+        """Forward values that a later op than the forward pass reads."""
+        graph = self.graph
+        forward = (v for op in graph.ops if op.phase is Phase.FORWARD for v in op.writes)
+        return frozenset(
+            v for v in forward if any(graph.ops[r].phase is not Phase.FORWARD for r in graph.readers[v])
+        )
+
+    @cached_property
+    def worth_saving(self) -> frozenset[int]:
+        """Values that a plan may save: in memory, or much smaller than their sources; never light ones."""
+        outputs = frozenset(self.graph.outputs)
+        return (self.fusion.materialised | self.fusion.optional) - self.fusion.light - outputs
+
+    @cached_property
+    def op_s(self) -> tuple[float, ...]:
+        """Seconds of the kernel that each op starts, with all that is fused into it."""
+        replayed = self.replay(Plan(fingerprint=self.graph.fingerprint))
+        op_s = [0.0] * len(self.graph.ops)
+        for step, seconds in zip(replayed.steps, replayed.seconds, strict=True):
+            if isinstance(step, Run):
+                op_s[step.op] = seconds
+        return tuple(op_s)
+
+    def plan(self, decisions: Mapping[int, Decision], stages: tuple[int, ...], strategy: str) -> Plan:
+        """A plan with its prediction, without saves that nothing reads."""
+        plan = Plan(
+            fingerprint=self.graph.fingerprint, decisions=decisions, stages=stages, strategy=strategy
+        )
+        laid_out = schedule(self.graph, plan)
+        plan = replace(plan, decisions=dict(self._alive(plan, laid_out)))
+        return replace(plan, prediction=self._predict(plan, laid_out))
+
+    def _alive(self, plan: Plan, laid_out: Schedule) -> Iterable[tuple[int, Decision]]:
+        """Decisions less those `Save`s that neither the backward nor a copy reads."""
+        read_late = {
+            laid_out.origin[i]
+            for step in laid_out.steps
+            if _is_late(self.graph, step)
+            for i in step.reads
+        }
+        for value, decision in plan.decisions.items():
+            if not isinstance(decision, Save) or value in read_late:
+                yield value, decision
+
+    def replay(self, plan: Plan) -> Replay:
+        """What the plan takes."""
+        return self._replay(schedule(self.graph, plan))
+
+    def _replay(self, laid_out: Schedule) -> Replay:
+        return replay(
+            self.graph, laid_out, fusion=self.fusion, prices=self.prices, rates=self.rates
+        )
+
+    def predict(self, plan: Plan) -> Prediction:
+        """What the plan takes, in the figures that users see."""
+        return self._predict(plan, schedule(self.graph, plan))
+
+    def _predict(self, plan: Plan, laid_out: Schedule) -> Prediction:
+        graph = self.graph
+        replayed = self._replay(laid_out)
+        saved = [v for v, d in plan.decisions.items() if isinstance(d, Save)]
+        return Prediction(
+            argument_bytes=graph.argument_bytes,
+            output_bytes=unaliased_output_bytes(graph),
+            temp_bytes=replayed.peak_bytes,
+            step_s=replayed.step_s,
+            recompute_s=replayed.recompute_s,
+            saved_bytes=sum(graph.values[v].size_bytes for v in saved),
+            recomputed_ops=sum(1 for step in laid_out.steps if getattr(step, "again", False)),
+        )
+
+
+def unaliased_output_bytes(graph: Graph) -> int:
+    """Bytes of results that find no donated argument of their shape and type to take over."""
+    donated: dict[tuple[tuple[int, ...], str], int] = {}
+    for v in graph.donated:
+        key = (graph.values[v].shape, graph.values[v].dtype)
+        donated[key] = donated.get(key, 0) + 1
+    total_bytes = 0
+    for v in graph.outputs:
+        key = (graph.values[v].shape, graph.values[v].dtype)
+        if donated.get(key):
+            donated[key] -= 1
+        else:
+            total_bytes += graph.values[v].size_bytes
+    return total_bytes
+
+
+def decide(problem: Problem, saved: frozenset[int], stages: tuple[int, ...], strategy: str) -> Plan:
+    """The plan that saves `saved` and computes every other residual again, with its prediction."""
+    return problem.plan(decisions_saving(problem, saved), stages, strategy)
+
+
+def decisions_saving(problem: Problem, saved: frozenset[int]) -> dict[int, Decision]:
+    """`Save` for the values given, `Recompute` for every other residual that can be computed again."""
+    graph = problem.graph
+    decisions: dict[int, Decision] = {v: Save() for v in saved}
+    for v in problem.late_read - saved - frozenset(graph.outputs):
+        op = graph.producer[v]
+        if op is not None and not graph.ops[op].effects:
+            decisions[v] = Recompute()
+    return decisions
+
+
+def _is_late(graph: Graph, step: object) -> bool:
+    op = getattr(step, "op", None)
+    if op is None:
+        return getattr(step, "trigger", None) is not None
+    return graph.ops[op].phase is not Phase.FORWARD

@@ -1,0 +1,137 @@
+"""Where to cut a forward pass into stages: where few bytes cross, found by structure alone.
+
+A stage is a run of forward ops whose copies start together, once the backward needs any of them. What crosses from
+one stage to the next is saved. Cutting at every residual add or block output keeps that small; a model with long
+skips is cut where it hurts least. No scope or name is looked at: a model without any is cut the same way.
+
+The cut is the cheapest one (fewest bytes crossing, summed over cuts) in which no stage makes more than a given
+number of bytes that the backward needs; a dynamic programme with a sliding minimum finds it in linear time.
+`stagings` offers one for each of several limits; which is best depends on what else is alive at the peak, so
+solvers try them.
+
+Read after `problem`. Compare Chen et al. 2016, section 4, whose segments have a limit of equal bytes too.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import accumulate
+
+from jaxckpt.ir import Graph, Phase
+from jaxckpt.solve.problem import Problem
+
+Stages = tuple[int, ...]
+"""The id of the first op of each stage, ascending."""
+
+_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_CUT_BYTES = 4096
+"""What a cut costs besides the bytes that cross it, so that empty stages are not made."""
+
+
+def stagings(problem: Problem) -> tuple[Stages, ...]:
+    """Cuts of the forward pass, from one stage to many, each different from the others."""
+    graph = problem.graph
+    forward = planned_ops(graph)
+    if not forward:
+        return ((0,),)
+    needed_bytes = _needed_bytes(problem, forward)
+    crossing_bytes = _crossing_bytes(problem, forward)
+    total_bytes = sum(needed_bytes)
+    found: dict[Stages, None] = {}
+    for count in _COUNTS:
+        if count > len(forward):
+            break
+        limit_bytes = total_bytes / count
+        cut = tuple(forward[i] for i in _cheapest_cut(needed_bytes, crossing_bytes, limit_bytes))
+        found.setdefault(cut)
+    return tuple(found)
+
+
+def planned_ops(graph: Graph) -> tuple[int, ...]:
+    """Forward ops that come before the last op that reads anything after the forward pass."""
+    return tuple(op.id for op in graph.ops if op.phase is Phase.FORWARD)
+
+
+def boundaries(problem: Problem, stages: Stages) -> frozenset[int]:
+    """Values in memory that a later stage of the forward pass reads: they are saved."""
+    graph, fusion = problem.graph, problem.fusion
+    home = stage_index(graph, stages)
+    found = set()
+    for op in planned_ops(graph):
+        for read in graph.ops[op].reads:
+            for source in fusion.sources[read]:
+                made = graph.producer[source]
+                if made is not None and home.get(made, home[op]) < home[op]:
+                    found.add(source)
+    return frozenset(found & problem.worth_saving)
+
+
+def stage_index(graph: Graph, stages: Stages) -> dict[int, int]:
+    """For each forward op the index of its stage."""
+    starts = deque(stages[1:])
+    index, home = 0, {}
+    for op in planned_ops(graph):
+        while starts and op >= starts[0]:
+            starts.popleft()
+            index += 1
+        home[op] = index
+    return home
+
+
+def _needed_bytes(problem: Problem, forward: tuple[int, ...]) -> list[int]:
+    """For each forward op the bytes that it leaves for the backward, if nothing is recomputed."""
+    graph = problem.graph
+    kept = problem.needed & problem.worth_saving
+    return [sum(graph.values[v].size_bytes for v in graph.ops[op].writes if v in kept) for op in forward]
+
+
+def _crossing_bytes(problem: Problem, forward: tuple[int, ...]) -> list[int]:
+    """For each position the bytes in memory that are made before it and read by the forward pass from it on."""
+    graph, fusion = problem.graph, problem.fusion
+    position = {op: i for i, op in enumerate(forward)}
+    last: dict[int, int] = {}
+    for op in forward:
+        for read in graph.ops[op].reads:
+            for source in fusion.sources[read]:
+                last[source] = position[op]
+    change = [0] * (len(forward) + 1)
+    for value, until in last.items():
+        made = graph.producer[value]
+        if made in position and value in problem.worth_saving:
+            change[position[made] + 1] += graph.values[value].size_bytes
+            change[until + 1] -= graph.values[value].size_bytes
+    return list(accumulate(change))[: len(forward)]
+
+
+def _cheapest_cut(needed: list[int], crossing: list[int], limit: float) -> list[int]:
+    """Positions at which stages start, cheapest in crossing bytes with at most `limit` needed bytes a stage.
+
+    best[j] = min over i < j, with needed[i:j] <= limit or i = j - 1, of best[i] + crossing[i]; the minimum slides.
+    """
+    length = len(needed)
+    before = [0, *accumulate(needed)]
+    best = [0.0] * (length + 1)
+    start = [0] * (length + 1)
+    window: deque[int] = deque()
+    for j in range(1, length + 1):
+        i = j - 1
+        entry = best[i] + (crossing[i] + _CUT_BYTES if i else 0)
+        while window and _entry(best, crossing, window[-1]) >= entry:
+            window.pop()
+        window.append(i)
+        while len(window) > 1 and before[j] - before[window[0]] > limit:
+            window.popleft()
+        if before[j] - before[window[0]] > limit:
+            start[j], best[j] = i, entry
+        else:
+            start[j], best[j] = window[0], _entry(best, crossing, window[0])
+    return sorted(_walk_back(start, length))
+
+
+def _entry(best: list[float], crossing: list[int], i: int) -> float:
+    return best[i] + (crossing[i] + _CUT_BYTES if i else 0)
+
+
+def _walk_back(start: list[int], end: int) -> Iterator[int]:
+    while end > 0:
+        end = start[end]
+        yield end

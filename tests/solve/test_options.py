@@ -1,0 +1,60 @@
+"""A stage's options against every subset that it could keep."""
+
+from itertools import chain as joined
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+
+from jaxckpt.solve import Problem
+from jaxckpt.solve.options import StageShape, _again, stage_options, stage_shapes
+from jaxckpt.solve.stages import stagings
+from tests.graphs import RATES, chain, graphs
+
+
+def every_choice(shape: StageShape):
+    """(bytes, seconds) of each subset of the candidates."""
+    pins = dict(zip([i for i, _ in shape.candidates], shape.pin_s, strict=True))
+    size_bytes = dict(shape.candidates)
+    sizes = range(len(size_bytes) + 1)
+    for kept in joined.from_iterable(combinations(size_bytes, k) for k in sizes):
+        seconds = sum(shape.again_s[k] for k in _again(shape, frozenset(kept)))
+        yield sum(size_bytes[i] for i in kept), seconds + sum(pins[i] for i in kept)
+
+
+@given(graphs(most_ops=8))
+def test_no_subset_of_the_same_bytes_is_faster_than_an_option(graph):
+    problem = Problem(graph=graph, rates=RATES)
+    for stages in stagings(problem):
+        shapes = stage_shapes(problem, stages)
+        for shape, options in zip(shapes, stage_options(problem, stages, most=64), strict=True):
+            for option in options:
+                best = min(seconds for size, seconds in every_choice(shape) if size <= option.saved_bytes)
+                assert option.recompute_s == pytest.approx(best, rel=1e-3, abs=1e-8)
+
+
+@given(graphs())
+def test_options_start_with_nothing_and_get_faster_as_they_grow(graph):
+    problem = Problem(graph=graph, rates=RATES)
+    for stages in stagings(problem):
+        for options in stage_options(problem, stages):
+            assert options[0].saved == frozenset()
+            assert [o.saved_bytes for o in options] == sorted(o.saved_bytes for o in options)
+            seconds = [o.recompute_s for o in options]
+            assert all(b <= a + 1e-9 for a, b in zip(seconds, seconds[1:], strict=False))
+
+
+def test_stages_of_one_structure_share_their_options():
+    problem = Problem(graph=chain(12), rates=RATES)
+    stages = tuple(range(0, 12, 3))
+    keys = [shape.key for shape in stage_shapes(problem, stages)]
+    assert len(set(keys[1:-1])) == 1
+
+
+@given(graphs())
+def test_what_ops_with_effects_write_is_never_a_candidate(graph):
+    problem = Problem(graph=graph, rates=RATES)
+    for stages in stagings(problem):
+        for options in stage_options(problem, stages):
+            for option in options:
+                assert all(not graph.ops[graph.producer[v]].effects for v in option.saved)

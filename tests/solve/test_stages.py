@@ -1,0 +1,65 @@
+"""Cuts of the forward pass: found by structure, cheapest under their limit."""
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxckpt.solve import Problem
+from jaxckpt.solve.stages import _cheapest_cut, _CUT_BYTES, boundaries, stage_index, stagings
+from tests.graphs import RATES, Builder, graphs
+from jaxckpt.ir import Phase
+
+
+def blocks(count: int):
+    """Residual blocks whose branches are four times as wide as the stream."""
+    build = Builder()
+    stream = build.op("dot_general", build.input(1000), size_bytes=1000)
+    made, joints = [], [stream]
+    for _ in range(count):
+        wide = build.op("dot_general", stream, size_bytes=4000)
+        narrow = build.op("dot_general", wide, size_bytes=1000)
+        made += [stream, wide, narrow]
+        stream = build.op("sort", stream, narrow, size_bytes=1000)
+        joints.append(stream)
+    cotangent = build.op("dot_general", stream, size_bytes=4, phase=Phase.BACKWARD)
+    for value in reversed(made):
+        cotangent = build.op("dot_general", value, cotangent, size_bytes=4, phase=Phase.BACKWARD)
+    return build.graph(cotangent), joints
+
+
+def test_blocks_are_cut_at_their_joints_without_any_name():
+    graph, joints = blocks(8)
+    problem = Problem(graph=graph, rates=RATES)
+    found = [boundaries(problem, stages) for stages in stagings(problem)]
+    finest = max((b for b in found if b <= set(joints)), key=len)
+    assert len(finest) >= 6
+
+
+@given(graphs())
+def test_every_forward_op_has_a_stage_and_stages_ascend(graph):
+    problem = Problem(graph=graph, rates=RATES)
+    for stages in stagings(problem):
+        assert list(stages) == sorted(set(stages))
+        home = stage_index(graph, stages)
+        assert set(home) == {op.id for op in graph.ops if op.phase is Phase.FORWARD}
+        assert list(home.values()) == sorted(home.values())
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8),
+    st.integers(1, 40),
+)
+def test_no_other_cut_under_the_limit_is_cheaper(pairs, limit):
+    needed, crossing = [n for n, _ in pairs], [c for _, c in pairs]
+
+    def cost(cut):
+        edges = [*cut, len(needed)]
+        stretches = zip(edges, edges[1:], strict=False)
+        if any(sum(needed[i:j]) > limit and j - i > 1 for i, j in stretches):
+            return float("inf")
+        return sum(crossing[i] + _CUT_BYTES for i in cut if i)
+
+    starts = range(1, len(needed))
+    every = [(0, *cut) for k in range(len(needed)) for cut in combinations(starts, k)]
+    assert cost(_cheapest_cut(needed, crossing, limit)) == min(map(cost, every))
