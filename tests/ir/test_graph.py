@@ -1,0 +1,70 @@
+"""Graphs refuse to be broken, and their fingerprints say what is computed and nothing else."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+
+from jaxckpt._errors import GraphError
+from jaxckpt.ir import Graph, Phase, residuals
+from tests.graphs import Builder, chain, graphs
+
+
+def replaced(graph: Graph, op: int, **changes) -> Graph:
+    ops = list(graph.ops)
+    ops[op] = dataclasses.replace(ops[op], **changes)
+    return dataclasses.replace(graph, ops=tuple(ops))
+
+
+def test_all_broken_rules_are_reported_at_once():
+    graph = replaced(chain(3), 0, reads=(3,), id=7)
+    with pytest.raises(GraphError, match=r"\(1\).*\(2\)") as caught:
+        graph.validate()
+    assert "ops[0].id is 7" in caught.value.problems
+    assert "op 7 reads 3 before it is written" in caught.value.problems
+
+
+def test_a_value_written_twice_is_refused():
+    with pytest.raises(GraphError, match="a second time"):
+        replaced(chain(3), 1, writes=(1,)).validate()
+
+
+def test_a_donated_value_that_is_no_input_is_refused():
+    with pytest.raises(GraphError, match="donated value 2 is no input"):
+        dataclasses.replace(chain(3), donated=frozenset({2})).validate()
+
+
+def test_names_scopes_and_lines_do_not_change_the_fingerprint():
+    graph = chain(3)
+    assert replaced(graph, 0, scope="elsewhere", source="model.py:3").fingerprint == graph.fingerprint
+
+
+@pytest.mark.parametrize(
+    "changes", [{"primitive": "conv"}, {"detail": "axes=(1,)"}, {"reads": (0, 0)}], ids=str
+)
+def test_what_is_computed_changes_the_fingerprint(changes):
+    graph = chain(3)
+    assert replaced(graph, 0, **changes).fingerprint != graph.fingerprint
+
+
+def test_donation_changes_the_fingerprint():
+    graph = chain(3)
+    assert dataclasses.replace(graph, donated=frozenset({0})).fingerprint != graph.fingerprint
+
+
+@given(graphs())
+def test_residuals_are_the_forward_values_that_later_ops_read(graph):
+    for residual in residuals(graph):
+        assert graph.ops[residual.op].phase is Phase.FORWARD
+        assert residual.value in graph.ops[residual.op].writes
+        assert residual.readers
+        assert all(graph.ops[r].phase is not Phase.FORWARD for r in residual.readers)
+        assert all(residual.value in graph.ops[r].reads for r in residual.readers)
+
+
+def test_arguments_are_no_residuals():
+    build = Builder()
+    weight = build.input(4)
+    hidden = build.op("dot_general", weight, size_bytes=4)
+    out = build.op("dot_general", weight, hidden, size_bytes=4, phase=Phase.BACKWARD)
+    assert [r.value for r in residuals(build.graph(out))] == [hidden]
