@@ -87,6 +87,10 @@ class PlanMismatchError(JaxckptError, ValueError):
     """A plan that was made for another step, other shapes, or another order of operations."""
 
 
+class UnsupportedDecisionError(JaxckptError, NotImplementedError):
+    """A decision that a plan may hold but the rewriter cannot carry out yet."""
+
+
 class PlanFileError(JaxckptError, ValueError):
     """A plan file that is damaged, foreign, or of a version that we do not read."""
 

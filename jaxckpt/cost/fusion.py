@@ -47,12 +47,16 @@ class Fusion:
       light: Values that come from arguments and constants alone, through views and elementwise work: casts of
         parameters, masks, positions. They cost next to nothing to make again and are never worth keeping.
       sources: For every value what is read of memory to have it; a materialised value is its own source.
+      op_sources: For every op what its kernel reads, or what it passes on where it starts none.
+      quiet: Ops that start no kernel.
     """
 
     materialised: frozenset[int]
     optional: frozenset[int]
     light: frozenset[int]
     sources: tuple[Sources, ...]
+    op_sources: tuple[Sources, ...]
+    quiet: frozenset[int]
 
 
 def fuse(graph: Graph) -> Fusion:
@@ -67,7 +71,7 @@ def fuse(graph: Graph) -> Fusion:
     """
     into_addend = _scatters_into_addend(graph)
     forced = _forced(graph, into_addend)
-    materialised, sources = _spread(graph, forced, _kernels_reading(graph, forced), into_addend)
+    materialised, sources, op_sources = _spread(graph, forced, _kernels_reading(graph, forced), into_addend)
     light = _light(graph)
     optional = frozenset(
         v
@@ -80,7 +84,15 @@ def fuse(graph: Graph) -> Fusion:
         and 0 < graph.values[v].size_bytes <= _MUCH_SMALLER * sum(sources[v].values())
         and any(graph.ops[r].phase is not Phase.FORWARD for r in graph.readers[v])
     )
-    return Fusion(materialised=materialised, optional=optional, light=light, sources=sources)
+    quiet = (op.id for op in graph.ops if not op.effects and materialised.isdisjoint(op.writes))
+    return Fusion(
+        materialised=materialised,
+        optional=optional,
+        light=light,
+        sources=sources,
+        op_sources=op_sources,
+        quiet=frozenset(quiet),
+    )
 
 
 def read_through(graph: Graph, op: int, reads: list[Sources]) -> Sources:
@@ -151,12 +163,14 @@ def _kernels_reading(graph: Graph, forced: set[int]) -> list[frozenset[int]]:
 
 def _spread(
     graph: Graph, forced: set[int], kernels: list[frozenset[int]], into_addend: frozenset[int]
-) -> tuple[frozenset[int], tuple[Sources, ...]]:
+) -> tuple[frozenset[int], tuple[Sources, ...], tuple[Sources, ...]]:
     """Rule 3, in op order, so that the sources of each value are settled before it is looked at."""
     materialised = set(forced)
     sources: list[Sources] = [{v.id: v.size_bytes} if v.id in forced else {} for v in graph.values]
+    op_sources: list[Sources] = []
     for op in graph.ops:
         through = read_through(graph, op.id, [sources[v] for v in op.reads])
+        op_sources.append(through)
         for value in op.writes:
             size_bytes = graph.values[value].size_bytes
             readers = min(_MANY, len(kernels[value]))
@@ -166,7 +180,7 @@ def _spread(
                 sources[value] = {value: size_bytes}
             else:
                 sources[value] = through
-    return frozenset(materialised), tuple(sources)
+    return frozenset(materialised), tuple(sources), tuple(op_sources)
 
 
 def _light(graph: Graph) -> frozenset[int]:

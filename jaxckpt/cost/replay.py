@@ -13,7 +13,8 @@ compiler picks by itself, and changes of order that its scheduler makes. Read af
 Complexity: linear in steps times the (small) number of sources.
 """
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxckpt.cost.fusion import Fusion, Sources, read_through
@@ -21,6 +22,7 @@ from jaxckpt.cost.price import Prices
 from jaxckpt.cost.rates import Rates
 from jaxckpt.ir import Barrier, Graph, Kind, Op, Phase, Run, Schedule, Step
 
+_WRITES_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.SCATTER, Kind.VIEW})
 _ONE_PASS = 48
 """Steps within which reductions over the same array share one pass over it (the maximum and the sum of a softmax, the
 mean and the variance of a normalisation)."""
@@ -82,6 +84,12 @@ def replay(
 
 
 class _Replayer:
+    """The pass. Most steps read only what a plan does not change; their sources are those of the fusion.
+
+    An instance is `own` where they are not: copies, values pinned that no kernel writes, and what is computed of
+    them inside a kernel.
+    """
+
     def __init__(
         self, graph: Graph, schedule: Schedule, fusion: Fusion, prices: Prices, rates: Rates
     ):
@@ -91,14 +99,14 @@ class _Replayer:
         self.prices = prices
         self.rates = rates
         self.size_bytes = [graph.values[v].size_bytes for v in schedule.origin]
-        self.sources: list[Sources] = [{}] * len(schedule.origin)
-        self.alu_s = [0.0] * len(schedule.origin)
-        for value in (*graph.inputs, *graph.constants):
-            self.sources[value] = {value: graph.values[value].size_bytes}
+        copies = len(schedule.origin) - len(graph.values)
+        self.sources: list[Sources] = [*fusion.sources, *({},) * copies]
+        self.vector_s = [*prices.value_s, *(0.0,) * copies]
+        self.own: set[int] = set()
         self.elsewhere = {*graph.inputs, *graph.constants}
         self.births: dict[int, int] = {}
         self.deaths: dict[int, int] = {}
-        self.in_place: dict[int, bool] = {}
+        self.in_place: set[int] = set()
         self.workspace_bytes: dict[int, int] = {}
         self.seconds = [0.0] * len(schedule.steps)
         self.recompute_s = 0.0
@@ -106,11 +114,15 @@ class _Replayer:
 
     def run(self) -> Replay:
         steps = tuple(updates_early(self.graph, self.schedule))
+        quiet, own = self.fusion.quiet, self.own
         for at, step in enumerate(steps):
             if isinstance(step, Barrier):
                 self._barrier(at, step)
-            else:
-                self._run(at, step)
+            elif step.again or not own.isdisjoint(step.reads):
+                self._run_own(at, step)
+            elif step.op not in quiet:
+                op = self.graph.ops[step.op]
+                self._kernel(at, op, step, self.fusion.op_sources[op.id], self.prices.fused_s[op.id])
         for instance in self.schedule.outputs:
             self.elsewhere.update(self.sources[instance])
         return Replay(
@@ -126,63 +138,59 @@ class _Replayer:
     def _barrier(self, at: int, step: Barrier) -> None:
         """A barrier hands buffers on; what was not in memory is written for it."""
         for read, write in zip(step.reads, step.writes, strict=True):
-            size_bytes = self.size_bytes[read]
-            if read not in self.sources[read] and len(self.sources[read]) != 1:
-                self._kernel(at, (write,), self.sources[read], seconds=self.alu_s[read], again=False)
-                continue
-            (source,) = self.sources[read]
-            if self.size_bytes[source] != size_bytes:
-                self._kernel(at, (write,), self.sources[read], seconds=self.alu_s[read], again=False)
-                continue
-            self._touch(at, self.sources[read])
-            self.sources[write] = self.sources[read]
+            sources = self.sources[read]
+            self._touch(at, sources)
+            if len(sources) == 1 and self.size_bytes[next(iter(sources))] == self.size_bytes[read]:
+                self.sources[write] = sources
+            else:
+                self._write(at, write, sources, self.vector_s[read])
+            if read in self.own or self.sources[write] is not sources:
+                self.own.add(write)
 
-    def _run(self, at: int, step: Run) -> None:
+    def _write(self, at: int, write: int, sources: Sources, arithmetic_s: float) -> None:
+        """A kernel that only writes out what was inside another one."""
+        self.sources[write] = {write: self.size_bytes[write]}
+        self.births[write] = self.deaths[write] = at
+        self.seconds[at] += self._kernel_s(sum(sources.values()) + self.size_bytes[write], arithmetic_s)
+
+    def _run_own(self, at: int, step: Run) -> None:
+        """An op of which at least one operand is not the fusion's."""
         op = self.graph.ops[step.op]
         through = read_through(self.graph, op.id, [self.sources[i] for i in step.reads])
-        alu_s = self.prices.vector_s[op.id]
-        alu_s += max((self.alu_s[i] for i in step.reads if i not in self.sources[i]), default=0.0)
-        written = tuple(
-            i for v, i in zip(op.writes, step.writes, strict=True) if v in self.fusion.materialised
-        )
-        for instance in set(step.writes) - set(written):
-            self.sources[instance] = through
-            self.alu_s[instance] = alu_s
-        if written or op.effects:
-            seconds = max(alu_s, self.prices.matrix_s[op.id])
-            self._kernel(at, written, through, seconds=seconds, again=step.again, op=op)
+        vector_s = self.prices.vector_s[op.id]
+        vector_s += max((self.vector_s[i] for i in step.reads), default=0.0)
+        for value, instance in zip(op.writes, step.writes, strict=True):
+            self.own.add(instance)
+            if value not in self.fusion.materialised:
+                self.sources[instance] = through
+                self.vector_s[instance] = vector_s
+        if op.id not in self.fusion.quiet:
+            self._kernel(at, op, step, through, max(vector_s, self.prices.matrix_s[op.id]))
 
-    def _kernel(
-        self,
-        at: int,
-        writes: tuple[int, ...],
-        reads: Sources,
-        *,
-        seconds: float,
-        again: bool,
-        op: Op | None = None,
-    ) -> None:
-        traffic_bytes = sum(reads.values()) + sum(self.size_bytes[w] for w in writes)
-        if op is not None:
-            traffic_bytes += op.traffic_bytes - self._on_chip_bytes(at, op, reads)
-            if op.workspace_bytes:
-                self.workspace_bytes[at] = self.workspace_bytes.get(at, 0) + op.workspace_bytes
-        kernel_s = self.rates.launch_s + max(
-            seconds, traffic_bytes / self.rates.memory_bandwidth_bytes_per_s
-        )
+    def _kernel(self, at: int, op: Op, step: Run, reads: Sources, arithmetic_s: float) -> None:
+        """The kernel that an op starts: its reads live until now, its writes from now on."""
+        written = [
+            i for v, i in zip(op.writes, step.writes, strict=True) if v in self.fusion.materialised
+        ]
+        traffic_bytes = sum(reads.values()) + sum(self.size_bytes[i] for i in written)
+        traffic_bytes += op.traffic_bytes - self._on_chip_bytes(at, op, reads)
+        if op.workspace_bytes:
+            self.workspace_bytes[at] = op.workspace_bytes
+        kernel_s = self._kernel_s(traffic_bytes, arithmetic_s)
         self.seconds[at] += kernel_s
-        if again:
+        if step.again:
             self.recompute_s += kernel_s
         self._touch(at, reads)
-        for write in writes:
-            self.sources[write] = {write: self.size_bytes[write]}
-            self.births[write] = 0 if op is not None and not op.reads else at
-            self.deaths[write] = at
-            self.in_place[write] = op is not None and op.kind in (
-                Kind.ELEMENTWISE,
-                Kind.SCATTER,
-                Kind.VIEW,
-            )
+        for instance in written:
+            self.sources[instance] = {instance: self.size_bytes[instance]}
+            self.births[instance] = at if op.reads else 0
+            self.deaths[instance] = at
+            if op.kind in _WRITES_IN_PLACE:
+                self.in_place.add(instance)
+
+    def _kernel_s(self, traffic_bytes: int, arithmetic_s: float) -> float:
+        traffic_s = traffic_bytes / self.rates.memory_bandwidth_bytes_per_s
+        return self.rates.launch_s + max(arithmetic_s, traffic_s)
 
     def _on_chip_bytes(self, at: int, op: Op, reads: Sources) -> int:
         """Bytes that a reduction need not read, because one just before it went over the same rows."""
@@ -200,38 +208,49 @@ class _Replayer:
 
     def _live_bytes(self, length: int) -> tuple[int, ...]:
         """Sweeps births and deaths; a kernel may write over a buffer of the same size that dies there."""
-        born: list[list[int]] = [[] for _ in range(length)]
-        dying: list[list[int]] = [[] for _ in range(length)]
+        born: defaultdict[int, list[int]] = defaultdict(list)
+        dying: defaultdict[int, list[int]] = defaultdict(list)
         for buffer, at in self.births.items():
             if buffer not in self.elsewhere:
                 born[at].append(buffer)
                 dying[self.deaths[buffer]].append(buffer)
         live_bytes, timeline = 0, []
         for at in range(length):
-            free = [self.size_bytes[b] for b in dying[at] if self.births[b] < at]
-            reused = 0
-            for buffer in born[at]:
-                size_bytes = self.size_bytes[buffer]
-                if self.in_place[buffer] and size_bytes in free:
-                    free.remove(size_bytes)
-                    reused += size_bytes
-                live_bytes += size_bytes
+            live_bytes += sum(self.size_bytes[b] for b in born.get(at, ()))
+            ends = dying.get(at, ())
+            reused = self._reused_bytes(at, born.get(at, ()), ends)
             timeline.append(live_bytes - reused + self.workspace_bytes.get(at, 0))
-            live_bytes -= sum(self.size_bytes[b] for b in dying[at])
+            live_bytes -= sum(self.size_bytes[b] for b in ends)
         return tuple(timeline)
+
+    def _reused_bytes(self, at: int, born: Sequence[int], dying: Sequence[int]) -> int:
+        free = [self.size_bytes[b] for b in dying if self.births[b] < at]
+        reused = 0
+        for buffer in born:
+            size_bytes = self.size_bytes[buffer]
+            if buffer in self.in_place and size_bytes in free:
+                free.remove(size_bytes)
+                reused += size_bytes
+        return reused
 
 
 def updates_early(graph: Graph, schedule: Schedule) -> Iterator[Step]:
     """The steps of a schedule with each update moved up to where its last operand is made."""
-    steps = schedule.steps
-    made = [0] * len(schedule.origin)
-    due: list[list[Step]] = [[] for _ in steps]
-    for at, step in enumerate(steps):
-        ready = at
-        if isinstance(step, Run) and graph.ops[step.op].phase is Phase.UPDATE and not step.again:
-            ready = max((made[i] for i in step.reads), default=at)
-        due[ready].append(step)
+    updates = {op.id for op in graph.ops if op.phase is Phase.UPDATE}
+    made: dict[int, int] = {}
+    moved: defaultdict[int, list[Step]] = defaultdict(list)
+    stay: list[Step | None] = []
+    for at, step in enumerate(schedule.steps):
+        if isinstance(step, Run) and step.op in updates and not step.again:
+            ready = max((made.get(i, 0) for i in step.reads), default=at)
+            moved[ready].append(step)
+            stay.append(None)
+        else:
+            ready = at
+            stay.append(step)
         for instance in step.writes:
             made[instance] = ready
-    for together in due:
-        yield from together
+    for at, step in enumerate(stay):
+        if step is not None:
+            yield step
+        yield from moved.get(at, ())

@@ -127,14 +127,14 @@ class Graph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of what is computed: ops, shapes, connections; not of names, scopes or lines."""
+        """A hash of what is computed: ops, shapes, connections; not of names, scopes, lines or donation."""
         digest = hashlib.sha256()
         for line in self._lines():
             digest.update(line.encode())
         return digest.hexdigest()[:16]
 
     def _lines(self) -> Iterator[str]:
-        yield f"{self.inputs}{self.constants}{self.outputs}{sorted(self.donated)}\n"
+        yield f"{self.inputs}{self.constants}{self.outputs}\n"
         for value in self.values:
             yield f"{value.id}:{value}\n"
         for op in self.ops:

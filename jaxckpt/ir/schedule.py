@@ -113,22 +113,30 @@ class _Scheduler:
         self._refuse_impossible()
 
     def run(self) -> Schedule:
+        changed = self._reading_what_changes()
         for op in self.graph.ops:
             late = op.phase is not Phase.FORWARD
-            reads = tuple(
-                self._recomputed(v, op.id) if late and v in self.dropped else self.env[v] for v in op.reads
-            )
+            reads = op.reads
+            if op.id in changed:
+                reads = tuple(
+                    self._recomputed(v, op.id) if late and v in self.dropped else self.env[v]
+                    for v in op.reads
+                )
             self.steps.append(Run(op=op.id, reads=reads, writes=op.writes))
             if late and op.writes:
                 self.last_late = op.writes[0]
-            for value in op.writes:
-                if value in self.pinned:
+            if not self.pinned.isdisjoint(op.writes):
+                for value in sorted(self.pinned.intersection(op.writes)):
                     self._pin(value)
         return Schedule(
             steps=tuple(self.steps),
             origin=tuple(self.origin),
             outputs=tuple(self.env[v] for v in self.graph.outputs),
         )
+
+    def _reading_what_changes(self) -> set[int]:
+        """Ops that read a value which is pinned or dropped; all others run as they stand."""
+        return {op for v in (*self.pinned, *self.dropped) for op in self.graph.readers[v]}
 
     def _kept(self) -> frozenset[int]:
         """Values that are still there when the backward comes (rule 2)."""
@@ -168,26 +176,37 @@ class _Scheduler:
         """The instance of a dropped value that a late op reads; computes it again if nobody did (rule 3)."""
         stage = stage_of(self.plan, self._op_of(value))
         if stage not in self.again:
-            self.again[stage] = self._open(stage, reader)
+            self.again[stage] = _Again(env={})
+            self._open(stage, reader)
         again = self.again[stage]
         if value not in again.env:
-            for op in sorted(self._closure([value], stop=again.env)[0] - again.done):
+            ops, sources = self._closure([value], stop=again.env)
+            self._wait(sources, reader, again)
+            for op in sorted(ops - again.done):
                 self._copy(op, again)
         return again.env[value]
 
-    def _open(self, stage: int, reader: int) -> _Again:
-        wanted = [v for v in sorted(self.dropped) if stage_of(self.plan, self._op_of(v)) == stage]
-        _, sources = self._closure([v for v in wanted if self._read_late(v)])
-        again = _Again(env={v: self._instance(v) for v in sorted(sources)})
-        if sources:
-            self.steps.append(
-                Barrier(
-                    reads=tuple(self.env[v] for v in sorted(sources)),
-                    writes=tuple(again.env[v] for v in sorted(sources)),
-                    trigger=self._trigger(reader),
-                )
-            )
-        return again
+    def _open(self, stage: int, reader: int) -> None:
+        """Starts a stage behind one barrier: all that it has to recompute by now begins there.
+
+        Forward ops can stand behind the first late one, where a step takes two gradients or counts its steps; what
+        they make is not there yet, and waits for its own reader.
+        """
+        wanted = [
+            v
+            for v in sorted(self.dropped)
+            if self._op_of(v) < reader and stage_of(self.plan, self._op_of(v)) == stage and self._read_late(v)
+        ]
+        self._wait(self._closure(wanted)[1], reader, self.again[stage])
+
+    def _wait(self, sources: set[int], reader: int, again: _Again) -> None:
+        """Passes values through a barrier with what triggers the reader."""
+        if not sources:
+            return
+        reads = tuple(self.env[v] for v in sorted(sources))
+        again.env.update((v, self._instance(v)) for v in sorted(sources))
+        writes = tuple(again.env[v] for v in sorted(sources))
+        self.steps.append(Barrier(reads=reads, writes=writes, trigger=self._trigger(reader)))
 
     def _trigger(self, reader: int) -> int | None:
         """A cotangent that the op reads; else the last thing that came out of the backward."""
@@ -221,7 +240,8 @@ class _Scheduler:
         reads = tuple(again.env[v] for v in self.graph.ops[op].reads)
         writes = tuple(self._instance(v) for v in self.graph.ops[op].writes)
         self.steps.append(Run(op=op, reads=reads, writes=writes, again=True))
-        again.env.update(zip(self.graph.ops[op].writes, writes, strict=True))
+        for value, instance in zip(self.graph.ops[op].writes, writes, strict=True):
+            again.env.setdefault(value, instance)
 
     def _read_late(self, value: int) -> bool:
         return any(self.graph.ops[r].phase is not Phase.FORWARD for r in self.graph.readers[value])

@@ -14,11 +14,11 @@ from functools import cached_property
 
 from jaxckpt.ir import Plan
 from jaxckpt.solve.compose import compose
-from jaxckpt.solve.full import solve_full
+from jaxckpt.solve.full import smallest_cuts
 from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.options import Option, stage_options
 from jaxckpt.solve.problem import Problem, decide
-from jaxckpt.solve.stages import Stages, boundaries, stagings
+from jaxckpt.solve.stages import Stages, boundaries
 from jaxckpt.solve.windows import Window, windows
 
 _NEARLY_SMALLEST = 1.1
@@ -93,7 +93,7 @@ def _promising(problem: Problem) -> tuple[Stages, ...]:
     The first reaches furthest down, the second gives the composition more to choose from.
     """
     plans = sorted(
-        (solve_full(problem, stages) for stages in stagings(problem)),
+        smallest_cuts(problem, _NEARLY_SMALLEST),
         key=lambda plan: (_temp_bytes(plan), len(plan.stages)),
     )
     near = [plan for plan in plans if _temp_bytes(plan) <= _NEARLY_SMALLEST * _temp_bytes(plans[0])]

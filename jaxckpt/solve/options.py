@@ -234,7 +234,7 @@ class _Programme:
             constraints=[self.closure, limit],
             integrality=self.integrality,
             bounds=Bounds(0, 1),
-            options={"mip_rel_gap": 1e-4, "node_limit": 2000},
+            options={"mip_rel_gap": 1e-3, "node_limit": 200},
         )
         if result.x is None:
             return ()

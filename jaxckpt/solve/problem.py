@@ -34,7 +34,7 @@ class Problem:
     @cached_property
     def prices(self) -> Prices:
         """The arithmetic of each op."""
-        return price(self.graph, self.rates)
+        return price(self.graph, self.rates, self.fusion)
 
     @cached_property
     def needed(self) -> frozenset[int]:

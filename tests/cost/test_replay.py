@@ -11,7 +11,8 @@ from tests.graphs import RATES, Builder, chain, graphs, without_fusion
 
 def replayed(graph: Graph, plan: Plan | None = None):
     laid_out = schedule(graph, plan or Plan(fingerprint=""))
-    return replay(graph, laid_out, fusion=fuse(graph), prices=price(graph, RATES), rates=RATES)
+    fusion = fuse(graph)
+    return replay(graph, laid_out, fusion=fusion, prices=price(graph, RATES, fusion), rates=RATES)
 
 
 def counted_by_hand(graph: Graph, laid_out: Schedule) -> list[int]:

@@ -30,7 +30,7 @@ def test_no_subset_of_the_same_bytes_is_faster_than_an_option(graph):
         for shape, options in zip(shapes, stage_options(problem, stages, most=64), strict=True):
             for option in options:
                 best = min(seconds for size, seconds in every_choice(shape) if size <= option.saved_bytes)
-                assert option.recompute_s == pytest.approx(best, rel=1e-3, abs=1e-8)
+                assert option.recompute_s == pytest.approx(best, rel=2e-3, abs=1e-8)
 
 
 @given(graphs())

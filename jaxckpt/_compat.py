@@ -1,0 +1,256 @@
+"""The only module that touches the internals of jax; each shim says which versions it was seen to work on.
+
+Sections, one per guest: plugins and topologies (`jaxckpt.target`), traced steps (`jaxckpt.measure`). A shim
+does one thing, returns plain data or public types, and has a canary among the tests of its guest, so that a
+new jax breaks a test with a name instead of a plan. Nothing here starts a backend.
+"""
+
+import functools
+import importlib
+import importlib.util
+import logging
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import jax
+import jax.extend.core
+from jax._src import xla_bridge
+from jax._src.effects import JaxprInputEffect
+from jax._src.named_sharding import UnspecifiedValue
+from jax.interpreters import partial_eval
+from jaxlib import _jax, xla_client  # pyright: ignore[reportAttributeAccessIssue]  # compiled, no stub
+
+# ---------------------------------------------------------------------------------------------------------------
+# Plugins and topologies. Guest: jaxckpt.target. Canaries: tests/target/test_plugins.py.
+# ---------------------------------------------------------------------------------------------------------------
+
+Device: TypeAlias = Any
+"""A `jax.Device`, for which jax has no type that a checker can read."""
+
+CUDA_PLUGINS = ("xla_cuda13", "xla_cuda12")
+"""The modules under `jax_plugins` that hold NVIDIA's compiler, newest first."""
+
+_NVIDIA_DEVICE = pathlib.Path("/dev/nvidia0")
+
+
+def backends_are_initialised() -> bool:
+    """Whether this process has opened its devices already. jax 0.10.2, 0.12.0.1."""
+    return xla_bridge.backends_are_initialized()
+
+
+def cuda_topology_devices(target_config: str, topology: str) -> tuple[Device, ...]:
+    """Makes compile-only CUDA devices, with no GPU and no change to the running process. jax 0.10.2, 0.12.0.1.
+
+    `jax.experimental.topologies` does it only where jax registered its CUDA backend, and it does not where cuDNN
+    is missing, as on every laptop. So we load the plugin as `make_pjrt_tpu_topology` loads libtpu: beside the
+    backends, never as one of them.
+
+    Args:
+      target_config: A `GpuTargetConfigProto` in text form.
+      topology: "slices x hosts x devices per host", such as "1x64x8".
+
+    Returns:
+      New devices at every call; two calls give devices that are not equal.
+
+    Raises:
+      jax.errors.JaxRuntimeError: The compiler refuses the description.
+      ImportError: There is no CUDA plugin.
+    """
+    load_cuda_plugin()
+    options = {"target_config": target_config, "topology": topology}
+    return tuple(_jax.get_default_c_api_topology("cuda", "", options)._make_compile_only_devices())
+
+
+def load_cuda_plugin() -> None:
+    """Loads NVIDIA's compiler unless jax has done so. jax 0.10.2, 0.12.0.1.
+
+    jax goes first: were we to load the library before it looks for plugins, its own registration would fail
+    (ALREADY_EXISTS) and a machine with a GPU would lose it.
+    """
+    with _quiet_without_gpu():
+        xla_bridge._discover_and_register_pjrt_plugins()
+    if not xla_client.pjrt_plugin_loaded("cuda"):
+        plugin = cuda_plugin()
+        if plugin is None:
+            raise ImportError("no module jax_plugins.xla_cuda13 or jax_plugins.xla_cuda12")
+        c_api = xla_client.load_pjrt_plugin_dynamically("cuda", str(plugin[1]))
+        _register_cuda_kernels(plugin[0], c_api)
+
+
+def cuda_plugin() -> tuple[str, pathlib.Path] | None:
+    """The installed CUDA plugin as (name, path of its library), without importing it. jax 0.10.2, 0.12.0.1."""
+    if importlib.util.find_spec("jax_plugins") is None:
+        return None
+    for name in CUDA_PLUGINS:
+        spec = importlib.util.find_spec(f"jax_plugins.{name}")
+        if spec is not None and spec.origin is not None:
+            return name, pathlib.Path(spec.origin).with_name("xla_cuda_plugin.so")
+    return None
+
+
+def _register_cuda_kernels(plugin_name: str, c_api: Any) -> None:
+    """Tells the compiler about jaxlib's kernels (cholesky, qr, eigh, ...), as the plugin's `initialize` would.
+
+    Without it a step that calls one does not compile: "No FFI handler registered for cusolver_potrf_ffi".
+    """
+    package = plugin_name.replace("xla_", "jax_") + "_plugin"
+    kernels = importlib.import_module(f"{package}.cuda_plugin_extension")
+    xla_client.register_custom_type_handler("CUDA", functools.partial(kernels.register_custom_type, c_api))
+    xla_client.register_custom_call_handler("CUDA", functools.partial(kernels.register_custom_call_target, c_api))
+    for name, type_id in kernels.ffi_types().items():
+        xla_client.register_custom_type(name, type_id, platform="CUDA")
+    for name, kernel in kernels.ffi_handlers().items():
+        xla_client.register_custom_call_target(name, kernel, platform="CUDA", api_version=1)
+    if hasattr(kernels, "compile_triton_to_asm"):  # 0.10.2; gone in 0.12.0.1
+        triton = importlib.import_module("jax._src.lib.triton")
+        triton.register_compilation_handler("CUDA", functools.partial(kernels.compile_triton_to_asm, c_api))
+
+
+@contextmanager
+def _quiet_without_gpu() -> Iterator[None]:
+    """Holds back jax's traceback "cuDNN not found" where no NVIDIA device is there to miss it."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "jax_plugins.xla_cuda" not in record.getMessage()
+
+    logger = logging.getLogger("jax._src.xla_bridge")
+    if not _NVIDIA_DEVICE.exists():
+        logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)
+
+
+def is_compile_only(device: Device) -> bool:
+    """Whether a device exists for the compiler alone. jax 0.10.2, 0.12.0.1."""
+    return type(device.client).__name__ == "CompileOnlyPyClient"
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Traced steps. Guest: jaxckpt.measure. Canaries: tests/measure/test_flat_step.py.
+# ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedLeaves:
+    """What `jax.stages.Traced` knows about each array of a step, in the order of its jaxpr.
+
+    Attributes:
+      call: The traced step over flat arrays; returns a list of arrays.
+      avals: Shape and dtype of each argument.
+      arg_shardings: What the caller's array or the jit's `in_shardings` says, or None.
+      out_shardings: What the jit's `out_shardings` says, or None.
+      donated: For each argument, whether the jit may reuse its memory.
+      compiler_options: Those of the jit.
+      name: Of the step.
+    """
+
+    call: Callable[..., Sequence[Any]]
+    avals: tuple[Any, ...]
+    arg_shardings: tuple[Any, ...]
+    out_shardings: tuple[Any, ...]
+    donated: tuple[bool, ...]
+    compiler_options: tuple[tuple[str, Any], ...]
+    name: str
+
+
+def traced_leaves(traced: jax.stages.Traced) -> TracedLeaves:
+    """Reads a traced step without rebuilding its arguments. jax 0.10.2, 0.12.0.1.
+
+    The public `args_info` unflattens the caller's pytrees with placeholders for leaves, and classes that check
+    their leaves then crash.
+    """
+    params = traced._params
+    captured = tuple(traced._consts)
+    call = functools.partial(jax.extend.core.jaxpr_as_fun(traced.jaxpr), *captured)
+    types = traced._meta_tys_flat[len(captured) :]
+    wanted = params["in_shardings"][len(captured) :]
+    return TracedLeaves(
+        call=call,
+        avals=tuple(type_.aval for type_ in types),
+        arg_shardings=tuple(
+            type_.sharding if isinstance(sharding, UnspecifiedValue) else sharding
+            for type_, sharding in zip(types, wanted, strict=True)
+        ),
+        out_shardings=tuple(
+            None if isinstance(sharding, UnspecifiedValue) else sharding for sharding in params["out_shardings"]
+        ),
+        donated=tuple(params["donated_invars"][len(captured) :]),
+        compiler_options=tuple(params["compiler_options_kvs"]),
+        name=params["name"],
+    )
+
+
+def read_arguments(traced: jax.stages.Traced) -> tuple[bool, ...]:
+    """For each argument, whether the step reads it; jit drops the others. jax 0.10.2, 0.12.0.1."""
+    jaxpr = getattr(traced.jaxpr, "jaxpr", traced.jaxpr)
+    _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return tuple(used)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+### Tracing and rewriting. Guests: jaxckpt.trace, jaxckpt.rewrite. Canaries: tests/trace/test_internals.py.
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def captured_arrays(traced: jax.stages.Traced) -> tuple[Any, ...]:
+    """What a traced step closed over and jax put before its arguments; tracers of an outer trace, mostly.
+
+    jax 0.10.2, 0.12.0.1.
+    """
+    return tuple(traced._consts)
+
+
+def argument_tree(traced: jax.stages.Traced) -> Any:
+    """The tree of `(args, kwargs)` of a traced step, static arguments left out. jax 0.10.2, 0.12.0.1.
+
+    The public `in_tree` builds it from placeholders, which classes that check their leaves refuse.
+    """
+    return traced._in_tree
+
+
+def jit_in_shardings(traced: jax.stages.Traced) -> tuple[Any, ...]:
+    """What a step's jit asks of each argument, or None. jax 0.10.2, 0.12.0.1."""
+    shardings = traced._params["in_shardings"][len(traced._consts) :]
+    return tuple(s if is_specified_sharding(s) else None for s in shardings)
+
+
+def jit_static_arguments(step: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Which positions and names a jitted function does not trace. jax 0.10.2, 0.12.0.1."""
+    info = getattr(step, "_jit_info", None)
+    return (info.static_argnums, info.static_argnames) if info is not None else ((), ())
+
+
+def name_stack_marks(name_stack: Any) -> tuple[tuple[str, bool], ...]:
+    """The entries of an equation's name stack, outermost first, as (name, whether a transformation put it there).
+
+    The text "jvp(net)/block" does not tell a transformation from a scope of that name. jax 0.10.2, 0.12.0.1.
+    """
+    return tuple((entry.name, type(entry).__name__ == "Transform") for entry in name_stack.stack)
+
+
+def name_stack_without(name_stack: Any, drop: frozenset[int]) -> Any:
+    """A name stack less the entries at some positions. jax 0.10.2, 0.12.0.1."""
+    kept = name_stack[:0]
+    for position in range(len(name_stack)):
+        if position not in drop:
+            kept = kept + name_stack[position : position + 1]
+    return kept
+
+
+def retarget_effects(effects: Any, variable: Callable[[Any], Any]) -> Any:
+    """Effects on references (read, write), told of the references' new variables. jax 0.10.2, 0.12.0.1."""
+    if not any(isinstance(effect, JaxprInputEffect) for effect in effects):
+        return effects
+    return {
+        effect.replace(variable(effect.input)) if isinstance(effect, JaxprInputEffect) else effect for effect in effects
+    }
+
+
+def is_specified_sharding(sharding: Any) -> bool:
+    """Whether a nested jit asks for this sharding, rather than for whatever comes. jax 0.10.2, 0.12.0.1."""
+    return sharding is not None and not isinstance(sharding, UnspecifiedValue)

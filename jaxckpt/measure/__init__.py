@@ -1,0 +1,21 @@
+"""The proof: compile a step for a target and read what XLA says that it takes.
+
+Read in this order: `figures` (what it takes), `placement` (arguments on the target), `flat_step` (a step as flat
+arrays), `compile` (the compiler's answer), `program` (what its text adds), `refusals` (what it means when it
+says no), `footprint` (all of it in one line).
+"""
+
+from jaxckpt.measure.figures import Footprint
+from jaxckpt.measure.compile import Compilation, compile_flat
+from jaxckpt.measure.flat_step import FlatStep, flatten_step
+from jaxckpt.measure.footprint import compile_step, footprint
+
+__all__ = [
+    "Compilation",
+    "FlatStep",
+    "Footprint",
+    "compile_flat",
+    "compile_step",
+    "flatten_step",
+    "footprint",
+]

@@ -1,0 +1,182 @@
+"""A step is lowered over flat arrays, compiled for a target, and asked what it takes: this is the proof.
+
+Flat, because jax rebuilds a step's pytrees with placeholders when it lowers them, and classes that check their
+leaves crash then. Nothing runs. The executable is kept, for whoever reads more of it than memory figures.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxckpt import _compat
+from jaxckpt.measure.figures import Footprint
+from jaxckpt.measure.placement import mesh_of_target, place, place_sharding
+from jaxckpt.measure.program import chooses_convolutions, constant_bytes
+from jaxckpt.measure.refusals import compile_error, no_figures_error
+from jaxckpt.target import Target
+
+CPU_CAVEATS = (
+    "XLA's CPU backend undoes rematerialisation: these figures do not verify a plan.",
+    "XLA's CPU backend leaves temporaries out of its reported peak.",
+)
+CONVOLUTION_CAVEAT = "cuDNN's convolutions were chosen without the device: their workspaces are counted as 0 bytes."
+HOST_ARGUMENT_CAVEAT = (
+    "Arguments in host memory are counted as device memory: compile-only devices have no memory kinds in jax."
+)
+UNUSED_CAVEAT = "Arguments that the step never reads are not counted; see unused_argument_bytes."
+
+_HOST_KINDS = ("pinned_host", "unpinned_host")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """A compiled step and what it takes.
+
+    Attributes:
+      footprint: The memory figures.
+      executable: jax's compiled step over flat arrays, for readers of its HLO; on compile-only targets it cannot
+        be called.
+    """
+
+    footprint: Footprint
+    executable: jax.stages.Compiled
+
+
+def compile_flat(
+    function: Callable[..., Sequence[Any]],
+    specs: Sequence[jax.ShapeDtypeStruct],
+    *,
+    target: Target,
+    donated: frozenset[int] = frozenset(),
+    compiler_options: Sequence[tuple[str, Any]] = (),
+    out_shardings: Sequence[jax.sharding.Sharding | None] | None = None,
+    name: str | None = None,
+) -> Compilation:
+    """Compiles a function of flat arrays for a target and reads what it takes.
+
+    Args:
+      function: Takes as many arrays as there are `specs`, returns a sequence of arrays.
+      specs: Shape, dtype and sharding of each argument; shardings on other devices are moved to the target.
+      target: The machine to compile for.
+      donated: Indices of arguments whose memory the step may reuse.
+      compiler_options: XLA options as pairs of name and value.
+      out_shardings: One for each result, None where the compiler may choose; moved to the target.
+      name: Of the step, for messages and for the program; the function's own when not given.
+
+    Returns:
+      The footprint per device, and the executable.
+
+    Raises:
+      CompileError: Lowering or compiling failed, or the compiler gave no figures. `resource_exhausted` tells
+        whether memory was what lacked.
+      TargetError: A sharding does not fit the target.
+    """
+    called: str = name or getattr(function, "__name__", "step")
+    started_s = time.perf_counter()
+    placed = place(specs, target)
+    jitted = _jit_flat(function, target, donated, out_shardings, called)
+    with mesh_of_target(target):
+        try:
+            traced = jitted.trace(*placed)
+            executable = traced.lower().compile(compiler_options=dict(compiler_options))
+        except Warning:  # the caller made errors of warnings; this one is theirs
+            raise
+        except Exception as error:
+            raise compile_error(error, name=called, target=target) from error
+    compile_s = time.perf_counter() - started_s
+    figures = _reported_figures(executable)
+    if not any(figures.values()) and _returns_arrays(traced):
+        raise no_figures_error(name=called, target=target)
+    figures |= _unreported_figures(executable, figures, traced, placed)
+    footprint = Footprint(
+        **figures,
+        target=target.name,
+        compile_s=compile_s,
+        jax_version=jax.__version__,
+        plugin_version=target.compiler_version,
+        compiler_options=tuple(compiler_options),
+        caveats=_caveats(executable, target, specs, figures),
+    )
+    return Compilation(footprint=footprint, executable=executable)
+
+
+def _jit_flat(
+    function: Callable[..., Sequence[Any]],
+    target: Target,
+    donated: frozenset[int],
+    out_shardings: Sequence[jax.sharding.Sharding | None] | None,
+    name: str,
+) -> jax.stages.Wrapped:
+    def flat_step(*leaves):
+        return tuple(function(*leaves))
+
+    flat_step.__name__ = flat_step.__qualname__ = name  # XLA names the program after it
+    options: dict[str, Any] = {"donate_argnums": tuple(sorted(donated))}
+    if out_shardings is not None and any(sharding is not None for sharding in out_shardings):
+        options["out_shardings"] = tuple(place_sharding(each, target) for each in out_shardings)
+    return jax.jit(flat_step, **options)
+
+
+def _reported_figures(executable: jax.stages.Compiled) -> dict[str, int]:
+    """XLA's memory statistics under our names."""
+    statistics = executable.memory_analysis()
+    figures = {
+        f"{space}{kind}_bytes": getattr(statistics, f"{space}{kind}_size_in_bytes", 0)
+        for space in ("", "host_")
+        for kind in ("argument", "output", "alias", "temp")
+    }
+    code_bytes = getattr(statistics, "generated_code_size_in_bytes", 0)
+    figures["generated_code_bytes"] = max(code_bytes, 0)  # XLA says -1 where it does not know
+    figures["reported_peak_bytes"] = getattr(statistics, "peak_memory_in_bytes", 0)
+    return figures
+
+
+def _unreported_figures(
+    executable: jax.stages.Compiled,
+    reported: dict[str, int],
+    traced: jax.stages.Traced,
+    placed: Sequence[jax.ShapeDtypeStruct],
+) -> dict[str, int]:
+    """What the statistics leave out: constants, and arguments that jit drops."""
+    counted = reported["generated_code_bytes"] > 0
+    return {
+        "constant_bytes": 0 if counted else constant_bytes(executable.as_text() or ""),
+        "unused_argument_bytes": _unused_bytes(traced, placed),
+    }
+
+
+def _caveats(
+    executable: jax.stages.Compiled,
+    target: Target,
+    specs: Sequence[jax.ShapeDtypeStruct],
+    figures: dict[str, int],
+) -> tuple[str, ...]:
+    on_host = any(getattr(spec.sharding, "memory_kind", None) in _HOST_KINDS for spec in specs)
+    guessed = target.platform == "cuda" and target.compile_only
+    guessed = guessed and chooses_convolutions(executable.as_text() or "")
+    return (
+        *(CPU_CAVEATS if target.platform == "cpu" else ()),
+        *((CONVOLUTION_CAVEAT,) if guessed else ()),
+        *((HOST_ARGUMENT_CAVEAT,) if on_host and not figures["host_argument_bytes"] else ()),
+        *((UNUSED_CAVEAT,) if figures["unused_argument_bytes"] else ()),
+    )
+
+
+def _returns_arrays(traced: jax.stages.Traced) -> bool:
+    return any(leaf.size for leaf in jax.tree.leaves(traced.out_info))
+
+
+def _unused_bytes(traced: jax.stages.Traced, placed: Sequence[jax.ShapeDtypeStruct]) -> int:
+    read = _compat.read_arguments(traced)
+    return sum(_bytes_per_device(spec) for spec, is_read in zip(placed, read, strict=True) if not is_read)
+
+
+def _bytes_per_device(spec: jax.ShapeDtypeStruct) -> int:
+    shape = spec.shape if spec.sharding is None else spec.sharding.shard_shape(spec.shape)
+    part = jax.ShapeDtypeStruct(shape, spec.dtype)
+    if jax.numpy.issubdtype(spec.dtype, jax.dtypes.prng_key):
+        part = jax.eval_shape(jax.random.key_data, part)
+    return part.size * part.dtype.itemsize

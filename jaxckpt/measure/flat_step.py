@@ -1,0 +1,102 @@
+"""A step as users write it becomes a function of flat arrays, with what their jit said about them.
+
+Tracing runs the step once on descriptions of its arguments; errors that the step itself raises then pass through
+untouched. Donation, static arguments and shardings of a step that is already jitted are taken over.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxckpt import _compat
+from jaxckpt._errors import ArgumentError
+
+_NO_ARRAY = ("Error interpreting argument", "is not a valid JAX type")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatStep:
+    """A traced step over flat arrays.
+
+    Attributes:
+      function: Takes and returns arrays in the order of the step's pytrees.
+      specs: Shape, dtype and sharding of each argument, on the caller's devices.
+      donated: Indices of arguments whose memory the step may reuse.
+      out_shardings: What the jit wants of each result, or None.
+      compiler_options: Those of the jit, as pairs.
+      name: Of the step.
+    """
+
+    function: Callable[..., Sequence[Any]]
+    specs: tuple[jax.ShapeDtypeStruct, ...]
+    donated: frozenset[int]
+    out_shardings: tuple[jax.sharding.Sharding | None, ...]
+    compiler_options: tuple[tuple[str, Any], ...]
+    name: str
+
+
+def flatten_step(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+) -> FlatStep:
+    """Traces a step into a function of flat arrays.
+
+    Args:
+      step: Plain, or jitted already.
+      args: Arrays, `jax.ShapeDtypeStruct`s, Python numbers, or pytrees of them; anything where static.
+      donate_argnums: Positions whose memory the step may reuse; only for a plain step.
+      static_argnums: Positions that are no arrays; only for a plain step.
+
+    Returns:
+      The flat step.
+
+    Raises:
+      ArgumentError: A leaf is no array, or a jitted step is given donation or static positions again.
+    """
+    jitted = isinstance(step, jax.stages.Wrapped)
+    if jitted and (donate_argnums != () or static_argnums != ()):
+        raise _jitted_already(donate_argnums, static_argnums)
+    if not jitted:
+        step = jax.jit(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    try:
+        traced = step.trace(*args)
+    except TypeError as error:
+        if any(sign in str(error) for sign in _NO_ARRAY):
+            raise _no_array(error) from error
+        raise
+    leaves = _compat.traced_leaves(traced)
+    return FlatStep(
+        function=leaves.call,
+        specs=tuple(map(_spec, leaves.avals, leaves.arg_shardings)),
+        donated=frozenset(index for index, donated in enumerate(leaves.donated) if donated),
+        out_shardings=leaves.out_shardings,
+        compiler_options=leaves.compiler_options,
+        name=leaves.name,
+    )
+
+
+def _spec(aval: Any, sharding: jax.sharding.Sharding | None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
+
+
+def _jitted_already(donate_argnums: Any, static_argnums: Any) -> ArgumentError:
+    return ArgumentError(
+        "the step is jitted already, and its jit says what is donated and static.",
+        got=f"donate_argnums={donate_argnums!r}, static_argnums={static_argnums!r}",
+        needed="these in the jit, or a plain step",
+        advice="footprint(step, ...) without them, or footprint(step.__wrapped__, ...) with them",
+    )
+
+
+def _no_array(error: TypeError) -> ArgumentError:
+    return ArgumentError(
+        "an argument of the step is no array.",
+        got=str(error).strip().partition("\n")[0],
+        needed="arrays, jax.ShapeDtypeStructs, numbers, or pytrees of them",
+        advice="name its position in static_argnums, or bind it with functools.partial",
+    )

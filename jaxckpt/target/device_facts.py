@@ -1,0 +1,207 @@
+"""A device is described by facts: what its datasheet says, what its compiler asks, and what was measured.
+
+One frozen class a platform. The fields are the keys of the fact files (`fact_files`), a field without default is
+a required key. Bytes are bytes, bandwidths are bytes per second, clocks GHz; FLOP/s are dense and count a
+multiply-add as two. No jax here, and nothing is computed but what follows from one device's own facts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_TENSOR_UNITS_PER_CORE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """What XLA's CUDA compiler and a cost model need to know of a GPU that is not there.
+
+    Attributes:
+      description: For people.
+      device_kinds: How jax names such a device when it is attached.
+      compute_capability: Such as "9.0a"; the "a" stands for the accelerated features.
+      device_memory_bytes: As the driver reports it.
+      memory_bandwidth: Datasheet, bytes per second.
+      core_count: Streaming multiprocessors.
+      fpus_per_core: float32 lanes of one.
+      tensor_ops_per_clock: bf16 multiply-adds of one of a core's four tensor units in a clock.
+      bf16_flops: Dense matrix rate of the datasheet, where the two tensor keys are not given.
+      f64_flops: float64 matrix rate, where it is not that of the float32 lanes.
+      host_link_bandwidth: To the host in one direction, where it is not PCIe.
+      launch_s: Of one kernel.
+      measured_memory_bandwidth: What a copy reached, reads and writes together.
+      measured_bf16_flops: What a large matrix product reached.
+      measured_source: Where the measured figures come from; they need one.
+
+    The other attributes are fields of XLA's `GpuDeviceInfoProto` under their own names.
+    """
+
+    description: str
+    compute_capability: str
+    device_memory_bytes: int
+    memory_bandwidth: int
+    core_count: int
+    fpus_per_core: int
+    clock_ghz: float
+    l2_cache_bytes: int
+    shared_memory_per_core: int
+    shared_memory_per_block: int
+    shared_memory_per_block_optin: int
+    threads_per_core_limit: int
+    threads_per_block_limit: int = 1024
+    threads_per_warp: int = 32
+    block_dim_limit: tuple[int, ...] = (2147483647, 65535, 65535)
+    thread_dim_limit: tuple[int, ...] = (1024, 1024, 64)
+    registers_per_core_limit: int = 65536
+    registers_per_block_limit: int = 65536
+    tensor_clock_ghz: float | None = None
+    tensor_ops_per_clock: int | None = None
+    bf16_flops: float | None = None
+    f64_flops: float | None = None
+    pcie_bandwidth: int | None = None
+    host_link_bandwidth: float | None = None
+    nvlink_links: int | None = None
+    launch_s: float = 1e-6  # XLA's own kKernelLaunchOverhead, gpu_performance_model_base.h
+    device_kinds: tuple[str, ...] = ()
+    measured_memory_bandwidth: float | None = None
+    measured_bf16_flops: float | None = None
+    measured_source: str | None = None
+
+    @property
+    def platform(self) -> str:
+        """Always "cuda"."""
+        return "cuda"
+
+    @property
+    def tensor_flops(self) -> float:
+        """The datasheet's dense bf16 FLOP/s, given or made of cores, units and clock."""
+        if self.bf16_flops is not None:
+            return self.bf16_flops
+        units = self.core_count * _TENSOR_UNITS_PER_CORE
+        clock_hz = (self.tensor_clock_ghz or 0) * 1e9
+        return units * (self.tensor_ops_per_clock or 0) * 2 * clock_hz
+
+    @property
+    def host_bandwidth(self) -> float:
+        """To the host in one direction, by whatever link there is."""
+        return float(self.host_link_bandwidth or self.pcie_bandwidth or 0)
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the values together, a sentence each."""
+        major, dot, minor = self.compute_capability.rstrip("a").partition(".")
+        if not (dot and major.isdigit() and minor.isdigit()):
+            yield f'compute_capability = "{self.compute_capability}" is not like "9.0" or "9.0a"'
+        if self.bf16_flops is None and None in (self.tensor_clock_ghz, self.tensor_ops_per_clock):
+            yield "the matrix rate is missing: bf16_flops, or tensor_clock_ghz and tensor_ops_per_clock"
+        if self.pcie_bandwidth is None and self.host_link_bandwidth is None:
+            yield "the way to the host is missing: pcie_bandwidth or host_link_bandwidth"
+        for key in ("block_dim_limit", "thread_dim_limit"):
+            if len(getattr(self, key)) != 3:
+                yield f"{key} needs three numbers: x, y, z"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TpuFacts:
+    """What a cost model needs to know of a TPU chip; its compiler knows the chip by name.
+
+    Attributes:
+      description: For people.
+      device_kinds: How jax names such a device when it is attached.
+      device_memory_bytes: What the compiler gives one program, a little less than the chip's memory.
+      memory_bandwidth: Datasheet, bytes per second.
+      bf16_flops: Datasheet; float32 products at jax's default precision run at it too.
+      int8_flops: Datasheet.
+      vector_flops: float32 outside the matrix units.
+      host_link_bandwidth: To the host in one direction.
+      chip_name: libtpu's name for the chip, such as "v5e".
+      default_topology: What the bare name means.
+      topologies: Usual ones, for messages; the compiler may take others of the same rank.
+      chip_config_name: libtpu's name for the way in which cores make a device.
+      launch_s: Of one operation.
+      measured_memory_bandwidth: What a copy reached, reads and writes together.
+      measured_bf16_flops: What a large matrix product reached.
+      measured_source: Where the measured figures come from; they need one.
+    """
+
+    description: str
+    device_memory_bytes: int
+    memory_bandwidth: int
+    bf16_flops: float
+    vector_flops: float
+    host_link_bandwidth: float
+    chip_name: str
+    default_topology: str
+    topologies: tuple[str, ...]
+    chip_config_name: str = "default"
+    int8_flops: float | None = None
+    launch_s: float = 1e-6  # not measured
+    device_kinds: tuple[str, ...] = ()
+    measured_memory_bandwidth: float | None = None
+    measured_bf16_flops: float | None = None
+    measured_source: str | None = None
+
+    @property
+    def platform(self) -> str:
+        """Always "tpu"."""
+        return "tpu"
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the values together, a sentence each."""
+        for topology in (self.default_topology, *self.topologies):
+            if not all(part.isdigit() for part in topology.split("x")):
+                yield f'"{topology}" is no topology such as "2x2" or "2x2x1"'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuFacts:
+    """What a cost model needs to know of a processor.
+
+    Attributes:
+      description: For people.
+      device_memory_bytes: Of the machine.
+      memory_bandwidth: Bytes per second, all cores together.
+      f32_flops: All cores together; float64 runs at half of it, bfloat16 no faster.
+      host_link_bandwidth: Of a copy within the memory.
+      launch_s: Of one operation.
+      measured_memory_bandwidth: What a copy reached, reads and writes together.
+      measured_source: Where the measured figure comes from; it needs one.
+    """
+
+    description: str
+    device_memory_bytes: int
+    memory_bandwidth: int
+    f32_flops: float
+    host_link_bandwidth: float
+    launch_s: float = 1e-6  # not measured
+    device_kinds: tuple[str, ...] = ()
+    measured_memory_bandwidth: float | None = None
+    measured_source: str | None = None
+
+    @property
+    def platform(self) -> str:
+        """Always "cpu"."""
+        return "cpu"
+
+    def problems(self) -> Iterator[str]:
+        """What is wrong with the values together, a sentence each."""
+        return iter(())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnknownDeviceFacts:
+    """An attached device that is in no fact file: its memory is known, its speed is not.
+
+    Attributes:
+      description: The device kind, as jax names it.
+      platform: As jax names it.
+      device_memory_bytes: As the device reports it; 0 where it does not.
+      device_kinds: The device kind again, alone.
+    """
+
+    description: str
+    platform: str
+    device_memory_bytes: int
+    device_kinds: tuple[str, ...] = ()
+
+
+Facts = GpuFacts | TpuFacts | CpuFacts | UnknownDeviceFacts
+"""What is known of one device."""
