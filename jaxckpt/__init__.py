@@ -1,1 +1,89 @@
-"""Fits JAX training steps into memory, and proves it with the XLA compiler."""
+"""Fits JAX training steps into memory, and proves it with the XLA compiler.
+
+You hand it the step you already have and the machine it must run on; it decides for every residual whether to keep
+or to recompute it, rewrites the step, and proves the result with the real compiler, on a machine that need not have
+the device.
+
+To read the code, follow the data: `ir` (a step as plain data), `cost`, `solve`, then `trace`, `target`, `rewrite`,
+`measure`, `fit` (the loop), `report`, `cli`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from jaxckpt._errors import (
+    ArgumentError,
+    BudgetError,
+    CompileError,
+    GraphError,
+    InfeasibleBudgetError,
+    JaxckptError,
+    MissingPackageError,
+    NoGradientError,
+    PlanFileError,
+    PlanMismatchError,
+    StepReferenceError,
+    TargetError,
+    UnknownStrategyError,
+    UnknownTargetError,
+    UnsupportedDecisionError,
+    VersionMismatchError,
+)
+from jaxckpt._version import __version__
+
+if TYPE_CHECKING:
+    from jaxckpt.fit import Plan, Planner, analyze, load_plan, plan
+    from jaxckpt.measure import Footprint, footprint
+    from jaxckpt.target import Target, targets
+
+_HOMES = {
+    "Footprint": "measure",
+    "Plan": "fit",
+    "Planner": "fit",
+    "Target": "target",
+    "analyze": "fit",
+    "footprint": "measure",
+    "load_plan": "fit",
+    "plan": "fit",
+    "targets": "target",
+}
+"""Where each public name lives; a room is loaded when one of its names is first used."""
+
+__all__ = [
+    "ArgumentError",
+    "BudgetError",
+    "CompileError",
+    "Footprint",
+    "GraphError",
+    "InfeasibleBudgetError",
+    "JaxckptError",
+    "MissingPackageError",
+    "NoGradientError",
+    "Plan",
+    "PlanFileError",
+    "PlanMismatchError",
+    "Planner",
+    "StepReferenceError",
+    "Target",
+    "TargetError",
+    "UnknownStrategyError",
+    "UnknownTargetError",
+    "UnsupportedDecisionError",
+    "VersionMismatchError",
+    "__version__",
+    "analyze",
+    "footprint",
+    "load_plan",
+    "plan",
+    "targets",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'jaxckpt' has no attribute {name!r}")
+    return getattr(import_module(f"jaxckpt.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

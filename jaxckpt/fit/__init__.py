@@ -1,0 +1,24 @@
+"""Plans that fit, proved by the compiler: the loop from prediction to proof, the plan that users hold, its file.
+
+Read in this order: `plan` (what users hold), `planner` (predict, compile, compare, correct), `analysis` (where the
+residuals are, before anything is decided), `file` (plans as TOML).
+"""
+
+from jaxckpt.fit.analysis import Analysis, ScopeResiduals, analyze
+from jaxckpt.fit.file import load_plan, save_plan
+from jaxckpt.fit.plan import Argument, Attempt, Described, Plan
+from jaxckpt.fit.planner import Planner, plan
+
+__all__ = [
+    "Analysis",
+    "Argument",
+    "Attempt",
+    "Described",
+    "Plan",
+    "Planner",
+    "ScopeResiduals",
+    "analyze",
+    "load_plan",
+    "plan",
+    "save_plan",
+]

@@ -1,0 +1,366 @@
+"""The loop that keeps the promise: predict, compile, compare, correct, solve again.
+
+A `Planner` holds one traced step on one target and answers any number of budgets. For each it solves with the
+model's prediction, compiles the rewritten step with the real compiler, and compares. A plan that is too large, or that
+leaves much of the budget unused, corrects the model by the difference and is solved again. Only a plan whose
+compiled total is within the budget is returned; of several the one of the least predicted time.
+
+Read after `jaxckpt.solve`, `jaxckpt.rewrite`, `jaxckpt.measure`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+from jaxckpt import ir
+from jaxckpt._errors import InfeasibleBudgetError, UnknownStrategyError
+from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
+from jaxckpt.fit.plan import Argument, Attempt, Described, Plan, describe
+from jaxckpt.measure import Footprint, compile_flat
+from jaxckpt.rewrite import rewrite
+from jaxckpt.solve import STRATEGIES, OptimalSolver, Problem, solve
+from jaxckpt.target import Target
+from jaxckpt.trace import trace_step
+
+_WELL_USED = 0.97
+"""A plan that takes at least this share of what the budget leaves for temporaries is not tried to be bettered."""
+_MARGIN = 0.002
+"""Taken off the budget, as a share of it, each time that a corrected plan is still too large."""
+
+Progress = Callable[[str], None]
+"""Told what is being done, a short sentence at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    plan: ir.Plan
+    footprint: Footprint
+
+
+class Planner:
+    """Plans one step on one target, for any number of budgets.
+
+    Args:
+      step: Loss, gradient and, if it is there, update: a function, plain or jitted.
+      *args: Its arguments: arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), or both.
+      target: A `Target` or its name ("h200").
+      donate_argnums: Arguments whose memory the results may take; taken over from a jitted step.
+      static_argnums: Arguments that are not traced; taken over from a jitted step.
+      allow: What the planner may do with a residual besides saving it.
+      max_compiles: At most so many compiles for one plan.
+      progress: Called with a sentence before each longer piece of work.
+
+    Raises:
+      NoGradientError: The step has no backward pass.
+      ArgumentError: An argument is neither an array nor a description of one.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        *args: Any,
+        target: Target | str,
+        donate_argnums: int | tuple[int, ...] = (),
+        static_argnums: int | tuple[int, ...] = (),
+        allow: tuple[str, ...] = ("recompute",),
+        max_compiles: int = 4,
+        progress: Progress | None = None,
+    ):
+        self.target = Target(target) if isinstance(target, str) else target
+        self.allow = _checked_allow(allow)
+        self.max_compiles = max_compiles
+        self._say = progress or (lambda sentence: None)
+        self._say("tracing the step")
+        self.traced = trace_step(
+            step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums
+        )
+        self.graph = self.traced.graph
+        self.problem = Problem(graph=self.graph, rates=self.target.rates)
+        self._footprints: dict[ir.Plan, Footprint] = {}
+
+    def plan(self, *, budget: str | int | float, strategy: str = "optimal") -> Plan:
+        """The fastest plan whose compiled total is within the budget.
+
+        Args:
+          budget: "6GiB", "6GB", bytes, or a share of the unplanned step's footprint (0.5, "50%").
+          strategy: "optimal", or another of `jaxckpt.solve.STRATEGIES`.
+
+        Returns:
+          A plan with its footprint.
+
+        Raises:
+          BudgetError: The budget is no amount of memory.
+          InfeasibleBudgetError: No plan fits; it names the smallest total that was reached.
+          UnknownStrategyError: No solver has that name.
+        """
+        if strategy not in STRATEGIES:
+            solve(self.problem, strategy)
+        baseline_bytes = None
+        if budget_fraction(budget) is not None:
+            baseline_bytes = self.unplanned.total_bytes
+        limit_bytes = budget_bytes(budget, baseline_bytes=baseline_bytes)
+        self._refuse_hopeless(budget, limit_bytes)
+        search = _Search(self, budget, limit_bytes, strategy)
+        return search.run()
+
+    @cached_property
+    def unplanned(self) -> Footprint:
+        """The footprint of the step as its author wrote it."""
+        return self.measure(solve(self.problem, "none")).footprint
+
+    @cached_property
+    def solver(self) -> OptimalSolver:
+        """The optimal solver, with all that does not depend on the budget done."""
+        self._say(f"solving ({len(self.graph.ops)} ops)")
+        return OptimalSolver(self.problem)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Arguments and results that find no donated argument: what no plan changes."""
+        prediction = solve(self.problem, "none").prediction
+        assert prediction is not None
+        return prediction.argument_bytes + prediction.output_bytes
+
+    def measure(self, plan: ir.Plan) -> _Candidate:
+        """A plan with what the compiler says of it; compiled once."""
+        if plan not in self._footprints:
+            self._say(f"compiling for {self.target.name}")
+            rewritten = rewrite(self.traced, plan)
+            compilation = compile_flat(
+                rewritten.call,
+                self.traced.specs,
+                donated=self.traced.donated,
+                target=self.target,
+                out_shardings=self.traced.out_shardings,
+                name=self.traced.name,
+            )
+            self._footprints[plan] = compilation.footprint
+        return _Candidate(plan, self._footprints[plan])
+
+    def compiled_before(self, plan: ir.Plan) -> bool:
+        """Whether `measure` would answer from memory."""
+        return plan in self._footprints
+
+    def described(self, plan: ir.Plan) -> Iterator[Described]:
+        """What each decided value of a plan is."""
+        return (describe(self.graph, value) for value in plan.decisions)
+
+    def arguments(self) -> Iterator[Argument]:
+        """What the step was traced with."""
+        for path, spec in zip(self.traced.paths, self.traced.specs, strict=True):
+            yield Argument(path=path, shape=tuple(spec.shape), dtype=str(spec.dtype))
+
+    def _refuse_hopeless(self, budget: object, limit_bytes: int) -> None:
+        if self.fixed_bytes <= limit_bytes:
+            return
+        raise InfeasibleBudgetError(
+            f"plan(budget={budget!r}, target={self.target.name!r}) cannot be met: the arguments alone are larger.",
+            got=f"budget {format_bytes(limit_bytes)}",
+            needed=f"more than {format_bytes(self.fixed_bytes)}: arguments {format_bytes(self.graph.argument_bytes)}"
+            f" and results that take over no donated argument"
+            f" {format_bytes(self.fixed_bytes - self.graph.argument_bytes)}",
+            advice="a larger budget, donate_argnums for the state, a smaller model, or sharded arguments",
+            budget_bytes=limit_bytes,
+            minimum_bytes=self.fixed_bytes,
+            minimum_measured=False,
+            blocking=(),
+        )
+
+
+class _Search:
+    """The loop for one budget."""
+
+    def __init__(self, planner: Planner, budget: object, limit_bytes: int, strategy: str):
+        self.planner = planner
+        self.budget = budget
+        self.limit_bytes = limit_bytes
+        self.strategy = strategy
+        self.correction_bytes = 0
+        self.attempts: list[Attempt] = []
+        self.tried: list[_Candidate] = []
+        self.margins = 0
+
+    def run(self) -> Plan:
+        if self.strategy != "optimal":
+            candidate = self._try(solve(self.planner.problem, self.strategy))
+            return self._finish([candidate])
+        while len(self.attempts) < self.planner.max_compiles:
+            last_chance = len(self.attempts) == self.planner.max_compiles - 1
+            plan = self._next(last_chance=last_chance and not self._fitting())
+            if any(plan == candidate.plan for candidate in self.tried):
+                break
+            candidate = self._try(plan)
+            if self._good_enough(candidate):
+                break
+        return self._finish(self.tried)
+
+    def _next(self, *, last_chance: bool) -> ir.Plan:
+        """The next plan to compile: the solver's, with what was learnt taken off the budget."""
+        solver = self.planner.solver
+        if last_chance:
+            return solver.smallest
+        margin_bytes = int(self.margins * _MARGIN * self.limit_bytes)
+        temp_bytes = self.limit_bytes - self.planner.fixed_bytes - self.correction_bytes - margin_bytes
+        return solver.solve(temp_bytes, unplanned=self._may_be_unplanned())
+
+    def _may_be_unplanned(self) -> bool:
+        """Whether the step as it is might fit: nothing is known yet, or it is known to fit."""
+        unplanned = self.planner.solver.unplanned
+        if not self.planner.compiled_before(unplanned):
+            return True
+        return self.planner.measure(unplanned).footprint.total_bytes <= self.limit_bytes
+
+    def _try(self, plan: ir.Plan) -> _Candidate:
+        known = self.planner.compiled_before(plan)
+        candidate = self.planner.measure(plan)
+        predicted_bytes, measured_bytes = self._predicted(plan), candidate.footprint.total_bytes
+        self.attempts.append(
+            Attempt(
+                strategy=plan.strategy,
+                predicted_bytes=predicted_bytes,
+                measured_bytes=measured_bytes,
+                step_s=_prediction(plan).step_s,
+                compile_s=0.0 if known else candidate.footprint.compile_s,
+            )
+        )
+        self.tried.append(candidate)
+        if plan.decisions:
+            if measured_bytes > self.limit_bytes and self.correction_bytes:
+                self.margins += 1
+            self.correction_bytes = measured_bytes - _prediction(plan).total_bytes
+        return candidate
+
+    def _predicted(self, plan: ir.Plan) -> int:
+        return _prediction(plan).total_bytes + (self.correction_bytes if plan.decisions else 0)
+
+    def _fitting(self) -> list[_Candidate]:
+        return [c for c in self.tried if c.footprint.total_bytes <= self.limit_bytes]
+
+    def _good_enough(self, candidate: _Candidate) -> bool:
+        total_bytes = candidate.footprint.total_bytes
+        if total_bytes > self.limit_bytes:
+            return candidate.plan == self.planner.solver.smallest
+        if not candidate.plan.decisions:
+            return True
+        fixed_bytes = self.planner.fixed_bytes
+        return total_bytes - fixed_bytes >= _WELL_USED * (self.limit_bytes - fixed_bytes)
+
+    def _finish(self, tried: list[_Candidate]) -> Plan:
+        fitting = [c for c in tried if c.footprint.total_bytes <= self.limit_bytes]
+        if not fitting:
+            raise self._infeasible(min(tried, key=lambda c: c.footprint.total_bytes))
+        best = min(fitting, key=lambda c: _prediction(c.plan).step_s)
+        shared = {field.name: getattr(best.plan, field.name) for field in fields(ir.Plan)}
+        return Plan(
+            **shared,
+            target=self.planner.target.name,
+            budget_bytes=self.limit_bytes,
+            footprint=best.footprint,
+            described=tuple(self.planner.described(best.plan)),
+            arguments=tuple(self.planner.arguments()),
+            static_argnums=tuple(sorted(i for i in self.planner.traced.static if isinstance(i, int))),
+            notes=tuple(self._notes(best)),
+            attempts=tuple(self.attempts),
+        )
+
+    def _notes(self, best: _Candidate) -> Iterator[str]:
+        if not best.plan.decisions and self.strategy == "optimal":
+            yield (
+                f"The step fits as it is ({format_bytes(best.footprint.total_bytes)} of"
+                f" {format_bytes(self.limit_bytes)}): everything is saved, nothing is recomputed."
+            )
+
+    def _infeasible(self, smallest: _Candidate) -> InfeasibleBudgetError:
+        minimum_bytes = smallest.footprint.total_bytes
+        blocking = self._at_peak(smallest.plan)
+        standing = ", ".join(
+            f"{b.dtype}[{','.join(map(str, b.shape))}] {format_bytes(b.size_bytes)} of"
+            f" `{b.scope or '/'}` {b.primitive}"
+            for b in blocking[:3]
+        )
+        temp_bytes = smallest.footprint.temp_bytes
+        fits = f"{minimum_bytes / 2**30 + 0.005:.2f}GiB"
+        return InfeasibleBudgetError(
+            f"plan(budget={self.budget!r}, target={self.planner.target.name!r}) cannot be met by any decision.",
+            got=f"budget {format_bytes(self.limit_bytes)}",
+            needed=f"at least {format_bytes(minimum_bytes)} as compiled: arguments"
+            f" {format_bytes(minimum_bytes - temp_bytes)}, temporaries {format_bytes(temp_bytes)}"
+            + (f", of these at the peak {standing}" if standing else ""),
+            advice=f'budget="{fits}", a smaller batch, or {_advice(blocking)}',
+            budget_bytes=self.limit_bytes,
+            minimum_bytes=minimum_bytes,
+            minimum_measured=True,
+            blocking=blocking,
+        )
+
+    def _at_peak(self, plan: ir.Plan) -> tuple[Described, ...]:
+        """What stands at the peak of a plan, by the model's replay, largest first."""
+        laid_out = ir.schedule(self.planner.graph, plan)
+        replayed = self.planner.problem.replay(plan)
+        values = dict.fromkeys(laid_out.origin[b] for b in replayed.alive_at(replayed.peak_step))
+        standing = ir.Plan(fingerprint="", decisions=dict.fromkeys(values, ir.Save()))
+        return tuple(sorted(self.planner.described(standing), key=lambda d: -d.size_bytes))
+
+
+def plan(
+    step: Callable[..., Any],
+    *args: Any,
+    budget: str | int | float,
+    target: Target | str,
+    donate_argnums: int | tuple[int, ...] = (),
+    static_argnums: int | tuple[int, ...] = (),
+    strategy: str = "optimal",
+    allow: tuple[str, ...] = ("recompute",),
+    max_compiles: int = 4,
+    progress: Progress | None = None,
+) -> Plan:
+    """Fits a training step into a budget of memory, proved by the compiler.
+
+    The step is traced, solved, rewritten and compiled for the target; nothing is run, and the target need not be
+    there. See `Planner` for the arguments, and to plan several budgets of one step.
+
+    Returns:
+      A plan whose compiled total (arguments + results - donated + temporaries, bytes per device) is within the
+      budget. `plan.apply(step)` is the step that does it.
+
+    Raises:
+      InfeasibleBudgetError: No plan fits.
+      BudgetError, NoGradientError, ArgumentError, UnknownTargetError, MissingPackageError,
+      UnknownStrategyError: The call cannot be understood or carried out; the message says what to do.
+    """
+    planner = Planner(
+        step,
+        *args,
+        target=target,
+        donate_argnums=donate_argnums,
+        static_argnums=static_argnums,
+        allow=allow,
+        max_compiles=max_compiles,
+        progress=progress,
+    )
+    return planner.plan(budget=budget, strategy=strategy)
+
+
+def _prediction(plan: ir.Plan) -> ir.Prediction:
+    assert plan.prediction is not None, "solvers predict what they plan"
+    return plan.prediction
+
+
+def _checked_allow(allow: tuple[str, ...]) -> tuple[str, ...]:
+    unknown = [word for word in allow if word != "recompute"]
+    if unknown:
+        raise UnknownStrategyError(
+            f"plan(allow={allow!r}) asks for what the planner cannot decide.",
+            got=", ".join(map(repr, unknown)),
+            needed='"recompute"',
+            advice='allow=("recompute",)',
+            unknown=tuple(unknown),
+        )
+    return allow
+
+
+def _advice(blocking: tuple[Described, ...]) -> str:
+    if blocking and len(blocking[0].shape) >= 2 and blocking[0].shape[-1] >= 8 * 1024:
+        return "a loss computed in chunks of the sequence (the largest array has a vocabulary-sized last axis)"
+    return "arguments sharded over more devices"

@@ -1,0 +1,94 @@
+"""A plan as a report: what was asked, what it takes, what happens to which values.
+
+Read after `tree` and `layers`.
+"""
+
+from collections.abc import Iterator
+
+from jaxckpt._units import format_bytes, format_seconds
+from jaxckpt.fit import Described, Plan
+from jaxckpt.ir import Recompute
+from jaxckpt.report.layers import fold_layers
+from jaxckpt.report.tree import Part, Section, Table, Text, columns
+
+_MOST_ROWS = 24
+
+
+def plan_report(plan: Plan) -> Section:
+    """The summary of a plan, its decisions folded over layers, and the compiles that led to it."""
+    parts: list[Part] = [_summary(plan), *(Text(text=f"Note: {note}") for note in plan.notes)]
+    if plan.decisions:
+        parts += [_kept(plan), _dropped(plan)]
+    if plan.attempts:
+        parts.append(_attempts(plan))
+    return Section(title=f"Plan for {plan.target} ({plan.strategy})", parts=tuple(parts))
+
+
+def _summary(plan: Plan) -> Table:
+    rows = list(_summary_rows(plan))
+    return Table(title="", columns=columns("", ">"), rows=tuple(rows))
+
+
+def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    if plan.budget_bytes is not None:
+        yield "budget", format_bytes(plan.budget_bytes)
+    if plan.footprint is not None:
+        yield "compiled total", format_bytes(plan.footprint.total_bytes)
+        yield "  of these temporaries", format_bytes(plan.footprint.temp_bytes)
+    if plan.prediction is not None:
+        yield "predicted total", format_bytes(plan.predicted.total_bytes)
+        yield "kept from forward to backward", format_bytes(plan.predicted.saved_bytes)
+        yield "estimated step", format_seconds(plan.predicted.step_s)
+        yield "  of these recomputation", format_seconds(plan.predicted.recompute_s)
+
+
+def _kept(plan: Plan) -> Table:
+    kept = [d for d in plan.described if not isinstance(plan.decisions[d.value], Recompute)]
+    rows = sorted(_rows(plan, kept), key=lambda row: -row[0])
+    small = rows[_MOST_ROWS:]
+    notes = (f"and {len(small)} more kinds, {format_bytes(sum(r[0] for r in small))}",) if small else ()
+    return Table(
+        title="Kept",
+        columns=columns("scope", "layers", "value", ">each", ">all", "made at"),
+        rows=tuple(row[1] for row in rows[:_MOST_ROWS]),
+        notes=notes,
+    )
+
+
+def _rows(plan: Plan, described: list[Described]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    def alike(d: Described) -> tuple[object, ...]:
+        return d.primitive, d.name, d.shape, d.dtype, d.source, plan.decisions[d.value]
+
+    for scope, layers, members in fold_layers(described, scope=lambda d: d.scope, alike=alike):
+        first = members[0]
+        total_bytes = sum(d.size_bytes for d in members)
+        value = f"{first.dtype}[{','.join(map(str, first.shape))}] {first.name or first.primitive}"
+        each = format_bytes(first.size_bytes)
+        source = first.source.rsplit("/", 1)[-1]
+        yield total_bytes, (scope or "/", layers, value, each, format_bytes(total_bytes), source)
+
+
+def _dropped(plan: Plan) -> Text:
+    dropped = [d for d in plan.described if isinstance(plan.decisions[d.value], Recompute)]
+    size_bytes = sum(d.size_bytes for d in dropped)
+    return Text(
+        text=f"Recomputed: {len(dropped)} values, {format_bytes(size_bytes)} as arrays (many of them live only"
+        " inside kernels).\n"
+    )
+
+
+def _attempts(plan: Plan) -> Table:
+    return Table(
+        title="Compiles",
+        columns=columns("candidate", ">predicted", ">compiled", ">off by", ">compile time"),
+        rows=tuple(
+            (
+                attempt.strategy,
+                format_bytes(attempt.predicted_bytes),
+                format_bytes(attempt.measured_bytes),
+                f"{100 * (attempt.predicted_bytes / attempt.measured_bytes - 1):+.1f}%",
+                format_seconds(attempt.compile_s) if attempt.compile_s else "known",
+            )
+            for attempt in plan.attempts
+        ),
+    )

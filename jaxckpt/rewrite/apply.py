@@ -1,0 +1,139 @@
+"""A plan and a step become a function of the step's own signature.
+
+The function traces the step with the arguments that it is called with, checks that the plan is for exactly that
+(shapes, types, operations), and runs the rewritten step. It never plans anew: what does not match is an error that
+says what differs. The rewriting is done once for each kind of arguments.
+
+Read after `rewritten` and `mismatch`.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+
+from jaxckpt.ir import Graph, Plan
+from jaxckpt.rewrite.mismatch import PlannedArgument, check_planned
+from jaxckpt.rewrite.rewritten import Rewritten, rewrite
+from jaxckpt.trace import trace_step
+
+
+def apply(
+    step: Callable[..., Any],
+    plan: Plan,
+    *,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    keep_user_remat: bool = False,
+    arguments: Iterable[PlannedArgument] = (),
+    graph: Graph | None = None,
+) -> Callable[..., Any]:
+    """The step with a plan's decisions carried out.
+
+    Args:
+      step: The function that the plan was made for, plain or jitted.
+      plan: Decisions for its graph.
+      donate_argnums: Positions whose memory the results may take when the function is called outside `jax.jit`,
+        besides those of the step's own jit.
+      static_argnums: Positions that are not traced, as when the plan was made.
+      keep_user_remat: As when the plan was made.
+      arguments: What the plan was made with; a mismatch then names the argument.
+      graph: What the plan was made for; a mismatch then names the first op that differs.
+
+    Returns:
+      A function of the same signature, results and effects. Under `jax.jit` it is part of the trace around it; called
+      directly, it is compiled once for each kind of arguments.
+
+    Raises:
+      PlanMismatchError: When called: the plan is for another step, other shapes or another order of operations.
+      ArgumentError, NoGradientError: When called: as `jaxckpt.trace.trace_step`.
+    """
+    applied = _Applied(
+        step,
+        plan,
+        options={
+            "donate_argnums": donate_argnums,
+            "static_argnums": static_argnums,
+            "keep_user_remat": keep_user_remat,
+        },
+        arguments=tuple(arguments),
+        graph=graph,
+    )
+
+    @functools.wraps(step, updated=())
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        return applied(args, kwargs)
+
+    return planned
+
+
+class _Applied:
+    """A plan's step, with what was rewritten so far."""
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        plan: Plan,
+        *,
+        options: dict[str, Any],
+        arguments: tuple[PlannedArgument, ...],
+        graph: Graph | None,
+    ):
+        self._step = step
+        self._plan = plan
+        self._options = options
+        self._arguments = arguments
+        self._graph = graph
+        self._jitted: Any = None
+        self._ready: dict[int, _Ready] = {}
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        ready = self._known(args, kwargs) or self._rewrite(args, kwargs)
+        return ready(jax.tree.leaves((ready.dynamic(args), ready.named(kwargs))))
+
+    def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Ready | None":
+        """What was rewritten for this trace; jit gives back the same jaxpr where nothing has changed."""
+        if not self._ready:
+            return None
+        return self._ready.get(id(self._jitted.trace(*args, **kwargs).jaxpr))
+
+    def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Ready":
+        traced = trace_step(self._step, *args, kwargs=kwargs, **self._options)
+        check_planned(traced, self._plan, arguments=self._arguments, graph=self._graph)
+        ready = _Ready(rewrite(traced, self._plan))
+        if not traced.closes_over_tracers():
+            self._jitted = traced.jitted
+            self._ready[id(traced.stage.jaxpr)] = ready
+        return ready
+
+
+class _Ready:
+    """A rewritten step as a function of flat arguments."""
+
+    def __init__(self, rewritten: Rewritten):
+        self._rewritten = rewritten
+        self._traced = rewritten.traced
+        self._compiled = jax.jit(self._run, donate_argnums=tuple(sorted(self._traced.donated)))
+
+    def __call__(self, flat: Sequence[Any]) -> Any:
+        is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in flat)
+        results = self._run(*flat) if is_traced else self._compiled(*flat)
+        return jax.tree.unflatten(self._traced.out_tree, results)
+
+    def dynamic(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The positional arguments that are traced."""
+        return tuple(arg for i, arg in enumerate(args) if i not in self._traced.static)
+
+    def named(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The keyword arguments that are traced."""
+        return {name: arg for name, arg in kwargs.items() if name not in self._traced.static}
+
+    def _run(self, *flat: Any) -> Sequence[Any]:
+        """The rewritten step between the shardings that the step's own jit asks for."""
+        operands = map(_constrained, flat, self._traced.in_shardings)
+        return list(map(_constrained, self._rewritten.call(*operands), self._traced.out_shardings))
+
+
+def _constrained(array: Any, sharding: Any) -> Any:
+    return array if sharding is None else jax.lax.with_sharding_constraint(array, sharding)

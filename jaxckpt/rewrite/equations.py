@@ -1,0 +1,146 @@
+"""Steps of a schedule become equations of a jaxpr, one to one.
+
+A `Run` is the equation of its op with other variables; where it is a copy, its name stack says so the way JAX's own
+recomputation does. A `Barrier` is one `optimization_barrier`. References and tokens, which no barrier passes, keep
+their variable: nothing that reads them is ever computed again.
+
+Read after `jaxckpt.ir.schedule`.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from jaxckpt import _compat
+from jaxckpt.ir import Barrier, Run, Schedule
+from jaxckpt.trace import Traced
+from jaxckpt.trace.scope import OWN, RECOMPUTED
+
+PIN = "pin"
+"""The scope, under `jaxckpt`, of barriers that hold a saved value."""
+RECOMPUTE = "recompute"
+"""The scope, under `jaxckpt`, of barriers that hold a stage back until the backward needs it."""
+
+
+def equations(traced: Traced, schedule: Schedule) -> tuple[list[Any], list[Any]]:
+    """Builds the equations of a schedule.
+
+    Args:
+      traced: The step that the schedule is of.
+      schedule: Its steps.
+
+    Returns:
+      The equations, and for each of `Traced.program.outvars` the variable or literal that is returned.
+    """
+    writer = _Writer(traced, schedule)
+    for number, step in enumerate(schedule.steps):
+        if isinstance(step, Run):
+            writer.run(step)
+        else:
+            writer.barrier(step, number)
+    return writer.eqns, writer.results()
+
+
+class _Writer:
+    def __init__(self, traced: Traced, schedule: Schedule):
+        self.eqns: list[Any] = []
+        self._traced = traced
+        self._schedule = schedule
+        self._ops = [equation.eqn for equation in traced.program.equations]
+        self._variables: dict[int, Any] = dict(enumerate(traced.variables))
+
+    def run(self, step: Run) -> None:
+        eqn = self._ops[step.op]
+        if step.again:
+            self._make(step.writes)
+        reads = iter(step.reads)
+        invars = [
+            self._variables[next(reads)] if isinstance(atom, jex.Var) else atom for atom in eqn.invars
+        ]
+        outvars = [self._variables[instance] for instance in step.writes]
+        info = eqn.source_info
+        if step.again:
+            info = info.replace(name_stack=_marked_again(info.name_stack))
+        self.eqns.append(eqn.replace(invars=invars, outvars=outvars, source_info=info))
+
+    def barrier(self, step: Barrier, number: int) -> None:
+        passing = [
+            (read, write)
+            for read, write in zip(step.reads, step.writes, strict=True)
+            if self._passes(read, write)
+        ]
+        if not passing:
+            return
+        self._make([write for _, write in passing])
+        invars = [self._variables[read] for read, _ in passing]
+        outvars = [self._variables[write] for _, write in passing]
+        if step.trigger is not None and _can_pass(self._variables[step.trigger]):
+            invars.append(self._variables[step.trigger])
+            outvars.append(jex.Var(invars[-1].aval))
+        self.eqns.append(self._barrier_eqn(step, number, invars, outvars))
+
+    def results(self) -> list[Any]:
+        """The schedule returns values only; literals of the step's results go back to their places."""
+        returned = iter(self._schedule.outputs)
+        return [
+            self._variables[next(returned)] if isinstance(atom, jex.Var) else atom
+            for atom in self._traced.program.outvars
+        ]
+
+    def _make(self, instances: Sequence[int]) -> None:
+        for instance in instances:
+            aval = self._traced.variables[self._schedule.origin[instance]].aval
+            self._variables[instance] = jex.Var(aval)
+
+    def _passes(self, read: int, write: int) -> bool:
+        """Whether a value goes through the barrier; one that cannot is passed on as it is."""
+        if _can_pass(self._variables[read]):
+            return True
+        self._variables[write] = self._variables[read]
+        return False
+
+    def _barrier_eqn(self, step: Barrier, number: int, invars: list[Any], outvars: list[Any]) -> Any:
+        """Named and placed like the op beside it: what made the pinned value, or what asked for the stage."""
+        beside = self._ops[self._beside(number)]
+        stack = beside.source_info.name_stack.extend(OWN)
+        stack = stack.extend(PIN if step.trigger is None else RECOMPUTE)
+        return _barrier_template().replace(
+            invars=invars,
+            outvars=outvars,
+            source_info=beside.source_info.replace(name_stack=stack),
+            ctx=beside.ctx,
+        )
+
+    def _beside(self, number: int) -> int:
+        """A pin follows its maker; the barrier of a stage comes before the first op that is no copy."""
+        step = self._schedule.steps[number]
+        assert isinstance(step, Barrier)
+        if step.trigger is None:
+            made = self._traced.graph.producer[self._schedule.origin[step.reads[0]]]
+            if made is not None:
+                return made
+        later = (s for s in self._schedule.steps[number:] if isinstance(s, Run) and not s.again)
+        return next(later).op
+
+
+def _can_pass(variable: Any) -> bool:
+    """Arrays of any type pass a barrier, key arrays and empty ones too; references and tokens do not."""
+    return isinstance(variable.aval, jax.core.ShapedArray)
+
+
+def _marked_again(name_stack: Any) -> Any:
+    """The stack with the mark of recomputation behind the outermost name under the transformations."""
+    marks = _compat.name_stack_marks(name_stack)
+    last = max((i for i, (_, transformed) in enumerate(marks) if transformed), default=-1)
+    head = min(last + 2, len(marks))
+    return name_stack[:head].extend(RECOMPUTED) + name_stack[head:]
+
+
+@functools.cache
+def _barrier_template() -> Any:
+    """An `optimization_barrier` equation, from the public function; its parameters are none."""
+    closed = jax.make_jaxpr(jax.lax.optimization_barrier)(jax.ShapeDtypeStruct((), "float32"))
+    return getattr(closed, "jaxpr", closed).eqns[0]

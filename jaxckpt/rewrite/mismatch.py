@@ -1,0 +1,118 @@
+"""A plan is for one step; where it is used on another, the error says what differs.
+
+A plan knows its graph by a fingerprint alone. With what it was made for at hand (its arguments, its graph), the
+difference has a name: all arguments that differ, or else the first operation that does.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import Protocol
+
+from jaxckpt._errors import PlanMismatchError
+from jaxckpt.ir import Graph, Op, Plan
+from jaxckpt.trace import Traced
+
+
+class PlannedArgument(Protocol):
+    """What an argument was when the plan was made."""
+
+    @property
+    def path(self) -> str:
+        """Where it stands, as in `Traced.paths`."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """Its type, as a text."""
+        ...
+
+
+def check_planned(
+    traced: Traced,
+    plan: Plan,
+    *,
+    arguments: Sequence[PlannedArgument] = (),
+    graph: Graph | None = None,
+) -> None:
+    """Refuses a plan that was made for another step.
+
+    Args:
+      traced: The step as it is called.
+      plan: The plan.
+      arguments: What the plan was made with, if that is known.
+      graph: What the plan was made for, if that is known.
+
+    Raises:
+      PlanMismatchError: The fingerprints differ; the message names what does.
+    """
+    found = traced.graph.fingerprint
+    if found == plan.fingerprint:
+        return
+    differing = list(_differing_arguments(traced, arguments)) if arguments else []
+    if differing:
+        _refuse_arguments(traced, differing)
+    got = f"fingerprint {found}, {len(traced.graph.ops)} ops"
+    needed = f"fingerprint {plan.fingerprint}"
+    if graph is not None:
+        got, needed = _first_difference(traced.graph, graph)
+    raise PlanMismatchError(
+        f"apply({traced.name}): the plan is for another step"
+        + (", though its arguments are the same." if arguments else "."),
+        got=got,
+        needed=needed,
+        advice="plan again: the step's code, its static arguments or the version of jax has changed",
+        planned=plan.fingerprint,
+        found=found,
+    )
+
+
+def _refuse_arguments(traced: Traced, differing: list[tuple[str, str, str]]) -> None:
+    raise PlanMismatchError(
+        f"apply({traced.name}): the plan was made for other arguments ({len(differing)} differ).",
+        got=_numbered((path, called) for path, called, _ in differing),
+        needed=_numbered((path, planned) for path, _, planned in differing),
+        advice="call it with the shapes that it was planned for, or plan again for these",
+        differing=tuple(differing),
+    )
+
+
+def _numbered(pairs: Iterator[tuple[str, str]]) -> str:
+    lines = [f"({i}) {path} {what}" for i, (path, what) in enumerate(pairs, 1)]
+    return "; ".join(lines[:8]) + ("; ..." if len(lines) > 8 else "")
+
+
+def _differing_arguments(
+    traced: Traced, arguments: Sequence[PlannedArgument]
+) -> Iterator[tuple[str, str, str]]:
+    """Path, what it is called with, what was planned."""
+    called = {
+        path: _typed(str(spec.dtype), spec.shape)
+        for path, spec in zip(traced.paths, traced.specs, strict=True)
+    }
+    planned = {argument.path: _typed(argument.dtype, argument.shape) for argument in arguments}
+    for path in {**planned, **called}:
+        if called.get(path) != planned.get(path):
+            yield path, called.get(path, "is absent"), planned.get(path, "is absent")
+
+
+def _typed(dtype: str, shape: Sequence[int]) -> str:
+    return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def _first_difference(called: Graph, planned: Graph) -> tuple[str, str]:
+    for mine, theirs in zip_longest(called.ops, planned.ops):
+        if _told(called, mine) != _told(planned, theirs):
+            return _told(called, mine), _told(planned, theirs)
+    return "other arguments, constants or results", "those of the planned step"
+
+
+def _told(graph: Graph, op: Op | None) -> str:
+    if op is None:
+        return "no further op"
+    results = ", ".join(str(graph.values[value]) for value in op.writes)
+    return f"op {op.id} `{op.primitive}` in {op.scope or '/'} reading {op.reads}, giving {results} {op.detail}"

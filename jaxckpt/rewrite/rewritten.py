@@ -1,0 +1,89 @@
+"""A traced step and a plan become a step that carries the plan out.
+
+The plan's schedule is laid out, turned into equations and checked by JAX's own type checker. The result computes
+the same values as the step, from the same flat arguments, and nothing is traced again.
+
+Read after `equations`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from jaxckpt._errors import PlanMismatchError, UnsupportedDecisionError
+from jaxckpt.ir import Offload, Partition, Plan, Schedule, schedule
+from jaxckpt.rewrite.equations import equations
+from jaxckpt.trace import Traced, closed_jaxpr
+from jaxckpt.trace.inline import constants_of, open_jaxpr
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """A step that carries out a plan.
+
+    Attributes:
+      traced: The step.
+      plan: The plan.
+      schedule: Its work in order; step `i` that is a run is an equation of `jaxpr`, in the same order.
+      jaxpr: The step's closed jaxpr, one level deep.
+    """
+
+    traced: Traced
+    plan: Plan
+    schedule: Schedule
+    jaxpr: Any
+
+    def call(self, *flat: Any) -> Sequence[Any]:
+        """Runs the planned step over flat arrays, in the order of `Traced.specs`; returns flat results."""
+        return jax.core.eval_jaxpr(open_jaxpr(self.jaxpr), constants_of(self.jaxpr), *flat)
+
+
+def rewrite(traced: Traced, plan: Plan) -> Rewritten:
+    """Carries out a plan on a traced step.
+
+    Args:
+      traced: The step.
+      plan: Decisions for its graph. Values dropped are computed again in the backward pass; without any dropped
+        value the equations are the step's own.
+
+    Returns:
+      The planned step.
+
+    Raises:
+      PlanMismatchError: The plan is for another graph.
+      UnsupportedDecisionError: The plan offloads or partitions.
+      GraphError: The plan drops what cannot be computed again.
+      jax.extend.core.JaxprTypeError: The rewritten step is not well-typed; a bug of ours.
+    """
+    if plan.fingerprint != traced.graph.fingerprint:
+        raise PlanMismatchError(
+            f"rewrite({traced.name}): the plan is for another step.",
+            got=f"a step of {len(traced.graph.ops)} ops with fingerprint {traced.graph.fingerprint}",
+            needed=f"the step with fingerprint {plan.fingerprint} that the plan was made for",
+            advice="plan again for this step, these shapes and this version of jax",
+            planned=plan.fingerprint,
+            found=traced.graph.fingerprint,
+        )
+    _refuse_unsupported(plan)
+    laid_out = schedule(traced.graph, plan)
+    eqns, outvars = equations(traced, laid_out)
+    closed = closed_jaxpr(traced.program, eqns, outvars)
+    jex.check_jaxpr(open_jaxpr(closed))
+    return Rewritten(traced=traced, plan=plan, schedule=laid_out, jaxpr=closed)
+
+
+def _refuse_unsupported(plan: Plan) -> None:
+    found = [(v, d) for v, d in plan.decisions.items() if isinstance(d, Offload | Partition)]
+    if not found:
+        return
+    kinds = sorted({type(decision).__name__.lower() for _, decision in found})
+    raise UnsupportedDecisionError(
+        f"rewrite: the plan decides to {' and '.join(kinds)}, which cannot be carried out yet.",
+        got=f"{len(found)} such decisions, the first for value {found[0][0]}",
+        needed="decisions to save or to recompute",
+        advice='a plan with allow=("recompute",)',
+        decisions=tuple(found),
+    )

@@ -1,0 +1,68 @@
+"""What a step may be called with: arrays and descriptions of arrays, in any pytree.
+
+All leaves that are neither are reported at once, with their paths, before the step is traced.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxckpt._errors import ArgumentError
+
+_NUMBERS = (bool, int, float, complex, np.generic)
+
+
+def argument_paths(
+    args: Sequence[Any], kwargs: Mapping[str, Any], *, static: frozenset[int | str]
+) -> tuple[tuple[str, Any], ...]:
+    """The leaves of a step's traced arguments with their paths, in the order of its flat arguments.
+
+    Args:
+      args: Positional arguments.
+      kwargs: Keyword arguments.
+      static: Positions and keywords that are not traced.
+
+    Returns:
+      Pairs of the path, as `jax.tree_util.keystr` writes it ("[0]['params']"; a keyword's begins with its name),
+      and the leaf.
+    """
+    dynamic = [(f"[{i}]", arg) for i, arg in enumerate(args) if i not in static]
+    dynamic += [(f"['{name}']", kwargs[name]) for name in sorted(kwargs) if name not in static]
+    return tuple(
+        (root + jax.tree_util.keystr(path), leaf)
+        for root, arg in dynamic
+        for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]
+    )
+
+
+def check_arguments(leaves: Sequence[tuple[str, Any]]) -> None:
+    """Refuses leaves that are no arrays.
+
+    Args:
+      leaves: What `argument_paths` gives.
+
+    Raises:
+      ArgumentError: Names every such leaf and its type.
+    """
+    wrong = [(path, type(leaf)) for path, leaf in leaves if not _is_array(leaf)]
+    if not wrong:
+        return
+    listed = [f"({i}) {path} is a {kind.__name__}" for i, (path, kind) in enumerate(wrong, 1)]
+    raise ArgumentError(
+        f"trace_step: {len(wrong)} of the step's {len(leaves)} argument leaves are no arrays.",
+        got="; ".join(listed[:20]) + ("; ..." if len(listed) > 20 else ""),
+        needed="arrays, jax.ShapeDtypeStructs, numbers, key arrays or None, in any pytree",
+        advice="static_argnums for an argument that is no array; for a module with functions among its leaves"
+        " split it first (equinox.partition, nnx.split) and close over the rest",
+        wrong=tuple((path, kind.__name__) for path, kind in wrong),
+    )
+
+
+def _is_array(leaf: Any) -> bool:
+    if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct, *_NUMBERS)):
+        return True
+    if isinstance(leaf, np.ndarray):
+        return leaf.dtype.kind not in "OSUM m"
+    return hasattr(leaf, "__jax_array__") or (hasattr(leaf, "shape") and hasattr(leaf, "dtype"))

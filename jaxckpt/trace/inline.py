@@ -1,0 +1,174 @@
+"""Nested calls become one level of equations, by building new equations rather than running anything.
+
+Calls (`jit`, `closed_call`, `remat2`, ...) are replaced by the equations of their bodies, under fresh variables and
+the joined name stack. Loops, branches, custom derivatives that nobody differentiated and kernels stay whole. What
+`jax.checkpoint` computes again (JAX puts it into a scope `rematted_computation`) is marked `again`; `merge` looks at
+those marks. A nested `jit` that asks for layouts stays whole too; one that asks for shardings is inlined between the
+constraints that say the same.
+
+Read after `program`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+from jaxckpt import _compat
+from jaxckpt.trace.program import Atom, Equation, Program
+from jaxckpt.trace.scope import is_recomputed, not_recomputed, once
+
+_JITS = frozenset({"jit", "pjit"})
+_CALLS = frozenset({"closed_call", "core_closed_call", "core_call", "call", "eval_jaxpr"})
+REMATS = frozenset({"remat2", "remat", "checkpoint"})
+"""The names of `jax.checkpoint`'s primitive over the years."""
+
+
+def inline(closed: Any, captured: Sequence[Any] = (), *, keep_user_remat: bool = False) -> Program:
+    """Flattens a closed jaxpr to one level.
+
+    Args:
+      closed: A closed jaxpr whose first arguments are those captured.
+      captured: Arrays (or tracers) for these first arguments.
+      keep_user_remat: Leaves `jax.checkpoint` of the user whole instead of inlining and marking it.
+
+    Returns:
+      A program that computes the same; nothing is merged or dropped yet.
+    """
+    jaxpr = open_jaxpr(closed)
+    inliner = _Inliner(keep_user_remat=keep_user_remat)
+    known = [*jaxpr.constvars, *jaxpr.invars[: len(captured)]]
+    inliner.adopt(known, [*constants_of(closed), *captured])
+    env: dict[Any, Atom] = {}
+    inliner.walk(jaxpr, env, stack=None)
+    return Program(
+        invars=tuple(jaxpr.invars[len(captured) :]),
+        constants=tuple(inliner.constants.values()),
+        equations=tuple(inliner.equations),
+        outvars=tuple(inliner.atom(v, env) for v in jaxpr.outvars),
+        effects=jaxpr.effects,
+        debug_info=_debug_info(jaxpr, len(captured)),
+    )
+
+
+def open_jaxpr(jaxpr: Any) -> Any:
+    """The jaxpr itself, of a closed jaxpr or an open one; from jax 0.11 on they are the same."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def constants_of(jaxpr: Any) -> Sequence[Any]:
+    """The arrays that hang on a jaxpr; none on an open one."""
+    return getattr(jaxpr, "consts", ())
+
+
+def _debug_info(jaxpr: Any, captured: int) -> Any:
+    if not captured:
+        return jaxpr.debug_info
+    return jex.DebugInfo("jaxckpt", jaxpr.debug_info.func_src_info, None, None)
+
+
+class _Inliner:
+    def __init__(self, *, keep_user_remat: bool):
+        self.keep_user_remat = keep_user_remat
+        self.equations: list[Equation] = []
+        self.constants: dict[int, tuple[Any, Any]] = {}
+
+    def adopt(self, variables: Sequence[Any], arrays: Sequence[Any]) -> None:
+        """Makes variables that exist the constants' own; an array under two variables keeps both."""
+        for variable, array in zip(variables, arrays, strict=True):
+            key = id(array) if id(array) not in self.constants else id(variable)
+            self.constants[key] = (variable, array)
+
+    def walk(self, jaxpr: Any, env: dict[Any, Atom], *, stack: Any) -> None:
+        """Appends the equations of a jaxpr; `env` gives the outer atoms of its variables, where they differ."""
+        for eqn in jaxpr.eqns:
+            reads = [self.atom(v, env) for v in eqn.invars]
+            here = eqn.source_info.name_stack if stack is None else stack + eqn.source_info.name_stack
+            body = self._body(eqn)
+            if body is None:
+                self._append(eqn, reads, env, stack=here, fresh=stack is not None)
+            else:
+                self._enter(eqn, body, reads, env, stack=here)
+
+    def atom(self, atom: Atom, env: dict[Any, Atom]) -> Atom:
+        """What a variable or literal of an inner jaxpr is outside; arrays in literals become constants."""
+        if isinstance(atom, jex.Var):
+            return env.get(atom, atom)
+        return self._constant(atom.val, atom.aval) if getattr(atom.aval, "shape", ()) else atom
+
+    def _constant(self, array: Any, aval: Any) -> Any:
+        if id(array) not in self.constants:
+            self.constants[id(array)] = (jex.Var(aval), array)
+        return self.constants[id(array)][0]
+
+    def _body(self, eqn: Any) -> Any:
+        """The jaxpr to put in the place of an equation, or None where it stays."""
+        name = eqn.primitive.name
+        if name in _JITS and _wants_layouts(eqn.params):
+            return None
+        if name in _JITS or name in _CALLS or (name in REMATS and not self.keep_user_remat):
+            return eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
+        return None
+
+    def _enter(
+        self, eqn: Any, body: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any
+    ) -> None:
+        inner = open_jaxpr(body)
+        constants = map(self._constant, constants_of(body), (v.aval for v in inner.constvars))
+        reads = self._constrained(reads, eqn.params.get("in_shardings", ()), stack=stack)
+        inner_env = dict(zip(inner.constvars, constants, strict=False))
+        inner_env.update(zip(inner.invars, reads, strict=True))
+        self.walk(inner, inner_env, stack=once(stack) if eqn.primitive.name in REMATS else stack)
+        results = [self.atom(v, inner_env) for v in inner.outvars]
+        results = self._constrained(results, eqn.params.get("out_shardings", ()), stack=stack)
+        env.update(zip(eqn.outvars, results, strict=True))
+
+    def _constrained(self, atoms: list[Atom], shardings: Sequence[Any], *, stack: Any) -> list[Atom]:
+        """The atoms behind sharding constraints, where a nested jit asks for shardings."""
+        atoms = list(atoms)
+        for position, sharding in enumerate(shardings):
+            if _compat.is_specified_sharding(sharding):
+                atoms[position] = self._constraint(atoms[position], sharding, stack=stack)
+        return atoms
+
+    def _constraint(self, atom: Atom, sharding: Any, *, stack: Any) -> Atom:
+        spec = jax.ShapeDtypeStruct(
+            atom.aval.shape, atom.aval.dtype, weak_type=getattr(atom.aval, "weak_type", False)
+        )
+        closed = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(spec)
+        jaxpr = open_jaxpr(closed)
+        env = {jaxpr.invars[0]: atom}
+        self.walk(jaxpr, env, stack=stack)
+        return self.atom(jaxpr.outvars[0], env)
+
+    def _append(
+        self, eqn: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any, fresh: bool
+    ) -> None:
+        again = not self.keep_user_remat and _is_marked_again(stack)
+        if again:
+            stack = once(not_recomputed(stack))
+        for variable in eqn.outvars:
+            if fresh or isinstance(variable, jex.DropVar):
+                env[variable] = jex.Var(variable.aval)
+        self.equations.append(
+            Equation(
+                eqn.replace(
+                    invars=reads,
+                    outvars=[env.get(v, v) for v in eqn.outvars],
+                    effects=_compat.retarget_effects(eqn.effects, lambda v: env.get(v, v)),
+                    source_info=eqn.source_info.replace(name_stack=stack),
+                ),
+                again,
+            )
+        )
+
+
+def _wants_layouts(params: dict[str, Any]) -> bool:
+    return any(
+        layout is not None for key in ("in_layouts", "out_layouts") for layout in params.get(key, ())
+    )
+
+
+def _is_marked_again(stack: Any) -> bool:
+    return is_recomputed(_compat.name_stack_marks(stack))

@@ -1,0 +1,74 @@
+"""A traced step as one level of equations: what inlining makes, merging shortens and the graph is read from.
+
+Unlike `ir.Graph` it holds JAX's own equations and variables; unlike a jaxpr it knows which equations the user's
+own `jax.checkpoint` computes again. Every stage of `jaxckpt.trace` takes a `Program` and returns one.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.extend.core as jex
+
+Atom = Any
+"""A `jax.extend.core.Var` or `jax.extend.core.Literal`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """One equation of a program.
+
+    Attributes:
+      eqn: JAX's equation.
+      again: Whether it is part of what the user's `jax.checkpoint` computes again.
+    """
+
+    eqn: Any
+    again: bool = False
+
+    def variables(self) -> Iterator[Any]:
+        """The variables that it reads, in operand order, literals left out."""
+        return (atom for atom in self.eqn.invars if isinstance(atom, jex.Var))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A step, one level deep.
+
+    Attributes:
+      invars: Variables of the flat arguments.
+      constants: Variables of the arrays closed over, with the arrays.
+      equations: In order.
+      outvars: What it returns: variables or literals.
+      effects: Of the whole step.
+      debug_info: JAX's names for arguments and results.
+    """
+
+    invars: tuple[Any, ...]
+    constants: tuple[tuple[Any, Any], ...]
+    equations: tuple[Equation, ...]
+    outvars: tuple[Atom, ...]
+    effects: Any
+    debug_info: Any
+
+    def replace(self, **changes: Any) -> "Program":
+        """The program with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def closed_jaxpr(self) -> Any:
+        """The program as a closed jaxpr of the installed version."""
+        return closed_jaxpr(self, [equation.eqn for equation in self.equations], self.outvars)
+
+
+def closed_jaxpr(program: Program, eqns: Sequence[Any], outvars: Sequence[Atom]) -> Any:
+    """A closed jaxpr with a program's arguments and constants, and equations and results of its own."""
+    jaxpr = jex.Jaxpr(
+        constvars=[variable for variable, _ in program.constants],
+        invars=list(program.invars),
+        outvars=list(outvars),
+        eqns=list(eqns),
+        effects=program.effects,
+        debug_info=program.debug_info,
+    )
+    return jex.ClosedJaxpr(jaxpr, [array for _, array in program.constants])

@@ -1,0 +1,196 @@
+"""A training step becomes a graph, and keeps the way back from every value to its variable.
+
+The step is traced once, as JAX traces it under `jit`; nothing is compiled or run. Its own exceptions pass through
+untouched. Then: inline, merge what the user's checkpoints compute again, prune, find the phases, build the graph.
+
+Read after the other files of this folder.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from jaxckpt import _compat
+from jaxckpt._errors import ArgumentError
+from jaxckpt.ir import Graph, Phase
+from jaxckpt.trace.arguments import argument_paths, check_arguments
+from jaxckpt.trace.graph import graph_of
+from jaxckpt.trace.hoist import hoist
+from jaxckpt.trace.inline import inline
+from jaxckpt.trace.merge import merge
+from jaxckpt.trace.phase import phases_by_name, phases_by_structure
+from jaxckpt.trace.program import Program
+from jaxckpt.trace.prune import prune
+from jaxckpt.trace.size import aval_bytes
+
+_NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """A traced step.
+
+    Attributes:
+      graph: The step as plain data.
+      program: The step as one level of JAX equations: equation `i` is `graph.ops[i]`.
+      jaxpr: The same as a closed jaxpr; computes what the step computes.
+      variables: By value id, the variable in `jaxpr`.
+      specs: The flat arguments, with their shardings.
+      paths: Where each stands in the step's arguments ("[0]['params']").
+      donated: Indices of flat arguments whose memory the results may take.
+      in_tree: The tree of `(args, kwargs)`, static arguments left out.
+      out_tree: The tree of the results.
+      in_shardings: What the step's own jit asks of each flat argument, or None.
+      out_shardings: What it asks of each result, or None.
+      static: Positions and keywords of arguments that are not traced.
+      phases_source: "names" where differentiation marked the phases, "structure" where they were guessed.
+      name: The step's name.
+      jitted: The step under `jax.jit`; tracing it again with equal arguments gives the same jaxpr.
+      stage: What JAX made of the step, before any of our work.
+    """
+
+    graph: Graph
+    program: Program
+    jaxpr: Any
+    variables: tuple[Any, ...]
+    specs: tuple[jax.ShapeDtypeStruct, ...]
+    paths: tuple[str, ...]
+    donated: frozenset[int]
+    in_tree: Any
+    out_tree: Any
+    in_shardings: tuple[Any, ...]
+    out_shardings: tuple[Any, ...]
+    static: frozenset[int | str]
+    phases_source: str
+    name: str
+    jitted: Any
+    stage: Any
+
+    def flat_function(self) -> Callable[..., Sequence[Any]]:
+        """The original step over flat arrays, as its author wrote it: the user's own checkpoints included."""
+        return _compat.traced_leaves(self.stage).call
+
+    def closes_over_tracers(self) -> bool:
+        """Whether the step reads values of a trace around it, and so means nothing outside that trace."""
+        return any(isinstance(array, jax.core.Tracer) for _, array in self.program.constants)
+
+
+def trace_step(
+    step: Callable[..., Any],
+    *args: Any,
+    kwargs: Mapping[str, Any] = _NO_KEYWORDS,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    keep_user_remat: bool = False,
+) -> Traced:
+    """Traces a training step into a graph.
+
+    Args:
+      step: Loss, gradient and, if it is there, update: a function, plain or jitted. A jitted one brings its donation,
+        static arguments and shardings along.
+      *args: Arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), numbers, key arrays, None, or
+        pytrees of these.
+      kwargs: Keyword arguments of the step.
+      donate_argnums: Positions whose memory the results may take, besides those of the step's own jit.
+      static_argnums: Positions that are not traced.
+      keep_user_remat: Leaves the user's `jax.checkpoint` as it is. Otherwise it is undone, so that every residual can
+        be decided on.
+
+    Returns:
+      The traced step; sizes are bytes per device as far as shardings of arguments and constraints tell.
+
+    Raises:
+      ArgumentError: A leaf is no array; all such leaves are named.
+      NoGradientError: There is no backward pass in the step.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> step = jax.grad(lambda w, x: jnp.sin(x @ w).sum())
+      >>> traced = trace_step(step, jnp.ones((2, 3)), jnp.ones((4, 2)))
+      >>> [op.primitive for op in traced.graph.ops if op.phase is Phase.FORWARD]
+      ['dot_general', 'cos']
+    """
+    static = _positions(static_argnums, len(args))
+    jitted, known = _jitted(step, static)
+    pairs = argument_paths(args, kwargs, static=known)
+    check_arguments(pairs)
+    roots = tuple(f"[{position}]" for position in _positions(donate_argnums, len(args)))
+    call = _Call(
+        jitted=jitted,
+        static=known,
+        paths=tuple(path for path, _ in pairs),
+        donated=frozenset(i for i, (path, _) in enumerate(pairs) if path.startswith(roots or "none")),
+    )
+    return _read(call, jitted.trace(*args, **kwargs), keep_user_remat=keep_user_remat)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """How a step is called: what is known before it is traced."""
+
+    jitted: Any
+    static: frozenset[int | str]
+    paths: tuple[str, ...]
+    donated: frozenset[int]
+
+
+def _positions(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
+    argnums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    return tuple(position % count if count else position for position in argnums)
+
+
+def _jitted(
+    step: Callable[..., Any], static: tuple[int, ...]
+) -> tuple[Any, frozenset[int | str]]:
+    """The step as a jitted function, and which of its arguments are static."""
+    if not isinstance(step, jax.stages.Wrapped):
+        return jax.jit(step, static_argnums=static), frozenset(static)
+    positions, names = _compat.jit_static_arguments(step)
+    if not set(static) <= set(positions):
+        raise ArgumentError(
+            "trace_step: the step is jitted already, and its jit says which arguments are static.",
+            got=f"static_argnums={static}",
+            needed=f"positions that its jit knows as static: {positions}",
+            advice="leave static_argnums out, name them in the step's own jax.jit, or pass step.__wrapped__",
+        )
+    return step, frozenset((*positions, *names))
+
+
+def _read(call: _Call, stage: Any, *, keep_user_remat: bool) -> Traced:
+    leaves = _compat.traced_leaves(stage)
+    inlined = inline(stage.jaxpr, _compat.captured_arrays(stage), keep_user_remat=keep_user_remat)
+    program = prune(merge(inlined))
+    phased = phases_by_name(program)
+    source = "structure" if phased is None else "names"
+    if phased is None:
+        phased = phases_by_structure(program, lambda variable: aval_bytes(variable.aval))
+    program, phases = hoist(program, phased)
+    donated = call.donated | {i for i, is_donated in enumerate(leaves.donated) if is_donated}
+    graph, variables = graph_of(program, phases, shardings=leaves.arg_shardings, donated=donated)
+    return Traced(
+        graph=graph,
+        program=program,
+        jaxpr=program.closed_jaxpr(),
+        variables=variables,
+        specs=tuple(map(_spec, leaves.avals, leaves.arg_shardings)),
+        paths=call.paths,
+        donated=donated,
+        in_tree=_compat.argument_tree(stage),
+        out_tree=stage.out_tree,
+        in_shardings=_compat.jit_in_shardings(stage),
+        out_shardings=leaves.out_shardings,
+        static=call.static,
+        phases_source=source,
+        name=leaves.name,
+        jitted=call.jitted,
+        stage=stage,
+    )
+
+
+def _spec(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(
+        aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False)
+    )

@@ -1,0 +1,195 @@
+"""What a plan asks for, in which order: golden schedules by hand, then the rules on random graphs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxckpt._errors import GraphError
+from jaxckpt.ir import Barrier, Phase, Plan, Recompute, Run, Save, residuals, schedule
+from tests.graphs import Builder, chain, graphs
+
+
+def plan_of(graph, *, drop=(), save=(), stages=(0,)):
+    decisions = {v: Recompute() for v in drop} | {v: Save() for v in save}
+    return Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
+
+
+def told(schedule_):
+    """A schedule as short text: op numbers, copies with a star, barriers with what they pass and wait for."""
+    lines = []
+    for step in schedule_.steps:
+        if isinstance(step, Run):
+            lines.append(f"{step.op}{'*' if step.again else ''}")
+        else:
+            origin = [schedule_.origin[i] for i in step.reads]
+            trigger = "" if step.trigger is None else f" after {schedule_.origin[step.trigger]}"
+            lines.append(f"barrier {origin}{trigger}")
+    return lines
+
+
+def droppable(graph):
+    return [r.value for r in residuals(graph) if not graph.ops[r.op].effects]
+
+
+@st.composite
+def planned(draw):
+    graph = draw(graphs())
+    choices = {v: draw(st.sampled_from([None, Save(), Recompute()])) for v in droppable(graph)}
+    forward = [op.id for op in graph.ops if op.phase is Phase.FORWARD]
+    stages = sorted({0, *draw(st.lists(st.sampled_from(forward), max_size=4))})
+    decisions = {v: d for v, d in choices.items() if d is not None}
+    return graph, Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
+
+
+def test_a_chain_that_drops_one_value_computes_it_again_before_its_reader():
+    graph = chain(3)
+    # Values: 0 the input, 1-3 the products, 4 the first cotangent (of op 3), 5 and 6 the others.
+    assert told(schedule(graph, plan_of(graph, drop=[2]))) == [
+        "0", "1", "2", "3", "barrier [1] after 4", "1*", "4", "5",
+    ]  # fmt: skip
+
+
+def test_a_stage_recomputes_all_it_dropped_behind_one_barrier():
+    graph = chain(4)
+    steps = told(schedule(graph, plan_of(graph, drop=[1, 2, 3])))
+    assert steps == ["0", "1", "2", "3", "4", "barrier [0] after 5", "0*", "1*", "2*", "5", "6", "7"]
+
+
+def test_each_stage_waits_for_its_own_cotangent():
+    graph = chain(4)
+    steps = told(schedule(graph, plan_of(graph, drop=[1, 3], save=[2], stages=(0, 2))))
+    assert steps == [
+        "0", "1", "barrier [2]", "2", "3", "4", "barrier [2] after 5", "2*", "5", "6",
+        "barrier [0] after 7", "0*", "7",
+    ]  # fmt: skip
+
+
+def test_saved_values_are_pinned_only_where_something_is_dropped():
+    graph = chain(3)
+    assert told(schedule(graph, plan_of(graph, save=[1, 2]))) == ["0", "1", "2", "3", "4", "5"]
+    assert "barrier [1]" in told(schedule(graph, plan_of(graph, drop=[2], save=[1])))
+
+
+def test_a_copy_reads_the_saved_value_behind_its_barrier():
+    graph = chain(3)
+    laid_out = schedule(graph, plan_of(graph, drop=[2], save=[1]))
+    pin, wait = (step for step in laid_out.steps if isinstance(step, Barrier))
+    copy = next(step for step in laid_out.steps if isinstance(step, Run) and step.again)
+    assert wait.reads == pin.writes
+    assert copy.reads == wait.writes
+
+
+def test_forward_values_that_come_late_wait_for_their_own_reader():
+    """Two gradients in one step: the second forward pass stands behind the first backward."""
+    build = Builder()
+    x = build.input(4000)
+    first = build.op("sin", x, size_bytes=4000)
+    cotangent = build.op("mul", first, x, size_bytes=4000, phase=Phase.BACKWARD)
+    second = build.op("sin", cotangent, size_bytes=4000)
+    third = build.op("cos", second, size_bytes=4000)
+    last = build.op("mul", third, cotangent, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(last)
+    laid_out = schedule(graph, plan_of(graph, drop=[first, third]))
+    check_order(graph, laid_out)
+    assert told(laid_out) == [
+        "0", "barrier [0]", "0*", "1", "2", "3", f"barrier [{cotangent}] after {cotangent}", "2*", "3*", "4",
+    ]  # fmt: skip
+
+
+def test_of_an_op_with_two_results_the_saved_one_is_not_replaced():
+    graph = two_results()
+    laid_out = schedule(graph, plan_of(graph, drop=[2], save=[1]))
+    check_order(graph, laid_out)
+    readers = {s.op: s.reads for s in laid_out.steps if isinstance(s, Run) and not s.again}
+    pinned = next(s.writes[0] for s in laid_out.steps if isinstance(s, Barrier) and s.trigger is None)
+    assert readers[2][0] == pinned
+    assert laid_out.origin[readers[3][0]] == 2
+    assert readers[3][0] != 2
+
+
+def two_results():
+    import dataclasses
+
+    build = Builder()
+    x = build.input(4000)
+    left = build.op("split", x, size_bytes=2000)
+    right = build.value(2000)
+    build.ops[0] = dataclasses.replace(build.ops[0], writes=(left, right))
+    joined = build.op("add", left, right, size_bytes=2000)
+    cotangent = build.op("mul", left, joined, size_bytes=2000, phase=Phase.BACKWARD)
+    return build.graph(build.op("mul", right, cotangent, size_bytes=2000, phase=Phase.BACKWARD))
+
+
+@pytest.mark.parametrize("kind", ["input", "effects", "backward"])
+def test_what_cannot_be_computed_again_is_refused(kind):
+    build = Builder()
+    x = build.input(4000)
+    loud = build.op("io", x, size_bytes=4000, effects=("io",))
+    late = build.op("mul", loud, x, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("mul", late, loud, size_bytes=4000, phase=Phase.BACKWARD))
+    value = {"input": x, "effects": loud, "backward": late}[kind]
+    with pytest.raises(GraphError, match=f"value {value} cannot be computed again"):
+        schedule(graph, plan_of(graph, drop=[value]))
+
+
+def check_order(graph, laid_out):
+    """Every instance is written once, and before it is read; a copy is of the op's own values."""
+    written = set(graph.inputs) | set(graph.constants)
+    for step in laid_out.steps:
+        reads = (*step.reads, *((step.trigger,) if isinstance(step, Barrier) and step.trigger is not None else ()))
+        assert set(reads) <= written
+        assert not set(step.writes) & written
+        written.update(step.writes)
+        if isinstance(step, Run):
+            op = graph.ops[step.op]
+            assert tuple(laid_out.origin[i] for i in step.reads) == op.reads
+            assert tuple(laid_out.origin[i] for i in step.writes) == op.writes
+    assert set(laid_out.outputs) <= written
+    assert tuple(laid_out.origin[i] for i in laid_out.outputs) == graph.outputs
+
+
+@given(planned())
+def test_every_instance_is_written_before_it_is_read(case):
+    graph, plan = case
+    check_order(graph, schedule(graph, plan))
+
+
+@given(planned())
+def test_every_op_runs_once_in_its_own_order_and_effects_never_again(case):
+    graph, plan = case
+    runs = [step for step in schedule(graph, plan).steps if isinstance(step, Run)]
+    assert [run.op for run in runs if not run.again] == list(range(len(graph.ops)))
+    assert not any(graph.ops[run.op].effects for run in runs if run.again)
+
+
+@given(planned())
+def test_late_ops_never_read_the_original_of_a_dropped_value(case):
+    graph, plan = case
+    laid_out = schedule(graph, plan)
+    dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
+    for step in laid_out.steps:
+        if isinstance(step, Run) and not step.again and graph.ops[step.op].phase is not Phase.FORWARD:
+            assert not dropped & set(step.reads)
+
+
+@given(planned())
+def test_what_waits_for_a_stage_is_kept_anyway(case):
+    """A barrier in the backward holds arguments, saved values, results and residuals; nothing new lives long."""
+    graph, plan = case
+    laid_out = schedule(graph, plan)
+    dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
+    kept = {*graph.inputs, *graph.constants, *graph.outputs, *plan.decisions}
+    kept |= {r.value for r in residuals(graph)}
+    kept |= {v for op in graph.ops if op.effects or op.phase is not Phase.FORWARD for v in op.writes}
+    for step in laid_out.steps:
+        if isinstance(step, Barrier) and step.trigger is not None:
+            assert {laid_out.origin[i] for i in step.reads} <= kept - dropped
+
+
+@given(planned())
+def test_a_plan_that_drops_nothing_changes_nothing(case):
+    graph, plan = case
+    kept = {v: d for v, d in plan.decisions.items() if isinstance(d, Save)}
+    laid_out = schedule(graph, Plan(fingerprint=plan.fingerprint, decisions=kept, stages=plan.stages))
+    assert [step.op for step in laid_out.steps] == [op.id for op in graph.ops]
+    assert laid_out.outputs == graph.outputs

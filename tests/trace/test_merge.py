@@ -1,0 +1,205 @@
+"""The user's own checkpoints are undone: the graph is that of the step without them."""
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxckpt.ir import Phase, residuals
+from jaxckpt.trace import trace_step
+
+W, X = jnp.full((4, 4), 0.3), jnp.linspace(0.1, 1.0, 12).reshape(3, 4)
+
+
+@jax.custom_vjp
+def kernel(x, w):
+    return jnp.sin(x @ w)
+
+
+def kernel_forward(x, w):
+    y = x @ w
+    return jnp.sin(y), (x, w, y)
+
+
+def kernel_backward(kept, g):
+    x, w, y = kept
+    d = jnp.cos(y) * g
+    return d @ w.T, x.T @ d
+
+
+kernel.defvjp(kernel_forward, kernel_backward)
+
+
+def scanned(x, w):
+    return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), jnp.tanh(x @ w), None, length=3)[0]
+
+
+BLOCKS = {
+    "plain": lambda x, w: jnp.tanh(jnp.sin(x @ w) @ w),
+    "jitted": lambda x, w: jax.jit(lambda a, b: jnp.sin(jnp.tanh(a @ b)))(x, w),
+    "custom_jvp": lambda x, w: jax.nn.relu(x @ w) @ w,
+    "softmax": lambda x, w: jax.nn.softmax(x @ w, -1) @ w,
+    "custom_vjp": kernel,
+    "nested": lambda x, w: jax.checkpoint(lambda a, b: jnp.sin(jnp.tanh(a @ b) @ b))(jnp.tanh(x @ w), w) @ w,
+    "dropout": lambda x, w: jnp.where(jax.random.bernoulli(jax.random.key(3), 0.5, x.shape), x @ w, 0.0) @ w,
+    "twice_the_same": lambda x, w: (jnp.sin(x) + x @ w) * (jnp.sin(x) - x @ w),
+    "vmapped": lambda x, w: jax.vmap(lambda row: jnp.tanh(row @ w))(x) @ w,
+    "barrier": lambda x, w: jnp.sin(jax.lax.optimization_barrier(jnp.sin(x @ w))),
+}
+WRAPS = {
+    "everything": jax.checkpoint,
+    "dots": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.dots_saveable),
+    "saves_all": lambda f: jax.checkpoint(f, policy=jax.checkpoint_policies.everything_saveable),
+    "inner_jit": lambda f: jax.checkpoint(jax.jit(f)),
+    "outer_jit": lambda f: jax.jit(jax.checkpoint(f)),
+    "may_cse": lambda f: jax.checkpoint(f, prevent_cse=False),
+}
+
+
+def make_step(block, order=1):
+    def loss(w, x):
+        for i in range(2):
+            with jax.named_scope(f"block_{i}"):
+                x = block(x, w)
+        return jnp.sum(x**2)
+
+    def penalised(w, x):
+        return loss(w, x) + jnp.sum(jax.grad(loss)(w, x) ** 2)
+
+    def step(w, x):
+        value, g = jax.value_and_grad(loss if order == 1 else penalised)(w, x)
+        return w - 0.1 * g, value
+
+    return step
+
+
+def counted(graph):
+    return Counter((op.phase, op.kind) for op in graph.ops)
+
+
+COMPUTES_TWICE = {"dropout", "twice_the_same"}
+"""Blocks whose forward pass repeats itself; merging reads the first of two equal values, so less is left."""
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("block", sorted(BLOCKS.keys() - COMPUTES_TWICE))
+def test_the_graph_is_that_without_checkpoints(block, wrap):
+    plain = trace_step(make_step(BLOCKS[block]), W, X).graph
+    undone = trace_step(make_step(WRAPS[wrap](BLOCKS[block])), W, X).graph
+    undone.validate()
+    assert counted(undone) == counted(plain)
+    assert {op.scope for op in undone.ops} == {op.scope for op in plain.ops}
+    assert sorted(undone.values[r.value].size_bytes for r in residuals(undone)) == sorted(
+        plain.values[r.value].size_bytes for r in residuals(plain)
+    )
+
+
+@pytest.mark.parametrize("wrap", WRAPS)
+@pytest.mark.parametrize("block", sorted(COMPUTES_TWICE))
+def test_no_work_is_left_that_the_step_without_checkpoints_does_not_do(block, wrap):
+    plain = counted(trace_step(make_step(BLOCKS[block]), W, X).graph)
+    undone = counted(trace_step(make_step(WRAPS[wrap](BLOCKS[block])), W, X).graph)
+    assert all(undone[key] <= plain[key] for key in {*plain, *undone})
+    assert undone[Phase.FORWARD, "contraction"] == plain[Phase.FORWARD, "contraction"]
+    assert undone[Phase.BACKWARD, "contraction"] == plain[Phase.BACKWARD, "contraction"]
+
+
+@pytest.mark.parametrize("block", ["plain", "custom_jvp", "dropout"])
+def test_second_order_forward_passes_lose_their_checkpoints_too(block):
+    """Their outer backward keeps what is computed again from its own cotangents."""
+    plain = trace_step(make_step(BLOCKS[block], order=2), W, X).graph
+    undone = trace_step(make_step(jax.checkpoint(BLOCKS[block]), order=2), W, X).graph
+    assert counted(undone)[Phase.FORWARD, "contraction"] == counted(plain)[Phase.FORWARD, "contraction"]
+    assert len(undone.ops) <= 1.1 * len(plain.ops)
+
+
+@pytest.mark.parametrize("wrap", ["everything", "dots"])
+@pytest.mark.parametrize("block", [*BLOCKS, "loop"])
+def test_undone_checkpoints_compute_the_same(block, wrap):
+    step = make_step(WRAPS[wrap](scanned if block == "loop" else BLOCKS[block]))
+    traced = trace_step(step, W, X)
+    ours = jax.jit(jax.extend.core.jaxpr_as_fun(traced.jaxpr))(W, X)
+    for mine, theirs in zip(ours, jax.jit(step)(W, X), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
+def test_loops_keep_their_recomputation_in_the_backward():
+    graph = trace_step(make_step(jax.checkpoint(scanned)), W, X).graph
+    plain = trace_step(make_step(scanned), W, X).graph
+    loops = [op.phase for op in graph.ops if op.primitive == "scan"]
+    assert loops.count(Phase.FORWARD) == 2 and loops.count(Phase.BACKWARD) == 4
+    assert counted(graph)[Phase.FORWARD, "contraction"] == counted(plain)[Phase.FORWARD, "contraction"]
+
+
+def test_kept_checkpoints_stay_whole():
+    graph = trace_step(make_step(jax.checkpoint(BLOCKS["plain"])), W, X, keep_user_remat=True).graph
+    whole = [op for op in graph.ops if op.primitive in ("remat2", "checkpoint")]
+    assert len(whole) == 2
+    assert all(op.phase is Phase.BACKWARD and op.flops for op in whole)
+    assert [op.scope for op in whole] == ["block_1", "block_0"]
+
+
+def test_what_the_user_computes_twice_outside_a_checkpoint_stays_twice():
+    graph = trace_step(make_step(BLOCKS["twice_the_same"]), W, X).graph
+    sines = [op for op in graph.ops if op.primitive == "sin" and op.phase is Phase.FORWARD]
+    assert len(sines) == 4
+
+
+def test_a_print_inside_a_checkpoint_happens_once():
+    seen = []
+
+    def block(x, w):
+        jax.debug.callback(lambda v: seen.append(float(v)), x[0, 0])
+        return jnp.tanh(x @ w)
+
+    traced = trace_step(make_step(jax.checkpoint(block)), W, X)
+    assert sum(bool(op.effects) for op in traced.graph.ops) == 2
+    jax.jit(jax.extend.core.jaxpr_as_fun(traced.jaxpr))(W, X)
+    jax.effects_barrier()
+    assert len(seen) == 2
+
+
+def test_literals_that_differ_are_not_merged():
+    """0.0 == -0.0 and 1 == True, but the equations compute different things."""
+
+    def block(x, w):
+        return jnp.sin(x @ w) / jnp.where(x > 0, 0.0, 1.0) + jnp.cos(x @ w) / jnp.where(x > 0, -0.0, 1.0)
+
+    step = make_step(jax.checkpoint(block))
+    traced = trace_step(step, W, X)
+    divisors = [op for op in traced.graph.ops if op.primitive == "select_n" and op.phase is Phase.FORWARD]
+    assert len(divisors) == 4
+
+
+def test_scopes_of_linen_blocks_are_the_same_with_and_without_remat():
+    nn = pytest.importorskip("flax.linen")
+
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return x + nn.Dense(8, name="out")(nn.gelu(nn.LayerNorm()(nn.Dense(16, name="in")(x))))
+
+    class Net(nn.Module):
+        remat: bool
+
+        @nn.compact
+        def __call__(self, x):
+            block = nn.remat(Block) if self.remat else Block
+            for i in range(3):
+                x = block(name=f"block_{i}")(x)
+            return jnp.sum(x**2)
+
+    x = jnp.ones((2, 8))
+    graphs = []
+    for remat in (False, True):
+        net = Net(remat=remat)
+        params = net.init(jax.random.key(0), x)
+        graphs.append(trace_step(jax.grad(net.apply), params, x).graph)
+    plain, undone = graphs
+    for kind in ("contraction", "elementwise", "reduction"):
+        for phase in Phase:
+            assert counted(plain)[phase, kind] == counted(undone)[phase, kind]
+    assert {op.scope for op in plain.ops} == {op.scope for op in undone.ops}
+    assert "Net/block_1/LayerNorm_0" in {op.scope for op in undone.ops}
