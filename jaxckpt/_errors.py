@@ -26,9 +26,7 @@ class JaxckptError(Exception):
         self.advice = advice
         for name, fact in facts.items():
             setattr(self, name, fact)
-        super().__init__(
-            f"{headline}\n  Got:    {got}\n  Needed: {needed}\n  Try:    {advice}"
-        )
+        super().__init__(f"{headline}\n  Got:    {got}\n  Needed: {needed}\n  Try:    {advice}")
 
 
 class BudgetError(JaxckptError, ValueError):

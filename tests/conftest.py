@@ -1,11 +1,12 @@
-"""What every test runs under: eight CPU devices, no accelerator looked for, examples that do not change by themselves."""
+"""What every test runs under: eight CPU devices, no accelerator looked for, the same examples on every run."""
 
 import os
 
+# Before jax is imported, by whichever file of tests comes first: it reads them once.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 
-from hypothesis import HealthCheck, settings  # noqa: E402  (jax reads the variables above when it is imported)
+from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "jaxckpt",

@@ -27,9 +27,7 @@ class Builder:
         self.inputs: list[int] = []
 
     def value(self, size_bytes: int) -> int:
-        self.values.append(
-            Value(id=len(self.values), shape=(size_bytes // 4,), dtype="float32", size_bytes=size_bytes)
-        )
+        self.values.append(Value(id=len(self.values), shape=(size_bytes // 4,), dtype="float32", size_bytes=size_bytes))
         return len(self.values) - 1
 
     def input(self, size_bytes: int) -> int:
@@ -73,9 +71,7 @@ def chain(length: int, *, size_bytes: int = 4000, flops: float = 1e6) -> Graph:
         forward.append(build.op("dot_general", forward[-1], size_bytes=size_bytes, flops=flops))
     cotangent = build.op("dot_general", forward[-1], size_bytes=size_bytes, phase=Phase.BACKWARD, flops=flops)
     for made in reversed(forward[1:-1]):
-        cotangent = build.op(
-            "dot_general", made, cotangent, size_bytes=size_bytes, phase=Phase.BACKWARD, flops=flops
-        )
+        cotangent = build.op("dot_general", made, cotangent, size_bytes=size_bytes, phase=Phase.BACKWARD, flops=flops)
     return build.graph(cotangent)
 
 
@@ -102,9 +98,7 @@ def graphs(draw: st.DrawFn, *, most_ops: int = 12) -> Graph:
     for made in reversed(forward[inputs:]):
         if draw(st.booleans()):
             primitive = draw(st.sampled_from(["dot_general", "mul", "reduce_sum"]))
-            cotangent = build.op(
-                primitive, made, cotangent, size_bytes=draw(_sizes), phase=Phase.BACKWARD
-            )
+            cotangent = build.op(primitive, made, cotangent, size_bytes=draw(_sizes), phase=Phase.BACKWARD)
     update = build.op("add", forward[0], cotangent, size_bytes=4000, phase=Phase.UPDATE)
     return build.graph(update, *draw(st.lists(st.sampled_from(forward[inputs:]), max_size=1)))
 

@@ -1,31 +1,66 @@
-"""`import jaxckpt` is light: it loads nothing that it does not need yet."""
+"""`import jaxckpt` is light: it loads nothing that it does not need yet, starts nothing and writes nothing."""
 
+import os
 import subprocess
 import sys
 
-CODE = """
-import sys
+import pytest
+
 import jaxckpt
-heavy = {"flax", "optax", "scipy", "matplotlib", "IPython", "rich", "typer", "tomlkit"} & set(sys.modules)
-assert not heavy, heavy
-import jax
+
+LIGHT = """
+import os, sys
+
+written = []
+
+def watch(event, args):
+    if event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        written.append(args[0])
+    elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink"):
+        written.append((event, *args))
+
+sys.addaudithook(watch)
+import jaxckpt
+
+assert not written, written
+unneeded = {"flax", "optax", "scipy", "matplotlib", "IPython", "rich", "typer", "tomlkit"}
+assert not unneeded & set(sys.modules), unneeded & set(sys.modules)
+"""
+
+NOT_STARTED = """
 from jax._src import xla_bridge
-assert not xla_bridge.backends_are_initialized()
-assert set(jaxckpt.__all__) <= set(dir(jaxckpt))
-for name in jaxckpt.__all__:
-    getattr(jaxckpt, name)
 assert not xla_bridge.backends_are_initialized()
 """
 
+COMPLETE = """
+assert set(jaxckpt.__all__) <= set(dir(jaxckpt))
+for name in jaxckpt.__all__:
+    getattr(jaxckpt, name)
+"""
 
-def test_importing_loads_nothing_heavy_and_every_public_name_is_there():
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
+
+def run(code, home):
+    """Runs code in a Python of its own whose home, working and temporary folders are one empty folder."""
+    places = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"), str(home))
+    # Python's own bytecode is not ours; the path lets it find a checkout that is not installed.
+    path = os.pathsep.join(sys.path)
+    environment = os.environ | places | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=home, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_importing_loads_nothing_heavy_starts_nothing_and_writes_no_file(tmp_path):
+    done = run(LIGHT + NOT_STARTED, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_public_name_is_there_and_starts_nothing(tmp_path):
+    done = run("import jaxckpt" + COMPLETE + NOT_STARTED, tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 def test_a_name_that_is_not_public_is_an_attribute_error():
-    import jaxckpt
-    import pytest
-
     with pytest.raises(AttributeError, match="no attribute 'plann'"):
-        jaxckpt.plann
+        _ = jaxckpt.plann

@@ -26,7 +26,25 @@ def test_amounts_are_read(text, expected):
 
 @pytest.mark.parametrize(
     "budget",
-    ["6 apples", "", "GiB", "-1", "nan", "inf", -1, 0, 0.0, float("nan"), float("inf"), -0.5, True, None, [], "0", "120%"],
+    [
+        "6 apples",
+        "",
+        "GiB",
+        "-1",
+        "nan",
+        "inf",
+        -1,
+        0,
+        0.0,
+        float("nan"),
+        float("inf"),
+        -0.5,
+        True,
+        None,
+        [],
+        "0",
+        "120%",
+    ],
     ids=repr,
 )
 def test_what_is_no_budget_is_refused_with_an_example(budget):

@@ -65,9 +65,7 @@ class Replay:
         return tuple(b for b, birth in self.births.items() if birth <= step <= self.deaths[b])
 
 
-def replay(
-    graph: Graph, schedule: Schedule, *, fusion: Fusion, prices: Prices, rates: Rates
-) -> Replay:
+def replay(graph: Graph, schedule: Schedule, *, fusion: Fusion, prices: Prices, rates: Rates) -> Replay:
     """Replays a schedule symbolically.
 
     Args:
@@ -90,9 +88,7 @@ class _Replayer:
     them inside a kernel.
     """
 
-    def __init__(
-        self, graph: Graph, schedule: Schedule, fusion: Fusion, prices: Prices, rates: Rates
-    ):
+    def __init__(self, graph: Graph, schedule: Schedule, fusion: Fusion, prices: Prices, rates: Rates):
         self.graph = graph
         self.schedule = schedule
         self.fusion = fusion
@@ -169,9 +165,7 @@ class _Replayer:
 
     def _kernel(self, at: int, op: Op, step: Run, reads: Sources, arithmetic_s: float) -> None:
         """The kernel that an op starts: its reads live until now, its writes from now on."""
-        written = [
-            i for v, i in zip(op.writes, step.writes, strict=True) if v in self.fusion.materialised
-        ]
+        written = [i for v, i in zip(op.writes, step.writes, strict=True) if v in self.fusion.materialised]
         traffic_bytes = sum(reads.values()) + sum(self.size_bytes[i] for i in written)
         traffic_bytes += op.traffic_bytes - self._on_chip_bytes(at, op, reads)
         if op.workspace_bytes:
@@ -250,7 +244,7 @@ def updates_early(graph: Graph, schedule: Schedule) -> Iterator[Step]:
             stay.append(step)
         for instance in step.writes:
             made[instance] = ready
-    for at, step in enumerate(stay):
-        if step is not None:
-            yield step
+    for at, kept in enumerate(stay):
+        if kept is not None:
+            yield kept
         yield from moved.get(at, ())

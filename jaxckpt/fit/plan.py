@@ -80,7 +80,7 @@ class Attempt:
 
     Attributes:
       strategy: What made the candidate.
-      predicted_bytes: The total that the model expected, as corrected by then.
+      predicted_bytes: The total that the model expected.
       measured_bytes: The total that the compiler said.
       step_s: The predicted seconds of a step.
       compile_s: How long the compiler took; 0 where the candidate had been compiled before.

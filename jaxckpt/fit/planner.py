@@ -8,6 +8,7 @@ compiled total is within the budget is returned; of several the one of the least
 Read after `jaxckpt.solve`, `jaxckpt.rewrite`, `jaxckpt.measure`.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -18,15 +19,15 @@ from jaxckpt._errors import InfeasibleBudgetError, UnknownStrategyError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan, describe
 from jaxckpt.measure import Footprint, compile_flat
-from jaxckpt.rewrite import rewrite
+from jaxckpt.rewrite import Rewritten, rewrite
 from jaxckpt.solve import STRATEGIES, OptimalSolver, Problem, solve
 from jaxckpt.target import Target
 from jaxckpt.trace import trace_step
 
 _WELL_USED = 0.97
 """A plan that takes at least this share of what the budget leaves for temporaries is not tried to be bettered."""
-_MARGIN = 0.002
-"""Taken off the budget, as a share of it, each time that a corrected plan is still too large."""
+_MARGIN = 0.001
+"""Taken off the budget, as a share of it, when the model is corrected by a measured difference."""
 
 Progress = Callable[[str], None]
 """Told what is being done, a short sentence at a time."""
@@ -70,11 +71,9 @@ class Planner:
         self.target = Target(target) if isinstance(target, str) else target
         self.allow = _checked_allow(allow)
         self.max_compiles = max_compiles
-        self._say = progress or (lambda sentence: None)
+        self._say = progress or (lambda _: None)
         self._say("tracing the step")
-        self.traced = trace_step(
-            step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums
-        )
+        self.traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
         self.graph = self.traced.graph
         self.problem = Problem(graph=self.graph, rates=self.target.rates)
         self._footprints: dict[ir.Plan, Footprint] = {}
@@ -126,9 +125,8 @@ class Planner:
         """A plan with what the compiler says of it; compiled once."""
         if plan not in self._footprints:
             self._say(f"compiling for {self.target.name}")
-            rewritten = rewrite(self.traced, plan)
             compilation = compile_flat(
-                rewritten.call,
+                self.rewritten(plan).call,
                 self.traced.specs,
                 donated=self.traced.donated,
                 target=self.target,
@@ -137,6 +135,10 @@ class Planner:
             )
             self._footprints[plan] = compilation.footprint
         return _Candidate(plan, self._footprints[plan])
+
+    def rewritten(self, plan: ir.Plan) -> Rewritten:
+        """The step with a plan carried out, over flat arguments."""
+        return rewrite(self.traced, plan)
 
     def compiled_before(self, plan: ir.Plan) -> bool:
         """Whether `measure` would answer from memory."""
@@ -169,40 +171,65 @@ class Planner:
 
 
 class _Search:
-    """The loop for one budget."""
+    """The loop for one budget: what total to ask of the solver, so that the compiled total is the budget.
+
+    The model is asked for the budget itself first. Where the compiled total differs, the next question is moved by
+    the difference; once one plan was too large and another one fits, it is interpolated between the two.
+    """
 
     def __init__(self, planner: Planner, budget: object, limit_bytes: int, strategy: str):
         self.planner = planner
         self.budget = budget
         self.limit_bytes = limit_bytes
         self.strategy = strategy
-        self.correction_bytes = 0
         self.attempts: list[Attempt] = []
         self.tried: list[_Candidate] = []
-        self.margins = 0
+        self.fitting: tuple[int, int] | None = None
+        self.too_large: tuple[int, int] | None = None
+        """The largest question (and its compiled total) that fits, and the smallest that does not, bytes."""
 
     def run(self) -> Plan:
         if self.strategy != "optimal":
-            candidate = self._try(solve(self.planner.problem, self.strategy))
-            return self._finish([candidate])
+            self._try(solve(self.planner.problem, self.strategy), asked_bytes=self.limit_bytes)
+            return self._finish(self.tried)
         while len(self.attempts) < self.planner.max_compiles:
-            last_chance = len(self.attempts) == self.planner.max_compiles - 1
-            plan = self._next(last_chance=last_chance and not self._fitting())
-            if any(plan == candidate.plan for candidate in self.tried):
+            asked_bytes = self._next_question()
+            plan = self._answer(asked_bytes)
+            if plan is None:
                 break
-            candidate = self._try(plan)
+            candidate = self._try(plan, asked_bytes=asked_bytes)
             if self._good_enough(candidate):
                 break
         return self._finish(self.tried)
 
-    def _next(self, *, last_chance: bool) -> ir.Plan:
-        """The next plan to compile: the solver's, with what was learnt taken off the budget."""
+    def _next_question(self) -> int:
+        margin_bytes = int(_MARGIN * self.limit_bytes)
+        if self.fitting and self.too_large:
+            (low, low_total), (high, high_total) = self.fitting, self.too_large
+            share = (self.limit_bytes - low_total) / max(1, high_total - low_total)
+            return low + int((high - low) * min(0.8, max(0.2, share)))
+        if self.too_large:
+            asked_bytes, total_bytes = self.too_large
+            return asked_bytes - (total_bytes - self.limit_bytes) - margin_bytes
+        if self.fitting:
+            asked_bytes, total_bytes = self.fitting
+            return asked_bytes + (self.limit_bytes - total_bytes) - margin_bytes
+        return self.limit_bytes
+
+    def _answer(self, asked_bytes: int) -> ir.Plan | None:
+        """The plan for a question; a last resort while there are compiles for it; None if nothing new is left."""
         solver = self.planner.solver
-        if last_chance:
-            return solver.smallest
-        margin_bytes = int(self.margins * _MARGIN * self.limit_bytes)
-        temp_bytes = self.limit_bytes - self.planner.fixed_bytes - self.correction_bytes - margin_bytes
-        return solver.solve(temp_bytes, unplanned=self._may_be_unplanned())
+        resorts = [plan for plan in solver.last_resorts if not self._was_tried(plan)]
+        left = self.planner.max_compiles - len(self.attempts)
+        if self.fitting or left > len(resorts):
+            temp_bytes = asked_bytes - self.planner.fixed_bytes
+            plan = solver.solve(temp_bytes, unplanned=self._may_be_unplanned())
+            if not self._was_tried(plan):
+                return plan
+        return None if self.fitting or not resorts else resorts[0]
+
+    def _was_tried(self, plan: ir.Plan) -> bool:
+        return any(plan == candidate.plan for candidate in self.tried)
 
     def _may_be_unplanned(self) -> bool:
         """Whether the step as it is might fit: nothing is known yet, or it is known to fit."""
@@ -211,36 +238,32 @@ class _Search:
             return True
         return self.planner.measure(unplanned).footprint.total_bytes <= self.limit_bytes
 
-    def _try(self, plan: ir.Plan) -> _Candidate:
+    def _try(self, plan: ir.Plan, *, asked_bytes: int) -> _Candidate:
         known = self.planner.compiled_before(plan)
         candidate = self.planner.measure(plan)
-        predicted_bytes, measured_bytes = self._predicted(plan), candidate.footprint.total_bytes
+        total_bytes = candidate.footprint.total_bytes
         self.attempts.append(
             Attempt(
                 strategy=plan.strategy,
-                predicted_bytes=predicted_bytes,
-                measured_bytes=measured_bytes,
+                predicted_bytes=_prediction(plan).total_bytes,
+                measured_bytes=total_bytes,
                 step_s=_prediction(plan).step_s,
                 compile_s=0.0 if known else candidate.footprint.compile_s,
             )
         )
         self.tried.append(candidate)
         if plan.decisions:
-            if measured_bytes > self.limit_bytes and self.correction_bytes:
-                self.margins += 1
-            self.correction_bytes = measured_bytes - _prediction(plan).total_bytes
+            if total_bytes <= self.limit_bytes:
+                self.fitting = max(self.fitting or (0, 0), (asked_bytes, total_bytes))
+            else:
+                question = (asked_bytes, total_bytes)
+                self.too_large = min(self.too_large or question, question)
         return candidate
-
-    def _predicted(self, plan: ir.Plan) -> int:
-        return _prediction(plan).total_bytes + (self.correction_bytes if plan.decisions else 0)
-
-    def _fitting(self) -> list[_Candidate]:
-        return [c for c in self.tried if c.footprint.total_bytes <= self.limit_bytes]
 
     def _good_enough(self, candidate: _Candidate) -> bool:
         total_bytes = candidate.footprint.total_bytes
         if total_bytes > self.limit_bytes:
-            return candidate.plan == self.planner.solver.smallest
+            return False
         if not candidate.plan.decisions:
             return True
         fixed_bytes = self.planner.fixed_bytes
@@ -249,7 +272,8 @@ class _Search:
     def _finish(self, tried: list[_Candidate]) -> Plan:
         fitting = [c for c in tried if c.footprint.total_bytes <= self.limit_bytes]
         if not fitting:
-            raise self._infeasible(min(tried, key=lambda c: c.footprint.total_bytes))
+            resorts = [c for c in tried if c.plan in self.planner.solver.last_resorts]
+            raise self._infeasible(min(resorts or tried, key=lambda c: c.footprint.total_bytes))
         best = min(fitting, key=lambda c: _prediction(c.plan).step_s)
         shared = {field.name: getattr(best.plan, field.name) for field in fields(ir.Plan)}
         return Plan(
@@ -275,12 +299,11 @@ class _Search:
         minimum_bytes = smallest.footprint.total_bytes
         blocking = self._at_peak(smallest.plan)
         standing = ", ".join(
-            f"{b.dtype}[{','.join(map(str, b.shape))}] {format_bytes(b.size_bytes)} of"
-            f" `{b.scope or '/'}` {b.primitive}"
+            f"{b.dtype}[{','.join(map(str, b.shape))}] {format_bytes(b.size_bytes)} of `{b.scope or '/'}` {b.primitive}"
             for b in blocking[:3]
         )
         temp_bytes = smallest.footprint.temp_bytes
-        fits = f"{minimum_bytes / 2**30 + 0.005:.2f}GiB"
+        fits = f"{math.ceil(minimum_bytes / 2**20)}MiB"
         return InfeasibleBudgetError(
             f"plan(budget={self.budget!r}, target={self.planner.target.name!r}) cannot be met by any decision.",
             got=f"budget {format_bytes(self.limit_bytes)}",

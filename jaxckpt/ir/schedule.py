@@ -11,8 +11,9 @@ The rules, which are those of `jax.checkpoint` seen from the joint graph:
 2. A dropped value is computed again just before the first late op that reads it, from what is still there:
    arguments, saved values, residuals left to the compiler, results of the step, and whatever an op with effects
    wrote.
-3. All that a stage recomputes starts behind one barrier, together with a cotangent of the op that asked first.
-   So no copy can start before the backward arrives, nor be merged with the original.
+3. All that a stage recomputes starts behind one barrier, together with the front of the backward: what stands at the
+   end of its longest chain of ops when the first of these values is asked for. So no copy can start before the
+   backward arrives, nor be merged with the original.
 4. A copy made on the way to another stage's values serves that stage alone: it is not kept for its own.
 5. An op with effects never runs twice.
 
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 
 from jaxckpt._errors import GraphError
 from jaxckpt.ir.decision import Recompute
-from jaxckpt.ir.graph import Graph, Phase
+from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.plan import Plan
 
 
@@ -106,7 +107,8 @@ class _Scheduler:
         self.env = list(self.origin)
         self.steps: list[Step] = []
         self.again: dict[int, _Again] = {}
-        self.last_late: int | None = None
+        self.depth: dict[int, int] = {}
+        self.front: int | None = None
         self.dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
         self.pinned = set(plan.decisions) - self.dropped if self.dropped else set()
         self.kept = self._kept()
@@ -119,12 +121,11 @@ class _Scheduler:
             reads = op.reads
             if op.id in changed:
                 reads = tuple(
-                    self._recomputed(v, op.id) if late and v in self.dropped else self.env[v]
-                    for v in op.reads
+                    self._recomputed(v, op.id) if late and v in self.dropped else self.env[v] for v in op.reads
                 )
             self.steps.append(Run(op=op.id, reads=reads, writes=op.writes))
-            if late and op.writes:
-                self.last_late = op.writes[0]
+            if op.phase is Phase.BACKWARD:
+                self._advance(op)
             if not self.pinned.isdisjoint(op.writes):
                 for value in sorted(self.pinned.intersection(op.writes)):
                     self._pin(value)
@@ -133,6 +134,17 @@ class _Scheduler:
             origin=tuple(self.origin),
             outputs=tuple(self.env[v] for v in self.graph.outputs),
         )
+
+    def _advance(self, op: Op) -> None:
+        """Moves the front to what stands at the end of the longest chain of backward ops so far.
+
+        Not every value of the backward waits for it: some are computed of residuals alone. The end of the longest
+        chain has waited for all that the chain has.
+        """
+        depth = 1 + max((self.depth.get(v, 0) for v in op.reads), default=0)
+        self.depth.update(dict.fromkeys(op.writes, depth))
+        if op.writes and (self.front is None or depth >= self.depth[self.front]):
+            self.front = op.writes[0]
 
     def _reading_what_changes(self) -> set[int]:
         """Ops that read a value which is pinned or dropped; all others run as they stand."""
@@ -181,7 +193,7 @@ class _Scheduler:
         again = self.again[stage]
         if value not in again.env:
             ops, sources = self._closure([value], stop=again.env)
-            self._wait(sources, reader, again)
+            self._wait(sources, again)
             for op in sorted(ops - again.done):
                 self._copy(op, again)
         return again.env[value]
@@ -197,24 +209,16 @@ class _Scheduler:
             for v in sorted(self.dropped)
             if self._op_of(v) < reader and stage_of(self.plan, self._op_of(v)) == stage and self._read_late(v)
         ]
-        self._wait(self._closure(wanted)[1], reader, self.again[stage])
+        self._wait(self._closure(wanted)[1], self.again[stage])
 
-    def _wait(self, sources: set[int], reader: int, again: _Again) -> None:
-        """Passes values through a barrier with what triggers the reader."""
+    def _wait(self, sources: set[int], again: _Again) -> None:
+        """Passes values through a barrier with the front of the backward."""
         if not sources:
             return
         reads = tuple(self.env[v] for v in sorted(sources))
         again.env.update((v, self._instance(v)) for v in sorted(sources))
         writes = tuple(again.env[v] for v in sorted(sources))
-        self.steps.append(Barrier(reads=reads, writes=writes, trigger=self._trigger(reader)))
-
-    def _trigger(self, reader: int) -> int | None:
-        """A cotangent that the op reads; else the last thing that came out of the backward."""
-        for value in self.graph.ops[reader].reads:
-            op = self.graph.producer[value]
-            if op is not None and self.graph.ops[op].phase is not Phase.FORWARD:
-                return self.env[value]
-        return self.last_late
+        self.steps.append(Barrier(reads=reads, writes=writes, trigger=self.front))
 
     def _closure(self, wanted: list[int], stop: dict[int, int] | None = None) -> tuple[set[int], set[int]]:
         """The ops that must run again for some values, and the values that they start from."""

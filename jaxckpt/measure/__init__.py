@@ -5,8 +5,8 @@ arrays), `compile` (the compiler's answer), `program` (what its text adds), `ref
 says no), `footprint` (all of it in one line).
 """
 
-from jaxckpt.measure.figures import Footprint
 from jaxckpt.measure.compile import Compilation, compile_flat
+from jaxckpt.measure.figures import Footprint
 from jaxckpt.measure.flat_step import FlatStep, flatten_step
 from jaxckpt.measure.footprint import compile_step, footprint
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxckpt.measure.figures import Footprint
 from jaxckpt.measure.compile import Compilation, compile_flat
+from jaxckpt.measure.figures import Footprint
 from jaxckpt.measure.flat_step import flatten_step
 from jaxckpt.target import Target
 

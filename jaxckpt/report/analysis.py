@@ -25,7 +25,9 @@ def analysis_report(analysis: Analysis, *, depth: int | None = None) -> Section:
         columns=columns("scope", "layers", ">residuals", ">kept", ">all layers", ">recompute", "largest", "made at"),
         rows=tuple(shown),
     )
-    return Section(title=f"{analysis.step}: {analysis.op_count} ops", parts=(_totals(analysis), table, _notes(analysis)))
+    return Section(
+        title=f"{analysis.step}: {analysis.op_count} ops", parts=(_totals(analysis), table, _notes(analysis))
+    )
 
 
 def _totals(analysis: Analysis) -> Table:
@@ -94,9 +96,7 @@ def _cut(scopes: tuple[ScopeResiduals, ...], depth: int | None) -> list[ScopeRes
             scope=scope,
             residual_count=sum(row.residual_count for row in rows),
             kept_bytes=sum(row.kept_bytes for row in rows),
-            largest=max(
-                (row.largest for row in rows if row.largest), key=lambda d: d.size_bytes, default=None
-            ),
+            largest=max((row.largest for row in rows if row.largest), key=lambda d: d.size_bytes, default=None),
             recompute_s=sum(row.recompute_s for row in rows),
             reader_count=sum(row.reader_count for row in rows),
         )

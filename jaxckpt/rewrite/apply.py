@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
+import jax.core
 
 from jaxckpt.ir import Graph, Plan
 from jaxckpt.rewrite.mismatch import PlannedArgument, check_planned
 from jaxckpt.rewrite.rewritten import Rewritten, rewrite
-from jaxckpt.trace import trace_step
+from jaxckpt.trace import trace_stage, trace_step
 
 
 def apply(
@@ -86,6 +87,7 @@ class _Applied:
         self._arguments = arguments
         self._graph = graph
         self._jitted: Any = None
+        self._static: frozenset[int | str] = frozenset()
         self._ready: dict[int, _Ready] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -96,14 +98,15 @@ class _Applied:
         """What was rewritten for this trace; jit gives back the same jaxpr where nothing has changed."""
         if not self._ready:
             return None
-        return self._ready.get(id(self._jitted.trace(*args, **kwargs).jaxpr))
+        stage = trace_stage(self._jitted, args, kwargs, static=self._static)
+        return self._ready.get(id(stage.jaxpr))
 
     def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Ready":
         traced = trace_step(self._step, *args, kwargs=kwargs, **self._options)
         check_planned(traced, self._plan, arguments=self._arguments, graph=self._graph)
         ready = _Ready(rewrite(traced, self._plan))
         if not traced.closes_over_tracers():
-            self._jitted = traced.jitted
+            self._jitted, self._static = traced.jitted, traced.static
             self._ready[id(traced.stage.jaxpr)] = ready
         return ready
 

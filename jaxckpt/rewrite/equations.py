@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 
 from jaxckpt import _compat
@@ -57,9 +58,7 @@ class _Writer:
         if step.again:
             self._make(step.writes)
         reads = iter(step.reads)
-        invars = [
-            self._variables[next(reads)] if isinstance(atom, jex.Var) else atom for atom in eqn.invars
-        ]
+        invars = [self._variables[next(reads)] if isinstance(atom, jex.Var) else atom for atom in eqn.invars]
         outvars = [self._variables[instance] for instance in step.writes]
         info = eqn.source_info
         if step.again:
@@ -68,9 +67,7 @@ class _Writer:
 
     def barrier(self, step: Barrier, number: int) -> None:
         passing = [
-            (read, write)
-            for read, write in zip(step.reads, step.writes, strict=True)
-            if self._passes(read, write)
+            (read, write) for read, write in zip(step.reads, step.writes, strict=True) if self._passes(read, write)
         ]
         if not passing:
             return

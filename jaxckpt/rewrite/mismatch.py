@@ -86,14 +86,9 @@ def _numbered(pairs: Iterator[tuple[str, str]]) -> str:
     return "; ".join(lines[:8]) + ("; ..." if len(lines) > 8 else "")
 
 
-def _differing_arguments(
-    traced: Traced, arguments: Sequence[PlannedArgument]
-) -> Iterator[tuple[str, str, str]]:
+def _differing_arguments(traced: Traced, arguments: Sequence[PlannedArgument]) -> Iterator[tuple[str, str, str]]:
     """Path, what it is called with, what was planned."""
-    called = {
-        path: _typed(str(spec.dtype), spec.shape)
-        for path, spec in zip(traced.paths, traced.specs, strict=True)
-    }
+    called = {path: _typed(str(spec.dtype), spec.shape) for path, spec in zip(traced.paths, traced.specs, strict=True)}
     planned = {argument.path: _typed(argument.dtype, argument.shape) for argument in arguments}
     for path in {**planned, **called}:
         if called.get(path) != planned.get(path):

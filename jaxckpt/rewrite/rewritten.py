@@ -7,10 +7,11 @@ Read after `equations`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 
 from jaxckpt._errors import PlanMismatchError, UnsupportedDecisionError
@@ -20,7 +21,7 @@ from jaxckpt.trace import Traced, closed_jaxpr
 from jaxckpt.trace.inline import constants_of, open_jaxpr
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rewritten:
     """A step that carries out a plan.
 
@@ -33,8 +34,8 @@ class Rewritten:
 
     traced: Traced
     plan: Plan
-    schedule: Schedule
-    jaxpr: Any
+    schedule: Schedule = field(repr=False)
+    jaxpr: Any = field(repr=False)
 
     def call(self, *flat: Any) -> Sequence[Any]:
         """Runs the planned step over flat arrays, in the order of `Traced.specs`; returns flat results."""

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from jaxckpt.ir import Plan
 from jaxckpt.solve.compose import compose
-from jaxckpt.solve.full import smallest_cuts
+from jaxckpt.solve.full import smallest_cuts, solve_full
 from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.options import Option, stage_options
 from jaxckpt.solve.problem import Problem, decide
@@ -56,6 +56,14 @@ class OptimalSolver:
     def smallest(self) -> Plan:
         """The plan of least predicted memory."""
         return min((self._plan(staged, None) for staged in self.staged), key=_temp_bytes)
+
+    @cached_property
+    def last_resorts(self) -> tuple[Plan, ...]:
+        """Plans to try before giving up: the smallest one, and full recomputation of the smallest cut.
+
+        Both are the least that the model knows; which of them a compiler makes smaller is its affair.
+        """
+        return tuple(dict.fromkeys((self.smallest, solve_full(self.problem))))
 
     def _staged(self) -> Iterator[_Staged]:
         for stages in _promising(self.problem):

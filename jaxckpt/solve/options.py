@@ -1,4 +1,4 @@
-"""What one stage can keep: sets of values from "nothing" to "all that the backward needs", each the cheapest of its size.
+"""What one stage can keep: sets of values from nothing to all that the backward needs, each the cheapest of its size.
 
 For one stage the choice is an integer programme. Each value worth saving has a variable S_v (kept), each op of the
 stage a variable R_o (run again):
@@ -10,9 +10,10 @@ stage a variable R_o (run again):
                 S_v in {0, 1},  0 <= R_o <= 1
 
 pin_v is one kernel launch where keeping v splits a fused kernel (everything but what a contraction writes): dozens
-of small kept values cost more than they save. With S fixed, the least R that satisfies the rest is 0 or 1 by itself, so only S is integer. Lowering the limit
-below what the last solution took walks down the frontier of bytes against seconds. Values that the stage reads from
-earlier stages, and its own boundary values, are there anyway and cost nothing here.
+of small kept values cost more than they save. With S fixed, the least R that satisfies the rest is 0 or 1 by itself, so
+only S is integer. Lowering the limit below what the last solution took walks down the frontier of bytes against
+seconds. Values that the stage reads from earlier stages, and its own boundary values, are there anyway and cost
+nothing here.
 
 Stages of the same structure have the same options: they are solved once and written relative to the stage.
 
@@ -125,9 +126,7 @@ def _shape(problem: Problem, ops: tuple[int, ...], there: frozenset[int]) -> Sta
         candidates=tuple((i, graph.values[v].size_bytes) for v, i in candidates.items()),
         pin_s=tuple(_pin_s(problem, v) for v in candidates),
         needed=tuple(i for v, i in inside.items() if v in problem.late_read),
-        reads=tuple(
-            tuple(sorted({inside[v] for v in graph.ops[op].reads if v in inside})) for op in ops
-        ),
+        reads=tuple(tuple(sorted({inside[v] for v in graph.ops[op].reads if v in inside})) for op in ops),
         producer=tuple(k for k, op in enumerate(ops) for _ in graph.ops[op].writes),
         again_s=tuple(problem.op_s[op] for op in ops),
     )
@@ -199,7 +198,10 @@ class _Programme:
         self.size_bytes = np.array([size_bytes for _, size_bytes in shape.candidates], dtype=float)
         column = {i: k for k, (i, _) in enumerate(shape.candidates)}
         kept, ops = len(column), len(shape.ops)
-        rows, columns, entries, lower = [], [], [], []
+        rows: list[int] = []
+        columns: list[int] = []
+        entries: list[float] = []
+        lower: list[float] = []
 
         def at_least(value: int, reader: int | None) -> None:
             row = len(lower)

@@ -50,9 +50,7 @@ class Problem:
         """Forward values that a later op than the forward pass reads."""
         graph = self.graph
         forward = (v for op in graph.ops if op.phase is Phase.FORWARD for v in op.writes)
-        return frozenset(
-            v for v in forward if any(graph.ops[r].phase is not Phase.FORWARD for r in graph.readers[v])
-        )
+        return frozenset(v for v in forward if any(graph.ops[r].phase is not Phase.FORWARD for r in graph.readers[v]))
 
     @cached_property
     def worth_saving(self) -> frozenset[int]:
@@ -72,21 +70,14 @@ class Problem:
 
     def plan(self, decisions: Mapping[int, Decision], stages: tuple[int, ...], strategy: str) -> Plan:
         """A plan with its prediction, without saves that nothing reads."""
-        plan = Plan(
-            fingerprint=self.graph.fingerprint, decisions=decisions, stages=stages, strategy=strategy
-        )
+        plan = Plan(fingerprint=self.graph.fingerprint, decisions=decisions, stages=stages, strategy=strategy)
         laid_out = schedule(self.graph, plan)
         plan = replace(plan, decisions=dict(self._alive(plan, laid_out)))
         return replace(plan, prediction=self._predict(plan, laid_out))
 
     def _alive(self, plan: Plan, laid_out: Schedule) -> Iterable[tuple[int, Decision]]:
         """Decisions less those `Save`s that neither the backward nor a copy reads."""
-        read_late = {
-            laid_out.origin[i]
-            for step in laid_out.steps
-            if _is_late(self.graph, step)
-            for i in step.reads
-        }
+        read_late = {laid_out.origin[i] for step in laid_out.steps if _is_late(self.graph, step) for i in step.reads}
         for value, decision in plan.decisions.items():
             if not isinstance(decision, Save) or value in read_late:
                 yield value, decision
@@ -96,9 +87,7 @@ class Problem:
         return self._replay(schedule(self.graph, plan))
 
     def _replay(self, laid_out: Schedule) -> Replay:
-        return replay(
-            self.graph, laid_out, fusion=self.fusion, prices=self.prices, rates=self.rates
-        )
+        return replay(self.graph, laid_out, fusion=self.fusion, prices=self.prices, rates=self.rates)
 
     def predict(self, plan: Plan) -> Prediction:
         """What the plan takes, in the figures that users see."""

@@ -11,10 +11,10 @@ Read after `options`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxckpt.ir import Phase, Plan, Run
 from jaxckpt.cost import Replay
-from jaxckpt.solve.problem import Problem, decisions_saving
+from jaxckpt.ir import Phase, Plan, Run
 from jaxckpt.solve.options import Option
+from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import Stages, boundaries, stage_index
 
 
@@ -33,9 +33,7 @@ class Window:
     own_bytes: tuple[int, ...]
 
 
-def windows(
-    problem: Problem, stages: Stages, options: Sequence[Sequence[Option]]
-) -> tuple[Window, ...]:
+def windows(problem: Problem, stages: Stages, options: Sequence[Sequence[Option]]) -> tuple[Window, ...]:
     """The windows of a cut: one for each stage at work forward, one for each at work backward."""
     fixed = boundaries(problem, stages)
     most = max(map(len, options))
@@ -83,7 +81,8 @@ def _labels(
                 now = ("forward", home[op.id])
             else:
                 for value in op.reads:
-                    stage = home.get(graph.producer[value]) if value not in quiet else None
+                    made = graph.producer[value]
+                    stage = None if made is None or value in quiet else home.get(made)
                     if stage is not None and stage not in begun:
                         begun.append(stage)
                         now = ("backward", stage)
@@ -99,10 +98,7 @@ def _collect(
     taken: Sequence[Option],
     k: int,
 ) -> None:
-    held = {
-        label: sum(taken[t].saved_bytes for t in _waiting(*label, len(taken), order))
-        for label in set(labels)
-    }
+    held = {label: sum(taken[t].saved_bytes for t in _waiting(*label, len(taken), order)) for label in set(labels)}
     for label, live_bytes in zip(labels, replayed.live_bytes, strict=True):
         measured = own.setdefault(label, {})
         measured[k] = max(measured.get(k, 0), live_bytes - held[label])

@@ -5,6 +5,6 @@ Read in this order: `arguments` (what a step may be called with), `program` (one
 """
 
 from jaxckpt.trace.program import Equation, Program, closed_jaxpr
-from jaxckpt.trace.step import Traced, trace_step
+from jaxckpt.trace.step import Traced, trace_stage, trace_step
 
-__all__ = ["Equation", "Program", "Traced", "closed_jaxpr", "trace_step"]
+__all__ = ["Equation", "Program", "Traced", "closed_jaxpr", "trace_stage", "trace_step"]

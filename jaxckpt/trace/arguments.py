@@ -1,12 +1,15 @@
 """What a step may be called with: arrays and descriptions of arrays, in any pytree.
 
-All leaves that are neither are reported at once, with their paths, before the step is traced.
+All leaves that are neither are reported at once, with their paths, before the step is traced. It is traced without
+the shardings that the compiler is free to change (automatic meshes): with them jax traces other equations, and a plan
+made for described arguments would not fit the same arguments on real devices.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 
 from jaxckpt._errors import ArgumentError
@@ -58,6 +61,43 @@ def check_arguments(leaves: Sequence[tuple[str, Any]]) -> None:
         " split it first (equinox.partition, nnx.split) and close over the rest",
         wrong=tuple((path, kind.__name__) for path, kind in wrong),
     )
+
+
+def without_automatic_shardings(
+    args: Sequence[Any], kwargs: Mapping[str, Any], *, static: frozenset[int | str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments to trace with: those sharded over an automatic mesh become descriptions without sharding.
+
+    Args:
+      args: Positional arguments.
+      kwargs: Keyword arguments.
+      static: Positions and keywords that are not traced; they are passed on.
+
+    Returns:
+      Arguments of the same trees, shapes and types. Shardings over explicit meshes are part of the types and stay;
+      so do memory spaces.
+    """
+    return (
+        tuple(arg if i in static else jax.tree.map(_unsharded, arg) for i, arg in enumerate(args)),
+        {name: arg if name in static else jax.tree.map(_unsharded, arg) for name, arg in kwargs.items()},
+    )
+
+
+def leaf_sharding(leaf: Any) -> jax.sharding.Sharding | None:
+    """The sharding that an array or its description brings along; a tracer's is in its type, without devices."""
+    if isinstance(leaf, jax.core.Tracer):
+        return None
+    return getattr(leaf, "sharding", None)
+
+
+def _unsharded(leaf: Any) -> Any:
+    sharding = getattr(leaf.aval, "sharding", None) if isinstance(leaf, jax.core.Tracer) else leaf_sharding(leaf)
+    if not isinstance(sharding, jax.sharding.NamedSharding) or sharding.mesh.empty:
+        return leaf
+    automatic = all(kind == jax.sharding.AxisType.Auto for kind in sharding.mesh.axis_types)
+    if not automatic or sharding.memory_kind not in (None, "device"):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
 
 
 def _is_array(leaf: Any) -> bool:

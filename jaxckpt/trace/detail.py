@@ -16,6 +16,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from jaxckpt.trace.inline import constants_of, open_jaxpr
+from jaxckpt.trace.program import JAXPRS
 
 _NAMES = frozenset({"name", "debug_info", "debug", "name_and_src_info", "ctx_mesh", "context_mesh"})
 
@@ -64,7 +65,7 @@ class Details:
             return param.__name__
         if isinstance(param, np.generic):
             return repr(param.item())
-        if isinstance(param, (jex.Jaxpr, jex.ClosedJaxpr)):
+        if isinstance(param, JAXPRS):
             return self.of_body(param)
         if isinstance(param, jax.sharding.Sharding):
             return str(getattr(param, "spec", type(param).__name__))
@@ -110,4 +111,3 @@ class Details:
             types = [str(v.aval) for v in eqn.outvars]
             yield f"{eqn.primitive.name}{reads}{types}{self.of(eqn)}\n"
         yield str([numbers[v] if isinstance(v, jex.Var) else "literal" for v in jaxpr.outvars])
-

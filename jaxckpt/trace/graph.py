@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 
 from jaxckpt.ir import Graph, Op, Phase, Value
@@ -40,9 +41,7 @@ def graph_of(
     """
     builder = _Builder()
     inputs = tuple(map(builder.value, program.invars, shardings))
-    constants = tuple(
-        builder.value(variable, _array_sharding(array)) for variable, array in program.constants
-    )
+    constants = tuple(builder.value(variable, _array_sharding(array)) for variable, array in program.constants)
     for equation, phase in zip(program.equations, phases, strict=True):
         builder.op(equation, phase)
     graph = Graph(

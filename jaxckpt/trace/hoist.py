@@ -35,12 +35,8 @@ def hoist(program: Program, phased: Phased) -> tuple[Program, tuple[Phase, ...]]
     places = _places(program, frozenset(phased.early))
     positions = range(len(phased.phases))
     order = sorted(positions, key=lambda position: places.get(position, (position, 0, 0)))
-    equations = tuple(
-        _as_forward(program.equations[p]) if p in places else program.equations[p] for p in order
-    )
-    phases = tuple(
-        phased.phases[p] if p in places else phased.early.get(p, phased.phases[p]) for p in order
-    )
+    equations = tuple(_as_forward(program.equations[p]) if p in places else program.equations[p] for p in order)
+    phases = tuple(phased.phases[p] if p in places else phased.early.get(p, phased.phases[p]) for p in order)
     return program.replace(equations=equations), phases
 
 

@@ -111,9 +111,7 @@ class _Inliner:
             return eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
         return None
 
-    def _enter(
-        self, eqn: Any, body: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any
-    ) -> None:
+    def _enter(self, eqn: Any, body: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any) -> None:
         inner = open_jaxpr(body)
         constants = map(self._constant, constants_of(body), (v.aval for v in inner.constvars))
         reads = self._constrained(reads, eqn.params.get("in_shardings", ()), stack=stack)
@@ -133,18 +131,14 @@ class _Inliner:
         return atoms
 
     def _constraint(self, atom: Atom, sharding: Any, *, stack: Any) -> Atom:
-        spec = jax.ShapeDtypeStruct(
-            atom.aval.shape, atom.aval.dtype, weak_type=getattr(atom.aval, "weak_type", False)
-        )
+        spec = jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype, weak_type=getattr(atom.aval, "weak_type", False))
         closed = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(spec)
         jaxpr = open_jaxpr(closed)
         env = {jaxpr.invars[0]: atom}
         self.walk(jaxpr, env, stack=stack)
         return self.atom(jaxpr.outvars[0], env)
 
-    def _append(
-        self, eqn: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any, fresh: bool
-    ) -> None:
+    def _append(self, eqn: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any, fresh: bool) -> None:
         again = not self.keep_user_remat and _is_marked_again(stack)
         if again:
             stack = once(not_recomputed(stack))
@@ -165,9 +159,7 @@ class _Inliner:
 
 
 def _wants_layouts(params: dict[str, Any]) -> bool:
-    return any(
-        layout is not None for key in ("in_layouts", "out_layouts") for layout in params.get(key, ())
-    )
+    return any(layout is not None for key in ("in_layouts", "out_layouts") for layout in params.get(key, ()))
 
 
 def _is_marked_again(stack: Any) -> bool:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxckpt.trace.inline import constants_of, open_jaxpr
-from jaxckpt.trace.program import Atom, Equation, Program
+from jaxckpt.trace.program import JAXPRS, Atom, Equation, Program
 
 
 def merge(program: Program) -> Program:
@@ -34,9 +34,7 @@ def merge(program: Program) -> Program:
     merger = _Merger()
     for equation in program.equations:
         merger.add(equation)
-    return program.replace(
-        equations=tuple(merger.equations), outvars=tuple(map(merger.current, program.outvars))
-    )
+    return program.replace(equations=tuple(merger.equations), outvars=tuple(map(merger.current, program.outvars)))
 
 
 class _Merger:
@@ -97,7 +95,7 @@ class _Keys:
 
     def _comparable(self, param: Any) -> Hashable:
         """The type stands beside the value: 1, 1.0 and True are equal, and not the same parameter."""
-        if isinstance(param, (jex.Jaxpr, jex.ClosedJaxpr)):
+        if isinstance(param, JAXPRS):
             if id(param) not in self._bodies:
                 self._bodies[id(param)] = self._body(param)
             return self._bodies[id(param)]

@@ -23,6 +23,7 @@ from jaxckpt.trace.program import Equation, Program
 from jaxckpt.trace.scope import JVP, TRANSPOSE, Marks
 from jaxckpt.trace.size import aval_bytes
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phased:
     """The phases of a program's equations.
@@ -92,9 +93,7 @@ def _settled(program: Program, marked: Sequence[Phase | None]) -> list[Phase]:
     return phases
 
 
-def _serving_update(
-    program: Program, phases: list[Phase], marked: Sequence[Phase | None]
-) -> tuple[Phase, ...]:
+def _serving_update(program: Program, phases: list[Phase], marked: Sequence[Phase | None]) -> tuple[Phase, ...]:
     """Unmarked equations that only the update reads (step counts, learning rates) belong to the update."""
     readers: dict[Any, set[Phase]] = {}
     for position in reversed(range(len(phases))):
@@ -107,9 +106,7 @@ def _serving_update(
     return tuple(phases)
 
 
-def _figures(
-    program: Program, phases: Sequence[Phase], marked: Sequence[Phase | None]
-) -> dict[int, Phase]:
+def _figures(program: Program, phases: Sequence[Phase], marked: Sequence[Phase | None]) -> dict[int, Phase]:
     """Unmarked equations after the gradient that make no more of forward values than these are (metrics).
 
     The compiler runs them in the forward pass, lest it keep logits for an accuracy; so does the graph.

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax.extend.core as jex
 
+JAXPRS = (jex.Jaxpr, jex.ClosedJaxpr)  # pyright: ignore[reportPrivateImportUsage]  # one class since jax 0.11
+"""The types of a body: an open jaxpr or a closed one."""
 Atom = Any
 """A `jax.extend.core.Var` or `jax.extend.core.Literal`."""
 
@@ -71,4 +73,4 @@ def closed_jaxpr(program: Program, eqns: Sequence[Any], outvars: Sequence[Atom])
         effects=program.effects,
         debug_info=program.debug_info,
     )
-    return jex.ClosedJaxpr(jaxpr, [array for _, array in program.constants])
+    return JAXPRS[1](jaxpr, [array for _, array in program.constants])

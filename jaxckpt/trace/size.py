@@ -35,9 +35,7 @@ def _shard_shape(shape: tuple[int, ...], sharding: Any) -> tuple[int, ...]:
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return tuple(sharding.shard_shape(shape)) if sharding is not None else shape
     parts = (*sharding.spec, *(None for _ in range(len(shape) - len(sharding.spec))))
-    return tuple(
-        -(-size // _axis_size(sharding.mesh, part)) for size, part in zip(shape, parts, strict=True)
-    )
+    return tuple(-(-size // _axis_size(sharding.mesh, part)) for size, part in zip(shape, parts, strict=True))
 
 
 def _axis_size(mesh: Any, part: Any) -> int:

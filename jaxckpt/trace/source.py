@@ -21,7 +21,7 @@ class Sources:
         self._seen: dict[int, str] = {}
 
     def of(self, eqn: Any) -> str:
-        """ "file.py:123" of the user's line, or "" where JAX keeps no traceback."""
+        """The user's line as "file.py:123", or "" where JAX keeps no traceback."""
         traceback = eqn.source_info.traceback
         if traceback is None:
             return ""

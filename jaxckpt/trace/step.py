@@ -7,16 +7,22 @@ Read after the other files of this folder.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.core
 
 from jaxckpt import _compat
 from jaxckpt._errors import ArgumentError
-from jaxckpt.ir import Graph, Phase
-from jaxckpt.trace.arguments import argument_paths, check_arguments
+from jaxckpt.ir import Graph
+from jaxckpt.trace.arguments import (
+    argument_paths,
+    check_arguments,
+    leaf_sharding,
+    without_automatic_shardings,
+)
 from jaxckpt.trace.graph import graph_of
 from jaxckpt.trace.hoist import hoist
 from jaxckpt.trace.inline import inline
@@ -29,7 +35,7 @@ from jaxckpt.trace.size import aval_bytes
 _NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Traced:
     """A traced step.
 
@@ -52,22 +58,22 @@ class Traced:
       stage: What JAX made of the step, before any of our work.
     """
 
-    graph: Graph
-    program: Program
-    jaxpr: Any
-    variables: tuple[Any, ...]
-    specs: tuple[jax.ShapeDtypeStruct, ...]
-    paths: tuple[str, ...]
+    graph: Graph = field(repr=False)
+    program: Program = field(repr=False)
+    jaxpr: Any = field(repr=False)
+    variables: tuple[Any, ...] = field(repr=False)
+    specs: tuple[jax.ShapeDtypeStruct, ...] = field(repr=False)
+    paths: tuple[str, ...] = field(repr=False)
     donated: frozenset[int]
-    in_tree: Any
-    out_tree: Any
-    in_shardings: tuple[Any, ...]
-    out_shardings: tuple[Any, ...]
+    in_tree: Any = field(repr=False)
+    out_tree: Any = field(repr=False)
+    in_shardings: tuple[Any, ...] = field(repr=False)
+    out_shardings: tuple[Any, ...] = field(repr=False)
     static: frozenset[int | str]
     phases_source: str
     name: str
-    jitted: Any
-    stage: Any
+    jitted: Any = field(repr=False)
+    stage: Any = field(repr=False)
 
     def flat_function(self) -> Callable[..., Sequence[Any]]:
         """The original step over flat arrays, as its author wrote it: the user's own checkpoints included."""
@@ -108,6 +114,7 @@ def trace_step(
 
     Example:
       >>> import jax.numpy as jnp
+      >>> from jaxckpt.ir import Phase
       >>> step = jax.grad(lambda w, x: jnp.sin(x @ w).sum())
       >>> traced = trace_step(step, jnp.ones((2, 3)), jnp.ones((4, 2)))
       >>> [op.primitive for op in traced.graph.ops if op.phase is Phase.FORWARD]
@@ -122,9 +129,27 @@ def trace_step(
         jitted=jitted,
         static=known,
         paths=tuple(path for path, _ in pairs),
+        shardings=tuple(leaf_sharding(leaf) for _, leaf in pairs),
         donated=frozenset(i for i, (path, _) in enumerate(pairs) if path.startswith(roots or "none")),
     )
-    return _read(call, jitted.trace(*args, **kwargs), keep_user_remat=keep_user_remat)
+    stage = trace_stage(jitted, args, kwargs, static=known)
+    return _read(call, stage, keep_user_remat=keep_user_remat)
+
+
+def trace_stage(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, static: frozenset[int | str]) -> Any:
+    """Traces a jitted step, with the shardings of automatic meshes left out.
+
+    Args:
+      jitted: The step under `jax.jit`.
+      args: Positional arguments.
+      kwargs: Keyword arguments.
+      static: Positions and keywords that are not traced.
+
+    Returns:
+      A `jax.stages.Traced`; for equal types the one that jax has kept.
+    """
+    plain_args, plain_kwargs = without_automatic_shardings(args, kwargs, static=static)
+    return jitted.trace(*plain_args, **plain_kwargs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +159,7 @@ class _Call:
     jitted: Any
     static: frozenset[int | str]
     paths: tuple[str, ...]
+    shardings: tuple[Any, ...]
     donated: frozenset[int]
 
 
@@ -142,9 +168,7 @@ def _positions(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(position % count if count else position for position in argnums)
 
 
-def _jitted(
-    step: Callable[..., Any], static: tuple[int, ...]
-) -> tuple[Any, frozenset[int | str]]:
+def _jitted(step: Callable[..., Any], static: tuple[int, ...]) -> tuple[Any, frozenset[int | str]]:
     """The step as a jitted function, and which of its arguments are static."""
     if not isinstance(step, jax.stages.Wrapped):
         return jax.jit(step, static_argnums=static), frozenset(static)
@@ -169,18 +193,20 @@ def _read(call: _Call, stage: Any, *, keep_user_remat: bool) -> Traced:
         phased = phases_by_structure(program, lambda variable: aval_bytes(variable.aval))
     program, phases = hoist(program, phased)
     donated = call.donated | {i for i, is_donated in enumerate(leaves.donated) if is_donated}
-    graph, variables = graph_of(program, phases, shardings=leaves.arg_shardings, donated=donated)
+    asked = _compat.jit_in_shardings(stage)
+    shardings = [ours or theirs for ours, theirs in zip(asked, call.shardings, strict=True)]
+    graph, variables = graph_of(program, phases, shardings=shardings, donated=donated)
     return Traced(
         graph=graph,
         program=program,
         jaxpr=program.closed_jaxpr(),
         variables=variables,
-        specs=tuple(map(_spec, leaves.avals, leaves.arg_shardings)),
+        specs=tuple(map(_spec, leaves.avals, shardings)),
         paths=call.paths,
         donated=donated,
         in_tree=_compat.argument_tree(stage),
         out_tree=stage.out_tree,
-        in_shardings=_compat.jit_in_shardings(stage),
+        in_shardings=asked,
         out_shardings=leaves.out_shardings,
         static=call.static,
         phases_source=source,
@@ -191,6 +217,4 @@ def _read(call: _Call, stage: Any, *, keep_user_remat: bool) -> Traced:
 
 
 def _spec(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False)
-    )
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))

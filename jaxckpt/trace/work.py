@@ -45,19 +45,22 @@ class Work:
 
 UNPRICED = Work(flops=None)
 
-_FREE = frozenset(
-    """sort cumsum cumprod cummax cummin cumlogsumexp top_k approx_top_k random_bits random_seed random_split
+_FREE_NAMES = """
+    sort cumsum cumprod cummax cummin cumlogsumexp top_k approx_top_k random_bits random_seed random_split
     random_fold_in threefry2x32 rng_bit_generator rng_uniform device_put psum psum2 psum_invariant pmax pmin
     ppermute all_gather all_gather_invariant all_gather_reduced all_to_all reduce_scatter unreduced_psum
     pvary axis_index reshard create_token after_all debug_print debug_callback new_ref ref get swap addupdate
-    freeze nonbatchable unvmap_any unvmap_all unvmap_max platform_index empty empty2
-    layout_constraint""".split()
-)
+    freeze nonbatchable unvmap_any unvmap_all unvmap_max platform_index empty empty2 layout_constraint
+    select_and_scatter_add select_and_scatter
+"""
+_FREE = frozenset(_FREE_NAMES.split())
 """Primitives outside the table of kinds that do no floating-point arithmetic worth counting."""
 
 _CALLS = frozenset(
-    """jit pjit closed_call core_closed_call core_call call eval_jaxpr custom_jvp_call custom_vjp_call
-    custom_vjp_call_jaxpr custom_lin""".split()
+    {
+        *("jit", "pjit", "closed_call", "core_closed_call", "core_call", "call", "eval_jaxpr"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"),
+    }
 )
 _ALONE = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.SCATTER})
 """Kinds whose operands must be in memory."""
@@ -72,6 +75,8 @@ class Works:
     def kind(self, eqn: Any) -> Kind:
         """The kind of an equation: that of its primitive, or elementwise for a call of elementwise work."""
         kind = kind_of(eqn.primitive.name)
+        if eqn.primitive.name == "device_put" and _stays(eqn.params):
+            return Kind.VIEW
         if kind is Kind.OPAQUE and eqn.primitive.name in _CALLS and not eqn.effects:
             body = _call_body(eqn.params)
             if body is not None and self._of_body(body)[1]:
@@ -120,10 +125,9 @@ class Works:
 
     def _of_program(self, program: Program) -> Work:
         works = [self.of(equation.eqn) for equation in program.equations]
-        flops = [work.flops for work in works]
         stored = self._stored(program)
         return Work(
-            flops=None if None in flops else sum(flops),
+            flops=_known([work.flops for work in works], sum),
             traffic_bytes=_traffic_bytes(program, stored) + sum(w.traffic_bytes for w in works),
             workspace_bytes=_peak_bytes(program, stored, works),
         )
@@ -141,6 +145,11 @@ class Works:
                 if _is_stored(kind, reader_kinds.get(variable, [])):
                     stored[variable] = aval_bytes(variable.aval)
         return stored
+
+
+def _stays(params: dict[str, Any]) -> bool:
+    """Whether a `device_put` names no place to go; `jnp.asarray` leaves such ones behind."""
+    return all(device is None for device in params.get("devices", ()))
 
 
 def _is_stored(kind: Kind, readers: Sequence[Kind]) -> bool:
@@ -179,12 +188,17 @@ def _peak_bytes(program: Program, stored: dict[Any, int], works: Sequence[Work])
 
 
 def _most(works: Sequence[Work]) -> Work:
-    flops = [work.flops for work in works]
     return Work(
-        flops=None if None in flops else max(flops, default=0),
+        flops=_known([work.flops for work in works], lambda flops: max(flops, default=0)),
         traffic_bytes=max((work.traffic_bytes for work in works), default=0),
         workspace_bytes=max((work.workspace_bytes for work in works), default=0),
     )
+
+
+def _known(counts: Sequence[float | None], combine: Callable[[Sequence[float]], float]) -> float | None:
+    """Counts combined, or None where one of them is not known."""
+    known = [count for count in counts if count is not None]
+    return combine(known) if len(known) == len(counts) else None
 
 
 def _estimated(estimate: Any) -> Work:

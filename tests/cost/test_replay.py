@@ -107,12 +107,9 @@ def test_an_update_runs_as_soon_as_its_gradient_is_there():
     build = Builder()
     weights = [build.input(4000) for _ in range(4)]
     hidden = [build.op("dot_general", weights[0], size_bytes=4)]
-    gradients = [
-        build.op("dot_general", hidden[0], w, size_bytes=4000, phase=Phase.BACKWARD) for w in weights
-    ]
+    gradients = [build.op("dot_general", hidden[0], w, size_bytes=4000, phase=Phase.BACKWARD) for w in weights]
     updated = [
-        build.op("sub", w, g, size_bytes=4000, phase=Phase.UPDATE)
-        for w, g in zip(weights, gradients, strict=True)
+        build.op("sub", w, g, size_bytes=4000, phase=Phase.UPDATE) for w, g in zip(weights, gradients, strict=True)
     ]
     graph = build.graph(*updated, donated=weights)
     assert replayed(graph).peak_bytes == 4000 + 4

@@ -39,9 +39,7 @@ def test_names_scopes_and_lines_do_not_change_the_fingerprint():
     assert replaced(graph, 0, scope="elsewhere", source="model.py:3").fingerprint == graph.fingerprint
 
 
-@pytest.mark.parametrize(
-    "changes", [{"primitive": "conv"}, {"detail": "axes=(1,)"}, {"reads": (0, 0)}], ids=str
-)
+@pytest.mark.parametrize("changes", [{"primitive": "conv"}, {"detail": "axes=(1,)"}, {"reads": (0, 0)}], ids=str)
 def test_what_is_computed_changes_the_fingerprint(changes):
     graph = chain(3)
     assert replaced(graph, 0, **changes).fingerprint != graph.fingerprint

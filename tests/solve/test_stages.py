@@ -5,10 +5,10 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxckpt.solve import Problem
-from jaxckpt.solve.stages import _cheapest_cut, _CUT_BYTES, boundaries, stage_index, stagings
-from tests.graphs import RATES, Builder, graphs
 from jaxckpt.ir import Phase
+from jaxckpt.solve import Problem
+from jaxckpt.solve.stages import _CUT_BYTES, _cheapest_cut, boundaries, stage_index, stagings
+from tests.graphs import RATES, Builder, graphs
 
 
 def blocks(count: int):

@@ -128,4 +128,14 @@ def test_the_flat_function_is_the_step_as_written():
     traced = trace_step(jax.grad(lambda w, x: jnp.sum(block(w, x))), W, X)
     flat = jax.make_jaxpr(traced.flat_function())(*traced.specs)
     assert "remat2" in str(flat) or "checkpoint" in str(flat)
-    assert "remat2" not in str(traced.jaxpr) and "checkpoint" not in str(traced.jaxpr)
+    assert "remat2" not in str(traced.jaxpr)
+    assert "checkpoint" not in str(traced.jaxpr)
+
+
+def test_a_mesh_that_the_compiler_may_use_as_it_likes_does_not_change_the_graph():
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    graph = trace_step(step, W, X).graph
+    assert trace_step(step, W, described(X, split)).graph.fingerprint == graph.fingerprint
+    assert trace_step(step, W, jax.device_put(X, split)).graph.fingerprint == graph.fingerprint
+    assert "reshard" not in {op.primitive for op in graph.ops}

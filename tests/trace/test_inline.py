@@ -81,9 +81,7 @@ def test_arrays_in_literals_become_constants():
     table = np.full((3, 4), 5.0, np.float32)
     literal = jex.Literal(table, jaxpr.eqns[0].outvars[0].aval)
     eqn = jaxpr.eqns[0].replace(invars=[jaxpr.invars[0], literal])
-    changed = jex.ClosedJaxpr(
-        jex.Jaxpr([], jaxpr.invars, jaxpr.outvars, [eqn], jaxpr.effects, jaxpr.debug_info), []
-    )
+    changed = jex.ClosedJaxpr(jex.Jaxpr([], jaxpr.invars, jaxpr.outvars, [eqn], jaxpr.effects, jaxpr.debug_info), [])
     program = inline(changed)
     assert [array is table for _, array in program.constants] == [True]
     np.testing.assert_array_equal(evaluated(program, X)[0], X + 5)
@@ -135,7 +133,8 @@ def test_checkpoints_are_opened_and_marked_unless_kept():
     opened, kept = flattened(step, X), flattened(step, X, keep_user_remat=True)
     assert any(equation.again for equation in opened.equations)
     assert not any(equation.again for equation in kept.equations)
-    assert "remat2" in primitives(kept) and "remat2" not in primitives(opened)
+    assert "remat2" in primitives(kept)
+    assert "remat2" not in primitives(opened)
     assert not any("rematted" in name for name in scopes(opened))
 
 

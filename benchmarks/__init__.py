@@ -1,0 +1,6 @@
+"""Benchmarks: runners that print figures and keep them as data under `results`, and the tables made from these.
+
+python -m benchmarks.demo        GPT-2 small for an H200: totals against budgets, and JAX's own policies
+python -m benchmarks.numerics    a planned step against the step: equal bits, equal loss curves
+python -m benchmarks.tables      README.md's tables from the results
+"""

@@ -1,0 +1,30 @@
+"""The shell: one file a verb, over the same functions that Python users call.
+
+Read in this order: `console` (what every verb shares), `reference` (a step by its name), a verb, `app`. `main` sets the
+process up before jax is loaded, and runs.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+_DEVICE_NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/accel0", "/dev/vfio/0", "/dev/kfd")
+
+
+def main() -> None:
+    """Runs the shell and exits with its code."""
+    look_for_no_accelerator_where_none_is()
+    from jaxckpt.cli.app import app
+    from jaxckpt.cli.console import run
+
+    sys.exit(run(app))
+
+
+def look_for_no_accelerator_where_none_is() -> None:
+    """Keeps jax from trying plugins whose device is not there; jax reads the variable when it is imported.
+
+    With the wheels of compile-only targets installed on a machine without their devices, jax would print long
+    tracebacks at its start before it falls back to the processor.
+    """
+    if "JAX_PLATFORMS" not in os.environ and not any(Path(node).exists() for node in _DEVICE_NODES):
+        os.environ["JAX_PLATFORMS"] = "cpu"

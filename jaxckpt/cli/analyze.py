@@ -1,0 +1,29 @@
+"""`jaxckpt analyze`: where a step's residuals are, without compiling anything."""
+
+import dataclasses
+from typing import Annotated
+
+import typer
+
+from jaxckpt.cli.console import Shell
+from jaxckpt.cli.reference import load_step
+from jaxckpt.fit import analyze as analyze_step
+from jaxckpt.report import analysis_report, print_report
+
+
+def analyze(
+    reference: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What returns (step, args).")],
+    target: Annotated[str, typer.Option(help="The machine whose rates the estimates use.")] = "h200",
+    depth: Annotated[int | None, typer.Option(help="Add up scopes below this depth.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what a training step keeps from forward to backward, by scope."""
+    shell = Shell(json=json)
+    with shell.progress() as say:
+        referred = load_step(reference)
+        say("tracing the step")
+        analysis = analyze_step(referred.step, *referred.args, target=target, **referred.options)
+    if json:
+        shell.print_json(dataclasses.asdict(analysis))
+    else:
+        print_report(analysis_report(analysis, depth=depth), shell.out)

@@ -1,0 +1,39 @@
+"""The shell's verbs under one name.
+
+Read after `console`.
+"""
+
+from typing import Annotated
+
+import typer
+
+from jaxckpt._version import __version__
+from jaxckpt.cli.analyze import analyze
+from jaxckpt.cli.demo import demo
+from jaxckpt.cli.plan import plan
+from jaxckpt.cli.targets import targets
+
+app = typer.Typer(
+    name="jaxckpt",
+    help="Fits JAX training steps into memory, and proves it with the XLA compiler.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for verb in (demo, plan, analyze, targets):
+    app.command()(verb)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"jaxckpt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Fits JAX training steps into memory, and proves it with the XLA compiler."""

@@ -1,0 +1,195 @@
+"""`jaxckpt demo`: GPT-2 small planned at several budgets, beside what JAX's own policies take.
+
+`run_demo` does the work and returns data; the verb prints it. Benchmarks and the README's table use the same data.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from jaxckpt._errors import InfeasibleBudgetError, MissingPackageError
+from jaxckpt.cli.console import Shell
+from jaxckpt.fit import Plan, Planner
+from jaxckpt.measure import Footprint, footprint
+from jaxckpt.report import Section, Text, Version, footprints_report, print_report
+from jaxckpt.target import Target
+
+BUDGETS = ("10GiB", "8GiB", "6GiB", "5GiB", "4GiB")
+Progress = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DemoResult:
+    """What the demo found.
+
+    Attributes:
+      target: The machine compiled for.
+      layers: Blocks of the model.
+      batch: Sequences a step.
+      baselines: Footprints of the model by what its blocks are wrapped in.
+      plans: By budget, as typed, the plan that fits.
+      refused: By budget, as typed, the error of those that cannot be met.
+      planning_s: Tracing, graph and the first solution, without any compile.
+      wall_s: All together.
+    """
+
+    target: str
+    layers: int
+    batch: int
+    baselines: dict[str, Footprint]
+    plans: dict[str, Plan]
+    refused: dict[str, InfeasibleBudgetError]
+    planning_s: float
+    wall_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as plain data, for JSON."""
+        return {
+            "target": self.target,
+            "layers": self.layers,
+            "batch": self.batch,
+            "baselines": {
+                name: made.to_dict() | {"total_bytes": made.total_bytes} for name, made in self.baselines.items()
+            },
+            "plans": {budget: _plain(plan) for budget, plan in self.plans.items()},
+            "refused": {
+                budget: {"message": str(error), "minimum_bytes": error.minimum_bytes}
+                for budget, error in self.refused.items()
+            },
+            "planning_s": self.planning_s,
+            "wall_s": self.wall_s,
+        }
+
+
+def _plain(plan: Plan) -> dict[str, Any]:
+    assert plan.footprint is not None
+    return {
+        "budget_bytes": plan.budget_bytes,
+        "strategy": plan.strategy,
+        "total_bytes": plan.footprint.total_bytes,
+        "predicted_bytes": plan.predicted.total_bytes,
+        "step_s": plan.predicted.step_s,
+        "recompute_s": plan.predicted.recompute_s,
+        "footprint": plan.footprint.to_dict(),
+        "attempts": [dataclasses.asdict(attempt) for attempt in plan.attempts],
+        "notes": list(plan.notes),
+    }
+
+
+def run_demo(
+    *,
+    target: str = "h200",
+    layers: int = 12,
+    batch: int = 8,
+    budgets: Sequence[str] = BUDGETS,
+    progress: Progress = lambda _: None,
+) -> DemoResult:
+    """Plans GPT-2 small at several budgets and compiles JAX's own policies beside it.
+
+    Raises:
+      MissingPackageError: Flax and optax are not installed, or what the target needs.
+    """
+    started = time.perf_counter()
+    gpt2 = _gpt2()
+    machine = Target(target)
+    model = gpt2.training_step(layers=layers, batch=batch)
+    planning = time.perf_counter()
+    planner = Planner(model.step, *model.args, target=machine, donate_argnums=model.donate_argnums, progress=progress)
+    _ = planner.solver
+    planning_s = time.perf_counter() - planning
+    plans: dict[str, Plan] = {}
+    refused: dict[str, InfeasibleBudgetError] = {}
+    for budget in budgets:
+        progress(f"budget {budget}")
+        try:
+            plans[budget] = planner.plan(budget=budget)
+        except InfeasibleBudgetError as error:
+            refused[budget] = error
+    baselines = {}
+    for name, block in _blocks(gpt2).items():
+        progress(f"compiling {name}")
+        version = gpt2.training_step(layers=layers, batch=batch, block=block)
+        baselines[name] = footprint(version.step, *version.args, target=machine, donate_argnums=version.donate_argnums)
+    return DemoResult(
+        target=machine.name,
+        layers=layers,
+        batch=batch,
+        baselines=baselines,
+        plans=plans,
+        refused=refused,
+        planning_s=planning_s,
+        wall_s=time.perf_counter() - started,
+    )
+
+
+def demo_report(result: DemoResult) -> Section:
+    """The demo's table and what it refused."""
+    versions = [Version(name=name, footprint=made) for name, made in result.baselines.items()]
+    for plan in result.plans.values():
+        assert plan.footprint is not None
+        versions.append(
+            Version(
+                name="jaxckpt, unmarked model",
+                budget_bytes=plan.budget_bytes,
+                footprint=plan.footprint,
+                prediction=plan.prediction,
+            )
+        )
+    title = f"GPT-2 small, {result.layers} Linen blocks, batch {result.batch} x 1024, AdamW, on {result.target}"
+    notes = (
+        f"Totals are XLA's: arguments + outputs - donated + temporaries. {result.wall_s:.0f} s in all, of these"
+        f" {result.planning_s:.1f} s to trace and to solve for the first time.",
+    )
+    refused = tuple(Text(text=f"{type(error).__name__}: {error}\n") for error in result.refused.values())
+    return Section(title="", parts=(footprints_report(title, versions, notes=notes), *refused))
+
+
+def demo(
+    target: Annotated[str, typer.Option(help="The machine to compile for.")] = "h200",
+    layers: Annotated[int, typer.Option(help="Blocks of the model.")] = 12,
+    batch: Annotated[int, typer.Option(help="Sequences a step.")] = 8,
+    budget: Annotated[list[str] | None, typer.Option(help="A budget; may be repeated.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Plan GPT-2 small for a machine that is not here, at several budgets."""
+    shell = Shell(json=json)
+    with shell.progress() as say:
+        result = run_demo(target=target, layers=layers, batch=batch, budgets=tuple(budget or BUDGETS), progress=say)
+    if json:
+        shell.print_json(result.to_dict())
+    else:
+        print_report(demo_report(result), shell.out)
+
+
+def _gpt2() -> Any:
+    try:
+        from jaxckpt.cli import gpt2
+    except ImportError as error:
+        raise MissingPackageError(
+            f"jaxckpt demo: its model needs {error.name}, which is not installed.",
+            got=str(error),
+            needed="flax and optax",
+            advice='pip install "jaxckpt[flax]"',
+            package=error.name,
+        ) from error
+    return gpt2
+
+
+def _blocks(gpt2: Any) -> dict[str, Any]:
+    """The blocks of the demo's baselines: the model's own, and JAX's policies around each block."""
+    import flax.linen as nn
+    import jax
+
+    policies = jax.checkpoint_policies
+    return {
+        "no remat": gpt2.Block,
+        "jax.checkpoint, no policy": nn.remat(gpt2.Block),
+        "dots_saveable": nn.remat(gpt2.Block, policy=policies.dots_saveable),
+        "dots_with_no_batch_dims_saveable": nn.remat(gpt2.Block, policy=policies.dots_with_no_batch_dims_saveable),
+        "save_only_these_names(qkv, attn_out)": nn.remat(
+            gpt2.Block, policy=policies.save_only_these_names("qkv", "attn_out")
+        ),
+    }

@@ -1,0 +1,167 @@
+"""The loop that keeps the promise, against the real compiler for a GPU that is not here."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxckpt
+from jaxckpt._errors import (
+    ArgumentError,
+    BudgetError,
+    InfeasibleBudgetError,
+    NoGradientError,
+    PlanMismatchError,
+    UnknownStrategyError,
+    UnknownTargetError,
+)
+from jaxckpt.fit import Planner
+from jaxckpt.target import targets
+
+GPU = any(status.name == "h200" and status.usable for status in targets())
+needs_compiler = pytest.mark.skipif(not GPU, reason="needs the CUDA plugin: pip install 'jaxckpt[gpu-targets]'")
+MIB = 2**20
+
+
+def step(weights, x):
+    def loss(weights):
+        hidden = x
+        for w in weights:
+            hidden = jnp.tanh(hidden @ w)
+        return jnp.mean(hidden**2)
+
+    value, gradients = jax.value_and_grad(loss)(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), value
+
+
+ARGS = ([jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 16, jax.ShapeDtypeStruct((8192, 256), jnp.float32))
+
+
+@pytest.fixture(scope="module")
+def planner():
+    return Planner(step, *ARGS, target="h200", donate_argnums=0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("budget", ["100MiB", "120MiB", 0.6, "80%", 130 * MIB])
+def test_a_returned_plan_fits_by_the_compilers_figure(planner, budget):
+    plan = planner.plan(budget=budget)
+    assert plan.footprint.total_bytes <= plan.budget_bytes
+    assert plan.strategy == "optimal"
+    assert len(plan.attempts) <= 4
+
+
+@needs_compiler
+def test_predicted_and_compiled_totals_are_close_on_a_transformer():
+    gpt2 = pytest.importorskip("jaxckpt.cli.gpt2")
+    small = gpt2.training_step(layers=4, batch=8, width=256, heads=4, vocabulary=2048, sequence=256)
+    planner = Planner(small.step, *small.args, target="h200", donate_argnums=small.donate_argnums)
+    for share in (0.6, 0.8):
+        plan = planner.plan(budget=share)
+        assert plan.predicted.total_bytes == pytest.approx(plan.footprint.total_bytes, rel=0.05)
+
+
+@needs_compiler
+def test_more_memory_never_gives_a_slower_plan(planner):
+    seconds = [planner.plan(budget=f"{size}MiB").predicted.step_s for size in range(90, 161, 10)]
+    assert all(later <= earlier for earlier, later in zip(seconds, seconds[1:], strict=False))
+
+
+@needs_compiler
+def test_a_budget_above_the_step_saves_everything_and_says_so(planner):
+    plan = planner.plan(budget="10GiB")
+    assert not plan.decisions
+    assert "fits as it is" in plan.notes[0]
+    assert plan.footprint == planner.unplanned
+
+
+@needs_compiler
+def test_the_minimum_of_the_error_is_a_budget_that_can_be_met(planner):
+    with pytest.raises(InfeasibleBudgetError, match="at least") as caught:
+        planner.plan(budget="50MiB")
+    error = caught.value
+    assert error.minimum_measured
+    assert error.blocking[0].size_bytes == max(b.size_bytes for b in error.blocking)
+    plan = planner.plan(budget=error.minimum_bytes)
+    assert plan.footprint.total_bytes <= error.minimum_bytes
+
+
+@needs_compiler
+@pytest.mark.parametrize("strategy", ["full", "none"])
+def test_other_strategies_are_held_to_the_budget_too(planner, strategy):
+    plan = planner.plan(budget="1GiB", strategy=strategy)
+    assert plan.strategy == strategy
+    with pytest.raises(InfeasibleBudgetError):
+        planner.plan(budget="50MiB", strategy=strategy)
+
+
+@needs_compiler
+def test_a_plan_survives_its_file_and_applies(planner, tmp_path):
+    made = planner.plan(budget="100MiB")
+    made.save(tmp_path / "plan.toml")
+    loaded = jaxckpt.load_plan(tmp_path / "plan.toml")
+    assert loaded == made
+    weights = [jnp.eye(256) * 0.5 for _ in range(16)]
+    x = jnp.linspace(-1, 1, 8192 * 256).reshape(8192, 256)
+    expected, found = jax.jit(step)(weights, x), jax.jit(loaded.apply(step), donate_argnums=0)(weights, x)
+    for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        assert jnp.allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+@needs_compiler
+def test_a_plan_refuses_other_shapes_by_name(planner):
+    planned = planner.plan(budget="100MiB").apply(step)
+    with pytest.raises(PlanMismatchError, match=r"4096,256"):
+        jax.eval_shape(planned, ARGS[0], jax.ShapeDtypeStruct((4096, 256), jnp.float32))
+
+
+def test_arguments_larger_than_the_budget_are_refused_before_any_compile(monkeypatch):
+    monkeypatch.setattr("jaxckpt.fit.planner.compile_flat", lambda *_, **__: pytest.fail("compiled"))
+    with pytest.raises(InfeasibleBudgetError, match="arguments alone") as caught:
+        Planner(step, *ARGS, target="cpu", donate_argnums=0).plan(budget="1MiB")
+    assert not caught.value.minimum_measured
+
+
+@pytest.mark.parametrize("budget", ["6 apples", -1, 0, float("nan")], ids=repr)
+def test_what_is_no_budget_is_refused(budget):
+    with pytest.raises(BudgetError, match='"6GiB"'):
+        jaxckpt.plan(step, *ARGS, budget=budget, target="cpu")
+
+
+def test_a_step_without_a_gradient_says_so():
+    with pytest.raises(NoGradientError, match="gradient"):
+        jaxckpt.plan(lambda x: jnp.sin(x).sum(), ARGS[1], budget="1GiB", target="cpu")
+
+
+def test_an_empty_step_says_that_it_has_no_gradient():
+    with pytest.raises(NoGradientError):
+        jaxckpt.plan(lambda x: x, ARGS[1], budget="1GiB", target="cpu")
+
+
+def test_an_argument_that_is_no_array_is_named():
+    with pytest.raises(ArgumentError, match="name") as caught:
+        jaxckpt.plan(step, ARGS[0], {"name": "GPT"}, budget="1GiB", target="cpu")
+    assert isinstance(caught.value, TypeError)
+
+
+def test_an_unknown_target_or_strategy_is_refused_with_the_closest():
+    with pytest.raises(UnknownTargetError, match="h200"):
+        jaxckpt.plan(step, *ARGS, budget="1GiB", target="h20")
+    with pytest.raises(UnknownStrategyError, match="'optimal'"):
+        jaxckpt.plan(step, *ARGS, budget="1GiB", target="cpu", strategy="optimum")
+
+
+def test_the_users_own_exception_comes_out_untouched():
+    class Mine(Exception):
+        pass
+
+    def broken(x):
+        raise Mine("in the model")
+
+    with pytest.raises(Mine, match="in the model") as caught:
+        jaxckpt.plan(broken, ARGS[1], budget="1GiB", target="cpu")
+    assert caught.value.__cause__ is None
+
+
+def test_what_the_planner_cannot_decide_yet_is_refused():
+    with pytest.raises(UnknownStrategyError, match="'offload'"):
+        jaxckpt.plan(step, *ARGS, budget="1GiB", target="cpu", allow=("recompute", "offload"))

@@ -1,0 +1,96 @@
+"""Canaries for what tracing and rewriting rely on inside jax; a new version breaks them by name."""
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import pytest
+
+from jaxckpt import _compat
+
+X = jnp.ones((3, 3))
+
+
+def eqns(function, *args):
+    return jax.make_jaxpr(function)(*args).jaxpr.eqns
+
+
+def test_a_jit_gives_back_the_jaxpr_that_it_has():
+    jitted = jax.jit(jnp.sin)
+    assert jitted.trace(X).jaxpr is jitted.trace(X).jaxpr
+    assert jitted.trace(X).jaxpr is jitted.trace(jax.ShapeDtypeStruct((3, 3), "float32")).jaxpr
+
+
+def test_a_trace_tells_what_it_captured_and_its_tree():
+    seen = {}
+
+    def outer(x):
+        stage = jax.jit(lambda y: y * x).trace(x)
+        seen["captured"] = _compat.captured_arrays(stage)
+        return x
+
+    jax.jit(outer)(X)
+    assert [isinstance(array, jax.core.Tracer) for array in seen["captured"]] == [True]
+    stage = jax.jit(lambda a, b, c: a + c["x"], static_argnums=1).trace(X, "static", {"x": X})
+    assert _compat.captured_arrays(stage) == ()
+    assert _compat.argument_tree(stage) == jax.tree.structure(((X, {"x": X}), {}))
+
+
+def test_a_jit_tells_its_static_arguments_and_shardings():
+    jitted = jax.jit(lambda a, n, m: a, static_argnums=(1,), static_argnames=("m",))
+    positions, names = _compat.jit_static_arguments(jitted)
+    assert 1 in positions
+    assert "m" in names
+    assert _compat.jit_static_arguments(jnp.sin.__wrapped__) == ((), ())
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    assert _compat.jit_in_shardings(jax.jit(jnp.sin, in_shardings=sharding).trace(X)) == (sharding,)
+    assert _compat.jit_in_shardings(jax.jit(jnp.sin).trace(X)) == (None,)
+
+
+def test_name_stacks_tell_scopes_from_transformations():
+    def f(x):
+        with jax.named_scope("jvp"):
+            return jnp.sum(jnp.sin(x))
+
+    stacks = [eqn.source_info.name_stack for eqn in eqns(jax.grad(f), X)]
+    marks = _compat.name_stack_marks(stacks[0])
+    assert marks == (("jvp", True), ("jvp", False))
+    assert _compat.name_stack_marks(_compat.name_stack_without(stacks[0], frozenset({0}))) == marks[1:]
+    assert any(_compat.name_stack_marks(s)[0] == ("transpose", True) for s in stacks)
+
+
+def test_recomputation_is_marked_by_a_scope_and_keeps_its_parameters():
+    def f(x):
+        return jnp.sum(jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)))(x))
+
+    (remat,) = (eqn for eqn in eqns(jax.grad(f), X) if eqn.primitive.name == "remat2")
+    body = getattr(remat.params["jaxpr"], "jaxpr", remat.params["jaxpr"])
+    again = [e for e in body.eqns if "rematted_computation" in str(e.source_info.name_stack)]
+    assert next(e.primitive.name for e in again) == "sin"
+    assert len(again) < len(body.eqns)
+
+
+@pytest.mark.parametrize("kind", ["jit", "custom_jvp_call", "scan", "cond", "while"])
+def test_primitives_keep_their_names_and_bodies(kind):
+    functions = {
+        "jit": jax.jit(jnp.sin),
+        "custom_jvp_call": jax.nn.relu,
+        "scan": lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, None, length=2)[0],
+        "cond": lambda x: jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x),
+        "while": lambda x: jax.lax.while_loop(lambda y: y[0, 0] < 0, jnp.sin, x),
+    }
+    (eqn,) = (e for e in eqns(functions[kind], X) if e.primitive.name == kind)
+    assert list(jex.jaxprs_in_params(eqn.params))
+    keys = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "scan": "jaxpr", "cond": "branches", "while": "body_jaxpr"}
+    assert keys[kind] in eqn.params
+
+
+@pytest.mark.parametrize("value", [jax.random.key(0), jnp.zeros((0, 3)), X, jnp.int4(1), jnp.bool_(True)])
+def test_every_array_passes_a_barrier(value):
+    out = jax.jit(jax.lax.optimization_barrier)(value)
+    assert out.dtype == value.dtype
+
+
+def test_a_barrier_has_no_parameters():
+    (eqn,) = eqns(jax.lax.optimization_barrier, X)
+    assert eqn.primitive.name == "optimization_barrier"
+    assert eqn.params == {}
