@@ -9,6 +9,7 @@ Where nothing is marked at all (a backward written by hand, names stripped), the
 bytes wait: see `phases_by_structure`. Read after `merge`; `hoist` follows.
 """
 
+from bisect import bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -140,8 +141,9 @@ def is_movable(eqn: Any) -> bool:
 def phases_by_structure(program: Program, size_bytes: Callable[[Any], int]) -> Phased:
     """Splits the order where most bytes wait: what comes before is forward, what comes after backward.
 
-    In a gradient the values that the backward reads pile up until the loss. A value waits at a split if it was
-    made before and is read after it, and not by the equation that comes first.
+    In a gradient the values that the backward reads again pile up until the loss, and the last one made is read
+    first. A value waits at a split if it is read before and after it, but not by the equation that comes first;
+    so gradients that wait for their update do not count.
 
     Args:
       program: No equation carries a mark.
@@ -151,34 +153,49 @@ def phases_by_structure(program: Program, size_bytes: Callable[[Any], int]) -> P
       The phases; none is update, which cannot be told from the backward.
 
     Raises:
-      NoGradientError: Fewer than two values wait at the best split.
+      NoGradientError: Fewer than two values wait at the best split, they are not read last made first, or the only
+        gradient is in the body of a loop or branch.
     """
+    if _hidden_gradient(program) is not None:
+        raise no_gradient(program, "no gradient at the step's own level")
     reads = _read_positions(program.equations)
     waiting_bytes = [0] * (len(program.equations) + 1)
     read_bytes = [0] * len(program.equations)
-    for variable, (made, positions) in reads.items():
-        waiting_bytes[made + 1] += size_bytes(variable)
+    for variable, positions in reads.items():
+        waiting_bytes[positions[0] + 1] += size_bytes(variable)
         waiting_bytes[positions[-1] + 1] -= size_bytes(variable)
         for position in positions:
             read_bytes[position] += size_bytes(variable)
     totals = [a - b for a, b in zip(accumulate(waiting_bytes), read_bytes, strict=False)]
     split = max(range(len(totals)), key=totals.__getitem__, default=0)
-    waiting = [p for made, p in reads.values() if made < split < p[-1] and split not in p]
-    if len(waiting) < 2:
+    waiting = [p for p in reads.values() if p[0] < split < p[-1] and split not in p]
+    if not _read_in_reverse([p[bisect_right(p, split)] for p in waiting]):
         raise no_gradient(program, "a program in which no two values wait for a backward pass")
     forward = (Phase.FORWARD,) * split
     return Phased(phases=forward + (Phase.BACKWARD,) * (len(program.equations) - split))
 
 
-def _read_positions(equations: Sequence[Equation]) -> dict[Any, tuple[int, list[int]]]:
-    """For each variable that is read where it is made, and where it is read, ascending, each position once."""
-    made = {v: position for position, equation in enumerate(equations) for v in equation.eqn.outvars}
-    reads: dict[Any, tuple[int, list[int]]] = {}
+def _read_in_reverse(reads: Sequence[int]) -> bool:
+    """Whether values, in the order in which they were made, are mostly read in the opposite order.
+
+    Counts the pairs of which the later one is read first.
+    """
+    seen: list[int] = []
+    turned = 0
+    for position in reads:
+        turned += len(seen) - bisect_right(seen, position)
+        insort(seen, position)
+    return 4 * turned > len(reads) * (len(reads) - 1)
+
+
+def _read_positions(equations: Sequence[Equation]) -> dict[Any, list[int]]:
+    """For each variable that an equation makes, in that order, where it is read, ascending, each position once."""
+    reads: dict[Any, list[int]] = {v: [] for equation in equations for v in equation.eqn.outvars}
     for position, equation in enumerate(equations):
         for variable in dict.fromkeys(equation.variables()):
-            if variable in made:
-                reads.setdefault(variable, (made[variable], []))[1].append(position)
-    return reads
+            if variable in reads:
+                reads[variable].append(position)
+    return {variable: positions for variable, positions in reads.items() if positions}
 
 
 def no_gradient(program: Program, found: str) -> NoGradientError:

@@ -12,9 +12,11 @@ from jaxckpt.rewrite import apply, rewrite
 from jaxckpt.trace import trace_step
 from tests.ir.test_schedule import check_order
 from tests.rewrite.plans import droppable
-from tests.trace.test_foreign_steps import PLANNED, flat_arguments, tolerance, traced_case
-from tests.zoo import numbers
-from tests.zoo.case import as_numpy, fresh
+from tests.trace.test_foreign_steps import PLANNED, expected, flat_arguments, quickly, tolerance, traced_case
+from tests.zoo.case import as_numpy
+
+ALONE = {"lstm", "random_forward", "keys_in_state", "flash_attention", "ordered_callback", "remat_nested_scan"}
+"""Steps small enough to be run an equation at a time, each compiled by itself: random bits, loops, effects."""
 
 
 def random_plan(graph, seed):
@@ -43,15 +45,19 @@ def test_planned_steps_give_the_step_s_results(entry):
     case, traced = traced_case(entry)
     plan = random_plan(traced.graph, entry.name)
     planned = apply(case.step, plan, static_argnums=case.static_argnums)
-    args = [arg if i in traced.static else fresh(arg) for i, arg in enumerate(case.args)]
-    ours = jax.tree.leaves(jax.jit(planned, static_argnums=tuple(traced.static))(*args))
+
+    def flat_planned(*flat):
+        traced_args = iter(jax.tree.unflatten(traced.in_tree, flat)[0])
+        return planned(*(arg if i in traced.static else next(traced_args) for i, arg in enumerate(case.args)))
+
+    ours = jax.tree.leaves(quickly(flat_planned)(*flat_arguments(case, traced)))
     jax.effects_barrier()
-    for mine, theirs in zip(map(as_numpy, ours), numbers(case), strict=True):
+    for mine, theirs in zip(map(as_numpy, ours), expected(entry), strict=True):
         assert mine.dtype == theirs.dtype
         np.testing.assert_allclose(mine, theirs, **tolerance(entry, mine.dtype))
 
 
-@pytest.mark.parametrize("entry", [e for e in PLANNED if e.traits & {"effects", "rng", "rng_keys", "scan"}], ids=str)
+@pytest.mark.parametrize("entry", [e for e in PLANNED if e.name in ALONE], ids=str)
 def test_copies_agree_to_the_bit_where_each_equation_runs_alone(entry):
     case, traced = traced_case(entry)
     rewritten = rewrite(traced, random_plan(traced.graph, entry.name))
@@ -67,11 +73,10 @@ def test_copies_agree_to_the_bit_where_each_equation_runs_alone(entry):
 def test_the_host_is_called_as_often_as_by_the_step(entry):
     _, traced = traced_case(entry)
     rewritten = rewrite(traced, random_plan(traced.graph, entry.name))
-    counts = [
-        sum("callback" in eqn.primitive.name or eqn.primitive.name == "debug_print" for eqn in closed.jaxpr.eqns)
-        for closed in (rewritten.jaxpr, traced.jaxpr)
+    calls = [
+        str(closed).count("callback[") + str(closed).count("debug_print[") for closed in (rewritten.jaxpr, traced.jaxpr)
     ]
-    assert counts[0] == counts[1] > 0
+    assert calls[0] == calls[1] > 0
 
 
 def test_planned_steps_trace_to_graphs_again():

@@ -158,8 +158,9 @@ def test_names_and_structure_agree_on_where_the_backward_begins():
         lambda w, x: jax.jvp(lambda w: loss(w, x), (w,), (w,))[1],
         lambda w, x: w,
         lambda w, x: functools.reduce(lambda h, _: jnp.tanh(h @ w), range(6), x),
+        lambda w, x: [jnp.sin(a) for a in [jnp.cos(i * x @ w) for i in range(6)]],
     ],
-    ids=["loss", "forward_mode", "nothing", "chain"],
+    ids=["loss", "forward_mode", "nothing", "chain", "side_by_side"],
 )
 def test_a_step_without_a_gradient_is_refused(step):
     with pytest.raises(NoGradientError, match="no backward pass") as caught:

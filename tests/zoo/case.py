@@ -52,8 +52,13 @@ SIZES = MappingProxyType(
 )
 
 
-quick_jit = partial(jax.jit, compiler_options=MappingProxyType({"xla_backend_optimization_level": 0}))
-"""`jax.jit` for what runs once: LLVM's effort is most of the time that a small step takes to compile for the CPU."""
+_NO_EFFORT = {"xla_backend_optimization_level": 0} | (
+    # jax < 0.11: takes two thirds of what remains; XLA has lost the option since.
+    {"xla_cpu_use_fusion_emitters": False} if jax.__version_info__ < (0, 11) else {}
+)
+
+quick_jit = partial(jax.jit, compiler_options=_NO_EFFORT)
+"""`jax.jit` for what runs once, on the CPU: LLVM's effort is most of the time that a small step takes to compile."""
 
 
 def numbers(case: Case) -> list[np.ndarray]:
