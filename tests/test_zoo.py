@@ -19,6 +19,8 @@ import pytest
 from tests.zoo import LIBRARIES, TRAITS, ZOO, Case, Entry, entries, named, numbers
 from tests.zoo.case import is_jitted, is_key
 
+pytestmark = pytest.mark.slow  # every step is compiled; `make slow` runs them
+
 LARGE = 1000
 """Elements from which on a constant is more than a small table of the library's."""
 

@@ -15,6 +15,8 @@ from tests.rewrite.plans import droppable
 from tests.trace.test_foreign_steps import PLANNED, expected, flat_arguments, quickly, tolerance, traced_case
 from tests.zoo.case import as_numpy
 
+pytestmark = pytest.mark.slow  # every step is compiled; `make slow` runs them
+
 ALONE = {"lstm", "random_forward", "keys_in_state", "flash_attention", "ordered_callback", "remat_nested_scan"}
 """Steps small enough to be run an equation at a time, each compiled by itself: random bits, loops, effects."""
 
