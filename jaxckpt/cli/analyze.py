@@ -14,7 +14,7 @@ from jaxckpt.report import analysis_report, print_report
 def analyze(
     reference: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What returns (step, args).")],
     target: Annotated[str, typer.Option(help="The machine whose rates the estimates use.")] = "h200",
-    depth: Annotated[int | None, typer.Option(help="Add up scopes below this depth.")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Add up scopes below this depth.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what a training step keeps from forward to backward, by scope."""

@@ -1,22 +1,28 @@
 """What every verb shares: where it prints, how it says what it is doing, and how it fails.
 
 Results go to standard output, progress and errors to standard error, so that both can be read by programs. Progress is
-a spinner with seconds on a terminal and plain lines elsewhere.
+a spinner with running seconds on a terminal, and plain lines elsewhere and beside JSON.
 """
 
 import json as json_module
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from jaxckpt._errors import InfeasibleBudgetError, JaxckptError
+from jaxckpt._units import format_seconds
 
 EXIT_REFUSED = 2
 EXIT_INFEASIBLE = 3
+EXIT_INTERRUPTED = 130
+
+Say = Callable[[str], None]
+"""Told what is being done now; each sentence stands until the next."""
 
 
 class Shell:
@@ -25,29 +31,25 @@ class Shell:
     def __init__(self, *, json: bool = False):
         self.out = Console(width=None if sys.stdout.isatty() else 140)
         self.err = Console(stderr=True)
-        self._quiet = json
+        self._json = json
 
     @contextmanager
-    def progress(self) -> Iterator[Callable[[str], None]]:
-        """Gives a function that says what is being done now; each sentence stands until the next."""
-        started = time.perf_counter()
-        if not self.err.is_terminal:
-            yield lambda sentence: self._line(sentence, started)
-            return
-        with self.err.status("starting") as status:
+    def progress(self) -> Iterator[Say]:
+        """Says what is being done and for how long, while the user's code and the compiler run.
 
-            def say(sentence: str) -> None:
-                status.update(f"{sentence} ({time.perf_counter() - started:.0f} s so far)")
-
-            yield say
+        Beside JSON, what the user's code prints goes to standard error: standard output is one object.
+        """
+        with ExitStack() as stack:
+            if self._json:
+                stack.enter_context(redirect_stdout(sys.stderr))
+            if self.err.is_terminal and not self._json:
+                yield stack.enter_context(_spinner(self.err))
+            else:
+                yield stack.enter_context(_lines(self.err))
 
     def print_json(self, data: Any) -> None:
         """Prints one JSON object to standard output, and nothing else."""
         sys.stdout.write(json_module.dumps(data, indent=2) + "\n")
-
-    def _line(self, sentence: str, started: float) -> None:
-        if not self._quiet:
-            self.err.print(f"[{time.perf_counter() - started:6.1f} s] {sentence}", markup=False, highlight=False)
 
 
 def run(verb: Callable[[], Any]) -> int:
@@ -60,8 +62,56 @@ def run(verb: Callable[[], Any]) -> int:
     try:
         verb()
     except JaxckptError as error:
-        Console(stderr=True).print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False)
+        print_error(error)
         return EXIT_INFEASIBLE if isinstance(error, InfeasibleBudgetError) else EXIT_REFUSED
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
     return 0
+
+
+def print_error(error: JaxckptError) -> None:
+    """Prints the four lines of an error to standard error, in red; not wrapped, so that they can be searched."""
+    console = Console(stderr=True)
+    console.print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _spinner(console: Console) -> Iterator[Say]:
+    """One line that turns and counts; what is done moves above it, with the time that it took."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        pieces = _Pieces(progress)
+        yield pieces.begin
+        pieces.end()
+
+
+class _Pieces:
+    """Pieces of work, one after the other."""
+
+    def __init__(self, progress: Progress):
+        self._progress = progress
+        self._started = 0.0
+
+    def begin(self, sentence: str) -> None:
+        self.end()
+        self._started = time.perf_counter()
+        self._progress.add_task(sentence, total=None)
+
+    def end(self) -> None:
+        for task in self._progress.tasks:
+            line = f"  {task.description}: {format_seconds(time.perf_counter() - self._started)}"
+            self._progress.console.print(line, style="dim", markup=False, highlight=False)
+            self._progress.remove_task(task.id)
+
+
+@contextmanager
+def _lines(console: Console) -> Iterator[Say]:
+    """One line for each sentence, with the seconds since the start."""
+    started = time.perf_counter()
+
+    def say(sentence: str) -> None:
+        line = f"[{time.perf_counter() - started:6.1f} s] {sentence}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    yield say
+    say("done")

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxckpt._errors import PlanFileError
-from jaxckpt._units import format_bytes
-from jaxckpt.cli.console import Shell
+from jaxckpt._errors import InfeasibleBudgetError, PlanFileError
+from jaxckpt._units import budget_bytes, format_bytes
+from jaxckpt.cli.console import Shell, print_error
 from jaxckpt.cli.reference import load_step
-from jaxckpt.fit import Plan, Planner
+from jaxckpt.fit import Plan, Planner, require_folder
 from jaxckpt.report import plan_report, print_report
 
 
@@ -19,18 +19,14 @@ def plan(
     target: Annotated[str, typer.Option(help="The machine to compile for; see jaxckpt targets.")] = "h200",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan (TOML).")] = None,
     strategy: Annotated[str, typer.Option(help="optimal, full or none.")] = "optimal",
-    max_compiles: Annotated[int, typer.Option(help="At most so many compiles a budget.")] = 4,
+    max_compiles: Annotated[int, typer.Option(min=1, help="At most so many compiles a budget.")] = 4,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Fit a training step into a budget of memory."""
-    if output is not None and len(budget) > 1:
-        raise PlanFileError(
-            "jaxckpt plan: several budgets make several plans, and one file was given.",
-            got=f"--budget {' --budget '.join(budget)} --output {output}",
-            needed="one budget, or no --output",
-            advice=f"jaxckpt plan {reference} --budget {budget[0]} --output {output}",
-        )
+    _refuse_early(reference, budget, output)
     shell = Shell(json=json)
+    plans: list[Plan] = []
+    refused: dict[str, InfeasibleBudgetError] = {}
     with shell.progress() as say:
         referred = load_step(reference)
         planner = Planner(
@@ -41,14 +37,45 @@ def plan(
             progress=say,
             **referred.options,
         )
-        plans = [planner.plan(budget=_budget(text), strategy=strategy) for text in budget]
+        for text in budget:
+            try:
+                plans.append(planner.plan(budget=_budget(text), strategy=strategy))
+            except InfeasibleBudgetError as error:
+                refused[text] = error
     for made in plans:
         if output is not None:
             made.save(output)
         if not json:
             print_report(plan_report(made), shell.out)
     if json:
-        shell.print_json({"plans": [plan_data(made) for made in plans]})
+        shell.print_json({"plans": list(map(plan_data, plans)), "refused": list(map(refused_data, refused.items()))})
+    *others, last = refused.values() or (None,)
+    for error in others:
+        print_error(error)
+    if last is not None:
+        raise last
+
+
+def _refuse_early(reference: str, budgets: list[str], output: Path | None) -> None:
+    """What is wrong with the words alone is said before anything is compiled."""
+    for text in budgets:
+        budget_bytes(_budget(text), baseline_bytes=1)
+    if output is None:
+        return
+    if len(budgets) > 1:
+        raise PlanFileError(
+            "jaxckpt plan: several budgets make several plans, and one file was given.",
+            got=f"--budget {' --budget '.join(budgets)} --output {output}",
+            needed="one budget, or no --output",
+            advice=f"jaxckpt plan {reference} --budget {budgets[0]} --output {output}",
+        )
+    require_folder(output)
+
+
+def refused_data(refused: tuple[str, InfeasibleBudgetError]) -> dict[str, Any]:
+    """A budget that cannot be met, as plain data."""
+    budget, error = refused
+    return {"budget": budget, "minimum_bytes": error.minimum_bytes, "message": str(error)}
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:

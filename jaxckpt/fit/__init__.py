@@ -1,11 +1,11 @@
 """Plans that fit, proved by the compiler: the loop from prediction to proof, the plan that users hold, its file.
 
 Read in this order: `plan` (what users hold), `planner` (predict, compile, compare, correct), `analysis` (where the
-residuals are, before anything is decided), `file` (plans as TOML).
+residuals are, before anything is decided), `document` (a plan as plain data), `file` (the same as TOML).
 """
 
 from jaxckpt.fit.analysis import Analysis, ScopeResiduals, analyze
-from jaxckpt.fit.file import load_plan, save_plan
+from jaxckpt.fit.file import load_plan, require_folder, save_plan
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan
 from jaxckpt.fit.planner import Planner, plan
 
@@ -20,5 +20,6 @@ __all__ = [
     "analyze",
     "load_plan",
     "plan",
+    "require_folder",
     "save_plan",
 ]

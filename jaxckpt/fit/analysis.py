@@ -25,6 +25,7 @@ class ScopeResiduals:
     Attributes:
       scope: The path of names, "" where there is none.
       residual_count: Forward values that the backward reads.
+      residual_bytes: Their bytes, were each of them an array in memory, as JAX's equations have it.
       kept_bytes: Arrays that a compiler keeps for it if nothing is recomputed, bytes per device.
       largest: The largest of them, or None.
       recompute_s: Estimated seconds of computing all of them again.
@@ -33,6 +34,7 @@ class ScopeResiduals:
 
     scope: str
     residual_count: int
+    residual_bytes: int
     kept_bytes: int
     largest: Described | None
     recompute_s: float
@@ -68,6 +70,11 @@ class Analysis:
     unplanned_s: float
     unpriced: tuple[tuple[str, int], ...]
     phases_source: str
+
+    @property
+    def residual_bytes(self) -> int:
+        """Bytes of all residuals as JAX's equations have them; not what is in memory."""
+        return sum(scope.residual_bytes for scope in self.scopes)
 
     @property
     def kept_bytes(self) -> int:
@@ -142,6 +149,7 @@ def _scope(problem: Problem, scope: str, values: list[int]) -> ScopeResiduals:
     return ScopeResiduals(
         scope=scope,
         residual_count=len(residuals),
+        residual_bytes=sum(graph.values[v].size_bytes for v in residuals),
         kept_bytes=sum(graph.values[v].size_bytes for v in kept),
         largest=None if largest is None else describe(graph, largest),
         recompute_s=sum(problem.op_s[op] for op in makers if op is not None),

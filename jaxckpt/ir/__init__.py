@@ -2,12 +2,14 @@
 
 Read in this order: `graph` (ops and values), `kind` (what a primitive is, as far as fusing and pricing go),
 `decision` (what can happen to a value between forward and backward), `plan` (decisions for one graph),
-`schedule` (the order of work that a plan asks for: what is cloned, and what it waits for).
+`schedule` (the order of work that a plan asks for: what is cloned, and what it waits for), `layers` (equal layers
+said once).
 """
 
 from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute, Save
 from jaxckpt.ir.graph import Graph, Op, Phase, Value
 from jaxckpt.ir.kind import Kind, kind_of
+from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
 from jaxckpt.ir.plan import Plan, Prediction
 from jaxckpt.ir.residual import Residual, residuals
 from jaxckpt.ir.schedule import Barrier, Run, Schedule, Step, schedule
@@ -17,6 +19,7 @@ __all__ = [
     "Decision",
     "Graph",
     "Kind",
+    "Layers",
     "Offload",
     "Op",
     "Partition",
@@ -30,7 +33,11 @@ __all__ = [
     "Schedule",
     "Step",
     "Value",
+    "fold_layers",
     "kind_of",
+    "layer_ranges",
+    "layers_from_ranges",
     "residuals",
     "schedule",
+    "unfolded_scope",
 ]

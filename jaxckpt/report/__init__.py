@@ -1,7 +1,7 @@
 """Reports: trees of tables and sentences built from data, and their lowering to text.
 
-Read in this order: `tree` (what a report is), `text` (how it is drawn), `layers` (equal layers folded), then one
-builder a file: `plan`, `analysis`, `footprints`, `machines`.
+Read in this order: `tree` (what a report is), `text` (how it is drawn), then one builder a file: `plan`,
+`analysis`, `footprints`, `machines`.
 """
 
 from jaxckpt.report.analysis import analysis_report

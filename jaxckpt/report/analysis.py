@@ -1,13 +1,13 @@
 """An analysis as a report: which scopes leave what for the backward.
 
-Read after `tree` and `layers`.
+Read after `tree`.
 """
 
 from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.fit import Analysis, Described, ScopeResiduals
-from jaxckpt.report.layers import fold_layers
+from jaxckpt.ir import fold_layers, layer_ranges
 from jaxckpt.report.tree import Section, Table, Text, columns
 
 
@@ -38,6 +38,7 @@ def _totals(analysis: Analysis) -> Table:
             ("arguments", format_bytes(analysis.argument_bytes)),
             ("arrays closed over", format_bytes(analysis.constant_bytes)),
             ("kept from forward to backward", format_bytes(analysis.kept_bytes)),
+            ("  were each residual an array", format_bytes(analysis.residual_bytes)),
             ("predicted total, nothing recomputed", format_bytes(analysis.unplanned_bytes)),
             ("predicted total, everything recomputed", format_bytes(analysis.smallest_bytes)),
             (f"estimated step on {analysis.target}", format_seconds(analysis.unplanned_s)),
@@ -60,14 +61,14 @@ def _rows(analysis: Analysis, depth: int | None) -> Iterator[tuple[int, tuple[st
         return row.residual_count, row.kept_bytes
 
     cut = _cut(analysis.scopes, depth)
-    for scope, layers, members in fold_layers(cut, scope=lambda row: row.scope, alike=alike):
-        first = members[0]
-        total_bytes = sum(row.kept_bytes for row in members)
+    for group in fold_layers(cut, scope=lambda row: row.scope, alike=alike):
+        first = group.items[0]
+        total_bytes = sum(row.kept_bytes for row in group.items)
         yield (
             total_bytes,
             (
-                scope or "/",
-                layers,
+                group.scope or "/",
+                layer_ranges(sorted(group.layers)),
                 str(first.residual_count),
                 format_bytes(first.kept_bytes),
                 format_bytes(total_bytes),
@@ -95,6 +96,7 @@ def _cut(scopes: tuple[ScopeResiduals, ...], depth: int | None) -> list[ScopeRes
         ScopeResiduals(
             scope=scope,
             residual_count=sum(row.residual_count for row in rows),
+            residual_bytes=sum(row.residual_bytes for row in rows),
             kept_bytes=sum(row.kept_bytes for row in rows),
             largest=max((row.largest for row in rows if row.largest), key=lambda d: d.size_bytes, default=None),
             recompute_s=sum(row.recompute_s for row in rows),

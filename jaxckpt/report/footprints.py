@@ -1,6 +1,6 @@
 """Footprints side by side: what several versions of a step take."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from jaxckpt._units import format_bytes, format_seconds
@@ -20,24 +20,46 @@ class Version:
 
 
 def footprints_report(title: str, versions: Iterable[Version], *, notes: tuple[str, ...] = ()) -> Table:
-    """One row a version."""
+    """One row a version; a column that says nothing of any of them is left out."""
+    rows = [dict(_cells(version)) for version in versions]
+    shown = [heading for heading in _HEADINGS if any(row.get(heading) for row in rows)]
     return Table(
         title=title,
-        columns=columns("version", ">budget", ">total", ">predicted", ">off by", ">temporaries", ">recomputation"),
-        rows=tuple(map(_row, versions)),
+        columns=columns(*(heading if heading == "version" else f">{heading}" for heading in shown)),
+        rows=tuple(tuple(row.get(heading, "") for heading in shown) for row in rows),
         notes=notes,
     )
 
 
-def _row(version: Version) -> tuple[str, ...]:
-    footprint, prediction = version.footprint, version.prediction
-    total_bytes = footprint.total_bytes
-    return (
-        version.name,
-        "" if version.budget_bytes is None else format_bytes(version.budget_bytes),
-        format_bytes(total_bytes),
-        "" if prediction is None else format_bytes(prediction.total_bytes),
-        "" if prediction is None else f"{100 * (prediction.total_bytes / total_bytes - 1):+.1f}%",
-        format_bytes(footprint.temp_bytes),
-        "" if prediction is None else format_seconds(prediction.recompute_s) if prediction.recompute_s else "none",
-    )
+_HEADINGS = (
+    "version",
+    "budget",
+    "total",
+    "predicted",
+    "off by",
+    "arguments",
+    "temp",
+    "host",
+    "step (est.)",
+    "recompute",
+    "compile",
+)
+
+
+def _cells(version: Version) -> Iterator[tuple[str, str]]:
+    made, prediction = version.footprint, version.prediction
+    yield "version", version.name
+    if version.budget_bytes is not None:
+        yield "budget", format_bytes(version.budget_bytes)
+    yield "total", format_bytes(made.total_bytes)
+    yield "arguments", format_bytes(made.argument_bytes)
+    yield "temp", format_bytes(made.temp_bytes)
+    if made.host_bytes:
+        yield "host", format_bytes(made.host_bytes)
+    if made.compile_s:
+        yield "compile", format_seconds(made.compile_s)
+    if prediction is not None:
+        yield "predicted", format_bytes(prediction.total_bytes)
+        yield "off by", f"{100 * (prediction.total_bytes / made.total_bytes - 1):+.1f}%"
+        yield "step (est.)", format_seconds(prediction.step_s)
+        yield "recompute", format_seconds(prediction.recompute_s) if prediction.recompute_s else "none"

@@ -1,14 +1,13 @@
 """A plan as a report: what was asked, what it takes, what happens to which values.
 
-Read after `tree` and `layers`.
+Read after `tree`.
 """
 
 from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.fit import Described, Plan
-from jaxckpt.ir import Recompute
-from jaxckpt.report.layers import fold_layers
+from jaxckpt.ir import Recompute, fold_layers, layer_ranges
 from jaxckpt.report.tree import Part, Section, Table, Text, columns
 
 _MOST_ROWS = 24
@@ -59,13 +58,13 @@ def _rows(plan: Plan, described: list[Described]) -> Iterator[tuple[int, tuple[s
     def alike(d: Described) -> tuple[object, ...]:
         return d.primitive, d.name, d.shape, d.dtype, d.source, plan.decisions[d.value]
 
-    for scope, layers, members in fold_layers(described, scope=lambda d: d.scope, alike=alike):
-        first = members[0]
-        total_bytes = sum(d.size_bytes for d in members)
+    for group in fold_layers(described, scope=lambda d: d.scope, alike=alike):
+        first, layers = group.items[0], layer_ranges(sorted(group.layers))
+        total_bytes = sum(d.size_bytes for d in group.items)
         value = f"{first.dtype}[{','.join(map(str, first.shape))}] {first.name or first.primitive}"
         each = format_bytes(first.size_bytes)
         source = first.source.rsplit("/", 1)[-1]
-        yield total_bytes, (scope or "/", layers, value, each, format_bytes(total_bytes), source)
+        yield total_bytes, (group.scope or "/", layers, value, each, format_bytes(total_bytes), source)
 
 
 def _dropped(plan: Plan) -> Text:

@@ -44,11 +44,15 @@ def render_text(part: Part, *, width: int = 120) -> str:
 
 def _drawn(table: Table) -> RichTable:
     drawn = RichTable(
-        title=table.title or None, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False
+        title=RichText(table.title) if table.title else None,
+        title_justify="left",
+        title_style="",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     for column in table.columns:
         drawn.add_column(
-            column.heading,
+            RichText(column.heading),
             justify="right" if column.figures else "left",
             no_wrap=column.figures,
             overflow="fold",

@@ -1,6 +1,9 @@
 """The shell: what it prints, what it writes, and how it fails."""
 
 import json
+import os
+import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import jaxckpt.cli
 from jaxckpt._errors import StepReferenceError
 from jaxckpt.cli.app import app
-from jaxckpt.cli.console import run
+from jaxckpt.cli.console import Shell, run
 from jaxckpt.cli.reference import load_step
 from jaxckpt.fit import load_plan
 from tests.fit.test_planner import needs_compiler
@@ -39,12 +43,26 @@ def make_nothing():
 
 def make_broken():
     raise RuntimeError("my own mistake")
+
+def make_half():
+    return {"step": step, "arguments": ()}
+
+def make_loud():
+    print("loud")
+    return make_step()
+
+def make_waiting():
+    import signal, sys, time
+    print("waiting", file=sys.stderr, flush=True)
+    time.sleep(60)
 """
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
 def train(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     path = tmp_path / "train.py"
     path.write_text(TRAIN)
     return path
@@ -52,6 +70,17 @@ def train(tmp_path, monkeypatch) -> Path:
 
 def shell(*words: str):
     return CliRunner().invoke(app, list(words))
+
+
+def exit_code(*words: str) -> int:
+    """What the program would exit with."""
+    return run(lambda: app(list(words), standalone_mode=False))
+
+
+def program(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "jaxckpt", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | environment
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
 
 
 def test_analyze_shows_scopes_and_says_that_nothing_was_compiled(train):
@@ -68,6 +97,34 @@ def test_json_is_one_object_and_nothing_else(train):
     assert sum(scope["kept_bytes"] for scope in data["scopes"]) > 0
 
 
+def test_what_the_users_code_prints_does_not_get_into_the_json(train):
+    done = program("analyze", "train.py:make_loud", "--json", cwd=train.parent)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["step"] == "step"
+    assert "loud" in done.stderr
+
+
+def test_progress_is_lines_on_standard_error_where_there_is_no_terminal(train):
+    done = program("analyze", "train.py:make_step", cwd=train.parent)
+    assert "tracing the step" in done.stderr
+    assert "tracing the step" not in done.stdout
+    assert "\x1b" not in done.stderr + done.stdout
+
+
+def test_progress_on_a_terminal_says_what_is_done_and_how_long_it_took(monkeypatch):
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        with Shell().progress() as say:
+            say("compiling for [h200]")
+            say("solving")
+        terminal.flush()
+        shown = os.read(ours, 65536).decode()
+    assert "compiling for [h200]: " in shown
+    assert "solving: " in shown
+
+
 def test_targets_are_listed(train):
     names = {entry["name"] for entry in json.loads(shell("targets", "--json").stdout)["targets"]}
     assert {"h200", "a100-80", "v5e", "cpu"} <= names
@@ -82,23 +139,60 @@ def test_plan_writes_a_plan_that_loads(train, tmp_path):
 
 
 @needs_compiler
-def test_exit_codes_tell_infeasible_from_refused(train, capfd):
-    assert run(lambda: app(["plan", f"{train}:make_step", "--budget", "3MiB"], standalone_mode=False)) == 3
-    assert "InfeasibleBudgetError" in capfd.readouterr().err
-    assert run(lambda: app(["plan", f"{train}:make_step", "--budget", "6 apples"], standalone_mode=False)) == 2
-    assert "Try:" in capfd.readouterr().err
+def test_a_budget_that_cannot_be_met_does_not_hide_the_others(train, capfd):
+    words = ("plan", f"{train}:make_step", "--budget", "4MiB", "--budget", "12MiB", "--json")
+    assert exit_code(*words) == 3
+    printed = capfd.readouterr()
+    data = json.loads(printed.out)
+    (made,), (refused,) = data["plans"], data["refused"]
+    assert made["total_bytes"] <= made["budget_bytes"] == 12 * 2**20
+    assert refused["budget"] == "4MiB"
+    assert refused["minimum_bytes"] > 4 * 2**20
+    assert "InfeasibleBudgetError" in printed.err
 
 
-def test_an_interrupt_is_130():
-    def interrupted():
-        raise KeyboardInterrupt
+@needs_compiler
+def test_a_share_of_the_unplanned_footprint_is_a_budget(train):
+    shown = shell("plan", f"{train}:make_step", "--budget", "0.9", "--json", "--strategy", "full")
+    (made,) = json.loads(shown.stdout)["plans"]
+    assert made["strategy"] == "full"
 
-    assert run(interrupted) == 130
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--budget", "6 apples"),
+        ("--budget", "1GiB", "--budget", "6 apples"),
+        ("--budget", "1GiB", "--budget", "2GiB", "-o", "plan.toml"),
+        ("--budget", "1GiB", "-o", "no/plan.toml"),
+    ],
+    ids=["no budget", "no second budget", "two budgets, one file", "no folder"],
+)
+def test_what_is_wrong_with_the_words_is_said_before_the_users_code_is_loaded(train, words, capfd):
+    assert exit_code("plan", "no_such_module:make_step", *words) == 2
+    said = capfd.readouterr().err
+    assert "Try:" in said
+    assert "StepReferenceError" not in said
 
 
-def test_several_budgets_and_one_file_are_refused(train):
-    words = ("plan", f"{train}:make_step", "--budget", "1GiB", "--budget", "2GiB", "-o", "plan.toml")
-    assert run(lambda: app(list(words), standalone_mode=False)) == 2
+def test_errors_are_four_lines_however_narrow_the_window_is(train, capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    assert exit_code("analyze", "train.py:make_nothing") == 2
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split(":")[0].strip() for line in lines[-3:]] == ["Got", "Needed", "Try"]
+    assert lines[-4].startswith("StepReferenceError: ")
+
+
+def test_an_interrupt_is_130(train):
+    command = [sys.executable, "-m", "jaxckpt", "analyze", "train.py:make_waiting"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=train.parent, env=environment, stderr=subprocess.PIPE, text=True) as waiting:
+        while "waiting" not in waiting.stderr.readline():
+            assert waiting.poll() is None
+        waiting.send_signal(signal.SIGINT)
+        said = waiting.stderr.read()
+    assert waiting.returncode == 130
+    assert "Traceback" not in said
 
 
 @pytest.mark.parametrize(
@@ -107,8 +201,14 @@ def test_several_budgets_and_one_file_are_refused(train):
         ("train.py:make_stepp", "train.py:make_step"),
         ("train.py", "module:function"),
         ("nowhere.py:make_step", "a file that is there"),
+        ("trian.py:make_step", "train.py:make_step"),
         ("no_such_module:make_step", "can be imported"),
+        ("trian:make_step", "train:make_step"),
+        ("no_such.train:make_step", "can be imported"),
         ("train.py:make_nothing", "step, args"),
+        ("train.py:make_half", "arguments: tuple"),
+        ("train.py:step", "ws, x: perhaps it is the step itself"),
+        (":make_step", "module:function"),
     ],
 )
 def test_a_reference_that_is_no_step_is_refused_with_advice(train, reference, needed):
@@ -122,9 +222,43 @@ def test_the_users_own_mistake_keeps_its_traceback(train):
         load_step("train.py:make_broken")
 
 
+def test_a_module_that_the_users_own_module_misses_is_the_users_error(train):
+    (train.parent / "incomplete.py").write_text("import no_such_package")
+    for reference in ("incomplete:make_step", "incomplete.py:make_step"):
+        with pytest.raises(ModuleNotFoundError, match="no_such_package"):
+            load_step(reference)
+
+
+def test_a_file_may_have_the_name_of_a_module_that_is_loaded(train):
+    path = train.rename(train.parent / "json.py")
+    assert load_step(f"{path}:make_step").args
+    assert sys.modules["json"] is json
+
+
+def test_the_users_own_mistake_shows_its_traceback_in_the_shell(train):
+    done = program("analyze", "train.py:make_broken", cwd=train.parent)
+    assert done.returncode == 1
+    assert "my own mistake" in done.stderr
+    assert "train.py" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "nodes", "expected"),
+    [(None, (), "cpu"), (None, ("there",), None), ("cuda", (), "cuda")],
+    ids=["no accelerator", "an accelerator", "the user's choice"],
+)
+def test_jax_looks_for_no_accelerator_where_none_is(tmp_path, monkeypatch, given, nodes, expected):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    if given:
+        monkeypatch.setenv("JAX_PLATFORMS", given)
+    for node in nodes:
+        (tmp_path / node).touch()
+    monkeypatch.setattr(jaxckpt.cli, "_DEVICE_NODES", (str(tmp_path / "there"),))
+    jaxckpt.cli.look_for_no_accelerator_where_none_is()
+    assert os.environ.get("JAX_PLATFORMS") == expected
+
+
 def test_the_module_runs_as_a_program():
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-m", "jaxckpt", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
+    done = program("--version", cwd=ROOT)
     assert done.returncode == 0
     assert done.stdout.startswith("jaxckpt ")
