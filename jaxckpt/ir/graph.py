@@ -121,6 +121,25 @@ class Graph:
         return tuple(map(tuple, readers))
 
     @cached_property
+    def fronts(self) -> tuple[int | None, ...]:
+        """For each op the value at the end of the longest chain of backward ops before it; None before the backward.
+
+        Not every value of the backward waits for it: some are computed of residuals alone. The end of the longest
+        chain has waited for all that the chain has.
+        """
+        fronts: list[int | None] = []
+        depth: dict[int, int] = {}
+        front, deepest = None, 0
+        for op in self.ops:
+            fronts.append(front)
+            if op.phase is Phase.BACKWARD and op.writes:
+                depth_here = 1 + max([depth.get(v, 0) for v in op.reads], default=0)
+                depth.update(dict.fromkeys(op.writes, depth_here))
+                if depth_here >= deepest:
+                    front, deepest = op.writes[0], depth_here
+        return tuple(fronts)
+
+    @cached_property
     def argument_bytes(self) -> int:
         """Device bytes of the arguments and of the arrays closed over."""
         return sum(self.values[v].size_bytes for v in (*self.inputs, *self.constants))

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 from jaxckpt._errors import GraphError
 from jaxckpt.ir.decision import Recompute
-from jaxckpt.ir.graph import Graph, Op, Phase
+from jaxckpt.ir.graph import Graph, Phase
 from jaxckpt.ir.plan import Plan
 
 
@@ -107,8 +107,6 @@ class _Scheduler:
         self.env = list(self.origin)
         self.steps: list[Step] = []
         self.again: dict[int, _Again] = {}
-        self.depth: dict[int, int] = {}
-        self.front: int | None = None
         self.dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
         self.pinned = set(plan.decisions) - self.dropped if self.dropped else set()
         self.kept = self._kept()
@@ -124,8 +122,6 @@ class _Scheduler:
                     self._recomputed(v, op.id) if late and v in self.dropped else self.env[v] for v in op.reads
                 )
             self.steps.append(Run(op=op.id, reads=reads, writes=op.writes))
-            if op.phase is Phase.BACKWARD:
-                self._advance(op)
             if not self.pinned.isdisjoint(op.writes):
                 for value in sorted(self.pinned.intersection(op.writes)):
                     self._pin(value)
@@ -134,17 +130,6 @@ class _Scheduler:
             origin=tuple(self.origin),
             outputs=tuple(self.env[v] for v in self.graph.outputs),
         )
-
-    def _advance(self, op: Op) -> None:
-        """Moves the front to what stands at the end of the longest chain of backward ops so far.
-
-        Not every value of the backward waits for it: some are computed of residuals alone. The end of the longest
-        chain has waited for all that the chain has.
-        """
-        depth = 1 + max((self.depth.get(v, 0) for v in op.reads), default=0)
-        self.depth.update(dict.fromkeys(op.writes, depth))
-        if op.writes and (self.front is None or depth >= self.depth[self.front]):
-            self.front = op.writes[0]
 
     def _reading_what_changes(self) -> set[int]:
         """Ops that read a value which is pinned or dropped; all others run as they stand."""
@@ -193,7 +178,7 @@ class _Scheduler:
         again = self.again[stage]
         if value not in again.env:
             ops, sources = self._closure([value], stop=again.env)
-            self._wait(sources, again)
+            self._wait(sources, again, reader)
             for op in sorted(ops - again.done):
                 self._copy(op, again)
         return again.env[value]
@@ -209,16 +194,16 @@ class _Scheduler:
             for v in sorted(self.dropped)
             if self._op_of(v) < reader and stage_of(self.plan, self._op_of(v)) == stage and self._read_late(v)
         ]
-        self._wait(self._closure(wanted)[1], self.again[stage])
+        self._wait(self._closure(wanted)[1], self.again[stage], reader)
 
-    def _wait(self, sources: set[int], again: _Again) -> None:
-        """Passes values through a barrier with the front of the backward."""
+    def _wait(self, sources: set[int], again: _Again, reader: int) -> None:
+        """Passes values through a barrier with the front of the backward that the reader stands at."""
         if not sources:
             return
         reads = tuple(self.env[v] for v in sorted(sources))
         again.env.update((v, self._instance(v)) for v in sorted(sources))
         writes = tuple(again.env[v] for v in sorted(sources))
-        self.steps.append(Barrier(reads=reads, writes=writes, trigger=self.front))
+        self.steps.append(Barrier(reads=reads, writes=writes, trigger=self.graph.fronts[reader]))
 
     def _closure(self, wanted: list[int], stop: dict[int, int] | None = None) -> tuple[set[int], set[int]]:
         """The ops that must run again for some values, and the values that they start from."""
