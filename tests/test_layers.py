@@ -13,7 +13,7 @@ ORDER = (
     {"_compat"},
     {"ir"},
     {"policy", "cost"},
-    {"solve", "dynamic"},
+    {"solve", "dynamic", "hlo"},
     {"trace", "target"},
     {"rewrite"},
     {"measure"},
@@ -26,7 +26,7 @@ ORDER = (
 """What stands in one row imports only from the rows before it, and never its neighbours."""
 
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
-PURE = {"ir", "policy", "cost", "solve", "dynamic", "_errors", "_units", "_version"}
+PURE = {"ir", "policy", "cost", "solve", "dynamic", "hlo", "_errors", "_units", "_version"}
 SHARED = {"_errors", "_units", "_version", "_compat"}
 MAY_USE_INTERNALS = {"trace", "rewrite", "target", "measure", "fit", "mark"}
 NARROW = {"target": {"cost", "_errors", "_units", "_compat"}}

@@ -3,7 +3,7 @@
 Read in this order: `graph` (ops and values), `kind` (what a primitive is, as far as fusing and pricing go),
 `decision` (what can happen to a value between forward and backward), `plan` (decisions for one graph),
 `schedule` (the order of work that a plan asks for: what is cloned, and what it waits for), `layers` (equal layers
-said once).
+said once), `scope` (what a chain of names and transformations says).
 """
 
 from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute, Save

@@ -17,8 +17,8 @@ import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt.ir import Barrier, Run, Schedule
+from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.trace import Traced
-from jaxckpt.trace.scope import OWN, RECOMPUTED
 
 PIN = "pin"
 """The scope, under `jaxckpt`, of barriers that hold a saved value."""

@@ -16,8 +16,9 @@ import jax
 import jax.extend.core as jex
 
 from jaxckpt import _compat
+from jaxckpt.ir.scope import is_recomputed
 from jaxckpt.trace.program import Atom, Equation, Program
-from jaxckpt.trace.scope import is_recomputed, not_recomputed, once
+from jaxckpt.trace.scope import not_recomputed, once
 
 _JITS = frozenset({"jit", "pjit"})
 _CALLS = frozenset({"closed_call", "core_closed_call", "core_call", "call", "eval_jaxpr"})

@@ -20,8 +20,8 @@ import jax.extend.core as jex
 from jaxckpt import _compat
 from jaxckpt._errors import NoGradientError
 from jaxckpt.ir import Kind, Phase, kind_of
+from jaxckpt.ir.scope import JVP, TRANSPOSE, Marks
 from jaxckpt.trace.program import Equation, Program
-from jaxckpt.trace.scope import JVP, TRANSPOSE, Marks
 from jaxckpt.trace.size import aval_bytes
 
 

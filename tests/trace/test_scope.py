@@ -6,8 +6,9 @@ import pytest
 
 from jaxckpt import _compat
 from jaxckpt.ir import Phase
+from jaxckpt.ir.scope import path_of_marks, repeated
 from jaxckpt.trace import trace_step
-from jaxckpt.trace.scope import path_of_marks, repeated, untransposed
+from jaxckpt.trace.scope import untransposed
 
 MARKS = {"jvp", "transpose", "vmap"}
 

@@ -1,0 +1,338 @@
+"""Where the bytes of a compiled program are, as plain data: kernels in order, buffers with addresses and lifetimes.
+
+A `MemoryMap` is what XLA's buffer assignment says, with every buffer told apart by the part of the model that made it.
+Time is the position of a kernel in the schedule; a buffer lives from `born` to `dies`, both included, and takes
+`size_bytes` from `offset_bytes` on in its allocation. It knows neither how it was read (`read`) nor how it is shown.
+"""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+
+class Part(enum.StrEnum):
+    """The part of the step that an instruction belongs to."""
+
+    FORWARD = enum.auto()
+    BACKWARD = enum.auto()
+    RECOMPUTE = enum.auto()
+    """Forward work done again in the backward pass."""
+    UPDATE = enum.auto()
+    """What follows from gradients without being one: clipping, the optimiser, new parameters."""
+    UNKNOWN = enum.auto()
+    """XLA says of nothing around it where it came from."""
+
+
+class Role(enum.StrEnum):
+    """What a buffer is for."""
+
+    PARAMETER = enum.auto()
+    """An argument that the step returns changed, and that the forward pass reads."""
+    OPTIMIZER_STATE = enum.auto()
+    """An argument that the step returns changed, and that only the update reads."""
+    INPUT = enum.auto()
+    """Any other argument: a batch, a key, a learning rate."""
+    CONSTANT = enum.auto()
+    OUTPUT = enum.auto()
+    """A result that takes over no argument."""
+    RESIDUAL = enum.auto()
+    """Made by the forward pass and read after it."""
+    ACTIVATION = enum.auto()
+    """Made by the forward pass, or by doing it again, and read there only."""
+    LOGITS = enum.auto()
+    """As large as what the widest product of the forward pass makes, and around it: logits, their gradient."""
+    COTANGENT = enum.auto()
+    """Made by the backward pass and read there only: the gradient of an activation."""
+    GRADIENT = enum.auto()
+    """Made by the backward pass and read by the update or returned: the gradient of a parameter."""
+    UPDATE = enum.auto()
+    """Made by the update."""
+    COLLECTIVE = enum.auto()
+    """Sent to or received from other devices."""
+    HOST_COPY = enum.auto()
+    """On its way to host memory or back, or there."""
+    WORKSPACE = enum.auto()
+    """Scratch of a library's kernel."""
+    OTHER = enum.auto()
+
+
+class Use(enum.StrEnum):
+    """What an allocation is for, in the terms of XLA's memory statistics."""
+
+    ARGUMENT = enum.auto()
+    OUTPUT = enum.auto()
+    TEMPORARY = enum.auto()
+    CONSTANT = enum.auto()
+    LOCAL = enum.auto()
+    """Inside kernels: counted in no statistic."""
+
+
+class Space(enum.StrEnum):
+    """Where an allocation lies."""
+
+    DEVICE = enum.auto()
+    HOST = enum.auto()
+    CHIP = enum.auto()
+    """Memory on a TPU's chip (VMEM, SMEM), which is not the device's main memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One scheduled instruction.
+
+    Attributes:
+      name: XLA's ("loop_add_fusion.3").
+      opcode: XLA's ("fusion", "custom-call", "while").
+      op: JAX's primitive that its result came from ("dot_general"), "" where XLA does not say.
+      scope: The path of names of the model around it; "" at the top.
+      part: Of the step.
+      count: How often it runs in one step: trip counts of the loops around it, multiplied.
+      flops: Arithmetic of one run, a multiply-add being two.
+      matmul_flops: The part of it that matrix units do.
+      matmul_dtype: Their operands' dtype, "" where there is none.
+      traffic_bytes: Operands and results of one run.
+      by_xla: Whether XLA's own rematerialisation pass added it.
+      source: "file.py:line" of the user's code, "" where unknown.
+    """
+
+    name: str
+    opcode: str
+    op: str = ""
+    scope: str = ""
+    part: Part = Part.UNKNOWN
+    count: int = 1
+    flops: int = 0
+    matmul_flops: int = 0
+    matmul_dtype: str = ""
+    traffic_bytes: int = 0
+    by_xla: bool = False
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """Some bytes for some time.
+
+    Attributes:
+      id: Its position in `MemoryMap.buffers`.
+      size_bytes: With padding.
+      offset_bytes: From the start of its allocation.
+      allocation: Index of its `Allocation`.
+      born: Position of the kernel that writes it; 0 for arguments and constants.
+      dies: Position of the last kernel that reads it; the last one for what the step returns.
+      dtype: numpy's name ("bfloat16").
+      shape: On one device.
+      layout: Minor to major, as XLA has it ((1, 0) is row-major).
+      name: Of the instruction that defines it; for arguments the path of the leaf (`[0]['params']['w']`).
+      op: As `Kernel.op`.
+      scope: As `Kernel.scope`.
+      part: As `Kernel.part`.
+      role: What it is for.
+      count: How often it is written in one step.
+      source: As `Kernel.source`.
+    """
+
+    id: int
+    size_bytes: int
+    offset_bytes: int
+    allocation: int
+    born: int
+    dies: int
+    dtype: str
+    shape: tuple[int, ...]
+    layout: tuple[int, ...] = ()
+    name: str = ""
+    op: str = ""
+    scope: str = ""
+    part: Part = Part.UNKNOWN
+    role: Role = Role.OTHER
+    count: int = 1
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """A contiguous piece of memory that XLA asks for.
+
+    Attributes:
+      index: XLA's number.
+      size_bytes: All of it.
+      use: What for.
+      space: Where.
+      donated: Whether it is an argument that a result takes over.
+    """
+
+    index: int
+    size_bytes: int
+    use: Use
+    space: Space = Space.DEVICE
+    donated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeMemory:
+    """What one scope takes, all below it included.
+
+    Attributes:
+      scope: Its path; "" is the whole step.
+      held_bytes: What its forward pass leaves for the backward: bytes alive where the backward begins.
+      peak_bytes: Its bytes among the temporaries alive at the peak.
+      largest_bytes: The most temporaries of it that are alive at one time, wherever that is.
+      flops: Arithmetic in one step.
+      recomputed_flops: The part that is done a second time.
+      traffic_bytes: What its kernels read and write in one step.
+      kernels: How many are scheduled.
+      recomputed_kernels: Of these, how many do forward work again.
+    """
+
+    scope: str
+    held_bytes: int
+    peak_bytes: int
+    largest_bytes: int
+    flops: int
+    recomputed_flops: int
+    traffic_bytes: int
+    kernels: int
+    recomputed_kernels: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryMap:
+    """A compiled program's memory over time.
+
+    Attributes:
+      program: XLA's name of the module.
+      kernels: In the order in which they are scheduled; bodies of loops stand where the loop is.
+      buffers: With their places and lifetimes.
+      allocations: What XLA asks for.
+      problems: Where the sums do not reconcile with XLA's figures; empty when all is well.
+    """
+
+    program: str
+    kernels: tuple[Kernel, ...]
+    buffers: tuple[Buffer, ...]
+    allocations: tuple[Allocation, ...]
+    problems: tuple[str, ...] = ()
+
+    @cached_property
+    def by_index(self) -> dict[int, Allocation]:
+        """Allocations by XLA's number."""
+        return {allocation.index: allocation for allocation in self.allocations}
+
+    @cached_property
+    def temporaries(self) -> tuple[Buffer, ...]:
+        """Buffers of device memory that are neither arguments nor results nor constants."""
+        return tuple(b for b in self.buffers if _is_temporary(self.by_index[b.allocation]))
+
+    @cached_property
+    def temp_bytes(self) -> int:
+        """What XLA allocates for temporaries in device memory."""
+        return sum(a.size_bytes for a in self.allocations if _is_temporary(a))
+
+    @cached_property
+    def live_bytes(self) -> tuple[int, ...]:
+        """Bytes of temporaries that are alive while each kernel runs."""
+        return _live_bytes(self.temporaries, len(self.kernels))
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """The most temporaries that are alive at once; at most `temp_bytes`."""
+        return max(self.live_bytes, default=0)
+
+    @cached_property
+    def peak(self) -> int:
+        """The position of the first kernel at which `peak_bytes` are alive."""
+        return self.live_bytes.index(self.peak_bytes) if self.live_bytes else 0
+
+    @cached_property
+    def backward(self) -> int:
+        """The position of the first kernel of the backward pass; the number of kernels where there is none."""
+        late = (Part.BACKWARD, Part.RECOMPUTE)
+        return next((at for at, kernel in enumerate(self.kernels) if kernel.part in late), len(self.kernels))
+
+    @property
+    def fragmentation(self) -> float:
+        """What is allocated for temporaries over what of it is ever alive at once; 1.0 is none."""
+        return self.temp_bytes / self.peak_bytes if self.peak_bytes else 1.0
+
+    def alive_at(self, position: int) -> tuple[Buffer, ...]:
+        """Temporaries alive while a kernel runs, largest first."""
+        alive = (b for b in self.temporaries if b.born <= position <= b.dies)
+        return tuple(sorted(alive, key=lambda b: (-b.size_bytes, b.id)))
+
+    def held(self) -> tuple[Buffer, ...]:
+        """Temporaries of the forward pass that are alive where the backward begins, largest first."""
+        return tuple(b for b in self.alive_at(self.backward) if b.born < self.backward and b.dies >= self.backward)
+
+    def scopes(self, depth: int | None = None) -> tuple[ScopeMemory, ...]:
+        """What every scope takes, in the order of first use; the whole step first.
+
+        Args:
+          depth: Scopes deeper than so many names are added up; None for all.
+        """
+        return tuple(self._scope(scope) for scope in self._scope_paths(depth))
+
+    @cached_property
+    def _held(self) -> tuple[Buffer, ...]:
+        return self.held()
+
+    @cached_property
+    def _at_peak(self) -> tuple[Buffer, ...]:
+        return self.alive_at(self.peak)
+
+    def _scope_paths(self, depth: int | None) -> tuple[str, ...]:
+        paths = [""]
+        for kernel in self.kernels:
+            paths.extend(_prefixes(kernel.scope, depth))
+        for buffer in self.temporaries:
+            paths.extend(_prefixes(buffer.scope, depth))
+        return tuple(dict.fromkeys(paths))
+
+    def _scope(self, scope: str) -> ScopeMemory:
+        kernels = [k for k in self.kernels if is_below(k.scope, scope)]
+        buffers = [b for b in self.temporaries if is_below(b.scope, scope)]
+        again = [k for k in kernels if k.part is Part.RECOMPUTE]
+        return ScopeMemory(
+            scope=scope,
+            held_bytes=sum(b.size_bytes for b in self._held if is_below(b.scope, scope)),
+            peak_bytes=sum(b.size_bytes for b in self._at_peak if is_below(b.scope, scope)),
+            largest_bytes=max(_live_bytes(buffers, len(self.kernels)), default=0),
+            flops=sum(k.flops * k.count for k in kernels),
+            recomputed_flops=sum(k.flops * k.count for k in again),
+            traffic_bytes=sum(k.traffic_bytes * k.count for k in kernels),
+            kernels=len(kernels),
+            recomputed_kernels=len(again),
+        )
+
+
+def is_below(path: str, scope: str) -> bool:
+    """Whether a path of names is a scope or lies in it.
+
+    Example:
+      >>> is_below("GPT/block_1/qkv", "GPT/block_1"), is_below("GPT/block_10", "GPT/block_1")
+      (True, False)
+    """
+    return not scope or path == scope or path.startswith(f"{scope}/")
+
+
+def _prefixes(path: str, depth: int | None) -> Iterator[str]:
+    names = path.split("/") if path else []
+    for end in range(1, len(names[:depth]) + 1):
+        yield "/".join(names[:end])
+
+
+def _is_temporary(allocation: Allocation) -> bool:
+    return allocation.use is Use.TEMPORARY and allocation.space is Space.DEVICE
+
+
+def _live_bytes(buffers: tuple[Buffer, ...] | list[Buffer], length: int) -> tuple[int, ...]:
+    changes = [0] * (length + 1)
+    for buffer in buffers:
+        changes[buffer.born] += buffer.size_bytes
+        changes[buffer.dies + 1] -= buffer.size_bytes
+    live_bytes, timeline = 0, []
+    for change in changes[:length]:
+        live_bytes += change
+        timeline.append(live_bytes)
+    return tuple(timeline)

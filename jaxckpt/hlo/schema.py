@@ -1,0 +1,184 @@
+"""The parts of XLA's protocol buffers that we read, as message classes.
+
+jaxlib writes these messages and ships no classes for them. Names and numbers of fields are XLA's (`xla/xla_data.proto`,
+`xla/service/hlo.proto`); what we do not read is left out and kept as unknown fields, so that a message written again
+loses nothing.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_PACKAGE = "jaxckpt.xla"
+
+_MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
+    "Layout": {
+        "minor_to_major": (1, "int64*"),
+        "element_size_in_bits": (7, "int64"),
+        "memory_space": (8, "int64"),
+    },
+    "Shape": {
+        "element_type": (2, "int32"),
+        "dimensions": (3, "int64*"),
+        "tuple_shapes": (4, "Shape*"),
+        "layout": (5, "Layout"),
+    },
+    "OpMetadata": {
+        "op_type": (1, "string"),
+        "op_name": (2, "string"),
+        "source_file": (3, "string"),
+        "source_line": (4, "int32"),
+        "stack_frame_id": (15, "int32"),
+    },
+    "WindowDimension": {"size": (1, "int64"), "stride": (2, "int64")},
+    "Window": {"dimensions": (1, "WindowDimension*")},
+    "ConvolutionDimensionNumbers": {
+        "kernel_input_feature_dimension": (3, "int64"),
+        "kernel_output_feature_dimension": (4, "int64"),
+        "kernel_spatial_dimensions": (6, "int64*"),
+    },
+    "DotDimensionNumbers": {
+        "lhs_contracting_dimensions": (1, "int64*"),
+        "rhs_contracting_dimensions": (2, "int64*"),
+        "lhs_batch_dimensions": (3, "int64*"),
+        "rhs_batch_dimensions": (4, "int64*"),
+    },
+    "HloInstruction": {
+        "name": (1, "string"),
+        "opcode": (2, "string"),
+        "shape": (3, "Shape"),
+        "metadata": (7, "OpMetadata"),
+        "parameter_number": (9, "int64"),
+        "fusion_kind": (11, "string"),
+        "tuple_index": (13, "int64"),
+        "window": (15, "Window"),
+        "convolution_dimension_numbers": (16, "ConvolutionDimensionNumbers"),
+        "custom_call_target": (28, "string"),
+        "dot_dimension_numbers": (30, "DotDimensionNumbers"),
+        "id": (35, "int64"),
+        "operand_ids": (36, "int64*"),
+        "called_computation_ids": (38, "int64*"),
+        "backend_config": (43, "bytes"),
+        "feature_group_count": (50, "int64"),
+    },
+    "HloComputation": {
+        "name": (1, "string"),
+        "instructions": (2, "HloInstruction*"),
+        "id": (5, "int64"),
+        "root_id": (6, "int64"),
+    },
+    "InstructionSequence": {"instruction_ids": (1, "int64*")},
+    "HloScheduleEntry": {"key": (1, "int64"), "value": (2, "InstructionSequence")},
+    "HloSchedule": {"sequences": (1, "HloScheduleEntry*")},
+    "AliasEntry": {
+        "output_shape_index": (1, "int64*"),
+        "parameter_number": (2, "int64"),
+        "parameter_shape_index": (3, "int64*"),
+    },
+    "HloInputOutputAlias": {"entries": (1, "AliasEntry*")},
+    "FileLocation": {"file_name_id": (1, "int32"), "function_name_id": (2, "int32"), "line": (3, "int32")},
+    "StackFrame": {"file_location_id": (1, "int32"), "parent_frame_id": (2, "int32")},
+    "StackFrameIndex": {
+        "file_names": (1, "string*"),
+        "function_names": (2, "string*"),
+        "file_locations": (3, "FileLocation*"),
+        "stack_frames": (4, "StackFrame*"),
+    },
+    "HloModule": {
+        "name": (1, "string"),
+        "computations": (3, "HloComputation*"),
+        "id": (5, "int64"),
+        "entry_computation_id": (6, "int64"),
+        "schedule": (7, "HloSchedule"),
+        "input_output_alias": (8, "HloInputOutputAlias"),
+        "stack_frame_index": (17, "StackFrameIndex"),
+    },
+    "BufferLocation": {
+        "instruction_name": (2, "string"),
+        "shape_index": (3, "int64*"),
+        "instruction_id": (4, "int64"),
+    },
+    "LogicalBuffer": {
+        "id": (1, "int64"),
+        "size": (2, "int64"),
+        "defined_at": (3, "BufferLocation"),
+        "color": (4, "int64"),
+    },
+    "BufferAlias": {"source_buffer_id": (1, "int64"), "location": (2, "BufferLocation")},
+    "Assigned": {"logical_buffer_id": (1, "int64"), "offset": (2, "int64"), "size": (3, "int64")},
+    "BufferAllocation": {
+        "index": (1, "int64"),
+        "size": (2, "int64"),
+        "is_thread_local": (3, "bool"),
+        "is_entry_computation_parameter": (5, "bool"),
+        "parameter_number": (6, "int64"),
+        "maybe_live_out": (7, "bool"),
+        "color": (8, "int64"),
+        "assigned": (9, "Assigned*"),
+        "parameter_shape_index": (10, "int64*"),
+        "is_tuple": (11, "bool"),
+        "is_constant": (12, "bool"),
+    },
+    "HeapEvent": {
+        "kind": (1, "int32"),
+        "buffer_id": (2, "int64"),
+        "computation_name": (3, "string"),
+        "instruction_name": (4, "string"),
+        "share_with_canonical_id": (5, "int64"),
+    },
+    "HeapSimulatorTrace": {
+        "events": (1, "HeapEvent*"),
+        "whole_module_simulation": (2, "bool"),
+        "buffer_allocation_index": (3, "int64"),
+    },
+    "BufferAssignment": {
+        "logical_buffers": (1, "LogicalBuffer*"),
+        "buffer_aliases": (2, "BufferAlias*"),
+        "buffer_allocations": (3, "BufferAllocation*"),
+        "heap_simulator_traces": (4, "HeapSimulatorTrace*"),
+    },
+    "Hlo": {"hlo_module": (1, "HloModule"), "buffer_assignment": (3, "BufferAssignment")},
+}
+"""For each message its fields: number and type; "*" marks a repeated one."""
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_SCALARS = {
+    "bool": _FIELD.TYPE_BOOL,
+    "bytes": _FIELD.TYPE_BYTES,
+    "int32": _FIELD.TYPE_INT32,
+    "int64": _FIELD.TYPE_INT64,
+    "string": _FIELD.TYPE_STRING,
+}
+
+
+def _fields(fields: Mapping[str, tuple[int, str]]) -> Iterator[descriptor_pb2.FieldDescriptorProto]:
+    for name, (number, kind) in fields.items():
+        label = _FIELD.LABEL_REPEATED if kind.endswith("*") else _FIELD.LABEL_OPTIONAL
+        kind = kind.removesuffix("*")
+        if kind in _SCALARS:
+            yield _FIELD(name=name, number=number, label=label, type=_SCALARS[kind])
+        else:
+            yield _FIELD(
+                name=name, number=number, label=label, type=_FIELD.TYPE_MESSAGE, type_name=f".{_PACKAGE}.{kind}"
+            )
+
+
+def _classes() -> Mapping[str, Any]:
+    file = descriptor_pb2.FileDescriptorProto(name="jaxckpt/xla.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        file.message_type.add(name=name, field=list(_fields(fields)))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _MESSAGES
+    }
+
+
+_CLASSES = _classes()
+Hlo: Any = _CLASSES["Hlo"]
+"""`xla.HloProto`: a module with the buffers that were assigned for it."""
+HloModule: Any = _CLASSES["HloModule"]
+"""`xla.HloModuleProto`."""
+BufferAssignment: Any = _CLASSES["BufferAssignment"]
+"""`xla.BufferAssignmentProto`."""
