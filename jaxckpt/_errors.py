@@ -89,6 +89,10 @@ class UnsupportedDecisionError(JaxckptError, NotImplementedError):
     """A decision that a plan may hold but the rewriter cannot carry out yet."""
 
 
+class HloError(JaxckptError, ValueError):
+    """What should be a compiled program of XLA, and is damaged, cut off or something else."""
+
+
 class PlanFileError(JaxckptError, ValueError):
     """A plan file that is damaged, foreign, or of a version that we do not read."""
 

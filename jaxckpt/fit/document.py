@@ -158,6 +158,7 @@ _TABLES = _Is("tables", _list_of(_is_table))
 _TEXTS = _Is("a list of texts", _list_of(_is_text))
 _COUNTS = _Is("a list of whole numbers", _list_of(_is_count))
 _OPTIONS = _Is("a list of pairs", _list_of(_is_option))
+_HELD = _Is("a list of pairs of path and bytes", _list_of(lambda entry: _is_option(entry) and _is_count(entry[1])))
 _VALUES = _Is("a list of ids, or one such list for each layer", _list_of(lambda e: _is_count(e) or _COUNTS.holds(e)))
 _LINES = _Is(
     "a list of lines such as \"[0]['w'] float32[8,4]\"",
@@ -170,11 +171,10 @@ _Keys = Mapping[str, _Is]
 
 
 def _keys_of(data: type, **others: _Is) -> _Keys:
-    """What the fields of a dataclass must be; those with a default may be missing."""
-    known = {each.name: others.get(each.name) or _OF_TYPE[each.type] for each in fields(data)}
-    return {
-        each.name: known[each.name] if each.default is MISSING else known[each.name].maybe() for each in fields(data)
-    }
+    """What the fields of a dataclass must be; those with a default may be missing, and what is not compared is out."""
+    compared = [each for each in fields(data) if each.compare]
+    known = {each.name: others.get(each.name) or _OF_TYPE[each.type] for each in compared}
+    return {each.name: known[each.name] if each.default is MISSING else known[each.name].maybe() for each in compared}
 
 
 _PLAN: _Keys = {
@@ -197,7 +197,7 @@ _PLAN: _Keys = {
 _TABLES_OF: Mapping[str, _Keys] = {
     "written_by": {"jaxckpt": _TEXT, "jax": _TEXT, "jaxlib": _TEXT},
     "predicted": _keys_of(ir.Prediction),
-    "measured": _keys_of(Footprint, compiler_options=_OPTIONS, caveats=_TEXTS),
+    "measured": _keys_of(Footprint, compiler_options=_OPTIONS, caveats=_TEXTS, undonated=_HELD),
     "attempt": _keys_of(Attempt),
     "arguments": {"static_argnums": _COUNTS, "flat": _LINES},
 }

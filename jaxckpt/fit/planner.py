@@ -132,6 +132,7 @@ class Planner:
                 target=self.target,
                 out_shardings=self.traced.out_shardings,
                 name=self.traced.name,
+                argument_paths=self.traced.paths,
             )
             self._footprints[plan] = compilation.footprint
         return _Candidate(plan, self._footprints[plan])

@@ -1,8 +1,31 @@
 """What XLA wrote about a compiled program, read into plain data; no jax.
 
-Read in this order: `memory` (the data: kernels, buffers, allocations), `schema` (XLA's messages).
+Read in this order: `memory` (the data: kernels, buffers, allocations), `schema` (XLA's messages), `program` (who reads
+what, in which order), `origin` and `provenance` (where an instruction came from), `lifetimes`, `roles`, `work` (what it
+computes and moves), `read` (all of it put together), `time` (an estimate of seconds).
 """
 
 from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Part, Role, ScopeMemory, Space, Use, is_below
+from jaxckpt.hlo.origin import Origin, origin_of
+from jaxckpt.hlo.read import memory_from_hlo, reconcile
+from jaxckpt.hlo.time import kernel_s, seconds_by_part, step_s
 
-__all__ = ["Allocation", "Buffer", "Kernel", "MemoryMap", "Part", "Role", "ScopeMemory", "Space", "Use", "is_below"]
+__all__ = [
+    "Allocation",
+    "Buffer",
+    "Kernel",
+    "MemoryMap",
+    "Origin",
+    "Part",
+    "Role",
+    "ScopeMemory",
+    "Space",
+    "Use",
+    "is_below",
+    "kernel_s",
+    "memory_from_hlo",
+    "origin_of",
+    "reconcile",
+    "seconds_by_part",
+    "step_s",
+]

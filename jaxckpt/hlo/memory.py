@@ -92,6 +92,7 @@ class Kernel:
       matmul_flops: The part of it that matrix units do.
       matmul_dtype: Their operands' dtype, "" where there is none.
       traffic_bytes: Operands and results of one run.
+      is_priced: Whether all of its arithmetic could be read; `flops` is too low where not.
       by_xla: Whether XLA's own rematerialisation pass added it.
       source: "file.py:line" of the user's code, "" where unknown.
     """
@@ -106,6 +107,7 @@ class Kernel:
     matmul_flops: int = 0
     matmul_dtype: str = ""
     traffic_bytes: int = 0
+    is_priced: bool = True
     by_xla: bool = False
     source: str = ""
 

@@ -5,13 +5,15 @@ leaves crash then. Nothing runs. The executable is kept, for whoever reads more 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
 from jaxckpt import _compat
+from jaxckpt.hlo import MemoryMap, Use, reconcile, step_s
+from jaxckpt.measure.dump import dump_folder, dump_options, memory_in
 from jaxckpt.measure.figures import Footprint
 from jaxckpt.measure.placement import mesh_of_target, place, place_sharding
 from jaxckpt.measure.program import chooses_convolutions, constant_bytes
@@ -54,6 +56,7 @@ def compile_flat(
     compiler_options: Sequence[tuple[str, Any]] = (),
     out_shardings: Sequence[jax.sharding.Sharding | None] | None = None,
     name: str | None = None,
+    argument_paths: Sequence[str] = (),
 ) -> Compilation:
     """Compiles a function of flat arrays for a target and reads what it takes.
 
@@ -65,6 +68,7 @@ def compile_flat(
       compiler_options: XLA options as pairs of name and value.
       out_shardings: One for each result, None where the compiler may choose; moved to the target.
       name: Of the step, for messages and for the program; the function's own when not given.
+      argument_paths: Where each argument stands among the step's, for the memory map.
 
     Returns:
       The footprint per device, and the executable.
@@ -78,18 +82,24 @@ def compile_flat(
     started_s = time.perf_counter()
     placed = place(specs, target)
     jitted = _jit_flat(function, target, donated, out_shardings, called)
-    with mesh_of_target(target):
+    with mesh_of_target(target), dump_folder() as folder:
         try:
             traced = jitted.trace(*placed)
-            executable = traced.lower().compile(compiler_options=dict(compiler_options))
+            options = dict(dump_options(folder)) | dict(compiler_options)
+            executable = traced.lower().compile(compiler_options=options)
         except Warning:  # the caller made errors of warnings; this one is theirs
             raise
         except Exception as error:
             raise compile_error(error, name=called, target=target) from error
-    compile_s = time.perf_counter() - started_s
+        compile_s = time.perf_counter() - started_s
+        read = _compat.read_arguments(traced)
+        paths = tuple(path for path, is_read in zip(argument_paths, read, strict=False) if is_read)
+        asked = {path for index, path in enumerate(argument_paths) if index in donated}
+        memory = memory_in(folder, platform=target.platform, argument_paths=paths)
     figures = _reported_figures(executable)
     if not any(figures.values()) and _returns_arrays(traced):
         raise no_figures_error(name=called, target=target)
+    problems = () if memory is None else (*memory.problems, *reconcile(memory, figures))
     figures |= _unreported_figures(executable, figures, traced, placed)
     footprint = Footprint(
         **figures,
@@ -98,7 +108,10 @@ def compile_flat(
         jax_version=jax.__version__,
         plugin_version=target.compiler_version,
         compiler_options=tuple(compiler_options),
-        caveats=_caveats(executable, target, specs, figures),
+        caveats=(*_caveats(executable, target, specs, figures), *problems),
+        undonated=() if memory is None else tuple(_undonated(memory, asked)),
+        step_s=0.0 if memory is None else step_s(memory, target.rates),
+        memory=memory,
     )
     return Compilation(footprint=footprint, executable=executable)
 
@@ -163,6 +176,14 @@ def _caveats(
         *((HOST_ARGUMENT_CAVEAT,) if on_host and not figures["host_argument_bytes"] else ()),
         *((UNUSED_CAVEAT,) if figures["unused_argument_bytes"] else ()),
     )
+
+
+def _undonated(memory: MemoryMap, donated: set[str]) -> Iterator[tuple[str, int]]:
+    """Arguments that could have been taken over by a result, and were not; largest first."""
+    for buffer in sorted(memory.buffers, key=lambda b: -b.size_bytes):
+        allocation = memory.by_index[buffer.allocation]
+        if allocation.use is Use.ARGUMENT and not allocation.donated and buffer.name in donated:
+            yield buffer.name, buffer.size_bytes
 
 
 def _returns_arrays(traced: jax.stages.Traced) -> bool:

@@ -6,11 +6,12 @@ jax nor a compiler, so that a footprint can be kept in a plan, compared and show
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from jaxckpt._errors import PlanFileError
 from jaxckpt._units import format_bytes
+from jaxckpt.hlo import MemoryMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,11 @@ class Footprint:
       jax_version: Of the jax that lowered it.
       plugin_version: Of the compiler.
       compiler_options: XLA options that were set, as pairs.
-      caveats: Sentences on what these figures leave out.
+      caveats: Sentences on what these figures leave out, and where sums do not reconcile.
+      undonated: Arguments that were donated and that no result takes over: pairs of path and bytes.
+      step_s: Estimated seconds of one step by roofline on the target; 0 where nothing was read of the program.
+      memory: Where the bytes are, kernel by kernel; None where it was not read. It is no part of what is compared and
+        of `to_dict`.
 
     Example:
       >>> made = Footprint(argument_bytes=300, output_bytes=200, alias_bytes=200, temp_bytes=700)
@@ -67,6 +72,9 @@ class Footprint:
     plugin_version: str = ""
     compiler_options: tuple[tuple[str, Any], ...] = ()
     caveats: tuple[str, ...] = ()
+    undonated: tuple[tuple[str, int], ...] = ()
+    step_s: float = 0.0
+    memory: MemoryMap | None = field(default=None, compare=False, repr=False)
 
     @property
     def program_bytes(self) -> int:
@@ -100,9 +108,10 @@ class Footprint:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as numbers, texts and lists, ready for TOML or JSON."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "memory"}
         plain["compiler_options"] = [list(option) for option in self.compiler_options]
         plain["caveats"] = list(self.caveats)
+        plain["undonated"] = [list(pair) for pair in self.undonated]
         return plain
 
     @classmethod
@@ -118,8 +127,8 @@ class Footprint:
         Raises:
           PlanFileError: Keys are missing or unknown; all of them are named.
         """
-        names = {field.name for field in fields(cls)}
-        required = {field.name for field in fields(cls) if field.default is MISSING}
+        names = {each.name for each in fields(cls)} - {"memory"}
+        required = {each.name for each in fields(cls) if each.default is MISSING}
         missing, unknown = sorted(required - set(plain)), sorted(set(plain) - names)
         if missing or unknown:
             raise PlanFileError(
@@ -134,4 +143,5 @@ class Footprint:
         options = values.get("compiler_options", ())
         values["compiler_options"] = tuple(tuple(option) for option in options)
         values["caveats"] = tuple(values.get("caveats", ()))
+        values["undonated"] = tuple((path, size_bytes) for path, size_bytes in values.get("undonated", ()))
         return cls(**values)

@@ -12,6 +12,7 @@ import jax
 
 from jaxckpt import _compat
 from jaxckpt._errors import ArgumentError
+from jaxckpt.trace.arguments import argument_paths
 
 _NO_ARRAY = ("Error interpreting argument", "is not a valid JAX type")
 
@@ -27,6 +28,7 @@ class FlatStep:
       out_shardings: What the jit wants of each result, or None.
       compiler_options: Those of the jit, as pairs.
       name: Of the step.
+      paths: Where each argument stands among the step's ("[0]['params']").
     """
 
     function: Callable[..., Sequence[Any]]
@@ -35,6 +37,7 @@ class FlatStep:
     out_shardings: tuple[jax.sharding.Sharding | None, ...]
     compiler_options: tuple[tuple[str, Any], ...]
     name: str
+    paths: tuple[str, ...] = ()
 
 
 def flatten_step(
@@ -70,6 +73,8 @@ def flatten_step(
             raise _no_array(error) from error
         raise
     leaves = _compat.traced_leaves(traced)
+    positions, names = _compat.jit_static_arguments(step)
+    pairs = argument_paths(args, {}, static=frozenset((*(p % len(args) for p in positions), *names)))
     return FlatStep(
         function=leaves.call,
         specs=tuple(map(_spec, leaves.avals, leaves.arg_shardings)),
@@ -77,6 +82,7 @@ def flatten_step(
         out_shardings=leaves.out_shardings,
         compiler_options=leaves.compiler_options,
         name=leaves.name,
+        paths=tuple(path for path, _ in pairs) if len(pairs) == len(leaves.avals) else (),
     )
 
 

@@ -88,4 +88,5 @@ def compile_step(
         compiler_options=tuple({**dict(flat.compiler_options), **dict(compiler_options)}.items()),
         out_shardings=flat.out_shardings,
         name=flat.name,
+        argument_paths=flat.paths,
     )

@@ -1,0 +1,213 @@
+"""A compiled module as one can ask it: instructions by id and name, the order in which they run, who reads what.
+
+Read after `schema`. The order is that of XLA's own live ranges: the condition and the body of a loop stand before the
+loop itself. Reading follows a value through everything that only hands it on: tuples, views, loops, calls.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Any
+
+_HANDS_ON = frozenset({"bitcast", "opt-barrier", "domain", "add-dependency", "copy-done", "async-done"})
+_NO_WORK = frozenset(
+    {
+        "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "opt-barrier", "domain", "after-all",
+        "add-dependency", "partition-id", "replica-id", "while", "call", "conditional",
+    }
+)  # fmt: skip
+_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+
+Place = tuple[int, tuple[int, ...]]
+"""A value: the id of an instruction, and the index of an array in its (possibly nested) tuple."""
+
+
+class Program:
+    """Questions to a module, answered once.
+
+    Attributes:
+      module: The message (`schema.HloModule`).
+      instructions: By id.
+      home: For each instruction the id of its computation.
+      sequence: Ids of all scheduled instructions in the order in which they run.
+      position: For each of them the position of the kernel that it is, or of the one before it.
+      kernels: Ids of those that do work, in order.
+      count: For each scheduled instruction how often it runs in one call of the program.
+    """
+
+    def __init__(self, module: Any):
+        self.module = module
+        self.computations: dict[int, Any] = {c.id: c for c in module.computations}
+        self.instructions: dict[int, Any] = {i.id: i for c in module.computations for i in c.instructions}
+        self.home: dict[int, int] = {i.id: c.id for c in module.computations for i in c.instructions}
+        self.is_scheduled = bool(module.schedule.sequences)
+        self._order = {s.key: list(s.value.instruction_ids) for s in module.schedule.sequences}
+        self.count: dict[int, int] = {}
+        self.sequence: list[int] = []
+        self._flatten(module.entry_computation_id, 1, frozenset())
+        self.kernels: list[int] = []
+        self.position: dict[int, int] = {}
+        for id_ in self.sequence:
+            if self.instructions[id_].opcode not in _NO_WORK:
+                self.kernels.append(id_)
+            self.position[id_] = max(0, len(self.kernels) - 1)
+
+    @cached_property
+    def by_name(self) -> dict[str, int]:
+        """Ids of instructions by name; names are unique in a module."""
+        return {instruction.name: id_ for id_, instruction in self.instructions.items()}
+
+    @cached_property
+    def entry_parameters(self) -> dict[int, int]:
+        """The id of each parameter of the program, by number."""
+        entry = self.computations[self.module.entry_computation_id]
+        return {i.parameter_number: i.id for i in entry.instructions if i.opcode == "parameter"}
+
+    @cached_property
+    def users(self) -> dict[int, list[int]]:
+        """For each instruction those that it is an operand of."""
+        users: dict[int, list[int]] = {id_: [] for id_ in self.instructions}
+        for id_, instruction in self.instructions.items():
+            for operand in dict.fromkeys(instruction.operand_ids):
+                users[operand].append(id_)
+        return users
+
+    def readers(self, place: Place) -> tuple[frozenset[int], bool]:
+        """Who reads a value.
+
+        Returns:
+          Ids of the instructions that work on it, and whether the program returns it.
+        """
+        readers: set[int] = set()
+        returned = False
+        seen = {place}
+        pending = [place]
+        while pending:
+            id_, index = pending.pop()
+            if self._is_result(id_):
+                returned = True
+            for reader, onward in self._onward(id_, index):
+                if onward is None:
+                    readers.add(reader)
+                elif onward not in seen:
+                    seen.add(onward)
+                    pending.append(onward)
+        return frozenset(readers), returned
+
+    def inner(self, id_: int) -> Iterable[Any]:
+        """The instructions of the computations that an instruction calls, those of a fusion for one."""
+        for called in self.instructions[id_].called_computation_ids:
+            yield from self.computations[called].instructions
+
+    def defining(self, place: Place) -> Any:
+        """The instruction that computes a value: inside a fusion that makes several, the one of this result."""
+        id_, index = place
+        instruction = self.instructions[id_]
+        if instruction.opcode != "fusion" or not instruction.called_computation_ids:
+            return instruction
+        fused = self.computations[instruction.called_computation_ids[0]]
+        root = self.instructions[fused.root_id]
+        if index and root.opcode == "tuple" and index[0] < len(root.operand_ids):
+            return self.instructions[root.operand_ids[index[0]]]
+        return instruction
+
+    def is_collective(self, id_: int) -> bool:
+        """Whether an instruction talks to other devices."""
+        return bool(self.instructions[id_].opcode.startswith(_COLLECTIVES))
+
+    def trip_count(self, id_: int) -> int:
+        """How often a loop runs; 1 where XLA does not know."""
+        try:
+            config = json.loads(self.instructions[id_].backend_config or b"{}")
+            return int(config["known_trip_count"]["n"])
+        except (ValueError, KeyError, TypeError):
+            return 1
+
+    def _flatten(self, computation: int, count: int, inside: frozenset[int]) -> None:
+        order = self._order.get(computation)
+        if order is None or computation in inside:
+            return
+        inside |= {computation}
+        for id_ in order:
+            instruction = self.instructions[id_]
+            called = list(instruction.called_computation_ids)
+            if instruction.opcode == "while":
+                body, condition = called[0], called[1]
+                times = count * self.trip_count(id_)
+                self._flatten(condition, times, inside)
+                self._flatten(body, times, inside)
+            elif instruction.opcode in ("call", "conditional", "async-start"):
+                for each in called:
+                    self._flatten(each, count, inside)
+            self.count[id_] = count
+            self.sequence.append(id_)
+
+    @cached_property
+    def _callers(self) -> dict[int, list[int]]:
+        """For each computation the loops, calls and branches that run it."""
+        callers: dict[int, list[int]] = {}
+        for id_ in self.sequence:
+            instruction = self.instructions[id_]
+            if instruction.opcode in ("while", "call", "conditional"):
+                for called in instruction.called_computation_ids:
+                    callers.setdefault(called, []).append(id_)
+        return callers
+
+    def _is_result(self, id_: int) -> bool:
+        entry = self.computations[self.module.entry_computation_id]
+        return bool(id_ == entry.root_id)
+
+    def _parameter(self, computation: int, number: int) -> int | None:
+        for instruction in self.computations[computation].instructions:
+            if instruction.opcode == "parameter" and instruction.parameter_number == number:
+                return int(instruction.id)
+        return None
+
+    def _onward(self, id_: int, index: tuple[int, ...]) -> Iterator[tuple[int, Place | None]]:
+        """For each use of a value the user, and where the user hands it on to; None where it reads it."""
+        for user in self.users[id_]:
+            instruction = self.instructions[user]
+            match instruction.opcode:
+                case "get-tuple-element":
+                    if index and index[0] == instruction.tuple_index:
+                        yield user, (user, index[1:])
+                case "tuple":
+                    for number, operand in enumerate(instruction.operand_ids):
+                        if operand == id_:
+                            yield user, (user, (number, *index))
+                case "while" | "call" | "conditional":
+                    yield from self._into(user, id_, index)
+                case opcode if opcode in _HANDS_ON:
+                    yield user, (user, index)
+                case _:
+                    yield user, None
+        computation = self.home[id_]
+        if id_ == self.computations[computation].root_id:
+            for caller in self._callers.get(computation, ()):
+                yield caller, (caller, index)
+                if self.instructions[caller].opcode == "while":
+                    yield from self._to_parameters(caller, 0, index)
+
+    def _into(self, user: int, id_: int, index: tuple[int, ...]) -> Iterator[tuple[int, Place | None]]:
+        instruction = self.instructions[user]
+        for number, operand in enumerate(instruction.operand_ids):
+            if operand != id_:
+                continue
+            if instruction.opcode == "while":
+                yield user, (user, index)
+                yield from self._to_parameters(user, 0, index)
+            elif instruction.opcode == "call":
+                yield from self._to_parameters(user, number, index)
+            elif number:
+                branch = instruction.called_computation_ids[number - 1]
+                parameter = self._parameter(branch, 0)
+                if parameter is not None:
+                    yield user, (parameter, index)
+            else:
+                yield user, None
+
+    def _to_parameters(self, user: int, number: int, index: tuple[int, ...]) -> Iterator[tuple[int, Place | None]]:
+        for called in self.instructions[user].called_computation_ids:
+            parameter = self._parameter(called, number)
+            if parameter is not None:
+                yield user, (parameter, index)

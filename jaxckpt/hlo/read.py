@@ -1,0 +1,351 @@
+"""XLA's module and buffer assignment become a `MemoryMap`, and are held against XLA's own totals.
+
+Read after `memory`, `program`, `provenance`, `lifetimes`, `roles`, `work`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from jaxckpt._errors import HloError
+from jaxckpt._units import format_bytes
+from jaxckpt.hlo import schema
+from jaxckpt.hlo.lifetimes import Lifetime, lifetimes
+from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Role, Space, Use
+from jaxckpt.hlo.program import Place, Program
+from jaxckpt.hlo.provenance import Provenances
+from jaxckpt.hlo.roles import Reading, argument_role, logits_elements, temporary_role, use_of
+from jaxckpt.hlo.shapes import array_at, dtype_of, element_count
+from jaxckpt.hlo.work import work_of
+
+_HOST_SPACE = 5
+"""XLA's colour of host memory, on every platform."""
+
+
+def memory_from_hlo(data: bytes, *, platform: str = "cuda", argument_paths: Sequence[str] = ()) -> MemoryMap:
+    """Reads what XLA dumps as `*after_optimizations.hlo.pb`: a module with its buffer assignment.
+
+    Args:
+      data: A serialised `HloProto`.
+      platform: "cuda", "tpu" or "cpu": tells which memory spaces are on the chip.
+      argument_paths: For each parameter of the program the path of its leaf among the step's arguments.
+
+    Returns:
+      Kernels, buffers and allocations of one device.
+
+    Raises:
+      HloError: The bytes are something else, or hold no schedule or no assignment.
+    """
+    message = parse_hlo(data)
+    return _Reader(message, platform, argument_paths).memory()
+
+
+def parse_hlo(data: bytes) -> Any:
+    """The message in some bytes.
+
+    Raises:
+      HloError: They are no `HloProto` with a scheduled module and a buffer assignment.
+    """
+    try:
+        message = schema.Hlo.FromString(data)
+    except DecodeError as error:
+        raise _damaged(f"{len(data)} bytes that are no protocol buffer of XLA") from error
+    if not message.hlo_module.computations:
+        raise _damaged("a message without any computation")
+    if not message.hlo_module.schedule.sequences:
+        raise _damaged(f"module {message.hlo_module.name!r} without a schedule")
+    if not message.buffer_assignment.buffer_allocations:
+        raise _damaged(f"module {message.hlo_module.name!r} without a buffer assignment")
+    problem = _inconsistency(message)
+    if problem:
+        raise _damaged(f"module {message.hlo_module.name!r} in which {problem}")
+    return message
+
+
+def _damaged(got: str) -> HloError:
+    return HloError(
+        "a compiled program cannot be read.",
+        got=got,
+        needed="XLA's dump of a module after optimisation, whole, with its schedule and its buffer assignment",
+        advice="dump it with XLA_FLAGS='--xla_dump_to=DIR --xla_dump_hlo_as_proto' and hand in DIR",
+    )
+
+
+def _inconsistency(message: Any) -> str:
+    """What in a message points nowhere; "" where all is well. A cut or edited file is found out here."""
+    module, assignment = message.hlo_module, message.buffer_assignment
+    computations = {c.id: c for c in module.computations}
+    if module.entry_computation_id not in computations:
+        return "the entry computation is missing"
+    known = {i.id for c in module.computations for i in c.instructions}
+    for computation in module.computations:
+        here = {i.id for i in computation.instructions}
+        if computation.root_id not in here:
+            return f"computation {computation.name!r} has no root"
+        for instruction in computation.instructions:
+            if not here.issuperset(instruction.operand_ids):
+                return f"{instruction.name!r} reads an instruction that is missing"
+            if not computations.keys() >= set(instruction.called_computation_ids):
+                return f"{instruction.name!r} calls a computation that is missing"
+            if instruction.opcode == "while" and len(instruction.called_computation_ids) != 2:
+                return f"the loop {instruction.name!r} has no body and condition"
+    for sequence in module.schedule.sequences:
+        if not known.issuperset(sequence.value.instruction_ids):
+            return "the schedule runs an instruction that is missing"
+    if module.entry_computation_id not in {s.key for s in module.schedule.sequences}:
+        return "the entry computation is not scheduled"
+    buffers = {b.id for b in assignment.logical_buffers}
+    for buffer in assignment.logical_buffers:
+        if buffer.defined_at.instruction_id not in known:
+            return f"buffer {buffer.id} is defined by an instruction that is missing"
+    for allocation in assignment.buffer_allocations:
+        for assigned in allocation.assigned:
+            if assigned.logical_buffer_id not in buffers:
+                return f"allocation {allocation.index} holds a buffer that is missing"
+            if assigned.offset < 0 or assigned.size < 0 or assigned.offset + assigned.size > allocation.size:
+                return f"allocation {allocation.index} is smaller than a buffer in it"
+    return ""
+
+
+class _Reader:
+    def __init__(self, message: Any, platform: str, argument_paths: Sequence[str]):
+        self.module = message.hlo_module
+        self.assignment = message.buffer_assignment
+        self.platform = platform
+        self.paths = argument_paths
+        self.program = Program(self.module)
+        self.provenances = Provenances(self.program)
+        self.end = max(0, len(self.program.kernels) - 1)
+        self.disorder = 0
+        self._readings: dict[Place, tuple[frozenset[int], bool]] = {}
+
+    def memory(self) -> MemoryMap:
+        allocations = tuple(map(self._allocation, self.assignment.buffer_allocations))
+        buffers = tuple(self._buffers(allocations))
+        return MemoryMap(
+            program=self.module.name,
+            kernels=tuple(map(self._kernel, self.program.kernels)),
+            buffers=buffers,
+            allocations=allocations,
+            problems=tuple(self._problems(buffers)),
+        )
+
+    def _allocation(self, allocation: Any) -> Allocation:
+        return Allocation(
+            index=allocation.index,
+            size_bytes=allocation.size,
+            use=use_of(
+                is_parameter=allocation.is_entry_computation_parameter,
+                is_constant=allocation.is_constant,
+                is_local=allocation.is_thread_local,
+                is_live_out=allocation.maybe_live_out,
+            ),
+            space=self._space(allocation.color),
+            donated=allocation.is_entry_computation_parameter and allocation.maybe_live_out,
+        )
+
+    def _space(self, color: int) -> Space:
+        if color == _HOST_SPACE:
+            return Space.HOST
+        return Space.CHIP if color and self.platform == "tpu" else Space.DEVICE
+
+    def _kernel(self, id_: int) -> Kernel:
+        instruction, provenance = self.program.instructions[id_], self.provenances.of(id_)
+        work = work_of(self.program, id_)
+        return Kernel(
+            name=instruction.name,
+            opcode=instruction.opcode,
+            op=provenance.op,
+            scope=provenance.scope,
+            part=provenance.part,
+            count=self.program.count[id_],
+            flops=work.flops,
+            matmul_flops=work.matmul_flops,
+            matmul_dtype=work.matmul_dtype,
+            traffic_bytes=work.traffic_bytes,
+            is_priced=work.is_priced,
+            by_xla=".remat" in instruction.name,
+            source=provenance.source,
+        )
+
+    def _buffers(self, allocations: Sequence[Allocation]) -> Iterator[Buffer]:
+        logits = logits_elements(self.program, self.provenances)
+        number = 0
+        for allocation, message in zip(allocations, self.assignment.buffer_allocations, strict=True):
+            for assigned in message.assigned:
+                made = self._buffer(number, allocation, message, assigned, logits)
+                if made is not None:
+                    yield made
+                    number += 1
+
+    def _buffer(
+        self, number: int, allocation: Allocation, message: Any, assigned: Any, logits: frozenset[int]
+    ) -> Buffer | None:
+        place = self._place(assigned.logical_buffer_id)
+        id_, index = place
+        shape = array_at(self.program.instructions[id_].shape, index)
+        lifetime = self._lifetime(assigned.logical_buffer_id, allocation)
+        if allocation.use is Use.LOCAL or lifetime is None:
+            return None
+        is_argument = allocation.use is Use.ARGUMENT
+        if is_argument and self.program.instructions[id_].opcode != "parameter":
+            return None  # a result that takes over an argument: the argument's own buffer says it all
+        provenance = self.provenances.inside(id_, self.program.defining(place))
+        return Buffer(
+            id=number,
+            size_bytes=assigned.size,
+            offset_bytes=assigned.offset,
+            allocation=allocation.index,
+            born=lifetime.born,
+            dies=lifetime.dies,
+            dtype=dtype_of(shape),
+            shape=tuple(shape.dimensions),
+            layout=tuple(shape.layout.minor_to_major),
+            name=self._path(message) if is_argument else self.program.instructions[id_].name,
+            op=provenance.op,
+            scope=provenance.scope,
+            part=provenance.part,
+            role=self._role(place, allocation, provenance, shape, logits),
+            count=self.program.count.get(id_, 1),
+            source=provenance.source,
+        )
+
+    def _role(self, place: Place, allocation: Allocation, provenance: Any, shape: Any, logits: frozenset[int]) -> Role:
+        if allocation.use is Use.CONSTANT:
+            return Role.CONSTANT
+        reading = self._reading(place)
+        if allocation.use is Use.ARGUMENT:
+            return argument_role(allocation, reading)
+        if allocation.use is Use.OUTPUT:
+            return Role.OUTPUT
+        return temporary_role(
+            self.program,
+            place[0],
+            allocation=allocation,
+            provenance=provenance,
+            reading=reading,
+            elements=element_count(shape),
+            logits=logits,
+            is_first=not any(place[1]),
+        )
+
+    def _path(self, allocation: Any) -> str:
+        """The leaf that an argument's allocation is; XLA's own name where nobody told us."""
+        number = allocation.parameter_number
+        if number < len(self.paths):
+            return str(self.paths[number])
+        parameter = self.program.entry_parameters.get(number)
+        if parameter is None:
+            return f"argument {number}"
+        return str(self.program.instructions[parameter].metadata.op_name)
+
+    def _lifetime(self, buffer: int, allocation: Allocation) -> Lifetime | None:
+        if allocation.use is not Use.TEMPORARY:
+            return Lifetime(born=0, dies=self.end)
+        if buffer in self._lifetimes or buffer in self._simulated:
+            return self._lifetimes.get(buffer)  # None: handed on within the kernel that made it
+        place = self._place(buffer)
+        if place[0] not in self.program.position or dtype_of(self._shape(place)) == "tuple":
+            return None  # tables of addresses, of a few bytes
+        return Lifetime(born=self.program.position[place[0]], dies=self._last_read(buffer))
+
+    @cached_property
+    def _lifetimes(self) -> Mapping[int, Lifetime]:
+        found: dict[int, Lifetime] = {}
+        for trace in self.assignment.heap_simulator_traces:
+            lived, disorder = lifetimes(trace, born=self._born, last_read=self._last_read, end=self.end)
+            found.update(lived)
+            self.disorder += disorder
+        return found
+
+    @cached_property
+    def _simulated(self) -> frozenset[int]:
+        return frozenset(e.buffer_id for t in self.assignment.heap_simulator_traces for e in t.events)
+
+    @cached_property
+    def _places(self) -> Mapping[int, Place]:
+        return {
+            buffer.id: (buffer.defined_at.instruction_id, tuple(buffer.defined_at.shape_index))
+            for buffer in self.assignment.logical_buffers
+        }
+
+    def _place(self, buffer: int) -> Place:
+        return self._places[buffer]
+
+    def _shape(self, place: Place) -> Any:
+        return array_at(self.program.instructions[place[0]].shape, place[1])
+
+    def _born(self, buffer: int) -> int | None:
+        return self.program.position.get(self._places[buffer][0]) if buffer in self._places else None
+
+    def _last_read(self, buffer: int) -> int:
+        place = self._place(buffer)
+        readers, returned = self._read(place)
+        positions = [self.program.position[r] for r in readers if r in self.program.position]
+        return self.end if returned else max(positions, default=self.program.position.get(place[0], 0))
+
+    def _read(self, place: Place) -> tuple[frozenset[int], bool]:
+        if place not in self._readings:
+            self._readings[place] = self.program.readers(place)
+        return self._readings[place]
+
+    def _reading(self, place: Place) -> Reading:
+        readers, returned = self._read(place)
+        return Reading(parts=frozenset(self.provenances.of(r).part for r in readers), returned=returned)
+
+    def _problems(self, buffers: Sequence[Buffer]) -> Iterator[str]:
+        if self.disorder:
+            yield f"{self.disorder} of XLA's heap events do not come in the order of the schedule"
+        both = sum(1 for _ in _overlaps([b for b in buffers if b.allocation in self._arenas]))
+        if both:
+            yield f"{both} pairs of buffers are in the same place at the same time"
+
+    @cached_property
+    def _arenas(self) -> frozenset[int]:
+        return frozenset(t.buffer_allocation_index for t in self.assignment.heap_simulator_traces)
+
+
+def _overlaps(buffers: Sequence[Buffer]) -> Iterator[tuple[Buffer, Buffer]]:
+    """Pairs of buffers that share an address and a time; a sweep over time."""
+    alive: list[Buffer] = []
+    for buffer in sorted(buffers, key=lambda b: (b.born, b.id)):
+        alive = [b for b in alive if b.dies >= buffer.born]
+        yield from ((other, buffer) for other in alive if _share_addresses(other, buffer))
+        alive.append(buffer)
+
+
+def _share_addresses(a: Buffer, b: Buffer) -> bool:
+    return (
+        a.allocation == b.allocation
+        and a.offset_bytes < b.offset_bytes + b.size_bytes
+        and b.offset_bytes < a.offset_bytes + a.size_bytes
+    )
+
+
+Figure = Callable[[MemoryMap], int]
+_FIGURES: Mapping[str, Figure] = {
+    "argument_bytes": lambda memory: _sum(memory, lambda a: a.use is Use.ARGUMENT),
+    "alias_bytes": lambda memory: _sum(memory, lambda a: a.donated),
+    "temp_bytes": lambda memory: memory.temp_bytes,
+}
+
+
+def reconcile(memory: MemoryMap, figures: Mapping[str, int]) -> Iterator[str]:
+    """Where the sums over allocations differ from XLA's memory statistics, one sentence each.
+
+    Args:
+      memory: What was read.
+      figures: XLA's statistics by our names; those missing are not compared.
+    """
+    for name, figure in _FIGURES.items():
+        if name in figures and figure(memory) != figures[name]:
+            yield (
+                f"{name}: allocations add up to {figure(memory)} bytes ({format_bytes(figure(memory))}), "
+                f"XLA's statistics say {figures[name]} ({format_bytes(figures[name])})"
+            )
+
+
+def _sum(memory: MemoryMap, counts: Callable[[Allocation], bool]) -> int:
+    return sum(a.size_bytes for a in memory.allocations if a.space is Space.DEVICE and counts(a))

@@ -1,0 +1,112 @@
+"""What each buffer is for, by who makes it and who reads it.
+
+Nothing is guessed from names: a parameter is an argument that comes back changed and that the forward pass reads; a
+residual is made by the forward pass and read after it. Read after `provenance`.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from jaxckpt.hlo.memory import Allocation, Part, Role, Space, Use
+from jaxckpt.hlo.program import Program
+from jaxckpt.hlo.provenance import Provenance, Provenances
+from jaxckpt.hlo.shapes import element_count
+
+_LATE = frozenset({Part.BACKWARD, Part.RECOMPUTE, Part.UPDATE})
+_TO_HOST = ("copy-start", "copy-done")
+_EARLY = frozenset({Part.FORWARD, Part.BACKWARD, Part.RECOMPUTE})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What happens to a value: the parts of the step that read it, and whether the step returns it."""
+
+    parts: frozenset[Part]
+    returned: bool
+
+
+def argument_role(allocation: Allocation, reading: Reading) -> Role:
+    """What an argument is for."""
+    if not allocation.donated:
+        return Role.INPUT
+    return Role.PARAMETER if reading.parts & _EARLY else Role.OPTIMIZER_STATE
+
+
+def temporary_role(
+    program: Program,
+    id_: int,
+    *,
+    allocation: Allocation,
+    provenance: Provenance,
+    reading: Reading,
+    elements: int,
+    logits: Collection[int],
+    is_first: bool,
+) -> Role:
+    """What a buffer between arguments and results is for.
+
+    Args:
+      program: Its program.
+      id_: The instruction that makes it.
+      allocation: Where it lies.
+      provenance: Where it came from.
+      reading: What happens to it.
+      elements: How many it has.
+      logits: The element count of the logits, if there are any.
+      is_first: Whether it is the first result of its instruction.
+    """
+    instruction = program.instructions[id_]
+    if allocation.space is Space.HOST or instruction.opcode in _TO_HOST:
+        return Role.HOST_COPY
+    if program.is_collective(id_):
+        return Role.COLLECTIVE
+    if instruction.opcode == "custom-call" and not is_first and not reading.parts:
+        return Role.WORKSPACE
+    if elements in logits and provenance.part in _EARLY:
+        return Role.LOGITS
+    return _by_part(provenance.part, reading)
+
+
+def _by_part(part: Part, reading: Reading) -> Role:
+    match part:
+        case Part.FORWARD:
+            return Role.RESIDUAL if reading.parts & _LATE else Role.ACTIVATION
+        case Part.RECOMPUTE:
+            return Role.ACTIVATION
+        case Part.BACKWARD:
+            return Role.GRADIENT if reading.returned or Part.UPDATE in reading.parts else Role.COTANGENT
+        case Part.UPDATE:
+            return Role.UPDATE
+        case _:
+            return Role.OTHER
+
+
+def logits_elements(program: Program, provenances: Provenances) -> frozenset[int]:
+    """The element count of the logits: what the last product of the forward pass makes, if that widens its operand.
+
+    Returns:
+      One count, or none: a last product that does not widen makes no logits worth the name.
+    """
+    for id_ in reversed(program.kernels):
+        if provenances.of(id_).part is not Part.FORWARD:
+            continue
+        for instruction in (program.instructions[id_], *program.inner(id_)):
+            if instruction.opcode in ("dot", "custom-call") and instruction.operand_ids:
+                shape = instruction.shape.tuple_shapes[0] if instruction.shape.tuple_shapes else instruction.shape
+                left = program.instructions[instruction.operand_ids[0]].shape
+                if not shape.dimensions or not left.dimensions:
+                    continue
+                widens = element_count(shape) >= 4 * element_count(left)
+                return frozenset({element_count(shape)}) if widens else frozenset()
+    return frozenset()
+
+
+def use_of(*, is_parameter: bool, is_constant: bool, is_local: bool, is_live_out: bool) -> Use:
+    """What an allocation is for, by XLA's flags; a donated argument is an argument."""
+    if is_parameter:
+        return Use.ARGUMENT
+    if is_constant:
+        return Use.CONSTANT
+    if is_local:
+        return Use.LOCAL
+    return Use.OUTPUT if is_live_out else Use.TEMPORARY

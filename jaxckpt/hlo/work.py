@@ -1,0 +1,193 @@
+"""What an instruction computes and moves: FLOPs of its matrix products, of the rest, and bytes of memory traffic.
+
+Read after `program`. A fusion does the work of all instructions in it and moves its operands and results once; of an
+operand that it only slices, the slice. Library calls carry the dimensions of their product in their configuration.
+What a library call does that we cannot read is 0 and said (`Work.is_priced`).
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxckpt.hlo.program import Program
+from jaxckpt.hlo.shapes import TOKEN, TUPLE, dtype_of, element_count, shape_bytes
+
+_SILENT = frozenset(
+    {
+        "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "broadcast", "reshape", "transpose", "slice",
+        "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "iota", "copy", "gather", "scatter", "reverse",
+        "opt-barrier", "copy-start", "copy-done", "async-start", "async-done", "fusion", "custom-call", "while", "call",
+        "conditional", "convert", "bitcast-convert", "after-all", "partition-id", "replica-id", "rng-bit-generator",
+        "rng-get-and-update-state", "infeed", "outfeed", "send", "recv", "send-done", "recv-done", "domain",
+    }
+)  # fmt: skip
+"""Opcodes that calculate nothing themselves."""
+_SLICES = frozenset({"dynamic-slice", "slice", "gather"})
+_PRODUCTS = ("__cublas$", "__triton_gemm", "cublas", "__onednn$matmul")
+_CONVOLUTIONS = ("__cudnn$conv", "__onednn$conv")
+_FREE_CALLS = frozenset({"Sharding", "AllocateBuffer", "ConcatBitcast", "SliceToDynamic", "PadToStatic", "X64Combine"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """The work of one run of an instruction.
+
+    Attributes:
+      flops: All arithmetic, a multiply-add being two.
+      matmul_flops: That of matrix products and convolutions.
+      matmul_dtype: Of their operands; of the first, where there are several.
+      traffic_bytes: Operands read and results written.
+      is_priced: Whether all of the arithmetic could be read.
+    """
+
+    flops: int = 0
+    matmul_flops: int = 0
+    matmul_dtype: str = ""
+    traffic_bytes: int = 0
+    is_priced: bool = True
+
+
+def work_of(program: Program, id_: int) -> Work:
+    """The work of a scheduled instruction."""
+    instruction = program.instructions[id_]
+    products = list(_products(program, instruction))
+    matmul_flops = sum(flops for flops, _ in products)
+    dtype = next((dtype for flops, dtype in products if flops), "")
+    return Work(
+        flops=matmul_flops + _vector_flops(program, instruction),
+        matmul_flops=matmul_flops,
+        matmul_dtype=dtype,
+        traffic_bytes=_traffic_bytes(program, instruction),
+        is_priced=all(flops >= 0 for flops, _ in products) and not _is_foreign(instruction),
+    )
+
+
+def _products(program: Program, instruction: Any) -> Iterator[tuple[int, str]]:
+    """FLOPs and dtype of each matrix product that an instruction does, itself or inside."""
+    if instruction.opcode == "dot":
+        yield _dot_flops(program, instruction, instruction.dot_dimension_numbers)
+    elif instruction.opcode == "convolution":
+        yield _convolution_flops(program, instruction)
+    elif instruction.opcode == "custom-call":
+        if instruction.custom_call_target.startswith(_CONVOLUTIONS):
+            yield _convolution_flops(program, instruction)
+        elif instruction.custom_call_target.startswith(_PRODUCTS):
+            yield _dot_flops(program, instruction, _configured_dimensions(instruction))
+    elif instruction.opcode == "fusion":
+        for inner in program.inner(instruction.id):
+            yield from _products(program, inner)
+
+
+def _dot_flops(program: Program, instruction: Any, dimensions: Any) -> tuple[int, str]:
+    left = program.instructions[instruction.operand_ids[0]].shape
+    contracted = 1
+    for dimension in _contracting(dimensions):
+        if dimension < len(left.dimensions):
+            contracted *= left.dimensions[dimension]
+    return 2 * element_count(_result(instruction.shape)) * contracted, dtype_of(left)
+
+
+def _contracting(dimensions: Any) -> tuple[int, ...]:
+    if isinstance(dimensions, Mapping):
+        return tuple(int(each) for each in dimensions.get("lhs_contracting_dimensions", ()))
+    return tuple(dimensions.lhs_contracting_dimensions)
+
+
+def _configured_dimensions(instruction: Any) -> Mapping[str, Any]:
+    """The dimension numbers in the configuration of a library's product; none where it cannot be read."""
+    try:
+        config = json.loads(instruction.backend_config)
+    except ValueError:
+        return {}
+    pending = [config]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, dict):
+            if "lhs_contracting_dimensions" in each:
+                return each
+            pending.extend(each.values())
+    return {}
+
+
+def _convolution_flops(program: Program, instruction: Any) -> tuple[int, str]:
+    """Every result element sums over the kernel's window and its input features, whichever of the three it is."""
+    numbers = instruction.convolution_dimension_numbers
+    kernel = program.instructions[instruction.operand_ids[1]].shape
+    window = 1
+    for dimension in instruction.window.dimensions:
+        window *= dimension.size
+    features = 1
+    if numbers.kernel_input_feature_dimension < len(kernel.dimensions):
+        features = kernel.dimensions[numbers.kernel_input_feature_dimension]
+    result = element_count(_result(instruction.shape))
+    return 2 * result * window * features, dtype_of(kernel)
+
+
+def _vector_flops(program: Program, instruction: Any) -> int:
+    """One FLOP for each element calculated; of reductions for each element read."""
+    if instruction.opcode == "fusion":
+        return sum(_vector_flops(program, inner) for inner in program.inner(instruction.id))
+    if instruction.opcode in _SILENT or instruction.opcode in ("dot", "convolution"):
+        return 0
+    if instruction.opcode in ("reduce", "reduce-window"):
+        return max((element_count(program.instructions[o].shape) for o in instruction.operand_ids), default=0)
+    return element_count(_result(instruction.shape))
+
+
+def _traffic_bytes(program: Program, instruction: Any) -> int:
+    if instruction.opcode in ("copy-done", "async-done", "copy-start", "async-start"):
+        return 0
+    if instruction.opcode == "fusion" and instruction.called_computation_ids:
+        return _fusion_bytes(program, instruction)
+    read = [program.instructions[operand].shape for operand in dict.fromkeys(instruction.operand_ids)]
+    if instruction.opcode in _SLICES:
+        read = [instruction.shape]
+    if instruction.opcode == "dynamic-update-slice":
+        return 2 * shape_bytes(program.instructions[instruction.operand_ids[1]].shape)
+    return sum(map(_array_bytes, read)) + shape_bytes(_result(instruction.shape))
+
+
+def _fusion_bytes(program: Program, fusion: Any) -> int:
+    fused = program.computations[fusion.called_computation_ids[0]]
+    read_bytes = sum(_read_bytes(program, i) for i in fused.instructions if i.opcode == "parameter")
+    root = program.instructions[fused.root_id]
+    written = [program.instructions[o] for o in root.operand_ids] if root.opcode == "tuple" else [root]
+    return read_bytes + sum(_written_bytes(program, each) for each in written)
+
+
+def _read_bytes(program: Program, parameter: Any) -> int:
+    """Of an operand that is only sliced, the slices; of one that is only updated in place, nothing."""
+    users = [program.instructions[user] for user in program.users[parameter.id]]
+    if users and all(user.opcode in _SLICES for user in users):
+        return sum(shape_bytes(user.shape) for user in users)
+    if users and all(u.opcode == "dynamic-update-slice" and u.operand_ids[0] == parameter.id for u in users):
+        return 0
+    return _array_bytes(parameter.shape)
+
+
+def _written_bytes(program: Program, root: Any) -> int:
+    while root.opcode == "bitcast" and root.operand_ids:
+        root = program.instructions[root.operand_ids[0]]
+    if root.opcode == "dynamic-update-slice":
+        return shape_bytes(program.instructions[root.operand_ids[1]].shape)
+    return 0 if root.opcode == "parameter" else shape_bytes(root.shape)
+
+
+def _array_bytes(shape: Any) -> int:
+    """Bytes of an operand; of a tuple none: what reads one reads its parts."""
+    return 0 if shape.element_type in (TUPLE, TOKEN) else shape_bytes(shape)
+
+
+def _result(shape: Any) -> Any:
+    """The first array of a result: library calls return their scratch beside it."""
+    while shape.element_type == TUPLE and shape.tuple_shapes:
+        shape = shape.tuple_shapes[0]
+    return shape
+
+
+def _is_foreign(instruction: Any) -> bool:
+    if instruction.opcode != "custom-call":
+        return False
+    target = instruction.custom_call_target
+    return target not in _FREE_CALLS and not target.startswith((*_PRODUCTS, *_CONVOLUTIONS))
