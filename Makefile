@@ -15,7 +15,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 EXTRAS := gpu-targets,test
-PURE := $(wildcard $(addprefix jaxckpt/,_errors.py _units.py _version.py ir policy cost solve dynamic hlo))
+PURE := $(wildcard $(addprefix jaxckpt/,_errors.py _files.py _units.py _version.py ir policy cost solve dynamic hlo))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # One file of tests stays in one process: what its fixtures compiled is compiled once.

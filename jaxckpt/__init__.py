@@ -15,6 +15,7 @@ from jaxckpt._errors import (
     ArgumentError,
     BudgetError,
     CompileError,
+    FootprintFileError,
     GraphError,
     HloError,
     InfeasibleBudgetError,
@@ -34,7 +35,7 @@ from jaxckpt._version import __version__
 
 if TYPE_CHECKING:
     from jaxckpt.fit import Plan, Planner, analyze, load_plan, plan
-    from jaxckpt.measure import Footprint, footprint
+    from jaxckpt.measure import Footprint, footprint, load_footprint
     from jaxckpt.target import Target, targets
 
 _HOMES = {
@@ -44,6 +45,7 @@ _HOMES = {
     "Target": "target",
     "analyze": "fit",
     "footprint": "measure",
+    "load_footprint": "measure",
     "load_plan": "fit",
     "plan": "fit",
     "targets": "target",
@@ -55,6 +57,7 @@ __all__ = [
     "BudgetError",
     "CompileError",
     "Footprint",
+    "FootprintFileError",
     "GraphError",
     "HloError",
     "InfeasibleBudgetError",
@@ -75,6 +78,7 @@ __all__ = [
     "__version__",
     "analyze",
     "footprint",
+    "load_footprint",
     "load_plan",
     "plan",
     "targets",

@@ -89,6 +89,14 @@ class UnsupportedDecisionError(JaxckptError, NotImplementedError):
     """A decision that a plan may hold but the rewriter cannot carry out yet."""
 
 
+class FootprintFileError(JaxckptError, ValueError):
+    """A file that should be a footprint and is damaged, foreign, of another version, or not there.
+
+    Attributes:
+      path: Of the file.
+    """
+
+
 class HloError(JaxckptError, ValueError):
     """What should be a compiled program of XLA, and is damaged, cut off or something else."""
 

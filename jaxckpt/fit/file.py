@@ -7,8 +7,6 @@ that is wrong; nothing is executed.
 Read after `document`.
 """
 
-import os
-import secrets
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import tomlkit
 
 from jaxckpt._errors import PlanFileError
+from jaxckpt._files import write_whole
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.fit.document import FORMAT, VERSION, Document, document_from_plan, plan_from_document, problems_of_document
 from jaxckpt.fit.plan import Plan
@@ -42,7 +41,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     """
     path = Path(path)
     require_folder(path)
-    _write_whole(Path(os.path.realpath(path)), _checked_text(plan, path).encode())
+    write_whole(path, _checked_text(plan, path).encode())
 
 
 def require_folder(path: Path) -> None:
@@ -99,20 +98,6 @@ def _unreadable(path: Path, *problems: str) -> PlanFileError:
         path=path,
         problems=problems,
     )
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Writes beside the file and puts it in its place, so that nobody ever sees half of it."""
-    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with open(beside, "xb") as file:  # with the rights that a new file has, which those of `tempfile` lack
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def _checked_text(plan: Plan, path: Path) -> str:

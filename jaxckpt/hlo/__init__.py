@@ -2,11 +2,13 @@
 
 Read in this order: `memory` (the data: kernels, buffers, allocations), `schema` (XLA's messages), `program` (who reads
 what, in which order), `origin` and `provenance` (where an instruction came from), `lifetimes`, `roles`, `work` (what it
-computes and moves), `read` (all of it put together), `time` (an estimate of seconds).
+computes and moves), `read` (all of it put together), `time` (an estimate of seconds), `plain`
+(what is kept in files).
 """
 
 from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Part, Role, ScopeMemory, Space, Use, is_below
 from jaxckpt.hlo.origin import Origin, origin_of
+from jaxckpt.hlo.plain import memory_from_plain, plain_from_memory
 from jaxckpt.hlo.read import memory_from_hlo, reconcile
 from jaxckpt.hlo.time import kernel_s, seconds_by_part, step_s
 
@@ -24,7 +26,9 @@ __all__ = [
     "is_below",
     "kernel_s",
     "memory_from_hlo",
+    "memory_from_plain",
     "origin_of",
+    "plain_from_memory",
     "reconcile",
     "seconds_by_part",
     "step_s",

@@ -2,11 +2,12 @@
 
 Read in this order: `figures` (what it takes), `placement` (arguments on the target), `flat_step` (a step as flat
 arrays), `compile` (the compiler's answer), `program` (what its text adds), `refusals` (what it means when it
-says no), `footprint` (all of it in one line).
+says no), `dump` (where it writes what it decided), `footprint` (all of it in one line), `file`.
 """
 
 from jaxckpt.measure.compile import Compilation, compile_flat
 from jaxckpt.measure.figures import Footprint
+from jaxckpt.measure.file import load_footprint, save_footprint
 from jaxckpt.measure.flat_step import FlatStep, flatten_step
 from jaxckpt.measure.footprint import compile_step, footprint
 
@@ -18,4 +19,6 @@ __all__ = [
     "compile_step",
     "flatten_step",
     "footprint",
+    "load_footprint",
+    "save_footprint",
 ]

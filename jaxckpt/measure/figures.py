@@ -6,7 +6,8 @@ jax nor a compiler, so that a footprint can be kept in a plan, compared and show
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import PlanFileError
@@ -75,6 +76,16 @@ class Footprint:
     undonated: tuple[tuple[str, int], ...] = ()
     step_s: float = 0.0
     memory: MemoryMap | None = field(default=None, compare=False, repr=False)
+
+    def with_memory(self, memory: MemoryMap | None) -> "Footprint":
+        """The same figures with another memory map."""
+        return replace(self, memory=memory)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the footprint and its memory map as one file; see `jaxckpt.load_footprint`."""
+        from jaxckpt.measure.file import save_footprint
+
+        save_footprint(self, path)
 
     @property
     def program_bytes(self) -> int:
