@@ -42,22 +42,29 @@ class _Space:
 
 
 def lifetimes(
-    trace: Any, *, born: Callable[[int], int | None], last_read: Callable[[int], int], end: int
+    trace: Any,
+    *,
+    born: Callable[[int], int | None],
+    is_written: Callable[[int], bool],
+    last_read: Callable[[int], int],
+    end: int,
 ) -> tuple[Mapping[int, Lifetime], int]:
     """Reads the events of one heap.
 
     Args:
       trace: The message (`schema.HeapSimulatorTrace`).
       born: For a buffer's id the position of the kernel that defines it, None where there is none.
+      is_written: Whether a kernel writes a buffer; else it only hands on another one's memory, as what enters and
+        leaves a loop does, and that other one lives on.
       last_read: For a buffer's id the position of its last reader.
       end: Position of the last kernel.
 
     Returns:
       Lifetimes by the buffer's id, and how many events are not in the order of the schedule (0 when we understand it).
       A buffer that another one takes over ends where that one begins; one that hands its memory on within the
-      kernel that made it has no lifetime of its own.
+      kernel that made it, or only hands memory on, has no lifetime of its own.
     """
-    simulation = _Simulation(born, last_read, end)
+    simulation = _Simulation(born, is_written, last_read, end)
     events = list(simulation.known(trace.events))
     for event, ahead in zip(events, _following(events, end), strict=True):
         simulation.happen(event, ahead)
@@ -66,10 +73,17 @@ def lifetimes(
 
 
 class _Simulation:
-    def __init__(self, born: Callable[[int], int | None], last_read: Callable[[int], int], end: int):
+    def __init__(
+        self,
+        born: Callable[[int], int | None],
+        is_written: Callable[[int], bool],
+        last_read: Callable[[int], int],
+        end: int,
+    ):
         self.found: dict[int, Lifetime] = {}
         self.disorder = 0
         self._born = born
+        self._is_written = is_written
         self._last_read = last_read
         self._end = end
         self._now = 0
@@ -90,9 +104,11 @@ class _Simulation:
         self.disorder += event.born < self._now
         self._now = max(self._now, event.born)
         space = self._space.get(event.shares_with) if event.kind == _SHARE else None
-        if space is None:
+        if space is None or not space.members:
             space = _Space(holder=event.buffer, born=event.born)
-        else:
+            if event.kind == _SHARE:
+                self._space[event.shares_with] = space  # that buffer is long free; the next one shares with this
+        elif self._is_written(event.buffer):
             self._hand_over(space, event)
         space.members.add(event.buffer)
         space.last_read = max(space.last_read, self._last_read(event.buffer))
@@ -100,7 +116,7 @@ class _Simulation:
 
     def finish(self) -> None:
         """What is never freed lives to the end."""
-        for space in {id(space): space for space in self._space.values()}.values():
+        for space in {id(space): space for space in self._space.values() if space.members}.values():
             self.found[space.holder] = Lifetime(born=space.born, dies=self._end)
 
     def _hand_over(self, space: _Space, event: _Event) -> None:
@@ -111,8 +127,8 @@ class _Simulation:
         space.last_read = 0
 
     def _free(self, buffer: int, ahead: int) -> None:
-        space = self._space.pop(buffer, None)
-        if space is None:
+        space = self._space.get(buffer)
+        if space is None or buffer not in space.members:
             return
         space.members.discard(buffer)
         if not space.members:

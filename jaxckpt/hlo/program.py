@@ -1,7 +1,8 @@
 """A compiled module as one can ask it: instructions by id and name, the order in which they run, who reads what.
 
 Read after `schema`. The order is that of XLA's own live ranges: the condition and the body of a loop stand before the
-loop itself. Reading follows a value through everything that only hands it on: tuples, views, loops, calls.
+loop itself, what runs asynchronously behind its start. Reading follows a value through everything that only hands it
+on: tuples, views, loops, calls.
 """
 
 import json
@@ -9,11 +10,12 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
-_HANDS_ON = frozenset({"bitcast", "opt-barrier", "domain", "add-dependency", "copy-done", "async-done"})
+_HANDS_ON = frozenset({"bitcast", "opt-barrier", "domain", "add-dependency"})
+_CALLS = frozenset({"while", "call", "conditional", "async-start"})
 _NO_WORK = frozenset(
     {
         "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "opt-barrier", "domain", "after-all",
-        "add-dependency", "partition-id", "replica-id", "while", "call", "conditional",
+        "add-dependency", "partition-id", "replica-id", "while", "call", "conditional", "async-start", "async-done",
     }
 )  # fmt: skip
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
@@ -30,7 +32,8 @@ class Program:
       instructions: By id.
       home: For each instruction the id of its computation.
       sequence: Ids of all scheduled instructions in the order in which they run.
-      position: For each of them the position of the kernel that it is, or of the one before it.
+      position: For each of them the position of the kernel that it is, or of the one before it; of what starts
+        asynchronous work, the one behind it.
       kernels: Ids of those that do work, in order.
       count: For each scheduled instruction how often it runs in one call of the program.
     """
@@ -51,6 +54,8 @@ class Program:
             if self.instructions[id_].opcode not in _NO_WORK:
                 self.kernels.append(id_)
             self.position[id_] = max(0, len(self.kernels) - 1)
+            if self.instructions[id_].opcode == "async-start":
+                self.position[id_] = len(self.kernels)
 
     @cached_property
     def by_name(self) -> dict[str, int]:
@@ -136,11 +141,14 @@ class Program:
                 times = count * self.trip_count(id_)
                 self._flatten(condition, times, inside)
                 self._flatten(body, times, inside)
-            elif instruction.opcode in ("call", "conditional", "async-start"):
+            elif instruction.opcode in ("call", "conditional"):
                 for each in called:
                     self._flatten(each, count, inside)
             self.count[id_] = count
             self.sequence.append(id_)
+            if instruction.opcode == "async-start":
+                for each in called:
+                    self._flatten(each, count, inside)
 
     @cached_property
     def _callers(self) -> dict[int, list[int]]:
@@ -148,7 +156,7 @@ class Program:
         callers: dict[int, list[int]] = {}
         for id_ in self.sequence:
             instruction = self.instructions[id_]
-            if instruction.opcode in ("while", "call", "conditional"):
+            if instruction.opcode in _CALLS:
                 for called in instruction.called_computation_ids:
                     callers.setdefault(called, []).append(id_)
         return callers
@@ -175,7 +183,7 @@ class Program:
                     for number, operand in enumerate(instruction.operand_ids):
                         if operand == id_:
                             yield user, (user, (number, *index))
-                case "while" | "call" | "conditional":
+                case opcode if opcode in _CALLS:
                     yield from self._into(user, id_, index)
                 case opcode if opcode in _HANDS_ON:
                     yield user, (user, index)
@@ -184,9 +192,18 @@ class Program:
         computation = self.home[id_]
         if id_ == self.computations[computation].root_id:
             for caller in self._callers.get(computation, ()):
-                yield caller, (caller, index)
-                if self.instructions[caller].opcode == "while":
-                    yield from self._to_parameters(caller, 0, index)
+                yield from self._out_of(caller, index)
+
+    def _out_of(self, caller: int, index: tuple[int, ...]) -> Iterator[tuple[int, Place | None]]:
+        """Where the result of a computation is found by those that run it."""
+        if self.instructions[caller].opcode == "async-start":
+            for user in self.users[caller]:
+                if self.instructions[user].opcode == "async-done":
+                    yield user, (user, index)
+            return
+        yield caller, (caller, index)
+        if self.instructions[caller].opcode == "while":
+            yield from self._to_parameters(caller, 0, index)
 
     def _into(self, user: int, id_: int, index: tuple[int, ...]) -> Iterator[tuple[int, Place | None]]:
         instruction = self.instructions[user]
@@ -196,7 +213,7 @@ class Program:
             if instruction.opcode == "while":
                 yield user, (user, index)
                 yield from self._to_parameters(user, 0, index)
-            elif instruction.opcode == "call":
+            elif instruction.opcode in ("call", "async-start"):
                 yield from self._to_parameters(user, number, index)
             elif number:
                 branch = instruction.called_computation_ids[number - 1]

@@ -43,13 +43,14 @@ class Provenances:
         self._origins = {
             id_: origin_of(instruction.metadata.op_name)
             for id_, instruction in program.instructions.items()
-            if instruction.metadata.op_name and instruction.opcode not in _SOURCES
+            if "/" in instruction.metadata.op_name and instruction.opcode not in _SOURCES  # others are XLA's own words
         }
         self._depth = mark_depth(self._origins.values())
         self._parts: dict[int, Part] = {}
         self._found: dict[int, Provenance] = {}
         for id_ in program.sequence:
             self._parts[id_] = self._part(id_)
+        self._correct_late()
         for id_ in program.sequence:
             self._found[id_] = self._own(id_)
         for id_ in reversed(program.sequence):
@@ -73,6 +74,20 @@ class Provenances:
             part=self._parts[id_] if part is None else part,
             source=self._source(defining) or around.source,
         )
+
+    def _correct_late(self) -> None:
+        """Unmarked work behind the start of the backward that reads nothing of it belongs to what reads it.
+
+        Zeros that gradients are added to are such work, and the learning rate.
+        """
+        late = False
+        for id_ in self._program.sequence:
+            late |= self._parts[id_] in _LATE
+            origin = self._origin(id_)
+            if late and self._parts[id_] is Part.FORWARD and origin is not None and origin.part(self._depth) is None:
+                readers, _ = self._program.readers((id_, ()))
+                parts = {self._parts.get(reader, Part.UNKNOWN) for reader in readers} & _LATE
+                self._parts[id_] = Part.BACKWARD if Part.BACKWARD in parts else Part.UPDATE
 
     def _part(self, id_: int) -> Part:
         """The part by mark, else by what it reads."""

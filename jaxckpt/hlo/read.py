@@ -13,7 +13,7 @@ from jaxckpt._errors import HloError
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import schema
 from jaxckpt.hlo.lifetimes import Lifetime, lifetimes
-from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Role, Space, Use
+from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Part, Role, Space, Use
 from jaxckpt.hlo.program import Place, Program
 from jaxckpt.hlo.provenance import Provenances
 from jaxckpt.hlo.roles import Reading, argument_role, logits_elements, temporary_role, use_of
@@ -229,6 +229,7 @@ class _Reader:
             elements=element_count(shape),
             logits=logits,
             is_first=not any(place[1]),
+            is_late=self.program.position.get(place[0], 0) >= self._backward,
         )
 
     def _path(self, allocation: Any) -> str:
@@ -255,7 +256,9 @@ class _Reader:
     def _lifetimes(self) -> Mapping[int, Lifetime]:
         found: dict[int, Lifetime] = {}
         for trace in self.assignment.heap_simulator_traces:
-            lived, disorder = lifetimes(trace, born=self._born, last_read=self._last_read, end=self.end)
+            lived, disorder = lifetimes(
+                trace, born=self._born, is_written=self._is_written, last_read=self._last_read, end=self.end
+            )
             found.update(lived)
             self.disorder += disorder
         return found
@@ -279,6 +282,18 @@ class _Reader:
 
     def _born(self, buffer: int) -> int | None:
         return self.program.position.get(self._places[buffer][0]) if buffer in self._places else None
+
+    def _is_written(self, buffer: int) -> bool:
+        return self._place(buffer)[0] in self._kernels
+
+    @cached_property
+    def _backward(self) -> int:
+        parts = (self.provenances.of(id_).part for id_ in self.program.kernels)
+        return next((at for at, part in enumerate(parts) if part in (Part.BACKWARD, Part.RECOMPUTE)), self.end + 1)
+
+    @cached_property
+    def _kernels(self) -> frozenset[int]:
+        return frozenset(self.program.kernels)
 
     def _last_read(self, buffer: int) -> int:
         place = self._place(buffer)

@@ -42,6 +42,7 @@ def temporary_role(
     elements: int,
     logits: Collection[int],
     is_first: bool,
+    is_late: bool,
 ) -> Role:
     """What a buffer between arguments and results is for.
 
@@ -54,6 +55,7 @@ def temporary_role(
       elements: How many it has.
       logits: The element count of the logits, if there are any.
       is_first: Whether it is the first result of its instruction.
+      is_late: Whether it is made after the backward pass has begun.
     """
     instruction = program.instructions[id_]
     if allocation.space is Space.HOST or instruction.opcode in _TO_HOST:
@@ -64,13 +66,13 @@ def temporary_role(
         return Role.WORKSPACE
     if elements in logits and provenance.part in _EARLY:
         return Role.LOGITS
-    return _by_part(provenance.part, reading)
+    return _by_part(provenance.part, reading, is_late)
 
 
-def _by_part(part: Part, reading: Reading) -> Role:
+def _by_part(part: Part, reading: Reading, is_late: bool) -> Role:
     match part:
         case Part.FORWARD:
-            return Role.RESIDUAL if reading.parts & _LATE else Role.ACTIVATION
+            return Role.RESIDUAL if reading.parts & _LATE and not is_late else Role.ACTIVATION
         case Part.RECOMPUTE:
             return Role.ACTIVATION
         case Part.BACKWARD:

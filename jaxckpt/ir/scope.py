@@ -20,7 +20,7 @@ RECOMPUTED = "rematted_computation"
 OWN = "jaxckpt"
 """The scope of equations that the rewriter adds."""
 
-_NO_SCOPE = frozenset({RECOMPUTED, "checkpoint", "closed_call", "core_call"})
+_NO_SCOPE = frozenset({RECOMPUTED, "checkpoint", "closed_call", "core_call", "eval_jaxpr"})
 _WRAPPED = re.compile(r"(?:jit|pjit|jvp|transpose|vmap|remat|checkpoint)\((.*)\)")
 
 
