@@ -105,9 +105,10 @@ class _Simulation:
         self._now = max(self._now, event.born)
         space = self._space.get(event.shares_with) if event.kind == _SHARE else None
         if space is None or not space.members:
+            self._end_before(space, event)
             space = _Space(holder=event.buffer, born=event.born)
             if event.kind == _SHARE:
-                self._space[event.shares_with] = space  # that buffer is long free; the next one shares with this
+                self._space[event.shares_with] = space  # that buffer is free by now; the next one shares with this
         elif self._is_written(event.buffer):
             self._hand_over(space, event)
         space.members.add(event.buffer)
@@ -118,6 +119,11 @@ class _Simulation:
         """What is never freed lives to the end."""
         for space in {id(space): space for space in self._space.values() if space.members}.values():
             self.found[space.holder] = Lifetime(born=space.born, dies=self._end)
+
+    def _end_before(self, space: _Space | None, event: _Event) -> None:
+        """A buffer freed just before another one takes its memory in the same kernel is gone when that one is there."""
+        if space is not None and space.born < event.born <= self.found[space.holder].dies:
+            self.found[space.holder] = Lifetime(born=space.born, dies=event.born - 1)
 
     def _hand_over(self, space: _Space, event: _Event) -> None:
         if event.born > space.born:
