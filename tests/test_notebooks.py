@@ -1,0 +1,75 @@
+"""Notebooks run, without a warning, each cell of code asserts what it shows, and what is kept in them is what they give."""
+
+import ast
+
+import nbformat
+import pytest
+from nbclient.exceptions import CellExecutionError
+
+from benchmarks.notebooks import execute, made_with, notebooks, read
+
+NOTEBOOKS = {path.stem: path for path in notebooks()}
+MOST_WORDS, MOST_BYTES = 2500, 400_000
+"""Ten minutes of a reader, and what a code host still shows."""
+
+
+def texts(notebook) -> list[list[str]]:
+    """What each cell printed or returned, as text."""
+    return [
+        [
+            output.text if output.output_type == "stream" else output.data.get("text/plain", "")
+            for output in cell.get("outputs", ())
+        ]
+        for cell in notebook.cells
+    ]
+
+
+def asserts(source: str) -> bool:
+    return any(
+        isinstance(node, ast.Assert) or (isinstance(node, ast.Attribute) and node.attr.startswith("assert_"))
+        for node in ast.walk(ast.parse(source))
+    )
+
+
+def notebook_of(*sources: str):
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebook_runs_and_gives_what_is_kept_in_it(name):
+    kept = read(NOTEBOOKS[name])
+    given = execute(kept)
+    streams = [o for cell in given.cells for o in cell.get("outputs", ()) if o.get("name") == "stderr"]
+    assert not streams
+    if kept.metadata.get("made_with") == made_with():  # figures of another compiler are its own
+        assert texts(given) == texts(kept), f"run: python -m benchmarks.notebooks {name}"
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_every_cell_of_code_asserts_and_has_run_in_order(name):
+    cells = [cell for cell in read(NOTEBOOKS[name]).cells if cell.cell_type == "code"]
+    assert cells
+    assert not [cell.source for cell in cells if not asserts(cell.source)]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_notebook_is_read_in_ten_minutes(name):
+    notebook = read(NOTEBOOKS[name])
+    assert sum(len(cell.source.split()) for cell in notebook.cells) <= MOST_WORDS
+    assert NOTEBOOKS[name].stat().st_size <= MOST_BYTES
+
+
+def test_notebook_runs_in_this_interpreter_and_leaves_nothing_behind():
+    given = execute(
+        notebook_of("import sys, os; print(sys.executable, os.listdir()); open('left', 'w').close()", "import jaxckpt")
+    )
+    import sys
+
+    assert given.cells[0].outputs[0].text.split()[0] == sys.executable
+
+
+@pytest.mark.parametrize("source", ["assert 1 == 2", "import warnings; warnings.warn('not said aloud')"])
+def test_failing_and_warning_cells_fail(source):
+    with pytest.raises(CellExecutionError):
+        execute(notebook_of(source))
