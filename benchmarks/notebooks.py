@@ -34,12 +34,21 @@ class _ThisInterpreter(AsyncKernelManager):
 
 
 class _StrictClient(NotebookClient):
-    """Makes errors of warnings once the kernel, whose own start warns, is up."""
+    """Makes errors of the warnings of cells; the kernel warns of itself between them."""
 
     async def async_start_new_kernel_client(self) -> Any:
         client = await super().async_start_new_kernel_client()
-        client.execute("import warnings; warnings.simplefilter('error')", silent=True, store_history=False)
+        client.execute(_STRICT, silent=True, store_history=False)
         return client
+
+
+_STRICT = """
+def _strict(shell, warnings):
+    shell.events.register("pre_run_cell", lambda info: warnings.simplefilter("error"))
+    shell.events.register("post_run_cell", lambda result: warnings.resetwarnings())
+
+_strict(get_ipython(), __import__("warnings"))
+"""
 
 
 def main(names: list[str]) -> None:

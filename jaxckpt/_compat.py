@@ -21,7 +21,7 @@ from jax._src import xla_bridge
 from jax._src.effects import JaxprInputEffect
 from jax._src.named_sharding import UnspecifiedValue
 from jax.interpreters import partial_eval
-from jaxlib import _jax, xla_client  # pyright: ignore[reportAttributeAccessIssue]  # compiled, no stub
+from jaxlib import _hlo, _jax, xla_client  # pyright: ignore[reportAttributeAccessIssue]  # compiled, no stub
 
 # ---------------------------------------------------------------------------------------------------------------
 # Plugins and topologies. Guest: jaxckpt.target. Canaries: tests/target/test_plugins.py.
@@ -183,6 +183,15 @@ def traced_leaves(traced: jax.stages.Traced) -> TracedLeaves:
         compiler_options=tuple(params["compiler_options_kvs"]),
         name=params["name"],
     )
+
+
+def hlo_module_from_text(text: str) -> bytes:
+    """The module that a text of HLO is, serialised; XLA's own parser. jax 0.10.2, 0.12.0.1.
+
+    Raises:
+      jax.errors.JaxRuntimeError: The text is no HLO, or of a newer XLA than jaxlib's.
+    """
+    return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
 def read_arguments(traced: jax.stages.Traced) -> tuple[bool, ...]:

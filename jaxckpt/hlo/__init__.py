@@ -10,6 +10,7 @@ from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Part, Role
 from jaxckpt.hlo.origin import Origin, origin_of
 from jaxckpt.hlo.plain import memory_from_plain, plain_from_memory
 from jaxckpt.hlo.read import memory_from_hlo, reconcile
+from jaxckpt.hlo.text import hlo_from_text
 from jaxckpt.hlo.time import kernel_s, seconds_by_part, step_s
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "ScopeMemory",
     "Space",
     "Use",
+    "hlo_from_text",
     "is_below",
     "kernel_s",
     "memory_from_hlo",

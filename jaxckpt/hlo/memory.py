@@ -254,6 +254,11 @@ class MemoryMap:
         return next((at for at, kernel in enumerate(self.kernels) if kernel.part in late), len(self.kernels))
 
     @property
+    def rematerialised(self) -> tuple[Kernel, ...]:
+        """The kernels that XLA's own rematerialisation pass added, in order."""
+        return tuple(kernel for kernel in self.kernels if kernel.by_xla)
+
+    @property
     def fragmentation(self) -> float:
         """What is allocated for temporaries over what of it is ever alive at once; 1.0 is none."""
         return self.temp_bytes / self.peak_bytes if self.peak_bytes else 1.0

@@ -211,9 +211,13 @@ class Program:
             if operand != id_:
                 continue
             if instruction.opcode == "while":
+                yield user, None  # the next round reads it again
                 yield user, (user, index)
                 yield from self._to_parameters(user, 0, index)
-            elif instruction.opcode in ("call", "async-start"):
+            elif instruction.opcode == "async-start":
+                yield from ((done, None) for done in self.users[user])  # until then it is being read
+                yield from self._to_parameters(user, number, index)
+            elif instruction.opcode == "call":
                 yield from self._to_parameters(user, number, index)
             elif number:
                 branch = instruction.called_computation_ids[number - 1]

@@ -3,7 +3,9 @@
 Read after `memory`, `program`, `provenance`, `lifetimes`, `roles`, `work`.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -17,9 +19,11 @@ from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Part, Role
 from jaxckpt.hlo.program import Place, Program
 from jaxckpt.hlo.provenance import Provenances
 from jaxckpt.hlo.roles import Reading, argument_role, logits_elements, temporary_role, use_of
-from jaxckpt.hlo.shapes import array_at, dtype_of, element_count
+from jaxckpt.hlo.shapes import TUPLE, array_at, dtype_of, element_count, shape_bytes
 from jaxckpt.hlo.work import work_of
 
+_REMATERIALISED = re.compile(r"\.remat\d*(\.|$)")
+"""How XLA's rematerialisation pass names the copies that it makes."""
 _HOST_SPACE = 5
 """XLA's colour of host memory, on every platform."""
 
@@ -96,15 +100,24 @@ def _inconsistency(message: Any) -> str:
             return "the schedule runs an instruction that is missing"
     if module.entry_computation_id not in {s.key for s in module.schedule.sequences}:
         return "the entry computation is not scheduled"
-    buffers = {b.id for b in assignment.logical_buffers}
-    for buffer in assignment.logical_buffers:
-        if buffer.defined_at.instruction_id not in known:
+    return _assignment_inconsistency(assignment, {i.id: i for c in module.computations for i in c.instructions})
+
+
+def _assignment_inconsistency(assignment: Any, instructions: Mapping[int, Any]) -> str:
+    buffers = {b.id: b for b in assignment.logical_buffers}
+    for buffer in buffers.values():
+        if buffer.defined_at.instruction_id not in instructions:
             return f"buffer {buffer.id} is defined by an instruction that is missing"
+        shape = array_at(instructions[buffer.defined_at.instruction_id].shape, tuple(buffer.defined_at.shape_index))
+        if shape.element_type != TUPLE and buffer.size < shape_bytes(shape):
+            return f"buffer {buffer.id} of {buffer.size} bytes is smaller than its array"
     for allocation in assignment.buffer_allocations:
         for assigned in allocation.assigned:
             if assigned.logical_buffer_id not in buffers:
                 return f"allocation {allocation.index} holds a buffer that is missing"
-            if assigned.offset < 0 or assigned.size < 0 or assigned.offset + assigned.size > allocation.size:
+            if assigned.size != buffers[assigned.logical_buffer_id].size:
+                return f"buffer {assigned.logical_buffer_id} has another size where it lies"
+            if assigned.offset < 0 or assigned.offset + assigned.size > allocation.size:
                 return f"allocation {allocation.index} is smaller than a buffer in it"
     return ""
 
@@ -124,6 +137,8 @@ class _Reader:
     def memory(self) -> MemoryMap:
         allocations = tuple(map(self._allocation, self.assignment.buffer_allocations))
         buffers = tuple(self._buffers(allocations))
+        if not self.assignment.heap_simulator_traces:
+            buffers = tuple(_handed_over(buffers))
         return MemoryMap(
             program=self.module.name,
             kernels=tuple(map(self._kernel, self.program.kernels)),
@@ -166,7 +181,7 @@ class _Reader:
             matmul_dtype=work.matmul_dtype,
             traffic_bytes=work.traffic_bytes,
             is_priced=work.is_priced,
-            by_xla=".remat" in instruction.name,
+            by_xla=_REMATERIALISED.search(instruction.name) is not None,
             source=provenance.source,
         )
 
@@ -248,8 +263,8 @@ class _Reader:
         if buffer in self._lifetimes or buffer in self._simulated:
             return self._lifetimes.get(buffer)  # None: handed on within the kernel that made it
         place = self._place(buffer)
-        if place[0] not in self.program.position or dtype_of(self._shape(place)) == "tuple":
-            return None  # tables of addresses, of a few bytes
+        if place[0] not in self._kernels or dtype_of(self._shape(place)) == "tuple":
+            return None  # what hands memory on, and tables of addresses
         return Lifetime(born=self.program.position[place[0]], dies=self._last_read(buffer))
 
     @cached_property
@@ -329,6 +344,21 @@ def _overlaps(buffers: Sequence[Buffer]) -> Iterator[tuple[Buffer, Buffer]]:
         alive = [b for b in alive if b.dies >= buffer.born]
         yield from ((other, buffer) for other in alive if _share_addresses(other, buffer))
         alive.append(buffer)
+
+
+def _handed_over(buffers: Sequence[Buffer]) -> Iterator[Buffer]:
+    """Buffers of which each ends before another one begins at its place; of those that begin together, the largest."""
+    dies = {buffer.id: buffer.dies for buffer in buffers}
+    dropped: set[int] = set()
+    for a, b in _overlaps(buffers):
+        if a.id in dropped or b.id in dropped or dies[a.id] < b.born:
+            continue
+        if a.born < b.born:
+            dies[a.id] = b.born - 1
+        else:
+            dropped.add(min(a, b, key=lambda buffer: buffer.size_bytes).id)
+    kept = [buffer for buffer in buffers if buffer.id not in dropped]
+    return (replace(buffer, id=number, dies=dies[buffer.id]) for number, buffer in enumerate(kept))
 
 
 def _share_addresses(a: Buffer, b: Buffer) -> bool:

@@ -10,6 +10,7 @@ from jaxckpt.measure.figures import Footprint
 from jaxckpt.measure.file import load_footprint, save_footprint
 from jaxckpt.measure.flat_step import FlatStep, flatten_step
 from jaxckpt.measure.footprint import compile_step, footprint
+from jaxckpt.measure.foreign import footprint_of_dump
 
 __all__ = [
     "Compilation",
@@ -19,6 +20,7 @@ __all__ = [
     "compile_step",
     "flatten_step",
     "footprint",
+    "footprint_of_dump",
     "load_footprint",
     "save_footprint",
 ]

@@ -13,6 +13,7 @@ import jax
 
 from jaxckpt import _compat
 from jaxckpt.hlo import MemoryMap, Use, reconcile, step_s
+from jaxckpt.measure.audit import audit
 from jaxckpt.measure.dump import dump_folder, dump_options, memory_in
 from jaxckpt.measure.figures import Footprint
 from jaxckpt.measure.placement import mesh_of_target, place, place_sharding
@@ -99,7 +100,7 @@ def compile_flat(
     figures = _reported_figures(executable)
     if not any(figures.values()) and _returns_arrays(traced):
         raise no_figures_error(name=called, target=target)
-    problems = () if memory is None else (*memory.problems, *reconcile(memory, figures))
+    problems = () if memory is None else (*memory.problems, *reconcile(memory, figures), *audit(memory))
     figures |= _unreported_figures(executable, figures, traced, placed)
     footprint = Footprint(
         **figures,
