@@ -41,7 +41,7 @@ class InfeasibleBudgetError(JaxckptError, ValueError):
       minimum_bytes: The smallest total that was reached, bytes per device. Measured by the compiler unless
         `minimum_measured` is False (then it is the size of the arguments alone, and nothing was compiled).
       minimum_measured: Whether the compiler said so.
-      blocking: What stands at that peak, largest first.
+      blocking: What stands at that peak as compiled, largest first (`jaxckpt.hlo.Buffer`).
     """
 
 

@@ -18,6 +18,7 @@ from jaxckpt import ir
 from jaxckpt._errors import InfeasibleBudgetError, UnknownStrategyError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan, describe
+from jaxckpt.hlo import Buffer
 from jaxckpt.measure import Footprint, compile_flat
 from jaxckpt.rewrite import Rewritten, rewrite
 from jaxckpt.solve import STRATEGIES, OptimalSolver, Problem, solve
@@ -298,9 +299,10 @@ class _Search:
 
     def _infeasible(self, smallest: _Candidate) -> InfeasibleBudgetError:
         minimum_bytes = smallest.footprint.total_bytes
-        blocking = self._at_peak(smallest.plan)
+        memory = smallest.footprint.memory
+        blocking = () if memory is None else memory.alive_at(memory.peak)
         standing = ", ".join(
-            f"{b.dtype}[{','.join(map(str, b.shape))}] {format_bytes(b.size_bytes)} of `{b.scope or '/'}` {b.primitive}"
+            f"{b.dtype}[{','.join(map(str, b.shape))}] {format_bytes(b.size_bytes)} of `{b.scope or '/'}` {b.op}"
             for b in blocking[:3]
         )
         temp_bytes = smallest.footprint.temp_bytes
@@ -317,14 +319,6 @@ class _Search:
             minimum_measured=True,
             blocking=blocking,
         )
-
-    def _at_peak(self, plan: ir.Plan) -> tuple[Described, ...]:
-        """What stands at the peak of a plan, by the model's replay, largest first."""
-        laid_out = ir.schedule(self.planner.graph, plan)
-        replayed = self.planner.problem.replay(plan)
-        values = dict.fromkeys(laid_out.origin[b] for b in replayed.alive_at(replayed.peak_step))
-        standing = ir.Plan(fingerprint="", decisions=dict.fromkeys(values, ir.Save()))
-        return tuple(sorted(self.planner.described(standing), key=lambda d: -d.size_bytes))
 
 
 def plan(
@@ -384,7 +378,7 @@ def _checked_allow(allow: tuple[str, ...]) -> tuple[str, ...]:
     return allow
 
 
-def _advice(blocking: tuple[Described, ...]) -> str:
+def _advice(blocking: tuple[Buffer, ...]) -> str:
     if blocking and len(blocking[0].shape) >= 2 and blocking[0].shape[-1] >= 8 * 1024:
         return "a loss computed in chunks of the sequence (the largest array has a vocabulary-sized last axis)"
     return "arguments sharded over more devices"

@@ -9,7 +9,7 @@ computes and moves), `read` (all of it put together), `time` (an estimate of sec
 from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Part, Role, ScopeMemory, Space, Use, is_below
 from jaxckpt.hlo.origin import Origin, origin_of
 from jaxckpt.hlo.plain import memory_from_plain, plain_from_memory
-from jaxckpt.hlo.read import memory_from_hlo, reconcile
+from jaxckpt.hlo.read import memory_from_hlo, parse_hlo, reconcile
 from jaxckpt.hlo.text import hlo_from_text
 from jaxckpt.hlo.time import kernel_s, seconds_by_part, step_s
 
@@ -30,6 +30,7 @@ __all__ = [
     "memory_from_hlo",
     "memory_from_plain",
     "origin_of",
+    "parse_hlo",
     "plain_from_memory",
     "reconcile",
     "seconds_by_part",

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 
 from jaxckpt import _compat
-from jaxckpt.hlo import MemoryMap, Use, reconcile, step_s
+from jaxckpt.hlo import MemoryMap, Use, memory_from_hlo, reconcile, step_s
 from jaxckpt.measure.audit import audit
-from jaxckpt.measure.dump import dump_folder, dump_options, memory_in
+from jaxckpt.measure.dump import dump_folder, dump_options, dumped_program
 from jaxckpt.measure.figures import Footprint
 from jaxckpt.measure.placement import mesh_of_target, place, place_sharding
 from jaxckpt.measure.program import chooses_convolutions, constant_bytes
@@ -42,10 +42,13 @@ class Compilation:
       footprint: The memory figures.
       executable: jax's compiled step over flat arrays, for readers of its HLO; on compile-only targets it cannot
         be called.
+      program: A serialised `HloProto` with schedule and buffer assignment, in the form that XProf's memory viewer
+        opens as `*.hlo.pb`; None where the compiler wrote none.
     """
 
     footprint: Footprint
     executable: jax.stages.Compiled
+    program: bytes | None = None
 
 
 def compile_flat(
@@ -93,10 +96,8 @@ def compile_flat(
         except Exception as error:
             raise compile_error(error, name=called, target=target) from error
         compile_s = time.perf_counter() - started_s
-        read = _compat.read_arguments(traced)
-        paths = tuple(path for path, is_read in zip(argument_paths, read, strict=False) if is_read)
-        asked = {path for index, path in enumerate(argument_paths) if index in donated}
-        memory = memory_in(folder, platform=target.platform, argument_paths=paths)
+        program = dumped_program(folder)
+    memory = None if program is None else _memory(program, target, traced, argument_paths)
     figures = _reported_figures(executable)
     if not any(figures.values()) and _returns_arrays(traced):
         raise no_figures_error(name=called, target=target)
@@ -110,11 +111,11 @@ def compile_flat(
         plugin_version=target.compiler_version,
         compiler_options=tuple(compiler_options),
         caveats=(*_caveats(executable, target, specs, figures), *problems),
-        undonated=() if memory is None else tuple(_undonated(memory, asked)),
+        undonated=tuple(_undonated(memory, {path for i, path in enumerate(argument_paths) if i in donated})),
         step_s=0.0 if memory is None else step_s(memory, target.rates),
         memory=memory,
     )
-    return Compilation(footprint=footprint, executable=executable)
+    return Compilation(footprint=footprint, executable=executable, program=program)
 
 
 def _jit_flat(
@@ -179,8 +180,17 @@ def _caveats(
     )
 
 
-def _undonated(memory: MemoryMap, donated: set[str]) -> Iterator[tuple[str, int]]:
+def _memory(program: bytes, target: Target, traced: jax.stages.Traced, argument_paths: Sequence[str]) -> MemoryMap:
+    """The memory map, with the arguments' own names; jit drops those that nobody reads."""
+    read = _compat.read_arguments(traced)
+    paths = [path for path, is_read in zip(argument_paths, read, strict=False) if is_read]
+    return memory_from_hlo(program, platform=target.platform, argument_paths=paths)
+
+
+def _undonated(memory: MemoryMap | None, donated: set[str]) -> Iterator[tuple[str, int]]:
     """Arguments that could have been taken over by a result, and were not; largest first."""
+    if memory is None:
+        return
     for buffer in sorted(memory.buffers, key=lambda b: -b.size_bytes):
         allocation = memory.by_index[buffer.allocation]
         if allocation.use is Use.ARGUMENT and not allocation.donated and buffer.name in donated:

@@ -5,12 +5,12 @@ it holds the schedule and the buffer assignment. (`memory_analysis()` has an emp
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from jaxckpt._errors import HloError
-from jaxckpt.hlo import MemoryMap, memory_from_hlo
+from jaxckpt.hlo import parse_hlo
 
 _PATTERN = "*after_optimizations*.hlo.pb"
 
@@ -27,20 +27,21 @@ def dump_options(folder: Path) -> tuple[tuple[str, object], ...]:
     return (("xla_dump_to", str(folder)), ("xla_dump_hlo_as_proto", True))
 
 
-def memory_in(folder: Path, *, platform: str, argument_paths: Sequence[str] = ()) -> MemoryMap | None:
-    """The memory map of the program that was dumped to a folder.
+def dumped_program(folder: Path) -> bytes | None:
+    """The program that was dumped to a folder, with its schedule and its buffer assignment.
 
     Args:
       folder: Of `dump_options`.
-      platform: As `memory_from_hlo`.
-      argument_paths: As `memory_from_hlo`.
 
     Returns:
-      None where the compiler wrote none, as when jax took the program from its cache.
+      A serialised `HloProto`, which XProf's memory viewer opens too; None where the compiler wrote none, as when jax
+      took the program from its cache.
     """
     for file in sorted(folder.glob(_PATTERN)):
+        data = file.read_bytes()
         try:
-            return memory_from_hlo(file.read_bytes(), platform=platform, argument_paths=argument_paths)
+            parse_hlo(data)
         except HloError:
             continue  # libtpu writes the same module several times, once with its assignment
+        return data
     return None

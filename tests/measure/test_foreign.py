@@ -70,7 +70,7 @@ def test_a_text_without_its_assignment_says_which_file_is_missing(folders, tmp_p
     (file,) = folders[AS_TEXT].glob("*after_optimizations.txt")
     alone = tmp_path / file.name
     alone.write_bytes(file.read_bytes())
-    with pytest.raises(HloError, match="without .* beside it"):
+    with pytest.raises(HloError, match=r"without .* beside it"):
         footprint_of_dump(alone)
 
 
