@@ -15,6 +15,7 @@ from jaxckpt._errors import (
     UnknownTargetError,
 )
 from jaxckpt.fit import Planner
+from jaxckpt.hlo import Part
 from jaxckpt.target import targets
 
 GPU = any(status.name == "h200" and status.usable for status in targets())
@@ -59,6 +60,24 @@ def test_predicted_and_compiled_totals_are_close_on_a_transformer():
     for share in (0.6, 0.8):
         plan = planner.plan(budget=share)
         assert plan.predicted.total_bytes == pytest.approx(plan.footprint.total_bytes, rel=0.05)
+
+
+@needs_compiler
+def test_a_plans_footprint_marks_and_counts_what_is_computed_again(planner):
+    plan = planner.plan(budget="100MiB")
+    whole, *_ = plan.footprint.memory.scopes(0)
+    assert whole.recomputed_kernels > 0
+    assert whole.recomputed_flops > 0
+    unplanned, *_ = planner.unplanned.memory.scopes(0)
+    assert unplanned.recomputed_kernels == 0
+    forward_flops = 16 * 2 * 8192 * 256 * 256
+    matmul_flops = {
+        made: sum(k.matmul_flops for k in footprint.memory.kernels)
+        for made, footprint in (("planned", plan.footprint), ("unplanned", planner.unplanned))
+    }
+    again = matmul_flops["planned"] - matmul_flops["unplanned"]
+    assert 0 < again <= forward_flops
+    assert again == sum(k.matmul_flops for k in plan.footprint.memory.kernels if k.part is Part.RECOMPUTE)
 
 
 @needs_compiler
