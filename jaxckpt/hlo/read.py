@@ -19,13 +19,11 @@ from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Part, Role
 from jaxckpt.hlo.program import Place, Program
 from jaxckpt.hlo.provenance import Provenances
 from jaxckpt.hlo.roles import Reading, argument_role, logits_elements, temporary_role, use_of
-from jaxckpt.hlo.shapes import TUPLE, array_at, dtype_of, element_count, shape_bytes
+from jaxckpt.hlo.shapes import HOST_SPACE, TUPLE, array_at, dtype_of, element_count, shape_bytes
 from jaxckpt.hlo.work import work_of
 
 _REMATERIALISED = re.compile(r"\.remat\d*(\.|$)")
 """How XLA's rematerialisation pass names the copies that it makes."""
-_HOST_SPACE = 5
-"""XLA's colour of host memory, on every platform."""
 
 
 def memory_from_hlo(data: bytes, *, platform: str = "cuda", argument_paths: Sequence[str] = ()) -> MemoryMap:
@@ -162,7 +160,7 @@ class _Reader:
         )
 
     def _space(self, color: int) -> Space:
-        if color == _HOST_SPACE:
+        if color == HOST_SPACE:
             return Space.HOST
         return Space.CHIP if color and self.platform == "tpu" else Space.DEVICE
 
@@ -328,13 +326,16 @@ class _Reader:
     def _problems(self, buffers: Sequence[Buffer]) -> Iterator[str]:
         if self.disorder:
             yield f"{self.disorder} of XLA's heap events do not come in the order of the schedule"
-        both = sum(1 for _ in _overlaps([b for b in buffers if b.allocation in self._arenas]))
+        both = sum(1 for _ in _overlaps([b for b in buffers if b.allocation in self._device_arenas]))
         if both:
             yield f"{both} pairs of buffers are in the same place at the same time"
 
     @cached_property
-    def _arenas(self) -> frozenset[int]:
-        return frozenset(t.buffer_allocation_index for t in self.assignment.heap_simulator_traces)
+    def _device_arenas(self) -> frozenset[int]:
+        """Allocations whose heap was simulated over the whole program; those on the chip are simulated otherwise."""
+        simulated = {t.buffer_allocation_index for t in self.assignment.heap_simulator_traces}
+        colors = {a.index: a.color for a in self.assignment.buffer_allocations}
+        return frozenset(index for index in simulated if self._space(colors[index]) is Space.DEVICE)
 
 
 def _overlaps(buffers: Sequence[Buffer]) -> Iterator[tuple[Buffer, Buffer]]:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from jaxckpt.hlo.memory import Allocation, Part, Role, Space, Use
 from jaxckpt.hlo.program import Program
 from jaxckpt.hlo.provenance import Provenance, Provenances
-from jaxckpt.hlo.shapes import element_count
+from jaxckpt.hlo.shapes import HOST_SPACE, element_count
 
 _LATE = frozenset({Part.BACKWARD, Part.RECOMPUTE, Part.UPDATE})
-_TO_HOST = ("copy-start", "copy-done")
 _EARLY = frozenset({Part.FORWARD, Part.BACKWARD, Part.RECOMPUTE})
 
 
@@ -58,7 +57,7 @@ def temporary_role(
       is_late: Whether it is made after the backward pass has begun.
     """
     instruction = program.instructions[id_]
-    if allocation.space is Space.HOST or instruction.opcode in _TO_HOST:
+    if allocation.space is Space.HOST or _reaches_host(program, id_):
         return Role.HOST_COPY
     if program.is_collective(id_):
         return Role.COLLECTIVE
@@ -67,6 +66,16 @@ def temporary_role(
     if elements in logits and provenance.part in _EARLY:
         return Role.LOGITS
     return _by_part(provenance.part, reading, is_late)
+
+
+def _reaches_host(program: Program, id_: int) -> bool:
+    """Whether an instruction copies to host memory or from it; a TPU copies to its chip in the same way."""
+    instruction = program.instructions[id_]
+    if instruction.opcode not in ("copy", "copy-start"):
+        return False
+    shapes = [instruction.shape, *instruction.shape.tuple_shapes]
+    shapes += [program.instructions[operand].shape for operand in instruction.operand_ids]
+    return any(shape.layout.memory_space == HOST_SPACE for shape in shapes)
 
 
 def _by_part(part: Part, reading: Reading, is_late: bool) -> Role:

@@ -35,6 +35,8 @@ _ELEMENTS: dict[int, tuple[str, int]] = {
     32: ("float4_e2m1fn", 4),
     33: ("float8_e8m0fnu", 8),
 }
+HOST_SPACE = 5
+"""XLA's number of host memory, on every platform."""
 TUPLE = 13
 TOKEN = 17
 

@@ -1,0 +1,63 @@
+"""Logs as lines that can be read, and the sizes that XLA prints in them.
+
+Around XLA's own words stand time stamps, colours, quote marks and file names, depending on who kept the log. `clean_lines`
+takes them away. A size counts only where all of it is there: of "1234 by", cut off at the end of a file, nobody knows
+how many digits were lost.
+"""
+
+import re
+from collections.abc import Iterator
+
+SIZE = r"-?(?<![\d.])\d+(?:\.\d+)?\s?(?:bytes|[KMGTP]iB|[KMGTP]|B)(?![A-Za-z0-9])"
+"""A size as XLA prints one: "1234 bytes", "6.00MiB" (GPU), "15.48G" (TPU, the same units)."""
+
+_PARTS = re.compile(r"(-?\d+(?:\.\d+)?)\s?(bytes|[KMGTP]iB|[KMGTP]|B)")
+_EXPONENT = {"b": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\n]*\x07|\x1b[@-_]")
+_LOGGED = re.compile(r"^.*?\.(?:cc|h|cpp|py):\d+\] ?")
+_QUOTED = re.compile(r"^(?:>[ \t]?)+")
+_ESCAPED = re.compile(r"\\n(?=(?:\\n|\\t|\s)*(?:BufferAssignment|Peak buffers|Buffer \d|Size:|Operator:|XLA [Ll]abel:|Shape:"
+                      r"|Entry Parameter|=====|Total |Output size|Program |Largest|Unpadded|Extra memory|Allocation type"
+                      r"|Stats:|Limit:|InUse:|reserved|program|arguments|global|HLO temp|\d+\. Size|[a-z_ ]+ allocation:))")
+
+
+def clean_lines(text: str) -> list[str]:
+    """The lines of a log without what stands around XLA's words.
+
+    Args:
+      text: Of any line ends, with or without colours, time stamps of log lines, and marks of quotation; also where line
+        ends were written as backslash and n.
+
+    Returns:
+      Lines with their "\\n"; the last one has none where the text ends within it.
+
+    Example:
+      >>> clean_lines("2025-05-13 09:18:55: W xla/bfc_allocator.cc:501] Stats: \\r\\nLimit: 7")
+      ['Stats: \\n', 'Limit: 7']
+    """
+    return [_LOGGED.sub("", _QUOTED.sub("", line)) for line in _split(_ANSI.sub("", text))]
+
+
+def bytes_of(size: str) -> int | None:
+    """Bytes of a printed size, None where it is none.
+
+    Example:
+      >>> bytes_of("6.00MiB"), bytes_of("15.48G") == int(15.48 * 2**30), bytes_of("unknown size")
+      (6291456, True, None)
+    """
+    match = _PARTS.fullmatch(size.strip())
+    if match is None:
+        return None
+    unit = 1024 ** _EXPONENT["b" if match[2] in ("bytes", "B") else match[2][0]]
+    return int(match[1]) * unit if "." not in match[1] else int(float(match[1]) * unit)
+
+
+def _split(text: str) -> Iterator[str]:
+    for line in re.findall(r"[^\n]*\n|[^\n]+", text.replace("\r\n", "\n").replace("\r", "\n")):
+        if _ESCAPED.search(line) is None:
+            yield line
+            continue
+        *first, last = _ESCAPED.split(line)
+        unescaped = [each.replace("\\t", "\t").replace('\\"', '"') for each in (*first, last)]
+        yield from (f"{each}\n" for each in unescaped[:-1])
+        yield unescaped[-1]
