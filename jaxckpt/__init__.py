@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from jaxckpt._errors import (
     ArgumentError,
     BudgetError,
+    ComparisonError,
     CompileError,
+    FootprintAssertionError,
     FootprintFileError,
     GraphError,
     HloError,
@@ -24,6 +26,7 @@ from jaxckpt._errors import (
     NoGradientError,
     PlanFileError,
     PlanMismatchError,
+    SnapshotFileError,
     StepReferenceError,
     TargetError,
     UnknownStrategyError,
@@ -52,11 +55,15 @@ _HOMES = {
 }
 """Where each public name lives; a room is loaded when one of its names is first used."""
 
+_ROOMS = {"testing"}
+"""Rooms that are used by their own name."""
+
 __all__ = [
     "ArgumentError",
     "BudgetError",
     "CompileError",
     "Footprint",
+    "FootprintAssertionError",
     "FootprintFileError",
     "GraphError",
     "HloError",
@@ -68,6 +75,7 @@ __all__ = [
     "PlanFileError",
     "PlanMismatchError",
     "Planner",
+    "SnapshotFileError",
     "StepReferenceError",
     "Target",
     "TargetError",
@@ -86,10 +94,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"jaxckpt.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'jaxckpt' has no attribute {name!r}")
     return getattr(import_module(f"jaxckpt.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_HOMES, *_ROOMS})

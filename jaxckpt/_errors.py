@@ -97,12 +97,49 @@ class FootprintFileError(JaxckptError, ValueError):
     """
 
 
+class FootprintAssertionError(JaxckptError, AssertionError):
+    """A test's step takes more memory than was asserted.
+
+    Attributes:
+      table: Where the bytes are, by layer; shown below the message.
+    """
+
+    table: str = ""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}\n\n{self.table}" if self.table else super().__str__()
+
+
+class SnapshotFileError(JaxckptError, ValueError):
+    """A snapshot of a footprint that is damaged, foreign, another test's, or missing where none may be written.
+
+    Attributes:
+      path: Of the file.
+    """
+
+
 class HloError(JaxckptError, ValueError):
     """What should be a compiled program of XLA, and is damaged, cut off or something else."""
 
 
 class PlanFileError(JaxckptError, ValueError):
     """A plan file that is damaged, foreign, or of a version that we do not read."""
+
+
+class ReportFileError(JaxckptError, ValueError):
+    """A report that cannot be written where it should be.
+
+    Attributes:
+      path: Of the file.
+    """
+
+
+class ComparisonError(JaxckptError, ValueError):
+    """Versions that cannot be compared; all that is wrong is numbered in the message.
+
+    Attributes:
+      problems: What is wrong, a sentence each.
+    """
 
 
 class StepReferenceError(JaxckptError, LookupError):

@@ -19,7 +19,8 @@ ORDER = (
     {"measure"},
     {"fit"},
     {"mark"},
-    {"report", "testing"},
+    {"report"},
+    {"testing"},  # its messages show the tables of reports
     {"cli"},
     {"__init__", "__main__"},
 )

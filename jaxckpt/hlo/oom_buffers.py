@@ -28,7 +28,7 @@ _ELEMENTS: dict[str, tuple[str, int]] = {
     **{f"f8{kind}": (f"float8_{kind}", 8) for kind in ("e5m2", "e4m3", "e4m3fn", "e4m3b11fnuz", "e5m2fnuz", "e4m3fnuz", "e3m4", "e8m0fnu")},
     "f4e2m1fn": ("float4_e2m1fn", 4),
 }
-_HEADER = re.compile(r"^\s*(?:Buffer \d+:|(?=\d+\. Size:))")
+_HEADER = re.compile(r"^\s*(?:Buffer \d+:|\d+\. Size:)")
 _END = re.compile(r"^\s*={10,}\s*$")
 _FIELD = re.compile(
     r"^\s*(?:\d+\. )?(?P<key>Size|Operator|XLA [Ll]abel|Shape|Entry Parameter Subshape|Unpadded size"
@@ -40,7 +40,7 @@ _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"', re.DOTALL)
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)(?=\s)')
 _PARAMETERS = re.compile(r"^(.*?/[\w.-]+)\[.*\]$", re.DOTALL)
 _MAPPED = re.compile(r"^(?:pmap|xmap)\(")
-_ALLOWED_ROUNDING = 0.02
+_ROUNDING = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +108,6 @@ def _blocks(lines: Iterable[str]) -> Iterator[list[tuple[str, str]]]:
             block = []
         if field is not None:
             block.append((field["key"], field["value"]))
-        elif block and line.strip() and not line.startswith((" " * 20, "\t" * 3)):
-            if block[-1][0] != "Operator" or _OP_NAME.search(block[-1][1]):
-                yield block  # something else was written in between
-                block = []
-            else:
-                block[-1] = (block[-1][0], block[-1][1] + line)
     yield block
 
 
@@ -154,12 +148,15 @@ def _shape(text: str) -> tuple[str, tuple[int, ...] | None, int | None]:
 
 
 def _agreed(size: int | None, unpadded: int | None, least: int | None) -> int | None:
-    """The size, made exact by the shape; None where shape and size contradict each other."""
+    """The size, made exact by the shape; None where the two contradict each other, as after lost lines."""
     if size is None or least is None:
         return size
-    if abs(size - least) <= least * _ALLOWED_ROUNDING + 1:
-        return least
-    return size if size > least and (unpadded is None or unpadded <= size * (1 + _ALLOWED_ROUNDING)) else None
+    is_whole = abs(size - least) <= least * _ROUNDING + 1
+    if unpadded is None:
+        return least if is_whole else None
+    if size == unpadded:
+        return least if is_whole else None
+    return size if size > least * (1 - _ROUNDING) and abs(unpadded - least) <= least * _ROUNDING + 1 else None
 
 
 def _origin(operator: str) -> tuple[str, Origin]:

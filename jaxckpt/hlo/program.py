@@ -183,6 +183,9 @@ class Program:
                     for number, operand in enumerate(instruction.operand_ids):
                         if operand == id_:
                             yield user, (user, (number, *index))
+                case "copy-done":  # of what its start made, (copy, original, context), the first
+                    if index[:1] == (0,):
+                        yield user, (user, index[1:])
                 case opcode if opcode in _CALLS:
                     yield from self._into(user, id_, index)
                 case opcode if opcode in _HANDS_ON:

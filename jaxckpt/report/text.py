@@ -11,7 +11,10 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from jaxckpt.report.tree import Part, Section, Table, Text
+from jaxckpt.report.tree import Part, Point, Scatter, Section, Table, Text
+
+_PLOT_WIDTH, _PLOT_HEIGHT = 60, 14
+_MARKS = "123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def print_report(part: Part, console: Console) -> None:
@@ -23,11 +26,13 @@ def print_report(part: Part, console: Console) -> None:
                 print_report(inner, console)
         case Table():
             console.print(Padding(_drawn(part), (0, 0, 0, 1)))
-            for note in part.notes:
+            for note in (*filter(None, (part.rest_line,)), *part.notes):
                 console.print(RichText(f" {note}", style="dim"))
             console.print()
         case Text():
             console.print(RichText(part.text))
+        case Scatter():
+            console.print(RichText(_plotted(part)))
 
 
 def render_text(part: Part, *, width: int = 120) -> str:
@@ -57,6 +62,28 @@ def _drawn(table: Table) -> RichTable:
             no_wrap=column.figures,
             overflow="fold",
         )
-    for row in table.rows:
+    for row in table.shown:
         drawn.add_row(*map(RichText, row))
     return drawn
+
+
+def _plotted(scatter: Scatter) -> str:
+    """A plot in characters with a legend; what is on the frontier has a star in the legend."""
+    if not scatter.points:
+        return f" {scatter.title}: nothing to draw\n"
+    grid = [[" "] * _PLOT_WIDTH for _ in range(_PLOT_HEIGHT)]
+    marked = list(zip(_MARKS, scatter.points, strict=False))
+    for mark, point in reversed(marked):  # where two fall on one place, the first is seen
+        right, up = scatter.place(point)
+        grid[round((1 - up) * (_PLOT_HEIGHT - 1))][round(right * (_PLOT_WIDTH - 1))] = mark
+    rows = [f" |{''.join(row)}".rstrip() for row in grid]
+    low, high = min(scatter.points, key=lambda p: p.x), max(scatter.points, key=lambda p: p.x)
+    room = _PLOT_WIDTH - len(low.x_text)
+    axis = [f" +{'-' * _PLOT_WIDTH}", f"  {low.x_text}{high.x_text:>{room}}  {scatter.x_heading}"]
+    legend = [_legend(mark, point) for mark, point in marked]
+    return "\n".join((f" {scatter.title} (up: {scatter.y_heading})", *rows, *axis, "", *legend, ""))
+
+
+def _legend(mark: str, point: Point) -> str:
+    star = "*" if point.on_frontier else " "
+    return f"  {mark}{star} {point.name}: {point.x_text}, {point.y_text}"

@@ -1,7 +1,8 @@
-"""A report is a tree of sections, tables and sentences: data that does not know how it is shown.
+"""A report is a tree of sections, tables, sentences and scatters: data that does not know how it is shown.
 
-Builders make such trees from plans, analyses and footprints; `text` lowers them for a terminal. So what the shell
-prints, what a test compares and what a notebook shows are the same thing.
+Builders make such trees from plans, analyses, footprints and comparisons; `text` lowers them for a terminal, `html`
+for a notebook or a page. So what the shell prints, what a test compares and what a notebook shows are the same thing.
+Trees are compact first: a folded section and the rows beyond `Table.compact_rows` are there, and shown when asked for.
 """
 
 from dataclasses import dataclass
@@ -24,12 +25,31 @@ class Table:
       columns: Its columns.
       rows: For each row a text a column.
       notes: Sentences below.
+      compact_rows: So many rows are shown at first; None shows all.
+      rest: What the other rows are, one line ("and 12 more, 3 MiB"); their number where it is "".
     """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
+    compact_rows: int | None = None
+    rest: str = ""
+
+    @property
+    def shown(self) -> tuple[tuple[str, ...], ...]:
+        """The rows that are shown at first."""
+        return self.rows[: self.compact_rows]
+
+    @property
+    def hidden(self) -> tuple[tuple[str, ...], ...]:
+        """The rows that are shown when asked for."""
+        return self.rows[len(self.shown) :]
+
+    @property
+    def rest_line(self) -> str:
+        """What the hidden rows are; "" where there are none."""
+        return (self.rest or f"and {len(self.hidden)} more") if self.hidden else ""
 
     def __post_init__(self) -> None:
         wrong = [row for row in self.rows if len(row) != len(self.columns)]
@@ -45,14 +65,77 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A point of a scatter.
+
+    Attributes:
+      name: What it stands for.
+      x: Where it is, a finite number.
+      y: The same.
+      x_text: The same for people, with its unit.
+      y_text: The same.
+      on_frontier: Whether no other point is at most as large both ways.
+    """
+
+    name: str
+    x: float
+    y: float
+    x_text: str
+    y_text: str
+    on_frontier: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scatter:
+    """Points over two axes of which less is better, with the frontier of those that nothing beats both ways.
+
+    Attributes:
+      title: One line.
+      x_heading: What goes to the right.
+      y_heading: What goes up.
+      points: In any order.
+    """
+
+    title: str
+    x_heading: str
+    y_heading: str
+    points: tuple[Point, ...]
+
+    @property
+    def frontier(self) -> tuple[Point, ...]:
+        """The points that nothing beats, from left to right."""
+        return tuple(sorted((p for p in self.points if p.on_frontier), key=lambda p: (p.x, p.y)))
+
+    def place(self, point: Point) -> tuple[float, float]:
+        """How far a point is between the least and the most, 0 to 1 both ways; 0.5 where all are the same.
+
+        Args:
+          point: One of them.
+        """
+        return _share(point.x, [p.x for p in self.points]), _share(point.y, [p.y for p in self.points])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A title over parts of a report."""
+    """A title over parts of a report.
+
+    Attributes:
+      title: One line.
+      parts: What is below it.
+      folded: Whether only the title is shown at first, where the reader can unfold it; a terminal shows all.
+    """
 
     title: str
     parts: tuple["Part", ...]
+    folded: bool = False
 
 
-Part = Section | Table | Text
+Part = Section | Table | Text | Scatter
+
+
+def _share(value: float, values: list[float]) -> float:
+    least, most = min(values), max(values)
+    return (value - least) / (most - least) if most > least else 0.5
 
 
 def columns(*headings: str) -> tuple[Column, ...]:

@@ -1,0 +1,216 @@
+"""Reports as HTML that stands alone: compact first, unfolding to everything, light and dark.
+
+No script, nothing fetched: unfolding is `<details>`, the one picture is SVG in its place. Colours are those of the page
+around it, at less strength, so that a notebook's light and dark themes both fit. All rules of style begin with our own
+class, twice: nothing of the page around changes, and a notebook's rules for tables do not win over ours. Every text of
+a report is escaped.
+
+Read after `tree`.
+"""
+
+import html
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from jaxckpt._errors import ReportFileError
+from jaxckpt._files import write_whole
+from jaxckpt.report.scatter import svg_lines
+from jaxckpt.report.tree import Column, Part, Scatter, Section, Table, Text
+
+_CLASS = "jaxckpt-report"
+_DEEPEST = 6
+_UNSHOWABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+"""Control characters and what is no character: HTML may not hold them, and files cannot."""
+
+_RULES = (
+    ("", "font: 13px/1.45 system-ui, sans-serif; color: inherit; max-width: 100%; overflow-x: auto"),
+    ("h1, h2, h3, h4, h5, h6", "font-size: 1.05em; font-weight: 600; margin: .8em 0 .3em; color: inherit"),
+    ("h1", "font-size: 1.3em; margin-top: 0"),
+    ("p", "margin: .3em 0; white-space: pre-line; max-width: 60em"),
+    ("p.note", "opacity: .75"),
+    ("details", "margin: .4em 0"),
+    ("details > :not(summary)", "margin-left: 1em"),
+    ("summary", "cursor: pointer; font-weight: 600; width: fit-content"),
+    ("summary.rest", "font-weight: 400; opacity: .75"),
+    ("table", "border-collapse: collapse; margin: .3em 0; width: auto; font-size: inherit; color: inherit"),
+    ("caption", "text-align: left; font-weight: 600; padding: .2em 0; color: inherit; caption-side: top"),
+    ("tr", "background: none"),
+    ("tbody tr:hover", "background: rgba(128, 128, 128, .14)"),
+    (
+        "th, td",
+        "text-align: left; vertical-align: top; padding: .12em .9em .12em 0; border: 0; max-width: 40em;"
+        " overflow-wrap: anywhere; white-space: pre-wrap; background: none; color: inherit",
+    ),
+    ("th", "font-weight: 600; opacity: .75; border-bottom: 1px solid rgba(128, 128, 128, .5)"),
+    (
+        "th.figures, td.figures",
+        "text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap",
+    ),
+    ("figure", "margin: .5em 0"),
+    ("figcaption", "font-weight: 600"),
+    ("svg", "width: 100%; max-width: 46em; height: auto; color: inherit"),
+)
+_PAGE = "body { margin: 2em; background: Canvas; color: CanvasText } :root { color-scheme: light dark }"
+
+
+def render_html(part: Part) -> str:
+    """A report as a piece of HTML, for a notebook or another page.
+
+    Args:
+      part: The report.
+
+    Returns:
+      One element with its style.
+
+    Example:
+      >>> "<script>" in render_html(Text(text="a layer named <script>"))
+      False
+    """
+    inner = "".join(_lowered(part, 1))
+    return f'<div class="{_CLASS}"><style>{"".join(_style())}</style>{inner}</div>'
+
+
+def render_page(part: Part, *, title: str = "jaxckpt") -> str:
+    """A report as a whole page that needs nothing else.
+
+    Args:
+      part: The report.
+      title: Of the window.
+    """
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_escaped(title)}</title><style>{_PAGE}</style>"
+    )
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{render_html(part)}</body></html>\n'
+
+
+def save_page(part: Part, path: str | Path, *, title: str = "jaxckpt") -> None:
+    """Writes a report as a page, whole or not at all.
+
+    Args:
+      part: The report.
+      path: Of the file.
+      title: Of the window.
+
+    Raises:
+      ReportFileError: The folder is not there.
+      OSError: The disk is full, or the folder cannot be written to.
+    """
+    save_text(render_page(part, title=title), path)
+
+
+def save_text(text: str, path: str | Path) -> None:
+    """Writes a report that was made a text, whole or not at all.
+
+    Args:
+      text: HTML, CSV or JSON.
+      path: Of the file.
+
+    Raises:
+      ReportFileError: The folder is not there.
+      OSError: The disk is full, or the folder cannot be written to.
+    """
+    require_report_folder(path)
+    write_whole(Path(path), text.encode())
+
+
+def require_report_folder(path: str | Path) -> None:
+    """Refuses a path whose folder is not there: worth asking before anything is compiled.
+
+    Args:
+      path: Of a file to be written.
+
+    Raises:
+      ReportFileError: It says how to make the folder.
+    """
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise ReportFileError(
+            f"the report {str(path)!r} cannot be written: its folder is not there.",
+            got=str(folder),
+            needed="a folder that exists",
+            advice=f"mkdir -p {folder}",
+            path=Path(path),
+        )
+
+
+def _style() -> Iterator[str]:
+    scope = f".{_CLASS}.{_CLASS}"
+    for selectors, rules in _RULES:
+        chosen = ", ".join(f"{scope} {selector}".strip() for selector in selectors.split(", "))
+        yield f"{chosen} {{ {rules} }}\n"
+
+
+def _lowered(part: Part, level: int) -> Iterator[str]:
+    match part:
+        case Section():
+            yield from _section(part, level)
+        case Table():
+            yield from _table(part)
+        case Text():
+            yield f"<p>{_escaped(part.text.strip())}</p>"
+        case Scatter():
+            yield from _figure(part)
+
+
+def _section(section: Section, level: int) -> Iterator[str]:
+    inner = (piece for part in section.parts for piece in _lowered(part, level + 1))
+    title = _escaped(section.title)
+    if section.folded:
+        yield f"<details><summary>{title}</summary>"
+        yield from inner
+        yield "</details>"
+    else:
+        heading = f"h{min(level, _DEEPEST)}"
+        yield f"<section><{heading}>{title}</{heading}>" if title else "<section>"
+        yield from inner
+        yield "</section>"
+
+
+def _table(table: Table) -> Iterator[str]:
+    if table.shown or not table.hidden:
+        yield from _rows(table.title, table.columns, table.shown)
+    if table.hidden:
+        yield f'<details><summary class="rest">{_escaped(_hidden_line(table))}</summary>'
+        yield from _rows("", table.columns, table.hidden)
+        yield "</details>"
+    yield from (f'<p class="note">{_escaped(note)}</p>' for note in table.notes)
+
+
+def _hidden_line(table: Table) -> str:
+    """What unfolds the hidden rows; where no row is shown at first, the table's title stands here."""
+    if table.shown or not table.title:
+        return table.rest_line
+    return f"{table.title}: {table.rest_line}" if table.rest else table.title
+
+
+def _rows(title: str, columns: tuple[Column, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    yield "<table>"
+    if title:
+        yield f"<caption>{_escaped(title)}</caption>"
+    if any(column.heading for column in columns):
+        yield "<thead><tr>"
+        yield from (f"<th{_kind(column)}>{_escaped(column.heading)}</th>" for column in columns)
+        yield "</tr></thead>"
+    yield "<tbody>"
+    for row in rows:
+        yield "<tr>"
+        yield from (f"<td{_kind(c)}>{_escaped(cell)}</td>" for c, cell in zip(columns, row, strict=True))
+        yield "</tr>\n"
+    yield "</tbody></table>"
+
+
+def _kind(column: Column) -> str:
+    return ' class="figures"' if column.figures else ""
+
+
+def _figure(scatter: Scatter) -> Iterator[str]:
+    yield f"<figure><figcaption>{_escaped(scatter.title)}</figcaption>"
+    yield from svg_lines(scatter, escaped=_escaped)
+    yield "</figure>"
+
+
+def _escaped(text: str) -> str:
+    """A text that is shown as it is, and runs nowhere."""
+    return html.escape(_UNSHOWABLE.sub("\N{REPLACEMENT CHARACTER}", text), quote=True)

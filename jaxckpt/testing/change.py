@@ -1,0 +1,168 @@
+"""Two snapshots of one test: whether the second costs too much, and where the difference is.
+
+Read after `snapshot`.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from jaxckpt._errors import BudgetError
+from jaxckpt._units import budget_bytes, format_bytes
+from jaxckpt.testing.snapshot import ScopeBytes, Snapshot, natural_order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How much more than its snapshot a step may take.
+
+    Attributes:
+      share: Of the snapshot's figure; 0.01 is one in a hundred.
+      least_bytes: Allowed in any case, however small the step.
+    """
+
+    share: float
+    least_bytes: int
+
+    def allowed_bytes(self, before_bytes: int) -> int:
+        """More bytes than a figure that are still accepted.
+
+        Example:
+          >>> Tolerance(share=0.01, least_bytes=2**20).allowed_bytes(2**30)
+          10737418
+        """
+        return max(int(self.share * before_bytes), self.least_bytes)
+
+    def __str__(self) -> str:
+        return f"{100 * self.share:g}%, at least {format_bytes(self.least_bytes)}"
+
+
+def tolerance_from(share: float, least: str | int) -> Tolerance:
+    """Reads a tolerance as users give it.
+
+    Args:
+      share: At least 0 and below 1.
+      least: An amount, or 0.
+
+    Raises:
+      BudgetError: One of them is something else.
+    """
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
+        raise BudgetError(
+            f"jaxckpt_snapshot(tolerance={share!r}): no share of the snapshot's bytes.",
+            got=repr(share),
+            needed="a number from 0 up to, and without, 1",
+            advice='tolerance=0.01, or tolerance_bytes="64MiB" for an amount',
+            budget=share,
+        )
+    is_none = least == 0 and isinstance(least, int)
+    return Tolerance(share=share, least_bytes=0 if is_none else budget_bytes(least))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeChange:
+    """One scope in two snapshots; zeros where it is in one of them only."""
+
+    scope: str
+    before: ScopeBytes
+    after: ScopeBytes
+
+    @property
+    def held_bytes(self) -> int:
+        """How much more is held from forward to backward; negative where it is less."""
+        return self.after.held_bytes - self.before.held_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """How much more is alive at the peak; negative where it is less."""
+        return self.after.peak_bytes - self.before.peak_bytes
+
+    @property
+    def figures(self) -> tuple[int, int, int, int]:
+        """All that is known of it; layers in which these are equal are shown as one."""
+        return self.before.held_bytes, self.after.held_bytes, self.before.peak_bytes, self.after.peak_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What became of a snapshot.
+
+    Attributes:
+      before: The one that was kept.
+      after: What the step takes now, its scopes cut to the same depth.
+      tolerance: What is accepted.
+    """
+
+    before: Snapshot
+    after: Snapshot
+    tolerance: Tolerance
+
+    @property
+    def total_bytes(self) -> int:
+        """How much more the step takes of the device; negative where it is less."""
+        return self.after.total_bytes - self.before.total_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """How much more the step takes of host memory."""
+        return self.after.host_bytes - self.before.host_bytes
+
+    @property
+    def is_costlier(self) -> bool:
+        """Whether device or host memory grew by more than is accepted."""
+        device = self.total_bytes > self.tolerance.allowed_bytes(self.before.total_bytes)
+        return device or self.host_bytes > self.tolerance.allowed_bytes(self.before.host_bytes)
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether both are of one machine."""
+        return self.before.target == self.after.target
+
+    @cached_property
+    def scopes(self) -> tuple[ScopeChange, ...]:
+        """Scopes whose bytes changed, in natural order; none where one of the snapshots has no scopes."""
+        if not (self.before.is_mapped and self.after.is_mapped):
+            return ()
+        before = {each.scope: each for each in self.before.scopes}
+        after = {each.scope: each for each in self.after.scopes}
+        changes = (
+            ScopeChange(
+                scope=scope,
+                before=before.get(scope, ScopeBytes(scope=scope, held_bytes=0, peak_bytes=0)),
+                after=after.get(scope, ScopeBytes(scope=scope, held_bytes=0, peak_bytes=0)),
+            )
+            for scope in sorted({*before, *after}, key=natural_order)
+        )
+        return tuple(change for change in changes if change.before != change.after)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Reasons that the difference may have besides the step itself."""
+        notes = []
+        made = [(each.jax_version, each.compiler_version) for each in (self.before, self.after)]
+        if made[0] != made[1]:
+            notes.append(
+                f"The snapshot was made with jax {made[0][0]} and compiler {made[0][1]}; here are jax {made[1][0]} and"
+                f" compiler {made[1][1]}: the difference may be theirs."
+            )
+        if self.before.compiler_options != self.after.compiler_options:
+            options = [", ".join("=".join(pair) for pair in each) or "none" for each in self._options]
+            notes.append(f"The snapshot was made with compiler options {options[0]}; here are {options[1]}.")
+        if not (self.before.is_mapped and self.after.is_mapped):
+            notes.append("There is no difference by layer: XLA's buffers were not read on both sides.")
+        return tuple(notes)
+
+    @property
+    def _options(self) -> tuple[tuple[tuple[str, str], ...], ...]:
+        return self.before.compiler_options, self.after.compiler_options
+
+
+def signed_share(change: int, before: int) -> str:
+    """A change relative to what was, for people.
+
+    Example:
+      >>> signed_share(5, 100), signed_share(5, 0)
+      ('+5.0%', 'from nothing')
+    """
+    share = 100 * change / before if before else math.inf
+    return f"{share:+.1f}%" if math.isfinite(share) else "from nothing"

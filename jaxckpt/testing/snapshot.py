@@ -1,0 +1,150 @@
+"""What is kept of a footprint between two runs of a test suite: totals, versions, and bytes by scope.
+
+Every temporary belongs to exactly one scope here, that of the instruction that makes it, cut to a depth; so the bytes
+of all scopes add up to what is alive at the peak, and no byte is compared twice.
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from jaxckpt.hlo import Buffer
+from jaxckpt.measure import Footprint
+
+DEPTH = 3
+"""Names of a scope that are told apart: "GPT/block_3/attention", and all below it added up."""
+
+_NUMBER = re.compile(r"([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeBytes:
+    """Temporaries that one scope makes, without those of scopes that are listed themselves.
+
+    Attributes:
+      scope: Its path; "" for what belongs to none.
+      held_bytes: Made by the forward pass and alive where the backward begins.
+      peak_bytes: Alive at the peak.
+    """
+
+    scope: str
+    held_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A footprint, as small as it can be compared and explained.
+
+    Attributes:
+      target: Name of the machine compiled for.
+      argument_bytes: As `Footprint`, like all figures here.
+      output_bytes: Results.
+      alias_bytes: Results in donated arguments.
+      temp_bytes: Temporaries as allocated.
+      program_bytes: The program and its constants.
+      host_bytes: Host memory.
+      jax_version: That lowered the step.
+      compiler_version: That compiled it.
+      compiler_options: Pairs of name and value, as texts.
+      depth: To which scopes are told apart.
+      is_mapped: Whether XLA's buffers were read; there are no scopes where not.
+      scopes: In natural order; those without bytes are left out.
+    """
+
+    target: str
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temp_bytes: int
+    program_bytes: int = 0
+    host_bytes: int = 0
+    jax_version: str = ""
+    compiler_version: str = ""
+    compiler_options: tuple[tuple[str, str], ...] = ()
+    depth: int = DEPTH
+    is_mapped: bool = False
+    scopes: tuple[ScopeBytes, ...] = field(default=())
+
+    @property
+    def total_bytes(self) -> int:
+        """As `Footprint.total_bytes`."""
+        arrays = self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+        return arrays + self.program_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """Temporaries alive at the peak: the sum over scopes; at most `temp_bytes`, which has gaps."""
+        return sum(each.peak_bytes for each in self.scopes)
+
+
+def snapshot_from_footprint(footprint: Footprint, *, depth: int = DEPTH) -> Snapshot:
+    """What is kept of a footprint.
+
+    Args:
+      footprint: With a memory map, or there will be no scopes.
+      depth: Scopes that differ only below so many names are added up.
+
+    Returns:
+      A snapshot with the totals of the footprint.
+
+    Example:
+      >>> made = Footprint(argument_bytes=300, output_bytes=200, alias_bytes=200, temp_bytes=700)
+      >>> snapshot_from_footprint(made).total_bytes
+      1000
+    """
+    return Snapshot(
+        target=footprint.target,
+        argument_bytes=footprint.argument_bytes,
+        output_bytes=footprint.output_bytes,
+        alias_bytes=footprint.alias_bytes,
+        temp_bytes=footprint.temp_bytes,
+        program_bytes=footprint.program_bytes,
+        host_bytes=footprint.host_bytes,
+        jax_version=footprint.jax_version,
+        compiler_version=footprint.plugin_version,
+        compiler_options=tuple((str(name), str(value)) for name, value in footprint.compiler_options),
+        depth=depth,
+        is_mapped=footprint.memory is not None,
+        scopes=bytes_by_scope(footprint, depth=depth),
+    )
+
+
+def bytes_by_scope(footprint: Footprint, *, depth: int) -> tuple[ScopeBytes, ...]:
+    """Temporaries by the scope that makes them, cut to a depth; none where no memory map was read."""
+    memory = footprint.memory
+    if memory is None:
+        return ()
+    held, alive = _added_up(memory.held(), depth), _added_up(memory.alive_at(memory.peak), depth)
+    scopes = sorted({*held, *alive}, key=natural_order)
+    rows = (ScopeBytes(scope=scope, held_bytes=held[scope], peak_bytes=alive[scope]) for scope in scopes)
+    return tuple(row for row in rows if row.held_bytes or row.peak_bytes)
+
+
+def natural_order(scope: str) -> tuple[object, ...]:
+    """A key that puts block_2 before block_10.
+
+    Example:
+      >>> sorted(["block_10", "block_2"], key=natural_order)
+      ['block_2', 'block_10']
+    """
+    pieces = _NUMBER.split(scope)
+    numbers = (piece.lstrip("0") for piece in pieces[1::2])
+    return tuple(pieces[::2]), tuple((len(number), number) for number in numbers), scope
+
+
+def cut_scope(scope: str, depth: int) -> str:
+    """The first names of a scope.
+
+    Example:
+      >>> cut_scope("GPT/block_3/attention/qkv", 2)
+      'GPT/block_3'
+    """
+    return "/".join(scope.split("/")[:depth])
+
+
+def _added_up(buffers: tuple[Buffer, ...], depth: int) -> Counter[str]:
+    sizes: Counter[str] = Counter()
+    for buffer in buffers:
+        sizes[cut_scope(buffer.scope, depth)] += buffer.size_bytes
+    return sizes

@@ -1,0 +1,161 @@
+"""What assertions show below their four lines: the largest holders of a footprint, or two snapshots by layer.
+
+Read after `change`.
+"""
+
+from collections.abc import Iterator
+
+from jaxckpt._units import format_bytes
+from jaxckpt.hlo import Buffer
+from jaxckpt.ir import fold_layers, layer_ranges
+from jaxckpt.measure import Footprint
+from jaxckpt.report import Section, Table, columns
+from jaxckpt.testing.change import Change, ScopeChange
+from jaxckpt.testing.snapshot import DEPTH, ScopeBytes, bytes_by_scope, cut_scope
+
+_MOST_ROWS = 16
+
+
+def holders_table(footprint: Footprint, *, depth: int = DEPTH) -> Table:
+    """Where the bytes of a footprint are at its peak, largest first; all rows together are its total.
+
+    Args:
+      footprint: The data.
+      depth: To which scopes are told apart.
+    """
+    rows = sorted(_holders(footprint, depth), key=lambda row: -row[0])
+    shown, rest = rows[:_MOST_ROWS], rows[_MOST_ROWS:]
+    notes = (f"and {len(rest)} more, {format_bytes(sum(size for size, _ in rest))}",) if rest else ()
+    if footprint.memory is None:
+        notes += ("XLA's buffers were not read: temporaries cannot be told apart by layer.",)
+    return Table(
+        title="What holds the bytes",
+        columns=columns("scope", "layers", ">each", ">all", ">of total", "largest buffer"),
+        rows=tuple((*cells, _share(size, footprint.total_bytes), last) for size, (*cells, last) in shown),
+        notes=(*notes, *footprint.caveats),
+    )
+
+
+def change_report(change: Change) -> Section:
+    """Two snapshots: figures that changed, then scopes that changed, equal layers folded."""
+    tables = (_figures_table(change), *((_scopes_table(change),) if change.scopes else ()))
+    return Section(title="Snapshot and now", parts=tables)
+
+
+def signed_bytes(change: int) -> str:
+    """A difference for people; nothing where there is none.
+
+    Example:
+      >>> signed_bytes(1024), signed_bytes(-1024), signed_bytes(0)
+      ('+1 KiB', '-1 KiB', '')
+    """
+    return f"{'+' if change > 0 else '-'}{format_bytes(abs(change))}" if change else ""
+
+
+### Holders
+
+
+def _holders(footprint: Footprint, depth: int) -> Iterator[tuple[int, tuple[str, ...]]]:
+    for name, size_bytes in _outside_scopes(footprint):
+        if size_bytes:
+            yield size_bytes, (name, "", "", format_bytes(size_bytes), "")
+    largest = _largest_by_scope(footprint, depth)
+    for group in fold_layers(bytes_by_scope(footprint, depth=depth), scope=_scope, alike=lambda s: s.peak_bytes):
+        first, size_bytes = group.items[0], sum(item.peak_bytes for item in group.items)
+        if size_bytes:
+            layers = layer_ranges(group.layers)
+            each, everything = format_bytes(first.peak_bytes), format_bytes(size_bytes)
+            yield size_bytes, (group.scope or "/", layers, each, everything, largest[first.scope])
+
+
+def _outside_scopes(footprint: Footprint) -> Iterator[tuple[str, int]]:
+    """What of the total no scope holds at the peak."""
+    memory = footprint.memory
+    yield "(arguments)", footprint.argument_bytes
+    yield "(results beside donated arguments)", footprint.output_bytes - footprint.alias_bytes
+    yield "(program and constants)", footprint.program_bytes
+    if memory is None:
+        yield "(temporaries)", footprint.temp_bytes
+    else:
+        yield "(temporaries not alive at the peak)", footprint.temp_bytes - memory.peak_bytes
+
+
+def _largest_by_scope(footprint: Footprint, depth: int) -> dict[str, str]:
+    memory = footprint.memory
+    alive = () if memory is None else memory.alive_at(memory.peak)
+    largest: dict[str, str] = {}
+    for buffer in alive:
+        largest.setdefault(cut_scope(buffer.scope, depth), _described(buffer))
+    return largest
+
+
+def _described(buffer: Buffer) -> str:
+    source = buffer.source.rsplit("/", 1)[-1]
+    made_at = f" ({source})" if source else ""
+    return f"{buffer.dtype}[{','.join(map(str, buffer.shape))}] {buffer.op or buffer.name}{made_at}"
+
+
+def _scope(item: ScopeBytes | ScopeChange) -> str:
+    return item.scope
+
+
+def _share(size_bytes: int, total_bytes: int) -> str:
+    return f"{100 * size_bytes / total_bytes:.1f}%" if total_bytes else ""
+
+
+### Changes
+
+
+def _figures_table(change: Change) -> Table:
+    before, after = change.before, change.after
+    figures = (
+        ("total", before.total_bytes, after.total_bytes),
+        ("arguments", before.argument_bytes, after.argument_bytes),
+        ("results", before.output_bytes, after.output_bytes),
+        ("  of these in donated arguments", before.alias_bytes, after.alias_bytes),
+        ("temporaries", before.temp_bytes, after.temp_bytes),
+        ("  of these alive at the peak", before.peak_bytes, after.peak_bytes),
+        ("program and constants", before.program_bytes, after.program_bytes),
+        ("host memory", before.host_bytes, after.host_bytes),
+    )
+    return Table(
+        title="",
+        columns=columns("", ">snapshot", ">now", ">change"),
+        rows=tuple(
+            (name, format_bytes(was), format_bytes(now), signed_bytes(now - was))
+            for name, was, now in figures
+            if was != now
+        ),
+        notes=change.notes,
+    )
+
+
+def _scopes_table(change: Change) -> Table:
+    rows = sorted(_scope_rows(change), key=lambda row: -row[0])
+    rest = rows[_MOST_ROWS:]
+    notes = (f"and {len(rest)} more that changed less",) if rest else ()
+    return Table(
+        title="By layer: alive at the peak, and held from forward to backward",
+        columns=columns("scope", "layers", ">peak: was", ">now", ">all layers", ">held: was", ">now", ">all layers"),
+        rows=tuple(cells for _, cells in rows[:_MOST_ROWS]),
+        notes=notes,
+    )
+
+
+def _scope_rows(change: Change) -> Iterator[tuple[int, tuple[str, ...]]]:
+    for group in fold_layers(change.scopes, scope=_scope, alike=lambda each: each.figures):
+        held_was, held_now, peak_was, peak_now = group.items[0].figures
+        held, peak = (sum(sizes) for sizes in zip(*((i.held_bytes, i.peak_bytes) for i in group.items), strict=True))
+        yield (
+            max(abs(held), abs(peak)),
+            (
+                group.scope or "/",
+                layer_ranges(group.layers),
+                format_bytes(peak_was),
+                format_bytes(peak_now),
+                signed_bytes(peak),
+                format_bytes(held_was),
+                format_bytes(held_now),
+                signed_bytes(held),
+            ),
+        )
