@@ -6,7 +6,7 @@ value is, which arguments it was made for, on which target and under which budge
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,39 @@ class Plan(ir.Plan):
         """
         static_argnums = () if isinstance(step, jax.stages.Wrapped) else self.static_argnums
         return apply(step, self, static_argnums=static_argnums, arguments=self.arguments)
+
+    def edited(self, decide: Callable[[Described], ir.Decision | None]) -> "Plan":
+        """The plan with other decisions, written by hand.
+
+        Args:
+          decide: For each decided value another decision, or None to leave it as it is.
+
+        Returns:
+          A plan that can be applied. It has no prediction and no footprint any more: measure it with
+          `jaxckpt.footprint(plan.apply(step), ...)`.
+
+        Example:
+          >>> import jax, jax.numpy as jnp
+          >>> from jaxckpt.ir import Save
+          >>> from jaxckpt import plan
+          >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+          >>> args = jnp.eye(4), jnp.ones((2, 4))
+          >>> full = plan(step, *args, budget="1GiB", target="cpu", strategy="full")
+          >>> kept = full.edited(lambda value: Save() if value.primitive == "tanh" else None)
+          >>> [type(decision).__name__ for decision in kept.decisions.values()]
+          ['Save', 'Recompute', 'Recompute']
+        """
+        decisions = {each.value: decide(each) or self.decisions[each.value] for each in self.described}
+        changed = sum(decision != self.decisions[value] for value, decision in decisions.items())
+        return replace(
+            self,
+            decisions=decisions,
+            strategy=f"{self.strategy}, edited",
+            prediction=None,
+            footprint=None,
+            notes=(*self.notes, f"{changed} decisions were changed by hand."),
+            attempts=(),
+        )
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as a TOML file that a person can read and compare; see `jaxckpt.load_plan`."""

@@ -1,0 +1,114 @@
+"""Where the bytes of GPT-2 small are, and what it costs to know: the compile with and without its memory map.
+
+Prints the table of the plain and of the planned step, and keeps: what reconciles, what is attributed to scopes, how equal
+the blocks are, what is computed again, seconds to compile, read and draw, bytes of the page.
+"""
+
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+import jaxckpt
+from benchmarks.record import keep
+from jaxckpt.cli import gpt2
+from jaxckpt.fit import Planner
+from jaxckpt.hlo import Part, Role, Use, memory_from_hlo
+from jaxckpt.measure import Footprint, compile_step
+from jaxckpt.report import footprint_report, print_report
+
+TARGET = "h200"
+BUDGET = "6GiB"
+ROUNDS = 3
+LAYERS = 12
+
+
+def main() -> None:
+    model = gpt2.training_step(layers=LAYERS, batch=8)
+    planner = Planner(model.step, *model.args, target=TARGET, donate_argnums=model.donate_argnums)
+    versions = {"as written": planner.unplanned, f"planned, {BUDGET}": planner.plan(budget=BUDGET).footprint}
+    data: dict[str, Any] = {"target": TARGET, "layers": LAYERS, "versions": {}}
+    for name, made in versions.items():
+        print_report(footprint_report(made, depth=2), Console(width=160))
+        data["versions"][name] = facts(made)
+    data["seconds"] = seconds(model)
+    for name, found in (*data["versions"].items(), ("seconds", data["seconds"])):
+        print(name)
+        for key, value in found.items():
+            print(f"  {key}: {value}")
+    keep("footprints", data)
+
+
+def facts(made: Footprint) -> dict[str, Any]:
+    """What must be true of a footprint, as figures."""
+    memory = made.memory
+    temporaries = memory.temporaries
+    blocks = [s.held_bytes for s in memory.scopes() if s.scope.startswith("GPT/block_") and s.scope.count("/") == 1]
+    known_bytes = sum(b.size_bytes for b in temporaries if b.part is not Part.UNKNOWN)
+    again = [kernel for kernel in memory.kernels if kernel.part is Part.RECOMPUTE]
+    return {
+        "total_bytes": made.total_bytes,
+        "temp_bytes": made.temp_bytes,
+        "temp_bytes_by_allocations": memory.temp_bytes,
+        "argument_bytes": made.argument_bytes,
+        "argument_bytes_by_allocations": sum(a.size_bytes for a in memory.allocations if a.use is Use.ARGUMENT),
+        "problems": list(memory.problems),
+        "peak_bytes": memory.peak_bytes,
+        "fragmentation": memory.fragmentation,
+        "attributed_share": known_bytes / sum(b.size_bytes for b in temporaries),
+        "held_by_block_bytes": blocks,
+        "blocks_differ_by": max(blocks) / min(blocks) - 1,
+        "logits_at_peak": [
+            f"{b.dtype}{list(b.shape)} {b.op}" for b in memory.alive_at(memory.peak) if b.role is Role.LOGITS
+        ],
+        "recomputed_kernels": len(again),
+        "recomputed_flops": sum(kernel.flops for kernel in again),
+        "kernels": len(memory.kernels),
+        "buffers": len(memory.buffers),
+    }
+
+
+def seconds(model: gpt2.TrainingStep) -> dict[str, Any]:
+    """Bare compiles and footprints in turn; then what reading and drawing take."""
+    target = jaxckpt.Target(TARGET)
+    bare_s, footprint_s = [], []
+    for _ in range(ROUNDS):
+        bare_s.append(timed(lambda: bare_compile(model, target)))
+        footprint_s.append(
+            timed(lambda: compile_step(model.step, *model.args, target=target, donate_argnums=model.donate_argnums))
+        )
+        jax.clear_caches()
+    made = compile_step(model.step, *model.args, target=target, donate_argnums=model.donate_argnums)
+    assert made.program is not None
+    program = made.program
+    with tempfile.TemporaryDirectory() as folder:
+        page, picture = Path(folder) / "map.html", Path(folder) / "map.png"
+        return {
+            "bare_compile_s": statistics.median(bare_s),
+            "footprint_s": statistics.median(footprint_s),
+            "read_s": timed(lambda: memory_from_hlo(program)),
+            "page_s": timed(lambda: jaxckpt.draw(made.footprint, page)),
+            "picture_s": timed(lambda: jaxckpt.draw(made.footprint, picture)),
+            "page_bytes": page.stat().st_size,
+        }
+
+
+def bare_compile(model: gpt2.TrainingStep, target: jaxckpt.Target) -> None:
+    """What `jax.jit(step).lower(...).compile()` takes, on the target's device."""
+    sharding = jax.sharding.SingleDeviceSharding(target.devices()[0])
+    specs = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), model.args)
+    jax.jit(model.step, donate_argnums=model.donate_argnums).lower(*specs).compile()
+
+
+def timed(run: Any) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main()
