@@ -1,0 +1,22 @@
+"""Policies: rules written by people that give decisions on any step.
+
+Read in this order: `rule` (what matches, and what happens), `policy` (ordered rules), `toml` (how they are written),
+`resolve` (what they decide about a graph).
+"""
+
+from jaxckpt.policy.policy import Policy
+from jaxckpt.policy.resolve import Resolved, candidates, resolve
+from jaxckpt.policy.rule import Candidate, Match, Rule
+from jaxckpt.policy.toml import policy_from_toml, toml_from_policy
+
+__all__ = [
+    "Candidate",
+    "Match",
+    "Policy",
+    "Resolved",
+    "Rule",
+    "candidates",
+    "policy_from_toml",
+    "resolve",
+    "toml_from_policy",
+]

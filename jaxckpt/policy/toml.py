@@ -1,0 +1,208 @@
+"""Policies as TOML that people write, review and share.
+
+A file holds `name`, `for`, `about`, `default`, and any number of `[[rule]]` tables. A rule's keys are those of `Match`,
+then `decision` with what belongs to it (`space` and `prefetch` of an offload, `axis` and `dim` of a partition),
+`strength` and `note`. A key that we do not know is an error with the closest one that we do.
+
+Read after `policy`.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+import tomlkit
+
+from jaxckpt._errors import BudgetError, PolicyError
+from jaxckpt._units import format_bytes, parse_bytes
+from jaxckpt.ir import Decision, Offload, Partition, Recompute, Save
+from jaxckpt.policy.policy import Policy
+from jaxckpt.policy.rule import Match, Rule
+
+_DECISIONS: Mapping[str, type[Decision]] = {
+    "save": Save,
+    "recompute": Recompute,
+    "offload": Offload,
+    "partition": Partition,
+}
+_DEFAULTS = ("save", "recompute")
+_STRENGTHS = ("must", "prefer")
+_BYTES = ("min_bytes", "max_bytes")
+_POLICY_KEYS = ("name", "for", "about", "default", "rule")
+_MATCH_KEYS = tuple(each.name for each in fields(Match))
+
+
+def policy_from_toml(text: str) -> Policy:
+    """Reads a policy.
+
+    Args:
+      text: Of a TOML file.
+
+    Returns:
+      The policy; comments are not in it.
+
+    Raises:
+      PolicyError: The text is no TOML, or says what no policy can; all that is wrong is numbered.
+    """
+    try:
+        document = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _wrong((f"it is no TOML: {error}",)) from error
+    reading = _Reading()
+    policy = reading.policy(document)
+    if reading.problems:
+        raise _wrong(tuple(reading.problems))
+    return policy
+
+
+def _wrong(problems: tuple[str, ...]) -> PolicyError:
+    numbered = [f"({i}) {problem}" for i, problem in enumerate(problems, 1)] if len(problems) > 1 else list(problems)
+    return PolicyError(
+        "this policy cannot be read.",
+        got="; ".join(numbered),
+        needed=f"the keys {', '.join(_POLICY_KEYS)}; in a [[rule]] decision ({', '.join(_DECISIONS)}), strength, note, "
+        f"and any of {', '.join(_MATCH_KEYS)}",
+        advice="see policies/ for policies that are ready to use",
+        problems=problems,
+    )
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What was wrong so far."""
+
+    problems: list[str] = field(default_factory=list)
+
+    def policy(self, document: Mapping[str, Any]) -> Policy:
+        self._known(document, _POLICY_KEYS, "")
+        rules = document.get("rule", [])
+        if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
+            self.problems.append("rule is no list of tables: write [[rule]]")
+            rules = []
+        read = [self._rule(rule, f"rule {number}: ") for number, rule in enumerate(rules, 1)]
+        return Policy(
+            name=self._text(document, "name", "", default="unnamed"),
+            models=self._text(document, "for", ""),
+            about=self._text(document, "about", ""),
+            default=self._one_of(document, "default", _DEFAULTS, "", default="recompute"),
+            rules=tuple(rule for rule in read if rule is not None),
+        )
+
+    def _rule(self, table: Mapping[str, Any], where: str) -> Rule | None:
+        before = len(self.problems)
+        word = self._one_of(table, "decision", tuple(_DECISIONS), where, default=None)
+        kind = _DECISIONS.get(word or "", Save)
+        own = tuple(each.name for each in fields(kind))
+        self._known(table, (*_MATCH_KEYS, "decision", "strength", "note", *own), where)
+        strength = self._one_of(table, "strength", _STRENGTHS, where, default="must")
+        note = self._text(table, "note", where)
+        given = {key: table[key] for key in own if key in table}
+        match = {key: self._match_key(table, key, where) for key in _MATCH_KEYS if key in table}
+        if len(self.problems) > before:
+            return None
+        try:
+            return Rule(match=Match(**match), decision=_decision(kind, given), strength=strength, note=note)
+        except (TypeError, ValueError) as error:
+            self.problems.append(f"{where}{error}")
+            return None
+
+    def _match_key(self, table: Mapping[str, Any], key: str, where: str) -> Any:
+        value = table[key]
+        if key in _BYTES and isinstance(value, str):
+            try:
+                return parse_bytes(value, called=key)
+            except BudgetError as error:
+                self.problems.append(f"{where}{key} = {value!r} is no amount of memory: {error.needed}")
+                return 0
+        is_number = key in (*_BYTES, "every", "min_flops")
+        if key == "layers" and isinstance(value, int) and not isinstance(value, bool):
+            return str(value)
+        if is_number and isinstance(value, float) and value.is_integer():
+            return int(value)
+        wanted = int if is_number else str
+        if type(value) is not wanted:
+            self.problems.append(f"{where}{key} = {value!r} is no {'number' if is_number else 'text'}")
+        return value
+
+    def _known(self, table: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
+        for key in table:
+            if key not in keys:
+                closest = difflib.get_close_matches(key, keys, n=1)
+                said = f"; the closest is {closest[0]!r}" if closest else ""
+                self.problems.append(f"{where}{key!r} is no key{said}")
+
+    def _text(self, table: Mapping[str, Any], key: str, where: str, *, default: str = "") -> str:
+        value = table.get(key, default)
+        if not isinstance(value, str):
+            self.problems.append(f"{where}{key} = {value!r} is no text")
+            return default
+        return value
+
+    def _one_of(self, table: Mapping[str, Any], key: str, words: tuple[str, ...], where: str, *, default: Any) -> Any:
+        value = table.get(key, default)
+        if value not in words:
+            said = f"{key} = {value!r}" if key in table else f"{key} is missing"
+            self.problems.append(f"{where}{said}; it is one of {', '.join(words)}")
+            return default
+        return value
+
+
+def _decision(kind: type[Decision], given: Mapping[str, Any]) -> Decision:
+    """A decision with what the table says of it, each of its type."""
+    hints: dict[str, Any] = {each.name: each.type for each in fields(kind)}
+    for key, value in given.items():
+        if type(value) is not hints[key]:
+            raise TypeError(f"{key} = {value!r} is no {hints[key].__name__}")
+    missing = [each.name for each in fields(kind) if each.name not in given and not _has_default(each)]
+    if missing:
+        raise TypeError(f"a {kind.__name__.lower()} needs {' and '.join(missing)}")
+    return kind(**given)
+
+
+def _has_default(each: Any) -> bool:
+    return each.default is not MISSING or each.default_factory is not MISSING
+
+
+### Writing
+
+
+def toml_from_policy(policy: Policy) -> str:
+    """A policy as TOML; what is as it would be anyway is left out."""
+    document = tomlkit.document()
+    for key, value in (("name", policy.name), ("for", policy.models), ("about", policy.about)):
+        if value:
+            document.add(key, tomlkit.string(value, multiline="\n" in value))
+    document.add("default", tomlkit.string(policy.default))
+    rules = tomlkit.aot()
+    for rule in policy.rules:
+        table = tomlkit.table()
+        for key, value in _entries(rule):
+            table.add(key, value)
+        rules.append(table)
+    if policy.rules:
+        document.add("rule", rules)
+    return tomlkit.dumps(document)
+
+
+def _entries(rule: Rule) -> Iterator[tuple[str, Any]]:
+    for each in fields(rule.match):
+        value = getattr(rule.match, each.name)
+        if value is not None:
+            yield each.name, _exact_bytes(value) if each.name in _BYTES else value
+    words: dict[type, str] = {kind: word for word, kind in _DECISIONS.items()}
+    yield "decision", words[type(rule.decision)]
+    for each in fields(rule.decision):
+        yield each.name, getattr(rule.decision, each.name)
+    if rule.strength != "must":
+        yield "strength", rule.strength
+    if rule.note:
+        yield "note", rule.note
+
+
+def _exact_bytes(size_bytes: int) -> int | str:
+    """An amount with its unit where that says it exactly."""
+    text = format_bytes(size_bytes).replace(" ", "")
+    unit: Callable[[str], int] = parse_bytes
+    return text if size_bytes >= 1024 and unit(text) == size_bytes else size_bytes
