@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from jaxckpt._shown import Shown
 from jaxckpt.fit.plan import Described, describe
 from jaxckpt.ir import Phase
 from jaxckpt.solve import Problem, solve
@@ -42,7 +43,7 @@ class ScopeResiduals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Analysis:
+class Analysis(Shown):
     """A step's residuals, by scope.
 
     Attributes:

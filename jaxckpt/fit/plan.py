@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from jaxckpt import ir
+from jaxckpt._shown import Shown
 from jaxckpt.measure import Footprint
 from jaxckpt.rewrite import apply
 
@@ -94,7 +95,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(ir.Plan):
+class Plan(ir.Plan, Shown):
     """Decisions for one step, proved by the compiler for one target.
 
     Attributes:

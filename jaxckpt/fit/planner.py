@@ -18,8 +18,10 @@ from jaxckpt import ir
 from jaxckpt._errors import InfeasibleBudgetError, UnknownStrategyError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan, describe
+from jaxckpt.fit.policies import plan_of_policy
 from jaxckpt.hlo import Buffer
 from jaxckpt.measure import Footprint, compile_flat
+from jaxckpt.policy import Policy
 from jaxckpt.rewrite import Rewritten, rewrite
 from jaxckpt.solve import STRATEGIES, OptimalSolver, Problem, solve
 from jaxckpt.target import Target
@@ -104,6 +106,15 @@ class Planner:
         search = _Search(self, budget, limit_bytes, strategy)
         return search.run()
 
+    def follow(self, policy: Policy) -> Plan:
+        """A policy carried over to the step, compiled and measured; no budget is kept.
+
+        Raises:
+          PolicyError: A rule matches nothing in the step.
+        """
+        candidate = self.measure(plan_of_policy(self.problem, policy))
+        return self.finished(candidate)
+
     @cached_property
     def unplanned(self) -> Footprint:
         """The footprint of the step as its author wrote it."""
@@ -145,6 +156,19 @@ class Planner:
     def compiled_before(self, plan: ir.Plan) -> bool:
         """Whether `measure` would answer from memory."""
         return plan in self._footprints
+
+    def finished(self, candidate: "_Candidate", **more: Any) -> Plan:
+        """A measured candidate as users hold it; `more` are further fields of `Plan`."""
+        shared = {field.name: getattr(candidate.plan, field.name) for field in fields(ir.Plan)}
+        return Plan(
+            **shared,
+            target=self.target.name,
+            footprint=candidate.footprint,
+            described=tuple(self.described(candidate.plan)),
+            arguments=tuple(self.arguments()),
+            static_argnums=tuple(sorted(i for i in self.traced.static if isinstance(i, int))),
+            **more,
+        )
 
     def described(self, plan: ir.Plan) -> Iterator[Described]:
         """What each decided value of a plan is."""
@@ -277,17 +301,8 @@ class _Search:
             resorts = [c for c in tried if c.plan in self.planner.solver.last_resorts]
             raise self._infeasible(min(resorts or tried, key=lambda c: c.footprint.total_bytes))
         best = min(fitting, key=lambda c: _prediction(c.plan).step_s)
-        shared = {field.name: getattr(best.plan, field.name) for field in fields(ir.Plan)}
-        return Plan(
-            **shared,
-            target=self.planner.target.name,
-            budget_bytes=self.limit_bytes,
-            footprint=best.footprint,
-            described=tuple(self.planner.described(best.plan)),
-            arguments=tuple(self.planner.arguments()),
-            static_argnums=tuple(sorted(i for i in self.planner.traced.static if isinstance(i, int))),
-            notes=tuple(self._notes(best)),
-            attempts=tuple(self.attempts),
+        return self.planner.finished(
+            best, budget_bytes=self.limit_bytes, notes=tuple(self._notes(best)), attempts=tuple(self.attempts)
         )
 
     def _notes(self, best: _Candidate) -> Iterator[str]:

@@ -97,16 +97,11 @@ def _resolved(policy: Policy, found: Sequence[Candidate]) -> Iterator[Resolved]:
         if matching:
             first, *others = matching
             rule = policy.rules[first]
-            if candidate.is_residual or _names(rule):
+            means_it = rule.match.names_values and not isinstance(rule.decision, Recompute)
+            if candidate.is_residual or means_it:
                 yield Resolved(candidate=candidate, decision=rule.decision, rule=first, others=tuple(others))
         elif candidate.is_residual:
             yield Resolved(candidate=candidate, decision=_DEFAULT[policy.default], rule=None)
-
-
-def _names(rule: Rule) -> bool:
-    """Whether a rule means the very values that it matches, residuals or not."""
-    named = rule.match.name is not None or rule.match.primitive is not None
-    return named and not isinstance(rule.decision, Recompute)
 
 
 def _layers(graph: Graph) -> dict[str, int]:

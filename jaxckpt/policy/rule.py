@@ -85,6 +85,11 @@ class Match:
             if number is not None and number < (1 if key == "every" else 0):
                 raise ValueError(f"{key} = {number} matches nothing")
 
+    @property
+    def names_values(self) -> bool:
+        """Whether it means the very values that it matches, and not all that lies in some place."""
+        return self.name is not None or self.primitive is not None
+
     def holds(self, candidate: Candidate) -> bool:
         """Whether every key that is given holds for a value."""
         return not any(self.failing(candidate))

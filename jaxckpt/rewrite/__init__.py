@@ -4,8 +4,8 @@ Read in this order: `equations` (steps of a schedule as equations), `rewritten` 
 to say when plan and step do not belong together), `apply` (the same as a function of the step's signature).
 """
 
-from jaxckpt.rewrite.apply import apply
+from jaxckpt.rewrite.apply import apply, apply_decided
 from jaxckpt.rewrite.mismatch import PlannedArgument
 from jaxckpt.rewrite.rewritten import Rewritten, rewrite
 
-__all__ = ["PlannedArgument", "Rewritten", "apply", "rewrite"]
+__all__ = ["PlannedArgument", "Rewritten", "apply", "apply_decided", "rewrite"]

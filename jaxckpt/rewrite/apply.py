@@ -17,7 +17,7 @@ import jax.core
 from jaxckpt.ir import Graph, Plan
 from jaxckpt.rewrite.mismatch import PlannedArgument, check_planned
 from jaxckpt.rewrite.rewritten import Rewritten, rewrite
-from jaxckpt.trace import trace_stage, trace_step
+from jaxckpt.trace import Traced, trace_stage, trace_step
 
 
 def apply(
@@ -50,16 +50,52 @@ def apply(
       PlanMismatchError: When called: the plan is for another step, other shapes or another order of operations.
       ArgumentError, NoGradientError: When called: as `jaxckpt.trace.trace_step`.
     """
+    arguments = tuple(arguments)
+
+    def decide(traced: Traced) -> Plan:
+        check_planned(traced, plan, arguments=arguments, graph=graph)
+        return plan
+
+    return apply_decided(
+        step,
+        decide,
+        donate_argnums=donate_argnums,
+        static_argnums=static_argnums,
+        keep_user_remat=keep_user_remat,
+    )
+
+
+def apply_decided(
+    step: Callable[..., Any],
+    decide: Callable[[Traced], Plan],
+    *,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    keep_user_remat: bool = False,
+) -> Callable[..., Any]:
+    """The step with decisions carried out that are made when it is called, once for each kind of arguments.
+
+    Args:
+      step: The function, plain or jitted.
+      decide: Makes the plan for a traced step.
+      donate_argnums: As `apply`.
+      static_argnums: As `apply`.
+      keep_user_remat: As `apply`.
+
+    Returns:
+      As `apply`.
+
+    Raises:
+      ArgumentError, NoGradientError: When called: as `jaxckpt.trace.trace_step`; and what `decide` raises.
+    """
     applied = _Applied(
         step,
-        plan,
+        decide,
         options={
             "donate_argnums": donate_argnums,
             "static_argnums": static_argnums,
             "keep_user_remat": keep_user_remat,
         },
-        arguments=tuple(arguments),
-        graph=graph,
     )
 
     @functools.wraps(step, updated=())
@@ -70,22 +106,12 @@ def apply(
 
 
 class _Applied:
-    """A plan's step, with what was rewritten so far."""
+    """A step with decisions, and what was rewritten so far."""
 
-    def __init__(
-        self,
-        step: Callable[..., Any],
-        plan: Plan,
-        *,
-        options: dict[str, Any],
-        arguments: tuple[PlannedArgument, ...],
-        graph: Graph | None,
-    ):
+    def __init__(self, step: Callable[..., Any], decide: Callable[[Traced], Plan], *, options: dict[str, Any]):
         self._step = step
-        self._plan = plan
+        self._decide = decide
         self._options = options
-        self._arguments = arguments
-        self._graph = graph
         self._jitted: Any = None
         self._static: frozenset[int | str] = frozenset()
         self._ready: dict[int, _Ready] = {}
@@ -103,8 +129,7 @@ class _Applied:
 
     def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Ready":
         traced = trace_step(self._step, *args, kwargs=kwargs, **self._options)
-        check_planned(traced, self._plan, arguments=self._arguments, graph=self._graph)
-        ready = _Ready(rewrite(traced, self._plan))
+        ready = _Ready(rewrite(traced, self._decide(traced)))
         if not traced.closes_over_tracers():
             self._jitted, self._static = traced.jitted, traced.static
             self._ready[id(traced.stage.jaxpr)] = ready

@@ -12,6 +12,7 @@ from jaxckpt.solve.full import solve_full
 from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.optimal import OptimalSolver, solve_optimal
 from jaxckpt.solve.problem import Problem, unaliased_output_bytes
+from jaxckpt.solve.stages import boundaries
 
 STRATEGIES: dict[str, Callable[[Problem], Plan]] = {
     "optimal": solve_optimal,
@@ -42,6 +43,7 @@ __all__ = [
     "STRATEGIES",
     "OptimalSolver",
     "Problem",
+    "boundaries",
     "solve",
     "solve_full",
     "solve_none",

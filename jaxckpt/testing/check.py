@@ -4,6 +4,7 @@ Read after `file` and `change`.
 """
 
 import enum
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,7 +152,8 @@ class SnapshotCheck:
         self.say(f"{owner}: {format_bytes(after.total_bytes)} on {after.target}{was}, {done}: {path}")
 
     def _node(self) -> str:
-        return f"{self.module.name}::{self.test}"
+        """What pytest calls the test, seen from where it was started."""
+        return f"{os.path.relpath(self.module)}::{self.test}"
 
 
 def _missing(node: str, owner: Owner, path: Path) -> SnapshotFileError:
@@ -178,8 +180,8 @@ def _costlier(change: Change, node: str, owner: Owner, path: Path) -> FootprintA
         f"jaxckpt_snapshot in {owner}: the step takes more memory than its snapshot.",
         got=got,
         needed=f"{needed} and the tolerance ({change.tolerance})",
-        advice=f'pytest "{node}" --jaxckpt-update, if this is meant; or look at the layers below',
-        table=render_text(change_report(change), width=110),
+        advice=f'pytest "{node}" --jaxckpt-update, if this is meant',
+        table=render_text(change_report(change), width=110).rstrip(),
         change=change,
         path=path,
     )

@@ -34,18 +34,8 @@ _HEADER = (
 )
 _TEXTS = ("target", "jax_version", "compiler_version")
 _FIGURES = ("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes", "program_bytes", "host_bytes")
-_KEYS = {
-    "format",
-    "version",
-    "test",
-    "name",
-    "total_bytes",
-    "compiler_options",
-    "depth",
-    "is_mapped",
-    "scopes",
-    "digest",
-}
+_OWNER = ("format", "version", "digest", "test", "name")
+_KEYS = {*_OWNER, *_TEXTS, *_FIGURES, "compiler_options", "total_bytes", "depth", "is_mapped", "scopes"}
 _ROW_KEYS = ({"scope", "held_bytes", "peak_bytes"}, {"scope", "layers", "held_bytes", "peak_bytes"})
 _MOST_LAYERS = 100_000
 
@@ -199,9 +189,8 @@ def _snapshot(document: Mapping[str, Any], owner: Owner) -> Snapshot:
       ValueError: It is not as it was written, or another's.
       TypeError: A value is of another type.
     """
-    keys = _KEYS | set(_TEXTS) | set(_FIGURES)
-    if set(document) != keys:
-        raise ValueError(f"keys are missing or unknown: {', '.join(sorted(set(document) ^ keys))}")
+    if set(document) != _KEYS:
+        raise ValueError(f"keys are missing or unknown: {', '.join(sorted(set(document) ^ _KEYS))}")
     contents = {key: value for key, value in document.items() if key != "digest"}
     if document["digest"] != _digest(contents):
         raise ValueError("its digest is not that of its contents: it was edited or merged after it was written")

@@ -71,7 +71,7 @@ def assert_fits(
 
 def _name(step: Callable[..., Any] | Footprint) -> str:
     if isinstance(step, Footprint):
-        return "footprint"
+        return "step"
     return getattr(step, "__name__", type(step).__name__)
 
 
@@ -95,7 +95,7 @@ def _too_large(name: str, made: Footprint, budget: str | int | float, most_bytes
         got=f"{made}; {_exactly(excess_bytes)} too much",
         needed=f"at most {_exactly(most_bytes)}",
         advice=_advice(name, made, budget, excess_bytes),
-        table=render_text(holders_table(made), width=110),
+        table=render_text(holders_table(made), width=110).rstrip(),
         footprint=made,
         budget_bytes=most_bytes,
     )

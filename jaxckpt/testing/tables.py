@@ -9,11 +9,16 @@ from jaxckpt._units import format_bytes
 from jaxckpt.hlo import Buffer
 from jaxckpt.ir import fold_layers, layer_ranges
 from jaxckpt.measure import Footprint
-from jaxckpt.report import Section, Table, columns
+from jaxckpt.report import Section, Table
+from jaxckpt.report.tree import columns
 from jaxckpt.testing.change import Change, ScopeChange
 from jaxckpt.testing.snapshot import DEPTH, ScopeBytes, bytes_by_scope, cut_scope
 
 _MOST_ROWS = 16
+_EXPLAINED = (
+    "Temporaries alive at the peak by scope, a layer each and all; then what is no temporary: (results) are those that"
+    " take over no argument; (gaps at the peak) are allocated and not alive."
+)
 
 
 def holders_table(footprint: Footprint, *, depth: int = DEPTH) -> Table:
@@ -32,7 +37,7 @@ def holders_table(footprint: Footprint, *, depth: int = DEPTH) -> Table:
         title="What holds the bytes",
         columns=columns("scope", "layers", ">each", ">all", ">of total", "largest buffer"),
         rows=tuple((*cells, _share(size, footprint.total_bytes), last) for size, (*cells, last) in shown),
-        notes=(*notes, *footprint.caveats),
+        notes=(_EXPLAINED, *notes, *footprint.caveats),
     )
 
 
@@ -72,12 +77,12 @@ def _outside_scopes(footprint: Footprint) -> Iterator[tuple[str, int]]:
     """What of the total no scope holds at the peak."""
     memory = footprint.memory
     yield "(arguments)", footprint.argument_bytes
-    yield "(results beside donated arguments)", footprint.output_bytes - footprint.alias_bytes
-    yield "(program and constants)", footprint.program_bytes
+    yield "(results)", footprint.output_bytes - footprint.alias_bytes
+    yield "(program)", footprint.program_bytes
     if memory is None:
         yield "(temporaries)", footprint.temp_bytes
     else:
-        yield "(temporaries not alive at the peak)", footprint.temp_bytes - memory.peak_bytes
+        yield "(gaps at the peak)", footprint.temp_bytes - memory.peak_bytes
 
 
 def _largest_by_scope(footprint: Footprint, depth: int) -> dict[str, str]:
