@@ -315,7 +315,7 @@ def _layers(entry: Document) -> Iterator[tuple[str, list[int]]]:
         yield entry["scope"], values
         return
     layers = ir.layers_from_ranges(entry["layers"], most=len(values))
-    if len(layers) != len(values) or len(set(layers)) != len(layers) or entry["scope"].count("*") != 1:
+    if len(layers) != len(values) or len(set(layers)) != len(layers) or "*" not in entry["scope"]:
         raise ValueError(
             f"layers {entry['layers']!r} of {entry['scope']!r} do not go with {len(values)} lists of values"
         )

@@ -1,8 +1,9 @@
 """Equal layers said once: "GPT/block_*/qkv" for layers 0-11 in the place of twelve scopes.
 
 Which of a scope's numbers counts the layers is not written anywhere: in "GPT2/block_3/LayerNorm_0" it is neither the
-first nor the last. So each number is tried, and the one that puts most layers together is taken; where two do
-equally well, the outer one. What cannot be folded with anything keeps its scope as it is.
+first nor the last, and in "block_3/block_3.attention" it stands twice. So each number is tried, and the one that puts
+most layers together is taken; where two do equally well, the outer one. What cannot be folded with anything keeps its
+scope as it is.
 
 Plan files and reports both fold here, so that they speak of the same groups.
 """
@@ -82,7 +83,7 @@ def unfolded_scope(scope: str, layer: int) -> str:
       >>> unfolded_scope("GPT/block_*/qkv", 3)
       'GPT/block_3/qkv'
     """
-    return scope.replace("*", str(layer), 1)
+    return scope.replace("*", str(layer))
 
 
 def layer_ranges(layers: Iterable[int]) -> str:
@@ -124,10 +125,28 @@ def layers_from_ranges(text: str, *, most: int) -> tuple[int, ...]:
 
 
 def _patterns(scope: str) -> Iterator[tuple[str, int]]:
-    """For each number of a scope, the scope with "*" in its place, and the number; outermost first."""
-    if "*" not in scope:
-        for match in _NUMBER.finditer(scope):
-            yield f"{scope[: match.start()]}*{scope[match.end() :]}", int(match[0])
+    """For each number of a scope, the scope with "*" in its place, and the number; outermost first.
+
+    Then the same for numbers that stand there several times, with "*" in all those places.
+    """
+    if "*" in scope:
+        return
+    matches = list(_NUMBER.finditer(scope))
+    for match in matches:
+        yield f"{scope[: match.start()]}*{scope[match.end() :]}", int(match[0])
+    numbers = [match[0] for match in matches]
+    for number in dict.fromkeys(numbers):
+        if numbers.count(number) > 1:
+            yield _everywhere(scope, number), int(number)
+
+
+def _everywhere(scope: str, number: str) -> str:
+    """The scope with "*" wherever a number stands."""
+
+    def starred(match: re.Match[str]) -> str:
+        return "*" if match[0] == number else match[0]
+
+    return _NUMBER.sub(starred, scope)
 
 
 def _group(pattern: str | None, members: Sequence[tuple[int, _Item]], scope: Callable[[_Item], str]) -> Layers[_Item]:

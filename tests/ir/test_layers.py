@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from jaxckpt.ir import fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
 
-_parts = st.sampled_from(["GPT2", "block_0", "block_1", "block_11", "b_01", "*", "LayerNorm_0", "LayerNorm_1", "7", ""])
+_parts = st.sampled_from(
+    ["GPT2", "block_0", "block_1.attn", "block_1", "block_11", "b_01", "*", "LayerNorm_0", "LayerNorm_1", "7", ""]
+)
 _items = st.lists(st.tuples(st.lists(_parts, max_size=3).map("/".join), st.integers(0, 1)), max_size=20)
 
 
@@ -68,3 +70,10 @@ def test_layer_numbers_read_back(numbers):
 def test_what_names_no_three_layers_is_refused(text):
     with pytest.raises(ValueError, match="layers"):
         layers_from_ranges(text, most=3)
+
+
+def test_a_number_that_stands_twice_counts_once():
+    scopes = [f"GPT/block_{n}/block_{n}.attn/qkv_0" for n in range(3)]
+    (group,) = fold_layers(scopes, scope=str, alike=lambda _: None)
+    assert (group.scope, group.layers) == ("GPT/block_*/block_*.attn/qkv_0", (0, 1, 2))
+    assert [unfolded_scope(group.scope, layer) for layer in group.layers] == scopes
