@@ -12,11 +12,14 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations, islice
 from typing import Generic, TypeVar
 
 _Item = TypeVar("_Item")
 _NUMBER = re.compile(r"(?<![0-9])(0|[1-9][0-9]{0,8})(?![0-9])")
 """A number that is written in one way only, so that "block_03" is not folded and then unfolded as "block_3"."""
+_MOST_PLACES = 10
+"""So many choices of places that hold the same number are tried; a scope with more of them says little by its numbers."""
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
@@ -127,26 +130,25 @@ def layers_from_ranges(text: str, *, most: int) -> tuple[int, ...]:
 def _patterns(scope: str) -> Iterator[tuple[str, int]]:
     """For each number of a scope, the scope with "*" in its place, and the number; outermost first.
 
-    Then the same for numbers that stand there several times, with "*" in all those places.
+    Then the same for places that hold the same number, with "*" in several of them.
     """
     if "*" in scope:
         return
     matches = list(_NUMBER.finditer(scope))
     for match in matches:
-        yield f"{scope[: match.start()]}*{scope[match.end() :]}", int(match[0])
-    numbers = [match[0] for match in matches]
-    for number in dict.fromkeys(numbers):
-        if numbers.count(number) > 1:
-            yield _everywhere(scope, number), int(number)
+        yield _starred(scope, (match,)), int(match[0])
+    for number in dict.fromkeys(match[0] for match in matches):
+        equal = [match for match in matches if match[0] == number]
+        for size in range(2, len(equal) + 1):
+            for places in islice(combinations(equal, size), _MOST_PLACES):
+                yield _starred(scope, places), int(number)
 
 
-def _everywhere(scope: str, number: str) -> str:
-    """The scope with "*" wherever a number stands."""
-
-    def starred(match: re.Match[str]) -> str:
-        return "*" if match[0] == number else match[0]
-
-    return _NUMBER.sub(starred, scope)
+def _starred(scope: str, places: Sequence[re.Match[str]]) -> str:
+    """The scope with "*" in some places."""
+    for match in reversed(places):
+        scope = f"{scope[: match.start()]}*{scope[match.end() :]}"
+    return scope
 
 
 def _group(pattern: str | None, members: Sequence[tuple[int, _Item]], scope: Callable[[_Item], str]) -> Layers[_Item]:
