@@ -1,6 +1,6 @@
 """Where the bytes of GPT-2 small are, and what it costs to know: the compile with and without its memory map.
 
-Prints the table of the plain and of the planned step, and keeps: what reconciles, what is attributed to scopes, how equal
+Prints the tables of the plain and of the planned step; keeps what reconciles, what is attributed to scopes, how equal
 the blocks are, what is computed again, seconds to compile, read and draw, bytes of the page.
 """
 
@@ -17,7 +17,8 @@ import jaxckpt
 from benchmarks.record import keep
 from jaxckpt.cli import gpt2
 from jaxckpt.fit import Planner
-from jaxckpt.hlo import Part, Role, Use, memory_from_hlo
+from jaxckpt.hlo import Part, Role, ScopeMemory, Use, memory_from_hlo
+from jaxckpt.ir import fold_layers, layer_ranges
 from jaxckpt.measure import Footprint, compile_step
 from jaxckpt.report import footprint_report, print_report
 
@@ -65,11 +66,29 @@ def facts(made: Footprint) -> dict[str, Any]:
         "logits_at_peak": [
             f"{b.dtype}{list(b.shape)} {b.op}" for b in memory.alive_at(memory.peak) if b.role is Role.LOGITS
         ],
+        "scopes": scopes(made),
         "recomputed_kernels": len(again),
         "recomputed_flops": sum(kernel.flops for kernel in again),
         "kernels": len(memory.kernels),
         "buffers": len(memory.buffers),
     }
+
+
+def scopes(made: Footprint) -> list[dict[str, Any]]:
+    """Scopes two names deep, equal layers together."""
+
+    def alike(row: ScopeMemory) -> bool:
+        return row.scope.count("/") == 1
+
+    rows = []
+    for group in fold_layers(made.memory.scopes(2), scope=lambda row: row.scope, alike=alike):
+        layers = f", layers {layer_ranges(sorted(group.layers))}" if group.layers else ""
+        sums = {
+            key: sum(getattr(row, key) for row in group.items)
+            for key in ("held_bytes", "peak_bytes", "flops", "recomputed_flops")
+        }
+        rows.append({"scope": group.scope, "layers": layers, **sums})
+    return rows
 
 
 def seconds(model: gpt2.TrainingStep) -> dict[str, Any]:
@@ -99,7 +118,7 @@ def seconds(model: gpt2.TrainingStep) -> dict[str, Any]:
 
 def bare_compile(model: gpt2.TrainingStep, target: jaxckpt.Target) -> None:
     """What `jax.jit(step).lower(...).compile()` takes, on the target's device."""
-    sharding = jax.sharding.SingleDeviceSharding(target.devices()[0])
+    sharding = target.sharding
     specs = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), model.args)
     jax.jit(model.step, donate_argnums=model.donate_argnums).lower(*specs).compile()
 

@@ -24,8 +24,15 @@ _ELEMENTS: dict[str, tuple[str, int]] = {
     "f64": ("float64", 64),
     "c64": ("complex64", 64),
     "c128": ("complex128", 128),
-    **{f"{sign}{bits}": (f"{name}{bits}", bits) for sign, name in (("s", "int"), ("u", "uint")) for bits in (2, 4, 8, 16, 32, 64)},
-    **{f"f8{kind}": (f"float8_{kind}", 8) for kind in ("e5m2", "e4m3", "e4m3fn", "e4m3b11fnuz", "e5m2fnuz", "e4m3fnuz", "e3m4", "e8m0fnu")},
+    **{
+        f"{sign}{bits}": (f"{name}{bits}", bits)
+        for sign, name in (("s", "int"), ("u", "uint"))
+        for bits in (2, 4, 8, 16, 32, 64)
+    },
+    **{
+        f"f8{kind}": (f"float8_{kind}", 8)
+        for kind in ("e5m2", "e4m3", "e4m3fn", "e4m3b11fnuz", "e5m2fnuz", "e4m3fnuz", "e3m4", "e8m0fnu")
+    },
     "f4e2m1fn": ("float4_e2m1fn", 4),
 }
 _HEADER = re.compile(r"^\s*(?:Buffer \d+:|\d+\. Size:)")
@@ -35,7 +42,20 @@ _FIELD = re.compile(
     r"|Extra memory due to padding|Allocation type|Tag): ?(?P<value>.*)",
     re.DOTALL,
 )
-_SHAPE = re.compile(r"^([a-z][a-z0-9]*)\[((?:\d+(?:,\d+)*)?)\]")
+_ORDER = {
+    "Size": 0,
+    "Operator": 1,
+    "XLA Label": 2,
+    "Entry Parameter Subshape": 3,
+    "Shape": 3,
+    "Unpadded size": 4,
+    "Extra memory due to padding": 5,
+    "XLA label": 6,
+    "Allocation type": 7,
+    "Tag": 8,
+}
+"""Where a field stands in a buffer; the label of a GPU stands elsewhere than that of a TPU."""
+_SHAPE = re.compile(r"^([a-z][a-z0-9]*)\[((?:\d{1,15}(?:,\d{1,15})*)?)\]")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"', re.DOTALL)
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)(?=\s)')
 _PARAMETERS = re.compile(r"^(.*?/[\w.-]+)\[.*\]$", re.DOTALL)
@@ -98,11 +118,13 @@ def buffers_in(lines: Iterable[str]) -> tuple[OomBuffer, ...]:
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[list[tuple[str, str]]]:
-    """(key, text) of each buffer; a key that comes twice begins another buffer whose header was lost."""
+    """(key, text) of each buffer; a key that comes out of XLA's order begins another buffer whose header was lost."""
     block: list[tuple[str, str]] = []
     for line in lines:
         field = _FIELD.match(line)
-        starts = _HEADER.match(line) is not None or (field is not None and field["key"] in dict(block))
+        starts = _HEADER.match(line) is not None or (
+            field is not None and bool(block) and _ORDER[field["key"]] <= _ORDER[block[-1][0]]
+        )
         if starts or _END.match(line):
             yield block
             block = []

@@ -1,14 +1,14 @@
 """Logs as lines that can be read, and the sizes that XLA prints in them.
 
-Around XLA's own words stand time stamps, colours, quote marks and file names, depending on who kept the log. `clean_lines`
-takes them away. A size counts only where all of it is there: of "1234 by", cut off at the end of a file, nobody knows
-how many digits were lost.
+Around XLA's own words stand time stamps, colours, quote marks and file names, depending on who kept the log.
+`clean_lines` takes them away. A size counts only where all of it is there: of "1234 by", cut off at the end of a file,
+nobody knows how many digits were lost.
 """
 
 import re
 from collections.abc import Iterator
 
-SIZE = r"-?(?<![\d.])\d+(?:\.\d+)?\s?(?:bytes|[KMGTP]iB|[KMGTP]|B)(?![A-Za-z0-9])"
+SIZE = r"(?<![\d.])-?\d{1,20}(?:\.\d{1,9})?\s?(?:bytes|[KMGTP]iB|[KMGTP]|B)(?![A-Za-z0-9])"
 """A size as XLA prints one: "1234 bytes", "6.00MiB" (GPU), "15.48G" (TPU, the same units)."""
 
 _PARTS = re.compile(r"(-?\d+(?:\.\d+)?)\s?(bytes|[KMGTP]iB|[KMGTP]|B)")
@@ -16,24 +16,26 @@ _EXPONENT = {"b": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\n]*\x07|\x1b[@-_]")
 _LOGGED = re.compile(r"^.*?\.(?:cc|h|cpp|py):\d+\] ?")
 _QUOTED = re.compile(r"^(?:>[ \t]?)+")
-_ESCAPED = re.compile(r"\\n(?=(?:\\n|\\t|\s)*(?:BufferAssignment|Peak buffers|Buffer \d|Size:|Operator:|XLA [Ll]abel:|Shape:"
-                      r"|Entry Parameter|=====|Total |Output size|Program |Largest|Unpadded|Extra memory|Allocation type"
-                      r"|Stats:|Limit:|InUse:|reserved|program|arguments|global|HLO temp|\d+\. Size|[a-z_ ]+ allocation:))")
+_ESCAPED = re.compile(
+    r"\\n(?=(?:\\n|\\t|\s)*(?:BufferAssignment|Peak buffers|Buffer \d|Size:|Operator:|XLA [Ll]abel:|Shape:"
+    r"|Entry Parameter|=====|Total |Output size|Program |Largest|Unpadded|Extra memory|Allocation type"
+    r"|Stats:|Limit:|InUse:|reserved|program|arguments|global|HLO temp|\d+\. Size|[a-z_ ]+ allocation:))"
+)
 
 
 def clean_lines(text: str) -> list[str]:
-    """The lines of a log without what stands around XLA's words.
+    r"""The lines of a log without what stands around XLA's words.
 
     Args:
       text: Of any line ends, with or without colours, time stamps of log lines, and marks of quotation; also where line
         ends were written as backslash and n.
 
     Returns:
-      Lines with their "\\n"; the last one has none where the text ends within it.
+      Lines with their "\n"; the last one has none where the text ends within it.
 
     Example:
-      >>> clean_lines("2025-05-13 09:18:55: W xla/bfc_allocator.cc:501] Stats: \\r\\nLimit: 7")
-      ['Stats: \\n', 'Limit: 7']
+      >>> clean_lines("2025-05-13 09:18:55: W xla/bfc_allocator.cc:501] Stats: \r\nLimit: 7")
+      ['Stats: \n', 'Limit: 7']
     """
     return [_LOGGED.sub("", _QUOTED.sub("", line)) for line in _split(_ANSI.sub("", text))]
 

@@ -19,7 +19,7 @@ _Item = TypeVar("_Item")
 _NUMBER = re.compile(r"(?<![0-9])(0|[1-9][0-9]{0,8})(?![0-9])")
 """A number that is written in one way only, so that "block_03" is not folded and then unfolded as "block_3"."""
 _MOST_PLACES = 10
-"""So many choices of places that hold the same number are tried; a scope with more of them says little by its numbers."""
+"""So many choices of places that hold the same number are tried."""
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 

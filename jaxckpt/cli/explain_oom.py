@@ -1,0 +1,56 @@
+"""`jaxckpt explain-oom`: what XLA's message that memory ran out says, and what would have avoided it."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jaxckpt._errors import OutOfMemoryTextError
+from jaxckpt.cli.console import Shell
+from jaxckpt.hlo.oom import OutOfMemory, read_out_of_memory
+from jaxckpt.hlo.remedies import budget_bytes, findings, remedies, sort_buffers
+from jaxckpt.report import oom_report, print_report
+
+
+def explain_oom(
+    file: Annotated[str, typer.Argument(metavar="FILE|-", help="A log with the message; - is standard input.")],
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Explain XLA's RESOURCE_EXHAUSTED message: what was asked, which layers, what would have helped."""
+    shell = Shell(json=json)
+    data = read_out_of_memory(_text(file))
+    if json:
+        shell.print_json(oom_data(data))
+    else:
+        print_report(oom_report(data), shell.out)
+
+
+def oom_data(data: OutOfMemory) -> dict[str, Any]:
+    """A message, its causes and remedies as plain data."""
+    plain = dataclasses.asdict(data)
+    for buffer, sort in zip(plain["buffers"], sort_buffers(data.buffers), strict=True):
+        buffer["sort"] = sort
+    return plain | {
+        "available_bytes": data.available_bytes,
+        "shortfall_bytes": data.shortfall_bytes,
+        "need_bytes": data.need_bytes,
+        "budget_bytes": budget_bytes(data),
+        "findings": [dataclasses.asdict(finding) for finding in findings(data)],
+        "remedies": [dataclasses.asdict(remedy) for remedy in remedies(data)],
+    }
+
+
+def _text(file: str) -> str:
+    if file == "-":
+        return sys.stdin.buffer.read().decode(errors="replace")
+    try:
+        return Path(file).read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise OutOfMemoryTextError(
+            f"{file!r} cannot be read.",
+            got=error.strerror or str(error),
+            needed="a file with the message, or - for standard input",
+            advice="python train.py 2>&1 | jaxckpt explain-oom -",
+        ) from error

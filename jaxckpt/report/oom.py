@@ -1,0 +1,153 @@
+"""A message that memory ran out as a report: what was asked, what there was, which buffers, what would have helped.
+
+Read after `tree`.
+"""
+
+from collections.abc import Iterator
+
+from jaxckpt._units import format_bytes
+from jaxckpt.hlo.oom import OutOfMemory
+from jaxckpt.hlo.oom_buffers import OomBuffer
+from jaxckpt.hlo.remedies import Remedy, Sort, findings, remedies, sort_buffers
+from jaxckpt.ir import fold_layers, layer_ranges
+from jaxckpt.report.tree import Part, Section, Table, Text, columns
+
+_UNKNOWN = "not said"
+
+
+def oom_report(data: OutOfMemory) -> Section:
+    """What happened, why, the buffers with equal layers folded, and remedies from the cheapest on."""
+    parts: list[Part] = [Text(text=data.message), _sums(data), _causes(data)]
+    if data.buffers:
+        parts.append(_buffers(data))
+    helping = remedies(data)
+    if helping:
+        parts.append(_remedies(helping))
+    parts += [Text(text=note) for note in _notes(data)]
+    return Section(title=_title(data), parts=tuple(parts))
+
+
+def _title(data: OutOfMemory) -> str:
+    where = {"gpu": "on a GPU", "tpu": "on a TPU", "cpu": "on the host"}.get(data.platform or "", "")
+    when = {"compile": "while compiling", "run": "while running"}.get(data.moment or "", "")
+    what = f"{data.space} of " if data.space not in ("", "hbm", "host") else ""
+    program = f"{what}{data.program}" if data.program else (what and f"{data.space}")
+    return " ".join(filter(None, ("Out of memory", program and f"({program})", where, when)))
+
+
+def _sums(data: OutOfMemory) -> Table:
+    return Table(title="", columns=columns("", ">"), rows=tuple(_sum_rows(data)))
+
+
+def _sum_rows(data: OutOfMemory) -> Iterator[tuple[str, str]]:
+    yield "asked for", _size(data.requested_bytes)
+    yield "could be had", _size(data.available_bytes)
+    short = data.shortfall_bytes
+    if short is not None:
+        yield "lacked", format_bytes(short) if short > 0 else "nothing in total"
+    figures = data.figures
+    for words, size in (
+        ("limit", data.limit_bytes),
+        ("in use before", data.in_use_bytes),
+        ("longest free piece", data.largest_free_bytes),
+        ("memory of the device", data.device_bytes),
+        ("the program in all", figures.total_bytes),
+        ("  arguments", figures.argument_bytes),
+        ("  results", figures.output_bytes),
+        ("    in memory of arguments", figures.alias_bytes),
+        ("  temporaries", figures.temp_bytes),
+        ("    without padding", figures.unpadded_bytes),
+        ("    holes", figures.fragmentation_bytes),
+        ("XLA's rematerialisation aimed at", figures.remat_target_bytes),
+        ("  and reached", figures.remat_reached_bytes),
+    ):
+        if size is not None:
+            yield words, format_bytes(size)
+
+
+def _size(size: int | None) -> str:
+    return _UNKNOWN if size is None else format_bytes(size)
+
+
+def _causes(data: OutOfMemory) -> Table:
+    rows = tuple((str(finding.cause), finding.because) for finding in findings(data))
+    return Table(title="Why", columns=columns("cause", "what shows it"), rows=rows)
+
+
+def _buffers(data: OutOfMemory) -> Table:
+    rows = sorted(_buffer_rows(data), key=lambda row: -row[0])
+    unknown = sum(buffer.size_bytes is None for buffer in data.buffers)
+    notes = (f"{unknown} more whose size cannot be read count as nothing here.",) if unknown else ()
+    return Table(
+        title="Buffers in the message",
+        columns=columns("scope", "layers", "what", "value", ">each", ">all", "made at"),
+        rows=tuple(row for _, row in rows),
+        notes=notes,
+    )
+
+
+def _buffer_rows(data: OutOfMemory) -> Iterator[tuple[int, tuple[str, ...]]]:
+    def alike(pair: tuple[OomBuffer, Sort]) -> tuple[object, ...]:
+        buffer, sort = pair
+        return buffer.dtype, buffer.shape, buffer.size_bytes, buffer.op or buffer.label, buffer.part, sort
+
+    pairs = zip(data.buffers, sort_buffers(data.buffers), strict=True)
+    for group in fold_layers(pairs, scope=lambda pair: pair[0].scope, alike=alike):
+        first, sort = group.items[0]
+        total_bytes = sum(buffer.size_bytes or 0 for buffer, _ in group.items)
+        count = f"{len(group.items)} x " if len(group.items) > max(1, len(group.layers)) else ""
+        yield (
+            total_bytes,
+            (
+                group.scope or "/",
+                layer_ranges(sorted(group.layers)),
+                _words(sort),
+                f"{count}{_value(first)}",
+                _size(first.size_bytes),
+                format_bytes(total_bytes),
+                first.source.rsplit("/", 1)[-1],
+            ),
+        )
+
+
+def _words(sort: Sort) -> str:
+    return {
+        Sort.STACKED: "stacked by a loop",
+        Sort.ATTENTION: "attention weights",
+        Sort.FORWARD: "forward value",
+        Sort.BACKWARD: "backward",
+        Sort.OTHER: "",
+    }.get(sort, str(sort))
+
+
+def _value(buffer: OomBuffer) -> str:
+    shape = "" if buffer.shape is None else f"[{','.join(map(str, buffer.shape))}]"
+    return " ".join(filter(None, (f"{buffer.dtype}{shape}", buffer.op or buffer.label.split(" ")[0])))
+
+
+def _remedies(helping: tuple[Remedy, ...]) -> Table:
+    return Table(
+        title="What would have helped, the cheapest first",
+        columns=columns("what", ">saves", "how"),
+        rows=tuple((remedy.title, _saves(remedy), _how(remedy)) for remedy in helping),
+        notes=("Savings are of what the message lists; another moment of the program may then be the worst one.",),
+    )
+
+
+def _saves(remedy: Remedy) -> str:
+    if remedy.saves_bytes is None:
+        return ""
+    return f"{'at least' if remedy.is_bound_below else 'up to'} {format_bytes(remedy.saves_bytes)}"
+
+
+def _how(remedy: Remedy) -> str:
+    return f"{remedy.how}\n{remedy.command}" if remedy.command else remedy.how
+
+
+def _notes(data: OutOfMemory) -> Iterator[str]:
+    if data.unread:
+        yield f"Could not be read: {'; '.join(data.unread)}."
+    if data.repeats:
+        yield f"The same error is said {data.repeats + 1} times."
+    if data.others:
+        yield f"The text holds {data.others} more errors of this kind; this is the first."
