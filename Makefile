@@ -5,6 +5,7 @@
 #   make slow      tests that take minutes
 #   make lint      format, lint and types
 #   make tables    the tables of README.md from benchmarks/results
+#   make notebooks the notebooks executed, their outputs kept; ARGS=01_quickstart runs some of them
 #   make clean     removes the environments and what tools leave behind
 #
 # Another Python:  make test PYTHON=python3.12 VENV=.venv312
@@ -15,7 +16,7 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 EXTRAS := gpu-targets,test
-PURE := $(wildcard $(addprefix jaxckpt/,_errors.py _files.py _units.py _version.py ir policy cost solve dynamic hlo))
+PURE := $(wildcard $(addprefix jaxckpt/,_errors.py _files.py _shown.py _units.py _version.py ir policy cost solve dynamic hlo))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # One file of tests stays in one process: what its fixtures compiled is compiled once.
@@ -23,7 +24,7 @@ PARALLEL = $(shell $(BIN)/python -c 'import xdist' 2>/dev/null && printf '%s' '-
 
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test slow lint tables clean
+.PHONY: demo test slow lint tables notebooks clean
 
 demo: $(STAMP)
 	$(BIN)/jaxckpt demo $(ARGS)
@@ -41,6 +42,9 @@ lint: $(VENV)/.linters
 
 tables: $(STAMP)
 	$(BIN)/python -m benchmarks.tables
+
+notebooks: $(STAMP)
+	$(BIN)/python -m benchmarks.notebooks $(ARGS)
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c '' 2>/dev/null || \

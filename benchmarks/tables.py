@@ -11,7 +11,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 def main() -> None:
     text = README.read_text()
-    for name, table in {"demo": demo_table(), "infeasible": infeasible()}.items():
+    for name, table in {"demo": demo_table(), "infeasible": infeasible(), "layers": layers_table()}.items():
         marks = rf"(<!-- table: {name} -->\n).*?(<!-- end of table -->)"
         text, count = re.subn(marks, lambda found, table=table: found[1] + table + found[2], text, flags=re.DOTALL)
         assert count == 1, f"README.md has {count} places for the table {name!r}"
@@ -58,6 +58,28 @@ def infeasible() -> str:
     """The error of the budget that cannot be met."""
     (error, *_) = read("demo")["demo"]["refused"].values()
     return f"```text\nInfeasibleBudgetError: {error['message']}\n```\n"
+
+
+def layers_table() -> str:
+    """What the scopes of the step as written take."""
+    data = read("footprints")
+    made = data["versions"]["as written"]
+    lines = [
+        "| scope | kept from forward to backward | at the peak | GFLOP |",
+        "|---|---:|---:|---:|",
+    ]
+    for row in made["scopes"]:
+        bytes_ = " | ".join(format_bytes(row[key]) for key in ("held_bytes", "peak_bytes"))
+        lines.append(f"| `{row['scope'] or '/'}`{row['layers']} | {bytes_} | {row['flops'] / 1e9:.0f} |")
+    standing = ", ".join(made["logits_at_peak"])
+    lines += [
+        "",
+        f"At the peak {format_bytes(made['peak_bytes'])} of temporaries are alive in {format_bytes(made['temp_bytes'])}"
+        f" that XLA allocates; of these the logits: {standing}. jax {data['made_with']['versions']['jax']},"
+        f" {data['made_with']['date']}.",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

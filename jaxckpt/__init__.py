@@ -5,7 +5,7 @@ or to recompute it, rewrites the step, and proves the result with the real compi
 the device.
 
 To read the code, follow the data: `ir` (a step as plain data), `cost`, `solve`, then `trace`, `target`, `rewrite`,
-`measure`, `fit` (the loop), `report`, `cli`.
+`measure`, `fit` (the loop), `versus`, `report`, `cli`.
 """
 
 from importlib import import_module
@@ -24,8 +24,11 @@ from jaxckpt._errors import (
     JaxckptError,
     MissingPackageError,
     NoGradientError,
+    PictureError,
     PlanFileError,
     PlanMismatchError,
+    PolicyError,
+    ReportFileError,
     SnapshotFileError,
     StepReferenceError,
     TargetError,
@@ -37,20 +40,30 @@ from jaxckpt._errors import (
 from jaxckpt._version import __version__
 
 if TYPE_CHECKING:
-    from jaxckpt.fit import Plan, Planner, analyze, load_plan, plan
+    from jaxckpt.fit import Plan, Planner, analyze, apply, load_plan, load_policy, plan, policies
     from jaxckpt.measure import Footprint, footprint, load_footprint
+    from jaxckpt.policy import Policy
+    from jaxckpt.report.picture import draw
     from jaxckpt.target import Target, targets
+    from jaxckpt.versus import Comparison, compare
 
 _HOMES = {
+    "Comparison": "versus",
     "Footprint": "measure",
     "Plan": "fit",
     "Planner": "fit",
+    "Policy": "policy",
     "Target": "target",
     "analyze": "fit",
+    "apply": "fit",
+    "compare": "versus",
+    "draw": "report.picture",
     "footprint": "measure",
     "load_footprint": "measure",
     "load_plan": "fit",
+    "load_policy": "fit",
     "plan": "fit",
+    "policies": "fit",
     "targets": "target",
 }
 """Where each public name lives; a room is loaded when one of its names is first used."""
@@ -61,6 +74,8 @@ _ROOMS = {"testing"}
 __all__ = [
     "ArgumentError",
     "BudgetError",
+    "Comparison",
+    "ComparisonError",
     "CompileError",
     "Footprint",
     "FootprintAssertionError",
@@ -71,10 +86,14 @@ __all__ = [
     "JaxckptError",
     "MissingPackageError",
     "NoGradientError",
+    "PictureError",
     "Plan",
     "PlanFileError",
     "PlanMismatchError",
     "Planner",
+    "Policy",
+    "PolicyError",
+    "ReportFileError",
     "SnapshotFileError",
     "StepReferenceError",
     "Target",
@@ -85,10 +104,15 @@ __all__ = [
     "VersionMismatchError",
     "__version__",
     "analyze",
+    "apply",
+    "compare",
+    "draw",
     "footprint",
     "load_footprint",
     "load_plan",
+    "load_policy",
     "plan",
+    "policies",
     "targets",
 ]
 

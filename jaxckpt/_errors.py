@@ -118,8 +118,24 @@ class SnapshotFileError(JaxckptError, ValueError):
     """
 
 
+class PolicyError(JaxckptError, ValueError):
+    """A policy that cannot be read, or that says of a step what does not hold.
+
+    Attributes:
+      problems: All that is wrong, one sentence each.
+    """
+
+
 class HloError(JaxckptError, ValueError):
     """What should be a compiled program of XLA, and is damaged, cut off or something else."""
+
+
+class PictureError(JaxckptError, ValueError):
+    """A picture that cannot be drawn: no memory map, a file of another kind, or unknown colours."""
+
+
+class OutOfMemoryTextError(JaxckptError, ValueError):
+    """A text in which XLA does not say that memory ran out."""
 
 
 class PlanFileError(JaxckptError, ValueError):

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "jaxckpt"
 ORDER = (
-    {"_errors", "_version"},
+    {"_errors", "_shown", "_version"},  # `_shown` lets data ask for its report by name alone
     {"_units", "_files"},
     {"_compat"},
     {"ir"},
@@ -18,6 +18,7 @@ ORDER = (
     {"rewrite"},
     {"measure"},
     {"fit"},
+    {"versus"},
     {"mark"},
     {"report"},
     {"testing"},  # its messages show the tables of reports
@@ -27,8 +28,8 @@ ORDER = (
 """What stands in one row imports only from the rows before it, and never its neighbours."""
 
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
-PURE = {"ir", "policy", "cost", "solve", "dynamic", "hlo", "_errors", "_files", "_units", "_version"}
-SHARED = {"_errors", "_files", "_units", "_version", "_compat"}
+PURE = {"ir", "policy", "cost", "solve", "dynamic", "hlo", "_errors", "_files", "_shown", "_units", "_version"}
+SHARED = {"_errors", "_files", "_shown", "_units", "_version", "_compat"}
 MAY_USE_INTERNALS = {"trace", "rewrite", "target", "measure", "fit", "mark"}
 NARROW = {"target": {"cost", "_errors", "_units", "_compat"}}
 """Rooms that may import less than their row allows."""

@@ -26,4 +26,4 @@ def analyze(
     if json:
         shell.print_json(dataclasses.asdict(analysis))
     else:
-        print_report(analysis_report(analysis, depth=depth), shell.out)
+        print_report(analysis_report(analysis, depth=depth), shell.out, unfold=True)

@@ -9,7 +9,10 @@ import typer
 
 from jaxckpt._version import __version__
 from jaxckpt.cli.analyze import analyze
+from jaxckpt.cli.compare import compare
 from jaxckpt.cli.demo import demo
+from jaxckpt.cli.explain_oom import explain_oom
+from jaxckpt.cli.footprint import footprint
 from jaxckpt.cli.plan import plan
 from jaxckpt.cli.targets import targets
 
@@ -20,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (demo, plan, analyze, targets):
+for verb in (demo, plan, analyze, footprint, compare, targets, explain_oom):
     app.command()(verb)
 
 

@@ -223,6 +223,8 @@ class _Search:
             plan = self._answer(asked_bytes)
             if plan is None:
                 break
+            if plan in self.planner.solver.last_resorts:  # it answers no question but its own
+                asked_bytes = _prediction(plan).total_bytes
             candidate = self._try(plan, asked_bytes=asked_bytes)
             if self._good_enough(candidate):
                 break

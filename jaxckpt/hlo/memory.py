@@ -6,9 +6,12 @@ Time is the position of a kernel in the schedule; a buffer lives from `born` to 
 """
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+
+_NEARLY_ALL = 0.9
+"""The share of the forward pass's traffic that lies behind where the backward begins."""
 
 
 class Part(enum.StrEnum):
@@ -249,9 +252,8 @@ class MemoryMap:
 
     @cached_property
     def backward(self) -> int:
-        """The position of the first kernel of the backward pass; the number of kernels where there is none."""
-        late = (Part.BACKWARD, Part.RECOMPUTE)
-        return next((at for at, kernel in enumerate(self.kernels) if kernel.part in late), len(self.kernels))
+        """The position at which the backward pass begins; see `backward_position`."""
+        return backward_position(self.kernels)
 
     @property
     def rematerialised(self) -> tuple[Kernel, ...]:
@@ -311,6 +313,22 @@ class MemoryMap:
             kernels=len(kernels),
             recomputed_kernels=len(again),
         )
+
+
+def backward_position(kernels: Sequence[Kernel]) -> int:
+    """The position at which the backward pass begins; the number of kernels where there is none.
+
+    The first kernel of it behind nearly all of the forward's traffic: constants of the backward, such as the ones that
+    the loss is multiplied with, are often written much earlier.
+    """
+    late = (Part.BACKWARD, Part.RECOMPUTE)
+    ahead_bytes = _NEARLY_ALL * sum(k.traffic_bytes * k.count for k in kernels if k.part is Part.FORWARD)
+    for at, kernel in enumerate(kernels):
+        if kernel.part is Part.FORWARD:
+            ahead_bytes -= kernel.traffic_bytes * kernel.count
+        elif kernel.part in late and ahead_bytes <= 0:
+            return at
+    return len(kernels)
 
 
 def is_below(path: str, scope: str) -> bool:

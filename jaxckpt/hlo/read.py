@@ -15,7 +15,7 @@ from jaxckpt._errors import HloError
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import schema
 from jaxckpt.hlo.lifetimes import Lifetime, lifetimes
-from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Part, Role, Space, Use
+from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Role, Space, Use, backward_position
 from jaxckpt.hlo.program import Place, Program
 from jaxckpt.hlo.provenance import Provenances
 from jaxckpt.hlo.roles import Reading, argument_role, logits_elements, temporary_role, use_of
@@ -130,16 +130,19 @@ class _Reader:
         self.provenances = Provenances(self.program)
         self.end = max(0, len(self.program.kernels) - 1)
         self.disorder = 0
+        self.backward = 0
         self._readings: dict[Place, tuple[frozenset[int], bool]] = {}
 
     def memory(self) -> MemoryMap:
+        kernels = tuple(map(self._kernel, self.program.kernels))
+        self.backward = backward_position(kernels)
         allocations = tuple(map(self._allocation, self.assignment.buffer_allocations))
         buffers = tuple(self._buffers(allocations))
         if not self.assignment.heap_simulator_traces:
             buffers = tuple(_handed_over(buffers))
         return MemoryMap(
             program=self.module.name,
-            kernels=tuple(map(self._kernel, self.program.kernels)),
+            kernels=kernels,
             buffers=buffers,
             allocations=allocations,
             problems=tuple(self._problems(buffers)),
@@ -242,7 +245,7 @@ class _Reader:
             elements=element_count(shape),
             logits=logits,
             is_first=not any(place[1]),
-            is_late=self.program.position.get(place[0], 0) >= self._backward,
+            is_late=self.program.position.get(place[0], 0) >= self.backward,
         )
 
     def _path(self, allocation: Any) -> str:
@@ -298,11 +301,6 @@ class _Reader:
 
     def _is_written(self, buffer: int) -> bool:
         return self._place(buffer)[0] in self._kernels
-
-    @cached_property
-    def _backward(self) -> int:
-        parts = (self.provenances.of(id_).part for id_ in self.program.kernels)
-        return next((at for at, part in enumerate(parts) if part in (Part.BACKWARD, Part.RECOMPUTE)), self.end + 1)
 
     @cached_property
     def _kernels(self) -> frozenset[int]:

@@ -96,7 +96,7 @@ def logits_elements(program: Program, provenances: Provenances) -> frozenset[int
     """The element count of the logits: what the last product of the forward pass makes, if that widens its operand.
 
     Returns:
-      One count, or none: a last product that does not widen makes no logits worth the name.
+      One count, or none: a last product that does not widen, or that multiplies no parameter, makes no logits.
     """
     for id_ in reversed(program.kernels):
         if provenances.of(id_).part is not Part.FORWARD:
@@ -108,8 +108,20 @@ def logits_elements(program: Program, provenances: Provenances) -> frozenset[int
                 if not shape.dimensions or not left.dimensions:
                     continue
                 widens = element_count(shape) >= 4 * element_count(left)
-                return frozenset({element_count(shape)}) if widens else frozenset()
+                if not widens or not _reads_parameter(program, id_):
+                    return frozenset()
+                return frozenset({element_count(shape)})
     return frozenset()
+
+
+def _reads_parameter(program: Program, id_: int) -> bool:
+    """Whether a kernel reads an argument of the program, perhaps converted or copied: scores of attention do not."""
+    for operand in program.instructions[id_].operand_ids:
+        while len(program.instructions[operand].operand_ids) == 1:
+            (operand,) = program.instructions[operand].operand_ids
+        if program.instructions[operand].opcode == "parameter":
+            return True
+    return False
 
 
 def use_of(*, is_parameter: bool, is_constant: bool, is_local: bool, is_live_out: bool) -> Use:

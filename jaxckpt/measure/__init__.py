@@ -11,6 +11,7 @@ from jaxckpt.measure.file import load_footprint, save_footprint
 from jaxckpt.measure.flat_step import FlatStep, flatten_step
 from jaxckpt.measure.footprint import compile_step, footprint
 from jaxckpt.measure.foreign import footprint_of_dump
+from jaxckpt.measure.frame import footprint_frame, frame_of_rows
 
 __all__ = [
     "Compilation",
@@ -20,7 +21,9 @@ __all__ = [
     "compile_step",
     "flatten_step",
     "footprint",
+    "footprint_frame",
     "footprint_of_dump",
+    "frame_of_rows",
     "load_footprint",
     "save_footprint",
 ]

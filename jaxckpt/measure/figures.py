@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import PlanFileError
+from jaxckpt._shown import Shown
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import MemoryMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
+class Footprint(Shown):
     """The memory of one device, in bytes, while the step runs.
 
     Attributes:
@@ -86,6 +87,16 @@ class Footprint:
         from jaxckpt.measure.file import save_footprint
 
         save_footprint(self, path)
+
+    def to_frame(self) -> Any:
+        """The buffers as a pandas frame, one a row; see `jaxckpt.measure.footprint_frame`.
+
+        Raises:
+          MissingPackageError: pandas is not installed.
+        """
+        from jaxckpt.measure.frame import footprint_frame
+
+        return footprint_frame(self)
 
     @property
     def program_bytes(self) -> int:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from jaxckpt._shown import Shown
 from jaxckpt.policy.rule import Rule
 
 Default = Literal["save", "recompute"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
+class Policy(Shown):
     r"""Rules, written by people.
 
     Attributes:

@@ -1,27 +1,51 @@
-"""Reports: trees of tables and sentences built from data, and their lowering to text.
+"""Reports: trees of tables, sentences and scatters built from data, and their lowering to text and to HTML.
 
-Read in this order: `tree` (what a report is), `text` (how it is drawn), then one builder a file: `plan`,
-`analysis`, `footprints`, `machines`.
+Read in this order: `tree` (what a report is), `text` and `html` (how it is drawn), then one builder a file: `plan`,
+`analysis`, `footprints`, `machines`, `memory`, `comparison`, `policy`; `shown` (which builder is for which data),
+`export` (a comparison as CSV and JSON).
 """
 
 from jaxckpt.report.analysis import analysis_report
+from jaxckpt.report.comparison import comparison_report
+from jaxckpt.report.export import comparison_data, to_csv, to_json
 from jaxckpt.report.footprints import Version, footprints_report
+from jaxckpt.report.html import render_html, render_page, require_report_folder, save_page, save_text
 from jaxckpt.report.machines import targets_report
+from jaxckpt.report.memory import footprint_report
+from jaxckpt.report.oom import oom_report
 from jaxckpt.report.plan import plan_report
+from jaxckpt.report.policy import policy_report
+from jaxckpt.report.shown import html_of, report_of
 from jaxckpt.report.text import print_report, render_text
-from jaxckpt.report.tree import Column, Part, Section, Table, Text
+from jaxckpt.report.tree import Column, Part, Point, Scatter, Section, Table, Text
 
 __all__ = [
     "Column",
     "Part",
+    "Point",
+    "Scatter",
     "Section",
     "Table",
     "Text",
     "Version",
     "analysis_report",
+    "comparison_data",
+    "comparison_report",
+    "footprint_report",
     "footprints_report",
+    "html_of",
+    "oom_report",
     "plan_report",
+    "policy_report",
     "print_report",
+    "render_html",
+    "render_page",
     "render_text",
+    "report_of",
+    "require_report_folder",
+    "save_page",
+    "save_text",
     "targets_report",
+    "to_csv",
+    "to_json",
 ]

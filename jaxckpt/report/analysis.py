@@ -10,6 +10,8 @@ from jaxckpt.fit import Analysis, Described, ScopeResiduals
 from jaxckpt.ir import fold_layers, layer_ranges
 from jaxckpt.report.tree import Section, Table, Text, columns
 
+_MOST_ROWS = 24
+
 
 def analysis_report(analysis: Analysis, *, depth: int | None = None) -> Section:
     """Totals and the residuals by scope, equal layers folded.
@@ -24,6 +26,7 @@ def analysis_report(analysis: Analysis, *, depth: int | None = None) -> Section:
         title="Residuals by scope",
         columns=columns("scope", "layers", ">residuals", ">kept", ">all layers", ">recompute", "largest", "made at"),
         rows=tuple(shown),
+        compact_rows=_MOST_ROWS,
     )
     return Section(
         title=f"{analysis.step}: {analysis.op_count} ops", parts=(_totals(analysis), table, _notes(analysis))

@@ -77,6 +77,10 @@ def render_page(part: Part, *, title: str = "jaxckpt") -> str:
     Args:
       part: The report.
       title: Of the window.
+
+    Example:
+      >>> render_page(Text(text="all is well")).splitlines()[0]
+      '<!DOCTYPE html>'
     """
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'

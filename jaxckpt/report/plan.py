@@ -19,7 +19,7 @@ def plan_report(plan: Plan) -> Section:
     if plan.decisions:
         parts += [_kept(plan), _dropped(plan)]
     if plan.attempts:
-        parts.append(_attempts(plan))
+        parts.append(Section(title="Compiles", parts=(_attempts(plan),), folded=True))
     return Section(title=f"Plan for {plan.target} ({plan.strategy})", parts=tuple(parts))
 
 
@@ -45,12 +45,12 @@ def _kept(plan: Plan) -> Table:
     kept = [d for d in plan.described if not isinstance(plan.decisions[d.value], Recompute)]
     rows = sorted(_rows(plan, kept), key=lambda row: -row[0])
     small = rows[_MOST_ROWS:]
-    notes = (f"and {len(small)} more kinds, {format_bytes(sum(r[0] for r in small))}",) if small else ()
     return Table(
         title="Kept",
         columns=columns("scope", "layers", "value", ">each", ">all", "made at"),
-        rows=tuple(row[1] for row in rows[:_MOST_ROWS]),
-        notes=notes,
+        rows=tuple(row[1] for row in rows),
+        compact_rows=_MOST_ROWS,
+        rest=f"and {len(small)} more kinds, {format_bytes(sum(row[0] for row in small))}",
     )
 
 
@@ -78,7 +78,7 @@ def _dropped(plan: Plan) -> Text:
 
 def _attempts(plan: Plan) -> Table:
     return Table(
-        title="Compiles",
+        title="",
         columns=columns("candidate", ">predicted", ">compiled", ">off by", ">compile time"),
         rows=tuple(
             (

@@ -13,45 +13,57 @@ from rich.text import Text as RichText
 
 from jaxckpt.report.tree import Part, Point, Scatter, Section, Table, Text
 
-_PLOT_WIDTH, _PLOT_HEIGHT = 60, 14
+_PLOT_WIDTH, _PLOT_HEIGHT = 60, 10
 _MARKS = "123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def print_report(part: Part, console: Console) -> None:
-    """Draws a report on a console."""
+def print_report(part: Part, console: Console, *, unfold: bool = False) -> None:
+    """Draws a report on a console.
+
+    Args:
+      part: The report.
+      console: Where to.
+      unfold: Whether rows beyond `Table.compact_rows` are shown too.
+    """
     match part:
         case Section():
             console.print(RichText(part.title, style="bold"))
             for inner in part.parts:
-                print_report(inner, console)
+                print_report(inner, console, unfold=unfold)
         case Table():
-            console.print(Padding(_drawn(part), (0, 0, 0, 1)))
-            for note in (*filter(None, (part.rest_line,)), *part.notes):
-                console.print(RichText(f" {note}", style="dim"))
-            console.print()
+            _print_table(part, console, part.rows if unfold else part.shown)
         case Text():
             console.print(RichText(part.text))
         case Scatter():
             console.print(RichText(_plotted(part)))
 
 
-def render_text(part: Part, *, width: int = 120) -> str:
+def render_text(part: Part, *, width: int = 120, unfold: bool = False) -> str:
     """A report as plain text.
 
     Args:
       part: The report.
       width: Characters a line.
+      unfold: As `print_report`.
     """
     stream = io.StringIO()
-    print_report(part, Console(file=stream, width=width, color_system=None, force_terminal=False))
+    print_report(part, Console(file=stream, width=width, color_system=None, force_terminal=False), unfold=unfold)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
-def _drawn(table: Table) -> RichTable:
+def _print_table(table: Table, console: Console, rows: tuple[tuple[str, ...], ...]) -> None:
+    if table.title:
+        console.print(RichText(f" {table.title}"))
+    if rows or not table.rows:
+        console.print(Padding(_drawn(table, rows), (0, 0, 0, 1)))
+    below = table.notes if len(rows) == len(table.rows) else (table.rest_line, *table.notes)
+    for note in below:
+        console.print(RichText(f" {note}", style="dim"))
+    console.print()
+
+
+def _drawn(table: Table, rows: tuple[tuple[str, ...], ...]) -> RichTable:
     drawn = RichTable(
-        title=RichText(table.title) if table.title else None,
-        title_justify="left",
-        title_style="",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
@@ -62,7 +74,7 @@ def _drawn(table: Table) -> RichTable:
             no_wrap=column.figures,
             overflow="fold",
         )
-    for row in table.shown:
+    for row in rows:
         drawn.add_row(*map(RichText, row))
     return drawn
 

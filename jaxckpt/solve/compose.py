@@ -20,6 +20,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from jaxckpt.solve.options import Option
+from jaxckpt.solve.quiet import quiet
 from jaxckpt.solve.windows import Window
 
 _LARGEST = 1e4
@@ -57,13 +58,14 @@ def compose(
         cost, limit = np.array([*np.array(seconds) * 1e-6, 1.0]), 0.0
     else:
         cost, limit = np.array([*seconds, 0.0]), budget_bytes / unit
-    result = milp(
-        cost,
-        constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(csr_array(peak), ub=limit)],
-        integrality=np.array([*np.ones(count), 0]),
-        bounds=Bounds(0, np.array([*np.ones(count), np.inf])),
-        options={"mip_rel_gap": 5e-3, "node_limit": 500},
-    )
+    with quiet():
+        result = milp(
+            cost,
+            constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(csr_array(peak), ub=limit)],
+            integrality=np.array([*np.ones(count), 0]),
+            bounds=Bounds(0, np.array([*np.ones(count), np.inf])),
+            options={"mip_rel_gap": 5e-3, "node_limit": 500},
+        )
     if result.x is None:
         return None
     return tuple(int(np.argmax(result.x[first[s] : first[s + 1]])) for s in range(len(options)))

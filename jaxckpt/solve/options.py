@@ -30,6 +30,7 @@ from scipy.sparse import csr_array
 
 from jaxckpt.ir import Kind
 from jaxckpt.solve.problem import Problem
+from jaxckpt.solve.quiet import quiet
 from jaxckpt.solve.stages import Stages, boundaries, stage_index
 
 _BYTES_WEIGHT = 1e-9
@@ -231,13 +232,14 @@ class _Programme:
     def solve(self, *, limit_bytes: int) -> tuple[int, ...]:
         """The positions kept by the cheapest solution within the limit."""
         limit = LinearConstraint(self.bytes_row, ub=limit_bytes / 2**20 + 1e-9)
-        result = milp(
-            self.cost,
-            constraints=[self.closure, limit],
-            integrality=self.integrality,
-            bounds=Bounds(0, 1),
-            options={"mip_rel_gap": 1e-3, "node_limit": 200},
-        )
+        with quiet():
+            result = milp(
+                self.cost,
+                constraints=[self.closure, limit],
+                integrality=self.integrality,
+                bounds=Bounds(0, 1),
+                options={"mip_rel_gap": 1e-3, "node_limit": 200},
+            )
         if result.x is None:
             return ()
         kept = len(self.shape.candidates)

@@ -1,0 +1,83 @@
+"""`jaxckpt compare`: versions of a step, saved footprints and foreign programs side by side."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jaxckpt._errors import StepReferenceError
+from jaxckpt.cli.console import Shell
+from jaxckpt.cli.reference import load_step
+from jaxckpt.report import (
+    comparison_data,
+    comparison_report,
+    print_report,
+    require_report_folder,
+    save_page,
+    save_text,
+    to_csv,
+)
+from jaxckpt.versus import StepCall, Version
+from jaxckpt.versus import compare as compare_versions
+
+_METAVAR = "[NAME=]MODULE:FUNCTION|FILE|FOLDER"
+_WORDS = "What returns (step, args); a footprint (.json); a plan or policy for the first step (.toml); XLA's dump."
+
+
+def compare(
+    versions: Annotated[list[str], typer.Argument(metavar=_METAVAR, help=_WORDS)],
+    target: Annotated[str, typer.Option(help="The machine to compile for; see jaxckpt targets.")] = "h200",
+    depth: Annotated[int | None, typer.Option(min=1, help="Leave out scopes below this depth.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Where to write it as a page.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Where to write all figures, one a row.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Print long tables whole.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Hold versions of a training step against the first of them: totals, layers, the peak, recomputation."""
+    named = _named(versions)
+    for path in filter(None, (html, csv)):
+        require_report_folder(path)
+    shell = Shell(json=json)
+    with shell.progress() as say:
+        read = {name: _version(word) for name, word in named.items()}
+        comparison = compare_versions(read, target=target, progress=say)
+    report = comparison_report(comparison, depth=depth)
+    if html is not None:
+        save_page(report, html, title=f"jaxckpt compare {' '.join(versions)}")
+    if csv is not None:
+        save_text(to_csv(comparison), csv)
+    if json:
+        shell.print_json(comparison_data(comparison))
+    else:
+        print_report(report, shell.out, unfold=everything)
+
+
+def _named(words: list[str]) -> dict[str, str]:
+    """Versions by name: the one that was given, or what the version was called with."""
+    pairs = [_split(word) for word in words]
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise StepReferenceError(
+            "jaxckpt compare: two versions have one name.",
+            got=f"{', '.join(map(repr, twice))} more than once",
+            needed="a name of its own for each version",
+            advice=f"jaxckpt compare before={twice[0]} after={twice[0]}",
+            reference=twice[0],
+        )
+    return dict(pairs)
+
+
+def _split(word: str) -> tuple[str, str]:
+    name, equals, rest = word.partition("=")
+    if equals and rest and not Path(word).exists():
+        return name, rest
+    return word, word
+
+
+def _version(word: str) -> Version:
+    """A file or folder by its path, anything else as a step."""
+    if Path(word).exists() or ":" not in word:
+        return word
+    referred = load_step(word)
+    return StepCall(step=referred.step, args=referred.args, **referred.options)

@@ -1,0 +1,92 @@
+"""`jaxckpt footprint`: what a step takes of a machine that need not be there, and where the bytes are."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jaxckpt._errors import ReportFileError
+from jaxckpt.cli.console import Say, Shell
+from jaxckpt.cli.reference import load_step
+from jaxckpt.measure import Footprint
+from jaxckpt.measure import footprint as footprint_of_step
+from jaxckpt.report import footprint_report, print_report, require_report_folder
+from jaxckpt.report.picture import draw
+from jaxckpt.versus import footprint_of_path
+
+_METAVAR = "MODULE:FUNCTION|FILE|FOLDER"
+_WORDS = "What returns (step, args), or a saved footprint (.json), or XLA's dump."
+_DRAWN = (".html", ".png", ".svg", ".pdf")
+_SAVED = (".json", ".json.gz")
+
+
+def footprint(
+    reference: Annotated[str, typer.Argument(metavar=_METAVAR, help=_WORDS)],
+    target: Annotated[str, typer.Option(help="The machine to compile for; see jaxckpt targets.")] = "h200",
+    depth: Annotated[int | None, typer.Option(min=1, help="Add up scopes below this depth.")] = None,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option("-o", "--output", help="Where to draw it (.html, .png, .svg, .pdf) or keep it (.json, .json.gz)."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Print long tables whole.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what a training step takes, by the compiler's own figures: where, when and for which layers."""
+    outputs = tuple(output or ())
+    for path in outputs:
+        _refuse_early(path)
+    shell = Shell(json=json)
+    with shell.progress() as say:
+        made = _made(reference, target, say)
+        for path in outputs:
+            say(f"writing {path}")
+            _write(made, path)
+    if json:
+        shell.print_json(footprint_data(made))
+    else:
+        print_report(footprint_report(made, depth=depth), shell.out, unfold=everything)
+
+
+def footprint_data(made: Footprint) -> dict[str, Any]:
+    """A footprint as plain data: its figures, and where its peak is."""
+    plain = made.to_dict() | {"total_bytes": made.total_bytes, "host_bytes": made.host_bytes}
+    if made.memory is None:
+        return plain
+    memory = made.memory
+    kernel = memory.kernels[memory.peak] if memory.kernels else None
+    return plain | {
+        "peak_bytes": memory.peak_bytes,
+        "peak_kernel": None if kernel is None else kernel.name,
+        "peak_scope": None if kernel is None else kernel.scope,
+        "fragmentation": memory.fragmentation,
+    }
+
+
+def _made(reference: str, target: str, say: Say) -> Footprint:
+    """A file or folder is read, anything else compiled as a step."""
+    if Path(reference).exists():
+        say(f"reading {reference}")
+        return footprint_of_path(reference, target=target)
+    referred = load_step(reference)
+    say(f"compiling for {target}")
+    return footprint_of_step(referred.step, *referred.args, target=target, **referred.options)
+
+
+def _refuse_early(path: Path) -> None:
+    """What is wrong with a file's name is said before anything is compiled."""
+    require_report_folder(path)
+    if not path.name.endswith((*_DRAWN, *_SAVED)):
+        raise ReportFileError(
+            f"jaxckpt footprint: the form of {str(path)!r} is not known by its name.",
+            got=path.suffix or "no suffix",
+            needed=", ".join((*_DRAWN, *_SAVED)),
+            advice=f"-o {path.with_suffix('.html')}",
+            path=path,
+        )
+
+
+def _write(made: Footprint, path: Path) -> None:
+    if path.name.endswith(_SAVED):
+        made.save(path)
+    else:
+        draw(made, path)

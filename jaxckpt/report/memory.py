@@ -1,0 +1,325 @@
+"""A footprint as a report: what the step takes, what is alive at the peak, and what each scope holds.
+
+Without a memory map the totals are all there is, and it says so. Read after `tree`.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from jaxckpt._errors import TargetError
+from jaxckpt._units import format_bytes, format_seconds
+from jaxckpt.hlo import Buffer, Kernel, MemoryMap, Part, ScopeMemory, seconds_by_part
+from jaxckpt.ir import fold_layers, layer_ranges
+from jaxckpt.measure import Footprint
+from jaxckpt.report import tree
+from jaxckpt.report.tree import Section, Table, Text, columns
+from jaxckpt.target import Target
+
+_BUFFER_ROWS = 12
+_SCOPE_ROWS = 16
+_FEW_ROWS = 8
+
+
+def footprint_report(footprint: Footprint, *, depth: int | None = None) -> Section:
+    """Totals, the peak and what is alive there, scopes, and what XLA did by itself; equal layers folded.
+
+    Args:
+      footprint: The data.
+      depth: Scopes are shown to this depth, what lies deeper is added up; None shows all.
+
+    Example:
+      >>> made = Footprint(argument_bytes=1024, output_bytes=0, alias_bytes=0, temp_bytes=1024, target="h200")
+      >>> footprint_report(made).title
+      '2 KiB on h200'
+    """
+    parts: list[tree.Part] = [_totals(footprint)]
+    parts += [Text(text=f"Note: {sentence}") for sentence in _sentences(footprint)]
+    if footprint.undonated:
+        parts.append(_undonated(footprint))
+    if footprint.memory is not None:
+        parts += _memory(footprint, footprint.memory, depth)
+    title = f"{format_bytes(footprint.total_bytes)} on {footprint.target or 'an unknown machine'}"
+    return Section(title=title, parts=tuple(parts))
+
+
+def value_text(buffer: Buffer) -> str:
+    """What a buffer is, in a few characters.
+
+    Example:
+      >>> logits = Buffer(id=0, size_bytes=8, offset_bytes=0, allocation=0, born=0, dies=0, dtype="float32", shape=(2,))
+      >>> value_text(logits)
+      'float32[2]'
+    """
+    return f"{buffer.dtype}[{','.join(map(str, buffer.shape))}] {buffer.op or buffer.name}".rstrip()
+
+
+def _totals(footprint: Footprint) -> Table:
+    return Table(title="", columns=columns("", ">"), rows=tuple(_total_rows(footprint)))
+
+
+def _total_rows(made: Footprint) -> Iterator[tuple[str, str]]:
+    yield "total", format_bytes(made.total_bytes)
+    yield "  arguments", format_bytes(made.argument_bytes)
+    yield "  outputs", format_bytes(made.output_bytes)
+    yield "  of these in donated arguments", f"-{format_bytes(made.alias_bytes)}"
+    yield "  temporaries", format_bytes(made.temp_bytes)
+    if made.program_bytes:
+        yield "  program and constants", format_bytes(made.program_bytes)
+    if made.host_bytes:
+        yield "host memory", format_bytes(made.host_bytes)
+    if made.unused_argument_bytes:
+        yield "arguments that nothing reads", format_bytes(made.unused_argument_bytes)
+    if made.step_s:
+        yield "estimated step", format_seconds(made.step_s)
+    if made.compile_s:
+        yield "compile", format_seconds(made.compile_s)
+    for name, value in made.compiler_options:
+        yield f"option {name}", str(value)
+
+
+def _sentences(footprint: Footprint) -> tuple[str, ...]:
+    """Caveats and problems, each once: most footprints repeat the problems of their map among the caveats."""
+    if footprint.memory is None:
+        unknown = "nothing was read of the program: where the bytes are is not known."
+        return (*footprint.caveats, unknown)
+    return tuple(dict.fromkeys((*footprint.caveats, *footprint.memory.problems)))
+
+
+def _undonated(footprint: Footprint) -> Table:
+    sizes = [size_bytes for _, size_bytes in footprint.undonated]
+    return Table(
+        title="Donated, and taken over by no result",
+        columns=columns("argument", ">bytes"),
+        rows=tuple((path, format_bytes(size_bytes)) for path, size_bytes in footprint.undonated),
+        compact_rows=_FEW_ROWS,
+        rest=f"and {len(sizes) - _FEW_ROWS} more, {format_bytes(sum(sizes[_FEW_ROWS:]))}",
+    )
+
+
+def _memory(footprint: Footprint, memory: MemoryMap, depth: int | None) -> list[tree.Part]:
+    parts: list[tree.Part] = []
+    if memory.kernels and memory.peak_bytes:
+        parts.append(_peak(memory))
+    parts.append(_scopes(memory, depth))
+    parts.append(_by_part(memory, _seconds(footprint, memory)))
+    if memory.rematerialised:
+        parts.append(_by_xla(memory.rematerialised))
+    return parts
+
+
+def _peak(memory: MemoryMap) -> Section:
+    alive = memory.alive_at(memory.peak)
+    return Section(
+        title=f"At the peak: {format_bytes(memory.peak_bytes)} of temporaries",
+        parts=(Text(text=_peak_place(memory)), _alive(alive), _roles(alive)),
+    )
+
+
+def _peak_place(memory: MemoryMap) -> str:
+    kernel = memory.kernels[memory.peak]
+    made_by = f"{kernel.name} ({kernel.op})" if kernel.op else kernel.name
+    where = f"in {kernel.scope or '/'}, {kernel.part}"
+    line = f", {kernel.source}" if kernel.source else ""
+    return (
+        f"Kernel {memory.peak} of {len(memory.kernels)}, counted from 0: {made_by} {where}{line}.\n"
+        f"XLA allocates {format_bytes(memory.temp_bytes)} for temporaries, {memory.fragmentation:.3f} times as much."
+    )
+
+
+def _alive(alive: tuple[Buffer, ...]) -> Table:
+    rows = sorted(_buffer_rows(alive), key=lambda row: -row[0])
+    rest_bytes = sum(size_bytes for size_bytes, _ in rows[_BUFFER_ROWS:])
+    return Table(
+        title="Alive there",
+        columns=columns("scope", "layers", "buffer", "part", "role", ">each", ">all", "made at"),
+        rows=tuple(row for _, row in rows),
+        compact_rows=_BUFFER_ROWS,
+        rest=f"and {len(rows) - _BUFFER_ROWS} more kinds, {format_bytes(rest_bytes)}",
+    )
+
+
+def _buffer_rows(buffers: Iterable[Buffer]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    def alike(b: Buffer) -> tuple[object, ...]:
+        return b.op, b.dtype, b.shape, b.part, b.role, b.size_bytes, b.source
+
+    for group in fold_layers(buffers, scope=lambda b: b.scope, alike=alike):
+        first, count = group.items[0], len(group.items)
+        all_bytes = count * first.size_bytes
+        each = format_bytes(first.size_bytes)
+        yield (
+            all_bytes,
+            (
+                group.scope or "/",
+                layer_ranges(sorted(group.layers)),
+                value_text(first),
+                str(first.part),
+                role_text(first),
+                each if count == 1 else f"{count} x {each}",
+                format_bytes(all_bytes),
+                short_source(first.source),
+            ),
+        )
+
+
+def role_text(buffer: Buffer) -> str:
+    """What a buffer is for, in words."""
+    return str(buffer.role).replace("_", " ")
+
+
+def short_source(source: str) -> str:
+    """A line of code without its folders."""
+    return source.rsplit("/", 1)[-1]
+
+
+def _roles(alive: tuple[Buffer, ...]) -> Table:
+    sizes: Counter[str] = Counter()
+    for buffer in alive:
+        sizes[role_text(buffer)] += buffer.size_bytes
+    whole = sum(sizes.values())
+    return Table(
+        title="By role",
+        columns=columns("role", ">bytes", ">share"),
+        rows=tuple((role, format_bytes(size), f"{size / whole:.0%}") for role, size in sizes.most_common()),
+    )
+
+
+def _scopes(memory: MemoryMap, depth: int | None) -> Section:
+    headings = columns(
+        "scope",
+        "layers",
+        ">held each",
+        ">held",
+        ">at the peak",
+        ">largest",
+        ">GFLOP",
+        ">again",
+        ">traffic",
+    )
+    whole, *scopes = memory.scopes(depth)
+    folded = [_scope_row((whole,), "whole step", "")]
+    groups = fold_layers(scopes, scope=lambda row: row.scope, alike=lambda _: None)
+    by_size = sorted(groups, key=lambda group: -sum(row.held_bytes + row.peak_bytes for row in group.items))
+    folded += [_scope_row(group.items, group.scope, layer_ranges(sorted(group.layers))) for group in by_size]
+    compact = Table(
+        title="",
+        columns=headings,
+        rows=tuple(folded),
+        compact_rows=_SCOPE_ROWS,
+        rest=f"and {len(folded) - _SCOPE_ROWS} more scopes",
+        notes=(
+            "Held: from the forward pass to the backward, by each layer and by all. Largest: the most that a layer has"
+            " alive at one time, wherever that is. Again: the share of arithmetic that recomputes. The rest is of all"
+            " layers. All below a scope counts in it.",
+        ),
+    )
+    every = Table(
+        title="Every layer",
+        columns=headings,
+        rows=tuple(_scope_row((row,), row.scope, "") for row in scopes),
+        compact_rows=0,
+        rest=f"{len(scopes)} scopes in the order of first use",
+    )
+    parts = (compact, every) if len(scopes) >= len(folded) else (compact,)
+    return Section(title="By scope", parts=parts, folded=True)
+
+
+def _scope_row(rows: tuple[ScopeMemory, ...], scope: str, layers: str) -> tuple[str, ...]:
+    flops = sum(row.flops for row in rows)
+    again = sum(row.recomputed_flops for row in rows)
+    held = sum(row.held_bytes for row in rows)
+    at_peak = sum(row.peak_bytes for row in rows)
+    return (
+        scope,
+        layers,
+        _range(rows, lambda row: row.held_bytes),
+        format_bytes(held),
+        format_bytes(at_peak),
+        format_bytes(max(row.largest_bytes for row in rows)),
+        f"{flops / 1e9:.4g}",
+        f"{again / flops:.0%}" if again and flops else "",
+        format_bytes(sum(row.traffic_bytes for row in rows)),
+    )
+
+
+def _range(rows: tuple[ScopeMemory, ...], figure: Callable[[ScopeMemory], int]) -> str:
+    """A figure of each layer: one where all read the same, else the least and the most."""
+    least, most = format_bytes(min(map(figure, rows))), format_bytes(max(map(figure, rows)))
+    if least == most:
+        return least
+    (low, unit), (high, other) = least.split(" "), most.split(" ")
+    return f"{low}-{high} {unit}" if unit == other else f"{least} - {most}"
+
+
+def _by_part(memory: MemoryMap, seconds: Mapping[Part, float]) -> Section:
+    alive = memory.alive_at(memory.peak)
+    headings = columns("part", ">kernels", ">GFLOP", ">traffic", ">at the peak", *([">time (est.)"] if seconds else []))
+    parts = [part for part in Part if _kernels(memory.kernels, part)]
+    table = Table(
+        title="",
+        columns=headings,
+        rows=tuple(
+            (*_part_row(memory.kernels, alive, part), *([format_seconds(seconds[part])] if seconds else []))
+            for part in parts
+        ),
+        notes=tuple(_unpriced(memory.kernels)),
+    )
+    return Section(title="By part of the step", parts=(table,), folded=True)
+
+
+def _seconds(footprint: Footprint, memory: MemoryMap) -> dict[Part, float]:
+    """Estimated seconds of each part; none unless they add up to the footprint's own estimate.
+
+    They would not where the target's name means another machine than where the footprint was made.
+    """
+    if not footprint.step_s or footprint.target.startswith("attached"):
+        return {}
+    try:
+        seconds = seconds_by_part(memory, Target(footprint.target).rates)
+    except TargetError:
+        return {}
+    return seconds if math.isclose(sum(seconds.values()), footprint.step_s, rel_tol=1e-6) else {}
+
+
+def _kernels(kernels: tuple[Kernel, ...], part: Part) -> list[Kernel]:
+    return [kernel for kernel in kernels if kernel.part is part]
+
+
+def _part_row(kernels: tuple[Kernel, ...], alive: tuple[Buffer, ...], part: Part) -> tuple[str, ...]:
+    own = _kernels(kernels, part)
+    return (
+        str(part),
+        str(len(own)),
+        f"{sum(k.flops * k.count for k in own) / 1e9:.4g}",
+        format_bytes(sum(k.traffic_bytes * k.count for k in own)),
+        format_bytes(sum(b.size_bytes for b in alive if b.part is part)),
+    )
+
+
+def _unpriced(kernels: tuple[Kernel, ...]) -> Iterator[str]:
+    count = sum(not kernel.is_priced for kernel in kernels)
+    if count:
+        yield f"The arithmetic of {count} kernels could not be read: GFLOP and the estimated step are too low by it."
+
+
+def _by_xla(added: tuple[Kernel, ...]) -> Section:
+    flops = sum(kernel.flops * kernel.count for kernel in added)
+    rows = sorted(_kernel_rows(added), key=lambda row: -row[0])
+    table = Table(
+        title="",
+        columns=columns("scope", "layers", "op", ">kernels", ">runs a step", ">GFLOP"),
+        rows=tuple(row for _, row in rows),
+        compact_rows=_FEW_ROWS,
+    )
+    title = f"XLA's own rematerialisation: {len(added)} kernels, {flops / 1e9:.3g} GFLOP in each step"
+    return Section(title=title, parts=(table,))
+
+
+def _kernel_rows(kernels: Iterable[Kernel]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    for group in fold_layers(kernels, scope=lambda k: k.scope, alike=lambda k: k.op or k.opcode):
+        first = group.items[0]
+        runs = sum(k.count for k in group.items)
+        flops = sum(k.flops * k.count for k in group.items)
+        layers = layer_ranges(sorted(group.layers))
+        words = (group.scope or "/", layers, first.op or first.opcode)
+        yield flops, (*words, str(len(group.items)), str(runs), f"{flops / 1e9:.3g}")

@@ -1,0 +1,78 @@
+"""Pictures of where the bytes are: a memory map as PNG, SVG, PDF or an interactive page.
+
+Read in this order: `groups` (what a layer is), `layout` (from a map to rectangles and curves), `palette`, then
+`figure` and `page`, which draw what `layout` placed. They draw no footprint whose program was not read.
+"""
+
+from pathlib import Path
+
+from jaxckpt._errors import PictureError
+from jaxckpt._files import write_whole
+from jaxckpt.hlo import MemoryMap
+from jaxckpt.measure import Footprint
+from jaxckpt.report.picture.figure import SUFFIXES, memory_figure, save_figure
+from jaxckpt.report.picture.layout import Picture, layout
+from jaxckpt.report.picture.page import memory_page
+
+__all__ = ["Picture", "draw", "layout", "memory_figure", "memory_page", "save_figure"]
+
+
+def draw(footprint: Footprint | MemoryMap, path: str | Path, *, title: str | None = None) -> None:
+    """Draws where the temporaries of a compiled step are, kernel by kernel, into one file.
+
+    Time goes across and addresses go up; each buffer is a rectangle, coloured by layer, and below it the bytes alive
+    are stacked by layer. Arguments are there all the time and are not drawn.
+
+    Args:
+      footprint: From `jaxckpt.footprint`, or its `memory`.
+      path: Where to. What is there is replaced. The ending chooses: ".html" is one interactive page that fetches
+        nothing; ".png", ".svg" and ".pdf" are drawn by matplotlib.
+      title: Heading of the picture; the program's name and the target if None.
+
+    Raises:
+      PictureError: Another ending, or a footprint without memory map.
+      MissingPackageError: matplotlib is asked for and not installed.
+
+    Example:
+      >>> import tempfile
+      >>> from jaxckpt.hlo import MemoryMap
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     page = Path(folder, "step.html")
+      ...     draw(MemoryMap(program="step", kernels=(), buffers=(), allocations=()), page)
+      ...     page.read_text().splitlines()[0]
+      '<!doctype html>'
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    memory = _memory_of(footprint, path)
+    if title is None and isinstance(footprint, Footprint) and footprint.target:
+        title = f"{memory.program} on {footprint.target}"
+    if suffix == ".html":
+        write_whole(path, memory_page(memory, title=title).encode())
+    elif suffix in SUFFIXES:
+        save_figure(memory, path, title=title)
+    else:
+        raise PictureError(
+            f"draw: no picture is kept as {path.name!r}.",
+            got=f"the ending {path.suffix!r}",
+            needed=", ".join((".html", *SUFFIXES)),
+            advice=f'"{path.with_suffix(".html")}"' if path.name else '"memory.html"',
+            path=path,
+        )
+
+
+def _memory_of(footprint: Footprint | MemoryMap, path: Path) -> MemoryMap:
+    if isinstance(footprint, MemoryMap):
+        return footprint
+    memory = footprint.memory if isinstance(footprint, Footprint) else None
+    if memory is None:
+        raise PictureError(
+            f"draw({path.name!r}): there is no memory map to draw.",
+            got=f"a footprint for {footprint.target!r} without memory map"
+            if isinstance(footprint, Footprint)
+            else f"{type(footprint).__name__}",
+            needed="a footprint whose program was read (`footprint.memory`), or a MemoryMap",
+            advice=f'jaxckpt.draw(jaxckpt.footprint(step, *args, target="h200"), "{path.name}")',
+            path=path,
+        )
+    return memory

@@ -1,0 +1,148 @@
+"""Which layer a buffer belongs to: the scope at the depth at which the layers of the model lie.
+
+The depth is where numbered scopes (`GPT/block_0` ... `GPT/block_11`) hold most bytes; a model without numbers is told
+apart by its top names. What is numbered forms a family, whose members are drawn as steps of one gradient.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxckpt.hlo import Buffer
+from jaxckpt.ir import fold_layers
+
+MOST_GROUPS = 256
+"""Layers with fewer bytes than the first so many are put together."""
+SMALLEST_FAMILY = 3
+"""Two equal layers are told apart better by two colours than by the ends of a gradient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """What is drawn in one colour.
+
+    Attributes:
+      key: The scope of a layer, or the value of a role or part; "" for what belongs to none.
+      label: The same for a legend, without the names that all layers share.
+      family: Number of its family; None where it is alone.
+      position: Its place in its family, from 0.0 to 1.0.
+    """
+
+    key: str
+    label: str
+    family: int | None = None
+    position: float = 0.0
+
+
+def layer_groups(buffers: Sequence[Buffer]) -> tuple[tuple[Group, ...], dict[str, int]]:
+    """The layers of some buffers.
+
+    Args:
+      buffers: Of one program.
+
+    Returns:
+      The layers in the order in which they begin, numbered ones by number, what has no scope last; and for
+      each scope of the buffers the index of its layer.
+
+    Example:
+      >>> from jaxckpt.hlo import Buffer
+      >>> plain = dict(size_bytes=1, offset_bytes=0, allocation=0, born=0, dies=0, dtype="int8", shape=(1,))
+      >>> scopes = ["net/1/a", "net/0/b", "net/2", "net/head", ""]
+      >>> groups, index = layer_groups([Buffer(id=i, scope=scope, **plain) for i, scope in enumerate(scopes)])
+      >>> [group.label for group in groups], index["net/0/b"]
+      (['0', '1', '2', 'head', 'no scope'], 0)
+    """
+    size_bytes: dict[str, int] = {}
+    for buffer in sorted(buffers, key=lambda b: (b.born, b.id)):
+        size_bytes[buffer.scope] = size_bytes.get(buffer.scope, 0) + max(buffer.size_bytes, 1)
+    depth = _layer_depth(size_bytes)
+    layer_bytes: dict[str, int] = {}
+    for scope, held_bytes in size_bytes.items():
+        layer = _cut(scope, depth)
+        layer_bytes[layer] = layer_bytes.get(layer, 0) + held_bytes
+    shown = set(sorted(filter(None, layer_bytes), key=lambda layer: -layer_bytes[layer])[: MOST_GROUPS - 1])
+    groups = _with_labels(_in_families([layer for layer in layer_bytes if layer in shown]))
+    left = sum(layer not in shown and layer != "" for layer in layer_bytes)
+    if left or "" in layer_bytes:
+        groups = (*groups, Group(key="", label=f"no scope and {left} small layers" if left else "no scope"))
+    index = {group.key: at for at, group in enumerate(groups)}
+    return groups, {scope: index.get(_cut(scope, depth), len(groups) - 1) for scope in size_bytes}
+
+
+def _layer_depth(size_bytes: dict[str, int]) -> int:
+    deepest = max((scope.count("/") + 1 for scope in size_bytes if scope), default=1)
+    numbered = {depth: _numbered_bytes(size_bytes, depth) for depth in range(1, deepest + 1)}
+    best = max(numbered, key=lambda depth: numbered[depth])  # the outermost of equals
+    if numbered[best]:
+        return best
+    return next((d for d in numbered if len({_cut(scope, d) for scope in size_bytes if scope}) > 1), 1)
+
+
+def _numbered_bytes(size_bytes: dict[str, int], depth: int) -> int:
+    """Bytes in scopes whose name at a depth differs from others by nothing but the number of the layer."""
+    deep = {scope: _cut(scope, depth) for scope in size_bytes if scope and scope.count("/") + 1 >= depth}
+    layers = {
+        item
+        for folded in _folded(dict.fromkeys(deep.values()))
+        if folded.layers and "*" in folded.scope.rsplit("/", 1)[-1]
+        for item in folded.items
+    }
+    return sum(size_bytes[scope] for scope, layer in deep.items() if layer in layers)
+
+
+def _in_families(layers: list[str]) -> tuple[Group, ...]:
+    groups: list[Group] = []
+    families = 0
+    for folded in _folded(layers):
+        items = [item for _, item in sorted(zip(folded.layers, folded.items, strict=False))] or folded.items
+        if len(items) < SMALLEST_FAMILY or not folded.layers:
+            groups.extend(Group(key=layer, label=layer) for layer in items)
+            continue
+        groups.extend(
+            Group(key=layer, label=layer, family=families, position=at / (len(items) - 1))
+            for at, layer in enumerate(items)
+        )
+        families += 1
+    return tuple(groups)
+
+
+def _with_labels(groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """Labels without the names that all layers begin with."""
+    paths = [group.key.split("/") for group in groups]
+    shared = 0
+    while len({path[shared] if len(path) > shared + 1 else None for path in paths} - {None}) == 1 and all(
+        len(path) > shared + 1 or path == paths[0][: len(path)] for path in paths
+    ):
+        shared += 1
+    return tuple(
+        replace(group, label="/".join(path[shared:]) or group.key) for group, path in zip(groups, paths, strict=True)
+    )
+
+
+def family_label(groups: Sequence[Group]) -> str:
+    """One label for the members of a family.
+
+    Example:
+      >>> family_label([Group(key=f"n/block_{i}", label=f"block_{i}", family=0) for i in range(12)])
+      'block_0 to block_11'
+    """
+    return f"{groups[0].label} to {groups[-1].label}"
+
+
+def _folded(scopes: Iterable[str]) -> tuple[Any, ...]:
+    return fold_layers(scopes, scope=str, alike=lambda _: None)
+
+
+def _cut(scope: str, depth: int) -> str:
+    return "/".join(scope.split("/")[:depth])
+
+
+def plain_text(text: str) -> str:
+    r"""A name as it may stand in any document: what cannot be printed is replaced.
+
+    Example:
+      >>> plain_text("a\x00b\nc")
+      'a?b?c'
+    """
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u2028\u2029\u202a-\u202e]", "?", text)

@@ -1,0 +1,287 @@
+"""A memory map as plain shapes: rectangles over time and address, and live bytes stacked by group.
+
+Nothing here knows pixels of a page, colours or fonts; `figure` and `page` draw what `layout` returns. Buffers that
+would be thinner than a pixel are folded with their neighbours of the same group, time and address, and a curve of
+many kernels keeps of each short stretch the kernel at which most is alive, so that no peak is lost.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal, get_args
+
+import numpy as np
+
+from jaxckpt.hlo import Buffer, MemoryMap, Part, Role
+from jaxckpt.report.picture.groups import Group, layer_groups
+
+Key = Literal["layer", "role", "part"]
+"""What buffers can be told apart by."""
+KEYS: tuple[Key, ...] = get_args(Key)
+
+_LATE = (Part.BACKWARD, Part.RECOMPUTE)
+_FOLDED_PIXELS = 8
+"""Thin buffers that begin and end within so many pixels of each other are folded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rectangle:
+    """One buffer, or several thin ones.
+
+    Attributes:
+      start: The first kernel at which any is alive.
+      stop: The first kernel at which none is any more.
+      low_bytes: Lowest address, temporary allocations standing on one another.
+      high_bytes: Highest address.
+      layer: Index among `Picture.groups["layer"]`; one for all members.
+      role: Likewise.
+      part: Likewise.
+      size_bytes: The members' sizes added up. Not the rectangle's height where several were folded.
+      peak_bytes: The same of those that are alive at the peak.
+      members: The buffers, largest first.
+    """
+
+    start: int
+    stop: int
+    low_bytes: int
+    high_bytes: int
+    layer: int
+    role: int
+    part: int
+    size_bytes: int
+    peak_bytes: int
+    members: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A stretch of kernels `[start, stop)`, shown by the one `at` which most temporaries are alive."""
+
+    start: int
+    stop: int
+    at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Kernels `[start, stop)` under one label."""
+
+    start: int
+    stop: int
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """All that is drawn of a memory map.
+
+    Attributes:
+      memory: What it was made from.
+      extent_bytes: Height of the address space: all temporary allocations.
+      groups: For each key ("layer", "role", "part") what buffers are told apart by, in the order of stacking.
+      rectangles: Large ones first, so that small ones are drawn over them.
+      samples: The stretches of time of the curves.
+      curves: For each key and group the bytes alive at each sample.
+      parts: Of the step, kernel by kernel, equal neighbours joined; labels are values of `Part`.
+      phases: The same in a few words for the time axis.
+    """
+
+    memory: MemoryMap
+    extent_bytes: int
+    groups: dict[Key, tuple[Group, ...]]
+    rectangles: tuple[Rectangle, ...]
+    samples: tuple[Sample, ...]
+    curves: dict[Key, tuple[tuple[int, ...], ...]]
+    parts: tuple[Stretch, ...]
+    phases: tuple[Stretch, ...]
+
+
+def layout(memory: MemoryMap, *, width: int = 1200, height: int = 600, points: int = 600, most: int = 5000) -> Picture:
+    """Places a memory map's temporaries on a plane.
+
+    Args:
+      memory: What to show. Only temporaries of device memory are placed; arguments are there all the time.
+      width: Pixels of the time axis.
+      height: Pixels of the address axis.
+      points: The curves have at most so many samples.
+      most: Folding becomes coarser until there are at most so many rectangles, or nothing is left to fold.
+
+    Returns:
+      The picture. Complexity: linear in buffers, and in kernels times groups.
+
+    Example:
+      >>> from jaxckpt.hlo import Allocation, Buffer, Kernel, MemoryMap, Use
+      >>> kernels = tuple(Kernel(name=f"add.{i}", opcode="add") for i in range(3))
+      >>> buffer = Buffer(id=0, size_bytes=64, offset_bytes=0, allocation=0, born=0, dies=1, dtype="int8", shape=(64,))
+      >>> allocation = Allocation(index=0, size_bytes=64, use=Use.TEMPORARY)
+      >>> memory = MemoryMap(program="step", kernels=kernels, buffers=(buffer,), allocations=(allocation,))
+      >>> picture = layout(memory)
+      >>> [(r.start, r.stop, r.low_bytes, r.high_bytes) for r in picture.rectangles], picture.curves["layer"]
+      ([(0, 2, 0, 64)], ((64, 64, 0),))
+    """
+    placed, groups = _placed(memory)
+    extent_bytes = memory.temp_bytes
+    samples = _samples(memory.live_bytes, points)
+    return Picture(
+        memory=memory,
+        extent_bytes=extent_bytes,
+        groups=groups,
+        rectangles=_rectangles(placed, memory, width=width, height=height, most=most),
+        samples=samples,
+        curves={key: _curves(placed, key, len(groups[key]), samples, memory) for key in KEYS},
+        parts=_parts(memory, width),
+        phases=_phases(memory),
+    )
+
+
+def described(dtype: str, shape: Sequence[int]) -> str:
+    """A dtype and shape in short.
+
+    Example:
+      >>> described("bfloat16", (8, 1024))
+      'bf16[8,1024]'
+    """
+    short = dtype.replace("bfloat", "bf").replace("float", "f").replace("uint", "u").replace("int", "i")
+    return f"{short}[{','.join(map(str, shape))}]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Placed:
+    """A buffer, where it is in the address space of all allocations, and its groups by key."""
+
+    buffer: Buffer
+    low_bytes: int
+    groups: tuple[int, int, int]
+
+
+def _placed(memory: MemoryMap) -> tuple[list[_Placed], dict[Key, tuple[Group, ...]]]:
+    buffers = memory.temporaries
+    layers, layer_of = layer_groups(buffers)
+    roles = [role for role in Role if any(b.role is role for b in buffers)]
+    parts = [part for part in Part if any(b.part is part for b in buffers)]
+    base = _bases(memory)
+    placed = [
+        _Placed(
+            buffer=b,
+            low_bytes=base[b.allocation] + b.offset_bytes,
+            groups=(layer_of[b.scope], roles.index(b.role), parts.index(b.part)),
+        )
+        for b in buffers
+    ]
+    return placed, {"layer": layers, "role": _named(roles), "part": _named(parts)}
+
+
+def _bases(memory: MemoryMap) -> dict[int, int]:
+    """Where each temporary allocation begins, standing on those before it."""
+    used = {buffer.allocation for buffer in memory.temporaries}
+    bases, base = {}, 0
+    for allocation in memory.allocations:
+        if allocation.index in used:
+            bases[allocation.index] = base
+            base += allocation.size_bytes
+    return bases
+
+
+def _named(values: Sequence[Role | Part]) -> tuple[Group, ...]:
+    neutral = (Role.OTHER, Part.UNKNOWN)
+    return tuple(Group(key="" if v in neutral else v.value, label=v.value.replace("_", " ")) for v in values)
+
+
+def _rectangles(
+    placed: list[_Placed], memory: MemoryMap, *, width: int, height: int, most: int
+) -> tuple[Rectangle, ...]:
+    pixel_bytes, pixel_kernels = memory.temp_bytes / height, len(memory.kernels) / width
+    while True:
+        cells: dict[tuple[int, ...], list[_Placed]] = {}
+        for each in placed:
+            cells.setdefault(_cell(each, pixel_bytes, pixel_kernels), []).append(each)
+        if len(cells) <= most or (pixel_bytes > memory.temp_bytes and pixel_kernels > len(memory.kernels)):
+            break
+        pixel_bytes, pixel_kernels = 2 * pixel_bytes, 2 * pixel_kernels
+    rectangles = (_rectangle(members, memory.peak) for members in cells.values())
+    return tuple(sorted(rectangles, key=lambda r: -(r.stop - r.start) * (r.high_bytes - r.low_bytes)))
+
+
+def _cell(each: _Placed, pixel_bytes: float, pixel_kernels: float) -> tuple[int, ...]:
+    """What buffers that are folded have in common; a buffer that can be seen has it for itself."""
+    buffer = each.buffer
+    if buffer.size_bytes >= pixel_bytes and buffer.dies + 1 - buffer.born >= pixel_kernels:
+        return (buffer.id,)
+    cell_kernels = max(_FOLDED_PIXELS * pixel_kernels, 1.0)
+    cell_bytes = max(pixel_bytes, 1.0)
+    low, high = each.low_bytes, each.low_bytes + buffer.size_bytes
+    spans = (low / cell_bytes, high / cell_bytes, buffer.born / cell_kernels, buffer.dies / cell_kernels)
+    return (*each.groups, *map(int, spans))
+
+
+def _rectangle(members: list[_Placed], peak: int) -> Rectangle:
+    layer, role, part = members[0].groups
+    buffers = sorted((each.buffer for each in members), key=lambda b: (-b.size_bytes, b.id))
+    return Rectangle(
+        start=min(b.born for b in buffers),
+        stop=max(b.dies for b in buffers) + 1,
+        low_bytes=min(each.low_bytes for each in members),
+        high_bytes=max(each.low_bytes + each.buffer.size_bytes for each in members),
+        layer=layer,
+        role=role,
+        part=part,
+        size_bytes=sum(b.size_bytes for b in buffers),
+        peak_bytes=sum(b.size_bytes for b in buffers if b.born <= peak <= b.dies),
+        members=tuple(buffers),
+    )
+
+
+def _samples(live_bytes: Sequence[int], points: int) -> tuple[Sample, ...]:
+    """Equal stretches; of equal kernels the first, as in `MemoryMap.peak`."""
+    step = max(1, -(-len(live_bytes) // points))
+    starts = range(0, len(live_bytes), step)
+    stops = (min(start + step, len(live_bytes)) for start in starts)
+    return tuple(
+        Sample(start=start, stop=stop, at=max(range(start, stop), key=live_bytes.__getitem__))
+        for start, stop in zip(starts, stops, strict=True)
+    )
+
+
+def _curves(
+    placed: list[_Placed], key: Key, count: int, samples: tuple[Sample, ...], memory: MemoryMap
+) -> tuple[tuple[int, ...], ...]:
+    length, at = len(memory.kernels), [sample.at for sample in samples]
+    members: list[list[Buffer]] = [[] for _ in range(count)]
+    for each in placed:
+        members[each.groups[KEYS.index(key)]].append(each.buffer)
+    return tuple(_live_at(buffers, length, at) for buffers in members)
+
+
+def _live_at(buffers: list[Buffer], length: int, at: list[int]) -> tuple[int, ...]:
+    changes = np.zeros(length + 1, np.int64)
+    sizes = np.array([b.size_bytes for b in buffers], np.int64)
+    np.add.at(changes, np.array([b.born for b in buffers], np.intp), sizes)
+    np.subtract.at(changes, np.array([b.dies + 1 for b in buffers], np.intp), sizes)
+    return tuple(np.cumsum(changes)[at].tolist()) if at else ()
+
+
+def _parts(memory: MemoryMap, width: int) -> tuple[Stretch, ...]:
+    """What most kernels of each pixel belong to."""
+    parts = [kernel.part for kernel in memory.kernels]
+    step = max(1, -(-len(parts) // width))
+    pixels = [(at, Counter(parts[at : at + step]).most_common(1)[0][0]) for at in range(0, len(parts), step)]
+    joined = [(part, [at for at, _ in run]) for part, run in groupby(pixels, key=lambda pixel: pixel[1])]
+    return tuple(Stretch(start=at[0], stop=min(at[-1] + step, len(parts)), label=part.value) for part, at in joined)
+
+
+def _phases(memory: MemoryMap) -> tuple[Stretch, ...]:
+    """Forward until the first backward kernel, backward until the last, and what comes after; updates between."""
+    parts = [kernel.part for kernel in memory.kernels]
+    if not parts:
+        return ()
+    middle = memory.backward
+    end = max((at + 1 for at, part in enumerate(parts) if part in _LATE), default=middle)
+    within = parts[middle:end].count(Part.UPDATE)
+    after = "update" if Part.UPDATE in parts[end:] else "end"
+    phases = (
+        Stretch(start=0, stop=middle, label="forward"),
+        Stretch(start=middle, stop=end, label="backward and update" if within > (end - middle) / 20 else "backward"),
+        Stretch(start=end, stop=len(parts), label=after),
+    )
+    return tuple(phase for phase in phases if phase.stop > phase.start)

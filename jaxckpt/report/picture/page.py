@@ -1,0 +1,177 @@
+"""The memory map as one HTML file that needs nothing else: template, style, script and data in one text.
+
+The file opens without a network and fetches nothing. Names go in as JSON in which no tag can end or begin, and the
+script puts them on the page as text only, so that a layer named `<script>` is shown and not run.
+"""
+
+import html
+import json
+import re
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from typing import Any
+
+from jaxckpt.hlo import Buffer, MemoryMap, Space, Use
+from jaxckpt.report.picture.groups import Group, plain_text
+from jaxckpt.report.picture.layout import KEYS, Picture, Rectangle, described, layout
+from jaxckpt.report.picture.palette import colours, part_colour
+
+_LARGEST_AT_PEAK = 40
+_NAMED_OF_FOLDED = 4
+_PLACEHOLDER = re.compile(r"\{\{(title|style|data|scene|panels|controls)\}\}")
+
+
+def memory_page(memory: MemoryMap, *, title: str | None = None) -> str:
+    """An interactive page that shows where the temporaries of a step are.
+
+    Args:
+      memory: What to show (`Footprint.memory`).
+      title: Heading of the page; the program's name if None.
+
+    Returns:
+      HTML, complete in itself. Its size is bounded whatever the program's, and below 1 MB for most.
+
+    Example:
+      >>> from jaxckpt.hlo import MemoryMap
+      >>> page = memory_page(MemoryMap(program="<b>", kernels=(), buffers=(), allocations=()))
+      >>> "<b>" in page, "<title>&lt;b&gt;</title>" in page
+      (False, True)
+    """
+    heading = plain_text(memory.program if title is None else title)
+    parts = {
+        "title": html.escape(heading),
+        "style": _template("page.css"),
+        "scene": _template("scene.js"),
+        "panels": _template("panels.js"),
+        "controls": _template("controls.js"),
+        "data": embedded_json(page_data(layout(memory, width=2400, height=900, points=1500))),
+    }
+    return _PLACEHOLDER.sub(lambda match: parts[match[1]], _template("page.html"))
+
+
+def page_data(picture: Picture) -> dict[str, Any]:
+    """What the page's script draws, as numbers, texts, lists and dicts.
+
+    Args:
+      picture: Its shapes.
+
+    Returns:
+      Texts are kept once, in "texts"; elsewhere their index stands. Curves are kept as differences.
+    """
+    texts = _Texts()
+    memory = picture.memory
+    groups = {key: [_group(group, hue) for group, hue in _coloured(picture.groups[key])] for key in KEYS}
+    data = {
+        "kernels": len(memory.kernels),
+        "extent": picture.extent_bytes,
+        "peak": {"at": memory.peak, "bytes": memory.peak_bytes},
+        "figures": [list(pair) for pair in _figures(memory)],
+        "problems": [plain_text(problem) for problem in memory.problems],
+        "groups": groups,
+        "rectangles": [_rectangle(rectangle, memory, texts) for rectangle in picture.rectangles],
+        "samples": [[s.start, s.stop, s.at, *_kernel(memory, s.at, texts)] for s in picture.samples],
+        "curves": {key: [_differences(values) for values in picture.curves[key]] for key in KEYS},
+        "parts": [[s.start, s.stop, part_colour(s.label), s.label] for s in picture.parts],
+        "phases": [[s.start, s.stop, s.label] for s in picture.phases],
+        "largest": _largest(picture, texts),
+        "largest_of": len(memory.alive_at(memory.peak)),
+    }
+    return data | {"texts": texts.all}
+
+
+def embedded_json(data: Any) -> str:
+    r"""JSON that may stand in an HTML script element.
+
+    Example:
+      >>> embedded_json("</script>")
+      '"\\u003c/script\\u003e"'
+    """
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+class _Texts:
+    """Texts by number, each kept once."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._index: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        if text not in self._index:
+            self._index[text] = len(self.all)
+            self.all.append(plain_text(text)[:400])
+        return self._index[text]
+
+
+def _template(name: str) -> str:
+    return files("jaxckpt.report.picture").joinpath(name).read_text(encoding="utf-8")
+
+
+def _coloured(groups: Sequence[Group]) -> Iterable[tuple[Group, str]]:
+    return zip(groups, colours(groups), strict=True)
+
+
+def _group(group: Group, colour: str) -> dict[str, Any]:
+    return {"label": plain_text(group.label), "colour": colour, "family": group.family}
+
+
+def _rectangle(rectangle: Rectangle, memory: MemoryMap, texts: _Texts) -> list[Any]:
+    """Place, groups and sums; then a buffer's own facts, or the largest of those folded."""
+    place = [rectangle.start, rectangle.stop, rectangle.low_bytes, rectangle.high_bytes]
+    groups = [rectangle.layer, rectangle.role, rectangle.part]
+    sums = [rectangle.size_bytes, rectangle.peak_bytes, len(rectangle.members)]
+    if len(rectangle.members) > 1:
+        named = rectangle.members[:_NAMED_OF_FOLDED]
+        return [*place, *groups, *sums, [[*_buffer(b, texts), b.size_bytes] for b in named]]
+    (buffer,) = rectangle.members
+    reader = memory.kernels[buffer.dies]
+    where = f" in {reader.scope}" if reader.scope else ""
+    facts = [texts(f"{reader.name}{where}"), texts(str(list(buffer.layout)) if buffer.layout else ""), buffer.count]
+    return [*place, *groups, *sums, *_buffer(buffer, texts), *facts]
+
+
+def _buffer(buffer: Buffer, texts: _Texts) -> list[int]:
+    array = described(buffer.dtype, buffer.shape)
+    return [texts(text) for text in (buffer.name, buffer.op, buffer.scope, array, buffer.source)]
+
+
+def _kernel(memory: MemoryMap, at: int, texts: _Texts) -> list[int]:
+    kernel = memory.kernels[at]
+    return [texts(text) for text in (kernel.name, kernel.op, kernel.scope, kernel.part.value, kernel.source)]
+
+
+def _differences(values: Sequence[int]) -> list[int]:
+    return [value - before for before, value in zip((0, *values), values, strict=False)]
+
+
+def _largest(picture: Picture, texts: _Texts) -> list[list[int]]:
+    """The largest buffers at the peak: rectangle, size, role, then names."""
+    memory = picture.memory
+    place = {b.id: at for at, rectangle in enumerate(picture.rectangles) for b in rectangle.members}
+    return [
+        [place[b.id], b.size_bytes, picture.rectangles[place[b.id]].role, *_buffer(b, texts)]
+        for b in memory.alive_at(memory.peak)[:_LARGEST_AT_PEAK]
+    ]
+
+
+def _figures(memory: MemoryMap) -> Iterable[tuple[str, int | float | str]]:
+    """What the page says in its head: a label, and bytes, a ratio or a text."""
+    yield "temporaries alive at the peak", memory.peak_bytes
+    yield "temporaries allocated", memory.temp_bytes
+    yield "fragmentation", f"{memory.fragmentation:.3f}"
+    for label, use, space in _ALLOCATED:
+        size_bytes = sum(a.size_bytes for a in memory.allocations if a.use is use and a.space is space)
+        if size_bytes:
+            yield label, size_bytes
+    yield "buffers", str(len(memory.temporaries))
+    yield "kernels", str(len(memory.kernels))
+
+
+_ALLOCATED = (
+    ("arguments, all the time", Use.ARGUMENT, Space.DEVICE),
+    ("new results", Use.OUTPUT, Space.DEVICE),
+    ("constants", Use.CONSTANT, Space.DEVICE),
+    ("host: arguments", Use.ARGUMENT, Space.HOST),
+    ("host: temporaries", Use.TEMPORARY, Space.HOST),
+)

@@ -1,0 +1,37 @@
+"""Versions side by side: steps, plans, policies, saved footprints and foreign programs, and what differs between them.
+
+Read in this order: `comparison` (the data), `differences` (how footprints are held against each other), `compare`
+(how anything becomes a footprint), `rows` (the same for spreadsheets and frames).
+"""
+
+from jaxckpt.versus.compare import StepCall, Version, compare, footprint_of_path
+from jaxckpt.versus.comparison import (
+    BufferChange,
+    ComparedVersion,
+    Comparison,
+    PeakBuffer,
+    PeakChange,
+    RecomputedOp,
+    ScopeFigures,
+)
+from jaxckpt.versus.differences import compare_footprints, peak_changes
+from jaxckpt.versus.rows import Row, comparison_frame, comparison_rows
+
+__all__ = [
+    "BufferChange",
+    "ComparedVersion",
+    "Comparison",
+    "PeakBuffer",
+    "PeakChange",
+    "RecomputedOp",
+    "Row",
+    "ScopeFigures",
+    "StepCall",
+    "Version",
+    "compare",
+    "compare_footprints",
+    "comparison_frame",
+    "comparison_rows",
+    "footprint_of_path",
+    "peak_changes",
+]

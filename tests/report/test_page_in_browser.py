@@ -1,0 +1,193 @@
+"""The page in a real browser without a window: it draws, answers the pointer and the keys, and fetches nothing."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
+
+import pytest
+
+import jaxckpt
+from tests.report.maps import blocks
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"no Chromium here: none of {', '.join(NAMES)} is on the path")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        # No sandbox: tests run as root in containers, and the page is our own.
+        try:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        except sync_api.Error as error:
+            pytest.skip(f"{CHROMIUM} does not start here: {str(error).splitlines()[0]}")
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page, and all that it fetched and complained of."""
+
+    def __init__(self, browser, path, scheme="light"):
+        self.requests, self.complaints = [], []
+        self.page = browser.new_page(color_scheme=scheme, viewport={"width": 1400, "height": 1000})
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.complaints.append(dialog.message), dialog.dismiss()))
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-drawn]")
+        self.page.evaluate("() => new Promise(requestAnimationFrame)")
+        self.url = path.as_uri()
+
+    def place(self, memory, kernel, address):
+        """Where a kernel and an address are on the screen."""
+        box = json.loads(self.page.get_attribute("#over", "data-map"))
+        canvas = self.page.locator("#over").bounding_box()
+        across = kernel / len(memory.kernels)
+        up = address / (max(memory.temp_bytes, memory.peak_bytes) * 1.01)
+        left = canvas["x"] + box["left"] + across * (box["right"] - box["left"])
+        return left, canvas["y"] + box["bottom"] - up * (box["bottom"] - box["top"])
+
+    def pixel(self, place):
+        script = """([x, y]) => {
+          const canvas = document.getElementById("base"), box = canvas.getBoundingClientRect();
+          const scale = canvas.width / box.width;
+          const copy = new OffscreenCanvas(1, 1).getContext("2d");
+          copy.drawImage(canvas, (x - box.x) * scale, (y - box.y) * scale, 1, 1, 0, 0, 1, 1);
+          return [...copy.getImageData(0, 0, 1, 1).data].slice(0, 3);
+        }"""
+        return bytes(self.page.evaluate(script, list(place))).hex()
+
+    def text(self, selector):
+        return self.page.inner_text(selector)
+
+    def is_quiet(self):
+        return self.requests == [self.url] and not self.complaints
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    pages = []
+
+    def open_map(memory, **how):
+        jaxckpt.draw(memory, tmp_path / "map.html")
+        pages.append(Opened(browser, tmp_path / "map.html", **how))
+        return pages[-1]
+
+    yield open_map
+    for each in pages:
+        each.page.close()
+
+
+MEMORY = blocks(12)
+BUFFER = MEMORY.buffers[3]
+MIDDLE = (8.5, BUFFER.offset_bytes + BUFFER.size_bytes / 2)
+BELOW_ITS_NAME = (8.5, BUFFER.offset_bytes + BUFFER.size_bytes / 6)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_renders_and_fetches_nothing(opened, scheme):
+    there = opened(MEMORY, scheme=scheme)
+    assert there.page.get_attribute("html", "data-drawn") == str(len(MEMORY.temporaries))
+    assert "1.04 GiB" in there.text("#figures") and "fragmentation" in there.text("#figures")
+    data = json.loads(there.page.evaluate("() => document.getElementById('data').textContent"))
+    expected = bytes.fromhex(data["groups"]["layer"][3]["colour"].removeprefix("#"))
+    drawn = bytes.fromhex(there.pixel(there.place(MEMORY, *BELOW_ITS_NAME)))
+    assert all(abs(a - b) <= 2 for a, b in zip(drawn, expected, strict=True)), (drawn, expected)
+    ground = there.pixel(there.place(MEMORY, 0.2, MEMORY.peak_bytes))
+    assert ground == {"light": "ffffff", "dark": "14161a"}[scheme]
+    assert there.is_quiet(), (there.requests, there.complaints)
+
+
+def test_hovering_says_which_buffer_which_layer_and_which_line(opened):
+    there = opened(MEMORY)
+    there.page.mouse.move(*there.place(MEMORY, *MIDDLE))
+    for panel in ("#tip", "#details"):
+        for words in ("fusion.3", "net/block_3/attention", "64 MiB", "/home/me/model.py:31", "residual"):
+            assert words in there.text(panel).replace("\n", " ")
+    there.page.mouse.move(0, 0)
+    assert there.page.is_hidden("#tip")
+    assert there.is_quiet()
+
+
+def test_hovering_over_folded_buffers_says_how_many(opened):
+    memory = blocks(12, small=200)
+    folded = memory.buffers[12 * 201 - 20]
+    there = opened(memory)
+    there.page.mouse.move(*there.place(memory, memory.peak, folded.offset_bytes))
+    assert "small buffers" in there.text("#tip")
+    assert there.is_quiet()
+
+
+def test_a_click_keeps_a_buffer_and_escape_lets_it_go(opened):
+    there = opened(MEMORY)
+    there.page.mouse.click(*there.place(MEMORY, *MIDDLE))
+    there.page.mouse.move(0, 0)
+    assert "net/block_3/attention" in there.text("#details")
+    there.page.keyboard.press("Escape")
+    assert "Point at a rectangle" in there.text("#details")
+    there.page.keyboard.press("ArrowDown")
+    assert "net/block_0/attention" in there.text("#details")
+    assert there.is_quiet()
+
+
+def test_dragging_zooms_to_a_stretch_of_time_and_0_shows_all_again(opened):
+    there = opened(MEMORY)
+    inside = there.place(MEMORY, 1, BELOW_ITS_NAME[1])
+    ground = there.pixel(inside)
+    there.page.mouse.move(*there.place(MEMORY, 6, 1000))
+    there.page.mouse.down()
+    there.page.mouse.move(*there.place(MEMORY, 14, 1000), steps=3)
+    there.page.mouse.up()
+    assert there.pixel(inside) != ground, "block 3 reaches over the whole stretch"
+    there.page.keyboard.press("0")
+    assert there.pixel(inside) == ground
+    there.page.mouse.wheel(0, -400)
+    there.page.wait_for_timeout(100)
+    there.page.keyboard.press("p")
+    assert there.is_quiet()
+
+
+def test_colours_and_curve_are_switched(opened):
+    there = opened(MEMORY)
+    place = there.place(MEMORY, *BELOW_ITS_NAME)
+    by_layer = there.pixel(place)
+    there.page.check("#color input[value=role]", force=True)
+    assert there.pixel(place) != by_layer
+    assert "residual" in there.text("#legend") and "logits" in there.text("#legend")
+    there.page.check("#curve input[value=role]", force=True)
+    assert there.is_quiet()
+
+
+def test_the_table_names_the_largest_buffers_at_the_peak(opened):
+    there = opened(MEMORY)
+    first = there.text("#peak tbody tr:first-child")
+    assert "logits_fusion" in first and "300 MiB" in first and "net/head" in first
+    there.page.click("#peak tbody tr:first-child button")
+    assert "logits_fusion" in there.text("#details")
+    assert there.is_quiet()
+
+
+def test_a_layer_named_script_is_shown_and_not_run(opened):
+    name = "<script>alert(1)</script><img src=x onerror=alert(2)>"
+    buffers = tuple(replace(b, scope=name, name=name, source=name) for b in MEMORY.buffers)
+    memory = replace(MEMORY, program=name, buffers=buffers, problems=(name,))
+    there = opened(memory)
+    there.page.mouse.move(*there.place(memory, *MIDDLE))
+    for panel in ("h1", "#tip", "#details", "#legend", "#peak", "#problems"):
+        assert "<script>alert(1)<" in there.text(panel).replace("\n", "")
+    assert there.page.title() == name
+    assert there.is_quiet(), there.complaints
+
+
+def test_an_empty_program_is_shown_without_complaint(opened):
+    there = opened(replace(MEMORY, kernels=(), buffers=(), allocations=()))
+    there.page.mouse.move(400, 400)
+    there.page.keyboard.press("Tab")
+    assert there.is_quiet()

@@ -1,0 +1,108 @@
+"""Figures: PNG, SVG and PDF are written, names stand in them as they are, and the peak is labelled."""
+
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+
+import jaxckpt
+from jaxckpt.hlo import MemoryMap
+from jaxckpt.measure import Footprint
+from jaxckpt.report.picture import memory_figure, save_figure
+from tests.report.maps import blocks, memory_maps
+
+BARE = Footprint(argument_bytes=1, output_bytes=1, alias_bytes=0, temp_bytes=1, target="h200")
+
+
+def texts_of(path):
+    return [element.text for element in ElementTree.parse(path).iter() if element.tag.endswith("}text")]
+
+
+def test_a_png_is_written(tmp_path):
+    jaxckpt.draw(blocks(3), tmp_path / "map.png")
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_pdf_is_written(tmp_path):
+    jaxckpt.draw(blocks(3), tmp_path / "map.PDF")
+    assert (tmp_path / "map.PDF").read_bytes().startswith(b"%PDF")
+
+
+def test_an_svg_says_layers_phases_and_the_peak_in_words(tmp_path):
+    memory = blocks(12)
+    jaxckpt.draw(BARE.with_memory(memory), tmp_path / "map.svg")
+    texts = texts_of(tmp_path / "map.svg")
+    assert {"jit_step on h200", "block_0 to block_11", "head", "forward", "backward"} <= set(texts)
+    assert f"peak: 1.04 GiB at kernel {memory.peak}" in texts
+    assert any("allocated, fragmentation 1.009" in text for text in texts)
+
+
+def test_names_of_layers_are_shown_and_not_read_as_markup_or_formula(tmp_path):
+    memory = blocks(2, prefix="net/<script>alert(1)</script>$\\frac_", head="_head & tail\x00\n")
+    save_figure(memory, tmp_path / "map.svg", title="<b>$x$\x1b")
+    raw = (tmp_path / "map.svg").read_text()
+    assert "<script" not in raw and "<b>" not in raw
+    texts = texts_of(tmp_path / "map.svg")
+    assert "<b>$x$?" in texts and "_head & tail??" in texts
+    assert any("<script>alert(1)" in text for text in texts)
+
+
+def test_equal_maps_give_equal_files(tmp_path):
+    for name in ("a.svg", "b.svg"):
+        save_figure(blocks(2), tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+@pytest.mark.parametrize("color", ["layer", "role", "part"])
+def test_every_way_to_colour_names_its_groups(color, tmp_path):
+    save_figure(blocks(3), tmp_path / "map.svg", color=color)
+    expected = {"layer": "block_0 to block_2", "role": "residual", "part": "forward"}[color]
+    assert expected in texts_of(tmp_path / "map.svg")
+
+
+@settings(max_examples=5)
+@given(memory_maps())
+def test_any_map_is_drawn(memory):
+    memory_figure(memory, color="role").canvas.draw()
+
+
+def test_a_program_without_kernels_is_drawn(tmp_path):
+    save_figure(MemoryMap(program="none", kernels=(), buffers=(), allocations=()), tmp_path / "none.png")
+
+
+def test_drawing_leaves_no_window_and_no_state_of_pyplot():
+    code = (
+        "import sys; from tests.report.maps import blocks; from jaxckpt.report.picture import memory_figure;"
+        "assert 'matplotlib' not in sys.modules; memory_figure(blocks(2));"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(jaxckpt.MissingPackageError, match=r'pip install "jaxckpt\[pictures\]"'):
+        jaxckpt.draw(blocks(2), tmp_path / "map.png")
+    jaxckpt.draw(blocks(2), tmp_path / "map.html")
+
+
+def test_another_ending_is_refused_in_four_lines(tmp_path):
+    with pytest.raises(jaxckpt.PictureError) as caught:
+        jaxckpt.draw(blocks(2), tmp_path / "map.jpeg")
+    assert len(str(caught.value).splitlines()) == 4
+    assert "'.jpeg'" in str(caught.value) and ".html, .png, .svg, .pdf" in str(caught.value)
+    assert caught.value.path == tmp_path / "map.jpeg" and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("what", [BARE, None, "a path"])
+def test_what_has_no_memory_map_is_refused_in_four_lines(what, tmp_path):
+    with pytest.raises(jaxckpt.PictureError, match="no memory map") as caught:
+        jaxckpt.draw(what, tmp_path / "map.html")
+    assert len(str(caught.value).splitlines()) == 4 and not list(tmp_path.iterdir())
+
+
+def test_an_unknown_colouring_is_refused():
+    with pytest.raises(jaxckpt.PictureError, match="'dtype'"):
+        memory_figure(blocks(2), color="dtype")
