@@ -26,6 +26,7 @@ TARGET = "h200"
 BUDGET = "6GiB"
 ROUNDS = 3
 LAYERS = 12
+PICTURE = Path(__file__).parents[1] / "docs" / "gpt2-memory.png"
 
 
 def main() -> None:
@@ -37,6 +38,7 @@ def main() -> None:
         print_report(footprint_report(made, depth=2), Console(width=160))
         data["versions"][name] = facts(made)
     data["seconds"] = seconds(model)
+    jaxckpt.draw(versions["as written"], PICTURE)
     for name, found in (*data["versions"].items(), ("seconds", data["seconds"])):
         print(name)
         for key, value in found.items():

@@ -6,18 +6,22 @@ from typing import Annotated, Any
 import typer
 
 from jaxckpt._errors import ReportFileError
+from jaxckpt._files import write_whole
 from jaxckpt.cli.console import Say, Shell
 from jaxckpt.cli.reference import load_step
-from jaxckpt.measure import Footprint
-from jaxckpt.measure import footprint as footprint_of_step
+from jaxckpt.measure import Footprint, compile_step
 from jaxckpt.report import footprint_report, print_report, require_report_folder
 from jaxckpt.report.picture import draw
+from jaxckpt.report.trace_events import save_trace
 from jaxckpt.versus import footprint_of_path
 
 _METAVAR = "MODULE:FUNCTION|FILE|FOLDER"
 _WORDS = "What returns (step, args), or a saved footprint (.json), or XLA's dump."
 _DRAWN = (".html", ".png", ".svg", ".pdf")
+_TRACED = (".trace.json", ".trace.json.gz")
 _SAVED = (".json", ".json.gz")
+_PROGRAM = (".hlo.pb",)
+_FORMS = (*_DRAWN, *_SAVED, *_TRACED, *_PROGRAM)
 
 
 def footprint(
@@ -26,7 +30,12 @@ def footprint(
     depth: Annotated[int | None, typer.Option(min=1, help="Add up scopes below this depth.")] = None,
     output: Annotated[
         list[Path] | None,
-        typer.Option("-o", "--output", help="Where to draw it (.html, .png, .svg, .pdf) or keep it (.json, .json.gz)."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="Where to draw it (.html, .png, .svg, .pdf), to keep it (.json, .json.gz), a trace for Perfetto"
+            " (.trace.json) or the program for XProf's memory viewer (.hlo.pb).",
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Print long tables whole.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -37,10 +46,10 @@ def footprint(
         _refuse_early(path)
     shell = Shell(json=json)
     with shell.progress() as say:
-        made = _made(reference, target, say)
+        made, program = _made(reference, target, say)
         for path in outputs:
             say(f"writing {path}")
-            _write(made, path)
+            _write(made, program, path)
     if json:
         shell.print_json(footprint_data(made))
     else:
@@ -62,31 +71,48 @@ def footprint_data(made: Footprint) -> dict[str, Any]:
     }
 
 
-def _made(reference: str, target: str, say: Say) -> Footprint:
-    """A file or folder is read, anything else compiled as a step."""
+def _made(reference: str, target: str, say: Say) -> tuple[Footprint, bytes | None]:
+    """A file or folder is read, anything else compiled as a step; then the program is there too."""
     if Path(reference).exists():
         say(f"reading {reference}")
-        return footprint_of_path(reference, target=target)
+        return footprint_of_path(reference, target=target), None
     referred = load_step(reference)
     say(f"compiling for {target}")
-    return footprint_of_step(referred.step, *referred.args, target=target, **referred.options)
+    compiled = compile_step(referred.step, *referred.args, target=target, **referred.options)
+    return compiled.footprint, compiled.program
 
 
 def _refuse_early(path: Path) -> None:
     """What is wrong with a file's name is said before anything is compiled."""
     require_report_folder(path)
-    if not path.name.endswith((*_DRAWN, *_SAVED)):
+    if not path.name.endswith(_FORMS):
         raise ReportFileError(
             f"jaxckpt footprint: the form of {str(path)!r} is not known by its name.",
             got=path.suffix or "no suffix",
-            needed=", ".join((*_DRAWN, *_SAVED)),
+            needed=", ".join(_FORMS),
             advice=f"-o {path.with_suffix('.html')}",
             path=path,
         )
 
 
-def _write(made: Footprint, path: Path) -> None:
-    if path.name.endswith(_SAVED):
+def _write(made: Footprint, program: bytes | None, path: Path) -> None:
+    if path.name.endswith(_TRACED):
+        save_trace(made, path)
+    elif path.name.endswith(_SAVED):
         made.save(path)
+    elif path.name.endswith(_PROGRAM):
+        write_whole(path, _required(program, path))
     else:
         draw(made, path)
+
+
+def _required(program: bytes | None, path: Path) -> bytes:
+    if program is None:
+        raise ReportFileError(
+            f"jaxckpt footprint: there is no program to write to {str(path)!r}.",
+            got="a saved footprint or a dump, or a compiler that wrote none",
+            needed="a step that is compiled now",
+            advice="hand in module:function; a dump's own *after_optimizations.hlo.pb can be opened as it is",
+            path=path,
+        )
+    return program
