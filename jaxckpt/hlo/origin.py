@@ -57,7 +57,7 @@ def origin_of(op_name: str) -> Origin:
       >>> origin.scope, origin.op, str(origin.part())
       ('GPT/block_3/qkv', 'dot_general', 'backward')
     """
-    *around, op = _split(op_name)
+    *around, op = _split(op_name.partition(";")[0])  # of an instruction that XLA merged of several, the first
     marks = tuple(mark for token in _without_loops(around) for mark in _marks(token))
     return Origin(scope=path_of_marks(marks), op=op, marks=marks)
 

@@ -20,6 +20,7 @@ from jaxckpt.hlo.origin import mark_depth
         ("jit(f)/jvp(GPT)/bqhd,bkhd->bhqk/dot_general", "GPT/bqhd,bkhd->bhqk", "dot_general", Part.FORWARD),
         ("jit(f)/vmap(jvp(net))/add", "net", "add", Part.FORWARD),
         ("jit(f)/add", "", "add", None),
+        ("jit(f)/jvp(a)/mul;jit(f)/transpose(jvp(b))/add", "a", "mul", Part.FORWARD),
         ("", "", "", None),
         ("jit(f)/jvp(while/body)/x/add", "while/body/x", "add", Part.FORWARD),
     ],
