@@ -9,7 +9,7 @@ Read after `jaxckpt.solve`, `jaxckpt.rewrite`, `jaxckpt.measure`.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -37,7 +37,9 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class Candidate:
+    """A plan with what the compiler says of it."""
+
     plan: ir.Plan
     footprint: Footprint
 
@@ -53,6 +55,7 @@ class Planner:
       static_argnums: Arguments that are not traced; taken over from a jitted step.
       allow: What the planner may do with a residual besides saving it.
       max_compiles: At most so many compiles for one plan.
+      compiler_options: XLA options as pairs of name and value; they go before those of a jitted step.
       progress: Called with a sentence before each longer piece of work.
 
     Raises:
@@ -69,6 +72,7 @@ class Planner:
         static_argnums: int | tuple[int, ...] = (),
         allow: tuple[str, ...] = ("recompute",),
         max_compiles: int = 4,
+        compiler_options: Sequence[tuple[str, Any]] = (),
         progress: Progress | None = None,
     ):
         self.target = Target(target) if isinstance(target, str) else target
@@ -77,6 +81,7 @@ class Planner:
         self._say = progress or (lambda _: None)
         self._say("tracing the step")
         self.traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+        self.compiler_options = tuple({**dict(self.traced.compiler_options), **dict(compiler_options)}.items())
         self.graph = self.traced.graph
         self.problem = Problem(graph=self.graph, rates=self.target.rates)
         self._footprints: dict[ir.Plan, Footprint] = {}
@@ -133,7 +138,7 @@ class Planner:
         assert prediction is not None
         return prediction.argument_bytes + prediction.output_bytes
 
-    def measure(self, plan: ir.Plan) -> _Candidate:
+    def measure(self, plan: ir.Plan) -> Candidate:
         """A plan with what the compiler says of it; compiled once."""
         if plan not in self._footprints:
             self._say(f"compiling for {self.target.name}")
@@ -142,12 +147,13 @@ class Planner:
                 self.traced.specs,
                 donated=self.traced.donated,
                 target=self.target,
+                compiler_options=self.compiler_options,
                 out_shardings=self.traced.out_shardings,
                 name=self.traced.name,
                 argument_paths=self.traced.paths,
             )
             self._footprints[plan] = compilation.footprint
-        return _Candidate(plan, self._footprints[plan])
+        return Candidate(plan, self._footprints[plan])
 
     def rewritten(self, plan: ir.Plan) -> Rewritten:
         """The step with a plan carried out, over flat arguments."""
@@ -157,7 +163,7 @@ class Planner:
         """Whether `measure` would answer from memory."""
         return plan in self._footprints
 
-    def finished(self, candidate: "_Candidate", **more: Any) -> Plan:
+    def finished(self, candidate: Candidate, **more: Any) -> Plan:
         """A measured candidate as users hold it; `more` are further fields of `Plan`."""
         shared = {field.name: getattr(candidate.plan, field.name) for field in fields(ir.Plan)}
         return Plan(
@@ -209,7 +215,7 @@ class _Search:
         self.limit_bytes = limit_bytes
         self.strategy = strategy
         self.attempts: list[Attempt] = []
-        self.tried: list[_Candidate] = []
+        self.tried: list[Candidate] = []
         self.fitting: tuple[int, int] | None = None
         self.too_large: tuple[int, int] | None = None
         """The largest question (and its compiled total) that fits, and the smallest that does not, bytes."""
@@ -266,7 +272,7 @@ class _Search:
             return True
         return self.planner.measure(unplanned).footprint.total_bytes <= self.limit_bytes
 
-    def _try(self, plan: ir.Plan, *, asked_bytes: int) -> _Candidate:
+    def _try(self, plan: ir.Plan, *, asked_bytes: int) -> Candidate:
         known = self.planner.compiled_before(plan)
         candidate = self.planner.measure(plan)
         total_bytes = candidate.footprint.total_bytes
@@ -280,15 +286,14 @@ class _Search:
             )
         )
         self.tried.append(candidate)
-        if plan.decisions:
-            if total_bytes <= self.limit_bytes:
-                self.fitting = max(self.fitting or (0, 0), (asked_bytes, total_bytes))
-            else:
-                question = (asked_bytes, total_bytes)
-                self.too_large = min(self.too_large or question, question)
+        if total_bytes <= self.limit_bytes:
+            self.fitting = max(self.fitting or (0, 0), (asked_bytes, total_bytes))
+        else:  # every question down to what the plan was predicted to take has this answer
+            question = (min(asked_bytes, _prediction(plan).total_bytes), total_bytes)
+            self.too_large = min(self.too_large or question, question)
         return candidate
 
-    def _good_enough(self, candidate: _Candidate) -> bool:
+    def _good_enough(self, candidate: Candidate) -> bool:
         total_bytes = candidate.footprint.total_bytes
         if total_bytes > self.limit_bytes:
             return False
@@ -297,7 +302,7 @@ class _Search:
         fixed_bytes = self.planner.fixed_bytes
         return total_bytes - fixed_bytes >= _WELL_USED * (self.limit_bytes - fixed_bytes)
 
-    def _finish(self, tried: list[_Candidate]) -> Plan:
+    def _finish(self, tried: list[Candidate]) -> Plan:
         fitting = [c for c in tried if c.footprint.total_bytes <= self.limit_bytes]
         if not fitting:
             resorts = [c for c in tried if c.plan in self.planner.solver.last_resorts]
@@ -307,14 +312,14 @@ class _Search:
             best, budget_bytes=self.limit_bytes, notes=tuple(self._notes(best)), attempts=tuple(self.attempts)
         )
 
-    def _notes(self, best: _Candidate) -> Iterator[str]:
+    def _notes(self, best: Candidate) -> Iterator[str]:
         if not best.plan.decisions and self.strategy == "optimal":
             yield (
                 f"The step fits as it is ({format_bytes(best.footprint.total_bytes)} of"
                 f" {format_bytes(self.limit_bytes)}): everything is saved, nothing is recomputed."
             )
 
-    def _infeasible(self, smallest: _Candidate) -> InfeasibleBudgetError:
+    def _infeasible(self, smallest: Candidate) -> InfeasibleBudgetError:
         minimum_bytes = smallest.footprint.total_bytes
         memory = smallest.footprint.memory
         blocking = () if memory is None else memory.alive_at(memory.peak)
@@ -348,6 +353,7 @@ def plan(
     strategy: str = "optimal",
     allow: tuple[str, ...] = ("recompute",),
     max_compiles: int = 4,
+    compiler_options: Sequence[tuple[str, Any]] = (),
     progress: Progress | None = None,
 ) -> Plan:
     """Fits a training step into a budget of memory, proved by the compiler.
@@ -372,6 +378,7 @@ def plan(
         static_argnums=static_argnums,
         allow=allow,
         max_compiles=max_compiles,
+        compiler_options=compiler_options,
         progress=progress,
     )
     return planner.plan(budget=budget, strategy=strategy)

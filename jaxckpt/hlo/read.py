@@ -333,7 +333,8 @@ class _Reader:
         """Allocations whose heap was simulated over the whole program; those on the chip are simulated otherwise."""
         simulated = {t.buffer_allocation_index for t in self.assignment.heap_simulator_traces}
         colors = {a.index: a.color for a in self.assignment.buffer_allocations}
-        return frozenset(index for index in simulated if self._space(colors[index]) is Space.DEVICE)
+        known = simulated & colors.keys()  # host memory is simulated by some versions, and numbered apart
+        return frozenset(index for index in known if self._space(colors[index]) is Space.DEVICE)
 
 
 def _overlaps(buffers: Sequence[Buffer]) -> Iterator[tuple[Buffer, Buffer]]:

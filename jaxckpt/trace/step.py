@@ -79,6 +79,11 @@ class Traced:
         """The original step over flat arrays, as its author wrote it: the user's own checkpoints included."""
         return _compat.traced_leaves(self.stage).call
 
+    @property
+    def compiler_options(self) -> tuple[tuple[str, Any], ...]:
+        """What the step's own jit asks of XLA, as pairs."""
+        return _compat.traced_leaves(self.stage).compiler_options
+
     def closes_over_tracers(self) -> bool:
         """Whether the step reads values of a trace around it, and so means nothing outside that trace."""
         return any(isinstance(array, jax.core.Tracer) for _, array in self.program.constants)

@@ -193,7 +193,10 @@ def test_errors_are_four_lines_however_narrow_the_window_is(train, capfd, monkey
 
 
 def test_an_interrupt_is_130(train):
-    command = [sys.executable, "-m", "jaxckpt", "analyze", "train.py:make_waiting"]
+    # Whoever runs the tests in the background ignores interrupts, and what they start does too.
+    heeding = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    start = f"{heeding}; runpy.run_module('jaxckpt', run_name='__main__')"
+    command = [sys.executable, "-c", start, "analyze", "train.py:make_waiting"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=train.parent, env=environment, stderr=subprocess.PIPE, text=True) as waiting:
         while "waiting" not in waiting.stderr.readline():

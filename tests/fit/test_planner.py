@@ -15,7 +15,9 @@ from jaxckpt._errors import (
     UnknownTargetError,
 )
 from jaxckpt.fit import Planner
+from jaxckpt.fit.planner import Candidate
 from jaxckpt.hlo import Part
+from jaxckpt.measure import Footprint
 from jaxckpt.target import targets
 
 GPU = any(status.name == "h200" and status.usable for status in targets())
@@ -84,6 +86,15 @@ def test_a_plans_footprint_marks_and_counts_what_is_computed_again(planner):
 def test_more_memory_never_gives_a_slower_plan(planner):
     seconds = [planner.plan(budget=f"{size}MiB").predicted.step_s for size in range(90, 161, 10)]
     assert all(later <= earlier for earlier, later in zip(seconds, seconds[1:], strict=False))
+
+
+@needs_compiler
+def test_a_plan_carries_the_compiler_options_it_was_made_with():
+    option, other = ("xla_gpu_enable_latency_hiding_scheduler", False), ("xla_gpu_enable_triton_gemm", True)
+    jitted = jax.jit(step, donate_argnums=0, compiler_options=dict([option]))
+    args = ([jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 4, jax.ShapeDtypeStruct((256, 64), jnp.float32))
+    plan = jaxckpt.plan(jitted, *args, budget="1GiB", target="h200", compiler_options=[other])
+    assert plan.footprint.compiler_options == (option, other)
 
 
 @needs_compiler
@@ -185,3 +196,31 @@ def test_the_users_own_exception_comes_out_untouched():
 def test_what_the_planner_cannot_decide_yet_is_refused():
     with pytest.raises(UnknownStrategyError, match="'offload'"):
         jaxckpt.plan(step, *ARGS, budget="1GiB", target="cpu", allow=("recompute", "offload"))
+
+
+@pytest.mark.parametrize("factor", [1.02, 1.15, 1.4])
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
+def test_a_model_that_is_too_hopeful_is_corrected_and_the_budget_used(monkeypatch, factor, share):
+    """The compiler is one that needs more temporaries than predicted, always by the same factor."""
+    planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
+    measured = {}
+    monkeypatch.setattr(
+        planner, "measure", lambda plan: Candidate(plan, measured.setdefault(plan, inflated(plan, factor)))
+    )
+    monkeypatch.setattr(planner, "compiled_before", measured.__contains__)
+    largest = inflated(planner.solver.unplanned, factor).temp_bytes
+    smallest = min(inflated(plan, factor).temp_bytes for plan in planner.solver.last_resorts)
+    budget = planner.fixed_bytes + int(smallest + share * (largest - smallest))
+    plan = planner.plan(budget=budget)
+    assert plan.footprint.total_bytes <= budget
+    assert plan.footprint.temp_bytes >= 0.8 * (budget - planner.fixed_bytes)
+
+
+def inflated(plan, factor):
+    expected = plan.prediction
+    return Footprint(
+        argument_bytes=expected.argument_bytes,
+        output_bytes=expected.output_bytes,
+        alias_bytes=0,
+        temp_bytes=int(factor * expected.temp_bytes),
+    )

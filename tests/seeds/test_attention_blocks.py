@@ -49,7 +49,7 @@ def test_every_inner_block_holds_the_same_bytes(as_it_is):
     assert not memory.problems
     inner = [held[f"block_{i}"] for i in range(1, BLOCKS - 1)]
     assert max(inner) <= 1.01 * min(inner)
-    assert sum(held.values()) >= 0.95 * as_it_is.temp_bytes
+    assert sum(held.values()) >= 0.9 * as_it_is.temp_bytes
 
 
 def test_jax_checkpoint_of_each_block_saves_as_much_as_the_seed(as_it_is):
