@@ -17,6 +17,7 @@ from typing import Any
 from jaxckpt import ir
 from jaxckpt._errors import InfeasibleBudgetError, UnknownStrategyError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
+from jaxckpt.fit.pause import collector_paused
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan, describe
 from jaxckpt.fit.policies import plan_of_policy
 from jaxckpt.hlo import Buffer
@@ -80,7 +81,8 @@ class Planner:
         self.max_compiles = max_compiles
         self._say = progress or (lambda _: None)
         self._say("tracing the step")
-        self.traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+        with collector_paused():
+            self.traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
         self.compiler_options = tuple({**dict(self.traced.compiler_options), **dict(compiler_options)}.items())
         self.graph = self.traced.graph
         self.problem = Problem(graph=self.graph, rates=self.target.rates)
@@ -129,7 +131,8 @@ class Planner:
     def solver(self) -> OptimalSolver:
         """The optimal solver, with all that does not depend on the budget done."""
         self._say(f"solving ({len(self.graph.ops)} ops)")
-        return OptimalSolver(self.problem)
+        with collector_paused():
+            return OptimalSolver(self.problem)
 
     @property
     def fixed_bytes(self) -> int:
