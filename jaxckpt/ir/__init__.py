@@ -8,7 +8,7 @@ said once), `scope` (what a chain of names and transformations says).
 
 from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute, Save
 from jaxckpt.ir.graph import Graph, Op, Phase, Value
-from jaxckpt.ir.kind import Kind, kind_of
+from jaxckpt.ir.kind import Kind, Trait, kind_of, trait_of
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
 from jaxckpt.ir.plan import Plan, Prediction
 from jaxckpt.ir.residual import Residual, residuals
@@ -32,6 +32,7 @@ __all__ = [
     "Save",
     "Schedule",
     "Step",
+    "Trait",
     "Value",
     "fold_layers",
     "kind_of",
@@ -39,5 +40,6 @@ __all__ = [
     "layers_from_ranges",
     "residuals",
     "schedule",
+    "trait_of",
     "unfolded_scope",
 ]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxckpt._errors import GraphError
-from jaxckpt.ir.kind import Kind
+from jaxckpt.ir.kind import Kind, Trait
 
 
 class Phase(enum.StrEnum):
@@ -65,6 +65,9 @@ class Op:
       effects: Names of its side effects; an op that has any is never run twice.
       source: "file.py:123" of the user's line, or "".
       detail: A short text of those parameters that decide what it computes.
+      traits: What else is known of it.
+      placement: The mesh that it is told to run over, as text; "" where nothing is said.
+      policies: Digests of the policies that marks in the user's code put around it, outermost first.
     """
 
     id: int
@@ -80,6 +83,9 @@ class Op:
     effects: tuple[str, ...] = ()
     source: str = ""
     detail: str = ""
+    traits: frozenset[Trait] = frozenset()
+    placement: str = ""
+    policies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

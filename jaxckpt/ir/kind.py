@@ -29,6 +29,17 @@ class Kind(enum.StrEnum):
     """Everything else: loops, branches, sorts, kernels of others. Runs alone."""
 
 
+class Trait(enum.StrEnum):
+    """What else policies ask about an op; found in the bodies of loops and calls too."""
+
+    BATCHED = enum.auto()
+    """A matrix product with batch dimensions, such as attention scores."""
+    RANDOM = enum.auto()
+    """It draws random bits."""
+    COLLECTIVE = enum.auto()
+    """Devices exchange data in it."""
+
+
 _MEMBERS = {
     Kind.VIEW: """broadcast_in_dim reshape squeeze expand_dims slice rev transpose iota copy copy_p
         stop_gradient name pvary pbroadcast reduce_precision split unstack real imag""",
@@ -47,6 +58,14 @@ _MEMBERS = {
         dynamic_update_slice""",
     Kind.BARRIER: "optimization_barrier",
 }
+_TRAITS = {
+    Trait.RANDOM: """random_bits random_split random_fold_in random_gamma random_clone threefry2x32 rng_bit_generator
+        rng_uniform""",
+    Trait.COLLECTIVE: """psum psum2 psum_invariant pmax pmin all_gather all_gather_invariant all_gather_reduced all_to_all
+        ragged_all_to_all ppermute psend precv reduce_scatter unreduced_psum unreduced_reduce_scatter reshard pgather
+        collective_permute""",
+}
+_TRAIT = {primitive: trait for trait, names in _TRAITS.items() for primitive in names.split()}
 _KIND = {primitive: kind for kind, names in _MEMBERS.items() for primitive in names.split()}
 
 
@@ -58,3 +77,13 @@ def kind_of(primitive: str) -> Kind:
       (<Kind.CONTRACTION: 'contraction'>, <Kind.OPAQUE: 'opaque'>)
     """
     return _KIND.get(primitive, Kind.OPAQUE)
+
+
+def trait_of(primitive: str) -> Trait | None:
+    """What a primitive is known to do by its name alone.
+
+    Example:
+      >>> trait_of("threefry2x32"), trait_of("add")
+      (<Trait.RANDOM: 'random'>, None)
+    """
+    return _TRAIT.get(primitive)

@@ -17,6 +17,8 @@ TRANSPOSE = ("transpose", True)
 JVP = ("jvp", True)
 RECOMPUTED = "rematted_computation"
 """The scope that JAX puts around what it computes again, and we around our copies."""
+POLICY_MARK = "jaxckpt.policy."
+"""A scope of this prefix and a digest says that a policy is meant for what stands in it."""
 OWN = "jaxckpt"
 """The scope of equations that the rewriter adds."""
 
@@ -40,7 +42,19 @@ def path_of_marks(marks: Marks) -> str:
     ]
     if OWN in names:
         names = names[: names.index(OWN)]
-    return "/".join(name for name in names if name and name not in _NO_SCOPE)
+    return "/".join(name for name in names if name and name not in _NO_SCOPE and not name.startswith(POLICY_MARK))
+
+
+@functools.lru_cache(maxsize=65536)
+def policies_of_marks(marks: Marks) -> tuple[str, ...]:
+    """The digests of the policies that a name stack stands under, outermost first, each once.
+
+    Example:
+      >>> policies_of_marks((("net", False), ("tail", False), ("jaxckpt.policy.3fa9", False)))
+      ('3fa9',)
+    """
+    digests = (name.removeprefix(POLICY_MARK) for name, _ in marks if name.startswith(POLICY_MARK))
+    return tuple(dict.fromkeys(digests))
 
 
 def is_recomputed(marks: Marks) -> bool:

@@ -14,6 +14,31 @@ from jaxckpt.policy.rule import Rule
 Default = Literal["save", "recompute"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regions:
+    """Whole parts of the forward pass that are computed again, but for what is excluded from them.
+
+    A region is a connected part of the forward ops of a scope on one mesh. What crosses into it is saved, what lies in it
+    is recomputed. An excluded op splits the region that it stands in: what it makes is saved.
+
+    Attributes:
+      scope: Glob on the scopes whose ops are computed again.
+      exclude: Globs on primitives, names and scopes whose ops are not.
+      recompute_random: Whether random draws are made again, of the same key.
+      recompute_collectives: Whether devices exchange data again (MindSpore's `mp_comm_recompute`).
+      recompute_gathered_parameters: Whether parameters sharded over devices are gathered again (MindSpore's
+        `parallel_optimizer_comm_recompute`).
+      output_recompute: Whether what crosses from one region to the next is computed again too, so that neighbours merge.
+    """
+
+    scope: str = "*"
+    exclude: tuple[str, ...] = ()
+    recompute_random: bool = True
+    recompute_collectives: bool = True
+    recompute_gathered_parameters: bool = False
+    output_recompute: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Policy(Shown):
     r"""Rules, written by people.
@@ -24,6 +49,7 @@ class Policy(Shown):
       default: What happens to residuals that no rule matches.
       models: For which models it is meant, free text ("for" in files).
       about: What it keeps and what that costs, free text.
+      regions: Parts that are computed again whole; rules come before it, the default after it.
 
     Example:
       >>> policy = Policy.from_toml('default = "recompute"\n[[rule]]\nname = "qkv"\ndecision = "save"')
@@ -36,6 +62,7 @@ class Policy(Shown):
     default: Default = "recompute"
     models: str = ""
     about: str = ""
+    regions: Regions | None = None
 
     def __str__(self) -> str:
         rules = "".join(f"({number}) {rule}; " for number, rule in enumerate(self.rules, 1))

@@ -70,8 +70,13 @@ def resolve(policy: Policy, graph: Graph) -> tuple[Resolved, ...]:
     return resolved
 
 
-def candidates(graph: Graph) -> tuple[Candidate, ...]:
-    """The forward values of a graph, as rules see them."""
+def candidates(graph: Graph, *, crossing: frozenset[int] = frozenset()) -> tuple[Candidate, ...]:
+    """The forward values of a graph, as rules see them.
+
+    Args:
+      graph: The step.
+      crossing: Values that cross from stage to stage.
+    """
     layer_of = _layers(graph)
     return tuple(
         Candidate(
@@ -84,6 +89,9 @@ def candidates(graph: Graph) -> tuple[Candidate, ...]:
             size_bytes=graph.values[value].size_bytes,
             flops=int(op.flops or 0),
             is_residual=any(graph.ops[reader].phase is not Phase.FORWARD for reader in graph.readers[value]),
+            traits=op.traits,
+            read_in=_forward_readers(graph, value),
+            crosses=value in crossing,
         )
         for op in graph.ops
         if op.phase is Phase.FORWARD and not op.effects
@@ -102,6 +110,11 @@ def _resolved(policy: Policy, found: Sequence[Candidate]) -> Iterator[Resolved]:
                 yield Resolved(candidate=candidate, decision=rule.decision, rule=first, others=tuple(others))
         elif candidate.is_residual:
             yield Resolved(candidate=candidate, decision=_DEFAULT[policy.default], rule=None)
+
+
+def _forward_readers(graph: Graph, value: int) -> tuple[str, ...]:
+    readers = (graph.ops[reader] for reader in graph.readers[value])
+    return tuple(dict.fromkeys(op.scope for op in readers if op.phase is Phase.FORWARD))
 
 
 def _layers(graph: Graph) -> dict[str, int]:

@@ -11,10 +11,11 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Any, Literal
 
-from jaxckpt.ir import Decision, layers_from_ranges
+from jaxckpt.ir import Decision, Trait, layers_from_ranges
 from jaxckpt.ir.kind import Kind, kind_of
 
 Strength = Literal["must", "prefer"]
+Boundary = Literal["input", "output"]
 _MOST_LAYERS = 100_000
 
 
@@ -32,6 +33,9 @@ class Candidate:
       size_bytes: On one device.
       flops: Arithmetic of the op that makes it.
       is_residual: Whether the backward reads it.
+      traits: Of the op that makes it.
+      read_in: Scopes of the forward ops that read it.
+      crosses: Whether it crosses from one stage of the forward pass to a later one; stages are found by structure.
     """
 
     value: int
@@ -43,6 +47,9 @@ class Candidate:
     size_bytes: int
     flops: int
     is_residual: bool
+    traits: frozenset[Trait] = frozenset()
+    read_in: tuple[str, ...] = ()
+    crosses: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +66,11 @@ class Match:
       min_bytes: The value has at least so many bytes on one device.
       max_bytes: And at most so many.
       min_flops: The op that makes it does at least so many FLOPs.
+      batched: Whether the op is a matrix product with batch dimensions, such as attention scores.
+      random: Whether the op draws random bits.
+      collective: Whether devices exchange data in the op.
+      boundary: "input": it is made outside the scope and read inside; "output": the other way round. Without a scope
+        both mean what crosses from one stage of the forward pass to the next, stages being found by structure.
 
     Example:
       >>> match = Match(scope="*/block_*/attn", layers="0-3,7")
@@ -76,6 +88,10 @@ class Match:
     min_bytes: int | None = None
     max_bytes: int | None = None
     min_flops: int | None = None
+    batched: bool | None = None
+    random: bool | None = None
+    collective: bool | None = None
+    boundary: Boundary | None = None
 
     def __post_init__(self) -> None:
         if self.layers is not None:
@@ -88,7 +104,8 @@ class Match:
     @property
     def names_values(self) -> bool:
         """Whether it means the very values that it matches, and not all that lies in some place."""
-        return self.name is not None or self.primitive is not None
+        said = (self.name, self.primitive, self.batched, self.random, self.collective, self.boundary)
+        return any(key is not None for key in said)
 
     def holds(self, candidate: Candidate) -> bool:
         """Whether every key that is given holds for a value."""
@@ -98,8 +115,15 @@ class Match:
         """The keys that do not hold for a value."""
         for each in fields(self):
             wanted = getattr(self, each.name)
-            if wanted is not None and not _HOLDS[each.name](wanted, candidate):
+            if wanted is not None and not self._holds(each.name, wanted, candidate):
                 yield each.name
+
+    def _holds(self, key: str, wanted: Any, candidate: Candidate) -> bool:
+        if key == "boundary":
+            return _crosses(wanted, self.scope, candidate)
+        if key == "scope" and self.boundary == "input":
+            return True  # the boundary says it: the value is made outside
+        return _HOLDS[key](wanted, candidate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +159,28 @@ def _globs(glob: str, text: str | None) -> bool:
 
 def _in_scope(glob: str, scope: str) -> bool:
     """The scope itself or one around it."""
+    return bool(_matching(glob, scope))
+
+
+def _crosses(boundary: str, scope: str | None, candidate: Candidate) -> bool:
+    if scope is None:
+        return candidate.crosses
+    if boundary == "output":
+        inside = set(_matching(scope, candidate.scope))
+        return any(not inside & set(_around(reader)) for reader in candidate.read_in) if inside else False
+    outside = set(_around(candidate.scope))
+    return any(set(_matching(scope, reader)) - outside for reader in candidate.read_in)
+
+
+def _around(scope: str) -> list[str]:
+    """The scope and all around it, innermost first."""
     names = scope.split("/")
-    return any(_globs(glob, "/".join(names[:end])) for end in range(len(names), 0, -1))
+    return ["/".join(names[:end]) for end in range(len(names), 0, -1)]
+
+
+def _matching(glob: str, scope: str) -> list[str]:
+    """Of the scope and those around it the outermost that the glob means."""
+    return [path for path in _around(scope) if _globs(glob, path)][-1:]
 
 
 def _is_primitive(glob: str, primitive: str) -> bool:
@@ -160,4 +204,7 @@ _HOLDS: Mapping[str, Callable[[Any, Candidate], bool]] = {
     "min_bytes": lambda least, c: c.size_bytes >= least,
     "max_bytes": lambda most, c: c.size_bytes <= most,
     "min_flops": lambda least, c: c.flops >= least,
+    "batched": lambda wanted, c: wanted == (Trait.BATCHED in c.traits),
+    "random": lambda wanted, c: wanted == (Trait.RANDOM in c.traits),
+    "collective": lambda wanted, c: wanted == (Trait.COLLECTIVE in c.traits),
 }

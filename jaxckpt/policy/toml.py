@@ -30,6 +30,9 @@ _DECISIONS: Mapping[str, type[Decision]] = {
 _DEFAULTS = ("save", "recompute")
 _STRENGTHS = ("must", "prefer")
 _BYTES = ("min_bytes", "max_bytes")
+_NUMBERS = (*_BYTES, "every", "min_flops")
+_FLAGS = ("batched", "random", "collective")
+_BOUNDARIES = ("input", "output")
 _POLICY_KEYS = ("name", "for", "about", "default", "rule")
 _MATCH_KEYS = tuple(each.name for each in fields(Match))
 
@@ -116,14 +119,16 @@ class _Reading:
             except BudgetError as error:
                 self.problems.append(f"{where}{key} = {value!r} is no amount of memory: {error.needed}")
                 return 0
-        is_number = key in (*_BYTES, "every", "min_flops")
+        if key == "boundary":
+            return self._one_of(table, key, _BOUNDARIES, where, default=None)
+        is_number = key in _NUMBERS
         if key == "layers" and isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         if is_number and isinstance(value, float) and value.is_integer():
             return int(value)
-        wanted = int if is_number else str
+        wanted, called = (int, "number") if is_number else (bool, "true or false") if key in _FLAGS else (str, "text")
         if type(value) is not wanted:
-            self.problems.append(f"{where}{key} = {value!r} is no {'number' if is_number else 'text'}")
+            self.problems.append(f"{where}{key} = {value!r} is no {called}")
         return value
 
     def _known(self, table: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:

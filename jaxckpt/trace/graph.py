@@ -15,9 +15,10 @@ import jax.extend.core as jex
 from jaxckpt.ir import Graph, Op, Phase, Value
 from jaxckpt.trace.detail import Details
 from jaxckpt.trace.program import Equation, Program
-from jaxckpt.trace.scope import scope_path
+from jaxckpt.trace.scope import policy_digests, scope_path
 from jaxckpt.trace.size import aval_bytes
 from jaxckpt.trace.source import Sources
+from jaxckpt.trace.traits import Traits, placement_of
 from jaxckpt.trace.work import Works
 
 _UNREPEATABLE = frozenset({"rng_uniform", "pure_callback"})
@@ -70,6 +71,7 @@ class _Builder:
         self._works = Works()
         self._details = Details()
         self._sources = Sources()
+        self._traits = Traits()
 
     def value(self, variable: Any, sharding: Any = None) -> int:
         self.ids[variable] = len(self.variables)
@@ -101,6 +103,9 @@ class _Builder:
                 effects=_effect_names(eqn),
                 source=self._sources.of(eqn),
                 detail=self._details.of(eqn),
+                traits=self._traits.of(eqn),
+                placement=placement_of(eqn),
+                policies=policy_digests(eqn.source_info.name_stack),
             )
         )
 

@@ -6,7 +6,7 @@ What the marks mean is in `jaxckpt.ir.scope`.
 from typing import Any
 
 from jaxckpt import _compat
-from jaxckpt.ir.scope import RECOMPUTED, TRANSPOSE, path_of_marks, repeated
+from jaxckpt.ir.scope import RECOMPUTED, TRANSPOSE, path_of_marks, policies_of_marks, repeated
 
 
 def scope_path(name_stack: Any) -> str:
@@ -19,6 +19,11 @@ def scope_path(name_stack: Any) -> str:
       Names joined by "/"; "" where nothing is named.
     """
     return path_of_marks(_compat.name_stack_marks(name_stack))
+
+
+def policy_digests(name_stack: Any) -> tuple[str, ...]:
+    """The digests of the policies whose marks stand around an equation, outermost first."""
+    return policies_of_marks(_compat.name_stack_marks(name_stack))
 
 
 def once(name_stack: Any) -> Any:
