@@ -61,9 +61,9 @@ _MEMBERS = {
 _TRAITS = {
     Trait.RANDOM: """random_bits random_split random_fold_in random_gamma random_clone threefry2x32 rng_bit_generator
         rng_uniform""",
-    Trait.COLLECTIVE: """psum psum2 psum_invariant pmax pmin all_gather all_gather_invariant all_gather_reduced all_to_all
-        ragged_all_to_all ppermute psend precv reduce_scatter unreduced_psum unreduced_reduce_scatter reshard pgather
-        collective_permute""",
+    Trait.COLLECTIVE: """psum psum2 psum_invariant pmax pmin all_gather all_gather_invariant all_gather_reduced
+        all_to_all ragged_all_to_all ppermute psend precv reduce_scatter unreduced_psum unreduced_reduce_scatter
+        reshard pgather collective_permute""",
 }
 _TRAIT = {primitive: trait for trait, names in _TRAITS.items() for primitive in names.split()}
 _KIND = {primitive: kind for kind, names in _MEMBERS.items() for primitive in names.split()}

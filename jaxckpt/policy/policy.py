@@ -18,8 +18,8 @@ Default = Literal["save", "recompute"]
 class Regions:
     """Whole parts of the forward pass that are computed again, but for what is excluded from them.
 
-    A region is a connected part of the forward ops of a scope on one mesh. What crosses into it is saved, what lies in it
-    is recomputed. An excluded op splits the region that it stands in: what it makes is saved.
+    A region is a connected part of the forward ops of a scope on one mesh. What crosses into it is saved, what
+    lies in it is recomputed. An excluded op splits the region that it stands in: what it makes is saved.
 
     Attributes:
       scope: Glob on the scopes whose ops are computed again.
@@ -28,7 +28,7 @@ class Regions:
       recompute_collectives: Whether devices exchange data again (MindSpore's `mp_comm_recompute`).
       recompute_gathered_parameters: Whether parameters sharded over devices are gathered again (MindSpore's
         `parallel_optimizer_comm_recompute`).
-      output_recompute: Whether what crosses from one region to the next is computed again too, so that neighbours merge.
+      output_recompute: Whether what crosses from one region to the next is computed again too; neighbours then merge.
     """
 
     scope: str = "*"
