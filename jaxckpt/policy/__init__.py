@@ -1,12 +1,14 @@
 """Policies: rules written by people that give decisions on any step.
 
 Read in this order: `rule` (what matches, and what happens), `policy` (ordered rules), `toml` (how they are written),
-`resolve` (what they decide about a graph), `interned` (policies by their digest).
+`regions` (parts that are computed again whole), `resolve` (what they decide about a graph),
+`interned` (policies by their digest).
 """
 
-from jaxckpt.policy.interned import digest_of, policy_of_digest
+from jaxckpt.policy.interned import digest_of, new_mark, policy_of_mark
 from jaxckpt.policy.policy import Policy, Regions
-from jaxckpt.policy.resolve import Resolved, candidates, resolve
+from jaxckpt.policy.regions import Region, collect, entering, excluded, is_read_late, leaving
+from jaxckpt.policy.resolve import Resolved, Ruling, candidates, resolve
 from jaxckpt.policy.rule import Candidate, Match, Rule
 from jaxckpt.policy.toml import policy_from_toml, toml_from_policy
 
@@ -14,13 +16,21 @@ __all__ = [
     "Candidate",
     "Match",
     "Policy",
+    "Region",
     "Regions",
     "Resolved",
     "Rule",
+    "Ruling",
     "candidates",
+    "collect",
     "digest_of",
+    "entering",
+    "excluded",
+    "is_read_late",
+    "leaving",
+    "new_mark",
     "policy_from_toml",
-    "policy_of_digest",
+    "policy_of_mark",
     "resolve",
     "toml_from_policy",
 ]

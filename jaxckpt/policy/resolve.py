@@ -1,10 +1,18 @@
-"""A policy meets a graph: each value gets its decision, and who decided is remembered.
+"""Policies meet a graph: each value gets its decision, and who decided is remembered.
 
-A rule that names values, or their primitive, decides about any forward value, not only about those that the backward
-reads: to save a product keeps what is computed of it from being computed again. Other rules and the default decide
-about residuals alone.
+Who decides about a value, in this order:
 
-Read after `rule` and `policy`.
+1. The policy of the innermost mark around the op that makes it; without a mark, the policy given. Policies further out
+   are overruled, whatever they say.
+2. Of that policy the first rule that matches. A rule that names values (by name, primitive, trait or boundary) decides
+   about any forward value: to save a product keeps what is computed of it from being computed again. A rule that only
+   names places decides about residuals alone; so do the following.
+3. Its regions: what lies in one is recomputed, what an excluded op makes is saved.
+4. Its default.
+
+A value that no policy is meant for is left to the compiler.
+
+Read after `rule`, `policy`, `regions`.
 """
 
 import difflib
@@ -13,11 +21,33 @@ from dataclasses import dataclass
 
 from jaxckpt._errors import PolicyError
 from jaxckpt.ir import Decision, Graph, Phase, Recompute, Save, fold_layers
+from jaxckpt.policy.interned import policy_of_mark
 from jaxckpt.policy.policy import Policy
+from jaxckpt.policy.regions import collect, excluded
 from jaxckpt.policy.rule import Candidate, Match, Rule
 
 _DEFAULT: dict[str, Decision] = {"save": Save(), "recompute": Recompute()}
 _MOST_NAMED = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """What one part of a policy says of a value.
+
+    Attributes:
+      policy: The policy.
+      decision: What it wants.
+      rule: Index of the rule; None for regions and the default.
+      part: "rule 2", "regions" or "default".
+    """
+
+    policy: Policy
+    decision: Decision
+    part: str
+    rule: int | None = None
+
+    def __str__(self) -> str:
+        return f'{self.part} of "{self.policy.name}": {type(self.decision).__name__.lower()}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,48 +56,126 @@ class Resolved:
 
     Attributes:
       candidate: The value.
-      decision: What happens to it.
-      rule: Index of the rule that decided; None for the default.
-      others: Indices of later rules that match it too, and would have decided.
+      by: What decided.
+      overruled: What would have decided, in the order in which it would have: later rules, then policies further out.
     """
 
     candidate: Candidate
-    decision: Decision
-    rule: int | None
-    others: tuple[int, ...] = ()
+    by: Ruling
+    overruled: tuple[Ruling, ...] = ()
+
+    @property
+    def decision(self) -> Decision:
+        """What happens to it."""
+        return self.by.decision
+
+    @property
+    def rule(self) -> int | None:
+        """Index of the rule that decided; None for regions and the default."""
+        return self.by.rule
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """Indices of later rules of the same policy that match it too."""
+        return tuple(r.rule for r in self.overruled if r.policy is self.by.policy and r.rule is not None)
+
+    @property
+    def names_value(self) -> bool:
+        """Whether a rule decided that names this very value."""
+        return self.rule is not None and self.by.policy.rules[self.rule].match.names_values
+
+    @property
+    def strength(self) -> str:
+        """Whether a planner may overrule it ("prefer") or not ("must")."""
+        return "prefer" if self.rule is None else self.by.policy.rules[self.rule].strength
 
 
-def resolve(policy: Policy, graph: Graph) -> tuple[Resolved, ...]:
+def resolve(policy: Policy | None, graph: Graph, *, crossing: frozenset[int] = frozenset()) -> tuple[Resolved, ...]:
     """Decides about the values of a graph.
 
     Args:
-      policy: The rules.
+      policy: The rules for all that has no mark around it; None for marks alone.
       graph: The step.
+      crossing: Values that cross from stage to stage, for rules about boundaries without a scope.
 
     Returns:
-      One entry for each residual, and for each other forward value that a rule names, in order.
+      One entry for each residual that a policy is meant for, and for each other forward value that a rule names, in
+      order.
 
     Raises:
-      PolicyError: Rules match nothing at all, or would recompute what an op with effects makes; each is named, with
-        what is there instead.
+      PolicyError: Rules match nothing at all; each is named, with what is there instead. Or a mark's policy is gone.
     """
-    found = candidates(graph)
-    resolved = tuple(_resolved(policy, found))
-    matched = {index for each in resolved for index in (each.rule, *each.others) if index is not None}
-    problems = [
-        f"rule {number} ({rule}) matches nothing{_instead(rule, found)}"
-        for number, rule in enumerate(policy.rules, 1)
-        if number - 1 not in matched
-    ]
-    if problems:
-        raise PolicyError(
-            f'policy "{policy.name}" does not fit this step.',
-            got="; ".join(problems),
-            needed=f"rules of which each matches one of {len(found)} forward values",
-            advice="correct the rule or take it out; jaxckpt.analyze(step, ...) lists scopes and names",
-            problems=tuple(problems),
-        )
-    return resolved
+    found = candidates(graph, crossing=crossing)
+    judges: dict[str, _Judge] = {}
+    given = () if policy is None else (_Judge(policy, graph),)
+    resolved = []
+    for candidate in found:
+        made = graph.producer[candidate.value]
+        assert made is not None, "candidates are what ops make"
+        marks = dict.fromkeys(mark.partition(".")[0] for mark in reversed(graph.ops[made].policies))
+        for mark in marks:
+            if mark not in judges:
+                judges[mark] = _Judge(policy_of_mark(mark), graph)
+        rulings = [list(judge.rulings(candidate)) for judge in (*map(judges.__getitem__, marks), *given)]
+        if rulings and rulings[0]:
+            first, *others = [ruling for said in rulings for ruling in said]
+            resolved.append(Resolved(candidate=candidate, by=first, overruled=tuple(others)))
+    for judge in (*judges.values(), *given):
+        judge.refuse_unmatched(found)
+    return tuple(resolved)
+
+
+class _Judge:
+    """One policy over one graph, and which of its rules have matched."""
+
+    def __init__(self, policy: Policy, graph: Graph):
+        self._policy = policy
+        self._matched: set[int] = set()
+        self._again: frozenset[int] = frozenset()
+        self._once: frozenset[int] = frozenset()
+        if policy.regions is not None:
+            self._again = _made(graph, *(region.ops for region in collect(policy.regions, graph)))
+            self._once = _made(graph, excluded(policy.regions, graph))
+
+    def rulings(self, candidate: Candidate) -> Iterator[Ruling]:
+        """What it says of a value, the first first; nothing of a value that it does not mean."""
+        policy = self._policy
+        matching = [index for index, rule in enumerate(policy.rules) if rule.match.holds(candidate)]
+        self._matched.update(matching)
+        if not candidate.is_residual and not (matching and _means_it(policy.rules[matching[0]])):
+            return
+        for index in matching:
+            yield Ruling(policy=policy, decision=policy.rules[index].decision, part=f"rule {index + 1}", rule=index)
+        if not candidate.is_residual:
+            return
+        if candidate.value in self._again or candidate.value in self._once:
+            decision = Recompute() if candidate.value in self._again else Save()
+            yield Ruling(policy=policy, decision=decision, part="regions")
+        yield Ruling(policy=policy, decision=_DEFAULT[policy.default], part="default")
+
+    def refuse_unmatched(self, found: Sequence[Candidate]) -> None:
+        problems = [
+            f"rule {number} ({rule}) matches nothing{_instead(rule, found)}"
+            for number, rule in enumerate(self._policy.rules, 1)
+            if number - 1 not in self._matched
+        ]
+        if problems:
+            raise PolicyError(
+                f'policy "{self._policy.name}" does not fit this step.',
+                got="; ".join(problems),
+                needed=f"rules of which each matches one of {len(found)} forward values",
+                advice="correct the rule or take it out; jaxckpt.analyze(step, ...) lists scopes and names",
+                problems=tuple(problems),
+            )
+
+
+def _means_it(rule: Rule) -> bool:
+    """Whether a rule decides about a value that the backward does not read."""
+    return rule.match.names_values and not isinstance(rule.decision, Recompute)
+
+
+def _made(graph: Graph, *groups: frozenset[int]) -> frozenset[int]:
+    return frozenset(v for ops in groups for op in ops for v in graph.ops[op].writes)
 
 
 def candidates(graph: Graph, *, crossing: frozenset[int] = frozenset()) -> tuple[Candidate, ...]:
@@ -97,19 +205,6 @@ def candidates(graph: Graph, *, crossing: frozenset[int] = frozenset()) -> tuple
         if op.phase is Phase.FORWARD and not op.effects
         for value in op.writes
     )
-
-
-def _resolved(policy: Policy, found: Sequence[Candidate]) -> Iterator[Resolved]:
-    for candidate in found:
-        matching = [index for index, rule in enumerate(policy.rules) if rule.match.holds(candidate)]
-        if matching:
-            first, *others = matching
-            rule = policy.rules[first]
-            means_it = rule.match.names_values and not isinstance(rule.decision, Recompute)
-            if candidate.is_residual or means_it:
-                yield Resolved(candidate=candidate, decision=rule.decision, rule=first, others=tuple(others))
-        elif candidate.is_residual:
-            yield Resolved(candidate=candidate, decision=_DEFAULT[policy.default], rule=None)
 
 
 def _forward_readers(graph: Graph, value: int) -> tuple[str, ...]:

@@ -153,23 +153,25 @@ def _pattern(glob: str) -> re.Pattern[str]:
     return re.compile(translate(glob))
 
 
-def _globs(glob: str, text: str | None) -> bool:
+def globs(glob: str, text: str | None) -> bool:
+    """Whether a glob matches a text; nothing matches None."""
     return text is not None and _pattern(glob).match(text) is not None
 
 
 def _in_scope(glob: str, scope: str) -> bool:
     """The scope itself or one around it."""
-    return bool(_matching(glob, scope))
+    return outermost(glob, scope) is not None
 
 
 def _crosses(boundary: str, scope: str | None, candidate: Candidate) -> bool:
     if scope is None:
         return candidate.crosses
     if boundary == "output":
-        inside = set(_matching(scope, candidate.scope))
-        return any(not inside & set(_around(reader)) for reader in candidate.read_in) if inside else False
-    outside = set(_around(candidate.scope))
-    return any(set(_matching(scope, reader)) - outside for reader in candidate.read_in)
+        home = outermost(scope, candidate.scope)
+        return home is not None and any(home not in _around(reader) for reader in candidate.read_in)
+    outside = _around(candidate.scope)
+    homes = (outermost(scope, reader) for reader in candidate.read_in)
+    return any(home is not None and home not in outside for home in homes)
 
 
 def _around(scope: str) -> list[str]:
@@ -178,15 +180,20 @@ def _around(scope: str) -> list[str]:
     return ["/".join(names[:end]) for end in range(len(names), 0, -1)]
 
 
-def _matching(glob: str, scope: str) -> list[str]:
-    """Of the scope and those around it the outermost that the glob means."""
-    return [path for path in _around(scope) if _globs(glob, path)][-1:]
+def outermost(glob: str, scope: str) -> str | None:
+    """Of a scope and those around it the outermost that a glob matches.
+
+    Example:
+      >>> outermost("*/block_*", "GPT/block_3/attn/qkv")
+      'GPT/block_3'
+    """
+    return next((path for path in reversed(_around(scope)) if globs(glob, path)), None)
 
 
 def _is_primitive(glob: str, primitive: str) -> bool:
     if glob in set(Kind):
         return kind_of(primitive) == glob
-    return _globs(glob, primitive)
+    return globs(glob, primitive)
 
 
 @lru_cache(maxsize=1024)
@@ -196,9 +203,9 @@ def _layers(ranges: str) -> frozenset[int]:
 
 _HOLDS: Mapping[str, Callable[[Any, Candidate], bool]] = {
     "scope": lambda glob, c: _in_scope(glob, c.scope),
-    "name": lambda glob, c: _globs(glob, c.name),
+    "name": lambda glob, c: globs(glob, c.name),
     "primitive": lambda glob, c: _is_primitive(glob, c.primitive),
-    "dtype": lambda glob, c: _globs(glob, c.dtype),
+    "dtype": lambda glob, c: globs(glob, c.dtype),
     "layers": lambda ranges, c: c.layer is not None and c.layer in _layers(ranges),
     "every": lambda k, c: c.layer is not None and c.layer % k == 0,
     "min_bytes": lambda least, c: c.size_bytes >= least,
