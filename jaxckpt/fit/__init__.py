@@ -9,7 +9,7 @@ from jaxckpt.fit.analysis import Analysis, ScopeResiduals, analyze
 from jaxckpt.fit.file import load_plan, require_folder, save_plan
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan
 from jaxckpt.fit.planner import Planner, plan
-from jaxckpt.fit.policies import apply, load_policy, plan_of_policy, policies
+from jaxckpt.fit.policies import apply, load_policy, policies
 
 __all__ = [
     "Analysis",
@@ -24,7 +24,6 @@ __all__ = [
     "load_plan",
     "load_policy",
     "plan",
-    "plan_of_policy",
     "policies",
     "require_folder",
     "save_plan",

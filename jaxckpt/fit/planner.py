@@ -19,12 +19,11 @@ from jaxckpt._errors import InfeasibleBudgetError, UnknownStrategyError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.fit.pause import collector_paused
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan, describe
-from jaxckpt.fit.policies import plan_of_policy
 from jaxckpt.hlo import Buffer
 from jaxckpt.measure import Footprint, compile_flat
 from jaxckpt.policy import Policy
 from jaxckpt.rewrite import Rewritten, rewrite
-from jaxckpt.solve import STRATEGIES, OptimalSolver, Problem, solve
+from jaxckpt.solve import STRATEGIES, OptimalSolver, Problem, follow, solve
 from jaxckpt.target import Target
 from jaxckpt.trace import trace_step
 
@@ -113,13 +112,13 @@ class Planner:
         search = _Search(self, budget, limit_bytes, strategy)
         return search.run()
 
-    def follow(self, policy: Policy) -> Plan:
-        """A policy carried over to the step, compiled and measured; no budget is kept.
+    def follow(self, policy: Policy | None) -> Plan:
+        """A policy carried over to the step, compiled and measured; no budget is kept. None: marks in the step alone.
 
         Raises:
           PolicyError: A rule matches nothing in the step.
         """
-        candidate = self.measure(plan_of_policy(self.problem, policy))
+        candidate = self.measure(follow(self.problem, policy).plan)
         return self.finished(candidate)
 
     @cached_property

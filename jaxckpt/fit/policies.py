@@ -1,10 +1,6 @@
-"""A policy becomes a plan: its rules meet the step's graph, the rest follows from the step's own structure.
+"""A step with a policy carried out, and with the policies that marks in it mean; no budget, no compiler.
 
-What a policy recomputes starts from what crosses between the stages of the forward pass, which are found by structure
-as for `strategy="full"`; a rule that names a crossing value, or its primitive, may decide otherwise. Saves of values
-that cost nothing to make again (views, masks, casts of parameters) are left to the compiler.
-
-Read after `jaxckpt.policy` and `planner`.
+Read after `jaxckpt.solve.follow`.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,10 +9,9 @@ from typing import Any
 
 from jaxckpt import ir
 from jaxckpt._errors import PolicyError
-from jaxckpt.ir import Decision, Recompute, Save
-from jaxckpt.policy import Policy, resolve
+from jaxckpt.policy import Policy
 from jaxckpt.rewrite import apply_decided
-from jaxckpt.solve import Problem, boundaries, solve
+from jaxckpt.solve import Problem, follow
 from jaxckpt.target import Target
 from jaxckpt.trace import Traced
 
@@ -24,39 +19,9 @@ _RATES = Target("h200").rates
 """A policy's stages depend on bytes; seconds only break ties."""
 
 
-def plan_of_policy(problem: Problem, policy: Policy) -> ir.Plan:
-    """Carries a policy over to one step.
-
-    Args:
-      problem: The step, with its costs; its budget is not looked at.
-      policy: The rules.
-
-    Returns:
-      A plan with its prediction.
-
-    Raises:
-      PolicyError: A rule matches nothing.
-    """
-    resolved = resolve(policy, problem.graph)
-    named = {r.candidate.value for r in resolved if r.rule is not None and policy.rules[r.rule].match.names_values}
-    worth = problem.worth_saving
-    decisions: dict[int, Decision] = {
-        r.candidate.value: r.decision
-        for r in resolved
-        if isinstance(r.decision, Recompute) or r.candidate.value in worth
-    }
-    if not any(isinstance(d, Recompute) for d in decisions.values()):
-        return problem.plan(decisions, (0,), policy.name)
-    stages = solve(problem, "full").stages
-    crossing = dict.fromkeys(boundaries(problem, stages) - named, Save())
-    outputs = frozenset(problem.graph.outputs)
-    decisions = {v: d for v, d in {**decisions, **crossing}.items() if v not in outputs}
-    return problem.plan(decisions, stages, policy.name)
-
-
 def apply(
     step: Callable[..., Any],
-    policy: Policy | str | Path,
+    policy: Policy | str | Path | None = None,
     *,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
@@ -65,7 +30,8 @@ def apply(
 
     Args:
       step: Loss, gradient and, if it is there, update: a function, plain or jitted.
-      policy: A policy, the path of one, or the name of one that comes with jaxckpt.
+      policy: A policy, the path of one, or the name of one that comes with jaxckpt; None for the policies of scopes in the
+        step alone.
       donate_argnums: Positions whose memory the results may take when the function is called outside `jax.jit`.
       static_argnums: Positions that are not traced.
 
@@ -84,10 +50,10 @@ def apply(
       >>> bool(jnp.allclose(frugal(jnp.eye(4), jnp.ones((2, 4))), step(jnp.eye(4), jnp.ones((2, 4)))))
       True
     """
-    chosen = policy if isinstance(policy, Policy) else load_policy(policy)
+    chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
 
     def decide(traced: Traced) -> ir.Plan:
-        return plan_of_policy(Problem(graph=traced.graph, rates=_RATES), chosen)
+        return follow(Problem(graph=traced.graph, rates=_RATES), chosen).plan
 
     return apply_decided(step, decide, donate_argnums=donate_argnums, static_argnums=static_argnums)
 

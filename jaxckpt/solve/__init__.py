@@ -1,13 +1,15 @@
 """Solvers: each a file, each from a problem to a plan.
 
 Read in this order: `problem` (what is asked), `none` and `full` (the two ends), `stages` (where to cut), `options`
-(what a stage can keep), `windows` (what is alive meanwhile), `compose` (one option each), `optimal` (all together).
+(what a stage can keep), `windows` (what is alive meanwhile), `compose` (one option each), `optimal` (all together);
+`follow` (what a policy says).
 """
 
 from collections.abc import Callable
 
 from jaxckpt._errors import UnknownStrategyError
 from jaxckpt.ir import Plan
+from jaxckpt.solve.follow import Followed, follow
 from jaxckpt.solve.full import solve_full
 from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.optimal import OptimalSolver, solve_optimal
@@ -41,9 +43,11 @@ def solve(problem: Problem, strategy: str = "optimal") -> Plan:
 
 __all__ = [
     "STRATEGIES",
+    "Followed",
     "OptimalSolver",
     "Problem",
     "boundaries",
+    "follow",
     "solve",
     "solve_full",
     "solve_none",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import ComparisonError
-from jaxckpt.fit import Plan, Planner, load_plan, load_policy, plan_of_policy, policies
+from jaxckpt.fit import Plan, Planner, load_plan, load_policy, policies
 from jaxckpt.measure import Footprint, footprint, footprint_of_dump, load_footprint
 from jaxckpt.policy import Policy
 from jaxckpt.target import Target
@@ -216,7 +216,7 @@ class _Work:
         assert self._target is not None, "checked before"
         self._say(f"carrying out {name}")
         planner = self._planner(self._target)
-        return planner.measure(plan_of_policy(planner.problem, policy)).footprint
+        return planner.follow(policy).footprint
 
     def _planner(self, target: Target) -> Planner:
         if target.name not in self._planners:

@@ -8,10 +8,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jaxckpt
 from jaxckpt import Policy, PolicyError
-from jaxckpt.fit import Planner, plan_of_policy
+from jaxckpt.fit import Planner
 from jaxckpt.ir import Recompute, Save
 from jaxckpt.policy import Match, Rule
-from jaxckpt.solve import Problem
+from jaxckpt.solve import Problem, follow
 from jaxckpt.target import Target, targets
 from jaxckpt.trace import trace_step
 
@@ -113,7 +113,7 @@ def test_ready_policies_say_what_they_are_for(name):
 def test_values_that_cost_nothing_are_left_to_the_compiler():
     traced = trace_step(step, *arguments())
     problem = Problem(graph=traced.graph, rates=Target("h200").rates)
-    plan = plan_of_policy(problem, Policy(default="save"))
+    plan = follow(problem, Policy(default="save")).plan
     assert plan.decisions.keys() <= problem.worth_saving
     assert not any(isinstance(decision, Recompute) for decision in plan.decisions.values())
 

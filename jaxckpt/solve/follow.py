@@ -1,0 +1,148 @@
+"""A policy becomes a plan: its rules meet the graph, the rest follows from the step's own structure.
+
+What is recomputed by a rule or a default starts from what crosses between the stages of the forward pass, which are found
+by structure as for "full". What lies under a mark, or in a region, is a stage of its own: it starts from what enters
+it, and what leaves it for the rest of the forward pass is saved. A rule that names a value may decide otherwise.
+Saves of values that cost nothing to make again (views, masks, casts of parameters) are left to the compiler.
+
+Read after `jaxckpt.policy.resolve` and `stages`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxckpt.ir import Decision, Graph, Phase, Plan, Recompute, Save
+from jaxckpt.policy import Policy, Resolved, collect, entering, is_read_late, leaving, policy_of_mark, resolve
+from jaxckpt.solve.full import solve_full
+from jaxckpt.solve.problem import Problem
+from jaxckpt.solve.stages import boundaries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """A policy carried over to one step.
+
+    Attributes:
+      resolved: Who decided what; what no policy is meant for is not in it.
+      plan: What comes of it.
+    """
+
+    resolved: tuple[Resolved, ...]
+    plan: Plan
+
+
+def follow(problem: Problem, policy: Policy | None) -> Followed:
+    """Carries a policy over to a step, together with the policies of marks in it.
+
+    Args:
+      problem: The step, with its costs; its budget is not looked at.
+      policy: The rules for what has no mark around it; None to leave that to the compiler.
+
+    Returns:
+      The plan with its prediction, and who decided.
+
+    Raises:
+      PolicyError: A rule matches nothing.
+    """
+    stages, crossing = _structure(problem, policy)
+    resolved = resolve(policy, problem.graph, crossing=crossing)
+    deciding = _Deciding(problem, resolved)
+    if deciding.recomputes:
+        deciding.save(crossing)
+        for part in _parts(problem.graph, policy):
+            deciding.part(part)
+        stages = tuple(sorted({*stages, *deciding.starts}))
+    else:
+        stages = (0,)
+    name = policy.name if policy is not None else "marks"
+    return Followed(resolved=resolved, plan=problem.plan(deciding.decisions, stages, name))
+
+
+def _structure(problem: Problem, policy: Policy | None) -> tuple[tuple[int, ...], frozenset[int]]:
+    """The stages that the step has of itself, and what crosses them; one stage where nothing asks for them."""
+    if policy is None:
+        return (0,), frozenset()
+    of_stages = any(rule.match.boundary and rule.match.scope is None for rule in policy.rules)
+    anywhere = policy.regions is None and (
+        policy.default == "recompute" or any(isinstance(rule.decision, Recompute) for rule in policy.rules)
+    )
+    if not (of_stages or anywhere):
+        return (0,), frozenset()
+    stages = solve_full(problem).stages
+    return stages, boundaries(problem, stages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Forward ops that are recomputed together; `merges` where what leaves them is not saved."""
+
+    ops: frozenset[int]
+    merges: bool = False
+
+
+def _parts(graph: Graph, policy: Policy | None) -> Iterator[_Part]:
+    """What lies under each mark, and the regions of each policy."""
+    if policy is not None:
+        yield from _regions(graph, policy, frozenset(op.id for op in graph.ops if not op.policies))
+    marks = dict.fromkeys(mark for op in graph.ops if op.phase is Phase.FORWARD for mark in op.policies)
+    for mark in marks:
+        ops = frozenset(op.id for op in graph.ops if op.phase is Phase.FORWARD and mark in op.policies)
+        marked = policy_of_mark(mark)
+        if marked.regions is not None:
+            yield from _regions(graph, marked, ops)
+        elif is_read_late(graph, ops):
+            yield _Part(ops=ops)
+
+
+def _regions(graph: Graph, policy: Policy, among: frozenset[int]) -> Iterator[_Part]:
+    if policy.regions is None:
+        return
+    for region in collect(policy.regions, graph):
+        if ops := region.ops & among:
+            yield _Part(ops=ops, merges=policy.regions.output_recompute)
+
+
+class _Deciding:
+    """Decisions on their way from rules to a plan."""
+
+    def __init__(self, problem: Problem, resolved: tuple[Resolved, ...]):
+        self._problem = problem
+        self._worth = problem.worth_saving
+        self._named = {r.candidate.value for r in resolved if r.names_value}
+        outputs = frozenset(problem.graph.outputs)
+        self.starts: set[int] = set()
+        self.decisions: dict[int, Decision] = {
+            r.candidate.value: r.decision
+            for r in resolved
+            if r.candidate.value not in outputs
+            and (isinstance(r.decision, Recompute) or r.candidate.value in self._worth)
+        }
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether anything is computed again; all else is then left as it stands."""
+        return any(isinstance(decision, Recompute) for decision in self.decisions.values())
+
+    def save(self, crossing: frozenset[int]) -> None:
+        """Saves what crosses from stage to stage, where no rule names it."""
+        outputs = frozenset(self._problem.graph.outputs)
+        self.decisions.update(dict.fromkeys(crossing - self._named - outputs, Save()))
+
+    def part(self, part: _Part) -> None:
+        """Makes a stage of some ops: what they start from is there, what they are for is kept."""
+        graph = self._problem.graph
+        self.starts |= {min(part.ops), max(part.ops) + 1}
+        if not part.merges:
+            for value in leaving(graph, part.ops) - self._named:
+                self._keep(value)
+        for value in entering(graph, part.ops):
+            for source in self._problem.fusion.sources[value]:
+                made = graph.producer[source]
+                if made is not None and made not in part.ops and source not in self.decisions:
+                    self._keep(source)
+
+    def _keep(self, value: int) -> None:
+        if value in self._worth:
+            self.decisions[value] = Save()
+        else:
+            self.decisions.pop(value, None)
