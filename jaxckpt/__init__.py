@@ -40,15 +40,16 @@ from jaxckpt._errors import (
 from jaxckpt._version import __version__
 
 if TYPE_CHECKING:
-    from jaxckpt.fit import Plan, Planner, analyze, apply, load_plan, load_policy, plan, policies
+    from jaxckpt.fit import Explanation, Plan, Planner, analyze, apply, explain, load_plan, plan
     from jaxckpt.measure import Footprint, footprint, load_footprint
-    from jaxckpt.policy import Policy
+    from jaxckpt.policy import Policy, load_policy, policies
     from jaxckpt.report.picture import draw
     from jaxckpt.target import Target, targets
     from jaxckpt.versus import Comparison, compare
 
 _HOMES = {
     "Comparison": "versus",
+    "Explanation": "fit",
     "Footprint": "measure",
     "Plan": "fit",
     "Planner": "fit",
@@ -58,12 +59,13 @@ _HOMES = {
     "apply": "fit",
     "compare": "versus",
     "draw": "report.picture",
+    "explain": "fit",
     "footprint": "measure",
     "load_footprint": "measure",
     "load_plan": "fit",
-    "load_policy": "fit",
+    "load_policy": "policy",
     "plan": "fit",
-    "policies": "fit",
+    "policies": "policy",
     "targets": "target",
 }
 """Where each public name lives; a room is loaded when one of its names is first used."""
@@ -77,6 +79,7 @@ __all__ = [
     "Comparison",
     "ComparisonError",
     "CompileError",
+    "Explanation",
     "Footprint",
     "FootprintAssertionError",
     "FootprintFileError",
@@ -107,6 +110,7 @@ __all__ = [
     "apply",
     "compare",
     "draw",
+    "explain",
     "footprint",
     "load_footprint",
     "load_plan",

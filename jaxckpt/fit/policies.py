@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt import ir
-from jaxckpt._errors import PolicyError
-from jaxckpt.policy import Policy
+from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import apply_decided
 from jaxckpt.solve import Problem, follow
 from jaxckpt.target import Target
@@ -30,8 +29,8 @@ def apply(
 
     Args:
       step: Loss, gradient and, if it is there, update: a function, plain or jitted.
-      policy: A policy, the path of one, or the name of one that comes with jaxckpt; None for the policies of scopes in the
-        step alone.
+      policy: A policy, the path of one, or the name of one that comes with jaxckpt; None for the policies of scopes in
+        the step alone.
       donate_argnums: Positions whose memory the results may take when the function is called outside `jax.jit`.
       static_argnums: Positions that are not traced.
 
@@ -56,41 +55,3 @@ def apply(
         return follow(Problem(graph=traced.graph, rates=_RATES), chosen).plan
 
     return apply_decided(step, decide, donate_argnums=donate_argnums, static_argnums=static_argnums)
-
-
-def load_policy(path: str | Path) -> Policy:
-    """Reads a policy from a TOML file, or a ready one by its name.
-
-    Args:
-      path: Of a file; or the name of one of those that come with jaxckpt (`jaxckpt.policies()`).
-
-    Raises:
-      PolicyError: There is no such file or name, or it cannot be read; the closest name is said.
-    """
-    path = Path(path)
-    found = path if path.is_file() else _folder() / f"{path}.toml"
-    try:
-        return Policy.from_toml(found.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise PolicyError(
-            f"load_policy({str(path)!r}): there is no such policy.",
-            got=str(path),
-            needed=f"a TOML file, or one of {', '.join(policies())}",
-            advice="check the spelling, or write the policy: see policies/ for examples",
-            problems=(str(error),),
-        ) from error
-    except PolicyError as error:
-        error.add_note(f"in {found}")
-        raise
-
-
-def policies() -> tuple[str, ...]:
-    """The names of the policies that come with jaxckpt."""
-    return tuple(sorted(file.stem for file in _folder().glob("*.toml")))
-
-
-def _folder() -> Path:
-    """Where the ready policies are: in the package, or beside it in a checkout."""
-    package = Path(__file__).parents[1]
-    shipped = package / "policies_data"
-    return shipped if shipped.is_dir() else package.parent / "policies"

@@ -2,10 +2,11 @@
 
 Read in this order: `rule` (what matches, and what happens), `policy` (ordered rules), `toml` (how they are written),
 `regions` (parts that are computed again whole), `resolve` (what they decide about a graph),
-`interned` (policies by their digest).
+`interned` (policies by their digest), `library` (files, and policies that come with jaxckpt).
 """
 
 from jaxckpt.policy.interned import digest_of, new_mark, policy_of_mark
+from jaxckpt.policy.library import load_policy, policies
 from jaxckpt.policy.policy import Policy, Regions
 from jaxckpt.policy.regions import Region, collect, entering, excluded, is_read_late, leaving
 from jaxckpt.policy.resolve import Resolved, Ruling, candidates, resolve
@@ -28,7 +29,9 @@ __all__ = [
     "excluded",
     "is_read_late",
     "leaving",
+    "load_policy",
     "new_mark",
+    "policies",
     "policy_from_toml",
     "policy_of_mark",
     "resolve",

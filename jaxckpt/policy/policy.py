@@ -4,9 +4,10 @@ The first rule that matches decides. A rule that matches nothing anywhere is an 
 before. How a policy is written as TOML is in `toml`; how it meets a graph, in `resolve`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from jaxckpt._shown import Shown
 from jaxckpt.policy.rule import Rule
@@ -78,6 +79,12 @@ class Policy(Shown):
         from jaxckpt.policy.toml import policy_from_toml
 
         return policy_from_toml(text)
+
+    def explain(self, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Says which rule decides about each residual of a step, and which would have; see `jaxckpt.explain`."""
+        from jaxckpt.fit import explain
+
+        return explain(step, *args, policy=self, **options)
 
     def to_toml(self) -> str:
         """The policy as the text of a TOML file, from which `from_toml` reads an equal policy."""

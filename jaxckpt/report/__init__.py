@@ -1,13 +1,14 @@
 """Reports: trees of tables, sentences and scatters built from data, and their lowering to text and to HTML.
 
 Read in this order: `tree` (what a report is), `text` and `html` (how it is drawn), then one builder a file: `plan`,
-`analysis`, `footprints`, `machines`, `memory`, `comparison`, `policy`; `shown` (which builder is for which data),
-`export` (a comparison as CSV and JSON), `trace_events` (a footprint for Perfetto), and the folder `picture` (the memory
-map).
+`analysis`, `footprints`, `machines`, `memory`, `comparison`, `policy`, `explanation`; `shown` (which builder is for
+which data), `export` (a comparison as CSV and JSON), `trace_events` (a footprint for Perfetto), and the folder `picture` (the
+memory map).
 """
 
 from jaxckpt.report.analysis import analysis_report
 from jaxckpt.report.comparison import comparison_report
+from jaxckpt.report.explanation import explanation_report
 from jaxckpt.report.export import comparison_data, to_csv, to_json
 from jaxckpt.report.footprints import Version, footprints_report
 from jaxckpt.report.html import render_html, render_page, require_report_folder, save_page, save_text
@@ -32,6 +33,7 @@ __all__ = [
     "analysis_report",
     "comparison_data",
     "comparison_report",
+    "explanation_report",
     "footprint_report",
     "footprints_report",
     "html_of",

@@ -6,11 +6,12 @@ Read after the builders.
 from collections.abc import Callable
 from typing import Any
 
-from jaxckpt.fit import Analysis, Plan
+from jaxckpt.fit import Analysis, Explanation, Plan
 from jaxckpt.measure import Footprint
 from jaxckpt.policy import Policy
 from jaxckpt.report.analysis import analysis_report
 from jaxckpt.report.comparison import comparison_report
+from jaxckpt.report.explanation import explanation_report
 from jaxckpt.report.html import render_html
 from jaxckpt.report.memory import footprint_report
 from jaxckpt.report.plan import plan_report
@@ -21,6 +22,7 @@ from jaxckpt.versus import Comparison
 _BUILDERS: dict[type, Callable[[Any], Section]] = {
     Analysis: analysis_report,
     Comparison: comparison_report,
+    Explanation: explanation_report,
     Footprint: footprint_report,
     Plan: plan_report,
     Policy: policy_report,

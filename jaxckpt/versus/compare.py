@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import ComparisonError
-from jaxckpt.fit import Plan, Planner, load_plan, load_policy, policies
+from jaxckpt.fit import Plan, Planner, load_plan
 from jaxckpt.measure import Footprint, footprint, footprint_of_dump, load_footprint
-from jaxckpt.policy import Policy
+from jaxckpt.policy import Policy, load_policy, policies
 from jaxckpt.target import Target
 from jaxckpt.versus.comparison import Comparison
 from jaxckpt.versus.differences import compare_footprints

@@ -1,0 +1,47 @@
+"""Policies by name: files, and those that come with jaxckpt.
+
+Read after `policy`.
+"""
+
+from pathlib import Path
+
+from jaxckpt._errors import PolicyError
+from jaxckpt.policy.policy import Policy
+
+
+def load_policy(path: str | Path) -> Policy:
+    """Reads a policy from a TOML file, or a ready one by its name.
+
+    Args:
+      path: Of a file; or the name of one of those that come with jaxckpt (`jaxckpt.policies()`).
+
+    Raises:
+      PolicyError: There is no such file or name, or it cannot be read; the closest name is said.
+    """
+    path = Path(path)
+    found = path if path.is_file() else _folder() / f"{path}.toml"
+    try:
+        return Policy.from_toml(found.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(
+            f"load_policy({str(path)!r}): there is no such policy.",
+            got=str(path),
+            needed=f"a TOML file, or one of {', '.join(policies())}",
+            advice="check the spelling, or write the policy: see policies/ for examples",
+            problems=(str(error),),
+        ) from error
+    except PolicyError as error:
+        error.add_note(f"in {found}")
+        raise
+
+
+def policies() -> tuple[str, ...]:
+    """The names of the policies that come with jaxckpt."""
+    return tuple(sorted(file.stem for file in _folder().glob("*.toml")))
+
+
+def _folder() -> Path:
+    """Where the ready policies are: in the package, or beside it in a checkout."""
+    package = Path(__file__).parents[1]
+    shipped = package / "policies_data"
+    return shipped if shipped.is_dir() else package.parent / "policies"
