@@ -2,8 +2,8 @@
 
 Read in this order: `tree` (what a report is), `text` and `html` (how it is drawn), then one builder a file: `plan`,
 `analysis`, `footprints`, `machines`, `memory`, `comparison`, `policy`, `explanation`; `shown` (which builder is for
-which data), `export` (a comparison as CSV and JSON), `trace_events` (a footprint for Perfetto), and the folder `picture` (the
-memory map).
+which data), `export` (a comparison as CSV and JSON), `trace_events` (a footprint for Perfetto), and the folder
+`picture` (the memory map).
 """
 
 from jaxckpt.report.analysis import analysis_report
