@@ -3,7 +3,8 @@
 What is recomputed by a rule or a default starts from what crosses between the stages of the forward pass, which are
 found by structure as for "full". What lies under a mark, or in a region, is a stage of its own: it starts from
 what enters it, and what leaves it for the rest of the forward pass is saved. A rule that names a value may
-decide otherwise. Saves of values that cost nothing to make again (views, masks, casts of parameters) are left to the compiler.
+decide otherwise. Saves of values that cost nothing to make again (views, masks, casts of parameters) are left to the
+compiler.
 
 Read after `jaxckpt.policy.resolve` and `stages`.
 """
