@@ -4,9 +4,9 @@ Read in this order: `rates` (what a device can do), `fusion` (which values a com
 (the arithmetic of each op), `replay` (bytes alive after every step of a schedule, and the seconds that it takes).
 """
 
-from jaxckpt.cost.fusion import Fusion, fuse
+from jaxckpt.cost.fusion import Fusion, behind_views, fuse
 from jaxckpt.cost.price import Prices, price
 from jaxckpt.cost.rates import Rates
 from jaxckpt.cost.replay import Replay, replay
 
-__all__ = ["Fusion", "Prices", "Rates", "Replay", "fuse", "price", "replay"]
+__all__ = ["Fusion", "Prices", "Rates", "Replay", "behind_views", "fuse", "price", "replay"]

@@ -130,13 +130,13 @@ def _forced(graph: Graph, into_addend: frozenset[int]) -> set[int]:
         elif op.kind in _WRITES_MEMORY or op.effects:
             forced.update(op.writes)
         if op.kind in _NEEDS_MEMORY or op.effects:
-            forced.update(_behind_views(graph, v) for v in op.reads)
+            forced.update(behind_views(graph, v) for v in op.reads)
         elif op.kind is Kind.SCATTER and op.id not in into_addend and op.reads:
-            forced.add(_behind_views(graph, op.reads[0]))
+            forced.add(behind_views(graph, op.reads[0]))
     return forced
 
 
-def _behind_views(graph: Graph, value: int) -> int:
+def behind_views(graph: Graph, value: int) -> int:
     """The value that a chain of views shows, if nothing is repeated on the way; else the value itself."""
     shown = value
     while (op := graph.producer[shown]) is not None:

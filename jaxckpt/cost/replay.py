@@ -6,10 +6,13 @@ arguments and the results have their own memory and are not counted here. Two th
 them: an update runs as soon as what it needs is there, so that gradients need not wait for each other; and what
 depends on nothing (the zeros that a gradient is scattered into) is made at the start, however late it is read.
 
+Copies to the host and back run beside the kernels, one after the other each way. A kernel that needs what is still on
+its way waits for it, and so does the forward pass where a copy must be done.
+
 It is the one place that computes a peak: solvers, plans and reports all ask here.
 
 Exact for the sizes in the graph and the fusion rules; it leaves out padding, fragmentation, workspaces that a
-compiler picks by itself, and changes of order that its scheduler makes. Read after `fusion`.
+compiler picks by itself, and changes of order that its scheduler makes. Read after `fusion` and `copies`.
 Complexity: linear in steps times the (small) number of sources.
 """
 
@@ -17,10 +20,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from jaxckpt.cost.copies import Copies
 from jaxckpt.cost.fusion import Fusion, Sources, read_through
 from jaxckpt.cost.price import Prices
 from jaxckpt.cost.rates import Rates
-from jaxckpt.ir import Barrier, Graph, Kind, Op, Phase, Run, Schedule, Step
+from jaxckpt.ir import Barrier, Graph, Kind, Move, Offload, Op, Phase, Run, Schedule, Step
 
 _WRITES_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.SCATTER, Kind.VIEW})
 _ONE_PASS = 48
@@ -40,6 +44,8 @@ class Replay:
       seconds: For each step the seconds of the kernel that it starts; 0 where it only passes through one.
       step_s: Seconds of all kernels together.
       recompute_s: Those of copies.
+      stall_s: Seconds of waiting for copies between device and host, part of `step_s`.
+      host_bytes: The largest number of bytes on the host at once.
     """
 
     live_bytes: tuple[int, ...]
@@ -49,6 +55,8 @@ class Replay:
     seconds: tuple[float, ...]
     step_s: float
     recompute_s: float
+    stall_s: float = 0.0
+    host_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -107,6 +115,10 @@ class _Replayer:
         self.seconds = [0.0] * len(schedule.steps)
         self.recompute_s = 0.0
         self.swept: dict[int, int] = {}
+        self.clock_s = 0.0
+        self.copies = Copies(rates.host_bandwidth_bytes_per_s)
+        self.leaving: dict[int, int] = {}
+        """Instances on their way to the host, each with what it is copied from."""
 
     def run(self) -> Replay:
         steps = tuple(updates_early(self.graph, self.schedule))
@@ -114,11 +126,14 @@ class _Replayer:
         for at, step in enumerate(steps):
             if isinstance(step, Barrier):
                 self._barrier(at, step)
+            elif isinstance(step, Move):
+                self._move(at, step)
             elif step.again or not own.isdisjoint(step.reads):
                 self._run_own(at, step)
             elif step.op not in quiet:
                 op = self.graph.ops[step.op]
                 self._kernel(at, op, step, self.fusion.op_sources[op.id], self.prices.fused_s[op.id])
+            self.clock_s += self.seconds[at]
         for instance in self.schedule.outputs:
             self.elsewhere.update(self.sources[instance])
         return Replay(
@@ -129,19 +144,64 @@ class _Replayer:
             seconds=tuple(self.seconds),
             step_s=sum(self.seconds),
             recompute_s=self.recompute_s,
+            stall_s=self.copies.stall_s,
+            host_bytes=self.copies.most_bytes,
         )
 
     def _barrier(self, at: int, step: Barrier) -> None:
         """A barrier hands buffers on; what was not in memory is written for it."""
+        if step.why == "leave":
+            self._wait(at, step.reads)
         for read, write in zip(step.reads, step.writes, strict=True):
             sources = self.sources[read]
             self._touch(at, sources)
-            if len(sources) == 1 and self.size_bytes[next(iter(sources))] == self.size_bytes[read]:
+            self.size_bytes[write] = self.size_bytes[read]
+            if read in self.copies:
+                self._hand_on(read, write, left=step.why == "leave")
+            elif len(sources) == 1 and self.size_bytes[next(iter(sources))] == self.size_bytes[read]:
                 self.sources[write] = sources
             else:
                 self._write(at, write, sources, self.vector_s[read])
             if read in self.own or self.sources[write] is not sources:
                 self.own.add(write)
+
+    def _move(self, at: int, step: Move) -> None:
+        """A value put where it waits, or brought back; what comes back is a buffer of its own."""
+        (read,), (write,) = step.reads, step.writes
+        whole_bytes = self.graph.values[self.schedule.origin[write]].size_bytes
+        self._touch(at, self.sources[read])
+        self.own.add(write)
+        if isinstance(step.decision, Offload) and not step.back:
+            self.leaving[write] = read
+            self.copies.send(write, whole_bytes, now_s=self.clock_s)
+            return
+        parts = 1 if isinstance(step.decision, Offload) or step.back else self.graph.axis_size(step.decision.axis)
+        self.size_bytes[write] = whole_bytes // parts
+        self.sources[write] = {write: self.size_bytes[write]}
+        self.births[write] = self.deaths[write] = at
+        if isinstance(step.decision, Offload):
+            self._touch_leaving(at, read)
+            self.copies.fetch(read, write, whole_bytes, now_s=self.clock_s)
+        else:
+            self.seconds[at] += self._kernel_s(self.size_bytes[read] + self.size_bytes[write], 0.0)
+
+    def _hand_on(self, read: int, write: int, *, left: bool) -> None:
+        """What is on the host passes a barrier under a new id; one that has left holds nothing here any more."""
+        self.own.add(write)
+        self.copies.rename(read, write)
+        source = self.leaving.pop(read, None)
+        if source is not None and not left:
+            self.leaving[write] = source
+
+    def _wait(self, at: int, instances: Sequence[int]) -> None:
+        """Waits for copies to the host; what they copy from is held until they are done."""
+        for instance in instances:
+            self._touch_leaving(at, instance)
+            self.seconds[at] += self.copies.wait(instance, now_s=self.clock_s + self.seconds[at])
+
+    def _touch_leaving(self, at: int, instance: int) -> None:
+        if instance in self.leaving:
+            self._touch(at, self.sources[self.leaving[instance]])
 
     def _write(self, at: int, write: int, sources: Sources, arithmetic_s: float) -> None:
         """A kernel that only writes out what was inside another one."""
@@ -199,6 +259,8 @@ class _Replayer:
         for source in reads:
             if source in self.births:
                 self.deaths[source] = at
+            if source in self.copies:
+                self.seconds[at] += self.copies.wait(source, now_s=self.clock_s + self.seconds[at])
 
     def _live_bytes(self, length: int) -> tuple[int, ...]:
         """Sweeps births and deaths; a kernel may write over a buffer of the same size that dies there."""

@@ -3,12 +3,13 @@
 Read after `jaxckpt.solve.follow`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxckpt._shown import Shown
+from jaxckpt.cost import behind_views
 from jaxckpt.fit.plan import Described, describe
 from jaxckpt.ir import Decision, Recompute, Save
 from jaxckpt.policy import Policy, Resolved, load_policy
@@ -122,20 +123,23 @@ def _explained(problem: Problem, followed: Followed) -> Iterator[Explained]:
             by="the step's structure" if resolved is None else f'{resolved.by.part} of "{resolved.by.policy.name}"',
             wanted="save" if resolved is None else _word(resolved.decision),
             carried_out=carried_out,
-            why="" if resolved is None else _why(problem, resolved, carried_out),
+            why="" if resolved is None else _why(problem, resolved, followed.plan.decisions),
             overruled=() if resolved is None else tuple(map(str, resolved.overruled)),
         )
 
 
-def _why(problem: Problem, resolved: Resolved, carried_out: Decision | None) -> str:
+def _why(problem: Problem, resolved: Resolved, decisions: Mapping[int, Decision]) -> str:
     """Why something else happens than was decided."""
     value = resolved.candidate.value
+    carried_out = decisions.get(value)
     if carried_out == resolved.decision:
         return ""
     if value in problem.graph.outputs:
         return "the step returns it"
     if isinstance(carried_out, Save):
         return "it crosses to a later stage"
+    if behind_views(problem.graph, value) in decisions:
+        return "it is a view of an array that is kept"
     if isinstance(resolved.decision, Recompute):
         return "it leaves its stage as a view of what is kept"
     if value in problem.fusion.light:

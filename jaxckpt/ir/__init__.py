@@ -2,8 +2,8 @@
 
 Read in this order: `graph` (ops and values), `kind` (what a primitive is, as far as fusing and pricing go),
 `decision` (what can happen to a value between forward and backward), `plan` (decisions for one graph),
-`schedule` (the order of work that a plan asks for: what is cloned, and what it waits for), `layers` (equal layers
-said once), `scope` (what a chain of names and transformations says).
+`away` (when values leave and come back), `schedule` (the order of work that a plan asks for: what is cloned, and
+what it waits for), `layers` (equal layers said once), `scope` (what a chain of names and transformations says).
 """
 
 from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute, Save
@@ -12,7 +12,7 @@ from jaxckpt.ir.kind import Kind, Trait, kind_of, trait_of
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
 from jaxckpt.ir.plan import Plan, Prediction
 from jaxckpt.ir.residual import Residual, residuals
-from jaxckpt.ir.schedule import Barrier, Run, Schedule, Step, schedule
+from jaxckpt.ir.schedule import Barrier, Move, Run, Schedule, Step, schedule
 
 __all__ = [
     "Barrier",
@@ -20,6 +20,7 @@ __all__ = [
     "Graph",
     "Kind",
     "Layers",
+    "Move",
     "Offload",
     "Op",
     "Partition",

@@ -99,6 +99,7 @@ class Graph:
       constants: Arrays that the step closed over.
       outputs: The step's flat results, literals left out; a value may stand here twice.
       donated: Those inputs whose memory the results may take.
+      mesh: Axes of the mesh that the arguments are laid out over, with their sizes.
     """
 
     values: tuple[Value, ...]
@@ -107,6 +108,7 @@ class Graph:
     constants: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
     donated: frozenset[int] = frozenset()
+    mesh: tuple[tuple[str, int], ...] = ()
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:
@@ -133,12 +135,20 @@ class Graph:
         Not every value of the backward waits for it: some are computed of residuals alone. The end of the longest
         chain has waited for all that the chain has.
         """
+        return self._fronts(Phase.BACKWARD)
+
+    @cached_property
+    def forward_fronts(self) -> tuple[int | None, ...]:
+        """For each op the value at the end of the longest chain of forward ops before it."""
+        return self._fronts(Phase.FORWARD)
+
+    def _fronts(self, phase: Phase) -> tuple[int | None, ...]:
         fronts: list[int | None] = []
         depth: dict[int, int] = {}
         front, deepest = None, 0
         for op in self.ops:
             fronts.append(front)
-            if op.phase is Phase.BACKWARD and op.writes:
+            if op.phase is phase and op.writes:
                 depth_here = 1 + max([depth.get(v, 0) for v in op.reads], default=0)
                 depth.update(dict.fromkeys(op.writes, depth_here))
                 if depth_here >= deepest:
@@ -149,6 +159,10 @@ class Graph:
     def argument_bytes(self) -> int:
         """Device bytes of the arguments and of the arrays closed over."""
         return sum(self.values[v].size_bytes for v in (*self.inputs, *self.constants))
+
+    def axis_size(self, axis: str) -> int:
+        """How many devices a mesh axis has; 1 where there is no such axis."""
+        return dict(self.mesh).get(axis, 1)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -23,6 +23,8 @@ class Prediction:
       recompute_s: The part of it that is spent on computing values again.
       saved_bytes: Bytes held from forward to backward by decision.
       recomputed_ops: How many ops run a second time.
+      host_bytes: The largest number of bytes on the host at once.
+      stall_s: The part of `step_s` that is spent on waiting for copies between device and host.
     """
 
     argument_bytes: int
@@ -32,6 +34,8 @@ class Prediction:
     recompute_s: float
     saved_bytes: int
     recomputed_ops: int
+    host_bytes: int = 0
+    stall_s: float = 0.0
 
     @property
     def total_bytes(self) -> int:

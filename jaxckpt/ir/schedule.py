@@ -16,17 +16,26 @@ The rules, which are those of `jax.checkpoint` seen from the joint graph:
    backward arrives, nor be merged with the original.
 4. A copy made on the way to another stage's values serves that stage alone: it is not kept for its own.
 5. An op with effects never runs twice.
+6. A value decided as `Offload` or `Partition` is pinned, and its stored form is what stays: on the host, or a shard of
+   it. A copy to the host is held in the forward pass (behind the front of the forward when it must be done). It starts
+   back behind the front of the backward and behind all that the backward has finished so far: a compiler that hides
+   copies would otherwise put off weight gradients, and keep what they read. Late readers and copies read what came
+   back.
 
-Read after `plan`. Complexity: linear in ops, plus the copies made.
+Read after `plan` and `away`. Complexity: linear in ops, plus the copies made.
 """
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from typing import Literal
 
 from jaxckpt._errors import GraphError
-from jaxckpt.ir.decision import Recompute
+from jaxckpt.ir.away import away
+from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Phase
 from jaxckpt.ir.plan import Plan
+
+Why = Literal["pin", "recompute", "leave", "fetch"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +52,33 @@ class Run:
 class Barrier:
     """Instances passed on under new ids, all of them after `trigger` (an instance) is there.
 
-    A pin is a barrier over one instance without a trigger.
+    A pin is a barrier over one instance without a trigger. `why` says what it is for.
     """
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     trigger: int | None = None
+    why: Why = "pin"
 
 
-Step = Run | Barrier
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A value put into the form in which it waits, or brought back from it.
+
+    Attributes:
+      reads: The instance that is there, alone.
+      writes: The instance that comes of it, alone.
+      decision: Where and how it waits.
+      back: Whether it comes back.
+    """
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    decision: Offload | Partition
+    back: bool = False
+
+
+Step = Run | Barrier | Move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +101,11 @@ def schedule(graph: Graph, plan: Plan) -> Schedule:
 
     Args:
       graph: The step.
-      plan: Decisions for it; `Offload` and `Partition` are laid out as `Save` here.
+      plan: Decisions for it.
 
     Returns:
-      The steps in order. Without any `Recompute` they are the graph's own ops and nothing else, whatever the
-      plan saves: there is nothing to pin against.
+      The steps in order. Where a plan only saves they are the graph's own ops and nothing else: there is nothing to
+      pin against.
 
     Raises:
       GraphError: A value is dropped that an op with effects, or no forward op, makes.
@@ -108,7 +135,12 @@ class _Scheduler:
         self.steps: list[Step] = []
         self.again: dict[int, _Again] = {}
         self.dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
-        self.pinned = set(plan.decisions) - self.dropped if self.dropped else set()
+        self.away = away(graph, plan)
+        self.stored: dict[int, int] = {}
+        self.unheld: list[int] = []
+        self.fetched: dict[int, int] = {}
+        self.pinned = set(plan.decisions) - self.dropped if self.dropped or self.away.values else set()
+        self._outputs = frozenset(graph.outputs)
         self.kept = self._kept()
         self._refuse_impossible()
 
@@ -116,12 +148,15 @@ class _Scheduler:
         changed = self._reading_what_changes()
         for op in self.graph.ops:
             late = op.phase is not Phase.FORWARD
+            self._leave(op.id)
+            for value in self.away.fetch_before.get(op.id, ()):
+                self._fetch(value, op.id)
             reads = op.reads
-            if op.id in changed:
-                reads = tuple(
-                    self._recomputed(v, op.id) if late and v in self.dropped else self.env[v] for v in op.reads
-                )
+            if op.id in changed or self.away.values:
+                reads = tuple(self._late(v, op.id) if late else self.env[v] for v in op.reads)
             self.steps.append(Run(op=op.id, reads=reads, writes=op.writes))
+            if op.phase is Phase.BACKWARD:
+                self.unheld.extend(op.writes)
             if not self.pinned.isdisjoint(op.writes):
                 for value in sorted(self.pinned.intersection(op.writes)):
                     self._pin(value)
@@ -164,6 +199,55 @@ class _Scheduler:
         pinned = self._instance(value)
         self.steps.append(Barrier(reads=(self.env[value],), writes=(pinned,)))
         self.env[value] = pinned
+        if value in self.away.values:
+            self.stored[value] = self._moved(value, pinned, back=False)
+
+    def _done_before(self, reader: int) -> tuple[int, ...]:
+        """Results of the backward since the last barrier that are still to be read: weight gradients, mostly."""
+        outputs, readers = self._outputs, self.graph.readers
+        done = tuple(v for v in self.unheld if v in outputs or (readers[v] and readers[v][-1] >= reader))
+        self.unheld.clear()
+        return done
+
+    def _moved(self, value: int, instance: int, *, back: bool) -> int:
+        moved = self._instance(value)
+        decision = self.plan.decisions[value]
+        assert isinstance(decision, Offload | Partition), "only these are away"
+        self.steps.append(Move(reads=(instance,), writes=(moved,), decision=decision, back=back))
+        return moved
+
+    def _leave(self, op: int) -> None:
+        """Holds the forward pass until the copies that must be done before an op are."""
+        leaving = self.away.leave_before.get(op, ())
+        front = self.graph.forward_fronts[op] if leaving else None
+        if front is None:
+            return
+        reads = (self.env[front], *(self.stored[v] for v in leaving))
+        writes = tuple(map(self._instance, (front, *leaving)))
+        self.steps.append(Barrier(reads=reads, writes=writes, why="leave"))
+        self.env[front] = writes[0]
+        self.stored.update(zip(leaving, writes[1:], strict=True))
+
+    def _fetch(self, value: int, reader: int) -> None:
+        """Brings a value back, not before the backward has come to a reader and has finished with earlier ones."""
+        if value in self.fetched:
+            return
+        done = self._done_before(reader)
+        reads = (self.stored[value], *(self.env[v] for v in done))
+        held, *kept = writes = tuple(map(self._instance, (value, *done)))
+        self.steps.append(Barrier(reads=reads, writes=writes, trigger=self.graph.fronts[reader], why="fetch"))
+        for result, instance in zip(done, kept, strict=True):
+            self.env[result] = instance
+        self.fetched[value] = self._moved(value, held, back=True)
+
+    def _late(self, value: int, reader: int) -> int:
+        """The instance that an op after the forward pass reads."""
+        if value in self.dropped:
+            return self._recomputed(value, reader)
+        if value in self.away.values:
+            self._fetch(value, reader)
+            return self.fetched[value]
+        return self.env[value]
 
     def _instance(self, value: int) -> int:
         self.origin.append(value)
@@ -200,10 +284,10 @@ class _Scheduler:
         """Passes values through a barrier with the front of the backward that the reader stands at."""
         if not sources:
             return
-        reads = tuple(self.env[v] for v in sorted(sources))
+        reads = tuple(self._late(v, reader) for v in sorted(sources))
         again.env.update((v, self._instance(v)) for v in sorted(sources))
         writes = tuple(again.env[v] for v in sorted(sources))
-        self.steps.append(Barrier(reads=reads, writes=writes, trigger=self.graph.fronts[reader]))
+        self.steps.append(Barrier(reads=reads, writes=writes, trigger=self.graph.fronts[reader], why="recompute"))
 
     def _closure(self, wanted: list[int], stop: dict[int, int] | None = None) -> tuple[set[int], set[int]]:
         """The ops that must run again for some values, and the values that they start from."""

@@ -19,6 +19,8 @@ RECOMPUTED = "rematted_computation"
 """The scope that JAX puts around what it computes again, and we around our copies."""
 POLICY_MARK = "jaxckpt.policy."
 """A scope of this prefix and a digest says that a policy is meant for what stands in it."""
+TAG = "jaxckpt."
+"""Names of values with this prefix are ours: they carry out what scopes decided, and no rule can mean them."""
 OWN = "jaxckpt"
 """The scope of equations that the rewriter adds."""
 

@@ -1,10 +1,11 @@
 """Steps of a schedule become equations of a jaxpr, one to one.
 
 A `Run` is the equation of its op with other variables; where it is a copy, its name stack says so the way JAX's own
-recomputation does. A `Barrier` is one `optimization_barrier`. References and tokens, which no barrier passes, keep
-their variable: nothing that reads them is ever computed again.
+recomputation does. A `Barrier` is one `optimization_barrier`. A `Move` is a `device_put` to another memory space, or a
+sharding constraint. References and tokens, which no barrier passes, keep their variable: nothing that reads them is
+ever computed again.
 
-Read after `jaxckpt.ir.schedule`.
+Read after `jaxckpt.ir.schedule` and `moves`.
 """
 
 import functools
@@ -16,14 +17,10 @@ import jax.core
 import jax.extend.core as jex
 
 from jaxckpt import _compat
-from jaxckpt.ir import Barrier, Run, Schedule
+from jaxckpt.ir import Barrier, Move, Run, Schedule
 from jaxckpt.ir.scope import OWN, RECOMPUTED
+from jaxckpt.rewrite.moves import move_eqn
 from jaxckpt.trace import Traced
-
-PIN = "pin"
-"""The scope, under `jaxckpt`, of barriers that hold a saved value."""
-RECOMPUTE = "recompute"
-"""The scope, under `jaxckpt`, of barriers that hold a stage back until the backward needs it."""
 
 
 def equations(traced: Traced, schedule: Schedule) -> tuple[list[Any], list[Any]]:
@@ -38,10 +35,13 @@ def equations(traced: Traced, schedule: Schedule) -> tuple[list[Any], list[Any]]
     """
     writer = _Writer(traced, schedule)
     for number, step in enumerate(schedule.steps):
-        if isinstance(step, Run):
-            writer.run(step)
-        else:
-            writer.barrier(step, number)
+        match step:
+            case Run():
+                writer.run(step)
+            case Barrier():
+                writer.barrier(step, number)
+            case Move():
+                writer.move(step, number)
     return writer.eqns, writer.results()
 
 
@@ -71,13 +71,22 @@ class _Writer:
         ]
         if not passing:
             return
-        self._make([write for _, write in passing])
         invars = [self._variables[read] for read, _ in passing]
-        outvars = [self._variables[write] for _, write in passing]
+        outvars = [jex.Var(variable.aval) for variable in invars]
+        self._variables.update(zip((write for _, write in passing), outvars, strict=True))
         if step.trigger is not None and _can_pass(self._variables[step.trigger]):
             invars.append(self._variables[step.trigger])
             outvars.append(jex.Var(invars[-1].aval))
         self.eqns.append(self._barrier_eqn(step, number, invars, outvars))
+
+    def move(self, step: Move, number: int) -> None:
+        (read,), (write,) = step.reads, step.writes
+        beside = self._ops[self._beside(number, after=not step.back)]
+        whole = self._traced.variables[self._schedule.origin[read]].aval
+        eqn = move_eqn(step, self._variables[read], whole, self._traced.mesh)
+        stack = beside.source_info.name_stack.extend(OWN).extend("fetch" if step.back else "leave")
+        self.eqns.append(eqn.replace(source_info=beside.source_info.replace(name_stack=stack), ctx=beside.ctx))
+        self._variables[write] = self.eqns[-1].outvars[0]
 
     def results(self) -> list[Any]:
         """The schedule returns values only; literals of the step's results go back to their places."""
@@ -101,9 +110,8 @@ class _Writer:
 
     def _barrier_eqn(self, step: Barrier, number: int, invars: list[Any], outvars: list[Any]) -> Any:
         """Named and placed like the op beside it: what made the pinned value, or what asked for the stage."""
-        beside = self._ops[self._beside(number)]
-        stack = beside.source_info.name_stack.extend(OWN)
-        stack = stack.extend(PIN if step.trigger is None else RECOMPUTE)
+        beside = self._ops[self._beside(number, after=step.trigger is None)]
+        stack = beside.source_info.name_stack.extend(OWN).extend(step.why)
         return _barrier_template().replace(
             invars=invars,
             outvars=outvars,
@@ -111,11 +119,10 @@ class _Writer:
             ctx=beside.ctx,
         )
 
-    def _beside(self, number: int) -> int:
+    def _beside(self, number: int, *, after: bool) -> int:
         """A pin follows its maker; the barrier of a stage comes before the first op that is no copy."""
         step = self._schedule.steps[number]
-        assert isinstance(step, Barrier)
-        if step.trigger is None:
+        if after:
             made = self._traced.graph.producer[self._schedule.origin[step.reads[0]]]
             if made is not None:
                 return made

@@ -14,8 +14,8 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
-from jaxckpt._errors import PlanMismatchError, UnsupportedDecisionError
-from jaxckpt.ir import Offload, Partition, Plan, Schedule, schedule
+from jaxckpt._errors import PlanMismatchError
+from jaxckpt.ir import Plan, Schedule, schedule
 from jaxckpt.rewrite.equations import equations
 from jaxckpt.trace import Traced, closed_jaxpr
 from jaxckpt.trace.inline import constants_of, open_jaxpr
@@ -55,7 +55,7 @@ def rewrite(traced: Traced, plan: Plan) -> Rewritten:
 
     Raises:
       PlanMismatchError: The plan is for another graph.
-      UnsupportedDecisionError: The plan offloads or partitions.
+      UnsupportedDecisionError: The plan asks for a memory space or a mesh axis that is not there.
       GraphError: The plan drops what cannot be computed again.
       jax.extend.core.JaxprTypeError: The rewritten step is not well-typed; a bug of ours.
     """
@@ -68,23 +68,8 @@ def rewrite(traced: Traced, plan: Plan) -> Rewritten:
             planned=plan.fingerprint,
             found=traced.graph.fingerprint,
         )
-    _refuse_unsupported(plan)
     laid_out = schedule(traced.graph, plan)
     eqns, outvars = equations(traced, laid_out)
     closed = closed_jaxpr(traced.program, eqns, outvars)
     jex.check_jaxpr(open_jaxpr(closed))
     return Rewritten(traced=traced, plan=plan, schedule=laid_out, jaxpr=closed)
-
-
-def _refuse_unsupported(plan: Plan) -> None:
-    found = [(v, d) for v, d in plan.decisions.items() if isinstance(d, Offload | Partition)]
-    if not found:
-        return
-    kinds = sorted({type(decision).__name__.lower() for _, decision in found})
-    raise UnsupportedDecisionError(
-        f"rewrite: the plan decides to {' and '.join(kinds)}, which cannot be carried out yet.",
-        got=f"{len(found)} such decisions, the first for value {found[0][0]}",
-        needed="decisions to save or to recompute",
-        advice='a plan with allow=("recompute",)',
-        decisions=tuple(found),
-    )

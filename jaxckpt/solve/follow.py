@@ -1,10 +1,10 @@
 """A policy becomes a plan: its rules meet the graph, the rest follows from the step's own structure.
 
 What is recomputed by a rule or a default starts from what crosses between the stages of the forward pass, which are
-found by structure as for "full". What lies under a mark, or in a region, is a stage of its own: it starts from
-what enters it, and what leaves it for the rest of the forward pass is saved. A rule that names a value may
-decide otherwise. Saves of values that cost nothing to make again (views, masks, casts of parameters) are left to the
-compiler.
+found by structure as for "full". What lies under a mark, or in a region, is a stage of its own: it starts from what
+enters it, and what leaves it for the rest of the forward pass is saved. A rule that names a value may decide otherwise.
+A rule that names a view means the array that it shows. Saves by default, and saves of values that cost nothing to make
+again (views, masks, casts of parameters), are left to the compiler.
 
 Read after `jaxckpt.policy.resolve` and `stages`.
 """
@@ -12,7 +12,8 @@ Read after `jaxckpt.policy.resolve` and `stages`.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxckpt.ir import Decision, Graph, Phase, Plan, Recompute, Save
+from jaxckpt.cost import behind_views
+from jaxckpt.ir import Decision, Graph, Offload, Partition, Phase, Plan, Recompute, Save
 from jaxckpt.policy import Policy, Resolved, collect, entering, is_read_late, leaving, policy_of_mark, resolve
 from jaxckpt.solve.full import solve_full
 from jaxckpt.solve.problem import Problem
@@ -48,7 +49,7 @@ def follow(problem: Problem, policy: Policy | None) -> Followed:
     stages, crossing = _structure(problem, policy)
     resolved = resolve(policy, problem.graph, crossing=crossing)
     deciding = _Deciding(problem, resolved)
-    if deciding.recomputes:
+    if deciding.changes:
         deciding.save(crossing)
         for part in _parts(problem.graph, policy):
             deciding.part(part)
@@ -64,10 +65,11 @@ def _structure(problem: Problem, policy: Policy | None) -> tuple[tuple[int, ...]
     if policy is None:
         return (0,), frozenset()
     of_stages = any(rule.match.boundary and rule.match.scope is None for rule in policy.rules)
+    offloads = any(isinstance(rule.decision, Offload) for rule in policy.rules)
     anywhere = policy.regions is None and (
         policy.default == "recompute" or any(isinstance(rule.decision, Recompute) for rule in policy.rules)
     )
-    if not (of_stages or anywhere):
+    if not (of_stages or offloads or anywhere):
         return (0,), frozenset()
     stages = solve_full(problem).stages
     return stages, boundaries(problem, stages)
@@ -112,22 +114,42 @@ class _Deciding:
         self._named = {r.candidate.value for r in resolved if r.names_value}
         outputs = frozenset(problem.graph.outputs)
         self.starts: set[int] = set()
-        self.decisions: dict[int, Decision] = {
-            r.candidate.value: r.decision
-            for r in resolved
-            if r.candidate.value not in outputs
-            and (isinstance(r.decision, Recompute) or r.candidate.value in self._worth)
-        }
+        self.decisions: dict[int, Decision] = {}
+        meant: dict[int, Decision] = {}
+        for r in resolved:
+            if isinstance(r.decision, Recompute):
+                self.decisions[r.candidate.value] = r.decision
+            elif r.names_value:
+                self._named.add(shown := behind_views(problem.graph, r.candidate.value))
+                meant.setdefault(shown, r.decision)
+            elif r.candidate.value in self._worth and r.by.part != "default":
+                self.decisions[r.candidate.value] = r.decision
+        light = problem.fusion.light
+        self.decisions.update((value, decision) for value, decision in meant.items() if value not in light)
+        self._views_follow()
+        for value in outputs.intersection(self.decisions):
+            del self.decisions[value]
+
+    def _views_follow(self) -> None:
+        """Views of what waits elsewhere are made of it when it is back; else they would keep it here."""
+        away = {v for v, decision in self.decisions.items() if isinstance(decision, Offload | Partition)}
+        for value in self._problem.late_read if away else ():
+            shown = behind_views(self._problem.graph, value)
+            if shown != value and shown in away:
+                self.decisions[value] = Recompute()
 
     @property
-    def recomputes(self) -> bool:
-        """Whether anything is computed again; all else is then left as it stands."""
-        return any(isinstance(decision, Recompute) for decision in self.decisions.values())
+    def changes(self) -> bool:
+        """Whether anything is to happen but saving; else the step is left as it stands."""
+        return any(not isinstance(decision, Save) for decision in self.decisions.values())
 
     def save(self, crossing: frozenset[int]) -> None:
-        """Saves what crosses from stage to stage, where no rule names it."""
-        outputs = frozenset(self._problem.graph.outputs)
-        self.decisions.update(dict.fromkeys(crossing - self._named - outputs, Save()))
+        """Saves what crosses from stage to stage, where no rule names it, if anything is computed again."""
+        if not any(isinstance(decision, Recompute) for decision in self.decisions.values()):
+            return
+        for value in crossing - self._named - frozenset(self._problem.graph.outputs):
+            if isinstance(self.decisions.get(value, Recompute()), Recompute):
+                self.decisions[value] = Save()
 
     def part(self, part: _Part) -> None:
         """Makes a stage of some ops: what they start from is there, what they are for is kept."""

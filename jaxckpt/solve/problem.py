@@ -79,7 +79,7 @@ class Problem:
         """Decisions less those `Save`s that neither the backward nor a copy reads."""
         read_late = {laid_out.origin[i] for step in laid_out.steps if _is_late(self.graph, step) for i in step.reads}
         for value, decision in plan.decisions.items():
-            if not isinstance(decision, Save) or value in read_late:
+            if isinstance(decision, Recompute) or value in read_late:
                 yield value, decision
 
     def replay(self, plan: Plan) -> Replay:
@@ -105,6 +105,8 @@ class Problem:
             recompute_s=replayed.recompute_s,
             saved_bytes=sum(graph.values[v].size_bytes for v in saved),
             recomputed_ops=sum(1 for step in laid_out.steps if getattr(step, "again", False)),
+            host_bytes=replayed.host_bytes,
+            stall_s=replayed.stall_s,
         )
 
 

@@ -13,6 +13,7 @@ import jax.core
 import jax.extend.core as jex
 
 from jaxckpt.ir import Graph, Op, Phase, Value
+from jaxckpt.ir.scope import TAG
 from jaxckpt.trace.detail import Details
 from jaxckpt.trace.program import Equation, Program
 from jaxckpt.trace.scope import policy_digests, scope_path
@@ -52,8 +53,15 @@ def graph_of(
         constants=constants,
         outputs=tuple(builder.ids[v] for v in program.outvars if isinstance(v, jex.Var)),
         donated=frozenset(inputs[index] for index in donated),
+        mesh=_mesh(shardings),
     )
     return graph, tuple(builder.variables)
+
+
+def _mesh(shardings: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+    """The axes of the first mesh that an argument is laid out over."""
+    meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
+    return next((tuple(mesh.shape.items()) for mesh in meshes if mesh is not None), ())
 
 
 def _array_sharding(array: Any) -> Any:
@@ -68,6 +76,7 @@ class _Builder:
         self.ops: list[Op] = []
         self._sizes: list[int] = []
         self._names: dict[int, str] = {}
+        self._untagged: dict[int, int] = {}
         self._works = Works()
         self._details = Details()
         self._sources = Sources()
@@ -116,8 +125,17 @@ class _Builder:
         )
 
     def _name(self, name: str, *values: int) -> None:
-        """`checkpoint_name` names what it is given as well as what it gives; the first name stays."""
-        for value in values:
+        """`checkpoint_name` names what it is given as well as what it gives; the first name stays.
+
+        A tag of ours is no name: what it is put on and what it gives are one value, and either has the other's name.
+        """
+        given, made = values
+        if name.startswith(TAG):
+            self._untagged[made] = given
+            if given in self._names:
+                self._names.setdefault(made, self._names[given])
+            return
+        for value in (made, given, *([self._untagged[given]] if given in self._untagged else [])):
             self._names.setdefault(value, name)
 
 

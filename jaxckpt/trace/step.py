@@ -84,6 +84,15 @@ class Traced:
         """What the step's own jit asks of XLA, as pairs."""
         return _compat.traced_leaves(self.stage).compiler_options
 
+    @property
+    def mesh(self) -> Any:
+        """The mesh of the arguments, of a constraint in the step, or of the context; None where there is none."""
+        constraints = (equation.eqn.params.get("sharding") for equation in self.program.equations)
+        shardings = (*(spec.sharding for spec in self.specs), *self.in_shardings, *constraints)
+        meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
+        context = jax.sharding.get_abstract_mesh()
+        return next((mesh for mesh in meshes if mesh is not None), None if context.empty else context)
+
     def closes_over_tracers(self) -> bool:
         """Whether the step reads values of a trace around it, and so means nothing outside that trace."""
         return any(isinstance(array, jax.core.Tracer) for _, array in self.program.constants)

@@ -321,11 +321,17 @@ def test_a_plan_for_another_graph_is_refused(traced):
     assert caught.value.planned == "0123456789abcdef"
 
 
-@pytest.mark.parametrize("decision", [Offload(), Partition(axis="data", dim=0)])
-def test_what_cannot_be_carried_out_yet_is_refused(traced, decision):
+@pytest.mark.parametrize(
+    ("decision", "said"),
+    [
+        (Offload(space="disk"), "an offload to 'disk'"),
+        (Partition(axis="data", dim=0), "mesh axes: none"),
+    ],
+)
+def test_what_the_machine_does_not_have_is_refused(traced, decision, said):
     value = residuals(traced.graph)[0].value
     plan = Plan(fingerprint=traced.graph.fingerprint, decisions={value: decision})
-    with pytest.raises(UnsupportedDecisionError, match="cannot be carried out yet") as caught:
+    with pytest.raises(UnsupportedDecisionError, match=said) as caught:
         rewrite(traced, plan)
     assert isinstance(caught.value, NotImplementedError)
 

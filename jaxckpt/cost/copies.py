@@ -1,0 +1,54 @@
+"""Copies between device and host beside the kernels: one at a time each way, and who has to wait for them.
+
+A model of two copy engines with one bandwidth. Read after `rates`.
+"""
+
+
+class Copies:
+    """The copies of one schedule, in the order in which they are started.
+
+    Args:
+      bandwidth_bytes_per_s: One direction.
+
+    Example:
+      >>> copies = Copies(1e9)
+      >>> copies.send(7, 2_000_000, now_s=0.0)
+      >>> copies.wait(7, now_s=0.0005)
+      0.0015
+    """
+
+    def __init__(self, bandwidth_bytes_per_s: float):
+        self._bandwidth_bytes_per_s = bandwidth_bytes_per_s
+        self._out_s = 0.0
+        self._in_s = 0.0
+        self._done_s: dict[int, float] = {}
+        self._host_bytes = 0
+        self.most_bytes = 0
+        """The largest number of bytes on the host at once."""
+        self.stall_s = 0.0
+        """Seconds of waiting so far."""
+
+    def __contains__(self, instance: int) -> bool:
+        return instance in self._done_s
+
+    def send(self, instance: int, size_bytes: int, *, now_s: float) -> None:
+        """Starts a copy to the host, that of `instance`."""
+        self._out_s = self._done_s[instance] = max(self._out_s, now_s) + size_bytes / self._bandwidth_bytes_per_s
+        self._host_bytes += size_bytes
+        self.most_bytes = max(self.most_bytes, self._host_bytes)
+
+    def fetch(self, stored: int, instance: int, size_bytes: int, *, now_s: float) -> None:
+        """Starts to bring `stored` back as `instance`, once it has arrived on the host."""
+        begin_s = max(self._in_s, now_s, self._done_s.get(stored, now_s))
+        self._in_s = self._done_s[instance] = begin_s + size_bytes / self._bandwidth_bytes_per_s
+        self._host_bytes -= size_bytes
+
+    def rename(self, instance: int, new: int) -> None:
+        """The same copy under another id."""
+        self._done_s[new] = self._done_s[instance]
+
+    def wait(self, instance: int, *, now_s: float) -> float:
+        """Seconds from now until the copy of an instance is done; waiting is counted."""
+        waited_s = max(0.0, self._done_s.get(instance, now_s) - now_s)
+        self.stall_s += waited_s
+        return waited_s

@@ -1,0 +1,165 @@
+"""Values that wait on the host or as shards: the same numbers, the copies where they belong."""
+
+import contextlib
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jaxckpt
+from jaxckpt import Policy
+from jaxckpt.ir import Move, Offload, Partition, Recompute
+from jaxckpt.policy import Match, Rule
+from jaxckpt.rewrite import rewrite
+from jaxckpt.solve import Problem, follow
+from jaxckpt.target import Target, targets
+from jaxckpt.trace import trace_step
+
+GPU = any(status.name == "h200" and status.usable for status in targets())
+
+
+def step(layers, x):
+    def loss(layers):
+        y = x
+        for number, (inward, outward) in enumerate(layers):
+            with jax.named_scope(f"block_{number}"):
+                wide = checkpoint_name(jnp.tanh(y @ inward) * 2, "wide")
+                y = y + jnp.tanh(wide) @ outward
+        return jnp.mean(y**2)
+
+    value, gradients = jax.value_and_grad(loss)(layers)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, layers, gradients), value
+
+
+def arguments(width=8, tokens=16, layers=4):
+    keys = jax.random.split(jax.random.key(0), 2 * layers + 1)
+    weights = [
+        (jax.random.normal(one, (width, 4 * width)) / 8, jax.random.normal(other, (4 * width, width)) / 8)
+        for one, other in keys[1:].reshape(layers, 2)
+    ]
+    return weights, jax.random.normal(keys[0], (tokens, width))
+
+
+def keeping(decision, default="recompute"):
+    return Policy(default=default, rules=(Rule(match=Match(name="wide"), decision=decision),))
+
+
+def planned(policy, *args):
+    traced = trace_step(step, *args)
+    plan = follow(Problem(graph=traced.graph, rates=Target("h200").rates), policy).plan
+    return traced, rewrite(traced, plan)
+
+
+def equations(rewritten):
+    return getattr(rewritten.jaxpr, "jaxpr", rewritten.jaxpr).eqns
+
+
+@pytest.mark.parametrize("default", ["save", "recompute"])
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_offloaded_steps_give_the_same_numbers(default, prefetch):
+    args = arguments()
+    expected = jax.jit(step)(*args)
+    found = jax.jit(jaxckpt.apply(step, keeping(Offload(prefetch=prefetch), default)))(*args)
+    for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_each_offloaded_value_leaves_once_and_comes_back_once():
+    _, rewritten = planned(keeping(Offload()), *arguments())
+    moves = [move for move in rewritten.schedule.steps if isinstance(move, Move)]
+    assert [move.back for move in moves] == [False] * 4 + [True] * 4
+    puts = [eqn for eqn in equations(rewritten) if eqn.primitive.name == "device_put"]
+    assert len(puts) == 8
+    assert all("host" in str(eqn.outvars[0].aval) for eqn in puts[:4])
+    assert all("transpose" in str(eqn.source_info.name_stack) for eqn in puts[4:])
+
+
+def test_nothing_in_the_backward_reads_what_was_left_on_the_device():
+    traced, rewritten = planned(keeping(Offload()), *arguments())
+    away = {v for v, d in rewritten.plan.decisions.items() if isinstance(d, Offload)}
+    gone = {traced.variables[v] for v in away}
+    late = [e for e in equations(rewritten) if "transpose(" in str(e.source_info.name_stack)]
+    read = {v for eqn in late for v in eqn.invars if isinstance(v, jex.Var)}
+    assert len(away) == 4
+    assert not read & gone
+
+
+def test_the_forward_pass_waits_for_copies_and_the_backward_starts_them_ahead():
+    _, rewritten = planned(keeping(Offload(prefetch=1)), *arguments())
+    held = [step for step in rewritten.schedule.steps if getattr(step, "why", "") == "leave"]
+    fetched = [step for step in rewritten.schedule.steps if getattr(step, "why", "") == "fetch"]
+    assert held
+    assert all(step.trigger is not None for step in fetched)
+    assert len(fetched) == 4
+
+
+def test_an_offloaded_value_is_off_the_device_meanwhile():
+    args = jax.eval_shape(lambda: arguments(width=256, tokens=4096))
+    traced = trace_step(step, *args)
+    problem = Problem(graph=traced.graph, rates=Target("h200").rates)
+    saved, sent = (follow(problem, keeping(d)).plan.prediction for d in (jaxckpt.ir.Save(), Offload()))
+    assert sent.host_bytes == 4 * 4096 * 1024 * 4
+    assert sent.temp_bytes < saved.temp_bytes
+    assert sent.stall_s > 0  # there is next to no work here to hide a copy behind
+    assert saved.stall_s == saved.host_bytes == 0
+
+
+@pytest.mark.skipif(not GPU, reason="no compile-only GPU")
+def test_the_compiler_puts_it_on_the_host():
+    args = jax.eval_shape(lambda: arguments(width=512, tokens=8192, layers=6))
+    versions = {"saved": keeping(jaxckpt.ir.Save()), "sent": keeping(Offload())}
+    footprints = {
+        name: jaxckpt.Planner(step, *args, target="h200").follow(policy).footprint for name, policy in versions.items()
+    }
+    one_mib = 8192 * 2048 * 4 / 2**20
+    assert footprints["saved"].host_temp_bytes == 0
+    assert footprints["sent"].host_temp_bytes / 2**20 >= 4 * one_mib
+    assert footprints["sent"].temp_bytes <= footprints["saved"].temp_bytes - 2 * one_mib * 2**20
+
+
+### Partitions, on virtual devices
+
+
+@pytest.fixture
+def mesh():
+    if jax.device_count() < 2:
+        pytest.skip("one device alone")
+    return jax.make_mesh((2, jax.device_count() // 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+
+def sharded(mesh):
+    layers, x = arguments()
+    whole = NamedSharding(mesh, PartitionSpec())
+    return jax.device_put(layers, whole), jax.device_put(x, NamedSharding(mesh, PartitionSpec("data")))
+
+
+@pytest.mark.parametrize("directly", [True, False])
+def test_partitioned_steps_give_the_same_numbers(mesh, directly):
+    args = sharded(mesh)
+    applied = jaxckpt.apply(step, keeping(Partition(axis="model", dim=1)))
+    with contextlib.nullcontext() if directly else jax.set_mesh(mesh):
+        found = applied(*args) if directly else jax.jit(applied)(*args)
+    for one, other in zip(jax.tree.leaves(jax.jit(step)(*args)), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_what_waits_is_a_shard_and_is_gathered_again(mesh):
+    args = sharded(mesh)
+    traced, rewritten = planned(keeping(Partition(axis="model", dim=1)), *args)
+    shardings = [spec.sharding for spec in traced.specs]
+    compiled = jax.jit(rewritten.call, in_shardings=shardings).lower(*traced.specs).compile().as_text()
+    assert compiled.count("all-gather(") >= 4
+    assert jax.jit(step).lower(*args).compile().as_text().count("all-gather(") == 0
+    kept = [v for v, d in rewritten.plan.decisions.items() if isinstance(d, Partition)]
+    assert len(kept) == 4
+    assert all(isinstance(rewritten.plan.decisions[v], Partition | Recompute) for v in kept)
+
+
+def test_an_axis_that_is_not_there_is_named(mesh):
+    applied = jaxckpt.apply(step, keeping(Partition(axis="modle", dim=1)))
+    with pytest.raises(jaxckpt.UnsupportedDecisionError, match=r"mesh axes: data \(2 devices\), model"):
+        applied(*sharded(mesh))
