@@ -1,8 +1,9 @@
 """Policies: rules written by people that give decisions on any step.
 
 Read in this order: `rule` (what matches, and what happens), `policy` (ordered rules), `toml` (how they are written),
-`regions` (parts that are computed again whole), `resolve` (what they decide about a graph),
-`interned` (policies by their digest), `library` (files, and policies that come with jaxckpt).
+`edit` (how files keep their comments), `schema` (how editors know them), `regions` (parts that are computed again
+whole), `resolve` (what they decide about a graph), `interned` (policies by their digest), `library` (files, and
+policies that come with jaxckpt), `readers` (other systems' configurations).
 """
 
 from jaxckpt.policy.interned import digest_of, new_mark, policy_of_mark

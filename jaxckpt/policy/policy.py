@@ -86,6 +86,12 @@ class Policy(Shown):
 
         return explain(step, *args, policy=self, **options)
 
+    def as_jax(self) -> Callable[..., Any]:
+        """The policy as a callable for your own `jax.checkpoint(f, policy=...)`; see `jaxckpt.mark.as_jax`."""
+        from jaxckpt.mark import as_jax
+
+        return as_jax(self)
+
     def to_toml(self) -> str:
         """The policy as the text of a TOML file, from which `from_toml` reads an equal policy."""
         from jaxckpt.policy.toml import toml_from_policy
@@ -93,7 +99,13 @@ class Policy(Shown):
         return toml_from_policy(self)
 
     def save(self, path: str | Path) -> None:
-        """Writes the policy as a TOML file, whole or not at all."""
-        from jaxckpt._files import write_whole
+        """Writes the policy as a TOML file, whole or not at all.
 
-        write_whole(Path(path), self.to_toml().encode())
+        A file that is there is changed where it says something else, and keeps its comments everywhere else.
+        """
+        from jaxckpt._files import write_whole
+        from jaxckpt.policy.edit import edited
+
+        path = Path(path)
+        text = edited(path.read_text(), self) if path.is_file() else self.to_toml()
+        write_whole(path, text.encode())

@@ -90,13 +90,22 @@ class Resolved:
         return "prefer" if self.rule is None else self.by.policy.rules[self.rule].strength
 
 
-def resolve(policy: Policy | None, graph: Graph, *, crossing: frozenset[int] = frozenset()) -> tuple[Resolved, ...]:
+def resolve(
+    policy: Policy | None,
+    graph: Graph,
+    *,
+    crossing: frozenset[int] = frozenset(),
+    layer: int | None = None,
+    excused: frozenset[int] = frozenset(),
+) -> tuple[Resolved, ...]:
     """Decides about the values of a graph.
 
     Args:
       policy: The rules for all that has no mark around it; None for marks alone.
       graph: The step.
       crossing: Values that cross from stage to stage, for rules about boundaries without a scope.
+      layer: The layer that all of the graph belongs to; None where layers are to be found in it.
+      excused: Indices of the policy's rules that may match nothing.
 
     Returns:
       One entry for each residual that a policy is meant for, and for each other forward value that a rule names, in
@@ -105,9 +114,9 @@ def resolve(policy: Policy | None, graph: Graph, *, crossing: frozenset[int] = f
     Raises:
       PolicyError: Rules match nothing at all; each is named, with what is there instead. Or a mark's policy is gone.
     """
-    found = candidates(graph, crossing=crossing)
+    found = candidates(graph, crossing=crossing, layer=layer)
     judges: dict[str, _Judge] = {}
-    given = () if policy is None else (_Judge(policy, graph),)
+    given = () if policy is None else (_Judge(policy, graph, excused),)
     resolved = []
     for candidate in found:
         made = graph.producer[candidate.value]
@@ -128,8 +137,9 @@ def resolve(policy: Policy | None, graph: Graph, *, crossing: frozenset[int] = f
 class _Judge:
     """One policy over one graph, and which of its rules have matched."""
 
-    def __init__(self, policy: Policy, graph: Graph):
+    def __init__(self, policy: Policy, graph: Graph, excused: frozenset[int] = frozenset()):
         self._policy = policy
+        self._excused = excused
         self._matched: set[int] = set()
         self._again: frozenset[int] = frozenset()
         self._once: frozenset[int] = frozenset()
@@ -157,7 +167,7 @@ class _Judge:
         problems = [
             f"rule {number} ({rule}) matches nothing{_instead(rule, found)}"
             for number, rule in enumerate(self._policy.rules, 1)
-            if number - 1 not in self._matched
+            if number - 1 not in self._matched | self._excused
         ]
         if problems:
             raise PolicyError(
@@ -178,19 +188,22 @@ def _made(graph: Graph, *groups: frozenset[int]) -> frozenset[int]:
     return frozenset(v for ops in groups for op in ops for v in graph.ops[op].writes)
 
 
-def candidates(graph: Graph, *, crossing: frozenset[int] = frozenset()) -> tuple[Candidate, ...]:
+def candidates(
+    graph: Graph, *, crossing: frozenset[int] = frozenset(), layer: int | None = None
+) -> tuple[Candidate, ...]:
     """The forward values of a graph, as rules see them.
 
     Args:
       graph: The step.
       crossing: Values that cross from stage to stage.
+      layer: The layer that all of the graph belongs to; None where layers are to be found in it.
     """
-    layer_of = _layers(graph)
+    layer_of = _layers(graph) if layer is None else {}
     return tuple(
         Candidate(
             value=value,
             scope=op.scope,
-            layer=layer_of.get(op.scope),
+            layer=layer_of.get(op.scope, layer),
             name=graph.values[value].name,
             primitive=op.primitive,
             dtype=graph.values[value].dtype,

@@ -1,7 +1,7 @@
 """A rule says of some values what happens to them between the forward and the backward pass.
 
 What it matches is a conjunction: every key that is given must hold. What is said of scopes, names and primitives are
-globs, in which "*" also passes "/".
+globs, in which "*" also passes "/" and "{query,key}_proj" means either.
 """
 
 import re
@@ -17,6 +17,8 @@ from jaxckpt.ir.kind import Kind, kind_of
 Strength = Literal["must", "prefer"]
 Boundary = Literal["input", "output"]
 _MOST_LAYERS = 100_000
+_MOST_ALTERNATIVES = 256
+_BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,8 @@ class Match:
     boundary: Boundary | None = None
 
     def __post_init__(self) -> None:
+        for glob in (self.scope, self.name, self.primitive, self.dtype):
+            _alternatives(glob or "")
         if self.layers is not None:
             layers_from_ranges(self.layers, most=_MOST_LAYERS)
         for key in ("every", "min_bytes", "max_bytes", "min_flops"):
@@ -150,7 +154,25 @@ class Rule:
 
 @lru_cache(maxsize=1024)
 def _pattern(glob: str) -> re.Pattern[str]:
-    return re.compile(translate(glob))
+    return re.compile("|".join(map(translate, _alternatives(glob))))
+
+
+@lru_cache(maxsize=1024)
+def _alternatives(glob: str) -> tuple[str, ...]:
+    """The globs that one with braces stands for: "{a,b}_proj" is "a_proj" or "b_proj"."""
+    found = [glob]
+    while any(map(_BRACES.search, found)):  # innermost first
+        found = list(dict.fromkeys(split for each in found for split in _split(each)))
+        if len(found) > _MOST_ALTERNATIVES:
+            raise ValueError(f"{glob!r} stands for more than {_MOST_ALTERNATIVES} names")
+    return tuple(found)
+
+
+def _split(glob: str) -> list[str]:
+    match = _BRACES.search(glob)
+    if match is None:
+        return [glob]
+    return [f"{glob[: match.start()]}{choice}{glob[match.end() :]}" for choice in match[1].split(",")]
 
 
 def globs(glob: str, text: str | None) -> bool:
@@ -191,9 +213,9 @@ def outermost(glob: str, scope: str) -> str | None:
 
 
 def _is_primitive(glob: str, primitive: str) -> bool:
-    if glob in set(Kind):
-        return kind_of(primitive) == glob
-    return globs(glob, primitive)
+    return any(
+        kind_of(primitive) == each if each in set(Kind) else globs(each, primitive) for each in _alternatives(glob)
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -1,8 +1,9 @@
 """Policies as TOML that people write, review and share.
 
-A file holds `name`, `for`, `about`, `default`, and any number of `[[rule]]` tables. A rule's keys are those of `Match`,
-then `decision` with what belongs to it (`space` and `prefetch` of an offload, `axis` and `dim` of a partition),
-`strength` and `note`. A key that we do not know is an error with the closest one that we do.
+A file holds `name`, `for`, `about`, `default`, a table `[regions]` with the keys of `Regions`, and any number of
+`[[rule]]` tables. A rule's keys are those of `Match`, then `decision` with what belongs to it (`space` and `prefetch`
+of an offload, `axis` and `dim` of a partition), `strength` and `note`. A key that we do not know is an error with the
+closest one that we do. How a file that is there is changed without losing its comments is in `edit`.
 
 Read after `policy`.
 """
@@ -18,23 +19,31 @@ import tomlkit
 from jaxckpt._errors import BudgetError, PolicyError
 from jaxckpt._units import format_bytes, parse_bytes
 from jaxckpt.ir import Decision, Offload, Partition, Recompute, Save
-from jaxckpt.policy.policy import Policy
+from jaxckpt.policy.policy import Policy, Regions
 from jaxckpt.policy.rule import Match, Rule
 
-_DECISIONS: Mapping[str, type[Decision]] = {
+DECISIONS: Mapping[str, type[Decision]] = {
     "save": Save,
     "recompute": Recompute,
     "offload": Offload,
     "partition": Partition,
 }
-_DEFAULTS = ("save", "recompute")
-_STRENGTHS = ("must", "prefer")
-_BYTES = ("min_bytes", "max_bytes")
-_NUMBERS = (*_BYTES, "every", "min_flops")
-_FLAGS = ("batched", "random", "collective")
-_BOUNDARIES = ("input", "output")
-_POLICY_KEYS = ("name", "for", "about", "default", "rule")
+"""The words for decisions in files, and what they mean."""
+
+DEFAULTS = ("save", "recompute")
+STRENGTHS = ("must", "prefer")
+BOUNDARIES = ("input", "output")
+BYTES = ("min_bytes", "max_bytes")
+"""Keys that take a number of bytes or an amount with its unit."""
+
+NUMBERS = (*BYTES, "every", "min_flops")
+FLAGS = ("batched", "random", "collective")
+TEXT_KEYS = {"name": "name", "for": "models", "about": "about"}
+"""A policy's texts: the key in files, and the attribute."""
+
+_POLICY_KEYS = (*TEXT_KEYS, "default", "regions", "rule")
 _MATCH_KEYS = tuple(each.name for each in fields(Match))
+_REGION_KEYS = tuple(each.name for each in fields(Regions))
 
 
 def policy_from_toml(text: str) -> Policy:
@@ -65,8 +74,8 @@ def _wrong(problems: tuple[str, ...]) -> PolicyError:
     return PolicyError(
         "this policy cannot be read.",
         got="; ".join(numbered),
-        needed=f"the keys {', '.join(_POLICY_KEYS)}; in a [[rule]] decision ({', '.join(_DECISIONS)}), strength, note, "
-        f"and any of {', '.join(_MATCH_KEYS)}",
+        needed=f"the keys {', '.join(_POLICY_KEYS)}; in a [[rule]] decision ({', '.join(DECISIONS)}), strength, note, "
+        f"and any of {', '.join(_MATCH_KEYS)}; in [regions] any of {', '.join(_REGION_KEYS)}",
         advice="see policies/ for policies that are ready to use",
         problems=problems,
     )
@@ -89,17 +98,37 @@ class _Reading:
             name=self._text(document, "name", "", default="unnamed"),
             models=self._text(document, "for", ""),
             about=self._text(document, "about", ""),
-            default=self._one_of(document, "default", _DEFAULTS, "", default="recompute"),
+            default=self._one_of(document, "default", DEFAULTS, "", default="recompute"),
+            regions=self._regions(document["regions"]) if "regions" in document else None,
             rules=tuple(rule for rule in read if rule is not None),
         )
 
+    def _regions(self, table: Any) -> Regions | None:
+        if not isinstance(table, dict):
+            self.problems.append("regions is no table: write [regions]")
+            return None
+        self._known(table, _REGION_KEYS, "regions: ")
+        read: dict[str, Any] = {}
+        for each in fields(Regions):
+            value = table.get(each.name, each.default)
+            if each.name == "exclude":
+                if not isinstance(value, (list, tuple)) or not all(isinstance(glob, str) for glob in value):
+                    self.problems.append(f"regions: exclude = {value!r} is no list of texts")
+                read["exclude"] = tuple(value) if isinstance(value, (list, tuple)) else ()
+            elif type(value) is not type(each.default):
+                kind = "text" if each.name == "scope" else "true or false"
+                self.problems.append(f"regions: {each.name} = {value!r} is no {kind}")
+            else:
+                read[each.name] = value
+        return Regions(**read)
+
     def _rule(self, table: Mapping[str, Any], where: str) -> Rule | None:
         before = len(self.problems)
-        word = self._one_of(table, "decision", tuple(_DECISIONS), where, default=None)
-        kind = _DECISIONS.get(word or "", Save)
+        word = self._one_of(table, "decision", tuple(DECISIONS), where, default=None)
+        kind = DECISIONS.get(word or "", Save)
         own = tuple(each.name for each in fields(kind))
         self._known(table, (*_MATCH_KEYS, "decision", "strength", "note", *own), where)
-        strength = self._one_of(table, "strength", _STRENGTHS, where, default="must")
+        strength = self._one_of(table, "strength", STRENGTHS, where, default="must")
         note = self._text(table, "note", where)
         given = {key: table[key] for key in own if key in table}
         match = {key: self._match_key(table, key, where) for key in _MATCH_KEYS if key in table}
@@ -113,20 +142,23 @@ class _Reading:
 
     def _match_key(self, table: Mapping[str, Any], key: str, where: str) -> Any:
         value = table[key]
-        if key in _BYTES and isinstance(value, str):
+        if key in BYTES and isinstance(value, str):
             try:
                 return parse_bytes(value, called=key)
             except BudgetError as error:
                 self.problems.append(f"{where}{key} = {value!r} is no amount of memory: {error.needed}")
                 return 0
+            except OverflowError:
+                self.problems.append(f"{where}{key} = {value!r} is more memory than there is")
+                return 0
         if key == "boundary":
-            return self._one_of(table, key, _BOUNDARIES, where, default=None)
-        is_number = key in _NUMBERS
+            return self._one_of(table, key, BOUNDARIES, where, default=None)
+        is_number = key in NUMBERS
         if key == "layers" and isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         if is_number and isinstance(value, float) and value.is_integer():
             return int(value)
-        wanted, called = (int, "number") if is_number else (bool, "true or false") if key in _FLAGS else (str, "text")
+        wanted, called = (int, "number") if is_number else (bool, "true or false") if key in FLAGS else (str, "text")
         if type(value) is not wanted:
             self.problems.append(f"{where}{key} = {value!r} is no {called}")
         return value
@@ -176,27 +208,41 @@ def _has_default(each: Any) -> bool:
 def toml_from_policy(policy: Policy) -> str:
     """A policy as TOML; what is as it would be anyway is left out."""
     document = tomlkit.document()
-    for key, value in (("name", policy.name), ("for", policy.models), ("about", policy.about)):
-        if value:
-            document.add(key, tomlkit.string(value, multiline="\n" in value))
-    document.add("default", tomlkit.string(policy.default))
-    rules = tomlkit.aot()
-    for rule in policy.rules:
-        table = tomlkit.table()
-        for key, value in _entries(rule):
-            table.add(key, value)
-        rules.append(table)
+    for key, value in policy_entries(policy):
+        document.add(key, value)
+    if policy.regions is not None:
+        document.add("regions", _table(region_entries(policy.regions)))
     if policy.rules:
+        rules = tomlkit.aot()
+        for rule in policy.rules:
+            rules.append(_table(rule_entries(rule)))
         document.add("rule", rules)
     return tomlkit.dumps(document)
 
 
-def _entries(rule: Rule) -> Iterator[tuple[str, Any]]:
+def policy_entries(policy: Policy) -> Iterator[tuple[str, Any]]:
+    """What stands above the tables of a policy's file."""
+    for key, attribute in TEXT_KEYS.items():
+        if text := getattr(policy, attribute):
+            yield key, tomlkit.string(text, multiline="\n" in text)
+    yield "default", policy.default
+
+
+def region_entries(regions: Regions) -> Iterator[tuple[str, Any]]:
+    """What stands in `[regions]`: the scope, and what is not as it would be anyway."""
+    for each in fields(regions):
+        value = getattr(regions, each.name)
+        if each.name == "scope" or value != each.default:
+            yield each.name, list(value) if isinstance(value, tuple) else value
+
+
+def rule_entries(rule: Rule) -> Iterator[tuple[str, Any]]:
+    """What stands in a `[[rule]]`."""
     for each in fields(rule.match):
         value = getattr(rule.match, each.name)
         if value is not None:
-            yield each.name, _exact_bytes(value) if each.name in _BYTES else value
-    words: dict[type, str] = {kind: word for word, kind in _DECISIONS.items()}
+            yield each.name, _exact_bytes(value) if each.name in BYTES else value
+    words: dict[type, str] = {kind: word for word, kind in DECISIONS.items()}
     yield "decision", words[type(rule.decision)]
     for each in fields(rule.decision):
         yield each.name, getattr(rule.decision, each.name)
@@ -204,6 +250,13 @@ def _entries(rule: Rule) -> Iterator[tuple[str, Any]]:
         yield "strength", rule.strength
     if rule.note:
         yield "note", rule.note
+
+
+def _table(entries: Iterator[tuple[str, Any]]) -> Any:
+    table = tomlkit.table()
+    for key, value in entries:
+        table.add(key, value)
+    return table
 
 
 def _exact_bytes(size_bytes: int) -> int | str:

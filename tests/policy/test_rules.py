@@ -37,6 +37,11 @@ PRODUCT = Candidate(
         (Match(name="qkv"), True),
         (Match(name="q*"), True),
         (Match(name="k*"), False),
+        (Match(name="{qkv,out}"), True),
+        (Match(name="{query,key}"), False),
+        (Match(name="q{k,}{v,w}"), True),
+        (Match(scope="*/{block_{1,7},layer_*}/attn"), True),
+        (Match(primitive="{tanh,contraction}"), True),
         (Match(primitive="dot_general"), True),
         (Match(primitive="dot*"), True),
         (Match(primitive="contraction"), True),
@@ -67,8 +72,10 @@ def test_a_value_without_a_name_or_a_layer_matches_no_rule_about_them():
     assert not Match(every=1).holds(bare)
 
 
-@pytest.mark.parametrize("keys", [{"layers": "x"}, {"layers": "3-1"}, {"every": 0}, {"min_bytes": -1}])
-def test_a_match_that_can_match_nothing_is_refused(keys):
+@pytest.mark.parametrize(
+    "keys", [{"layers": "x"}, {"layers": "3-1"}, {"every": 0}, {"min_bytes": -1}, {"name": "{a,b}{c,d}" * 9}]
+)
+def test_a_match_that_can_match_nothing_or_far_too_much_is_refused(keys):
     with pytest.raises(ValueError, match=r"layers|every|min_bytes|names|list"):
         Match(**keys)
 

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxckpt import PolicyError
-from jaxckpt.ir import Offload, Partition, Recompute, Save
-from jaxckpt.policy import Match, Policy, Rule
+from jaxckpt.ir import Offload, Partition, Save
+from jaxckpt.policy import Match, Policy, Regions
+from tests.policy.strategies import policies, texts_like_policies
 
 EXAMPLE = """
 name = "transformer-offload"
@@ -49,6 +50,22 @@ def test_the_words_that_people_write_are_read():
     assert [rule.strength for rule in policy.rules] == ["must", "must", "prefer"]
 
 
+def test_regions_are_read_and_written_without_what_is_as_it_would_be_anyway():
+    policy = Policy.from_toml('[regions]\nscope = "*/block_*"\nexclude = ["*norm*"]\nrecompute_random = false')
+    assert policy.regions == Regions(scope="*/block_*", exclude=("*norm*",), recompute_random=False)
+    assert policy.to_toml().splitlines()[-4:] == [
+        "[regions]",
+        'scope = "*/block_*"',
+        'exclude = ["*norm*"]',
+        "recompute_random = false",
+    ]
+
+
+def test_an_empty_table_of_regions_means_everything():
+    assert Policy.from_toml("[regions]").regions == Regions()
+    assert Policy.from_toml(Policy(regions=Regions()).to_toml()).regions == Regions()
+
+
 def test_an_empty_file_is_the_policy_that_recomputes_everything():
     assert Policy.from_toml("") == Policy() and Policy().default == "recompute"
 
@@ -70,6 +87,11 @@ def test_an_empty_file_is_the_policy_that_recomputes_everything():
         ("rule = 3", "write [[rule]]"),
         ("nmae = 'x'", "closest is 'name'"),
         ("name = 3", "name = 3 is no text"),
+        ("regions = 3", "write [regions]"),
+        ("[regions]\nscop = '*'", "closest is 'scope'"),
+        ("[regions]\nexclude = 'norm'", "exclude = 'norm' is no list of texts"),
+        ("[regions]\nrecompute_random = 1", "recompute_random = 1 is no true or false"),
+        ("[[rule]]\ndecision = 'save'\nmin_bytes = '1e999'", "more memory than there is"),
     ],
 )
 def test_what_is_wrong_is_said_with_what_would_be_right(text, said):
@@ -85,49 +107,26 @@ def test_all_that_is_wrong_is_said_at_once():
     assert [problem.partition(":")[0] for problem in caught.value.problems[:2]] == ["rule 1", "rule 2"]
 
 
-texts = st.text(max_size=20)
-matches = st.builds(
-    Match,
-    scope=st.none() | texts,
-    name=st.none() | texts,
-    primitive=st.none() | texts,
-    dtype=st.none() | texts,
-    layers=st.none() | st.sampled_from(["0", "0-3,7", "5,2"]),
-    every=st.none() | st.integers(1, 9),
-    min_bytes=st.none() | st.integers(0, 2**50),
-    max_bytes=st.none() | st.integers(0, 2**50),
-    min_flops=st.none() | st.integers(0, 2**60),
-)
-decisions = st.one_of(
-    st.just(Save()),
-    st.just(Recompute()),
-    st.builds(Offload, space=texts, prefetch=st.integers(0, 9)),
-    st.builds(Partition, axis=texts, dim=st.integers(0, 5)),
-)
-policies = st.builds(
-    Policy,
-    name=texts.filter(bool),
-    models=texts,
-    about=st.text(max_size=60),
-    default=st.sampled_from(["save", "recompute"]),
-    rules=st.lists(
-        st.builds(Rule, match=matches, decision=decisions, strength=st.sampled_from(["must", "prefer"]), note=texts),
-        max_size=4,
-    ).map(tuple),
-)
-
-
 @given(policies)
 def test_what_is_written_is_read_back_equal(policy):
     assert Policy.from_toml(policy.to_toml()) == policy
     assert hash(Policy.from_toml(policy.to_toml())) == hash(policy)
 
 
-@given(st.text(max_size=80) | st.lists(st.sampled_from(EXAMPLE.splitlines()), max_size=20).map("\n".join))
+@given(texts_like_policies)
 def test_any_text_is_a_policy_or_an_error_of_ours(text):
     try:
         policy = Policy.from_toml(text)
     except PolicyError as error:
-        assert error.problems
+        assert error.problems and all(error.problems)
     else:
         assert Policy.from_toml(policy.to_toml()) == policy
+
+
+@given(policies, st.binary(max_size=40))
+def test_a_broken_file_is_an_error_of_ours(policy, noise):
+    text = (policy.to_toml().encode() + noise).decode(errors="replace")
+    try:
+        Policy.from_toml(text)
+    except PolicyError as error:
+        assert error.problems

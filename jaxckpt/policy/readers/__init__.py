@@ -1,0 +1,22 @@
+"""Readers: what other systems' configurations say, as policies; and what of it no policy can say.
+
+Read in this order: `reading` (what a reader returns), `checks` (what is wrong, all at once), `source` (files and
+texts), `layers` (which layers are meant), then one file a system: `deepspeed`, `maxtext`, `megatron` (with `flags`),
+`mindspore` (with `patterns`, `stages`, `cells`, `mindformers`, `pynative`); `read` chooses among them.
+"""
+
+from jaxckpt.policy.readers.deepspeed import policy_from_deepspeed
+from jaxckpt.policy.readers.maxtext import policy_from_maxtext
+from jaxckpt.policy.readers.megatron import policy_from_megatron
+from jaxckpt.policy.readers.mindspore import policy_from_mindspore
+from jaxckpt.policy.readers.read import read_policy
+from jaxckpt.policy.readers.reading import Reading
+
+__all__ = [
+    "Reading",
+    "policy_from_deepspeed",
+    "policy_from_maxtext",
+    "policy_from_megatron",
+    "policy_from_mindspore",
+    "read_policy",
+]

@@ -1,0 +1,136 @@
+"""Rules for the cells and operators of some layers, as mindformers names them.
+
+Read after `layers`, `patterns`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxckpt.ir import Decision, Offload, Recompute, Save, layer_ranges
+from jaxckpt.policy.readers.checks import Checks
+from jaxckpt.policy.readers.patterns import PatternError, place_of_pattern
+from jaxckpt.policy.rule import Match, Rule
+
+Layers = tuple[int, ...] | None
+"""Numbers of layers; None for all of them."""
+
+
+@dataclass(slots=True)
+class Said:
+    """What a reader has to say beside the policy."""
+
+    understood: list[str] = field(default_factory=list)
+    not_carried: list[str] = field(default_factory=list)
+
+
+def shown(layers: Layers) -> str:
+    """Layers as people read them."""
+    if layers is None:
+        return "all layers"
+    if not layers:
+        return "no layers"
+    return f"layer{'s' if len(layers) > 1 else ''} {layer_ranges(layers)}"
+
+
+def rule_of_pattern(
+    pattern: str,
+    layers: Layers,
+    decision: Decision,
+    said: Said,
+    *,
+    key: str,
+    collective: bool = False,
+) -> Iterator[Rule]:
+    """The rule about what a pattern means in some layers; none where it cannot be said.
+
+    Args:
+      pattern: A regular expression on the paths below a layer.
+      layers: In which.
+      decision: What happens.
+      said: Where it is said what could not.
+      key: The setting that it stands in.
+      collective: Whether only what devices exchange is meant.
+    """
+    if layers == ():
+        return
+    try:
+        place = place_of_pattern(pattern)
+        match = Match(
+            scope=place.scope,
+            primitive=place.primitive,
+            layers=None if layers is None else layer_ranges(layers),
+            every=1 if layers is None else None,
+            collective=True if collective else None,
+        )
+    except ValueError as error:
+        why = str(error) if isinstance(error, PatternError) else f"is too much for a glob: {error}"
+        said.not_carried.append(f"{key}: the pattern {pattern!r} {why}; write a [[rule]] with its scopes.")
+        return
+    if place.loose:
+        said.not_carried.append(
+            f"{key}: the pattern {pattern!r} became {place.scope!r}, which also matches {place.loose}; write the "
+            "scopes out where that is too much."
+        )
+    if place.primitive is not None:
+        said.understood.append(
+            f"{key}: {pattern!r} ends in an operator, which is {place.primitive} in "
+            f"{place.scope or 'any scope'}, as JAX has no scopes for operators."
+        )
+    yield Rule(match=match, decision=decision, note=f"{key}: {pattern}")
+
+
+def rules_of_swap(swaps: Iterable[tuple[str | None, Layers, int]], said: Said) -> Iterator[Rule]:
+    """Offloads: operators first, then whole layers.
+
+    Args:
+      swaps: Pattern (None for the whole layer), layers, and how far ahead it is fetched back.
+      said: Where it is said what could not.
+    """
+    for pattern, layers, prefetch in sorted(swaps, key=lambda swap: swap[0] is None):
+        moved = Offload(prefetch=prefetch)
+        if pattern is not None:
+            yield from rule_of_pattern(pattern, layers, moved, said, key="op_swap")
+        elif layers is None:
+            yield Rule(match=Match(every=1), decision=moved, note="layer_swap")
+        elif layers:
+            yield Rule(match=Match(layers=layer_ranges(layers)), decision=moved, note="layer_swap")
+
+
+def say_precedence(full: Layers, others: Iterable[tuple[str, Layers]], said: Said) -> None:
+    """Says where a layer that is computed again whole overrules something else.
+
+    Args:
+      full: Layers that are computed again whole.
+      others: Settings, and the layers that they are for.
+      said: Where it is said.
+    """
+    for key, layers in others:
+        both = layers if full is None else full if layers is None else tuple(sorted({*full} & {*layers}))
+        if both is None or both:
+            said.understood.append(f"{key} gives way in {shown(both)}, which {_verb(both)} computed again whole.")
+
+
+def _verb(layers: Layers) -> str:
+    return "is" if layers is not None and len(layers) == 1 else "are"
+
+
+def kept(decision: bool) -> Decision:
+    """What a switch of an operator's recomputation means."""
+    return Recompute() if decision else Save()
+
+
+def patterns_of(key: str, value: Any, checks: Checks) -> dict[str, Any]:
+    """A table of patterns, each with what is said of it.
+
+    Args:
+      key: The setting.
+      value: A table, or a list of patterns, each then for all layers.
+      checks: Says what is wrong.
+    """
+    if isinstance(value, (list, tuple)) and value and all(isinstance(each, str) for each in value):
+        return dict.fromkeys(value, True)
+    if isinstance(value, dict) and all(isinstance(each, str) and each.strip() for each in value):
+        return dict(value)
+    checks.wrong(f"{key} = {str(value)[:80]!r} is no table of patterns")
+    return {}

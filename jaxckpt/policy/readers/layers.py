@@ -1,0 +1,63 @@
+"""Which layers a configuration means, and the rules that say so.
+
+Trainers count layers from 0 and cut a model into segments of some layers each, or recompute the first few of each
+pipeline stage. A segment's input is what its first layer reads, that is, what the layer before it makes.
+
+Read after `reading`.
+"""
+
+from collections.abc import Iterable
+
+from jaxckpt.ir import Decision, Recompute, Save, layer_ranges
+from jaxckpt.policy.rule import Match, Rule
+
+FLOATS = "*float*"
+"""Types that trainers of PyTorch move away; masks and indices stay."""
+
+
+def inputs(decision: Decision, *, scope: str | None = None, note: str = "") -> tuple[Rule, ...]:
+    """What happens to the inputs of layers: floating-point ones as decided, masks and indices stay.
+
+    Args:
+      decision: What happens to them.
+      scope: Of the layers; None where stages are found by structure.
+      note: Why.
+    """
+    rest = Rule(match=Match(scope=scope, boundary="input"), decision=Save(), note=note)
+    if isinstance(decision, Save):
+        return (rest,)
+    moved = Rule(match=Match(scope=scope, boundary="input", dtype=FLOATS), decision=decision, note=note)
+    return moved, Rule(match=rest.match, decision=Save(), note="masks and indices stay")
+
+
+def within_segments(size: int, *, num_layers: int, scope: str | None = None) -> tuple[Rule, ...]:
+    """The rule that recomputes what crosses between the layers of one segment.
+
+    Args:
+      size: Layers in a segment.
+      num_layers: Of the model.
+      scope: Of the layers; None where stages are found by structure.
+
+    Returns:
+      No rule where each layer is a segment.
+
+    Example:
+      >>> print(*within_segments(2, num_layers=6))
+      layers = '0,2,4', boundary = 'input': recompute
+    """
+    inner = [layer for layer in range(num_layers - 1) if (layer + 1) % size]
+    if not inner:
+        return ()
+    match = Match(scope=scope, layers=layer_ranges(inner), boundary="input")
+    return (Rule(match=match, decision=Recompute(), note=f"segments of {size} layers"),)
+
+
+def recomputed(layers: Iterable[int] | None, *, note: str = "") -> Rule:
+    """The rule that recomputes what some layers make; None for every layer.
+
+    Example:
+      >>> print(recomputed([0, 1, 2, 5]))
+      layers = '0-2,5': recompute
+    """
+    match = Match(every=1) if layers is None else Match(layers=layer_ranges(layers))
+    return Rule(match=match, decision=Recompute(), note=note)

@@ -1,0 +1,181 @@
+"""MaxText's `remat_policy`, and its per-tensor settings `device | remat | offload`.
+
+MaxText's policies name tensors that are kept or offloaded, and pass over those that the model does not have. Here a
+ready policy is one rule for the whole list, of which at least one name must be there; each tensor that is set by
+itself (`remat_policy = custom`) is a rule of its own, and an error where the name is nowhere in the step.
+
+Source: MaxText `layers/decoders.py` (`get_remat_policy`), `configs/types.py` (`RematAndOffload`).
+Read after `source`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxckpt.ir import Decision, Offload, Save
+from jaxckpt.policy.policy import Policy
+from jaxckpt.policy.readers.checks import Checks
+from jaxckpt.policy.readers.layers import inputs
+from jaxckpt.policy.readers.reading import Reading
+from jaxckpt.policy.readers.source import mapping_of, text_of
+from jaxckpt.policy.rule import Match, Rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ready:
+    """Names that a ready policy keeps, and names that it offloads."""
+
+    saved: tuple[str, ...] = ()
+    offloaded: tuple[str, ...] = ()
+
+
+_QKV = ("query_proj", "value_proj", "key_proj", "kv_proj", "qkv_proj")
+_ATTENTION = (*_QKV, "out_proj")
+_MINIMAL = (*_ATTENTION, "mlpwi_0", "mlpwi_1", "mlpwi", "mlpwo")
+
+READY: Mapping[str, _Ready] = {
+    "full": _Ready(),
+    "minimal": _Ready(saved=_MINIMAL),
+    "minimal_with_context": _Ready(saved=(*_MINIMAL, "context")),
+    "minimal_flash": _Ready(saved=(*_MINIMAL, "context")),
+    "minimal_with_quantization": _Ready(saved=(*_MINIMAL, "quantization")),
+    "minimal_with_context_and_quantization": _Ready(saved=(*_MINIMAL, "context", "quantization")),
+    "save_dot_with_context_except_mlp": _Ready(saved=(*_ATTENTION, "context")),
+    "save_dot_except_mlpwi": _Ready(saved=(*_ATTENTION, "mlpwo")),
+    "save_dot_except_mlp": _Ready(saved=_ATTENTION),
+    "save_qkv_proj": _Ready(saved=_QKV),
+    "save_out_proj": _Ready(saved=("out_proj",)),
+    "qkv_proj_offloaded": _Ready(offloaded=("query_proj", "value_proj", "key_proj", "kv_proj")),
+    "minimal_offloaded": _Ready(offloaded=_MINIMAL),
+}
+"""What each `remat_policy` names. "none" and "custom" are no lists; "minimal_flash" is an old name."""
+
+POLICIES = (*READY, "custom", "none")
+TENSORS = (
+    "decoder_layer_input",
+    *("context", "mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo", "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo"),
+    *("query_proj", "key_proj", "value_proj", "kv_proj", "qkv_proj", "out_proj", "query_wa_proj", "kv_wa_proj"),
+    *("mla_q", "mla_kv", "attention_out", "engram", "indexer_cutoff_threshold"),
+)
+"""Tensors that can be set one by one."""
+
+_PLACES = ("device", "remat", "offload")
+_INPUT = "decoder_layer_input"
+_FLAGS = {
+    "set_remat_policy_on_pipeline_iterations": "they are a loop of the step: a rule with its scope says it",
+    "set_remat_policy_on_layers_per_stage": "layers of a stage are a loop of the step: a rule with their scope says it",
+    "optimizer_memory_host_offload": "a policy is about residuals; give the optimiser's state a sharding with "
+    "memory_kind='pinned_host'",
+    "parameter_memory_host_offload": "a policy is about residuals; give the parameters a sharding with "
+    "memory_kind='pinned_host'",
+}
+"""Flags beside the policy that no policy says, and what to do."""
+
+_VISION = "remat_policy_for_vit"
+_SETTING = re.compile(r"(\w+)=(\S*)")
+
+
+def policy_from_maxtext(
+    config: Mapping[str, Any] | str | Path | None = None, *, prefetch: int = 1, **settings: Any
+) -> Reading:
+    """Reads MaxText's remat settings.
+
+    Args:
+      config: A value of `remat_policy` ("minimal"); or MaxText's configuration, in which other keys are passed over: a
+        mapping, a YAML file or its text, or what its command line says ("remat_policy=custom context=device").
+      prefetch: How many stages ahead offloaded tensors are fetched back.
+      **settings: `remat_policy` and tensors; they beat the configuration.
+
+    Returns:
+      The policy and what it does not carry.
+
+    Raises:
+      PolicyError: The policy, a tensor or a place is unknown; the closest is said.
+      MissingPackageError: The configuration is YAML, and nothing is installed that reads it.
+
+    Example:
+      >>> reading = policy_from_maxtext(remat_policy="custom", context="device", mlpwo="offload")
+      >>> print(*reading.policy.rules, sep="; ")
+      name = 'context': save; name = 'mlpwo': offload; boundary = 'input': save
+    """
+    checks = Checks(
+        "policy_from_maxtext",
+        needed=f"remat_policy: one of {', '.join(POLICIES)}; with custom {', '.join(_PLACES)} for any of "
+        f"{', '.join(TENSORS)}",
+    )
+    given = {**_read(config, checks), **settings}
+    checks.known(given, ("remat_policy", _VISION, *TENSORS, *_FLAGS), what="tensor that can be set")
+    word = checks.one_of(given, "remat_policy", POLICIES, default="full")
+    places = {name: checks.one_of(given, name, _PLACES, default="remat") for name in TENSORS if name in given}
+    flags = [flag for flag in _FLAGS if checks.flag(given, flag, default=False)]
+    if word == "custom" and places.get(_INPUT) == "remat":
+        checks.wrong(
+            f"{_INPUT} = 'remat': what layers start from cannot be computed again; it is 'device' or 'offload'"
+        )
+    checks.done()
+    not_carried = [f"{flag}: {_FLAGS[flag]}." for flag in flags]
+    if given.get(_VISION) is not None:
+        not_carried.append(
+            f"{_VISION} = {given[_VISION]!r} is for the vision encoder alone: read it as a second policy and mark the "
+            "encoder with jaxckpt.scope(..., policy=...)."
+        )
+    if word != "custom":
+        not_carried += [
+            f'{name} = "{place}": MaxText looks at it with remat_policy = "custom" alone, and this is "{word}".'
+            for name, place in places.items()
+            if place != ("device" if name == _INPUT else "remat")
+        ]
+    policy = _custom(places, prefetch) if word == "custom" else _ready(word, prefetch)
+    return Reading(system="maxtext", policy=policy, not_carried=tuple(not_carried))
+
+
+def _read(config: Mapping[str, Any] | str | Path | None, checks: Checks) -> dict[str, Any]:
+    """The keys that are ours; of other keys those that say where a tensor is, which are then unknown."""
+    if config is None:
+        return {}
+    if isinstance(config, str) and re.fullmatch(r"\w+", config):
+        return {"remat_policy": config}
+    if isinstance(config, Mapping):
+        document: Mapping[str, Any] = config
+    else:
+        text = text_of(config, checks)
+        pairs = _SETTING.findall(text)
+        document = {key: _plain(value) for key, value in pairs} if pairs else mapping_of(text, checks, yaml=True)
+    ours = ("remat_policy", _VISION, *TENSORS, *_FLAGS)
+    return {
+        str(key): value
+        for key, value in document.items()
+        if key in ours or (isinstance(value, str) and value in ("remat", "offload"))
+    }
+
+
+def _plain(value: str) -> Any:
+    value = value.strip("'\"")
+    return {"true": True, "false": False}.get(value.lower(), value)
+
+
+def _ready(word: str, prefetch: int) -> Policy:
+    if word == "none":
+        return Policy(name="maxtext-none", default="save", about="No remat: all is kept.")
+    ready = READY[word]
+    moved = Offload(prefetch=prefetch)
+    listed: tuple[tuple[tuple[str, ...], Decision], ...] = ((ready.saved, Save()), (ready.offloaded, moved))
+    rules = [Rule(match=Match(name=_any_of(names)), decision=decision) for names, decision in listed if names]
+    about = "As MaxText's policy of this name; the model's tensors carry MaxText's names (checkpoint_name)."
+    return Policy(name=f"maxtext-{word}", rules=(*rules, *inputs(Save())), about=about)
+
+
+def _custom(places: Mapping[str, str], prefetch: int) -> Policy:
+    moved: dict[str, Decision] = {"device": Save(), "offload": Offload(prefetch=prefetch)}
+    rules = [
+        Rule(match=Match(name=name), decision=moved[place])
+        for name, place in places.items()
+        if name != _INPUT and place in moved
+    ]
+    return Policy(name="maxtext-custom", rules=(*rules, *inputs(moved[places.get(_INPUT, "device")])))
+
+
+def _any_of(names: tuple[str, ...]) -> str:
+    return names[0] if len(names) == 1 else f"{{{','.join(names)}}}"

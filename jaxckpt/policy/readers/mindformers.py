@@ -1,0 +1,292 @@
+r"""mindformers in graph mode: `recompute_config`, `swap_config`, and lists of how many layers of each stage.
+
+Precedence, as mindformers has it: what is excluded is kept, whatever else says so; a layer that is computed again whole
+beats a selection of its operators; recomputing beats swapping. Rules stand in that order, the first that matches
+decides.
+
+Read after `stages`, `cells`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxckpt.ir import Partition, Recompute, Save
+from jaxckpt.policy.policy import Policy, Regions
+from jaxckpt.policy.readers.cells import (
+    Layers,
+    Said,
+    patterns_of,
+    rule_of_pattern,
+    rules_of_swap,
+    say_precedence,
+    shown,
+)
+from jaxckpt.policy.readers.checks import Checks
+from jaxckpt.policy.readers.layers import inputs, recomputed
+from jaxckpt.policy.readers.reading import Reading
+from jaxckpt.policy.readers.stages import Stages, stages_of
+from jaxckpt.policy.rule import Rule
+
+GRAPH_KEYS = (
+    "recompute",
+    "select_recompute",
+    "select_comm_recompute",
+    "select_recompute_exclude",
+    "select_comm_recompute_exclude",
+    "parallel_optimizer_comm_recompute",
+    "mp_comm_recompute",
+    "recompute_slice_activation",
+)
+_SWAP_KEYS = ("swap", "default_prefetch", "layer_swap", "op_swap")
+_SELECTIONS: Mapping[str, tuple[str, ...]] = {
+    "select_recompute_exclude": (),
+    "select_comm_recompute_exclude": (),
+    "select_recompute": (r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"),
+    "select_comm_recompute": (r".*\.norm",),
+}
+"""Settings for operators in order of precedence, and the patterns that they mean where none are given."""
+
+_ALL = 2**31 - 1
+
+
+def read_graph_mode(
+    document: Mapping[str, Any],
+    *,
+    num_layers: int | None,
+    pipeline_stages: int | None,
+    offset: Sequence[Any] | int,
+    scope: str,
+    model_axis: str,
+    checks: Checks,
+) -> Reading:
+    """Reads `recompute_config` and `swap_config`.
+
+    Args:
+      document: A whole configuration, or `recompute_config` alone.
+      num_layers: Of the model; lists by stage need it.
+      pipeline_stages: Over which such lists count; None for what `parallel_config` or the list says.
+      offset: Layers that stages have beyond an even share.
+      scope: Glob on the scopes of layers; "*" for layers as they are found by structure.
+      model_axis: The mesh axis over which `recompute_slice_activation` cuts.
+      checks: Says what is wrong.
+
+    Raises:
+      PolicyError: A key is unknown or a list does not fit.
+    """
+    whole = "recompute_config" in document or "swap_config" in document
+    settings = checks.table(document, "recompute_config") if whole else document
+    swap = checks.table(document, "swap_config") if whole else {}
+    checks.known(settings, GRAPH_KEYS)
+    checks.known(swap, _SWAP_KEYS, what="key of swap_config")
+    layers = _Counting(
+        num_layers=checks.number(
+            {"num_layers": num_layers or _model(document).get("num_layers")}, "num_layers", least=1
+        ),
+        stages=pipeline_stages or _number(checks.table(document, "parallel_config").get("pipeline_stage")),
+        offset=offset or _model(document).get("offset", 0),
+        by_number=checks.flag(swap, "swap", default=False),
+        checks=checks,
+        said=Said(),
+    )
+    full = layers.meant("recompute", settings.get("recompute", False))
+    flags = {
+        key: checks.flag(settings, key, default=key == "mp_comm_recompute")
+        for key in ("mp_comm_recompute", "parallel_optimizer_comm_recompute", "recompute_slice_activation")
+    }
+    selected = {key: _selected(key, settings.get(key, False), layers) for key in _SELECTIONS}
+    swaps = list(_swaps(swap, layers)) if layers.by_number else []
+    checks.done()
+    policy = _policy(full, flags, selected, swaps, scope, model_axis, layers.said)
+    said = layers.said
+    return Reading(
+        system="mindspore", policy=policy, understood=tuple(said.understood), not_carried=tuple(said.not_carried)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counting:
+    """How layers are counted, and where it is said."""
+
+    num_layers: int | None
+    stages: int | None
+    offset: Any
+    by_number: bool
+    checks: Checks
+    said: Said
+
+    def meant(self, key: str, value: Any) -> Layers:
+        """The layers that a setting means: true, false, numbers of layers (with swap), or counts by stage."""
+        if isinstance(value, bool):
+            return None if value else ()
+        if not isinstance(value, (list, tuple)) or not value:
+            self.checks.wrong(f"{key} = {str(value)[:80]!r} is neither true, false nor a list of layers")
+            return ()
+        found = self._numbers(key, value) if self.by_number else self._counts(key, value)
+        self.said.understood.append(f"{key} = {value}: {shown(found)}{self._how(value)}.")
+        return found
+
+    def _numbers(self, key: str, value: Sequence[Any]) -> tuple[int, ...]:
+        most = self.num_layers or 100_000
+        if all(type(each) is int and 0 <= each < most for each in value):
+            return tuple(sorted(set(value)))
+        self.checks.wrong(f"{key} = {str(value)[:80]} with swap on takes numbers of layers below {most}")
+        return ()
+
+    def _counts(self, key: str, value: Sequence[Any]) -> tuple[int, ...]:
+        stages = self._stages(value)
+        if stages is None:
+            self.checks.wrong(f"{key} = {str(value)[:80]} counts layers by stage: say num_layers")
+            return ()
+        width = len(stages.sizes[0])
+        nested = any(isinstance(row, (list, tuple)) for row in value)
+        rows = [[row] * width if isinstance(row, bool) else row for row in value] if nested else [value]
+        if not all(isinstance(row, (list, tuple)) and len(row) == width and all(map(_is_count, row)) for row in rows):
+            self.checks.wrong(f"{key} = {str(value)[:80]} is not one count, true or false for each of {width} stages")
+            return ()
+        counts = [[each if type(each) is int else _ALL if each else 0 for each in row] for row in rows]
+        if not nested:
+            counts = stages.shared_out(counts[0])
+        if len(counts) != len(stages.sizes):
+            self.checks.wrong(f"{key} has {len(counts)} rows for {len(stages.sizes)} rounds of interleaving")
+            return ()
+        return stages.layers(counts)
+
+    def _stages(self, value: Sequence[Any]) -> Stages | None:
+        if self.num_layers is None:
+            return None
+        rows = [row for row in value if isinstance(row, (list, tuple))]
+        rounds = len(value) if rows else 1
+        stages = self.stages or len(rows[0] if rows else value) or 1
+        return stages_of(self.num_layers, stages, rounds, self.offset, self.checks)
+
+    def _how(self, value: Sequence[Any]) -> str:
+        if self.by_number:
+            return ", by number because swap is on"
+        stages = self._stages(value)
+        sizes = [] if stages is None else [list(row) for row in stages.sizes]
+        return f", of stages of {sizes[0] if len(sizes) == 1 else sizes} layers"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, bool) or (type(value) is int and value >= 0)
+
+
+def _number(value: Any) -> int | None:
+    return value if type(value) is int and 0 < value <= 100_000 else None
+
+
+def _model(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The model's own part of a whole configuration."""
+    model = document.get("model")
+    config = model.get("model_config") if isinstance(model, Mapping) else None
+    return config if isinstance(config, Mapping) else {}
+
+
+def _selected(key: str, value: Any, layers: _Counting) -> dict[str, Layers]:
+    """For each pattern of a setting the layers in which it holds."""
+    if value is False or value is None:
+        return {}
+    is_patterns = isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(e, str) for e in value))
+    if is_patterns:
+        table = patterns_of(key, value, layers.checks)
+        return {pattern: layers.meant(f"{key} of {pattern}", each) for pattern, each in table.items()}
+    if not _SELECTIONS[key]:
+        layers.checks.wrong(f"{key} = {str(value)[:80]!r} names no operators: it is a list or a table of patterns")
+        return {}
+    meant = layers.meant(key, value)
+    return dict.fromkeys(_SELECTIONS[key], meant)
+
+
+def _swaps(swap: Mapping[str, Any], layers: _Counting) -> Iterator[tuple[str | None, Layers, int]]:
+    prefetch = layers.checks.number(swap, "default_prefetch", least=1)
+    entries = [("layer_swap", None, each) for each in _entries(swap, "layer_swap", layers.checks)]
+    operators = swap.get("op_swap")
+    if isinstance(operators, Mapping):
+        operators = [{**each, "op_name": name} for name, listed in operators.items() for each in _tables(listed)]
+    entries += [
+        ("op_swap", each.get("op_name"), each) for each in _entries({"op_swap": operators}, "op_swap", layers.checks)
+    ]
+    for key, name, each in entries:
+        layers.checks.known(each, ("layers", "backward_prefetch", *(("op_name",) if key == "op_swap" else ())))
+        if key == "op_swap" and not isinstance(name, str):
+            layers.checks.wrong(f"op_swap: op_name = {name!r} is no pattern")
+            continue
+        ahead = layers.checks.number(each, "backward_prefetch", least=0)
+        ahead = (prefetch or 1) if ahead is None else ahead
+        yield (None if key == "layer_swap" else name), layers.meant(f"{key} layers", each.get("layers", True)), ahead
+    if not entries:
+        yield None, None, prefetch or 1
+
+
+def _entries(swap: Mapping[str, Any], key: str, checks: Checks) -> list[Mapping[str, Any]]:
+    value = swap.get(key)
+    if value is None:
+        return []
+    tables = _tables(value)
+    if not isinstance(value, (list, tuple)) or len(tables) != len(value):
+        checks.wrong(f"{key} = {str(value)[:80]!r} is no list of tables")
+    return tables
+
+
+def _tables(value: Any) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, (list, tuple)) else []
+
+
+def _policy(
+    full: Layers,
+    flags: Mapping[str, bool],
+    selected: Mapping[str, Mapping[str, Layers]],
+    swaps: list[tuple[str | None, Layers, int]],
+    scope: str,
+    axis: str,
+    said: Said,
+) -> Policy:
+    rules: list[Rule] = []
+    for key in ("select_recompute_exclude", "select_comm_recompute_exclude"):
+        for pattern, layers in selected[key].items():
+            rules += rule_of_pattern(pattern, layers, Save(), said, key=key, collective="comm" in key)
+    regions = Regions(
+        scope=scope,
+        recompute_collectives=flags["mp_comm_recompute"],
+        recompute_gathered_parameters=flags["parallel_optimizer_comm_recompute"],
+    )
+    as_regions = full is None and scope != "*"
+    if full != ():
+        sliced = flags["recompute_slice_activation"]
+        rules += inputs(Partition(axis=axis, dim=0) if sliced else Save(), scope=scope if as_regions else None)
+        rules += () if as_regions else (recomputed(full),)
+    for key in ("select_recompute", "select_comm_recompute"):
+        for pattern, layers in selected[key].items():
+            rules += rule_of_pattern(pattern, layers, Recompute(), said, key=key, collective="comm" in key)
+    rules += rules_of_swap(swaps, said)
+    overruled = [
+        (key, layers) for key in ("select_recompute", "select_comm_recompute") for layers in selected[key].values()
+    ]
+    overruled += [("swap", layers) for _, layers, _ in swaps]
+    say_precedence(full, dict.fromkeys(overruled), said)
+    if not as_regions:
+        _say_flags(flags, full, said)
+    return Policy(
+        name="mindformers",
+        rules=tuple(dict.fromkeys(rules)),
+        regions=regions if as_regions else None,
+        default="save",
+    )
+
+
+def _say_flags(flags: Mapping[str, bool], full: Layers, said: Said) -> None:
+    advice = 'say scope="*/layers_*" with recompute = true for all layers, or write [regions] for these scopes'
+    if full == ():
+        return
+    if not flags["mp_comm_recompute"]:
+        said.not_carried.append(f"mp_comm_recompute = false: what devices exchange is kept in regions alone; {advice}.")
+    if flags["parallel_optimizer_comm_recompute"]:
+        said.not_carried.append(
+            f"parallel_optimizer_comm_recompute = true: parameters are gathered again in regions alone; {advice}."
+        )
+    if flags["recompute_slice_activation"]:
+        said.not_carried.append(
+            "recompute_slice_activation leaves a value whole where dimension 0 does not divide: here a partition that "
+            "does not divide is an error; say another dim in the rule."
+        )

@@ -1,0 +1,125 @@
+"""MindSpore's recomputation: `Cell.recompute`, and the settings of mindformers for graph mode and for PyNative.
+
+A cell that is recomputed is a region: what it reads is kept, what it makes for the next one is kept, everything between
+is computed again. mindformers says which layers and which operators of theirs; how is in `mindformers` (graph mode) and
+`pynative`.
+
+Source: MindSpore `nn/cell.py` (`Cell.recompute`), `frontend/optimizer/recompute.cc`; mindformers
+`modules/transformer/transformer.py`, `parallel_core/training_graph/.../layer_setting.py`, `pynative`.
+Read after `layers`, `patterns`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxckpt.ir import Partition
+from jaxckpt.policy.policy import Policy, Regions
+from jaxckpt.policy.readers.checks import Checks
+from jaxckpt.policy.readers.layers import inputs
+from jaxckpt.policy.readers.mindformers import GRAPH_KEYS, read_graph_mode
+from jaxckpt.policy.readers.pynative import PYNATIVE_KEYS, read_pynative
+from jaxckpt.policy.readers.reading import Reading
+from jaxckpt.policy.readers.source import Source, mapping_of
+from jaxckpt.policy.rule import Rule
+
+CELL_KEYS = (
+    "mp_comm_recompute",
+    "parallel_optimizer_comm_recompute",
+    "recompute_slice_activation",
+    "output_recompute",
+    "use_reentrant",
+)
+"""Keywords of `Cell.recompute`."""
+
+
+def policy_from_mindspore(
+    config: Source | bool,
+    *,
+    num_layers: int | None = None,
+    pipeline_stages: int | None = None,
+    offset: Sequence[Any] | int = 0,
+    scope: str = "*",
+    model_axis: str = "model",
+) -> Reading:
+    """Reads MindSpore's or mindformers' recompute settings.
+
+    Args:
+      config: Keywords of `Cell.recompute`; or mindformers' `recompute_config` and `swap_config` (graph mode), or
+        `recompute`, `recompute_comm` and `swap` (PyNative), alone or in a whole configuration: a mapping, a JSON or
+        YAML file or its text; or true or false for all layers.
+      num_layers: Of the model, where layers are given by stage or must be in range.
+      pipeline_stages: Over which lists by stage count; else `parallel_config` says it, or the list's length.
+      offset: mindformers' `offset`: layers that stages have more than an even share, by stage.
+      scope: Glob on the scopes that `Cell.recompute` is called on.
+      model_axis: The mesh axis over which `recompute_slice_activation` cuts.
+
+    Returns:
+      The policy, how lists and precedences were understood, and what it does not carry.
+
+    Raises:
+      PolicyError: A key is unknown, or a setting is refused as in MindSpore.
+      MissingPackageError: The configuration is YAML, and nothing is installed that reads it.
+
+    Example:
+      >>> reading = policy_from_mindspore({"recompute": [1, 2]}, num_layers=8)
+      >>> print(*reading.policy.rules, sep="; ")
+      boundary = 'input': save; layers = '0,4-5': recompute
+      >>> print(*reading.understood)
+      recompute = [1, 2]: layers 0,4-5, of stages of [4, 4] layers.
+    """
+    checks = Checks(
+        "policy_from_mindspore",
+        needed=f"keywords of Cell.recompute ({', '.join(CELL_KEYS)}), recompute_config ({', '.join(GRAPH_KEYS)}) or "
+        f"recompute ({', '.join(PYNATIVE_KEYS)})",
+    )
+    document: Mapping[str, Any] = (
+        {"recompute": config} if isinstance(config, bool) else mapping_of(config, checks, yaml=True)
+    )
+    if _is_pynative(document):
+        return read_pynative(document, num_layers=num_layers, pipeline_stages=pipeline_stages, checks=checks)
+    if _is_graph_mode(document):
+        return read_graph_mode(
+            document,
+            num_layers=num_layers,
+            pipeline_stages=pipeline_stages,
+            offset=offset,
+            scope=scope,
+            model_axis=model_axis,
+            checks=checks,
+        )
+    return _cell(document, scope, model_axis, checks)
+
+
+def _is_pynative(document: Mapping[str, Any]) -> bool:
+    return isinstance(document.get("recompute"), Mapping) or any(key in document for key in ("recompute_comm", "swap"))
+
+
+def _is_graph_mode(document: Mapping[str, Any]) -> bool:
+    return any(key in document for key in ("recompute_config", "swap_config", *GRAPH_KEYS) if key not in CELL_KEYS)
+
+
+def _cell(settings: Mapping[str, Any], scope: str, axis: str, checks: Checks) -> Reading:
+    """One call of `Cell.recompute`."""
+    checks.known(settings, CELL_KEYS)
+    flags = {
+        key: checks.flag(settings, key, default=key in ("mp_comm_recompute", "use_reentrant")) for key in CELL_KEYS
+    }
+    checks.done()
+    regions = Regions(
+        scope=scope,
+        recompute_collectives=flags["mp_comm_recompute"],
+        recompute_gathered_parameters=flags["parallel_optimizer_comm_recompute"],
+        output_recompute=flags["output_recompute"],
+    )
+    said: list[str] = []
+    rules: tuple[Rule, ...] = ()
+    if flags["recompute_slice_activation"]:
+        rules = inputs(Partition(axis=axis, dim=0), scope=None if scope == "*" else scope, note="what the cell reads")
+        said.append(
+            "recompute_slice_activation leaves a value whole, with a warning, where dimension 0 does not divide: here "
+            "a partition that does not divide is an error; say another dim in the rule."
+        )
+    if "use_reentrant" in settings:
+        said.append("use_reentrant: it chooses between two ways of PyNative to run the same; there is one here.")
+    policy = Policy(name="mindspore-cell", rules=rules, regions=regions, default="save")
+    return Reading(system="mindspore", policy=policy, not_carried=tuple(said))

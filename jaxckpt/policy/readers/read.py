@@ -1,0 +1,55 @@
+"""One door for all readers: `read_policy(what, system="deepspeed")`.
+
+Read after the readers.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jaxckpt._errors import PolicyError
+from jaxckpt.policy.readers.deepspeed import policy_from_deepspeed
+from jaxckpt.policy.readers.maxtext import policy_from_maxtext
+from jaxckpt.policy.readers.megatron import policy_from_megatron
+from jaxckpt.policy.readers.mindspore import policy_from_mindspore
+from jaxckpt.policy.readers.reading import Reading
+
+READERS: Mapping[str, Callable[..., Reading]] = {
+    "deepspeed": policy_from_deepspeed,
+    "maxtext": policy_from_maxtext,
+    "megatron": policy_from_megatron,
+    "mindspore": policy_from_mindspore,
+}
+"""The reader of each system."""
+
+
+def read_policy(config: Any, system: str, **settings: Any) -> Reading:
+    """Reads another system's configuration as a policy, and says what of it no policy can say.
+
+    Args:
+      config: Of that system: a mapping, the path of a file, or its text; for Megatron, flags.
+      system: "deepspeed", "maxtext", "megatron" or "mindspore" (mindformers too).
+      **settings: As that system's reader takes them: `jaxckpt.policy.readers.policy_from_deepspeed` and so on.
+
+    Returns:
+      The policy, how settings were understood, and what was not carried over; printing it shows all three.
+
+    Raises:
+      PolicyError: There is no such system, or the configuration is wrong; all that is wrong is numbered.
+
+    Example:
+      >>> print(read_policy('{"activation_checkpointing": {"cpu_checkpointing": false}}', "deepspeed"))
+      Read from deepspeed: policy "deepspeed": (1) boundary = 'input': save; the rest: recompute
+      Carried over in full.
+    """
+    reader = READERS.get(system)
+    if reader is None:
+        closest = difflib.get_close_matches(system, READERS, n=1) or ["deepspeed"]
+        raise PolicyError(
+            f"read_policy(..., system={system!r}): nobody here reads that.",
+            got=repr(system),
+            needed=f"one of {', '.join(READERS)}",
+            advice=f"system={closest[0]!r}",
+            problems=(f"no reader for {system!r}",),
+        )
+    return reader(config, **settings)

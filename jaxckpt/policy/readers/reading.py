@@ -1,0 +1,33 @@
+"""What a reader returns: the policy, how the settings were understood, and what could not be carried over."""
+
+from dataclasses import dataclass
+
+from jaxckpt.policy.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Another system's configuration, read.
+
+    Attributes:
+      system: Whose it is.
+      policy: What it says, as a policy.
+      understood: How settings that can be written in several ways were read, one sentence each.
+      not_carried: What the policy does not say although the configuration does: why, and what to do instead, one
+        sentence each.
+
+    Example:
+      >>> print(Reading(system="maxtext", policy=Policy(default="save")))
+      Read from maxtext: policy "unnamed": the rest: save
+      Carried over in full.
+    """
+
+    system: str
+    policy: Policy
+    understood: tuple[str, ...] = ()
+    not_carried: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"Read from {self.system}: {self.policy}", *(f"Understood: {each}" for each in self.understood)]
+        lines += [f"Not carried over: {each}" for each in self.not_carried] or ["Carried over in full."]
+        return "\n".join(lines)

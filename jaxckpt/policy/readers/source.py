@@ -1,0 +1,97 @@
+"""A configuration as its system's users have it: a mapping, a file, or the text of one, in JSON or YAML.
+
+Read after `checks`.
+"""
+
+import json
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from jaxckpt._errors import MissingPackageError
+from jaxckpt.policy.readers.checks import Checks
+
+Source = Mapping[str, Any] | str | Path
+
+
+def text_of(source: str | Path, checks: Checks) -> str:
+    """The text itself, or the file's that it is the path of.
+
+    Raises:
+      PolicyError: The file cannot be read.
+    """
+    try:
+        if isinstance(source, Path) or ("\n" not in source and Path(source).is_file()):
+            return Path(source).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        checks.wrong(f"{str(source)!r} cannot be read: {error}")
+        checks.refuse(cause=error)
+    except ValueError:  # a text that no path can be
+        pass
+    return str(source)
+
+
+def mapping_of(source: Source, checks: Checks, *, yaml: bool = False) -> Mapping[str, Any]:
+    """The keys and values of a configuration.
+
+    Args:
+      source: A mapping, a file, or the text of one.
+      checks: Says what is wrong.
+      yaml: Whether the system writes YAML; else it is JSON.
+
+    Raises:
+      PolicyError: There is no such file, or it holds no table.
+      MissingPackageError: It is YAML, and no library is there that reads it.
+    """
+    if isinstance(source, Mapping):
+        return source
+    text = text_of(source, checks)
+    try:
+        found = _json(text)
+    except (ValueError, RecursionError) as error:
+        found = _yaml(text, checks) if yaml else None
+        if not yaml:
+            checks.wrong(f"it is no JSON: {error}" if text.strip().startswith("{") else _no_file(text))
+            checks.refuse(cause=error)
+    if not isinstance(found, dict):
+        checks.wrong(
+            _no_file(text) if isinstance(found, str) else f"it is no table of keys and values: {found!r}"[:200]
+        )
+        checks.refuse()
+    return found
+
+
+def _no_file(text: str) -> str:
+    return f"{text[:80]!r} is neither a file that is there nor the text of a configuration"
+
+
+def _json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A table whose keys are different; JSON alone would let the last one win in silence."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} is there twice")
+    return table
+
+
+def _yaml(text: str, checks: Checks) -> Any:
+    try:
+        yaml = import_module("yaml")
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{checks.reader}: this configuration is YAML, and nothing is installed that reads it.",
+            got="no package named yaml",
+            needed="PyYAML",
+            advice="pip install pyyaml, or hand over the table: json.dumps of it, or a dict",
+        ) from error
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
+        checks.wrong(f"it is no YAML: {' '.join(str(error).split())}"[:300])
+        checks.refuse(cause=error)

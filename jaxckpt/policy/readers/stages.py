@@ -1,0 +1,99 @@
+"""Layers by pipeline stage: mindformers' lists of how many layers of each stage are meant, as numbers of layers.
+
+A list `[3, 4]` means the first three layers of the first stage and the first four of the second. With interleaving a
+stage holds several chunks of layers; a flat list is then shared out over them in turn, a nested one says each.
+
+Read after `checks`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxckpt.policy.readers.checks import Checks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stages:
+    """How layers lie in stages.
+
+    Attributes:
+      sizes: For each round of interleaving, the number of layers of each stage.
+    """
+
+    sizes: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_layers(self) -> int:
+        """Of the model."""
+        return sum(map(sum, self.sizes))
+
+    def layers(self, counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The first so many layers of each chunk.
+
+        Args:
+          counts: For each round of interleaving, one number a stage; more than there are means all.
+
+        Example:
+          >>> Stages(sizes=((4, 4),)).layers([[1, 9]])
+          (0, 4, 5, 6, 7)
+        """
+        found: list[int] = []
+        start = 0
+        for sizes, meant in zip(self.sizes, counts, strict=True):
+            for size, count in zip(sizes, meant, strict=True):
+                found.extend(range(start, start + min(size, count)))
+                start += size
+        return tuple(found)
+
+    def shared_out(self, counts: Sequence[int]) -> list[list[int]]:
+        """A count for each stage, shared out over its chunks one layer at a time.
+
+        Example:
+          >>> Stages(sizes=((2, 2), (2, 2))).shared_out([3, 1])
+          [[2, 1], [1, 0]]
+        """
+        shared = [[0] * len(counts) for _ in self.sizes]
+        for stage, count in enumerate(counts):
+            left = min(count, sum(sizes[stage] for sizes in self.sizes))
+            while left:
+                for chunk, sizes in zip(shared, self.sizes, strict=True):
+                    if left and chunk[stage] < sizes[stage]:
+                        chunk[stage] += 1
+                        left -= 1
+        return shared
+
+
+def stages_of(num_layers: int, stages: int, rounds: int, offset: Sequence[Any] | int, checks: Checks) -> Stages:
+    """An even share for each stage, and what `offset` adds.
+
+    Args:
+      num_layers: Of the model.
+      stages: Of the pipeline.
+      rounds: Of interleaving.
+      offset: By stage, or by round and stage.
+      checks: Says what is wrong.
+
+    Example:
+      >>> stages_of(9, 2, 1, [0, 1], Checks("here", needed="")).sizes
+      ((4, 5),)
+    """
+    more = _offsets(offset, stages, rounds, checks)
+    share, rest = divmod(num_layers, stages * rounds)
+    if sum(map(sum, more)) != rest or any(share + each < 0 for row in more for each in row):
+        checks.wrong(
+            f"offset = {offset!r} must add up to {rest}: {num_layers} layers over {stages} stages"
+            + (f" and {rounds} rounds of interleaving" if rounds > 1 else "")
+        )
+        more = [[0] * stages for _ in range(rounds)]
+    return Stages(sizes=tuple(tuple(share + each for each in row) for row in more))
+
+
+def _offsets(offset: Sequence[Any] | int, stages: int, rounds: int, checks: Checks) -> list[list[int]]:
+    rows = offset if isinstance(offset, (list, tuple)) and any(isinstance(e, (list, tuple)) for e in offset) else None
+    rows = [offset] * rounds if rows is None else rows
+    spread = [list(row) if isinstance(row, (list, tuple)) else [row] * stages for row in rows]
+    if len(spread) == rounds and all(len(row) == stages and all(type(e) is int for e in row) for row in spread):
+        return spread
+    checks.wrong(f"offset = {offset!r} is not one whole number for each of {stages} stages")
+    return [[0] * stages for _ in range(rounds)]

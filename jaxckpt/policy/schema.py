@@ -1,0 +1,128 @@
+"""The JSON schema of policy files, by which editors complete and check them.
+
+It is made of the dataclasses and of the words that `toml` reads, so that it cannot drift from them; what a key means is
+taken from their docstrings. `python -m jaxckpt.policy.schema` writes `policies/policy.schema.json`, and a file that
+begins with `#:schema ./policy.schema.json` is found to follow it (the directive of Taplo, which editors use for TOML).
+
+What `toml` reads, the schema allows. The schema allows a little more: whether a list of layers ascends, or an amount of
+memory is one, is for `toml` to say.
+
+Read after `toml`.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from jaxckpt._files import write_whole
+from jaxckpt.ir import Decision
+from jaxckpt.policy.policy import Policy, Regions
+from jaxckpt.policy.rule import Match, Rule
+from jaxckpt.policy.toml import BOUNDARIES, BYTES, DECISIONS, DEFAULTS, FLAGS, NUMBERS, STRENGTHS, TEXT_KEYS
+
+FILE = Path(__file__).parents[2] / "policies" / "policy.schema.json"
+"""Where the schema is kept in a checkout."""
+
+_ENTRY = re.compile(r"^ {2,8}(\w+): (.*?)(?=^ {2,8}\w+: |^\s*$|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def policy_schema() -> dict[str, Any]:
+    """The schema as plain data.
+
+    Example:
+      >>> sorted(policy_schema()["properties"])
+      ['about', 'default', 'for', 'name', 'regions', 'rule']
+    """
+    said = _said(Policy)
+    texts = {key: {"type": "string", "description": said[attribute]} for key, attribute in TEXT_KEYS.items()}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "A policy of jaxckpt",
+        "description": "Rules that decide about the values of any training step; the first that matches decides.",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {
+            **texts,
+            "default": {"enum": list(DEFAULTS), "default": "recompute", "description": said["default"]},
+            "regions": _regions(),
+            "rule": {"type": "array", "description": said["rules"], "items": {"oneOf": list(_rules())}},
+        },
+    }
+
+
+def schema_text() -> str:
+    """The schema as the text of its file."""
+    return json.dumps(policy_schema(), indent=2) + "\n"
+
+
+def _regions() -> dict[str, Any]:
+    said = _said(Regions)
+    kinds: dict[type, dict[str, Any]] = {
+        bool: {"type": "boolean"},
+        str: {"type": "string"},
+        tuple: {"type": "array", "items": {"type": "string"}},
+    }
+    return {
+        "type": "object",
+        "description": _said(Policy)["regions"],
+        "additionalProperties": False,
+        "properties": {
+            each.name: {**kinds[type(each.default)], "default": each.default, "description": said[each.name]}
+            for each in fields(Regions)
+        },
+    }
+
+
+def _rules() -> Iterator[dict[str, Any]]:
+    """One form of rule for each decision, with the keys that belong to it."""
+    match, rule = _said(Match), _said(Rule)
+    keys = {each.name: {**_match_key(each.name), "description": match[each.name]} for each in fields(Match)}
+    for word, kind in DECISIONS.items():
+        own = {each.name: _own_key(kind, each) for each in fields(kind)}
+        yield {
+            "title": word,
+            "description": (kind.__doc__ or "").splitlines()[0],
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["decision", *(name for name, key in own.items() if "default" not in key)],
+            "properties": {
+                **keys,
+                "decision": {"const": word, "description": rule["decision"]},
+                **own,
+                "strength": {"enum": list(STRENGTHS), "default": "must", "description": rule["strength"]},
+                "note": {"type": "string", "description": rule["note"]},
+            },
+        }
+
+
+def _match_key(key: str) -> dict[str, Any]:
+    if key in BYTES:
+        return {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\s*[0-9.]"}]}
+    if key in NUMBERS:
+        return {"type": "integer", "minimum": 1 if key == "every" else 0}
+    if key == "layers":
+        return {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9][0-9,-]*$"}]}
+    if key in FLAGS:
+        return {"type": "boolean"}
+    return {"enum": list(BOUNDARIES)} if key == "boundary" else {"type": "string"}
+
+
+def _own_key(kind: type[Decision], key: Any) -> dict[str, Any]:
+    """A key of a decision: `space`, `prefetch`, `axis`, `dim`."""
+    made = {"type": {int: "integer", str: "string"}[key.type], "description": _said(kind)[key.name]}
+    return made if key.default is MISSING else {**made, "default": key.default}
+
+
+def _said(kind: type) -> dict[str, str]:
+    """What the docstring of a dataclass says of each attribute."""
+    _, _, attributes = (kind.__doc__ or "").partition("Attributes:\n")
+    attributes = attributes.partition("Example:")[0]
+    return {match[1]: " ".join(match[2].split()) for match in _ENTRY.finditer(attributes)}
+
+
+if __name__ == "__main__":
+    write_whole(FILE, schema_text().encode())
+    print(f"wrote {FILE}")

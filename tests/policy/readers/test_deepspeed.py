@@ -1,0 +1,157 @@
+"""DeepSpeed's `activation_checkpointing`, read as a policy."""
+
+import json
+
+import pytest
+
+from jaxckpt import PolicyError, read_policy
+from jaxckpt.ir import Offload, Partition, Save
+from jaxckpt.policy import Match, Regions, Rule
+from jaxckpt.policy.readers import policy_from_deepspeed
+from tests.policy.readers.transformer import LAYERS, decided
+
+FULL = """{
+  "train_batch_size": 8,
+  "zero_optimization": {"stage": 2, "contiguous_gradients": true},
+  "activation_checkpointing": {
+    "partition_activations": false,
+    "cpu_checkpointing": false,
+    "contiguous_memory_optimization": false,
+    "number_checkpoints": null,
+    "synchronize_checkpoint_boundary": false,
+    "profile": false
+  },
+  "fp16": {"enabled": true}
+}"""
+
+
+def block(**keys):
+    return {"activation_checkpointing": keys}
+
+
+def test_the_defaults_keep_what_layers_read_and_recompute_the_rest():
+    reading = policy_from_deepspeed(FULL)
+    assert reading == policy_from_deepspeed(None) == policy_from_deepspeed({}) == policy_from_deepspeed(block())
+    assert reading.not_carried == () and reading.policy.default == "recompute"
+    assert [rule.match for rule in reading.policy.rules] == [Match(boundary="input")]
+    found = decided(reading.policy)
+    kept = {place for place, word in found.items() if word == "save"}
+    assert kept == {"embed:gather", *(f"block_{layer}/mlp/wo:dot_general" for layer in range(LAYERS))}
+
+
+def test_a_whole_configuration_its_block_a_file_and_a_mapping_say_the_same(tmp_path):
+    path = tmp_path / "ds_config.json"
+    path.write_text(FULL.replace('"cpu_checkpointing": false', '"cpu_checkpointing": true'))
+    whole = json.loads(path.read_text())
+    expected = policy_from_deepspeed(block(cpu_checkpointing=True))
+    for config in (path, str(path), path.read_text(), whole, whole["activation_checkpointing"]):
+        assert read_policy(config, "deepspeed") == expected
+
+
+def test_cpu_checkpointing_offloads_floating_point_inputs_and_says_what_it_does_not():
+    reading = policy_from_deepspeed(block(cpu_checkpointing=True), prefetch=2)
+    moved, rest = reading.policy.rules
+    assert moved.match == Match(boundary="input", dtype="*float*") and moved.decision == Offload(prefetch=2)
+    assert rest.decision == Save()
+    assert any("keep_last_count" in said for said in reading.not_carried)
+    assert decided(reading.policy)["block_0/mlp/wo:dot_general"] == "offload"
+
+
+def test_partition_activations_cuts_over_the_model_axis():
+    reading = policy_from_deepspeed(block(partition_activations=True), model_axis="tp", dim=2)
+    assert reading.policy.rules[0].decision == Partition(axis="tp", dim=2)
+    assert any("flattened" in said for said in reading.not_carried)
+    assert any("fewer elements" in said for said in reading.not_carried)
+
+
+def test_partition_and_cpu_together_offload_and_say_so():
+    reading = policy_from_deepspeed(block(partition_activations=True, cpu_checkpointing=True))
+    assert reading.policy.rules[0].decision == Offload()
+    assert "one decision" in reading.not_carried[0]
+
+
+def test_arguments_beat_the_json_and_none_says_nothing():
+    config = block(cpu_checkpointing=True, partition_activations=True)
+    reading = policy_from_deepspeed(config, checkpoint_in_cpu=False, partition_activations=None)
+    assert reading.policy.rules[0].decision == Partition(axis="model", dim=1)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"partitioned_activations": True}, "closest is 'partition_activations'"),
+        ({"cpu_checkpoint": True}, "closest is 'cpu_checkpointing'"),
+        ({"profile": "yes"}, "neither true nor false"),
+        ({"number_checkpoints": -1}, "no whole number"),
+        (
+            {"contiguous_memory_optimization": True, "number_checkpoints": 4},
+            "only available with partition_activations",
+        ),
+        ({"contiguous_memory_optimization": True, "partition_activations": True}, "needs number_checkpoints"),
+    ],
+)
+def test_what_is_wrong_is_an_error(keys, said):
+    with pytest.raises(PolicyError) as caught:
+        policy_from_deepspeed(block(**keys))
+    assert said in str(caught.value) and len(str(caught.value).splitlines()) == 4
+
+
+def test_all_that_is_wrong_is_said_at_once():
+    with pytest.raises(PolicyError) as caught:
+        policy_from_deepspeed(block(profil=True, cpu_checkpointing=3), partition_activation=True)
+    assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"activation_checkpointing": {', "no JSON"),
+        ("ds_config.jsn", "neither a file"),
+        ("[1]", "no table"),
+        ('{"activation_checkpointing": 3}', "no table"),
+        ('{"activation_checkpoint": {}}', "closest"),
+        ('{"activation_checkpointing": {"profile": true, "profile": false}}', "'profile' is there twice"),
+    ],
+)
+def test_what_is_no_configuration_is_an_error(text, said):
+    with pytest.raises(PolicyError) as caught:
+        policy_from_deepspeed(text)
+    assert said in str(caught.value)
+
+
+def test_what_means_nothing_for_a_compiled_step_is_said():
+    keys = {"contiguous_memory_optimization": True, "partition_activations": True, "number_checkpoints": 4}
+    reading = policy_from_deepspeed(block(**keys, synchronize_checkpoint_boundary=True, profile=True))
+    said = " ".join(reading.not_carried)
+    assert all(key in said for key in ("contiguous_memory_optimization", "synchronize_checkpoint_boundary", "profile"))
+    assert "number_checkpoints" in policy_from_deepspeed(block(number_checkpoints=4)).not_carried[0]
+
+
+def test_listed_layers_alone_are_checkpointed():
+    reading = policy_from_deepspeed(block(cpu_checkpointing=True), scope="*/attn")
+    assert reading.policy.regions == Regions(scope="*/attn") and reading.policy.default == "save"
+    found = decided(reading.policy)
+    assert found["block_0/norm:rsqrt"] == "offload"  # what the attention reads
+    assert found["block_0/attn:exp"] == "recompute" and found["block_0/mlp:mul"] == "save"
+
+
+def test_an_interval_makes_segments_of_several_layers():
+    reading = policy_from_deepspeed(None, activation_checkpoint_interval=2, num_layers=LAYERS)
+    found = decided(reading.policy)
+    assert [found[f"block_{layer}/mlp/wo:dot_general"] for layer in range(LAYERS)] == [
+        *("recompute", "save"),
+        *("recompute", "save"),
+    ]
+    assert policy_from_deepspeed(None, activation_checkpoint_interval=0).policy.default == "save"
+    with pytest.raises(PolicyError, match="needs num_layers"):
+        policy_from_deepspeed(None, activation_checkpoint_interval=2)
+
+
+def test_a_reading_prints_what_was_and_was_not_carried_over():
+    text = str(policy_from_deepspeed(block(profile=True)))
+    assert text.startswith('Read from deepspeed: policy "deepspeed"') and "Not carried over: profile" in text
+    assert "Carried over in full." in str(policy_from_deepspeed(None))
+
+
+def test_rules_say_why():
+    assert all(isinstance(rule, Rule) and rule.note for rule in policy_from_deepspeed(None).policy.rules)

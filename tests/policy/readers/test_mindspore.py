@@ -1,0 +1,268 @@
+"""MindSpore's and mindformers' recomputation, read as policies."""
+
+import json
+
+import pytest
+
+from jaxckpt import PolicyError, read_policy
+from jaxckpt.ir import Offload, Partition, Recompute, Save
+from jaxckpt.policy import Match, Policy, Regions
+from jaxckpt.policy.readers import policy_from_mindspore
+from jaxckpt.policy.readers.patterns import PatternError, Place, place_of_pattern
+from tests.policy.readers.transformer import decided, recomputed_layers
+
+
+def read(config, **settings):
+    return policy_from_mindspore(config, **{"num_layers": 4, **settings})
+
+
+### Cell.recompute
+
+
+def test_a_cell_is_a_region_whose_switches_are_carried_over():
+    assert read({}).policy.regions == Regions() and read({}).policy.default == "save"
+    keys = {"mp_comm_recompute": False, "parallel_optimizer_comm_recompute": True, "output_recompute": True}
+    assert read(keys, scope="*/block_*").policy.regions == Regions(
+        scope="*/block_*", recompute_collectives=False, recompute_gathered_parameters=True, output_recompute=True
+    )
+
+
+def test_a_cell_keeps_what_it_reads_and_recomputes_what_is_in_it():
+    found = decided(read({}, scope="*/block_*").policy)
+    assert found["block_0/mlp:mul"] == "recompute" and found["embed:gather"] == "save"
+
+
+def test_sliced_activations_are_cut_in_the_first_dimension():
+    reading = read({"recompute_slice_activation": True}, model_axis="tp")
+    assert reading.policy.rules[0].decision == Partition(axis="tp", dim=0)
+    assert "does not divide" in reading.not_carried[0]
+
+
+def test_an_unknown_keyword_is_an_error():
+    with pytest.raises(PolicyError, match="closest is 'mp_comm_recompute'"):
+        read({"mp_com_recompute": True})
+
+
+### Graph mode
+
+
+@pytest.mark.parametrize(
+    ("recompute", "layers", "said"),
+    [
+        (True, [0, 1, 2, 3], ""),
+        (False, [], ""),
+        ([1, 2], [0, 2, 3], "recompute = [1, 2]: layers 0,2-3, of stages of [2, 2] layers."),
+        ([0, 9], [2, 3], "layers 2-3"),
+        ([True, False], [0, 1], "layers 0-1"),
+        ([[1, 0], [0, 1]], [0, 3], "of stages of [[1, 1], [1, 1]] layers"),
+        ([[True, False], False], [0], "layer 0"),
+        ([0, 0], [], "no layers"),
+    ],
+)
+def test_layers_by_stage_are_normalised_and_said(recompute, layers, said):
+    reading = read({"recompute": recompute})
+    assert recomputed_layers(reading.policy) == layers
+    assert said in " ".join(reading.understood)
+
+
+def test_the_stages_of_a_whole_configuration_count():
+    document = {
+        "model": {"model_config": {"num_layers": 9, "offset": [0, 1]}},
+        "parallel_config": {"pipeline_stage": 2},
+        "recompute_config": {"recompute": [1, 5]},
+    }
+    reading = policy_from_mindspore(document)
+    assert "layers 0,4-8, of stages of [4, 5] layers" in reading.understood[0]
+    assert policy_from_mindspore(json.dumps(document)) == reading
+
+
+def test_yaml_is_read(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("recompute_config:\n  recompute: [1, 2]\n  mp_comm_recompute: True\n# end\n")
+    assert read(path) == read({"recompute_config": {"recompute": [1, 2]}})
+
+
+def test_a_selection_means_operators_as_primitives_and_modules_as_scopes():
+    reading = read({"select_recompute": [r"mlp\.mul", r"attn\.(query|key)"]})
+    assert [rule.match for rule in reading.policy.rules] == [
+        Match(scope="*/mlp", primitive="mul", every=1),
+        Match(scope="*/attn/{query,key}", every=1),
+    ]
+    assert "ends in an operator" in reading.understood[0]
+    found = decided(reading.policy)
+    assert found["block_0/mlp:mul"] == found["block_0/attn/key:dot_general"] == "recompute"
+    assert found["block_0/attn:exp"] == "save"
+
+
+def test_a_selection_without_patterns_means_those_of_mindformers():
+    rules = read({"select_recompute": True, "select_comm_recompute": True}).policy.rules
+    assert [(rule.match.scope, rule.match.primitive) for rule in rules[:2]] == [
+        ("*/feed_forward", "mul"),
+        ("*/feed_forward/w1/activation", "logistic"),
+    ]
+    assert rules[2].match == Match(scope="*/*/norm", collective=True, every=1)
+
+
+def test_full_beats_select_and_exclusion_beats_both():
+    config = {"recompute": [2, 0], "select_recompute": [r"attn\.key"], "select_recompute_exclude": [r"mlp\.mul"]}
+    reading = read(config)
+    found = decided(reading.policy)
+    assert recomputed_layers(reading.policy) == [0, 1]
+    assert found["block_0/mlp:mul"] == "save" and found["block_3/attn/key:dot_general"] == "recompute"
+    assert "select_recompute gives way in layers 0-1, which are computed again whole." in reading.understood
+
+
+def test_recomputing_beats_swapping():
+    swap = {"swap": True, "layer_swap": [{"backward_prefetch": 2, "layers": [1, 2]}]}
+    reading = read({"recompute_config": {"recompute": [0, 1]}, "swap_config": swap})
+    found = decided(reading.policy)
+    assert recomputed_layers(reading.policy) == [0, 1] and found["block_2/mlp:mul"] == "offload"
+    assert reading.policy.rules[-1].decision == Offload(prefetch=2)
+    assert "swap gives way in layer 1, which is computed again whole." in reading.understood
+    assert any("by number because swap is on" in said for said in reading.understood)
+
+
+def test_swapped_operators_stand_before_swapped_layers():
+    swap = {"swap": True, "op_swap": [{"op_name": r"mlp\.mul", "layers": True}], "layer_swap": [{"layers": [0]}]}
+    rules = read({"swap_config": swap, "recompute_config": {"recompute": False}}).policy.rules
+    assert [rule.match for rule in rules] == [Match(scope="*/mlp", primitive="mul", every=1), Match(layers="0")]
+    assert read({"swap_config": {"swap": True, "default_prefetch": 3}}).policy.rules[0].decision == Offload(prefetch=3)
+    assert read({"swap_config": {"swap": False, "layer_swap": [{"layers": [0]}]}}).policy.rules == ()
+
+
+def test_what_devices_exchange_is_kept_in_regions_or_said_not_to_be():
+    keys = {"recompute": True, "mp_comm_recompute": False, "parallel_optimizer_comm_recompute": True}
+    assert len(read(keys).not_carried) == 2
+    reading = read(keys, scope="*/block_*")
+    assert reading.not_carried == () and reading.policy.regions == Regions(
+        scope="*/block_*", recompute_collectives=False, recompute_gathered_parameters=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"recompute": [1, 2, 3]}, "must add up to 1"),
+        ({"recompute": "yes"}, "neither true, false nor a list"),
+        ({"recompute": [1, "a"]}, "is not one count"),
+        ({"recompute": True, "select_recomput": True}, "closest is 'select_recompute'"),
+        ({"select_recompute_exclude": True}, "names no operators"),
+        ({"swap_config": {"swap": True, "layer_swap": [{"layers": [9]}]}}, "numbers of layers below 4"),
+        ({"swap_config": {"swap": True, "op_swap": [{"layers": True}]}}, "is no pattern"),
+        ({"swap_config": {"swp": True}}, "closest is 'swap'"),
+        ({"recompute_config": 3}, "is no table"),
+        ("no such file.yaml", "neither a file"),
+        ("a: [", "no YAML"),
+    ],
+)
+def test_what_is_wrong_is_an_error(config, said):
+    with pytest.raises(PolicyError) as caught:
+        read(config)
+    assert said in str(caught.value)
+
+
+def test_counts_by_stage_need_the_number_of_layers():
+    with pytest.raises(PolicyError, match="say num_layers"):
+        policy_from_mindspore({"recompute": [1, 2]})
+
+
+### PyNative
+
+
+def test_full_layers_are_ranges_with_both_ends():
+    reading = read({"recompute": {"mode": "full", "full_recompute_layer": ["0-1", "3"]}})
+    assert recomputed_layers(reading.policy) == [0, 1, 3]
+
+
+def test_modules_are_selected_in_layers_and_parents_cover_children():
+    modules = {"attn": ["0-1"], r"attn\.key": ["0-3"], "mlp": ["2"]}
+    reading = read({"recompute": {"mode": "select", "select_module": modules}})
+    assert [(rule.match.scope, rule.match.layers) for rule in reading.policy.rules] == [
+        ("*/attn", "0-1"),
+        ("*/attn/key", "2-3"),
+        ("*/mlp", "2"),
+    ]
+    assert any("lies in a module" in said for said in reading.understood)
+
+
+def test_communication_and_swaps_give_way_to_whole_layers():
+    document = {
+        "recompute": {"mode": "full", "full_recompute_layer": ["0-1"], "exclude_op": [r"mlp\.mul"]},
+        "recompute_comm": {"enable": True, "select_module": {"attn": ["1-2"]}},
+        "swap": {"enable": True, "default_prefetch": 2, "layer_swap": [{"layers": ["1-3"]}]},
+    }
+    reading = read(document)
+    found = [(rule.match.layers, rule.decision) for rule in reading.policy.rules]
+    assert found == [
+        (None, Save()),
+        (None, Save()),
+        ("0-1", Recompute()),
+        ("1-2", Recompute()),
+        ("1-3", Offload(prefetch=2)),
+    ]
+    assert len([said for said in reading.understood if "gives way in layer 1," in said]) == 2
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"recompute": {"mode": "ful"}}, "closest is 'full'"),
+        ({"recompute": {"mode": "full"}}, "full_recompute_layer is missing"),
+        ({"recompute": {"mode": "select"}}, "select_module is missing"),
+        ({"recompute": {"mode": "full", "full_recompute_layer": ["0-4"]}}, "layer 4 of '0-4' is not below 4"),
+        ({"recompute": {"mode": "full", "full_recompute_layer": ["2-1"]}}, "begins behind its end"),
+        ({"recompute": {"mode": "full", "full_recompute_layer": ["0-2", "2"]}}, "must ascend"),
+        ({"recompute": {"mode": "full", "full_recompute_layer": ["first"]}}, "neither a layer nor a range"),
+        ({"recompute": {"mode": "select", "select_module": ["attn"]}}, "is no list such as"),
+        ({"recompute": {"mode": "None"}, "parallelism": {"pipeline_parallel": 2}}, "pipeline_parallel = 1"),
+        ({"recompute": {}, "recompute_comm": {"enable": True}}, "select_module is missing"),
+        ({"recompute": {}, "swap": {"enable": True, "default_prefetch": 4}}, "no whole number of 1 to 3"),
+        ({"recompute": {"modus": "full"}}, "closest is 'mode'"),
+    ],
+)
+def test_what_mindformers_refuses_is_an_error(document, said):
+    with pytest.raises(PolicyError) as caught:
+        read_policy(document, "mindspore", num_layers=4)
+    assert said in str(caught.value)
+
+
+def test_no_mode_recomputes_nothing():
+    for mode in ("None", None):
+        assert read({"recompute": {"mode": mode}}).policy == Policy(name="mindformers-pynative", default="save")
+
+
+### Patterns
+
+
+@pytest.mark.parametrize(
+    ("pattern", "scope", "primitive"),
+    [
+        (r"feed_forward\.mul", "*/feed_forward", "mul"),
+        (r"feed_forward\.w1\.activation\.silu", "*/feed_forward/w1/activation", "logistic"),
+        (r".*\.norm", "*/*/norm", None),
+        (r"attention.wq", "*/attention?wq", None),
+        (r"w[qkv]", "*/w[qkv]", None),
+        (r"w[^o]", "*/w[!o]", None),
+        (r"(?:attn|attention)\.core", "*/{attn,attention}/core", None),
+        (r"attn|mlp", "*/{attn,mlp}", None),
+        (r"experts?", "*/expert{,s}", None),
+        (r"^norm.+$", "*/norm?*", None),
+        (r"add", None, "{add,add_any}"),
+    ],
+)
+def test_a_pattern_becomes_globs(pattern, scope, primitive):
+    assert place_of_pattern(pattern) == Place(scope=scope, primitive=primitive)
+
+
+def test_a_glob_that_is_wider_than_its_pattern_says_so():
+    reading = read({"select_recompute": [r"experts\.\d+\.w1"]})
+    assert reading.policy.rules[0].match.scope == "*/experts/[0-9]*/w1"
+    assert "also matches" in reading.not_carried[0]
+
+
+@pytest.mark.parametrize("pattern", [r"a{2}", r"(ab)+", r"(a)\1", r"(?=x)y", r"a\b", "(", "a,b", r"[\d]x"])
+def test_what_no_glob_says_is_said(pattern):
+    with pytest.raises(PatternError):
+        place_of_pattern(pattern)
+    reading = read({"select_recompute": [pattern, "mlp"]})
+    assert len(reading.policy.rules) == 1 and repr(pattern) in reading.not_carried[0]

@@ -1,0 +1,65 @@
+"""A small transformer as a graph, to see what policies that were read decide about it."""
+
+from jaxckpt.ir import Phase, Recompute, Trait
+from jaxckpt.policy import Policy, resolve
+from tests.graphs import Builder
+
+LAYERS = 4
+SIZE = 4 * 2**20
+NAMES = {
+    "attn/query": "query_proj",
+    "attn/key": "key_proj",
+    "attn/out": "out_proj",
+    "mlp/wi": "mlpwi",
+    "mlp/wo": "mlpwo",
+}
+
+
+def transformer():
+    """Layers of attention and feed-forward, whose values are all read in the backward; and what crosses layers."""
+    build = Builder()
+    x = build.op("gather", build.input(SIZE), size_bytes=SIZE, scope="net/embed")
+    kept, crossing = [x], [x]
+
+    def op(primitive, *reads, scope, **facts):
+        kept.append(build.op(primitive, *reads, size_bytes=SIZE, scope=scope, **facts))
+        return kept[-1]
+
+    for layer in range(LAYERS):
+        at = f"net/block_{layer}"
+        normed = op("rsqrt", x, scope=f"{at}/norm")
+        query, key = (op("dot_general", normed, scope=f"{at}/attn/{name}") for name in ("query", "key"))
+        scores = op("dot_general", query, key, scope=f"{at}/attn", traits=frozenset({Trait.BATCHED}))
+        weights = op("exp", scores, scope=f"{at}/attn")
+        out = op("dot_general", weights, scope=f"{at}/attn/out")
+        hidden = op("dot_general", out, scope=f"{at}/mlp/wi")
+        gated = op("mul", hidden, scope=f"{at}/mlp")
+        x = op("dot_general", gated, scope=f"{at}/mlp/wo")
+        crossing.append(x)
+    cotangent = build.op("dot_general", x, size_bytes=SIZE, phase=Phase.BACKWARD)
+    for value in reversed(kept):
+        cotangent = build.op("mul", cotangent, value, size_bytes=SIZE, phase=Phase.BACKWARD)
+    for op_ in build.ops:
+        for suffix, name in NAMES.items():
+            if op_.scope.endswith(suffix):
+                value = build.values[op_.writes[0]]
+                build.values[value.id] = type(value)(
+                    id=value.id, shape=value.shape, dtype=value.dtype, size_bytes=value.size_bytes, name=name
+                )
+    return build.graph(cotangent), frozenset(crossing)
+
+
+def decided(policy: Policy) -> dict[str, str]:
+    """For each value, by where it is made, the word for what happens to it."""
+    graph, crossing = transformer()
+    return {
+        f"{each.candidate.scope.removeprefix('net/')}:{each.candidate.primitive}": type(each.decision).__name__.lower()
+        for each in resolve(policy, graph, crossing=crossing)
+    }
+
+
+def recomputed_layers(policy: Policy) -> list[int]:
+    """Layers in which the query is computed again."""
+    found = decided(policy)
+    word = Recompute.__name__.lower()
+    return [layer for layer in range(LAYERS) if found.get(f"block_{layer}/attn/query:dot_general") == word]
