@@ -29,20 +29,26 @@ from jaxckpt._errors import (
     PlanMismatchError,
     PolicyError,
     ReportFileError,
+    ScopeError,
     SnapshotFileError,
     StepReferenceError,
     TargetError,
     UnknownStrategyError,
     UnknownTargetError,
     UnsupportedDecisionError,
+    UnverifiableError,
+    VerificationError,
     VersionMismatchError,
 )
 from jaxckpt._version import __version__
 
 if TYPE_CHECKING:
     from jaxckpt.fit import Explanation, Plan, Planner, analyze, apply, explain, load_plan, plan
+    from jaxckpt.mark import name, scope
     from jaxckpt.measure import Footprint, footprint, load_footprint
+    from jaxckpt.numerics import Verification, verify
     from jaxckpt.policy import Policy, load_policy, policies
+    from jaxckpt.policy.readers import Reading, read_policy
     from jaxckpt.report.picture import draw
     from jaxckpt.target import Target, targets
     from jaxckpt.versus import Comparison, compare
@@ -54,7 +60,9 @@ _HOMES = {
     "Plan": "fit",
     "Planner": "fit",
     "Policy": "policy",
+    "Reading": "policy.readers",
     "Target": "target",
+    "Verification": "numerics",
     "analyze": "fit",
     "apply": "fit",
     "compare": "versus",
@@ -64,9 +72,13 @@ _HOMES = {
     "load_footprint": "measure",
     "load_plan": "fit",
     "load_policy": "policy",
+    "name": "mark",
     "plan": "fit",
     "policies": "policy",
+    "read_policy": "policy.readers",
+    "scope": "mark",
     "targets": "target",
+    "verify": "numerics",
 }
 """Where each public name lives; a room is loaded when one of its names is first used."""
 
@@ -96,7 +108,9 @@ __all__ = [
     "Planner",
     "Policy",
     "PolicyError",
+    "Reading",
     "ReportFileError",
+    "ScopeError",
     "SnapshotFileError",
     "StepReferenceError",
     "Target",
@@ -104,6 +118,9 @@ __all__ = [
     "UnknownStrategyError",
     "UnknownTargetError",
     "UnsupportedDecisionError",
+    "UnverifiableError",
+    "Verification",
+    "VerificationError",
     "VersionMismatchError",
     "__version__",
     "analyze",
@@ -115,9 +132,13 @@ __all__ = [
     "load_footprint",
     "load_plan",
     "load_policy",
+    "name",
     "plan",
     "policies",
+    "read_policy",
+    "scope",
     "targets",
+    "verify",
 ]
 
 

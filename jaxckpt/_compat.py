@@ -263,3 +263,18 @@ def retarget_effects(effects: Any, variable: Callable[[Any], Any]) -> Any:
 def is_specified_sharding(sharding: Any) -> bool:
     """Whether a nested jit asks for this sharding, rather than for whatever comes. jax 0.10.2, 0.12.0.1."""
     return sharding is not None and not isinstance(sharding, UnspecifiedValue)
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# Steps run one operation at a time. Guest: jaxckpt.numerics. Canaries: tests/numerics/test_one_by_one.py.
+# ---------------------------------------------------------------------------------------------------------------
+
+
+def scan_operands(params: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+    """A scan's operands as constants, carry, and arrays that it goes through. jax 0.10.2, 0.12.0.1."""
+    if "ft_in" in params:  # 0.12
+        constants, carry, stacked = params["ft_in"].update(operands).unpack()
+        return list(constants), list(carry), list(stacked)
+    constants_end = params["num_consts"]
+    carry_end = constants_end + params["num_carry"]
+    return list(operands[:constants_end]), list(operands[constants_end:carry_end]), list(operands[carry_end:])

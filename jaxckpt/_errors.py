@@ -126,6 +126,10 @@ class PolicyError(JaxckptError, ValueError):
     """
 
 
+class ScopeError(JaxckptError, TypeError):
+    """A scope around something that cannot have one, or used as none can be."""
+
+
 class HloError(JaxckptError, ValueError):
     """What should be a compiled program of XLA, and is damaged, cut off or something else."""
 
@@ -160,3 +164,16 @@ class ComparisonError(JaxckptError, ValueError):
 
 class StepReferenceError(JaxckptError, LookupError):
     """A `module:function` of the shell that cannot be found or does not return a step."""
+
+
+class VerificationError(JaxckptError, AssertionError):
+    """A planned step that does not compute what the step computes.
+
+    Attributes:
+      verification: All differences (`jaxckpt.numerics.Verification`), where values differ.
+      differing: Paths of the results, where their structure, shapes or types differ.
+    """
+
+
+class UnverifiableError(JaxckptError, RuntimeError):
+    """A step that cannot be run here, or not on generated arguments, so that nothing can be verified."""

@@ -15,6 +15,7 @@ from jaxckpt.cli.explain_oom import explain_oom
 from jaxckpt.cli.footprint import footprint
 from jaxckpt.cli.plan import plan
 from jaxckpt.cli.targets import targets
+from jaxckpt.cli.verify import verify
 
 app = typer.Typer(
     name="jaxckpt",
@@ -23,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (demo, plan, analyze, footprint, compare, targets, explain_oom):
+for verb in (demo, plan, analyze, footprint, compare, verify, targets, explain_oom):
     app.command()(verb)
 
 

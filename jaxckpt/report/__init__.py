@@ -1,9 +1,9 @@
 """Reports: trees of tables, sentences and scatters built from data, and their lowering to text and to HTML.
 
 Read in this order: `tree` (what a report is), `text` and `html` (how it is drawn), then one builder a file: `plan`,
-`analysis`, `footprints`, `machines`, `memory`, `comparison`, `policy`, `explanation`; `shown` (which builder is for
-which data), `export` (a comparison as CSV and JSON), `trace_events` (a footprint for Perfetto), and the folder
-`picture` (the memory map).
+`analysis`, `footprints`, `machines`, `memory`, `comparison`, `policy`, `explanation`, `verification`; `shown` (which
+builder is for which data), `export` (a comparison as CSV and JSON), `trace_events` (a footprint for Perfetto), and the
+folder `picture` (the memory map).
 """
 
 from jaxckpt.report.analysis import analysis_report
@@ -20,6 +20,7 @@ from jaxckpt.report.policy import policy_report
 from jaxckpt.report.shown import html_of, report_of
 from jaxckpt.report.text import print_report, render_text
 from jaxckpt.report.tree import Column, Part, Point, Scatter, Section, Table, Text
+from jaxckpt.report.verification import verification_report
 
 __all__ = [
     "Column",
@@ -51,4 +52,5 @@ __all__ = [
     "targets_report",
     "to_csv",
     "to_json",
+    "verification_report",
 ]

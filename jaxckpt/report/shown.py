@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxckpt.fit import Analysis, Explanation, Plan
 from jaxckpt.measure import Footprint
+from jaxckpt.numerics import Verification
 from jaxckpt.policy import Policy
 from jaxckpt.report.analysis import analysis_report
 from jaxckpt.report.comparison import comparison_report
@@ -17,6 +18,7 @@ from jaxckpt.report.memory import footprint_report
 from jaxckpt.report.plan import plan_report
 from jaxckpt.report.policy import policy_report
 from jaxckpt.report.tree import Section
+from jaxckpt.report.verification import verification_report
 from jaxckpt.versus import Comparison
 
 _BUILDERS: dict[type, Callable[[Any], Section]] = {
@@ -26,11 +28,12 @@ _BUILDERS: dict[type, Callable[[Any], Section]] = {
     Footprint: footprint_report,
     Plan: plan_report,
     Policy: policy_report,
+    Verification: verification_report,
 }
 
 
 def report_of(data: Any) -> Section:
-    """The report of a footprint, a comparison, a plan, a policy or an analysis.
+    """The report of a footprint, a comparison, a plan, a policy, an analysis or a verification.
 
     Args:
       data: One of these.

@@ -1,0 +1,65 @@
+"""`jaxckpt verify`: does the planned step compute what the step computes? Both are run, here."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jaxckpt._errors import PolicyError
+from jaxckpt.cli.console import Shell
+from jaxckpt.cli.reference import ReferredStep, load_step
+from jaxckpt.fit import apply, load_plan
+from jaxckpt.numerics import Verification
+from jaxckpt.numerics import verify as verify_step
+from jaxckpt.report import print_report, verification_report
+
+
+def verify(
+    reference: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What returns (step, args).")],
+    policy: Annotated[str | None, typer.Option(help="A ready policy's name, or a policy file.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="A plan file, as jaxckpt plan writes it.")] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="One operation at a time; every bit must be equal.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Run a training step and its planned form, and compare all results."""
+    shell = Shell(json=json)
+    with shell.progress() as say:
+        planned_form = _planned_form(reference, policy, plan)
+        referred = load_step(reference)
+        say("running the step and the planned step")
+        verification = verify_step(
+            referred.step, planned_form(referred), *referred.args, exact=exact, **referred.options
+        )
+    if json:
+        shell.print_json(verification_data(verification))
+    else:
+        print_report(verification_report(verification), shell.out)
+    verification.check()
+
+
+def _planned_form(reference: str, policy: str | None, plan: Path | None) -> Callable[[ReferredStep], Any]:
+    """What makes the planned step; files are read, and mistakes said, before the user's code runs."""
+    if (policy is None) == (plan is None):
+        raise PolicyError(
+            "jaxckpt verify: a step is held against what a policy or a plan makes of it.",
+            got="neither" if policy is None else f"--policy {policy} --plan {plan}",
+            needed="either --policy or --plan",
+            advice=f"jaxckpt verify {reference} --policy nothing",
+        )
+    if plan is not None:
+        loaded = load_plan(plan)
+        return lambda referred: loaded.apply(referred.step)
+    chosen = policy
+    return lambda referred: apply(referred.step, chosen, static_argnums=referred.options.get("static_argnums", ()))
+
+
+def verification_data(verification: Verification) -> dict[str, Any]:
+    """A verification as plain data."""
+    leaves = [dataclasses.asdict(leaf) | {"allowed": leaf.allowed, "ok": leaf.ok} for leaf in verification.leaves]
+    return dataclasses.asdict(verification) | {
+        "ok": verification.ok,
+        "bit_equal": verification.bit_equal,
+        "leaves": leaves,
+    }

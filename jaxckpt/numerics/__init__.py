@@ -1,0 +1,23 @@
+"""Whether a planned step computes what the step computes: both are run, and every result is compared.
+
+Read in this order: `verification` (what is said about each result, and what is allowed), `inputs` (real arguments from
+descriptions), `difference` (two arrays), `one_by_one` (a step run one operation at a time), `runnable`
+(a step with what its jit says), `verify`.
+"""
+
+from jaxckpt.numerics.difference import difference
+from jaxckpt.numerics.inputs import make_inputs
+from jaxckpt.numerics.one_by_one import run_one_by_one
+from jaxckpt.numerics.verification import TOLERANCES, LeafDifference, Tolerance, Verification
+from jaxckpt.numerics.verify import verify
+
+__all__ = [
+    "TOLERANCES",
+    "LeafDifference",
+    "Tolerance",
+    "Verification",
+    "difference",
+    "make_inputs",
+    "run_one_by_one",
+    "verify",
+]
