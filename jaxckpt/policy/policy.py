@@ -23,7 +23,7 @@ class Regions:
     lies in it is recomputed. An excluded op splits the region that it stands in: what it makes is saved.
 
     Attributes:
-      scope: Glob on the scopes whose ops are computed again.
+      scope: Glob on the scopes whose ops are computed again; "" for the blocks that are found by structure.
       exclude: Globs on primitives, names and scopes whose ops are not.
       recompute_random: Whether random draws are made again, of the same key.
       recompute_collectives: Whether devices exchange data again (MindSpore's `mp_comm_recompute`).

@@ -7,14 +7,17 @@ crosses into a component is saved, what lies in it is computed again.
 Read after `policy`. Complexity: linear in ops and reads.
 """
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxckpt.ir import Graph, Op, Phase, Trait
 from jaxckpt.policy.policy import Regions
 from jaxckpt.policy.rule import globs, outermost
 
+_Home = tuple[str, int]
+"""The scope of a region, or the number of its block."""
 _GATHERS = frozenset({"sharding_constraint", "reshard", "all_gather", "all_gather_invariant"})
 
 
@@ -41,22 +44,23 @@ class Region:
         return max(self.ops) + 1
 
 
-def collect(regions: Regions, graph: Graph) -> tuple[Region, ...]:
+def collect(regions: Regions, graph: Graph, *, stages: Sequence[int] = (0,)) -> tuple[Region, ...]:
     """Finds the regions of a graph.
 
     Args:
       regions: Which scopes, and what is excluded.
       graph: The step.
+      stages: Ids of the first ops of the blocks that were found by structure, for regions without a scope.
 
     Returns:
       Regions that the backward reads something of, in the order of their first op.
     """
-    home = {op.id: scope for op in graph.ops if (scope := _home(regions, op)) is not None}
+    home = {op.id: home for op in graph.ops if (home := _home(regions, op, stages)) is not None}
     for op in excluded(regions, graph):
         home.pop(op, None)
     if regions.output_recompute:
-        home = dict.fromkeys(home, "")
-    found = (Region(scope=home[min(ops)], ops=ops) for ops in _components(graph, home))
+        home = dict.fromkeys(home, ("", 0))
+    found = (Region(scope=home[min(ops)][0], ops=ops) for ops in _components(graph, home))
     return tuple(sorted((r for r in found if is_read_late(graph, r.ops)), key=lambda region: region.start))
 
 
@@ -64,7 +68,7 @@ def excluded(regions: Regions, graph: Graph) -> frozenset[int]:
     """Forward ops of the scope that must not run twice."""
     gathers = _parameter_gathers(graph)
     return frozenset(
-        op.id for op in graph.ops if _home(regions, op) is not None and _is_excluded(regions, graph, op, gathers)
+        op.id for op in graph.ops if _home(regions, op, (0,)) is not None and _is_excluded(regions, graph, op, gathers)
     )
 
 
@@ -94,11 +98,14 @@ def is_read_late(graph: Graph, ops: Iterable[int]) -> bool:
     )
 
 
-def _home(regions: Regions, op: Op) -> str | None:
-    """The scope that an op is collected for; None where it is not meant."""
+def _home(regions: Regions, op: Op, stages: Sequence[int]) -> _Home | None:
+    """The scope, or the block, that an op is collected for; None where it is not meant."""
     if op.phase is not Phase.FORWARD:
         return None
-    return outermost(regions.scope, op.scope)
+    if not regions.scope:
+        return "", bisect_right(stages, op.id)
+    scope = outermost(regions.scope, op.scope)
+    return None if scope is None else (scope, 0)
 
 
 def _is_excluded(regions: Regions, graph: Graph, op: Op, gathers: frozenset[int]) -> bool:
@@ -132,7 +139,7 @@ def _parameter_gathers(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
-def _components(graph: Graph, home: dict[int, str]) -> Iterator[frozenset[int]]:
+def _components(graph: Graph, home: dict[int, _Home]) -> Iterator[frozenset[int]]:
     """Connected ops of one home and one mesh."""
     parent = {op: op for op in home}
 

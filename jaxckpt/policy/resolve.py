@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxckpt._errors import PolicyError
-from jaxckpt.ir import Decision, Graph, Phase, Recompute, Save, fold_layers
+from jaxckpt.ir import Decision, Graph, Kind, Phase, Recompute, Save, Trait, fold_layers
 from jaxckpt.policy.interned import policy_of_mark
 from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.regions import collect, excluded
@@ -95,6 +95,7 @@ def resolve(
     graph: Graph,
     *,
     crossing: frozenset[int] = frozenset(),
+    stages: Sequence[int] = (0,),
     layer: int | None = None,
     excused: frozenset[int] = frozenset(),
 ) -> tuple[Resolved, ...]:
@@ -104,6 +105,7 @@ def resolve(
       policy: The rules for all that has no mark around it; None for marks alone.
       graph: The step.
       crossing: Values that cross from stage to stage, for rules about boundaries without a scope.
+      stages: First ops of the stages, for regions without a scope.
       layer: The layer that all of the graph belongs to; None where layers are to be found in it.
       excused: Indices of the policy's rules that may match nothing.
 
@@ -116,7 +118,7 @@ def resolve(
     """
     found = candidates(graph, crossing=crossing, layer=layer)
     judges: dict[str, _Judge] = {}
-    given = () if policy is None else (_Judge(policy, graph, excused),)
+    given = () if policy is None else (_Judge(policy, graph, stages, excused),)
     resolved = []
     for candidate in found:
         made = graph.producer[candidate.value]
@@ -124,7 +126,7 @@ def resolve(
         marks = dict.fromkeys(mark.partition(".")[0] for mark in reversed(graph.ops[made].policies))
         for mark in marks:
             if mark not in judges:
-                judges[mark] = _Judge(policy_of_mark(mark), graph)
+                judges[mark] = _Judge(policy_of_mark(mark), graph, stages)
         rulings = [list(judge.rulings(candidate)) for judge in (*map(judges.__getitem__, marks), *given)]
         if rulings and rulings[0]:
             first, *others = [ruling for said in rulings for ruling in said]
@@ -137,14 +139,17 @@ def resolve(
 class _Judge:
     """One policy over one graph, and which of its rules have matched."""
 
-    def __init__(self, policy: Policy, graph: Graph, excused: frozenset[int] = frozenset()):
+    def __init__(self, policy: Policy, graph: Graph, stages: Sequence[int], excused: frozenset[int] = frozenset()):
         self._policy = policy
         self._excused = excused
         self._matched: set[int] = set()
         self._again: frozenset[int] = frozenset()
         self._once: frozenset[int] = frozenset()
+        self._has_regions = policy.regions is None
         if policy.regions is not None:
-            self._again = _made(graph, *(region.ops for region in collect(policy.regions, graph)))
+            found = collect(policy.regions, graph, stages=stages)
+            self._has_regions = bool(found)
+            self._again = _made(graph, *(region.ops for region in found))
             self._once = _made(graph, excluded(policy.regions, graph))
 
     def rulings(self, candidate: Candidate) -> Iterator[Ruling]:
@@ -167,8 +172,12 @@ class _Judge:
         problems = [
             f"rule {number} ({rule}) matches nothing{_instead(rule, found)}"
             for number, rule in enumerate(self._policy.rules, 1)
-            if number - 1 not in self._matched | self._excused
+            if number - 1 not in self._matched | self._excused and (not rule.optional or not self._matched)
         ]
+        if not self._has_regions:
+            scopes = list(dict.fromkeys(each.scope for each in found if each.scope))[:_MOST_NAMED]
+            there = f"scopes here: {', '.join(scopes)}" if scopes else "nothing here has a scope"
+            problems.append(f"its regions ({self._policy.regions}) hold nothing that the backward reads; {there}")
         if problems:
             raise PolicyError(
                 f'policy "{self._policy.name}" does not fit this step.',
@@ -199,6 +208,7 @@ def candidates(
       layer: The layer that all of the graph belongs to; None where layers are to be found in it.
     """
     layer_of = _layers(graph) if layer is None else {}
+    between = _between_batched(graph)
     return tuple(
         Candidate(
             value=value,
@@ -212,12 +222,29 @@ def candidates(
             is_residual=any(graph.ops[reader].phase is not Phase.FORWARD for reader in graph.readers[value]),
             traits=op.traits,
             read_in=_forward_readers(graph, value),
+            between_batched=value in between,
             crosses=value in crossing,
         )
         for op in graph.ops
         if op.phase is Phase.FORWARD and not op.effects
         for value in op.writes
     )
+
+
+def _between_batched(graph: Graph) -> frozenset[int]:
+    """Forward values that come from a batched product and lead to one, with no other product on the way."""
+    forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
+    behind: set[int] = set()
+    for op in forward:
+        is_batched = Trait.BATCHED in op.traits
+        if is_batched or (op.kind is not Kind.CONTRACTION and not behind.isdisjoint(op.reads)):
+            behind.update(op.writes)
+    before: set[int] = set()
+    for op in reversed(forward):
+        is_batched = Trait.BATCHED in op.traits
+        if is_batched or (op.kind is not Kind.CONTRACTION and not before.isdisjoint(op.writes)):
+            before.update(op.reads)
+    return frozenset(behind & before)
 
 
 def _forward_readers(graph: Graph, value: int) -> tuple[str, ...]:

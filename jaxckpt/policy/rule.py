@@ -37,6 +37,7 @@ class Candidate:
       is_residual: Whether the backward reads it.
       traits: Of the op that makes it.
       read_in: Scopes of the forward ops that read it.
+      between_batched: Whether it lies between two batched products, and no other product.
       crosses: Whether it crosses from one stage of the forward pass to a later one; stages are found by structure.
     """
 
@@ -51,6 +52,7 @@ class Candidate:
     is_residual: bool
     traits: frozenset[Trait] = frozenset()
     read_in: tuple[str, ...] = ()
+    between_batched: bool = False
     crosses: bool = False
 
 
@@ -69,6 +71,8 @@ class Match:
       max_bytes: And at most so many.
       min_flops: The op that makes it does at least so many FLOPs.
       batched: Whether the op is a matrix product with batch dimensions, such as attention scores.
+      between_batched: Whether it lies between two such products, and no other: attention scores and weights, masks and
+        dropout on them; in a mixture of experts the hidden values of the experts.
       random: Whether the op draws random bits.
       collective: Whether devices exchange data in the op.
       boundary: "input": it is made outside the scope and read inside; "output": the other way round. Without a scope
@@ -91,6 +95,7 @@ class Match:
     max_bytes: int | None = None
     min_flops: int | None = None
     batched: bool | None = None
+    between_batched: bool | None = None
     random: bool | None = None
     collective: bool | None = None
     boundary: Boundary | None = None
@@ -108,7 +113,15 @@ class Match:
     @property
     def names_values(self) -> bool:
         """Whether it means the very values that it matches, and not all that lies in some place."""
-        said = (self.name, self.primitive, self.batched, self.random, self.collective, self.boundary)
+        said = (
+            self.name,
+            self.primitive,
+            self.batched,
+            self.between_batched,
+            self.random,
+            self.collective,
+            self.boundary,
+        )
         return any(key is not None for key in said)
 
     def holds(self, candidate: Candidate) -> bool:
@@ -138,12 +151,14 @@ class Rule:
       match: Which values.
       decision: What happens to them.
       strength: Whether a planner with a budget may overrule it ("prefer") or not ("must").
+      optional: Whether it may match nothing; a policy for many models says in several ways what it means.
       note: Why, for whoever reads the policy.
     """
 
     match: Match = field(default_factory=Match)
     decision: Decision
     strength: Strength = "must"
+    optional: bool = False
     note: str = ""
 
     def __str__(self) -> str:
@@ -234,6 +249,7 @@ _HOLDS: Mapping[str, Callable[[Any, Candidate], bool]] = {
     "max_bytes": lambda most, c: c.size_bytes <= most,
     "min_flops": lambda least, c: c.flops >= least,
     "batched": lambda wanted, c: wanted == (Trait.BATCHED in c.traits),
+    "between_batched": lambda wanted, c: wanted == c.between_batched,
     "random": lambda wanted, c: wanted == (Trait.RANDOM in c.traits),
     "collective": lambda wanted, c: wanted == (Trait.COLLECTIVE in c.traits),
 }

@@ -93,6 +93,7 @@ def _rules() -> Iterator[dict[str, Any]]:
                 "decision": {"const": word, "description": rule["decision"]},
                 **own,
                 "strength": {"enum": list(STRENGTHS), "default": "must", "description": rule["strength"]},
+                "optional": {"type": "boolean", "default": False, "description": rule["optional"]},
                 "note": {"type": "string", "description": rule["note"]},
             },
         }

@@ -2,8 +2,8 @@
 
 A file holds `name`, `for`, `about`, `default`, a table `[regions]` with the keys of `Regions`, and any number of
 `[[rule]]` tables. A rule's keys are those of `Match`, then `decision` with what belongs to it (`space` and `prefetch`
-of an offload, `axis` and `dim` of a partition), `strength` and `note`. A key that we do not know is an error with the
-closest one that we do. How a file that is there is changed without losing its comments is in `edit`.
+of an offload, `axis` and `dim` of a partition), `strength`, `optional` and `note`. A key that we do not know is an
+error with the closest one that we do. How a file that is there is changed without losing its comments is in `edit`.
 
 Read after `policy`.
 """
@@ -37,7 +37,7 @@ BYTES = ("min_bytes", "max_bytes")
 """Keys that take a number of bytes or an amount with its unit."""
 
 NUMBERS = (*BYTES, "every", "min_flops")
-FLAGS = ("batched", "random", "collective")
+FLAGS = ("batched", "between_batched", "random", "collective")
 TEXT_KEYS = {"name": "name", "for": "models", "about": "about"}
 """A policy's texts: the key in files, and the attribute."""
 
@@ -74,8 +74,8 @@ def _wrong(problems: tuple[str, ...]) -> PolicyError:
     return PolicyError(
         "this policy cannot be read.",
         got="; ".join(numbered),
-        needed=f"the keys {', '.join(_POLICY_KEYS)}; in a [[rule]] decision ({', '.join(DECISIONS)}), strength, note, "
-        f"and any of {', '.join(_MATCH_KEYS)}; in [regions] any of {', '.join(_REGION_KEYS)}",
+        needed=f"the keys {', '.join(_POLICY_KEYS)}; in a [[rule]] decision ({', '.join(DECISIONS)}), strength,"
+        f" optional, note, and any of {', '.join(_MATCH_KEYS)}; in [regions] any of {', '.join(_REGION_KEYS)}",
         advice="see policies/ for policies that are ready to use",
         problems=problems,
     )
@@ -127,7 +127,8 @@ class _Reading:
         word = self._one_of(table, "decision", tuple(DECISIONS), where, default=None)
         kind = DECISIONS.get(word or "", Save)
         own = tuple(each.name for each in fields(kind))
-        self._known(table, (*_MATCH_KEYS, "decision", "strength", "note", *own), where)
+        self._known(table, (*_MATCH_KEYS, "decision", "strength", "optional", "note", *own), where)
+        optional = self._flag(table, "optional", where)
         strength = self._one_of(table, "strength", STRENGTHS, where, default="must")
         note = self._text(table, "note", where)
         given = {key: table[key] for key in own if key in table}
@@ -135,7 +136,8 @@ class _Reading:
         if len(self.problems) > before:
             return None
         try:
-            return Rule(match=Match(**match), decision=_decision(kind, given), strength=strength, note=note)
+            decision = _decision(kind, given)
+            return Rule(match=Match(**match), decision=decision, strength=strength, optional=optional, note=note)
         except (TypeError, ValueError) as error:
             self.problems.append(f"{where}{error}")
             return None
@@ -176,6 +178,12 @@ class _Reading:
             self.problems.append(f"{where}{key} = {value!r} is no text")
             return default
         return value
+
+    def _flag(self, table: Mapping[str, Any], key: str, where: str) -> bool:
+        value = table.get(key, False)
+        if not isinstance(value, bool):
+            self.problems.append(f"{where}{key} = {value!r} is neither true nor false")
+        return value is True
 
     def _one_of(self, table: Mapping[str, Any], key: str, words: tuple[str, ...], where: str, *, default: Any) -> Any:
         value = table.get(key, default)
@@ -224,7 +232,7 @@ def policy_entries(policy: Policy) -> Iterator[tuple[str, Any]]:
     """What stands above the tables of a policy's file."""
     for key, attribute in TEXT_KEYS.items():
         if text := getattr(policy, attribute):
-            yield key, tomlkit.string(text, multiline="\n" in text)
+            yield key, tomlkit.string(text, multiline="\n" in text and "\r" not in text)
     yield "default", policy.default
 
 
@@ -248,6 +256,8 @@ def rule_entries(rule: Rule) -> Iterator[tuple[str, Any]]:
         yield each.name, getattr(rule.decision, each.name)
     if rule.strength != "must":
         yield "strength", rule.strength
+    if rule.optional:
+        yield "optional", True
     if rule.note:
         yield "note", rule.note
 

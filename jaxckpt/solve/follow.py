@@ -47,11 +47,11 @@ def follow(problem: Problem, policy: Policy | None) -> Followed:
       PolicyError: A rule matches nothing.
     """
     stages, crossing = _structure(problem, policy)
-    resolved = resolve(policy, problem.graph, crossing=crossing)
+    resolved = resolve(policy, problem.graph, crossing=crossing, stages=stages)
     deciding = _Deciding(problem, resolved)
     if deciding.changes:
         deciding.save(crossing)
-        for part in _parts(problem.graph, policy):
+        for part in _parts(problem.graph, policy, stages):
             deciding.part(part)
         stages = tuple(sorted({*stages, *deciding.starts}))
     else:
@@ -65,6 +65,7 @@ def _structure(problem: Problem, policy: Policy | None) -> tuple[tuple[int, ...]
     if policy is None:
         return (0,), frozenset()
     of_stages = any(rule.match.boundary and rule.match.scope is None for rule in policy.rules)
+    of_stages |= policy.regions is not None and not policy.regions.scope
     offloads = any(isinstance(rule.decision, Offload) for rule in policy.rules)
     anywhere = policy.regions is None and (
         policy.default == "recompute" or any(isinstance(rule.decision, Recompute) for rule in policy.rules)
@@ -83,24 +84,25 @@ class _Part:
     merges: bool = False
 
 
-def _parts(graph: Graph, policy: Policy | None) -> Iterator[_Part]:
+def _parts(graph: Graph, policy: Policy | None, stages: tuple[int, ...]) -> Iterator[_Part]:
     """What lies under each mark, and the regions of each policy."""
     if policy is not None:
-        yield from _regions(graph, policy, frozenset(op.id for op in graph.ops if not op.policies))
+        unmarked = frozenset(op.id for op in graph.ops if not op.policies)
+        yield from _regions(graph, policy, unmarked, stages)
     marks = dict.fromkeys(mark for op in graph.ops if op.phase is Phase.FORWARD for mark in op.policies)
     for mark in marks:
         ops = frozenset(op.id for op in graph.ops if op.phase is Phase.FORWARD and mark in op.policies)
         marked = policy_of_mark(mark)
         if marked.regions is not None:
-            yield from _regions(graph, marked, ops)
+            yield from _regions(graph, marked, ops, stages)
         elif is_read_late(graph, ops):
             yield _Part(ops=ops)
 
 
-def _regions(graph: Graph, policy: Policy, among: frozenset[int]) -> Iterator[_Part]:
+def _regions(graph: Graph, policy: Policy, among: frozenset[int], stages: tuple[int, ...]) -> Iterator[_Part]:
     if policy.regions is None:
         return
-    for region in collect(policy.regions, graph):
+    for region in collect(policy.regions, graph, stages=stages):
         if ops := region.ops & among:
             yield _Part(ops=ops, merges=policy.regions.output_recompute)
 

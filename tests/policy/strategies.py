@@ -25,6 +25,7 @@ matches = st.builds(
     max_bytes=_optional(st.integers(0, 2**50)),
     min_flops=_optional(st.integers(0, 2**60)),
     batched=_optional(st.booleans()),
+    between_batched=_optional(st.booleans()),
     random=_optional(st.booleans()),
     collective=_optional(st.booleans()),
     boundary=_optional(st.sampled_from(["input", "output"])),
@@ -35,7 +36,8 @@ decisions = st.one_of(
     st.builds(Offload, space=texts, prefetch=st.integers(0, 9)),
     st.builds(Partition, axis=texts, dim=st.integers(0, 5)),
 )
-rules = st.builds(Rule, match=matches, decision=decisions, strength=st.sampled_from(["must", "prefer"]), note=texts)
+strengths = st.sampled_from(["must", "prefer"])
+rules = st.builds(Rule, match=matches, decision=decisions, strength=strengths, optional=st.booleans(), note=texts)
 regions = st.builds(
     Regions,
     scope=globs,
@@ -86,8 +88,10 @@ min_bytes = 8.0
 min_bytes = "1e999"
 min_bytes = -1
 batched = true
+between_batched = false
 boundary = "input"
 strength = "prefer"
+optional = true
 nmae = "x"
 rule = [{decision = "save"}, {decision = "recompute", name = "x"}]
 """.strip().splitlines()

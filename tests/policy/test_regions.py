@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from jaxckpt._errors import PolicyError
 from jaxckpt.ir import Phase, Recompute, Save, Trait
 from jaxckpt.policy import Match, Policy, Regions, Rule, collect, resolve
 from jaxckpt.solve import Problem, follow
@@ -150,3 +151,14 @@ def test_a_rule_comes_before_a_region():
     assert decided == [(Recompute(), "regions"), (Save(), "rule 1"), (Recompute(), "regions")]
     veto = dataclasses.replace(policy, rules=(dataclasses.replace(keep, decision=Recompute()),), regions=None)
     assert [each.decision for each in resolve(veto, graph)] == [Save(), Recompute(), Save()]
+
+
+def test_regions_without_a_scope_are_the_blocks_found_by_structure():
+    graph = chain(scopes=[""] * 6, names=["dot_general"] * 6)
+    assert ops(collect(Regions(scope=""), graph, stages=(0, 2, 4))) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_regions_that_hold_nothing_are_an_error():
+    policy = Policy(default="save", regions=Regions(scope="*blok*"))
+    with pytest.raises(PolicyError, match=r"hold nothing .*; scopes here: net/a"):
+        resolve(policy, chain(scopes=["net/a"] * 2))
