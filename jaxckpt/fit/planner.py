@@ -10,8 +10,9 @@ Read after `jaxckpt.solve`, `jaxckpt.rewrite`, `jaxckpt.measure`.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from jaxckpt import ir
@@ -21,9 +22,9 @@ from jaxckpt.fit.pause import collector_paused
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan, describe
 from jaxckpt.hlo import Buffer
 from jaxckpt.measure import Footprint, compile_flat
-from jaxckpt.policy import Policy
+from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite
-from jaxckpt.solve import STRATEGIES, OptimalSolver, Problem, follow, solve
+from jaxckpt.solve import STRATEGIES, OptimalSolver, Problem, follow, musts, solve
 from jaxckpt.target import Target
 from jaxckpt.trace import trace_step
 
@@ -50,11 +51,12 @@ class Planner:
     Args:
       step: Loss, gradient and, if it is there, update: a function, plain or jitted.
       *args: Its arguments: arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), or both.
-      target: A `Target` or its name ("h200").
-      donate_argnums: Arguments whose memory the results may take; taken over from a jitted step.
-      static_argnums: Arguments that are not traced; taken over from a jitted step.
-      allow: What the planner may do with a residual besides saving it.
-      max_compiles: At most so many compiles for one plan.
+      target: A `Target` or its name ("h200"). donate_argnums: Arguments whose memory the results may take; taken over
+        from a jitted step. static_argnums: Arguments that are not traced; taken over from a jitted step. allow: What
+        the planner may do with a residual besides saving it. max_compiles: At most so many compiles for one plan.
+        policy: What no plan may change: rules that say "must", of this policy and of marks in the step. The rest of it,
+        and
+        rules that say "prefer", are left to the planner.
       compiler_options: XLA options as pairs of name and value; they go before those of a jitted step.
       progress: Called with a sentence before each longer piece of work.
 
@@ -72,6 +74,7 @@ class Planner:
         static_argnums: int | tuple[int, ...] = (),
         allow: tuple[str, ...] = ("recompute",),
         max_compiles: int = 4,
+        policy: Policy | str | Path | None = None,
         compiler_options: Sequence[tuple[str, Any]] = (),
         progress: Progress | None = None,
     ):
@@ -84,7 +87,9 @@ class Planner:
             self.traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
         self.compiler_options = tuple({**dict(self.traced.compiler_options), **dict(compiler_options)}.items())
         self.graph = self.traced.graph
-        self.problem = Problem(graph=self.graph, rates=self.target.rates)
+        free = Problem(graph=self.graph, rates=self.target.rates)
+        chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
+        self.problem = replace(free, must=musts(free, chosen))
         self._footprints: dict[ir.Plan, Footprint] = {}
 
     def plan(self, *, budget: str | int | float, strategy: str = "optimal") -> Plan:
@@ -118,7 +123,7 @@ class Planner:
         Raises:
           PolicyError: A rule matches nothing in the step.
         """
-        candidate = self.measure(follow(self.problem, policy).plan)
+        candidate = self.measure(follow(replace(self.problem, must={}), policy).plan)
         return self.finished(candidate)
 
     @cached_property
@@ -355,6 +360,7 @@ def plan(
     strategy: str = "optimal",
     allow: tuple[str, ...] = ("recompute",),
     max_compiles: int = 4,
+    policy: Policy | str | Path | None = None,
     compiler_options: Sequence[tuple[str, Any]] = (),
     progress: Progress | None = None,
 ) -> Plan:
@@ -380,6 +386,7 @@ def plan(
         static_argnums=static_argnums,
         allow=allow,
         max_compiles=max_compiles,
+        policy=policy,
         compiler_options=compiler_options,
         progress=progress,
     )

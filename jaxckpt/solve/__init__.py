@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from jaxckpt._errors import UnknownStrategyError
 from jaxckpt.ir import Plan
-from jaxckpt.solve.follow import Followed, follow
+from jaxckpt.solve.follow import Followed, follow, musts
 from jaxckpt.solve.full import solve_full
 from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.optimal import OptimalSolver, solve_optimal
@@ -48,6 +48,7 @@ __all__ = [
     "Problem",
     "boundaries",
     "follow",
+    "musts",
     "solve",
     "solve_full",
     "solve_none",

@@ -60,6 +60,29 @@ def follow(problem: Problem, policy: Policy | None) -> Followed:
     return Followed(resolved=resolved, plan=problem.plan(deciding.decisions, stages, name))
 
 
+def musts(problem: Problem, policy: Policy | None) -> dict[int, Decision]:
+    """What a policy, and the marks in a step, demand of every plan: the decisions of rules that say "must".
+
+    Args:
+      problem: The step.
+      policy: The rules for what has no mark around it; None for marks alone.
+
+    Returns:
+      Decisions by value, those of arrays where views were named. Regions, defaults and rules that prefer demand
+      nothing.
+
+    Raises:
+      PolicyError: A rule matches nothing.
+    """
+    if policy is None and not any(op.policies for op in problem.graph.ops):
+        return {}
+    stages, crossing = _structure(problem, policy)
+    resolved = resolve(policy, problem.graph, crossing=crossing, stages=stages)
+    demanded = tuple(each for each in resolved if each.strength == "must")
+    decisions = _Deciding(problem, demanded).decisions
+    return {v: d for v, d in decisions.items() if not isinstance(d, Recompute) or v in problem.late_read}
+
+
 def _structure(problem: Problem, policy: Policy | None) -> tuple[tuple[int, ...], frozenset[int]]:
     """The stages that the step has of itself, and what crosses them; one stage where nothing asks for them."""
     if policy is None:

@@ -9,6 +9,7 @@ Read after `stages`, `options`, `windows`, `compose`. Compare Rockmate (Zhao et 
 integer programming and composes them by rotor's dynamic programme.
 """
 
+import sys
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -44,13 +45,20 @@ class OptimalSolver:
           temp_budget_bytes: What temporaries may take; None for no limit.
           unplanned: Whether the step as it is may be the answer.
         """
-        if temp_budget_bytes is None or (unplanned and _temp_bytes(self.unplanned) <= temp_budget_bytes):
+        unplanned = unplanned and self.problem.may_be_unplanned
+        if unplanned and (temp_budget_bytes is None or _temp_bytes(self.unplanned) <= temp_budget_bytes):
             return self.unplanned
+        if temp_budget_bytes is None:
+            return min((self._fastest(staged) for staged in self.staged), key=_step_s)
         plans = [self._composed(staged, temp_budget_bytes) for staged in self.staged]
         fitting = [plan for plan in plans if _temp_bytes(plan) <= temp_budget_bytes]
         if fitting:
             return min(fitting, key=_step_s)
         return min([*plans, self.smallest], key=_temp_bytes)
+
+    def _fastest(self, staged: _Staged) -> Plan:
+        """With what must be done done, and as little else as possible."""
+        return self._plan(staged, sys.maxsize)
 
     @cached_property
     def smallest(self) -> Plan:

@@ -5,7 +5,7 @@ it returns the plan of least memory that it knows, and the plan's prediction say
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from jaxckpt.cost import Fusion, Prices, Rates, Replay, fuse, price, replay
@@ -20,11 +20,13 @@ class Problem:
       graph: The step.
       rates: What the target can do.
       temp_budget_bytes: What temporaries may take, bytes per device; None for no limit.
+      must: Decisions that no solver may change, by value.
     """
 
     graph: Graph
     rates: Rates
     temp_budget_bytes: int | None = None
+    must: Mapping[int, Decision] = field(default_factory=dict)
 
     @cached_property
     def fusion(self) -> Fusion:
@@ -56,7 +58,18 @@ class Problem:
     def worth_saving(self) -> frozenset[int]:
         """Values that a plan may save: in memory, or much smaller than their sources; never light ones."""
         outputs = frozenset(self.graph.outputs)
-        return (self.fusion.materialised | self.fusion.optional) - self.fusion.light - outputs
+        free = (self.fusion.materialised | self.fusion.optional) - self.fusion.light - outputs
+        return free - {v for v, decision in self.must.items() if isinstance(decision, Recompute)}
+
+    @property
+    def must_keep(self) -> frozenset[int]:
+        """Values that every plan keeps, in some form."""
+        return frozenset(v for v, decision in self.must.items() if not isinstance(decision, Recompute))
+
+    @property
+    def may_be_unplanned(self) -> bool:
+        """Whether the step as it is does what must be done."""
+        return all(isinstance(decision, Save) for decision in self.must.values())
 
     @cached_property
     def op_s(self) -> tuple[float, ...]:
@@ -139,7 +152,7 @@ def decisions_saving(problem: Problem, saved: frozenset[int]) -> dict[int, Decis
         op = graph.producer[v]
         if op is not None and not graph.ops[op].effects:
             decisions[v] = Recompute()
-    return decisions
+    return {**decisions, **problem.must}
 
 
 def _is_late(graph: Graph, step: object) -> bool:

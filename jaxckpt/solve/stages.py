@@ -52,7 +52,7 @@ def planned_ops(graph: Graph) -> tuple[int, ...]:
 
 
 def boundaries(problem: Problem, stages: Stages) -> frozenset[int]:
-    """Values in memory that a later stage of the forward pass reads: they are saved."""
+    """Values in memory that a later stage of the forward pass reads, and those that must be kept: they are saved."""
     graph, fusion = problem.graph, problem.fusion
     home = stage_index(graph, stages)
     found = set()
@@ -62,7 +62,7 @@ def boundaries(problem: Problem, stages: Stages) -> frozenset[int]:
                 made = graph.producer[source]
                 if made is not None and home.get(made, home[op]) < home[op]:
                     found.add(source)
-    return frozenset(found & problem.worth_saving)
+    return frozenset(found & problem.worth_saving) | problem.must_keep
 
 
 def stage_index(graph: Graph, stages: Stages) -> dict[int, int]:
