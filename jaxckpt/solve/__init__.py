@@ -2,17 +2,17 @@
 
 Read in this order: `problem` (what is asked), `none` and `full` (the two ends), `stages` (where to cut), `options`
 (what a stage can keep), `windows` (what is alive meanwhile), `compose` (one option each), `optimal` (all together);
-`follow` (what a policy says).
+`policies` (what a policy says).
 """
 
 from collections.abc import Callable
 
 from jaxckpt._errors import UnknownStrategyError
 from jaxckpt.ir import Plan
-from jaxckpt.solve.follow import Followed, follow, musts
 from jaxckpt.solve.full import solve_full
 from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.optimal import OptimalSolver, solve_optimal
+from jaxckpt.solve.policies import Followed, follow, musts
 from jaxckpt.solve.problem import Problem, unaliased_output_bytes
 from jaxckpt.solve.stages import boundaries
 

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 
 from jaxckpt.ir import Plan
 from jaxckpt.solve.problem import Problem, decide
-from jaxckpt.solve.stages import boundaries, stagings
+from jaxckpt.solve.stages import Stages, boundaries, stagings
+
+_NEARLY_SMALLEST = 1.1
+"""A cut whose peak is within this of the smallest one is nearly as small."""
 
 
 def solve_full(problem: Problem) -> Plan:
@@ -28,6 +31,18 @@ def smallest_cuts(problem: Problem, within: float) -> Iterator[Plan]:
         plan = decide(problem, saved, stages, "full")
         best_bytes = min(best_bytes, _temp_bytes(plan))
         yield plan
+
+
+def find_blocks(problem: Problem) -> Stages:
+    """The blocks of a model: the finest cut nearly as small as the smallest, across which nothing larger goes."""
+    plans = sorted(smallest_cuts(problem, _NEARLY_SMALLEST), key=lambda plan: (_temp_bytes(plan), len(plan.stages)))
+    most_bytes = _most_crossing_bytes(problem, plans[0].stages)
+    near = [plan.stages for plan in plans if _temp_bytes(plan) <= _NEARLY_SMALLEST * _temp_bytes(plans[0])]
+    return max((s for s in near if _most_crossing_bytes(problem, s) <= most_bytes), key=len)
+
+
+def _most_crossing_bytes(problem: Problem, stages: Stages) -> int:
+    return max((problem.graph.values[v].size_bytes for v in boundaries(problem, stages)), default=0)
 
 
 def _temp_bytes(plan: Plan) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from jaxckpt.cost import behind_views
 from jaxckpt.ir import Decision, Graph, Offload, Partition, Phase, Plan, Recompute, Save
 from jaxckpt.policy import Policy, Resolved, collect, entering, is_read_late, leaving, policy_of_mark, resolve
-from jaxckpt.solve.full import solve_full
+from jaxckpt.solve.full import find_blocks, solve_full
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import boundaries
 
@@ -95,7 +95,7 @@ def _structure(problem: Problem, policy: Policy | None) -> tuple[tuple[int, ...]
     )
     if not (of_stages or offloads or anywhere):
         return (0,), frozenset()
-    stages = solve_full(problem).stages
+    stages = find_blocks(problem) if of_stages else solve_full(problem).stages
     return stages, boundaries(problem, stages)
 
 
