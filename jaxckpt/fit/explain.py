@@ -1,6 +1,6 @@
 """What a policy does to a step, value by value: which rule decided, which would have, and what came of it.
 
-Read after `jaxckpt.solve.follow`.
+Read after `jaxckpt.solve.policies`.
 """
 
 from collections.abc import Callable, Iterator, Mapping

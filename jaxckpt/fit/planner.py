@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt import ir
-from jaxckpt._errors import InfeasibleBudgetError, UnknownStrategyError
+from jaxckpt._errors import InfeasibleBudgetError, UnknownStrategyError, UnverifiableError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.fit.pause import collector_paused
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan, describe
 from jaxckpt.hlo import Buffer
 from jaxckpt.measure import Footprint, compile_flat
+from jaxckpt.numerics import verify
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite
 from jaxckpt.solve import STRATEGIES, OptimalSolver, Problem, follow, musts, solve
@@ -30,6 +31,9 @@ from jaxckpt.trace import trace_step
 
 _WELL_USED = 0.97
 """A plan that takes at least this share of what the budget leaves for temporaries is not tried to be bettered."""
+_MOST_VERIFIED_FLOPS = 1e11
+_MOST_VERIFIED_BYTES = 2**30
+"""Steps of more work, or larger arguments, are not run unasked."""
 _MARGIN = 0.001
 """Taken off the budget, as a share of it, when the model is corrected by a measured difference."""
 
@@ -82,6 +86,8 @@ class Planner:
         self.allow = _checked_allow(allow)
         self.max_compiles = max_compiles
         self._say = progress or (lambda _: None)
+        self._step, self._args = step, args
+        self._donate_argnums, self._static_argnums = donate_argnums, static_argnums
         self._say("tracing the step")
         with collector_paused():
             self.traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
@@ -170,8 +176,14 @@ class Planner:
         """Whether `measure` would answer from memory."""
         return plan in self._footprints
 
-    def finished(self, candidate: Candidate, **more: Any) -> Plan:
-        """A measured candidate as users hold it; `more` are further fields of `Plan`."""
+    def finished(self, candidate: Candidate, *, notes: tuple[str, ...] = (), **more: Any) -> Plan:
+        """A measured candidate as users hold it; `more` are further fields of `Plan`.
+
+        Raises:
+          VerificationError: It moves values to the host, and what it computes there is not what the step computes.
+        """
+        if any(isinstance(decision, ir.Offload) for decision in candidate.plan.decisions.values()):
+            notes = (*notes, self._verified(candidate.plan))
         shared = {field.name: getattr(candidate.plan, field.name) for field in fields(ir.Plan)}
         return Plan(
             **shared,
@@ -179,9 +191,29 @@ class Planner:
             footprint=candidate.footprint,
             described=tuple(self.described(candidate.plan)),
             arguments=tuple(self.arguments()),
+            notes=notes,
             static_argnums=tuple(sorted(i for i in self.traced.static if isinstance(i, int))),
             **more,
         )
+
+    def _verified(self, plan: ir.Plan) -> str:
+        """Runs the plan beside the step where both are small enough for this machine; says what came of it.
+
+        Copies to the host and back have been miscompiled before, so they are looked at without being asked.
+        """
+        ask = "jaxckpt.verify(step, plan.apply(step), *smaller_arguments) compares it with the step"
+        flops = sum(op.flops or 0 for op in self.graph.ops)
+        if flops > _MOST_VERIFIED_FLOPS or self.graph.argument_bytes > _MOST_VERIFIED_BYTES:
+            return f"Not run: {flops / 1e9:.0f} GFLOP are too many for a check on this machine. {ask}."
+        self._say("running the plan beside the step")
+        try:
+            verification = verify(
+                self._step, plan, *self._args, donate_argnums=self._donate_argnums, static_argnums=self._static_argnums
+            )
+        except UnverifiableError as error:
+            return f"Not run: {error.args[0].splitlines()[0]} {ask}."
+        verification.check()
+        return f"Run beside the step on this machine: {len(verification.leaves)} results are equal up to rounding."
 
     def described(self, plan: ir.Plan) -> Iterator[Described]:
         """What each decided value of a plan is."""

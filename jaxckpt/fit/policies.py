@@ -1,6 +1,6 @@
 """A step with a policy carried out, and with the policies that marks in it mean; no budget, no compiler.
 
-Read after `jaxckpt.solve.follow`.
+Read after `jaxckpt.solve.policies`.
 """
 
 from collections.abc import Callable, Sequence

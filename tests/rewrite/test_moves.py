@@ -163,3 +163,17 @@ def test_an_axis_that_is_not_there_is_named(mesh):
     applied = jaxckpt.apply(step, keeping(Partition(axis="modle", dim=1)))
     with pytest.raises(jaxckpt.UnsupportedDecisionError, match=r"mesh axes: data \(2 devices\), model"):
         applied(*sharded(mesh))
+
+
+@pytest.mark.skipif(not GPU, reason="no compile-only GPU")
+def test_a_plan_that_offloads_is_run_beside_the_step_unasked():
+    plan = jaxckpt.Planner(step, *arguments(width=64, tokens=64), target="h200").follow(keeping(Offload()))
+    assert plan.notes == ("Run beside the step on this machine: 9 results are equal up to rounding.",)
+
+
+@pytest.mark.skipif(not GPU, reason="no compile-only GPU")
+def test_a_plan_that_is_too_large_to_run_says_so():
+    args = jax.eval_shape(lambda: arguments(width=512, tokens=16384, layers=2))
+    plan = jaxckpt.Planner(step, *args, target="h200").follow(keeping(Offload()))
+    assert plan.notes[0].startswith("Not run: ")
+    assert "jaxckpt.verify(" in plan.notes[0]
