@@ -43,6 +43,7 @@ from jaxckpt._errors import (
 from jaxckpt._version import __version__
 
 if TYPE_CHECKING:
+    from jaxckpt.advise import Finding, Findings, lint
     from jaxckpt.fit import Explanation, Plan, Planner, analyze, apply, explain, load_plan, plan
     from jaxckpt.mark import name, scope
     from jaxckpt.measure import Footprint, footprint, load_footprint
@@ -51,17 +52,20 @@ if TYPE_CHECKING:
     from jaxckpt.policy.readers import Reading, read_policy
     from jaxckpt.report.picture import draw
     from jaxckpt.target import Target, targets
-    from jaxckpt.versus import Comparison, compare
+    from jaxckpt.versus import Comparison, Verdicts, compare, verdicts
 
 _HOMES = {
     "Comparison": "versus",
     "Explanation": "fit",
+    "Finding": "advise",
+    "Findings": "advise",
     "Footprint": "measure",
     "Plan": "fit",
     "Planner": "fit",
     "Policy": "policy",
     "Reading": "policy.readers",
     "Target": "target",
+    "Verdicts": "versus",
     "Verification": "numerics",
     "analyze": "fit",
     "apply": "fit",
@@ -69,6 +73,7 @@ _HOMES = {
     "draw": "report.picture",
     "explain": "fit",
     "footprint": "measure",
+    "lint": "advise",
     "load_footprint": "measure",
     "load_plan": "fit",
     "load_policy": "policy",
@@ -78,6 +83,7 @@ _HOMES = {
     "read_policy": "policy.readers",
     "scope": "mark",
     "targets": "target",
+    "verdicts": "versus",
     "verify": "numerics",
 }
 """Where each public name lives; a room is loaded when one of its names is first used."""
@@ -92,6 +98,8 @@ __all__ = [
     "ComparisonError",
     "CompileError",
     "Explanation",
+    "Finding",
+    "Findings",
     "Footprint",
     "FootprintAssertionError",
     "FootprintFileError",
@@ -119,6 +127,7 @@ __all__ = [
     "UnknownTargetError",
     "UnsupportedDecisionError",
     "UnverifiableError",
+    "Verdicts",
     "Verification",
     "VerificationError",
     "VersionMismatchError",
@@ -129,6 +138,7 @@ __all__ = [
     "draw",
     "explain",
     "footprint",
+    "lint",
     "load_footprint",
     "load_plan",
     "load_policy",
@@ -138,6 +148,7 @@ __all__ = [
     "read_policy",
     "scope",
     "targets",
+    "verdicts",
     "verify",
 ]
 

@@ -16,7 +16,7 @@ ORDER = (
     {"solve", "dynamic", "hlo"},
     {"trace", "target"},
     {"mark"},  # scopes trace what stands in them
-    {"lint"},
+    {"advise"},  # home of `lint`
     {"rewrite"},
     {"numerics"},
     {"measure"},
@@ -32,7 +32,7 @@ ORDER = (
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 PURE = {"ir", "policy", "cost", "solve", "dynamic", "hlo", "_errors", "_files", "_shown", "_units", "_version"}
 SHARED = {"_errors", "_files", "_shown", "_units", "_version", "_compat"}
-MAY_USE_INTERNALS = {"trace", "rewrite", "target", "measure", "fit", "mark", "numerics"}
+MAY_USE_INTERNALS = {"advise", "trace", "rewrite", "target", "measure", "fit", "mark", "numerics"}
 NARROW = {"target": {"cost", "_errors", "_units", "_compat"}}
 """Rooms that may import less than their row allows."""
 DOORS = {("policy/policy.py", "jaxckpt.fit.explain"), ("policy/policy.py", "jaxckpt.mark.as_jax")}

@@ -13,8 +13,10 @@ from jaxckpt.cli.compare import compare
 from jaxckpt.cli.demo import demo
 from jaxckpt.cli.explain_oom import explain_oom
 from jaxckpt.cli.footprint import footprint
+from jaxckpt.cli.lint import lint
 from jaxckpt.cli.plan import plan
 from jaxckpt.cli.targets import targets
+from jaxckpt.cli.verdicts import verdicts
 from jaxckpt.cli.verify import verify
 
 app = typer.Typer(
@@ -24,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (demo, plan, analyze, footprint, compare, verify, targets, explain_oom):
+for verb in (demo, plan, analyze, footprint, compare, lint, verdicts, verify, targets, explain_oom):
     app.command()(verb)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt import ir
+from jaxckpt._errors import PolicyError
+from jaxckpt.advise import VOID_POLICY_LINTS, lint_traced, refuse_void
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import apply_decided
 from jaxckpt.solve import Problem, follow
@@ -39,7 +41,8 @@ def apply(
       once for each kind of arguments.
 
     Raises:
-      PolicyError: There is no such policy; or, when called: one of its rules matches nothing in the step.
+      PolicyError: There is no such policy; or, when called: what it asks for is void in this step. Each finding is said
+        with its fix, as `jaxckpt.lint` says it.
       NoGradientError, ArgumentError: When called: as `jaxckpt.plan`.
 
     Example:
@@ -52,6 +55,10 @@ def apply(
     chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
 
     def decide(traced: Traced) -> ir.Plan:
-        return follow(Problem(graph=traced.graph, rates=_RATES), chosen).plan
+        try:
+            return follow(Problem(graph=traced.graph, rates=_RATES), chosen).plan
+        except PolicyError:
+            refuse_void(lint_traced(traced, policy=chosen, lints=VOID_POLICY_LINTS))
+            raise
 
     return apply_decided(step, decide, donate_argnums=donate_argnums, static_argnums=static_argnums)

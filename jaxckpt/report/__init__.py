@@ -1,9 +1,9 @@
 """Reports: trees of tables, sentences and scatters built from data, and their lowering to text and to HTML.
 
 Read in this order: `tree` (what a report is), `text` and `html` (how it is drawn), then one builder a file: `plan`,
-`analysis`, `footprints`, `machines`, `memory`, `comparison`, `policy`, `explanation`, `verification`; `shown` (which
-builder is for which data), `export` (a comparison as CSV and JSON), `trace_events` (a footprint for Perfetto), and the
-folder `picture` (the memory map).
+`analysis`, `footprints`, `machines`, `memory`, `comparison`, `policy`, `explanation`, `verification`, `lint`,
+`verdicts`; `shown` (which builder is for which data), `export` (a comparison as CSV and JSON), `trace_events` (a
+footprint for Perfetto), and the folder `picture` (the memory map).
 """
 
 from jaxckpt.report.analysis import analysis_report
@@ -12,6 +12,7 @@ from jaxckpt.report.explanation import explanation_report
 from jaxckpt.report.export import comparison_data, to_csv, to_json
 from jaxckpt.report.footprints import Version, footprints_report
 from jaxckpt.report.html import render_html, render_page, require_report_folder, save_page, save_text
+from jaxckpt.report.lint import findings_report
 from jaxckpt.report.machines import targets_report
 from jaxckpt.report.memory import footprint_report
 from jaxckpt.report.oom import oom_report
@@ -20,6 +21,7 @@ from jaxckpt.report.policy import policy_report
 from jaxckpt.report.shown import html_of, report_of
 from jaxckpt.report.text import print_report, render_text
 from jaxckpt.report.tree import Column, Part, Point, Scatter, Section, Table, Text
+from jaxckpt.report.verdicts import verdicts_report
 from jaxckpt.report.verification import verification_report
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "comparison_data",
     "comparison_report",
     "explanation_report",
+    "findings_report",
     "footprint_report",
     "footprints_report",
     "html_of",
@@ -52,5 +55,6 @@ __all__ = [
     "targets_report",
     "to_csv",
     "to_json",
+    "verdicts_report",
     "verification_report",
 ]

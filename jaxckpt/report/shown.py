@@ -6,6 +6,7 @@ Read after the builders.
 from collections.abc import Callable
 from typing import Any
 
+from jaxckpt.advise import Findings
 from jaxckpt.fit import Analysis, Explanation, Plan
 from jaxckpt.measure import Footprint
 from jaxckpt.numerics import Verification
@@ -14,26 +15,30 @@ from jaxckpt.report.analysis import analysis_report
 from jaxckpt.report.comparison import comparison_report
 from jaxckpt.report.explanation import explanation_report
 from jaxckpt.report.html import render_html
+from jaxckpt.report.lint import findings_report
 from jaxckpt.report.memory import footprint_report
 from jaxckpt.report.plan import plan_report
 from jaxckpt.report.policy import policy_report
 from jaxckpt.report.tree import Section
+from jaxckpt.report.verdicts import verdicts_report
 from jaxckpt.report.verification import verification_report
-from jaxckpt.versus import Comparison
+from jaxckpt.versus import Comparison, Verdicts
 
 _BUILDERS: dict[type, Callable[[Any], Section]] = {
     Analysis: analysis_report,
     Comparison: comparison_report,
     Explanation: explanation_report,
+    Findings: findings_report,
     Footprint: footprint_report,
     Plan: plan_report,
     Policy: policy_report,
+    Verdicts: verdicts_report,
     Verification: verification_report,
 }
 
 
 def report_of(data: Any) -> Section:
-    """The report of a footprint, a comparison, a plan, a policy, an analysis or a verification.
+    """The report of a footprint, a comparison, a plan, a policy, an analysis, findings, verdicts or a verification.
 
     Args:
       data: One of these.

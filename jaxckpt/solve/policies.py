@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxckpt.cost import behind_views
-from jaxckpt.ir import Decision, Graph, Offload, Partition, Phase, Plan, Recompute, Save
-from jaxckpt.policy import Policy, Resolved, collect, entering, is_read_late, leaving, policy_of_mark, resolve
+from jaxckpt.ir import Decision, Graph, Kind, Offload, Partition, Phase, Plan, Recompute, Save
+from jaxckpt.policy import Policy, Resolved, collect, entering, excluded, is_read_late, leaving, policy_of_mark, resolve
 from jaxckpt.solve.full import find_blocks, solve_full
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import boundaries
@@ -101,10 +101,11 @@ def _structure(problem: Problem, policy: Policy | None) -> tuple[tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """Forward ops that are recomputed together; `merges` where what leaves them is not saved."""
+    """Forward ops that run again together; `merges` if what leaves them is not saved, `once` are ops that must not."""
 
     ops: frozenset[int]
     merges: bool = False
+    once: frozenset[int] = frozenset()
 
 
 def _parts(graph: Graph, policy: Policy | None, stages: tuple[int, ...]) -> Iterator[_Part]:
@@ -125,9 +126,10 @@ def _parts(graph: Graph, policy: Policy | None, stages: tuple[int, ...]) -> Iter
 def _regions(graph: Graph, policy: Policy, among: frozenset[int], stages: tuple[int, ...]) -> Iterator[_Part]:
     if policy.regions is None:
         return
+    once = excluded(policy.regions, graph)
     for region in collect(policy.regions, graph, stages=stages):
         if ops := region.ops & among:
-            yield _Part(ops=ops, merges=policy.regions.output_recompute)
+            yield _Part(ops=ops, merges=policy.regions.output_recompute, once=once)
 
 
 class _Deciding:
@@ -184,6 +186,9 @@ class _Deciding:
             for value in leaving(graph, part.ops) - self._named:
                 self._keep(value)
         for value in entering(graph, part.ops):
+            maker = graph.producer[value]
+            if maker in part.once and graph.ops[maker].kind is not Kind.VIEW:
+                self.decisions.setdefault(value, Save())  # light or not: its op must not run twice
             for source in self._problem.fusion.sources[value]:
                 made = graph.producer[source]
                 if made is not None and made not in part.ops and source not in self.decisions:

@@ -4,7 +4,8 @@ Value numbering: two equations of the same primitive, parameters and operands co
 marked `again` are ever merged, into any earlier one; so the user's checkpoints are undone and nothing else is
 changed. `optimization_barrier`s among them go away, and so do the roundings to a value's own precision that a
 checkpoint's policy leaves on what it saves: both are there to forbid exactly this. Bodies are the same if their
-equations are; other parameters that cannot be compared only if they are one object.
+equations are; other parameters that cannot be compared only if they are one object. What reads nothing (zeros, an
+iota) stays where it is, and only counts as the same: merged, it would tie one end of the step to the other.
 
 Read after `inline`. Complexity: linear.
 """
@@ -52,7 +53,8 @@ class _Merger:
             self._instead.update(zip(eqn.outvars, reads, strict=True))
             return
         key = self._keys.of(eqn, [self._numbered(atom) for atom in reads])
-        if equation.again and key in self._made:
+        rootless = not any(isinstance(atom, jex.Var) for atom in reads)
+        if equation.again and key in self._made and not rootless:
             self._instead.update(zip(eqn.outvars, self._made[key], strict=True))
         elif equation.again and eqn.primitive.name == "optimization_barrier":
             self._instead.update(zip(eqn.outvars, reads, strict=True))

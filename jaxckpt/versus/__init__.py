@@ -1,7 +1,8 @@
 """Versions side by side: steps, plans, policies, saved footprints and foreign programs, and what differs between them.
 
 Read in this order: `comparison` (the data), `differences` (how footprints are held against each other), `compare`
-(how anything becomes a footprint), `rows` (the same for spreadsheets and frames).
+(how anything becomes a footprint), `rows` (the same for spreadsheets and frames); then `verdict` and `verdicts` (what
+each rule is worth).
 """
 
 from jaxckpt.versus.compare import StepCall, Version, compare, footprint_of_path
@@ -16,6 +17,8 @@ from jaxckpt.versus.comparison import (
 )
 from jaxckpt.versus.differences import compare_footprints, peak_changes
 from jaxckpt.versus.rows import Row, comparison_frame, comparison_rows
+from jaxckpt.versus.verdict import Verdict, Verdicts
+from jaxckpt.versus.verdicts import verdicts
 
 __all__ = [
     "BufferChange",
@@ -27,6 +30,8 @@ __all__ = [
     "Row",
     "ScopeFigures",
     "StepCall",
+    "Verdict",
+    "Verdicts",
     "Version",
     "compare",
     "compare_footprints",
@@ -34,4 +39,5 @@ __all__ = [
     "comparison_rows",
     "footprint_of_path",
     "peak_changes",
+    "verdicts",
 ]

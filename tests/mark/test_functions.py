@@ -124,7 +124,7 @@ def test_a_policy_may_be_a_path(tmp_path):
 @pytest.mark.parametrize(
     "extra",
     [None, True, 3, 2.5, "gelu", (1, 2), {"mask": None, "rate": 0.5}, jnp.float32, jnp.sin],
-    ids=repr,
+    ids=lambda extra: getattr(extra, "__name__", repr(extra)),
 )
 def test_what_is_no_array_may_be_an_argument_by_position_and_by_keyword(extra):
     """Seeds: DeepSpeed "checkpoint(fn,*args,**kwargs)" with None, bool, int and tuple arguments."""

@@ -1,0 +1,147 @@
+"""What a policy of `jax.checkpoint` says, read off the callable: JAX's own ones are known, others are not.
+
+JAX's policies are functions over lists of names, or small classes with such lists; which of both depends on the
+version. Read before `seen`.
+"""
+
+import gc
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, Literal
+
+import jax
+
+Kind = Literal["nothing", "everything", "dots", "dots_without_batch", "names", "stub", "other"]
+_KNOWN: tuple[tuple[str, Kind], ...] = (
+    ("nothing_saveable", "nothing"),
+    ("everything_saveable", "everything"),
+    ("dots_saveable", "dots"),
+    ("dots_with_no_batch_dims_saveable", "dots_without_batch"),
+)
+_MADE: dict[str, Kind] = {
+    "save_anything_except_these_names": "stub",
+    "save_only_these_names": "names",
+    "SaveOnlyTheseNames": "names",
+    "save_any_names_but_these": "names",
+    "SaveAnyNamesButThese": "names",
+    "save_and_offload_only_these_names": "names",
+    "offload_dot_with_no_batch_dims": "dots_without_batch",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPolicy:
+    """What was read of a policy.
+
+    Attributes:
+      kind: What it asks equations about.
+      saved: Names that it saves.
+      offloaded: Names that it offloads.
+      excluded: Names that it leaves out, all other names being saved.
+    """
+
+    kind: Kind
+    saved: frozenset[str] = frozenset()
+    offloaded: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All names that it mentions."""
+        return self.saved | self.offloaded | self.excluded
+
+
+def read_policies(policy: Callable[..., Any] | None) -> tuple[ReadPolicy, ...]:
+    """Reads a policy of `jax.checkpoint`.
+
+    Args:
+      policy: The callable; None saves nothing.
+
+    Returns:
+      One entry; of two policies joined, one each.
+
+    Example:
+      >>> (read,) = read_policies(jax.checkpoint_policies.save_only_these_names("qkv"))
+      >>> read.kind, sorted(read.saved)
+      ('names', ['qkv'])
+    """
+    if policy is None:
+        return (ReadPolicy(kind="nothing"),)
+    known = next((kind for name, kind in _KNOWN if policy is getattr(jax.checkpoint_policies, name, None)), None)
+    if known is not None:
+        return (ReadPolicy(kind=known),)
+    if not _module(policy).startswith("jax."):
+        return (ReadPolicy(kind="other"),)
+    holds = _holds(policy)
+    if "policy_1" in holds and "policy_2" in holds:
+        return read_policies(holds["policy_1"]) + read_policies(holds["policy_2"])
+    return (
+        ReadPolicy(
+            kind=_MADE.get(_maker(policy), "other"),
+            saved=_names(holds, "names_which_can_be_saved", "saveable_names"),
+            offloaded=_names(holds, "names_which_can_be_offloaded"),
+            excluded=_names(holds, "names_not_to_save", "names"),
+        ),
+    )
+
+
+def _module(policy: Any) -> str:
+    return str(getattr(policy, "__module__", None) or type(policy).__module__)
+
+
+def _maker(policy: Any) -> str:
+    """The function that made a policy, or its class."""
+    return str(getattr(policy, "__qualname__", type(policy).__name__)).partition(".")[0]
+
+
+def _holds(policy: Any) -> dict[str, Any]:
+    """What a policy closes over, or its attributes."""
+    if inspect.isfunction(policy):
+        return dict(inspect.getclosurevars(policy).nonlocals)
+    return {name: getattr(policy, name, None) for name in ("saveable_names", "names")}
+
+
+def _names(holds: dict[str, Any], *keys: str) -> frozenset[str]:
+    found = (holds[key] for key in keys if holds.get(key) is not None)
+    return frozenset(name for names in found for name in names)
+
+
+def primal_of_name(name: str) -> str | None:
+    """Of all `jax.custom_vjp`s of this process, one whose primal function says a name that its forward rule does not.
+
+    No trace of a differentiated step shows the primal function: the forward rule stands in its place. So its code is
+    looked at, for the name as a constant.
+
+    Args:
+      name: As given to `checkpoint_name`.
+
+    Returns:
+      "function (file.py:12)", or None.
+    """
+    for each in gc.get_objects():
+        if type(each) is jax.custom_vjp:
+            code = _code(each.fun)
+            if code is not None and name in _texts(code) and name not in _texts(_code(getattr(each, "fwd", None))):
+                return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
+    return None
+
+
+def _code(function: Any) -> CodeType | None:
+    while hasattr(function, "func") or hasattr(function, "__wrapped__"):
+        function = getattr(function, "func", None) or function.__wrapped__
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def _texts(code: CodeType | None) -> set[str]:
+    return set() if code is None else set(_constants(code))
+
+
+def _constants(code: CodeType) -> Iterator[str]:
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, CodeType):
+            yield from _constants(constant)
