@@ -1,22 +1,49 @@
-"""README.md's tables, made from the results: what stands between a table's two marks is replaced."""
+"""Tables of README.md and docs/, made from data: what stands between a table's two marks is replaced."""
 
 import re
+import tomllib
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from benchmarks.record import read
+from jaxckpt import load_policy
 from jaxckpt._units import format_bytes
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+POLICIES, SEEDS = ROOT / "docs" / "policies.md", ROOT / "docs" / "seeds.md"
+FEATURES = ROOT / "tests" / "seeds" / "features.toml"
+_MEASURED = "# Measured"
 
 
 def main() -> None:
-    text = README.read_text()
-    for name, table in {"demo": demo_table(), "infeasible": infeasible(), "layers": layers_table()}.items():
+    write(README, {"demo": demo_table(), "infeasible": infeasible(), "layers": layers_table()})
+    write(POLICIES, {"policies": policies_table(), "scopes": scopes_table()})
+    write(SEEDS, {"features": features_table()})
+    for name, line in measured_lines().items():
+        write_measured(ROOT / "policies" / f"{name}.toml", line)
+
+
+def write(page: Path, tables: dict[str, str]) -> None:
+    """Replaces the tables of a page."""
+    page.write_text(filled(page.read_text(), tables))
+    print(f"wrote the tables of {page}")
+
+
+def filled(text: str, tables: dict[str, str]) -> str:
+    """A page with what stands between each table's marks replaced."""
+    for name, table in tables.items():
         marks = rf"(<!-- table: {name} -->\n).*?(<!-- end of table -->)"
         text, count = re.subn(marks, lambda found, table=table: found[1] + table + found[2], text, flags=re.DOTALL)
-        assert count == 1, f"README.md has {count} places for the table {name!r}"
-    README.write_text(text)
-    print(f"wrote the tables of {README}")
+        assert count == 1, f"the page has {count} places for the table {name!r}"
+    return text
+
+
+def write_measured(file: Path, line: str) -> None:
+    """Puts the line below a policy's schema, instead of the one that is there."""
+    schema, *rest = (each for each in file.read_text().splitlines() if not each.startswith(_MEASURED))
+    file.write_text("\n".join([schema, line, *rest, ""]))
 
 
 def demo_table() -> str:
@@ -80,6 +107,98 @@ def layers_table() -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def policies_table() -> str:
+    """What each ready policy compiles to."""
+    data = read("policies")
+    lines = ["| policy | for | compiled total | on the host | estimated step |", "|---|---|---:|---:|---:|"]
+    for name, made in data["policies"].items():
+        policy = None if name == "as written" else load_policy(name)
+        called = (
+            name
+            if policy is None
+            else f"[`{name}`](../policies/{name}.toml)" + (" (8 devices)" if name in data["on 8 devices"] else "")
+        )
+        host = format_bytes(made["host_bytes"]) if made["host_bytes"] else ""
+        models = "" if policy is None else policy.models
+        lines.append(
+            f"| {called} | {models} | {format_bytes(made['total_bytes'])} | {host} | {1e3 * made['step_s']:.1f} ms |"
+        )
+    beside = data["inputs on 8 devices"]
+    lines += [
+        "",
+        "`inputs_partitioned` needs a mesh: eight devices that all hold the whole batch, where `inputs` takes"
+        f" {format_bytes(beside['total_bytes'])}. {_made(data)}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def scopes_table() -> str:
+    """Scopes that checkpoint where they stand, beside the joint engine."""
+    data = read("scopes")
+    lines = [
+        "| policy of each block | scope, `jax.checkpoint` | the joint engine | difference |",
+        "|---|---:|---:|---:|",
+    ]
+    for name, made in data["policies"].items():
+        off = made["joint_bytes"] / made["scope_bytes"] - 1
+        times = f"{1e3 * made['scope_s']:.2f} ms", f"{1e3 * made['joint_s']:.2f} ms"
+        lines.append(
+            f"| `{name}` | {format_bytes(made['scope_bytes'])}, {times[0]} | {format_bytes(made['joint_bytes'])},"
+            f" {times[1]} | {off:+.2%} |"
+        )
+    return "\n".join([*lines, "", _made(data), ""])
+
+
+def measured_lines() -> dict[str, str]:
+    """The line "Measured" of each ready policy's file."""
+    data = read("policies")
+    plain, beside = data["policies"]["as written"], data["inputs on 8 devices"]
+    lines = {}
+    for name, made in data["policies"].items():
+        if name == "as written":
+            continue
+        host = f" and {format_bytes(made['host_bytes'])} on the host" if made["host_bytes"] else ""
+        split = name in data["on 8 devices"]
+        instead = (
+            ("each of eight devices that hold all of the batch; inputs", beside) if split else ("as written", plain)
+        )
+        lines[name] = (
+            f"{_MEASURED} on GPT-2 small, 8 x 1024 tokens, H200: {format_bytes(made['total_bytes'])}{host},"
+            f" {1e3 * made['step_s']:.1f} ms estimated; {instead[0]} {format_bytes(instead[1]['total_bytes'])},"
+            f" {1e3 * instead[1]['step_s']:.1f} ms."
+        )
+    return lines
+
+
+def _made(data: dict[str, Any]) -> str:
+    made = data["made_with"]
+    return (
+        f"GPT-2 small, 12 Linen blocks, batch 8 x 1024, bfloat16, AdamW, compiled for an H200; one compile each, times"
+        f" estimated from the compiled program. jax {made['versions']['jax']}, Python {made['python']}, {made['date']}."
+    )
+
+
+def features_table() -> str:
+    """Features of other systems, each with the tests that prove it here; one table a system."""
+    rows = tomllib.loads(FEATURES.read_text())["feature"]
+    lines = []
+    for system, features in groupby(rows, key=lambda row: row["system"]):
+        lines += [f"### {system}", "", "| there | here | proved by | not here, and why |", "|---|---|---|---|"]
+        lines += [
+            f"| {row['feature']} | {row['shows']} | {'<br>'.join(map(link, row['tests']))} | {row['reason']} |"
+            for row in ({"reason": "", **feature} for feature in features)
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def link(test: str) -> str:
+    """A test by its name as a sentence, leading to its file."""
+    file, _, name = test.partition("::")
+    return f"[{name.removeprefix('test_').replace('_', ' ')}](../{file})"
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ You hand it the step you already have and the machine it must run on; it decides
 or to recompute it, rewrites the step, and proves the result with the real compiler, on a machine that need not have
 the device.
 
-To read the code, follow the data: `ir` (a step as plain data), `cost`, `solve`, then `trace`, `target`, `rewrite`,
-`measure`, `fit` (the loop), `versus`, `report`, `cli`.
+To read the code, follow the data: `ir` (a step as plain data), `policy`, `cost`, `solve`, then `trace`, `mark` (scopes
+in users' code), `target`, `advise` (lint), `rewrite`, `numerics`, `measure`, `fit` (the loop), `versus`, `report`,
+`cli`.
 """
 
 from importlib import import_module
@@ -88,7 +89,7 @@ _HOMES = {
 }
 """Where each public name lives; a room is loaded when one of its names is first used."""
 
-_ROOMS = {"testing"}
+_ROOMS = {"dynamic", "testing"}
 """Rooms that are used by their own name."""
 
 __all__ = [

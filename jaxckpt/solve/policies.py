@@ -1,10 +1,11 @@
 """A policy becomes a plan: its rules meet the graph, the rest follows from the step's own structure.
 
 What is recomputed by a rule or a default starts from what crosses between the stages of the forward pass, which are
-found by structure as for "full". What lies under a mark, or in a region, is a stage of its own: it starts from what
-enters it, and what leaves it for the rest of the forward pass is saved. A rule that names a value may decide otherwise.
-A rule that names a view means the array that it shows. Saves by default, and saves of values that cost nothing to make
-again (views, masks, casts of parameters), are left to the compiler.
+found by structure as for "full"; the last of them is left alone where its recomputation frees nothing. What lies under
+a mark, or in a region, is a stage of its own: it starts from what enters it, and what leaves it for the rest of the
+forward pass is saved. A rule that names a value may decide otherwise. A rule that names a view means the array that it
+shows. Saves by default, and saves of values that cost nothing to make again (views, masks, casts of parameters), are
+left to the compiler.
 
 Read after `jaxckpt.policy.resolve` and `stages`.
 """
@@ -57,7 +58,13 @@ def follow(problem: Problem, policy: Policy | None) -> Followed:
     else:
         stages = (0,)
     name = policy.name if policy is not None else "marks"
-    return Followed(resolved=resolved, plan=problem.plan(deciding.decisions, stages, name))
+    plans = [problem.plan(decisions, stages, name) for decisions in (deciding.decisions, deciding.without_end(stages))]
+    return Followed(resolved=resolved, plan=min(reversed(plans), key=_temp_bytes))
+
+
+def _temp_bytes(plan: Plan) -> int:
+    assert plan.prediction is not None
+    return plan.prediction.temp_bytes
 
 
 def musts(problem: Problem, policy: Policy | None) -> dict[int, Decision]:
@@ -139,6 +146,7 @@ class _Deciding:
         self._problem = problem
         self._worth = problem.worth_saving
         self._named = {r.candidate.value for r in resolved if r.names_value}
+        self._by_default = {r.candidate.value for r in resolved if r.by.part == "default"}
         outputs = frozenset(problem.graph.outputs)
         self.starts: set[int] = set()
         self.decisions: dict[int, Decision] = {}
@@ -164,11 +172,24 @@ class _Deciding:
             shown = behind_views(self._problem.graph, value)
             if shown != value and shown in away:
                 self.decisions[value] = Recompute()
+                self._by_default.discard(value)
 
     @property
     def changes(self) -> bool:
         """Whether anything is to happen but saving; else the step is left as it stands."""
         return any(not isinstance(decision, Save) for decision in self.decisions.values())
+
+    def without_end(self, stages: tuple[int, ...]) -> dict[int, Decision]:
+        """The decisions without what a default recomputes in the last stage, whose backward follows at once."""
+        graph = self._problem.graph
+
+        def is_of_the_end(value: int) -> bool:
+            made = graph.producer[value]
+            return value in self._by_default and made is not None and made >= stages[-1]
+
+        if any((graph.producer[v] or 0) >= stages[-1] > 0 for v in self._named & self.decisions.keys()):
+            return self.decisions  # a rule means something in it
+        return {v: d for v, d in self.decisions.items() if not (isinstance(d, Recompute) and is_of_the_end(v))}
 
     def save(self, crossing: frozenset[int]) -> None:
         """Saves what crosses from stage to stage, where no rule names it, if anything is computed again."""
