@@ -56,8 +56,11 @@ def figures(planner: Planner, policy: Policy | None) -> dict[str, Any]:
         "stall_s": prediction.stall_s,
         "seconds": time.perf_counter() - begun,
     }
-    print(f"{plan.strategy:24} {footprint.total_bytes / 2**30:6.2f} GiB, host {footprint.host_temp_bytes / 2**20:5.0f} MiB,"
-          f" predicted {prediction.total_bytes / 2**30:6.2f}, step {1e3 * (footprint.step_s or 0):.2f} ms", flush=True)
+    print(
+        f"{plan.strategy:24} {footprint.total_bytes / 2**30:6.2f} GiB, host {footprint.host_temp_bytes / 2**20:5.0f} MiB,"
+        f" predicted {prediction.total_bytes / 2**30:6.2f}, step {1e3 * (footprint.step_s or 0):.2f} ms",
+        flush=True,
+    )
     return made
 
 

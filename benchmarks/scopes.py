@@ -1,7 +1,7 @@
 """Scopes that checkpoint where they stand, beside the joint engine given the same policies: GPT-2 small on an H200.
 
-Each block is a `jaxckpt.scope` with a policy. Compiled as it is, `jax.checkpoint` carries the policy out; passed through
-the planner, the checkpoint is undone and the joint engine does.
+Each block is a `jaxckpt.scope` with a policy. Compiled as it is, `jax.checkpoint` carries the policy out; passed
+through the planner, the checkpoint is undone and the joint engine does.
 """
 
 from typing import Any
@@ -25,7 +25,8 @@ def compared(name: str) -> dict[str, Any]:
     joint = Planner(step.step, *step.args, target="h200", donate_argnums=step.donate_argnums).follow(None).footprint
     assert joint is not None
     off = joint.total_bytes / there.total_bytes - 1
-    print(f"{name:14} scope {there.total_bytes / 2**20:8.0f} MiB, joint {joint.total_bytes / 2**20:8.0f} MiB ({off:+.2%})")
+    totals = (f"{made.total_bytes / 2**20:8.0f} MiB" for made in (there, joint))
+    print(f"{name:14} scope and joint engine {' '.join(totals)} ({off:+.2%})", flush=True)
     return {
         "scope_bytes": there.total_bytes,
         "joint_bytes": joint.total_bytes,
