@@ -56,11 +56,8 @@ def figures(planner: Planner, policy: Policy | None) -> dict[str, Any]:
         "stall_s": prediction.stall_s,
         "seconds": time.perf_counter() - begun,
     }
-    print(
-        f"{plan.strategy:24} {footprint.total_bytes / 2**30:6.2f} GiB, host {footprint.host_temp_bytes / 2**20:5.0f} MiB,"
-        f" predicted {prediction.total_bytes / 2**30:6.2f}, step {1e3 * (footprint.step_s or 0):.2f} ms",
-        flush=True,
-    )
+    totals = footprint.total_bytes / 2**30, footprint.host_temp_bytes / 2**20, prediction.total_bytes / 2**30
+    print("{:24} {:6.2f} GiB, host {:5.0f} MiB, predicted {:6.2f} GiB".format(plan.strategy, *totals), flush=True)
     return made
 
 

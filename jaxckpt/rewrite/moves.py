@@ -66,7 +66,7 @@ def require_axis(decision: Partition, shape: tuple[int, ...], mesh: Any) -> None
         f"a value of shape {shape} cannot be partitioned over {decision.axis!r} in dimension {decision.dim}.",
         got=f"mesh axes: {listed}",
         needed="an axis of the mesh whose size divides that dimension",
-        advice="another axis or dim, or arguments with shardings",
+        advice="another axis or dim; arguments with shardings, or `jax.set_mesh(mesh)` around a call under jax.jit",
         decisions=(decision,),
     )
 
