@@ -1,8 +1,8 @@
 """Every ready policy on GPT-2 small: what it compiles to for an H200, one compile each.
 
 Policies that partition need a mesh: they are measured on eight devices that all hold the whole batch, beside the same
-policy without shards. Results go to results/policies-*.json, and the line "Measured" of each file in policies/ is made
-of them by `benchmarks.tables`.
+policy without shards: XLA takes the shards up and splits the work between them too. Results go to
+results/policies-*.json, and the line "Measured" of each file in policies/ is made of them by `benchmarks.tables`.
 """
 
 import time

@@ -129,7 +129,8 @@ def policies_table() -> str:
     lines += [
         "",
         "`inputs_partitioned` needs a mesh: eight devices that all hold the whole batch, where `inputs` takes"
-        f" {format_bytes(beside['total_bytes'])}. {_made(data)}",
+        f" {format_bytes(beside['total_bytes'])}; XLA takes its shards up and splits the work between blocks too."
+        f" {_made(data)}",
         "",
     ]
     return "\n".join(lines)
