@@ -1,0 +1,70 @@
+"""The inner loops are compiled by numba where it is installed, and are the same plain Python where it is not.
+
+Everything below `simulate` that runs once an op or once a block is written in the part of Python that numba compiles:
+arrays, records of arrays, numbers. Nothing else in the room knows whether it is compiled. Without numba the results
+are equal to the last bit and come some hundred times later.
+
+Compiled code is kept on disk by numba, for one function, `engine.run`, with all that it calls. Numba looks at the file
+of that function only; `sources` puts all files of the loops into what it looks at.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+try:
+    numba: Any = import_module("numba")
+except ImportError:  # the fast way is an extra
+    numba = None
+
+COMPILED = numba is not None and not numba.config.DISABLE_JIT
+"""Whether the loops run as machine code; numba's own NUMBA_DISABLE_JIT=1 says no."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS: dict[str, Any] = {"error_model": "numpy", "_nrt": False}
+"""No checks for division by zero; and, as the loops make no arrays, no counting of references to them: 16 times as fast
+where a machine of thirty arrays goes from function to function."""
+
+_MONOTONIC = 1
+"""CLOCK_MONOTONIC on Linux."""
+
+
+def compiled(function: F) -> F:
+    """A function of arrays and numbers, as machine code if numba is there."""
+    return cast(F, numba.njit(function, **_OPTIONS)) if COMPILED else function
+
+
+def entered(function: F) -> F:
+    """The same for a function that Python calls: its machine code is kept on disk."""
+    return cast(F, numba.njit(function, cache=True, **_OPTIONS)) if COMPILED else function
+
+
+def sources() -> int:
+    """A number that changes when any file of the room does."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return int.from_bytes(digest.digest()[:6], "little")
+
+
+if COMPILED:
+    _clock_gettime = numba.types.ExternalFunction(
+        "clock_gettime", numba.types.int32(numba.types.int32, numba.types.voidptr)
+    )
+
+    @compiled
+    def now_ns(tick: Any) -> int:
+        """Nanoseconds of a clock that never goes back; `tick` is room for two integers."""
+        _clock_gettime(_MONOTONIC, tick.ctypes)
+        return tick[0] * 1_000_000_000 + tick[1]
+
+else:
+
+    def now_ns(tick: Any) -> int:
+        """Nanoseconds of a clock that never goes back; `tick` is room for two integers."""
+        tick[0] = time.perf_counter_ns()
+        return int(tick[0])

@@ -1,0 +1,250 @@
+"""DTR's log format: one instruction a line, as JSON; read into a `Program`, and written from one.
+
+    {"INSTRUCTION": "CONSTANT", "NAME": "w"}                  followed by its MEMORY
+    {"INSTRUCTION": "MEMORY", "NAME": "w", "MEMORY": "4096"}  bytes
+    {"INSTRUCTION": "CALL", "NAME": "relu", "RESULT": ["y"], "ARGS": ["x"], "TIME": "1500"}
+                                                              nanoseconds; followed by MEMORY and ALIAS of each result
+    {"INSTRUCTION": "ALIAS", "NAME": "y", "ALIAS": "0"}       the operand that it is a view of; -1 for none
+    {"INSTRUCTION": "MUTATE", "NAME": "add_", "ARGS": ["w", "g"], "MUTATE": [0], "TIME": "900"}
+    {"INSTRUCTION": "COPY", "DST": "z", "SRC": "y"}           one more name
+    {"INSTRUCTION": "COPY_FROM", "DST": "z", "SRC": "y"}      a name for something else
+    {"INSTRUCTION": "RELEASE", "NAME": "y"}                   one name less
+    {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "BACKWARD"}     START and BACKWARD are known
+
+What is named at the end is kept. A mutation makes a new tensor (copy on write), which may take over the old one's
+memory. Numbers may be texts, as DTR's own logger writes them.
+
+Source: the DTR prototype's logger and its simulator, 2021.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from jaxckpt.dynamic.program import Call, Constant, Get, Keep, Note, Program, ProgramError, Release, Run, Step, Tensor
+
+_NEEDED = {
+    "CONSTANT": ("NAME",),
+    "MEMORY": ("NAME", "MEMORY"),
+    "ALIAS": ("NAME", "ALIAS"),
+    "CALL": ("NAME", "RESULT", "ARGS", "TIME"),
+    "MUTATE": ("NAME", "ARGS", "MUTATE", "TIME"),
+    "COPY": ("DST", "SRC"),
+    "COPY_FROM": ("DST", "SRC"),
+    "RELEASE": ("NAME",),
+    "ANNOTATE": ("ANNOTATION",),
+}
+
+
+def read_log(path: str | Path, *, start: bool = True) -> Program:
+    """The program of a log.
+
+    Args:
+      path: Of a file with one instruction a line.
+      start: Whether what stands before `ANNOTATE START`, if that is there, is left out, as DTR's simulator does.
+
+    Returns:
+      A program priced in nanoseconds. Releases of names that are not known are left out.
+
+    Raises:
+      ProgramError: A line is no instruction, or not where it may be.
+    """
+    return program_from_log(Path(path).read_text().splitlines(), start=start)
+
+
+def program_from_log(lines: Iterable[str], *, start: bool = True) -> Program:
+    """The program of a log's lines.
+
+    Example:
+      >>> log = '''{"INSTRUCTION": "CONSTANT", "NAME": "x"}
+      ... {"INSTRUCTION": "MEMORY", "NAME": "x", "MEMORY": 8}
+      ... {"INSTRUCTION": "CALL", "NAME": "neg", "RESULT": ["y"], "ARGS": ["x"], "TIME": 5}
+      ... {"INSTRUCTION": "MEMORY", "NAME": "y", "MEMORY": 8}
+      ... {"INSTRUCTION": "ALIAS", "NAME": "y", "ALIAS": -1}'''
+      >>> program_from_log(log.splitlines()).calls[0].price
+      5.0
+    """
+    found = [(number, _parsed(number, line)) for number, line in enumerate(lines, 1) if line.strip()]
+    marks = [i for i, (_, said) in enumerate(found) if said.get("ANNOTATION") == "START"]
+    return _Reader(found[marks[0] + 1 :] if marks and start else found).program()
+
+
+def _parsed(number: int, line: str) -> dict[str, Any]:
+    try:
+        said = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise _bad(number, line, "one JSON object") from error
+    known = _NEEDED.get(said.get("INSTRUCTION", "")) if isinstance(said, dict) else None
+    if known is None or any(name not in said for name in known):
+        raise _bad(number, line, f"an instruction with its fields: {', '.join(_NEEDED)}")
+    return dict(said)
+
+
+def _bad(number: int, line: object, needed: str) -> ProgramError:
+    return ProgramError(
+        f"line {number} of the log cannot be read.",
+        got=str(line)[:120],
+        needed=needed,
+        advice="a log as DTR's logger or `write_log` writes it",
+        line=number,
+    )
+
+
+class _Reader:
+    """Collects tensors, calls and steps while it goes through a log."""
+
+    def __init__(self, found: list[tuple[int, dict[str, Any]]]):
+        self.found = iter(found)
+        self.tensors: list[Tensor] = []
+        self.calls: list[Call] = []
+        self.steps: list[Step] = []
+        self.named: dict[str, int] = {}
+        self.names: list[int] = []
+        """For each tensor how many names it has."""
+
+    def program(self) -> Program:
+        for number, said in self.found:
+            try:
+                getattr(self, f"_{said['INSTRUCTION'].lower()}")(number, said)
+            except ProgramError:
+                raise
+            except (KeyError, IndexError, ValueError) as error:
+                raise _bad(number, said, "names that are known here, numbers in range") from error
+        kept = dict.fromkeys(t for t in self.named.values() if self.names[t] > 0)
+        self.steps += [Keep(t) for t in kept]
+        return Program(tensors=tuple(self.tensors), calls=tuple(self.calls), steps=tuple(self.steps))
+
+    def _tensor(self, name: str, size: int, view_of: int | None = None) -> int:
+        self.tensors.append(Tensor(name=name, size_bytes=size, view_of=view_of))
+        self.names.append(1)
+        return len(self.tensors) - 1
+
+    def _next(self, number: int, instruction: str, name: str) -> dict[str, Any]:
+        number, said = next(self.found, (number, {}))
+        if said.get("INSTRUCTION") != instruction or said["NAME"] != name:
+            raise _bad(number, said, f"{instruction} of {name!r}")
+        return said
+
+    def _memory(self, number: int, said: dict[str, Any]) -> None:
+        raise _bad(number, said, "MEMORY only behind CONSTANT or CALL")
+
+    def _alias(self, number: int, said: dict[str, Any]) -> None:
+        raise _bad(number, said, "ALIAS only behind MEMORY of a CALL's result")
+
+    def _constant(self, number: int, said: dict[str, Any]) -> None:
+        memory = self._next(number, "MEMORY", said["NAME"])
+        self.named[said["NAME"]] = self._tensor(said["NAME"], int(memory["MEMORY"]))
+        self.steps.append(Constant(self.named[said["NAME"]]))
+
+    def _call(self, number: int, said: dict[str, Any]) -> None:
+        reads, writes = tuple(self.named[name] for name in said["ARGS"]), []
+        for name in said["RESULT"]:
+            size = int(self._next(number, "MEMORY", name)["MEMORY"])
+            alias = int(self._next(number, "ALIAS", name)["ALIAS"])
+            writes.append(self._tensor(name, 0 if alias >= 0 else size, reads[alias] if alias >= 0 else None))
+        if not writes:
+            writes = [self._tensor("", 0)]
+        self.named.update(zip(said["RESULT"], writes, strict=False))
+        self._run(said, reads, tuple(writes), ())
+
+    def _mutate(self, _number: int, said: dict[str, Any]) -> None:
+        reads = tuple(self.named[name] for name in said["ARGS"])
+        old = [reads[int(i)] for i in said["MUTATE"]]
+        writes = [self._tensor(f"{self.tensors[t].name}$", self._storage_bytes(t)) for t in old]
+        self._run(said, reads, tuple(writes), tuple(old))
+        for i, before, after in zip(said["MUTATE"], old, writes, strict=True):
+            self.named[said["ARGS"][int(i)]] = after
+            self._drop(before)
+
+    def _storage_bytes(self, tensor: int) -> int:
+        while (source := self.tensors[tensor].view_of) is not None:
+            tensor = source
+        return self.tensors[tensor].size_bytes
+
+    def _run(self, said: dict[str, Any], reads: tuple[int, ...], writes: tuple[int, ...], old: tuple[int, ...]) -> None:
+        price = float(said["TIME"])
+        self.calls.append(Call(name=said["NAME"], price=price, reads=reads, writes=writes, replaces=old))
+        self.steps.append(Run(len(self.calls) - 1))
+
+    def _drop(self, tensor: int) -> None:
+        self.names[tensor] -= 1
+        self.steps.append(Release(tensor))
+
+    def _copy(self, _number: int, said: dict[str, Any]) -> None:
+        self.named[said["DST"]] = self.named[said["SRC"]]
+        self.names[self.named[said["SRC"]]] += 1
+        self.steps.append(Get(self.named[said["SRC"]]))
+
+    def _copy_from(self, _number: int, said: dict[str, Any]) -> None:
+        before, self.named[said["DST"]] = self.named[said["DST"]], self.named[said["SRC"]]
+        self._drop(before)
+        self.names[self.named[said["SRC"]]] += 1
+        self.steps.append(Get(self.named[said["SRC"]]))
+
+    def _release(self, _number: int, said: dict[str, Any]) -> None:
+        if said["NAME"] in self.named:
+            self._drop(self.named[said["NAME"]])
+
+    def _annotate(self, _number: int, said: dict[str, Any]) -> None:
+        self.steps.append(Note(said["ANNOTATION"]))
+
+
+def write_log(program: Program, path: str | Path) -> None:
+    """Writes a program in DTR's format, for DTR's simulator and others that read it.
+
+    What is kept at the end keeps its name; what the format has no word for is left out: that a constant may be freed,
+    that a call may run only once, what takes over which memory. Prices are rounded to whole nanoseconds.
+
+    Args:
+      program: Priced in nanoseconds.
+      path: Written over if it is there.
+    """
+    Path(path).write_text("".join(f"{line}\n" for line in log_from_program(program)))
+
+
+def log_from_program(program: Program) -> Iterator[str]:
+    """The lines that `write_log` writes.
+
+    Example:
+      >>> from jaxckpt.dynamic import unit_chain
+      >>> next(log_from_program(unit_chain(2)))
+      '{"INSTRUCTION": "ANNOTATE", "ANNOTATION": "START"}'
+    """
+    names = [f"{tensor.name}#{i}" for i, tensor in enumerate(program.tensors)]
+    copies = 0
+    extra: dict[int, list[str]] = {}
+    yield _line("ANNOTATE", ANNOTATION="START")
+    for step in program.steps:
+        match step:
+            case Constant(tensor=t):
+                yield _line("CONSTANT", NAME=names[t])
+                yield _line("MEMORY", NAME=names[t], MEMORY=str(program.tensors[t].size_bytes))
+            case Run(call=c):
+                yield from _written(program, program.calls[c], names)
+            case Get(tensor=t):
+                copies += 1
+                extra.setdefault(t, []).append(f"{names[t]}#{copies}")
+                yield _line("COPY", DST=extra[t][-1], SRC=names[t])
+            case Release(tensor=t):
+                yield _line("RELEASE", NAME=extra[t].pop() if extra.get(t) else names[t])
+            case Note(text=text) if text != "START":
+                yield _line("ANNOTATE", ANNOTATION=text)
+
+
+def _written(program: Program, call: Call, names: list[str]) -> Iterator[str]:
+    yield _line(
+        "CALL",
+        NAME=call.name,
+        RESULT=[names[t] for t in call.writes],
+        ARGS=[names[t] for t in call.reads],
+        TIME=str(round(call.price)),
+    )
+    for t in call.writes:
+        source = program.tensors[t].view_of
+        yield _line("MEMORY", NAME=names[t], MEMORY=str(program.tensors[t].size_bytes))
+        yield _line("ALIAS", NAME=names[t], ALIAS=str(-1 if source is None else call.reads.index(source)))
+
+
+def _line(instruction: str, **fields: Any) -> str:
+    return json.dumps({"INSTRUCTION": instruction, **fields})

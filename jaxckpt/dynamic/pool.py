@@ -1,0 +1,421 @@
+"""Memory with addresses: blocks side by side, split where a value is smaller than what it takes, merged when freed.
+
+A free block always has values or the pool's ends beside it, never another free block. Values go to one of `groups`:
+with 1, everything to the left end of the block it fits; with 2, dense values to the left end and cheap ones to the
+right, so that what is evicted together lies together; with 4 or 6 the same in two or three regions, taken in turn when
+one is full. Small values may have a zone of their own behind all regions.
+
+`Pool` is the same for people and for tests: one method an operation. The loops use the functions below it.
+
+Source: Zhang et al., Coop, NeurIPS 2023, section 3.2 (two ends). Complexity: an allocation looks at every free block,
+a release is O(1).
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxckpt._errors import JaxckptError
+from jaxckpt.dynamic.compiled import compiled
+
+FREE = -1
+"""The owner of a block that nobody has."""
+
+BLOCK = np.dtype(
+    [("start", "i8"), ("bytes", "i8"), ("owner", "i4"), ("before", "i4"), ("after", "i4"), ("seat", "i4")], align=True
+)
+AREA = np.dtype(
+    [
+        *((name, "i8") for name in ("bytes", "zone", "small", "free_bytes", "free_blocks", "head", "spare", "made")),
+        *((name, "i4") for name in ("groups", "first", "dense_turn", "cheap_turn")),
+    ],
+    align=True,
+)
+
+TURNS = {1: (0,), 2: (0, 1), 4: (0, 1, 3, 2), 6: (3, 1, 0, 5, 4, 2)}
+"""The order in which groups are tried; even ones fill from the left. Group i is for dense values where i is 0 or 3
+modulo 4, and for cheap ones elsewhere."""
+
+
+class PoolError(JaxckptError, ValueError):
+    """A pool that cannot be made, or something that its user may not do with it."""
+
+
+class Blocks(NamedTuple):
+    """A pool.
+
+    Attributes:
+      area: One record: sizes, counts, whose turn it is.
+      blocks: By id; `before` and `after` are the neighbours in memory.
+      free: Ids of free blocks, in no order.
+      turns: The order of groups.
+    """
+
+    area: Any
+    blocks: Any
+    free: Any
+    turns: Any
+
+
+def make_blocks(size: int, *, most: int, groups: int = 1, zone: int = 0, small: int = 0, first: bool = False) -> Blocks:
+    """An empty pool.
+
+    Args:
+      size: Bytes, the zone with them.
+      most: How many values it may hold at a time.
+      groups: 1, 2, 4 or 6.
+      zone: Bytes at the end for small values.
+      small: What counts as small, in bytes.
+      first: Whether the lowest block that fits is taken, not the smallest.
+
+    Raises:
+      PoolError: Another number of groups.
+    """
+    if groups not in TURNS:
+        raise PoolError(
+            f"groups={groups} cannot be laid out.",
+            got=repr(groups),
+            needed="1 (one end), 2 (two ends), 4 or 6 (two ends in two or three regions)",
+            advice="groups=2",
+            groups=groups,
+        )
+    area = np.recarray(1, dtype=AREA)
+    area[:] = np.zeros(1, dtype=AREA)[0]
+    for name, value in {"bytes": size, "zone": size - zone, "small": small, "groups": groups, "first": first}.items():
+        area[name] = value
+    area["cheap_turn"] = 1 if groups > 1 else 0
+    area["spare"] = area["head"] = -1
+    blocks = np.recarray(2 * most + 4, dtype=BLOCK)
+    pool = Blocks(area, blocks, np.zeros(2 * most + 4, dtype=np.int32), np.array(TURNS[groups], dtype=np.int32))
+    if size > zone:
+        _append(pool, 0, size - zone)
+    if zone:
+        _append(pool, size - zone, zone)
+    return pool
+
+
+def _append(pool: Blocks, start: int, size: int) -> None:
+    block = new_block(pool, start, size)
+    head = int(pool.area[0].head)
+    pool.blocks[block].before = head
+    pool.blocks[block].after = -1
+    if head >= 0:
+        pool.blocks[head].after = block
+    else:
+        pool.area[0].head = block
+    add_free(pool, block)
+    pool.area[0].free_bytes += size
+
+
+@compiled
+def new_block(pool: Blocks, start: int, size: int) -> int:
+    """A block that is linked to nothing yet."""
+    area = pool.area[0]
+    block = area.spare
+    if block >= 0:
+        area.spare = pool.blocks[block].after
+    else:
+        block = area.made
+        area.made += 1
+    b = pool.blocks[block]
+    b.start, b.bytes, b.owner, b.seat = start, size, FREE, -1
+    return block
+
+
+@compiled
+def add_free(pool: Blocks, block: int) -> None:
+    """Puts a block among the free ones."""
+    area = pool.area[0]
+    pool.blocks[block].owner = FREE
+    pool.blocks[block].seat = area.free_blocks
+    pool.free[area.free_blocks] = block
+    area.free_blocks += 1
+
+
+@compiled
+def drop_free(pool: Blocks, block: int) -> None:
+    """Takes a block from among the free ones."""
+    area = pool.area[0]
+    area.free_blocks -= 1
+    last = pool.free[area.free_blocks]
+    seat = pool.blocks[block].seat
+    pool.free[seat] = last
+    pool.blocks[last].seat = seat
+    pool.blocks[block].seat = -1
+
+
+@compiled
+def place(pool: Blocks, block: int, size: int, group: int) -> int:
+    """Where in a free block a value of a group goes, or -1 where less than half of it would lie in the region.
+
+    A block that reaches over the region's bound is used from the bound, else from its own end.
+    """
+    area, b = pool.area[0], pool.blocks[block]
+    regions = max(area.groups // 2, 1)
+    region = group // 2 if area.groups > 1 else 0
+    each = area.zone // regions
+    low = region * each
+    high = area.zone if region == regions - 1 else low + each
+    end = b.start + b.bytes
+    if area.groups > 1 and group % 2 == 1:
+        if b.start >= high or end <= low:
+            return -1
+        if high < end and high - size > b.start:
+            return high - size
+        return end - size if end - size // 2 < high or regions == 1 else -1
+    if b.start >= high or end <= low:
+        return -1
+    if low > b.start and low + size < end:
+        return low
+    return b.start if b.start + size // 2 > low or regions == 1 else -1
+
+
+@compiled
+def best_in_group(pool: Blocks, size: int, group: int) -> int:
+    """The free block that a value of a group takes, or -1."""
+    area = pool.area[0]
+    best = -1
+    for i in range(area.free_blocks):
+        block = pool.free[i]
+        b = pool.blocks[block]
+        if b.bytes < size or b.start >= area.zone:
+            continue
+        if best >= 0:
+            least = pool.blocks[best]
+            smaller = b.bytes < least.bytes or (b.bytes == least.bytes and b.start < least.start)
+            if not (b.start < least.start if area.first else smaller):
+                continue
+        if place(pool, block, size, group) >= 0:
+            best = block
+    return best
+
+
+@compiled
+def best_in_zone(pool: Blocks, size: int) -> int:
+    """The free block of the zone that a small value takes, or -1."""
+    best = -1
+    for i in range(pool.area[0].free_blocks):
+        block = pool.free[i]
+        b = pool.blocks[block]
+        if b.start >= pool.area[0].zone and b.bytes >= size and (best < 0 or b.bytes < pool.blocks[best].bytes):
+            best = block
+    return best
+
+
+@compiled
+def best_anywhere(pool: Blocks, size: int) -> int:
+    """The smallest free block before the zone that is large enough, or -1."""
+    best = -1
+    for i in range(pool.area[0].free_blocks):
+        block = pool.free[i]
+        b = pool.blocks[block]
+        if b.start < pool.area[0].zone and b.bytes >= size and (best < 0 or b.bytes < pool.blocks[best].bytes):
+            best = block
+    return best
+
+
+@compiled
+def is_dense_group(group: int) -> bool:
+    """Whether a group is for dense values."""
+    return (group // 2) % 2 == group % 2
+
+
+@compiled
+def next_turn(pool: Blocks, dense: bool) -> None:
+    """Moves on to the next group of the same kind."""
+    area = pool.area[0]
+    turn = area.dense_turn if dense else area.cheap_turn
+    if area.groups == 1:
+        return
+    turn = (turn + 1) % area.groups
+    while is_dense_group(pool.turns[turn]) != dense:
+        turn = (turn + 1) % area.groups
+    if dense:
+        area.dense_turn = turn
+    else:
+        area.cheap_turn = turn
+
+
+@compiled
+def allocate(pool: Blocks, owner: int, size: int, dense: bool) -> int:
+    """Gives an owner a block of exactly `size` > 0 bytes; -1 where no free block is that large."""
+    area = pool.area[0]
+    if 0 < size <= area.small:
+        block = best_in_zone(pool, size)
+        if block >= 0:
+            return carve(pool, block, pool.blocks[block].start, size, owner)
+    for _ in range(area.groups):
+        group = pool.turns[area.dense_turn if dense else area.cheap_turn]
+        block = best_in_group(pool, size, group)
+        if block >= 0:
+            return carve(pool, block, place(pool, block, size, group), size, owner)
+        next_turn(pool, dense)
+    block = best_anywhere(pool, size)
+    if block < 0:
+        return -1
+    return carve(pool, block, pool.blocks[block].start, size, owner)
+
+
+@compiled
+def carve(pool: Blocks, block: int, start: int, size: int, owner: int) -> int:
+    """Splits a free block into what lies before, the value's own, and what lies behind."""
+    b = pool.blocks[block]
+    drop_free(pool, block)
+    if start > b.start:
+        rest = new_block(pool, b.start, start - b.start)
+        link(pool, rest, b.before, block)
+        b.start, b.bytes = start, b.bytes - pool.blocks[rest].bytes
+        add_free(pool, rest)
+    if b.bytes > size:
+        rest = new_block(pool, b.start + size, b.bytes - size)
+        link(pool, rest, block, b.after)
+        b.bytes = size
+        add_free(pool, rest)
+    b.owner = owner
+    pool.area[0].free_bytes -= size
+    return block
+
+
+@compiled
+def link(pool: Blocks, block: int, before: int, after: int) -> None:
+    """Puts a block between two, either of which may be an end (-1)."""
+    pool.blocks[block].before = before
+    pool.blocks[block].after = after
+    if before >= 0:
+        pool.blocks[before].after = block
+    else:
+        pool.area[0].head = block
+    if after >= 0:
+        pool.blocks[after].before = block
+
+
+@compiled
+def release(pool: Blocks, block: int) -> None:
+    """Frees a block and merges it with free neighbours of the same area."""
+    area = pool.area[0]
+    area.free_bytes += pool.blocks[block].bytes
+    after = pool.blocks[block].after
+    if after >= 0 and pool.blocks[after].owner == FREE and pool.blocks[after].start != area.zone:
+        drop_free(pool, after)
+        swallow(pool, block, after)
+    before = pool.blocks[block].before
+    if before >= 0 and pool.blocks[before].owner == FREE and pool.blocks[block].start != area.zone:
+        swallow(pool, before, block)
+    else:
+        add_free(pool, block)
+
+
+@compiled
+def swallow(pool: Blocks, block: int, after: int) -> None:
+    """Makes one block of two neighbours."""
+    b, gone = pool.blocks[block], pool.blocks[after]
+    b.bytes += gone.bytes
+    b.after = gone.after
+    if gone.after >= 0:
+        pool.blocks[gone.after].before = block
+    gone.after = pool.area[0].spare
+    gone.seat = -1
+    pool.area[0].spare = after
+
+
+@compiled
+def largest_free(pool: Blocks) -> int:
+    """Bytes of the largest free block before the zone."""
+    largest = 0
+    for i in range(pool.area[0].free_blocks):
+        b = pool.blocks[pool.free[i]]
+        if b.start < pool.area[0].zone:
+            largest = max(largest, b.bytes)
+    return largest
+
+
+@compiled
+def free_around(pool: Blocks, block: int) -> int:
+    """Free bytes on both sides of a block."""
+    free = 0
+    before, after = pool.blocks[block].before, pool.blocks[block].after
+    if before >= 0 and pool.blocks[before].owner == FREE:
+        free += pool.blocks[before].bytes
+    if after >= 0 and pool.blocks[after].owner == FREE:
+        free += pool.blocks[after].bytes
+    return free
+
+
+class Pool:
+    """A pool, one method an operation.
+
+    Args:
+      size: Bytes.
+      most: How many values it may hold at a time.
+      groups: 1, 2, 4 or 6.
+      zone: Bytes at the end for small values.
+      small: What counts as small, in bytes.
+      first: Whether the lowest block that fits is taken, not the smallest.
+
+    Example:
+      >>> pool = Pool(100, groups=2)
+      >>> pool.allocate(7, 30, dense=True), pool.allocate(8, 20)
+      (0, 80)
+      >>> pool.release(7)
+      >>> pool.largest_free, pool.spans
+      (80, ((80, 20, 8),))
+    """
+
+    def __init__(
+        self, size: int, *, most: int = 64, groups: int = 1, zone: int = 0, small: int = 0, first: bool = False
+    ):
+        self._pool = make_blocks(size, most=most, groups=groups, zone=zone, small=small, first=first)
+        self._block: dict[int, int] = {}
+        self._most = most
+
+    def allocate(self, owner: int, size: int, *, dense: bool = False) -> int | None:
+        """Gives an owner memory.
+
+        Returns:
+          The address, or None where no free block is large enough.
+
+        Raises:
+          PoolError: The owner has memory already, the size is not positive, or the pool is full of values.
+        """
+        if owner in self._block or size <= 0 or len(self._block) == self._most:
+            raise PoolError(
+                f"Pool.allocate({owner}, {size}) cannot be done.",
+                got=f"{len(self._block)} values of at most {self._most}, owner {owner} "
+                + ("has memory already" if owner in self._block else "has none"),
+                needed="a new owner, at least one byte, room for one more value",
+                advice="release first, or make the pool with a larger `most`",
+            )
+        block = int(allocate(self._pool, owner, size, dense))
+        if block < 0:
+            return None
+        self._block[owner] = block
+        return int(self._pool.blocks[block].start)
+
+    def release(self, owner: int) -> None:
+        """Frees what an owner has."""
+        release(self._pool, self._block.pop(owner))
+
+    @property
+    def free_bytes(self) -> int:
+        """In all free blocks."""
+        return int(self._pool.area[0].free_bytes)
+
+    @property
+    def largest_free(self) -> int:
+        """Of one free block, the zone left out."""
+        return int(largest_free(self._pool))
+
+    @property
+    def blocks(self) -> tuple[tuple[int, int, int], ...]:
+        """All blocks in order of address: where, how large, whose (-1: nobody's)."""
+        found, block = [], int(self._pool.area[0].head)
+        while block >= 0:
+            b = self._pool.blocks[block]
+            found.append((int(b.start), int(b.bytes), int(b.owner)))
+            block = int(b.after)
+        return tuple(found)
+
+    @property
+    def spans(self) -> tuple[tuple[int, int, int], ...]:
+        """The same without what is free."""
+        return tuple(block for block in self.blocks if block[2] != FREE)

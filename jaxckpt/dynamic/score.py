@@ -1,0 +1,219 @@
+"""What a value costs to bring back, what it gains in memory, how little it is needed: cost / (size * staleness).
+
+One function for each word of `evictors`. c(t) is the price of the calls that make a storage's tensors, m(t) its bytes;
+an evicted neighbour is a storage that a call of t read, or that was computed from t, and that is not in memory.
+
+Sources: as in `evictors`. Complexity: a score looks at the neighbours; `EXACT` and `ANCESTORS` walk the evicted
+neighbourhood again when something in it came or went, `REGENERATION` prices all storages once a search.
+"""
+
+from math import inf
+from typing import Any
+
+from jaxckpt.dynamic.classes import find
+from jaxckpt.dynamic.compiled import compiled
+from jaxckpt.dynamic.evictors import Cost, Size, Staleness
+from jaxckpt.dynamic.pool import free_around
+from jaxckpt.dynamic.state import Machine
+
+ANCESTORS, EXACT, CLASSES = int(Cost.ANCESTORS), int(Cost.EXACT), int(Cost.CLASSES)
+NEIGHBOURS, REGENERATION, LOCAL = int(Cost.NEIGHBOURS), int(Cost.REGENERATION), int(Cost.LOCAL)
+RUN, BYTES = int(Size.RUN), int(Size.BYTES)
+PAST, FUTURE = int(Staleness.PAST), int(Staleness.FUTURE)
+MEBI = 2.0**20
+
+
+@compiled
+def score(m: Machine, s: int) -> float:
+    """h(t): the less, the sooner it goes."""
+    now = m.now[0]
+    above = (cost(m, s) + now.nudge) * now.penalty ** m.storages[s].times
+    below = size(m, s) * (staleness(m, s) + now.nudge)
+    return above / below if below > 0 else inf
+
+
+@compiled
+def cost(m: Machine, s: int) -> float:
+    """What it costs to bring a value back."""
+    now = m.now[0]
+    own = m.storages[s].cost if now.own else 0.0
+    if now.cost == LOCAL:
+        return own
+    if now.cost == NEIGHBOURS:
+        return own + neighbours(m, s)
+    if now.cost == CLASSES:
+        return own + classes(m, s)
+    if now.cost == EXACT or now.cost == ANCESTORS:
+        return own + neighbourhood(m, s)
+    if now.cost == REGENERATION:
+        return m.regen[0, s] * m.regen[1, s] * m.regen[2, s]
+    return 1.0
+
+
+@compiled
+def size(m: Machine, s: int) -> float:
+    """What is gained in memory."""
+    kind = m.now[0].gain
+    if kind == BYTES:
+        return float(m.storages[s].bytes)
+    if kind == RUN:
+        block = m.storages[s].block
+        free = free_around(m.blocks, block) if block >= 0 else 0
+        return (m.storages[s].bytes + free) / MEBI
+    return 1.0
+
+
+@compiled
+def staleness(m: Machine, s: int) -> float:
+    """How little a value is needed."""
+    now = m.now[0]
+    if now.staleness == PAST:
+        return now.clock - m.storages[s].last
+    if now.staleness == FUTURE:
+        return next_use(m, s)
+    return 1.0
+
+
+@compiled
+def next_use(m: Machine, s: int) -> float:
+    """Calls until the next one that reads the storage; all calls where there is none."""
+    st, now = m.storages, m.now[0]
+    low, high = st[s].down, st[s].down + st[s].downs
+    while low < high:  # links are in order of their calls
+        middle = (low + high) // 2
+        if m.down.call[middle] <= now.issued:
+            low = middle + 1
+        else:
+            high = middle
+    if low == st[s].down + st[s].downs:
+        return float(len(m.calls))
+    return float(m.down.call[low] - now.issued)
+
+
+@compiled
+def neighbours(m: Machine, s: int) -> float:
+    """The sum over evicted neighbours of their own cost or their class's, whichever is more."""
+    st, now, total = m.storages, m.now[0], 0.0
+    for i in range(st[s].up, st[s].up + st[s].ups):
+        other = m.up.storage[i]
+        if st[other].node >= 0 and m.up.call[i] <= now.issued:
+            total += max(m.nodes[find(m.nodes, st[other].node)].value, st[other].cost)
+    for i in range(st[s].down, st[s].down + st[s].downs):
+        if m.down.call[i] > now.issued:
+            break
+        other = m.down.storage[i]
+        if st[other].node >= 0:
+            total += max(m.nodes[find(m.nodes, st[other].node)].value, st[other].cost)
+    return total
+
+
+@compiled
+def classes(m: Machine, s: int) -> float:
+    """The sum of the distinct classes of evicted neighbours."""
+    st, now, total = m.storages, m.now[0], 0.0
+    now.walk += 1
+    for i in range(st[s].up, st[s].up + st[s].ups):
+        other = m.up.storage[i]
+        if st[other].node >= 0 and m.up.call[i] <= now.issued:
+            total += unseen(m, find(m.nodes, st[other].node))
+    for i in range(st[s].down, st[s].down + st[s].downs):
+        if m.down.call[i] > now.issued:
+            break
+        other = m.down.storage[i]
+        if st[other].node >= 0:
+            total += unseen(m, find(m.nodes, st[other].node))
+    return total
+
+
+@compiled
+def unseen(m: Machine, root: int) -> float:
+    """A class's value, once a walk."""
+    if m.nodes[root].mark == m.now[0].walk:
+        return 0.0
+    m.nodes[root].mark = m.now[0].walk
+    return m.nodes[root].value
+
+
+@compiled
+def neighbourhood(m: Machine, s: int) -> float:
+    """The cost of e*(t), kept until something in it comes or goes."""
+    st = m.storages
+    if st[s].dirty:
+        st[s].memo = walk(m, s, True, False)
+        if m.now[0].cost == EXACT:
+            st[s].memo += walk(m, s, False, False)
+        st[s].dirty = 0
+    return st[s].memo
+
+
+@compiled
+def walk(m: Machine, s: int, upward: bool, soil: bool) -> float:
+    """The cost of evicted storages that are reached through evicted ones; with `soil`, marks where that ends."""
+    st, now, total = m.storages, m.now[0], 0.0
+    now.walk += 1
+    st[s].mark = now.walk
+    m.walk[0], depth = s, 1
+    while depth:
+        depth -= 1
+        here = m.walk[depth]
+        first = st[here].up if upward else st[here].down
+        count = st[here].ups if upward else st[here].downs
+        for i in range(first, first + count):
+            if (m.up.call[i] if upward else m.down.call[i]) > now.issued:
+                if upward:
+                    continue
+                break
+            other = m.up.storage[i] if upward else m.down.storage[i]
+            if st[other].mark == now.walk or st[other].gone:
+                continue
+            st[other].mark = now.walk
+            if st[other].material:
+                if soil:
+                    st[other].dirty = 1
+            else:
+                total += st[other].cost
+                m.walk[depth] = other
+                depth += 1
+    return total
+
+
+@compiled
+def soil(m: Machine, s: int) -> None:
+    """Says that a storage came or went to all whose evicted neighbourhood it is in."""
+    if m.now[0].cost == EXACT or m.now[0].cost == ANCESTORS:
+        m.storages[s].dirty = 1
+        walk(m, s, True, True)
+        walk(m, s, False, True)
+
+
+@compiled
+def regenerate(m: Machine) -> None:
+    """Prices all storages for DTE's planner: how often each would run again, how long and in how many bytes.
+
+    F = 1 + F of evicted values computed from it that are read again; B = its own time + B of evicted operands; its
+    bytes + those of evicted operands. Storages are numbered in the order of their first call.
+    """
+    st, now = m.storages, m.now[0]
+    for s in range(len(st)):
+        time, size = st[s].cost, float(st[s].bytes)
+        for i in range(st[s].up, st[s].up + st[s].ups):
+            other = m.up.storage[i]
+            if m.up.call[i] <= now.issued and other < s and is_away(st[other]):
+                time += m.regen[1, other]
+                size += m.regen[2, other]
+        m.regen[1, s], m.regen[2, s] = time, size
+    for s in range(len(st) - 1, -1, -1):
+        runs = 1.0
+        for i in range(st[s].down, st[s].down + st[s].downs):
+            if m.down.call[i] > now.issued:
+                break
+            other = m.down.storage[i]
+            if other > s and is_away(st[other]) and st[other].refs > 0:
+                runs += m.regen[0, other]
+        m.regen[0, s] = runs
+
+
+@compiled
+def is_away(storage: Any) -> bool:
+    """Whether a storage was evicted and may come back."""
+    return not storage.material and not storage.gone

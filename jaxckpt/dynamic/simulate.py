@@ -1,0 +1,256 @@
+"""Runs a program under a budget and counts: what is evicted, what is recomputed, how the memory falls apart.
+
+A simulation knows sizes and prices, not arrays. It is online: at each step the engine sees what was issued before, and
+nothing of what comes. Read after `engine`.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any, overload
+
+from jaxckpt._units import budget_bytes, format_bytes
+from jaxckpt.dynamic import state
+from jaxckpt.dynamic.engine import run
+from jaxckpt.dynamic.evictors import Cost, Evictor
+from jaxckpt.dynamic.evictors import evictor as rule_of
+from jaxckpt.dynamic.from_graph import program_from_graph
+from jaxckpt.dynamic.memory import MEMORIES, Memory
+from jaxckpt.dynamic.program import Program
+from jaxckpt.dynamic.simulation import Event, EventKind, Simulation, Status
+from jaxckpt.ir import Graph
+
+Budget = int | float | str | None
+
+_STATUS = {
+    state.DONE: Status.OK,
+    state.OUT_OF_MEMORY: Status.OUT_OF_MEMORY,
+    state.THRASHED: Status.THRASH,
+    state.LOST: Status.LOST,
+}
+_EVENTS = (EventKind.RUN, EventKind.EVICT, EventKind.FREE, EventKind.TAKE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    """All that a process needs to run one simulation of a program that it has."""
+
+    budget: int | None
+    rule: Evictor
+    memory: Memory
+    limit: float
+    most: int
+    seed: int
+    record: bool
+
+
+@overload
+def simulate(
+    what: Graph | Program,
+    *,
+    budget: Budget = None,
+    evictor: str | Evictor = "coop",
+    memory: Memory | None = None,
+    limit: float = 100,
+    seed: int = 0,
+    record: bool = False,
+    processes: int | None = None,
+) -> Simulation: ...
+@overload
+def simulate(
+    what: Graph | Program,
+    *,
+    budget: list[Budget] | tuple[Budget, ...],
+    evictor: str | Evictor = "coop",
+    memory: Memory | None = None,
+    limit: float = 100,
+    seed: int = 0,
+    record: bool = False,
+    processes: int | None = None,
+) -> tuple[Simulation, ...]: ...
+def simulate(
+    what: Graph | Program,
+    *,
+    budget: Budget | list[Budget] | tuple[Budget, ...] = None,
+    evictor: str | Evictor = "coop",
+    memory: Memory | None = None,
+    limit: float = 100,
+    seed: int = 0,
+    record: bool = False,
+    processes: int | None = None,
+) -> Simulation | tuple[Simulation, ...]:
+    """Runs a program under a budget.
+
+    Args:
+      what: A program, or a traced step, priced at the bytes that its ops read and write.
+      budget: Bytes of all that is in memory, constants with it: an amount, or a share of what the program takes
+        without a budget (a float in (0, 1], "50%"); None for no limit. Several make one simulation each.
+      evictor: What is evicted: a name in `EVICTORS`, or a rule.
+      memory: What the budget means; by default what the rule was published with.
+      limit: A run is given up when recomputations are this many times the program's price or its number of calls.
+      seed: Of what is drawn at random.
+      record: Whether `Simulation.events` says all that happened.
+      processes: Among which several budgets are divided; by default as many as there are processors and budgets.
+
+    Returns:
+      A simulation for each budget, in their order. Not finishing is a result, not an error.
+
+    Raises:
+      BudgetError: A budget is no amount of memory.
+      UnknownEvictorError: There is no such rule.
+
+    Example:
+      >>> from jaxckpt.dynamic import simulate, unit_chain
+      >>> simulate(unit_chain(16), budget=8, evictor="dtr").operations
+      41
+      >>> [s.operations for s in simulate(unit_chain(16), budget=[4, 6], evictor="lru", processes=1)]
+      [100, 56]
+    """
+    rule = rule_of(evictor)
+    program = program_from_graph(what) if isinstance(what, Graph) else what
+    program = program.priced_by_bytes() if rule.by_bytes else program
+    memory = memory or MEMORIES.get(rule.name, Memory())
+    many = isinstance(budget, (list, tuple))
+    budgets: Sequence[Budget] = budget if isinstance(budget, (list, tuple)) else [budget]
+    tasks = [
+        _Task(
+            budget=_bytes(b, program),
+            rule=rule,
+            memory=memory,
+            limit=limit * program.base_price,
+            most=int(min(limit * (len(program.calls) + 1), 2**62)),
+            seed=seed,
+            record=record,
+        )
+        for b in budgets
+    ]
+    found = _all(program, tasks, processes)
+    return tuple(found) if many else found[0]
+
+
+def live_bytes(program: Program) -> int:
+    """The most bytes that are in memory at a time without a budget: what shares are shares of.
+
+    Example:
+      >>> from jaxckpt.dynamic import unit_chain
+      >>> live_bytes(unit_chain(16))
+      16
+    """
+    task = _Task(budget=None, rule=_PLAIN, memory=Memory(), limit=math.inf, most=2**62, seed=0, record=False)
+    return _one(state.layout(program), task).peak_bytes
+
+
+_PLAIN = Evictor(name="none", cost=Cost.LOCAL)
+
+
+def _bytes(budget: Budget, program: Program) -> int | None:
+    if budget is None:
+        return None
+    share = (isinstance(budget, float) and budget <= 1) or (isinstance(budget, str) and budget.rstrip().endswith("%"))
+    return budget_bytes(budget, baseline_bytes=live_bytes(program) if share else None)
+
+
+def _all(program: Program, tasks: list[_Task], processes: int | None) -> list[Simulation]:
+    parts = state.layout(program)
+    if len(tasks) == 1 or processes == 1:
+        return [_one(parts, task) for task in tasks]
+    run(
+        state.machine(parts, budget=0, rule=_PLAIN, memory=Memory(), limit=0, most=0, seed=0), 0
+    )  # compiled before it is needed
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_begin, initargs=(parts,)) as pool:
+        return list(pool.map(_there, tasks))
+
+
+_HERE: list[state.Layout] = []
+"""What a process of the pool works on; set once, when it starts."""
+
+
+def _begin(parts: state.Layout) -> None:
+    _HERE[:] = [parts]
+
+
+def _there(task: _Task) -> Simulation:
+    return _one(_HERE[0], task)
+
+
+def _one(parts: state.Layout, task: _Task) -> Simulation:
+    machine = _machine(parts, task, 0)
+    begin = time.perf_counter()
+    run(machine, len(machine.steps))
+    run_s = time.perf_counter() - begin
+    events: tuple[Event, ...] = ()
+    if task.record:
+        again = _machine(parts, task, int(machine.now[0].events))
+        run(again, len(again.steps))
+        events = tuple(_events(parts, again))
+    return _simulation(task, machine, run_s, events)
+
+
+def _machine(parts: state.Layout, task: _Task, record: int) -> state.Machine:
+    return state.machine(
+        parts,
+        budget=task.budget or 0,
+        rule=task.rule,
+        memory=task.memory,
+        limit=task.limit,
+        most=task.most,
+        seed=task.seed,
+        record=record,
+    )
+
+
+def _events(parts: state.Layout, machine: state.Machine) -> Any:
+    for what, which in machine.events.tolist():
+        kind = _EVENTS[what]
+        yield Event(kind, which if kind is EventKind.RUN else parts.storage_ids[which])
+
+
+def _simulation(task: _Task, machine: state.Machine, run_s: float, events: tuple[Event, ...]) -> Simulation:
+    now = machine.now[0]
+    refused = int(now.regret)
+    status = _STATUS[int(now.status)]
+    return Simulation(
+        evictor=task.rule.name,
+        mode=task.memory.mode.name.lower(),
+        budget_bytes=task.budget,
+        status=status,
+        reason="" if status is Status.OK else _reason(status, task, machine),
+        operations=int(now.runs) + 1,
+        base_operations=int(now.runs - now.recomputed),
+        recomputations=int(now.recomputed),
+        base_price=float(now.first),
+        recompute_price=float(now.again),
+        forced_evictions=int(now.forced),
+        eager_evictions=int(now.eager),
+        banished=int(now.banished),
+        taken_over=int(now.taken),
+        peak_bytes=int(now.peak),
+        searches=int(now.searches),
+        looked_at=int(now.looked),
+        search_s=int(now.search_ns) / 1e9,
+        run_s=run_s,
+        refused=refused,
+        free_share=float(now.free_share) / refused if refused else 0.0,
+        largest_free_share=float(now.largest_share) / refused if refused else 0.0,
+        events=events,
+    )
+
+
+def _reason(status: Status, task: _Task, machine: state.Machine) -> str:
+    now = machine.now[0]
+    where = "a constant" if now.failed < 0 else f"call {int(now.failed)}"
+    if status is Status.THRASH:
+        return (
+            f"{int(now.recomputed)} recomputations of price {now.again:g} at {where}, "
+            f"step {int(now.step)} of {len(machine.steps)}"
+        )
+    if status is Status.LOST:
+        return f"{where} is needed again after what it reads was freed for good"
+    free = machine.blocks.area[0].free_bytes if task.memory.mode >= 2 else max(now.budget - now.memory, 0)
+    return (
+        f"{where} needs {format_bytes(int(now.needed))}; {format_bytes(int(free))} are free, "
+        f"{format_bytes(int(now.memory))} alive, {int(now.evictable)} storages may be evicted"
+    )

@@ -1,0 +1,120 @@
+"""What came of running a program under a budget, as frozen data."""
+
+import enum
+from dataclasses import dataclass
+
+from jaxckpt._units import format_bytes, format_seconds
+
+
+class Status(enum.StrEnum):
+    """How a run ended."""
+
+    OK = "ok"
+    OUT_OF_MEMORY = "out of memory"
+    """Nothing that may be evicted was left, or not in one piece."""
+    THRASH = "thrash"
+    """Recomputations reached their limit."""
+    LOST = "lost"
+    """What is needed again was freed for good."""
+
+
+class EventKind(enum.StrEnum):
+    """What happened."""
+
+    RUN = "run"
+    EVICT = "evict"
+    FREE = "free"
+    TAKE = "take"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened: a call ran, or a tensor's memory was evicted, freed for good or taken over."""
+
+    kind: EventKind
+    id: int
+    """Of the call, or of the tensor that owns the storage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """A run of a program under a budget.
+
+    Attributes:
+      evictor: The rule's name.
+      mode: What the budget meant.
+      budget_bytes: Of all that is in memory, constants with it; None where there was no limit.
+      status: How it ended.
+      reason: Why it did not end well; "" where it did.
+      operations: Calls run, first ones and repetitions.
+      base_operations: First ones.
+      recomputations: Repetitions.
+      base_price: Of the first ones.
+      recompute_price: Of the repetitions.
+      forced_evictions: To make room.
+      eager_evictions: At a release.
+      banished: Storages freed for good.
+      taken_over: Storages whose memory a new state took.
+      peak_bytes: The most that was alive.
+      searches: For something to evict.
+      looked_at: Candidates, or blocks, that were scored in them.
+      search_s: Seconds spent in them.
+      run_s: Seconds of the whole run.
+      refused: Requests that no free block could serve.
+      free_share: The mean share of the memory that was free at those: fragmentation. 0 without addresses.
+      largest_free_share: The mean share that the largest free block was.
+      events: What happened, if it was recorded.
+    """
+
+    evictor: str
+    mode: str
+    budget_bytes: int | None
+    status: Status
+    reason: str
+    operations: int
+    base_operations: int
+    recomputations: int
+    base_price: float
+    recompute_price: float
+    forced_evictions: int
+    eager_evictions: int
+    banished: int
+    taken_over: int
+    peak_bytes: int
+    searches: int
+    looked_at: int
+    search_s: float
+    run_s: float
+    refused: int
+    free_share: float
+    largest_free_share: float
+    events: tuple[Event, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the program came to its end."""
+        return self.status is Status.OK
+
+    @property
+    def overhead(self) -> float:
+        """Price of everything over that of the first runs: 1 where nothing was recomputed."""
+        return 1 + self.recompute_price / self.base_price if self.base_price else 1.0
+
+    def __str__(self) -> str:
+        budget = "no limit" if self.budget_bytes is None else format_bytes(self.budget_bytes)
+        lines = [
+            f"{self.evictor} ({self.mode}), budget {budget}: {self.status}",
+            *([f"  {self.reason}"] if self.reason else []),
+            f"  operations   {self.operations} = {self.base_operations} + {self.recomputations} again; "
+            f"price x {self.overhead:.3f}",
+            f"  evictions    {self.forced_evictions} forced, {self.eager_evictions} at a release",
+            f"  peak         {format_bytes(self.peak_bytes)}",
+            f"  searches     {self.searches}, {self.looked_at} candidates, {format_seconds(self.search_s)} "
+            f"of {format_seconds(self.run_s)}",
+        ]
+        if self.refused:
+            lines.append(
+                f"  fragmentation {self.free_share:.1%} free at {self.refused} refused requests, "
+                f"{self.largest_free_share:.1%} in one piece"
+            )
+        return "\n".join(lines)
