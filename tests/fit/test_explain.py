@@ -69,6 +69,15 @@ def test_the_method_of_a_policy_says_the_same():
     assert KEEP_HIDDEN.explain(step, *ARGS) == jaxckpt.explain(step, *ARGS, policy=KEEP_HIDDEN)
 
 
+def test_what_is_saved_by_default_is_left_as_the_step_was_written():
+    policy = Policy(default="save", rules=(Rule(match=Match(layers="1"), decision=Recompute()),))
+    others = [each for each in policy.explain(step, *ARGS).values if each.by == 'default of "unnamed"']
+    assert others
+    assert {each.why for each in others if each.carried_out is None} == {
+        "saving by default leaves the step as it was written"
+    }
+
+
 def test_a_rule_that_matches_nothing_is_an_error_here_too():
     with pytest.raises(PolicyError, match="closest name is 'hidden'"):
         Policy(rules=(Rule(match=Match(name="hiden"), decision=Save()),)).explain(step, *ARGS)
