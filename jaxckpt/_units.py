@@ -43,7 +43,7 @@ def parse_bytes(text: str, *, called: str = "parse_bytes") -> int:
       (6442450944, 1500)
     """
     match = _AMOUNT.fullmatch(text)
-    if match is None or match[2].lower() not in _UNITS:
+    if match is None or match[2].lower() not in _UNITS or math.isinf(float(match[1])):
         raise BudgetError(
             f"{called}: {text!r} is no amount of memory.",
             got=repr(text),

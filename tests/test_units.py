@@ -32,6 +32,7 @@ def test_amounts_are_read(text, expected):
         "GiB",
         "-1",
         "nan",
+        "1e999",
         "inf",
         -1,
         0,

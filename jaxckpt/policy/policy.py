@@ -67,7 +67,8 @@ class Policy(Shown):
 
     def __str__(self) -> str:
         rules = "".join(f"({number}) {rule}; " for number, rule in enumerate(self.rules, 1))
-        return f'policy "{self.name}": {rules}the rest: {self.default}'
+        regions = "" if self.regions is None else f"regions {self.regions.scope or 'of each block'}: recompute; "
+        return f'policy "{self.name}": {rules}{regions}the rest: {self.default}'
 
     @classmethod
     def from_toml(cls, text: str) -> "Policy":

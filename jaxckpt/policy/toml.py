@@ -150,9 +150,6 @@ class _Reading:
             except BudgetError as error:
                 self.problems.append(f"{where}{key} = {value!r} is no amount of memory: {error.needed}")
                 return 0
-            except OverflowError:
-                self.problems.append(f"{where}{key} = {value!r} is more memory than there is")
-                return 0
         if key == "boundary":
             return self._one_of(table, key, BOUNDARIES, where, default=None)
         is_number = key in NUMBERS

@@ -91,7 +91,7 @@ def test_an_empty_file_is_the_policy_that_recomputes_everything():
         ("[regions]\nscop = '*'", "closest is 'scope'"),
         ("[regions]\nexclude = 'norm'", "exclude = 'norm' is no list of texts"),
         ("[regions]\nrecompute_random = 1", "recompute_random = 1 is no true or false"),
-        ("[[rule]]\ndecision = 'save'\nmin_bytes = '1e999'", "more memory than there is"),
+        ("[[rule]]\ndecision = 'save'\nmin_bytes = '1e999'", "is no amount of memory"),
     ],
 )
 def test_what_is_wrong_is_said_with_what_would_be_right(text, said):
