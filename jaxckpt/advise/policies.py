@@ -104,12 +104,14 @@ def saved_light_values(seen: Seen) -> Iterator[Remark]:
 
 
 def no_memory_saved(seen: Seen) -> Iterator[Remark]:
-    """A policy that computes much again, and at whose peak as much is alive as without it."""
+    """A policy that computes much again, or would in a loop, and at whose peak as much is alive as without it."""
     if seen.fitting is None or seen.fitting.plan.prediction is None:
         return
     planned, unplanned = seen.fitting.plan.prediction, seen.problem.plan({}, (0,), "none").prediction
     assert unplanned is not None, "solvers predict"
-    if planned.recompute_s > 0 and planned.temp_bytes >= unplanned.temp_bytes:
+    asks = any(isinstance(each.decision, Recompute) for each in seen.fitting.resolved)
+    repeats = planned.recompute_s > 0 or (asks and _in_loop(seen))
+    if repeats and planned.temp_bytes >= unplanned.temp_bytes:
         yield Remark(
             where=Place(),
             said=f"{format_seconds(planned.recompute_s)} of work run again, and {format_bytes(planned.temp_bytes)} of"
