@@ -31,9 +31,10 @@ RATES = Target("h200").rates
 EXACT = Tolerance(relative=0.0, absolute=0.0)
 PRODUCTS = 6 * DEPTH + 1
 """Of the forward pass: six a block, and the head."""
-AGAIN = {"everything": 0, "dots": 0, "nothing": 4 * DEPTH + 1}
+AGAIN = {"everything": 0, "dots": 0, "nothing": 4 * DEPTH}
 """Products that run a second time, by hand: of a block projections, scores, mixing and the first of the feed-forward
-part; what the other two make goes through dropout into a sum, and the backward pass reads neither. And the head."""
+part; what the other two make goes through dropout into a sum, and the backward pass reads neither. Not the
+head: its backward follows at once."""
 
 policies = pytest.mark.parametrize("policy", jaxckpt.policies())
 dialects = pytest.mark.parametrize("name", DIALECTS)
@@ -126,7 +127,7 @@ def assert_does_not_fit(error: PolicyError, policy: Policy, name: str) -> None:
         placed = name != "linen" and (match.scope or match.layers or match.every)
         sized = match.min_bytes or match.min_flops or match.dtype or match.collective or match.primitive
         assert named_elsewhere or placed or sized, f"{problem}: the {name} model has what it asks for"
-    assert "match" in error.needed
+    assert "matches nothing" in error.got
     assert error.advice
 
 
