@@ -85,10 +85,10 @@ def test_a_text_that_is_no_hlo_is_refused_by_xlas_parser(folders, tmp_path):
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_a_cut_or_edited_assignment_is_an_error_or_keeps_its_sums(folders, tmp_path_factory, data):
+def test_a_cut_or_edited_assignment_is_an_error_or_lies_within_its_allocations(folders, tmp_path_factory, data):
     (file,) = folders[AS_TEXT].glob("*after_optimizations.txt")
     (assignment,) = folders[AS_TEXT].glob("*after_optimizations-buffer-assignment.txt")
-    whole, lines = footprint_of_dump(file), assignment.read_text().splitlines()
+    lines = assignment.read_text().splitlines()
     at = data.draw(st.integers(0, len(lines) - 1))
     if data.draw(st.booleans()):
         lines[at] = lines[at].replace(data.draw(st.sampled_from("0123456789:,= ")), data.draw(st.sampled_from("x9 ")))
@@ -103,4 +103,6 @@ def test_a_cut_or_edited_assignment_is_an_error_or_keeps_its_sums(folders, tmp_p
         assert "Got:" in str(error)
     else:
         assert made.memory.peak_bytes <= made.temp_bytes
-        assert {b.size_bytes for b in made.memory.temporaries} <= {b.size_bytes for b in whole.memory.temporaries}
+        # One figure off may still be a possible size: whatever was read lies within what XLA allocates.
+        sizes = made.memory.by_index
+        assert all(b.offset_bytes + b.size_bytes <= sizes[b.allocation].size_bytes for b in made.memory.temporaries)
