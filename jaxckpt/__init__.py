@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from jaxckpt._errors import (
     ArgumentError,
+    BatchError,
     BudgetError,
+    ChunkError,
     ComparisonError,
     CompileError,
     FootprintAssertionError,
@@ -45,8 +47,22 @@ from jaxckpt._version import __version__
 
 if TYPE_CHECKING:
     from jaxckpt.advise import Finding, Findings, lint
-    from jaxckpt.fit import Explanation, Plan, Planner, analyze, apply, explain, load_plan, plan
-    from jaxckpt.mark import name, scope
+    from jaxckpt.fit import (
+        BatchSearch,
+        Explanation,
+        Floor,
+        Frontier,
+        Plan,
+        Planner,
+        analyze,
+        apply,
+        explain,
+        load_plan,
+        max_batch,
+        pareto,
+        plan,
+    )
+    from jaxckpt.mark import chunked, name, scope
     from jaxckpt.measure import Footprint, footprint, load_footprint
     from jaxckpt.numerics import Verification, verify
     from jaxckpt.policy import Policy, load_policy, policies
@@ -56,11 +72,14 @@ if TYPE_CHECKING:
     from jaxckpt.versus import Comparison, Verdicts, compare, verdicts
 
 _HOMES = {
+    "BatchSearch": "fit",
     "Comparison": "versus",
     "Explanation": "fit",
     "Finding": "advise",
     "Findings": "advise",
+    "Floor": "fit",
     "Footprint": "measure",
+    "Frontier": "fit",
     "Plan": "fit",
     "Planner": "fit",
     "Policy": "policy",
@@ -70,6 +89,7 @@ _HOMES = {
     "Verification": "numerics",
     "analyze": "fit",
     "apply": "fit",
+    "chunked": "mark",
     "compare": "versus",
     "draw": "report.picture",
     "explain": "fit",
@@ -78,7 +98,9 @@ _HOMES = {
     "load_footprint": "measure",
     "load_plan": "fit",
     "load_policy": "policy",
+    "max_batch": "fit",
     "name": "mark",
+    "pareto": "fit",
     "plan": "fit",
     "policies": "policy",
     "read_policy": "policy.readers",
@@ -94,16 +116,21 @@ _ROOMS = {"dynamic", "testing"}
 
 __all__ = [
     "ArgumentError",
+    "BatchError",
+    "BatchSearch",
     "BudgetError",
+    "ChunkError",
     "Comparison",
     "ComparisonError",
     "CompileError",
     "Explanation",
     "Finding",
     "Findings",
+    "Floor",
     "Footprint",
     "FootprintAssertionError",
     "FootprintFileError",
+    "Frontier",
     "GraphError",
     "HloError",
     "InfeasibleBudgetError",
@@ -135,6 +162,7 @@ __all__ = [
     "__version__",
     "analyze",
     "apply",
+    "chunked",
     "compare",
     "draw",
     "explain",
@@ -143,7 +171,9 @@ __all__ = [
     "load_footprint",
     "load_plan",
     "load_policy",
+    "max_batch",
     "name",
+    "pareto",
     "plan",
     "policies",
     "read_policy",

@@ -42,6 +42,7 @@ class InfeasibleBudgetError(JaxckptError, ValueError):
         `minimum_measured` is False (then it is the size of the arguments alone, and nothing was compiled).
       minimum_measured: Whether the compiler said so.
       blocking: What stands at that peak as compiled, largest first (`jaxckpt.hlo.Buffer`).
+      floor: The same by what it is for, with what would lower it (`jaxckpt.Floor`); where the compiler was asked.
     """
 
 
@@ -75,6 +76,15 @@ class CompileError(JaxckptError, RuntimeError):
 
 class UnknownStrategyError(JaxckptError, LookupError):
     """A `strategy=` that names no solver."""
+
+
+class TooLargeError(JaxckptError, ValueError):
+    """A step of more ops than a solver takes.
+
+    Attributes:
+      ops: What the solver would have to decide about.
+      most: What it takes.
+    """
 
 
 class GraphError(JaxckptError, ValueError):
@@ -128,6 +138,14 @@ class PolicyError(JaxckptError, ValueError):
 
 class ScopeError(JaxckptError, TypeError):
     """A scope around something that cannot have one, or used as none can be."""
+
+
+class ChunkError(JaxckptError, ValueError):
+    """A part that cannot be done in chunks: no such axis, lengths that differ, results that cannot be joined."""
+
+
+class BatchError(JaxckptError, ValueError):
+    """A search over batches that has no answer: multiples of nothing, or memory that does not grow with the batch."""
 
 
 class HloError(JaxckptError, ValueError):

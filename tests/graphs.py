@@ -1,6 +1,7 @@
 """Graphs made by hand and at random, for tests of the rooms that know nothing of jax."""
 
 import dataclasses
+from math import prod
 
 from hypothesis import strategies as st
 
@@ -48,6 +49,12 @@ class Builder:
                 **facts,
             )
         )
+        return written
+
+    def shaped(self, primitive: str, *reads: int, shape: tuple[int, ...], **facts) -> int:
+        """An op whose result has a shape of float32."""
+        written = self.op(primitive, *reads, size_bytes=4 * prod(shape), **facts)
+        self.values[written] = dataclasses.replace(self.values[written], shape=shape)
         return written
 
     def graph(self, *outputs: int, donated=()) -> Graph:

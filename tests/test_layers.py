@@ -13,11 +13,13 @@ ORDER = (
     {"_compat"},
     {"ir"},
     {"policy", "cost"},
-    {"solve", "dynamic", "hlo"},
+    {"dynamic", "hlo"},
+    {"solve"},  # a simulation's record becomes a plan
     {"trace", "target"},
     {"mark"},  # scopes trace what stands in them
     {"advise"},  # home of `lint`
     {"rewrite"},
+    {"eager"},
     {"numerics"},
     {"measure"},
     {"fit"},
@@ -35,8 +37,13 @@ SHARED = {"_errors", "_files", "_shown", "_units", "_version", "_compat"}
 MAY_USE_INTERNALS = {"advise", "trace", "rewrite", "target", "measure", "fit", "mark", "numerics"}
 NARROW = {"target": {"cost", "_errors", "_units", "_compat"}}
 """Rooms that may import less than their row allows."""
-DOORS = {("policy/policy.py", "jaxckpt.fit.explain"), ("policy/policy.py", "jaxckpt.mark.as_jax")}
-"""Methods of data that open a later room when they are called: users look for them on the policy."""
+DOORS = {
+    ("policy/policy.py", "jaxckpt.fit.explain"),
+    ("policy/policy.py", "jaxckpt.mark.as_jax"),
+    ("dynamic/__init__.py", "jaxckpt.eager"),
+}
+"""Methods of data that open a later room when they are called: users look for them on the policy. And what runs the
+rules of `dynamic` on real arrays: users look for it beside the simulation, which must not load jax."""
 
 MOST_LINES = 500
 

@@ -14,7 +14,10 @@ from jaxckpt.cli.demo import demo
 from jaxckpt.cli.explain_oom import explain_oom
 from jaxckpt.cli.footprint import footprint
 from jaxckpt.cli.lint import lint
+from jaxckpt.cli.max_batch import max_batch
+from jaxckpt.cli.pareto import pareto
 from jaxckpt.cli.plan import plan
+from jaxckpt.cli.simulate import simulate
 from jaxckpt.cli.targets import targets
 from jaxckpt.cli.verdicts import verdicts
 from jaxckpt.cli.verify import verify
@@ -26,7 +29,21 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (demo, plan, analyze, footprint, compare, lint, verdicts, verify, targets, explain_oom):
+for verb in (
+    demo,
+    plan,
+    pareto,
+    max_batch,
+    analyze,
+    footprint,
+    compare,
+    lint,
+    simulate,
+    verdicts,
+    verify,
+    targets,
+    explain_oom,
+):
     app.command()(verb)
 
 

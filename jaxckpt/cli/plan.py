@@ -11,6 +11,9 @@ from jaxckpt.cli.console import Shell, print_error
 from jaxckpt.cli.reference import load_step
 from jaxckpt.fit import Plan, Planner, require_folder
 from jaxckpt.report import plan_report, print_report
+from jaxckpt.solve import STRATEGIES, named_strategy
+
+_STRATEGIES = f"{', '.join(STRATEGIES)}; some take an option: every:4, mincut:ilp. See docs/strategies.md."
 
 
 def plan(
@@ -18,11 +21,12 @@ def plan(
     budget: Annotated[list[str], typer.Option(help='"6GiB", "6GB", bytes or "50%"; may be repeated.')],
     target: Annotated[str, typer.Option(help="The machine to compile for; see jaxckpt targets.")] = "h200",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan (TOML).")] = None,
-    strategy: Annotated[str, typer.Option(help="optimal, full or none.")] = "optimal",
+    strategy: Annotated[str, typer.Option(help=_STRATEGIES)] = "optimal",
     max_compiles: Annotated[int, typer.Option(min=1, help="At most so many compiles a budget.")] = 4,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Fit a training step into a budget of memory."""
+    named_strategy(strategy)
     _refuse_early(reference, budget, output)
     shell = Shell(json=json)
     plans: list[Plan] = []
@@ -39,7 +43,7 @@ def plan(
         )
         for text in budget:
             try:
-                plans.append(planner.plan(budget=_budget(text), strategy=strategy))
+                plans.append(planner.plan(budget=budget_as_typed(text), strategy=strategy))
             except InfeasibleBudgetError as error:
                 refused[text] = error
     for made in plans:
@@ -59,7 +63,7 @@ def plan(
 def _refuse_early(reference: str, budgets: list[str], output: Path | None) -> None:
     """What is wrong with the words alone is said before anything is compiled."""
     for text in budgets:
-        budget_bytes(_budget(text), baseline_bytes=1)
+        budget_bytes(budget_as_typed(text), baseline_bytes=1)
     if output is None:
         return
     if len(budgets) > 1:
@@ -98,7 +102,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _budget(text: str) -> str | float:
+def budget_as_typed(text: str) -> str | float:
     """A budget as typed; a bare fraction such as 0.5 is one here too."""
     try:
         number = float(text)

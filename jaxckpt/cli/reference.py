@@ -9,43 +9,70 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from jaxckpt._errors import StepReferenceError
-
-_KEYS = {"step", "args", "donate_argnums", "static_argnums"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferredStep:
-    """A step as the shell takes it.
-
-    Attributes:
-      step: The step.
-      args: Its arguments.
-      options: "donate_argnums" and "static_argnums", where the function gave them.
-    """
-
-    step: Callable[..., Any]
-    args: tuple[Any, ...]
-    options: dict[str, Any]
+from jaxckpt.fit.returned import MadeStep, made_step
 
 
-def load_step(reference: str) -> ReferredStep:
+def load_step(reference: str) -> MadeStep:
     """Imports a reference and calls it.
 
     Raises:
       StepReferenceError: There is no such module or function, or it returns something else. What the user's own code
         raises passes through.
     """
+    function = _function(reference, *_place(reference))
+    required = _required_parameters(function)
+    if required:
+        name = reference.rpartition(":")[2]
+        raise _wrong(
+            reference,
+            f"{name} takes {', '.join(required)}: perhaps it is the step itself",
+            "a function that takes nothing and returns (step, args)",
+            f"def make_step(): return {name}, (...)",
+        )
+    return made_step(function(), called=repr(reference), reference=reference)
+
+
+def load_maker(reference: str) -> Callable[[int], Any]:
+    """Imports a function that makes a step of a batch size; it is not called.
+
+    Raises:
+      StepReferenceError: There is no such module or function, or it takes something else than one argument.
+    """
+    function = _function(reference, *_place(reference))
+    required = _required_parameters(function)
+    if len(required) > 1 or not _takes_one(function):
+        raise _wrong(
+            reference,
+            f"it takes {', '.join(required) or 'nothing'}",
+            "a function of the batch size alone that returns (step, args)",
+            "def make_step(batch): return step, (..., jax.ShapeDtypeStruct((batch, ...), ...))",
+        )
+    return function
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    """Whether it can be called with one positional argument."""
+    try:
+        inspect.signature(function).bind(1)
+    except TypeError:
+        return False
+    except ValueError:  # some callables have no signature; calling them will tell
+        return True
+    return True
+
+
+def _place(reference: str) -> tuple[str, str]:
+    """Module or file, and function."""
     place, colon, name = reference.rpartition(":")
     if not colon or not name or not place:
         raise _wrong(reference, f"{reference!r} has no function", "module:function or path/to/file.py:function")
-    return _checked(reference, _function(reference, _module(reference, place), place, name)())
+    return place, name
 
 
 def _module(reference: str, place: str) -> ModuleType:
@@ -90,7 +117,8 @@ def _file(reference: str, path: Path) -> ModuleType:
     return module
 
 
-def _function(reference: str, module: ModuleType, place: str, name: str) -> Callable[[], Any]:
+def _function(reference: str, place: str, name: str) -> Callable[..., Any]:
+    module = _module(reference, place)
     function = getattr(module, name, None)
     if not callable(function):
         own = ((key, each) for key, each in vars(module).items() if inspect.isfunction(each) and key[0] != "_")
@@ -98,14 +126,6 @@ def _function(reference: str, module: ModuleType, place: str, name: str) -> Call
         near = _closest(name, known)
         needed = f"one of {', '.join(known) or 'none'}"
         raise _wrong(reference, f"no function {name!r} in {place}", needed, near and f"{place}:{near}")
-    required = _required_parameters(function)
-    if required:
-        raise _wrong(
-            reference,
-            f"{name} takes {', '.join(required)}: perhaps it is the step itself",
-            "a function that takes nothing and returns (step, args)",
-            f"def make_step(): return {name}, (...)",
-        )
     return function
 
 
@@ -120,34 +140,6 @@ def _required_parameters(function: Callable[..., Any]) -> list[str]:
 
 def _closest(word: str, known: list[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word, known, n=1)), None)
-
-
-def _checked(reference: str, returned: Any) -> ReferredStep:
-    options: dict[str, Any] = {}
-    step = args = None
-    if isinstance(returned, Mapping) and set(returned) <= _KEYS:
-        options = {key: value for key, value in returned.items() if key not in ("step", "args")}
-        step, args = returned.get("step"), returned.get("args")
-    elif isinstance(returned, (tuple, list)) and len(returned) == 2:
-        step, args = returned
-    if callable(step) and isinstance(args, (tuple, list)):
-        return ReferredStep(step=step, args=tuple(args), options=options)
-    got = _words(returned)
-    raise _wrong(
-        reference,
-        f"it returns {got}",
-        "(step, args), or a dict with step, args and perhaps donate_argnums, static_argnums",
-        'return {"step": step, "args": args, "donate_argnums": (0,)}',
-    )
-
-
-def _words(returned: Any) -> str:
-    """What came back, as short as it tells."""
-    if isinstance(returned, Mapping):
-        return f"a dict of {', '.join(f'{key}: {type(each).__name__}' for key, each in returned.items()) or 'nothing'}"
-    if isinstance(returned, (tuple, list)):
-        return f"({', '.join(type(each).__name__ for each in returned)})"
-    return f"a {type(returned).__name__}"
 
 
 def _wrong(reference: str, got: str, needed: str, advice: str | None = None) -> StepReferenceError:

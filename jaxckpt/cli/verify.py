@@ -9,8 +9,8 @@ import typer
 
 from jaxckpt._errors import PolicyError
 from jaxckpt.cli.console import Shell
-from jaxckpt.cli.reference import ReferredStep, load_step
-from jaxckpt.fit import apply, load_plan
+from jaxckpt.cli.reference import load_step
+from jaxckpt.fit import MadeStep, apply, load_plan
 from jaxckpt.numerics import Verification
 from jaxckpt.numerics import verify as verify_step
 from jaxckpt.report import print_report, verification_report
@@ -39,7 +39,7 @@ def verify(
     verification.check()
 
 
-def _planned_form(reference: str, policy: str | None, plan: Path | None) -> Callable[[ReferredStep], Any]:
+def _planned_form(reference: str, policy: str | None, plan: Path | None) -> Callable[[MadeStep], Any]:
     """What makes the planned step; files are read, and mistakes said, before the user's code runs."""
     if (policy is None) == (plan is None):
         raise PolicyError(

@@ -2,39 +2,59 @@
 
 XLA runs chains of elementwise work as one kernel. A value inside such a chain is never in memory: who needs it
 reads the chain's sources and computes it on the way. So neither bytes nor seconds can be counted equation by
-equation. `fuse` marks the values that are in memory ("materialised"), by these rules:
+equation. The rules mark the values that are in memory ("materialised"):
 
 1. What a contraction, a reduction, a scatter or an opaque op writes is in memory, and so is what it needs there:
    the operands of contractions and opaque ops and the base of a scatter, where they are not mere views of
    something in memory. A gather fuses: it computes the elements that it picks.
-2. What the step returns is in memory.
+2. What the step returns is in memory, and what passes a barrier.
 3. A value with several readers is in memory where reading its sources again costs more traffic than writing it
    once and reading it back: with k readers, source bytes F and own bytes B, if F + B + (k - 1) B <= k F.
    A residual stream `x + f(x)` is; a cast, a bias or an activation of one large source is not.
+   What takes many instructions an element (tanh, erf) is in memory where several kernels read it, unless they hold
+   rows.
 4. `a + scatter_add(zeros, ...)`, the gradient of a gather, is a scatter into `a`.
+5. A reduction of rows (a softmax's maximum and sum) folds into the kernel that uses it where that kernel reads
+   the same large arrays anyway: it holds each row while it works. Where something else reads the result too, a
+   backward pass or a barrier, it is written by a pass of its own.
 
 A value that is not in memory but smaller than its sources (a dropout mask beside its random bits) is
 `optional`: worth keeping, if something must be kept.
+
+A plan changes who reads what, and with it what is in memory: `fuse` looks at the step as it stands, `Rules` are what
+`replay` asks for the steps of any plan.
 
 Read after `jaxckpt.ir`. It is a model: what it misses shows up as the difference between predicted and compiled
 bytes, and is corrected from there. Complexity: linear in ops times the (small) number of sources.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxckpt.ir import Graph, Kind, Phase
+from jaxckpt.ir import Graph, Kind, Op, Phase, Run, Step
 
 Sources = Mapping[int, int]
 """Values in memory that a value is computed from, each with the bytes that are read of it."""
 
 _NEEDS_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.BARRIER})
 _WRITES_MEMORY = frozenset({Kind.CONTRACTION, Kind.REDUCTION, Kind.SCATTER, Kind.OPAQUE, Kind.BARRIER})
-_TOUCHES_PART = frozenset({"gather", "dynamic_slice", "slice", "split", "unstack", "squeeze"})
+_FUSES = frozenset({Kind.ELEMENTWISE, Kind.VIEW, Kind.REDUCTION})
+_SLOW = frozenset(
+    {
+        "tanh", "erf", "erfc", "erf_inv", "log1p", "sin", "cos", "tan", "pow", "cbrt", "atan2", "acos", "asin", "atan",
+        "lgamma", "digamma",
+    }
+)  # fmt: skip
+"""Elementwise ops that compilers do not run twice to save a write; an exponential they do."""
+_TOUCHES_PART = frozenset({"dynamic_slice", "slice", "split", "unstack", "squeeze"})
 _MANY = 4
 """Readers are counted up to here; more do not change rule 3 in practice."""
 _MUCH_SMALLER = 0.75
 """An optional value takes at most this share of its sources; else keeping the sources is as good."""
+_LONGEST_ROW = 2**16
+"""Elements of a row that one group of threads can hold."""
+_SMALL = 1 / 8
+"""Of what a kernel reads, arrays below this share of the largest one are per row, not per element."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,21 +62,19 @@ class Fusion:
     """What is in memory when a graph runs as it stands.
 
     Attributes:
+      rules: What holds for any plan.
       materialised: Values that some kernel writes to memory.
       optional: Forward values inside a kernel that are smaller than the sources which they stand for.
       light: Values that come from arguments and constants alone, through views and elementwise work: casts of
         parameters, masks, positions. They cost next to nothing to make again and are never worth keeping.
       sources: For every value what is read of memory to have it; a materialised value is its own source.
-      op_sources: For every op what its kernel reads, or what it passes on where it starts none.
-      quiet: Ops that start no kernel.
     """
 
+    rules: "Rules"
     materialised: frozenset[int]
     optional: frozenset[int]
     light: frozenset[int]
     sources: tuple[Sources, ...]
-    op_sources: tuple[Sources, ...]
-    quiet: frozenset[int]
 
 
 def fuse(graph: Graph) -> Fusion:
@@ -66,12 +84,14 @@ def fuse(graph: Graph) -> Fusion:
       graph: The step as traced; nothing recomputed.
 
     Returns:
-      The fusion of the unplanned step. In a planned step the same values are materialised, in copies too, and
-      pinned ones besides.
+      The fusion of the unplanned step.
     """
-    into_addend = _scatters_into_addend(graph)
-    forced = _forced(graph, into_addend)
-    materialised, sources, op_sources = _spread(graph, forced, _kernels_reading(graph, forced), into_addend)
+    rules = Rules(graph)
+    steps = _as_it_stands(graph.ops)
+    spread = Spread(rules, steps, range(len(graph.values)), graph.outputs)
+    for step in steps:
+        spread.run(step)
+    materialised = frozenset(spread.materialised)
     light = _light(graph)
     optional = frozenset(
         v
@@ -80,31 +100,240 @@ def fuse(graph: Graph) -> Fusion:
         for v in op.writes
         if v not in materialised
         and v not in light
-        and sources[v]
-        and 0 < graph.values[v].size_bytes <= _MUCH_SMALLER * sum(sources[v].values())
+        and spread.sources[v]
+        and 0 < graph.values[v].size_bytes <= _MUCH_SMALLER * sum(spread.sources[v].values())
         and any(graph.ops[r].phase is not Phase.FORWARD for r in graph.readers[v])
     )
-    quiet = (op.id for op in graph.ops if not op.effects and materialised.isdisjoint(op.writes))
-    return Fusion(
-        materialised=materialised,
-        optional=optional,
-        light=light,
-        sources=sources,
-        op_sources=op_sources,
-        quiet=frozenset(quiet),
-    )
+    return Fusion(rules=rules, materialised=materialised, optional=optional, light=light, sources=tuple(spread.sources))
 
 
-def read_through(graph: Graph, op: int, reads: list[Sources]) -> Sources:
-    """The sources of what an op writes, from the sources of what it reads."""
-    merged: dict[int, int] = {}
-    for source in reads:
-        for value, touched in source.items():
-            merged[value] = max(touched, merged.get(value, 0))
-    if graph.ops[op].primitive in _TOUCHES_PART:
-        written = sum(graph.values[v].size_bytes for v in graph.ops[op].writes)
-        return {value: min(touched, written) for value, touched in merged.items()}
-    return merged
+class Rules:
+    """What of the rules depends on the graph alone, by op.
+
+    Attributes:
+      graph: The step.
+      writes_memory: Whether the op's results are in memory by rule 1 or 4.
+      needs_memory: Positions of operands that must be there.
+      shows: Whether it is a view of one array of the same size.
+      touches_part: Whether it reads only as much as it writes.
+      is_gather: Whether it reads each element as often as it picks it.
+      is_slow: Whether it takes many instructions an element, in the forward pass and not inside a kernel that holds
+        rows.
+      passes_on: Whether its results are never written for rule 3.
+      fuses: Whether its kernel is a loop over elements, which others of its kind can join.
+      is_row: Whether it is a reduction over whole rows.
+      folds: Ops of rule 5, in the step as it stands.
+      folds_unread: Those of the forward pass that fold where no backward reads their results.
+      of_rows: Values that then are only inside kernels that hold rows: to keep one costs a pass over its rows.
+    """
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        into_addend = _scatters_into_addend(graph)
+        addends = {graph.readers[graph.ops[op].writes[0]][0] for op in into_addend}
+        ops = graph.ops
+        self.writes_memory = [
+            op.id in addends or (op.id not in into_addend and (op.kind in _WRITES_MEMORY or bool(op.effects)))
+            for op in ops
+        ]
+        self.needs_memory = [_needs_memory(op, scatters=op.id not in into_addend) for op in ops]
+        self.shows = [_shows(graph, op) for op in ops]
+        self.is_gather = [op.primitive == "gather" for op in ops]
+        self.touches_part = [op.primitive in _TOUCHES_PART for op in ops]
+        self.is_slow = [op.primitive in _SLOW and op.phase is Phase.FORWARD for op in ops]
+        self.passes_on = [op.kind is Kind.VIEW or op.id in into_addend for op in ops]
+        self.fuses = [op.kind in _FUSES and not op.effects and op.id not in addends for op in ops]
+        self.is_row = [_is_row(graph, op) for op in ops]
+        self.folds: frozenset[int] = frozenset()
+        self.folds_unread: frozenset[int] = frozenset()
+        forward = [op for op in ops if op.phase is Phase.FORWARD]
+        folds_unread = self._folding(forward)
+        self.of_rows = self._of_rows(forward)
+        self.is_slow = [slow and self.of_rows.isdisjoint(ops[i].writes) for i, slow in enumerate(self.is_slow)]
+        self.folds = self._folding(ops)
+        self.folds_unread = folds_unread
+
+    def _folding(self, ops: Sequence[Op]) -> frozenset[int]:
+        """Rule 5, from all reductions of rows down to those that hold, for a step of these ops alone."""
+        self.folds = self.folds_unread = frozenset(op.id for op in ops if self.is_row[op.id])
+        outputs = self.graph.outputs
+        while self.folds:
+            steps = _as_it_stands(ops)
+            spread = Spread(self, steps, range(len(self.graph.values)), outputs)
+            through = {step.op: spread.run(step) for step in steps}
+            held = frozenset(op for op in self.folds if self._holds(op, spread, through))
+            if held == self.folds:
+                break
+            self.folds = self.folds_unread = held
+        return self.folds
+
+    def _of_rows(self, ops: Sequence[Op]) -> frozenset[int]:
+        steps = _as_it_stands(ops)
+        spread = Spread(self, steps, range(len(self.graph.values)), ())
+        for step in steps:
+            spread.run(step)
+        return frozenset(spread.holding)
+
+    def _holds(self, op: int, spread: "Spread", through: Mapping[int, Sources]) -> bool:
+        (result,) = self.graph.ops[op].writes
+        large = _large(through[op])
+        if not large or result in spread.materialised:
+            return False
+        for end in spread.ends[result]:
+            made = self.graph.producer[end]
+            if made is None or _large(through[made]) != large:
+                return False
+            if not self.is_row[made] and not self._goes_over(made, through[made]):
+                return False
+        return True
+
+    def _goes_over(self, op: int, sources: Sources) -> bool:
+        """Whether an op makes an element of each that it reads: neither a reduction nor a row's own figure."""
+        written_bytes = sum(self.graph.values[v].size_bytes for v in self.graph.ops[op].writes)
+        return self.graph.ops[op].kind is not Kind.REDUCTION and written_bytes > _SMALL * max(sources.values())
+
+
+def _as_it_stands(ops: Sequence[Op]) -> tuple[Run, ...]:
+    return tuple(Run(op=op.id, reads=op.reads, writes=op.writes) for op in ops)
+
+
+def _needs_memory(op: Op, *, scatters: bool) -> tuple[int, ...]:
+    if op.kind in _NEEDS_MEMORY or op.effects:
+        return tuple(range(len(op.reads)))
+    return (0,) if op.kind is Kind.SCATTER and scatters and op.reads else ()
+
+
+def _shows(graph: Graph, op: Op) -> bool:
+    if op.kind is not Kind.VIEW or len(op.reads) != 1 or len(op.writes) != 1:
+        return False
+    return graph.values[op.reads[0]].size_bytes == graph.values[op.writes[0]].size_bytes
+
+
+def _is_row(graph: Graph, op: Op) -> bool:
+    """Whether an op reduces the last axes of its operand, over at most `_LONGEST_ROW` elements."""
+    if op.kind is not Kind.REDUCTION or len(op.reads) != 1 or len(op.writes) != 1 or op.effects:
+        return False
+    whole, rows = graph.values[op.reads[0]].shape, graph.values[op.writes[0]].shape
+    length = 1
+    for axis in whole[len(rows) :]:
+        length *= axis
+    return whole[: len(rows)] == rows and 1 < length <= _LONGEST_ROW
+
+
+def _large(sources: Sources) -> frozenset[int]:
+    largest = max(sources.values(), default=0)
+    return frozenset(v for v, size_bytes in sources.items() if size_bytes > _SMALL * largest)
+
+
+class Spread:
+    """What is in memory while steps run, found in one pass back (who reads what) and one forth (`run`).
+
+    Args:
+      rules: Of the graph.
+      steps: In order.
+      origin: For each instance the value that it is.
+      outputs: Instances that are returned.
+
+    Attributes:
+      materialised: Instances that some step so far wrote to memory, and those that must be.
+      sources: For every instance made so far what is read of memory to have it.
+      ends: For every instance the kernels that read it, as what they write, up to `_MANY`.
+      holding: Instances so far that are not in memory and inside a kernel that holds rows.
+    """
+
+    def __init__(self, rules: Rules, steps: Sequence[Step], origin: Sequence[int], outputs: Sequence[int]):
+        graph = rules.graph
+        self.rules = rules
+        self.size_bytes = [graph.values[v].size_bytes for v in origin]
+        self.materialised = {*graph.inputs, *graph.constants, *outputs}
+        self._folded: set[int] = set()
+        self.holding: set[int] = set()
+        self._force(steps)
+        self.sources: list[Sources] = [{}] * len(self.size_bytes)
+        for v in (*graph.inputs, *graph.constants):
+            self.sources[v] = {v: self.size_bytes[v]}
+        self.ends = self._kernels_reading(steps)
+
+    def run(self, step: Run) -> Sources:
+        """Settles what one step writes; returns what its kernel reads."""
+        op = step.op
+        through = self._through(op, step)
+        holds_rows = self.holds_rows(step)
+        for instance in step.writes:
+            own = self.size_bytes[instance]
+            if instance not in self.materialised and not self.rules.passes_on[op] and instance not in self._folded:
+                k = min(_MANY, len(self.ends[instance]))
+                slow = self.rules.is_slow[op] and bool(through)
+                if k > 1 and (slow or own * k <= (k - 1) * sum(through.values())):
+                    self.materialised.add(instance)
+            if instance in self.materialised:
+                self.sources[instance] = {instance: own}
+                continue
+            self.sources[instance] = through
+            if holds_rows or instance in self._folded:
+                self.holding.add(instance)
+        return through
+
+    def holds_rows(self, step: Run) -> bool:
+        """Whether reductions of rows are folded into the kernel of a step."""
+        return bool(self.holding) and not self.holding.isdisjoint(step.reads)
+
+    def _through(self, op: int, step: Run) -> Sources:
+        """The sources of what an op writes, from the sources of what it reads."""
+        if len(step.reads) == 1:
+            merged = self.sources[step.reads[0]]
+        else:
+            merged = {}
+            for read in step.reads:
+                for value, touched in self.sources[read].items():
+                    if touched > merged.get(value, -1):
+                        merged[value] = touched
+        if self.rules.is_gather[op]:
+            return {value: sum(self.size_bytes[i] for i in step.writes) for value in merged}
+        if self.rules.touches_part[op]:
+            written = sum(self.size_bytes[i] for i in step.writes)
+            return {value: min(touched, written) for value, touched in merged.items()}
+        return merged
+
+    def _force(self, steps: Sequence[Step]) -> None:
+        """Rules 1, 2, 4 and 5."""
+        rules, shown = self.rules, list(range(len(self.size_bytes)))
+        late = self._read_late(steps)
+        for step in steps:
+            if not isinstance(step, Run):
+                self.materialised.update(shown[i] for i in step.reads)
+                self.materialised.update(step.writes)
+                continue
+            op = step.op
+            if rules.shows[op]:
+                shown[step.writes[0]] = shown[step.reads[0]]
+            elif rules.is_row[op]:
+                instance = step.writes[0]
+                if op in (rules.folds if step.again or instance in late else rules.folds_unread):
+                    self._folded.add(instance)
+                else:
+                    self.materialised.add(instance)
+            elif rules.writes_memory[op]:
+                self.materialised.update(step.writes)
+            for position in rules.needs_memory[op]:
+                self.materialised.add(shown[step.reads[position]])
+
+    def _read_late(self, steps: Sequence[Step]) -> set[int]:
+        ops = self.rules.graph.ops
+        return {i for s in steps if isinstance(s, Run) and ops[s.op].phase is not Phase.FORWARD for i in s.reads}
+
+    def _kernels_reading(self, steps: Sequence[Step]) -> list[frozenset[int]]:
+        """For each instance the kernels that read it if only what must be is in memory, up to `_MANY`."""
+        nothing: frozenset[int] = frozenset()
+        kernels = [nothing] * len(self.size_bytes)
+        for step in reversed(steps):
+            ends = nothing
+            for instance in step.writes:
+                ends |= frozenset((instance,)) if instance in self.materialised else kernels[instance]
+            for instance in step.reads:
+                if len(kernels[instance]) < _MANY:
+                    kernels[instance] |= ends
+        return kernels
 
 
 def _scatters_into_addend(graph: Graph) -> frozenset[int]:
@@ -121,21 +350,6 @@ def _scatters_into_addend(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
-def _forced(graph: Graph, into_addend: frozenset[int]) -> set[int]:
-    """Rules 1, 2 and 4."""
-    forced = set(graph.inputs) | set(graph.constants) | set(graph.outputs)
-    for op in graph.ops:
-        if op.id in into_addend:
-            forced.update(graph.ops[graph.readers[op.writes[0]][0]].writes)
-        elif op.kind in _WRITES_MEMORY or op.effects:
-            forced.update(op.writes)
-        if op.kind in _NEEDS_MEMORY or op.effects:
-            forced.update(behind_views(graph, v) for v in op.reads)
-        elif op.kind is Kind.SCATTER and op.id not in into_addend and op.reads:
-            forced.add(behind_views(graph, op.reads[0]))
-    return forced
-
-
 def behind_views(graph: Graph, value: int) -> int:
     """The value that a chain of views shows, if nothing is repeated on the way; else the value itself."""
     shown = value
@@ -146,41 +360,6 @@ def behind_views(graph: Graph, value: int) -> int:
         if graph.values[shown].size_bytes != graph.values[value].size_bytes:
             return value
     return shown
-
-
-def _kernels_reading(graph: Graph, forced: set[int]) -> list[frozenset[int]]:
-    """For each value the kernels that would read it if only `forced` were materialised, up to `_MANY`."""
-    kernels: list[frozenset[int]] = [frozenset()] * len(graph.values)
-    for op in reversed(graph.ops):
-        ends: set[int] = set()
-        for value in op.writes:
-            ends.update((value,) if value in forced else kernels[value])
-        for value in op.reads:
-            if len(kernels[value]) < _MANY:
-                kernels[value] = kernels[value] | ends
-    return kernels
-
-
-def _spread(
-    graph: Graph, forced: set[int], kernels: list[frozenset[int]], into_addend: frozenset[int]
-) -> tuple[frozenset[int], tuple[Sources, ...], tuple[Sources, ...]]:
-    """Rule 3, in op order, so that the sources of each value are settled before it is looked at."""
-    materialised = set(forced)
-    sources: list[Sources] = [{v.id: v.size_bytes} if v.id in forced else {} for v in graph.values]
-    op_sources: list[Sources] = []
-    for op in graph.ops:
-        through = read_through(graph, op.id, [sources[v] for v in op.reads])
-        op_sources.append(through)
-        for value in op.writes:
-            size_bytes = graph.values[value].size_bytes
-            readers = min(_MANY, len(kernels[value]))
-            worth = readers > 1 and size_bytes * readers <= (readers - 1) * sum(through.values())
-            if value in forced or (worth and op.kind is not Kind.VIEW and op.id not in into_addend):
-                materialised.add(value)
-                sources[value] = {value: size_bytes}
-            else:
-                sources[value] = through
-    return frozenset(materialised), tuple(sources), tuple(op_sources)
 
 
 def _light(graph: Graph) -> frozenset[int]:

@@ -4,13 +4,12 @@ Only what the arithmetic units do is priced here; what an op costs in traffic de
 `replay` adds it. A contraction counts its multiply-adds at the matrix rate of its dtype, elementwise work its
 instructions at the vector rate. An op whose work nobody knows is counted as unpriced, never as free of traffic.
 
-Read after `rates` and `fusion`. Source: Williams et al. 2009 (roofline).
+Read after `rates`. Source: Williams et al. 2009 (roofline).
 """
 
 from dataclasses import dataclass
 from math import prod
 
-from jaxckpt.cost.fusion import Fusion
 from jaxckpt.cost.rates import Rates
 from jaxckpt.ir import Graph, Kind, Op
 
@@ -27,35 +26,20 @@ class Prices:
 
     Attributes:
       vector_s: What the op adds to the kernel that it is fused into.
-      value_s: For each value that no kernel writes, what the chain up to it adds; 0 for others.
-      fused_s: For each op what its kernel needs, with all that is fused into it.
       matrix_s: What it needs of the matrix units, or, for an op with a body, of whatever its FLOPs run on.
       unpriced: Primitives of ops whose work nobody knows, once for each such op.
     """
 
     vector_s: tuple[float, ...]
-    value_s: tuple[float, ...]
-    fused_s: tuple[float, ...]
     matrix_s: tuple[float, ...]
     unpriced: tuple[str, ...]
 
 
-def price(graph: Graph, rates: Rates, fusion: Fusion) -> Prices:
-    """Prices every op of a graph, given which values are in memory."""
-    vector_s = [_vector_s(graph, op, rates) for op in graph.ops]
-    matrix_s = [_matrix_s(graph, op, rates) for op in graph.ops]
-    value_s = [0.0] * len(graph.values)
-    fused_s = []
-    for op in graph.ops:
-        chain_s = vector_s[op.id] + max((value_s[v] for v in op.reads), default=0.0)
-        fused_s.append(max(chain_s, matrix_s[op.id]))
-        for v in op.writes:
-            value_s[v] = 0.0 if v in fusion.materialised else chain_s
+def price(graph: Graph, rates: Rates) -> Prices:
+    """Prices every op of a graph."""
     return Prices(
-        vector_s=tuple(vector_s),
-        value_s=tuple(value_s),
-        fused_s=tuple(fused_s),
-        matrix_s=tuple(matrix_s),
+        vector_s=tuple(_vector_s(graph, op, rates) for op in graph.ops),
+        matrix_s=tuple(_matrix_s(graph, op, rates) for op in graph.ops),
         unpriced=tuple(op.primitive for op in graph.ops if op.flops is None),
     )
 

@@ -1,7 +1,9 @@
 """Bytes alive after every step of a schedule, and the seconds that the schedule takes.
 
 One pass over the steps. A kernel runs where a materialised instance is written: it reads the instance's sources
-and writes it. A buffer lives from its kernel to the last kernel that reads it, directly or through a chain. The
+and writes it. A buffer lives from its kernel to the last kernel that reads it, directly or through a chain. Loops
+over the same array, one soon after the other, become one kernel that reads it once, where neither waits for the
+other; a reduction becomes one with the loop that writes what it reads. A barrier between them keeps them apart. The
 arguments and the results have their own memory and are not counted here. Two things are moved to where compilers put
 them: an update runs as soon as what it needs is there, so that gradients need not wait for each other; and what
 depends on nothing (the zeros that a gradient is scattered into) is made at the start, however late it is read.
@@ -21,15 +23,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxckpt.cost.copies import Copies
-from jaxckpt.cost.fusion import Fusion, Sources, read_through
+from jaxckpt.cost.fusion import Fusion, Sources, Spread
 from jaxckpt.cost.price import Prices
 from jaxckpt.cost.rates import Rates
 from jaxckpt.ir import Barrier, Graph, Kind, Move, Offload, Op, Phase, Run, Schedule, Step
 
 _WRITES_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.SCATTER, Kind.VIEW})
 _ONE_PASS = 48
-"""Steps within which reductions over the same array share one pass over it (the maximum and the sum of a softmax, the
-mean and the variance of a normalisation)."""
+"""Steps within which loops over the same array share one pass over it (the maximum and the sum of a softmax, the
+mean and the variance of a normalisation). Updates do at any distance: optimisers go over all parameters again and
+again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,55 +93,52 @@ def replay(graph: Graph, schedule: Schedule, *, fusion: Fusion, prices: Prices, 
 
 
 class _Replayer:
-    """The pass. Most steps read only what a plan does not change; their sources are those of the fusion.
-
-    An instance is `own` where they are not: copies, values pinned that no kernel writes, and what is computed of
-    them inside a kernel.
-    """
+    """The pass."""
 
     def __init__(self, graph: Graph, schedule: Schedule, fusion: Fusion, prices: Prices, rates: Rates):
         self.graph = graph
         self.schedule = schedule
-        self.fusion = fusion
         self.prices = prices
         self.rates = rates
-        self.size_bytes = [graph.values[v].size_bytes for v in schedule.origin]
-        copies = len(schedule.origin) - len(graph.values)
-        self.sources: list[Sources] = [*fusion.sources, *({},) * copies]
-        self.vector_s = [*prices.value_s, *(0.0,) * copies]
-        self.own: set[int] = set()
+        self.steps = tuple(updates_early(graph, schedule))
+        self.spread = Spread(fusion.rules, self.steps, schedule.origin, schedule.outputs)
+        self.size_bytes = self.spread.size_bytes
+        self.sources = self.spread.sources
+        self.chain_s = [0.0] * len(schedule.origin)
         self.elsewhere = {*graph.inputs, *graph.constants}
         self.births: dict[int, int] = {}
         self.deaths: dict[int, int] = {}
         self.in_place: set[int] = set()
         self.workspace_bytes: dict[int, int] = {}
-        self.seconds = [0.0] * len(schedule.steps)
+        self.seconds = [0.0] * len(self.steps)
         self.recompute_s = 0.0
-        self.swept: dict[int, int] = {}
+        self.looped: dict[int, int] = {}
+        """For each buffer the last loop that read or wrote it, as the step of its kernel."""
+        self.kernels: dict[int, tuple[float, float]] = {}
+        """Seconds of traffic and of arithmetic of each loop."""
+        self.made_by: dict[int, int] = {}
+        """For each buffer the step whose kernel writes it, or the last barrier that it passed."""
+        self.reduced: set[int] = set()
+        """Buffers that reductions write."""
         self.clock_s = 0.0
         self.copies = Copies(rates.host_bandwidth_bytes_per_s)
         self.leaving: dict[int, int] = {}
         """Instances on their way to the host, each with what it is copied from."""
 
     def run(self) -> Replay:
-        steps = tuple(updates_early(self.graph, self.schedule))
-        quiet, own = self.fusion.quiet, self.own
-        for at, step in enumerate(steps):
+        for at, step in enumerate(self.steps):
             if isinstance(step, Barrier):
                 self._barrier(at, step)
             elif isinstance(step, Move):
                 self._move(at, step)
-            elif step.again or not own.isdisjoint(step.reads):
-                self._run_own(at, step)
-            elif step.op not in quiet:
-                op = self.graph.ops[step.op]
-                self._kernel(at, op, step, self.fusion.op_sources[op.id], self.prices.fused_s[op.id])
+            else:
+                self._run(at, step)
             self.clock_s += self.seconds[at]
         for instance in self.schedule.outputs:
             self.elsewhere.update(self.sources[instance])
         return Replay(
-            live_bytes=self._live_bytes(len(steps)),
-            steps=steps,
+            live_bytes=self._live_bytes(len(self.steps)),
+            steps=self.steps,
             births={b: at for b, at in self.births.items() if b not in self.elsewhere},
             deaths=self.deaths,
             seconds=tuple(self.seconds),
@@ -149,7 +149,7 @@ class _Replayer:
         )
 
     def _barrier(self, at: int, step: Barrier) -> None:
-        """A barrier hands buffers on; what was not in memory is written for it."""
+        """A barrier hands buffers on."""
         if step.why == "leave":
             self._wait(at, step.reads)
         for read, write in zip(step.reads, step.writes, strict=True):
@@ -158,19 +158,17 @@ class _Replayer:
             self.size_bytes[write] = self.size_bytes[read]
             if read in self.copies:
                 self._hand_on(read, write, left=step.why == "leave")
-            elif len(sources) == 1 and self.size_bytes[next(iter(sources))] == self.size_bytes[read]:
-                self.sources[write] = sources
             else:
-                self._write(at, write, sources, self.vector_s[read])
-            if read in self.own or self.sources[write] is not sources:
-                self.own.add(write)
+                self.sources[write] = sources
+            for source in sources:
+                self.looped.pop(source, None)
+                self.made_by[source] = at
 
     def _move(self, at: int, step: Move) -> None:
         """A value put where it waits, or brought back; what comes back is a buffer of its own."""
         (read,), (write,) = step.reads, step.writes
         whole_bytes = self.graph.values[self.schedule.origin[write]].size_bytes
         self._touch(at, self.sources[read])
-        self.own.add(write)
         if isinstance(step.decision, Offload) and not step.back:
             self.leaving[write] = read
             self.copies.send(write, whole_bytes, now_s=self.clock_s)
@@ -187,7 +185,6 @@ class _Replayer:
 
     def _hand_on(self, read: int, write: int, *, left: bool) -> None:
         """What is on the host passes a barrier under a new id; one that has left holds nothing here any more."""
-        self.own.add(write)
         self.copies.rename(read, write)
         source = self.leaving.pop(read, None)
         if source is not None and not left:
@@ -203,57 +200,79 @@ class _Replayer:
         if instance in self.leaving:
             self._touch(at, self.sources[self.leaving[instance]])
 
-    def _write(self, at: int, write: int, sources: Sources, arithmetic_s: float) -> None:
-        """A kernel that only writes out what was inside another one."""
-        self.sources[write] = {write: self.size_bytes[write]}
-        self.births[write] = self.deaths[write] = at
-        self.seconds[at] += self._kernel_s(sum(sources.values()) + self.size_bytes[write], arithmetic_s)
-
-    def _run_own(self, at: int, step: Run) -> None:
-        """An op of which at least one operand is not the fusion's."""
+    def _run(self, at: int, step: Run) -> None:
+        """An op: it starts a kernel where something that it writes is in memory, else it is part of later ones."""
+        through = self.spread.run(step)
+        chain_s = self.prices.vector_s[step.op]
+        chain_s += max((self.chain_s[i] for i in step.reads), default=0.0)
+        materialised = self.spread.materialised
+        written = [i for i in step.writes if i in materialised]
         op = self.graph.ops[step.op]
-        through = read_through(self.graph, op.id, [self.sources[i] for i in step.reads])
-        vector_s = self.prices.vector_s[op.id]
-        vector_s += max((self.vector_s[i] for i in step.reads), default=0.0)
-        for value, instance in zip(op.writes, step.writes, strict=True):
-            self.own.add(instance)
-            if value not in self.fusion.materialised:
-                self.sources[instance] = through
-                self.vector_s[instance] = vector_s
-        if op.id not in self.fusion.quiet:
-            self._kernel(at, op, step, through, max(vector_s, self.prices.matrix_s[op.id]))
+        for instance in step.writes:
+            if instance not in materialised:
+                self.chain_s[instance] = chain_s
+        if written or op.effects:
+            self._kernel(at, op, step, through, written, max(chain_s, self.prices.matrix_s[op.id]))
 
-    def _kernel(self, at: int, op: Op, step: Run, reads: Sources, arithmetic_s: float) -> None:
+    def _kernel(self, at: int, op: Op, step: Run, reads: Sources, written: Sequence[int], arithmetic_s: float) -> None:
         """The kernel that an op starts: its reads live until now, its writes from now on."""
-        written = [i for v, i in zip(op.writes, step.writes, strict=True) if v in self.fusion.materialised]
-        traffic_bytes = sum(reads.values()) + sum(self.size_bytes[i] for i in written)
-        traffic_bytes += op.traffic_bytes - self._on_chip_bytes(at, op, reads)
+        traffic_bytes = sum(reads.values()) + sum(self.size_bytes[i] for i in written) + op.traffic_bytes
+        if op.kind is Kind.SCATTER and len(step.reads) > 1:
+            traffic_bytes = self._scatter_bytes(step, reads)
         if op.workspace_bytes:
             self.workspace_bytes[at] = op.workspace_bytes
-        kernel_s = self._kernel_s(traffic_bytes, arithmetic_s)
+        joined = self._joined(at, op, step, reads)
+        if self.spread.rules.fuses[op.id]:
+            kernel_s = self._loop_s(at if joined is None else joined, reads, traffic_bytes, arithmetic_s)
+            self.looped.update(dict.fromkeys((*reads, *written), at if joined is None else joined))
+        else:
+            kernel_s = self._kernel_s(traffic_bytes, arithmetic_s)
         self.seconds[at] += kernel_s
         if step.again:
             self.recompute_s += kernel_s
         self._touch(at, reads)
         for instance in written:
-            self.sources[instance] = {instance: self.size_bytes[instance]}
             self.births[instance] = at if op.reads else 0
             self.deaths[instance] = at
+            self.made_by[instance] = at if joined is None else joined
+            if op.kind is Kind.REDUCTION:
+                self.reduced.add(instance)
             if op.kind in _WRITES_IN_PLACE:
                 self.in_place.add(instance)
+
+    def _scatter_bytes(self, step: Run, reads: Sources) -> int:
+        """A scatter goes over its updates, and over as much of what it updates."""
+        base = step.reads[0]
+        updates = step.reads[1 if self.graph.ops[step.op].primitive == "dynamic_update_slice" else -1]
+        others = (size_bytes for source, size_bytes in reads.items() if source not in self.sources[base])
+        return sum(others) + 2 * self.size_bytes[updates]
+
+    def _joined(self, at: int, op: Op, step: Run, reads: Sources) -> int | None:
+        """The loop that this one becomes one with: it goes over the same largest array, and is not waited for."""
+        if not reads or not self.spread.rules.fuses[op.id] or self.spread.holds_rows(step):
+            return None
+        kernel = self.looped.get(max(reads, key=lambda source: reads[source]))
+        far = kernel is None or (at - kernel > _ONE_PASS and op.phase is not Phase.UPDATE)
+        if kernel is None or far or max(self.made_by.get(source, -1) for source in reads) > kernel:
+            return None
+        waits = any(source in self.reduced and self.made_by[source] == kernel for source in reads)
+        return None if waits and op.kind is not Kind.REDUCTION else kernel
+
+    def _loop_s(self, kernel: int, reads: Sources, traffic_bytes: int, arithmetic_s: float) -> float:
+        """Seconds that a loop adds to a kernel, its own or one that it joins."""
+        joins = kernel in self.kernels
+        before_s = self.kernels.get(kernel, (0.0, 0.0))
+        if joins:
+            traffic_bytes -= sum(
+                size_bytes for source, size_bytes in reads.items() if self.looped.get(source) == kernel
+            )
+        traffic_s = before_s[0] + traffic_bytes / self.rates.memory_bandwidth_bytes_per_s
+        self.kernels[kernel] = after_s = (traffic_s, before_s[1] + arithmetic_s)
+        return max(after_s) - max(before_s) + (0.0 if joins else self.rates.launch_s)
 
     def _kernel_s(self, traffic_bytes: int, arithmetic_s: float) -> float:
         traffic_s = traffic_bytes / self.rates.memory_bandwidth_bytes_per_s
         return self.rates.launch_s + max(arithmetic_s, traffic_s)
-
-    def _on_chip_bytes(self, at: int, op: Op, reads: Sources) -> int:
-        """Bytes that a reduction need not read, because one just before it went over the same rows."""
-        if op.kind is not Kind.REDUCTION or not reads:
-            return 0
-        rows = max(reads, key=lambda source: reads[source])
-        before = self.swept.get(rows)
-        self.swept[rows] = at
-        return reads[rows] if before is not None and at - before <= _ONE_PASS else 0
 
     def _touch(self, at: int, reads: Sources) -> None:
         for source in reads:

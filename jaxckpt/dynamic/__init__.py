@@ -6,8 +6,12 @@ are neighbours. All three run here on one engine over any step's graph.
 
 Read in this order: `program` (what is run), `from_graph`, `log` (DTR's format), `evictors` and `memory` (the rules, as
 data), `state`, `pool`, `classes`, `score`, `window`, `search`, `eviction`, `banishing`,
-`engine` (the loops), `simulate`.
+`engine` (the loops), `simulation` and `outcome` (what is said of a run), `simulate`, `online` (call by call). With real
+arrays it is `jaxckpt.eager` that runs; its `run` and `Runner` are to be had here too.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from jaxckpt.dynamic.evictors import (
     EVICTORS,
@@ -21,13 +25,22 @@ from jaxckpt.dynamic.evictors import (
     evictor,
     sampled,
 )
-from jaxckpt.dynamic.from_graph import program_from_graph
+from jaxckpt.dynamic.from_graph import eager_seconds, program_from_graph
 from jaxckpt.dynamic.log import log_from_program, program_from_log, read_log, write_log
 from jaxckpt.dynamic.memory import MEMORIES, Dealloc, Fit, Memory, Mode
+from jaxckpt.dynamic.online import Online
+from jaxckpt.dynamic.outcome import Task
 from jaxckpt.dynamic.pool import Pool, PoolError
 from jaxckpt.dynamic.program import Call, Program, ProgramError, Tensor, unit_chain
 from jaxckpt.dynamic.simulate import live_bytes, simulate
 from jaxckpt.dynamic.simulation import Event, EventKind, Simulation, Status
+
+if TYPE_CHECKING:
+    from jaxckpt import eager
+
+    EagerRun = eager.EagerRun
+    Runner = eager.Runner
+    run = eager.run
 
 __all__ = [
     "EVICTORS",
@@ -35,32 +48,47 @@ __all__ = [
     "Call",
     "Cost",
     "Dealloc",
+    "EagerRun",
     "Event",
     "EventKind",
     "Evictor",
     "Fit",
     "Memory",
     "Mode",
+    "Online",
     "Pool",
     "PoolError",
     "Program",
     "ProgramError",
+    "Runner",
     "Search",
     "Simulation",
     "Size",
     "Staleness",
     "Status",
+    "Task",
     "Tensor",
     "UnknownEvictorError",
     "ablations",
+    "eager_seconds",
     "evictor",
     "live_bytes",
     "log_from_program",
     "program_from_graph",
     "program_from_log",
     "read_log",
+    "run",
     "sampled",
     "simulate",
     "unit_chain",
     "write_log",
 ]
+
+_EAGER = frozenset({"EagerRun", "Runner", "run"})
+"""Names of the room with real arrays, which is loaded when one of them is first used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EAGER:
+        raise AttributeError(f"module 'jaxckpt.dynamic' has no attribute {name!r}")
+    return getattr(import_module("jaxckpt.eager"), name)

@@ -49,6 +49,8 @@ def reach(m: Machine, s: int, pin: bool) -> bool:
                 if pin:
                     unseat(m, other)
                     st[other].pinned = 1
+                    if st[other].refs == 0:
+                        wait(m, other)  # nobody asks for it: it goes as soon as nothing evicted needs it
             elif m.calls[m.tensors[m.tensors_of[st[other].tensor]].call].times == 0:
                 continue  # it is being made right now
             elif not pin and (st[other].refs > 0 or now.dealloc == BANISH):

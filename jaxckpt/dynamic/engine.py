@@ -88,9 +88,15 @@ def may_take(m: Machine, t: int) -> bool:
     if old < 0 or not now.in_place or m.storages[m.tensors[t].storage].material:
         return False
     st = m.storages[old]
-    if not st.material or st.locks != 1 or st.refs != 1 or st.pinned or st.lent or st.bytes == 0:
+    if not st.material or st.locks != 1 or st.refs != 1 or st.kept or st.lent or st.bytes == 0:
         return False
-    return st.bytes == m.storages[m.tensors[t].storage].bytes and not (st.fixed and is_missed(m, old))
+    return st.bytes == m.storages[m.tensors[t].storage].bytes and not (stays(st) and is_missed(m, old))
+
+
+@compiled
+def stays(storage: Any) -> bool:
+    """Whether nothing could bring a storage back."""
+    return storage.fixed or storage.pinned
 
 
 @compiled
@@ -101,7 +107,7 @@ def room_for_results(m: Machine, call: int) -> bool:
     for t in range(c.out, c.out + c.outs):
         copy = now.mode == COUNTED or not m.tensors[t].defined
         m.tensors[t].takes = may_take(m, t)
-        if m.tensors[t].takes and m.storages[m.tensors[t].replaces].fixed:
+        if m.tensors[t].takes and stays(m.storages[m.tensors[t].replaces]):
             pin_made_of(m, m.tensors[t].replaces)  # or room would be made by evicting what only that could bring back
         if not m.tensors[t].shared and copy and not m.tensors[t].takes:
             need += m.storages[m.tensors[t].storage].bytes
@@ -192,7 +198,7 @@ def take(m: Machine, t: int) -> None:
     m.tensors[t].takes = 0
     m.now[0].taken += 1
     forget(m, old)
-    if before.fixed:
+    if stays(before):
         pin_made_of(m, old)
         before.gone = 1
     else:
@@ -265,7 +271,7 @@ def materialise(m: Machine, t: int, again: int) -> bool:
         now.frames -= 1
         now.held = f.held
         for i in range(c.args):
-            unlock_operand(m, m.tensors[m.args[c.arg + i]].storage)
+            unlock_operand(m, m.tensors[m.args[c.arg + i]].storage, m.tensors[f.tensor].storage)
         if now.again > now.limit or now.recomputed > now.most:
             now.status, now.failed = THRASHED, m.tensors[f.tensor].call
             return False
@@ -273,8 +279,20 @@ def materialise(m: Machine, t: int, again: int) -> bool:
 
 
 @compiled
-def unlock_operand(m: Machine, s: int) -> None:
-    """Ends the use of an operand, and frees it where it waited for that."""
+def is_spent(m: Machine, s: int) -> bool:
+    """Whether all that was computed from a storage is there, or gone for good."""
+    for i in range(m.storages[s].down, m.storages[s].down + m.storages[s].downs):
+        if m.down.call[i] > m.now[0].issued:
+            break
+        other = m.storages[m.down.storage[i]]
+        if not other.material and not other.gone:
+            return False
+    return True
+
+
+@compiled
+def unlock_operand(m: Machine, s: int, made: int) -> None:
+    """Ends the use of an operand of what was just made, and frees it where it waited for that."""
     st, now = m.storages[s], m.now[0]
     if not st.material:
         st.locks -= 1  # its memory was taken over
@@ -284,8 +302,12 @@ def unlock_operand(m: Machine, s: int) -> None:
         return
     if now.dealloc == BANISH:
         banish(m, s)
-    elif now.dealloc == EAGER and (st.pinned or st.fixed) and not banish(m, s):
-        wait(m, s)
+    elif now.dealloc == EAGER and stays(st):
+        if not banish(m, s):
+            wait(m, s)
+    elif now.dealloc == EAGER and now.drops and s != made and is_spent(m, s):
+        now.eager += 1
+        evict(m, s)
 
 
 @compiled
@@ -344,7 +366,7 @@ def keep(m: Machine, t: int) -> bool:
             return False
     s = m.tensors[t].storage
     unseat(m, s)
-    m.storages[s].pinned = 1
+    m.storages[s].pinned = m.storages[s].kept = 1
     return True
 
 

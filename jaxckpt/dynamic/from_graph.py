@@ -7,32 +7,37 @@ up to the result that takes the argument's place. Read after `program`.
 
 from collections.abc import Iterator, Sequence
 
+from jaxckpt.cost.rates import Rates
 from jaxckpt.dynamic.program import Call, Constant, Keep, Note, Program, Release, Run, Step, Tensor
 from jaxckpt.ir import Graph, Kind, Op, Phase
 
-_VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "stop_gradient", "name", "pvary"})
+VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "stop_gradient", "name", "pvary"})
 """Primitives whose result an eager framework keeps in its operand's memory."""
 
 
-def program_from_graph(graph: Graph, *, prices: Sequence[float] | None = None) -> Program:
+def program_from_graph(
+    graph: Graph, *, prices: Sequence[float] | None = None, views: frozenset[str] = VIEWS
+) -> Program:
     """The program that an eager framework would run for a traced step.
 
     Args:
       graph: The step.
       prices: Of each op; by default the bytes that it reads and writes, and nothing for one that makes a view.
+      views: Primitives whose result is kept in the memory of their operand.
 
     Returns:
       A program with one call for each op, in traced order. Results are kept at the end; donated arguments go at
       their release, all others stay for good. An op that writes nothing is given an empty result.
     """
-    return _Writer(graph, prices or [_traffic_bytes(graph, op) for op in graph.ops]).program()
+    return _Writer(graph, prices or [_traffic_bytes(graph, op, views) for op in graph.ops], views).program()
 
 
 class _Writer:
     """Collects tensors, calls and steps while it walks the graph."""
 
-    def __init__(self, graph: Graph, prices: Sequence[float]):
+    def __init__(self, graph: Graph, prices: Sequence[float], views: frozenset[str]):
         self.graph = graph
+        self.views = views
         self.prices = prices
         self.ids: dict[int, int] = {}
         self.tensors: list[Tensor] = []
@@ -59,7 +64,7 @@ class _Writer:
 
     def _call(self, op: Op) -> Iterator[Step]:
         reads = tuple(self.ids[v] for v in op.reads)
-        viewed = reads[0] if op.primitive in _VIEWS and len(reads) == len(op.writes) == 1 else None
+        viewed = reads[0] if op.primitive in self.views and len(reads) == len(op.writes) == 1 else None
         writes = tuple(self._tensor(v, viewed) for v in op.writes) or (self._empty(op),)
         self.calls.append(
             Call(
@@ -78,13 +83,13 @@ class _Writer:
         yield from (Release(t) for t in writes if not op.writes)
 
     def _replaced(self, op: Op) -> tuple[int | None, ...]:
-        """The donated argument, or its state so far, that the op is the last to read and whose bytes its result has."""
+        """The donated argument, or its state so far, that the op is the last to read and whose type its result has."""
         if op.kind is not Kind.ELEMENTWISE or len(op.writes) != 1:
             return ()
-        size = self.graph.values[op.writes[0]].size_bytes
+        made = str(self.graph.values[op.writes[0]])
         for v in dict.fromkeys(op.reads):
             dies = self.last_reader[v] == op.id and v in self.states and v not in self.results
-            if dies and self.graph.values[v].size_bytes == size:
+            if dies and str(self.graph.values[v]) == made:
                 self.states.add(op.writes[0])
                 return (self.ids[v],)
         return ()
@@ -101,7 +106,30 @@ class _Writer:
         return len(self.tensors) - 1
 
 
-def _traffic_bytes(graph: Graph, op: Op) -> float:
-    if op.primitive in _VIEWS:
+def eager_seconds(graph: Graph, rates: Rates, *, views: frozenset[str] = VIEWS) -> list[float]:
+    """The seconds of each op where it is run alone: its traffic or its arithmetic, whichever takes longer.
+
+    Args:
+      graph: The step.
+      rates: What the device can do.
+      views: Primitives that take no time.
+
+    Returns:
+      A price an op. What no compiler fuses: more than a compiled step takes.
+    """
+    return [_eager_s(graph, op, rates, views) for op in graph.ops]
+
+
+def _eager_s(graph: Graph, op: Op, rates: Rates, views: frozenset[str]) -> float:
+    if op.primitive in views:
+        return 0.0
+    arrays = [graph.values[v] for v in (*op.reads, *op.writes)]
+    traffic_s = (sum(a.size_bytes for a in arrays) + op.traffic_bytes) / rates.memory_bandwidth_bytes_per_s
+    work_s = (op.flops or 0) / rates.matmul(arrays[-1].dtype) if arrays else 0.0
+    return rates.launch_s + max(traffic_s, work_s)
+
+
+def _traffic_bytes(graph: Graph, op: Op, views: frozenset[str]) -> float:
+    if op.primitive in views:
         return 0.0
     return float(sum(graph.values[v].size_bytes for v in (*op.reads, *op.writes)))

@@ -58,6 +58,9 @@ class Memory:
         0 for none. There is none either where it would be more than a sixteenth of the memory.
       small_slots: How many of them the zone holds.
       in_place: A new state of a tensor takes over its memory, where the old one could be recomputed or is not needed.
+      drops_again: What was computed again on the way to something else, and is not asked for by the program any more,
+        goes as soon as it was read and nothing that is evicted was computed from it; only with `Dealloc.EAGER`. Else
+        it waits for eviction.
       capacity: In mode `HINT`, the bytes of the larger memory; None for the program's total.
 
     Example:
@@ -73,12 +76,13 @@ class Memory:
     small_bytes: int = 0
     small_slots: int = 1024
     in_place: bool = False
+    drops_again: bool = False
     capacity: int | None = None
 
 
 MEMORIES = {
     "dte": Memory(mode=Mode.HINT),
     "dte_static": Memory(mode=Mode.HINT),
-    "coop": Memory(mode=Mode.HARD, groups=2, small_bytes=10 * 1024, in_place=True),
+    "coop": Memory(mode=Mode.HARD, groups=2, small_bytes=10 * 1024, in_place=True, drops_again=True),
 }
 """The memory that each rule was published with; `COUNTED` for the others."""

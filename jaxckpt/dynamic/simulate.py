@@ -1,50 +1,29 @@
 """Runs a program under a budget and counts: what is evicted, what is recomputed, how the memory falls apart.
 
 A simulation knows sizes and prices, not arrays. It is online: at each step the engine sees what was issued before, and
-nothing of what comes. Read after `engine`.
+nothing of what comes. Read after `engine` and `outcome`.
 """
 
 import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import Any, overload
+from typing import overload
 
-from jaxckpt._units import budget_bytes, format_bytes
+from jaxckpt._units import budget_bytes
 from jaxckpt.dynamic import state
 from jaxckpt.dynamic.engine import run
 from jaxckpt.dynamic.evictors import Cost, Evictor
 from jaxckpt.dynamic.evictors import evictor as rule_of
 from jaxckpt.dynamic.from_graph import program_from_graph
 from jaxckpt.dynamic.memory import MEMORIES, Memory
+from jaxckpt.dynamic.outcome import Task, events_of, machine_of, simulation_of
 from jaxckpt.dynamic.program import Program
-from jaxckpt.dynamic.simulation import Event, EventKind, Simulation, Status
+from jaxckpt.dynamic.simulation import Event, Simulation
 from jaxckpt.ir import Graph
 
 Budget = int | float | str | None
-
-_STATUS = {
-    state.DONE: Status.OK,
-    state.OUT_OF_MEMORY: Status.OUT_OF_MEMORY,
-    state.THRASHED: Status.THRASH,
-    state.LOST: Status.LOST,
-}
-_EVENTS = (EventKind.RUN, EventKind.EVICT, EventKind.FREE, EventKind.TAKE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Task:
-    """All that a process needs to run one simulation of a program that it has."""
-
-    budget: int | None
-    rule: Evictor
-    memory: Memory
-    limit: float
-    most: int
-    seed: int
-    record: bool
 
 
 @overload
@@ -116,8 +95,8 @@ def simulate(
     many = isinstance(budget, (list, tuple))
     budgets: Sequence[Budget] = budget if isinstance(budget, (list, tuple)) else [budget]
     tasks = [
-        _Task(
-            budget=_bytes(b, program),
+        Task(
+            budget=bytes_of(b, program),
             rule=rule,
             memory=memory,
             limit=limit * program.base_price,
@@ -139,21 +118,22 @@ def live_bytes(program: Program) -> int:
       >>> live_bytes(unit_chain(16))
       16
     """
-    task = _Task(budget=None, rule=_PLAIN, memory=Memory(), limit=math.inf, most=2**62, seed=0, record=False)
+    task = Task(budget=None, rule=_PLAIN, memory=Memory(), limit=math.inf, most=2**62, seed=0, record=False)
     return _one(state.layout(program), task).peak_bytes
 
 
 _PLAIN = Evictor(name="none", cost=Cost.LOCAL)
 
 
-def _bytes(budget: Budget, program: Program) -> int | None:
+def bytes_of(budget: Budget, program: Program) -> int | None:
+    """A budget as bytes: shares are of what the program takes without one."""
     if budget is None:
         return None
     share = (isinstance(budget, float) and budget <= 1) or (isinstance(budget, str) and budget.rstrip().endswith("%"))
     return budget_bytes(budget, baseline_bytes=live_bytes(program) if share else None)
 
 
-def _all(program: Program, tasks: list[_Task], processes: int | None) -> list[Simulation]:
+def _all(program: Program, tasks: list[Task], processes: int | None) -> list[Simulation]:
     parts = state.layout(program)
     if len(tasks) == 1 or processes == 1:
         return [_one(parts, task) for task in tasks]
@@ -172,85 +152,18 @@ def _begin(parts: state.Layout) -> None:
     _HERE[:] = [parts]
 
 
-def _there(task: _Task) -> Simulation:
+def _there(task: Task) -> Simulation:
     return _one(_HERE[0], task)
 
 
-def _one(parts: state.Layout, task: _Task) -> Simulation:
-    machine = _machine(parts, task, 0)
+def _one(parts: state.Layout, task: Task) -> Simulation:
+    machine = machine_of(parts, task, record=0)
     begin = time.perf_counter()
     run(machine, len(machine.steps))
     run_s = time.perf_counter() - begin
     events: tuple[Event, ...] = ()
     if task.record:
-        again = _machine(parts, task, int(machine.now[0].events))
+        again = machine_of(parts, task, record=int(machine.now[0].events))
         run(again, len(again.steps))
-        events = tuple(_events(parts, again))
-    return _simulation(task, machine, run_s, events)
-
-
-def _machine(parts: state.Layout, task: _Task, record: int) -> state.Machine:
-    return state.machine(
-        parts,
-        budget=task.budget or 0,
-        rule=task.rule,
-        memory=task.memory,
-        limit=task.limit,
-        most=task.most,
-        seed=task.seed,
-        record=record,
-    )
-
-
-def _events(parts: state.Layout, machine: state.Machine) -> Any:
-    for what, which in machine.events.tolist():
-        kind = _EVENTS[what]
-        yield Event(kind, which if kind is EventKind.RUN else parts.storage_ids[which])
-
-
-def _simulation(task: _Task, machine: state.Machine, run_s: float, events: tuple[Event, ...]) -> Simulation:
-    now = machine.now[0]
-    refused = int(now.regret)
-    status = _STATUS[int(now.status)]
-    return Simulation(
-        evictor=task.rule.name,
-        mode=task.memory.mode.name.lower(),
-        budget_bytes=task.budget,
-        status=status,
-        reason="" if status is Status.OK else _reason(status, task, machine),
-        operations=int(now.runs) + 1,
-        base_operations=int(now.runs - now.recomputed),
-        recomputations=int(now.recomputed),
-        base_price=float(now.first),
-        recompute_price=float(now.again),
-        forced_evictions=int(now.forced),
-        eager_evictions=int(now.eager),
-        banished=int(now.banished),
-        taken_over=int(now.taken),
-        peak_bytes=int(now.peak),
-        searches=int(now.searches),
-        looked_at=int(now.looked),
-        search_s=int(now.search_ns) / 1e9,
-        run_s=run_s,
-        refused=refused,
-        free_share=float(now.free_share) / refused if refused else 0.0,
-        largest_free_share=float(now.largest_share) / refused if refused else 0.0,
-        events=events,
-    )
-
-
-def _reason(status: Status, task: _Task, machine: state.Machine) -> str:
-    now = machine.now[0]
-    where = "a constant" if now.failed < 0 else f"call {int(now.failed)}"
-    if status is Status.THRASH:
-        return (
-            f"{int(now.recomputed)} recomputations of price {now.again:g} at {where}, "
-            f"step {int(now.step)} of {len(machine.steps)}"
-        )
-    if status is Status.LOST:
-        return f"{where} is needed again after what it reads was freed for good"
-    free = machine.blocks.area[0].free_bytes if task.memory.mode >= 2 else max(now.budget - now.memory, 0)
-    return (
-        f"{where} needs {format_bytes(int(now.needed))}; {format_bytes(int(free))} are free, "
-        f"{format_bytes(int(now.memory))} alive, {int(now.evictable)} storages may be evicted"
-    )
+        events = tuple(events_of(parts, again))
+    return simulation_of(task, machine, run_s=run_s, events=events)

@@ -3,6 +3,7 @@
 import enum
 from dataclasses import dataclass
 
+from jaxckpt._shown import Shown
 from jaxckpt._units import format_bytes, format_seconds
 
 
@@ -37,7 +38,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
+class Simulation(Shown):
     """A run of a program under a budget.
 
     Attributes:

@@ -47,7 +47,8 @@ STORAGE = np.dtype(
         ("material", "i1"),
         ("fixed", "i1"),  # never evicted: a constant, or of a call that may run only once
         ("lent", "i1"),  # never freed
-        ("pinned", "i1"),
+        ("pinned", "i1"),  # stays: a result, or nothing is there any more to bring it back
+        ("kept", "i1"),  # a result
         ("gone", "i1"),  # freed for good
         ("dirty", "i1"),
         ("dense", "i1"),
@@ -77,7 +78,7 @@ NOW = np.dtype(
         *((name, "i8") for name in ("runs", "forced", "eager", "banished", "taken", "searches", "looked", "search_ns")),
         *((name, "i8") for name in ("status", "needed", "failed", "seed", "nodes", "events", "recomputed")),
         *((name, "i8") for name in ("mode", "dealloc", "in_place", "cost", "own", "gain", "staleness", "search")),
-        *((name, "i8") for name in ("least", "frames", "held", "waiting", "tried", "most")),
+        *((name, "i8") for name in ("least", "frames", "held", "waiting", "tried", "most", "drops")),
     ],
     align=True,
 )
@@ -323,6 +324,7 @@ def _now(budget: int, rule: Evictor, memory: Memory, *, limit: float, most: int,
         "mode": memory.mode,
         "dealloc": memory.dealloc,
         "in_place": memory.in_place,
+        "drops": memory.drops_again,
         "cost": rule.cost,
         "own": rule.own,
         "gain": rule.size,

@@ -3,7 +3,8 @@
 A `Planner` holds one traced step on one target and answers any number of budgets. For each it solves with the
 model's prediction, compiles the rewritten step with the real compiler, and compares. A plan that is too large, or that
 leaves much of the budget unused, corrects the model by the difference and is solved again. Only a plan whose
-compiled total is within the budget is returned; of several the one of the least predicted time.
+compiled total is within the budget is returned; of all that were measured so far, for other budgets too, the one of
+the least estimated time.
 
 Read after `jaxckpt.solve`, `jaxckpt.rewrite`, `jaxckpt.measure`.
 """
@@ -18,14 +19,14 @@ from typing import Any
 from jaxckpt import ir
 from jaxckpt._errors import InfeasibleBudgetError, UnknownStrategyError, UnverifiableError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
+from jaxckpt.fit.floor import Floor, floor_of
 from jaxckpt.fit.pause import collector_paused
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan, describe
-from jaxckpt.hlo import Buffer
 from jaxckpt.measure import Footprint, compile_flat
 from jaxckpt.numerics import verify
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite
-from jaxckpt.solve import STRATEGIES, OptimalSolver, Problem, follow, musts, solve
+from jaxckpt.solve import OptimalSolver, Problem, StrategySolver, follow, musts, named_strategy, solve
 from jaxckpt.target import Target
 from jaxckpt.trace import trace_step
 
@@ -97,13 +98,15 @@ class Planner:
         chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
         self.problem = replace(free, must=musts(free, chosen))
         self._footprints: dict[ir.Plan, Footprint] = {}
+        self._solvers: dict[str, StrategySolver] = {}
 
     def plan(self, *, budget: str | int | float, strategy: str = "optimal") -> Plan:
         """The fastest plan whose compiled total is within the budget.
 
         Args:
           budget: "6GiB", "6GB", bytes, or a share of the unplanned step's footprint (0.5, "50%").
-          strategy: "optimal", or another of `jaxckpt.solve.STRATEGIES`.
+          strategy: "optimal", or another of `jaxckpt.solve.STRATEGIES`, with an option behind a colon where it takes
+            one ("every:4"). One that reads the budget is asked again until its plan fits as compiled.
 
         Returns:
           A plan with its footprint.
@@ -111,16 +114,16 @@ class Planner:
         Raises:
           BudgetError: The budget is no amount of memory.
           InfeasibleBudgetError: No plan fits; it names the smallest total that was reached.
-          UnknownStrategyError: No solver has that name.
+          UnknownStrategyError: No solver has that name, or it takes no such option.
+          PolicyError, TooLargeError: The strategy cannot do anything with this step.
         """
-        if strategy not in STRATEGIES:
-            solve(self.problem, strategy)
+        solver = self._solver_named(strategy)
         baseline_bytes = None
         if budget_fraction(budget) is not None:
             baseline_bytes = self.unplanned.total_bytes
         limit_bytes = budget_bytes(budget, baseline_bytes=baseline_bytes)
         self._refuse_hopeless(budget, limit_bytes)
-        search = _Search(self, budget, limit_bytes, strategy)
+        search = _Search(self, budget, limit_bytes, solver)
         return search.run()
 
     def follow(self, policy: Policy | None) -> Plan:
@@ -144,12 +147,29 @@ class Planner:
         with collector_paused():
             return OptimalSolver(self.problem)
 
+    def _solver_named(self, strategy: str) -> OptimalSolver | StrategySolver:
+        """A strategy's solver, with what it has done for earlier budgets."""
+        named = named_strategy(strategy)
+        if strategy == "optimal":
+            return self.solver
+        if strategy not in self._solvers:
+            self._solvers[strategy] = StrategySolver(self.problem, named)
+        return self._solvers[strategy]
+
     @property
     def fixed_bytes(self) -> int:
         """Arguments and results that find no donated argument: what no plan changes."""
         prediction = solve(self.problem, "none").prediction
         assert prediction is not None
         return prediction.argument_bytes + prediction.output_bytes
+
+    def smallest(self) -> Candidate:
+        """The plan of the smallest compiled total among those that the model knows for the least."""
+        return min(map(self.measure, self.solver.last_resorts), key=lambda c: c.footprint.total_bytes)
+
+    def floor(self) -> Floor:
+        """What the smallest plan takes, by what it is for, and what would lower it beside a plan."""
+        return floor_of(self.smallest().footprint, self.graph, step=self.traced.name)
 
     def measure(self, plan: ir.Plan) -> Candidate:
         """A plan with what the compiler says of it; compiled once."""
@@ -171,6 +191,16 @@ class Planner:
     def rewritten(self, plan: ir.Plan) -> Rewritten:
         """The step with a plan carried out, over flat arguments."""
         return rewrite(self.traced, plan)
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """What was measured so far of plans that may answer any budget."""
+        may_be = {"optimal", "full", *(("none",) if self.problem.may_be_unplanned else ())}
+        return tuple(Candidate(plan, fp) for plan, fp in self._footprints.items() if plan.strategy in may_be)
+
+    @property
+    def compile_count(self) -> int:
+        """How many programs were compiled so far."""
+        return len(self._footprints)
 
     def compiled_before(self, plan: ir.Plan) -> bool:
         """Whether `measure` would answer from memory."""
@@ -248,11 +278,11 @@ class _Search:
     the difference; once one plan was too large and another one fits, it is interpolated between the two.
     """
 
-    def __init__(self, planner: Planner, budget: object, limit_bytes: int, strategy: str):
+    def __init__(self, planner: Planner, budget: object, limit_bytes: int, solver: OptimalSolver | StrategySolver):
         self.planner = planner
+        self.solver = solver
         self.budget = budget
         self.limit_bytes = limit_bytes
-        self.strategy = strategy
         self.attempts: list[Attempt] = []
         self.tried: list[Candidate] = []
         self.fitting: tuple[int, int] | None = None
@@ -260,15 +290,12 @@ class _Search:
         """The largest question (and its compiled total) that fits, and the smallest that does not, bytes."""
 
     def run(self) -> Plan:
-        if self.strategy != "optimal":
-            self._try(solve(self.planner.problem, self.strategy), asked_bytes=self.limit_bytes)
-            return self._finish(self.tried)
         while len(self.attempts) < self.planner.max_compiles:
             asked_bytes = self._next_question()
             plan = self._answer(asked_bytes)
             if plan is None:
                 break
-            if plan in self.planner.solver.last_resorts:  # it answers no question but its own
+            if plan in self.solver.last_resorts:  # it answers no question but its own
                 asked_bytes = _prediction(plan).total_bytes
             candidate = self._try(plan, asked_bytes=asked_bytes)
             if self._good_enough(candidate):
@@ -291,7 +318,7 @@ class _Search:
 
     def _answer(self, asked_bytes: int) -> ir.Plan | None:
         """The plan for a question; a last resort while there are compiles for it; None if nothing new is left."""
-        solver = self.planner.solver
+        solver = self.solver
         resorts = [plan for plan in solver.last_resorts if not self._was_tried(plan)]
         left = self.planner.max_compiles - len(self.attempts)
         if self.fitting or left > len(resorts):
@@ -306,7 +333,7 @@ class _Search:
 
     def _may_be_unplanned(self) -> bool:
         """Whether the step as it is might fit: nothing is known yet, or it is known to fit."""
-        unplanned = self.planner.solver.unplanned
+        unplanned = self.solver.unplanned
         if not self.planner.compiled_before(unplanned):
             return True
         return self.planner.measure(unplanned).footprint.total_bytes <= self.limit_bytes
@@ -342,17 +369,18 @@ class _Search:
         return total_bytes - fixed_bytes >= _WELL_USED * (self.limit_bytes - fixed_bytes)
 
     def _finish(self, tried: list[Candidate]) -> Plan:
-        fitting = [c for c in tried if c.footprint.total_bytes <= self.limit_bytes]
+        known = [*tried, *(self.planner.candidates() if isinstance(self.solver, OptimalSolver) else ())]
+        fitting = [c for c in known if c.footprint.total_bytes <= self.limit_bytes]
         if not fitting:
-            resorts = [c for c in tried if c.plan in self.planner.solver.last_resorts]
+            resorts = [c for c in tried if c.plan in self.solver.last_resorts]
             raise self._infeasible(min(resorts or tried, key=lambda c: c.footprint.total_bytes))
-        best = min(fitting, key=lambda c: _prediction(c.plan).step_s)
+        best = min(fitting, key=lambda c: (c.footprint.step_s, _prediction(c.plan).step_s))
         return self.planner.finished(
             best, budget_bytes=self.limit_bytes, notes=tuple(self._notes(best)), attempts=tuple(self.attempts)
         )
 
     def _notes(self, best: Candidate) -> Iterator[str]:
-        if not best.plan.decisions and self.strategy == "optimal":
+        if not best.plan.decisions:
             yield (
                 f"The step fits as it is ({format_bytes(best.footprint.total_bytes)} of"
                 f" {format_bytes(self.limit_bytes)}): everything is saved, nothing is recomputed."
@@ -362,6 +390,7 @@ class _Search:
         minimum_bytes = smallest.footprint.total_bytes
         memory = smallest.footprint.memory
         blocking = () if memory is None else memory.alive_at(memory.peak)
+        floor = floor_of(smallest.footprint, self.planner.graph, step=self.planner.traced.name)
         standing = ", ".join(
             f"{b.dtype}[{','.join(map(str, b.shape))}] {format_bytes(b.size_bytes)} of `{b.scope or '/'}` {b.op}"
             for b in blocking[:3]
@@ -374,11 +403,12 @@ class _Search:
             needed=f"at least {format_bytes(minimum_bytes)} as compiled: arguments"
             f" {format_bytes(minimum_bytes - temp_bytes)}, temporaries {format_bytes(temp_bytes)}"
             + (f", of these at the peak {standing}" if standing else ""),
-            advice=f'budget="{fits}", a smaller batch, or {_advice(blocking)}',
+            advice=f'budget="{fits}", a smaller batch, or {_advice(floor)}',
             budget_bytes=self.limit_bytes,
             minimum_bytes=minimum_bytes,
             minimum_measured=True,
             blocking=blocking,
+            floor=floor,
         )
 
 
@@ -443,7 +473,8 @@ def _checked_allow(allow: tuple[str, ...]) -> tuple[str, ...]:
     return allow
 
 
-def _advice(blocking: tuple[Buffer, ...]) -> str:
-    if blocking and len(blocking[0].shape) >= 2 and blocking[0].shape[-1] >= 8 * 1024:
-        return "a loss computed in chunks of the sequence (the largest array has a vocabulary-sized last axis)"
+def _advice(floor: Floor) -> str:
+    for remedy in floor.remedies:
+        how = f": {remedy.command}" if remedy.command else ""
+        return f"{remedy.title}, about {format_bytes(remedy.saves_bytes or 0)} less{how}"
     return "arguments sharded over more devices"

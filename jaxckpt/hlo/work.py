@@ -24,6 +24,8 @@ _SILENT = frozenset(
 )  # fmt: skip
 """Opcodes that calculate nothing themselves."""
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
+_IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
+"""They take over the place of their first operand and write a part of it; a scatter reads that part too."""
 _PRODUCTS = ("__cublas$", "__triton_gemm", "cublas", "__onednn$matmul")
 _CONVOLUTIONS = ("__cudnn$conv", "__onednn$conv")
 _FREE_CALLS = frozenset({"Sharding", "AllocateBuffer", "ConcatBitcast", "SliceToDynamic", "PadToStatic", "X64Combine"})
@@ -143,8 +145,9 @@ def _traffic_bytes(program: Program, instruction: Any) -> int:
     read = [program.instructions[operand].shape for operand in dict.fromkeys(instruction.operand_ids)]
     if instruction.opcode in _SLICES:
         read = [instruction.shape]
-    if instruction.opcode == "dynamic-update-slice":
-        return 2 * shape_bytes(program.instructions[instruction.operand_ids[1]].shape)
+    if instruction.opcode in _IN_PLACE:
+        extra_bytes = sum(map(_array_bytes, read[1:])) if instruction.opcode == "scatter" else 0
+        return 2 * _updated_bytes(program, instruction) + extra_bytes
     return sum(map(_array_bytes, read)) + shape_bytes(_result(instruction.shape))
 
 
@@ -157,21 +160,27 @@ def _fusion_bytes(program: Program, fusion: Any) -> int:
 
 
 def _read_bytes(program: Program, parameter: Any) -> int:
-    """Of an operand that is only sliced, the slices; of one that is only updated in place, nothing."""
+    """Of an operand that is only sliced, the slices; of one that is only updated in place, what is updated."""
     users = [program.instructions[user] for user in program.users[parameter.id]]
     if users and all(user.opcode in _SLICES for user in users):
         return sum(shape_bytes(user.shape) for user in users)
-    if users and all(u.opcode == "dynamic-update-slice" and u.operand_ids[0] == parameter.id for u in users):
-        return 0
+    if users and all(user.opcode in _IN_PLACE and user.operand_ids[0] == parameter.id for user in users):
+        return sum(_updated_bytes(program, user) for user in users if user.opcode == "scatter")
     return _array_bytes(parameter.shape)
 
 
 def _written_bytes(program: Program, root: Any) -> int:
     while root.opcode == "bitcast" and root.operand_ids:
         root = program.instructions[root.operand_ids[0]]
-    if root.opcode == "dynamic-update-slice":
-        return shape_bytes(program.instructions[root.operand_ids[1]].shape)
+    if root.opcode in _IN_PLACE:
+        return _updated_bytes(program, root)
     return 0 if root.opcode == "parameter" else shape_bytes(root.shape)
+
+
+def _updated_bytes(program: Program, instruction: Any) -> int:
+    """Bytes of the part that an update in place writes."""
+    operand = instruction.operand_ids[1 if instruction.opcode == "dynamic-update-slice" else -1]
+    return shape_bytes(program.instructions[operand].shape)
 
 
 def _array_bytes(shape: Any) -> int:

@@ -49,7 +49,7 @@ _MEMBERS = {
         one_minus_square or polygamma population_count pow rem round rsqrt select_and_gather_add select_n
         shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor
         complex igamma igammac zeta clz bitcast_convert_type eq_to le_to lt_to mul_add
-        concatenate pad sharding_constraint mesh_cast random_wrap random_unwrap""",
+        concatenate stack pad sharding_constraint mesh_cast random_wrap random_unwrap""",
     Kind.GATHER: "gather dynamic_slice",
     Kind.REDUCTION: """reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax
         argmin reduce reduce_window_sum reduce_window_max reduce_window_min reduce_window""",

@@ -14,6 +14,9 @@ The rules, which are those of `jax.checkpoint` seen from the joint graph:
 3. All that a stage recomputes starts behind one barrier, together with the front of the backward: what stands at the
    end of its longest chain of ops when the first of these values is asked for. So no copy can start before the
    backward arrives, nor be merged with the original.
+   A value made of arguments alone, by views and elementwise work (a transposed or cast parameter), opens no stage:
+   where it is read before its own stage is open, it is computed again by itself. A head tied to the embedding would
+   start the last block otherwise.
 4. A copy made on the way to another stage's values serves that stage alone: it is not kept for its own.
 5. An op with effects never runs twice.
 6. A value decided as `Offload` or `Partition` is pinned, and its stored form is what stays: on the host, or a shard of
@@ -33,6 +36,7 @@ from jaxckpt._errors import GraphError
 from jaxckpt.ir.away import away
 from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Phase
+from jaxckpt.ir.kind import Kind
 from jaxckpt.ir.plan import Plan
 
 Why = Literal["pin", "recompute", "leave", "fetch"]
@@ -134,6 +138,7 @@ class _Scheduler:
         self.env = list(self.origin)
         self.steps: list[Step] = []
         self.again: dict[int, _Again] = {}
+        """By stage; what is computed again by itself is under ~value."""
         self.dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
         self.away = away(graph, plan)
         self.stored: dict[int, int] = {}
@@ -256,7 +261,10 @@ class _Scheduler:
     def _recomputed(self, value: int, reader: int) -> int:
         """The instance of a dropped value that a late op reads; computes it again if nobody did (rule 3)."""
         stage = stage_of(self.plan, self._op_of(value))
-        if stage not in self.again:
+        if stage not in self.again and self._is_of_arguments(value):
+            stage = ~value
+            self.again.setdefault(stage, _Again(env={}))
+        elif stage not in self.again:
             self.again[stage] = _Again(env={})
             self._open(stage, reader)
         again = self.again[stage]
@@ -266,6 +274,19 @@ class _Scheduler:
             for op in sorted(ops - again.done):
                 self._copy(op, again)
         return again.env[value]
+
+    def _is_of_arguments(self, value: int) -> bool:
+        """Whether a value is made of arguments alone, by views and elementwise work."""
+        pending, seen = [value], set[int]()
+        while pending:
+            made = self.graph.producer[pending.pop()]
+            if made is None or made in seen:
+                continue
+            seen.add(made)
+            if self.graph.ops[made].kind not in (Kind.VIEW, Kind.ELEMENTWISE):
+                return False
+            pending.extend(self.graph.ops[made].reads)
+        return True
 
     def _open(self, stage: int, reader: int) -> None:
         """Starts a stage behind one barrier: all that it has to recompute by now begins there.

@@ -3,11 +3,12 @@
 Read in this order: `name` (values), `saved` (which tags JAX keeps), `body` (a traced part, loops and all), `tag` (what
 a policy decides about it, written into it), `checkpoint` (`jax.checkpoint` over that), `linen` and `nnx` (modules with
 state), `target` (functions, classes, objects), `scope` (what users write), `jax_policy` (a policy for `jax.checkpoint`
-itself).
+itself). Apart from these: `chunks` (a part done some tokens at a time).
 """
 
+from jaxckpt.mark.chunks import chunked
 from jaxckpt.mark.jax_policy import as_jax
 from jaxckpt.mark.name import name
 from jaxckpt.mark.scope import Scope, scope
 
-__all__ = ["Scope", "as_jax", "name", "scope"]
+__all__ = ["Scope", "as_jax", "chunked", "name", "scope"]

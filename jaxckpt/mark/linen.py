@@ -24,6 +24,17 @@ def is_linen(value: Any) -> bool:
     return is_linen_class(type(value))
 
 
+def is_made(module: Any) -> bool:
+    """Whether a module's parameters are there already; while a model is being initialised they are not."""
+    return not module.is_initializing()
+
+
+def opened(module: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """A module's variables, and what makes the module again of such variables; what it then changes is not kept."""
+    alone, variables = module.unbind()
+    return variables, alone.bind
+
+
 def unhandled(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method that Flax will take for a user's own, and put the module's name around."""
     vars(method).pop("method_handler_wrapped", None)

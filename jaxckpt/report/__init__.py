@@ -2,15 +2,19 @@
 
 Read in this order: `tree` (what a report is), `text` and `html` (how it is drawn), then one builder a file: `plan`,
 `analysis`, `footprints`, `machines`, `memory`, `comparison`, `policy`, `explanation`, `verification`, `lint`,
-`verdicts`; `shown` (which builder is for which data), `export` (a comparison as CSV and JSON), `trace_events` (a
-footprint for Perfetto), and the folder `picture` (the memory map).
+`verdicts`, `floor`, `frontier`, `batches`, `evictions`; `shown` (which builder is for which data), `export` (a
+comparison as CSV and JSON), `trace_events` (a footprint for Perfetto), and the folder `picture` (the memory map).
 """
 
 from jaxckpt.report.analysis import analysis_report
+from jaxckpt.report.batches import batches_report
 from jaxckpt.report.comparison import comparison_report
+from jaxckpt.report.evictions import eager_report, evictions_report, simulation_report
 from jaxckpt.report.explanation import explanation_report
 from jaxckpt.report.export import comparison_data, to_csv, to_json
+from jaxckpt.report.floor import floor_report
 from jaxckpt.report.footprints import Version, footprints_report
+from jaxckpt.report.frontier import frontier_report
 from jaxckpt.report.html import render_html, render_page, require_report_folder, save_page, save_text
 from jaxckpt.report.lint import findings_report
 from jaxckpt.report.machines import targets_report
@@ -34,12 +38,17 @@ __all__ = [
     "Text",
     "Version",
     "analysis_report",
+    "batches_report",
     "comparison_data",
     "comparison_report",
+    "eager_report",
+    "evictions_report",
     "explanation_report",
     "findings_report",
+    "floor_report",
     "footprint_report",
     "footprints_report",
+    "frontier_report",
     "html_of",
     "oom_report",
     "plan_report",
@@ -52,6 +61,7 @@ __all__ = [
     "require_report_folder",
     "save_page",
     "save_text",
+    "simulation_report",
     "targets_report",
     "to_csv",
     "to_json",

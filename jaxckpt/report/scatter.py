@@ -60,9 +60,10 @@ def _frontier(scatter: Scatter) -> Iterator[str]:
 def _points(scatter: Scatter, escaped: Callable[[str], str]) -> Iterator[str]:
     for point, (x, y) in zip(scatter.points, _labels(scatter), strict=True):
         color = _ACCENT if point.on_frontier else "currentColor"
-        words = escaped(f"{point.name}: {point.x_text}, {point.y_text}")
+        words = escaped(": ".join(filter(None, (point.name, f"{point.x_text}, {point.y_text}"))))
+        radius = 4.5 if point.name else 2.0
         yield f"<g><title>{words}</title>"
-        yield f'<circle cx="{_x(scatter, point):.1f}" cy="{_y(scatter, point):.1f}" r="4.5" fill="{color}"/>'
+        yield f'<circle cx="{_x(scatter, point):.1f}" cy="{_y(scatter, point):.1f}" r="{radius:g}" fill="{color}"/>'
         yield _text(x, y, escaped(_short(point.name)), anchor="start") + "</g>"
 
 

@@ -7,13 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxckpt.advise import Findings
-from jaxckpt.fit import Analysis, Explanation, Plan
+from jaxckpt.dynamic import Simulation
+from jaxckpt.eager import EagerRun
+from jaxckpt.fit import Analysis, BatchSearch, Explanation, Floor, Frontier, Plan
 from jaxckpt.measure import Footprint
 from jaxckpt.numerics import Verification
 from jaxckpt.policy import Policy
 from jaxckpt.report.analysis import analysis_report
+from jaxckpt.report.batches import batches_report
 from jaxckpt.report.comparison import comparison_report
+from jaxckpt.report.evictions import eager_report, evictions_report, simulation_report
 from jaxckpt.report.explanation import explanation_report
+from jaxckpt.report.floor import floor_report
+from jaxckpt.report.frontier import frontier_report
 from jaxckpt.report.html import render_html
 from jaxckpt.report.lint import findings_report
 from jaxckpt.report.memory import footprint_report
@@ -22,23 +28,29 @@ from jaxckpt.report.policy import policy_report
 from jaxckpt.report.tree import Section
 from jaxckpt.report.verdicts import verdicts_report
 from jaxckpt.report.verification import verification_report
-from jaxckpt.versus import Comparison, Verdicts
+from jaxckpt.versus import Comparison, Evictions, Verdicts
 
 _BUILDERS: dict[type, Callable[[Any], Section]] = {
     Analysis: analysis_report,
+    BatchSearch: batches_report,
     Comparison: comparison_report,
+    EagerRun: eager_report,
+    Evictions: evictions_report,
     Explanation: explanation_report,
     Findings: findings_report,
+    Floor: floor_report,
     Footprint: footprint_report,
+    Frontier: frontier_report,
     Plan: plan_report,
     Policy: policy_report,
+    Simulation: simulation_report,
     Verdicts: verdicts_report,
     Verification: verification_report,
 }
 
 
 def report_of(data: Any) -> Section:
-    """The report of a footprint, a comparison, a plan, a policy, an analysis, findings, verdicts or a verification.
+    """The report of data: a plan, a footprint, a comparison, a frontier, findings, and all else that has one.
 
     Args:
       data: One of these.

@@ -84,8 +84,9 @@ def _plotted(scatter: Scatter) -> str:
     if not scatter.points:
         return f" {scatter.title}: nothing to draw\n"
     grid = [[" "] * _PLOT_WIDTH for _ in range(_PLOT_HEIGHT)]
-    marked = list(zip(_MARKS, scatter.points, strict=False))
-    for mark, point in reversed(marked):  # where two fall on one place, the first is seen
+    marked = list(zip(_MARKS, [point for point in scatter.points if point.name], strict=False))
+    small = [(".", point) for point in scatter.points if not point.name]
+    for mark, point in (*small, *reversed(marked)):  # where two fall on one place, the first is seen
         right, up = scatter.place(point)
         grid[round((1 - up) * (_PLOT_HEIGHT - 1))][round(right * (_PLOT_WIDTH - 1))] = mark
     rows = [f" |{''.join(row)}".rstrip() for row in grid]

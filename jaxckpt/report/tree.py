@@ -69,7 +69,7 @@ class Point:
     """A point of a scatter.
 
     Attributes:
-      name: What it stands for.
+      name: What it stands for; "" for a small point between others.
       x: Where it is, a finite number.
       y: The same.
       x_text: The same for people, with its unit.

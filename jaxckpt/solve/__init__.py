@@ -2,43 +2,73 @@
 
 Read in this order: `problem` (what is asked), `none` and `full` (the two ends), `stages` (where to cut), `options`
 (what a stage can keep), `windows` (what is alive meanwhile), `compose` (one option each), `optimal` (all together);
-`policies` (what a policy says).
+`policies` (what a policy says), `strategy` (solvers by name, with an option), `peers` (what others do).
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from jaxckpt._errors import UnknownStrategyError
 from jaxckpt.ir import Plan
 from jaxckpt.solve.full import solve_full
+from jaxckpt.solve.kernels import program_of_kernels
 from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.optimal import OptimalSolver, solve_optimal
+from jaxckpt.solve.peers import PEERS
 from jaxckpt.solve.policies import Followed, follow, musts
 from jaxckpt.solve.problem import Problem, unaliased_output_bytes
 from jaxckpt.solve.stages import boundaries
+from jaxckpt.solve.strategy import Solver, Strategy, StrategySolver, strategy_named
 
-STRATEGIES: dict[str, Callable[[Problem], Plan]] = {
-    "optimal": solve_optimal,
-    "none": solve_none,
-    "full": solve_full,
-}
-"""Solvers by the name that `strategy=` takes."""
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
+    {
+        "optimal": Strategy(
+            solver=Solver(solve=solve_optimal, reads_budget=True),
+            keeps="the values whose loss would cost most time, by integer programme within the budget",
+            good="any model at any budget",
+            source="ours; compare Jain et al. 2020 and Zhao et al. 2023",
+        ),
+        "none": Strategy(
+            solver=Solver(solve=solve_none),
+            keeps="everything: the step as it was written",
+            good="models that fit",
+            source="the compiler",
+        ),
+        "full": Strategy(
+            solver=Solver(solve=solve_full),
+            keeps="what crosses from stage to stage of the cut with the smallest peak",
+            good="the least memory without further thought; `jax.checkpoint` around each block",
+            source="Chen et al. 2016, algorithm 1",
+        ),
+        **PEERS,
+    }
+)
+"""Strategies by the name that `strategy=` takes, before the colon of an option."""
 
 
 def solve(problem: Problem, strategy: str = "optimal") -> Plan:
     """Solves a problem with a named strategy.
 
+    Args:
+      problem: The step, its costs, and the budget where the strategy reads one.
+      strategy: A name of `STRATEGIES`, and an option behind a colon where it takes one ("every:4").
+
     Raises:
-      UnknownStrategyError: No solver has that name.
+      UnknownStrategyError: No solver has that name, or it takes no such option.
     """
-    if strategy not in STRATEGIES:
-        raise UnknownStrategyError(
-            f"solve(strategy={strategy!r}) names no solver.",
-            got=repr(strategy),
-            needed=f"one of {', '.join(map(repr, STRATEGIES))}",
-            advice='strategy="optimal"',
-            strategy=strategy,
-        )
-    return STRATEGIES[strategy](problem)
+    return named_strategy(strategy)(problem)
+
+
+def named_strategy(strategy: str) -> Solver:
+    """The solver that a text means.
+
+    Raises:
+      UnknownStrategyError: No solver has that name, or it takes no such option.
+
+    Example:
+      >>> named_strategy("every:4").budgeted, named_strategy("mincut:ilp").budgeted
+      (False, True)
+    """
+    return strategy_named(strategy, STRATEGIES)
 
 
 __all__ = [
@@ -46,9 +76,14 @@ __all__ = [
     "Followed",
     "OptimalSolver",
     "Problem",
+    "Solver",
+    "Strategy",
+    "StrategySolver",
     "boundaries",
     "follow",
     "musts",
+    "named_strategy",
+    "program_of_kernels",
     "solve",
     "solve_full",
     "solve_none",

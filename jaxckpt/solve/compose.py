@@ -21,20 +21,18 @@ from scipy.sparse import csr_array
 
 from jaxckpt.solve.options import Option
 from jaxckpt.solve.quiet import quiet
-from jaxckpt.solve.windows import Window
+from jaxckpt.solve.windows import Seen
 
 _LARGEST = 1e4
 """The largest coefficient of a row: bytes are scaled to it, far above the tolerance of the solver (1e-6)."""
 
 
-def compose(
-    options: Sequence[Sequence[Option]], seen: Sequence[Window], *, budget_bytes: int | None
-) -> tuple[int, ...] | None:
+def compose(options: Sequence[Sequence[Option]], seen: Seen, *, budget_bytes: int | None) -> tuple[int, ...] | None:
     """The best combination of options.
 
     Args:
       options: For each stage what it can keep.
-      seen: The windows of the same stages.
+      seen: What replays say of the same stages.
       budget_bytes: What temporaries may take; None asks for the combination of least memory.
 
     Returns:
@@ -45,14 +43,14 @@ def compose(
     one_each = np.zeros((len(options), count + 1))
     for stage in range(len(options)):
         one_each[stage, first[stage] : first[stage + 1]] = 1
-    unit = max(1.0, max(max(map(abs, window.own_bytes)) for window in seen) / _LARGEST)
-    peak = np.zeros((len(seen), count + 1))
-    for row, window in enumerate(seen):
+    unit = max(1.0, max(max(map(abs, window.own_bytes)) for window in seen.windows) / _LARGEST)
+    peak = np.zeros((len(seen.windows), count + 1))
+    for row, window in enumerate(seen.windows):
         for t in window.waiting:
             peak[row, first[t] : first[t + 1]] = [o.saved_bytes / unit for o in options[t]]
         own = np.array(window.own_bytes) / unit
         peak[row, first[window.stage] : first[window.stage + 1]] += own
-    seconds = [option.recompute_s * 1e6 for stage in options for option in stage]
+    seconds = [(s - min(stage)) * 1e6 for stage in seen.stage_s for s in stage]
     if budget_bytes is None:
         peak[:, count] = -1
         cost, limit = np.array([*np.array(seconds) * 1e-6, 1.0]), 0.0

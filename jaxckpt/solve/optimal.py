@@ -20,14 +20,16 @@ from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.options import Option, stage_options
 from jaxckpt.solve.problem import Problem, decide
 from jaxckpt.solve.stages import Stages, boundaries
-from jaxckpt.solve.windows import Window, windows
+from jaxckpt.solve.windows import Seen, look
 
-_NEARLY_SMALLEST = 1.1
-"""Of the cuts whose peaks are within this of the smallest one, the finest is tried beside the smallest."""
+_PROMISING = 1.5
+"""Cuts whose boundaries alone take more than this times the smallest peak are not looked at."""
+_TRIED = 2
+"""How many cuts are tried for a budget."""
 _ROUNDS = 4
 """How often a composition that the replay finds too large is made again with less."""
 
-_Staged = tuple[Stages, tuple[tuple[Option, ...], ...], tuple[Window, ...]]
+_Staged = tuple[Stages, tuple[tuple[Option, ...], ...], Seen]
 
 
 class OptimalSolver:
@@ -36,7 +38,11 @@ class OptimalSolver:
     def __init__(self, problem: Problem):
         self.problem = problem
         self.unplanned = solve_none(problem)
-        self.staged = tuple(self._staged())
+        self.floors = tuple(sorted(smallest_cuts(problem, _PROMISING), key=lambda plan: len(plan.stages)))
+        """For each promising cut the plan that keeps boundaries alone, by rising number of stages."""
+        self._staged: dict[Stages, _Staged] = {}
+        self._solved: dict[Plan, None] = {}
+        """Plans for budgets so far: more memory never gives a slower plan."""
 
     def solve(self, temp_budget_bytes: int | None, *, unplanned: bool = True) -> Plan:
         """The fastest plan whose predicted temporaries fit, else the one of least memory.
@@ -48,22 +54,18 @@ class OptimalSolver:
         unplanned = unplanned and self.problem.may_be_unplanned
         if unplanned and (temp_budget_bytes is None or _temp_bytes(self.unplanned) <= temp_budget_bytes):
             return self.unplanned
-        if temp_budget_bytes is None:
-            return min((self._fastest(staged) for staged in self.staged), key=_step_s)
-        plans = [self._composed(staged, temp_budget_bytes) for staged in self.staged]
-        fitting = [plan for plan in plans if _temp_bytes(plan) <= temp_budget_bytes]
+        plans = [self._composed(staged, temp_budget_bytes) for staged in self._within(temp_budget_bytes)]
+        self._solved.update(dict.fromkeys(plans))
+        fitting = [p for p in self._solved if temp_budget_bytes is None or _temp_bytes(p) <= temp_budget_bytes]
         if fitting:
             return min(fitting, key=_step_s)
         return min([*plans, self.smallest], key=_temp_bytes)
 
-    def _fastest(self, staged: _Staged) -> Plan:
-        """With what must be done done, and as little else as possible."""
-        return self._plan(staged, sys.maxsize)
-
     @cached_property
     def smallest(self) -> Plan:
         """The plan of least predicted memory."""
-        return min((self._plan(staged, None) for staged in self.staged), key=_temp_bytes)
+        lowest = sorted(self.floors, key=lambda plan: (_temp_bytes(plan), len(plan.stages)))[:_TRIED]
+        return min((self._plan(self._options_of(plan.stages), None) for plan in lowest), key=_temp_bytes)
 
     @cached_property
     def last_resorts(self) -> tuple[Plan, ...]:
@@ -73,12 +75,22 @@ class OptimalSolver:
         """
         return tuple(dict.fromkeys((self.smallest, solve_full(self.problem))))
 
-    def _staged(self) -> Iterator[_Staged]:
-        for stages in _promising(self.problem):
-            options = stage_options(self.problem, stages)
-            yield stages, options, windows(self.problem, stages, options)
+    def _within(self, budget_bytes: int | None) -> Iterator[_Staged]:
+        """The cut of least memory, and the finest that a budget leaves room for: they give most to choose from."""
+        room = [p.stages for p in self.floors if budget_bytes is None or _temp_bytes(p) <= budget_bytes]
+        lowest = min(self.floors, key=_temp_bytes).stages
+        for stages in dict.fromkeys((*room[-_TRIED:], lowest)):
+            yield self._options_of(stages)
 
-    def _composed(self, staged: _Staged, budget_bytes: int) -> Plan:
+    def _options_of(self, stages: Stages) -> _Staged:
+        if stages not in self._staged:
+            options = stage_options(self.problem, stages)
+            self._staged[stages] = stages, options, look(self.problem, stages, options)
+        return self._staged[stages]
+
+    def _composed(self, staged: _Staged, budget_bytes: int | None) -> Plan:
+        if budget_bytes is None:
+            return self._plan(staged, sys.maxsize)
         limit_bytes = budget_bytes
         for _ in range(_ROUNDS):
             plan = self._plan(staged, limit_bytes)
@@ -94,27 +106,15 @@ class OptimalSolver:
         if chosen is None:
             chosen = compose(options, seen, budget_bytes=None)
         assert chosen is not None, "without a limit there is always a combination"
-        kept = (stage[k].saved for stage, k in zip(options, chosen, strict=True))
-        return decide(self.problem, boundaries(self.problem, stages).union(*kept), stages, "optimal")
+        taken = [stage[k] for stage, k in zip(options, chosen, strict=True)]
+        saved = boundaries(self.problem, stages).union(*(option.saved for option in taken))
+        untouched = frozenset[int]().union(*(option.untouched for option in taken))
+        return decide(self.problem, saved, stages, "optimal", untouched)
 
 
 def solve_optimal(problem: Problem) -> Plan:
     """The cheapest plan within the problem's budget; see the module's docstring."""
     return OptimalSolver(problem).solve(problem.temp_budget_bytes)
-
-
-def _promising(problem: Problem) -> tuple[Stages, ...]:
-    """Two cuts: that of the smallest peak with everything inside stages recomputed, and a fine one nearly as small.
-
-    The first reaches furthest down, the second gives the composition more to choose from.
-    """
-    plans = sorted(
-        smallest_cuts(problem, _NEARLY_SMALLEST),
-        key=lambda plan: (_temp_bytes(plan), len(plan.stages)),
-    )
-    near = [plan for plan in plans if _temp_bytes(plan) <= _NEARLY_SMALLEST * _temp_bytes(plans[0])]
-    finest = max(near, key=lambda plan: len(plan.stages))
-    return tuple(dict.fromkeys((plans[0].stages, finest.stages)))
 
 
 def _temp_bytes(plan: Plan) -> int:

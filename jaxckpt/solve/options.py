@@ -9,11 +9,15 @@ stage a variable R_o (run again):
                 sum_v bytes_v S_v <= limit
                 S_v in {0, 1},  0 <= R_o <= 1
 
-pin_v is one kernel launch where keeping v splits a fused kernel (everything but what a contraction writes): dozens
-of small kept values cost more than they save. With S fixed, the least R that satisfies the rest is 0 or 1 by itself, so
+Seconds are those of two replays, one that keeps nothing and one that keeps everything: seconds_o is what the copy of
+o takes when all copies run, pin_v what making v takes more in the forward pass when it has to be written for itself (a
+softmax's maximum costs a pass over its rows). With S fixed, the least R that satisfies the rest is 0 or 1 by itself, so
 only S is integer. Lowering the limit below what the last solution took walks down the frontier of bytes against
 seconds. Values that the stage reads from earlier stages, and its own boundary values, are there anyway and cost
 nothing here.
+
+Values inside kernels that hold rows are no candidates. The last option of a stage is to leave it untouched: the
+compiler keeps what it likes, nothing is pinned.
 
 Stages of the same structure have the same options: they are solved once and written relative to the stage.
 
@@ -22,17 +26,20 @@ HiGHS, through scipy, solves it.
 """
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from jaxckpt.ir import Kind
-from jaxckpt.solve.problem import Problem
+from jaxckpt.ir import Phase, Plan, Run
+from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.quiet import quiet
 from jaxckpt.solve.stages import Stages, boundaries, stage_index
 
+_DENSER_BELOW = 1.7
+"""Limits are the powers of equal steps: where memory is short, a few bytes decide."""
 _BYTES_WEIGHT = 1e-9
 """Microseconds a byte, to break ties towards keeping less."""
 
@@ -43,13 +50,15 @@ class Option:
 
     Attributes:
       saved: Value ids.
-      saved_bytes: Their bytes.
-      recompute_s: Seconds that the stage then spends on copies and pins.
+      saved_bytes: Bytes that the stage holds until its backward.
+      recompute_s: Seconds that the stage then spends on copies and pins, as the integer programme counts them.
+      untouched: Residuals about which nothing is decided: all of the stage, or none.
     """
 
     saved: frozenset[int]
     saved_bytes: int
     recompute_s: float
+    untouched: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,15 +101,26 @@ def stage_options(problem: Problem, stages: Stages, *, most: int = 12) -> tuple[
       most: How many options a stage may have.
 
     Returns:
-      For each stage at least one option, by rising bytes and falling seconds.
+      For each stage at least one option, by rising bytes and falling seconds, and last, where there is anything to
+      decide, the stage untouched.
     """
     solved: dict[str, tuple[tuple[int, ...], ...]] = {}
     options = []
     for shape in stage_shapes(problem, stages):
         if shape.key not in solved:
             solved[shape.key] = _frontier(shape, most)
-        options.append(tuple(_option(problem, shape, kept) for kept in solved[shape.key]))
+        options.append((*(_option(problem, shape, kept) for kept in solved[shape.key]), *_untouched(problem, shape)))
     return tuple(options)
+
+
+def _untouched(problem: Problem, shape: StageShape) -> Iterator[Option]:
+    """The stage as its author wrote it, where there is something to decide."""
+    residuals = frozenset(shape.values[i] for i in shape.needed) - problem.must.keys()
+    if residuals:
+        graph, within = problem.graph, frozenset(shape.values[i] for i, _ in shape.candidates)
+        kept = within & problem.needed & problem.fusion.materialised
+        kept_bytes = sum(graph.values[v].size_bytes for v in kept)
+        yield Option(saved=frozenset(), saved_bytes=kept_bytes, recompute_s=0.0, untouched=residuals)
 
 
 def stage_shapes(problem: Problem, stages: Stages) -> tuple[StageShape, ...]:
@@ -110,33 +130,62 @@ def stage_shapes(problem: Problem, stages: Stages) -> tuple[StageShape, ...]:
     for op, stage in stage_index(graph, stages).items():
         members[stage].append(op)
     there = boundaries(problem, stages) | frozenset(graph.outputs)
-    return tuple(_shape(problem, tuple(ops), there) for ops in members)
+    seconds = _in_context(problem, stages)
+    return tuple(_shape(problem, tuple(ops), there, seconds) for ops in members)
 
 
-def _shape(problem: Problem, ops: tuple[int, ...], there: frozenset[int]) -> StageShape:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seconds:
+    """By op: of its copy, and what its results take more in the forward pass where they are kept."""
+
+    again: Mapping[int, float]
+    pins: Mapping[int, float]
+
+
+def _in_context(problem: Problem, stages: Stages) -> _Seconds:
+    """The seconds of copies where nothing is kept, and of pins where everything is."""
+    fixed = boundaries(problem, stages)
+    nothing = _by_op(problem, stages, fixed)
+    everything = _by_op(problem, stages, fixed | (problem.needed & problem.worth_saving))
+    again = {op: round(seconds, 12) for (op, again), seconds in nothing.items() if again}
+    pins = {
+        op: round(max(0.0, seconds - nothing[op, False]), 12)
+        for (op, again), seconds in everything.items()
+        if not again
+    }
+    return _Seconds(again=again, pins=pins)
+
+
+def _by_op(problem: Problem, stages: Stages, saved: frozenset[int]) -> dict[tuple[int, bool], float]:
+    """Seconds of each forward op, and of its copy, in the plan that saves `saved`."""
+    replayed = problem.replay(Plan(fingerprint="", decisions=decisions_saving(problem, saved), stages=stages))
+    ops = problem.graph.ops
+    return {
+        (step.op, step.again): seconds
+        for step, seconds in zip(replayed.steps, replayed.seconds, strict=True)
+        if isinstance(step, Run) and ops[step.op].phase is Phase.FORWARD
+    }
+
+
+def _shape(problem: Problem, ops: tuple[int, ...], there: frozenset[int], seconds: _Seconds) -> StageShape:
     graph = problem.graph
     there = there | frozenset(v for op in ops if graph.ops[op].effects for v in graph.ops[op].writes)
     ops = _wanted(problem, ops, there)
     values = tuple(v for op in ops for v in graph.ops[op].writes)
     position = {v: i for i, v in enumerate(values)}
     inside = {v: i for v, i in position.items() if v not in there}
-    candidates = {v: i for v, i in inside.items() if v in problem.worth_saving}
+    worth_saving = problem.worth_saving - problem.fusion.rules.of_rows
+    candidates = {v: i for v, i in inside.items() if v in worth_saving}
     return StageShape(
         ops=ops,
         values=values,
         candidates=tuple((i, graph.values[v].size_bytes) for v, i in candidates.items()),
-        pin_s=tuple(_pin_s(problem, v) for v in candidates),
+        pin_s=tuple(seconds.pins.get(graph.producer[v] or 0, 0.0) for v in candidates),
         needed=tuple(i for v, i in inside.items() if v in problem.late_read),
         reads=tuple(tuple(sorted({inside[v] for v in graph.ops[op].reads if v in inside})) for op in ops),
         producer=tuple(k for k, op in enumerate(ops) for _ in graph.ops[op].writes),
-        again_s=tuple(problem.op_s[op] for op in ops),
+        again_s=tuple(seconds.again.get(op, 0.0) for op in ops),
     )
-
-
-def _pin_s(problem: Problem, value: int) -> float:
-    op = problem.graph.producer[value]
-    splits = op is not None and problem.graph.ops[op].kind is not Kind.CONTRACTION
-    return problem.rates.launch_s if splits else 0.0
 
 
 def _wanted(problem: Problem, ops: tuple[int, ...], there: frozenset[int]) -> tuple[int, ...]:
@@ -175,19 +224,24 @@ def _again(shape: StageShape, kept: frozenset[int]) -> frozenset[int]:
 
 
 def _frontier(shape: StageShape, most: int) -> tuple[tuple[int, ...], ...]:
-    """Kept positions, by rising bytes: the walk down from the cheapest solution in seconds."""
+    """Kept positions, by rising bytes: the cheapest in seconds, and the cheapest within less and less, down to none."""
     if not shape.candidates or not shape.needed:
         return ((),)
     programme = _Programme(shape)
     size_bytes = dict(shape.candidates)
     kept = programme.solve(limit_bytes=sum(size_bytes.values()))
     found = [kept]
-    step_bytes = sum(size_bytes[i] for i in kept) / most
-    while kept:
+    whole_bytes = sum(size_bytes[i] for i in kept)
+    for left in reversed(range(1, most - 1)):
+        if not kept:
+            break
+        share_bytes = int(whole_bytes * (left / (most - 1)) ** _DENSER_BELOW)
         taken_bytes = sum(size_bytes[i] for i in kept)
-        limit_bytes = min(taken_bytes - 1, int((most - len(found)) * step_bytes))
-        kept = programme.solve(limit_bytes=max(0, limit_bytes)) if len(found) < most - 1 else ()
-        found.append(kept)
+        if share_bytes < taken_bytes:
+            kept = programme.solve(limit_bytes=share_bytes)
+            found.append(kept)
+    if kept:
+        found.append(())
     return tuple(reversed(found))
 
 

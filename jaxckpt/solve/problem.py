@@ -36,7 +36,7 @@ class Problem:
     @cached_property
     def prices(self) -> Prices:
         """The arithmetic of each op."""
-        return price(self.graph, self.rates, self.fusion)
+        return price(self.graph, self.rates)
 
     @cached_property
     def needed(self) -> frozenset[int]:
@@ -139,16 +139,30 @@ def unaliased_output_bytes(graph: Graph) -> int:
     return total_bytes
 
 
-def decide(problem: Problem, saved: frozenset[int], stages: tuple[int, ...], strategy: str) -> Plan:
-    """The plan that saves `saved` and computes every other residual again, with its prediction."""
-    return problem.plan(decisions_saving(problem, saved), stages, strategy)
+def decide(
+    problem: Problem,
+    saved: frozenset[int],
+    stages: tuple[int, ...],
+    strategy: str,
+    untouched: frozenset[int] = frozenset(),
+) -> Plan:
+    """The plan that saves `saved` and computes every other residual but `untouched` again, with its prediction."""
+    return problem.plan(decisions_saving(problem, saved, untouched), stages, strategy)
 
 
-def decisions_saving(problem: Problem, saved: frozenset[int]) -> dict[int, Decision]:
-    """`Save` for the values given, `Recompute` for every other residual that can be computed again."""
+def decisions_saving(
+    problem: Problem, saved: frozenset[int], untouched: frozenset[int] = frozenset()
+) -> dict[int, Decision]:
+    """`Save` for the values given, `Recompute` for every other residual that can be computed again.
+
+    Args:
+      problem: The step.
+      saved: Values to pin.
+      untouched: Residuals about which nothing is decided: they are left to the compiler, which keeps them.
+    """
     graph = problem.graph
     decisions: dict[int, Decision] = {v: Save() for v in saved}
-    for v in problem.late_read - saved - frozenset(graph.outputs):
+    for v in problem.late_read - saved - untouched - frozenset(graph.outputs):
         op = graph.producer[v]
         if op is not None and not graph.ops[op].effects:
             decisions[v] = Recompute()

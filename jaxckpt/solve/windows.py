@@ -1,14 +1,15 @@
-"""What is alive while each stage is at work, apart from what other stages keep.
+"""What is alive while each stage is at work, apart from what other stages keep, and how long it is at work.
 
 The peak of a plan is the largest of its windows: a stage at work in the forward pass, or in the backward. What is
 alive there splits into what other stages keep until their own backward, which depends on their options alone, and
-the rest, which depends on the stage's own. So a few replays, in each of which every stage takes another of its
-options, tell the peak of every combination.
+the rest, which depends on the stage's own. So a few replays tell the peak of every combination, and the seconds of
+each option as they are beside its neighbours: one in which all stages keep nothing, and some in which stages of the
+same options each take another one.
 
 Read after `options`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxckpt.cost import Replay
@@ -33,31 +34,97 @@ class Window:
     own_bytes: tuple[int, ...]
 
 
-def windows(problem: Problem, stages: Stages, options: Sequence[Sequence[Option]]) -> tuple[Window, ...]:
-    """The windows of a cut: one for each stage at work forward, one for each at work backward."""
-    fixed = boundaries(problem, stages)
-    most = max(map(len, options))
-    own: dict[tuple[str, int], dict[int, int]] = {}
-    order: list[int] = []
-    for k in range(most):
-        taken = [stage[min(k, len(stage) - 1)] for stage in options]
-        saved = fixed.union(*(option.saved for option in taken))
-        replayed = problem.replay(Plan(fingerprint="", decisions=decisions_saving(problem, saved), stages=stages))
-        labels, order = _labels(problem, stages, replayed, fixed)
-        _collect(own, labels, order, replayed, taken, k)
-    return tuple(
-        Window(
-            stage=stage,
-            waiting=_waiting(key, stage, len(stages), order),
-            own_bytes=tuple(_of_option(own[key, stage], k) for k in range(len(options[stage]))),
-        )
-        for key, stage in own
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What replays say of a cut.
+
+    Attributes:
+      windows: One for each stage at work forward, one for each at work backward.
+      stage_s: For each stage and each of its options the seconds that it is at work.
+    """
+
+    windows: tuple[Window, ...]
+    stage_s: tuple[tuple[float, ...], ...]
+
+
+def look(problem: Problem, stages: Stages, options: Sequence[Sequence[Option]]) -> Seen:
+    """Replays a cut often enough to see every option of its stages."""
+    replays = _Replays(problem, stages, options)
+    nothing = replays.look([0] * len(stages))
+    changes: dict[tuple[_Alike, int], tuple[dict[str, int], float]] = {}
+    for chosen in rotations(options):
+        seen = replays.look(chosen)
+        for stage, k in enumerate(chosen):
+            keys = [key for key, at in seen.own_bytes if at == stage and (key, at) in nothing.own_bytes]
+            more = {key: seen.own_bytes[key, stage] - nothing.own_bytes[key, stage] for key in keys}
+            changes.setdefault((_alike(options[stage]), k), (more, seen.stage_s[stage] - nothing.stage_s[stage]))
+    windows, none = [], (dict[str, int](), 0.0)
+    for (key, stage), own_bytes in nothing.own_bytes.items():
+        alike = _alike(options[stage])
+        of_option = (own_bytes + changes.get((alike, k), none)[0].get(key, 0) for k in range(len(options[stage])))
+        waiting = _waiting(key, stage, len(stages), nothing.order)
+        windows.append(Window(stage=stage, waiting=waiting, own_bytes=tuple(of_option)))
+    stage_s = (
+        tuple(nothing.stage_s[stage] + changes.get((_alike(own), k), none)[1] for k in range(len(own)))
+        for stage, own in enumerate(options)
     )
+    return Seen(windows=tuple(windows), stage_s=tuple(stage_s))
 
 
-def _of_option(measured: dict[int, int], k: int) -> int:
-    """The bytes measured with option k, or with the nearest one for which this window was seen."""
-    return measured[min(measured, key=lambda seen: abs(seen - k))]
+_Alike = tuple[tuple[int, float], ...]
+"""Equal for stages whose options are the same, place by place."""
+
+
+def _alike(options: Sequence[Option]) -> _Alike:
+    return tuple((option.saved_bytes, option.recompute_s) for option in options)
+
+
+def rotations(options: Sequence[Sequence[Option]]) -> Iterator[list[int]]:
+    """For each replay the option that each stage takes, so that every option is seen in some stage that has it."""
+    members: dict[_Alike, list[int]] = {}
+    for stage, own in enumerate(options):
+        members.setdefault(_alike(own), []).append(stage)
+    count = max(-(-(len(alike) - 1) // len(stages)) for alike, stages in members.items())
+    for turn in range(count):
+        chosen = [0] * len(options)
+        for alike, stages in members.items():
+            for place, stage in enumerate(stages):
+                if len(alike) > 1:
+                    chosen[stage] = 1 + (turn * len(stages) + place) % (len(alike) - 1)
+        yield chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One replay: bytes of each window less what waits, seconds of each stage, the order in which they go backward."""
+
+    own_bytes: dict[tuple[str, int], int]
+    stage_s: list[float]
+    order: list[int]
+
+
+class _Replays:
+    """Replays of one cut."""
+
+    def __init__(self, problem: Problem, stages: Stages, options: Sequence[Sequence[Option]]):
+        self._problem, self._stages, self._options = problem, stages, options
+        self._fixed = boundaries(problem, stages)
+
+    def look(self, chosen: Sequence[int]) -> _Look:
+        problem, stages = self._problem, self._stages
+        taken = [stage[k] for stage, k in zip(self._options, chosen, strict=True)]
+        saved = self._fixed.union(*(option.saved for option in taken))
+        untouched = frozenset[int]().union(*(option.untouched for option in taken))
+        decisions = decisions_saving(problem, saved, untouched)
+        replayed = problem.replay(Plan(fingerprint="", decisions=decisions, stages=stages))
+        labels, order = _labels(problem, stages, replayed, self._fixed)
+        held = {label: sum(taken[t].saved_bytes for t in _waiting(*label, len(taken), order)) for label in set(labels)}
+        own: dict[tuple[str, int], int] = {}
+        stage_s = [0.0] * len(stages)
+        for label, live_bytes, seconds in zip(labels, replayed.live_bytes, replayed.seconds, strict=True):
+            own[label] = max(own.get(label, live_bytes - held[label]), live_bytes - held[label])
+            stage_s[label[1]] += seconds
+        return _Look(own, stage_s, order)
 
 
 def _labels(
@@ -88,20 +155,6 @@ def _labels(
                         now = ("backward", stage)
         labels.append(now)
     return labels, begun
-
-
-def _collect(
-    own: dict[tuple[str, int], dict[int, int]],
-    labels: list[tuple[str, int]],
-    order: list[int],
-    replayed: Replay,
-    taken: Sequence[Option],
-    k: int,
-) -> None:
-    held = {label: sum(taken[t].saved_bytes for t in _waiting(*label, len(taken), order)) for label in set(labels)}
-    for label, live_bytes in zip(labels, replayed.live_bytes, strict=True):
-        measured = own.setdefault(label, {})
-        measured[k] = max(measured.get(k, 0), live_bytes - held[label])
 
 
 def _waiting(key: str, stage: int, count: int, order: Sequence[int]) -> tuple[int, ...]:

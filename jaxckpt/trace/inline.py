@@ -1,7 +1,8 @@
 """Nested calls become one level of equations, by building new equations rather than running anything.
 
 Calls (`jit`, `closed_call`, `remat2`, ...) are replaced by the equations of their bodies, under fresh variables and
-the joined name stack. Loops, branches, custom derivatives that nobody differentiated and kernels stay whole. What
+the joined name stack. Loops, branches and kernels stay whole, and so do custom derivatives that nobody differentiated,
+unless they are asked for. What
 `jax.checkpoint` computes again (JAX puts it into a scope `rematted_computation`) is marked `again`; `merge` looks at
 those marks. A nested `jit` that asks for layouts stays whole too; one that asks for shardings is inlined between the
 constraints that say the same.
@@ -22,23 +23,27 @@ from jaxckpt.trace.scope import not_recomputed, once
 
 _JITS = frozenset({"jit", "pjit"})
 _CALLS = frozenset({"closed_call", "core_closed_call", "core_call", "call", "eval_jaxpr"})
+_CUSTOM = frozenset({"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"})
 REMATS = frozenset({"remat2", "remat", "checkpoint"})
 """The names of `jax.checkpoint`'s primitive over the years."""
 
 
-def inline(closed: Any, captured: Sequence[Any] = (), *, keep_user_remat: bool = False) -> Program:
+def inline(
+    closed: Any, captured: Sequence[Any] = (), *, keep_user_remat: bool = False, enter_custom: bool = False
+) -> Program:
     """Flattens a closed jaxpr to one level.
 
     Args:
       closed: A closed jaxpr whose first arguments are those captured.
       captured: Arrays (or tracers) for these first arguments.
       keep_user_remat: Leaves `jax.checkpoint` of the user whole instead of inlining and marking it.
+      enter_custom: Inlines calls with custom derivatives too; nobody can differentiate the result as meant any more.
 
     Returns:
       A program that computes the same; nothing is merged or dropped yet.
     """
     jaxpr = open_jaxpr(closed)
-    inliner = _Inliner(keep_user_remat=keep_user_remat)
+    inliner = _Inliner(keep_user_remat=keep_user_remat, entered=_CALLS | (_CUSTOM if enter_custom else frozenset()))
     known = [*jaxpr.constvars, *jaxpr.invars[: len(captured)]]
     inliner.adopt(known, [*constants_of(closed), *captured])
     env: dict[Any, Atom] = {}
@@ -70,8 +75,9 @@ def _debug_info(jaxpr: Any, captured: int) -> Any:
 
 
 class _Inliner:
-    def __init__(self, *, keep_user_remat: bool):
+    def __init__(self, *, keep_user_remat: bool, entered: frozenset[str]):
         self.keep_user_remat = keep_user_remat
+        self.entered = entered
         self.equations: list[Equation] = []
         self.constants: dict[int, tuple[Any, Any]] = {}
 
@@ -108,7 +114,7 @@ class _Inliner:
         name = eqn.primitive.name
         if name in _JITS and _wants_layouts(eqn.params):
             return None
-        if name in _JITS or name in _CALLS or (name in REMATS and not self.keep_user_remat):
+        if name in _JITS or name in self.entered or (name in REMATS and not self.keep_user_remat):
             return eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
         return None
 

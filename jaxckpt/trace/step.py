@@ -15,8 +15,8 @@ import jax
 import jax.core
 
 from jaxckpt import _compat
-from jaxckpt._errors import ArgumentError
-from jaxckpt.ir import Graph
+from jaxckpt._errors import ArgumentError, NoGradientError
+from jaxckpt.ir import Graph, Phase
 from jaxckpt.trace.arguments import (
     argument_paths,
     check_arguments,
@@ -105,6 +105,7 @@ def trace_step(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     keep_user_remat: bool = False,
+    eager: bool = False,
 ) -> Traced:
     """Traces a training step into a graph.
 
@@ -118,13 +119,15 @@ def trace_step(
       static_argnums: Positions that are not traced.
       keep_user_remat: Leaves the user's `jax.checkpoint` as it is. Otherwise it is undone, so that every residual can
         be decided on.
+      eager: The step is to be run op by op as it was traced: calls with custom derivatives are entered too, nothing
+        is moved, and there need not be a backward pass; where none is marked all ops are called forward.
 
     Returns:
       The traced step; sizes are bytes per device as far as shardings of arguments and constraints tell.
 
     Raises:
       ArgumentError: A leaf is no array; all such leaves are named.
-      NoGradientError: There is no backward pass in the step.
+      NoGradientError: There is no backward pass in the step, and it is not `eager`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -147,7 +150,7 @@ def trace_step(
         donated=frozenset(i for i, (path, _) in enumerate(pairs) if path.startswith(roots or "none")),
     )
     stage = trace_stage(jitted, args, kwargs, static=known)
-    return _read(call, stage, keep_user_remat=keep_user_remat)
+    return _read(call, stage, keep_user_remat=keep_user_remat, eager=eager)
 
 
 def trace_stage(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, static: frozenset[int | str]) -> Any:
@@ -197,15 +200,26 @@ def _jitted(step: Callable[..., Any], static: tuple[int, ...]) -> tuple[Any, fro
     return step, frozenset((*positions, *names))
 
 
-def _read(call: _Call, stage: Any, *, keep_user_remat: bool) -> Traced:
-    leaves = _compat.traced_leaves(stage)
-    inlined = inline(stage.jaxpr, _compat.captured_arrays(stage), keep_user_remat=keep_user_remat)
-    program = prune(merge(inlined))
+def _phased(program: Program, *, eager: bool) -> tuple[Program, tuple[Phase, ...], str]:
+    """The program in its order, a phase an equation, and how they were found."""
+    if eager:
+        try:
+            phased = phases_by_name(program)
+        except NoGradientError:
+            phased = None
+        phases = (Phase.FORWARD,) * len(program.equations) if phased is None else phased.phases
+        return program, phases, "structure" if phased is None else "names"
     phased = phases_by_name(program)
     source = "structure" if phased is None else "names"
     if phased is None:
         phased = phases_by_structure(program, lambda variable: aval_bytes(variable.aval))
-    program, phases = hoist(program, phased)
+    return *hoist(program, phased), source
+
+
+def _read(call: _Call, stage: Any, *, keep_user_remat: bool, eager: bool) -> Traced:
+    leaves = _compat.traced_leaves(stage)
+    inlined = inline(stage.jaxpr, _compat.captured_arrays(stage), keep_user_remat=keep_user_remat, enter_custom=eager)
+    program, phases, source = _phased(prune(merge(inlined)), eager=eager)
     donated = call.donated | {i for i, is_donated in enumerate(leaves.donated) if is_donated}
     asked = _compat.jit_in_shardings(stage)
     shardings = [ours or theirs for ours, theirs in zip(asked, call.shardings, strict=True)]

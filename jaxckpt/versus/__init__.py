@@ -2,7 +2,7 @@
 
 Read in this order: `comparison` (the data), `differences` (how footprints are held against each other), `compare`
 (how anything becomes a footprint), `rows` (the same for spreadsheets and frames); then `verdict` and `verdicts` (what
-each rule is worth).
+each rule is worth); `evictions` (rules of eviction).
 """
 
 from jaxckpt.versus.compare import StepCall, Version, compare, footprint_of_path
@@ -16,6 +16,7 @@ from jaxckpt.versus.comparison import (
     ScopeFigures,
 )
 from jaxckpt.versus.differences import compare_footprints, peak_changes
+from jaxckpt.versus.evictions import EvictionRow, Evictions, compare_evictors
 from jaxckpt.versus.rows import Row, comparison_frame, comparison_rows
 from jaxckpt.versus.verdict import Verdict, Verdicts
 from jaxckpt.versus.verdicts import verdicts
@@ -24,6 +25,8 @@ __all__ = [
     "BufferChange",
     "ComparedVersion",
     "Comparison",
+    "EvictionRow",
+    "Evictions",
     "PeakBuffer",
     "PeakChange",
     "RecomputedOp",
@@ -34,6 +37,7 @@ __all__ = [
     "Verdicts",
     "Version",
     "compare",
+    "compare_evictors",
     "compare_footprints",
     "comparison_frame",
     "comparison_rows",

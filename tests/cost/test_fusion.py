@@ -58,6 +58,46 @@ def test_the_gradient_of_a_gather_scatters_into_the_other_addend():
     assert scattered not in materialised and zeros not in materialised
 
 
+def rows(build, source, *, late=False):
+    """The sum of each row of a value and the value less it: the shape of a softmax."""
+    scores = build.shaped("neg", source, shape=(10, 100))
+    total = build.shaped("reduce_sum", scores, shape=(10,))
+    wide = build.shaped("broadcast_in_dim", total, shape=(10, 100))
+    weights = build.shaped("sub", scores, wide, shape=(10, 100))
+    if late:
+        build.shaped("mul", total, shape=(10,), phase=Phase.BACKWARD)
+    return total, build.shaped("dot_general", weights, shape=(10, 10))
+
+
+def test_a_reduction_of_rows_folds_into_the_kernel_that_reads_the_rows_anyway():
+    build = Builder()
+    product = build.shaped("dot_general", build.input(4000), shape=(10, 100))
+    total, out = rows(build, product)
+    fusion = fuse(build.graph(out))
+    assert total not in fusion.materialised
+    assert fusion.sources[total] == {product: 4000}
+    assert total in fusion.rules.of_rows
+
+
+def test_a_reduction_of_rows_that_a_backward_reads_is_written():
+    build = Builder()
+    product = build.shaped("dot_general", build.input(4000), shape=(10, 100))
+    total, out = rows(build, product, late=True)
+    fusion = fuse(build.graph(out, len(build.values) - 2))
+    assert total in fusion.materialised
+    assert total in fusion.rules.of_rows
+
+
+def test_what_takes_long_to_compute_is_not_computed_in_two_kernels():
+    build = Builder()
+    product = build.op("dot_general", build.input(4000), size_bytes=4000)
+    slow, quick = (build.op(name, product, size_bytes=8000) for name in ("erf", "neg"))
+    readers = [build.op("reduce_sum", v, size_bytes=4) for v in (slow, slow, quick, quick)]
+    materialised = fuse(build.graph(*readers)).materialised
+    assert slow in materialised
+    assert quick not in materialised
+
+
 def test_a_slice_reads_only_what_it_shows():
     build = Builder()
     product = build.op("dot_general", build.input(4000), size_bytes=4000)

@@ -1,5 +1,7 @@
 """The replay counts what is alive as a machine with unlimited patience would."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from tests.graphs import RATES, Builder, chain, graphs, without_fusion
 def replayed(graph: Graph, plan: Plan | None = None):
     laid_out = schedule(graph, plan or Plan(fingerprint=""))
     fusion = fuse(graph)
-    return replay(graph, laid_out, fusion=fusion, prices=price(graph, RATES, fusion), rates=RATES)
+    return replay(graph, laid_out, fusion=fusion, prices=price(graph, RATES), rates=RATES)
 
 
 def counted_by_hand(graph: Graph, laid_out: Schedule) -> list[int]:
@@ -83,7 +85,7 @@ def test_a_value_inside_a_kernel_takes_no_memory_and_keeps_its_source_alive():
     build = Builder()
     x = build.input(4000)
     product = build.op("dot_general", x, size_bytes=4000)
-    inside = build.op("exp", product, size_bytes=8000)
+    inside = build.op("neg", product, size_bytes=8000)
     build.op("reduce_sum", inside, size_bytes=4)
     late = build.op("reduce_sum", inside, size_bytes=4, phase=Phase.BACKWARD)
     graph = build.graph(late)
@@ -123,6 +125,37 @@ def test_reductions_over_the_same_rows_share_one_pass():
     got = replayed(build.graph(1))
     first, second = got.seconds[1:3]
     assert second < first / 2
+
+
+def test_a_reduction_becomes_one_kernel_with_the_loop_that_writes_what_it_reads():
+    def seconds(*, pinned):
+        build = Builder()
+        x, y = build.input(10**6), build.input(10**6)
+        stream = build.op("add", x, y, size_bytes=10**6)
+        total = build.op("reduce_sum", stream, size_bytes=4)
+        late = build.op("mul", stream, total, size_bytes=10**6, phase=Phase.BACKWARD)
+        graph = build.graph(late)
+        laid_out = schedule(graph, Plan(fingerprint=""))
+        if pinned:
+            add, rest = laid_out.steps[0], laid_out.steps[1:]
+            behind = len(graph.values)
+            rest = [replace(s, reads=tuple(behind if r == stream else r for r in s.reads)) for s in rest]
+            pin = Barrier(reads=(stream,), writes=(behind,))
+            laid_out = Schedule(steps=(add, pin, *rest), origin=(*laid_out.origin, stream), outputs=laid_out.outputs)
+        fusion = fuse(graph)
+        got = replay(graph, laid_out, fusion=fusion, prices=price(graph, RATES), rates=RATES)
+        return next(s for step, s in zip(got.steps, got.seconds, strict=True) if step.writes == (total,))
+
+    assert seconds(pinned=False) < 1e-9
+    assert seconds(pinned=True) >= 10**6 / RATES.memory_bandwidth_bytes_per_s
+
+
+def test_a_gather_reads_as_often_as_it_picks():
+    build = Builder()
+    table, picks = build.input(1000), build.input(400)
+    picked = build.op("gather", table, picks, size_bytes=10**6)
+    got = replayed(build.graph(build.op("reduce_sum", picked, size_bytes=4)))
+    assert got.step_s >= 10**6 / RATES.memory_bandwidth_bytes_per_s
 
 
 def test_a_body_takes_its_workspace_while_it_runs():

@@ -102,7 +102,7 @@ def test_of_an_op_with_two_results_the_saved_one_is_not_replaced():
     """Left is saved, right is dropped: the copy of their op makes both, but what follows left reads the saved one."""
     build = Builder()
     x = build.input(4000)
-    left = build.op("split", x, size_bytes=2000)
+    left = build.op("sort", x, size_bytes=2000)
     right = build.value(2000)
     build.ops[0] = dataclasses.replace(build.ops[0], writes=(left, right))
     followed = build.op("sin", left, size_bytes=2000)
@@ -111,10 +111,28 @@ def test_of_an_op_with_two_results_the_saved_one_is_not_replaced():
     laid_out = schedule(graph, plan_of(graph, drop=[right, followed], save=[left]))
     check_order(graph, laid_out)
     pin, wait = (step for step in laid_out.steps if isinstance(step, Barrier))
-    split_again, sin_again = (step for step in laid_out.steps if isinstance(step, Run) and step.again)
+    sort_again, sin_again = (step for step in laid_out.steps if isinstance(step, Run) and step.again)
     assert wait.reads == (x, *pin.writes)
-    assert split_again.reads == wait.writes[:1]
+    assert sort_again.reads == wait.writes[:1]
     assert sin_again.reads == wait.writes[1:]
+
+
+def test_what_is_made_of_arguments_alone_opens_no_stage():
+    """A head tied to the embedding reads the embedding's transpose, which the last block's stage holds."""
+    build = Builder()
+    table = build.input(4000)
+    hidden = build.op("dot_general", table, size_bytes=4000)
+    inside = build.op("sin", hidden, size_bytes=4000)
+    turned = build.op("transpose", table, size_bytes=4000)
+    logits = build.op("dot_general", inside, turned, size_bytes=4000)
+    late = build.op("dot_general", logits, turned, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("mul", late, inside, size_bytes=4000, phase=Phase.BACKWARD))
+    laid_out = schedule(graph, plan_of(graph, drop=[inside, turned], stages=[0, graph.producer[logits]]))
+    check_order(graph, laid_out)
+    order = [(step.op, step.again) for step in laid_out.steps if isinstance(step, Run)]
+    of_head = order.index((graph.producer[late], False))
+    assert order[of_head - 1] == (graph.producer[turned], True)
+    assert order.index((graph.producer[inside], True)) > of_head
 
 
 @pytest.mark.parametrize("kind", ["input", "effects", "backward"])

@@ -6,8 +6,10 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 
-from jaxckpt.solve import Problem
+from jaxckpt.ir import Plan, schedule
+from jaxckpt.solve import Problem, boundaries
 from jaxckpt.solve.options import StageShape, _again, stage_options, stage_shapes
+from jaxckpt.solve.problem import decide
 from jaxckpt.solve.stages import stagings
 from tests.graphs import RATES, chain, graphs
 
@@ -22,13 +24,33 @@ def every_choice(shape: StageShape):
         yield sum(size_bytes[i] for i in kept), seconds + sum(pins[i] for i in kept)
 
 
+def decided(options):
+    """All but the one that leaves its stage untouched."""
+    return [option for option in options if not option.untouched]
+
+
+def test_the_last_option_leaves_a_stage_as_it_stands():
+    graph = chain(12)
+    problem = Problem(graph=graph, rates=RATES)
+    for stages in stagings(problem):
+        for options in stage_options(problem, stages):
+            *others, last = options
+            if last.untouched:
+                assert last.untouched <= problem.late_read
+                assert not last.saved
+            assert not any(option.untouched for option in others)
+    everywhere = frozenset().union(*(options[-1].untouched for options in stage_options(problem, stages)))
+    plan = decide(problem, boundaries(problem, stages), stages, "optimal", everywhere)
+    assert schedule(graph, plan).steps == schedule(graph, Plan(fingerprint="")).steps
+
+
 @given(graphs(most_ops=8))
 def test_no_subset_of_the_same_bytes_is_faster_than_an_option(graph):
     problem = Problem(graph=graph, rates=RATES)
     for stages in stagings(problem):
         shapes = stage_shapes(problem, stages)
         for shape, options in zip(shapes, stage_options(problem, stages, most=64), strict=True):
-            for option in options:
+            for option in decided(options):
                 best = min(seconds for size, seconds in every_choice(shape) if size <= option.saved_bytes)
                 assert option.recompute_s == pytest.approx(best, rel=2e-3, abs=1e-8)
 
@@ -39,8 +61,9 @@ def test_options_start_with_nothing_and_get_faster_as_they_grow(graph):
     for stages in stagings(problem):
         for options in stage_options(problem, stages):
             assert options[0].saved == frozenset()
-            assert [o.saved_bytes for o in options] == sorted(o.saved_bytes for o in options)
-            seconds = [o.recompute_s for o in options]
+            kept = decided(options)
+            assert [o.saved_bytes for o in kept] == sorted(o.saved_bytes for o in kept)
+            seconds = [o.recompute_s for o in kept]
             assert all(b <= a + 1e-9 for a, b in zip(seconds, seconds[1:], strict=False))
 
 

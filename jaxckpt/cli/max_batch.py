@@ -1,0 +1,73 @@
+"""`jaxckpt max-batch`: the largest batch that fits with a plan, and the fastest one."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jaxckpt._units import budget_bytes
+from jaxckpt.cli.console import Shell
+from jaxckpt.cli.plan import budget_as_typed, plan_data
+from jaxckpt.cli.reference import load_maker
+from jaxckpt.fit import BatchSearch, TriedBatch, require_folder
+from jaxckpt.fit import max_batch as search_batches
+from jaxckpt.report import batches_report, print_report
+
+
+def max_batch(
+    reference: Annotated[
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="Of a batch size; what returns (step, args).")
+    ],
+    target: Annotated[str, typer.Option(help="The machine to compile for; see jaxckpt targets.")] = "h200",
+    budget: Annotated[
+        str | None, typer.Option(help='"6GiB", "6GB", bytes or "90%" of the device; its memory if not given.')
+    ] = None,
+    multiples_of: Annotated[int, typer.Option(min=1, help="Try only multiples of this.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Where to write the plan of the largest batch (TOML).")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Find the largest batch that fits with a plan, and the one of highest estimated throughput."""
+    typed = None if budget is None else budget_as_typed(budget)
+    if typed is not None:
+        budget_bytes(typed, baseline_bytes=1)  # mistakes are said before anything is compiled
+    if output is not None:
+        require_folder(output)
+    shell = Shell(json=json)
+    with shell.progress() as say:
+        make_step = load_maker(reference)
+        search = search_batches(make_step, target=target, budget=typed, multiples_of=multiples_of, progress=say)
+    if output is not None:
+        search.plan.save(output)
+    if json:
+        shell.print_json(batches_data(search))
+    else:
+        print_report(batches_report(search), shell.out)
+
+
+def batches_data(search: BatchSearch) -> dict[str, Any]:
+    """A search's figures as plain data."""
+    return {
+        "step": search.step,
+        "target": search.target,
+        "budget_bytes": search.budget_bytes,
+        "multiples_of": search.multiples_of,
+        "compiles": search.compiles,
+        "largest": tried_data(search.largest),
+        "fastest": tried_data(search.fastest),
+        "tried": [tried_data(each) for each in search.tried],
+    }
+
+
+def tried_data(tried: TriedBatch) -> dict[str, Any]:
+    """One batch as plain data."""
+    return {
+        "batch": tried.batch,
+        "fits": tried.fits,
+        "compiled": tried.compiled,
+        "smallest_bytes": tried.smallest_bytes,
+        "step_s": tried.step_s,
+        "items_per_s": tried.items_per_s,
+        "plan": None if tried.plan is None else plan_data(tried.plan),
+    }

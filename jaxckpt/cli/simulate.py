@@ -1,0 +1,79 @@
+"""`jaxckpt simulate`: rules of eviction on a step, over shares of its memory, with our static optimum beside them."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jaxckpt._errors import BudgetError
+from jaxckpt.cli.console import Shell
+from jaxckpt.cli.reference import load_step
+from jaxckpt.report import evictions_report, print_report, require_report_folder, save_page
+from jaxckpt.versus import compare_evictors
+
+
+def simulate(
+    reference: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What returns (step, args).")],
+    evictors: Annotated[str, typer.Option(help="Rules, with commas: dtr, dte, coop, lru, ...")] = "dtr,dte,coop",
+    ratios: Annotated[str, typer.Option(help='"0.3:0.9", "0.3:0.9:0.05" or "0.5,0.6".')] = "0.3:0.9",
+    target: Annotated[str, typer.Option(help="The machine whose seconds count; see jaxckpt targets.")] = "h200",
+    basis: Annotated[str, typer.Option(help="kernels (as compiled) or eager (op by op).")] = "kernels",
+    optimum: Annotated[bool, typer.Option(help="Our static optimum as a further line.")] = True,
+    html: Annotated[Path | None, typer.Option(help="Where to write it as a page.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Simulate DTR, DTE and Coop on a training step under shares of its memory."""
+    shares = parse_ratios(ratios)
+    if html is not None:
+        require_report_folder(html)
+    shell = Shell(json=json)
+    with shell.progress() as say:
+        made = load_step(reference)
+        found = compare_evictors(
+            made.step,
+            *made.args,
+            evictors=tuple(name.strip() for name in evictors.split(",") if name.strip()),
+            ratios=shares,
+            target=target,
+            basis=basis,
+            optimum=optimum,
+            progress=say,
+            **made.options,
+        )
+    report = evictions_report(found)
+    if html is not None:
+        save_page(report, html, title=f"jaxckpt simulate {reference}")
+    if json:
+        shell.print_json(dataclasses.asdict(found))
+    else:
+        print_report(report, shell.out)
+
+
+def parse_ratios(text: str) -> tuple[float, ...]:
+    """Reads shares of memory: a list with commas, or a range with its ends included, by tenths or by its third number.
+
+    Raises:
+      BudgetError: It is neither, or a share is not above 0 and at most 1.
+
+    Example:
+      >>> parse_ratios("0.3:0.5"), parse_ratios("0.5,0.75"), parse_ratios("0.5:0.6:0.05")
+      ((0.3, 0.4, 0.5), (0.5, 0.75), (0.5, 0.55, 0.6))
+    """
+    try:
+        shares = _range(*map(float, text.split(":"))) if ":" in text else tuple(map(float, text.split(",")))
+    except (ValueError, TypeError, ZeroDivisionError):
+        shares = ()
+    if not shares or not all(0 < share <= 1 for share in shares):
+        raise BudgetError(
+            f"--ratios {text} are no shares of memory.",
+            got=repr(text),
+            needed='shares above 0 and at most 1: "0.3:0.9", "0.3:0.9:0.05" or "0.5,0.6"',
+            advice="--ratios 0.3:0.9",
+            text=text,
+        )
+    return shares
+
+
+def _range(first: float, last: float, step: float = 0.1) -> tuple[float, ...]:
+    return tuple(round(first + i * step, 6) for i in range(int((last - first) / step + 1e-6) + 1))

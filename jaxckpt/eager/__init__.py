@@ -1,0 +1,13 @@
+"""A step run eagerly under a budget, op by op: real arrays are evicted and computed again while it runs.
+
+Nothing is compiled but single ops, which JAX keeps by their shapes, so a step may come with other shapes at every call.
+The engine of `jaxckpt.dynamic` decides; here its decisions are carried out.
+
+Read in this order: `operation` (one op on arrays), `prices` (what ops cost, measured as they run), `prepared` (a step
+as a program of operations), `arrays` (what is in memory), `outcome` (what came of a run), `runner`.
+"""
+
+from jaxckpt.eager.outcome import EagerRun
+from jaxckpt.eager.runner import Runner, run
+
+__all__ = ["EagerRun", "Runner", "run"]

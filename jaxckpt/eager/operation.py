@@ -1,0 +1,101 @@
+"""One op of a step over real arrays: JAX's own primitive, bound outside of any trace.
+
+JAX compiles a primitive once for each kind of operands and keeps it; so does `Operations` where an operand's memory is
+given to the result, for which JAX has no eager form.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+
+VIEWS = frozenset({"name", "random_wrap", "random_unwrap"})
+"""Primitives whose result shares its operand's memory when JAX runs them eagerly."""
+_WHOLE = frozenset({"shard_map"})
+"""What cannot be bound outside of `jax.jit`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """An equation, with the tensors of the program that it reads and writes.
+
+    Attributes:
+      eqn: JAX's equation.
+      operands: For each operand a tensor's id, or the literal itself.
+      writes: Tensor ids.
+      key: Equal for operations that take the same time: primitive, parameters, shapes.
+    """
+
+    eqn: Any = field(repr=False)
+    operands: tuple["int | Literal", ...]
+    writes: tuple[int, ...]
+    key: str
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the result shares the operand's memory."""
+        return self.eqn.primitive.name in VIEWS
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """An operand that stands in the step itself."""
+
+    value: Any = field(repr=False)
+    dtype: Any = None
+
+
+def operand_of(atom: Any, tensor_of: Callable[[Any], int]) -> int | Literal:
+    """What an equation's atom is: a tensor or a literal."""
+    return tensor_of(atom) if isinstance(atom, jex.Var) else Literal(atom.val, atom.aval.dtype)
+
+
+class Operations:
+    """Runs operations, one at a time, each to its end."""
+
+    def __init__(self) -> None:
+        self._donating: dict[tuple[str, tuple[int, ...]], Callable[..., Any]] = {}
+
+    def run(
+        self, operation: Operation, operands: Sequence[Any], *, donated: tuple[int, ...] = ()
+    ) -> tuple[list[Any], float]:
+        """Runs an operation.
+
+        Args:
+          operation: What to run.
+          operands: Its arrays and literals.
+          donated: Positions of operands whose memory the result takes over; they are gone afterwards.
+
+        Returns:
+          Its results, which share no memory with the operands unless it is a view; and seconds.
+        """
+        bind = self._bind(operation, donated)
+        begin = time.perf_counter()
+        with operation.eqn.ctx.manager:
+            results = bind(*operands)
+        results = list(results) if operation.eqn.primitive.multiple_results else [results]
+        if not operation.is_view:
+            results = [_apart(result, operands) for result in results]
+        jax.block_until_ready(results)
+        return results, time.perf_counter() - begin
+
+    def _bind(self, operation: Operation, donated: tuple[int, ...]) -> Callable[..., Any]:
+        primitive = operation.eqn.primitive
+        params = primitive.get_bind_params(operation.eqn.params)
+
+        def bind(*operands: Any) -> Any:
+            return primitive.bind(*operands, **params)
+
+        if primitive.name in _WHOLE:
+            return jax.jit(bind)
+        if not donated:
+            return bind
+        return self._donating.setdefault((operation.key, donated), jax.jit(bind, donate_argnums=donated))
+
+
+def _apart(result: Any, operands: Sequence[Any]) -> Any:
+    """The result, copied where JAX has handed an operand on."""
+    return result.copy() if any(result is operand for operand in operands) else result

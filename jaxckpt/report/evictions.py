@@ -1,0 +1,68 @@
+"""Rules of eviction as a report: overhead, fragmentation and searches by ratio; one simulation; one eager run.
+
+Read after `tree`.
+"""
+
+from collections.abc import Callable
+
+from jaxckpt._units import format_bytes, format_seconds
+from jaxckpt.dynamic import Simulation
+from jaxckpt.eager import EagerRun
+from jaxckpt.report.tree import Section, Table, Text, columns
+from jaxckpt.versus.evictions import OPTIMUM, EvictionRow, Evictions
+
+
+def evictions_report(evictions: Evictions) -> Section:
+    """Three tables, a row a rule and a column a ratio; what did not end, and why."""
+    found = evictions
+    failed = [row for row in found.rows if not row.ok]
+    unit = "kernels" if found.basis == "kernels" else "ops, each a kernel of its own"
+    parts = (
+        Text(
+            text=f"{found.calls} {unit}; without a budget {format_bytes(found.whole_bytes)}, of these arguments "
+            f"{format_bytes(found.argument_bytes)}. Simulated in one block of memory with addresses; nothing was run."
+        ),
+        _by_ratio(found, "Time, as a multiple of that without a budget", _overhead, with_optimum=True),
+        _by_ratio(found, "Fragmentation: free memory when a request was refused", _fragmentation),
+        _by_ratio(found, "Seconds spent in searches", _search),
+        Section(
+            title=f"{len(failed)} did not end",
+            parts=tuple(Text(text=f"{row.evictor} at {row.ratio:g}: {row.reason}") for row in failed),
+            folded=True,
+        ),
+    )
+    return Section(title=f"Evictors: {found.step} on {found.target}", parts=parts if failed else parts[:-1])
+
+
+def _by_ratio(found: Evictions, title: str, cell: Callable[[EvictionRow], str], *, with_optimum: bool = False) -> Table:
+    ratios = tuple(dict.fromkeys(row.ratio for row in found.rows))
+    names = [name for name in found.evictors if with_optimum or name != OPTIMUM]
+    return Table(
+        title=title,
+        columns=columns("evictor", *(f">{ratio:g}" for ratio in ratios)),
+        rows=tuple((name, *map(cell, found.rows_of(name))) for name in names),
+    )
+
+
+def _overhead(row: EvictionRow) -> str:
+    return f"{row.overhead:.3f}" if row.ok else row.reason.partition(":")[0]
+
+
+def _fragmentation(row: EvictionRow) -> str:
+    return f"{row.free_share:.1%}" if row.ok else ""
+
+
+def _search(row: EvictionRow) -> str:
+    return format_seconds(row.search_s) if row.ok else ""
+
+
+def simulation_report(simulation: Simulation) -> Section:
+    """The counters of one simulation."""
+    first, *lines = str(simulation).splitlines()
+    return Section(title=first, parts=tuple(Text(text=" ".join(line.split())) for line in lines))
+
+
+def eager_report(ran: EagerRun) -> Section:
+    """The counters of one eager run."""
+    first, *lines = str(ran).splitlines()
+    return Section(title=first, parts=tuple(Text(text=" ".join(line.split())) for line in lines))

@@ -1,0 +1,95 @@
+"""The floor as a report: what the smallest plan takes and what for, and what would lower it.
+
+Read after `tree`, `memory`.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from jaxckpt._units import format_bytes
+from jaxckpt.fit.floor import DECIDED, Floor, Holder, Share
+from jaxckpt.hlo import Buffer
+from jaxckpt.hlo.remedies import Remedy
+from jaxckpt.report.memory import short_source, value_text
+from jaxckpt.report.tree import Part, Section, Table, Text, columns
+
+_WORDS = {
+    Holder.ARGUMENTS: "arguments",
+    Holder.RESULTS: "results that take over no argument",
+    Holder.PROGRAM: "the program and its constants",
+    Holder.RESIDUALS: "kept from forward to backward",
+    Holder.AGAIN: "forward values of the part at work",
+    Holder.HEAD: "logits, and what is as wide",
+    Holder.OP: "around one op",
+    Holder.COTANGENTS: "gradients of activations",
+    Holder.GRADIENTS: "gradients of parameters",
+    Holder.UPDATE: "the update",
+    Holder.WORKSPACE: "scratch of kernels",
+    Holder.TRANSFERS: "on the way to other devices or the host",
+    Holder.OTHER: "other temporaries",
+    Holder.HOLES: "not in use at the peak",
+}
+
+
+def floor_report(floor: Floor) -> Section:
+    """The shares of the smallest total, the largest buffers of each, and remedies, what saves most first."""
+    parts: list[Part] = [Text(text=_summary(floor)), _shares(floor)]
+    if floor.remedies:
+        parts.append(_remedies(floor.remedies))
+    of = f" of {floor.step}" if floor.step else ""
+    where = f" on {floor.footprint.target}" if floor.footprint.target else ""
+    title = f"The least that a plan{of} takes{where}: {format_bytes(floor.total_bytes)}"
+    return Section(title=title, parts=tuple(parts))
+
+
+def _summary(floor: Floor) -> str:
+    memory = floor.footprint.memory
+    share = f"{floor.undecided_share:.0%} of it is not decided by residuals."
+    if memory is None or not memory.kernels:
+        return f"{share} The compiler gave totals alone."
+    kernel = memory.kernels[memory.peak]
+    source = f", {short_source(kernel.source)}" if kernel.source else ""
+    return (
+        f"{share} The peak is in the {kernel.part} part: {kernel.op or kernel.name} in {kernel.scope or '/'}{source}."
+    )
+
+
+def _shares(floor: Floor) -> Table:
+    return Table(
+        title="What it is for",
+        columns=columns("what", ">bytes", ">share", "decided by", "largest"),
+        rows=tuple(row for share in floor.shares for row in _rows(floor, share)),
+    )
+
+
+def _rows(floor: Floor, share: Share) -> Iterator[tuple[str, ...]]:
+    decided = "residuals" if share.holder in DECIDED else ""
+    part = f"{share.size_bytes / floor.total_bytes:.1%}" if floor.total_bytes else ""
+    yield _WORDS[share.holder], format_bytes(share.size_bytes), part, decided, "\n".join(_largest(share))
+
+
+def _largest(share: Share) -> Iterator[str]:
+    """The largest buffers, equal ones in one line."""
+    for line, count in Counter(map(_buffer, share.largest)).items():
+        yield line if count == 1 else f"{count} x {line}"
+
+
+def _buffer(buffer: Buffer) -> str:
+    source = f", {short_source(buffer.source)}" if buffer.source else ""
+    return f"{format_bytes(buffer.size_bytes)} {value_text(buffer)} in {buffer.scope or '/'}{source}"
+
+
+def _remedies(remedies: tuple[Remedy, ...]) -> Table:
+    return Table(
+        title="What would lower it beside a plan",
+        columns=columns("what", ">by about", "how"),
+        rows=tuple(
+            (
+                remedy.title,
+                format_bytes(remedy.saves_bytes or 0),
+                f"{remedy.how}\n{remedy.command}" if remedy.command else remedy.how,
+            )
+            for remedy in remedies
+        ),
+        notes=("Each alone, by the buffers of the compiled program; no compiler was asked what is left then.",),
+    )
