@@ -1,8 +1,8 @@
 """Training steps of the usual networks at the usual sizes, written for these benchmarks in Flax Linen.
 
 One file a model, each with `step`, whose arguments are sizes and whose defaults are the real ones, and `small`, the
-arguments of one that a CPU runs at once. Nothing is marked for jaxckpt. Read in this order: `training`, `tasks`,
-`mixed`, `convolution`, and any model.
+arguments of one that a CPU runs at once. Nothing is marked for jaxckpt; those of `PLANNER` can be rematerialised by
+hand (`blocks`). Read in this order: `training`, `tasks`, `blocks`, `mixed`, `convolution`, and any model.
 
     from benchmarks.models import MODELS
     made = MODELS["resnet50"].step()

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.models.blocks import Remat, as_written
 from benchmarks.models.mixed import Dense, Embed, LayerNorm, attend, join_heads, split_heads
 from benchmarks.models.tasks import cross_entropy
 from benchmarks.models.training import ADAMW, TrainingStep, training_step
@@ -45,6 +46,7 @@ class Bert(nn.Module):
     heads: int
     vocabulary: int
     dropout: float
+    remat: Remat
 
     @nn.compact
     def __call__(self, tokens: jax.Array, parts: jax.Array, places: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -53,7 +55,7 @@ class Bert(nn.Module):
         x = LayerNorm(name="start")(embed(tokens) + Embed(2, self.width, name="parts")(parts) + positions)
         x = nn.Dropout(self.dropout, deterministic=False)(x)
         for i in range(self.layers):
-            x = Block(self.heads, self.dropout, name=f"block_{i}")(x)
+            x = self.remat(Block)(self.heads, self.dropout, name=f"block_{i}")(x)
         first = nn.tanh(Dense(self.width, name="pooler")(x[:, 0]))
         guessed = self.guesses(embed, jnp.take_along_axis(x, places[..., None], axis=1))
         return guessed, Dense(2, name="follows")(first)
@@ -74,6 +76,7 @@ def step(
     vocabulary: int = 30522,
     dropout: float = 0.1,
     optimiser: optax.GradientTransformation = ADAMW,
+    remat: Remat = as_written,
 ) -> TrainingStep:
     """BERT-large, or another size of it.
 
@@ -86,8 +89,9 @@ def step(
       vocabulary: Tokens there are.
       dropout: Share of the stream's numbers that is dropped.
       optimiser: What makes updates of gradients.
+      remat: Applied to each block, before it is called; see `blocks`.
     """
-    model = Bert(layers, width, heads, vocabulary, dropout)
+    model = Bert(layers, width, heads, vocabulary, dropout, remat)
     guesses = -(-sequence * 15 // 100)
 
     def made(key: jax.Array) -> dict[str, jax.Array]:

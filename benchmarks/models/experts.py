@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.models.blocks import Remat, as_written
 from benchmarks.models.mixed import LayerNorm
 from benchmarks.models.tasks import language_model
 from benchmarks.models.training import ADAMW, TrainingStep
@@ -101,6 +102,7 @@ def step(
     chosen: int = 2,
     spare: float = 1.25,
     optimiser: optax.GradientTransformation = ADAMW,
+    remat: Remat = as_written,
 ) -> TrainingStep:
     """The decoder.
 
@@ -115,10 +117,11 @@ def step(
       chosen: Experts of a token.
       spare: Places of all experts, as a multiple of what tokens need.
       optimiser: What makes updates of gradients.
+      remat: Applied to each block, before it is called; see `blocks`.
     """
 
     def block(width: int, heads: int, *, name: str) -> ExpertBlock:
-        return ExpertBlock(width, heads, experts, chosen, spare, name=name)
+        return remat(ExpertBlock)(width, heads, experts, chosen, spare, name=name)
 
     model = GPT(layers=layers, width=width, heads=heads, vocabulary=vocabulary, sequence=sequence, block=block)
     return language_model(model, batch=batch, sequence=sequence, vocabulary=vocabulary, optimiser=optimiser)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.models.blocks import Remat, as_written
 from benchmarks.models.tasks import cross_entropy
 from benchmarks.models.training import TrainingStep, training_step
 
@@ -30,12 +31,24 @@ class Convolution(nn.Module):
         return jax.ops.segment_sum(messages, receivers, num_segments=x.shape[0]) + bias
 
 
+class Layer(nn.Module):
+    """A convolution, normalised, with ReLU."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, weights: jax.Array, senders: jax.Array, receivers: jax.Array) -> jax.Array:
+        x = Convolution(self.features, name="convolution")(x, weights, senders, receivers)
+        return nn.relu(nn.BatchNorm(use_running_average=False, momentum=0.9, name="norm")(x))
+
+
 class GCN(nn.Module):
     """Convolutions, normalised between, to the classes of nodes."""
 
     layers: int
     hidden: int
     classes: int
+    remat: Remat
 
     @nn.compact
     def __call__(self, x: jax.Array, senders: jax.Array, receivers: jax.Array) -> jax.Array:
@@ -45,8 +58,7 @@ class GCN(nn.Module):
         roots = jax.lax.rsqrt(degrees)
         weights = roots[senders] * roots[receivers]
         for i in range(self.layers - 1):
-            x = Convolution(self.hidden, name=f"layer_{i}")(x, weights, senders, receivers)
-            x = nn.relu(nn.BatchNorm(use_running_average=False, momentum=0.9, name=f"norm_{i}")(x))
+            x = self.remat(Layer)(self.hidden, name=f"layer_{i}")(x, weights, senders, receivers)
         return Convolution(self.classes, name="head")(x, weights, senders, receivers)
 
 
@@ -59,6 +71,7 @@ def step(
     hidden: int = 256,
     classes: int = 40,
     optimiser: optax.GradientTransformation = ADAM,
+    remat: Remat = as_written,
 ) -> TrainingStep:
     """The network.
 
@@ -70,8 +83,9 @@ def step(
       hidden: Numbers of a node between them.
       classes: Classes of nodes.
       optimiser: What makes updates of gradients.
+      remat: Applied to each layer but the last, before it is called; see `blocks`.
     """
-    model = GCN(layers, hidden, classes)
+    model = GCN(layers, hidden, classes, remat)
 
     def made(key: jax.Array) -> dict[str, jax.Array]:
         keys = jax.random.split(key, 4)

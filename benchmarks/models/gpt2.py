@@ -7,6 +7,7 @@ from typing import Any
 
 import optax
 
+from benchmarks.models.blocks import Remat, as_written
 from benchmarks.models.tasks import language_model
 from benchmarks.models.training import ADAMW, TrainingStep
 from jaxckpt.cli.gpt2 import GPT, Block
@@ -20,8 +21,8 @@ def step(
     width: int = 768,
     heads: int = 12,
     vocabulary: int = 50304,
-    block: Any = Block,
     optimiser: optax.GradientTransformation = ADAMW,
+    remat: Remat = as_written,
 ) -> TrainingStep:
     """A decoder with learned positions.
 
@@ -32,10 +33,11 @@ def step(
       width: Of the stream.
       heads: Of attention.
       vocabulary: Tokens there are.
-      block: The block's class: that of the demo, or it wrapped by `flax.linen.remat`.
       optimiser: What makes updates of gradients.
+      remat: Applied to each block, before it is called; see `blocks`.
     """
-    model = GPT(layers=layers, width=width, heads=heads, vocabulary=vocabulary, sequence=sequence, block=block)
+    sizes = {"layers": layers, "width": width, "heads": heads, "vocabulary": vocabulary, "sequence": sequence}
+    model = GPT(**sizes, block=remat(Block))
     return language_model(model, batch=batch, sequence=sequence, vocabulary=vocabulary, optimiser=optimiser)
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.models.blocks import Remat, as_written
 from benchmarks.models.mixed import Dense, Embed, RMSNorm, join_heads, split_heads
 from benchmarks.models.tasks import language_model
 from benchmarks.models.training import ADAMW, TrainingStep
@@ -79,13 +80,15 @@ class Llama(nn.Module):
     hidden: int
     vocabulary: int
     fused: bool
+    remat: Remat
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         embed = Embed(self.vocabulary, self.width, name="tokens")
         x = embed(tokens)
+        block = self.remat(Block)
         for i in range(self.layers):
-            x = Block(self.heads, self.groups, self.hidden, self.fused, name=f"block_{i}")(x)
+            x = block(self.heads, self.groups, self.hidden, self.fused, name=f"block_{i}")(x)
         return embed.attend(RMSNorm(name="last")(x))
 
 
@@ -101,6 +104,7 @@ def step(
     vocabulary: int = 128256,
     fused: bool = False,
     optimiser: optax.GradientTransformation = ADAMW,
+    remat: Remat = as_written,
 ) -> TrainingStep:
     """The decoder.
 
@@ -115,8 +119,9 @@ def step(
       vocabulary: Tokens there are.
       fused: Attention by cuDNN's kernel; JAX traces it only where it finds cuDNN.
       optimiser: What makes updates of gradients.
+      remat: Applied to each block, before it is called; see `blocks`.
     """
-    model = Llama(layers, width, heads, groups, hidden, vocabulary, fused)
+    model = Llama(layers, width, heads, groups, hidden, vocabulary, fused, remat)
     return language_model(model, batch=batch, sequence=sequence, vocabulary=vocabulary, optimiser=optimiser)
 
 

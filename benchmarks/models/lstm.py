@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.models.blocks import Remat, as_written
 from benchmarks.models.tasks import cross_entropy
 from benchmarks.models.training import TrainingStep, training_step
 
@@ -24,6 +25,7 @@ class Direction(nn.Module):
     hidden: int
     reverse: bool
     unrolled: bool
+    remat: Remat = as_written
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -38,9 +40,10 @@ class Direction(nn.Module):
 
     def scanned(self, weights: Any, carry: Any, x: jax.Array) -> jax.Array:
         """Time as a `scan`."""
+        moment = self.remat(cell)
 
         def body(carry: Any, x: jax.Array) -> tuple[Any, jax.Array]:
-            carry = cell(weights, carry, x)
+            carry = moment(weights, carry, x)
             return carry, carry[0]
 
         _, outputs = jax.lax.scan(body, carry, x.swapaxes(0, 1), reverse=self.reverse)
@@ -72,12 +75,13 @@ class BiLSTM(nn.Module):
     layers: int
     classes: int
     unrolled: bool
+    remat: Remat
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         for i in range(self.layers):
-            onward = Direction(self.hidden, False, self.unrolled, name=f"layer_{i}_onward")(x)
-            back = Direction(self.hidden, True, self.unrolled, name=f"layer_{i}_back")(x)
+            onward = Direction(self.hidden, False, self.unrolled, self.remat, name=f"layer_{i}_onward")(x)
+            back = Direction(self.hidden, True, self.unrolled, self.remat, name=f"layer_{i}_back")(x)
             x = jnp.concatenate([onward, back], axis=-1)
         ends = jnp.concatenate([onward[:, -1], back[:, 0]], axis=-1)
         return nn.Dense(self.classes, name="head")(ends)
@@ -93,6 +97,7 @@ def step(
     classes: int = 2,
     unrolled: bool = False,
     optimiser: optax.GradientTransformation = ADAM,
+    remat: Remat = as_written,
 ) -> TrainingStep:
     """The LSTM of Coop's figures, or another size of it.
 
@@ -105,8 +110,9 @@ def step(
       classes: Classes.
       unrolled: Each moment has ops of its own, as an eager framework would run them.
       optimiser: What makes updates of gradients.
+      remat: Applied to each moment of a `scan`, before it is called; see `blocks`.
     """
-    model = BiLSTM(hidden, layers, classes, unrolled)
+    model = BiLSTM(hidden, layers, classes, unrolled, remat)
 
     def made(key: jax.Array) -> dict[str, jax.Array]:
         for_words, for_labels = jax.random.split(key)

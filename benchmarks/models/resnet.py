@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import optax
 
+from benchmarks.models.blocks import Remat, as_written
 from benchmarks.models.convolution import ConvNorm
 from benchmarks.models.tasks import image_classifier
 from benchmarks.models.training import SGD, TrainingStep
@@ -36,15 +37,17 @@ class ResNet(nn.Module):
     blocks: tuple[int, ...]
     width: int
     classes: int
+    remat: Remat
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         x = ConvNorm(self.width, (7, 7), 2, name="stem")(x)
         x = nn.max_pool(x, (3, 3), strides=(2, 2), padding=((1, 1), (1, 1)))
+        block = self.remat(Bottleneck)
         for stage, count in enumerate(self.blocks):
             for i in range(count):
                 stride = 2 if stage > 0 and i == 0 else 1
-                x = Bottleneck(self.width * 2**stage, stride, name=f"stage_{stage}_block_{i}")(x)
+                x = block(self.width * 2**stage, stride, name=f"stage_{stage}_block_{i}")(x)
         return nn.Dense(self.classes, name="head")(x.mean(axis=(1, 2)))
 
 
@@ -56,6 +59,7 @@ def step(
     width: int = 64,
     classes: int = 1000,
     optimiser: optax.GradientTransformation = SGD,
+    remat: Remat = as_written,
 ) -> TrainingStep:
     """ResNet-50, or another depth of it.
 
@@ -66,8 +70,9 @@ def step(
       width: Channels of the stem.
       classes: Classes.
       optimiser: What makes updates of gradients.
+      remat: Applied to each bottleneck, before it is called; see `blocks`.
     """
-    model = ResNet(blocks, width, classes)
+    model = ResNet(blocks, width, classes, remat)
     return image_classifier(model, batch=batch, size=size, classes=classes, optimiser=optimiser)
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks.models.blocks import Remat, as_written
 from benchmarks.models.mixed import Dense, Embed, RMSNorm, attend, join_heads, split_heads
 from benchmarks.models.tasks import cross_entropy
 from benchmarks.models.training import ADAMW, TrainingStep, training_step
@@ -64,21 +65,33 @@ class FeedForward(nn.Module):
         return x + Dense(x.shape[-1], use_bias=False, name="fc2")(y)
 
 
+class Layer(nn.Module):
+    """Attention, of the decoder also to what the encoder made, and a feed-forward layer."""
+
+    heads: int
+    hidden: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, bias: jax.Array, read: jax.Array | None) -> jax.Array:
+        x = Attention(self.heads, name="attention")(x, bias=bias)
+        if read is not None:
+            x = Attention(self.heads, name="reading")(x, read)
+        return FeedForward(self.hidden, name="fc")(x)
+
+
 class Stack(nn.Module):
     """The encoder, or the decoder where there is something to read."""
 
     layers: int
     heads: int
     hidden: int
+    remat: Remat
 
     @nn.compact
     def __call__(self, x: jax.Array, read: jax.Array | None = None) -> jax.Array:
         bias = self.bias(x.shape[1], causal=read is not None)
         for i in range(self.layers):
-            x = Attention(self.heads, name=f"attention_{i}")(x, bias=bias)
-            if read is not None:
-                x = Attention(self.heads, name=f"reading_{i}")(x, read)
-            x = FeedForward(self.hidden, name=f"fc_{i}")(x)
+            x = self.remat(Layer)(self.heads, self.hidden, name=f"layer_{i}")(x, bias, read)
         return RMSNorm(name="last")(x)
 
     def bias(self, sequence: int, *, causal: bool) -> jax.Array:
@@ -96,12 +109,13 @@ class T5(nn.Module):
     heads: int
     hidden: int
     vocabulary: int
+    remat: Remat
 
     @nn.compact
     def __call__(self, text: jax.Array, said: jax.Array) -> jax.Array:
         embed = Embed(self.vocabulary, self.width, name="tokens")
-        read = Stack(self.layers, self.heads, self.hidden, name="encoder")(embed(text))
-        x = Stack(self.layers, self.heads, self.hidden, name="decoder")(embed(said), read)
+        read = Stack(self.layers, self.heads, self.hidden, self.remat, name="encoder")(embed(text))
+        x = Stack(self.layers, self.heads, self.hidden, self.remat, name="decoder")(embed(said), read)
         return embed.attend(x * self.width**-0.5)
 
 
@@ -116,6 +130,7 @@ def step(
     hidden: int = 3072,
     vocabulary: int = 32128,
     optimiser: optax.GradientTransformation = ADAMW,
+    remat: Remat = as_written,
 ) -> TrainingStep:
     """T5 base, or another size of it.
 
@@ -129,8 +144,9 @@ def step(
       hidden: Of the feed-forward layers.
       vocabulary: Tokens there are.
       optimiser: What makes updates of gradients.
+      remat: Applied to each layer of the encoder and of the decoder, before it is called; see `blocks`.
     """
-    model = T5(layers, width, heads, hidden, vocabulary)
+    model = T5(layers, width, heads, hidden, vocabulary, remat)
 
     def made(key: jax.Array) -> dict[str, jax.Array]:
         for_text, for_answer = jax.random.split(key)

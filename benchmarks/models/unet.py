@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.models.blocks import Remat, as_written
 from benchmarks.models.tasks import cross_entropy
 from benchmarks.models.training import TrainingStep, training_step
 
@@ -37,17 +38,18 @@ class UNet(nn.Module):
     width: int
     depth: int
     classes: int
+    remat: Remat
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        seen = []
+        seen, pair = [], self.remat(Pair)
         for i in range(self.depth):
-            seen.append(Pair(self.width * 2**i, name=f"down_{i}")(x))
+            seen.append(pair(self.width * 2**i, name=f"down_{i}")(x))
             x = nn.max_pool(seen[-1], (2, 2), strides=(2, 2))
-        x = Pair(self.width * 2**self.depth, name="bottom")(x)
+        x = pair(self.width * 2**self.depth, name="bottom")(x)
         for i in reversed(range(self.depth)):
             x = nn.ConvTranspose(self.width * 2**i, (2, 2), strides=(2, 2), name=f"widen_{i}")(x)
-            x = Pair(self.width * 2**i, name=f"up_{i}")(jnp.concatenate([seen[i], as_large(x, seen[i])], axis=-1))
+            x = pair(self.width * 2**i, name=f"up_{i}")(jnp.concatenate([seen[i], as_large(x, seen[i])], axis=-1))
         return nn.Conv(self.classes, (1, 1), name="head")(x)
 
 
@@ -67,6 +69,7 @@ def step(
     depth: int = 4,
     classes: int = 2,
     optimiser: optax.GradientTransformation = OPTIMISER,
+    remat: Remat = as_written,
 ) -> TrainingStep:
     """U-Net, or another size of it.
 
@@ -79,8 +82,9 @@ def step(
       depth: How often the image is halved.
       classes: Classes of a pixel.
       optimiser: What makes updates of gradients.
+      remat: Applied to each pair of convolutions, before it is called; see `blocks`.
     """
-    model = UNet(width, depth, classes)
+    model = UNet(width, depth, classes, remat)
 
     def made(key: jax.Array) -> dict[str, jax.Array]:
         for_images, for_labels = jax.random.split(key)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.models.blocks import Remat, as_written
 from benchmarks.models.mixed import Dense, LayerNorm, attend, join_heads, split_heads
 from benchmarks.models.tasks import image_classifier
 from benchmarks.models.training import ADAMW, TrainingStep
@@ -38,6 +39,7 @@ class ViT(nn.Module):
     heads: int
     patch: int
     classes: int
+    remat: Remat
 
     @nn.compact
     def __call__(self, images: jax.Array) -> jax.Array:
@@ -49,7 +51,7 @@ class ViT(nn.Module):
         positions = self.param("positions", nn.initializers.normal(0.02), (1, *x.shape[1:]))
         x = x + positions.astype(x.dtype)
         for i in range(self.layers):
-            x = Block(self.heads, name=f"block_{i}")(x)
+            x = self.remat(Block)(self.heads, name=f"block_{i}")(x)
         return Dense(self.classes, name="head")(LayerNorm(name="last")(x)[:, 0])
 
 
@@ -63,6 +65,7 @@ def step(
     patch: int = 16,
     classes: int = 1000,
     optimiser: optax.GradientTransformation = ADAMW,
+    remat: Remat = as_written,
 ) -> TrainingStep:
     """ViT-B/16, or another size of it.
 
@@ -75,8 +78,9 @@ def step(
       patch: Height and width of a patch.
       classes: Classes.
       optimiser: What makes updates of gradients.
+      remat: Applied to each block, before it is called; see `blocks`.
     """
-    model = ViT(layers, width, heads, patch, classes)
+    model = ViT(layers, width, heads, patch, classes, remat)
     return image_classifier(model, batch=batch, size=size, classes=classes, optimiser=optimiser)
 
 

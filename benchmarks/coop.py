@@ -1,0 +1,70 @@
+"""Coop's figures: its eight networks under DTR, DTE and Coop at ten shares of their memory, and our static optimum.
+
+    python -m benchmarks.coop                         # both bases, all networks, in two processes
+    python -m benchmarks.coop --basis eager resnet50
+
+Networks are traced at their real sizes and never run. Basis "eager" is what the paper shows: every op a kernel, every
+value in memory, seconds of one H200. Basis "kernels" is the step as it compiles; the static optimum stands there.
+Prints the tables and keeps the rows as `results/coop-eager` and `results/coop-kernels`.
+"""
+
+import argparse
+import dataclasses
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+
+from benchmarks.models import COOP, MODELS
+from benchmarks.record import keep
+from jaxckpt.report import evictions_report, render_text
+from jaxckpt.versus import Evictions, compare_evictors
+
+RATIOS = (0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9)
+LIMIT = 4
+"""A run that recomputes more than this many times its step is off every figure."""
+PROCESSES = 2
+
+
+def measured(name: str, basis: str, optimum: bool) -> tuple[Evictions, float]:
+    """One network, and the seconds that it took."""
+    begin = time.perf_counter()
+    made = MODELS[name].step()
+    found = compare_evictors(
+        made.step,
+        *made.args,
+        ratios=RATIOS,
+        basis=basis,
+        optimum=optimum,
+        limit=LIMIT,
+        donate_argnums=made.donate_argnums,
+    )
+    return dataclasses.replace(found, step=name), time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("networks", nargs="*", default=list(COOP))
+    parser.add_argument("--basis", choices=("eager", "kernels", "both"), default="both")
+    parser.add_argument("--no-optimum", action="store_true")
+    chosen = parser.parse_args()
+    bases = ("eager", "kernels") if chosen.basis == "both" else (chosen.basis,)
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    for basis in bases:
+        begin = time.perf_counter()
+        done: dict[str, tuple[Evictions, float]] = {}
+        with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
+            waiting = {pool.submit(measured, name, basis, not chosen.no_optimum): name for name in chosen.networks}
+            for future in as_completed(waiting):
+                name = waiting[future]
+                done[name] = future.result()
+                print(render_text(evictions_report(done[name][0])), f"{done[name][1]:.0f} s", flush=True)
+        total_s = time.perf_counter() - begin
+        rows = {name: {**dataclasses.asdict(done[name][0]), "seconds": done[name][1]} for name in chosen.networks}
+        keep(f"coop-{basis}", {"limit": LIMIT, "seconds": total_s, "networks": rows})
+        print(f"{basis}: {total_s:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
