@@ -319,8 +319,16 @@ class Spread:
                 self.materialised.add(shown[step.reads[position]])
 
     def _read_late(self, steps: Sequence[Step]) -> set[int]:
-        ops = self.rules.graph.ops
-        return {i for s in steps if isinstance(s, Run) and ops[s.op].phase is not Phase.FORWARD for i in s.reads}
+        """Instances of the forward pass that later kernels read, or compute from what they read."""
+        ops, rules = self.rules.graph.ops, self.rules
+        late: set[int] = set()
+        for step in reversed(steps):
+            if not isinstance(step, Run):
+                continue
+            is_late = step.again or ops[step.op].phase is not Phase.FORWARD
+            if is_late or (not rules.writes_memory[step.op] and not late.isdisjoint(step.writes)):
+                late.update(step.reads)
+        return late
 
     def _kernels_reading(self, steps: Sequence[Step]) -> list[frozenset[int]]:
         """For each instance the kernels that read it if only what must be is in memory, up to `_MANY`."""
