@@ -289,7 +289,8 @@ class Spread:
                     if touched > merged.get(value, -1):
                         merged[value] = touched
         if self.rules.is_gather[op]:
-            return {value: sum(self.size_bytes[i] for i in step.writes) for value in merged}
+            picked, table = sum(self.size_bytes[i] for i in step.writes), self.sources[step.reads[0]]
+            return {value: picked if value in table else touched for value, touched in merged.items()}
         if self.rules.touches_part[op]:
             written = sum(self.size_bytes[i] for i in step.writes)
             return {value: min(touched, written) for value, touched in merged.items()}
