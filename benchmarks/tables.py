@@ -73,7 +73,7 @@ def demo_table() -> str:
     lines += [
         "",
         f"{demo['layers']} Linen blocks, batch {demo['batch']} x 1024, bfloat16, AdamW, donated state. Totals are"
-        " XLA's: arguments + outputs - donated + temporaries; seconds are a roofline over its scheduled kernels. Made on"
+        " XLA's: arguments + outputs - donated + temporaries; seconds are a roofline over its kernels. Made on"
         f" {made['cores']} cores without a GPU in {demo['wall_s']:.0f} s, {len(demo['plans'])} plans with"
         f" {sum(len(plan['attempts']) for plan in demo['plans'].values())} compiles; jax {versions['jax']},"
         f" Python {made['python']}, {made['date']}.",
