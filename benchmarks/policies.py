@@ -42,9 +42,8 @@ def planner(target: Target | None) -> Planner:
 def figures(planner: Planner, policy: Policy | None) -> dict[str, Any]:
     begun = time.perf_counter()
     plan = planner.follow(policy)
-    footprint, prediction = plan.footprint, plan.prediction
+    footprint, prediction = plan.footprint, plan.predicted
     assert footprint is not None
-    assert prediction is not None
     made = {
         "total_bytes": footprint.total_bytes,
         "temp_bytes": footprint.temp_bytes,

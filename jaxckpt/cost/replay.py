@@ -221,10 +221,11 @@ class _Replayer:
             traffic_bytes = self._scatter_bytes(step, reads)
         if op.workspace_bytes:
             self.workspace_bytes[at] = op.workspace_bytes
-        joined = self._joined(at, op, step, reads)
+        kernel = at
         if self.spread.rules.fuses[op.id]:
-            kernel_s = self._loop_s(at if joined is None else joined, reads, traffic_bytes, arithmetic_s)
-            self.looped.update(dict.fromkeys((*reads, *written), at if joined is None else joined))
+            kernel = self._loop_of(at, op, step, reads)
+            kernel_s = self._loop_s(kernel, reads, traffic_bytes, arithmetic_s)
+            self.looped.update(dict.fromkeys((*reads, *written), kernel))
         else:
             kernel_s = self._kernel_s(traffic_bytes, arithmetic_s)
         self.seconds[at] += kernel_s
@@ -234,7 +235,7 @@ class _Replayer:
         for instance in written:
             self.births[instance] = at if op.reads else 0
             self.deaths[instance] = at
-            self.made_by[instance] = at if joined is None else joined
+            self.made_by[instance] = kernel
             if op.kind is Kind.REDUCTION:
                 self.reduced.add(instance)
             if op.kind in _WRITES_IN_PLACE:
@@ -247,16 +248,16 @@ class _Replayer:
         others = (size_bytes for source, size_bytes in reads.items() if source not in self.sources[base])
         return sum(others) + 2 * self.size_bytes[updates]
 
-    def _joined(self, at: int, op: Op, step: Run, reads: Sources) -> int | None:
-        """The loop that this one becomes one with: it goes over the same largest array, and is not waited for."""
-        if not reads or not self.spread.rules.fuses[op.id] or self.spread.holds_rows(step):
-            return None
-        kernel = self.looped.get(max(reads, key=lambda source: reads[source]))
-        far = kernel is None or (at - kernel > _ONE_PASS and op.phase is not Phase.UPDATE)
-        if kernel is None or far or max(self.made_by.get(source, -1) for source in reads) > kernel:
-            return None
+    def _loop_of(self, at: int, op: Op, step: Run, reads: Sources) -> int:
+        """The kernel of a loop: an earlier one over the same largest array that need not be waited for, or its own."""
+        if not reads or self.spread.holds_rows(step):
+            return at
+        kernel = self.looped.get(max(reads, key=lambda source: reads[source]), at)
+        far = at - kernel > _ONE_PASS and op.phase is not Phase.UPDATE
+        if far or max(self.made_by.get(source, -1) for source in reads) > kernel:
+            return at
         waits = any(source in self.reduced and self.made_by[source] == kernel for source in reads)
-        return None if waits and op.kind is not Kind.REDUCTION else kernel
+        return at if waits and op.kind is not Kind.REDUCTION else kernel
 
     def _loop_s(self, kernel: int, reads: Sources, traffic_bytes: int, arithmetic_s: float) -> float:
         """Seconds that a loop adds to a kernel, its own or one that it joins."""

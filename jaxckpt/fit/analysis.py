@@ -109,9 +109,7 @@ def analyze(
     target = Target(target)
     traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     problem = Problem(graph=traced.graph, rates=target.rates)
-    unplanned, full = (solve(problem, strategy).prediction for strategy in ("none", "full"))
-    assert unplanned is not None
-    assert full is not None
+    unplanned, full = (solve(problem, strategy).predicted for strategy in ("none", "full"))
     graph = traced.graph
     unpriced = problem.prices.unpriced
     return Analysis(

@@ -99,7 +99,7 @@ class _Trial:
     @cached_property
     def resorts(self) -> tuple[ir.Plan, ...]:
         """Plans of least memory, the smallest by prediction first."""
-        return tuple(sorted(self.planner.solver.last_resorts, key=lambda plan: _prediction(plan).temp_bytes))
+        return tuple(sorted(self.planner.solver.last_resorts, key=lambda plan: plan.predicted.temp_bytes))
 
     @property
     def fixed_bytes(self) -> int:
@@ -109,7 +109,7 @@ class _Trial:
     @property
     def smallest_temp_bytes(self) -> int:
         """Temporaries of the smallest plan, by the model."""
-        return _prediction(self.resorts[0]).temp_bytes
+        return self.resorts[0].predicted.temp_bytes
 
     def expected_bytes(self, ratio: float) -> int:
         """The smallest total, as expected."""
@@ -117,12 +117,12 @@ class _Trial:
 
     def unplanned_bytes(self, ratio: float) -> int:
         """The total of the step as it is, as expected."""
-        return self.fixed_bytes + int(ratio * _prediction(self.planner.solver.unplanned).temp_bytes)
+        return self.fixed_bytes + int(ratio * self.planner.solver.unplanned.predicted.temp_bytes)
 
     def expected_step_s(self, limit_bytes: int, ratio: float) -> float:
         """Seconds of a step with the model's fastest plan within a budget."""
         temp_bytes = int((limit_bytes - self.fixed_bytes) / ratio)
-        return _prediction(self.planner.solver.solve(temp_bytes)).step_s
+        return self.planner.solver.solve(temp_bytes).predicted.step_s
 
     def compiled_bytes(self, limit_bytes: int) -> int:
         """The smallest compiled total; plans are compiled until one fits."""
@@ -336,8 +336,3 @@ def _step_s(plan: Plan) -> float:
     """Of the compiled program; the model's where that was not read."""
     compiled_s = plan.footprint.step_s if plan.footprint is not None else 0.0
     return compiled_s or plan.predicted.step_s
-
-
-def _prediction(plan: ir.Plan) -> ir.Prediction:
-    assert plan.prediction is not None, "solvers predict what they plan"
-    return plan.prediction

@@ -13,7 +13,7 @@ from jaxckpt.cost import behind_views
 from jaxckpt.fit.plan import Described, describe
 from jaxckpt.ir import Decision, Recompute, Save
 from jaxckpt.policy import Policy, Resolved, load_policy
-from jaxckpt.solve import Followed, Problem, follow
+from jaxckpt.solve import Followed, Problem, follow, solve
 from jaxckpt.target import Target
 from jaxckpt.trace import trace_step
 
@@ -100,9 +100,7 @@ def explain(
     traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     problem = Problem(graph=traced.graph, rates=Target(target).rates)
     followed = follow(problem, chosen)
-    prediction, unplanned = followed.plan.prediction, problem.plan({}, (0,), "none").prediction
-    assert prediction is not None
-    assert unplanned is not None
+    prediction, unplanned = followed.plan.predicted, solve(problem, "none").predicted
     return Explanation(
         step=traced.name,
         policy=followed.plan.strategy,

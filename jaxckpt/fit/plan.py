@@ -120,17 +120,6 @@ class Plan(ir.Plan, Shown):
 
     __hash__ = ir.Plan.__hash__
 
-    @property
-    def predicted(self) -> ir.Prediction:
-        """What the model expected of this plan before it was compiled.
-
-        Raises:
-          AttributeError: The plan was written by hand and never predicted.
-        """
-        if self.prediction is None:
-            raise AttributeError("this plan has no prediction: it was not made by a solver")
-        return self.prediction
-
     def apply(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The step with this plan's decisions carried out.
 

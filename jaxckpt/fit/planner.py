@@ -26,7 +26,16 @@ from jaxckpt.measure import Footprint, compile_flat
 from jaxckpt.numerics import verify
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite
-from jaxckpt.solve import OptimalSolver, Problem, StrategySolver, follow, musts, named_strategy, solve
+from jaxckpt.solve import (
+    OptimalSolver,
+    Problem,
+    StrategySolver,
+    follow,
+    musts,
+    named_strategy,
+    solve,
+    unaliased_output_bytes,
+)
 from jaxckpt.target import Target
 from jaxckpt.trace import trace_step
 
@@ -56,12 +65,13 @@ class Planner:
     Args:
       step: Loss, gradient and, if it is there, update: a function, plain or jitted.
       *args: Its arguments: arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), or both.
-      target: A `Target` or its name ("h200"). donate_argnums: Arguments whose memory the results may take; taken over
-        from a jitted step. static_argnums: Arguments that are not traced; taken over from a jitted step. allow: What
-        the planner may do with a residual besides saving it. max_compiles: At most so many compiles for one plan.
-        policy: What no plan may change: rules that say "must", of this policy and of marks in the step. The rest of it,
-        and
-        rules that say "prefer", are left to the planner.
+      target: A `Target` or its name ("h200").
+      donate_argnums: Arguments whose memory the results may take; taken over from a jitted step.
+      static_argnums: Arguments that are not traced; taken over from a jitted step.
+      allow: What the planner may do with a residual besides saving it.
+      max_compiles: At most so many compiles for one plan.
+      policy: What no plan may change: rules that say "must", of this policy and of marks in the step. The rest of it,
+        and rules that say "prefer", are left to the planner.
       compiler_options: XLA options as pairs of name and value; they go before those of a jitted step.
       progress: Called with a sentence before each longer piece of work.
 
@@ -159,9 +169,7 @@ class Planner:
     @property
     def fixed_bytes(self) -> int:
         """Arguments and results that find no donated argument: what no plan changes."""
-        prediction = solve(self.problem, "none").prediction
-        assert prediction is not None
-        return prediction.argument_bytes + prediction.output_bytes
+        return self.graph.argument_bytes + unaliased_output_bytes(self.graph)
 
     def smallest(self) -> Candidate:
         """The plan of the smallest compiled total among those that the model knows for the least."""
@@ -296,11 +304,11 @@ class _Search:
             if plan is None:
                 break
             if plan in self.solver.last_resorts:  # it answers no question but its own
-                asked_bytes = _prediction(plan).total_bytes
+                asked_bytes = plan.predicted.total_bytes
             candidate = self._try(plan, asked_bytes=asked_bytes)
             if self._good_enough(candidate):
                 break
-        return self._finish(self.tried)
+        return self._finish()
 
     def _next_question(self) -> int:
         margin_bytes = int(_MARGIN * self.limit_bytes)
@@ -345,9 +353,9 @@ class _Search:
         self.attempts.append(
             Attempt(
                 strategy=plan.strategy,
-                predicted_bytes=_prediction(plan).total_bytes,
+                predicted_bytes=plan.predicted.total_bytes,
                 measured_bytes=total_bytes,
-                step_s=_prediction(plan).step_s,
+                step_s=plan.predicted.step_s,
                 compile_s=0.0 if known else candidate.footprint.compile_s,
             )
         )
@@ -355,7 +363,7 @@ class _Search:
         if total_bytes <= self.limit_bytes:
             self.fitting = max(self.fitting or (0, 0), (asked_bytes, total_bytes))
         else:  # every question down to what the plan was predicted to take has this answer
-            question = (min(asked_bytes, _prediction(plan).total_bytes), total_bytes)
+            question = (min(asked_bytes, plan.predicted.total_bytes), total_bytes)
             self.too_large = min(self.too_large or question, question)
         return candidate
 
@@ -368,13 +376,13 @@ class _Search:
         fixed_bytes = self.planner.fixed_bytes
         return total_bytes - fixed_bytes >= _WELL_USED * (self.limit_bytes - fixed_bytes)
 
-    def _finish(self, tried: list[Candidate]) -> Plan:
-        known = [*tried, *(self.planner.candidates() if isinstance(self.solver, OptimalSolver) else ())]
+    def _finish(self) -> Plan:
+        known = [*self.tried, *(self.planner.candidates() if isinstance(self.solver, OptimalSolver) else ())]
         fitting = [c for c in known if c.footprint.total_bytes <= self.limit_bytes]
         if not fitting:
-            resorts = [c for c in tried if c.plan in self.solver.last_resorts]
-            raise self._infeasible(min(resorts or tried, key=lambda c: c.footprint.total_bytes))
-        best = min(fitting, key=lambda c: (c.footprint.step_s, _prediction(c.plan).step_s))
+            resorts = [c for c in self.tried if c.plan in self.solver.last_resorts]
+            raise self._infeasible(min(resorts or self.tried, key=lambda c: c.footprint.total_bytes))
+        best = min(fitting, key=lambda c: (c.footprint.step_s, c.plan.predicted.step_s))
         return self.planner.finished(
             best, budget_bytes=self.limit_bytes, notes=tuple(self._notes(best)), attempts=tuple(self.attempts)
         )
@@ -453,11 +461,6 @@ def plan(
         progress=progress,
     )
     return planner.plan(budget=budget, strategy=strategy)
-
-
-def _prediction(plan: ir.Plan) -> ir.Prediction:
-    assert plan.prediction is not None, "solvers predict what they plan"
-    return plan.prediction
 
 
 def _checked_allow(allow: tuple[str, ...]) -> tuple[str, ...]:

@@ -108,37 +108,37 @@ def _asked(planner: Planner, points: int) -> Iterator[ir.Plan]:
     solver = planner.solver
     with collector_paused():
         fastest = solver.solve(None)
-        low, high = _prediction(solver.smallest).temp_bytes, _prediction(fastest).temp_bytes
+        low, high = solver.smallest.predicted.temp_bytes, fastest.predicted.temp_bytes
         count = _ASKED * points
         budgets = [low + (high - low) * i // count for i in range(count)]
         plans = [*(solver.solve(budget, unplanned=False) for budget in budgets), fastest]
-    by_size = sorted(dict.fromkeys(plans), key=lambda p: (_prediction(p).total_bytes, _prediction(p).step_s))
+    by_size = sorted(dict.fromkeys(plans), key=lambda p: (p.predicted.total_bytes, p.predicted.step_s))
     best: list[ir.Plan] = []
     for plan in by_size:
-        if not best or _prediction(plan).step_s < _prediction(best[-1]).step_s:
+        if not best or plan.predicted.step_s < best[-1].predicted.step_s:
             best.append(plan)
     yield from best
 
 
 def _of_the_largest_gap(known: dict[ir.Plan, Candidate], asked: Sequence[ir.Plan]) -> ir.Plan | None:
     """The plan nearest to the middle of the two neighbours that span most memory times time; None if all are known."""
-    ends = sorted((plan for plan in asked if plan in known), key=lambda p: _prediction(p).total_bytes)
+    ends = sorted((plan for plan in asked if plan in known), key=lambda p: p.predicted.total_bytes)
     inner = [(gap, plan) for gap in pairwise([asked[0], *ends]) for plan in asked if _is_inside(plan, gap, known)]
     if not inner:
         return None
     (low, high), _ = max(inner, key=lambda each: _area(*each[0]))
-    middle = (_prediction(low).total_bytes + _prediction(high).total_bytes) / 2
+    middle = (low.predicted.total_bytes + high.predicted.total_bytes) / 2
     within = [plan for gap, plan in inner if gap == (low, high)]
-    return min(within, key=lambda plan: abs(_prediction(plan).total_bytes - middle))
+    return min(within, key=lambda plan: abs(plan.predicted.total_bytes - middle))
 
 
 def _is_inside(plan: ir.Plan, gap: tuple[ir.Plan, ir.Plan], known: dict[ir.Plan, Candidate]) -> bool:
-    low, high = (_prediction(end).total_bytes for end in gap)
-    return plan not in known and low <= _prediction(plan).total_bytes <= high
+    low, high = (end.predicted.total_bytes for end in gap)
+    return plan not in known and low <= plan.predicted.total_bytes <= high
 
 
 def _area(low: ir.Plan, high: ir.Plan) -> float:
-    one, other = _prediction(low), _prediction(high)
+    one, other = low.predicted, high.predicted
     return (other.total_bytes - one.total_bytes) * abs(one.step_s - other.step_s)
 
 
@@ -153,7 +153,7 @@ def _undominated(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
 
 def compiled_step_s(candidate: Candidate) -> float:
     """Estimated seconds of the compiled program; the model's where the compiler's was not read."""
-    return candidate.footprint.step_s or _prediction(candidate.plan).step_s
+    return candidate.footprint.step_s or candidate.plan.predicted.step_s
 
 
 def _point(planner: Planner, candidate: Candidate) -> FrontierPoint:
@@ -178,7 +178,7 @@ def _expected(asked: Sequence[ir.Plan], compiled: Sequence[Candidate]) -> Iterat
     largest_bytes, least_s = compiled[-1].footprint.total_bytes, compiled_step_s(compiled[-1])
     last = ExpectedPoint(total_bytes=compiled[0].footprint.total_bytes, step_s=compiled_step_s(compiled[0]))
     for plan in asked:
-        expected = _prediction(plan)
+        expected = plan.predicted
         off_bytes, off_s = _between(offsets, expected.total_bytes)
         point = ExpectedPoint(total_bytes=expected.total_bytes + off_bytes, step_s=expected.step_s + off_s)
         inside = last.total_bytes < point.total_bytes < largest_bytes and least_s < point.step_s < last.step_s
@@ -188,7 +188,7 @@ def _expected(asked: Sequence[ir.Plan], compiled: Sequence[Candidate]) -> Iterat
 
 
 def _offset(candidate: Candidate) -> _Offset:
-    expected = _prediction(candidate.plan)
+    expected = candidate.plan.predicted
     return _Offset(
         predicted_bytes=expected.total_bytes,
         off_bytes=candidate.footprint.total_bytes - expected.total_bytes,
@@ -205,8 +205,3 @@ def _between(offsets: Sequence[_Offset], total_bytes: int) -> tuple[int, float]:
     share = (total_bytes - low.predicted_bytes) / span if span else 0.0
     off_bytes = low.off_bytes + share * (high.off_bytes - low.off_bytes)
     return int(off_bytes), low.off_s + share * (high.off_s - low.off_s)
-
-
-def _prediction(plan: ir.Plan) -> ir.Prediction:
-    assert plan.prediction is not None, "solvers predict what they plan"
-    return plan.prediction

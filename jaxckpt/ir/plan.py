@@ -70,3 +70,14 @@ class Plan:
 
     def __hash__(self) -> int:
         return hash((self.fingerprint, tuple(self.decisions.items()), self.stages))
+
+    @property
+    def predicted(self) -> Prediction:
+        """What the model expected of this plan before it was compiled.
+
+        Raises:
+          AttributeError: The plan was written by hand and never predicted.
+        """
+        if self.prediction is None:
+            raise AttributeError("this plan has no prediction: it was not made by a solver")
+        return self.prediction

@@ -153,9 +153,10 @@ class _Scheduler:
         changed = self._reading_what_changes()
         for op in self.graph.ops:
             late = op.phase is not Phase.FORWARD
-            self._leave(op.id)
-            for value in self.away.fetch_before.get(op.id, ()):
-                self._fetch(value, op.id)
+            if self.away.values:
+                self._leave(op.id)
+                for value in self.away.fetch_before.get(op.id, ()):
+                    self._fetch(value, op.id)
             reads = op.reads
             if op.id in changed or self.away.values:
                 reads = tuple(self._late(v, op.id) if late else self.env[v] for v in op.reads)

@@ -18,7 +18,7 @@ _NEARLY_SMALLEST = 1.1
 def solve_full(problem: Problem) -> Plan:
     """Saves boundaries alone, of the cut with the smallest peak."""
     plans = smallest_cuts(problem, 1.0)
-    return min(plans, key=lambda plan: (_temp_bytes(plan), len(plan.stages)))
+    return min(plans, key=lambda plan: (plan.predicted.temp_bytes, len(plan.stages)))
 
 
 def smallest_cuts(problem: Problem, within: float) -> Iterator[Plan]:
@@ -29,22 +29,21 @@ def smallest_cuts(problem: Problem, within: float) -> Iterator[Plan]:
         if sum(problem.graph.values[v].size_bytes for v in saved) > within * best_bytes:
             continue
         plan = decide(problem, saved, stages, "full")
-        best_bytes = min(best_bytes, _temp_bytes(plan))
+        best_bytes = min(best_bytes, plan.predicted.temp_bytes)
         yield plan
 
 
 def find_blocks(problem: Problem) -> Stages:
     """The blocks of a model: the finest cut nearly as small as the smallest, across which nothing larger goes."""
-    plans = sorted(smallest_cuts(problem, _NEARLY_SMALLEST), key=lambda plan: (_temp_bytes(plan), len(plan.stages)))
+    plans = sorted(
+        smallest_cuts(problem, _NEARLY_SMALLEST), key=lambda plan: (plan.predicted.temp_bytes, len(plan.stages))
+    )
     most_bytes = _most_crossing_bytes(problem, plans[0].stages)
-    near = [plan.stages for plan in plans if _temp_bytes(plan) <= _NEARLY_SMALLEST * _temp_bytes(plans[0])]
+    near = [
+        plan.stages for plan in plans if plan.predicted.temp_bytes <= _NEARLY_SMALLEST * plans[0].predicted.temp_bytes
+    ]
     return max((s for s in near if _most_crossing_bytes(problem, s) <= most_bytes), key=len)
 
 
 def _most_crossing_bytes(problem: Problem, stages: Stages) -> int:
     return max((problem.graph.values[v].size_bytes for v in boundaries(problem, stages)), default=0)
-
-
-def _temp_bytes(plan: Plan) -> int:
-    assert plan.prediction is not None
-    return plan.prediction.temp_bytes

@@ -15,7 +15,7 @@ from functools import cached_property
 
 from jaxckpt.ir import Plan
 from jaxckpt.solve.compose import compose
-from jaxckpt.solve.full import smallest_cuts, solve_full
+from jaxckpt.solve.full import smallest_cuts
 from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.options import Option, stage_options
 from jaxckpt.solve.problem import Problem, decide
@@ -40,6 +40,8 @@ class OptimalSolver:
         self.unplanned = solve_none(problem)
         self.floors = tuple(sorted(smallest_cuts(problem, _PROMISING), key=lambda plan: len(plan.stages)))
         """For each promising cut the plan that keeps boundaries alone, by rising number of stages."""
+        self.full = min(self.floors, key=lambda plan: plan.predicted.temp_bytes)
+        """That of the smallest of them: what `solve_full` gives."""
         self._staged: dict[Stages, _Staged] = {}
         self._solved: dict[Plan, None] = {}
         """Plans for budgets so far: more memory never gives a slower plan."""
@@ -52,20 +54,23 @@ class OptimalSolver:
           unplanned: Whether the step as it is may be the answer.
         """
         unplanned = unplanned and self.problem.may_be_unplanned
-        if unplanned and (temp_budget_bytes is None or _temp_bytes(self.unplanned) <= temp_budget_bytes):
+        if unplanned and (temp_budget_bytes is None or self.unplanned.predicted.temp_bytes <= temp_budget_bytes):
             return self.unplanned
         plans = [self._composed(staged, temp_budget_bytes) for staged in self._within(temp_budget_bytes)]
         self._solved.update(dict.fromkeys(plans))
-        fitting = [p for p in self._solved if temp_budget_bytes is None or _temp_bytes(p) <= temp_budget_bytes]
+        fitting = [p for p in self._solved if temp_budget_bytes is None or p.predicted.temp_bytes <= temp_budget_bytes]
         if fitting:
-            return min(fitting, key=_step_s)
-        return min([*plans, self.smallest], key=_temp_bytes)
+            return min(fitting, key=lambda plan: plan.predicted.step_s)
+        return min([*plans, self.smallest], key=lambda plan: plan.predicted.temp_bytes)
 
     @cached_property
     def smallest(self) -> Plan:
         """The plan of least predicted memory."""
-        lowest = sorted(self.floors, key=lambda plan: (_temp_bytes(plan), len(plan.stages)))[:_TRIED]
-        return min((self._plan(self._options_of(plan.stages), None) for plan in lowest), key=_temp_bytes)
+        lowest = sorted(self.floors, key=lambda plan: (plan.predicted.temp_bytes, len(plan.stages)))[:_TRIED]
+        return min(
+            (self._plan(self._options_of(plan.stages), None) for plan in lowest),
+            key=lambda plan: plan.predicted.temp_bytes,
+        )
 
     @cached_property
     def last_resorts(self) -> tuple[Plan, ...]:
@@ -73,13 +78,12 @@ class OptimalSolver:
 
         Both are the least that the model knows; which of them a compiler makes smaller is its affair.
         """
-        return tuple(dict.fromkeys((self.smallest, solve_full(self.problem))))
+        return tuple(dict.fromkeys((self.smallest, self.full)))
 
     def _within(self, budget_bytes: int | None) -> Iterator[_Staged]:
         """The cut of least memory, and the finest that a budget leaves room for: they give most to choose from."""
-        room = [p.stages for p in self.floors if budget_bytes is None or _temp_bytes(p) <= budget_bytes]
-        lowest = min(self.floors, key=_temp_bytes).stages
-        for stages in dict.fromkeys((*room[-_TRIED:], lowest)):
+        room = [p.stages for p in self.floors if budget_bytes is None or p.predicted.temp_bytes <= budget_bytes]
+        for stages in dict.fromkeys((*room[-_TRIED:], self.full.stages)):
             yield self._options_of(stages)
 
     def _options_of(self, stages: Stages) -> _Staged:
@@ -94,7 +98,7 @@ class OptimalSolver:
         limit_bytes = budget_bytes
         for _ in range(_ROUNDS):
             plan = self._plan(staged, limit_bytes)
-            excess_bytes = _temp_bytes(plan) - budget_bytes
+            excess_bytes = plan.predicted.temp_bytes - budget_bytes
             if excess_bytes <= 0:
                 return plan
             limit_bytes -= excess_bytes
@@ -115,13 +119,3 @@ class OptimalSolver:
 def solve_optimal(problem: Problem) -> Plan:
     """The cheapest plan within the problem's budget; see the module's docstring."""
     return OptimalSolver(problem).solve(problem.temp_budget_bytes)
-
-
-def _temp_bytes(plan: Plan) -> int:
-    assert plan.prediction is not None
-    return plan.prediction.temp_bytes
-
-
-def _step_s(plan: Plan) -> float:
-    assert plan.prediction is not None
-    return plan.prediction.step_s

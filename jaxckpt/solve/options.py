@@ -36,7 +36,7 @@ from scipy.sparse import csr_array
 from jaxckpt.ir import Phase, Plan, Run
 from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.quiet import quiet
-from jaxckpt.solve.stages import Stages, boundaries, stage_index
+from jaxckpt.solve.stages import Stages, boundaries, members
 
 _DENSER_BELOW = 1.7
 """Limits are the powers of equal steps: where memory is short, a few bytes decide."""
@@ -126,12 +126,9 @@ def _untouched(problem: Problem, shape: StageShape) -> Iterator[Option]:
 def stage_shapes(problem: Problem, stages: Stages) -> tuple[StageShape, ...]:
     """The stages of a cut, each reduced to what decides its options."""
     graph = problem.graph
-    members: list[list[int]] = [[] for _ in stages]
-    for op, stage in stage_index(graph, stages).items():
-        members[stage].append(op)
     there = boundaries(problem, stages) | frozenset(graph.outputs)
     seconds = _in_context(problem, stages)
-    return tuple(_shape(problem, tuple(ops), there, seconds) for ops in members)
+    return tuple(_shape(problem, ops, there, seconds) for ops in members(graph, stages))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

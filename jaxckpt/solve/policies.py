@@ -59,12 +59,7 @@ def follow(problem: Problem, policy: Policy | None) -> Followed:
         stages = (0,)
     name = policy.name if policy is not None else "marks"
     plans = [problem.plan(decisions, stages, name) for decisions in (deciding.decisions, deciding.without_end(stages))]
-    return Followed(resolved=resolved, plan=min(reversed(plans), key=_temp_bytes))
-
-
-def _temp_bytes(plan: Plan) -> int:
-    assert plan.prediction is not None
-    return plan.prediction.temp_bytes
+    return Followed(resolved=resolved, plan=min(reversed(plans), key=lambda plan: plan.predicted.temp_bytes))
 
 
 def musts(problem: Problem, policy: Policy | None) -> dict[int, Decision]:

@@ -33,15 +33,14 @@ def stagings(problem: Problem) -> tuple[Stages, ...]:
     forward = planned_ops(graph)
     if not forward:
         return ((0,),)
-    needed_bytes = _needed_bytes(problem, forward)
-    crossing_bytes = _crossing_bytes(problem, forward)
-    total_bytes = sum(needed_bytes)
+    made_bytes, crossing_bytes = needed_bytes(problem), crossing(problem)
+    total_bytes = sum(made_bytes)
     found: dict[Stages, None] = {}
     for count in _COUNTS:
         if count > len(forward):
             break
         limit_bytes = total_bytes / count
-        cut = tuple(forward[i] for i in _cheapest_cut(needed_bytes, crossing_bytes, limit_bytes))
+        cut = tuple(forward[i] for i in _cheapest_cut(made_bytes, crossing_bytes, limit_bytes))
         found.setdefault(cut)
     return tuple(found)
 
@@ -77,29 +76,34 @@ def stage_index(graph: Graph, stages: Stages) -> dict[int, int]:
     return home
 
 
-def _needed_bytes(problem: Problem, forward: tuple[int, ...]) -> list[int]:
+def members(graph: Graph, stages: Stages) -> tuple[tuple[int, ...], ...]:
+    """The forward ops of each stage."""
+    found: list[list[int]] = [[] for _ in stages]
+    for op, stage in stage_index(graph, stages).items():
+        found[stage].append(op)
+    return tuple(map(tuple, found))
+
+
+def needed_bytes(problem: Problem) -> list[int]:
     """For each forward op the bytes that it leaves for the backward, if nothing is recomputed."""
     graph = problem.graph
     kept = problem.needed & problem.worth_saving
-    return [sum(graph.values[v].size_bytes for v in graph.ops[op].writes if v in kept) for op in forward]
+    forward = (graph.ops[op] for op in planned_ops(graph))
+    return [sum(graph.values[v].size_bytes for v in op.writes if v in kept) for op in forward]
 
 
-def _crossing_bytes(problem: Problem, forward: tuple[int, ...]) -> list[int]:
-    """For each position the bytes in memory that are made before it and read by the forward pass from it on."""
-    graph, fusion = problem.graph, problem.fusion
+def crossing(problem: Problem) -> list[int]:
+    """For each forward op, and the end, the bytes in memory made before it and read by the forward pass from it on."""
+    graph, fusion, forward = problem.graph, problem.fusion, planned_ops(problem.graph)
     position = {op: i for i, op in enumerate(forward)}
-    last: dict[int, int] = {}
-    for op in forward:
-        for read in graph.ops[op].reads:
-            for source in fusion.sources[read]:
-                last[source] = position[op]
+    last = {source: position[op] for op in forward for read in graph.ops[op].reads for source in fusion.sources[read]}
     change = [0] * (len(forward) + 1)
-    for value, until in last.items():
+    for value in problem.worth_saving & last.keys():
         made = graph.producer[value]
-        if made in position and value in problem.worth_saving:
+        if made in position:
             change[position[made] + 1] += graph.values[value].size_bytes
-            change[until + 1] -= graph.values[value].size_bytes
-    return list(accumulate(change))[: len(forward)]
+            change[last[value] + 1] -= graph.values[value].size_bytes
+    return list(accumulate(change))
 
 
 def _cheapest_cut(needed: list[int], crossing: list[int], limit: float) -> list[int]:

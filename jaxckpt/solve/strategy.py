@@ -112,15 +112,11 @@ def cheapest(plans: Iterable[Plan], temp_budget_bytes: int | None) -> Plan:
       plans: At least one, with predictions.
       temp_budget_bytes: What temporaries may take; None for no limit.
     """
-    figures = [(plan, prediction) for plan in plans if (prediction := plan.prediction) is not None]
-    fitting = [
-        (plan, prediction)
-        for plan, prediction in figures
-        if temp_budget_bytes is None or prediction.temp_bytes <= temp_budget_bytes
-    ]
+    made = tuple(plans)
+    fitting = [p for p in made if temp_budget_bytes is None or p.predicted.temp_bytes <= temp_budget_bytes]
     if fitting:
-        return min(fitting, key=lambda each: (each[1].step_s, each[1].temp_bytes))[0]
-    return min(figures, key=lambda each: (each[1].temp_bytes, each[1].step_s))[0]
+        return min(fitting, key=lambda plan: (plan.predicted.step_s, plan.predicted.temp_bytes))
+    return min(made, key=lambda plan: (plan.predicted.temp_bytes, plan.predicted.step_s))
 
 
 def within(problem: Problem, temp_budget_bytes: int | None) -> Problem:

@@ -9,7 +9,7 @@ same options each take another one.
 Read after `options`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxckpt.cost import Replay
@@ -109,6 +109,7 @@ class _Replays:
     def __init__(self, problem: Problem, stages: Stages, options: Sequence[Sequence[Option]]):
         self._problem, self._stages, self._options = problem, stages, options
         self._fixed = boundaries(problem, stages)
+        self._home = stage_index(problem.graph, stages)
 
     def look(self, chosen: Sequence[int]) -> _Look:
         problem, stages = self._problem, self._stages
@@ -117,7 +118,7 @@ class _Replays:
         untouched = frozenset[int]().union(*(option.untouched for option in taken))
         decisions = decisions_saving(problem, saved, untouched)
         replayed = problem.replay(Plan(fingerprint="", decisions=decisions, stages=stages))
-        labels, order = _labels(problem, stages, replayed, self._fixed)
+        labels, order = _labels(problem, self._home, replayed, self._fixed)
         held = {label: sum(taken[t].saved_bytes for t in _waiting(*label, len(taken), order)) for label in set(labels)}
         own: dict[tuple[str, int], int] = {}
         stage_s = [0.0] * len(stages)
@@ -128,7 +129,7 @@ class _Replays:
 
 
 def _labels(
-    problem: Problem, stages: Stages, replayed: Replay, fixed: frozenset[int]
+    problem: Problem, home: Mapping[int, int], replayed: Replay, fixed: frozenset[int]
 ) -> tuple[list[tuple[str, int]], list[int]]:
     """For each step the window that it falls in, and the order in which stages go backward.
 
@@ -136,7 +137,6 @@ def _labels(
     by its neighbours too and says nothing.
     """
     graph = problem.graph
-    home = stage_index(graph, stages)
     quiet = fixed | problem.fusion.light
     labels: list[tuple[str, int]] = []
     begun: list[int] = []

@@ -4,7 +4,7 @@ Chen's segments, revolve's and rotor's are made for sequences of layers. `chain`
 forward pass is cut wherever no more crosses than at the ends of the block around, and something is needed in between.
 So a residual block of attention and feed-forward part is two stages, and a plain stack of layers has one stage a layer.
 
-Read after `jaxckpt.solve.stages`. What crosses is counted as there.
+Read after `jaxckpt.solve.stages`.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from jaxckpt.ir import Decision, Plan, Recompute, Save
 from jaxckpt.solve.full import find_blocks
 from jaxckpt.solve.problem import Problem, decide
-from jaxckpt.solve.stages import Stages, boundaries, planned_ops
+from jaxckpt.solve.stages import Stages, boundaries, crossing, members, needed_bytes, planned_ops
 
 
 def chain(problem: Problem) -> Stages:
@@ -22,7 +22,7 @@ def chain(problem: Problem) -> Stages:
     ops = planned_ops(problem.graph)
     if not ops:
         return (0,)
-    crossing_bytes, before = crossing(problem), [0, *accumulate(kept_bytes(problem, op) for op in ops)]
+    crossing_bytes, before = crossing(problem), [0, *accumulate(needed_bytes(problem))]
     limit_bytes = _limits(ops, find_blocks(problem), crossing_bytes)
     cuts = [0]
     for i in range(1, len(ops)):
@@ -35,45 +35,18 @@ def chain(problem: Problem) -> Stages:
     return tuple(ops[i] for i in cuts)
 
 
-def crossing(problem: Problem) -> list[int]:
-    """For each forward op the bytes in memory that are made before it and read by the forward pass from it on."""
-    graph, fusion, ops = problem.graph, problem.fusion, planned_ops(problem.graph)
-    position = {op: i for i, op in enumerate(ops)}
-    last = {source: position[op] for op in ops for read in graph.ops[op].reads for source in fusion.sources[read]}
-    change = [0] * (len(ops) + 1)
-    for value in problem.worth_saving & last.keys():
-        made = graph.producer[value]
-        if made in position:
-            change[position[made] + 1] += graph.values[value].size_bytes
-            change[last[value] + 1] -= graph.values[value].size_bytes
-    return list(accumulate(change))
-
-
-def kept_bytes(problem: Problem, op: int) -> int:
-    """The bytes that an op leaves for the backward where nothing is recomputed."""
-    graph = problem.graph
-    kept = problem.needed & problem.worth_saving
-    return sum(graph.values[v].size_bytes for v in graph.ops[op].writes if v in kept)
-
-
-def members(problem: Problem, stages: Stages) -> tuple[tuple[int, ...], ...]:
-    """The forward ops of each stage."""
-    ops = planned_ops(problem.graph)
-    ends = [*stages[1:], len(problem.graph.ops)]
-    return tuple(
-        tuple(op for op in ops if start <= op < end) for start, end in zip((0, *stages[1:]), ends, strict=True)
-    )
-
-
 def segments(problem: Problem, starts: Stages, strategy: str) -> Plan:
     """Keeps what crosses from segment to segment; of the last one everything, where that takes no more memory."""
     whole = decide(problem, boundaries(problem, starts), starts, strategy)
-    return min((recompute(problem, starts, range(len(starts) - 1), strategy), whole), key=temp_bytes)
+    return min(
+        (recompute(problem, starts, range(len(starts) - 1), strategy), whole),
+        key=lambda plan: plan.predicted.temp_bytes,
+    )
 
 
 def recompute(problem: Problem, starts: Stages, again: Iterable[int], strategy: str) -> Plan:
     """Computes some segments again, by their index; the others are left as they are."""
-    graph, ops = problem.graph, members(problem, starts)
+    graph, ops = problem.graph, members(problem.graph, starts)
     within = {v for k in again for op in ops[k] for v in graph.ops[op].writes}
     saved = boundaries(problem, starts)
     decisions: dict[int, Decision] = {v: Save() for v in saved}
@@ -125,12 +98,6 @@ def closed(problem: Problem, stages: Stages, saved: frozenset[int]) -> Stages:
     """Those cuts of a chain over which nothing is computed again: all that crosses them is saved."""
     kept = saved | frozenset(problem.graph.outputs)
     return (stages[0], *(cut for cut in stages[1:] if boundaries(problem, (0, cut)) <= kept))
-
-
-def temp_bytes(plan: Plan) -> int:
-    """The peak that is predicted for a plan."""
-    assert plan.prediction is not None, "solvers predict what they plan"
-    return plan.prediction.temp_bytes
 
 
 def _repeatable(problem: Problem, values: Iterable[int]) -> frozenset[int]:

@@ -31,7 +31,7 @@ from jaxckpt._errors import TooLargeError
 from jaxckpt.ir import Phase, Plan
 from jaxckpt.solve.full import solve_full
 from jaxckpt.solve.none import solve_none
-from jaxckpt.solve.peers.chain import chain, closed, kernel, temp_bytes
+from jaxckpt.solve.peers.chain import chain, closed, kernel
 from jaxckpt.solve.problem import Problem, decide
 from jaxckpt.solve.quiet import quiet
 from jaxckpt.solve.strategy import cheapest
@@ -91,7 +91,7 @@ def solve_checkmate(problem: Problem) -> Plan:
         kept = {v for k in solved.kept[first] for v in problem.graph.ops[made[k]].writes}
         saved = frozenset(kept & problem.worth_saving) | problem.must_keep
         plans.append(decide(problem, saved, closed(problem, stages, saved), "checkmate"))
-        if temp_bytes(plans[-1]) <= problem.temp_budget_bytes:
+        if plans[-1].predicted.temp_bytes <= problem.temp_budget_bytes:
             break
     return cheapest(plans, problem.temp_budget_bytes)
 

@@ -60,7 +60,8 @@ def sweep_evicted(problem: Problem, *, evictor: str) -> Iterator[Plan]:
         seen.add(saved)
         made = [plan for stages in cuts for plan in _with_cut(problem, saved, stages, evictor)]
         if len(seen) == 1:
-            cuts = tuple(dict.fromkeys(plan.stages for plan in sorted(made, key=_temp_bytes)))[:_CUTS]
+            by_size = sorted(made, key=lambda plan: plan.predicted.temp_bytes)
+            cuts = tuple(dict.fromkeys(plan.stages for plan in by_size))[:_CUTS]
         yield from made
 
 
@@ -104,8 +105,3 @@ def _stayed(problem: Problem, program: "Program", found: "Simulation") -> frozen
         late |= op.phase is not Phase.FORWARD
     kept = problem.needed & problem.worth_saving & problem.fusion.materialised
     return frozenset(kept - again)
-
-
-def _temp_bytes(plan: Plan) -> int:
-    assert plan.prediction is not None
-    return plan.prediction.temp_bytes

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxckpt.ir import Phase, Plan
-from jaxckpt.solve.peers.chain import chain, crossing, kept_bytes, members, recompute
+from jaxckpt.solve.peers.chain import chain, recompute
 from jaxckpt.solve.problem import Problem
-from jaxckpt.solve.stages import planned_ops
+from jaxckpt.solve.stages import crossing, members, needed_bytes, planned_ops
 
 _SLOTS = 500
 _SWEPT = 24
@@ -158,10 +158,10 @@ def _with_less(seconds: np.ndarray, slots: int) -> np.ndarray:
 
 def _links(problem: Problem, stages: tuple[int, ...]) -> list[Link]:
     """The chain in slots."""
-    graph, needs = problem.graph, crossing(problem)
+    graph, needs, kept_bytes = problem.graph, crossing(problem), needed_bytes(problem)
     position = {op: i for i, op in enumerate(planned_ops(graph))}
-    ops = members(problem, stages)
-    kept = [sum(kept_bytes(problem, op) for op in within) for within in ops]
+    ops = members(graph, stages)
+    kept = [sum(kept_bytes[position[op]] for op in within) for within in ops]
     enter = [needs[position[op]] if op in position else 0 for op in stages]
     slot_bytes = max(1.0, (sum(kept) + sum(enter)) / _SLOTS)
     backward_s = sum(problem.op_s[op.id] for op in graph.ops if op.phase is not Phase.FORWARD) / len(stages)

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from math import isqrt, sqrt
 
 from jaxckpt.ir import Plan
-from jaxckpt.solve.peers.chain import chain, crossing, kept_bytes, members, segments, temp_bytes
+from jaxckpt.solve.peers.chain import chain, segments
 from jaxckpt.solve.problem import Problem
-from jaxckpt.solve.stages import planned_ops
+from jaxckpt.solve.stages import crossing, members, needed_bytes, planned_ops
 
 _SWEPT = 9
 
@@ -30,7 +30,7 @@ def solve_sqrt_greedy(problem: Problem) -> Plan:
     """Keeps what crosses between greedy segments, of the byte budget b that needs least memory."""
     stages = chain(problem)
     plans = (segments(problem, tuple(stages[k] for k in starts), "sqrt") for starts in _swept(problem, stages))
-    return min(plans, key=temp_bytes)
+    return min(plans, key=lambda plan: plan.predicted.temp_bytes)
 
 
 def greedy(made: list[int], split: list[int], b: float) -> tuple[tuple[int, ...], int, int]:
@@ -62,8 +62,8 @@ def greedy(made: list[int], split: list[int], b: float) -> tuple[tuple[int, ...]
 def _swept(problem: Problem, stages: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The segments for b = 0, and for b between B/sqrt(2) and sqrt(2) B, with B = sqrt(x y) as b = 0 gives it."""
     position = {op: i for i, op in enumerate(planned_ops(problem.graph))}
-    crossing_bytes = crossing(problem)
-    made = [sum(kept_bytes(problem, op) for op in ops) for ops in members(problem, stages)]
+    crossing_bytes, kept_bytes = crossing(problem), needed_bytes(problem)
+    made = [sum(kept_bytes[position[op]] for op in ops) for ops in members(problem.graph, stages)]
     split = [0, *(crossing_bytes[position[op]] for op in stages[1:])]
     starts, x, y = greedy(made, split, 0)
     found = [starts]
