@@ -21,6 +21,7 @@ Complexity: linear in steps times the (small) number of sources.
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from jaxckpt.cost.copies import Copies
 from jaxckpt.cost.fusion import Fusion, Sources, Spread
@@ -284,30 +285,25 @@ class _Replayer:
 
     def _live_bytes(self, length: int) -> tuple[int, ...]:
         """Sweeps births and deaths; a kernel may write over a buffer of the same size that dies there."""
-        born: defaultdict[int, list[int]] = defaultdict(list)
+        change_bytes = [0] * (length + 1)
         dying: defaultdict[int, list[int]] = defaultdict(list)
-        for buffer, at in self.births.items():
+        for buffer, birth in self.births.items():
             if buffer not in self.elsewhere:
-                born[at].append(buffer)
-                dying[self.deaths[buffer]].append(buffer)
-        live_bytes, timeline = 0, []
-        for at in range(length):
-            live_bytes += sum(self.size_bytes[b] for b in born.get(at, ()))
-            ends = dying.get(at, ())
-            reused = self._reused_bytes(at, born.get(at, ()), ends)
-            timeline.append(live_bytes - reused + self.workspace_bytes.get(at, 0))
-            live_bytes -= sum(self.size_bytes[b] for b in ends)
-        return tuple(timeline)
-
-    def _reused_bytes(self, at: int, born: Sequence[int], dying: Sequence[int]) -> int:
-        free = [self.size_bytes[b] for b in dying if self.births[b] < at]
-        reused = 0
-        for buffer in born:
-            size_bytes = self.size_bytes[buffer]
-            if buffer in self.in_place and size_bytes in free:
-                free.remove(size_bytes)
-                reused += size_bytes
-        return reused
+                death = self.deaths[buffer]
+                change_bytes[birth] += self.size_bytes[buffer]
+                change_bytes[death + 1] -= self.size_bytes[buffer]
+                dying[death].append(buffer)
+        live_bytes = list(accumulate(change_bytes[:length]))
+        for buffer in self.in_place - self.elsewhere:
+            at, size_bytes = self.births[buffer], self.size_bytes[buffer]
+            for i, other in enumerate(dying.get(at, ())):
+                if self.births[other] < at and self.size_bytes[other] == size_bytes:
+                    del dying[at][i]
+                    live_bytes[at] -= size_bytes
+                    break
+        for at, workspace_bytes in self.workspace_bytes.items():
+            live_bytes[at] += workspace_bytes
+        return tuple(live_bytes)
 
 
 def updates_early(graph: Graph, schedule: Schedule) -> Iterator[Step]:

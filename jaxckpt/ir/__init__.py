@@ -3,10 +3,12 @@
 Read in this order: `graph` (ops and values), `kind` (what a primitive is, as far as fusing and pricing go),
 `decision` (what can happen to a value between forward and backward), `plan` (decisions for one graph),
 `away` (when values leave and come back), `schedule` (the order of work that a plan asks for: what is cloned, and
-what it waits for), `layers` (equal layers said once), `scope` (what a chain of names and transformations says).
+what it waits for), `excerpt` (some ops as a step of their own), `layers` (equal layers said once), `scope` (what a
+chain of names and transformations says).
 """
 
 from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute, Save
+from jaxckpt.ir.excerpt import Excerpt, excerpt
 from jaxckpt.ir.graph import Graph, Op, Phase, Value
 from jaxckpt.ir.kind import Kind, Trait, kind_of, trait_of
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
@@ -17,6 +19,7 @@ from jaxckpt.ir.schedule import Barrier, Move, Run, Schedule, Step, schedule
 __all__ = [
     "Barrier",
     "Decision",
+    "Excerpt",
     "Graph",
     "Kind",
     "Layers",
@@ -35,6 +38,7 @@ __all__ = [
     "Step",
     "Trait",
     "Value",
+    "excerpt",
     "fold_layers",
     "kind_of",
     "layer_ranges",

@@ -156,6 +156,24 @@ class Graph:
         return tuple(fronts)
 
     @cached_property
+    def value_signatures(self) -> tuple[int, ...]:
+        """For each value a number, the same for values of one shape, type and size."""
+        known: dict[tuple[object, ...], int] = {}
+        return tuple(known.setdefault((v.shape, v.dtype, v.size_bytes), len(known)) for v in self.values)
+
+    @cached_property
+    def op_signatures(self) -> tuple[int, ...]:
+        """For each op a number, the same for ops that do the same in the same part of the step."""
+        known: dict[tuple[object, ...], int] = {}
+        return tuple(
+            known.setdefault(
+                (op.primitive, op.detail, op.phase, op.flops, op.traffic_bytes, op.workspace_bytes, op.effects),
+                len(known),
+            )
+            for op in self.ops
+        )
+
+    @cached_property
     def argument_bytes(self) -> int:
         """Device bytes of the arguments and of the arrays closed over."""
         return sum(self.values[v].size_bytes for v in (*self.inputs, *self.constants))

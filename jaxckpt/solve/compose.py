@@ -3,8 +3,10 @@
 An integer programme over x_sk, "stage s takes option k":
 
     minimise    sum seconds_sk x_sk
-    subject to  sum_k x_sk = 1                                                          for each stage
-                sum_k own_wk x_sk + sum_{t waiting in w} sum_k bytes_tk x_tk <= budget    for each window w of s
+    subject to  sum_k x_sk = 1                                        for each stage
+                sum_k own_wk x_sk + wait_w <= budget                  for each window w of s
+                wait_w = wait_v + sum_k bytes_tk x_tk - ...           for stages t that wait in w but not in v, the
+                                                                      window before, less those that wait in v alone
 
 It is exact for the options given and the windows measured: layers may differ, and the budget is used to the last
 byte that the options allow. Without a budget that can be met, the same programme with the budget as a variable
@@ -14,10 +16,12 @@ Read after `windows`.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, lil_array
 
 from jaxckpt.solve.options import Option
 from jaxckpt.solve.quiet import quiet
@@ -39,31 +43,53 @@ def compose(options: Sequence[Sequence[Option]], seen: Seen, *, budget_bytes: in
       For each stage the index of its option; None where no combination meets the budget.
     """
     first = np.cumsum([0, *map(len, options)])
-    count = int(first[-1])
-    one_each = np.zeros((len(options), count + 1))
-    for stage in range(len(options)):
-        one_each[stage, first[stage] : first[stage + 1]] = 1
-    unit = max(1.0, max(max(map(abs, window.own_bytes)) for window in seen.windows) / _LARGEST)
-    peak = np.zeros((len(seen.windows), count + 1))
-    for row, window in enumerate(seen.windows):
-        for t in window.waiting:
-            peak[row, first[t] : first[t + 1]] = [o.saved_bytes / unit for o in options[t]]
-        own = np.array(window.own_bytes) / unit
-        peak[row, first[window.stage] : first[window.stage + 1]] += own
-    seconds = [(s - min(stage)) * 1e6 for stage in seen.stage_s for s in stage]
-    if budget_bytes is None:
-        peak[:, count] = -1
-        cost, limit = np.array([*np.array(seconds) * 1e-6, 1.0]), 0.0
-    else:
-        cost, limit = np.array([*seconds, 0.0]), budget_bytes / unit
+    programme = _programme(options, seen, budget_bytes, first)
     with quiet():
-        result = milp(
-            cost,
-            constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(csr_array(peak), ub=limit)],
-            integrality=np.array([*np.ones(count), 0]),
-            bounds=Bounds(0, np.array([*np.ones(count), np.inf])),
-            options={"mip_rel_gap": 5e-3, "node_limit": 500},
-        )
+        result = milp(**programme, options={"mip_rel_gap": 5e-3, "node_limit": 500})
     if result.x is None:
         return None
     return tuple(int(np.argmax(result.x[first[s] : first[s + 1]])) for s in range(len(options)))
+
+
+def _programme(
+    options: Sequence[Sequence[Option]], seen: Seen, budget_bytes: int | None, first: NDArray[np.intp]
+) -> dict[str, Any]:
+    """Columns: one for each option, one for what waits in each window, one for the peak. Bytes in units of `unit`."""
+    count, windows = int(first[-1]), seen.windows
+    columns = count + len(windows) + 1
+    unit = max(1.0, max(max(map(abs, window.own_bytes)) for window in windows) / _LARGEST)
+    one_each = lil_array((len(options), columns))
+    for stage in range(len(options)):
+        one_each[stage, first[stage] : first[stage + 1]] = 1
+    waits = lil_array((len(windows), columns))
+    peak = lil_array((len(windows), columns))
+    before: frozenset[int] = frozenset()
+    for row, window in enumerate(windows):
+        now = frozenset(window.waiting)
+        waits[row, count + row] = 1
+        if row:
+            waits[row, count + row - 1] = -1
+        for t in now ^ before:
+            sign = -1 if t in now else 1
+            waits[row, first[t] : first[t + 1]] = [sign * option.saved_bytes / unit for option in options[t]]
+        before = now
+        peak[row, count + row] = 1
+        peak[row, first[window.stage] : first[window.stage + 1]] = np.array(window.own_bytes) / unit
+    cost = np.zeros(columns)
+    cost[:count] = [(s - min(stage)) * 1e6 for stage in seen.stage_s for s in stage]
+    if budget_bytes is None:
+        peak[:, columns - 1] = -1
+        cost *= 1e-6
+        cost[-1] = 1.0
+    integrality = np.zeros(columns)
+    integrality[:count] = 1
+    return {
+        "c": cost,
+        "constraints": [
+            LinearConstraint(csr_array(one_each), 1, 1),
+            LinearConstraint(csr_array(waits), 0, 0),
+            LinearConstraint(csr_array(peak), ub=0.0 if budget_bytes is None else budget_bytes / unit),
+        ],
+        "integrality": integrality,
+        "bounds": Bounds(0, np.where(integrality, 1, np.inf)),
+    }

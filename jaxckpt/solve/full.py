@@ -5,43 +5,90 @@ algorithm 1, with cuts where little crosses instead of every k-th layer.
 """
 
 import math
-from collections.abc import Iterator
+from dataclasses import dataclass
 
+from jaxckpt.cost import Replay
 from jaxckpt.ir import Plan
-from jaxckpt.solve.problem import Problem, decide
-from jaxckpt.solve.stages import Stages, boundaries, stagings
+from jaxckpt.solve.problem import Problem, decisions_saving
+from jaxckpt.solve.stages import Stages, boundaries, members, needed_bytes, planned_ops, stagings
 
 _NEARLY_SMALLEST = 1.1
 """A cut whose peak is within this of the smallest one is nearly as small."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Floor:
+    """The least that a cut takes: its boundaries are kept, nothing else.
+
+    Attributes:
+      plan: That plan.
+      replay: What it takes, step by step.
+    """
+
+    plan: Plan
+    replay: Replay
+
+    @property
+    def temp_bytes(self) -> int:
+        """The largest number of bytes alive at once."""
+        return self.replay.peak_bytes
+
+
+class Floors:
+    """The floors of a step's cuts, each replayed when it is asked for.
+
+    A cut takes at least its boundaries and what one stage leaves for the backward, which is computed again at once.
+    That bound needs no replay; cuts of a low bound have low floors, and leave most room to keep something.
+
+    Args:
+      problem: The step.
+
+    Attributes:
+      bounds: Every cut with its bound in bytes, by rising bound.
+    """
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self.bounds = tuple(sorted((_least_bytes(problem, stages), stages) for stages in stagings(problem)))
+        self._known: dict[Stages, Floor] = {}
+
+    def of(self, stages: Stages) -> Floor:
+        """The floor of a cut."""
+        if stages not in self._known:
+            decisions = decisions_saving(self.problem, boundaries(self.problem, stages))
+            plan, replay = self.problem.planned(decisions, stages, "full")
+            self._known[stages] = Floor(plan=plan, replay=replay)
+        return self._known[stages]
+
+    def within(self, factor: float) -> tuple[Floor, ...]:
+        """The floors of all cuts but of those that cannot come within a factor of the lowest; the lowest is first."""
+        found: list[Floor] = []
+        best_bytes = math.inf
+        for least_bytes, stages in self.bounds:
+            if least_bytes > factor * best_bytes:
+                break
+            found.append(self.of(stages))
+            best_bytes = min(best_bytes, found[-1].temp_bytes)
+        return tuple(sorted(found, key=lambda floor: (floor.temp_bytes, len(floor.plan.stages))))
+
+
 def solve_full(problem: Problem) -> Plan:
     """Saves boundaries alone, of the cut with the smallest peak."""
-    plans = smallest_cuts(problem, 1.0)
-    return min(plans, key=lambda plan: (plan.predicted.temp_bytes, len(plan.stages)))
+    return Floors(problem).within(1.0)[0].plan
 
 
-def smallest_cuts(problem: Problem, within: float) -> Iterator[Plan]:
-    """The plan of each cut, but for cuts whose boundaries alone are larger than `within` times the best peak so far."""
-    best_bytes = math.inf
-    for stages in stagings(problem):
-        saved = boundaries(problem, stages)
-        if sum(problem.graph.values[v].size_bytes for v in saved) > within * best_bytes:
-            continue
-        plan = decide(problem, saved, stages, "full")
-        best_bytes = min(best_bytes, plan.predicted.temp_bytes)
-        yield plan
+def _least_bytes(problem: Problem, stages: Stages) -> int:
+    values = problem.graph.values
+    made_bytes = dict(zip(planned_ops(problem.graph), needed_bytes(problem), strict=True))
+    most_bytes = max(sum(made_bytes[op] for op in ops) for ops in members(problem.graph, stages))
+    return most_bytes + sum(values[v].size_bytes for v in boundaries(problem, stages))
 
 
 def find_blocks(problem: Problem) -> Stages:
     """The blocks of a model: the finest cut nearly as small as the smallest, across which nothing larger goes."""
-    plans = sorted(
-        smallest_cuts(problem, _NEARLY_SMALLEST), key=lambda plan: (plan.predicted.temp_bytes, len(plan.stages))
-    )
-    most_bytes = _most_crossing_bytes(problem, plans[0].stages)
-    near = [
-        plan.stages for plan in plans if plan.predicted.temp_bytes <= _NEARLY_SMALLEST * plans[0].predicted.temp_bytes
-    ]
+    found = Floors(problem).within(_NEARLY_SMALLEST)
+    most_bytes = _most_crossing_bytes(problem, found[0].plan.stages)
+    near = [f.plan.stages for f in found if f.temp_bytes <= _NEARLY_SMALLEST * found[0].temp_bytes]
     return max((s for s in near if _most_crossing_bytes(problem, s) <= most_bytes), key=len)
 
 

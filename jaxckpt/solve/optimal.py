@@ -10,22 +10,23 @@ integer programming and composes them by rotor's dynamic programme.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 
 from jaxckpt.ir import Plan
+from jaxckpt.solve.alone import take_apart
 from jaxckpt.solve.compose import compose
-from jaxckpt.solve.full import smallest_cuts
+from jaxckpt.solve.full import Floor, Floors
 from jaxckpt.solve.none import solve_none
-from jaxckpt.solve.options import Option, stage_options
+from jaxckpt.solve.options import Known, Option, stage_options
 from jaxckpt.solve.problem import Problem, decide
 from jaxckpt.solve.stages import Stages, boundaries
-from jaxckpt.solve.windows import Seen, look
+from jaxckpt.solve.windows import Seen, Tried, look
 
-_PROMISING = 1.5
-"""Cuts whose boundaries alone take more than this times the smallest peak are not looked at."""
 _TRIED = 2
 """How many cuts are tried for a budget."""
+_PROMISING = 1.1
+"""For the least memory, cuts that take at least this times the lowest floor are not looked at."""
 _ROUNDS = 4
 """How often a composition that the replay finds too large is made again with less."""
 
@@ -38,11 +39,10 @@ class OptimalSolver:
     def __init__(self, problem: Problem):
         self.problem = problem
         self.unplanned = solve_none(problem)
-        self.floors = tuple(sorted(smallest_cuts(problem, _PROMISING), key=lambda plan: len(plan.stages)))
-        """For each promising cut the plan that keeps boundaries alone, by rising number of stages."""
-        self.full = min(self.floors, key=lambda plan: plan.predicted.temp_bytes)
-        """That of the smallest of them: what `solve_full` gives."""
+        self.floors = Floors(problem)
         self._staged: dict[Stages, _Staged] = {}
+        self._known: Known = {}
+        self._tried: Tried = {}
         self._solved: dict[Plan, None] = {}
         """Plans for budgets so far: more memory never gives a slower plan."""
 
@@ -66,10 +66,9 @@ class OptimalSolver:
     @cached_property
     def smallest(self) -> Plan:
         """The plan of least predicted memory."""
-        lowest = sorted(self.floors, key=lambda plan: (plan.predicted.temp_bytes, len(plan.stages)))[:_TRIED]
+        lowest = self.floors.within(_PROMISING)[:_TRIED]
         return min(
-            (self._plan(self._options_of(plan.stages), None) for plan in lowest),
-            key=lambda plan: plan.predicted.temp_bytes,
+            (self._least(self._options_of(floor)) for floor in lowest), key=lambda plan: plan.predicted.temp_bytes
         )
 
     @cached_property
@@ -78,38 +77,51 @@ class OptimalSolver:
 
         Both are the least that the model knows; which of them a compiler makes smaller is its affair.
         """
-        return tuple(dict.fromkeys((self.smallest, self.full)))
+        return tuple(dict.fromkeys((self.smallest, self.floors.within(1.0)[0].plan)))
 
     def _within(self, budget_bytes: int | None) -> Iterator[_Staged]:
-        """The cut of least memory, and the finest that a budget leaves room for: they give most to choose from."""
-        room = [p.stages for p in self.floors if budget_bytes is None or p.predicted.temp_bytes <= budget_bytes]
-        for stages in dict.fromkeys((*room[-_TRIED:], self.full.stages)):
-            yield self._options_of(stages)
+        """The cuts of least memory by their bounds, of those whose floor is within the budget; at least one."""
+        found = 0
+        for least_bytes, stages in self.floors.bounds:
+            if found == _TRIED or (budget_bytes is not None and least_bytes > budget_bytes and found):
+                break
+            floor = self.floors.of(stages)
+            if budget_bytes is None or floor.temp_bytes <= budget_bytes:
+                found += 1
+                yield self._options_of(floor)
+        if not found:
+            yield self._options_of(self.floors.within(1.0)[0])
 
-    def _options_of(self, stages: Stages) -> _Staged:
+    def _options_of(self, floor: Floor) -> _Staged:
+        stages = floor.plan.stages
         if stages not in self._staged:
-            options = stage_options(self.problem, stages)
-            self._staged[stages] = stages, options, look(self.problem, stages, options)
+            cut = take_apart(self.problem, stages, floor.replay)
+            options = stage_options(cut, known=self._known)
+            self._staged[stages] = stages, options, look(cut, options, self._tried)
         return self._staged[stages]
 
     def _composed(self, staged: _Staged, budget_bytes: int | None) -> Plan:
-        if budget_bytes is None:
-            return self._plan(staged, sys.maxsize)
-        limit_bytes = budget_bytes
+        """The best combination of a cut's options; the one of least memory where none fits."""
+        _, options, seen = staged
+        limit_bytes = sys.maxsize if budget_bytes is None else budget_bytes
         for _ in range(_ROUNDS):
-            plan = self._plan(staged, limit_bytes)
-            excess_bytes = plan.predicted.temp_bytes - budget_bytes
-            if excess_bytes <= 0:
+            chosen = compose(options, seen, budget_bytes=limit_bytes)
+            if chosen is None:
+                break
+            plan = self._plan(staged, chosen)
+            if budget_bytes is None or plan.predicted.temp_bytes <= budget_bytes:
                 return plan
-            limit_bytes -= excess_bytes
-        return self._plan(staged, None)
+            misjudged_bytes = plan.predicted.temp_bytes - seen.peak_bytes(options, chosen)
+            limit_bytes = min(limit_bytes - 1, budget_bytes - misjudged_bytes)
+        return self._least(staged)
 
-    def _plan(self, staged: _Staged, limit_bytes: int | None) -> Plan:
-        stages, options, seen = staged
-        chosen = compose(options, seen, budget_bytes=limit_bytes)
-        if chosen is None:
-            chosen = compose(options, seen, budget_bytes=None)
+    def _least(self, staged: _Staged) -> Plan:
+        chosen = compose(staged[1], staged[2], budget_bytes=None)
         assert chosen is not None, "without a limit there is always a combination"
+        return self._plan(staged, chosen)
+
+    def _plan(self, staged: _Staged, chosen: Sequence[int]) -> Plan:
+        stages, options, _ = staged
         taken = [stage[k] for stage, k in zip(options, chosen, strict=True)]
         saved = boundaries(self.problem, stages).union(*(option.saved for option in taken))
         untouched = frozenset[int]().union(*(option.untouched for option in taken))

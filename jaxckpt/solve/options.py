@@ -9,34 +9,33 @@ stage a variable R_o (run again):
                 sum_v bytes_v S_v <= limit
                 S_v in {0, 1},  0 <= R_o <= 1
 
-Seconds are those of two replays, one that keeps nothing and one that keeps everything: seconds_o is what the copy of
-o takes when all copies run, pin_v what making v takes more in the forward pass when it has to be written for itself (a
-softmax's maximum costs a pass over its rows). With S fixed, the least R that satisfies the rest is 0 or 1 by itself, so
-only S is integer. Lowering the limit below what the last solution took walks down the frontier of bytes against
-seconds. Values that the stage reads from earlier stages, and its own boundary values, are there anyway and cost
-nothing here.
+Seconds are those of two replays of the stage by itself, one that keeps nothing and one that keeps everything:
+seconds_o is what the copy of o takes when all copies run, pin_v what making v takes more in the forward pass when it
+has to be written for itself (a softmax's maximum costs a pass over its rows). With S fixed, the least R that satisfies
+the rest is 0 or 1 by itself, so only S is integer. Lowering the limit below what the last solution took walks down the
+frontier of bytes against seconds. Values that the stage reads from earlier stages, and its own boundary values, are
+there anyway and cost nothing here.
 
 Values inside kernels that hold rows are no candidates. The last option of a stage is to leave it untouched: the
 compiler keeps what it likes, nothing is pinned.
 
-Stages of the same structure have the same options: they are solved once and written relative to the stage.
+Stages of the same structure have the same options: one of them is solved.
 
-Read after `stages`. The programme is Checkmate's (Jain et al. 2020) for a single backward visit to the stage;
+Read after `alone`. The programme is Checkmate's (Jain et al. 2020) for a single backward visit to the stage;
 HiGHS, through scipy, solves it.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from jaxckpt.ir import Phase, Plan, Run
-from jaxckpt.solve.problem import Problem, decisions_saving
+from jaxckpt.ir import Run
+from jaxckpt.solve.alone import Alone, Cut
+from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.quiet import quiet
-from jaxckpt.solve.stages import Stages, boundaries, members
 
 _DENSER_BELOW = 1.7
 """Limits are the powers of equal steps: where memory is short, a few bytes decide."""
@@ -63,7 +62,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageShape:
-    """A stage as the integer programme sees it; equal for stages of the same structure.
+    """A stage as the integer programme sees it.
 
     Attributes:
       ops: Its ops.
@@ -85,36 +84,48 @@ class StageShape:
     producer: tuple[int, ...]
     again_s: tuple[float, ...]
 
-    @property
-    def key(self) -> str:
-        """Equal for stages that have the same options, position by position."""
-        text = repr((self.candidates, self.pin_s, self.needed, self.reads, self.producer, self.again_s))
-        return hashlib.sha256(text.encode()).hexdigest()
+
+Known = dict[tuple[object, ...], tuple[Alone, tuple["Option", ...]]]
+"""Stages that were solved, with their options, by `Alone.key`."""
 
 
-def stage_options(problem: Problem, stages: Stages, *, most: int = 12) -> tuple[tuple[Option, ...], ...]:
+def stage_options(cut: Cut, *, most: int = 12, known: Known | None = None) -> tuple[tuple[Option, ...], ...]:
     """The options of every stage, from the one that keeps nothing more to the one that keeps most.
 
     Args:
-      problem: The step; its budget is not looked at.
-      stages: Where the forward pass is cut.
+      cut: Where the forward pass is cut.
       most: How many options a stage may have.
+      known: Stages of the same step that were solved before; those solved now are added.
 
     Returns:
       For each stage at least one option, by rising bytes and falling seconds, and last, where there is anything to
       decide, the stage untouched.
     """
-    solved: dict[str, tuple[tuple[int, ...], ...]] = {}
+    known = {} if known is None else known
     options = []
-    for shape in stage_shapes(problem, stages):
-        if shape.key not in solved:
-            solved[shape.key] = _frontier(shape, most)
-        options.append((*(_option(problem, shape, kept) for kept in solved[shape.key]), *_untouched(problem, shape)))
+    for stage in cut.alone:
+        if stage.key not in known:
+            known[stage.key] = stage, _solved(stage, most)
+        like, own = known[stage.key]
+        options.append(own if like is stage else tuple(_moved(option, like, stage) for option in own))
     return tuple(options)
 
 
-def _untouched(problem: Problem, shape: StageShape) -> Iterator[Option]:
+def _solved(stage: Alone, most: int) -> tuple[Option, ...]:
+    shape = stage_shape(stage)
+    return (*(_option(stage.problem, shape, kept) for kept in _frontier(shape, most)), *_untouched(stage, shape))
+
+
+def _moved(option: Option, like: Alone, stage: Alone) -> Option:
+    """The option of a stage as one of another stage of the same structure."""
+    position, values = like.excerpt.position, stage.excerpt.values
+    saved, untouched = (frozenset(values[position[v]] for v in some) for some in (option.saved, option.untouched))
+    return replace(option, saved=saved, untouched=untouched)
+
+
+def _untouched(stage: Alone, shape: StageShape) -> Iterator[Option]:
     """The stage as its author wrote it, where there is something to decide."""
+    problem = stage.problem
     residuals = frozenset(shape.values[i] for i in shape.needed) - problem.must.keys()
     if residuals:
         graph, within = problem.graph, frozenset(shape.values[i] for i, _ in shape.candidates)
@@ -123,54 +134,15 @@ def _untouched(problem: Problem, shape: StageShape) -> Iterator[Option]:
         yield Option(saved=frozenset(), saved_bytes=kept_bytes, recompute_s=0.0, untouched=residuals)
 
 
-def stage_shapes(problem: Problem, stages: Stages) -> tuple[StageShape, ...]:
-    """The stages of a cut, each reduced to what decides its options."""
-    graph = problem.graph
-    there = boundaries(problem, stages) | frozenset(graph.outputs)
-    seconds = _in_context(problem, stages)
-    return tuple(_shape(problem, ops, there, seconds) for ops in members(graph, stages))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seconds:
-    """By op: of its copy, and what its results take more in the forward pass where they are kept."""
-
-    again: Mapping[int, float]
-    pins: Mapping[int, float]
-
-
-def _in_context(problem: Problem, stages: Stages) -> _Seconds:
-    """The seconds of copies where nothing is kept, and of pins where everything is."""
-    fixed = boundaries(problem, stages)
-    nothing = _by_op(problem, stages, fixed)
-    everything = _by_op(problem, stages, fixed | (problem.needed & problem.worth_saving))
-    again = {op: round(seconds, 12) for (op, again), seconds in nothing.items() if again}
-    pins = {
-        op: round(max(0.0, seconds - nothing[op, False]), 12)
-        for (op, again), seconds in everything.items()
-        if not again
-    }
-    return _Seconds(again=again, pins=pins)
-
-
-def _by_op(problem: Problem, stages: Stages, saved: frozenset[int]) -> dict[tuple[int, bool], float]:
-    """Seconds of each forward op, and of its copy, in the plan that saves `saved`."""
-    replayed = problem.replay(Plan(fingerprint="", decisions=decisions_saving(problem, saved), stages=stages))
-    ops = problem.graph.ops
-    return {
-        (step.op, step.again): seconds
-        for step, seconds in zip(replayed.steps, replayed.seconds, strict=True)
-        if isinstance(step, Run) and ops[step.op].phase is Phase.FORWARD
-    }
-
-
-def _shape(problem: Problem, ops: tuple[int, ...], there: frozenset[int], seconds: _Seconds) -> StageShape:
-    graph = problem.graph
-    there = there | frozenset(v for op in ops if graph.ops[op].effects for v in graph.ops[op].writes)
-    ops = _wanted(problem, ops, there)
+def stage_shape(stage: Alone) -> StageShape:
+    """A stage reduced to what decides its options."""
+    problem = stage.problem
+    graph, seconds = problem.graph, _in_context(stage)
+    effects = (v for op in stage.ops if graph.ops[op].effects for v in graph.ops[op].writes)
+    there = stage.saved.union(graph.outputs, effects)
+    ops = _wanted(problem, stage.ops, there)
     values = tuple(v for op in ops for v in graph.ops[op].writes)
-    position = {v: i for i, v in enumerate(values)}
-    inside = {v: i for v, i in position.items() if v not in there}
+    inside = {v: i for i, v in enumerate(values) if v not in there}
     worth_saving = problem.worth_saving - problem.fusion.rules.of_rows
     candidates = {v: i for v, i in inside.items() if v in worth_saving}
     return StageShape(
@@ -183,6 +155,38 @@ def _shape(problem: Problem, ops: tuple[int, ...], there: frozenset[int], second
         producer=tuple(k for k, op in enumerate(ops) for _ in graph.ops[op].writes),
         again_s=tuple(seconds.again.get(op, 0.0) for op in ops),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seconds:
+    """By op: of its copy, and what its results take more in the forward pass where they are kept."""
+
+    again: Mapping[int, float]
+    pins: Mapping[int, float]
+
+
+def _in_context(stage: Alone) -> _Seconds:
+    """The seconds of copies where nothing is kept, and of pins where everything is."""
+    problem = stage.problem
+    nothing = _by_op(stage, frozenset())
+    everything = _by_op(stage, problem.needed & problem.worth_saving)
+    again = {op: round(seconds, 12) for (op, again), seconds in nothing.items() if again}
+    pins = {
+        op: round(max(0.0, seconds - nothing[op, False]), 12)
+        for (op, again), seconds in everything.items()
+        if not again
+    }
+    return _Seconds(again=again, pins=pins)
+
+
+def _by_op(stage: Alone, kept: frozenset[int]) -> dict[tuple[int, bool], float]:
+    """Seconds of each of the stage's forward ops, and of its copy, if it keeps `kept`."""
+    replayed, own = stage.replay(kept), frozenset(stage.ops)
+    return {
+        (stage.excerpt.ops[step.op - 1], step.again): seconds
+        for step, seconds in zip(replayed.steps, replayed.seconds, strict=True)
+        if isinstance(step, Run) and step.op and stage.excerpt.ops[step.op - 1] in own
+    }
 
 
 def _wanted(problem: Problem, ops: tuple[int, ...], there: frozenset[int]) -> tuple[int, ...]:

@@ -83,10 +83,15 @@ class Problem:
 
     def plan(self, decisions: Mapping[int, Decision], stages: tuple[int, ...], strategy: str) -> Plan:
         """A plan with its prediction, without saves that nothing reads."""
+        return self.planned(decisions, stages, strategy)[0]
+
+    def planned(self, decisions: Mapping[int, Decision], stages: tuple[int, ...], strategy: str) -> tuple[Plan, Replay]:
+        """As `plan`, with the replay that the prediction is of."""
         plan = Plan(fingerprint=self.graph.fingerprint, decisions=decisions, stages=stages, strategy=strategy)
         laid_out = schedule(self.graph, plan)
         plan = replace(plan, decisions=dict(self._alive(plan, laid_out)))
-        return replace(plan, prediction=self._predict(plan, laid_out))
+        replayed = self._replay(laid_out)
+        return replace(plan, prediction=self._prediction(plan, laid_out, replayed)), replayed
 
     def _alive(self, plan: Plan, laid_out: Schedule) -> Iterable[tuple[int, Decision]]:
         """Decisions less those `Save`s that neither the backward nor a copy reads."""
@@ -104,11 +109,11 @@ class Problem:
 
     def predict(self, plan: Plan) -> Prediction:
         """What the plan takes, in the figures that users see."""
-        return self._predict(plan, schedule(self.graph, plan))
+        laid_out = schedule(self.graph, plan)
+        return self._prediction(plan, laid_out, self._replay(laid_out))
 
-    def _predict(self, plan: Plan, laid_out: Schedule) -> Prediction:
+    def _prediction(self, plan: Plan, laid_out: Schedule, replayed: Replay) -> Prediction:
         graph = self.graph
-        replayed = self._replay(laid_out)
         saved = [v for v, d in plan.decisions.items() if isinstance(d, Save)]
         return Prediction(
             argument_bytes=graph.argument_bytes,

@@ -2,21 +2,25 @@
 
 The peak of a plan is the largest of its windows: a stage at work in the forward pass, or in the backward. What is
 alive there splits into what other stages keep until their own backward, which depends on their options alone, and
-the rest, which depends on the stage's own. So a few replays tell the peak of every combination, and the seconds of
-each option as they are beside its neighbours: one in which all stages keep nothing, and some in which stages of the
-same options each take another one.
+the rest, which depends on the stage's own. So one replay of the whole step, in which all stages keep nothing, and
+replays of each stage by itself tell the peak of every combination: at each step of a window, what is alive in the
+one, and what an option adds to it or takes from it in the other.
 
 Read after `options`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from jaxckpt.cost import Replay
-from jaxckpt.ir import Phase, Plan, Run
+from jaxckpt.ir import Run, Step
+from jaxckpt.solve.alone import Alone, Cut
+from jaxckpt.solve.labels import Label
 from jaxckpt.solve.options import Option
-from jaxckpt.solve.problem import Problem, decisions_saving
-from jaxckpt.solve.stages import Stages, boundaries, stage_index
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,120 +50,98 @@ class Seen:
     windows: tuple[Window, ...]
     stage_s: tuple[tuple[float, ...], ...]
 
+    def peak_bytes(self, options: Sequence[Sequence[Option]], chosen: Sequence[int]) -> int:
+        """The most that is alive where each stage takes one of its options."""
+        kept = [own[k].saved_bytes for own, k in zip(options, chosen, strict=True)]
+        return max(w.own_bytes[chosen[w.stage]] + sum(kept[t] for t in w.waiting) for w in self.windows)
 
-def look(problem: Problem, stages: Stages, options: Sequence[Sequence[Option]]) -> Seen:
-    """Replays a cut often enough to see every option of its stages."""
-    replays = _Replays(problem, stages, options)
-    nothing = replays.look([0] * len(stages))
-    changes: dict[tuple[_Alike, int], tuple[dict[str, int], float]] = {}
-    for chosen in rotations(options):
-        seen = replays.look(chosen)
-        for stage, k in enumerate(chosen):
-            keys = [key for key, at in seen.own_bytes if at == stage and (key, at) in nothing.own_bytes]
-            more = {key: seen.own_bytes[key, stage] - nothing.own_bytes[key, stage] for key in keys}
-            changes.setdefault((_alike(options[stage]), k), (more, seen.stage_s[stage] - nothing.stage_s[stage]))
-    windows, none = [], (dict[str, int](), 0.0)
-    for (key, stage), own_bytes in nothing.own_bytes.items():
-        alike = _alike(options[stage])
-        of_option = (own_bytes + changes.get((alike, k), none)[0].get(key, 0) for k in range(len(options[stage])))
-        waiting = _waiting(key, stage, len(stages), nothing.order)
-        windows.append(Window(stage=stage, waiting=waiting, own_bytes=tuple(of_option)))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What the options of a stage change, against keeping nothing.
+
+    Attributes:
+      place: For each run of an op of the stage by itself (0 for the first time, 1 for its copy) a column.
+      live_bytes: By option and column, the bytes alive.
+      seconds: By option, all of the stage's work.
+    """
+
+    place: dict[tuple[int, bool], int]
+    live_bytes: NDArray[np.int64]
+    seconds: tuple[float, ...]
+
+
+Tried = dict[tuple[object, ...], Changes]
+"""By `Alone.key`."""
+
+
+def look(cut: Cut, options: Sequence[Sequence[Option]], tried: Tried | None = None) -> Seen:
+    """Tries every option of a cut's stages.
+
+    Args:
+      cut: The cut, taken apart.
+      options: Those of its stages.
+      tried: Stages of the same step whose options were tried before; those tried now are added.
+    """
+    tried = {} if tried is None else tried
+    live_bytes = np.array(cut.nothing.live_bytes, dtype=np.int64)
+    seconds = [0.0] * len(cut.stages)
+    at: defaultdict[Label, list[int]] = defaultdict(list)
+    for i, label in enumerate(cut.labels.of_steps):
+        at[label].append(i)
+        seconds[label[1]] += cut.nothing.seconds[i]
+    changes = []
+    for alone, own in zip(cut.alone, options, strict=True):
+        if alone.key not in tried:
+            tried[alone.key] = _changes(alone, own)
+        changes.append(tried[alone.key])
+    windows = []
+    for label, steps in at.items():
+        stage = label[1]
+        change = changes[stage]
+        columns = _columns(cut.alone[stage], change, [cut.nothing.steps[i] for i in steps])
+        own_bytes = (live_bytes[steps] + change.live_bytes[:, columns]).max(axis=1)
+        waiting = cut.labels.waiting(label, len(cut.stages))
+        windows.append(Window(stage=stage, waiting=waiting, own_bytes=tuple(map(int, own_bytes))))
     stage_s = (
-        tuple(nothing.stage_s[stage] + changes.get((_alike(own), k), none)[1] for k in range(len(own)))
-        for stage, own in enumerate(options)
+        tuple(whole_s + more_s for more_s in change.seconds) for whole_s, change in zip(seconds, changes, strict=True)
     )
     return Seen(windows=tuple(windows), stage_s=tuple(stage_s))
 
 
-_Alike = tuple[tuple[int, float], ...]
-"""Equal for stages whose options are the same, place by place."""
+def _changes(stage: Alone, options: Sequence[Option]) -> Changes:
+    nothing = stage.replay(())
+    place: dict[tuple[int, bool], int] = {}
+    for step in nothing.steps:
+        if isinstance(step, Run):
+            place.setdefault((step.op, step.again), len(place))
+    replays = [stage.replay(option.saved, option.untouched) for option in options]
+    rows = np.stack([_live_bytes(replayed, place) for replayed in replays])
+    return Changes(
+        place=place,
+        live_bytes=rows - _live_bytes(nothing, place),
+        seconds=tuple(replayed.step_s - nothing.step_s for replayed in replays),
+    )
 
 
-def _alike(options: Sequence[Option]) -> _Alike:
-    return tuple((option.saved_bytes, option.recompute_s) for option in options)
+def _live_bytes(replayed: Replay, place: dict[tuple[int, bool], int]) -> NDArray[np.int64]:
+    """By column the bytes alive; where a copy is not made, those of the step before."""
+    seen: dict[int, int] = {}
+    for step, live_bytes in zip(replayed.steps, replayed.live_bytes, strict=True):
+        if isinstance(step, Run):
+            seen.setdefault(place[step.op, step.again], live_bytes)
+    row = np.zeros(len(place), dtype=np.int64)
+    last = 0
+    for column in range(len(place)):
+        row[column] = last = seen.get(column, last)
+    return row
 
 
-def rotations(options: Sequence[Sequence[Option]]) -> Iterator[list[int]]:
-    """For each replay the option that each stage takes, so that every option is seen in some stage that has it."""
-    members: dict[_Alike, list[int]] = {}
-    for stage, own in enumerate(options):
-        members.setdefault(_alike(own), []).append(stage)
-    count = max(-(-(len(alike) - 1) // len(stages)) for alike, stages in members.items())
-    for turn in range(count):
-        chosen = [0] * len(options)
-        for alike, stages in members.items():
-            for place, stage in enumerate(stages):
-                if len(alike) > 1:
-                    chosen[stage] = 1 + (turn * len(stages) + place) % (len(alike) - 1)
-        yield chosen
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """One replay: bytes of each window less what waits, seconds of each stage, the order in which they go backward."""
-
-    own_bytes: dict[tuple[str, int], int]
-    stage_s: list[float]
-    order: list[int]
-
-
-class _Replays:
-    """Replays of one cut."""
-
-    def __init__(self, problem: Problem, stages: Stages, options: Sequence[Sequence[Option]]):
-        self._problem, self._stages, self._options = problem, stages, options
-        self._fixed = boundaries(problem, stages)
-        self._home = stage_index(problem.graph, stages)
-
-    def look(self, chosen: Sequence[int]) -> _Look:
-        problem, stages = self._problem, self._stages
-        taken = [stage[k] for stage, k in zip(self._options, chosen, strict=True)]
-        saved = self._fixed.union(*(option.saved for option in taken))
-        untouched = frozenset[int]().union(*(option.untouched for option in taken))
-        decisions = decisions_saving(problem, saved, untouched)
-        replayed = problem.replay(Plan(fingerprint="", decisions=decisions, stages=stages))
-        labels, order = _labels(problem, self._home, replayed, self._fixed)
-        held = {label: sum(taken[t].saved_bytes for t in _waiting(*label, len(taken), order)) for label in set(labels)}
-        own: dict[tuple[str, int], int] = {}
-        stage_s = [0.0] * len(stages)
-        for label, live_bytes, seconds in zip(labels, replayed.live_bytes, replayed.seconds, strict=True):
-            own[label] = max(own.get(label, live_bytes - held[label]), live_bytes - held[label])
-            stage_s[label[1]] += seconds
-        return _Look(own, stage_s, order)
-
-
-def _labels(
-    problem: Problem, home: Mapping[int, int], replayed: Replay, fixed: frozenset[int]
-) -> tuple[list[tuple[str, int]], list[int]]:
-    """For each step the window that it falls in, and the order in which stages go backward.
-
-    A stage's backward begins with the first late op that reads something it made inside; its boundary is read
-    by its neighbours too and says nothing.
-    """
-    graph = problem.graph
-    quiet = fixed | problem.fusion.light
-    labels: list[tuple[str, int]] = []
-    begun: list[int] = []
-    now = ("forward", 0)
-    for step in replayed.steps:
-        if isinstance(step, Run) and not step.again:
-            op = graph.ops[step.op]
-            if op.phase is Phase.FORWARD:
-                now = ("forward", home[op.id])
-            else:
-                for value in op.reads:
-                    made = graph.producer[value]
-                    stage = None if made is None or value in quiet else home.get(made)
-                    if stage is not None and stage not in begun:
-                        begun.append(stage)
-                        now = ("backward", stage)
-        labels.append(now)
-    return labels, begun
-
-
-def _waiting(key: str, stage: int, count: int, order: Sequence[int]) -> tuple[int, ...]:
-    """Stages whose kept values wait while `stage` works."""
-    if key == "forward":
-        return tuple(t for t in range(stage))
-    done = set(order[: order.index(stage) + 1]) if stage in order else {stage}
-    return tuple(t for t in range(count) if t not in done)
+def _columns(stage: Alone, change: Changes, steps: Sequence[Step]) -> list[int]:
+    """For each step of a window of the whole step the column that tells of it: its own, or that of the step before."""
+    columns, last = [], 0
+    for step in steps:
+        if isinstance(step, Run):
+            last = change.place.get((stage.excerpt.op_position.get(step.op, -1), step.again), last)
+        columns.append(last)
+    return columns

@@ -1,0 +1,48 @@
+"""What stages by themselves tell of the whole step."""
+
+from itertools import product
+
+import pytest
+from hypothesis import given
+
+from jaxckpt.solve import Problem, boundaries
+from jaxckpt.solve.alone import take_apart
+from jaxckpt.solve.options import stage_options
+from jaxckpt.solve.problem import decide
+from jaxckpt.solve.stages import stagings
+from jaxckpt.solve.windows import look
+from tests.graphs import RATES, chain, graphs
+
+
+@pytest.mark.parametrize(("length", "stage"), [(12, 3), (12, 4), (9, 3)])
+def test_stages_by_themselves_tell_the_peak_and_the_seconds_of_every_combination_of_a_chain(length, stage):
+    problem, stages = Problem(graph=chain(length, flops=1e9), rates=RATES), tuple(range(0, length, stage))
+    cut = take_apart(problem, stages)
+    options = stage_options(cut, most=4)
+    seen = look(cut, options)
+    for chosen in product(*(range(len(own)) for own in options)):
+        taken = [own[k] for own, k in zip(options, chosen, strict=True)]
+        saved = boundaries(problem, stages).union(*(option.saved for option in taken))
+        untouched = frozenset().union(*(option.untouched for option in taken))
+        whole = decide(problem, saved, stages, "optimal", untouched).predicted
+        assert seen.peak_bytes(options, chosen) == whole.temp_bytes
+        seconds = sum(own[k] for own, k in zip(seen.stage_s, chosen, strict=True))
+        assert seconds == pytest.approx(whole.step_s)
+
+
+@given(graphs())
+def test_where_stages_keep_nothing_windows_are_what_the_whole_replay_shows(graph):
+    problem = Problem(graph=graph, rates=RATES)
+    for stages in stagings(problem):
+        cut = take_apart(problem, stages)
+        options = stage_options(cut, most=3)
+        seen = look(cut, options)
+        assert seen.peak_bytes(options, [0] * len(options)) == cut.nothing.peak_bytes
+        assert sum(own[0] for own in seen.stage_s) == pytest.approx(cut.nothing.step_s)
+
+
+def test_stages_of_one_structure_are_tried_once():
+    cut = take_apart(Problem(graph=chain(24), rates=RATES), tuple(range(0, 24, 3)))
+    tried = {}
+    look(cut, stage_options(cut), tried)
+    assert len(tried) < len(cut.stages) == 8
