@@ -27,6 +27,8 @@ _TRIED = 2
 """How many cuts are tried for a budget."""
 _PROMISING = 1.1
 """For the least memory, cuts that take at least this times the lowest floor are not looked at."""
+_LOWEST = 3
+"""How many cuts are tried for the least memory."""
 _ROUNDS = 4
 """How often a composition that the replay finds too large is made again with less."""
 
@@ -66,18 +68,22 @@ class OptimalSolver:
     @cached_property
     def smallest(self) -> Plan:
         """The plan of least predicted memory."""
-        lowest = self.floors.within(_PROMISING)[:_TRIED]
-        return min(
-            (self._least(self._options_of(floor)) for floor in lowest), key=lambda plan: plan.predicted.temp_bytes
-        )
+        return min(self._lowest, key=lambda plan: plan.predicted.temp_bytes)
 
     @cached_property
     def last_resorts(self) -> tuple[Plan, ...]:
-        """Plans to try before giving up: the smallest one, and full recomputation of the smallest cut.
+        """Plans to try before giving up: the smallest one, that of most stages, and full recomputation.
 
-        Both are the least that the model knows; which of them a compiler makes smaller is its affair.
+        All are about the least that the model knows; which of them a compiler makes smallest is its affair. A compiler
+        may start all that a stage computes again at once: more stages leave it less to start.
         """
-        return tuple(dict.fromkeys((self.smallest, self.floors.within(1.0)[0].plan)))
+        finest = max(self._lowest, key=lambda plan: len(plan.stages))
+        return tuple(dict.fromkeys((self.smallest, finest, self.floors.within(1.0)[0].plan)))
+
+    @cached_property
+    def _lowest(self) -> tuple[Plan, ...]:
+        """For each of the lowest cuts the plan of least memory."""
+        return tuple(self._least(self._options_of(floor)) for floor in self.floors.within(_PROMISING)[:_LOWEST])
 
     def _within(self, budget_bytes: int | None) -> Iterator[_Staged]:
         """The cuts of least memory by their bounds, of those whose floor is within the budget; at least one."""
