@@ -265,14 +265,9 @@ def of_plan(plan: Plan, target: Target) -> dict[str, Any]:
         "predicted_s": plan.predicted.step_s,
         "recompute_s": plan.predicted.recompute_s,
         "saved_bytes": plan.predicted.saved_bytes,
-        "gap": gap(plan),
+        "gap": plan.predicted.gap,
         "attempts": [dataclasses.asdict(attempt) for attempt in plan.attempts],
     }
-
-
-def gap(plan: Plan) -> float | None:
-    """How far from the best a plan may be, as its solver says; None where it does not say."""
-    return getattr(plan, "gap", getattr(plan.predicted, "gap", None))
 
 
 def line(keys: Sequence[str], made: Mapping[str, Any]) -> str:

@@ -154,6 +154,11 @@ def second_errors(data: Mapping[str, Any]) -> list[float]:
     return [plan["predicted_s"] / plan["step_s"] - 1 for plan in our_plans(data)]
 
 
+def gaps(data: Mapping[str, Any]) -> list[float]:
+    """How much of its step each plan could save at most, as its solver says."""
+    return [plan["gap"] for plan in our_plans(data) if plan.get("gap") is not None]
+
+
 def compiles(data: Mapping[str, Any]) -> list[int]:
     """How many versions were compared for each total asked for: compiles, had it been the only one."""
     return [
@@ -182,8 +187,8 @@ def summary_table(models: Sequence[Mapping[str, Any]]) -> str:
     """One row a model."""
     lines = [
         "| model | no remat | overhead, ours by the best | policies that are faster | smallest, by hand | ours |"
-        " predicted total off by | time off by | compiles |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        " predicted total off by | time off by | gap | compiles |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for data in models:
         compared, by_hand = comparisons(data), data["by_hand"]
@@ -197,12 +202,13 @@ def summary_table(models: Sequence[Mapping[str, Any]]) -> str:
             size(least(data.get("plans", {}).get(OPTIMAL, {}))),
             spread(byte_errors(data)),
             spread(second_errors(data)),
+            f"{median(gaps(data)):.1%}" if gaps(data) else "",
             f"{median(compiles(data)):g}" if compiles(data) else "",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     compared = [c for data in models for c in comparisons(data)]
     errors = [[e for data in models for e in of(data)] for of in (byte_errors, second_errors)]
-    counts = [n for data in models for n in compiles(data)]
+    counts, saved = ([n for data in models for n in of(data)] for of in (compiles, gaps))
     cells = [
         "**all**",
         "",
@@ -211,6 +217,7 @@ def summary_table(models: Sequence[Mapping[str, Any]]) -> str:
         "",
         "",
         *(f"**{spread(each)}**" for each in errors),
+        f"**{median(saved):.1%}**" if saved else "",
         f"**{median(counts):g}**" if counts else "",
     ]
     return "\n".join([*lines, f"| {' | '.join(cells)} |", "", made_with(models), ""])

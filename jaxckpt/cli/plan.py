@@ -96,6 +96,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "saved_bytes": plan.predicted.saved_bytes,
         "recompute_s": plan.predicted.recompute_s,
         "step_s": plan.predicted.step_s,
+        "gap": plan.predicted.gap,
         "footprint": plan.footprint.to_dict(),
         "compiles": len(plan.attempts),
         "notes": list(plan.notes),

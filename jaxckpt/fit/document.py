@@ -73,7 +73,7 @@ def _versions() -> dict[str, str]:
 
 
 def _record(data: Any) -> Document:
-    return {each.name: getattr(data, each.name) for each in fields(data)}
+    return {each.name: getattr(data, each.name) for each in fields(data) if each.compare}
 
 
 def _line(argument: Argument) -> str:

@@ -25,6 +25,8 @@ class Prediction:
       recomputed_ops: How many ops run a second time.
       host_bytes: The largest number of bytes on the host at once.
       stall_s: The part of `step_s` that is spent on waiting for copies between device and host.
+      bound_s: No plan of the kind that the solver looked for takes less within the same memory, by the same model;
+        None where the solver knows no bound.
     """
 
     argument_bytes: int
@@ -36,6 +38,14 @@ class Prediction:
     recomputed_ops: int
     host_bytes: int = 0
     stall_s: float = 0.0
+    bound_s: float | None = field(default=None, compare=False)
+
+    @property
+    def gap(self) -> float | None:
+        """How much of the step the best plan could save at most: 0.01 is one percent."""
+        if self.bound_s is None or not self.step_s:
+            return None
+        return max(0.0, 1 - self.bound_s / self.step_s)
 
     @property
     def total_bytes(self) -> int:

@@ -39,6 +39,8 @@ def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "kept from forward to backward", format_bytes(plan.predicted.saved_bytes)
         yield "estimated step", format_seconds(plan.predicted.step_s)
         yield "  of these recomputation", format_seconds(plan.predicted.recompute_s)
+        if plan.predicted.gap is not None:
+            yield "  the best plan saves at most", f"{plan.predicted.gap:.1%}"
 
 
 def _kept(plan: Plan) -> Table:

@@ -43,12 +43,28 @@ def compose(options: Sequence[Sequence[Option]], seen: Seen, *, budget_bytes: in
       For each stage the index of its option; None where no combination meets the budget.
     """
     first = np.cumsum([0, *map(len, options)])
-    programme = _programme(options, seen, budget_bytes, first)
     with quiet():
-        result = milp(**programme, options={"mip_rel_gap": 5e-3, "node_limit": 500})
+        result = milp(
+            **_programme(options, seen, budget_bytes, first), options={"mip_rel_gap": 5e-3, "node_limit": 500}
+        )
     if result.x is None:
         return None
     return tuple(int(np.argmax(result.x[first[s] : first[s + 1]])) for s in range(len(options)))
+
+
+def least_seconds(options: Sequence[Sequence[Option]], seen: Seen, *, budget_bytes: int) -> float | None:
+    """Seconds below which no combination gets within a budget, nor any mix of options in parts: the linear relaxation.
+
+    Returns:
+      Seconds of all stages; None where no mix meets the budget.
+    """
+    first = np.cumsum([0, *map(len, options)])
+    programme = _programme(options, seen, budget_bytes, first)
+    with quiet():
+        result = milp(**{**programme, "integrality": np.zeros_like(programme["integrality"])})
+    if result.x is None:
+        return None
+    return float(result.fun) * 1e-6 + sum(map(min, seen.stage_s))
 
 
 def _programme(

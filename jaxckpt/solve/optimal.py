@@ -3,7 +3,7 @@
 For a few cuts of the forward pass into stages: the options of each distinct stage, the windows in which stages are at
 work, the best combination of options under the budget; then a replay of the whole plan, which has the last word.
 What the composition misjudged is taken off the budget and composed again. Among the cuts the fastest plan that
-fits is returned; where none fits, the one of least memory.
+fits is returned, with a bound on what the best one takes; where none fits, the one of least memory.
 
 Read after `stages`, `options`, `windows`, `compose`. Compare Rockmate (Zhao et al. 2023), which solves blocks by
 integer programming and composes them by rotor's dynamic programme.
@@ -11,11 +11,12 @@ integer programming and composes them by rotor's dynamic programme.
 
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from jaxckpt.ir import Plan
 from jaxckpt.solve.alone import take_apart
-from jaxckpt.solve.compose import compose
+from jaxckpt.solve.compose import compose, least_seconds
 from jaxckpt.solve.full import Floor, Floors
 from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.options import Known, Option, stage_options
@@ -61,9 +62,12 @@ class OptimalSolver:
         plans = [self._composed(staged, temp_budget_bytes) for staged in self._within(temp_budget_bytes)]
         self._solved.update(dict.fromkeys(plans))
         fitting = [p for p in self._solved if temp_budget_bytes is None or p.predicted.temp_bytes <= temp_budget_bytes]
-        if fitting:
-            return min(fitting, key=lambda plan: plan.predicted.step_s)
-        return min([*plans, self.smallest], key=lambda plan: plan.predicted.temp_bytes)
+        if not fitting:
+            return min([*plans, self.smallest], key=lambda plan: plan.predicted.temp_bytes)
+        best = min(fitting, key=lambda plan: plan.predicted.step_s)
+        return _bounded(
+            best, min((p.predicted.bound_s for p in plans if p.predicted.bound_s is not None), default=None)
+        )
 
     @cached_property
     def smallest(self) -> Plan:
@@ -115,8 +119,12 @@ class OptimalSolver:
             if chosen is None:
                 break
             plan = self._plan(staged, chosen)
-            if budget_bytes is None or plan.predicted.temp_bytes <= budget_bytes:
+            if budget_bytes is None:
                 return plan
+            if plan.predicted.temp_bytes <= budget_bytes:
+                least_s = least_seconds(options, seen, budget_bytes=budget_bytes)
+                misjudged_s = plan.predicted.step_s - seen.step_s(chosen)
+                return _bounded(plan, None if least_s is None else least_s + misjudged_s)
             misjudged_bytes = plan.predicted.temp_bytes - seen.peak_bytes(options, chosen)
             limit_bytes = min(limit_bytes - 1, budget_bytes - misjudged_bytes)
         return self._least(staged)
@@ -132,6 +140,12 @@ class OptimalSolver:
         saved = boundaries(self.problem, stages).union(*(option.saved for option in taken))
         untouched = frozenset[int]().union(*(option.untouched for option in taken))
         return decide(self.problem, saved, stages, "optimal", untouched)
+
+
+def _bounded(plan: Plan, bound_s: float | None) -> Plan:
+    if bound_s is None:
+        return plan
+    return replace(plan, prediction=replace(plan.predicted, bound_s=min(bound_s, plan.predicted.step_s)))
 
 
 def solve_optimal(problem: Problem) -> Plan:

@@ -50,6 +50,10 @@ class Seen:
     windows: tuple[Window, ...]
     stage_s: tuple[tuple[float, ...], ...]
 
+    def step_s(self, chosen: Sequence[int]) -> float:
+        """The seconds of the step where each stage takes one of its options."""
+        return sum(own[k] for own, k in zip(self.stage_s, chosen, strict=True))
+
     def peak_bytes(self, options: Sequence[Sequence[Option]], chosen: Sequence[int]) -> int:
         """The most that is alive where each stage takes one of its options."""
         kept = [own[k].saved_bytes for own, k in zip(options, chosen, strict=True)]

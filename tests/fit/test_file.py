@@ -52,6 +52,7 @@ def plans(draw: st.DrawFn) -> Plan:
             | st.builds(
                 ir.Prediction, argument_bytes=_bytes, output_bytes=_bytes, temp_bytes=_bytes, step_s=_seconds,
                 recompute_s=_seconds, saved_bytes=_bytes, recomputed_ops=st.integers(0, 99),
+                bound_s=st.none() | _seconds,
             )
         ),
         target="h200",

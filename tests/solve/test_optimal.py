@@ -1,5 +1,6 @@
 """Plans of the optimal solver: valid, within what they predict, never slower for more memory."""
 
+import dataclasses
 from itertools import product
 
 import pytest
@@ -9,7 +10,7 @@ from jaxckpt._errors import UnknownStrategyError
 from jaxckpt.ir import Recompute, Save, schedule
 from jaxckpt.solve import OptimalSolver, Problem, solve
 from jaxckpt.solve.alone import take_apart
-from jaxckpt.solve.compose import compose
+from jaxckpt.solve.compose import compose, least_seconds
 from jaxckpt.solve.options import stage_options
 from jaxckpt.solve.stages import stagings
 from jaxckpt.solve.windows import look
@@ -93,6 +94,22 @@ def test_no_combination_of_options_within_the_budget_is_faster(graph):
         else:
             assert peak(chosen) <= budget_bytes + 1
             assert seconds(chosen) <= min(fitting) * 1.01 + 1e-9
+            assert least_seconds(options, seen, budget_bytes=budget_bytes) <= min(fitting) * (1 + 1e-6) + 1e-12
+
+
+def test_a_plan_says_how_much_the_best_one_could_save():
+    solver = OptimalSolver(Problem(graph=chain(24, flops=1e9), rates=RATES))
+    most = solver.unplanned.predicted.temp_bytes
+    gaps = [solver.solve(int(share * most)).predicted.gap for share in (0.4, 0.6, 0.8)]
+    assert all(0 <= gap < 0.2 for gap in gaps)
+
+
+def test_plans_that_differ_in_their_bound_alone_are_the_same_plan():
+    plan = OptimalSolver(Problem(graph=chain(12, flops=1e9), rates=RATES)).unplanned
+    bounded = dataclasses.replace(plan, prediction=dataclasses.replace(plan.predicted, bound_s=0.0))
+    assert plan == bounded
+    assert bounded.predicted.gap == 1.0
+    assert plan.predicted.gap is None
 
 
 def test_an_unknown_strategy_is_an_error_that_lists_the_known_ones():
