@@ -2,8 +2,8 @@
 
 Read in this order: `problem` (what is asked), `none` and `full` (the two ends), `stages` (where to cut), `labels` and
 `alone` (each stage by itself), `options` (what a stage can keep), `windows` (what is alive meanwhile), `compose` (one
-option each), `optimal` (all together); `policies` (what a policy says), `strategy` (solvers by name, with an option),
-`peers` (what others do).
+option each), `polish` (one change at a time), `optimal` (all together); `policies` (what a policy says), `strategy`
+(solvers by name, with an option), `peers` (what others do).
 """
 
 from collections.abc import Mapping

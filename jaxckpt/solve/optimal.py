@@ -3,10 +3,11 @@
 For a few cuts of the forward pass into stages: the options of each distinct stage, the windows in which stages are at
 work, the best combination of options under the budget; then a replay of the whole plan, which has the last word.
 What the composition misjudged is taken off the budget and composed again. Among the cuts the fastest plan that
-fits is returned, with a bound on what the best one takes; where none fits, the one of least memory.
+fits is returned, with a bound on what the best one takes; where none fits, the one of least memory. On small graphs it
+is polished.
 
-Read after `stages`, `options`, `windows`, `compose`. Compare Rockmate (Zhao et al. 2023), which solves blocks by
-integer programming and composes them by rotor's dynamic programme.
+Read after `stages`, `options`, `windows`, `compose`, `polish`. Compare Rockmate (Zhao et al. 2023), which solves blocks
+by integer programming and composes them by rotor's dynamic programme.
 """
 
 import sys
@@ -20,6 +21,7 @@ from jaxckpt.solve.compose import compose, least_seconds
 from jaxckpt.solve.full import Floor, Floors
 from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.options import Known, Option, stage_options
+from jaxckpt.solve.polish import polish
 from jaxckpt.solve.problem import Problem, decide
 from jaxckpt.solve.stages import Stages, boundaries
 from jaxckpt.solve.windows import Seen, Tried, look
@@ -61,18 +63,28 @@ class OptimalSolver:
             return self.unplanned
         plans = [self._composed(staged, temp_budget_bytes) for staged in self._within(temp_budget_bytes)]
         self._solved.update(dict.fromkeys(plans))
-        fitting = [p for p in self._solved if temp_budget_bytes is None or p.predicted.temp_bytes <= temp_budget_bytes]
-        if not fitting:
-            return min([*plans, self.smallest], key=lambda plan: plan.predicted.temp_bytes)
+        if not (fitting := self._fitting(temp_budget_bytes)):
+            self._solved[self.smallest] = None
+            if not (fitting := self._fitting(temp_budget_bytes)):
+                return min([*plans, self.smallest], key=lambda plan: plan.predicted.temp_bytes)
         best = min(fitting, key=lambda plan: plan.predicted.step_s)
-        return _bounded(
-            best, min((p.predicted.bound_s for p in plans if p.predicted.bound_s is not None), default=None)
-        )
+        if temp_budget_bytes is not None:
+            best = polish(self.problem, best, temp_budget_bytes)
+            self._solved[best] = None
+        bounds_s = [plan.predicted.bound_s for plan in plans if plan.predicted.bound_s is not None]
+        return _bounded(best, min(bounds_s, default=None))
+
+    def _fitting(self, temp_budget_bytes: int | None) -> list[Plan]:
+        """Plans so far within a budget."""
+        if temp_budget_bytes is None:
+            return list(self._solved)
+        return [plan for plan in self._solved if plan.predicted.temp_bytes <= temp_budget_bytes]
 
     @cached_property
     def smallest(self) -> Plan:
         """The plan of least predicted memory."""
-        return min(self._lowest, key=lambda plan: plan.predicted.temp_bytes)
+        polished = (polish(self.problem, plan, None) for plan in self._lowest)
+        return min(polished, key=lambda plan: plan.predicted.temp_bytes)
 
     @cached_property
     def last_resorts(self) -> tuple[Plan, ...]:

@@ -12,9 +12,6 @@ from jaxckpt.solve import OptimalSolver, Problem, StrategySolver, named_strategy
 from tests.graphs import RATES, Builder, chain, graphs
 from tests.solve.oracle import every_plan, fastest, frontier
 
-WHOLE_STAGES = pytest.mark.xfail(
-    reason="a value is computed again with its whole stage, and stages are cut in two ways", strict=False
-)
 TOLERANCE = 0.01
 """How much slower than the best plan the optimum may be."""
 PEERS = ("full", "every", "sqrt", "sqrt:greedy", "revolve", "rotor", "mincut:ilp", "mincut:dp")
@@ -40,7 +37,6 @@ def test_no_strategy_is_better_than_the_best_of_all_plans(graph):
         assert prediction.step_s >= fastest(best, prediction.temp_bytes) * (1 - 1e-9)
 
 
-@WHOLE_STAGES
 @pytest.mark.parametrize("length", [3, 4, 5, 6])
 def test_the_optimum_of_a_chain_is_the_best_of_all_plans_wherever_it_fits(length):
     best = best_of_chain(length)
@@ -51,7 +47,6 @@ def test_the_optimum_of_a_chain_is_the_best_of_all_plans_wherever_it_fits(length
             assert prediction.step_s <= seconds * (1 + TOLERANCE)
 
 
-@WHOLE_STAGES
 @pytest.mark.parametrize("length", [3, 4, 5, 6])
 def test_the_optimum_of_a_chain_reaches_the_least_memory_of_all_plans(length):
     solver = OptimalSolver(Problem(graph=chain(length, flops=1e8), rates=RATES))
@@ -73,7 +68,6 @@ def chains(draw: st.DrawFn):
     return build.graph(cotangent)
 
 
-@WHOLE_STAGES
 @given(chains(), st.sampled_from(PEERS), st.sampled_from([0.3, 0.5, 0.7, 0.9]))
 @settings(max_examples=40)
 def test_the_optimum_is_never_slower_than_a_peer_at_its_memory(graph, strategy, share):
