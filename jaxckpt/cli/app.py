@@ -9,6 +9,7 @@ import typer
 
 from jaxckpt._version import __version__
 from jaxckpt.cli.analyze import analyze
+from jaxckpt.cli.calibrate import calibrate
 from jaxckpt.cli.compare import compare
 from jaxckpt.cli.demo import demo
 from jaxckpt.cli.explain_oom import explain_oom
@@ -42,6 +43,7 @@ for verb in (
     verdicts,
     verify,
     targets,
+    calibrate,
     explain_oom,
 ):
     app.command()(verb)
