@@ -122,7 +122,7 @@ def test_a_device_in_no_fact_file_has_rates_once_it_is_calibrated_whole():
 )
 def test_all_that_is_wrong_with_a_file_is_said(change, said):
     toml = toml_from_calibration(Calibration(device_kind="", platform="", driver="", date="", source=""))
-    first, _, rest = toml.partition("\n")
+    _, _, rest = toml.partition("\n")
     toml = f"{change}\n{rest}" if change.startswith("form") else f"{toml}\n{change}\n"
     with pytest.raises(TargetError) as caught:
         calibration_from_toml(toml, source="mine.toml")

@@ -1,0 +1,160 @@
+"""The largest batch of one model with a plan and without, planned without the device and then run on it.
+
+Memory is nearly a line over batches: two batches are compiled for the target, and the line says where it meets what the
+device's allocator may hand out, less a margin for what no compiler counts. Then the device has the word: the planned
+step at the large batch and the step as it is at its own largest one must run, and the step as it is must not at the
+next one, nor at the planned batch.
+"""
+
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.attached.questions import HEADLINE_MODEL
+from benchmarks.attached.running import Stepper, memory_statistics
+from benchmarks.attached.starting import start_of
+from benchmarks.attached.store import Store
+from benchmarks.models import MODELS, TrainingStep
+from jaxckpt import CompileError, Planner, Target
+from jaxckpt.measure import compile_step
+
+MARGIN = 0.02
+"""Of the memory, left for workspaces that are chosen on the device and for holes between allocations."""
+CASES = ("planned", "unplanned", "unplanned-at-planned", "unplanned-next")
+"""What is run, the most telling first."""
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
+
+
+def line_meets(limit: float, one: tuple[int, float], other: tuple[int, float], *, multiple: int) -> int:
+    """The largest multiple at which a line through two points is still within a limit.
+
+    Example:
+      >>> line_meets(100, (8, 20), (16, 36), multiple=8)
+      48
+    """
+    growth = (other[1] - one[1]) / (other[0] - one[0])
+    at = one[0] + (limit - one[1]) / max(growth, 1e-9)
+    return max(multiple, int(at) // multiple * multiple)
+
+
+def step_of(batch: int, *, small: bool) -> TrainingStep:
+    sizes = dict(MODELS[HEADLINE_MODEL].small()) if small else {}
+    return MODELS[HEADLINE_MODEL].step(**{**sizes, "batch": batch})
+
+
+def plan_file(store: Store) -> Path:
+    return store.file("plans", "headline.pickle")
+
+
+def plan_headline(store: Store, target: Target, *, limit_bytes: int, small: bool) -> None:
+    """Finds both batches and the plan, without the device."""
+    if store.has("headline", "batches") and (store.has("headline", "planned") or plan_file(store).exists()):
+        return
+    store.record("headline", "batches", make=lambda: found_batches(store, target, limit_bytes, small))
+
+
+def found_batches(store: Store, target: Target, limit_bytes: int, small: bool) -> dict[str, Any]:
+    """The batches that two lines say, corrected by what the compiler says of them."""
+    one, other, multiple = (2, 4, 2) if small else (8, 16, 4)
+    budget_bytes = int((1 - MARGIN) * limit_bytes)
+    planners = {batch: made_planner(batch, target, small) for batch in (one, other)}
+    whole = {batch: float(planner.unplanned.total_bytes) for batch, planner in planners.items()}
+    least = {batch: float(smallest_total(planner)) for batch, planner in planners.items()}
+    unplanned = line_meets(budget_bytes, *whole.items(), multiple=multiple)
+    planned = line_meets(budget_bytes, *least.items(), multiple=multiple)
+    while True:
+        try:
+            planner = made_planner(planned, target, small)
+            plan = planner.plan(budget=budget_bytes)
+            break
+        except ValueError:  # one step back, where the line bends
+            planned = max(unplanned + multiple, int(0.95 * planned) // multiple * multiple)
+            if planned <= unplanned + multiple:
+                raise
+    file = plan_file(store)
+    file.with_suffix(".part").write_bytes(pickle.dumps(plan))
+    file.with_suffix(".part").replace(file)
+    assert plan.footprint is not None
+    return {
+        "model": HEADLINE_MODEL,
+        "limit_bytes": limit_bytes,
+        "budget_bytes": budget_bytes,
+        "multiple": multiple,
+        "unplanned": unplanned,
+        "planned": planned,
+        "unplanned_totals": {str(batch): total for batch, total in whole.items()},
+        "least_totals": {str(batch): total for batch, total in least.items()},
+        "planned_bytes": plan.footprint.total_bytes,
+        "planned_step_s": plan.footprint.step_s,
+    }
+
+
+def made_planner(batch: int, target: Target, small: bool) -> Planner:
+    made = step_of(batch, small=small)
+    return Planner(made.step, *made.args, target=target, donate_argnums=made.donate_argnums, max_compiles=2)
+
+
+def smallest_total(planner: Planner) -> int:
+    """The compiled total of the plan that should take the least; one compile."""
+    plan = min(planner.solver.last_resorts, key=lambda plan: plan.predicted.temp_bytes)
+    return planner.measure(plan).footprint.total_bytes
+
+
+def run_headline(
+    store: Store, target: Target, *, small: bool, deadline: float, clock: Callable[[], float] = time.time
+) -> None:
+    """Runs the cases, once the batches are known."""
+    while not store.has("headline", "batches"):
+        if clock() > deadline:
+            return
+        time.sleep(0.2)
+    batches = store.get("headline", "batches") or {}
+    if "error" in batches:
+        return
+    at = {
+        "planned": batches["planned"],
+        "unplanned": batches["unplanned"],
+        "unplanned-at-planned": batches["planned"],
+        "unplanned-next": batches["unplanned"] + batches["multiple"],
+    }
+    for case in CASES:
+        if not store.has("headline", case) and clock() < deadline:
+            store.record("headline", case, make=lambda c=case: run_case(store, target, c, at[c], small=small))
+            jax.clear_caches()
+
+
+def run_case(store: Store, target: Target, case: str, batch: int, *, small: bool) -> dict[str, Any]:
+    """Compiles and runs one case; that it runs out of memory is an answer."""
+    begun = time.perf_counter()
+    made = step_of(batch, small=small)
+    step: Callable[..., Any] = made.step
+    if case == "planned":
+        step = pickle.loads(plan_file(store).read_bytes()).apply(made.step)
+    found: dict[str, Any] = {"batch": batch, "ran": False, "out_of_memory": False}
+    try:
+        compilation = compile_step(step, *made.args, target=target, donate_argnums=made.donate_argnums)
+        found |= {"total_bytes": compilation.footprint.total_bytes, "compile_s": compilation.footprint.compile_s}
+        stepper = Stepper(compilation=compilation, made=made, start=start_of(made))
+        stepper.restart()
+        timing, count = stepper.timed(budget_s=1.0)
+    except (CompileError, RuntimeError, ValueError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return found | {"out_of_memory": True, "message": str(error)[:500], "wall_s": time.perf_counter() - begun}
+    seconds = timing.median_s / count
+    speed = {"measured_s": seconds, "spread": timing.spread, "items_per_s": batch / seconds}
+    return found | {"ran": True, **speed, "memory_after": memory_statistics(), "wall_s": time.perf_counter() - begun}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was what lacked, by the error or by what it came from."""
+    texts = []
+    each: BaseException | None = error
+    while each is not None:
+        texts.append(str(each))
+        each = each.__cause__
+    return getattr(error, "resource_exhausted", False) or any(sign in text for text in texts for sign in _OUT_OF_MEMORY)
