@@ -5,7 +5,7 @@ Each version's part is written as soon as it is known, its plan beside it, so th
 
 import copyreg
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
@@ -27,7 +27,12 @@ _FIRST = (NONE, LEAST, "plan-60", "plan-80", "nothing_saveable", OFFLOAD)
 """In this order; others follow."""
 
 
-copyreg.pickle(MappingProxyType, lambda mapping: (MappingProxyType, (dict(mapping),)))  # a plan's decisions
+def mapping_of(pairs: dict[Any, Any]) -> Mapping[Any, Any]:
+    """A mapping that nobody changes, as a plan holds its decisions; pickles need it by a name."""
+    return MappingProxyType(pairs)
+
+
+copyreg.pickle(MappingProxyType, lambda mapping: (mapping_of, (dict(mapping),)))
 
 
 def plan_group(group: Group, store: Store, target: Target) -> None:

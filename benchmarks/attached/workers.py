@@ -48,7 +48,7 @@ def described_device() -> dict[str, Any]:
         "driver": driver_of(device),
         "device_count": jax.local_device_count(),
         "versions": dict(installed_versions()),
-        "kind": Target("attached").kind,
+        "kind": "cpu" if device.platform == "cpu" else Target("attached").kind,
         "memory": memory_statistics(),
     }
 

@@ -9,6 +9,7 @@ import typer
 
 from jaxckpt._version import __version__
 from jaxckpt.cli.analyze import analyze
+from jaxckpt.cli.bench import bench
 from jaxckpt.cli.calibrate import calibrate
 from jaxckpt.cli.compare import compare
 from jaxckpt.cli.demo import demo
@@ -44,6 +45,7 @@ for verb in (
     verify,
     targets,
     calibrate,
+    bench,
     explain_oom,
 ):
     app.command()(verb)
