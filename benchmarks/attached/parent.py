@@ -141,7 +141,7 @@ class Run:
     def all(self, device_jobs: Sequence[Job], *, device: bool) -> None:
         """Planners at the side, the turns at the device one after the other."""
         for number in range(self.options.planners):
-            self.start(f"plan-{number}", ("plan",), planner_environment())
+            self.start(f"plan-{number}", ("plan",), planner_environment(), nice=True)
         for job in device_jobs:
             if self.left() <= 0:
                 self.note(job.name, "not begun: no time was left")
@@ -170,10 +170,13 @@ class Run:
         self.gather()
         return child.returncode
 
-    def start(self, name: str, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """A worker; it prints here, and its errors go to a log."""
+    def start(
+        self, name: str, arguments: Sequence[str], environment: Mapping[str, str], *, nice: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """A worker; it prints here, and its errors go to a log. A nice one lets what has the device go first."""
         options = self.options
-        command = [sys.executable, "-m", "benchmarks.attached.workers", *arguments]
+        command = ["nice", "-n", "10"] if nice and shutil.which("nice") else []
+        command += [sys.executable, "-m", "benchmarks.attached.workers", *arguments]
         command += ["--store", str(self.store.folder), "--target", options.target, "--models", *options.models]
         command += ["--calibrate-s", str(options.calibrate_s), *(["--small"] if options.small else [])]
         with self.log(name).open("wb") as log:

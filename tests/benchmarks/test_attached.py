@@ -247,7 +247,7 @@ def test_the_headline_comes_after_the_first_model(tmp_path):
     assert names == ["calibrate", "run a", "headline", "run b", "run c"]
 
 
-def hanging(run, name, arguments, environment):
+def hanging(run, name, arguments, environment, **_):
     """A worker that never ends."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     run.children.append(child)
@@ -268,7 +268,7 @@ def test_a_worker_that_hangs_is_stopped_and_what_is_known_is_kept(tmp_path, monk
 
 
 def test_a_worker_that_fails_leaves_its_last_words(tmp_path, monkeypatch):
-    def failing(run, name, arguments, environment):
+    def failing(run, name, arguments, environment, **_):
         run.log(name).write_text("Traceback\nRuntimeError: no device")
         run.children.append(subprocess.Popen([sys.executable, "-c", "raise SystemExit(1)"]))
         return run.children[-1]
