@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ _COMPILER = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin")
 _NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd")
 _MEMORY_SHARE = "0.92"
 """Of the device, for jax's allocator: what is left is for the libraries' own workspaces and the driver."""
+_MOST_TURNS = 3
+"""Of one model: a version that brings its process down would be tried for ever."""
 OTHER_DEVICE = 3
 """A worker's exit code: what is known is of another device."""
 _SPENT_LAST_S = 8.0
@@ -71,11 +74,15 @@ class Job:
       name: Of it.
       arguments: For the worker.
       share: Of the whole run's seconds, at most.
+      model: Whose versions are run, if any are.
+      needs: A part that must be there before, if one must.
     """
 
     name: str
     arguments: tuple[str, ...]
     share: float
+    model: str = ""
+    needs: tuple[str, ...] = ()
 
 
 def installed(packages: Sequence[str]) -> dict[str, str]:
@@ -96,11 +103,11 @@ def jobs(options: Options) -> Iterator[Job]:
     """The turns at the device, in their order."""
     first, *others = options.models
     yield Job(name="calibrate", arguments=("calibrate",), share=0.25)
-    yield Job(name=f"run {first}", arguments=("run", "--model", first), share=0.4)
+    yield Job(name=f"run {first}", arguments=("run", "--model", first), share=0.4, model=first)
     if options.headline:
-        yield Job(name="headline", arguments=("headline",), share=0.35)
+        yield Job(name="headline", arguments=("headline",), share=0.35, needs=("headline", "batches"))
     for model in others:
-        yield Job(name=f"run {model}", arguments=("run", "--model", model), share=0.25)
+        yield Job(name=f"run {model}", arguments=("run", "--model", model), share=0.25, model=model)
 
 
 def planner_environment() -> dict[str, str]:
@@ -132,6 +139,7 @@ class Run:
     begun: float
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
     written: int = -1
+    turns: Counter[str] = field(default_factory=Counter)
 
     @property
     def deadline(self) -> float:
@@ -140,15 +148,39 @@ class Run:
 
     def all(self, device_jobs: Sequence[Job], *, device: bool) -> None:
         """Planners at the side, the turns at the device one after the other."""
-        for number in range(self.options.planners):
-            self.start(f"plan-{number}", ("plan",), planner_environment(), nice=True)
-        for job in device_jobs:
-            if self.left() <= 0:
-                self.note(job.name, "not begun: no time was left")
+        numbers = range(self.options.planners)
+        planners = [self.start(f"plan-{n}", ("plan",), planner_environment(), nice=True) for n in numbers]
+        pending = list(device_jobs)
+        while self.left() > 0:
+            planning = any(planner.poll() is None for planner in planners)
+            job = self.next(pending, device_jobs)
+            if job is None and not planning:
+                break
+            if job is None:
+                time.sleep(0.3)
+                self.gather()
                 continue
+            if job in pending:
+                pending.remove(job)
             if self.turn(job, device_environment(device=device)) == OTHER_DEVICE:
                 break
+        for job in pending:
+            self.note(job.name, "not begun: no time was left, or its plans were not there")
         self.gather()
+
+    def next(self, pending: Sequence[Job], device_jobs: Sequence[Job]) -> Job | None:
+        """Whose turn it is: a model's again that plans came too late for, or the first that has all it needs."""
+        begun = [job for job in device_jobs if job not in pending and job.model and self.turns[job.name] < _MOST_TURNS]
+        late = {job: count for job in begun if (count := len(self.late(job.model)))}
+        first = next((job for job in pending if not job.needs or self.store.has(*job.needs)), None)
+        most = max(late, key=lambda job: late[job], default=None)
+        return most if most is not None and (first is None or late[most] > 1) else first
+
+    def late(self, model: str) -> list[str]:
+        """Versions that are planned and were not run."""
+        parts = set(self.store.keys())
+        versions = [key[2] for key in parts if key[:2] == ("predicted", model)]
+        return [version for version in versions if ("measured", model, version) not in parts]
 
     def left(self) -> float:
         return self.deadline - time.time()
@@ -156,6 +188,7 @@ class Run:
     def turn(self, job: Job, environment: Mapping[str, str]) -> int | None:
         """One turn; it knows its own deadline, and is ended a little after it where it hangs. Its exit code."""
         until = min(self.deadline, time.time() + job.share * self.options.seconds)
+        self.turns[job.name] += 1
         name = job.name.replace(" ", "-")
         child = self.start(name, (*job.arguments, "--deadline", str(until)), environment)
         grace_s = min(45.0, 0.15 * self.options.seconds)  # a compile that was begun in time may end

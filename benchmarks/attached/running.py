@@ -37,17 +37,20 @@ def run_group(
 ) -> None:
     """Runs the versions of a model in their order.
 
-    A plan that is not there yet is waited for with so much patience; then versions behind it go first.
+    A plan that is not there yet is waited for with so much patience; then versions behind it go first, and what is
+    still not there is left to a later turn.
     """
     left = [version for version in group.versions if not store.has("measured", group.model, version)]
     start = start_of(MODELS[group.model].step(**group.sizes)) if left else ()
     patience = patience_s / _NAP_S
     while left and clock() < deadline:
         ready = [version for version in left if is_ready(store, group, version)]
-        if not ready or (ready[0] != left[0] and patience > 0):
-            patience -= bool(ready)
+        if patience > 0 and (not ready or ready[0] != left[0]):
+            patience -= 1
             time.sleep(_NAP_S)
             continue
+        if not ready:
+            break  # others may have the device meanwhile
         version = ready[0]
         left.remove(version)
         store.record("measured", group.model, version, make=lambda v=version: measured(group, v, store, target, start))

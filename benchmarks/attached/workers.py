@@ -6,6 +6,8 @@ of its memory at once, as training does.
 
 import argparse
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import jax
 from benchmarks.attached.headline import plan_headline, run_headline
 from benchmarks.attached.parent import OTHER_DEVICE
 from benchmarks.attached.planning import plan_group
-from benchmarks.attached.questions import Group, groups
+from benchmarks.attached.questions import BY_HAND, NONE, Group, groups
 from benchmarks.attached.running import memory_statistics, run_group
 from benchmarks.attached.store import Store
 from jaxckpt import Target, TargetError
@@ -81,12 +83,30 @@ def estimating_target(store: Store) -> Target:
 
 
 def plan_all(store: Store, all_groups: list[Group], target: Target, *, limit_bytes: int, small: bool) -> None:
-    """Jobs that no other planner has taken: the first model, the largest batch, the other models."""
-    for number, group in enumerate(all_groups):
-        if store.claim("plan", group.model):
-            plan_group(group, store, target)
-        if number == 0 and store.claim("plan", "headline"):
+    """Jobs that no other planner has taken: the first model's plans, the largest batch, the rest."""
+    for name, group in planning_jobs(all_groups):
+        if not store.claim("plan", name):
+            continue
+        if group is None:
             plan_headline(store, target, limit_bytes=limit_of(store, target, limit_bytes, small=small), small=small)
+        else:
+            plan_group(group, store, target)
+
+
+def planning_jobs(all_groups: list[Group]) -> Iterator[tuple[str, Group | None]]:
+    """Names and versions of jobs; the one without versions is the largest batch.
+
+    The first model's plans are several planners' jobs: the device is waiting for them.
+    """
+    first, *others = all_groups
+    by_hand = tuple(version for version in first.versions if version in BY_HAND and version != NONE)
+    plans = tuple(version for version in first.versions if version not in (*by_hand, NONE))
+    yield "first", replace(first, versions=(NONE, *plans[:1]))
+    for version in plans[1:]:
+        yield version, replace(first, versions=(version,))
+    yield "headline", None
+    yield "by-hand", replace(first, versions=by_hand)
+    yield from ((group.model, group) for group in others)
 
 
 def limit_of(store: Store, target: Target, limit_bytes: int, *, small: bool, patience_s: float = 60.0) -> int:

@@ -141,6 +141,15 @@ def test_the_first_model_is_asked_about_whole_and_all_can_be_made():
     assert "names" not in group("bilstm", small=True, whole=True).versions
 
 
+def test_planners_share_all_versions_and_none_is_planned_twice():
+    whole = list(groups(("gpt2-small", "gcn"), small=True))
+    jobs = [(name, each.versions) for name, each in workers.planning_jobs(whole) if each is not None]
+    assert jobs[0] == ("first", (NONE, "plan-least")) and jobs[-1] == ("gcn", whole[1].versions)
+    assert sorted(v for _, versions in jobs[:-1] for v in versions) == sorted(whole[0].versions)
+    names = [name for name, _ in workers.planning_jobs(whole)]
+    assert len(set(names)) == len(names) and names.index("headline") < names.index("by-hand")
+
+
 ### Where answers are
 
 
@@ -245,6 +254,34 @@ def test_planners_see_no_device_and_the_device_gets_its_memory(monkeypatch):
 def test_the_headline_comes_after_the_first_model(tmp_path):
     names = [job.name for job in parent.jobs(options(tmp_path, models=("a", "b", "c")))]
     assert names == ["calibrate", "run a", "headline", "run b", "run c"]
+
+
+def test_a_turn_goes_to_what_has_all_it_needs(tmp_path):
+    made = options(tmp_path, models=("a", "b"))
+    run = parent.Run(options=made, store=Store(folder=made.scratch), begun=0.0)
+    calibrate, _, headline, second = all_jobs = list(parent.jobs(made))
+    assert run.next(all_jobs, all_jobs) == calibrate
+    assert run.next([headline, second], all_jobs) == second, "no batches are known yet"
+    run.store.put("headline", "batches", part={"planned": 8})
+    assert run.next([headline, second], all_jobs) == headline
+
+
+def test_plans_that_came_late_have_another_turn(tmp_path):
+    made = options(tmp_path, models=("a", "b"))
+    run = parent.Run(options=made, store=Store(folder=made.scratch), begun=0.0)
+    _, first, _, second = all_jobs = list(parent.jobs(made))
+    run.store.put("predicted", "a", "plan-60", part={})
+    run.store.put("predicted", "b", "plan-60", part={})
+    assert run.next([second], all_jobs) == second, "one plan alone is not worth a start"
+    assert run.next([], [first, second]) == first, "unless there is nothing else"
+    run.store.put("predicted", "a", "plan-80", part={"error": "no"})
+    assert run.next([second], all_jobs) == first
+    run.turns["run a"] = 3
+    assert run.next([second], all_jobs) == second, "a version that brings its process down has had its turns"
+    run.turns.clear()
+    for version in ("plan-60", "plan-80"):
+        run.store.put("measured", "a", version, part={})
+    assert run.next([second], all_jobs) == second
 
 
 def hanging(run, name, arguments, environment, **_):
