@@ -189,6 +189,24 @@ def at_equal_memory(parts: Parts) -> Iterator[tuple[Row, Row]]:
             yield plan, min(by_hand, key=lambda row: row.measured["measured_s"])
 
 
+def slowdowns(parts: Parts, version: str) -> Iterator[tuple[Row, float, float | None]]:
+    """A plan of each model over the step as it is, in measured seconds; and the same of the best by hand beside it.
+
+    A model whose plan takes the step's own memory, because its budget could not be met or was not needed, is left out.
+    """
+    plain = {row.model: row.measured for row in rows(parts) if row.version == NONE}
+    beside = {(plan.model, plan.version): best for plan, best in at_equal_memory(parts)}
+    for row in rows(parts):
+        if row.version != version or row.model not in plain:
+            continue
+        base = plain[row.model]
+        if row.measured["total_bytes"] > 0.7 * base["total_bytes"]:
+            continue
+        best = beside.get((row.model, version))
+        by_hand = None if best is None else best.measured["measured_s"] / base["measured_s"]
+        yield row, row.measured["measured_s"] / base["measured_s"], by_hand
+
+
 def hidden(parts: Parts) -> Iterator[tuple[Row, float, float]]:
     """Offloaded versions: seconds that the copies take alone, both ways, and the share of them that is hidden."""
     made = calibration(parts)
@@ -239,6 +257,15 @@ def verdicts(parts: Parts) -> Iterator[tuple[str, str, bool | None]]:
         if worst
         else "",
         all(ratio <= 1.01 for ratio, _ in slower) if slower else None,
+    )
+    at_60 = list(slowdowns(parts, "plan-60"))
+    yield (
+        "a plan at 60% of the memory takes at most 1.05x the time",
+        "; ".join(
+            f"{row.model} {ratio:.3f}x" + ("" if best is None else f", best by hand {best:.3f}x")
+            for row, ratio, best in at_60
+        ),
+        all(ratio <= 1.05 for _, ratio, _ in at_60) if at_60 else None,
     )
     copies = [share for *_, share in hidden(parts)]
     yield (

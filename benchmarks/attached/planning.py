@@ -130,6 +130,7 @@ def figures(made: Footprint, target: Target) -> dict[str, Any]:
         "host_bytes": made.host_bytes,
         "step_s": made.step_s,
         "compile_s": made.compile_s,
+        "caveats": list(made.caveats),
     }
     if made.memory is not None:
         found["peak_by_role"] = peak_by_role(made.memory)

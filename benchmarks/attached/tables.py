@@ -103,14 +103,18 @@ def memory_table(parts: Parts) -> Iterator[str]:
 
 def seconds_table(parts: Parts) -> Iterator[str]:
     found = findings.estimates(parts)
+    timed = [row for row in findings.rows(parts) if row.step is not None]
     lines = []
-    for i, step in enumerate(found.steps):
+    for i, (row, step) in enumerate(zip(timed, found.steps, strict=True)):
+        without = (row.predicted.get("predicted_s"), row.predicted.get("step_s"))
+        by_rates = (each[i] if each else None for each in (found.shipped, found.calibrated, found.fitted))
         estimated = [
-            f"{1e3 * each[i]:.2f} ({each[i] / step.measured_s - 1:+.0%})" if each else ""
-            for each in (found.shipped, found.calibrated, found.fitted)
+            "" if each is None else f"{1e3 * each:.2f} ({each / step.measured_s - 1:+.0%})"
+            for each in (*without, *by_rates)
         ]
         lines.append((step.name, f"{1e3 * step.measured_s:.2f}", *estimated))
-    return table(("step", ">measured, ms", ">shipped rates", ">calibrated", ">fitted"), lines)
+    heads = (">planner's model", ">compiled without the device", ">with it", ">calibrated", ">fitted")
+    return table(("step", ">measured, ms", *heads), lines)
 
 
 def fit_table(parts: Parts) -> Iterator[str]:

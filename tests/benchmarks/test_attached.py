@@ -333,6 +333,13 @@ def test_a_plan_is_held_against_the_fastest_by_hand_of_its_memory():
     assert found["no plan slower than the best by hand of its memory"] is False
 
 
+def test_a_slowdown_is_told_beside_that_of_the_best_by_hand():
+    parts = {**row("plan-60", 60, 1.04), **row("dots", 58, 1.2), **row(NONE, 100, 1.0)}
+    ((_, ratio, by_hand),) = findings.slowdowns(parts, "plan-60")
+    assert (ratio, by_hand) == (1.04, 1.2)
+    assert list(findings.slowdowns({**parts, **row("plan-60", 90, 1.0)}, "plan-60")) == [], "it had no such memory"
+
+
 def test_memory_errors_name_where_they_come_from():
     parts = {
         **row(NONE, 110, 1.0, temp_bytes=80, program_bytes=5, peak_by_role={"workspace": 12}),
