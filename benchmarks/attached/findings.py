@@ -48,6 +48,8 @@ class Row:
     @property
     def causes(self) -> dict[str, int]:
         """Where the total with the device is larger (above 0) or smaller, in bytes, largest first."""
+        if not self.predicted:
+            return {}
         parts = ("argument", "output", "temp", "program")
         found = {part: self.measured.get(f"{part}_bytes", 0) - self.predicted.get(f"{part}_bytes", 0) for part in parts}
         roles = self.measured.get("peak_by_role", {}), self.predicted.get("peak_by_role", {})
@@ -214,9 +216,10 @@ def hidden(parts: Parts) -> Iterator[tuple[Row, float, float]]:
     by_name = {(row.model, row.version): row for row in rows(parts)}
     for (model, version), row in by_name.items():
         plain = by_name.get((model, NONE))
-        if version != OFFLOAD or plain is None or not speed or not row.measured.get("host_bytes"):
+        moved_bytes = row.predicted.get("offloaded_bytes")
+        if version != OFFLOAD or plain is None or not speed or not moved_bytes:
             continue
-        copy_s = 2 * row.measured["host_bytes"] / speed
+        copy_s = 2 * moved_bytes / speed
         shown_s = max(0.0, row.measured["measured_s"] - plain.measured["measured_s"])
         yield row, copy_s, max(0.0, 1 - shown_s / copy_s)
 

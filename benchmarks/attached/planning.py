@@ -21,6 +21,7 @@ from benchmarks.models.blocks import naming
 from jaxckpt import InfeasibleBudgetError, Plan, Planner, Target, load_policy
 from jaxckpt.calibration import seconds_by_class
 from jaxckpt.hlo import Kernel
+from jaxckpt.ir import Offload
 from jaxckpt.measure import Footprint, footprint
 
 _FIRST = (NONE, LEAST, "plan-60", "plan-80", "nothing_saveable", OFFLOAD)
@@ -73,6 +74,8 @@ def planned(planner: Planner | None, version: str, file: Path) -> dict[str, Any]
     file.with_suffix(".part").write_bytes(pickle.dumps(plan))
     file.with_suffix(".part").replace(file)
     more = {"budget_bytes": plan.budget_bytes, "notes": list(plan.notes), "attempts": len(plan.attempts)}
+    offloaded = [each for each in plan.described if isinstance(plan.decisions[each.value], Offload)]
+    more["offloaded_bytes"] = sum(each.size_bytes for each in offloaded)
     return figures(plan.footprint, planner.target) | of_model(planner, plan) | more
 
 

@@ -151,8 +151,11 @@ def offload_table(parts: Parts) -> Iterator[str]:
     lines = []
     for row, copy_s, share in findings.hidden(parts):
         seconds = f"{1e3 * copy_s:.1f}", f"{1e3 * row.measured['measured_s']:.2f}"
-        lines.append((row.model, format_bytes(row.measured["host_bytes"]), *seconds, f"{share:.0%}"))
-    return table(("model", ">on the host", ">copies alone, ms", ">step, ms", ">hidden"), lines)
+        sizes = (format_bytes(row.predicted["offloaded_bytes"]), format_bytes(row.measured["host_bytes"]))
+        lines.append((row.model, *sizes, *seconds, f"{share:.0%}"))
+    return table(
+        ("model", ">moved there and back", ">at once on the host", ">copies alone, ms", ">step, ms", ">hidden"), lines
+    )
 
 
 def values_table(parts: Parts) -> Iterator[str]:

@@ -361,7 +361,8 @@ def test_the_hidden_share_is_that_of_copies_both_ways():
             device_kind="X", platform="cuda", driver="", date="", source="", host_bandwidth_bytes_per_s=1e9
         )
     )  # fmt: skip
-    parts = {**row(OFFLOAD, 1, 1.1, host_bytes=5 * 10**8), **row(NONE, 2, 1.0), "calibration": {"toml": toml}}
+    parts = {**row(OFFLOAD, 1, 1.1), **row(NONE, 2, 1.0), "calibration": {"toml": toml}}
+    parts["predicted/m/offload"] = {"offloaded_bytes": 5 * 10**8}
     ((_, copy_s, hidden),) = findings.hidden(parts)
     assert copy_s == 1.0 and hidden == pytest.approx(0.9)
 
