@@ -26,6 +26,9 @@ MARGIN = 0.03
 """Of the memory, left for workspaces that are chosen on the device and for holes between allocations."""
 CASES = ("planned", "unplanned", "unplanned-at-planned", "unplanned-next")
 """What is run, the most telling first."""
+_XLA_SHARE = 0.79
+"""Of the device: beyond 0.8 XLA's own rematerialisation sets in, and the plan would not be what is measured."""
+_ROUNDS = 4
 _MUST_NOT_RUN = ("unplanned-at-planned", "unplanned-next")
 _UNTUNED = (("xla_gpu_autotune_level", 0),)
 """For what is only to run out of memory: to try algorithms for a new batch takes most of a compile's time."""
@@ -63,21 +66,22 @@ def plan_headline(store: Store, target: Target, *, limit_bytes: int, small: bool
 def found_batches(store: Store, target: Target, limit_bytes: int, small: bool) -> dict[str, Any]:
     """The batches that two lines say, corrected by what the compiler says of them."""
     one, other, multiple = (2, 4, 2) if small else (8, 16, 4)
-    budget_bytes = int((1 - MARGIN) * limit_bytes)
+    budget_bytes = int(min((1 - MARGIN) * limit_bytes, _XLA_SHARE * target.memory_bytes))
     planners = {batch: made_planner(batch, target, small) for batch in (one, other)}
     whole = {batch: float(planner.unplanned.total_bytes) for batch, planner in planners.items()}
     least = {batch: float(smallest_total(planner)) for batch, planner in planners.items()}
     unplanned = line_meets(budget_bytes, *whole.items(), multiple=multiple)
     planned = line_meets(budget_bytes, *least.items(), multiple=multiple)
-    while True:
-        try:
-            planner = made_planner(planned, target, small)
-            plan = planner.plan(budget=budget_bytes)
+    for _ in range(_ROUNDS):  # where the line bends
+        planner = made_planner(planned, target, small)
+        candidate = planner.measure(least_plan(planner))
+        total_bytes = candidate.footprint.total_bytes
+        if total_bytes <= budget_bytes:
             break
-        except ValueError:  # one step back, where the line bends
-            planned = max(unplanned + multiple, int(0.95 * planned) // multiple * multiple)
-            if planned <= unplanned + multiple:
-                raise
+        planned = max(multiple, int(0.98 * planned * budget_bytes / total_bytes) // multiple * multiple)
+    else:
+        raise RuntimeError(f"no batch fits after {_ROUNDS} compiles; the last took {total_bytes} bytes")
+    plan = planner.finished(candidate)
     file = plan_file(store)
     file.with_suffix(".part").write_bytes(pickle.dumps(plan))
     file.with_suffix(".part").replace(file)
@@ -103,8 +107,12 @@ def made_planner(batch: int, target: Target, small: bool) -> Planner:
 
 def smallest_total(planner: Planner) -> int:
     """The compiled total of the plan that should take the least; one compile."""
-    plan = min(planner.solver.last_resorts, key=lambda plan: plan.predicted.temp_bytes)
-    return planner.measure(plan).footprint.total_bytes
+    return planner.measure(least_plan(planner)).footprint.total_bytes
+
+
+def least_plan(planner: Planner) -> Any:
+    """The plan of the least temporaries by the model: what the largest batch needs."""
+    return min(planner.solver.last_resorts, key=lambda plan: plan.predicted.temp_bytes)
 
 
 def run_headline(
