@@ -1,9 +1,9 @@
 """The largest batch of one model with a plan and without, planned without the device and then run on it.
 
 Memory is nearly a line over batches: two batches are compiled for the target, and the line says where it meets what the
-device's allocator may hand out, less a margin for what no compiler counts. Then the device has the word: the planned
-step at the large batch and the step as it is at its own largest one must run, and the step as it is must not at the
-next one, nor at the planned batch.
+device's allocator may hand out, less a margin for what no compiler counts, and stays below where XLA rematerialises by
+itself. Then the device has the word: the planned step at the large batch and the step as it is at its own one must
+run, and the step as it is must not at the planned batch. What it does at its next one tells how tight the line is.
 """
 
 import pickle
