@@ -47,6 +47,7 @@ from jaxckpt._version import __version__
 
 if TYPE_CHECKING:
     from jaxckpt.advise import Finding, Findings, lint
+    from jaxckpt.calibration import calibrate
     from jaxckpt.fit import (
         BatchSearch,
         Explanation,
@@ -68,11 +69,12 @@ if TYPE_CHECKING:
     from jaxckpt.policy import Policy, load_policy, policies
     from jaxckpt.policy.readers import Reading, read_policy
     from jaxckpt.report.picture import draw
-    from jaxckpt.target import Target, targets
+    from jaxckpt.target import Calibration, Target, targets
     from jaxckpt.versus import Comparison, Verdicts, compare, verdicts
 
 _HOMES = {
     "BatchSearch": "fit",
+    "Calibration": "target",
     "Comparison": "versus",
     "Explanation": "fit",
     "Finding": "advise",
@@ -89,6 +91,7 @@ _HOMES = {
     "Verification": "numerics",
     "analyze": "fit",
     "apply": "fit",
+    "calibrate": "calibration",
     "chunked": "mark",
     "compare": "versus",
     "draw": "report.picture",
@@ -119,6 +122,7 @@ __all__ = [
     "BatchError",
     "BatchSearch",
     "BudgetError",
+    "Calibration",
     "ChunkError",
     "Comparison",
     "ComparisonError",
@@ -162,6 +166,7 @@ __all__ = [
     "__version__",
     "analyze",
     "apply",
+    "calibrate",
     "chunked",
     "compare",
     "draw",

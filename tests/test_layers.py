@@ -22,6 +22,7 @@ ORDER = (
     {"eager"},
     {"numerics"},
     {"measure"},
+    {"calibration"},
     {"fit"},
     {"versus"},
     {"report"},
@@ -35,7 +36,7 @@ RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 PURE = {"ir", "policy", "cost", "solve", "dynamic", "hlo", "_errors", "_files", "_shown", "_units", "_version"}
 SHARED = {"_errors", "_files", "_shown", "_units", "_version", "_compat"}
 MAY_USE_INTERNALS = {"advise", "trace", "rewrite", "target", "measure", "fit", "mark", "numerics"}
-NARROW = {"target": {"cost", "_errors", "_units", "_compat"}}
+NARROW = {"target": {"cost", "_errors", "_files", "_units", "_compat"}}
 """Rooms that may import less than their row allows."""
 DOORS = {
     ("policy/policy.py", "jaxckpt.fit.explain"),

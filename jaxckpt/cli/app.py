@@ -9,6 +9,8 @@ import typer
 
 from jaxckpt._version import __version__
 from jaxckpt.cli.analyze import analyze
+from jaxckpt.cli.bench import bench
+from jaxckpt.cli.calibrate import calibrate
 from jaxckpt.cli.compare import compare
 from jaxckpt.cli.demo import demo
 from jaxckpt.cli.explain_oom import explain_oom
@@ -42,6 +44,8 @@ for verb in (
     verdicts,
     verify,
     targets,
+    calibrate,
+    bench,
     explain_oom,
 ):
     app.command()(verb)

@@ -54,4 +54,5 @@ def _vector_s(graph: Graph, op: Op, rates: Rates) -> float:
 def _matrix_s(graph: Graph, op: Op, rates: Rates) -> float:
     if not op.flops or not op.reads:
         return 0.0
-    return op.flops / rates.matmul(graph.values[op.reads[0]].dtype)
+    kernels = "convolution" if op.primitive.startswith("conv_general") else "matmul"
+    return rates.factor(kernels) * rates.matmul_s(op.flops, graph.values[op.reads[0]].dtype)

@@ -33,6 +33,11 @@ class Rates:
       host_bandwidth_bytes_per_s: Between device and host memory, one direction.
       launch_s: Seconds that a kernel costs before it works.
       memory_bytes: What one program can have of the device's memory.
+      matmul_ramp_flops: FLOPs that a device could have done while a matrix product fills and drains it: what makes
+        small products slower than their size.
+      factors: Pairs of a class of kernels ("reduction") and how many times its roofline it takes, as measured; see
+        `jaxckpt.hlo.class_of`.
+      source: Where measured rates come from; "" where they are derived from a datasheet.
 
     Example:
       >>> rates = Rates(name="toy", matmul_flops_per_s=(("bfloat16", 8e14), ("float32", 4e14)),
@@ -40,6 +45,8 @@ class Rates:
       ...     launch_s=1e-6, memory_bytes=2**37)
       >>> rates.matmul("float16"), rates.matmul("float8_e4m3fn"), rates.matmul("float64")
       (800000000000000.0, 800000000000000.0, 50000000000000.0)
+      >>> rates.matmul_s(1.6e12, "bfloat16"), rates.factor("reduction")
+      (0.002, 1.0)
     """
 
     name: str
@@ -49,6 +56,9 @@ class Rates:
     host_bandwidth_bytes_per_s: float
     launch_s: float
     memory_bytes: int
+    matmul_ramp_flops: float = 0.0
+    factors: tuple[tuple[str, float], ...] = ()
+    source: str = ""
 
     def matmul(self, dtype: str) -> float:
         """The rate of a matrix product whose operands have this dtype.
@@ -71,3 +81,16 @@ class Rates:
         if dtype in _WIDER:
             return self.matmul(_WIDER[dtype])
         return self.vector_flops_per_s
+
+    def matmul_s(self, flops: float, dtype: str) -> float:
+        """Seconds of a matrix product, the time to fill and to drain the device included.
+
+        Args:
+          flops: Of the product, a multiply-add being two.
+          dtype: Of its operands, as for `matmul`.
+        """
+        return (flops + self.matmul_ramp_flops) / self.matmul(dtype)
+
+    def factor(self, kernels: str) -> float:
+        """How many times its roofline a class of kernels takes; 1 where nothing was measured of it."""
+        return dict(self.factors).get(kernels, 1.0)

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import tomlkit
-
 from jaxckpt._errors import PlanFileError
 from jaxckpt._files import write_whole
 from jaxckpt._units import format_bytes, format_seconds
@@ -126,6 +124,8 @@ def _checked_text(plan: Plan, path: Path) -> str:
 
 
 def _text(document: Document) -> str:
+    import tomlkit  # only to write: planning needs none
+
     written = tomlkit.document()
     for line in _HEADER:
         written.add(tomlkit.comment(line))
@@ -143,6 +143,8 @@ def _text(document: Document) -> str:
 
 
 def _table(entries: Mapping[str, Any]) -> Any:
+    import tomlkit  # only to write: planning needs none
+
     table = tomlkit.table()
     for key, entry in entries.items():
         table.add(key, _item(key, entry))
@@ -151,6 +153,8 @@ def _table(entries: Mapping[str, Any]) -> Any:
 
 def _item(key: str, entry: Any) -> Any:
     """An entry; bytes and seconds say what they are, long lists of texts stand below each other."""
+    import tomlkit  # only to write: planning needs none
+
     item: Any = tomlkit.item(entry)
     if key.endswith("_bytes") and entry >= 1024:
         item.comment(format_bytes(entry))

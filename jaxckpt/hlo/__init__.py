@@ -11,9 +11,10 @@ from jaxckpt.hlo.origin import Origin, origin_of
 from jaxckpt.hlo.plain import memory_from_plain, plain_from_memory
 from jaxckpt.hlo.read import memory_from_hlo, parse_hlo, reconcile
 from jaxckpt.hlo.text import hlo_from_text
-from jaxckpt.hlo.time import kernel_s, seconds_by_part, step_s
+from jaxckpt.hlo.time import CLASSES, class_of, kernel_s, roofline_s, seconds_by_part, step_s
 
 __all__ = [
+    "CLASSES",
     "Allocation",
     "Buffer",
     "Kernel",
@@ -24,6 +25,7 @@ __all__ = [
     "ScopeMemory",
     "Space",
     "Use",
+    "class_of",
     "hlo_from_text",
     "is_below",
     "kernel_s",
@@ -33,6 +35,7 @@ __all__ = [
     "parse_hlo",
     "plain_from_memory",
     "reconcile",
+    "roofline_s",
     "seconds_by_part",
     "step_s",
 ]

@@ -1,14 +1,60 @@
 """How long a compiled program takes on a device, by roofline.
 
-Each kernel takes its arithmetic or its traffic, whichever is longer, and a launch. An estimate: kernels run one after
-the other, transfers between devices and to the host cost their traffic alone, and what a library's kernel calculates
-may be unknown (`Kernel.is_priced`).
+Each kernel takes its arithmetic or its traffic, whichever is longer, times what kernels of its class were measured to
+take of their roofline (`Rates.factors`, all 1 where nothing was measured), and a launch. An estimate: kernels run one
+after the other, transfers between devices and to the host cost their traffic alone, and what a library's kernel
+calculates may be unknown (`Kernel.is_priced`).
 """
 
 from jaxckpt.cost import Rates
 from jaxckpt.hlo.memory import Kernel, MemoryMap, Part
 
 _WAITS = ("copy-start", "copy-done", "async-start", "async-done")
+
+CLASSES = ("matmul", "convolution", "reduction", "transpose", "scatter", "library", "elementwise")
+"""What `class_of` tells apart."""
+
+
+def class_of(kernel: Kernel) -> str:
+    """The class of kernels that one belongs to: those of a class miss their roofline by much the same.
+
+    Args:
+      kernel: Any.
+
+    Returns:
+      One of `CLASSES`: "transpose" is for whatever only moves values about, "scatter" for gathers too, "library" for
+      calls whose arithmetic could not be read.
+
+    Example:
+      >>> class_of(Kernel(name="input_reduce_fusion.3", opcode="fusion", op="reduce_sum"))
+      'reduction'
+    """
+    if kernel.op.startswith("conv_general") and kernel.matmul_flops:
+        return "convolution"
+    if kernel.matmul_flops:
+        return "matmul"
+    if not kernel.is_priced:
+        return "library"
+    if "scatter" in kernel.name or "gather" in kernel.name or kernel.op in ("gather", "scatter-add"):
+        return "scatter"
+    if "reduce" in kernel.name or kernel.op.startswith("reduce_"):
+        return "reduction"
+    return "transpose" if "transpose" in kernel.name or kernel.opcode == "copy" else "elementwise"
+
+
+def roofline_s(kernel: Kernel, rates: Rates) -> float:
+    """Seconds of one run of a kernel once it has begun, by roofline alone: its arithmetic or its traffic.
+
+    Args:
+      kernel: What it does.
+      rates: What the device can do.
+    """
+    if kernel.opcode in _WAITS:
+        return 0.0
+    arithmetic_s = (kernel.flops - kernel.matmul_flops) / rates.vector_flops_per_s
+    if kernel.matmul_flops:
+        arithmetic_s += rates.matmul_s(kernel.matmul_flops, kernel.matmul_dtype)
+    return max(arithmetic_s, kernel.traffic_bytes / rates.memory_bandwidth_bytes_per_s)
 
 
 def kernel_s(kernel: Kernel, rates: Rates) -> float:
@@ -20,10 +66,7 @@ def kernel_s(kernel: Kernel, rates: Rates) -> float:
     """
     if kernel.opcode in _WAITS:
         return 0.0
-    arithmetic_s = (kernel.flops - kernel.matmul_flops) / rates.vector_flops_per_s
-    if kernel.matmul_flops:
-        arithmetic_s += kernel.matmul_flops / rates.matmul(kernel.matmul_dtype)
-    return rates.launch_s + max(arithmetic_s, kernel.traffic_bytes / rates.memory_bandwidth_bytes_per_s)
+    return rates.launch_s + rates.factor(class_of(kernel)) * roofline_s(kernel, rates)
 
 
 def step_s(memory: MemoryMap, rates: Rates) -> float:

@@ -13,8 +13,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import tomlkit
-
 from jaxckpt._errors import PolicyError
 from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.rule import Rule
@@ -114,6 +112,8 @@ def _written(policy: Policy, header: str) -> str:
 
 def _set(part: str, before: Iterable[tuple[str, Any]], after: Iterable[tuple[str, Any]]) -> str:
     """A part with the keys set that changed."""
+    import tomlkit  # only to write: planning needs none
+
     old, new = dict(before), dict(after)
     if old == new:
         return part

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-import tomlkit
-
 from jaxckpt._errors import BudgetError, PolicyError
 from jaxckpt._units import format_bytes, parse_bytes
 from jaxckpt.ir import Decision, Offload, Partition, Recompute, Save
@@ -212,6 +210,8 @@ def _has_default(each: Any) -> bool:
 
 def toml_from_policy(policy: Policy) -> str:
     """A policy as TOML; what is as it would be anyway is left out."""
+    import tomlkit  # only to write: planning needs none
+
     document = tomlkit.document()
     for key, value in policy_entries(policy):
         document.add(key, value)
@@ -227,6 +227,8 @@ def toml_from_policy(policy: Policy) -> str:
 
 def policy_entries(policy: Policy) -> Iterator[tuple[str, Any]]:
     """What stands above the tables of a policy's file."""
+    import tomlkit  # only to write: planning needs none
+
     for key, attribute in TEXT_KEYS.items():
         if text := getattr(policy, attribute):
             yield key, tomlkit.string(text, multiline="\n" in text and "\r" not in text)
@@ -260,6 +262,8 @@ def rule_entries(rule: Rule) -> Iterator[tuple[str, Any]]:
 
 
 def _table(entries: Iterator[tuple[str, Any]]) -> Any:
+    import tomlkit  # only to write: planning needs none
+
     table = tomlkit.table()
     for key, value in entries:
         table.add(key, value)

@@ -2,12 +2,14 @@
 
 Read in this order: `tree` (what a report is), `text` and `html` (how it is drawn), then one builder a file: `plan`,
 `analysis`, `footprints`, `machines`, `memory`, `comparison`, `policy`, `explanation`, `verification`, `lint`,
-`verdicts`, `floor`, `frontier`, `batches`, `evictions`; `shown` (which builder is for which data), `export` (a
-comparison as CSV and JSON), `trace_events` (a footprint for Perfetto), and the folder `picture` (the memory map).
+`verdicts`, `floor`, `frontier`, `batches`, `evictions`, `calibration`; `shown` (which builder is for which data),
+`export` (a comparison as CSV and JSON), `trace_events` (a footprint for Perfetto), and the folder `picture` (the memory
+map).
 """
 
 from jaxckpt.report.analysis import analysis_report
 from jaxckpt.report.batches import batches_report
+from jaxckpt.report.calibration import calibration_report
 from jaxckpt.report.comparison import comparison_report
 from jaxckpt.report.evictions import eager_report, evictions_report, simulation_report
 from jaxckpt.report.explanation import explanation_report
@@ -39,6 +41,7 @@ __all__ = [
     "Version",
     "analysis_report",
     "batches_report",
+    "calibration_report",
     "comparison_data",
     "comparison_report",
     "eager_report",

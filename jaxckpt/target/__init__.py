@@ -1,12 +1,20 @@
 """The machine that a step must fit on, whether it stands here or not.
 
 Read in this order: `device_facts` (what is known of a device), `fact_files` (where that is written), `attainable`
-(how fast it really is), `topology` (how many stand where), `packages` (who compiles for it), `devices` (what the
-compiler is given), `attached` (what this process has), `target` (all of it under one name), `status` (which of
-them can be used here).
+(how fast it really is), `calibrated` (how fast it was measured to be), `topology` (how many stand where), `packages`
+(who compiles for it), `devices` (what the compiler is given), `attached` (what this process has), `target` (all of it
+under one name), `status` (which of them can be used here).
 """
 
 from jaxckpt.target.attainable import rates_from_facts
+from jaxckpt.target.calibrated import (
+    Calibration,
+    Measured,
+    calibration_from_toml,
+    load_calibration,
+    shipped_calibration,
+    toml_from_calibration,
+)
 from jaxckpt.target.device_facts import CpuFacts, Facts, GpuFacts, TpuFacts, UnknownDeviceFacts
 from jaxckpt.target.fact_files import facts_from_toml, known_facts, load_facts
 from jaxckpt.target.status import TargetStatus, targets
@@ -14,20 +22,26 @@ from jaxckpt.target.target import Target
 from jaxckpt.target.topology import GpuTopology, LocalTopology, Topology, TpuTopology
 
 __all__ = [
+    "Calibration",
     "CpuFacts",
     "Facts",
     "GpuFacts",
     "GpuTopology",
     "LocalTopology",
+    "Measured",
     "Target",
     "TargetStatus",
     "Topology",
     "TpuFacts",
     "TpuTopology",
     "UnknownDeviceFacts",
+    "calibration_from_toml",
     "facts_from_toml",
     "known_facts",
+    "load_calibration",
     "load_facts",
     "rates_from_facts",
+    "shipped_calibration",
     "targets",
+    "toml_from_calibration",
 ]

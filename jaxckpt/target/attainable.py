@@ -106,7 +106,8 @@ def _no_rates(name: str, facts: UnknownDeviceFacts) -> TargetError:
     return TargetError(
         f'the speed of target "{name}" is not known: no fact file names its device.',
         got=f'device kind "{facts.description}" on platform "{facts.platform}"',
-        needed="a fact file whose device_kinds names it",
-        advice='copy a file of jaxckpt/target/facts, fill it in, and pass jaxckpt.Target("mine.toml")',
+        needed="a calibration of it, or a fact file whose device_kinds names it",
+        advice="jaxckpt calibrate -o mine.toml, and attached@mine.toml as the target; or a fact file like those of"
+        " jaxckpt/target/facts",
         device_kind=facts.description,
     )

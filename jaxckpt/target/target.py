@@ -21,7 +21,8 @@ from jaxckpt._units import format_bytes
 from jaxckpt.cost.rates import Rates
 from jaxckpt.target.attached import attached_facts, attached_topology
 from jaxckpt.target.attainable import rates_from_facts
-from jaxckpt.target.device_facts import Facts, GpuFacts, TpuFacts
+from jaxckpt.target.calibrated import Calibration, load_calibration, shipped_calibration
+from jaxckpt.target.device_facts import Facts, GpuFacts, TpuFacts, UnknownDeviceFacts
 from jaxckpt.target.devices import devices_for
 from jaxckpt.target.fact_files import known_facts, load_facts
 from jaxckpt.target.packages import compiler_for
@@ -35,19 +36,23 @@ class Target:
     Names: a GPU such as "h200", "h200:8" (one host of 8) or "h200:64x8" (64 hosts of 8); a TPU as jax spells it,
     "v5e:2x2" or "v5p:2x2x1", where the bare "v5e" means one chip; "cpu" or "cpu:8" for this machine's processor;
     "attached" for the devices that this process has by default; or the path of a fact file, "mine.toml" or
-    "mine.toml:8". `jaxckpt.targets()` lists them.
+    "mine.toml:8". `jaxckpt.targets()` lists them. After an "@" there may be the file of a calibration,
+    "h200@mine.toml", wherever a name is asked for.
 
     Attributes:
       name: In its shortest form: "h200:1" is "h200", "v5e" is "v5e:1x1".
       facts: Of one device.
       topology: How many devices stand where.
+      calibration: What was measured of such a device, in the place of its datasheet; None where nothing was.
 
     Args:
       name: One of the above.
+      calibrated: A calibration or its file, as `jaxckpt calibrate` writes it; None takes the one that this package
+        ships for the device, if there is one.
 
     Raises:
       UnknownTargetError: No device has this name; the closest names are in the message and in `closest`.
-      TargetError: The topology cannot be read, or a fact file is wrong.
+      TargetError: The topology cannot be read, a fact file is wrong, or the calibration is of another device.
 
     Example:
       >>> Target("h200:64x8").device_count
@@ -59,18 +64,21 @@ class Target:
     name: str
     facts: Facts
     topology: Topology
+    calibration: Calibration | None
     _kind: str
 
-    def __init__(self, name: "str | Target"):
+    def __init__(self, name: "str | Target", *, calibrated: Calibration | str | pathlib.Path | None = None):
         if isinstance(name, Target):
-            self._set(name._kind, name.facts, name.topology)
+            self._set(name._kind, name.facts, name.topology, calibrated or name.calibration)
             return
+        if isinstance(name, str) and calibrated is None:
+            name, calibrated = _calibration_split(name)
         kind, colon, text = _split(name)
         if kind == "attached" and not colon:
-            self._set(kind, attached_facts(), attached_topology())
+            self._set(kind, attached_facts(), attached_topology(), calibrated)
             return
         facts = load_facts(kind) if kind.endswith(".toml") else _named_facts(kind, name)
-        self._set(kind, facts, _topology(text if colon else None, facts, called=name))
+        self._set(kind, facts, _topology(text if colon else None, facts, called=name), calibrated)
 
     @classmethod
     def from_facts(cls, path: str | pathlib.Path, topology: str | None = None) -> "Target":
@@ -93,14 +101,27 @@ class Target:
         target._set(str(path), facts, _topology(topology, facts, called=called))
         return target
 
-    def _set(self, kind: str, facts: Facts, topology: Topology) -> None:
+    def _set(
+        self,
+        kind: str,
+        facts: Facts,
+        topology: Topology,
+        calibrated: Calibration | str | pathlib.Path | None = None,
+    ) -> None:
         for attribute, value in (
             ("name", kind + topology.suffix),
             ("facts", facts),
             ("topology", topology),
+            ("calibration", None),
             ("_kind", kind),
         ):
             object.__setattr__(self, attribute, value)
+        if calibrated is None:
+            calibration = shipped_calibration(self.kind)
+        else:
+            calibration = calibrated if isinstance(calibrated, Calibration) else load_calibration(calibrated)
+            _refuse_other_device(self, calibration)
+        object.__setattr__(self, "calibration", calibration)
 
     def __repr__(self) -> str:
         return f"Target({self.name!r})"
@@ -153,12 +174,17 @@ class Target:
 
     @property
     def rates(self) -> Rates:
-        """How fast one device attainably works.
+        """How fast one device attainably works: as measured, where it was calibrated, else by its datasheet.
 
         Raises:
-          TargetError: An attached device is in no fact file.
+          TargetError: An attached device is in no fact file, and was not calibrated.
         """
-        return rates_from_facts(self.name, self.facts)
+        if self.calibration is None:
+            return rates_from_facts(self.name, self.facts)
+        if isinstance(self.facts, UnknownDeviceFacts):
+            alone = self.calibration.alone(name=self.name, memory_bytes=self.memory_bytes)
+            return alone or rates_from_facts(self.name, self.facts)
+        return self.calibration.over(rates_from_facts(self.name, self.facts))
 
     @property
     def compiler_version(self) -> str:
@@ -231,6 +257,12 @@ def _split(name: str) -> tuple[str, str, str]:
     return name.partition(":")
 
 
+def _calibration_split(name: str) -> tuple[str, str | None]:
+    """What is before an "@" and the calibration behind it; a path may itself hold one."""
+    before, at, after = name.partition("@")
+    return (before, after) if at and "/" not in before else (name, None)
+
+
 def _named_facts(kind: str, name: str) -> Facts:
     if kind not in known_facts():
         raise _unknown(name, kind)
@@ -249,6 +281,22 @@ def _bigger(target: Target, count: int) -> str:
     if isinstance(target.facts, GpuFacts):
         return f', "{target._kind}:{count}"'
     return ""
+
+
+def _refuse_other_device(target: Target, calibration: Calibration) -> None:
+    """A calibration is of one kind of device; processors all have the same name, and a user's file may give none."""
+    kinds = target.facts.device_kinds
+    same = calibration.device_kind in kinds if kinds else calibration.platform == target.platform
+    if same:
+        return
+    raise TargetError(
+        f'the calibration is not of target "{target.name}".',
+        got=f'measured on "{calibration.device_kind}" ({calibration.platform})',
+        needed=" or ".join(f'"{kind}"' for kind in kinds) or f'a device of platform "{target.platform}"',
+        advice=f"jaxckpt calibrate on a {target.facts.description}, or the target that was measured",
+        target=target.name,
+        device_kind=calibration.device_kind,
+    )
 
 
 def _unknown(name: Any, kind: str) -> UnknownTargetError:

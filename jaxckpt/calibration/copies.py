@@ -1,0 +1,102 @@
+"""What crosses the link between device and host: each way alone, both at once, and while the device computes.
+
+The host's side is pinned memory, as an offloaded residual's is. Copies are started by themselves, not in a program:
+their start is small beside theirs, and is subtracted.
+
+Read after `kernels`.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from jaxckpt.calibration.kernels import Speeds, matmul, random_array
+from jaxckpt.calibration.timing import Timing, timed
+from jaxckpt.target import Measured
+
+_HOST = "pinned_host"
+
+
+def can_copy(device: Any) -> bool:
+    """Whether jax gives the device's host memory a name.
+
+    Args:
+      device: A `jax.Device`.
+    """
+    return any(memory.kind == _HOST for memory in device.addressable_memories())
+
+
+def measured_copies(
+    device: Any, speeds: Speeds, *, floor_s: float, small: bool, time_one: Callable[..., Timing] = timed
+) -> Iterator[Measured]:
+    """Times the copies of a device.
+
+    Args:
+      device: A `jax.Device` that `can_copy`.
+      speeds: About how fast it is.
+      floor_s: What it takes to start anything and to wait for it.
+      small: Whether to take tiny sizes.
+      time_one: What times; see `timing.timed`.
+
+    Yields:
+      Bandwidths of one way, of both together, and the share of a copy that a running computation hides.
+    """
+    rows = 64 if small else 8192
+    there = jax.sharding.SingleDeviceSharding(device, memory_kind=_HOST)
+    here = jax.sharding.SingleDeviceSharding(device)
+    x = jax.device_put(random_array((rows, rows), "float32"), here)
+    other = jax.block_until_ready(jax.device_put(x, there))
+    detail = f"{_HOST}, {x.nbytes} bytes"
+
+    def figure(what: str, timing: Timing, ways: int = 1) -> Measured:
+        value = ways * x.nbytes / max(timing.median_s - floor_s, 1e-9)
+        return Measured(what=what, detail=detail, value=value, unit="bytes/s", spread=timing.spread, count=timing.count)
+
+    out = time_one(lambda: jax.block_until_ready(jax.device_put(x, there)))
+    yield figure("copy to host", out)
+    back = time_one(lambda: jax.block_until_ready(jax.device_put(other, here)))
+    yield figure("copy from host", back)
+    both = time_one(lambda: jax.block_until_ready((jax.device_put(x, there), jax.device_put(other, here))))
+    yield figure("copy both ways", both, ways=2)
+
+    probe = matmul(speeds, "bfloat16", *[32 if small else 4096] * 3)
+    chain = probe.chain(probe.links(2 * out.median_s))
+    carried = probe.start()
+    alone = time_one(lambda: jax.block_until_ready(chain(carried)))
+    for what, put, copy_s in (("to", lambda: jax.device_put(x, there), out.median_s),
+                              ("from", lambda: jax.device_put(other, here), back.median_s)):  # fmt: skip
+
+        def together(put: Callable[[], Any] = put) -> None:
+            running = chain(carried)
+            jax.block_until_ready((running, put()))
+
+        timing = time_one(together)
+        yield Measured(
+            what=f"copy {what} host under compute",
+            detail=f"{detail}, beside {probe.detail}",
+            value=hidden_share(timing.median_s, alone.median_s, copy_s),
+            unit="share",
+            spread=timing.spread,
+            count=timing.count,
+        )
+
+
+def hidden_share(together_s: float, alone_s: float, copy_s: float) -> float:
+    """The share of a copy that costs no time because something else runs meanwhile.
+
+    Args:
+      together_s: Of both.
+      alone_s: Of what runs beside it, at least as long as the copy.
+      copy_s: Of the copy alone.
+
+    Returns:
+      1 where the copy costs nothing, 0 where it costs all of its time or more.
+
+    Example:
+      >>> hidden_share(10.5, 10.0, 2.0)
+      0.75
+    """
+    if copy_s <= 0:
+        return 1.0
+    return min(1.0, max(0.0, 1.0 - (together_s - alone_s) / copy_s))

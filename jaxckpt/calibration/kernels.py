@@ -1,0 +1,323 @@
+"""What is timed on a device to know its speeds: chains of one kind of kernel, each link needing the one before.
+
+A chain is one jitted program with a loop, so that the host starts it once: dividing by its links leaves what a kernel
+takes, the start is measured by itself and subtracted. Links are kept apart by `optimization_barrier`, or XLA would make
+one kernel of several; every link changes what the next one reads, or XLA would move it out of the loop. Values stay
+finite and are no zeros, which run faster.
+
+Read after `timing`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_ROUND_S = 1e-4
+"""What one round of a loop should take at least; its counter is a kernel of some 2 microseconds."""
+
+Link = Callable[[Any], Any]
+"""From what is carried to what is carried: one repetition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """One kind of kernel at one size.
+
+    Attributes:
+      what: The kind.
+      detail: Type and size.
+      unit: Of `work`: "FLOP/s" for FLOPs, "bytes/s" for bytes, "s" where links are counted.
+      work: Of one link.
+      guess_s: About what one link takes, to choose how many there are.
+      link: One repetition.
+      start: Makes what is carried.
+    """
+
+    what: str
+    detail: str
+    unit: str
+    work: float
+    guess_s: float
+    link: Link
+    start: Callable[[], Any]
+
+    @property
+    def inner(self) -> int:
+        """Links in one round of the loop: as many as make the loop's own counting small beside them."""
+        return max(2, min(64, ceil(_ROUND_S / self.guess_s)))
+
+    def links(self, chain_s: float) -> int:
+        """How many links make a chain of about so many seconds: whole rounds, at most 4096 of them.
+
+        Args:
+          chain_s: What the chain should take.
+        """
+        rounds = round(chain_s / self.guess_s / self.inner)
+        return self.inner * min(4096, max(2, rounds))
+
+    def chain(self, links: int) -> Callable[[Any], Any]:
+        """The jitted program of so many links.
+
+        Args:
+          links: A multiple of `inner`.
+        """
+
+        def round_(_: Any, carried: Any) -> Any:
+            for _ in range(self.inner):
+                carried = jax.lax.optimization_barrier(self.link(carried))
+            return carried
+
+        return jax.jit(lambda carried: jax.lax.fori_loop(0, links // self.inner, round_, carried))
+
+    def value(self, link_s: float) -> float:
+        """The figure that follows from the seconds of a link.
+
+        Args:
+          link_s: Of one link.
+        """
+        return link_s if self.unit == "s" else self.work / link_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """About how fast a device is, to choose lengths of chains; measured figures do not depend on it.
+
+    Attributes:
+      flops_per_s: Of bfloat16 products.
+      bytes_per_s: Of its memory.
+    """
+
+    flops_per_s: float = 1e14
+    bytes_per_s: float = 1e12
+
+
+def random_array(shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> jax.Array:
+    """Numbers that are not zero: a short stretch of random ones repeated, which no kernel can tell.
+
+    Args:
+      shape: Of the array.
+      dtype: Of its numbers.
+      scale: Their standard deviation.
+    """
+    some = np.random.default_rng(0).standard_normal(min(int(np.prod(shape)), 2**20), np.float32) * scale
+    return jnp.asarray(np.resize(some, shape), dtype)
+
+
+def rotation(rows: int, columns: int) -> np.ndarray:
+    """A dense matrix that changes no length: its rows are of length 1 and at right angles, or its columns are.
+
+    The circulant matrix of random phases: exact at any size, and made in no time.
+
+    Args:
+      rows: Of the matrix.
+      columns: Of the matrix.
+
+    Example:
+      >>> made = rotation(3, 8)
+      >>> bool(np.allclose(made @ made.T, np.eye(3)))
+      True
+    """
+    if rows > columns:
+        return rotation(columns, rows).T
+    phases = np.random.default_rng(2).uniform(0, 2 * np.pi, columns // 2 + 1)
+    phases[0] = phases[-1] = 0.0  # what these stand for must be real
+    first = np.fft.irfft(np.exp(1j * phases), columns)
+    return np.lib.stride_tricks.sliding_window_view(np.concatenate([first, first]), columns)[:rows]
+
+
+def launch(speeds: Speeds) -> Probe:
+    """The smallest kernel there is, one after the other: what every kernel costs before it works."""
+    del speeds
+    return Probe(
+        what="launch",
+        detail="1024 float32",
+        unit="s",
+        work=1.0,
+        guess_s=3e-6,
+        link=lambda x: x * 0.999 + 0.5,
+        start=lambda: random_array((1024,), jnp.float32),
+    )
+
+
+def matmul(speeds: Speeds, dtype: str, rows: int, depth: int, width: int) -> Probe:
+    """A product and one back, (rows, depth) by (depth, width) by (width, depth); square where all are the same.
+
+    The second undoes the first, so that numbers stay what they are however long the chain is.
+    """
+
+    def link(carried: Any) -> Any:
+        x, there, back = carried
+        return jax.lax.optimization_barrier(x @ there) @ back, there, back
+
+    def start() -> Any:
+        there = rotation(depth, width).astype(np.float32)
+        back = np.ascontiguousarray(there.T)
+        return random_array((rows, depth), dtype), jnp.asarray(there, dtype), jnp.asarray(back, dtype)
+
+    flops = 4.0 * rows * depth * width
+    return Probe(
+        what="matmul",
+        detail=f"{dtype} {rows} x {depth} x {width}",
+        unit="FLOP/s",
+        work=flops,
+        guess_s=flops / speeds.flops_per_s,
+        link=link,
+        start=start,
+    )
+
+
+def _passes(
+    speeds: Speeds, what: str, shape: tuple[int, int], dtype: str, passes: float, link: Link, start: Any = None
+) -> Probe:
+    """A probe of kernels that are bound by memory, by how many times they go over an array."""
+    size_bytes = shape[0] * shape[1] * jnp.dtype(dtype).itemsize
+    return Probe(
+        what=what,
+        detail=f"{dtype} {shape[0]} x {shape[1]}",
+        unit="bytes/s",
+        work=passes * size_bytes,
+        guess_s=passes * size_bytes / speeds.bytes_per_s,
+        link=link,
+        start=start or (lambda: random_array(shape, dtype)),
+    )
+
+
+def copy(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
+    """Rows in reverse: reads and writes all, computes nothing."""
+    return _passes(speeds, "copy", shape, dtype, 2, lambda x: jnp.flip(x, 0))
+
+
+def elementwise(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
+    """Two arrays into one: what most kernels of a training step do."""
+
+    def link(carried: Any) -> Any:
+        x, y = carried
+        return x * 0.5 + y, y
+
+    return _passes(
+        speeds,
+        "elementwise",
+        shape,
+        dtype,
+        3,
+        link,
+        lambda: (random_array(shape, dtype), random_array(shape, dtype, 0.1)),
+    )
+
+
+def _two(shape: tuple[int, int], dtype: str) -> tuple[jax.Array, jax.Array]:
+    return random_array(shape, dtype), random_array(shape, dtype, 0.1)
+
+
+def transpose(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
+    """A square matrix turned, and added to one that is not: turned alone it would only be read as another layout."""
+
+    def link(carried: Any) -> Any:
+        x, y = carried
+        return x.T * 0.5 + y, y
+
+    return _passes(
+        speeds,
+        "transpose",
+        shape,
+        dtype,
+        3,
+        link,
+        lambda: (random_array(shape, dtype), random_array(shape, dtype, 0.1)),
+    )
+
+
+def reduce_rows(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
+    """Means along the fast axis, as in normalisations."""
+    return _reduction(speeds, "reduce rows", shape, dtype, axis=1)
+
+
+def reduce_columns(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
+    """Means along the slow axis, as in the gradients of biases."""
+    return _reduction(speeds, "reduce columns", shape, dtype, axis=0)
+
+
+def _reduction(speeds: Speeds, what: str, shape: tuple[int, int], dtype: str, *, axis: int) -> Probe:
+    def link(carried: Any) -> Any:
+        x, means = carried
+        wide = (x * jnp.expand_dims(means, axis)).astype(jnp.float32)
+        return x, (jnp.mean(wide, axis) + 1.0).astype(dtype)
+
+    return _passes(
+        speeds, what, shape, dtype, 1, link, lambda: (random_array(shape, dtype), jnp.ones(shape[1 - axis], dtype))
+    )
+
+
+def softmax(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
+    """A softmax over rows, counted as one pass in and one out: three where the compiler makes several kernels of it."""
+    return _passes(speeds, "softmax", shape, dtype, 2, lambda x: jax.nn.softmax(x * 2.0, axis=-1))
+
+
+def scatter(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
+    """Rows added into a table, as in the gradient of an embedding: updates read, the table's rows read and written."""
+    rows = max(1, shape[0] // 4)
+
+    def link(carried: Any) -> Any:
+        table, places, rows_ = carried
+        return table.at[places].add(rows_), places, rows_
+
+    def start() -> Any:
+        places = np.random.default_rng(1).integers(0, shape[0], rows)
+        return random_array(shape, dtype), jnp.asarray(places), random_array((rows, shape[1]), dtype, 0.01)
+
+    return _passes(speeds, "scatter", (rows, shape[1]), dtype, 3, link, start)
+
+
+def vector(speeds: Speeds, shape: tuple[int, int]) -> Probe:
+    """Many multiply-adds on each number in one kernel: the rate of the vector units."""
+    times = 128
+
+    def link(x: Any) -> Any:
+        for _ in range(times):
+            x = x * 0.9 + 0.1
+        return x
+
+    flops = 2.0 * times * shape[0] * shape[1]
+    return Probe(
+        what="vector",
+        detail=f"float32 {shape[0]} x {shape[1]}, {times} multiply-adds each",
+        unit="FLOP/s",
+        work=flops,
+        guess_s=flops / (speeds.flops_per_s / 16),
+        link=link,
+        start=lambda: random_array(shape, jnp.float32),
+    )
+
+
+def probes(speeds: Speeds, *, small: bool) -> Iterator[Probe]:
+    """What is timed, the most valuable first: whoever stops early has what matters.
+
+    Args:
+      speeds: About how fast the device is.
+      small: Whether to take tiny sizes, only to see that everything runs.
+    """
+    shape = (256, 256) if small else (8192, 8192)  # 256 MiB of float32: beyond every cache
+    sides = (64, 128) if small else (8192, 4096)
+    yield launch(speeds)
+    yield matmul(speeds, "bfloat16", *[sides[0]] * 3)
+    yield elementwise(speeds, shape, "float32")
+    yield matmul(speeds, "bfloat16", *[sides[1]] * 3)
+    if not small:
+        yield matmul(speeds, "bfloat16", 8192, 768, 3072)
+        yield matmul(speeds, "bfloat16", 2048, 2048, 2048)
+        yield matmul(speeds, "bfloat16", 1024, 1024, 1024)
+    yield matmul(speeds, "float32", *[sides[1]] * 3)
+    yield copy(speeds, shape, "float32")
+    yield elementwise(speeds, shape, "bfloat16")
+    yield reduce_rows(speeds, shape, "float32")
+    yield reduce_columns(speeds, shape, "float32")
+    yield transpose(speeds, shape, "bfloat16")
+    yield scatter(speeds, shape, "float32")
+    yield vector(speeds, (shape[0] // 4, shape[1]))
+    yield softmax(speeds, shape, "bfloat16")
+    yield matmul(speeds, "float16", *[sides[1]] * 3)

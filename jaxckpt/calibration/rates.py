@@ -1,0 +1,105 @@
+"""Figures become rates: a line through products of all sizes, a median over kernels that are bound by memory.
+
+A matrix product takes a constant, the ramp, and its FLOPs over the asymptotic rate: two unknowns, fitted in relative
+error over all sizes of a dtype. Kernels of other classes than elementwise get a factor: how much more time a byte of
+theirs takes than one of the elementwise kernels that memory's bandwidth is taken from.
+
+Read after `device`. No jax here.
+"""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from jaxckpt.target import Measured
+
+_FACTORS = {
+    "reduction": ("reduce rows", "reduce columns"),
+    "transpose": ("copy", "transpose"),
+    "scatter": ("scatter",),
+}
+"""The figures of each class of kernels."""
+_FACTOR_BOUNDS = (0.5, 10.0)
+
+
+def ramp_and_rate(flops: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
+    """What a product loses at its ends, in FLOPs, and the rate that large ones tend to.
+
+    Args:
+      flops: Of each product.
+      seconds: Of each, the launch not counted.
+
+    Returns:
+      FLOPs, at least 0, and FLOP/s, a multiply-add being two.
+
+    Example:
+      >>> ramp, rate = ramp_and_rate([1e9, 1e10, 1e11], [3e-6, 12e-6, 102e-6])
+      >>> round(ramp / 1e9, 3), round(rate / 1e15, 3)
+      (2.0, 1.0)
+    """
+    work, took = np.asarray(flops), np.asarray(seconds)
+    if len(work) > 1:
+        # min over (a, b) of sum(((a * flops + b) / seconds - 1) ** 2), with a = 1 / rate and b = ramp / rate
+        (a, b), *_ = np.linalg.lstsq(np.stack([work / took, 1 / took], axis=1), np.ones(len(work)), rcond=None)
+        if a > 0 and b > 0:
+            return float(b / a), float(1 / a)
+    return 0.0, float(np.median(work / took))
+
+
+def derived_rates(measured: Sequence[Measured]) -> dict[str, Any]:
+    """The fields of a `Calibration` that follow from its figures; what was not measured is left out.
+
+    Args:
+      measured: Figures of `session`.
+    """
+    found: dict[str, Any] = {}
+    by_what: dict[str, list[Measured]] = {}
+    for each in measured:
+        by_what.setdefault(each.what, []).append(each)
+    if "launch" in by_what:
+        found["launch_s"] = by_what["launch"][0].value
+    if "matmul" in by_what:
+        found |= _matmul(by_what["matmul"], found.get("launch_s", 0.0))
+    if "vector" in by_what:
+        found["vector_flops_per_s"] = by_what["vector"][0].value
+    if "elementwise" in by_what:
+        bandwidth = median(each.value for each in by_what["elementwise"])
+        found["memory_bandwidth_bytes_per_s"] = bandwidth
+        found["factors"] = tuple(_factors(by_what, bandwidth))
+    host = [each.value for what in ("copy to host", "copy from host") for each in by_what.get(what, ())]
+    host += [each.value / 2 for each in by_what.get("copy both ways", ())]
+    if host:
+        found["host_bandwidth_bytes_per_s"] = min(host)
+    return found
+
+
+def _matmul(products: Sequence[Measured], launch_s: float) -> dict[str, Any]:
+    """Rates by dtype; the ramp is that of the dtype with the most sizes."""
+    by_dtype: dict[str, list[tuple[float, float]]] = {}
+    for each in products:
+        dtype, flops = _product(each.detail)
+        seconds = max(flops / each.value - launch_s, 1e-12)
+        by_dtype.setdefault(dtype, []).append((flops, seconds))
+    most = max(by_dtype, key=lambda dtype: len(by_dtype[dtype]))
+    ramp, rate = ramp_and_rate(*zip(*by_dtype[most], strict=True))
+    rates = {dtype: max((flops + ramp) / s for flops, s in sizes) for dtype, sizes in by_dtype.items() if dtype != most}
+    return {"matmul_ramp_flops": ramp, "matmul_flops_per_s": ((most, rate), *rates.items())}
+
+
+def _product(detail: str) -> tuple[str, float]:
+    """Dtype and FLOPs of one product of "bfloat16 4096 x 4096 x 4096"."""
+    dtype, sizes = detail.split(" ", 1)
+    rows, depth, width = map(int, sizes.split(" x "))
+    return dtype, 2.0 * rows * depth * width
+
+
+def _factors(by_what: dict[str, list[Measured]], bandwidth: float) -> list[tuple[str, float]]:
+    low, high = _FACTOR_BOUNDS
+    factors = []
+    for name, whats in _FACTORS.items():
+        figures = [each.value for what in whats for each in by_what.get(what, ())]
+        if figures:
+            factors.append((name, min(high, max(low, bandwidth / median(figures)))))
+    return factors

@@ -1,0 +1,171 @@
+"""`calibrate` measures the attached device within a budget of seconds, the most valuable figures first.
+
+What is not reached keeps the datasheet's figure, and a probe that fails (a dtype that the device lacks, memory that is
+taken) is noted and passed over. Nothing of the device is set: clocks and power limits are measured as they are.
+
+Read after `rates`.
+"""
+
+import datetime
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxckpt._errors import TargetError
+from jaxckpt.calibration.collectives import measured_collectives
+from jaxckpt.calibration.copies import can_copy, measured_copies
+from jaxckpt.calibration.device import driver_of, installed_versions, platform_of
+from jaxckpt.calibration.kernels import Probe, Speeds, probes
+from jaxckpt.calibration.rates import derived_rates
+from jaxckpt.calibration.timing import Clock, Timing, timed
+from jaxckpt.target import Calibration, Measured, Target
+
+_CHAIN_S = 0.01
+"""What one chain should take: long beside the start of a program."""
+
+Progress = Callable[[str], None]
+"""Told what is being done, a short sentence at a time."""
+
+
+def calibrate(
+    *,
+    seconds: float = 75.0,
+    small: bool | None = None,
+    progress: Progress | None = None,
+    clock: Clock = time.perf_counter,
+) -> Calibration:
+    """Measures how fast the attached device is: products by type and size, memory, launches, the link to the host.
+
+    The first default device is measured, and all of them together for collectives. It should do nothing else meanwhile.
+
+    Args:
+      seconds: No figure is begun after so many; those that matter most come first.
+      small: Whether to take tiny sizes, a smoke test whose figures mean nothing; None takes them on processors.
+      progress: Told what is measured.
+      clock: What tells the seconds.
+
+    Returns:
+      Rates with the figures behind them. `save` writes a file; `jaxckpt.Target("attached", calibrated=FILE)`, or
+      "attached@FILE" wherever a target is named, plans and estimates with it.
+
+    Raises:
+      TargetError: Not one figure could be had.
+
+    Example:
+      >>> made = calibrate(seconds=0.5)
+      >>> made.smoke, made.measured[0].what
+      (True, 'start')
+    """
+    device = jax.local_devices()[0]
+    small = device.platform == "cpu" if small is None else small
+    session = _Session(device=device, small=small, say=progress or (lambda _: None), clock=clock, seconds=seconds)
+    measured = tuple(session.run())
+    if not measured:
+        raise TargetError(
+            "calibrate() could not measure anything.",
+            got="; ".join(session.failures) or f"no time: seconds = {seconds}",
+            needed="a device that runs programs",
+            advice="free the device's memory, or give it more seconds",
+        )
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    return Calibration(
+        device_kind=device.device_kind,
+        platform=platform_of(device),
+        driver=driver_of(device),
+        date=date,
+        source=_source(device, date, small=small, left_out=session.left_out, failures=session.failures),
+        versions=installed_versions(),
+        device_count=jax.local_device_count(),
+        seconds=round(clock() - session.begun_s, 1),
+        smoke=small,
+        measured=measured,
+        **derived_rates(measured),
+    )
+
+
+def _source(device: Any, date: str, *, small: bool, left_out: int, failures: list[str]) -> str:
+    what = "smoke test with tiny sizes, figures mean nothing" if small else "measured"
+    text = f"{what}: {device.device_kind}, jax {jax.__version__}, {date}"
+    if left_out:
+        text += f"; {left_out} figures left out for time"
+    return text + "".join(f"; not measured: {failure}" for failure in failures)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    """The figures one after the other, until time is up."""
+
+    device: Any
+    small: bool
+    say: Progress
+    clock: Clock
+    seconds: float
+    failures: list[str] = field(default_factory=list)
+    left_out: int = 0
+    begun_s: float = 0.0
+
+    def run(self) -> Iterator[Measured]:
+        self.begun_s = self.clock()
+        time_one = partial(timed, clock=self.clock, budget_s=0.02 if self.small else 0.2)
+        speeds = self._speeds()
+        floor = self._floor(time_one)
+        yield Measured(
+            what="start", detail="an empty program", value=floor.median_s, unit="s", spread=floor.spread,
+            count=floor.count,
+        )  # fmt: skip
+        links = {"floor_s": floor.median_s, "small": self.small, "time_one": time_one}
+        first, *others = probes(speeds, small=self.small)
+        yield from self._guarded("launch", lambda: self._probed(first, floor.median_s, time_one))
+        jobs: list[tuple[str, Callable[[], Iterator[Measured]]]] = [
+            (f"{probe.what}, {probe.detail}", partial(self._probed, probe, floor.median_s, time_one))
+            for probe in others
+        ]
+        if can_copy(self.device):
+            jobs.insert(3, ("copies", lambda: measured_copies(self.device, speeds, **links)))
+        if jax.local_device_count() > 1:
+            jobs.append(("collectives", lambda: measured_collectives(jax.local_devices(), speeds, **links)))
+        for name, job in jobs:
+            if self.clock() - self.begun_s > self.seconds:
+                self.left_out += 1
+            else:
+                yield from self._guarded(name, job)
+
+    def _guarded(self, name: str, job: Callable[[], Iterator[Measured]]) -> Iterator[Measured]:
+        """A job's figures; what it cannot do is noted."""
+        self.say(f"measuring {name}")
+        try:
+            yield from job()
+        except Exception as error:  # whatever a backend says of a dtype or of memory; the next job may still do
+            self.failures.append(f"{name} ({type(error).__name__}: {str(error).splitlines()[0][:120]})")
+
+    def _speeds(self) -> Speeds:
+        try:
+            rates = Target("attached").rates
+        except TargetError:  # in no fact file
+            return Speeds()
+        return Speeds(flops_per_s=rates.matmul("bfloat16"), bytes_per_s=rates.memory_bandwidth_bytes_per_s)
+
+    def _floor(self, time_one: Callable[..., Timing]) -> Timing:
+        """What it takes to start any program and to wait for it."""
+        nothing = jax.jit(lambda x: x + 1)
+        x = jax.device_put(jnp.float32(0), self.device)
+        return time_one(lambda: jax.block_until_ready(nothing(x)), least=20, most=200)
+
+    def _probed(self, probe: Probe, floor_s: float, time_one: Callable[..., Timing]) -> Iterator[Measured]:
+        links = probe.links(_CHAIN_S / 50 if self.small else _CHAIN_S)
+        chain, carried = probe.chain(links), jax.device_put(probe.start(), self.device)
+        timing = time_one(lambda: jax.block_until_ready(chain(carried)))
+        link_s = max(timing.median_s - floor_s, 1e-9) / links
+        yield Measured(
+            what=probe.what,
+            detail=probe.detail,
+            value=probe.value(link_s),
+            unit=probe.unit,
+            spread=timing.spread,
+            count=timing.count,
+        )

@@ -1,0 +1,82 @@
+"""A run is timed as its median over enough repetitions, with the spread between the quarters.
+
+Warm-up runs are thrown away: they compile, load and allocate. Then at least `least` runs are timed, and more while the
+budget lasts: a median of many tells nothing of the one run that something else disturbed. Who is timed must wait for
+the device itself.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Clock = Callable[[], float]
+"""Seconds since any moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How long something took.
+
+    Attributes:
+      median_s: The middle of all runs.
+      spread: Between the quarters, as a share of the median: half of the runs are that close together.
+      least_s: The fastest run.
+      count: How many runs were timed.
+    """
+
+    median_s: float
+    spread: float
+    least_s: float
+    count: int
+
+
+def timing_of(seconds: list[float]) -> Timing:
+    """What runs of these seconds come to.
+
+    Example:
+      >>> timing_of([1.0, 1.0, 1.2, 9.0, 0.9]).median_s
+      1.0
+    """
+    median_s = statistics.median(seconds)
+    low, _, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else (median_s,) * 3
+    spread = (high - low) / median_s if median_s else 0.0
+    return Timing(median_s=median_s, spread=spread, least_s=min(seconds), count=len(seconds))
+
+
+def timed(
+    run: Callable[[], Any],
+    *,
+    budget_s: float = 0.3,
+    least: int = 5,
+    most: int = 50,
+    warmups: int = 2,
+    clock: Clock = time.perf_counter,
+) -> Timing:
+    """Times something that waits until it is done.
+
+    Args:
+      run: What is timed.
+      budget_s: No run is begun after so many seconds, once there are `least`; warm-ups are not counted.
+      least: Runs at least, whatever they take.
+      most: Runs at most.
+      warmups: Runs before the first that counts.
+      clock: What tells the seconds.
+
+    Returns:
+      The median and its spread.
+
+    Example:
+      >>> timed(lambda: None, least=3, most=3).count
+      3
+    """
+    for _ in range(warmups):
+        run()
+    seconds: list[float] = []
+    begun_s = clock()
+    while len(seconds) < least or (len(seconds) < most and clock() - begun_s < budget_s):
+        before_s = clock()
+        run()
+        seconds.append(clock() - before_s)
+    return timing_of(seconds)

@@ -1,0 +1,46 @@
+"""What was measured of a device, as a report."""
+
+from jaxckpt._units import format_seconds
+from jaxckpt.report.tree import Section, Table, Text, columns
+from jaxckpt.target import Calibration, Measured
+
+_WARNING = "A smoke test: tiny sizes, only to see that everything runs. These figures mean nothing."
+
+
+def calibration_report(calibration: Calibration) -> Section:
+    """A calibration's figures, one a row, below what they were measured on.
+
+    Args:
+      calibration: What `jaxckpt.calibrate` returned.
+    """
+    rows = tuple(
+        (each.what, each.detail, figure(each), f"{each.spread:.0%}", str(each.count)) for each in calibration.measured
+    )
+    versions = ", ".join(f"{package} {version}" for package, version in calibration.versions[:3])
+    on = f"{calibration.device_count} x {calibration.device_kind}, driver {calibration.driver}; {versions}"
+    table = Table(
+        title=on,
+        columns=columns("what", "type and size", ">figure", ">spread", ">runs"),
+        rows=rows,
+        notes=(calibration.source, f"{calibration.seconds:.0f} s in all."),
+    )
+    warning = (Text(text=_WARNING),) if calibration.smoke else ()
+    return Section(title="Calibration", parts=(*warning, table))
+
+
+def figure(measured: Measured) -> str:
+    """A figure with its unit.
+
+    Example:
+      >>> figure(Measured(what="matmul", detail="", value=7.9e14, unit="FLOP/s"))
+      '790.0 TFLOP/s'
+    """
+    match measured.unit:
+        case "FLOP/s":
+            return f"{measured.value / 1e12:.1f} TFLOP/s"
+        case "bytes/s":
+            return f"{measured.value / 1e9:.1f} GB/s"
+        case "share":
+            return f"{measured.value:.0%}"
+        case _:
+            return format_seconds(measured.value)
