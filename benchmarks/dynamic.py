@@ -24,7 +24,7 @@ def windows(sizes, costs, need, times):
     """One search several times, without Python between them."""
     found = 0
     for _ in range(times):
-        found += cheapest_window(sizes, costs, len(sizes), need)[1]
+        found += cheapest_window(sizes, costs, len(sizes), need, False)[1]
     return found
 
 

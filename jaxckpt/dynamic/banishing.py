@@ -101,9 +101,10 @@ def free_waiting(m: Machine) -> None:
     if now.tried == now.issued or now.waiting == 0:
         return
     now.tried = now.issued
-    left = 0
-    for i in range(now.waiting):
-        s = m.waiting[i]
+    left = at = 0
+    while at < now.waiting:  # freeing one may put others behind the last
+        s = m.waiting[at]
+        at += 1
         if not m.storages[s].gone and not banish(m, s):
             m.waiting[left] = s
             left += 1

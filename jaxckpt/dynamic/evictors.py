@@ -6,7 +6,7 @@ words are in `score` (costs, sizes), `search` (how the least is found) and `wind
 
 Sources: Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021 (`dtr`, `dtr_eq`, `local`, `msps`, `lru`, `size`,
 `random` and the ablation grid); Hu et al., MegTaiChi, ICS 2022 (`dte`, `dte_static`); Zhang et al., Coop, NeurIPS 2023
-(`coop`).
+(`coop`). `coop_by_byte` is ours: Coop's windows, the cheapest by the byte that it frees, over DTR's classes.
 """
 
 import enum
@@ -71,7 +71,7 @@ class Search(enum.IntEnum):
     RANDOM = 2
     """One at random."""
     WINDOW = 3
-    """Runs of neighbouring addresses that are as large as what is needed."""
+    """Runs of neighbouring addresses as large as what is needed; with `Size.BYTES` the cheapest by the byte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +122,7 @@ EVICTORS = {
         _DTE,
         Evictor(name="dte_static", cost=Cost.REGENERATION, staleness=Staleness.FUTURE, by_bytes=True),
         Evictor(name="coop", cost=Cost.NEIGHBOURS, size=Size.ONE, search=Search.WINDOW),
+        Evictor(name="coop_by_byte", cost=Cost.CLASSES, size=Size.BYTES, search=Search.WINDOW),
     )
 }
 """By name."""

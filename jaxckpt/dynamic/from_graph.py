@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from jaxckpt.cost.rates import Rates
 from jaxckpt.dynamic.program import Call, Constant, Keep, Note, Program, Release, Run, Step, Tensor
+from jaxckpt.dynamic.training import state_of, trained
 from jaxckpt.ir import Graph, Kind, Op, Phase
 
 VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "stop_gradient", "name", "pvary"})
@@ -16,7 +17,7 @@ VIEWS = frozenset({"reshape", "squeeze", "expand_dims", "stop_gradient", "name",
 
 
 def program_from_graph(
-    graph: Graph, *, prices: Sequence[float] | None = None, views: frozenset[str] = VIEWS
+    graph: Graph, *, prices: Sequence[float] | None = None, views: frozenset[str] = VIEWS, steps: int = 1
 ) -> Program:
     """The program that an eager framework would run for a traced step.
 
@@ -24,12 +25,18 @@ def program_from_graph(
       graph: The step.
       prices: Of each op; by default the bytes that it reads and writes, and nothing for one that makes a view.
       views: Primitives whose result is kept in the memory of their operand.
+      steps: How many training steps one after the other, the donated arguments of each being results of the one before.
 
     Returns:
       A program with one call for each op, in traced order. Results are kept at the end; donated arguments go at
       their release, all others stay for good. An op that writes nothing is given an empty result.
     """
-    return _Writer(graph, prices or [_traffic_bytes(graph, op, views) for op in graph.ops], views).program()
+    writer = _Writer(graph, prices or [_traffic_bytes(graph, op, views) for op in graph.ops], views)
+    one = writer.program()
+    if steps == 1:
+        return one
+    state = {writer.ids[old]: writer.ids[new] for old, new in state_of(graph).items()}
+    return trained(one, steps=steps, state=state)
 
 
 class _Writer:

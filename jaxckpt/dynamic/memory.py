@@ -80,9 +80,11 @@ class Memory:
     capacity: int | None = None
 
 
+_COOP = Memory(mode=Mode.HARD, groups=2, small_bytes=10 * 1024, in_place=True, drops_again=True)
 MEMORIES = {
     "dte": Memory(mode=Mode.HINT),
     "dte_static": Memory(mode=Mode.HINT),
-    "coop": Memory(mode=Mode.HARD, groups=2, small_bytes=10 * 1024, in_place=True, drops_again=True),
+    "coop": _COOP,
+    "coop_by_byte": _COOP,
 }
 """The memory that each rule was published with; `COUNTED` for the others."""

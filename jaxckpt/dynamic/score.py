@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxckpt.dynamic.classes import find
 from jaxckpt.dynamic.compiled import compiled
-from jaxckpt.dynamic.evictors import Cost, Size, Staleness
+from jaxckpt.dynamic.evictors import Cost, Search, Size, Staleness
 from jaxckpt.dynamic.pool import free_around
 from jaxckpt.dynamic.state import Machine
 
@@ -20,6 +20,7 @@ ANCESTORS, EXACT, CLASSES = int(Cost.ANCESTORS), int(Cost.EXACT), int(Cost.CLASS
 NEIGHBOURS, REGENERATION, LOCAL = int(Cost.NEIGHBOURS), int(Cost.REGENERATION), int(Cost.LOCAL)
 RUN, BYTES = int(Size.RUN), int(Size.BYTES)
 PAST, FUTURE = int(Staleness.PAST), int(Staleness.FUTURE)
+WINDOW = int(Search.WINDOW)
 MEBI = 2.0**20
 
 
@@ -28,7 +29,8 @@ def score(m: Machine, s: int) -> float:
     """h(t): the less, the sooner it goes."""
     now = m.now[0]
     above = (cost(m, s) + now.nudge) * now.penalty ** m.storages[s].times
-    below = size(m, s) * (staleness(m, s) + now.nudge)
+    gained = 1.0 if now.search == WINDOW else size(m, s)  # a window counts its bytes itself
+    below = gained * (staleness(m, s) + now.nudge)
     return above / below if below > 0 else inf
 
 

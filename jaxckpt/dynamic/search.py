@@ -7,14 +7,14 @@ among equals is the one at the lowest address, as in Coop. Read after `score` an
 from math import inf
 
 from jaxckpt.dynamic.compiled import compiled
-from jaxckpt.dynamic.evictors import Cost, Search
+from jaxckpt.dynamic.evictors import Cost, Search, Size
 from jaxckpt.dynamic.pool import FREE
 from jaxckpt.dynamic.score import regenerate, score
 from jaxckpt.dynamic.state import Machine
 from jaxckpt.dynamic.window import cheapest_window
 
 SAMPLE, RANDOM = int(Search.SAMPLE), int(Search.RANDOM)
-REGENERATION = int(Cost.REGENERATION)
+REGENERATION, BYTES = int(Cost.REGENERATION), int(Size.BYTES)
 
 
 @compiled
@@ -85,4 +85,4 @@ def window(m: Machine, need: int) -> tuple[int, int]:
         count += 1
         block = b.after
     now.looked += count
-    return cheapest_window(m.window[0], m.window[1], count, need)
+    return cheapest_window(m.window[0], m.window[1], count, need, now.gain == BYTES)

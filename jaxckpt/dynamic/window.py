@@ -4,6 +4,9 @@ Evicting one value here and one there frees bytes that do not lie together. Coop
 M bytes only runs of neighbours matter, and that the cheapest of them is found by moving two ends over the pool: the
 right one until the run is large enough, the left one while it stays so.
 
+That is the least cost for this one request. Where a run is larger than the request, what it frees besides serves the
+next ones; weighed by the byte, a large run can be cheaper than a small one.
+
 Source: Zhang et al., Coop, NeurIPS 2023, section 3.3. Complexity: O(n); each block enters and leaves once.
 """
 
@@ -14,7 +17,7 @@ from jaxckpt.dynamic.compiled import compiled
 
 
 @compiled
-def cheapest_window(sizes: Any, costs: Any, count: int, need: int) -> tuple[int, int]:
+def cheapest_window(sizes: Any, costs: Any, count: int, need: int, by_byte: bool) -> tuple[int, int]:
     """The run of blocks, in order of address, of at least `need` bytes whose costs have the least sum.
 
     Args:
@@ -22,6 +25,7 @@ def cheapest_window(sizes: Any, costs: Any, count: int, need: int) -> tuple[int,
       costs: Of evicting it; 0 where it is free, less than 0 where it must stay, infinite where it should go last.
       count: How many blocks there are.
       need: Bytes.
+      by_byte: Whether the sum of a run's costs is divided by its bytes.
 
     Returns:
       The first block and the one behind the last; (0, 0) where no run is large enough. Of equally cheap runs the one
@@ -39,8 +43,9 @@ def cheapest_window(sizes: Any, costs: Any, count: int, need: int) -> tuple[int,
         else:
             cost += costs[end]
         while size >= need:
-            if last_resorts < best_last_resorts or (last_resorts == best_last_resorts and cost < best_cost):
-                best_first, best_end, best_last_resorts, best_cost = first, end + 1, last_resorts, cost
+            weighed = cost / size if by_byte else cost
+            if last_resorts < best_last_resorts or (last_resorts == best_last_resorts and weighed < best_cost):
+                best_first, best_end, best_last_resorts, best_cost = first, end + 1, last_resorts, weighed
             size -= sizes[first]
             if costs[first] == inf:
                 last_resorts -= 1

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from jaxckpt.ir import Plan
 from jaxckpt.solve.full import solve_full
-from jaxckpt.solve.kernels import program_of_kernels
+from jaxckpt.solve.kernels import program_of_kernels, training_of_kernels
 from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.optimal import OptimalSolver, solve_optimal
 from jaxckpt.solve.peers import PEERS
@@ -89,5 +89,6 @@ __all__ = [
     "solve_full",
     "solve_none",
     "solve_optimal",
+    "training_of_kernels",
     "unaliased_output_bytes",
 ]

@@ -5,7 +5,6 @@ Read after `problem` and `jaxckpt.dynamic.program`.
 
 from typing import TYPE_CHECKING
 
-from jaxckpt.ir import Kind
 from jaxckpt.solve.problem import Problem
 
 if TYPE_CHECKING:
@@ -23,38 +22,26 @@ def program_of_kernels(problem: Problem) -> "Program":
       which what DTE adds to costs and times is nothing, as meant. Arguments are not in it: they are always there.
       Results are kept at the end, and have no bytes.
     """
-    from jaxckpt.dynamic.program import Call, Keep, Program, Release, Run, Step, Tensor  # numba is behind it: a second
+    from jaxckpt.solve.kernel_calls import KernelCalls  # numba is behind it: a second
 
-    graph, fusion = problem.graph, problem.fusion
-    outside = {source for v in graph.outputs for source in fusion.sources[v]}
-    tensor: dict[int, int] = {}
-    tensors: list[Tensor] = []
-    calls: list[Call] = []
-    for op in graph.ops:
-        written = [v for v in op.writes if v in fusion.materialised]
-        if not written:
-            continue
-        sources = dict.fromkeys(s for v in op.reads for s in fusion.sources[v] if s in tensor)
-        for v in written:
-            tensor[v] = len(tensors)
-            size = 0 if v in outside else graph.values[v].size_bytes
-            tensors.append(Tensor(name=str(v), size_bytes=size))
-        calls.append(
-            Call(
-                name=str(op.id),
-                price=1e9 * problem.op_s[op.id],
-                reads=tuple(tensor[s] for s in sources),
-                writes=tuple(tensor[v] for v in written),
-                once=bool(op.effects),
-                dense=op.kind is Kind.CONTRACTION,
-            )
-        )
-    kept = [tensor[v] for v in dict.fromkeys(outside) if v in tensor]
-    last = {t: i for i, call in enumerate(calls) for t in (*call.writes, *call.reads)}
-    steps: list[Step] = []
-    for i, call in enumerate(calls):
-        steps.append(Run(i))
-        dying = (t for t in dict.fromkeys((*call.writes, *call.reads)) if last[t] == i and t not in kept)
-        steps += [Release(t) for t in dying]
-    steps += [Keep(t) for t in kept]
-    return Program(tensors=tuple(tensors), calls=tuple(calls), steps=tuple(steps))
+    return KernelCalls(problem, with_arguments=False).program()
+
+
+def training_of_kernels(problem: Problem, *, steps: int) -> "Program":
+    """Several training steps as kernels, parameters and what updates them with all else in one memory.
+
+    Args:
+      problem: One step.
+      steps: How many; the donated arguments of each are results of the one before.
+
+    Returns:
+      Calls as of `program_of_kernels`. Arguments are constants; a result takes over the memory of the donated argument
+      whose place it takes, where its kernel is the last to read that.
+    """
+    from jaxckpt.dynamic.training import state_of, trained
+    from jaxckpt.solve.kernel_calls import KernelCalls
+
+    kernels = KernelCalls(problem, with_arguments=True)
+    one, ids = kernels.program(), kernels.ids
+    state = {ids[old]: ids[new] for old, new in state_of(problem.graph).items() if new in ids}
+    return trained(one, steps=steps, state=state)

@@ -1,14 +1,21 @@
 """Rules of eviction side by side, over shares of a step's memory, with what a static plan costs at the same budgets.
 
 Two bases. "kernels" is the step as it compiles: what is fused is one kernel, values are those in memory, seconds those
-of the target; only there can a static plan stand beside the rules. "eager" is the step as an eager framework would run
-it, every op a kernel and every value in memory, which is what the papers show.
+of the target; only there can a static plan stand beside the rules. "eager" is every op of the step a kernel and every
+value in memory. Either is trained for a few steps in one memory that holds the parameters too: how they are updated
+is half of what the rules differ in.
+
+A rule that runs brings back single values whenever it wants; a static plan computes stages again, once, and pays for
+what keeps the compiler from undoing it. What a rule has done can be made a plan too, which is `frozen`: there rule and
+optimum are predicted by the same model.
 
 Read after `jaxckpt.dynamic` and `jaxckpt.solve`.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from jaxckpt._errors import ComparisonError
@@ -19,6 +26,7 @@ from jaxckpt.dynamic import (
     Memory,
     Mode,
     Program,
+    Search,
     Simulation,
     eager_seconds,
     evictor,
@@ -26,7 +34,9 @@ from jaxckpt.dynamic import (
     program_from_graph,
     simulate,
 )
-from jaxckpt.solve import OptimalSolver, Problem, program_of_kernels
+from jaxckpt.ir import Plan
+from jaxckpt.solve import OptimalSolver, Problem, training_of_kernels
+from jaxckpt.solve.peers.evicted import sweep_evicted
 from jaxckpt.target import Target
 from jaxckpt.trace import trace_step
 
@@ -34,6 +44,8 @@ RATIOS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 EVICTORS = ("dtr", "dte", "coop")
 OPTIMUM = "static optimum"
 """The name of the fourth line."""
+FROZEN = "{} as a plan"
+"""The name of a rule's line where its decisions are a plan."""
 _BASES = ("kernels", "eager")
 _AS_RUN = {"dtr": "dtr_eq"}
 """DTR as it is run: classes stand for neighbourhoods."""
@@ -44,13 +56,15 @@ class EvictionRow:
     """One rule at one budget.
 
     Attributes:
-      evictor: Its name, or `OPTIMUM`.
+      evictor: Its name, `OPTIMUM`, or `FROZEN` with its name.
       ratio: Of the memory without a budget, arguments included.
       budget_bytes: The same in bytes.
       ok: Whether the step came to its end.
       overhead: Seconds over those without a budget; 0 where it did not end.
       free_share: Fragmentation: what was free, on average, when a request was refused.
-      search_s: Seconds spent in searches.
+      largest_free_share: The largest piece of that, on average.
+      searches: For something to evict, one after the other.
+      search_s: Seconds spent in them.
       run_s: Seconds of the whole simulation, or of the solver.
       recomputations: Calls run again.
       reason: Why it did not end; "" where it did.
@@ -62,6 +76,8 @@ class EvictionRow:
     ok: bool
     overhead: float
     free_share: float = 0.0
+    largest_free_share: float = 0.0
+    searches: int = 0
     search_s: float = 0.0
     run_s: float = 0.0
     recomputations: int = 0
@@ -76,7 +92,8 @@ class Evictions(Shown):
       step: Its name.
       target: Whose seconds they are.
       basis: "kernels" or "eager".
-      calls: Kernels, or ops.
+      steps: Training steps that the rules go through, one after the other.
+      calls: Kernels, or ops, of one step.
       whole_bytes: The memory without a budget, arguments included: what ratios are of.
       argument_bytes: Of these the arguments.
       rows: By rule, then by ratio.
@@ -85,6 +102,7 @@ class Evictions(Shown):
     step: str
     target: str
     basis: str
+    steps: int
     calls: int
     whole_bytes: int
     argument_bytes: int
@@ -107,7 +125,9 @@ def compare_evictors(
     ratios: Sequence[float] = RATIOS,
     target: Target | str = "h200",
     basis: str = "kernels",
+    steps: int = 3,
     optimum: bool = True,
+    frozen: bool = False,
     limit: float = 10,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
@@ -123,7 +143,9 @@ def compare_evictors(
       ratios: Budgets, as shares of the memory without one.
       target: Whose seconds count.
       basis: "kernels" or "eager".
+      steps: Training steps, each of which begins with the state that the one before has left in memory.
       optimum: Whether our static optimum is a further line; with kernels only.
+      frozen: Whether what each rule does is a line as a plan, too; with kernels only.
       limit: A run is given up when recomputations are this many times the step.
       donate_argnums: As `jaxckpt.plan`.
       static_argnums: As `jaxckpt.plan`.
@@ -154,43 +176,46 @@ def compare_evictors(
     traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     chosen = Target(target) if isinstance(target, str) else target
     problem = Problem(graph=traced.graph, rates=chosen.rates)
-    program, outside_bytes = _program(problem, basis)
-    whole_bytes = outside_bytes + live_bytes(program)
+    program = _program(problem, basis, steps)
+    whole_bytes = live_bytes(program)
     budgets = [int(ratio * whole_bytes) for ratio in ratios]
     rows: list[EvictionRow] = []
     for name, rule in rules.items():
         say(f"simulating {name} over {len(program.calls)} {'kernels' if basis == 'kernels' else 'ops'}")
-        inside = [max(1, budget - outside_bytes) for budget in budgets]
         found = simulate(
-            program, budget=inside, evictor=rule, memory=_memory(rule, basis), limit=limit, processes=processes
+            program, budget=budgets, evictor=rule, memory=_memory(rule), limit=limit, processes=processes
         )
         rows += [_row(name, r, b, s) for r, b, s in zip(ratios, budgets, found, strict=True)]
     if optimum and basis == "kernels":
         say("solving for the static optimum")
-        rows += _optima(problem, ratios, [budget - outside_bytes for budget in budgets])
+        solver = OptimalSolver(problem)
+        rows += _plans(OPTIMUM, problem, ratios, budgets, solver.solve)
+    for name in rules if frozen and basis == "kernels" else ():
+        say(f"making plans of what {name} does")
+        plans = tuple(sweep_evicted(problem, evictor=name))
+        rows += _plans(FROZEN.format(name), problem, ratios, budgets, partial(_fastest, plans))
     return Evictions(
         step=traced.name,
         target=chosen.name,
         basis=basis,
-        calls=len(program.calls),
+        steps=steps,
+        calls=len(program.calls) // steps,
         whole_bytes=whole_bytes,
         argument_bytes=traced.graph.argument_bytes,
         rows=tuple(rows),
     )
 
 
-def _program(problem: Problem, basis: str) -> tuple[Program, int]:
-    """What is simulated, and bytes that are there beside it all the time."""
-    graph = problem.graph
+def _program(problem: Problem, basis: str, steps: int) -> Program:
+    """What is simulated."""
     if basis == "kernels":
-        return program_of_kernels(problem), graph.argument_bytes
-    prices_ns = [1e9 * seconds for seconds in eager_seconds(graph, problem.rates)]
-    return program_from_graph(graph, prices=prices_ns), 0
+        return training_of_kernels(problem, steps=steps)
+    prices_ns = [1e9 * seconds for seconds in eager_seconds(problem.graph, problem.rates)]
+    return program_from_graph(problem.graph, prices=prices_ns, steps=steps)
 
 
-def _memory(rule: Evictor, basis: str) -> Memory:
-    memory = MEMORIES["coop"] if rule.name == "coop" else Memory(mode=Mode.HARD, drops_again=True)
-    return memory if basis == "eager" else replace(memory, small_bytes=0)
+def _memory(rule: Evictor) -> Memory:
+    return MEMORIES[rule.name] if rule.search is Search.WINDOW else Memory(mode=Mode.HARD, drops_again=True)
 
 
 def _row(name: str, ratio: float, budget_bytes: int, found: Simulation) -> EvictionRow:
@@ -201,6 +226,8 @@ def _row(name: str, ratio: float, budget_bytes: int, found: Simulation) -> Evict
         ok=found.ok,
         overhead=found.overhead if found.ok else 0.0,
         free_share=found.free_share,
+        largest_free_share=found.largest_free_share,
+        searches=found.searches,
         search_s=found.search_s,
         run_s=found.run_s,
         recomputations=found.recomputations,
@@ -208,24 +235,36 @@ def _row(name: str, ratio: float, budget_bytes: int, found: Simulation) -> Evict
     )
 
 
-def _optima(problem: Problem, ratios: Sequence[float], temp_bytes: Sequence[int]) -> list[EvictionRow]:
-    solver = OptimalSolver(problem)
-    base = solver.unplanned.prediction
-    assert base is not None, "solvers predict what they plan"
+def _plans(
+    name: str, problem: Problem, ratios: Sequence[float], budgets: Sequence[int], solve: Callable[[int], Plan]
+) -> list[EvictionRow]:
+    """A row a budget for plans, which are given the bytes of temporaries that they may take."""
+    base_s = problem.predict(Plan(fingerprint=problem.graph.fingerprint)).step_s
+    argument_bytes = problem.graph.argument_bytes  # results take the places of donated arguments
     rows = []
-    for ratio, budget in zip(ratios, temp_bytes, strict=True):
-        made = solver.solve(max(0, budget)).prediction
+    for ratio, budget in zip(ratios, budgets, strict=True):
+        begin = time.perf_counter()
+        made = solve(max(0, budget - argument_bytes)).prediction
         assert made is not None, "solvers predict what they plan"
-        ok = made.temp_bytes <= budget
+        ok = made.temp_bytes + argument_bytes <= budget
         rows.append(
             EvictionRow(
-                evictor=OPTIMUM,
+                evictor=name,
                 ratio=ratio,
-                budget_bytes=budget + problem.graph.argument_bytes,
+                budget_bytes=budget,
                 ok=ok,
-                overhead=made.step_s / base.step_s if ok else 0.0,
+                overhead=made.step_s / base_s if ok else 0.0,
+                run_s=time.perf_counter() - begin,
                 recomputations=made.recomputed_ops,
                 reason="" if ok else "out of memory: no plan is predicted to fit",
             )
         )
     return rows
+
+
+def _fastest(plans: Sequence[Plan], temp_bytes: int) -> Plan:
+    """The fastest that fits by its prediction; the smallest where none does."""
+    fitting = [plan for plan in plans if plan.predicted.temp_bytes <= temp_bytes]
+    if fitting:
+        return min(fitting, key=lambda plan: plan.predicted.step_s)
+    return min(plans, key=lambda plan: plan.predicted.temp_bytes)

@@ -20,6 +20,7 @@ from jaxckpt.dynamic import (
     Memory,
     Mode,
     Program,
+    Search,
     Size,
     Status,
     Tensor,
@@ -58,7 +59,7 @@ def runs_of(found):
 @settings(max_examples=12)
 @given(data=st.data(), program=programs(donated=True, once=True), share=st.floats(0.4, 1))
 def test_every_rule_in_every_memory_keeps_its_promises(rule, data, program, share):
-    modes = [mode for mode in Mode if rule.name != "coop" or mode in WINDOWS]
+    modes = [mode for mode in Mode if rule.search is not Search.WINDOW or mode in WINDOWS]
     memory = data.draw(memories(data.draw(st.sampled_from(modes))))
     budget = max(1, int(live_bytes(program) * share))
     found = simulate(program, budget=budget, evictor=rule, memory=memory, record=True)
@@ -95,7 +96,7 @@ def check_events(program, found):
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_without_need_nothing_is_evicted_or_run_again(rule):
-    memory = Memory(mode=Mode.HARD) if rule.name == "coop" else Memory()
+    memory = Memory(mode=Mode.HARD) if rule.search is Search.WINDOW else Memory()
     for budget in (None, 17):
         found = simulate(unit_chain(16), budget=budget, evictor=rule, memory=memory)
         assert found.ok and not found.forced_evictions and found.operations == 33 and found.overhead == 1
@@ -103,7 +104,7 @@ def test_without_need_nothing_is_evicted_or_run_again(rule):
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_too_little_is_a_result_with_a_reason(rule):
-    memory = Memory(mode=Mode.HARD) if rule.name == "coop" else Memory()
+    memory = Memory(mode=Mode.HARD) if rule.search is Search.WINDOW else Memory()
     found = simulate(unit_chain(8), budget=2, evictor=rule, memory=memory)
     assert found.status is Status.OUT_OF_MEMORY
     assert "needs 1 B" in found.reason and "out of memory" in str(found)

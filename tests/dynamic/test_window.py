@@ -4,14 +4,15 @@ import math
 import random
 
 import numpy as np
+import pytest
 
 from jaxckpt.dynamic.window import cheapest_window
 
 INFINITE = math.inf
 
 
-def all_windows(sizes, costs, need):
-    """(last resorts, cost) of the cheapest run by brute force, or None."""
+def all_windows(sizes, costs, need, *, by_byte=False):
+    """(last resorts, cost, by the byte if asked) of the cheapest run by brute force, or None."""
     best = None
     for first in range(len(sizes)):
         size, price, last_resorts = 0, 0, 0
@@ -22,7 +23,8 @@ def all_windows(sizes, costs, need):
             last_resorts += costs[end] == INFINITE
             price += 0 if costs[end] == INFINITE else costs[end]
             if size >= need:
-                best = min(best or (last_resorts, price), (last_resorts, price))
+                found = last_resorts, price / size if by_byte else price
+                best = min(best or found, found)
                 break
     return best
 
@@ -38,30 +40,33 @@ def random_pool(draw):
     return sizes, costs
 
 
-def test_the_window_is_the_cheapest_run_of_10000_random_pools():
+@pytest.mark.parametrize("by_byte", [False, True])
+def test_the_window_is_the_cheapest_run_of_10000_random_pools(by_byte):
     draw = random.Random(0)
     none = 0
     for _ in range(10_000):
         sizes, costs = random_pool(draw)
         need = draw.randint(1, 200)
-        first, end = cheapest_window(np.array(sizes, dtype=float), np.array(costs, dtype=float), len(sizes), need)
-        expected = all_windows(sizes, costs, need)
+        arrays = np.array(sizes, dtype=float), np.array(costs, dtype=float)
+        first, end = cheapest_window(*arrays, len(sizes), need, by_byte)
+        expected = all_windows(sizes, costs, need, by_byte=by_byte)
         if expected is None:
             assert first == end == 0
             none += 1
             continue
         run = costs[first:end]
         assert sum(sizes[first:end]) >= need and min(run) >= 0
-        assert (run.count(INFINITE), sum(c for c in run if c != INFINITE)) == expected
+        price = sum(c for c in run if c != INFINITE)
+        assert (run.count(INFINITE), price / sum(sizes[first:end]) if by_byte else price) == expected
     assert 100 < none < 9_900
 
 
 def test_among_equals_the_lowest_address_is_taken():
     ones = np.ones(6)
-    assert cheapest_window(ones, ones, 6, 2) == (0, 2)
+    assert cheapest_window(ones, ones, 6, 2, False) == (0, 2)
 
 
 def test_nothing_that_must_stay_is_inside():
     sizes, costs = np.array([4.0, 4.0, 4.0]), np.array([1.0, -1.0, 1.0])
-    assert cheapest_window(sizes, costs, 3, 4) == (0, 1)
-    assert cheapest_window(sizes, costs, 3, 5) == (0, 0)
+    assert cheapest_window(sizes, costs, 3, 4, False) == (0, 1)
+    assert cheapest_window(sizes, costs, 3, 5, False) == (0, 0)

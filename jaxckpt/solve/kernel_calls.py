@@ -1,0 +1,82 @@
+"""The kernels of a step as calls of a program, with the values that they write to memory as its tensors.
+
+Read after `kernels`, which loads this file when it is first asked: numba is behind it.
+"""
+
+from dataclasses import replace
+
+from jaxckpt.dynamic.program import Call, Constant, Keep, Program, Release, Run, Step, Tensor
+from jaxckpt.dynamic.training import state_of
+from jaxckpt.ir import Kind
+from jaxckpt.solve.problem import Problem
+
+
+class KernelCalls:
+    """Collects tensors, calls and steps while it walks the graph.
+
+    Args:
+      problem: The step.
+      with_arguments: Whether arguments and results are in the same memory as all else.
+    """
+
+    def __init__(self, problem: Problem, *, with_arguments: bool):
+        graph, fusion = problem.graph, problem.fusion
+        self.problem = problem
+        self.arguments = dict.fromkeys((*graph.inputs, *graph.constants)) if with_arguments else {}
+        self.results = {source for v in graph.outputs for source in fusion.sources[v]}
+        self.written = [(op, tuple(v for v in op.writes if v in fusion.materialised)) for op in graph.ops]
+        self.written = [(op, values) for op, values in self.written if values]
+        self.ids: dict[int, int] = {}
+        self.tensors: list[Tensor] = []
+
+    def program(self) -> Program:
+        """One step."""
+        donated = self.problem.graph.donated
+        steps: list[Step] = [Constant(self._tensor(v), lent=v not in donated) for v in self.arguments]
+        calls = self._calls()
+        steps += self._in_order(calls)
+        steps += [Keep(self.ids[v]) for v in self._kept()]
+        return Program(tensors=tuple(self.tensors), calls=tuple(calls), steps=tuple(steps))
+
+    def _tensor(self, value: int) -> int:
+
+        outside = not self.arguments and value in self.results
+        size_bytes = 0 if outside else self.problem.graph.values[value].size_bytes
+        self.tensors.append(Tensor(name=str(value), size_bytes=size_bytes))
+        self.ids[value] = len(self.tensors) - 1
+        return self.ids[value]
+
+    def _kept(self) -> list[int]:
+        return [v for v in dict.fromkeys(self.results) if v in self.ids and v not in self.arguments]
+
+    def _calls(self) -> list[Call]:
+
+        problem, calls = self.problem, []
+        for op, written in self.written:
+            sources = dict.fromkeys(s for v in op.reads for s in problem.fusion.sources[v] if s in self.ids)
+            reads = tuple(self.ids[s] for s in sources)
+            calls.append(
+                Call(
+                    name=str(op.id),
+                    price=1e9 * problem.op_s[op.id],
+                    reads=reads,
+                    writes=tuple(self._tensor(v) for v in written),
+                    once=bool(op.effects),
+                    dense=op.kind is Kind.CONTRACTION,
+                )
+            )
+        return calls
+
+    def _in_order(self, calls: list[Call]) -> list[Step]:
+        """Runs all calls, each followed by the releases of what it was the last to read; says what replaces what."""
+        graph, steps = self.problem.graph, list[Step]()
+        last = {t: i for i, call in enumerate(calls) for t in (*call.writes, *call.reads)}
+        stay = {self.ids[v] for v in (*self._kept(), *(v for v in self.arguments if v not in graph.donated))}
+        stay |= {self.ids[v] for v in self.arguments if v in self.results}
+        old = {self.ids[n]: self.ids[o] for o, n in state_of(graph).items() if n in self.ids and o in self.ids}
+        for i, call in enumerate(calls):
+            dying = [t for t in dict.fromkeys((*call.writes, *call.reads)) if last[t] == i and t not in stay]
+            taken = tuple(old.get(t) if old.get(t) in dying else None for t in call.writes)
+            calls[i] = replace(call, replaces=taken) if any(t is not None for t in taken) else call
+            steps += [Run(i), *map(Release, dying)]
+        return steps
