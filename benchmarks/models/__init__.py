@@ -57,6 +57,7 @@ def _model(module: Any, **sizes: Any) -> Model:
 MODELS: Mapping[str, Model] = MappingProxyType(
     {
         "resnet50": _model(resnet),
+        "resnet18": _model(resnet, blocks=(2, 2, 2, 2), basic=True),
         "bert-large": _model(bert),
         "gpt3": _model(gpt3),
         "inception-v3": _model(inception),

@@ -4,10 +4,10 @@ Under a budget, which value goes when room is needed? DTR evicts what is cheap t
 counts the free bytes beside a value as its own; Coop evicts neighbours in memory, and lays them out so that cheap ones
 are neighbours. All three run here on one engine over any step's graph.
 
-Read in this order: `program` (what is run), `training` (several steps of it), `from_graph`, `log` (DTR's format), `evictors` and `memory` (the rules, as
-data), `state`, `pool`, `classes`, `score`, `window`, `search`, `eviction`, `banishing`,
-`engine` (the loops), `simulation` and `outcome` (what is said of a run), `simulate`, `online` (call by call). With real
-arrays it is `jaxckpt.eager` that runs; its `run` and `Runner` are to be had here too.
+Read in this order: `program` (what is run), `training` (several steps of it), `from_graph`, `log` (DTR's format),
+`evictors` and `memory` (the rules, as data), `state`, `pool`, `classes`, `score`, `window`, `search`, `eviction`,
+`banishing`, `engine` (the loops), `simulation` and `outcome` (what is said of a run), `simulate`, `online` (call by
+call). With real arrays it is `jaxckpt.eager` that runs; its `run` and `Runner` are to be had here too.
 """
 
 from importlib import import_module

@@ -182,9 +182,7 @@ def compare_evictors(
     rows: list[EvictionRow] = []
     for name, rule in rules.items():
         say(f"simulating {name} over {len(program.calls)} {'kernels' if basis == 'kernels' else 'ops'}")
-        found = simulate(
-            program, budget=budgets, evictor=rule, memory=_memory(rule), limit=limit, processes=processes
-        )
+        found = simulate(program, budget=budgets, evictor=rule, memory=_memory(rule), limit=limit, processes=processes)
         rows += [_row(name, r, b, s) for r, b, s in zip(ratios, budgets, found, strict=True)]
     if optimum and basis == "kernels":
         say("solving for the static optimum")

@@ -17,6 +17,7 @@ HEAD = 768 * 50304
 
 PARAMETERS = {
     "resnet50": 25_557_032,  # torchvision's resnet50
+    "resnet18": 11_689_512,  # torchvision's resnet18
     "bert-large": 335_141_888 + 1_084_220,  # encoder and pooler; its two heads
     "gpt3": 32 * (12 * 4096**2 + 13 * 4096) + (2 * 50304 + 1024 + 2) * 4096,
     "inception-v3": 23_834_568,  # torchvision's inception_v3 without the auxiliary classifier
