@@ -6,13 +6,14 @@ are neighbours. All three run here on one engine over any step's graph.
 
 Read in this order: `program` (what is run), `training` (several steps of it), `from_graph`, `log` (DTR's format),
 `evictors` and `memory` (the rules, as data), `state`, `pool`, `classes`, `score`, `window`, `search`, `eviction`,
-`banishing`, `engine` (the loops), `simulation` and `outcome` (what is said of a run), `simulate`, `online` (call by
-call). With real arrays it is `jaxckpt.eager` that runs; its `run` and `Runner` are to be had here too.
+`banishing`, `engine` (the loops), `simulation` and `outcome` (what is said of a run), `simulate`,
+`addresses` (where everything lay), `online` (call by call). With real arrays it is `jaxckpt.eager` that runs; its `run` and `Runner` are to be had here too.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from jaxckpt.dynamic.addresses import AddressMap, Refusal, Residence, address_map
 from jaxckpt.dynamic.evictors import (
     EVICTORS,
     Cost,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EVICTORS",
     "MEMORIES",
+    "AddressMap",
     "Call",
     "Cost",
     "Dealloc",
@@ -60,6 +62,8 @@ __all__ = [
     "PoolError",
     "Program",
     "ProgramError",
+    "Refusal",
+    "Residence",
     "Runner",
     "Search",
     "Simulation",
@@ -70,6 +74,7 @@ __all__ = [
     "Tensor",
     "UnknownEvictorError",
     "ablations",
+    "address_map",
     "eager_seconds",
     "evictor",
     "live_bytes",

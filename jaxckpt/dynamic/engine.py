@@ -25,6 +25,8 @@ from jaxckpt.dynamic.score import soil
 from jaxckpt.dynamic.state import (
     CONSTANT,
     DONE,
+    EVENT_PLACE,
+    EVENT_REFUSE,
     EVENT_RUN,
     EVENT_TAKE,
     GET,
@@ -70,6 +72,7 @@ def give_block(m: Machine, s: int) -> bool:
         now.free_share += area.free_bytes / area.bytes
         now.largest_share += largest_free(m.blocks) / area.bytes
         now.regret += 1
+        note(m, EVENT_REFUSE, s, area.free_bytes)
     while block < 0:
         if now.search == WINDOW:
             if not evict_window(m, st.bytes):
@@ -78,6 +81,7 @@ def give_block(m: Machine, s: int) -> bool:
             return False
         block = allocate(m.blocks, s, st.bytes, st.dense != 0)
     st.block = block
+    note(m, EVENT_PLACE, s, m.blocks.blocks[block].start)
     return True
 
 
@@ -194,6 +198,7 @@ def take(m: Machine, t: int) -> None:
     st.block = before.block
     if st.block >= 0:
         m.blocks.blocks[st.block].owner = s
+        note(m, EVENT_PLACE, s, m.blocks.blocks[st.block].start)
     before.block = -1
     m.tensors[t].takes = 0
     m.now[0].taken += 1

@@ -15,12 +15,13 @@ CLASSES, NEIGHBOURS = int(Cost.CLASSES), int(Cost.NEIGHBOURS)
 
 
 @compiled
-def note(m: Machine, what: int, which: int) -> None:
+def note(m: Machine, what: int, which: int, figure: int = 0) -> None:
     """Writes down what happened, where there is room for it."""
     now = m.now[0]
     if now.events < len(m.events):
         m.events[now.events, 0] = what
         m.events[now.events, 1] = which
+        m.events[now.events, 2] = figure
     now.events += 1
 
 

@@ -51,10 +51,11 @@ def machine_of(parts: state.Layout, task: Task, *, record: int) -> state.Machine
 
 
 def events_of(parts: state.Layout, machine: state.Machine) -> Iterator[Event]:
-    """What the machine has written down."""
-    for what, which in machine.events[: int(machine.now[0].events)].tolist():
-        kind = KINDS[what]
-        yield Event(kind, which if kind is EventKind.RUN else parts.storage_ids[which])
+    """What the machine has written down of values; where they lie is `addresses`'s to say."""
+    for what, which, _ in machine.events[: int(machine.now[0].events)].tolist():
+        if what < len(KINDS):
+            kind = KINDS[what]
+            yield Event(kind, which if kind is EventKind.RUN else parts.storage_ids[which])
 
 
 def simulation_of(task: Task, machine: state.Machine, *, run_s: float, events: tuple[Event, ...]) -> Simulation:

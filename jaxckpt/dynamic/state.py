@@ -21,8 +21,9 @@ RUN, GET, RELEASE, KEEP, CONSTANT = range(5)
 """What a step does."""
 RUNNING, DONE, OUT_OF_MEMORY, THRASHED, LOST = range(5)
 """How it ended."""
-EVENT_RUN, EVENT_EVICT, EVENT_FREE, EVENT_TAKE = range(4)
-"""What the record says: call run, storage evicted, storage freed for good, storage's memory taken over."""
+EVENT_RUN, EVENT_EVICT, EVENT_FREE, EVENT_TAKE, EVENT_PLACE, EVENT_REFUSE = range(6)
+"""What the record says: call run, storage evicted, storage freed for good, storage's memory taken over; storage given
+an address, storage refused one while so many bytes were free."""
 
 STORAGE = np.dtype(
     [
@@ -305,7 +306,7 @@ def machine(
         window=np.zeros((2, 2 * count + 3), dtype=np.float64),
         window_blocks=np.zeros(2 * count + 3, dtype=np.int32),
         blocks=blocks,
-        events=np.zeros((record, 2), dtype=np.int32),
+        events=np.zeros((record, 3), dtype=np.int64),
         tick=np.zeros(2, dtype=np.int64),
     )
 

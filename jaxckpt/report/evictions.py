@@ -9,7 +9,7 @@ from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.dynamic import Simulation
 from jaxckpt.eager import EagerRun
 from jaxckpt.report.tree import Section, Table, Text, columns
-from jaxckpt.versus.evictions import OPTIMUM, EvictionRow, Evictions
+from jaxckpt.versus.evictions import EvictionRow, Evictions
 
 
 def evictions_report(evictions: Evictions) -> Section:
@@ -20,9 +20,10 @@ def evictions_report(evictions: Evictions) -> Section:
     parts = (
         Text(
             text=f"{found.calls} {unit}; without a budget {format_bytes(found.whole_bytes)}, of these arguments "
-            f"{format_bytes(found.argument_bytes)}. Simulated in one block of memory with addresses; nothing was run."
+            f"{format_bytes(found.argument_bytes)}. Simulated over {found.steps} training steps in one block of memory "
+            "with addresses; nothing was run."
         ),
-        _by_ratio(found, "Time, as a multiple of that without a budget", _overhead, with_optimum=True),
+        _by_ratio(found, "Time, as a multiple of that without a budget", _overhead, with_plans=True),
         _by_ratio(found, "Fragmentation: free memory when a request was refused", _fragmentation),
         _by_ratio(found, "Seconds spent in searches", _search),
         Section(
@@ -34,9 +35,9 @@ def evictions_report(evictions: Evictions) -> Section:
     return Section(title=f"Evictors: {found.step} on {found.target}", parts=parts if failed else parts[:-1])
 
 
-def _by_ratio(found: Evictions, title: str, cell: Callable[[EvictionRow], str], *, with_optimum: bool = False) -> Table:
+def _by_ratio(found: Evictions, title: str, cell: Callable[[EvictionRow], str], *, with_plans: bool = False) -> Table:
     ratios = tuple(dict.fromkeys(row.ratio for row in found.rows))
-    names = [name for name in found.evictors if with_optimum or name != OPTIMUM]
+    names = found.evictors if with_plans else found.rules
     return Table(
         title=title,
         columns=columns("evictor", *(f">{ratio:g}" for ratio in ratios)),

@@ -117,6 +117,12 @@ class Evictions(Shown):
         """The names, in their order."""
         return tuple(dict.fromkeys(row.evictor for row in self.rows))
 
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The names of what was simulated: plans are left out."""
+        frozen = {FROZEN.format(name) for name in self.evictors}
+        return tuple(name for name in self.evictors if name != OPTIMUM and name not in frozen)
+
 
 def compare_evictors(
     step: Callable[..., Any],

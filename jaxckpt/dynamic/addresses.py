@@ -1,0 +1,170 @@
+"""Where everything lay in memory, from the first execution to the last: what can be drawn and watched.
+
+Time is counted in executions of calls, repetitions with them. Read after `simulate`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxckpt.dynamic import state
+from jaxckpt.dynamic.engine import run
+from jaxckpt.dynamic.evictors import Evictor
+from jaxckpt.dynamic.evictors import evictor as rule_of
+from jaxckpt.dynamic.memory import MEMORIES, Memory, Mode
+from jaxckpt.dynamic.outcome import Task, machine_of, simulation_of
+from jaxckpt.dynamic.program import Constant, Program
+from jaxckpt.dynamic.simulate import Budget, bytes_of
+from jaxckpt.dynamic.simulation import Simulation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residence:
+    """A value in one place for some time.
+
+    Attributes:
+      tensor: The tensor that owns the storage.
+      address: Where it begins, bytes from the start of the memory.
+      size_bytes: How much it takes.
+      begin: The execution for which it was put there.
+      end: The execution before which it had left; the number of all of them where it stayed.
+      kind: "state" (nobody computes it, or it is a new state in the place of the old one), "dense" or "cheap".
+    """
+
+    tensor: int
+    address: int
+    size_bytes: int
+    begin: int
+    end: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A request that no free block could serve.
+
+    Attributes:
+      execution: For which it was made.
+      needed_bytes: The request.
+      free_bytes: In all free blocks together.
+    """
+
+    execution: int
+    needed_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddressMap:
+    """All residences of a run.
+
+    Attributes:
+      budget_bytes: The size of the memory.
+      calls: For each execution its call.
+      residences: In the order in which they began.
+      refusals: In order.
+      simulation: What is counted of the run.
+    """
+
+    budget_bytes: int
+    calls: tuple[int, ...]
+    residences: tuple[Residence, ...]
+    refusals: tuple[Refusal, ...]
+    simulation: Simulation
+
+    def at(self, execution: int) -> tuple[Residence, ...]:
+        """What lies in memory during an execution, by address."""
+        there = (each for each in self.residences if each.begin <= execution < each.end)
+        return tuple(sorted(there, key=lambda each: each.address))
+
+
+def address_map(
+    program: Program,
+    *,
+    budget: Budget,
+    evictor: str | Evictor = "coop",
+    memory: Memory | None = None,
+    limit: float = 100,
+    seed: int = 0,
+) -> AddressMap:
+    """Simulates a program and says where everything lay.
+
+    Args:
+      program: What is run.
+      budget: As `simulate`'s, but not None.
+      evictor: As `simulate`'s.
+      memory: One with addresses; by default what the rule was published with, or one hard block.
+      limit: As `simulate`'s.
+      seed: As `simulate`'s.
+
+    Returns:
+      A map; it ends where the run ended.
+
+    Example:
+      >>> from jaxckpt.dynamic import unit_chain
+      >>> found = address_map(unit_chain(8), budget=4, evictor="dtr_eq")
+      >>> found.simulation.ok, [each.address for each in found.at(3)], len(found.calls)
+      (True, [0, 1, 2, 3], 21)
+    """
+    rule = rule_of(evictor)
+    program = program.priced_by_bytes() if rule.by_bytes else program
+    task = Task(
+        budget=bytes_of(budget, program),
+        rule=rule,
+        memory=memory or MEMORIES.get(rule.name, Memory(mode=Mode.HARD)),
+        limit=limit * program.base_price,
+        most=int(min(limit * (len(program.calls) + 1), 2**62)),
+        seed=seed,
+        record=True,
+    )
+    parts = state.layout(program)
+    counted = machine_of(parts, task, record=0)
+    run(counted, len(counted.steps))
+    machine = machine_of(parts, task, record=int(counted.now[0].events))
+    run(machine, len(machine.steps))
+    events = machine.events.tolist()
+    calls = tuple(which for what, which, _ in events if what == state.EVENT_RUN)
+    return AddressMap(
+        budget_bytes=int(machine.blocks.area[0].bytes),
+        calls=calls,
+        residences=tuple(sorted(_residences(program, parts, machine, events, len(calls)), key=lambda r: r.begin)),
+        refusals=tuple(_refusals(machine, events)),
+        simulation=simulation_of(task, machine, run_s=0.0, events=()),
+    )
+
+
+def _residences(
+    program: Program, parts: state.Layout, machine: state.Machine, events: list[list[int]], count: int
+) -> Iterator[Residence]:
+    constants = {step.tensor for step in program.steps if isinstance(step, Constant)}
+    passed_on = {t for call in program.calls for t, old in zip(call.writes, call.replaces, strict=False) if old is not None}
+    there: dict[int, tuple[int, int]] = {}
+    executed = 0
+
+    def left(storage: int, end: int) -> Residence:
+        address, begin = there.pop(storage)
+        tensor = parts.storage_ids[storage]
+        is_state = tensor in constants or tensor in passed_on
+        kind = "state" if is_state else "dense" if machine.storages[storage].dense else "cheap"
+        size_bytes = int(machine.storages[storage].bytes)
+        return Residence(tensor=tensor, address=address, size_bytes=size_bytes, begin=begin, end=end, kind=kind)
+
+    for what, which, figure in events:
+        if what == state.EVENT_RUN:
+            executed += 1
+        elif what == state.EVENT_PLACE:
+            # A new state gets its place behind the execution that made it; all others before theirs.
+            there[which] = figure, executed
+        elif what in (state.EVENT_EVICT, state.EVENT_FREE, state.EVENT_TAKE) and which in there:
+            yield left(which, executed)
+    for storage in tuple(there):
+        yield left(storage, count)
+
+
+def _refusals(machine: state.Machine, events: list[list[int]]) -> Iterator[Refusal]:
+    executed = 0
+    for what, which, figure in events:
+        if what == state.EVENT_RUN:
+            executed += 1
+        elif what == state.EVENT_REFUSE:
+            needed_bytes = int(machine.storages[which].bytes)
+            yield Refusal(execution=executed, needed_bytes=needed_bytes, free_bytes=figure)
