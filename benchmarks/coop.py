@@ -5,8 +5,10 @@
     python -m benchmarks.coop --frozen unet           # what the rules do as plans, beside the optimum
 
 Networks are traced at their real sizes and never run; three training steps are simulated, parameters and all in one
-memory, with seconds of one H200. Basis "kernels" is the step as it compiles; the static optimum stands there. Basis "eager" is every op of JAX a kernel. GPT-3 is trained without momentum, as two moments for
-each of its 6.6 billion parameters would be 48% of the memory, and with the parameters 71%: no ratio below that is any.
+memory, with seconds of one H200. Basis "kernels" is the step as it compiles; the static optimum stands there. Basis
+"eager" is every op of JAX a kernel. GPT-3 is trained without momentum: with two moments for each of its 6.6 billion
+parameters these would be 71% of the memory, and no rule could do anything below that.
+
 Prints the tables and keeps the rows as `results/coop-eager`, `results/coop-kernels` and
 `results/coop-plans`.
 """

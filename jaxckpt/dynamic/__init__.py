@@ -6,8 +6,9 @@ are neighbours. All three run here on one engine over any step's graph.
 
 Read in this order: `program` (what is run), `training` (several steps of it), `from_graph`, `log` (DTR's format),
 `evictors` and `memory` (the rules, as data), `state`, `pool`, `classes`, `score`, `window`, `search`, `eviction`,
-`banishing`, `engine` (the loops), `simulation` and `outcome` (what is said of a run), `simulate`,
-`addresses` (where everything lay), `online` (call by call). With real arrays it is `jaxckpt.eager` that runs; its `run` and `Runner` are to be had here too.
+`banishing`, `engine` (the loops), `simulation` and `outcome` (what is said of a run), `simulate`, `addresses` (where
+everything lay), `online` (call by call). With real arrays it is `jaxckpt.eager` that runs; its `run` and `Runner` are
+to be had here too.
 """
 
 from importlib import import_module

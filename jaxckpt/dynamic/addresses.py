@@ -136,7 +136,8 @@ def _residences(
     program: Program, parts: state.Layout, machine: state.Machine, events: list[list[int]], count: int
 ) -> Iterator[Residence]:
     constants = {step.tensor for step in program.steps if isinstance(step, Constant)}
-    passed_on = {t for call in program.calls for t, old in zip(call.writes, call.replaces, strict=False) if old is not None}
+    pairs = (pair for call in program.calls for pair in zip(call.writes, call.replaces, strict=False))
+    passed_on = {new for new, old in pairs if old is not None}
     there: dict[int, tuple[int, int]] = {}
     executed = 0
 
