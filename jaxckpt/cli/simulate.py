@@ -9,8 +9,9 @@ import typer
 from jaxckpt._errors import BudgetError
 from jaxckpt.cli.console import Shell
 from jaxckpt.cli.reference import load_step
-from jaxckpt.report import evictions_report, print_report, require_report_folder, save_page
-from jaxckpt.versus import compare_evictors
+from jaxckpt.report import evictions_report, print_report, require_report_folder, save_page, save_text
+from jaxckpt.report.picture import stepper_page
+from jaxckpt.versus import address_maps, compare_evictors
 
 
 def simulate(
@@ -20,27 +21,38 @@ def simulate(
     target: Annotated[str, typer.Option(help="The machine whose seconds count; see jaxckpt targets.")] = "h200",
     basis: Annotated[str, typer.Option(help="kernels (as compiled) or eager (op by op).")] = "kernels",
     optimum: Annotated[bool, typer.Option(help="Our static optimum as a further line.")] = True,
-    html: Annotated[Path | None, typer.Option(help="Where to write it as a page.")] = None,
+    steps: Annotated[int, typer.Option(help="Training steps, one after the other in the same memory.")] = 3,
+    html: Annotated[Path | None, typer.Option(help="Where to write it as a page, with charts.")] = None,
+    watch: Annotated[Path | None, typer.Option(help="Where to write a page that shows memory call by call.")] = None,
+    at: Annotated[float, typer.Option(help="The share of memory for that page.")] = 0.5,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Simulate DTR, DTE and Coop on a training step under shares of its memory."""
     shares = parse_ratios(ratios)
-    if html is not None:
-        require_report_folder(html)
+    names = tuple(name.strip() for name in evictors.split(",") if name.strip())
+    for path in filter(None, (html, watch)):
+        require_report_folder(path)
     shell = Shell(json=json)
     with shell.progress() as say:
         made = load_step(reference)
         found = compare_evictors(
             made.step,
             *made.args,
-            evictors=tuple(name.strip() for name in evictors.split(",") if name.strip()),
+            evictors=names,
             ratios=shares,
             target=target,
             basis=basis,
+            steps=steps,
             optimum=optimum,
             progress=say,
             **made.options,
         )
+        if watch is not None:
+            say(f"following every value at {at:g}")
+            maps = address_maps(
+                made.step, *made.args, ratio=at, evictors=names, target=target, basis=basis, steps=steps, **made.options
+            )
+            save_text(stepper_page(maps, title=f"{reference} at {at:g} of its memory"), watch)
     report = evictions_report(found)
     if html is not None:
         save_page(report, html, title=f"jaxckpt simulate {reference}")

@@ -118,13 +118,30 @@ def room_for_results(m: Machine, call: int) -> bool:
     now.needed, now.failed = need, call
     if now.mode == COUNTED and not make_room(m, need):
         return False
+    hold_results(m, call, True)
     if now.mode == HINT:
         make_room(m, need)
-    if not blocks_for_results(m, call):
+    found = blocks_for_results(m, call)
+    hold_results(m, call, False)
+    if not found:
         return False
     now.memory += need
     now.peak = max(now.peak, now.memory)
     return True
+
+
+@compiled
+def hold_results(m: Machine, call: int, held: bool) -> None:
+    """Keeps those results of a call that are there, while room is made for the others: it has no room for them."""
+    c = m.calls[call]
+    if m.now[0].mode == COUNTED or c.outs == 1:
+        return
+    for t in range(c.out, c.out + c.outs):
+        if m.tensors[t].defined and not m.tensors[t].shared:
+            if held:
+                lock(m, m.tensors[t].storage)
+            else:
+                unlock(m, m.tensors[t].storage)
 
 
 @compiled

@@ -26,12 +26,14 @@ from jaxckpt.report.plan import plan_report
 from jaxckpt.report.policy import policy_report
 from jaxckpt.report.shown import html_of, report_of
 from jaxckpt.report.text import print_report, render_text
-from jaxckpt.report.tree import Column, Part, Point, Scatter, Section, Table, Text
+from jaxckpt.report.tree import Chart, Column, Line, Part, Point, Scatter, Section, Table, Text
 from jaxckpt.report.verdicts import verdicts_report
 from jaxckpt.report.verification import verification_report
 
 __all__ = [
+    "Chart",
     "Column",
+    "Line",
     "Part",
     "Point",
     "Scatter",

@@ -1,6 +1,6 @@
 """Reports as HTML that stands alone: compact first, unfolding to everything, light and dark.
 
-No script, nothing fetched: unfolding is `<details>`, the one picture is SVG in its place. Colours are those of the page
+No script, nothing fetched: unfolding is `<details>`, pictures are SVG in their place. Colours are those of the page
 around it, at less strength, so that a notebook's light and dark themes both fit. All rules of style begin with our own
 class, twice: nothing of the page around changes, and a notebook's rules for tables do not win over ours. Every text of
 a report is escaped.
@@ -15,8 +15,9 @@ from pathlib import Path
 
 from jaxckpt._errors import ReportFileError
 from jaxckpt._files import write_whole
+from jaxckpt.report.chart import chart_lines
 from jaxckpt.report.scatter import svg_lines
-from jaxckpt.report.tree import Column, Part, Scatter, Section, Table, Text
+from jaxckpt.report.tree import Chart, Column, Part, Scatter, Section, Table, Text
 
 _CLASS = "jaxckpt-report"
 _DEEPEST = 6
@@ -155,7 +156,9 @@ def _lowered(part: Part, level: int) -> Iterator[str]:
         case Text():
             yield f"<p>{_escaped(part.text.strip())}</p>"
         case Scatter():
-            yield from _figure(part)
+            yield from _figure(part.title, svg_lines(part, escaped=_escaped))
+        case Chart():
+            yield from _figure(part.title, chart_lines(part, escaped=_escaped))
 
 
 def _section(section: Section, level: int) -> Iterator[str]:
@@ -209,9 +212,9 @@ def _kind(column: Column) -> str:
     return ' class="figures"' if column.figures else ""
 
 
-def _figure(scatter: Scatter) -> Iterator[str]:
-    yield f"<figure><figcaption>{_escaped(scatter.title)}</figcaption>"
-    yield from svg_lines(scatter, escaped=_escaped)
+def _figure(title: str, drawn: Iterator[str]) -> Iterator[str]:
+    yield f"<figure><figcaption>{_escaped(title)}</figcaption>"
+    yield from drawn
     yield "</figure>"
 
 

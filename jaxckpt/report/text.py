@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from jaxckpt.report.tree import Part, Point, Scatter, Section, Table, Text
+from jaxckpt.report.tree import Chart, Part, Point, Scatter, Section, Table, Text
 
 _PLOT_WIDTH, _PLOT_HEIGHT = 60, 10
 _MARKS = "123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -36,6 +36,8 @@ def print_report(part: Part, console: Console, *, unfold: bool = False) -> None:
             console.print(RichText(part.text))
         case Scatter():
             console.print(RichText(_plotted(part)))
+        case Chart():
+            pass  # its numbers are in a table beside it
 
 
 def render_text(part: Part, *, width: int = 120, unfold: bool = False) -> str:

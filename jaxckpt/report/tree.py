@@ -1,4 +1,4 @@
-"""A report is a tree of sections, tables, sentences and scatters: data that does not know how it is shown.
+"""A report is a tree of sections, tables, sentences, scatters and charts: data that does not know how it is shown.
 
 Builders make such trees from plans, analyses, footprints and comparisons; `text` lowers them for a terminal, `html`
 for a notebook or a page. So what the shell prints, what a test compares and what a notebook shows are the same thing.
@@ -116,6 +116,40 @@ class Scatter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a chart.
+
+    Attributes:
+      name: What it stands for.
+      points: Its (x, y), finite numbers, joined in the order of x.
+      dashed: Whether it is drawn with dashes.
+    """
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """Lines over one axis. A terminal leaves it out: the numbers are in a table beside it.
+
+    Attributes:
+      title: One line.
+      x_heading: What goes to the right.
+      y_heading: What goes up.
+      lines: In the order of the legend.
+      log: Whether what goes up is drawn by its logarithm; what is not positive is left out then.
+    """
+
+    title: str
+    x_heading: str
+    y_heading: str
+    lines: tuple[Line, ...]
+    log: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """A title over parts of a report.
 
@@ -130,7 +164,7 @@ class Section:
     folded: bool = False
 
 
-Part = Section | Table | Text | Scatter
+Part = Section | Table | Text | Scatter | Chart
 
 
 def _share(value: float, values: list[float]) -> float:

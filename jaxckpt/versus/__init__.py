@@ -2,9 +2,10 @@
 
 Read in this order: `comparison` (the data), `differences` (how footprints are held against each other), `compare`
 (how anything becomes a footprint), `rows` (the same for spreadsheets and frames); then `verdict` and `verdicts` (what
-each rule is worth); `evictions` (rules of eviction).
+each rule is worth); `trained`, `evictions` and `address_maps` (rules of eviction).
 """
 
+from jaxckpt.versus.address_maps import address_maps
 from jaxckpt.versus.compare import StepCall, Version, compare, footprint_of_path
 from jaxckpt.versus.comparison import (
     BufferChange,
@@ -36,6 +37,7 @@ __all__ = [
     "Verdict",
     "Verdicts",
     "Version",
+    "address_maps",
     "compare",
     "compare_evictors",
     "compare_footprints",

@@ -1,54 +1,31 @@
 """Rules of eviction side by side, over shares of a step's memory, with what a static plan costs at the same budgets.
 
-Two bases. "kernels" is the step as it compiles: what is fused is one kernel, values are those in memory, seconds those
-of the target; only there can a static plan stand beside the rules. "eager" is every op of the step a kernel and every
-value in memory. Either is trained for a few steps in one memory that holds the parameters too: how they are updated
-is half of what the rules differ in.
-
 A rule that runs brings back single values whenever it wants; a static plan computes stages again, once, and pays for
 what keeps the compiler from undoing it. What a rule has done can be made a plan too, which is `frozen`: there rule and
 optimum are predicted by the same model.
 
-Read after `jaxckpt.dynamic` and `jaxckpt.solve`.
+Read after `trained`.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from jaxckpt._errors import ComparisonError
 from jaxckpt._shown import Shown
-from jaxckpt.dynamic import (
-    MEMORIES,
-    Evictor,
-    Memory,
-    Mode,
-    Program,
-    Search,
-    Simulation,
-    eager_seconds,
-    evictor,
-    live_bytes,
-    program_from_graph,
-    simulate,
-)
+from jaxckpt.dynamic import Simulation, live_bytes, simulate
 from jaxckpt.ir import Plan
-from jaxckpt.solve import OptimalSolver, Problem, training_of_kernels
+from jaxckpt.solve import OptimalSolver, Problem
 from jaxckpt.solve.peers.evicted import sweep_evicted
 from jaxckpt.target import Target
-from jaxckpt.trace import trace_step
+from jaxckpt.versus.trained import EVICTORS, memory_of, rule_as_run, trained_step
 
 RATIOS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-EVICTORS = ("dtr", "dte", "coop")
 OPTIMUM = "static optimum"
 """The name of the fourth line."""
 FROZEN = "{} as a plan"
 """The name of a rule's line where its decisions are a plan."""
-_BASES = ("kernels", "eager")
-_AS_RUN = {"dtr": "dtr_eq"}
-"""DTR as it is run: classes stand for neighbourhoods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,26 +146,27 @@ def compare_evictors(
       >>> [(row.evictor, row.ok, row.overhead) for row in found.rows]
       [('dtr', True, 1.0), ('static optimum', True, 1.0)]
     """
-    if basis not in _BASES:
-        raise ComparisonError(
-            f"compare_evictors(basis={basis!r}) names no basis.",
-            got=repr(basis),
-            needed="one of " + ", ".join(map(repr, _BASES)),
-            advice='basis="kernels"',
-        )
     say = progress or (lambda _: None)
-    rules = {name: replace(evictor(_AS_RUN.get(name, name)), by_bytes=False) for name in evictors}
+    rules = {name: rule_as_run(name) for name in evictors}
     say("tracing the step")
-    traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    chosen = Target(target) if isinstance(target, str) else target
-    problem = Problem(graph=traced.graph, rates=chosen.rates)
-    program = _program(problem, basis, steps)
+    trained = trained_step(
+        step,
+        args,
+        target=target,
+        basis=basis,
+        steps=steps,
+        donate_argnums=donate_argnums,
+        static_argnums=static_argnums,
+    )
+    program, problem = trained.program, trained.problem
     whole_bytes = live_bytes(program)
     budgets = [int(ratio * whole_bytes) for ratio in ratios]
     rows: list[EvictionRow] = []
     for name, rule in rules.items():
         say(f"simulating {name} over {len(program.calls)} {'kernels' if basis == 'kernels' else 'ops'}")
-        found = simulate(program, budget=budgets, evictor=rule, memory=_memory(rule), limit=limit, processes=processes)
+        found = simulate(
+            program, budget=budgets, evictor=rule, memory=memory_of(rule), limit=limit, processes=processes
+        )
         rows += [_row(name, r, b, s) for r, b, s in zip(ratios, budgets, found, strict=True)]
     if optimum and basis == "kernels":
         say("solving for the static optimum")
@@ -199,27 +177,15 @@ def compare_evictors(
         plans = tuple(sweep_evicted(problem, evictor=name))
         rows += _plans(FROZEN.format(name), problem, ratios, budgets, partial(_fastest, plans))
     return Evictions(
-        step=traced.name,
-        target=chosen.name,
+        step=trained.name,
+        target=trained.target,
         basis=basis,
         steps=steps,
         calls=len(program.calls) // steps,
         whole_bytes=whole_bytes,
-        argument_bytes=traced.graph.argument_bytes,
+        argument_bytes=problem.graph.argument_bytes,
         rows=tuple(rows),
     )
-
-
-def _program(problem: Problem, basis: str, steps: int) -> Program:
-    """What is simulated."""
-    if basis == "kernels":
-        return training_of_kernels(problem, steps=steps)
-    prices_ns = [1e9 * seconds for seconds in eager_seconds(problem.graph, problem.rates)]
-    return program_from_graph(problem.graph, prices=prices_ns, steps=steps)
-
-
-def _memory(rule: Evictor) -> Memory:
-    return MEMORIES[rule.name] if rule.search is Search.WINDOW else Memory(mode=Mode.HARD, drops_again=True)
 
 
 def _row(name: str, ratio: float, budget_bytes: int, found: Simulation) -> EvictionRow:

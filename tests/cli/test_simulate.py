@@ -8,6 +8,7 @@ from jaxckpt import BudgetError
 from jaxckpt.cli.simulate import parse_ratios, simulate
 from jaxckpt.dynamic import UnknownEvictorError
 from jaxckpt.versus.evictions import compare_evictors
+from tests.cli import simulated
 
 STEP = "tests.cli.simulated:made"
 
@@ -38,3 +39,20 @@ def test_unknown_rules_and_bases_are_refused():
         simulate(STEP, evictors="dtt")
     with pytest.raises(ValueError, match="kernels"):
         compare_evictors(lambda x: x, 1.0, basis="both")
+
+
+def test_pages_have_charts_and_the_memory_call_by_call(tmp_path, capsys):
+    simulate(
+        STEP, evictors="dtr,coop", ratios="0.8,1.0", html=tmp_path / "all.html", watch=tmp_path / "pool.html", at=0.8
+    )
+    capsys.readouterr()
+    page = (tmp_path / "all.html").read_text()
+    assert page.count("<svg") == 3 and "static optimum" in page and "<script" not in page
+    assert (tmp_path / "pool.html").read_text().count("<canvas") == 4
+
+
+def test_plans_of_what_rules_do_stand_beside_the_optimum():
+    made = simulated.made()
+    found = compare_evictors(made[0], *made[1], evictors=["coop"], ratios=[0.9, 1.0], frozen=True)
+    assert found.evictors == ("coop", "static optimum", "coop as a plan") and found.rules == ("coop",)
+    assert all(row.overhead >= 0.9 for row in found.rows_of("coop as a plan") if row.ok)

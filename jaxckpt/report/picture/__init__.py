@@ -1,7 +1,8 @@
 """Pictures of where the bytes are: a memory map as PNG, SVG, PDF or an interactive page.
 
 Read in this order: `groups` (what a layer is), `layout` (from a map to rectangles and curves), `palette`, then
-`figure` and `page`, which draw what `layout` placed. They draw no footprint whose program was not read.
+`figure` and `page`, which draw what `layout` placed. They draw no footprint whose program was not read. `stepper` draws
+simulated memory, which changes from call to call.
 """
 
 from pathlib import Path
@@ -13,8 +14,9 @@ from jaxckpt.measure import Footprint
 from jaxckpt.report.picture.figure import SUFFIXES, memory_figure, save_figure
 from jaxckpt.report.picture.layout import Picture, layout
 from jaxckpt.report.picture.page import memory_page
+from jaxckpt.report.picture.stepper import stepper, stepper_page
 
-__all__ = ["Picture", "draw", "layout", "memory_figure", "memory_page", "save_figure"]
+__all__ = ["Picture", "draw", "layout", "memory_figure", "memory_page", "save_figure", "stepper", "stepper_page"]
 
 
 def draw(footprint: Footprint | MemoryMap, path: str | Path, *, title: str | None = None) -> None:
