@@ -4,8 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxckpt.dynamic import MEMORIES, Memory, Mode, address_map, live_bytes, simulate, unit_chain
+from jaxckpt.dynamic import MEMORIES, Memory, Mode, address_map, live_bytes, program_from_graph, simulate, unit_chain
+from jaxckpt.trace import trace_step
 from tests.dynamic.programs import programs
+from tests.dynamic.test_training import BATCH, DEPTH, WIDE, step
 
 HARD = Memory(mode=Mode.HARD)
 
@@ -34,10 +36,6 @@ def test_values_never_overlap_and_what_a_call_makes_is_there(program, rule, shar
 
 
 def test_states_lie_still_under_coop_and_wander_under_dtr():
-    from tests.dynamic.test_training import BATCH, DEPTH, WIDE, step
-    from jaxckpt.dynamic import program_from_graph
-    from jaxckpt.trace import trace_step
-
     graph = trace_step(step, [WIDE] * DEPTH, [WIDE] * DEPTH, BATCH, donate_argnums=(0, 1)).graph
     program = program_from_graph(graph, steps=3)
     places = {}
