@@ -1,0 +1,207 @@
+"""What `benchmarks.coop`, `benchmarks.dynamic` and `benchmarks.eager` kept, as docs/dynamic.md shows it.
+
+    python -m benchmarks.coop_pictures
+
+Pictures of the seed's three figures for all eight networks, of a search against the pool's size, and the page's tables.
+The notebook draws its pictures with the functions of this file.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.record import read
+from benchmarks.tables import ROOT, write
+from jaxckpt._units import format_bytes
+from jaxckpt.versus.evictions import OPTIMUM
+
+PAGE = ROOT / "docs" / "dynamic.md"
+PICTURES = ROOT / "docs" / "dynamic"
+RULES = ("dtr", "dte", "coop")
+_STYLE = {
+    "dtr": ("#2f6fb3", "-", "o"),
+    "dte": ("#3a8f5c", "-", "s"),
+    "coop": ("#c2610c", "-", "^"),
+    "coop_by_byte": ("#c2610c", ":", "v"),
+    OPTIMUM: ("#5a5f66", "--", "D"),
+}
+_NAMES = {"coop_by_byte": "coop, by byte (ours)", "bilstm-unrolled": "bilstm"}
+_PLAIN = {"svg.fonttype": "none", "svg.hashsalt": "jaxckpt", "font.size": 8}
+"""Text stays text, and the same data makes the same file."""
+
+Row = Mapping[str, Any]
+
+
+def figure_of(data: Mapping[str, Any], y_label: str, value: Callable[[Row], float], *, log: bool = False) -> Figure:
+    """A small picture for each network: a line a rule over the share of memory; where a run did not end, no point.
+
+    Args:
+      data: What `benchmarks.coop` kept.
+      y_label: What goes up.
+      value: Of a row.
+      log: Whether what goes up is drawn by its logarithm.
+    """
+    with mpl.rc_context(_PLAIN):
+        figure = Figure(figsize=(9.6, 4.8), layout="constrained")
+        axes = figure.subplots(2, 4)
+        for place, (name, network) in zip(axes.flat, data["networks"].items(), strict=True):
+            _draw(place, network["rows"], value)
+            place.set_title(_NAMES.get(name, name))
+            place.set_xlim(0.27, 0.93)
+            if log:
+                place.set_yscale("log")
+        figure.supylabel(y_label, fontsize=9)
+        figure.supxlabel("share of the memory without a budget", fontsize=9)
+        handles, labels = axes.flat[1].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    return figure
+
+
+def overheads(data: Mapping[str, Any]) -> Figure:
+    """Time against memory."""
+    figure = figure_of(data, "multiple of the time without a budget", lambda row: row["overhead"])
+    for axes in figure.axes:
+        axes.set_ylim(0.98, min(2.0, axes.get_ylim()[1]))
+    return figure
+
+
+def fragmentations(data: Mapping[str, Any]) -> Figure:
+    """Free memory at refused requests against memory."""
+    return figure_of(simulated(data), "% free when a request was refused", lambda row: 100 * row["free_share"])
+
+
+def searches(data: Mapping[str, Any]) -> Figure:
+    """Time in searches against memory."""
+    return figure_of(simulated(data), "seconds in searches", lambda row: row["search_s"], log=True)
+
+
+def simulated(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without plans, and without rows in which no request was refused."""
+    networks = {
+        name: {**each, "rows": [row for row in each["rows"] if row["evictor"] != OPTIMUM and row["searches"]]}
+        for name, each in data["networks"].items()
+    }
+    return {**data, "networks": networks}
+
+
+def _draw(axes: Axes, rows: Sequence[Row], value: Callable[[Row], float]) -> None:
+    for name in dict.fromkeys(row["evictor"] for row in rows):
+        color, line, marker = _STYLE[name]
+        points = [(row["ratio"], value(row)) for row in rows if row["evictor"] == name and row["ok"]]
+        xs, ys = zip(*points, strict=True) if points else ((), ())
+        axes.plot(xs, ys, line, color=color, marker=marker, markersize=3, linewidth=1.1, label=_NAMES.get(name, name))
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def search_sizes(data: Mapping[str, Any]) -> Figure:
+    """A search for a hundredth of the pool, against its blocks: linear and quadratic."""
+    with mpl.rc_context(_PLAIN):
+        figure = Figure(figsize=(4.8, 3.2), layout="constrained")
+        axes = figure.subplots()
+        for key, name, rule in (("window_s", "Coop's window", "coop"), ("loop_s", "DTR's loop", "dtr")):
+            points = [(row["blocks"], row[key]) for row in data["searches"] if key in row]
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, color=_STYLE[rule][0], label=name)
+            (first, first_s), last = points[0], points[-1][0]
+            power = 1 if key == "window_s" else 2
+            axes.plot((first, last), (first_s, first_s * (last / first) ** power), ":", color=_STYLE[rule][0])
+        axes.set(xscale="log", yscale="log", xlabel="blocks", ylabel="seconds of one search")
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def smallest(network: Mapping[str, Any], name: str) -> float | None:
+    """The smallest share at and above which a line always ends."""
+    found = None
+    for row in sorted((r for r in network["rows"] if r["evictor"] == name), key=lambda r: -r["ratio"]):
+        if not row["ok"]:
+            break
+        found = row["ratio"]
+    return found
+
+
+def held(network: Mapping[str, Any], other: str, *, slack: float = 1e-9) -> tuple[int, int]:
+    """At how many shares Coop costs at most what another rule does, of those where that one ends."""
+    coop = {row["ratio"]: row for row in network["rows"] if row["evictor"] == "coop"}
+    theirs = [row for row in network["rows"] if row["evictor"] == other and row["ok"]]
+    good = [r for r in theirs if coop[r["ratio"]]["ok"] and coop[r["ratio"]]["overhead"] <= r["overhead"] + slack]
+    return len(good), len(theirs)
+
+
+def networks_table(data: Mapping[str, Any]) -> str:
+    """A row a network."""
+    lines = [
+        "| network | without a budget | smallest share: DTR, DTE, Coop, optimum | time at 0.5: DTR, DTE, Coop, "
+        "by byte, optimum | worst fragmentation: DTR, DTE, Coop |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name, network in data["networks"].items():
+        rows = network["rows"]
+        least = ", ".join(_share(smallest(network, each)) for each in (*RULES, OPTIMUM))
+        half = ", ".join(_at(rows, each, 0.5) for each in (*RULES, "coop_by_byte", OPTIMUM))
+        worst = ", ".join(f"{100 * max(r['free_share'] for r in rows if r['evictor'] == each):.0f}%" for each in RULES)
+        whole = format_bytes(network["whole_bytes"])
+        lines.append(f"| {_NAMES.get(name, name)} | {whole} | {least} | {half} | {worst} |")
+    made = data["made_with"]
+    lines += [
+        "",
+        f"Worst of all shares, runs that had to stop included; jax {made['versions']['jax']}, {made['date']}.",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _share(found: float | None) -> str:
+    return "none" if found is None else f"{found:g}"
+
+
+def _at(rows: Sequence[Row], name: str, ratio: float) -> str:
+    (row,) = (r for r in rows if r["evictor"] == name and r["ratio"] == ratio)
+    return f"{row['overhead']:.3f}" if row["ok"] else "stops"
+
+
+def eager_table(data: Mapping[str, Any]) -> str:
+    """A row a process."""
+    lines = [
+        "| network | budget | arrays at the peak | resident | ops again | losses as without a budget | late steps |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, runs in data["runs"].items():
+        plain = runs[0]
+        for run in (each for each in runs if each["evictor"] != "compiled"):
+            budget = "none" if run["budget"] == "none" else f"{run['budget']}, `{run['evictor']}`"
+            if "failed" in run:
+                lines.append(f"| {_NAMES.get(name, name)} | {budget} | cannot be kept | | | | |")
+                continue
+            steps = run["steps"]
+            same = sum(a == b for a, b in zip(run["losses"], plain["losses"], strict=True))
+            late = steps[len(steps) // 2 :]
+            lines.append(
+                f"| {_NAMES.get(name, name)} | {budget} | {format_bytes(max(s['peak_bytes'] for s in steps))} |"
+                f" {format_bytes(run['resident_bytes'])} | {sum(s['recomputations'] for s in steps)} |"
+                f" {same} of {len(steps)} | {sum(s['seconds'] for s in late) / len(late):.2f} s |"
+            )
+    return "\n".join([*lines, "", f"jax {data['made_with']['versions']['jax']}, {data['made_with']['date']}.", ""])
+
+
+def main() -> None:
+    PICTURES.mkdir(exist_ok=True)
+    data, speed = read("coop-kernels"), read("dynamic")
+    drawn = {"overhead": overheads, "fragmentation": fragmentations, "search": searches}
+    for name, draw in drawn.items():
+        save(draw(data), PICTURES / f"{name}.svg")
+    save(search_sizes(speed), PICTURES / "search-sizes.svg")
+    write(PAGE, {"networks": networks_table(data), "eager": eager_table(read("eager"))})
+
+
+def save(figure: Figure, path: Path) -> None:
+    with mpl.rc_context(_PLAIN):
+        figure.savefig(path, metadata={"Date": None})
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
