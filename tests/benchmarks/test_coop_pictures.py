@@ -34,7 +34,7 @@ def test_coop_is_held_against_others_where_those_end():
 
 def test_the_table_has_a_row_a_network():
     lines = networks_table(DATA).splitlines()
-    assert lines[2] == ("| net0 | 1 GiB | 0.5, 0.6, 0.4, 0.4 | 1.300, stops, 1.200, 1.200, 1.100 | 2%, 2%, 2% |")
+    assert lines[2] == ("| net0 | 1.00 GiB | 0.5, 0.6, 0.4, 0.4 | 1.300, stops, 1.200, 1.200, 1.100 | 2%, 2%, 2% |")
     assert len(lines) == 2 + 8 + 2
 
 
