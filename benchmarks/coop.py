@@ -82,7 +82,7 @@ def main() -> None:
         rows = {name: {**dataclasses.asdict(done[name][0]), "seconds": done[name][1]} for name in chosen.networks}
         file = "coop-plans" if chosen.frozen else f"coop-{basis}"
         for name, kept in read(file)["networks"].items() if chosen.rules else ():
-            rows[name]["rows"] += [row for row in kept["rows"] if row["evictor"] == OPTIMUM]
+            rows[name]["rows"] += tuple(row for row in kept["rows"] if row["evictor"] == OPTIMUM)
         keep(file, {"limit": LIMIT, "seconds": total_s, "networks": rows})
         print(f"{basis}: {total_s:.0f} s", file=sys.stderr)
 
