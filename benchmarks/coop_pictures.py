@@ -171,7 +171,7 @@ def eager_table(data: Mapping[str, Any]) -> str:
     ]
     for name, runs in data["runs"].items():
         plain = runs[0]
-        for run in (each for each in runs if each["evictor"] != "compiled"):
+        for run in runs:
             budget = "none" if run["budget"] == "none" else f"{run['budget']}, `{run['evictor']}`"
             if "failed" in run:
                 lines.append(f"| {_NAMES.get(name, name)} | {budget} | cannot be kept | | | | |")

@@ -5,7 +5,7 @@
 
 Each run is a process of its own that trains for twenty steps, each on a batch of its own. What the process ever held
 resident is taken from what it held before the arguments were made, JAX and the engine being warm. The network of the
-last runs is given sequences of another length at every step, eagerly and compiled by `jax.jit`.
+last runs is given sequences of another length at every step.
 """
 
 import json
@@ -26,8 +26,6 @@ RULES = ("dtr_eq", "coop", "coop_by_byte")
 STEPS = 20
 LENGTHS = (24, 9, 17, 30, 12, 21, 27, 8, 15, 29, 11, 19, 25, 14, 22, 10, 28, 16, 13, 26)
 """Of the sequences of each step; all differ."""
-COMPILED = "compiled"
-"""Stands for a rule where `jax.jit` compiles the step."""
 
 
 def resident_bytes() -> int:
@@ -35,7 +33,7 @@ def resident_bytes() -> int:
 
 
 class Compilations:
-    """Counts what XLA compiles in this process: ops one by one, or steps."""
+    """Counts what XLA compiles in this process: single ops."""
 
     def __init__(self) -> None:
         import jax
@@ -63,10 +61,7 @@ def run_once(name: str, budget: str, rule: str, steps: str) -> None:
     first = made[lengths[0]]
     share = None if budget == "none" else float(budget)
     options = {"donate_argnums": first.donate_argnums}
-    if rule == COMPILED:
-        runner = jax.jit(first.step, **options)
-    else:
-        runner = Runner(first.step, budget=share, evictor=rule, **options)
+    runner = Runner(first.step, budget=share, evictor=rule, **options)
     compilations = Compilations()
     before = resident_bytes()
     variables, state, _ = first.real()
@@ -75,10 +70,10 @@ def run_once(name: str, budget: str, rule: str, steps: str) -> None:
         batch = made[n].batch(jax.random.key(i))
         count, begin = compilations.count, time.perf_counter()
         ran = runner(variables, state, batch)
-        variables, state, loss = ran if rule == COMPILED else ran.outputs
+        variables, state, loss = ran.outputs
         losses.append(float(loss).hex())
         row = {"seconds": time.perf_counter() - begin, "compilations": compilations.count - count, "length": n}
-        rows.append(row if rule == COMPILED else {**row, **counters(ran)})
+        rows.append({**row, **counters(ran)})
     found = {"network": name, "budget": budget, "evictor": rule, "losses": losses, "steps": rows}
     print(json.dumps({**found, "resident_bytes": resident_bytes() - before}))
 
@@ -131,7 +126,6 @@ def main() -> None:
     runs = {}
     for name in SIZES:
         cases = [(budget, rule) for budget in BUDGETS for rule in RULES[: 1 if budget == "none" else None]]
-        cases += [("none", COMPILED)] if name == "bilstm-unrolled" else []
         rows = []
         for budget, rule in cases:
             rows.append(in_a_process(name, budget, rule, str(STEPS)))
