@@ -7,6 +7,7 @@ The notebook draws its pictures with the functions of this file.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ Row = Mapping[str, Any]
 
 
 def figure_of(data: Mapping[str, Any], y_label: str, value: Callable[[Row], float], *, log: bool = False) -> Figure:
-    """A small picture for each network: a line a rule over the share of memory; where a run did not end, no point.
+    """A small picture for each network: a line a rule over the share of memory; where a run did not end, a gap.
 
     Args:
       data: What `benchmarks.coop` kept.
@@ -91,8 +92,8 @@ def simulated(data: Mapping[str, Any]) -> dict[str, Any]:
 def _draw(axes: Axes, rows: Sequence[Row], value: Callable[[Row], float]) -> None:
     for name in dict.fromkeys(row["evictor"] for row in rows):
         color, line, marker = _STYLE[name]
-        points = [(row["ratio"], value(row)) for row in rows if row["evictor"] == name and row["ok"]]
-        xs, ys = zip(*points, strict=True) if points else ((), ())
+        points = [(row["ratio"], value(row) if row["ok"] else nan) for row in rows if row["evictor"] == name]
+        xs, ys = zip(*sorted(points), strict=True) if points else ((), ())
         axes.plot(xs, ys, line, color=color, marker=marker, markersize=3, linewidth=1.1, label=_NAMES.get(name, name))
     axes.spines[["top", "right"]].set_visible(False)
 
