@@ -125,9 +125,10 @@ class _Trial:
         return self.planner.solver.solve(temp_bytes).predicted.step_s
 
     def compiled_bytes(self, limit_bytes: int) -> int:
-        """The smallest compiled total; plans are compiled until one fits."""
+        """The smallest compiled total; the fastest plan and then those of least memory are compiled until one fits."""
         totals: list[int] = []
-        for plan in self.resorts:
+        fastest = self.planner.solver.solve(limit_bytes - self.fixed_bytes)
+        for plan in dict.fromkeys((fastest, *self.resorts)):
             totals.append(self.planner.measure(plan).footprint.total_bytes)
             if totals[-1] <= limit_bytes:
                 break

