@@ -89,7 +89,7 @@ def needed_bytes(problem: Problem) -> list[int]:
     graph = problem.graph
     kept = problem.needed & problem.worth_saving
     forward = (graph.ops[op] for op in planned_ops(graph))
-    return [sum(graph.values[v].size_bytes for v in op.writes if v in kept) for op in forward]
+    return [sum(graph.held_bytes(v) for v in op.writes if v in kept) for op in forward]
 
 
 def crossing(problem: Problem) -> list[int]:
@@ -101,8 +101,8 @@ def crossing(problem: Problem) -> list[int]:
     for value in problem.worth_saving & last.keys():
         made = graph.producer[value]
         if made in position:
-            change[position[made] + 1] += graph.values[value].size_bytes
-            change[last[value] + 1] -= graph.values[value].size_bytes
+            change[position[made] + 1] += graph.held_bytes(value)
+            change[last[value] + 1] -= graph.held_bytes(value)
     return list(accumulate(change))
 
 
