@@ -78,7 +78,7 @@ def solve_full(problem: Problem) -> Plan:
 
 
 def _least_bytes(problem: Problem, stages: Stages) -> int:
-    made_bytes = dict(zip(planned_ops(problem.graph), needed_bytes(problem), strict=True))
+    made_bytes = dict(zip(planned_ops(problem.graph), needed_bytes(problem, of_a_turn=True), strict=True))
     most_bytes = max(sum(made_bytes[op] for op in ops) for ops in members(problem.graph, stages))
     return most_bytes + sum(map(problem.graph.held_bytes, boundaries(problem, stages)))
 
