@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.extend.core
-from jax._src import xla_bridge
+from jax._src import core, xla_bridge
 from jax._src.effects import JaxprInputEffect
 from jax._src.named_sharding import UnspecifiedValue
 from jax.interpreters import partial_eval
@@ -263,6 +263,34 @@ def retarget_effects(effects: Any, variable: Callable[[Any], Any]) -> Any:
 def is_specified_sharding(sharding: Any) -> bool:
     """Whether a nested jit asks for this sharding, rather than for whatever comes. jax 0.10.2, 0.12.0.1."""
     return sharding is not None and not isinstance(sharding, UnspecifiedValue)
+
+
+def common_names(first: Any, second: Any) -> int:
+    """How many outer entries two name stacks have in common. jax 0.10.2, 0.12.0.1."""
+    pairs = zip(first.stack, second.stack, strict=False)
+    return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(first.stack), len(second.stack)))
+
+
+def stacked_aval(length: int, aval: Any) -> Any:
+    """The type of a value that a scan of this length stacks. jax 0.10.2, 0.12.0.1."""
+    if hasattr(core, "unmapped_leading_aval"):
+        return core.unmapped_leading_aval(length, aval)
+    return core.unmapped_aval(length, 0, aval)
+
+
+def scan_params(params: Any, jaxpr: Any, constants: int, carried: int, sliced: int, stacked: int) -> dict[str, Any]:
+    """A scan's parameters with another body and other numbers of operands and results. jax 0.10.2, 0.12.0.1."""
+    if "ft_in" not in params:
+        return dict(params, jaxpr=jaxpr, num_consts=constants, num_carry=carried)
+    from jax._src import flattree  # 0.12
+
+    nones = flattree.nones
+    return dict(
+        params,
+        jaxpr=jaxpr,
+        ft_in=flattree.pack((nones(constants), nones(carried), nones(sliced))),
+        ft_out=flattree.pack((nones(carried), nones(stacked))),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -69,6 +69,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
         "unet": _model(unet),
         "gpt2-small": _model(gpt2),
         "gpt2-medium": _model(gpt2, layers=24, width=1024, heads=16),
+        "gpt2-scan": _model(gpt2, scanned=True),
         "llama": _model(llama),
         "t5-base": _model(t5),
         "vit-b16": _model(vit),
@@ -84,6 +85,7 @@ COOP = ("resnet50", "bert-large", "gpt3", "inception-v3", "spos", "swin-t", "bil
 PLANNER = (
     "gpt2-small",
     "gpt2-medium",
+    "gpt2-scan",
     "llama",
     "bert-large",
     "t5-base",

@@ -1,16 +1,48 @@
 """GPT-2 small, as `jaxckpt demo` has it; medium is another size of it.
 
-The model is that of `jaxckpt.cli.gpt2`, with an untied head: 124 million parameters, and 39 million of the head.
+The model is that of `jaxckpt.cli.gpt2`, with an untied head: 124 million parameters, and 39 million of the head. Its
+blocks stand one after the other, or are the turns of a `scan` over stacked parameters.
 """
 
 from typing import Any
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
 import optax
 
 from benchmarks.models.blocks import Remat, as_written
 from benchmarks.models.tasks import language_model
 from benchmarks.models.training import ADAMW, TrainingStep
 from jaxckpt.cli.gpt2 import GPT, Block
+
+
+class ScannedGPT(nn.Module):
+    """The decoder with its blocks under `nn.scan`."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int
+    sequence: int
+    remat: Remat = as_written
+
+    @nn.compact
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Maps (batch, sequence) tokens to (batch, sequence, vocabulary) logits."""
+        x = nn.Embed(self.vocabulary, self.width, dtype=jnp.bfloat16)(tokens)
+        positions = self.param("pos", nn.initializers.normal(0.02), (self.sequence, self.width))
+        x = x + positions.astype(jnp.bfloat16)[None, : tokens.shape[1]]
+        block = self.remat(Block)(self.width, self.heads, name="block")
+        over_layers = nn.scan(
+            lambda block, x, _: (block(x), None),
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            length=self.layers,
+        )
+        x, _ = over_layers(block, x, None)
+        x = nn.LayerNorm(dtype=jnp.bfloat16)(x)
+        return nn.Dense(self.vocabulary, dtype=jnp.bfloat16, use_bias=False, name="head")(x)
 
 
 def step(
@@ -21,6 +53,7 @@ def step(
     width: int = 768,
     heads: int = 12,
     vocabulary: int = 50304,
+    scanned: bool = False,
     optimiser: optax.GradientTransformation = ADAMW,
     remat: Remat = as_written,
 ) -> TrainingStep:
@@ -33,11 +66,12 @@ def step(
       width: Of the stream.
       heads: Of attention.
       vocabulary: Tokens there are.
+      scanned: The blocks are the turns of one `scan`.
       optimiser: What makes updates of gradients.
       remat: Applied to each block, before it is called; see `blocks`.
     """
     sizes = {"layers": layers, "width": width, "heads": heads, "vocabulary": vocabulary, "sequence": sequence}
-    model = GPT(**sizes, block=remat(Block))
+    model = ScannedGPT(**sizes, remat=remat) if scanned else GPT(**sizes, block=remat(Block))
     return language_model(model, batch=batch, sequence=sequence, vocabulary=vocabulary, optimiser=optimiser)
 
 

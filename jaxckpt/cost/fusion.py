@@ -18,6 +18,9 @@ equation. The rules mark the values that are in memory ("materialised"):
    the same large arrays anyway: it holds each row while it works. Where something else reads the result too, a
    backward pass or a barrier, it is written by a pass of its own.
 
+6. What one loop makes and another reads is in memory, once for every turn, and so is what stands outside of a loop and
+   is read in its body.
+
 A value that is not in memory but smaller than its sources (a dropout mask beside its random bits) is
 `optional`: worth keeping, if something must be kept.
 
@@ -32,6 +35,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxckpt.ir import Graph, Kind, Op, Phase, Run, Step
+from jaxckpt.ir.loop import SLICE
 
 Sources = Mapping[int, int]
 """Values in memory that a value is computed from, each with the bytes that are read of it."""
@@ -46,7 +50,7 @@ _SLOW = frozenset(
     }
 )  # fmt: skip
 """Elementwise ops that compilers do not run twice to save a write; an exponential they do."""
-_TOUCHES_PART = frozenset({"dynamic_slice", "slice", "split", "unstack", "squeeze"})
+_TOUCHES_PART = frozenset({"dynamic_slice", "slice", "split", "unstack", "squeeze", SLICE})
 _MANY = 4
 """Readers are counted up to here; more do not change rule 3 in practice."""
 _MUCH_SMALLER = 0.75
@@ -194,7 +198,7 @@ class Rules:
 
 
 def _as_it_stands(ops: Sequence[Op]) -> tuple[Run, ...]:
-    return tuple(Run(op=op.id, reads=op.reads, writes=op.writes) for op in ops)
+    return tuple(Run(op=op.id, reads=op.reads, writes=op.writes, loop=op.loop) for op in ops)
 
 
 def _needs_memory(op: Op, *, scatters: bool) -> tuple[int, ...]:
@@ -239,6 +243,7 @@ class Spread:
       sources: For every instance made so far what is read of memory to have it.
       ends: For every instance the kernels that read it, as what they write, up to `_MANY`.
       holding: Instances so far that are not in memory and inside a kernel that holds rows.
+      loop: For every instance that a step makes the open loop in whose body; empty where the graph has none.
     """
 
     def __init__(self, rules: Rules, steps: Sequence[Step], origin: Sequence[int], outputs: Sequence[int]):
@@ -248,6 +253,7 @@ class Spread:
         self.materialised = {*graph.inputs, *graph.constants, *outputs}
         self._folded: set[int] = set()
         self.holding: set[int] = set()
+        self.loop: dict[int, int | None] = {}
         self._force(steps)
         self.sources: list[Sources] = [{}] * len(self.size_bytes)
         for v in (*graph.inputs, *graph.constants):
@@ -297,10 +303,12 @@ class Spread:
         return merged
 
     def _force(self, steps: Sequence[Step]) -> None:
-        """Rules 1, 2, 4 and 5."""
+        """Rules 1, 2, 4, 5 and 6."""
         rules, shown = self.rules, list(range(len(self.size_bytes)))
         late = self._read_late(steps)
         for step in steps:
+            if rules.graph.loops:
+                self._force_over_borders(step, shown)
             if not isinstance(step, Run):
                 self.materialised.update(shown[i] for i in step.reads)
                 self.materialised.update(step.writes)
@@ -318,6 +326,15 @@ class Spread:
                 self.materialised.update(step.writes)
             for position in rules.needs_memory[op]:
                 self.materialised.add(shown[step.reads[position]])
+
+    def _force_over_borders(self, step: Step, shown: Sequence[int]) -> None:
+        """Rule 6; what waits for all turns waits as it is read, what stands further out behind its views."""
+        self.loop.update(dict.fromkeys(step.writes, step.loop))
+        around = self.rules.graph.path(step.loop)
+        for instance in step.reads:
+            if self.loop.get(instance) != step.loop:
+                inside = self.loop.get(instance) is None or self.loop.get(instance) in around
+                self.materialised.add(shown[instance] if inside else instance)
 
     def _read_late(self, steps: Sequence[Step]) -> set[int]:
         """Instances of the forward pass that later kernels read, or compute from what they read."""

@@ -11,6 +11,8 @@ depends on nothing (the zeros that a gradient is scattered into) is made at the 
 Copies to the host and back run beside the kernels, one after the other each way. A kernel that needs what is still on
 its way waits for it, and so does the forward pass where a copy must be done.
 
+The body of an open loop is replayed once: its seconds count for every turn, and `turns` says what waits for all turns.
+
 It is the one place that computes a peak: solvers, plans and reports all ask here.
 
 Exact for the sizes in the graph and the fusion rules; it leaves out padding, fragmentation, workspaces that a
@@ -27,7 +29,9 @@ from jaxckpt.cost.copies import Copies
 from jaxckpt.cost.fusion import Fusion, Sources, Spread
 from jaxckpt.cost.price import Prices
 from jaxckpt.cost.rates import Rates
+from jaxckpt.cost.turns import Turns
 from jaxckpt.ir import Barrier, Graph, Kind, Move, Offload, Op, Phase, Run, Schedule, Step
+from jaxckpt.ir.loop import STACK, TURNS
 
 _WRITES_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.SCATTER, Kind.VIEW})
 _ONE_PASS = 48
@@ -45,7 +49,8 @@ class Replay:
       steps: The schedule's steps, in the order in which they were replayed.
       births: For each buffer (an instance) the index of the step that makes it.
       deaths: For each buffer the index of the last step that reads it.
-      seconds: For each step the seconds of the kernel that it starts; 0 where it only passes through one.
+      seconds: For each step the seconds of the kernel that it starts, in all turns of the loops around; 0 where it
+        only passes through one.
       step_s: Seconds of all kernels together.
       recompute_s: Those of copies.
       stall_s: Seconds of waiting for copies between device and host, part of `step_s`.
@@ -103,6 +108,8 @@ class _Replayer:
         self.rates = rates
         self.steps = tuple(updates_early(graph, schedule))
         self.spread = Spread(fusion.rules, self.steps, schedule.origin, schedule.outputs)
+        self.turns = Turns(graph, self.steps)
+        self.loop: int | None = None
         self.size_bytes = self.spread.size_bytes
         self.sources = self.spread.sources
         self.chain_s = [0.0] * len(schedule.origin)
@@ -128,6 +135,9 @@ class _Replayer:
 
     def run(self) -> Replay:
         for at, step in enumerate(self.steps):
+            if step.loop != self.loop:
+                self.looped.clear()
+                self.loop = step.loop
             if isinstance(step, Barrier):
                 self._barrier(at, step)
             elif isinstance(step, Move):
@@ -137,6 +147,7 @@ class _Replayer:
             self.clock_s += self.seconds[at]
         for instance in self.schedule.outputs:
             self.elsewhere.update(self.sources[instance])
+        self._stack()
         return Replay(
             live_bytes=self._live_bytes(len(self.steps)),
             steps=self.steps,
@@ -149,12 +160,39 @@ class _Replayer:
             host_bytes=self.copies.most_bytes,
         )
 
+    def _stack(self) -> None:
+        """What waits for all turns is written to its stack."""
+        for source, span in self.turns.waiting.items():
+            made = self.births.get(source)
+            if source in self.turns.stacks:
+                stack = self.turns.stacks[source]
+                self.deaths[stack] = max(self.deaths[stack], span.death)
+            elif made is not None:
+                self._add_stack_s(made, source, span.size_bytes)
+
+    def _add_stack_s(self, at: int, source: int, stack_bytes: int) -> None:
+        """The seconds of a stack: it is filled with zeros, and every turn copies into it what it has made.
+
+        A loop over elements writes to the stack itself where nothing else in the body reads what it makes.
+        """
+        maker = self.steps[at]
+        self.seconds[at] += self._kernel_s(stack_bytes, 0.0)
+        if not (isinstance(maker, Run) and self.spread.rules.fuses[maker.op]) or self.turns.is_read_inside(source):
+            self.seconds[at] += self.turns.number(maker) * self._kernel_s(2 * self.size_bytes[source], 0.0)
+
+    def _copy_slices(self, at: int, instance: int) -> None:
+        """Slices of stacks that have to be in memory."""
+        for source, size_bytes in self.sources[instance].items():
+            if self.turns.copy(at, source, size_bytes):
+                self.seconds[at] += self.turns.number(self.steps[at]) * self._kernel_s(2 * size_bytes, 0.0)
+
     def _barrier(self, at: int, step: Barrier) -> None:
         """A barrier hands buffers on."""
         if step.why == "leave":
             self._wait(at, step.reads)
         for read, write in zip(step.reads, step.writes, strict=True):
             sources = self.sources[read]
+            self._copy_slices(at, read)
             self._touch(at, sources)
             self.size_bytes[write] = self.size_bytes[read]
             if read in self.copies:
@@ -217,9 +255,13 @@ class _Replayer:
 
     def _kernel(self, at: int, op: Op, step: Run, reads: Sources, written: Sequence[int], arithmetic_s: float) -> None:
         """The kernel that an op starts: its reads live until now, its writes from now on."""
+        for position in self.spread.rules.needs_memory[op.id]:
+            self._copy_slices(at, step.reads[position])
         traffic_bytes = sum(reads.values()) + sum(self.size_bytes[i] for i in written) + op.traffic_bytes
         if op.kind is Kind.SCATTER and len(step.reads) > 1:
             traffic_bytes = self._scatter_bytes(step, reads)
+        if op.primitive == STACK:
+            traffic_bytes = 0
         if op.workspace_bytes:
             self.workspace_bytes[at] = op.workspace_bytes
         kernel = at
@@ -228,18 +270,21 @@ class _Replayer:
             kernel_s = self._loop_s(kernel, reads, traffic_bytes, arithmetic_s)
             self.looped.update(dict.fromkeys((*reads, *written), kernel))
         else:
-            kernel_s = self._kernel_s(traffic_bytes, arithmetic_s)
+            kernel_s = 0.0 if TURNS in op.effects else self._kernel_s(traffic_bytes, arithmetic_s)
+        kernel_s *= self.turns.number(step)
         self.seconds[at] += kernel_s
         if step.again:
             self.recompute_s += kernel_s
         self._touch(at, reads)
         for instance in written:
-            self.births[instance] = at if op.reads else 0
+            self.births[instance] = self.turns.born(at, instance) if op.reads or step.loop is not None else 0
             self.deaths[instance] = at
             self.made_by[instance] = kernel
             if op.kind is Kind.REDUCTION:
                 self.reduced.add(instance)
-            if op.kind in _WRITES_IN_PLACE:
+            if op.primitive == STACK and step.reads and step.reads[0] in self.births:
+                self._add_stack_s(self.births[step.reads[0]], step.reads[0], self.size_bytes[instance])
+            if op.kind in _WRITES_IN_PLACE or self.turns.is_frame(step):
                 self.in_place.add(instance)
 
     def _scatter_bytes(self, step: Run, reads: Sources) -> int:
@@ -279,7 +324,7 @@ class _Replayer:
     def _touch(self, at: int, reads: Sources) -> None:
         for source in reads:
             if source in self.births:
-                self.deaths[source] = at
+                self.deaths[source] = max(self.deaths[source], self.turns.until(at, source, self.size_bytes[source]))
             if source in self.copies:
                 self.seconds[at] += self.copies.wait(source, now_s=self.clock_s + self.seconds[at])
 
@@ -293,6 +338,9 @@ class _Replayer:
                 change_bytes[birth] += self.size_bytes[buffer]
                 change_bytes[death + 1] -= self.size_bytes[buffer]
                 dying[death].append(buffer)
+        for span in self.turns.spans():
+            change_bytes[span.birth] += span.size_bytes
+            change_bytes[span.death + 1] -= span.size_bytes
         live_bytes = list(accumulate(change_bytes[:length]))
         for buffer in self.in_place - self.elsewhere:
             at, size_bytes = self.births[buffer], self.size_bytes[buffer]
@@ -308,13 +356,16 @@ class _Replayer:
 
 def updates_early(graph: Graph, schedule: Schedule) -> Iterator[Step]:
     """The steps of a schedule with each update moved up to where its last operand is made."""
-    updates = {op.id for op in graph.ops if op.phase is Phase.UPDATE}
+    updates = {op.id for op in graph.ops if op.phase is Phase.UPDATE and TURNS not in op.effects}
     made: dict[int, int] = {}
     moved: defaultdict[int, list[Step]] = defaultdict(list)
     stay: list[Step | None] = []
+    begins: dict[int | None, int] = {}
     for at, step in enumerate(schedule.steps):
+        begins.setdefault(step.loop, at)
         if isinstance(step, Run) and step.op in updates and not step.again:
             ready = max((made.get(i, 0) for i in step.reads), default=at)
+            ready = ready if step.loop is None else max(ready, begins[step.loop])
             moved[ready].append(step)
             stay.append(None)
         else:

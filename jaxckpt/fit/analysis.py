@@ -144,12 +144,12 @@ def _scope(problem: Problem, scope: str, values: list[int]) -> ScopeResiduals:
     residuals = [v for v in values if v in problem.late_read]
     readers = {r for v in residuals for r in graph.readers[v] if graph.ops[r].phase is not Phase.FORWARD}
     makers = {graph.producer[v] for v in kept}
-    largest = max(kept, key=lambda v: graph.values[v].size_bytes, default=None)
+    largest = max(kept, key=graph.held_bytes, default=None)
     return ScopeResiduals(
         scope=scope,
         residual_count=len(residuals),
-        residual_bytes=sum(graph.values[v].size_bytes for v in residuals),
-        kept_bytes=sum(graph.values[v].size_bytes for v in kept),
+        residual_bytes=sum(map(graph.held_bytes, residuals)),
+        kept_bytes=sum(map(graph.held_bytes, kept)),
         largest=None if largest is None else describe(graph, largest),
         recompute_s=sum(problem.op_s[op] for op in makers if op is not None),
         reader_count=len(readers),

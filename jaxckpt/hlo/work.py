@@ -24,6 +24,8 @@ _SILENT = frozenset(
 )  # fmt: skip
 """Opcodes that calculate nothing themselves."""
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
+_SHOWS = frozenset({"bitcast", "transpose", "reshape", "copy", "convert"})
+"""A loop over elements computes of these what is asked for."""
 _IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
 """They take over the place of their first operand and write a part of it; a scatter reads that part too."""
 _PRODUCTS = ("__cublas$", "__triton_gemm", "cublas", "__onednn$matmul")
@@ -162,11 +164,25 @@ def _fusion_bytes(program: Program, fusion: Any) -> int:
 def _read_bytes(program: Program, parameter: Any) -> int:
     """Of an operand that is only sliced, the slices; of one that is only updated in place, what is updated."""
     users = [program.instructions[user] for user in program.users[parameter.id]]
-    if users and all(user.opcode in _SLICES for user in users):
-        return sum(shape_bytes(user.shape) for user in users)
+    sliced_bytes = _sliced_bytes(program, parameter.id)
+    if sliced_bytes is not None:
+        return sliced_bytes
     if users and all(user.opcode in _IN_PLACE and user.operand_ids[0] == parameter.id for user in users):
         return sum(_updated_bytes(program, user) for user in users if user.opcode == "scatter")
     return _array_bytes(parameter.shape)
+
+
+def _sliced_bytes(program: Program, id_: int) -> int | None:
+    """Bytes of the slices that are all that a fusion uses of an array, behind views too; None if it uses more."""
+    total_bytes = 0
+    for user in (program.instructions[user] for user in program.users[id_]):
+        if user.opcode in _SHOWS and (inner_bytes := _sliced_bytes(program, user.id)) is not None:
+            total_bytes += inner_bytes
+        elif user.opcode in _SLICES and user.operand_ids[0] == id_:
+            total_bytes += shape_bytes(user.shape)
+        else:
+            return None
+    return total_bytes or None
 
 
 def _written_bytes(program: Program, root: Any) -> int:

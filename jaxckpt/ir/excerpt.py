@@ -60,6 +60,7 @@ class Excerpt:
             inputs=tuple(range(self.given, self.given + self.inputs)),
             outputs=tuple(position[v] for v in leaves),
             mesh=whole.mesh,
+            loops=whole.loops,
         )
 
     def _ops(self) -> Iterator[Op]:

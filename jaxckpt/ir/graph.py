@@ -1,8 +1,8 @@
 """A training step as plain data: ops in the order in which they were traced, and the values between them.
 
-A `Graph` is the step's joint forward and backward program after tracing, one level deep: nested calls are
-inlined, loops and branches are whole ops. It knows bytes, scopes and phases; it does not know how anything is
-executed, drawn or decided. Ids are positions: `graph.ops[i].id == i`, `graph.values[i].id == i`.
+A `Graph` is the step's joint forward and backward program after tracing, one level deep: nested calls are inlined,
+branches are whole ops, and so are loops that are not open (`loop`). It knows bytes, scopes and phases; it does not know
+how anything is executed, drawn or decided. Ids are positions: `graph.ops[i].id == i`, `graph.values[i].id == i`.
 """
 
 import enum
@@ -10,9 +10,11 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from jaxckpt._errors import GraphError
 from jaxckpt.ir.kind import Kind, Trait
+from jaxckpt.ir.loop import Loop
 
 
 class Phase(enum.StrEnum):
@@ -68,6 +70,7 @@ class Op:
       traits: What else is known of it.
       placement: The mesh that it is told to run over, as text; "" where nothing is said.
       policies: Digests of the policies that marks in the user's code put around it, outermost first.
+      loop: The innermost open loop whose body it stands in, or None.
     """
 
     id: int
@@ -86,6 +89,7 @@ class Op:
     traits: frozenset[Trait] = frozenset()
     placement: str = ""
     policies: tuple[str, ...] = ()
+    loop: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +104,7 @@ class Graph:
       outputs: The step's flat results, literals left out; a value may stand here twice.
       donated: Those inputs whose memory the results may take.
       mesh: Axes of the mesh that the arguments are laid out over, with their sizes.
+      loops: Loops whose bodies stand open among the ops, by id; the ops of one are neighbours.
     """
 
     values: tuple[Value, ...]
@@ -109,6 +114,7 @@ class Graph:
     outputs: tuple[int, ...] = ()
     donated: frozenset[int] = frozenset()
     mesh: tuple[tuple[str, int], ...] = ()
+    loops: tuple[Loop, ...] = ()
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:
@@ -133,7 +139,8 @@ class Graph:
         """For each op the value at the end of the longest chain of backward ops before it; None before the backward.
 
         Not every value of the backward waits for it: some are computed of residuals alone. The end of the longest
-        chain has waited for all that the chain has.
+        chain has waited for all that the chain has. In the body of a loop it is a value of that body, once there is
+        one: each turn waits for itself.
         """
         return self._fronts(Phase.BACKWARD)
 
@@ -145,14 +152,17 @@ class Graph:
     def _fronts(self, phase: Phase) -> tuple[int | None, ...]:
         fronts: list[int | None] = []
         depth: dict[int, int] = {}
-        front, deepest = None, 0
+        found: dict[int | None, tuple[int | None, int]] = {None: (None, 0)}
         for op in self.ops:
+            for around in self.path(op.loop):
+                found.setdefault(around, (found[self.loops[around].parent][0], 0))
+            front, deepest = found[op.loop]
             fronts.append(front)
             if op.phase is phase and op.writes:
                 depth_here = 1 + max([depth.get(v, 0) for v in op.reads], default=0)
                 depth.update(dict.fromkeys(op.writes, depth_here))
                 if depth_here >= deepest:
-                    front, deepest = op.writes[0], depth_here
+                    found[op.loop] = (op.writes[0], depth_here)
         return tuple(fronts)
 
     @cached_property
@@ -167,11 +177,60 @@ class Graph:
         known: dict[tuple[object, ...], int] = {}
         return tuple(
             known.setdefault(
-                (op.primitive, op.detail, op.phase, op.flops, op.traffic_bytes, op.workspace_bytes, op.effects),
+                (
+                    op.primitive,
+                    op.detail,
+                    op.phase,
+                    op.flops,
+                    op.traffic_bytes,
+                    op.workspace_bytes,
+                    op.effects,
+                    op.loop,
+                ),
                 len(known),
             )
             for op in self.ops
         )
+
+    @cached_property
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """For each loop the loops around it and itself, outermost first."""
+        paths: list[tuple[int, ...]] = []
+        for loop in self.loops:
+            paths.append((*(() if loop.parent is None else paths[loop.parent]), loop.id))
+        return tuple(paths)
+
+    def path(self, loop: int | None) -> tuple[int, ...]:
+        """The loops around an op of this loop, outermost first; () where the loop is None."""
+        return () if loop is None else self.paths[loop]
+
+    def turns(self, loop: int | None) -> int:
+        """How often an op of this loop runs in a step."""
+        return prod(self.loops[around].length for around in self.path(loop))
+
+    @cached_property
+    def late_loops(self) -> frozenset[int]:
+        """Loops in whose bodies there is something of the backward or the update."""
+        return frozenset(around for op in self.ops if op.phase is not Phase.FORWARD for around in self.path(op.loop))
+
+    @cached_property
+    def held(self) -> tuple[int, ...]:
+        """For each value how many of it wait between forward and backward, if it does.
+
+        A value of a body waits once for every turn, unless the backward stands in the same body and so reads the value
+        of the turn at hand.
+        """
+        late = self.late_loops
+        turns = [
+            prod(self.loops[around].length for around in self.path(loop.id) if around not in late)
+            for loop in self.loops
+        ]
+        loop_of = (None if made is None else self.ops[made].loop for made in self.producer)
+        return tuple(1 if loop is None else turns[loop] for loop in loop_of)
+
+    def held_bytes(self, value: int) -> int:
+        """Bytes on one device that a value takes while it waits for the backward: those of all turns of its loop."""
+        return self.held[value] * self.values[value].size_bytes
 
     @cached_property
     def argument_bytes(self) -> int:
@@ -195,7 +254,8 @@ class Graph:
         for value in self.values:
             yield f"{value.id}:{value}\n"
         for op in self.ops:
-            yield f"{op.primitive}{op.reads}{op.writes}{op.detail}\n"
+            inside = "" if op.loop is None else f"in{op.loop}"
+            yield f"{op.primitive}{op.reads}{op.writes}{op.detail}{inside}\n"
 
     def validate(self) -> None:
         """Checks that ids are positions, that every value is written once and before it is read.

@@ -7,7 +7,8 @@ one to one, and the cost model replays the same steps, so what is predicted is w
 The rules, which are those of `jax.checkpoint` seen from the joint graph:
 
 1. A value decided as `Save` is pinned: it passes a barrier where it is made, and everybody reads it behind that
-   barrier. Otherwise a compiler may keep both the value and what it came from.
+   barrier. Otherwise a compiler may keep both the value and what it came from. What waits in a stack for another loop
+   needs none.
 2. A dropped value is computed again just before the first late op that reads it, from what is still there:
    arguments, saved values, residuals left to the compiler, results of the step, and whatever an op with effects
    wrote.
@@ -24,6 +25,11 @@ The rules, which are those of `jax.checkpoint` seen from the joint graph:
    back behind the front of the backward and behind all that the backward has finished so far: a compiler that hides
    copies would otherwise put off weight gradients, and keep what they read. Late readers and copies read what came
    back.
+7. What stands in the body of an open loop is computed again where its reader stands, in the same turn: in the body of
+   the backward loop, or in the same body. What it starts from has waited for all turns. What stands further out is
+   computed again before the loop begins that asks for it. A slice of an array that is there is never kept: the other
+   loop goes through the array too. In another loop's body no barrier is needed: a compiler merges nothing over the
+   border of a loop, and each turn waits for the one before.
 
 Read after `plan` and `away`. Complexity: linear in ops, plus the copies made.
 """
@@ -32,11 +38,12 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jaxckpt._errors import GraphError
+from jaxckpt._errors import GraphError, UnsupportedDecisionError
 from jaxckpt.ir.away import away
 from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Phase
 from jaxckpt.ir.kind import Kind
+from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.plan import Plan
 
 Why = Literal["pin", "recompute", "leave", "fetch"]
@@ -44,25 +51,27 @@ Why = Literal["pin", "recompute", "leave", "fetch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One op, run over instances; `again` where it is a copy."""
+    """One op, run over instances; `again` where it is a copy, `loop` the open loop in whose body it then runs."""
 
     op: int
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     again: bool = False
+    loop: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Barrier:
     """Instances passed on under new ids, all of them after `trigger` (an instance) is there.
 
-    A pin is a barrier over one instance without a trigger. `why` says what it is for.
+    A pin is a barrier over one instance without a trigger. `why` says what it is for, `loop` in whose body it stands.
     """
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     trigger: int | None = None
     why: Why = "pin"
+    loop: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +83,21 @@ class Move:
       writes: The instance that comes of it, alone.
       decision: Where and how it waits.
       back: Whether it comes back.
+      loop: None: nothing in the body of an open loop waits elsewhere.
     """
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     decision: Offload | Partition
     back: bool = False
+    loop: None = None
 
+
+_SPREAD = 1 / 8
+"""A value is spread out where what it is made of takes at most this share of its bytes."""
 
 Step = Run | Barrier | Move
+_Where = tuple[int, int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +128,7 @@ def schedule(graph: Graph, plan: Plan) -> Schedule:
 
     Raises:
       GraphError: A value is dropped that an op with effects, or no forward op, makes.
+      UnsupportedDecisionError: A value in the body of an open loop is offloaded or partitioned.
     """
     return _Scheduler(graph, plan).run()
 
@@ -137,14 +153,20 @@ class _Scheduler:
         self.origin = [value.id for value in graph.values]
         self.env = list(self.origin)
         self.steps: list[Step] = []
-        self.again: dict[int, _Again] = {}
-        """By stage; what is computed again by itself is under ~value."""
-        self.dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
+        self.again: dict[_Where, _Again] = {}
+        """By stage and loop; what is computed again by itself is under ~value."""
+        self.slices = {v for op in graph.ops if op.primitive == SLICE for v in op.writes}
+        self.loop: int | None = None
+        """The loop in whose body the steps to come stand."""
+        self.dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)} - self.slices
         self.away = away(graph, plan)
         self.stored: dict[int, int] = {}
         self.unheld: list[int] = []
         self.fetched: dict[int, int] = {}
-        self.pinned = set(plan.decisions) - self.dropped if self.dropped or self.away.values else set()
+        kept = {v for v, d in plan.decisions.items() if not isinstance(d, Recompute) and not self._is_stacked(v)}
+        self.pinned = kept if self.dropped or self.away.values else set()
+        self.standing: dict[int, frozenset[int]] = {}
+        self.spread: dict[int, bool] = {}
         self._outputs = frozenset(graph.outputs)
         self.kept = self._kept()
         self._refuse_impossible()
@@ -153,6 +175,8 @@ class _Scheduler:
         changed = self._reading_what_changes()
         for op in self.graph.ops:
             late = op.phase is not Phase.FORWARD
+            if op.loop != self.loop:
+                self._go_to(op.loop)
             if self.away.values:
                 self._leave(op.id)
                 for value in self.away.fetch_before.get(op.id, ()):
@@ -160,7 +184,7 @@ class _Scheduler:
             reads = op.reads
             if op.id in changed or self.away.values:
                 reads = tuple(self._late(v, op.id) if late else self.env[v] for v in op.reads)
-            self.steps.append(Run(op=op.id, reads=reads, writes=op.writes))
+            self.steps.append(Run(op=op.id, reads=reads, writes=op.writes, loop=self.loop))
             if op.phase is Phase.BACKWARD:
                 self.unheld.extend(op.writes)
             if not self.pinned.isdisjoint(op.writes):
@@ -171,6 +195,77 @@ class _Scheduler:
             origin=tuple(self.origin),
             outputs=tuple(self.env[v] for v in self.graph.outputs),
         )
+
+    def _go_to(self, loop: int | None) -> None:
+        """Leaves bodies and enters others; what they want again of what stands further out is computed before."""
+        for around in self.graph.path(loop):
+            if around not in self.graph.path(self.loop):
+                if self.dropped:
+                    self._prepare(around)
+                self.loop = around
+        self.loop = loop
+
+    def _prepare(self, loop: int) -> None:
+        """Computes again, before a loop begins, what is not there and stands further out than its body."""
+        graph, depth = self.graph, len(self.graph.path(loop))
+        late = [op for op in graph.ops if op.phase is not Phase.FORWARD and loop in graph.path(op.loop)]
+        self.loop = graph.loops[loop].parent
+        wanted: set[int] = set()
+        pending = [v for op in late for v in op.reads]
+        while pending:
+            value = pending.pop()
+            made = graph.producer[value]
+            if value in wanted or made is None or not self._is_gone(value, loop):
+                continue
+            wanted.add(value)
+            pending.extend(graph.ops[made].reads)
+        for value in sorted(wanted):
+            if self._depth(value) < depth and not self._is_spread(value):
+                self._late(value, late[0].id)
+
+    def _is_gone(self, value: int, loop: int | None) -> bool:
+        """Whether a value has to be made again where the body of a loop asks for it."""
+        path = self.graph.path(loop)
+        if value in self.slices:
+            return self._loop_of(value) not in path
+        return value not in self.kept and not any(value in self._standing(around) for around in path)
+
+    def _standing(self, loop: int) -> frozenset[int]:
+        """What stands further out and the forward ops of a body read: it is there while the loop turns."""
+        if loop not in self.standing:
+            graph = self.graph
+            forward = (op for op in graph.ops if op.phase is Phase.FORWARD and loop in graph.path(op.loop))
+            depth = len(graph.path(loop))
+            self.standing[loop] = frozenset(v for op in forward for v in op.reads if self._depth(v) < depth)
+        return self.standing[loop]
+
+    def _loop_of(self, value: int) -> int | None:
+        made = self.graph.producer[value]
+        return None if made is None else self.graph.ops[made].loop
+
+    def _is_stacked(self, value: int) -> bool:
+        """Whether a value waits in a stack for another loop."""
+        loop = self._loop_of(value)
+        return loop is not None and self.graph.loops[loop].rolled and loop not in self.graph.late_loops
+
+    def _landing(self, value: int) -> int | None:
+        """The loop around the steps to come in whose body a value is made again."""
+        return self.loop if self._is_spread(value) else (None, *self.graph.path(self.loop))[self._depth(value)]
+
+    def _is_spread(self, value: int) -> bool:
+        """Whether a value is much larger than what it is made of, by views and elementwise work: a mask, zeros.
+
+        The body of a loop that asks for it makes it itself: it never need be in memory.
+        """
+        if value not in self.spread:
+            roots = self._light_roots(value)
+            root_bytes = None if roots is None else sum(self.graph.values[v].size_bytes for v in roots)
+            self.spread[value] = root_bytes is not None and root_bytes <= _SPREAD * self.graph.values[value].size_bytes
+        return self.spread[value]
+
+    def _depth(self, value: int) -> int:
+        """How many open loops stand around a value."""
+        return len(self.graph.path(self._loop_of(value)))
 
     def _reading_what_changes(self) -> set[int]:
         """Ops that read a value which is pinned or dropped; all others run as they stand."""
@@ -189,6 +284,14 @@ class _Scheduler:
 
     def _refuse_impossible(self) -> None:
         ops = self.graph.ops
+        for value in sorted(self.away.values):
+            if self._loop_of(value) is not None:
+                raise UnsupportedDecisionError(
+                    f"schedule: value {value} cannot wait elsewhere.",
+                    got=f"{type(self.plan.decisions[value]).__name__} for {self.graph.values[value]} in a loop's body",
+                    needed="Save or Recompute for what a loop makes in every turn",
+                    advice="save it, or recompute it",
+                )
         for value in sorted(self.dropped):
             op = self.graph.producer[value]
             if op is None or ops[op].phase is not Phase.FORWARD or ops[op].effects:
@@ -203,7 +306,7 @@ class _Scheduler:
 
     def _pin(self, value: int) -> None:
         pinned = self._instance(value)
-        self.steps.append(Barrier(reads=(self.env[value],), writes=(pinned,)))
+        self.steps.append(Barrier(reads=(self.env[value],), writes=(pinned,), loop=self.loop))
         self.env[value] = pinned
         if value in self.away.values:
             self.stored[value] = self._moved(value, pinned, back=False)
@@ -248,12 +351,21 @@ class _Scheduler:
 
     def _late(self, value: int, reader: int) -> int:
         """The instance that an op after the forward pass reads."""
-        if value in self.dropped:
-            return self._recomputed(value, reader)
         if value in self.away.values:
             self._fetch(value, reader)
             return self.fetched[value]
-        return self.env[value]
+        if not self._is_gone(value, self.loop):
+            return self.env[value]
+        return self._sliced(value, reader) if value in self.slices else self._recomputed(value, reader)
+
+    def _sliced(self, value: int, reader: int) -> int:
+        """The slice that the body at hand has of an array of which another loop had one."""
+        again = self.again.setdefault((~value, self._landing(value)), _Again(env={}))
+        if value not in again.env:
+            op = self._op_of(value)
+            again.env.update((v, self._late(v, reader)) for v in self.graph.ops[op].reads)
+            self._copy(op, again)
+        return again.env[value]
 
     def _instance(self, value: int) -> int:
         self.origin.append(value)
@@ -261,58 +373,73 @@ class _Scheduler:
 
     def _recomputed(self, value: int, reader: int) -> int:
         """The instance of a dropped value that a late op reads; computes it again if nobody did (rule 3)."""
-        stage = stage_of(self.plan, self._op_of(value))
-        if stage not in self.again and self._is_of_arguments(value):
-            stage = ~value
-            self.again.setdefault(stage, _Again(env={}))
-        elif stage not in self.again:
-            self.again[stage] = _Again(env={})
-            self._open(stage, reader)
-        again = self.again[stage]
+        landing = self._landing(value)
+        where = (stage_of(self.plan, self._op_of(value)), landing)
+        spread = self._depth(value) < len(self.graph.path(landing))
+        if spread or (where not in self.again and self._light_roots(value) is not None):
+            where = (~value, landing)
+            self.again.setdefault(where, _Again(env={}))
+        elif where not in self.again:
+            self.again[where] = _Again(env={})
+            self._open(where, reader)
+        again = self.again[where]
         if value not in again.env:
             ops, sources = self._closure([value], stop=again.env)
-            self._wait(sources, again, reader)
+            self._wait(ops, sources, again, reader)
             for op in sorted(ops - again.done):
                 self._copy(op, again)
         return again.env[value]
 
-    def _is_of_arguments(self, value: int) -> bool:
-        """Whether a value is made of arguments alone, by views and elementwise work."""
-        pending, seen = [value], set[int]()
+    def _light_roots(self, value: int) -> set[int] | None:
+        """The arguments that a value is made of, if by views and elementwise work alone."""
+        pending, seen, roots = [value], set[int](), set[int]()
         while pending:
-            made = self.graph.producer[pending.pop()]
-            if made is None or made in seen:
-                continue
-            seen.add(made)
-            if self.graph.ops[made].kind not in (Kind.VIEW, Kind.ELEMENTWISE):
-                return False
-            pending.extend(self.graph.ops[made].reads)
-        return True
+            read = pending.pop()
+            made = self.graph.producer[read]
+            if made is None:
+                roots.add(read)
+            elif made not in seen:
+                seen.add(made)
+                if self.graph.ops[made].kind not in (Kind.VIEW, Kind.ELEMENTWISE):
+                    return None
+                pending.extend(self.graph.ops[made].reads)
+        return roots
 
-    def _open(self, stage: int, reader: int) -> None:
+    def _open(self, where: _Where, reader: int) -> None:
         """Starts a stage behind one barrier: all that it has to recompute by now begins there.
 
         Forward ops can stand behind the first late one, where a step takes two gradients or counts its steps; what
         they make is not there yet, and waits for its own reader.
         """
+        stage, loop = where
         wanted = [
             v
             for v in sorted(self.dropped)
-            if self._op_of(v) < reader and stage_of(self.plan, self._op_of(v)) == stage and self._read_late(v)
+            if self._op_of(v) < reader and stage_of(self.plan, self._op_of(v)) == stage and self._is_asked_in(loop, v)
         ]
-        self._wait(self._closure(wanted)[1], self.again[stage], reader)
+        self._wait(*self._closure(wanted), self.again[where], reader)
 
-    def _wait(self, sources: set[int], again: _Again, reader: int) -> None:
-        """Passes values through a barrier with the front of the backward that the reader stands at."""
-        if not sources:
+    def _wait(self, ops: set[int], sources: set[int], again: _Again, reader: int) -> None:
+        """Passes values through a barrier with the front of the backward that the reader stands at.
+
+        In another loop's body than that of the ops nothing has to (rule 7).
+        """
+        loop = None if self.loop is None else self.graph.loops[self.loop]
+        if loop is not None and loop.rolled and all(self.graph.ops[op].loop != self.loop for op in ops):
+            again.env.update((v, self._late(v, reader)) for v in sorted(sources))
             return
-        reads = tuple(self._late(v, reader) for v in sorted(sources))
-        again.env.update((v, self._instance(v)) for v in sorted(sources))
-        writes = tuple(again.env[v] for v in sorted(sources))
-        self.steps.append(Barrier(reads=reads, writes=writes, trigger=self.graph.fronts[reader], why="recompute"))
+        passing = sorted(sources)
+        if not passing:
+            return
+        reads = tuple(self._late(v, reader) for v in passing)
+        again.env.update((v, self._instance(v)) for v in passing)
+        writes = tuple(again.env[v] for v in passing)
+        trigger = self.graph.fronts[reader]
+        self.steps.append(Barrier(reads=reads, writes=writes, trigger=trigger, why="recompute", loop=self.loop))
 
     def _closure(self, wanted: list[int], stop: dict[int, int] | None = None) -> tuple[set[int], set[int]]:
-        """The ops that must run again for some values, and the values that they start from."""
+        """The ops of one level that must run again for some values, and the values that they start from."""
+        depth = max(map(self._depth, wanted), default=0)
         ops: set[int] = set()
         sources: set[int] = set()
         pending = [v for v in wanted if stop is None or v not in stop]
@@ -324,22 +451,29 @@ class _Scheduler:
             for read in self.graph.ops[op].reads:
                 if stop is not None and read in stop:
                     continue
-                if read in self.kept:
-                    sources.add(read)
-                else:
+                if self._is_gone(read, self.loop) and read not in self.slices and self._depth(read) == depth:
                     pending.append(read)
+                else:
+                    sources.add(read)
         return ops, sources
 
     def _copy(self, op: int, again: _Again) -> None:
         again.done.add(op)
         reads = tuple(again.env[v] for v in self.graph.ops[op].reads)
         writes = tuple(self._instance(v) for v in self.graph.ops[op].writes)
-        self.steps.append(Run(op=op, reads=reads, writes=writes, again=True))
+        self.steps.append(Run(op=op, reads=reads, writes=writes, again=True, loop=self.loop))
         for value, instance in zip(self.graph.ops[op].writes, writes, strict=True):
             again.env.setdefault(value, instance)
 
     def _read_late(self, value: int) -> bool:
         return any(self.graph.ops[r].phase is not Phase.FORWARD for r in self.graph.readers[value])
+
+    def _is_asked_in(self, loop: int | None, value: int) -> bool:
+        """Whether a value is made again in the body of a loop itself, or where the loop is None outside of all."""
+        if self._depth(value) != len(self.graph.path(loop)):
+            return False
+        late = (op for r in self.graph.readers[value] if (op := self.graph.ops[r]).phase is not Phase.FORWARD)
+        return any(loop is None or loop in self.graph.path(op.loop) for op in late)
 
     def _op_of(self, value: int) -> int:
         op = self.graph.producer[value]

@@ -69,7 +69,9 @@ def tagged(body: Body, tags: Mapping[Any, str], *, derivatives: bool = True) -> 
       derivatives: Whether derivatives that read their own result read the tagged one.
     """
     writer = _Writer(body, tags, derivatives=derivatives)
-    return closed_jaxpr(body.program, writer.eqns, [writer.current(atom) for atom in body.program.outvars])
+    return closed_jaxpr(
+        body.program, list(map(Equation, writer.eqns)), [writer.current(atom) for atom in body.program.outvars]
+    )
 
 
 class _Writer:
@@ -143,7 +145,7 @@ def _call_of(eqn: Any, operand: Any, tags: Sequence[str | None]) -> Callable[[An
     """A function with a derivative of its own: that of the equation, reading the tagged result."""
     stack = eqn.source_info.name_stack[:0]
     eqn = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
-    plain = jex.jaxpr_as_fun(closed_jaxpr(_alone(eqn, operand), [eqn], eqn.outvars))
+    plain = jex.jaxpr_as_fun(closed_jaxpr(_alone(eqn, operand), [Equation(eqn)], eqn.outvars))
 
     @jax.custom_jvp
     def call(x: Any) -> Any:

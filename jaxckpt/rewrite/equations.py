@@ -18,12 +18,13 @@ import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt.ir import Barrier, Move, Run, Schedule
+from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.rewrite.moves import move_eqn
-from jaxckpt.trace import Traced
+from jaxckpt.trace import Equation, Traced
 
 
-def equations(traced: Traced, schedule: Schedule) -> tuple[list[Any], list[Any]]:
+def equations(traced: Traced, schedule: Schedule) -> tuple[list[Equation], list[Any]]:
     """Builds the equations of a schedule.
 
     Args:
@@ -31,7 +32,8 @@ def equations(traced: Traced, schedule: Schedule) -> tuple[list[Any], list[Any]]
       schedule: Its steps.
 
     Returns:
-      The equations, and for each of `Traced.program.outvars` the variable or literal that is returned.
+      The equations, each with its loop, and for each of `Traced.program.outvars` the variable or literal that is
+      returned.
     """
     writer = _Writer(traced, schedule)
     for number, step in enumerate(schedule.steps):
@@ -47,7 +49,7 @@ def equations(traced: Traced, schedule: Schedule) -> tuple[list[Any], list[Any]]
 
 class _Writer:
     def __init__(self, traced: Traced, schedule: Schedule):
-        self.eqns: list[Any] = []
+        self.eqns: list[Equation] = []
         self._traced = traced
         self._schedule = schedule
         self._ops = [equation.eqn for equation in traced.program.equations]
@@ -62,8 +64,25 @@ class _Writer:
         outvars = [self._variables[instance] for instance in step.writes]
         info = eqn.source_info
         if step.again:
-            info = info.replace(name_stack=_marked_again(info.name_stack))
-        self.eqns.append(eqn.replace(invars=invars, outvars=outvars, source_info=info))
+            info = info.replace(name_stack=self._again_stack(step, info.name_stack))
+        params = self._params(step, eqn)
+        made = eqn.replace(invars=invars, outvars=outvars, source_info=info, params=params)
+        self.eqns.append(Equation(made, loop=step.loop))
+
+    def _params(self, step: Run, eqn: Any) -> Any:
+        """A slice that another loop has too is that loop's."""
+        return dict(eqn.params, loop=step.loop) if eqn.primitive.name == SLICE else eqn.params
+
+    def _again_stack(self, step: Run, stack: Any) -> Any:
+        """Marked as a copy; one in another loop's body has the names of that loop before its own of the body."""
+        home, loops = self._traced.graph.ops[step.op].loop, self._traced.program.loops
+        if step.loop in (home, None):
+            return _marked_again(stack)
+        marks = _compat.name_stack_marks(stack)
+        begin = max((i + 1 for i, (_, transformed) in enumerate(marks) if transformed), default=0)
+        if home is not None:
+            begin = _compat.common_names(loops[home].eqn.source_info.name_stack, stack)
+        return loops[step.loop].eqn.source_info.name_stack.extend(RECOMPUTED) + stack[begin:]
 
     def barrier(self, step: Barrier, number: int) -> None:
         passing = [
@@ -77,7 +96,7 @@ class _Writer:
         if step.trigger is not None and _can_pass(self._variables[step.trigger]):
             invars.append(self._variables[step.trigger])
             outvars.append(jex.Var(invars[-1].aval))
-        self.eqns.append(self._barrier_eqn(step, number, invars, outvars))
+        self.eqns.append(Equation(self._barrier_eqn(step, number, invars, outvars), loop=step.loop))
 
     def move(self, step: Move, number: int) -> None:
         (read,), (write,) = step.reads, step.writes
@@ -85,8 +104,9 @@ class _Writer:
         whole = self._traced.variables[self._schedule.origin[read]].aval
         eqn = move_eqn(step, self._variables[read], whole, self._traced.mesh)
         stack = beside.source_info.name_stack.extend(OWN).extend("fetch" if step.back else "leave")
-        self.eqns.append(eqn.replace(source_info=beside.source_info.replace(name_stack=stack), ctx=beside.ctx))
-        self._variables[write] = self.eqns[-1].outvars[0]
+        made = eqn.replace(source_info=beside.source_info.replace(name_stack=stack), ctx=beside.ctx)
+        self.eqns.append(Equation(made))
+        self._variables[write] = made.outvars[0]
 
     def results(self) -> list[Any]:
         """The schedule returns values only; literals of the step's results go back to their places."""

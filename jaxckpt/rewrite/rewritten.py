@@ -28,8 +28,9 @@ class Rewritten:
     Attributes:
       traced: The step.
       plan: The plan.
-      schedule: Its work in order; step `i` that is a run is an equation of `jaxpr`, in the same order.
-      jaxpr: The step's closed jaxpr, one level deep.
+      schedule: Its work in order; a step that is a run is an equation of `jaxpr`, in the same order; those in the body
+        of an open loop are in the body of a scan.
+      jaxpr: The step's closed jaxpr, one level deep but for loops and branches.
     """
 
     traced: Traced
@@ -69,7 +70,7 @@ def rewrite(traced: Traced, plan: Plan) -> Rewritten:
             found=traced.graph.fingerprint,
         )
     laid_out = schedule(traced.graph, plan)
-    eqns, outvars = equations(traced, laid_out)
-    closed = closed_jaxpr(traced.program, eqns, outvars)
+    made, outvars = equations(traced, laid_out)
+    closed = closed_jaxpr(traced.program, made, outvars)
     jex.check_jaxpr(open_jaxpr(closed))
     return Rewritten(traced=traced, plan=plan, schedule=laid_out, jaxpr=closed)

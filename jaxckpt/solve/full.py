@@ -78,10 +78,9 @@ def solve_full(problem: Problem) -> Plan:
 
 
 def _least_bytes(problem: Problem, stages: Stages) -> int:
-    values = problem.graph.values
-    made_bytes = dict(zip(planned_ops(problem.graph), needed_bytes(problem), strict=True))
+    made_bytes = dict(zip(planned_ops(problem.graph), needed_bytes(problem, of_a_turn=True), strict=True))
     most_bytes = max(sum(made_bytes[op] for op in ops) for ops in members(problem.graph, stages))
-    return most_bytes + sum(values[v].size_bytes for v in boundaries(problem, stages))
+    return most_bytes + sum(map(problem.graph.held_bytes, boundaries(problem, stages)))
 
 
 def find_blocks(problem: Problem) -> Stages:
@@ -93,4 +92,4 @@ def find_blocks(problem: Problem) -> Stages:
 
 
 def _most_crossing_bytes(problem: Problem, stages: Stages) -> int:
-    return max((problem.graph.values[v].size_bytes for v in boundaries(problem, stages)), default=0)
+    return max(map(problem.graph.held_bytes, boundaries(problem, stages)), default=0)

@@ -54,12 +54,16 @@ class OptimalSolver:
     def solve(self, temp_budget_bytes: int | None, *, unplanned: bool = True) -> Plan:
         """The fastest plan whose predicted temporaries fit, else the one of least memory.
 
+        The step as it is is the fastest, but for loops: to stack what a body makes can take longer than to make it
+        twice.
+
         Args:
           temp_budget_bytes: What temporaries may take; None for no limit.
           unplanned: Whether the step as it is may be the answer.
         """
         unplanned = unplanned and self.problem.may_be_unplanned
-        if unplanned and (temp_budget_bytes is None or self.unplanned.predicted.temp_bytes <= temp_budget_bytes):
+        fits = temp_budget_bytes is None or self.unplanned.predicted.temp_bytes <= temp_budget_bytes
+        if unplanned and fits and not self.problem.graph.loops:
             return self.unplanned
         plans = [self._composed(staged, temp_budget_bytes) for staged in self._within(temp_budget_bytes)]
         self._solved.update(dict.fromkeys(plans))
@@ -71,6 +75,8 @@ class OptimalSolver:
         if temp_budget_bytes is not None:
             best = polish(self.problem, best, temp_budget_bytes)
             self._solved[best] = None
+        if unplanned and fits and self.unplanned.predicted.step_s <= best.predicted.step_s:
+            return self.unplanned
         bounds_s = [plan.predicted.bound_s for plan in plans if plan.predicted.bound_s is not None]
         return _bounded(best, min(bounds_s, default=None))
 

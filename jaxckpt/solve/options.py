@@ -130,7 +130,7 @@ def _untouched(stage: Alone, shape: StageShape) -> Iterator[Option]:
     if residuals:
         graph, within = problem.graph, frozenset(shape.values[i] for i, _ in shape.candidates)
         kept = within & problem.needed & problem.fusion.materialised
-        kept_bytes = sum(graph.values[v].size_bytes for v in kept)
+        kept_bytes = sum(map(graph.held_bytes, kept))
         yield Option(saved=frozenset(), saved_bytes=kept_bytes, recompute_s=0.0, untouched=residuals)
 
 
@@ -148,7 +148,7 @@ def stage_shape(stage: Alone) -> StageShape:
     return StageShape(
         ops=ops,
         values=values,
-        candidates=tuple((i, graph.values[v].size_bytes) for v, i in candidates.items()),
+        candidates=tuple((i, graph.held_bytes(v)) for v, i in candidates.items()),
         pin_s=tuple(seconds.pins.get(graph.producer[v] or 0, 0.0) for v in candidates),
         needed=tuple(i for v, i in inside.items() if v in problem.late_read),
         reads=tuple(tuple(sorted({inside[v] for v in graph.ops[op].reads if v in inside})) for op in ops),
@@ -207,7 +207,7 @@ def _option(problem: Problem, shape: StageShape, kept: tuple[int, ...]) -> Optio
     pin_s = sum(s for (i, _), s in zip(shape.candidates, shape.pin_s, strict=True) if i in kept)
     return Option(
         saved=saved,
-        saved_bytes=sum(problem.graph.values[v].size_bytes for v in saved),
+        saved_bytes=sum(map(problem.graph.held_bytes, saved)),
         recompute_s=sum(shape.again_s[k] for k in again) + pin_s,
     )
 

@@ -88,8 +88,7 @@ def _state(problem: Problem, plan: Plan) -> _State:
 def _changes(problem: Problem, state: _State) -> Iterator[_State]:
     """All states one step away: the largest values first, cuts in order."""
     saved, stages, untouched = state.saved, state.stages, state.untouched
-    values = problem.graph.values
-    larger = sorted(problem.worth_saving & problem.needed, key=lambda v: (-values[v].size_bytes, v))
+    larger = sorted(problem.worth_saving & problem.needed, key=lambda v: (-problem.graph.held_bytes(v), v))
     for value in larger:
         if value in saved and value not in problem.must_keep:
             yield _State(saved=saved - {value}, stages=stages, untouched=untouched)

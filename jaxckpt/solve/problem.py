@@ -121,7 +121,7 @@ class Problem:
             temp_bytes=replayed.peak_bytes,
             step_s=replayed.step_s,
             recompute_s=replayed.recompute_s,
-            saved_bytes=sum(graph.values[v].size_bytes for v in saved),
+            saved_bytes=sum(map(graph.held_bytes, saved)),
             recomputed_ops=sum(1 for step in laid_out.steps if getattr(step, "again", False)),
             host_bytes=replayed.host_bytes,
             stall_s=replayed.stall_s,
@@ -178,4 +178,4 @@ def _is_late(graph: Graph, step: object) -> bool:
     op = getattr(step, "op", None)
     if op is None:
         return getattr(step, "trigger", None) is not None
-    return graph.ops[op].phase is not Phase.FORWARD
+    return getattr(step, "again", False) or graph.ops[op].phase is not Phase.FORWARD

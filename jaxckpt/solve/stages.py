@@ -84,12 +84,17 @@ def members(graph: Graph, stages: Stages) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, found))
 
 
-def needed_bytes(problem: Problem) -> list[int]:
-    """For each forward op the bytes that it leaves for the backward, if nothing is recomputed."""
+def needed_bytes(problem: Problem, *, of_a_turn: bool = False) -> list[int]:
+    """For each forward op the bytes that it leaves for the backward, if nothing is recomputed.
+
+    What stands in a loop's body leaves them in every turn; `of_a_turn` counts one, which is what is computed again at
+    a time.
+    """
     graph = problem.graph
     kept = problem.needed & problem.worth_saving
     forward = (graph.ops[op] for op in planned_ops(graph))
-    return [sum(graph.values[v].size_bytes for v in op.writes if v in kept) for op in forward]
+    held = [1] * len(graph.values) if of_a_turn else graph.held
+    return [sum(held[v] * graph.values[v].size_bytes for v in op.writes if v in kept) for op in forward]
 
 
 def crossing(problem: Problem) -> list[int]:
@@ -101,8 +106,8 @@ def crossing(problem: Problem) -> list[int]:
     for value in problem.worth_saving & last.keys():
         made = graph.producer[value]
         if made in position:
-            change[position[made] + 1] += graph.values[value].size_bytes
-            change[last[value] + 1] -= graph.values[value].size_bytes
+            change[position[made] + 1] += graph.held_bytes(value)
+            change[last[value] + 1] -= graph.held_bytes(value)
     return list(accumulate(change))
 
 

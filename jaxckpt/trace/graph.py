@@ -12,10 +12,11 @@ import jax
 import jax.core
 import jax.extend.core as jex
 
-from jaxckpt.ir import Graph, Op, Phase, Value
+from jaxckpt.ir import Graph, Loop, Op, Phase, Value
+from jaxckpt.ir.loop import CARRY, END, STACK, TURNS
 from jaxckpt.ir.scope import TAG
 from jaxckpt.trace.detail import Details
-from jaxckpt.trace.program import Equation, Program
+from jaxckpt.trace.program import Equation, OpenLoop, Program
 from jaxckpt.trace.scope import policy_digests, scope_path
 from jaxckpt.trace.size import aval_bytes
 from jaxckpt.trace.source import Sources
@@ -54,8 +55,17 @@ def graph_of(
         outputs=tuple(builder.ids[v] for v in program.outvars if isinstance(v, jex.Var)),
         donated=frozenset(inputs[index] for index in donated),
         mesh=_mesh(shardings),
+        loops=tuple(_loop(i, loop) for i, loop in enumerate(program.loops)),
     )
     return graph, tuple(builder.variables)
+
+
+def _loop(number: int, loop: OpenLoop) -> Loop:
+    params = loop.eqn.params
+    length, unroll = params["length"], params.get("unroll", 1)
+    return Loop(
+        id=number, length=length, reverse=params["reverse"], parent=loop.parent, rolled=length > max(1, int(unroll))
+    )
 
 
 def _mesh(shardings: Sequence[Any]) -> tuple[tuple[str, int], ...]:
@@ -115,6 +125,7 @@ class _Builder:
                 traits=self._traits.of(eqn),
                 placement=placement_of(eqn),
                 policies=policy_digests(eqn.source_info.name_stack),
+                loop=equation.loop,
             )
         )
 
@@ -154,6 +165,8 @@ def _effect_names(eqn: Any) -> tuple[str, ...]:
     """Names of effects, also of those that hide in a body without being declared."""
     names = {type(effect).__name__ for effect in eqn.effects}
     names.update(_unrepeatable(eqn))
+    if eqn.primitive.name in (CARRY, END, STACK):
+        names.add(TURNS)
     return tuple(sorted(names))
 
 

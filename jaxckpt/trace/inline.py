@@ -1,13 +1,13 @@
 """Nested calls become one level of equations, by building new equations rather than running anything.
 
 Calls (`jit`, `closed_call`, `remat2`, ...) are replaced by the equations of their bodies, under fresh variables and
-the joined name stack. Loops, branches and kernels stay whole, and so do custom derivatives that nobody differentiated,
-unless they are asked for. What
+the joined name stack. Branches and kernels stay whole, and so do loops and custom derivatives that nobody
+differentiated, unless they are asked for. What
 `jax.checkpoint` computes again (JAX puts it into a scope `rematted_computation`) is marked `again`; `merge` looks at
 those marks. A nested `jit` that asks for layouts stays whole too; one that asks for shardings is inlined between the
 constraints that say the same.
 
-Read after `program`.
+Read after `program` and `loops`.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt.ir.scope import is_recomputed
+from jaxckpt.trace.loops import Opener, may_open
 from jaxckpt.trace.program import Atom, Equation, Program
 from jaxckpt.trace.scope import not_recomputed, once
 
@@ -29,7 +30,12 @@ REMATS = frozenset({"remat2", "remat", "checkpoint"})
 
 
 def inline(
-    closed: Any, captured: Sequence[Any] = (), *, keep_user_remat: bool = False, enter_custom: bool = False
+    closed: Any,
+    captured: Sequence[Any] = (),
+    *,
+    keep_user_remat: bool = False,
+    enter_custom: bool = False,
+    open_loops: bool = False,
 ) -> Program:
     """Flattens a closed jaxpr to one level.
 
@@ -38,12 +44,17 @@ def inline(
       captured: Arrays (or tracers) for these first arguments.
       keep_user_remat: Leaves `jax.checkpoint` of the user whole instead of inlining and marking it.
       enter_custom: Inlines calls with custom derivatives too; nobody can differentiate the result as meant any more.
+      open_loops: Opens the loops that belong to a gradient; see `loops`.
 
     Returns:
       A program that computes the same; nothing is merged or dropped yet.
     """
     jaxpr = open_jaxpr(closed)
-    inliner = _Inliner(keep_user_remat=keep_user_remat, entered=_CALLS | (_CUSTOM if enter_custom else frozenset()))
+    inliner = _Inliner(
+        keep_user_remat=keep_user_remat,
+        entered=_CALLS | (_CUSTOM if enter_custom else frozenset()),
+        opener=Opener() if open_loops else None,
+    )
     known = [*jaxpr.constvars, *jaxpr.invars[: len(captured)]]
     inliner.adopt(known, [*constants_of(closed), *captured])
     env: dict[Any, Atom] = {}
@@ -55,6 +66,7 @@ def inline(
         outvars=tuple(inliner.atom(v, env) for v in jaxpr.outvars),
         effects=jaxpr.effects,
         debug_info=_debug_info(jaxpr, len(captured)),
+        loops=() if inliner.opener is None else tuple(inliner.opener.loops),
     )
 
 
@@ -75,9 +87,11 @@ def _debug_info(jaxpr: Any, captured: int) -> Any:
 
 
 class _Inliner:
-    def __init__(self, *, keep_user_remat: bool, entered: frozenset[str]):
+    def __init__(self, *, keep_user_remat: bool, entered: frozenset[str], opener: Opener | None):
         self.keep_user_remat = keep_user_remat
         self.entered = entered
+        self.opener = opener
+        self.loop: int | None = None
         self.equations: list[Equation] = []
         self.constants: dict[int, tuple[Any, Any]] = {}
 
@@ -91,9 +105,12 @@ class _Inliner:
         """Appends the equations of a jaxpr; `env` gives the outer atoms of its variables, where they differ."""
         for eqn in jaxpr.eqns:
             reads = [self.atom(v, env) for v in eqn.invars]
-            here = eqn.source_info.name_stack if stack is None else stack + eqn.source_info.name_stack
+            own = eqn.source_info.name_stack
+            here = own if stack is None else stack + own
             body = self._body(eqn)
-            if body is None:
+            if self.opener is not None and may_open(eqn, here):
+                self._turn(self.opener, eqn, reads, env, stack=here)
+            elif body is None:
                 self._append(eqn, reads, env, stack=here, fresh=stack is not None)
             else:
                 self._enter(eqn, body, reads, env, stack=here)
@@ -124,10 +141,53 @@ class _Inliner:
         reads = self._constrained(reads, eqn.params.get("in_shardings", ()), stack=stack)
         inner_env = dict(zip(inner.constvars, constants, strict=False))
         inner_env.update(zip(inner.invars, reads, strict=True))
-        self.walk(inner, inner_env, stack=once(stack) if eqn.primitive.name in REMATS else stack)
+        self.walk(inner, inner_env, stack=self._said_once(stack) if eqn.primitive.name in REMATS else stack)
         results = [self.atom(v, inner_env) for v in inner.outvars]
         results = self._constrained(results, eqn.params.get("out_shardings", ()), stack=stack)
         env.update(zip(eqn.outvars, results, strict=True))
+
+    def _said_once(self, stack: Any) -> Any:
+        """The name stack of a checkpoint without repetition; in the body of a loop the marks around stand outside."""
+        if self.opener is None or self.loop is None:
+            return once(stack)
+        around = self.opener.loops[self.loop].eqn.source_info.name_stack
+        own = stack[len(around) :]
+        half = len(own) // 2
+        return stack[: len(around) + half] if half and own[:half] == own[half:] else once(stack)
+
+    def _turn(self, opener: Opener, eqn: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any) -> None:
+        """Opens a loop: one turn of it stands in its place."""
+        around = self.loop
+        scan = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
+        self.loop = loop = opener.begin(scan, around)
+        inner = open_jaxpr(eqn.params["jaxpr"])
+        constants, carry, stacked = _compat.scan_operands(eqn.params, reads)
+        of_constants, of_carry, of_stacked = _compat.scan_operands(eqn.params, inner.invars)
+        captured = map(self._constant, constants_of(eqn.params["jaxpr"]), (v.aval for v in inner.constvars))
+        inner_env = dict(zip(inner.constvars, captured, strict=False))
+        inner_env.update(zip(of_constants, constants, strict=True))
+        turning = [k for k, v in enumerate(of_carry) if inner.outvars[k] is not v]
+        inner_env.update((v, init) for v, init in zip(of_carry, carry, strict=True))
+        for index, k in enumerate(turning):
+            inner_env[of_carry[k]] = self._join(opener.carry(loop, index, carry[k], of_carry[k].aval))
+        for variable, array in zip(of_stacked, stacked, strict=True):
+            inner_env[variable] = self._join(opener.slice(loop, array, variable.aval))
+        self.walk(inner, inner_env, stack=stack)
+        results = [self.atom(v, inner_env) for v in inner.outvars]
+        self.loop = around
+        env.update((eqn.outvars[k], carry[k]) for k in range(len(carry)))
+        env.update((eqn.outvars[k], jex.Var(eqn.outvars[k].aval)) for k in turning)
+        self._join(opener.end(loop, [results[k] for k in turning], [env[eqn.outvars[k]] for k in turning]))
+        for outer, value in zip(eqn.outvars[len(carry) :], results[len(carry) :], strict=True):
+            env[outer] = jex.Var(outer.aval)
+            self._join(opener.stack(loop, value, env[outer]))
+
+    def _join(self, joined: Equation | Atom) -> Atom:
+        """Appends an equation of ours, if it is one; what it makes, or the atom itself."""
+        if not isinstance(joined, Equation):
+            return joined
+        self.equations.append(joined)
+        return next(iter(joined.eqn.outvars), None)
 
     def _constrained(self, atoms: list[Atom], shardings: Sequence[Any], *, stack: Any) -> list[Atom]:
         """The atoms behind sharding constraints, where a nested jit asks for shardings."""
@@ -161,8 +221,11 @@ class _Inliner:
                     source_info=eqn.source_info.replace(name_stack=stack),
                 ),
                 again,
+                self.loop,
             )
         )
+        if self.opener is not None:
+            self.opener.note(self.equations[-1])
 
 
 def _wants_layouts(params: dict[str, Any]) -> bool:

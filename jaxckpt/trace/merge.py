@@ -5,19 +5,24 @@ marked `again` are ever merged, into any earlier one; so the user's checkpoints 
 changed. `optimization_barrier`s among them go away, and so do the roundings to a value's own precision that a
 checkpoint's policy leaves on what it saves: both are there to forbid exactly this. Bodies are the same if their
 equations are; other parameters that cannot be compared only if they are one object. What reads nothing (zeros, an
-iota) stays where it is, and only counts as the same: merged, it would tie one end of the step to the other.
+iota) stays where it is, and only counts as the same: merged, it would tie one end of the step to the other. In the
+bodies of open loops of equal length slices of one array are the same in equal turns; so what a checkpoint in a body
+computes again is found in the forward loop.
 
 Read after `inline`. Complexity: linear.
 """
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from jaxckpt.ir.loop import SLICE
 from jaxckpt.trace.inline import constants_of, open_jaxpr
+from jaxckpt.trace.loops import Sight
 from jaxckpt.trace.program import JAXPRS, Atom, Equation, Program
 
 
@@ -32,15 +37,17 @@ def merge(program: Program) -> Program:
     """
     if not any(equation.again or _rounds_nothing(equation.eqn) for equation in program.equations):
         return program
-    merger = _Merger()
+    merger = _Merger(Sight(program.loops))
     for equation in program.equations:
         merger.add(equation)
     return program.replace(equations=tuple(merger.equations), outvars=tuple(map(merger.current, program.outvars)))
 
 
 class _Merger:
-    def __init__(self) -> None:
+    def __init__(self, sight: Sight) -> None:
         self.equations: list[Equation] = []
+        self._sight = sight
+        self._loop: dict[Any, int | None] = {}
         self._instead: dict[Any, Atom] = {}
         self._made: dict[Hashable, Sequence[Any]] = {}
         self._number: dict[Any, Any] = {}
@@ -53,8 +60,11 @@ class _Merger:
             self._instead.update(zip(eqn.outvars, reads, strict=True))
             return
         key = self._keys.of(eqn, [self._numbered(atom) for atom in reads])
+        if eqn.primitive.name == SLICE:
+            key = (key, self._sight.shape(equation.loop))
         rootless = not any(isinstance(atom, jex.Var) for atom in reads)
-        if equation.again and key in self._made and not rootless:
+        seen = key in self._made and all(self._sees(equation.loop, v) for v in self._made[key])
+        if equation.again and seen and not rootless:
             self._instead.update(zip(eqn.outvars, self._made[key], strict=True))
         elif equation.again and eqn.primitive.name == "optimization_barrier":
             self._instead.update(zip(eqn.outvars, reads, strict=True))
@@ -63,7 +73,12 @@ class _Merger:
             self._number.update(zip(eqn.outvars, first, strict=True))
             changed = any(new is not old for new, old in zip(reads, eqn.invars, strict=True))
             eqn = eqn.replace(invars=reads) if changed else eqn
-            self.equations.append(Equation(eqn, equation.again))
+            self._loop.update(dict.fromkeys(eqn.outvars, equation.loop))
+            self.equations.append(replace(equation, eqn=eqn))
+
+    def _sees(self, loop: int | None, atom: Atom) -> bool:
+        """Whether an equation of a loop can read what may stand in another."""
+        return not isinstance(atom, jex.Var) or self._sight.sees(loop, self._loop.get(atom))
 
     def current(self, atom: Atom) -> Atom:
         return self._instead.get(atom, atom) if isinstance(atom, jex.Var) else atom
@@ -127,6 +142,8 @@ def _decides(primitive: str, param: str) -> bool:
     """What a custom derivative says about derivatives does not change what the call computes; nor does a name."""
     if primitive.startswith(("custom_jvp_call", "custom_vjp_call")):
         return param in ("call_jaxpr", "fun_jaxpr")
+    if primitive == SLICE:
+        return False
     return not (primitive in ("jit", "pjit") and param == "name")
 
 

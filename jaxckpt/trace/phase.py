@@ -20,7 +20,9 @@ import jax.extend.core as jex
 from jaxckpt import _compat
 from jaxckpt._errors import NoGradientError
 from jaxckpt.ir import Kind, Phase, kind_of
+from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.scope import JVP, TRANSPOSE, Marks
+from jaxckpt.trace.loops import has_transpose, is_ours
 from jaxckpt.trace.program import Equation, Program
 from jaxckpt.trace.size import aval_bytes
 
@@ -89,9 +91,14 @@ def _settled(program: Program, marked: Sequence[Phase | None]) -> list[Phase]:
         else:
             phase = mark
         phases.append(phase)
-        if phase is not Phase.FORWARD:
+        if phase is not Phase.FORWARD and (follows or not _shows_slice(equation.eqn)):
             late.update(equation.eqn.outvars)
     return phases
+
+
+def _shows_slice(eqn: Any) -> bool:
+    """A slice of what the forward pass made is there before the backward loop that goes through it."""
+    return eqn.primitive.name == SLICE
 
 
 def _serving_update(program: Program, phases: list[Phase], marked: Sequence[Phase | None]) -> tuple[Phase, ...]:
@@ -127,12 +134,12 @@ def _figures(program: Program, phases: Sequence[Phase], marked: Sequence[Phase |
 
 
 def is_movable(eqn: Any) -> bool:
-    """Whether an equation may be computed elsewhere: no effects, and no loop or branch.
+    """Whether an equation may be computed elsewhere: no effects, no loop or branch, no part of an open loop's frame.
 
     The loops that a checkpoint computes again carry other results than the forward's, so merging does not find
     them; ahead of the backward they would do the work twice.
     """
-    if eqn.effects:
+    if eqn.effects or is_ours(eqn):
         return False
     opaque = kind_of(eqn.primitive.name) is Kind.OPAQUE
     return not (opaque and any(True for _ in jex.jaxprs_in_params(eqn.params)))
@@ -218,14 +225,6 @@ def no_gradient(program: Program, found: str) -> NoGradientError:
 def _hidden_gradient(program: Program) -> str | None:
     """The primitive of a loop or branch with a backward pass in its body."""
     for equation in program.equations:
-        if any(map(_has_transpose, jex.jaxprs_in_params(equation.eqn.params))):
+        if any(map(has_transpose, jex.jaxprs_in_params(equation.eqn.params))):
             return equation.eqn.primitive.name
     return None
-
-
-def _has_transpose(jaxpr: Any) -> bool:
-    return any(
-        TRANSPOSE in _compat.name_stack_marks(eqn.source_info.name_stack)
-        or any(map(_has_transpose, jex.jaxprs_in_params(eqn.params)))
-        for eqn in jaxpr.eqns
-    )

@@ -5,7 +5,7 @@ own `jax.checkpoint` computes again. Every stage of `jaxckpt.trace` takes a `Pro
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,14 +24,29 @@ class Equation:
     Attributes:
       eqn: JAX's equation.
       again: Whether it is part of what the user's `jax.checkpoint` computes again.
+      loop: The innermost open loop whose body it stands in, or None.
     """
 
     eqn: Any
     again: bool = False
+    loop: int | None = None
 
     def variables(self) -> Iterator[Any]:
         """The variables that it reads, in operand order, literals left out."""
         return (atom for atom in self.eqn.invars if isinstance(atom, jex.Var))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLoop:
+    """A loop whose body stands open in a program.
+
+    Attributes:
+      eqn: The scan that it was, under its whole name stack.
+      parent: The loop whose body it stands in, or None.
+    """
+
+    eqn: Any
+    parent: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +60,7 @@ class Program:
       outvars: What it returns: variables or literals.
       effects: Of the whole step.
       debug_info: JAX's names for arguments and results.
+      loops: Loops whose bodies stand open among the equations; each body's equations are neighbours.
     """
 
     invars: tuple[Any, ...]
@@ -53,24 +69,8 @@ class Program:
     outvars: tuple[Atom, ...]
     effects: Any
     debug_info: Any
+    loops: tuple[OpenLoop, ...] = ()
 
     def replace(self, **changes: Any) -> "Program":
         """The program with some fields changed."""
         return dataclasses.replace(self, **changes)
-
-    def closed_jaxpr(self) -> Any:
-        """The program as a closed jaxpr of the installed version."""
-        return closed_jaxpr(self, [equation.eqn for equation in self.equations], self.outvars)
-
-
-def closed_jaxpr(program: Program, eqns: Sequence[Any], outvars: Sequence[Atom]) -> Any:
-    """A closed jaxpr with a program's arguments and constants, and equations and results of its own."""
-    jaxpr = jex.Jaxpr(
-        constvars=[variable for variable, _ in program.constants],
-        invars=list(program.invars),
-        outvars=list(outvars),
-        eqns=list(eqns),
-        effects=program.effects,
-        debug_info=program.debug_info,
-    )
-    return JAXPRS[1](jaxpr, [array for _, array in program.constants])

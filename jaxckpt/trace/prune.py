@@ -1,10 +1,16 @@
 """Equations whose results nobody reads go away, unless they have effects.
 
 Read after `merge`, which leaves many of them. Whole ops are kept or dropped as they are: a loop of which only one
-result is read still makes the others.
+result is read still makes the others. An open loop that is needed for anything hands on from turn to turn all that it
+did.
 """
 
-from jaxckpt.trace.program import Program
+from typing import Any
+
+import jax.extend.core as jex
+
+from jaxckpt.ir.loop import CARRY, END
+from jaxckpt.trace.program import Equation, Program
 
 
 def prune(program: Program) -> Program:
@@ -16,12 +22,25 @@ def prune(program: Program) -> Program:
     Returns:
       The same results and the same effects, with what is needed for them.
     """
-    needed = {id(atom) for atom in program.outvars}
-    kept = []
-    for equation in reversed(program.equations):
-        eqn = equation.eqn
-        if eqn.effects or any(id(variable) in needed for variable in eqn.outvars):
-            needed.update(id(variable) for variable in equation.variables())
-            kept.append(equation)
-    constants = tuple(constant for constant in program.constants if id(constant[0]) in needed)
-    return program.replace(equations=tuple(reversed(kept)), constants=constants)
+    maker = {v: equation for equation in program.equations for v in equation.eqn.outvars}
+    hands_on: dict[int, list[Equation]] = {}
+    for equation in program.equations:
+        if equation.eqn.primitive.name in (CARRY, END):
+            hands_on.setdefault(equation.eqn.params["loop"], []).append(equation)
+    kept: set[int] = set()
+    needed: set[Any] = set()
+    pending: list[Equation] = [equation for equation in program.equations if equation.eqn.effects]
+    read: list[Any] = [atom for atom in program.outvars if isinstance(atom, jex.Var)]
+    while pending or read:
+        while read:
+            variable = read.pop()
+            if variable not in needed:
+                needed.add(variable)
+                pending.extend([maker[variable]] if variable in maker else [])
+        if pending and id(equation := pending.pop()) not in kept:
+            kept.add(id(equation))
+            read.extend(equation.variables())
+            if equation.eqn.primitive.name in (CARRY, END):
+                pending.extend(hands_on[equation.eqn.params["loop"]])
+    constants = tuple(constant for constant in program.constants if constant[0] in needed)
+    return program.replace(equations=tuple(e for e in program.equations if id(e) in kept), constants=constants)

@@ -23,9 +23,11 @@ from jaxckpt.trace.arguments import (
     leaf_sharding,
     without_automatic_shardings,
 )
+from jaxckpt.trace.close import closed_jaxpr
 from jaxckpt.trace.graph import graph_of
 from jaxckpt.trace.hoist import hoist
 from jaxckpt.trace.inline import inline
+from jaxckpt.trace.loops import is_sound
 from jaxckpt.trace.merge import merge
 from jaxckpt.trace.phase import phases_by_name, phases_by_structure
 from jaxckpt.trace.program import Program
@@ -42,8 +44,8 @@ class Traced:
     Attributes:
       graph: The step as plain data.
       program: The step as one level of JAX equations: equation `i` is `graph.ops[i]`.
-      jaxpr: The same as a closed jaxpr; computes what the step computes.
-      variables: By value id, the variable in `jaxpr`.
+      jaxpr: The same as a closed jaxpr, open loops closed; computes what the step computes.
+      variables: By value id, the variable in `program`.
       specs: The flat arguments, with their shardings.
       paths: Where each stands in the step's arguments ("[0]['params']").
       donated: Indices of flat arguments whose memory the results may take.
@@ -106,6 +108,7 @@ def trace_step(
     static_argnums: int | Sequence[int] = (),
     keep_user_remat: bool = False,
     eager: bool = False,
+    open_loops: bool = True,
 ) -> Traced:
     """Traces a training step into a graph.
 
@@ -121,6 +124,8 @@ def trace_step(
         be decided on.
       eager: The step is to be run op by op as it was traced: calls with custom derivatives are entered too, nothing
         is moved, and there need not be a backward pass; where none is marked all ops are called forward.
+      open_loops: Opens the loops that belong to the gradient, so that what stands in their bodies can be decided on;
+        otherwise each is one op. Where `eager` they stay whole.
 
     Returns:
       The traced step; sizes are bytes per device as far as shardings of arguments and constraints tell.
@@ -150,7 +155,7 @@ def trace_step(
         donated=frozenset(i for i, (path, _) in enumerate(pairs) if path.startswith(roots or "none")),
     )
     stage = trace_stage(jitted, args, kwargs, static=known)
-    return _read(call, stage, keep_user_remat=keep_user_remat, eager=eager)
+    return _read(call, stage, keep_user_remat=keep_user_remat, eager=eager, open_loops=open_loops)
 
 
 def trace_stage(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, static: frozenset[int | str]) -> Any:
@@ -216,10 +221,18 @@ def _phased(program: Program, *, eager: bool) -> tuple[Program, tuple[Phase, ...
     return *hoist(program, phased), source
 
 
-def _read(call: _Call, stage: Any, *, keep_user_remat: bool, eager: bool) -> Traced:
+def _read(call: _Call, stage: Any, *, keep_user_remat: bool, eager: bool, open_loops: bool) -> Traced:
     leaves = _compat.traced_leaves(stage)
-    inlined = inline(stage.jaxpr, _compat.captured_arrays(stage), keep_user_remat=keep_user_remat, enter_custom=eager)
+    inlined = inline(
+        stage.jaxpr,
+        _compat.captured_arrays(stage),
+        keep_user_remat=keep_user_remat,
+        enter_custom=eager,
+        open_loops=not eager and open_loops,
+    )
     program, phases, source = _phased(prune(merge(inlined)), eager=eager)
+    if not is_sound(program):
+        return _read(call, stage, keep_user_remat=keep_user_remat, eager=eager, open_loops=False)
     donated = call.donated | {i for i, is_donated in enumerate(leaves.donated) if is_donated}
     asked = _compat.jit_in_shardings(stage)
     shardings = [ours or theirs for ours, theirs in zip(asked, call.shardings, strict=True)]
@@ -227,7 +240,7 @@ def _read(call: _Call, stage: Any, *, keep_user_remat: bool, eager: bool) -> Tra
     return Traced(
         graph=graph,
         program=program,
-        jaxpr=program.closed_jaxpr(),
+        jaxpr=closed_jaxpr(program, program.equations, program.outvars),
         variables=variables,
         specs=tuple(map(_spec, leaves.avals, shardings)),
         paths=call.paths,

@@ -51,7 +51,7 @@ _FREE_NAMES = """
     ppermute all_gather all_gather_invariant all_gather_reduced all_to_all reduce_scatter unreduced_psum
     pvary axis_index reshard create_token after_all debug_print debug_callback new_ref ref get swap addupdate
     freeze nonbatchable unvmap_any unvmap_all unvmap_max platform_index empty empty2 layout_constraint
-    select_and_scatter_add select_and_scatter
+    select_and_scatter_add select_and_scatter loop_carry loop_end loop_stack
 """
 _FREE = frozenset(_FREE_NAMES.split())
 """Primitives outside the table of kinds that do no floating-point arithmetic worth counting."""

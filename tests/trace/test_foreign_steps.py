@@ -14,7 +14,7 @@ from jaxckpt.trace import trace_step
 from tests.zoo import ZOO, entries
 from tests.zoo.case import as_numpy, fresh
 
-REFUSED = {*entries(having="no_grad"), *entries(having="grad_in_loop")}
+REFUSED = {*entries(having="no_grad")}
 PLANNED = tuple(entry for entry in ZOO if entry not in REFUSED)
 LARGE = {"linen", "nnx", "equinox"}
 """Steps that take seconds to compile; `tests/rewrite` compiles each of them once, planned."""

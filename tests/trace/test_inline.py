@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxckpt.trace import closed_jaxpr
 from jaxckpt.trace.inline import inline, open_jaxpr
 from tests.programs import build, programs
 
@@ -18,7 +19,7 @@ def flattened(function, *args, **options):
 
 
 def evaluated(program, *flat):
-    closed = program.closed_jaxpr()
+    closed = closed_jaxpr(program, program.equations, program.outvars)
     jex.check_jaxpr(open_jaxpr(closed))
     return jex.jaxpr_as_fun(closed)(*flat)
 

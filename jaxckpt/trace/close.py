@@ -1,0 +1,181 @@
+"""Open loops become scan equations again: neighbouring equations of one loop are its body.
+
+What the body needs is found from what it reads. A value from further out is a constant of the scan, a slice an array
+that it goes through, and what another loop made in the same turn is stacked there and gone through here. What it gives
+is what `loop_end` and `loop_stack` read, and what other loops read of it. Variables keep their names on both sides of
+a body's border.
+
+Read after `loops`. Complexity: linear in equations times the depth of loops.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import jax.extend.core as jex
+
+from jaxckpt import _compat
+from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
+from jaxckpt.trace.loops import is_ours, paths_of
+from jaxckpt.trace.program import JAXPRS, Atom, Equation, OpenLoop, Program
+
+
+def closed_jaxpr(program: Program, equations: Sequence[Equation], outvars: Sequence[Atom]) -> Any:
+    """A closed jaxpr with a program's arguments and constants, and equations and results of its own.
+
+    Args:
+      program: Whose arguments, constants and loops they are.
+      equations: In order; those of one loop are neighbours.
+      outvars: What is returned.
+
+    Returns:
+      A closed jaxpr of the installed version, in which every loop is one scan equation.
+    """
+    jaxpr = jex.Jaxpr(
+        constvars=[variable for variable, _ in program.constants],
+        invars=list(program.invars),
+        outvars=list(outvars),
+        eqns=list(close(equations, program.loops)),
+        effects=program.effects,
+        debug_info=program.debug_info,
+    )
+    return JAXPRS[1](jaxpr, [array for _, array in program.constants])
+
+
+def close(equations: Sequence[Equation], loops: Sequence[OpenLoop]) -> Iterator[Any]:
+    """JAX's equations of the outermost level, loops as scans."""
+    if not any(is_ours(equation.eqn) or equation.loop is not None for equation in equations):
+        return iter([equation.eqn for equation in equations])
+    return _Closer(equations, loops).level(equations, 0)
+
+
+@dataclass(slots=True)
+class _Scan:
+    """What goes into a loop and comes out of it, as it is found.
+
+    Attributes:
+      constants: Variables from further out.
+      first: For each place of the carry what the first turn gets.
+      carried: For each place what every turn gets.
+      slices: Variables of slices, each with its array.
+      following: For each place of the carry what a turn hands on.
+      last: For each place what the last turn handed on.
+      stacks: What is stacked, each with the variable of the stack.
+    """
+
+    constants: dict[Any, None] = field(default_factory=dict)
+    first: dict[int, Atom] = field(default_factory=dict)
+    carried: dict[int, Any] = field(default_factory=dict)
+    slices: dict[Any, Atom] = field(default_factory=dict)
+    following: Sequence[Atom] = ()
+    last: Sequence[Any] = ()
+    stacks: list[tuple[Atom, Any]] = field(default_factory=list)
+
+
+class _Closer:
+    def __init__(self, equations: Sequence[Equation], loops: Sequence[OpenLoop]):
+        self._loops = loops
+        self._paths = paths_of(loops)
+        self._scans = [_Scan() for _ in loops]
+        self._home = {v: self._path(equation) for equation in equations for v in equation.eqn.outvars}
+        self._stacked: dict[Any, Any] = {}
+        for equation in equations:
+            if equation.eqn.primitive.name == STACK:
+                self._note_stack(equation.eqn)
+        for equation in equations:
+            self._connect(equation)
+
+    def _path(self, equation: Equation) -> tuple[int, ...]:
+        return () if equation.loop is None else self._paths[equation.loop]
+
+    def _note_stack(self, eqn: Any) -> None:
+        """A value that the step stacks itself is not stacked a second time."""
+        (value,), (stack,), loop = eqn.invars, eqn.outvars, eqn.params["loop"]
+        self._scans[loop].stacks.append((value, stack))
+        if isinstance(value, jex.Var) and self._home.get(value, ()) == self._paths[loop]:
+            self._stacked.setdefault(value, stack)
+
+    def _connect(self, equation: Equation) -> None:
+        """Notes what an equation reads from outside of its loop, and what it says of one."""
+        eqn, path = equation.eqn, self._path(equation)
+        if not is_ours(eqn):
+            for variable in equation.variables():
+                self._show(variable, path)
+            return
+        loop = eqn.params["loop"]
+        scan, inside = self._scans[loop], self._paths[loop]
+        for variable in equation.variables():
+            self._show(variable, inside if eqn.primitive.name in (END, STACK) else inside[:-1])
+        match eqn.primitive.name:
+            case name if name == CARRY:
+                scan.first[eqn.params["index"]] = eqn.invars[0]
+                scan.carried[eqn.params["index"]] = eqn.outvars[0]
+            case name if name == SLICE:
+                scan.slices[eqn.outvars[0]] = eqn.invars[0]
+            case name if name == END:
+                scan.following, scan.last = eqn.invars, eqn.outvars
+
+    def _show(self, variable: Any, path: tuple[int, ...]) -> None:
+        """Makes a variable readable in a body."""
+        home = self._home.get(variable, ())
+        if home == path[: len(home)]:
+            for loop in path[len(home) :]:
+                self._scans[loop].constants.setdefault(variable)
+            return
+        if variable not in self._stacked:
+            loop = home[-1]
+            length = self._loops[loop].eqn.params["length"]
+            stack = self._stacked[variable] = jex.Var(_compat.stacked_aval(length, variable.aval))
+            self._home[stack] = home[:-1]
+            self._scans[loop].stacks.append((variable, stack))
+        stack = self._stacked[variable]
+        self._scans[path[-1]].slices[variable] = stack
+        self._show(stack, path[:-1])
+
+    def level(self, equations: Sequence[Equation], depth: int) -> Iterator[Any]:
+        """The equations of one level: those of deeper ones are in scans."""
+
+        def deeper(equation: Equation) -> int | None:
+            path = self._path(equation)
+            return path[depth] if len(path) > depth else None
+
+        for loop, group in groupby(equations, deeper):
+            if loop is not None:
+                yield self._scan(loop, list(group), depth)
+                continue
+            for equation in group:
+                if not is_ours(equation.eqn):
+                    yield self._within(equation.eqn, None if not depth else self._path(equation)[depth - 1])
+
+    def _within(self, eqn: Any, loop: int | None) -> Any:
+        """An equation as it stands in a body: its name stack begins there."""
+        if loop is None:
+            return eqn
+        around, stack = self._loops[loop].eqn.source_info.name_stack, eqn.source_info.name_stack
+        common = _compat.common_names(around, stack)
+        return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack[common:])) if common else eqn
+
+    def _scan(self, loop: int, equations: list[Equation], depth: int) -> Any:
+        scan, template = self._scans[loop], self._loops[loop].eqn
+        body = [e for e in equations if not is_ours(e.eqn) or e.loop != loop or e.eqn.params["loop"] != loop]
+        places = sorted(scan.carried)
+        invars = [*scan.constants, *(scan.carried[k] for k in places), *scan.slices]
+        outvars = [*scan.following, *(value for value, _ in scan.stacks)]
+        debug_info = jex.DebugInfo("jaxckpt", template.params["jaxpr"].debug_info.func_src_info, None, None)
+        jaxpr = jex.Jaxpr(
+            constvars=(),
+            invars=invars,
+            outvars=outvars,
+            eqns=list(self.level(body, depth + 1)),
+            effects=frozenset(),
+            debug_info=debug_info,
+        )
+        sizes = (len(scan.constants), len(places), len(scan.slices), len(scan.stacks))
+        operands = [*scan.constants, *(scan.first[k] for k in places), *scan.slices.values()]
+        eqn = template.replace(
+            invars=operands,
+            outvars=[*scan.last, *(stack for _, stack in scan.stacks)],
+            params=_compat.scan_params(template.params, JAXPRS[1](jaxpr, ()), *sizes),
+        )
+        return self._within(eqn, self._loops[loop].parent)

@@ -1,0 +1,79 @@
+"""Open loops in a replay: what waits for all turns, and seconds of every turn."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxckpt.ir import Plan, Recompute, Save, residuals
+from jaxckpt.solve import Problem, solve
+from jaxckpt.trace import trace_step
+from tests.graphs import RATES
+
+LENGTH, ROWS, WIDTH = 16, 64, 32
+SLICE_BYTES = 4 * ROWS * WIDTH
+W = jax.ShapeDtypeStruct((LENGTH, WIDTH, WIDTH), jnp.float32)
+X = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+
+
+def loss(w, x):
+    return (jax.lax.scan(lambda x, w: (jnp.sin(jnp.tanh(x @ w)), None), x, w)[0] ** 2).sum()
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return Problem(graph=trace_step(jax.grad(loss), W, X).graph, rates=RATES)
+
+
+def plan_saving(problem, *primitives):
+    graph = problem.graph
+    decisions = {}
+    for residual in residuals(graph):
+        op = graph.ops[residual.op]
+        if not op.effects:
+            decisions[residual.value] = Save() if op.primitive in primitives else Recompute()
+    return Plan(fingerprint=graph.fingerprint, decisions=decisions)
+
+
+def test_full_recomputation_keeps_one_stack_of_what_is_carried(problem):
+    peak_bytes = problem.replay(plan_saving(problem)).peak_bytes
+    assert LENGTH * SLICE_BYTES < peak_bytes < 1.6 * LENGTH * SLICE_BYTES
+
+
+def test_each_value_kept_is_one_more_stack(problem):
+    nothing = problem.replay(plan_saving(problem)).peak_bytes
+    one = problem.replay(plan_saving(problem, "cos")).peak_bytes
+    assert one - nothing == pytest.approx(LENGTH * SLICE_BYTES, rel=0.15)
+
+
+def test_stacks_wait_from_the_beginning_of_one_loop_to_the_end_of_the_other(problem):
+    replayed = problem.replay(plan_saving(problem))
+    loops = [step.loop for step in replayed.steps]
+    first, last = loops.index(0), len(loops) - 1 - loops[::-1].index(1)
+    assert min(replayed.live_bytes[first : last + 1]) >= LENGTH * SLICE_BYTES
+    assert replayed.live_bytes[-1] < LENGTH * SLICE_BYTES
+
+
+def test_seconds_count_for_every_turn(problem):
+    products = [op.id for op in problem.graph.ops if op.primitive == "dot_general"]
+    traffic_s = (2 * SLICE_BYTES + 4 * WIDTH * WIDTH) / RATES.memory_bandwidth_bytes_per_s
+    assert problem.op_s[products[0]] >= LENGTH * (RATES.launch_s + traffic_s)
+
+
+def test_what_is_read_in_a_body_lives_until_the_loop_is_over():
+    def with_factor(w, x):
+        factor = jnp.cumsum(x, axis=0)
+        return jax.lax.scan(lambda x, w: (jnp.sin((x * factor) @ w), None), x, w)[0].sum()
+
+    graph = trace_step(jax.grad(with_factor), W, X).graph
+    problem = Problem(graph=graph, rates=RATES)
+    replayed = problem.replay(Plan(fingerprint=graph.fingerprint))
+    factor = next(op.writes[0] for op in graph.ops if op.primitive == "cumsum")
+    last = max(at for at, step in enumerate(replayed.steps) if step.loop is not None)
+    assert replayed.deaths[factor] == last
+
+
+def test_recomputation_takes_less_memory_and_its_seconds_are_told(problem):
+    none, full = solve(problem, "none").predicted, solve(problem, "full").predicted
+    assert full.temp_bytes < none.temp_bytes
+    again = problem.replay(plan_saving(problem))
+    assert again.recompute_s > 0

@@ -1,0 +1,49 @@
+"""Scanned steps compiled for a machine that is not there: a plan takes what a checkpoint in the body takes."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxckpt
+from jaxckpt.solve import solve
+
+LENGTH, ROWS, WIDTH = 16, 2048, 512
+ARGS = (
+    jax.ShapeDtypeStruct((LENGTH, WIDTH, WIDTH), jnp.float32),
+    jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32),
+)
+
+
+def layer(x, w):
+    return x + jnp.sin(jnp.tanh(x @ w) ** 2), None
+
+
+def step_with(body):
+    def loss(w, x):
+        return (jax.lax.scan(body, x, w)[0] ** 2).mean()
+
+    return jax.grad(loss)
+
+
+@pytest.fixture(scope="module")
+def planner():
+    return jaxckpt.Planner(step_with(layer), *ARGS, target="h200")
+
+
+def test_full_recomputation_takes_what_a_checkpoint_in_the_body_takes(planner):
+    plan = solve(planner.problem, "full")
+    ours = planner.measure(plan).footprint
+    theirs = jaxckpt.footprint(step_with(jax.checkpoint(layer, prevent_cse=False)), *ARGS, target="h200")
+    assert ours.temp_bytes <= 1.01 * theirs.temp_bytes
+    assert plan.predicted.temp_bytes == pytest.approx(ours.temp_bytes, rel=0.1)
+
+
+def test_the_step_as_it_is_is_predicted(planner):
+    plan = solve(planner.problem, "none")
+    assert plan.predicted.temp_bytes == pytest.approx(planner.measure(plan).footprint.temp_bytes, rel=0.05)
+
+
+def test_a_scanned_step_is_planned_within_a_budget(planner):
+    none, full = (planner.measure(solve(planner.problem, name)).footprint.total_bytes for name in ("none", "full"))
+    plan = planner.plan(budget=(none + full) // 2)
+    assert plan.footprint.total_bytes <= (none + full) // 2

@@ -1,0 +1,66 @@
+"""The promises where a step is made of loops: any decision gives the same bits, run operation by operation."""
+
+import jax
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxckpt.ir import Phase, Plan, Recompute, Save, residuals
+from jaxckpt.numerics.one_by_one import run_one_by_one
+from jaxckpt.rewrite import rewrite
+from jaxckpt.solve import OptimalSolver, Problem, solve
+from jaxckpt.trace import trace_step
+from tests.graphs import RATES
+from tests.looped import Looped, Scan, build, looped
+
+EXAMPLES = settings(max_examples=25, deadline=None)
+
+
+def assert_same_bits(step, args, traced, plan):
+    flat = jax.tree.leaves(args)
+    expected = run_one_by_one(jax.make_jaxpr(step)(*args), *flat)
+    found = run_one_by_one(rewrite(traced, plan).jaxpr, *flat)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+@EXAMPLES
+@given(looped, st.data())
+def test_any_decisions_on_any_stages_of_loops_give_the_same_bits(made, data):
+    step, args = build(made)
+    traced = trace_step(step, *args)
+    graph = traced.graph
+    graph.validate()
+    assert graph.loops
+    decisions = {}
+    for residual in residuals(graph):
+        choices = [None, Save()] if graph.ops[residual.op].effects else [None, Save(), Recompute(), Recompute()]
+        decision = data.draw(st.sampled_from(choices))
+        if decision is not None:
+            decisions[residual.value] = decision
+    stages = tuple(sorted({0, *data.draw(st.lists(st.integers(0, len(graph.ops) - 1), max_size=3))}))
+    assert_same_bits(step, args, traced, Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=stages))
+
+
+@EXAMPLES
+@given(looped, st.floats(0.1, 1.0))
+def test_plans_of_solvers_for_loops_give_the_same_bits(made, share):
+    step, args = build(made)
+    traced = trace_step(step, *args)
+    solver = OptimalSolver(Problem(graph=traced.graph, rates=RATES))
+    budget_bytes = int(solver.unplanned.predicted.temp_bytes * share)
+    plan = solver.solve(budget_bytes, unplanned=False)
+    assert plan.predicted.temp_bytes <= max(budget_bytes, solver.smallest.predicted.temp_bytes)
+    assert_same_bits(step, args, traced, plan)
+
+
+def test_full_recomputation_of_loops_in_loops_and_around_a_gradient_gives_the_same_bits():
+    body = ("residual", "mask", "dense", "weight")
+    made = Looped(scans=(Scan(body=body, inner=2, remat=True, stacks=True), Scan(body=body, reverse=True)), batches=2)
+    step, args = build(made)
+    traced = trace_step(step, *args)
+    plan = solve(Problem(graph=traced.graph, rates=RATES), "full")
+    again = [step for step in rewrite(traced, plan).schedule.steps if getattr(step, "again", False)]
+    assert {traced.graph.ops[step.op].phase for step in again} == {Phase.FORWARD}
+    assert len({step.loop for step in again}) >= 3
+    assert_same_bits(step, args, traced, plan)
