@@ -1,8 +1,8 @@
 """Some ops of a step as a small step of their own.
 
-What the ops read and others make is either `given`, made by one op that stands before all others and keeps its bytes,
-or an input, which counts for nothing. What others read of them is returned. Two excerpts of one step have the same
-`form` where their ops do the same in the same order, as the layers of a model do.
+What the ops read and others make is either `given`, made by ops that stand before all others (one for each loop) and
+keep their bytes, or an input, which counts for nothing. What others read of them is returned. Two excerpts of one step
+have the same `form` where their ops do the same in the same order, as the layers of a model do.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -22,7 +22,7 @@ class Excerpt:
 
     Attributes:
       whole: The step.
-      ops: Ids of its ops, ascending. Op 0 of `graph` is the one that makes what is given; the others follow.
+      ops: Ids of its ops, ascending. In `graph` they follow those that make what is given.
       values: For each value of `graph` its id in the step: those given, inputs, then what the ops write.
       given: How many are given.
       inputs: How many are inputs.
@@ -44,7 +44,22 @@ class Excerpt:
     @cached_property
     def op_position(self) -> dict[int, int]:
         """For each op of the step that is in here its id here."""
-        return {op: i for i, op in enumerate(self.ops, 1)}
+        return {op: i for i, op in enumerate(self.ops, self.first)}
+
+    @property
+    def first(self) -> int:
+        """The id in here of the first of its ops."""
+        return len(self._givers)
+
+    @cached_property
+    def _givers(self) -> dict[int | None, list[int]]:
+        """What is given, by the loop that it is made in."""
+        whole = self.whole
+        givers: dict[int | None, list[int]] = {None: []}
+        for i, value in enumerate(self.values[: self.given]):
+            made = whole.producer[value]
+            givers.setdefault(None if made is None else whole.ops[made].loop, []).append(i)
+        return givers
 
     @cached_property
     def graph(self) -> Graph:
@@ -64,19 +79,21 @@ class Excerpt:
         )
 
     def _ops(self) -> Iterator[Op]:
-        yield Op(
-            id=0,
-            primitive="given",
-            kind=Kind.OPAQUE,
-            reads=(),
-            writes=tuple(range(self.given)),
-            scope="",
-            phase=Phase.FORWARD,
-        )
+        for i, (loop, given) in enumerate(self._givers.items()):
+            yield Op(
+                id=i,
+                primitive="given",
+                kind=Kind.OPAQUE,
+                reads=(),
+                writes=tuple(given),
+                scope="",
+                phase=Phase.FORWARD,
+                loop=loop,
+            )
         position = self.position
-        for i, op in enumerate((self.whole.ops[op] for op in self.ops), 1):
-            reads = tuple(position[v] for v in op.reads)
-            yield replace(op, id=i, reads=reads, writes=tuple(position[v] for v in op.writes))
+        for op in (self.whole.ops[op] for op in self.ops):
+            reads, writes = (tuple(position[v] for v in some) for some in (op.reads, op.writes))
+            yield replace(op, id=self.op_position[op.id], reads=reads, writes=writes)
 
     def _is_read_late(self, value: int, inside: Collection[int]) -> bool:
         """Whether an op of the backward makes a value that somebody outside reads."""
@@ -105,8 +122,9 @@ def excerpt(graph: Graph, ops: Sequence[int], given: Collection[int]) -> Excerpt
     values = (*kept, *inputs, *written)
     position = {v: i for i, v in enumerate(values)}
     like, alike = graph.value_signatures, graph.op_signatures
+    loops = (graph.ops[made].loop for made in map(graph.producer.__getitem__, kept) if made is not None)
     form = (
-        (len(kept), len(inputs), *(like[v] for v in values)),
+        (len(kept), len(inputs), *(-1 if loop is None else loop for loop in loops), *(like[v] for v in values)),
         *((alike[op.id], *(position[v] for v in op.reads), -1, *(position[v] for v in op.writes)) for op in taken),
     )
     return Excerpt(whole=graph, ops=tuple(ops), values=values, given=len(kept), inputs=len(inputs), form=form)

@@ -62,7 +62,7 @@ class Alone:
         saved = frozenset(position[v] for v in (*kept, *self.saved) if v in position)
         decisions = decisions_saving(self.own, saved, frozenset(position[v] for v in untouched if v in position))
         decisions.update((v, decisions.get(v, Save())) for v in range(self.excerpt.given))
-        return self.own.replay(Plan(fingerprint="", decisions=decisions, stages=(0, 1 + self.chained)))
+        return self.own.replay(Plan(fingerprint="", decisions=decisions, stages=(0, self.excerpt.first + self.chained)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -181,12 +181,13 @@ def _in_context(stage: Alone) -> _Seconds:
 
 def _by_op(stage: Alone, kept: frozenset[int]) -> dict[tuple[int, bool], float]:
     """Seconds of each of the stage's forward ops, and of its copy, if it keeps `kept`."""
-    replayed, own = stage.replay(kept), frozenset(stage.ops)
-    return {
-        (stage.excerpt.ops[step.op - 1], step.again): seconds
-        for step, seconds in zip(replayed.steps, replayed.seconds, strict=True)
-        if isinstance(step, Run) and step.op and stage.excerpt.ops[step.op - 1] in own
-    }
+    replayed, first = stage.replay(kept), stage.excerpt.first
+    found = {}
+    for step, seconds in zip(replayed.steps, replayed.seconds, strict=True):
+        if isinstance(step, Run) and step.op >= first:
+            found[stage.excerpt.ops[step.op - first], step.again] = seconds
+    own = frozenset(stage.ops)
+    return {key: seconds for key, seconds in found.items() if key[0] in own}
 
 
 def _wanted(problem: Problem, ops: tuple[int, ...], there: frozenset[int]) -> tuple[int, ...]:

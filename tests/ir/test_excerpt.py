@@ -14,8 +14,8 @@ def test_any_ops_of_a_step_make_a_valid_step(graph, data):
     given_values = data.draw(st.sets(st.sampled_from([v.id for v in graph.values])))
     taken = excerpt(graph, ops, given_values)
     taken.graph.validate()
-    assert [op.primitive for op in taken.graph.ops[1:]] == [graph.ops[op].primitive for op in ops]
-    for i, op in enumerate(ops, 1):
+    assert [op.primitive for op in taken.graph.ops[taken.first :]] == [graph.ops[op].primitive for op in ops]
+    for i, op in enumerate(ops, taken.first):
         assert taken.op_position[op] == i
         assert tuple(taken.values[v] for v in taken.graph.ops[i].reads) == graph.ops[op].reads
         assert tuple(taken.values[v] for v in taken.graph.ops[i].writes) == graph.ops[op].writes
