@@ -1,0 +1,95 @@
+"""Steps whose layers or moments are the turns of a scan: marked by hand, and planned at several budgets, for an H200.
+
+Makes the tables of docs/loops.md from its results (`--tables` alone makes them from what is kept).
+"""
+
+import argparse
+from typing import Any
+
+import jaxckpt
+from benchmarks.frontier import WITHOUT, by_hand
+from benchmarks.models import MODELS
+from benchmarks.record import keep, read
+from benchmarks.tables import ROOT, write
+from jaxckpt import InfeasibleBudgetError, Planner
+from jaxckpt._units import format_bytes
+
+BUDGETS_MIB = {"gpt2-scan": (4467, 5000, 5700, 6500, 8000, 12000), "bilstm": (1500, 1700, 2000, 3000, 4000, 5000)}
+"""Of all bytes; the first is what marking by hand gets to, or less."""
+TARGET = "h200"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", action="store_true", help="make the tables from what is kept")
+    if not parser.parse_args().tables:
+        keep("loops", {"models": {name: of_model(name, budgets) for name, budgets in BUDGETS_MIB.items()}})
+    write(ROOT / "docs" / "loops.md", {f"loops {name}": table(name) for name in BUDGETS_MIB})
+
+
+def of_model(name: str, budgets: tuple[int, ...]) -> dict[str, Any]:
+    """What marks and plans take."""
+    marked = {}
+    for called, remat in by_hand(name).items():
+        if called == "kept":
+            continue
+        task = MODELS[name].step(remat=remat)
+        there = jaxckpt.footprint(task.step, *task.args, target=TARGET, donate_argnums=task.donate_argnums)
+        marked[called] = {"total_bytes": there.total_bytes, "temp_bytes": there.temp_bytes, "step_s": there.step_s}
+        print(f"{name} {called:40} {there.total_bytes / 2**20:8,.0f} MiB {1e3 * there.step_s:6.2f} ms", flush=True)
+    task = MODELS[name].step()
+    planner = Planner(task.step, *task.args, target=TARGET, donate_argnums=task.donate_argnums)
+    return {"by_hand": marked, "plans": {str(budget): planned(planner, name, budget) for budget in budgets}}
+
+
+def planned(planner: Planner, name: str, budget: int) -> dict[str, Any]:
+    """The plan for so many MiB."""
+    try:
+        plan = planner.plan(budget=f"{budget}MiB")
+    except InfeasibleBudgetError as error:
+        print(f"{name} {budget} MiB: at least {error.minimum_bytes / 2**20:,.0f} MiB", flush=True)
+        return {"minimum_bytes": error.minimum_bytes}
+    assert plan.footprint is not None
+    print(
+        f"{name} {budget:6,} MiB: {plan.footprint.total_bytes / 2**20:8,.0f} MiB {1e3 * plan.footprint.step_s:6.2f} ms,"
+        f" predicted {plan.predicted.total_bytes / 2**20:8,.0f} MiB {1e3 * plan.predicted.step_s:6.2f} ms,"
+        f" {len(plan.attempts)} compiles",
+        flush=True,
+    )
+    return {
+        "total_bytes": plan.footprint.total_bytes,
+        "temp_bytes": plan.footprint.temp_bytes,
+        "step_s": plan.footprint.step_s,
+        "predicted_bytes": plan.predicted.total_bytes,
+        "predicted_s": plan.predicted.step_s,
+        "compiles": len(plan.attempts),
+    }
+
+
+def table(name: str) -> str:
+    """One row a mark or plan."""
+    result = read("loops")
+    found, made = result["models"][name], result["made_with"]
+    lines = ["| | compiled total | temporaries | estimated step | predicted |", "|---|---:|---:|---:|---:|"]
+    for called, there in found["by_hand"].items():
+        label = "as written" if called == WITHOUT else f"`{called}` on the body, by hand"
+        lines.append(
+            f"| {label} | {format_bytes(there['total_bytes'])} | {format_bytes(there['temp_bytes'])}"
+            f" | {1e3 * there['step_s']:.1f} ms | |"
+        )
+    for budget, plan in found["plans"].items():
+        label = f"**jaxckpt**, {int(budget):,} MiB"
+        if "minimum_bytes" in plan:
+            lines.append(f"| {label} | refused: at least {format_bytes(plan['minimum_bytes'])} | | | |")
+            continue
+        bytes_off = plan["predicted_bytes"] / plan["total_bytes"] - 1
+        seconds_off = plan["predicted_s"] / plan["step_s"] - 1
+        lines.append(
+            f"| {label} | {format_bytes(plan['total_bytes'])} | {format_bytes(plan['temp_bytes'])}"
+            f" | {1e3 * plan['step_s']:.1f} ms | {bytes_off:+.1%} bytes, {seconds_off:+.1%} seconds |"
+        )
+    return "\n".join([*lines, "", f"jax {made['versions']['jax']}, {made['date']}.", ""])
+
+
+if __name__ == "__main__":
+    main()
