@@ -113,17 +113,21 @@ def test_what_an_offload_moves_is_seen(by_rule):
     assert by_rule.host_bytes == by_rule.verdicts[0].host_bytes_change
 
 
-def test_names_in_loops_are_said_to_be_there(h200):
-    def looped(weights, x):
+def test_names_in_loops_have_their_verdict_and_are_said_to_be_there_where_a_loop_stays_whole(h200):
+    def looped(weights, x, name):
         def body(y, w):
-            return jnp.tanh(checkpoint_name(y @ w, "inside")), None
+            return jnp.tanh(checkpoint_name(y @ w, name)), None
 
         return jax.lax.scan(body, x, weights)[0].sum()
 
+    def step(weights, x):
+        return jax.grad(looped)(weights, x, "inside"), looped(weights, x, "beside")
+
     stacked = jax.ShapeDtypeStruct((3, 64, 64), jnp.float32)
     rows = jax.ShapeDtypeStruct((16, 64), jnp.float32)
-    found = verdicts(jax.grad(looped), stacked, rows, target=h200)
-    assert found.of("inside").why.startswith("inside the body of a scan")
+    found = verdicts(step, stacked, rows, target=h200)
+    assert found.of("inside").value_count == 1
+    assert found.of("beside").why.startswith("inside the body of a scan")
 
 
 def test_a_save_where_everything_is_saved_changes_nothing(h200):
