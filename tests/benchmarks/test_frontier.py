@@ -39,6 +39,7 @@ def planned(total, step_s, *, budget, predicted=None, predicted_s=None, attempts
         "budget_bytes": budget * GIB,
         "predicted_bytes": (predicted or total) * GIB,
         "predicted_s": predicted_s or step_s,
+        "gap": 0.01,
         "attempts": [{}] * attempts,
         "peak_by_role": {"residual": GIB},
     }
@@ -126,7 +127,7 @@ def test_the_table_says_it_in_a_row():
     (row,) = (line for line in summary_table([RESULT]).splitlines() if line.startswith("| gcn"))
     assert row == (
         "| gcn | 10.00 GiB, 1000.0 ms | 0.50 | 0 of 3 | 4.00 GiB | 3.00 GiB | 0.0%, worst +25.0%"
-        " | 0.0%, worst +20.0% | 2 |"
+        " | 0.0%, worst +20.0% | 1.0% | 2 |"
     )
 
 
