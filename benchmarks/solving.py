@@ -31,7 +31,7 @@ def main() -> None:
         print(
             f"{layers:4} layers {found['ops']:7,} ops: trace {found['trace_s']:5.1f} s, first budget"
             f" {found['solve_s'][0]:5.1f} s, later {', '.join(f'{s:.1f}' for s in found['solve_s'][1:])} s,"
-            f" {found['resident_bytes'] / 2**20:6,.0f} MiB, gap {max(found['gap']):.1%}",
+            f" {found['resident_bytes'] / 2**20:6,.0f} MiB, gap {max(filter(None, found['gap']), default=0.0):.1%}",
             flush=True,
         )
     keep("solving", {"sizes": sizes})
