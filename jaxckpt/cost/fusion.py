@@ -17,7 +17,6 @@ equation. The rules mark the values that are in memory ("materialised"):
 5. A reduction of rows (a softmax's maximum and sum) folds into the kernel that uses it where that kernel reads
    the same large arrays anyway: it holds each row while it works. Where something else reads the result too, a
    backward pass or a barrier, it is written by a pass of its own.
-
 6. What one loop makes and another reads is in memory, once for every turn, and so is what stands outside of a loop and
    is read in its body.
 
