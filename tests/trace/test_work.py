@@ -39,6 +39,7 @@ def test_products(function, shapes, flops):
     [
         ((2, 3, 8, 8), (5, 3, 3, 3), {}, 2 * (2 * 5 * 8 * 8) * (3 * 3 * 3)),
         ((2, 4, 8, 8), (8, 2, 3, 3), {"feature_group_count": 2}, 2 * (2 * 8 * 8 * 8) * (2 * 3 * 3)),
+        ((2, 3, 8, 8), (5, 3, 3, 3), {"lhs_dilation": (2, 2)}, 2 * (2 * 5 * 15 * 15) * (3 * 3 * 3) / 4),
     ],
 )
 def test_convolutions(image, kernel, options, flops):
