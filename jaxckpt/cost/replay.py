@@ -363,6 +363,9 @@ class _Replayer:
 def updates_early(graph: Graph, schedule: Schedule) -> Iterator[Step]:
     """The steps of a schedule with each update moved up to where its last operand is made."""
     updates = {op.id for op in graph.ops if op.phase is Phase.UPDATE and TURNS not in op.effects}
+    if not updates:
+        yield from schedule.steps
+        return
     made: dict[int, int] = {}
     moved: defaultdict[int, list[Step]] = defaultdict(list)
     stay: list[Step | None] = []

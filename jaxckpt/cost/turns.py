@@ -47,7 +47,7 @@ class Turns:
         self._first: dict[int, int] = {}
         self._last: dict[int, int] = {}
         self._read_inside: set[int] = set()
-        for at, step in enumerate(steps):
+        for at, step in enumerate(steps if graph.loops else ()):
             self._read_inside.update(i for i in step.reads if self._loop.get(i) == step.loop)
             self._loop.update(dict.fromkeys(step.writes, step.loop))
             for loop in graph.path(step.loop):
@@ -68,6 +68,8 @@ class Turns:
 
     def born(self, at: int, source: int) -> int:
         """The step from which a buffer has to be there that is made at a step: a stack begins with its loop."""
+        if not self.graph.loops:
+            return at
         step = self.steps[at]
         if isinstance(step, Run) and self.graph.ops[step.op].primitive == STACK:
             inside = self.graph.path(self._loop.get(step.reads[0])) if step.reads else ()
@@ -79,6 +81,8 @@ class Turns:
 
     def until(self, at: int, source: int, size_bytes: int) -> int:
         """The last step for which a buffer must be there that is read at a step; -1 where another one is read."""
+        if not self.graph.loops:
+            return at
         around, home = self._path(at), self.graph.path(self._loop.get(source))
         common = next((k for k, (one, other) in enumerate(zip(around, home, strict=False)) if one != other), None)
         if common is None:
@@ -95,6 +99,8 @@ class Turns:
 
     def copy(self, at: int, source: int, size_bytes: int) -> bool:
         """Puts the slice of a stack into memory; whether it was not there."""
+        if not self.graph.loops:
+            return False
         around, home = self._path(at), self.graph.path(self._loop.get(source))
         if len(home) != len(around) or home == around or (source, around[-1]) in self.copies:
             return False

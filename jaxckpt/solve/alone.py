@@ -8,7 +8,7 @@ Read after `labels`. Complexity: linear in the ops of the stages.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from jaxckpt.cost import Replay
@@ -28,6 +28,7 @@ class Alone:
       ops: Its own ops of the forward pass.
       saved: Its boundary: what is kept whatever the stage's option.
       chained: How many ops of the excerpt come from earlier stages.
+      replayed: What was asked before, by what is kept and what is untouched.
     """
 
     problem: Problem
@@ -35,6 +36,7 @@ class Alone:
     ops: tuple[int, ...]
     saved: frozenset[int]
     chained: int
+    replayed: dict[tuple[frozenset[int], frozenset[int]], Replay] = field(default_factory=dict)
 
     @cached_property
     def key(self) -> tuple[object, ...]:
@@ -60,9 +62,13 @@ class Alone:
         """What the stage takes if it keeps some values besides its boundary; ids are those of the whole step."""
         position = self.excerpt.position
         saved = frozenset(position[v] for v in (*kept, *self.saved) if v in position)
-        decisions = decisions_saving(self.own, saved, frozenset(position[v] for v in untouched if v in position))
-        decisions.update((v, decisions.get(v, Save())) for v in range(self.excerpt.given))
-        return self.own.replay(Plan(fingerprint="", decisions=decisions, stages=(0, self.excerpt.first + self.chained)))
+        free = frozenset(position[v] for v in untouched if v in position)
+        if (saved, free) not in self.replayed:
+            decisions = decisions_saving(self.own, saved, free)
+            decisions.update((v, decisions.get(v, Save())) for v in range(self.excerpt.given))
+            stages = (0, self.excerpt.first + self.chained)
+            self.replayed[saved, free] = self.own.replay(Plan(fingerprint="", decisions=decisions, stages=stages))
+        return self.replayed[saved, free]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
