@@ -27,6 +27,7 @@ from jaxckpt.numerics import verify
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite
 from jaxckpt.solve import (
+    Offloading,
     OptimalSolver,
     Problem,
     StrategySolver,
@@ -72,6 +73,7 @@ class Planner:
       max_compiles: At most so many compiles for one plan.
       policy: What no plan may change: rules that say "must", of this policy and of marks in the step. The rest of it,
         and rules that say "prefer", are left to the planner.
+      offload: What is asked of what goes to the host; None for the target's own bandwidth and nothing more.
       compiler_options: XLA options as pairs of name and value; they go before those of a jitted step.
       progress: Called with a sentence before each longer piece of work.
 
@@ -90,6 +92,7 @@ class Planner:
         allow: tuple[str, ...] = ("recompute",),
         max_compiles: int = 4,
         policy: Policy | str | Path | None = None,
+        offload: Offloading | None = None,
         compiler_options: Sequence[tuple[str, Any]] = (),
         progress: Progress | None = None,
     ):
@@ -104,7 +107,8 @@ class Planner:
             self.traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
         self.compiler_options = tuple({**dict(self.traced.compiler_options), **dict(compiler_options)}.items())
         self.graph = self.traced.graph
-        free = Problem(graph=self.graph, rates=self.target.rates)
+        offloading = offload or Offloading()
+        free = Problem(graph=self.graph, rates=offloading.rates(self.target.rates), offloading=offloading)
         chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
         self.problem = replace(free, must=musts(free, chosen))
         self._footprints: dict[ir.Plan, Footprint] = {}
@@ -431,6 +435,7 @@ def plan(
     allow: tuple[str, ...] = ("recompute",),
     max_compiles: int = 4,
     policy: Policy | str | Path | None = None,
+    offload: Offloading | None = None,
     compiler_options: Sequence[tuple[str, Any]] = (),
     progress: Progress | None = None,
 ) -> Plan:
@@ -457,6 +462,7 @@ def plan(
         allow=allow,
         max_compiles=max_compiles,
         policy=policy,
+        offload=offload,
         compiler_options=compiler_options,
         progress=progress,
     )
