@@ -12,12 +12,16 @@ copy may take.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Phase
 from jaxckpt.ir.plan import Plan
+
+
+_LOOK_AHEAD = 32
+"""So many values behind a reader are looked at for one that is computed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +55,8 @@ def away(graph: Graph, plan: Plan) -> Away:
             left = home[value] + 1 + decision.behind
             if left < len(layers):
                 leave[layers[left]].append(value)
-        times = [touched[layer] for layer in range(home[value], home[value] + ahead + 1) if layer in touched]
+        asks = asking_layer(graph, plan, value)
+        times = [touched[layer] for layer in range(asks, asks + ahead + 1) if layer in touched]
         if times:
             fetch[min(times)].append(value)
     return Away(
@@ -81,6 +86,27 @@ def first_touches(graph: Graph, plan: Plan) -> dict[int, int]:
             layer = _index(layers, graph, value)
             touched[layer] = min(*times, touched.get(layer, times[0]))
     return touched
+
+
+def asking_layer(graph: Graph, plan: Plan, value: int) -> int:
+    """The last layer whose backward asks for a value: its own, or one that computes something again from it."""
+    layers = plan.layers or plan.stages
+    forward = (op for op in graph.readers[value] if graph.ops[op].phase is Phase.FORWARD)
+    again = (op for op in forward if any(isinstance(plan.decisions.get(v), Recompute) for v in _made_from(graph, op)))
+    return max([_index(layers, graph, value), *(bisect_right(layers, op) - 1 for op in again)])
+
+
+def _made_from(graph: Graph, op: int) -> Iterator[int]:
+    """What an op makes, and the next values that are made of that."""
+    seen: set[int] = set()
+    pending = [op]
+    while pending and len(seen) < _LOOK_AHEAD:
+        at = pending.pop(0)
+        for value in graph.ops[at].writes:
+            if value not in seen:
+                seen.add(value)
+                yield value
+                pending.extend(r for r in graph.readers[value] if graph.ops[r].phase is Phase.FORWARD)
 
 
 def _index(starts: tuple[int, ...], graph: Graph, value: int) -> int:

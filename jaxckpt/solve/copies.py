@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from jaxckpt.ir import Decision, Graph, Offload, Plan, Run, Save
-from jaxckpt.ir.away import first_touches
+from jaxckpt.ir.away import asking_layer, first_touches
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import Stages
 
@@ -44,7 +44,7 @@ def timed(problem: Problem, decisions: Mapping[int, Decision], stages: Stages, b
         return plan
     plan = replace(plan, layers=(*blocks, *_end(problem.graph, moved, blocks[-1])))
     clock = _Clock.of(problem, plan)
-    chosen = {v: _chosen(problem, clock, v, decision) for v, decision in moved.items()}
+    chosen = {v: _chosen(problem, clock, plan, v) for v in moved}
     return replace(plan, decisions={**decisions, **chosen})
 
 
@@ -87,9 +87,10 @@ class _Clock:
         return times[0] - min(times) if home in self.touched else 0.0
 
 
-def _chosen(problem: Problem, clock: _Clock, value: int, decision: Offload) -> Offload:
-    """The decision with the layers that it leaves open."""
-    made = problem.graph.producer[value]
+def _chosen(problem: Problem, clock: _Clock, plan: Plan, value: int) -> Offload:
+    """The decision for a value with the layers that it leaves open."""
+    decision, made = plan.decisions[value], problem.graph.producer[value]
+    assert isinstance(decision, Offload), "only these are asked about"
     assert made is not None, "arguments are not offloaded by a plan"
     copy_s = problem.graph.values[value].size_bytes / problem.rates.host_bandwidth_bytes_per_s
     home = max(0, bisect_right(clock.layers, made) - 1)
@@ -103,5 +104,6 @@ def _chosen(problem: Problem, clock: _Clock, value: int, decision: Offload) -> O
         enough = (k for k in range(min(most, behind)) if clock.out_s(made, home + 1 + k) >= copy_s)
         leave = next(enough, most)
     if prefetch is None:
-        prefetch = next((k for k in range(most) if clock.back_s(home, k) >= copy_s), most)
+        asks = asking_layer(problem.graph, plan, value)
+        prefetch = next((k for k in range(most) if clock.back_s(asks, k) >= copy_s), most)
     return replace(decision, prefetch=prefetch, leave=min(leave, behind))
