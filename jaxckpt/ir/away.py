@@ -19,7 +19,6 @@ from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Phase
 from jaxckpt.ir.plan import Plan
 
-
 _LOOK_AHEAD = 32
 """So many values behind a reader are looked at for one that is computed again."""
 

@@ -2,8 +2,9 @@
 
 A copy is hidden where the work between its start and the moment at which somebody waits for it takes as long as the
 copy. The work is that of the plan as if these values stayed on the device, by the model; the copy takes its bytes over
-the link's bandwidth. So each way the fewest layers are chosen that are long enough, but never more than a quarter of
-them: what is in flight is on the device. What is made too late in the forward pass has until its end.
+the link's bandwidth. So each way the fewest layers are chosen that are long enough. Where more is demanded than the
+link carries in time, waiting longer helps nobody: no copy gets more than a quarter of the layers, since what is in
+flight is on the device. What is made too late in the forward pass has until its end.
 
 The layers are a model's blocks, and the end of the forward pass where little is alive there: the loss's own logits then
 need not stand beside copies that have not left. Read after `full`.
@@ -13,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from math import inf
 
 from jaxckpt.ir import Decision, Graph, Offload, Plan, Run, Save
 from jaxckpt.ir.away import asking_layer, first_touches
@@ -26,7 +28,9 @@ _MOST_LAYERS = 4
 """Copies may take at most the layers over this."""
 
 
-def timed(problem: Problem, decisions: Mapping[int, Decision], stages: Stages, blocks: Stages) -> Plan:
+def timed(
+    problem: Problem, decisions: Mapping[int, Decision], stages: Stages, blocks: Stages, *, queued: bool = False
+) -> Plan:
     """A plan whose copies have as much time as they need.
 
     Args:
@@ -34,6 +38,8 @@ def timed(problem: Problem, decisions: Mapping[int, Decision], stages: Stages, b
       decisions: Of the plan; what an `Offload` says of its layers is kept.
       stages: Of the plan.
       blocks: The ids of the ops at which layers begin.
+      queued: Whether each copy has time for those before it on the link too, however many layers that is: for plans
+        that ask no more of the link than it carries. Else each copy has the time that it takes alone.
 
     Returns:
       The plan, without a prediction: each `Offload` says how many layers its copies may take.
@@ -44,7 +50,9 @@ def timed(problem: Problem, decisions: Mapping[int, Decision], stages: Stages, b
         return plan
     plan = replace(plan, layers=(*blocks, *_end(problem.graph, moved, blocks[-1])))
     clock = _Clock.of(problem, plan)
-    chosen = {v: _chosen(problem, clock, plan, v) for v in moved}
+    asks = {v: asking_layer(problem.graph, plan, v) for v in moved}
+    deadlines = _Deadlines.of(problem, clock, asks, queued=queued)
+    chosen = {v: _Choice(problem, clock, deadlines, queued).of(v, d, asks[v]) for v, d in moved.items()}
     return replace(plan, decisions={**decisions, **chosen})
 
 
@@ -77,33 +85,63 @@ class _Clock:
             touched=first_touches(problem.graph, plan),
         )
 
-    def out_s(self, made: int, left: int) -> float:
-        """Seconds between the op that makes a value and a layer before which it has left."""
-        return self.at_s[self.layers[left]] - self.at_s[made]
-
-    def back_s(self, home: int, ahead: int) -> float:
-        """Seconds between the moments at which the backward asks for two layers."""
-        times = [self.at_s[self.touched[layer]] for layer in range(home, home + ahead + 1) if layer in self.touched]
-        return times[0] - min(times) if home in self.touched else 0.0
+    def starts_s(self, asks: int, ahead: int) -> float:
+        """When a copy starts back that may take so many layers, for a value that a layer asks for."""
+        layers = range(asks, asks + ahead + 1)
+        return min((self.at_s[self.touched[layer]] for layer in layers if layer in self.touched), default=0.0)
 
 
-def _chosen(problem: Problem, clock: _Clock, plan: Plan, value: int) -> Offload:
-    """The decision for a value with the layers that it leaves open."""
-    decision, made = plan.decisions[value], problem.graph.producer[value]
-    assert isinstance(decision, Offload), "only these are asked about"
-    assert made is not None, "arguments are not offloaded by a plan"
-    copy_s = problem.graph.values[value].size_bytes / problem.rates.host_bandwidth_bytes_per_s
-    home = max(0, bisect_right(clock.layers, made) - 1)
-    behind = max(0, len(clock.layers) - 2 - home)
-    most = max(1, len(clock.layers) // _MOST_LAYERS)
-    prefetch = problem.offloading.prefetch if decision.prefetch is None else decision.prefetch
-    leave = decision.leave
-    if leave is None:
-        leave = prefetch
-    if leave is None:
-        enough = (k for k in range(min(most, behind)) if clock.out_s(made, home + 1 + k) >= copy_s)
-        leave = next(enough, most)
-    if prefetch is None:
-        asks = asking_layer(problem.graph, plan, value)
-        prefetch = next((k for k in range(most) if clock.back_s(asks, k) >= copy_s), most)
-    return replace(decision, prefetch=prefetch, leave=min(leave, behind))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Deadlines:
+    """For each value when its copy out is done, and when its copy back must start; seconds from the step's start."""
+
+    left_s: Mapping[int, float]
+    back_s: Mapping[int, float]
+
+    @classmethod
+    def of(cls, problem: Problem, clock: _Clock, asks: Mapping[int, int], *, queued: bool) -> "_Deadlines":
+        """Of values by the layer that asks for them; where copies queue, one after the other each way."""
+        producer = problem.graph.producer
+        made_s = {v: clock.at_s[made] for v in asks if (made := producer[v]) is not None}
+        needed_s = {v: clock.at_s[clock.touched[layer]] if layer in clock.touched else inf for v, layer in asks.items()}
+        left_s: dict[int, float] = {}
+        back_s: dict[int, float] = {}
+        out_s, in_s = 0.0, inf
+        for value in sorted(asks, key=lambda v: (made_s[v], v)):
+            out_s = (max(out_s, made_s[value]) if queued else made_s[value]) + _copy_s(problem, value)
+            left_s[value] = out_s
+        for value in sorted(asks, key=lambda v: (-needed_s[v], v)):
+            in_s = (min(in_s, needed_s[value]) if queued else needed_s[value]) - _copy_s(problem, value)
+            back_s[value] = in_s
+        return cls(left_s=left_s, back_s=back_s)
+
+
+def _copy_s(problem: Problem, value: int) -> float:
+    return problem.graph.values[value].size_bytes / problem.rates.host_bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Puts numbers of layers to deadlines."""
+
+    problem: Problem
+    clock: _Clock
+    deadlines: _Deadlines
+    queued: bool
+
+    def of(self, value: int, decision: Offload, asks: int) -> Offload:
+        """The decision for a value with the layers that it leaves open."""
+        clock, layers = self.clock, len(self.clock.layers)
+        home = max(0, bisect_right(clock.layers, self.problem.graph.producer[value] or 0) - 1)
+        behind = max(0, layers - 2 - home)
+        most = layers if self.queued else max(1, layers // _MOST_LAYERS)
+        prefetch = self.problem.offloading.prefetch if decision.prefetch is None else decision.prefetch
+        leave = prefetch if decision.leave is None else decision.leave
+        if leave is None:
+            left_s = self.deadlines.left_s[value]
+            enough = (k for k in range(min(most, behind)) if clock.at_s[clock.layers[home + 1 + k]] >= left_s)
+            leave = next(enough, most)
+        if prefetch is None:
+            back_s = self.deadlines.back_s[value]
+            prefetch = next((k for k in range(most) if clock.starts_s(asks, k) <= back_s), most)
+        return replace(decision, prefetch=prefetch, leave=min(leave, behind))

@@ -23,6 +23,7 @@ class Problem:
       temp_budget_bytes: What temporaries may take, bytes per device; None for no limit.
       must: Decisions that no solver may change, by value.
       offloading: What is asked of what goes to the host.
+      may_offload: Whether a solver may send values to the host by itself.
     """
 
     graph: Graph
@@ -30,6 +31,7 @@ class Problem:
     temp_budget_bytes: int | None = None
     must: Mapping[int, Decision] = field(default_factory=dict)
     offloading: Offloading = field(default_factory=Offloading)
+    may_offload: bool = False
 
     @cached_property
     def fusion(self) -> Fusion:
