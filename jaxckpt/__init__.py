@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from jaxckpt.policy import Policy, load_policy, policies
     from jaxckpt.policy.readers import Reading, read_policy
     from jaxckpt.report.picture import draw
+    from jaxckpt.solve import Offloading
     from jaxckpt.target import Calibration, Target, targets
     from jaxckpt.versus import Comparison, Verdicts, compare, verdicts
 
@@ -82,6 +83,7 @@ _HOMES = {
     "Floor": "fit",
     "Footprint": "measure",
     "Frontier": "fit",
+    "Offloading": "solve",
     "Plan": "fit",
     "Planner": "fit",
     "Policy": "policy",
@@ -141,6 +143,7 @@ __all__ = [
     "JaxckptError",
     "MissingPackageError",
     "NoGradientError",
+    "Offloading",
     "PictureError",
     "Plan",
     "PlanFileError",

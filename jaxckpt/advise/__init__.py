@@ -1,7 +1,7 @@
 """Lint: what is known to go wrong with checkpoints and policies, looked for in a step before it costs a run.
 
 Read in this order: `finding` (the data), `jax_policies` (what JAX's own policies say), `seen` (what is looked at),
-`policies`, `scopes`, `loops`, `whole` (the lints by theme), `lint` (all of them in order).
+`policies`, `scopes`, `loops`, `known_bad`, `whole` (the lints by theme), `lint` (all of them in order).
 """
 
 from jaxckpt.advise.finding import Finding, Findings, Place

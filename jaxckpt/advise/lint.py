@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import PolicyError
-from jaxckpt.advise import loops, policies, scopes, whole
+from jaxckpt.advise import known_bad, loops, policies, scopes, whole
 from jaxckpt.advise.finding import Finding, Findings
 from jaxckpt.advise.seen import Remark, Seen
 from jaxckpt.policy import Policy, load_policy
@@ -81,6 +81,7 @@ CHECKPOINT_LINTS = (
     _void("dots-all-batched", "a policy of products that saves none", scopes.dots_all_batched),
     _void("carry-offloaded", "an offloaded name is on a carry's output", loops.offloaded_carry_outputs),
     _void("nested-offload", "an offload in nested loops", loops.nested_offloads),
+    _void("offload-miscompiled", "an offload in a scan that this compiler gets wrong", known_bad.miscompiled_offloads),
     _advice("whole-function", "a checkpoint around everything", scopes.whole_function),
     _advice("last-stage", "a checkpoint around the last stage", scopes.last_stage),
     _advice("scope-twice", "the same scope is checkpointed twice", scopes.same_scope_twice),

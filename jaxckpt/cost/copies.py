@@ -39,9 +39,12 @@ class Copies:
 
     def fetch(self, stored: int, instance: int, size_bytes: int, *, now_s: float) -> None:
         """Starts to bring `stored` back as `instance`, once it has arrived on the host."""
-        begin_s = max(self._in_s, now_s, self._done_s.get(stored, now_s))
-        self._in_s = self._done_s[instance] = begin_s + size_bytes / self._bandwidth_bytes_per_s
+        self.bring(instance, size_bytes, now_s=max(now_s, self._done_s.get(stored, now_s)))
         self._host_bytes -= size_bytes
+
+    def bring(self, instance: int, size_bytes: int, *, now_s: float) -> None:
+        """Starts a copy from the host, of what has long been there, as `instance`."""
+        self._in_s = self._done_s[instance] = max(self._in_s, now_s) + size_bytes / self._bandwidth_bytes_per_s
 
     def rename(self, instance: int, new: int) -> None:
         """The same copy under another id."""

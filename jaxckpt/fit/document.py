@@ -48,6 +48,7 @@ def document_from_plan(plan: Plan) -> Document:
         "budget_bytes": plan.budget_bytes,
         "notes": list(plan.notes),
         "stages": list(plan.stages),
+        "layers": list(plan.layers),
         "written_by": _versions(),
         "predicted": None if plan.prediction is None else _record(plan.prediction),
         "measured": None if plan.footprint is None else plan.footprint.to_dict(),
@@ -55,7 +56,7 @@ def document_from_plan(plan: Plan) -> Document:
         "decision": list(_entries(plan)),
         "arguments": {"static_argnums": list(plan.static_argnums), "flat": list(map(_line, plan.arguments))},
     }
-    for key in ("budget_bytes", "predicted", "measured", "attempt", "decision"):
+    for key in ("budget_bytes", "predicted", "measured", "attempt", "decision", "layers"):
         if document[key] in (None, []):
             del document[key]
     return {"format": FORMAT, "version": VERSION, "digest": digest(document), **document}
@@ -165,7 +166,7 @@ _LINES = _Is(
     _list_of(lambda entry: _is_text(entry) and _ARGUMENT.fullmatch(entry) is not None),
 )
 _DECISION = _Is(f"one of {', '.join(_DECISIONS)}", lambda entry: _is_text(entry) and entry in _DECISIONS)
-_OF_TYPE: dict[Any, _Is] = {int: _COUNT, float: _FIGURE, str: _TEXT}
+_OF_TYPE: dict[Any, _Is] = {int: _COUNT, int | None: _COUNT, float: _FIGURE, str: _TEXT}
 
 _Keys = Mapping[str, _Is]
 
@@ -187,6 +188,7 @@ _PLAN: _Keys = {
     "budget_bytes": _COUNT.maybe(),
     "notes": _TEXTS,
     "stages": _COUNTS,
+    "layers": _COUNTS.maybe(),
     "written_by": _TABLE,
     "predicted": _TABLE.maybe(),
     "measured": _TABLE.maybe(),
@@ -271,6 +273,7 @@ def plan_from_document(document: Mapping[str, Any]) -> Plan:
         fingerprint=document["fingerprint"],
         decisions={described.value: decision for described, decision in decided},
         stages=tuple(document["stages"]),
+        layers=tuple(document.get("layers", ())),
         strategy=document["strategy"],
         prediction=None if predicted is None else ir.Prediction(**predicted),
         target=document["target"],

@@ -17,16 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt import ir
-from jaxckpt._errors import InfeasibleBudgetError, UnknownStrategyError, UnverifiableError
+from jaxckpt._errors import InfeasibleBudgetError, UnverifiableError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
+from jaxckpt.fit.allowed import checked_allow
 from jaxckpt.fit.floor import Floor, floor_of
 from jaxckpt.fit.pause import collector_paused
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan, describe
+from jaxckpt.hlo import stall_s
 from jaxckpt.measure import Footprint, compile_flat
 from jaxckpt.numerics import verify
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite
 from jaxckpt.solve import (
+    Offloading,
     OptimalSolver,
     Problem,
     StrategySolver,
@@ -72,6 +75,7 @@ class Planner:
       max_compiles: At most so many compiles for one plan.
       policy: What no plan may change: rules that say "must", of this policy and of marks in the step. The rest of it,
         and rules that say "prefer", are left to the planner.
+      offload: What is asked of what goes to the host; None for the target's own bandwidth and nothing more.
       compiler_options: XLA options as pairs of name and value; they go before those of a jitted step.
       progress: Called with a sentence before each longer piece of work.
 
@@ -90,11 +94,12 @@ class Planner:
         allow: tuple[str, ...] = ("recompute",),
         max_compiles: int = 4,
         policy: Policy | str | Path | None = None,
+        offload: Offloading | None = None,
         compiler_options: Sequence[tuple[str, Any]] = (),
         progress: Progress | None = None,
     ):
         self.target = Target(target) if isinstance(target, str) else target
-        self.allow = _checked_allow(allow)
+        self.allow = checked_allow(allow)
         self.max_compiles = max_compiles
         self._say = progress or (lambda _: None)
         self._step, self._args = step, args
@@ -104,7 +109,13 @@ class Planner:
             self.traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
         self.compiler_options = tuple({**dict(self.traced.compiler_options), **dict(compiler_options)}.items())
         self.graph = self.traced.graph
-        free = Problem(graph=self.graph, rates=self.target.rates)
+        offloading = offload or Offloading()
+        free = Problem(
+            graph=self.graph,
+            rates=offloading.rates(self.target.rates),
+            offloading=offloading,
+            may_offload="offload" in allow,
+        )
         chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
         self.problem = replace(free, must=musts(free, chosen))
         self._footprints: dict[ir.Plan, Footprint] = {}
@@ -204,6 +215,12 @@ class Planner:
         """What was measured so far of plans that may answer any budget."""
         may_be = {"optimal", "full", *(("none",) if self.problem.may_be_unplanned else ())}
         return tuple(Candidate(plan, fp) for plan, fp in self._footprints.items() if plan.strategy in may_be)
+
+    def compiled_s(self, candidate: Candidate) -> float:
+        """Estimated seconds of a compiled step, with what its copies between device and host delay."""
+        memory = candidate.footprint.memory
+        waits_s = 0.0 if memory is None else stall_s(memory, self.problem.rates)
+        return candidate.footprint.step_s + waits_s
 
     @property
     def compile_count(self) -> int:
@@ -382,7 +399,7 @@ class _Search:
         if not fitting:
             resorts = [c for c in self.tried if c.plan in self.solver.last_resorts]
             raise self._infeasible(min(resorts or self.tried, key=lambda c: c.footprint.total_bytes))
-        best = min(fitting, key=lambda c: (c.footprint.step_s, c.plan.predicted.step_s))
+        best = min(fitting, key=lambda c: (self.planner.compiled_s(c), c.plan.predicted.step_s))
         return self.planner.finished(
             best, budget_bytes=self.limit_bytes, notes=tuple(self._notes(best)), attempts=tuple(self.attempts)
         )
@@ -431,6 +448,7 @@ def plan(
     allow: tuple[str, ...] = ("recompute",),
     max_compiles: int = 4,
     policy: Policy | str | Path | None = None,
+    offload: Offloading | None = None,
     compiler_options: Sequence[tuple[str, Any]] = (),
     progress: Progress | None = None,
 ) -> Plan:
@@ -457,23 +475,11 @@ def plan(
         allow=allow,
         max_compiles=max_compiles,
         policy=policy,
+        offload=offload,
         compiler_options=compiler_options,
         progress=progress,
     )
     return planner.plan(budget=budget, strategy=strategy)
-
-
-def _checked_allow(allow: tuple[str, ...]) -> tuple[str, ...]:
-    unknown = [word for word in allow if word != "recompute"]
-    if unknown:
-        raise UnknownStrategyError(
-            f"plan(allow={allow!r}) asks for what the planner cannot decide.",
-            got=", ".join(map(repr, unknown)),
-            needed='"recompute"',
-            advice='allow=("recompute",)',
-            unknown=tuple(unknown),
-        )
-    return allow
 
 
 def _advice(floor: Floor) -> str:

@@ -2,21 +2,35 @@
 
 Read in this order: `memory` (the data: kernels, buffers, allocations), `schema` (XLA's messages), `program` (who reads
 what, in which order), `origin` and `provenance` (where an instruction came from), `lifetimes`, `roles`, `work` (what it
-computes and moves), `read` (all of it put together), `time` (an estimate of seconds), `plain`
-(what is kept in files).
+computes and moves), `read` (all of it put together), `time` (an estimate of seconds), `transfers` (what hides the
+copies between device and host), `plain` (what is kept in files).
 """
 
-from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Part, Role, ScopeMemory, Space, Use, is_below
+from jaxckpt.hlo.memory import (
+    Allocation,
+    Buffer,
+    Kernel,
+    MemoryMap,
+    Part,
+    Role,
+    ScopeMemory,
+    Space,
+    Transfer,
+    Use,
+    is_below,
+)
 from jaxckpt.hlo.origin import Origin, origin_of
 from jaxckpt.hlo.plain import memory_from_plain, plain_from_memory
 from jaxckpt.hlo.read import memory_from_hlo, parse_hlo, reconcile
 from jaxckpt.hlo.text import hlo_from_text
 from jaxckpt.hlo.time import CLASSES, class_of, kernel_s, roofline_s, seconds_by_part, step_s
+from jaxckpt.hlo.transfers import Hiding, hiding, stall_s
 
 __all__ = [
     "CLASSES",
     "Allocation",
     "Buffer",
+    "Hiding",
     "Kernel",
     "MemoryMap",
     "Origin",
@@ -24,8 +38,10 @@ __all__ = [
     "Role",
     "ScopeMemory",
     "Space",
+    "Transfer",
     "Use",
     "class_of",
+    "hiding",
     "hlo_from_text",
     "is_below",
     "kernel_s",
@@ -37,5 +53,6 @@ __all__ = [
     "reconcile",
     "roofline_s",
     "seconds_by_part",
+    "stall_s",
     "step_s",
 ]

@@ -176,6 +176,23 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One copy between device and host, beside the kernels.
+
+    Attributes:
+      size_bytes: What it copies.
+      to_host: The way.
+      starts: Position of the kernel that starts it.
+      ends: Position of the kernel that waits for it.
+    """
+
+    size_bytes: int
+    to_host: bool
+    starts: int
+    ends: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeMemory:
     """What one scope takes, all below it included.
 
@@ -212,6 +229,7 @@ class MemoryMap:
       buffers: With their places and lifetimes.
       allocations: What XLA asks for.
       problems: Where the sums do not reconcile with XLA's figures; empty when all is well.
+      transfers: Copies between device and host that are started by instructions of their own, in that order.
     """
 
     program: str
@@ -219,6 +237,7 @@ class MemoryMap:
     buffers: tuple[Buffer, ...]
     allocations: tuple[Allocation, ...]
     problems: tuple[str, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
 
     @cached_property
     def by_index(self) -> dict[int, Allocation]:
@@ -249,6 +268,12 @@ class MemoryMap:
     def peak(self) -> int:
         """The position of the first kernel at which `peak_bytes` are alive."""
         return self.live_bytes.index(self.peak_bytes) if self.live_bytes else 0
+
+    @cached_property
+    def most_host_bytes(self) -> int:
+        """The most bytes that are in host memory at once, arguments and results left out; 0 where none ever are."""
+        held = [b for b in self.buffers if _is_temporary(self.by_index[b.allocation], Space.HOST)]
+        return max(_live_bytes(held, len(self.kernels)), default=0)
 
     @cached_property
     def backward(self) -> int:
@@ -347,8 +372,8 @@ def _prefixes(path: str, depth: int | None) -> Iterator[str]:
         yield "/".join(names[:end])
 
 
-def _is_temporary(allocation: Allocation) -> bool:
-    return allocation.use is Use.TEMPORARY and allocation.space is Space.DEVICE
+def _is_temporary(allocation: Allocation, space: Space = Space.DEVICE) -> bool:
+    return allocation.use is Use.TEMPORARY and allocation.space is space
 
 
 def _live_bytes(buffers: tuple[Buffer, ...] | list[Buffer], length: int) -> tuple[int, ...]:

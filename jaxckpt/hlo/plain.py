@@ -13,9 +13,9 @@ from dataclasses import fields
 from typing import Any, TypeVar, get_origin, get_type_hints
 
 from jaxckpt._errors import HloError
-from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap
+from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Transfer
 
-_Item = TypeVar("_Item", Kernel, Buffer, Allocation)
+_Item = TypeVar("_Item", Kernel, Buffer, Allocation, Transfer)
 
 
 def plain_from_memory(memory: MemoryMap) -> dict[str, Any]:
@@ -26,6 +26,7 @@ def plain_from_memory(memory: MemoryMap) -> dict[str, Any]:
         "buffers": _columns(Buffer, memory.buffers),
         "allocations": _columns(Allocation, memory.allocations),
         "problems": list(memory.problems),
+        "transfers": _columns(Transfer, memory.transfers),
     }
 
 
@@ -42,6 +43,7 @@ def memory_from_plain(plain: Mapping[str, Any]) -> MemoryMap:
             buffers=tuple(_items(Buffer, plain["buffers"])),
             allocations=tuple(_items(Allocation, plain["allocations"])),
             problems=tuple(map(_text, plain["problems"])),
+            transfers=tuple(_items(Transfer, plain["transfers"])),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(f"{type(error).__name__}: {error}") from error
@@ -100,6 +102,8 @@ def _wrong(memory: MemoryMap) -> Iterator[str]:
         yield "buffers that are not numbered in order"
     sizes = types.MappingProxyType({a.index: a.size_bytes for a in memory.allocations})
     last = max(0, len(memory.kernels) - 1)
+    if any(not 0 <= t.starts <= t.ends <= last for t in memory.transfers):
+        yield "copies that end before they start, or behind the last kernel"
     for buffer in memory.buffers:
         if not 0 <= buffer.born <= buffer.dies <= last:
             yield f"buffer {buffer.id} that lives from {buffer.born} to {buffer.dies} of {last}"

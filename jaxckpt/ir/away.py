@@ -1,20 +1,26 @@
 """When values that wait elsewhere must have left, and when they start on their way back.
 
-A value of stage s that is offloaded with prefetch k has left when stage s + k has run, and starts to come back when the
-backward first reads anything decided of stage s + k (or of a stage between): so each copy has k stages of work to
-hide behind, both ways. A value of the last k stages is not waited for: the backward comes too soon.
+The clock is that of a plan's layers (its stages, where it has none). A value of layer l whose copy out may take k
+layers has left when layer l + k has run. One whose copy back may take k layers starts when the backward first asks for
+anything decided of layer l + k, or of a layer between: so each copy has k layers of work to hide behind. What a stage
+computes again it computes at once, so all of it is asked for when the first of it is. A value of the last k layers is
+not waited for: the backward comes too soon.
 
-Read after `plan`; `schedule` carries it out. Complexity: linear in decisions and their readers.
+Read after `plan`; `schedule` carries it out. Complexity: linear in decisions and their readers, times the layers that a
+copy may take.
 """
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from jaxckpt.ir.decision import Offload, Partition
+from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Phase
 from jaxckpt.ir.plan import Plan
+
+_LOOK_AHEAD = 32
+"""So many values behind a reader are looked at for one that is computed again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +29,7 @@ class Away:
 
     Attributes:
       values: Those values.
-      leave_before: For an op that begins a stage the values whose copies must be done before it.
+      leave_before: For an op of the forward pass the values whose copies must be done before it.
       fetch_before: For an op of the backward the values that start to come back before it, the last made first.
     """
 
@@ -39,14 +45,17 @@ def away(graph: Graph, plan: Plan) -> Away:
         return Away(values=frozenset(), leave_before={}, fetch_before={})
     leave: defaultdict[int, list[int]] = defaultdict(list)
     fetch: defaultdict[int, list[int]] = defaultdict(list)
-    home = {v: _stage(plan, graph, v) for v in plan.decisions}
-    touched = _first_touches(graph, home)
+    layers = plan.layers or plan.stages
+    home = {v: _index(layers, graph, v) for v in plan.decisions}
+    touched = first_touches(graph, plan)
     for value, decision in moved.items():
-        ahead = decision.prefetch if isinstance(decision, Offload) else 0
-        left = home[value] + 1 + ahead
-        if isinstance(decision, Offload) and left < len(plan.stages):
-            leave[plan.stages[left]].append(value)
-        times = [touched[stage] for stage in range(home[value], home[value] + ahead + 1) if stage in touched]
+        ahead = decision.ahead if isinstance(decision, Offload) else 0
+        if isinstance(decision, Offload):
+            left = home[value] + 1 + decision.behind
+            if left < len(layers):
+                leave[layers[left]].append(value)
+        asks = asking_layer(graph, plan, value)
+        times = [touched[layer] for layer in range(asks, asks + ahead + 1) if layer in touched]
         if times:
             fetch[min(times)].append(value)
     return Away(
@@ -56,16 +65,49 @@ def away(graph: Graph, plan: Plan) -> Away:
     )
 
 
-def _stage(plan: Plan, graph: Graph, value: int) -> int:
-    made = graph.producer[value]
-    return max(0, bisect_right(plan.stages, -1 if made is None else made) - 1)
-
-
-def _first_touches(graph: Graph, home: Mapping[int, int]) -> dict[int, int]:
-    """For each stage the first op after the forward pass that reads one of its decided values."""
-    touched: dict[int, int] = {}
-    for value, stage in home.items():
+def first_touches(graph: Graph, plan: Plan) -> dict[int, int]:
+    """For each of a plan's layers the first op after the forward pass that asks for one of its decided values."""
+    layers = plan.layers or plan.stages
+    asked: dict[int, int] = {}
+    for value in plan.decisions:
         late = next((r for r in graph.readers[value] if graph.ops[r].phase is not Phase.FORWARD), None)
         if late is not None:
-            touched[stage] = min(late, touched.get(stage, late))
+            asked[value] = late
+    opened: dict[int, int] = {}
+    for value, op in asked.items():
+        if isinstance(plan.decisions[value], Recompute):
+            stage = _index(plan.stages, graph, value)
+            opened[stage] = min(op, opened.get(stage, op))
+    touched: dict[int, int] = {}
+    for value in plan.decisions:
+        times = [t for t in (asked.get(value), opened.get(_index(plan.stages, graph, value))) if t is not None]
+        if times:
+            layer = _index(layers, graph, value)
+            touched[layer] = min(*times, touched.get(layer, times[0]))
     return touched
+
+
+def asking_layer(graph: Graph, plan: Plan, value: int) -> int:
+    """The last layer whose backward asks for a value: its own, or one that computes something again from it."""
+    layers = plan.layers or plan.stages
+    forward = (op for op in graph.readers[value] if graph.ops[op].phase is Phase.FORWARD)
+    again = (op for op in forward if any(isinstance(plan.decisions.get(v), Recompute) for v in _made_from(graph, op)))
+    return max([_index(layers, graph, value), *(bisect_right(layers, op) - 1 for op in again)])
+
+
+def _made_from(graph: Graph, op: int) -> Iterator[int]:
+    """What an op makes, and the next values that are made of that."""
+    seen: set[int] = set()
+    pending = [op]
+    while pending and len(seen) < _LOOK_AHEAD:
+        at = pending.pop(0)
+        for value in graph.ops[at].writes:
+            if value not in seen:
+                seen.add(value)
+                yield value
+                pending.extend(r for r in graph.readers[value] if graph.ops[r].phase is Phase.FORWARD)
+
+
+def _index(starts: tuple[int, ...], graph: Graph, value: int) -> int:
+    made = graph.producer[value]
+    return max(0, bisect_right(starts, -1 if made is None else made) - 1)

@@ -23,11 +23,24 @@ class Offload:
 
     Attributes:
       space: The memory space, as JAX names it.
-      prefetch: How many stages ahead of its first backward reader the value is fetched.
+      prefetch: How many layers of the backward pass the copy back may take: it starts so many layers before the one
+        that reads the value. None: chosen from bandwidths, or one where nobody chooses.
+      leave: How many layers of the forward pass, after its own, the copy out may take. None: as `prefetch`.
     """
 
     space: str = "pinned_host"
-    prefetch: int = 1
+    prefetch: int | None = None
+    leave: int | None = None
+
+    @property
+    def ahead(self) -> int:
+        """Layers that the copy back may take."""
+        return 1 if self.prefetch is None else self.prefetch
+
+    @property
+    def behind(self) -> int:
+        """Layers that the copy out may take."""
+        return self.ahead if self.leave is None else self.leave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,14 +142,6 @@ class Graph:
         chain has waited for all that the chain has. In the body of a loop it is a value of that body, once there is
         one: each turn waits for itself.
         """
-        return self._fronts(Phase.BACKWARD)
-
-    @cached_property
-    def forward_fronts(self) -> tuple[int | None, ...]:
-        """For each op the value at the end of the longest chain of forward ops before it."""
-        return self._fronts(Phase.FORWARD)
-
-    def _fronts(self, phase: Phase) -> tuple[int | None, ...]:
         fronts: list[int | None] = []
         depth: dict[int, int] = {}
         found: dict[int | None, tuple[int | None, int]] = {None: (None, 0)}
@@ -158,12 +150,60 @@ class Graph:
                 found.setdefault(around, (found[self.loops[around].parent][0], 0))
             front, deepest = found[op.loop]
             fronts.append(front)
-            if op.phase is phase and op.writes:
+            if op.phase is Phase.BACKWARD and op.writes:
                 depth_here = 1 + max([depth.get(v, 0) for v in op.reads], default=0)
                 depth.update(dict.fromkeys(op.writes, depth_here))
                 if depth_here >= deepest:
                     found[op.loop] = (op.writes[0], depth_here)
         return tuple(fronts)
+
+    @cached_property
+    def forward_end(self) -> int | None:
+        """The forward value at the end of the longest chain that the backward reads; None where it reads none."""
+        late = (v for op in self.ops if op.phase is Phase.BACKWARD for v in op.reads if v in self._depths)
+        return max(late, key=lambda v: (self._depths[v], v), default=None)
+
+    @cached_property
+    def forward_fronts(self) -> tuple[int | None, ...]:
+        """For each op a value that the rest of the forward pass, and with it the backward, cannot do without.
+
+        Of the values made before the op that lead to `forward_end`, and that are still to be read on the way there, the
+        one at the end of the longest chain. Values that only the backward reads are none: where they are dropped,
+        nobody waits for them. Outside of loops' bodies alone.
+        """
+        last_read = self._last_read_towards(self.forward_end)
+        fronts: list[int | None] = [None] * len(self.ops)
+        still_read: dict[int, int] = {}
+        for op in self.ops:
+            still_read = {v: until for v, until in still_read.items() if until >= op.id}
+            fronts[op.id] = max(still_read, key=lambda v: (self._depths[v], v), default=None)
+            if op.phase is Phase.FORWARD:
+                still_read.update((v, last_read[v]) for v in op.writes if v in last_read and v in self._depths)
+        return tuple(fronts)
+
+    @cached_property
+    def _depths(self) -> dict[int, int]:
+        """For each forward value outside of loops' bodies the length of the longest chain of ops that makes it."""
+        depths: dict[int, int] = {}
+        for op in self.ops:
+            if op.phase is Phase.FORWARD and op.writes and op.loop is None:
+                depths.update(dict.fromkeys(op.writes, 1 + max([depths.get(v, 0) for v in op.reads], default=0)))
+        return depths
+
+    def _last_read_towards(self, value: int | None) -> dict[int, int]:
+        """For each value that leads to another one, and for that one, the last op that reads it on the way."""
+        last_read = {} if value is None else {value: len(self.ops)}
+        pending = list(last_read)
+        seen: set[int] = set()
+        while pending:
+            made = self.producer[pending.pop()]
+            if made is None or made in seen:
+                continue
+            seen.add(made)
+            for read in self.ops[made].reads:
+                last_read[read] = max(made, last_read.get(read, made))
+                pending.append(read)
+        return last_read
 
     @cached_property
     def value_signatures(self) -> tuple[int, ...]:

@@ -64,6 +64,8 @@ class Plan:
         the compiler, untouched.
       stages: Ids of the first forward op of each stage, ascending. What a stage recomputes is recomputed at
         once, when the backward first needs any of it.
+      layers: Ids of the forward ops at which copies to the host can be waited for, ascending: what `Offload` counts
+        in. Empty where the stages are.
       strategy: The solver or policy that decided.
       prediction: What the model expects, if it was asked.
     """
@@ -73,13 +75,14 @@ class Plan:
     stages: tuple[int, ...] = (0,)
     strategy: str = "none"
     prediction: Prediction | None = None
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         ordered = dict(sorted(self.decisions.items()))
         object.__setattr__(self, "decisions", MappingProxyType(ordered))
 
     def __hash__(self) -> int:
-        return hash((self.fingerprint, tuple(self.decisions.items()), self.stages))
+        return hash((self.fingerprint, tuple(self.decisions.items()), self.stages, self.layers))
 
     @property
     def predicted(self) -> Prediction:

@@ -42,7 +42,6 @@ def edited(text: str, policy: Policy) -> str:
       name = "qkv"  # wide
       decision = "offload"
       space = "pinned_host"
-      prefetch = 1
       <BLANKLINE>
     """
     try:

@@ -1,9 +1,10 @@
 """Solvers: each a file, each from a problem to a plan.
 
-Read in this order: `problem` (what is asked), `none` and `full` (the two ends), `stages` (where to cut), `labels` and
-`alone` (each stage by itself), `options` (what a stage can keep), `windows` (what is alive meanwhile), `compose` (one
-option each), `polish` (one change at a time), `optimal` (all together); `policies` (what a policy says), `strategy`
-(solvers by name, with an option), `peers` (what others do).
+Read in this order: `offloading` and `problem` (what is asked), `none` and `full` (the two ends), `stages` (where to
+cut), `labels` and `alone` (each stage by itself), `options` (what a stage can keep), `windows` (what is alive
+meanwhile), `compose` (one option each), `polish` (one change at a time), `optimal` (all together); `copies` (how long
+copies to the host may take), `policies` (what a policy says), `strategy` (solvers by name, with an option), `peers`
+(what others do).
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from jaxckpt.ir import Plan
 from jaxckpt.solve.full import solve_full
 from jaxckpt.solve.kernels import program_of_kernels, training_of_kernels
 from jaxckpt.solve.none import solve_none
+from jaxckpt.solve.offloading import Offloading
 from jaxckpt.solve.optimal import OptimalSolver, solve_optimal
 from jaxckpt.solve.peers import PEERS
 from jaxckpt.solve.policies import Followed, follow, musts
@@ -75,6 +77,7 @@ def named_strategy(strategy: str) -> Solver:
 __all__ = [
     "STRATEGIES",
     "Followed",
+    "Offloading",
     "OptimalSolver",
     "Problem",
     "Solver",

@@ -91,5 +91,16 @@ def find_blocks(problem: Problem) -> Stages:
     return max((s for s in near if _most_crossing_bytes(problem, s) <= most_bytes), key=len)
 
 
+def find_layers(floors: Floors) -> Stages:
+    """The finest cut across which nothing larger goes than across the one of the smallest peak, whatever its own peak.
+
+    Args:
+      floors: Of the step.
+    """
+    problem = floors.problem
+    most_bytes = _most_crossing_bytes(problem, floors.within(1.0)[0].plan.stages)
+    return max((s for _, s in floors.bounds if _most_crossing_bytes(problem, s) <= most_bytes), key=len)
+
+
 def _most_crossing_bytes(problem: Problem, stages: Stages) -> int:
     return max(map(problem.graph.held_bytes, boundaries(problem, stages)), default=0)

@@ -15,14 +15,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from jaxckpt.ir import Plan
+from jaxckpt.ir import Offload, Plan
 from jaxckpt.solve.alone import take_apart
 from jaxckpt.solve.compose import compose, least_seconds
-from jaxckpt.solve.full import Floor, Floors
+from jaxckpt.solve.copies import timed
+from jaxckpt.solve.full import Floor, Floors, find_layers
+from jaxckpt.solve.hosted import Link, link_of, with_companions
 from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.options import Known, Option, stage_options
 from jaxckpt.solve.polish import polish
-from jaxckpt.solve.problem import Problem, decide
+from jaxckpt.solve.problem import Problem, decide, decisions_saving
 from jaxckpt.solve.stages import Stages, boundaries
 from jaxckpt.solve.windows import Seen, Tried, look
 
@@ -35,7 +37,7 @@ _LOWEST = 3
 _ROUNDS = 4
 """How often a composition that the replay finds too large is made again with less."""
 
-_Staged = tuple[Stages, tuple[tuple[Option, ...], ...], Seen]
+_Staged = tuple[Stages, tuple[tuple[Option, ...], ...], Seen, Link | None]
 
 
 class OptimalSolver:
@@ -45,7 +47,7 @@ class OptimalSolver:
         self.problem = problem
         self.unplanned = solve_none(problem)
         self.floors = Floors(problem)
-        self._staged: dict[Stages, _Staged] = {}
+        self._staged: dict[Stages, tuple[_Staged, ...]] = {}
         self._known: Known = {}
         self._tried: Tried = {}
         self._solved: dict[Plan, None] = {}
@@ -65,7 +67,10 @@ class OptimalSolver:
         fits = temp_budget_bytes is None or self.unplanned.predicted.temp_bytes <= temp_budget_bytes
         if unplanned and fits and not self.problem.graph.loops:
             return self.unplanned
-        plans = [self._composed(staged, temp_budget_bytes) for staged in self._within(temp_budget_bytes)]
+        cuts = list(self._within(temp_budget_bytes))
+        if self.problem.may_offload:  # where boundaries wait on the host there may be more of them
+            cuts.append(self._options_of(self.floors.of(self._layers))[1:])
+        plans = [self._composed(staged, temp_budget_bytes) for cut in cuts for staged in cut]
         self._solved.update(dict.fromkeys(plans))
         if not (fitting := self._fitting(temp_budget_bytes)):
             self._solved[self.smallest] = None
@@ -73,8 +78,10 @@ class OptimalSolver:
                 return min([*plans, self.smallest], key=lambda plan: plan.predicted.temp_bytes)
         best = min(fitting, key=lambda plan: plan.predicted.step_s)
         if temp_budget_bytes is not None:
-            best = polish(self.problem, best, temp_budget_bytes)
-            self._solved[best] = None
+            here = [plan for plan in fitting if not _moves(plan)] or [best]
+            polished = polish(self.problem, min(here, key=lambda plan: plan.predicted.step_s), temp_budget_bytes)
+            self._solved[polished] = None
+            best = min(best, polished, key=lambda plan: plan.predicted.step_s)
         if unplanned and fits and self.unplanned.predicted.step_s <= best.predicted.step_s:
             return self.unplanned
         bounds_s = [plan.predicted.bound_s for plan in plans if plan.predicted.bound_s is not None]
@@ -105,9 +112,10 @@ class OptimalSolver:
     @cached_property
     def _lowest(self) -> tuple[Plan, ...]:
         """For each of the lowest cuts the plan of least memory."""
-        return tuple(self._least(self._options_of(floor)) for floor in self.floors.within(_PROMISING)[:_LOWEST])
+        lowest = self.floors.within(_PROMISING)[:_LOWEST]
+        return tuple(self._least(staged) for floor in lowest for staged in self._options_of(floor))
 
-    def _within(self, budget_bytes: int | None) -> Iterator[_Staged]:
+    def _within(self, budget_bytes: int | None) -> Iterator[tuple[_Staged, ...]]:
         """The cuts of least memory by their bounds, of those whose floor is within the budget; at least one."""
         found = 0
         for least_bytes, stages in self.floors.bounds:
@@ -120,44 +128,64 @@ class OptimalSolver:
         if not found:
             yield self._options_of(self.floors.within(1.0)[0])
 
-    def _options_of(self, floor: Floor) -> _Staged:
+    def _options_of(self, floor: Floor) -> tuple[_Staged, ...]:
+        """The options of a cut's stages; a second time with those that send values to the host, where that may be."""
         stages = floor.plan.stages
         if stages not in self._staged:
             cut = take_apart(self.problem, stages, floor.replay)
             options = stage_options(cut, known=self._known)
-            self._staged[stages] = stages, options, look(cut, options, self._tried)
+            self._staged[stages] = ((stages, options, look(cut, options, self._tried), None),)
+            if self.problem.may_offload:
+                options = with_companions(cut, options, self._layers)
+                hosted = stages, options, look(cut, options, self._tried), link_of(cut, options)
+                self._staged[stages] = (*self._staged[stages], hosted)
         return self._staged[stages]
 
     def _composed(self, staged: _Staged, budget_bytes: int | None) -> Plan:
         """The best combination of a cut's options; the one of least memory where none fits."""
-        _, options, seen = staged
+        _, options, seen, link = staged
         limit_bytes = sys.maxsize if budget_bytes is None else budget_bytes
         for _ in range(_ROUNDS):
-            chosen = compose(options, seen, budget_bytes=limit_bytes)
+            chosen = compose(options, seen, budget_bytes=limit_bytes, link=link)
             if chosen is None:
                 break
             plan = self._plan(staged, chosen)
             if budget_bytes is None:
                 return plan
             if plan.predicted.temp_bytes <= budget_bytes:
-                least_s = least_seconds(options, seen, budget_bytes=budget_bytes)
-                misjudged_s = plan.predicted.step_s - seen.step_s(chosen)
+                least_s = least_seconds(options, seen, budget_bytes=budget_bytes, link=link)
+                stall_s = 0.0 if link is None else link.stall_s(chosen)
+                misjudged_s = plan.predicted.step_s - seen.step_s(chosen) - stall_s
                 return _bounded(plan, None if least_s is None else least_s + misjudged_s)
             misjudged_bytes = plan.predicted.temp_bytes - seen.peak_bytes(options, chosen)
             limit_bytes = min(limit_bytes - 1, budget_bytes - misjudged_bytes)
         return self._least(staged)
 
     def _least(self, staged: _Staged) -> Plan:
-        chosen = compose(staged[1], staged[2], budget_bytes=None)
+        chosen = compose(staged[1], staged[2], budget_bytes=None, link=staged[3])
         assert chosen is not None, "without a limit there is always a combination"
         return self._plan(staged, chosen)
 
     def _plan(self, staged: _Staged, chosen: Sequence[int]) -> Plan:
-        stages, options, _ = staged
+        stages, options, *_ = staged
         taken = [stage[k] for stage, k in zip(options, chosen, strict=True)]
         saved = boundaries(self.problem, stages).union(*(option.saved for option in taken))
         untouched = frozenset[int]().union(*(option.untouched for option in taken))
-        return decide(self.problem, saved, stages, "optimal", untouched)
+        away = frozenset[int]().union(*(option.away for option in taken))
+        if not away:
+            return decide(self.problem, saved, stages, "optimal", untouched)
+        decisions = decisions_saving(self.problem, saved, untouched) | dict.fromkeys(away, Offload())
+        there = timed(self.problem, decisions, stages, self._layers, queued=True)
+        return self.problem.plan(there.decisions, stages, "optimal", layers=there.layers)
+
+    @cached_property
+    def _layers(self) -> Stages:
+        """The layers that copies are counted in."""
+        return find_layers(self.floors)
+
+
+def _moves(plan: Plan) -> bool:
+    return any(isinstance(decision, Offload) for decision in plan.decisions.values())
 
 
 def _bounded(plan: Plan, bound_s: float | None) -> Plan:

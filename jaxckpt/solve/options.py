@@ -49,15 +49,19 @@ class Option:
 
     Attributes:
       saved: Value ids.
-      saved_bytes: Bytes that the stage holds until its backward.
+      saved_bytes: Bytes that the stage holds on the device until its backward.
       recompute_s: Seconds that the stage then spends on copies and pins, as the integer programme counts them.
       untouched: Residuals about which nothing is decided: all of the stage, or none.
+      away: Those of `saved` that wait on the host; see `hosted`.
+      away_bytes: Bytes of these.
     """
 
     saved: frozenset[int]
     saved_bytes: int
     recompute_s: float
     untouched: frozenset[int] = frozenset()
+    away: frozenset[int] = frozenset()
+    away_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

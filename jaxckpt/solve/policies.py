@@ -10,15 +10,16 @@ left to the compiler.
 Read after `jaxckpt.policy.resolve` and `stages`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from jaxckpt.cost import behind_views
 from jaxckpt.ir import Decision, Graph, Kind, Offload, Partition, Phase, Plan, Recompute, Save
 from jaxckpt.policy import Policy, Resolved, collect, entering, excluded, is_read_late, leaving, policy_of_mark, resolve
+from jaxckpt.solve.copies import timed
 from jaxckpt.solve.full import find_blocks, solve_full
 from jaxckpt.solve.problem import Problem
-from jaxckpt.solve.stages import boundaries
+from jaxckpt.solve.stages import Stages, boundaries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +59,18 @@ def follow(problem: Problem, policy: Policy | None) -> Followed:
     else:
         stages = (0,)
     name = policy.name if policy is not None else "marks"
-    plans = [problem.plan(decisions, stages, name) for decisions in (deciding.decisions, deciding.without_end(stages))]
+    plans = [
+        planned(problem, decisions, stages, name) for decisions in (deciding.decisions, deciding.without_end(stages))
+    ]
     return Followed(resolved=resolved, plan=min(reversed(plans), key=lambda plan: plan.predicted.temp_bytes))
+
+
+def planned(problem: Problem, decisions: Mapping[int, Decision], stages: Stages, name: str) -> Plan:
+    """The plan of some decisions, with time for the copies of what they offload."""
+    if not any(isinstance(decision, Offload) for decision in decisions.values()):
+        return problem.plan(decisions, stages, name)
+    there = timed(problem, decisions, stages, find_blocks(problem))
+    return problem.plan(there.decisions, stages, name, layers=there.layers)
 
 
 def musts(problem: Problem, policy: Policy | None) -> dict[int, Decision]:
@@ -97,7 +108,7 @@ def _structure(problem: Problem, policy: Policy | None) -> tuple[tuple[int, ...]
     )
     if not (of_stages or offloads or anywhere):
         return (0,), frozenset()
-    stages = find_blocks(problem) if of_stages else solve_full(problem).stages
+    stages = find_blocks(problem) if of_stages or offloads else solve_full(problem).stages
     return stages, boundaries(problem, stages)
 
 

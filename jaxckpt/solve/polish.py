@@ -10,7 +10,7 @@ Read after `stages`. Complexity: a fixed number of op runs, whatever the graph; 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxckpt.ir import Plan, Save
+from jaxckpt.ir import Offload, Plan, Save
 from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import Stages, boundaries, planned_ops
 
@@ -38,10 +38,12 @@ def polish(problem: Problem, plan: Plan, temp_budget_bytes: int | None) -> Plan:
       temp_budget_bytes: What temporaries may take; None asks for the least memory instead of the least time.
 
     Returns:
-      A plan that is no worse; the same one where nothing helps, or where the graph is too large to try.
+      A plan that is no worse; the same one where nothing helps, where the graph is too large to try, or where it keeps
+      values on the host by choice.
     """
     left = _OP_RUNS // max(1, len(problem.graph.ops))
-    if left < _FEWEST:
+    chose_offload = any(isinstance(d, Offload) and v not in problem.must for v, d in plan.decisions.items())
+    if left < _FEWEST or chose_offload:
         return plan
     state = _state(problem, plan)
     plan, rank = _judged(problem, state, plan.strategy, temp_budget_bytes)

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from jaxckpt.cost import Fusion, Prices, Rates, Replay, fuse, price, replay
 from jaxckpt.ir import Decision, Graph, Phase, Plan, Prediction, Recompute, Run, Save, Schedule, schedule
+from jaxckpt.solve.offloading import Offloading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +22,16 @@ class Problem:
       rates: What the target can do.
       temp_budget_bytes: What temporaries may take, bytes per device; None for no limit.
       must: Decisions that no solver may change, by value.
+      offloading: What is asked of what goes to the host.
+      may_offload: Whether a solver may send values to the host by itself.
     """
 
     graph: Graph
     rates: Rates
     temp_budget_bytes: int | None = None
     must: Mapping[int, Decision] = field(default_factory=dict)
+    offloading: Offloading = field(default_factory=Offloading)
+    may_offload: bool = False
 
     @cached_property
     def fusion(self) -> Fusion:
@@ -81,13 +86,29 @@ class Problem:
                 op_s[step.op] = seconds
         return tuple(op_s)
 
-    def plan(self, decisions: Mapping[int, Decision], stages: tuple[int, ...], strategy: str) -> Plan:
+    def plan(
+        self,
+        decisions: Mapping[int, Decision],
+        stages: tuple[int, ...],
+        strategy: str,
+        *,
+        layers: tuple[int, ...] = (),
+    ) -> Plan:
         """A plan with its prediction, without saves that nothing reads."""
-        return self.planned(decisions, stages, strategy)[0]
+        return self.planned(decisions, stages, strategy, layers=layers)[0]
 
-    def planned(self, decisions: Mapping[int, Decision], stages: tuple[int, ...], strategy: str) -> tuple[Plan, Replay]:
+    def planned(
+        self,
+        decisions: Mapping[int, Decision],
+        stages: tuple[int, ...],
+        strategy: str,
+        *,
+        layers: tuple[int, ...] = (),
+    ) -> tuple[Plan, Replay]:
         """As `plan`, with the replay that the prediction is of."""
-        plan = Plan(fingerprint=self.graph.fingerprint, decisions=decisions, stages=stages, strategy=strategy)
+        plan = Plan(
+            fingerprint=self.graph.fingerprint, decisions=decisions, stages=stages, layers=layers, strategy=strategy
+        )
         laid_out = schedule(self.graph, plan)
         plan = replace(plan, decisions=dict(self._alive(plan, laid_out)))
         replayed = self._replay(laid_out)

@@ -76,7 +76,7 @@ class Changes:
 
 
 Tried = dict[tuple[object, ...], Changes]
-"""By `Alone.key`."""
+"""By `Alone.key` and how many options the stage has."""
 
 
 def look(cut: Cut, options: Sequence[Sequence[Option]], tried: Tried | None = None) -> Seen:
@@ -96,9 +96,10 @@ def look(cut: Cut, options: Sequence[Sequence[Option]], tried: Tried | None = No
         seconds[label[1]] += cut.nothing.seconds[i]
     changes = []
     for alone, own in zip(cut.alone, options, strict=True):
-        if alone.key not in tried:
-            tried[alone.key] = _changes(alone, own)
-        changes.append(tried[alone.key])
+        key = alone.key, len(own)
+        if key not in tried:
+            tried[key] = _changes(alone, own)
+        changes.append(tried[key])
     windows = []
     for label, steps in at.items():
         stage = label[1]
@@ -119,7 +120,11 @@ def _changes(stage: Alone, options: Sequence[Option]) -> Changes:
     for step in nothing.steps:
         if isinstance(step, Run):
             place.setdefault((step.op, step.again), len(place))
-    replays = [stage.replay(option.saved, option.untouched) for option in options]
+    tried: dict[tuple[frozenset[int], frozenset[int]], Replay] = {}  # what is away is there while its stage is at work
+    kinds = [(frozenset(option.saved), frozenset(option.untouched)) for option in options]
+    for kept in dict.fromkeys(kinds):
+        tried[kept] = stage.replay(*kept)
+    replays = [tried[kept] for kept in kinds]
     rows = np.stack([_live_bytes(replayed, place) for replayed in replays])
     return Changes(
         place=place,

@@ -195,8 +195,16 @@ def test_the_users_own_exception_comes_out_untouched():
 
 
 def test_what_the_planner_cannot_decide_yet_is_refused():
-    with pytest.raises(UnknownStrategyError, match="'offload'"):
-        jaxckpt.plan(step, *ARGS, budget="1GiB", target="cpu", allow=("recompute", "offload"))
+    with pytest.raises(UnknownStrategyError, match="'partition'"):
+        jaxckpt.plan(step, *ARGS, budget="1GiB", target="cpu", allow=("recompute", "partition"))
+    with pytest.raises(UnknownStrategyError, match="no recomputation"):
+        jaxckpt.plan(step, *ARGS, budget="1GiB", target="cpu", allow=("offload",))
+
+
+@pytest.mark.parametrize("word", ["offload_parameters", "offload_optimizer_state"])
+def test_state_on_the_host_is_the_callers_choice_and_the_error_says_how(word):
+    with pytest.raises(UnknownStrategyError, match="with_memory_kind"):
+        jaxckpt.plan(step, *ARGS, budget="1GiB", target="cpu", allow=("recompute", word))
 
 
 @pytest.mark.parametrize("factor", [1.02, 1.15, 1.4])

@@ -45,6 +45,15 @@ def test_without_prefetch_a_value_comes_back_for_its_own_stage():
     assert "leave [1, 1]" in steps
 
 
+def test_layers_are_counted_where_a_plan_has_them_and_the_way_out_by_itself():
+    graph = chain(4)
+    decisions = {1: Offload(prefetch=0, leave=1), 2: Recompute(), 3: Recompute()}
+    plan = Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=(0,), layers=(0, 1, 2, 3, 4))
+    steps = told(schedule(graph, plan))
+    assert steps.index("out 1") < steps.index("leave [2, 1]") < steps.index("2")
+    assert steps.index("back 1") < steps.index("1*")  # one stage asks for all of it at once
+
+
 def test_results_of_the_backward_are_finished_before_the_next_value_comes_back():
     graph = chain(4)
     decisions = dict.fromkeys((1, 2, 3), Offload(prefetch=0))

@@ -66,3 +66,30 @@ def test_arguments_are_no_residuals():
     hidden = build.op("dot_general", weight, size_bytes=4)
     out = build.op("dot_general", weight, hidden, size_bytes=4, phase=Phase.BACKWARD)
     assert [r.value for r in residuals(build.graph(out))] == [hidden]
+
+
+### What the forward pass cannot do without
+
+
+def test_the_forward_pass_waits_for_the_end_of_its_longest_chain_and_never_for_what_only_the_backward_reads():
+    build = Builder()
+    x = build.input(4)
+    stream = build.op("dot_general", x, size_bytes=4)
+    aside = build.op("exp", stream, size_bytes=4)
+    longer = build.op("exp", aside, size_bytes=4)  # the longest chain by now, read by the backward alone
+    on = build.op("dot_general", stream, size_bytes=4)
+    for _ in range(3):
+        on = build.op("dot_general", on, size_bytes=4)
+    late = build.op("mul", on, longer, size_bytes=4, phase=Phase.BACKWARD)
+    graph = build.graph(late)
+    assert graph.forward_end == on
+    assert graph.forward_fronts[:4] == (None, stream, stream, stream)
+    assert graph.forward_fronts[-1] == on
+
+
+@given(graphs())
+def test_a_front_is_made_before_its_op_and_leads_to_the_end(graph):
+    for op, front in zip(graph.ops, graph.forward_fronts, strict=True):
+        if front is not None:
+            assert graph.producer[front] < op.id
+            assert front == graph.forward_end or any(r >= op.id for r in graph.readers[front])

@@ -11,7 +11,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxckpt
-from jaxckpt import Policy
+from jaxckpt import Offloading, Policy
+from jaxckpt.hlo import hiding
 from jaxckpt.ir import Move, Offload, Partition, Recompute
 from jaxckpt.policy import Match, Rule
 from jaxckpt.rewrite import rewrite
@@ -109,16 +110,29 @@ def test_an_offloaded_value_is_off_the_device_meanwhile():
 
 
 @pytest.mark.skipif(not GPU, reason="no compile-only GPU")
-def test_the_compiler_puts_it_on_the_host():
+def test_the_compiler_puts_it_on_the_host_all_at_once():
     args = jax.eval_shape(lambda: arguments(width=512, tokens=8192, layers=6))
-    versions = {"saved": keeping(jaxckpt.ir.Save()), "sent": keeping(Offload())}
+    decisions = {"saved": jaxckpt.ir.Save(), "sent": Offload(), "again": Recompute()}
     footprints = {
-        name: jaxckpt.Planner(step, *args, target="h200").follow(policy).footprint for name, policy in versions.items()
+        name: jaxckpt.Planner(step, *args, target="h200").follow(keeping(decision)).footprint
+        for name, decision in decisions.items()
     }
-    one_mib = 8192 * 2048 * 4 / 2**20
-    assert footprints["saved"].host_temp_bytes == 0
-    assert footprints["sent"].host_temp_bytes / 2**20 >= 4 * one_mib
-    assert footprints["sent"].temp_bytes <= footprints["saved"].temp_bytes - 2 * one_mib * 2**20
+    value_bytes = 8192 * 2048 * 4
+    assert footprints["saved"].memory.most_host_bytes == footprints["again"].memory.most_host_bytes == 0
+    assert footprints["sent"].memory.most_host_bytes == footprints["sent"].host_temp_bytes == 6 * value_bytes
+    assert footprints["sent"].temp_bytes <= footprints["saved"].temp_bytes - 2 * value_bytes
+
+
+@pytest.mark.skipif(not GPU, reason="no compile-only GPU")
+def test_copies_of_more_layers_are_hidden_better_in_the_compiled_schedule():
+    args = jax.eval_shape(lambda: arguments(width=2048, tokens=16384, layers=8))
+    shares = []
+    for layers in (0, 2):
+        planner = jaxckpt.Planner(step, *args, target="h200", offload=Offloading(prefetch=layers))
+        memory = planner.follow(keeping(Offload())).footprint.memory
+        shares.append([hiding(memory, planner.problem.rates, to_host=way).share for way in (True, False)])
+    assert shares[1][0] > shares[0][0]
+    assert shares[1][1] > shares[0][1]
 
 
 ### Partitions, on virtual devices

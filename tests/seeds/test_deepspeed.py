@@ -107,9 +107,10 @@ def test_the_last_segments_and_what_is_small_stay_on_the_device():
         Rule(match=Match(name="block_input", layers=f"{DEPTH - 1}"), decision=Save()),
         Rule(match=Match(name="block_input", min_bytes=1024), decision=Offload()),
     )
-    assert decided(Policy(rules=rules[1:], default="recompute"), *described()) == [Offload()] * DEPTH
+    moved = decided(Policy(rules=rules[1:], default="recompute"), *described())
+    assert list(map(type, moved)) == [Offload] * DEPTH
     kept = decided(Policy(rules=rules, default="recompute"), *described())
-    assert kept == [Offload()] * (DEPTH - 1)  # of the last block the compiler keeps what is next to it
+    assert list(map(type, kept)) == [Offload] * (DEPTH - 1)  # of the last block the compiler keeps what is next to it
 
 
 def test_a_value_may_be_kept_whole_whatever_the_rest_does():

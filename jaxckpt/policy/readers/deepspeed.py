@@ -45,7 +45,7 @@ def policy_from_deepspeed(
     scope: str | None = None,
     model_axis: str = "model",
     dim: int = 1,
-    prefetch: int = 1,
+    prefetch: int | None = None,
     num_layers: int | None = None,
     activation_checkpoint_interval: int = 1,
     **arguments: Any,
@@ -59,7 +59,7 @@ def policy_from_deepspeed(
         are found by structure.
       model_axis: The mesh axis of model parallelism, over which `partition_activations` cuts.
       dim: The dimension that is cut. DeepSpeed cuts the flattened value.
-      prefetch: How many stages ahead `cpu_checkpointing` fetches values back.
+      prefetch: How many layers ahead `cpu_checkpointing` fetches values back; None: chosen from bandwidths.
       num_layers: Of the model; an interval above 1 needs it.
       activation_checkpoint_interval: Of DeepSpeed's pipeline modules: layers in a segment; 0 checkpoints nothing.
       **arguments: As of `deepspeed.checkpointing.configure`: `partition_activations`, `contiguous_checkpointing`,
@@ -122,7 +122,7 @@ def _validate(settings: Mapping[str, Any], num_layers: int | None, interval: int
         checks.wrong(f"activation_checkpoint_interval = {interval} needs num_layers, to say where segments begin")
 
 
-def _decision(settings: Mapping[str, Any], *, axis: str, dim: int, prefetch: int) -> Decision:
+def _decision(settings: Mapping[str, Any], *, axis: str, dim: int, prefetch: int | None) -> Decision:
     if settings["cpu_checkpointing"]:
         return Offload(prefetch=prefetch)
     if settings["partition_activations"]:

@@ -78,14 +78,14 @@ _SETTING = re.compile(r"(\w+)=(\S*)")
 
 
 def policy_from_maxtext(
-    config: Mapping[str, Any] | str | Path | None = None, *, prefetch: int = 1, **settings: Any
+    config: Mapping[str, Any] | str | Path | None = None, *, prefetch: int | None = None, **settings: Any
 ) -> Reading:
     """Reads MaxText's remat settings.
 
     Args:
       config: A value of `remat_policy` ("minimal"); or MaxText's configuration, in which other keys are passed over: a
         mapping, a YAML file or its text, or what its command line says ("remat_policy=custom context=device").
-      prefetch: How many stages ahead offloaded tensors are fetched back.
+      prefetch: How many layers ahead offloaded tensors are fetched back; None: chosen from bandwidths.
       **settings: `remat_policy` and tensors; they beat the configuration.
 
     Returns:
@@ -156,7 +156,7 @@ def _plain(value: str) -> Any:
     return {"true": True, "false": False}.get(value.lower(), value)
 
 
-def _ready(word: str, prefetch: int) -> Policy:
+def _ready(word: str, prefetch: int | None) -> Policy:
     if word == "none":
         return Policy(name="maxtext-none", default="save", about="No remat: all is kept.")
     ready = READY[word]
@@ -167,7 +167,7 @@ def _ready(word: str, prefetch: int) -> Policy:
     return Policy(name=f"maxtext-{word}", rules=(*rules, *inputs(Save())), about=about)
 
 
-def _custom(places: Mapping[str, str], prefetch: int) -> Policy:
+def _custom(places: Mapping[str, str], prefetch: int | None) -> Policy:
     moved: dict[str, Decision] = {"device": Save(), "offload": Offload(prefetch=prefetch)}
     rules = [
         Rule(match=Match(name=name), decision=moved[place])

@@ -87,7 +87,7 @@ def policy_from_megatron(
     num_layers: int | None = None,
     model_axis: str = "model",
     dim: int = 1,
-    prefetch: int = 1,
+    prefetch: int | None = None,
     scopes: Mapping[str, str] | None = None,
     layer_scope: str | None = None,
 ) -> Reading:
@@ -99,7 +99,7 @@ def policy_from_megatron(
       num_layers: Of the model, where the flags do not say it and the meaning needs it.
       model_axis: The mesh axis of tensor parallelism, over which `--distribute-saved-activations` cuts.
       dim: The dimension that is cut. Megatron cuts the flattened value.
-      prefetch: How many stages ahead offloaded values are fetched back.
+      prefetch: How many layers ahead offloaded values are fetched back; None: chosen from bandwidths.
       scopes: For names of `--recompute-modules` and `--offload-modules`, globs on the scopes that they are here.
       layer_scope: Glob on the scopes of layers; None for layers as they are found by structure.
 
@@ -264,7 +264,7 @@ def _module(module: str, scope: str) -> Iterator[Rule]:
 
 
 def _offloading(
-    settings: Mapping[str, Any], where: Mapping[str, str], prefetch: int, said: list[str]
+    settings: Mapping[str, Any], where: Mapping[str, str], prefetch: int | None, said: list[str]
 ) -> Iterator[Rule]:
     moved = Offload(prefetch=prefetch)
     count = settings.get("cpu_offloading_num_layers", 0) if settings.get("cpu_offloading") else 0

@@ -1,0 +1,35 @@
+"""What the benchmark of offloading found, held against what it is for."""
+
+import pytest
+
+from benchmarks.offload import OWN, POLICIES
+from benchmarks.record import read
+from benchmarks.tables import ROOT
+
+MIB = 2**20
+RESULT = read("offload")
+KEPT, NOT_KEPT, OFFLOADED, *_ = POLICIES
+
+
+def test_all_of_a_layers_value_is_on_the_host_at_once_and_next_to_nothing_of_it_on_the_device():
+    made = RESULT["targets"]["h200"]
+    assert made[OFFLOADED]["most_host_bytes"] == 576 * MIB
+    assert made[OFFLOADED]["temp_bytes"] <= 3150 * MIB
+    assert made[OFFLOADED]["temp_bytes"] <= made[NOT_KEPT]["temp_bytes"] + 96 * MIB
+    assert made[OWN]["most_host_bytes"] <= 96 * MIB
+    assert made[OWN]["temp_bytes"] >= 3600 * MIB
+
+
+@pytest.mark.parametrize("way", ["out", "back"])
+def test_nine_tenths_of_the_copied_bytes_are_hidden_each_way(way):
+    made = RESULT["targets"]["h200"][OFFLOADED][way]
+    assert made["size_bytes"] == 576 * MIB
+    assert made["hidden_bytes"] >= 0.9 * made["size_bytes"]
+    assert made["whole"] >= 0.9 * made["copies"]
+
+
+def test_the_page_shows_these_figures():
+    assert (
+        f"jax {RESULT['made_with']['versions']['jax']}, {RESULT['made_with']['date']}"
+        in (ROOT / "docs" / "offload.md").read_text()
+    )

@@ -1,0 +1,102 @@
+"""What hides the copies of a compiled program: counted on fingers, kept in files, and never more than all of them."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxckpt import HloError
+from jaxckpt.hlo import (
+    Allocation,
+    MemoryMap,
+    Space,
+    Transfer,
+    Use,
+    hiding,
+    memory_from_plain,
+    plain_from_memory,
+    stall_s,
+)
+from tests.graphs import RATES
+from tests.memory_maps import MIB, buffer, kernel
+
+SECOND = replace(RATES, launch_s=0.0, host_bandwidth_bytes_per_s=float(MIB))
+"""One MiB a second to the host."""
+_PER_S = int(RATES.memory_bandwidth_bytes_per_s)
+
+
+def worked(seconds: float):
+    """A kernel that takes so long."""
+    return kernel("work", flops=0, traffic_bytes=int(seconds * _PER_S))
+
+
+def waiting(name: str, opcode: str):
+    return kernel(name, opcode=opcode, flops=0, traffic_bytes=0)
+
+
+def program(*, before: float, between: float, size_bytes: int = MIB) -> MemoryMap:
+    """One copy out, with work before and behind its start, and the same value back."""
+    kernels = (
+        worked(before), waiting("out", "copy-start"), worked(between), waiting("out done", "copy-done"),
+        waiting("back", "copy-start"), worked(between / 2), waiting("back done", "copy-done"),
+    )  # fmt: skip
+    held = buffer(0, "", 1, 6, size_bytes, offset_bytes=0, allocation=0)
+    return MemoryMap(
+        program="jit_step",
+        kernels=kernels,
+        buffers=(held,),
+        allocations=(Allocation(index=0, size_bytes=size_bytes, use=Use.TEMPORARY, space=Space.HOST),),
+        transfers=(
+            Transfer(size_bytes=size_bytes, to_host=True, starts=1, ends=3),
+            Transfer(size_bytes=size_bytes, to_host=False, starts=4, ends=6),
+        ),
+    )
+
+
+def test_a_copy_is_hidden_by_the_work_between_its_start_and_its_end():
+    memory = program(before=3.0, between=0.5)
+    out, back = (hiding(memory, SECOND, to_host=way) for way in (True, False))
+    assert (out.share, back.share) == (pytest.approx(0.5), pytest.approx(0.25))
+    assert (out.copies, out.whole) == (1, 0)
+    assert hiding(program(before=0.0, between=1.5), SECOND, to_host=True).whole == 1
+
+
+def test_what_is_not_hidden_delays_the_program():
+    assert stall_s(program(before=3.0, between=0.5), SECOND) == pytest.approx(0.5 + 0.75)
+    assert stall_s(program(before=3.0, between=2.0), SECOND) == 0.0
+
+
+def test_copies_queue_though_each_is_hidden_by_itself():
+    at_once = tuple(Transfer(size_bytes=MIB, to_host=True, starts=at, ends=4) for at in (0, 1, 2))
+    starts = [waiting(f"out.{i}", "copy-start") for i in range(3)]
+    memory = replace(
+        program(before=0.0, between=1.0),
+        kernels=(*starts, worked(1.0), *(waiting("done", "copy-done") for _ in range(3))),
+        transfers=at_once,
+    )
+    assert hiding(memory, SECOND, to_host=True).share == pytest.approx(1.0)
+    assert stall_s(memory, SECOND) == pytest.approx(2.0)
+
+
+def test_the_most_bytes_on_the_host_are_those_alive_at_once():
+    assert program(before=1.0, between=1.0).most_host_bytes == MIB
+    assert replace(program(before=1.0, between=1.0), buffers=()).most_host_bytes == 0
+
+
+def test_copies_come_back_from_files_and_damaged_ones_are_refused():
+    memory = program(before=1.0, between=1.0)
+    plain = plain_from_memory(memory)
+    assert memory_from_plain(plain) == memory
+    plain["transfers"]["ends"][0] = 99
+    with pytest.raises(HloError, match="behind the last kernel"):
+        memory_from_plain(plain)
+
+
+@given(st.floats(0, 4), st.floats(0, 4), st.integers(0, 4))
+def test_no_more_is_hidden_than_is_copied_and_hidden_copies_alone_never_delay(before, between, mebibytes):
+    memory = program(before=before, between=between, size_bytes=mebibytes * MIB)
+    ways = [hiding(memory, SECOND, to_host=way) for way in (True, False)]
+    assert all(0 <= way.hidden_bytes <= way.size_bytes for way in ways)
+    exposed_s = sum(way.size_bytes - way.hidden_bytes for way in ways) / SECOND.host_bandwidth_bytes_per_s
+    assert stall_s(memory, SECOND) == pytest.approx(exposed_s, abs=1e-6)
