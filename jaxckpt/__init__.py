@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from jaxckpt._errors import (
+    AgreementError,
     ArgumentError,
     BatchError,
     BudgetError,
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
         max_batch,
         pareto,
         plan,
+        plan_once,
     )
     from jaxckpt.mark import chunked, name, scope
     from jaxckpt.measure import Footprint, footprint, load_footprint
@@ -105,6 +107,7 @@ _HOMES = {
     "name": "mark",
     "pareto": "fit",
     "plan": "fit",
+    "plan_once": "fit",
     "policies": "policy",
     "read_policy": "policy.readers",
     "scope": "mark",
@@ -118,6 +121,7 @@ _ROOMS = {"dynamic", "testing"}
 """Rooms that are used by their own name."""
 
 __all__ = [
+    "AgreementError",
     "ArgumentError",
     "BatchError",
     "BatchSearch",
@@ -180,6 +184,7 @@ __all__ = [
     "name",
     "pareto",
     "plan",
+    "plan_once",
     "policies",
     "read_policy",
     "scope",

@@ -8,7 +8,6 @@ Read after `rates`. Source: Williams et al. 2009 (roofline).
 """
 
 from dataclasses import dataclass
-from math import prod
 
 from jaxckpt.cost.rates import Rates
 from jaxckpt.ir import Graph, Kind, Op
@@ -47,7 +46,7 @@ def price(graph: Graph, rates: Rates) -> Prices:
 def _vector_s(graph: Graph, op: Op, rates: Rates) -> float:
     if op.kind not in (Kind.ELEMENTWISE, Kind.REDUCTION):
         return 0.0
-    elements = max((prod(graph.values[v].shape) for v in (*op.reads, *op.writes)), default=0)
+    elements = max(map(graph.elements, (*op.reads, *op.writes)), default=0)
     return elements * _OPERATIONS.get(op.primitive, 1) / rates.vector_flops_per_s
 
 

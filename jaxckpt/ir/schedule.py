@@ -44,6 +44,7 @@ from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Phase
 from jaxckpt.ir.kind import Kind
 from jaxckpt.ir.loop import SLICE
+from jaxckpt.ir.partition import settled_plan
 from jaxckpt.ir.plan import Plan
 
 Why = Literal["pin", "recompute", "leave", "fetch"]
@@ -83,14 +84,14 @@ class Move:
       writes: The instance that comes of it, alone.
       decision: Where and how it waits.
       back: Whether it comes back.
-      loop: None: nothing in the body of an open loop waits elsewhere.
+      loop: The open loop in whose body; a shard of what a turn makes waits in a stack, and is gathered in each turn.
     """
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     decision: Offload | Partition
     back: bool = False
-    loop: None = None
+    loop: int | None = None
 
 
 _SPREAD = 1 / 8
@@ -128,9 +129,9 @@ def schedule(graph: Graph, plan: Plan) -> Schedule:
 
     Raises:
       GraphError: A value is dropped that an op with effects, or no forward op, makes.
-      UnsupportedDecisionError: A value in the body of an open loop is offloaded or partitioned.
+      UnsupportedDecisionError: A value in the body of an open loop is offloaded.
     """
-    return _Scheduler(graph, plan).run()
+    return _Scheduler(graph, settled_plan(graph, plan)).run()
 
 
 def stage_of(plan: Plan, op: int) -> int:
@@ -160,9 +161,13 @@ class _Scheduler:
         """The loop in whose body the steps to come stand."""
         self.dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)} - self.slices
         self.away = away(graph, plan)
+        self.in_turns = frozenset(v for v in self.away.values if self._loop_of(v) is not None)
+        """Of these what a loop makes in every turn."""
         self.stored: dict[int, int] = {}
         self.unheld: list[int] = []
         self.fetched: dict[int, int] = {}
+        self.gathered: dict[tuple[int, int | None], int] = {}
+        """What came back in the body of a loop, by value and loop."""
         kept = {v for v, d in plan.decisions.items() if not isinstance(d, Recompute) and not self._is_stacked(v)}
         self.pinned = kept if self.dropped or self.away.values else set()
         self.standing: dict[int, frozenset[int]] = {}
@@ -180,7 +185,8 @@ class _Scheduler:
             if self.away.values:
                 self._leave(op.id)
                 for value in self.away.fetch_before.get(op.id, ()):
-                    self._fetch(value, op.id)
+                    if value not in self.in_turns:
+                        self._fetch(value, op.id)
             reads = op.reads
             if op.id in changed or self.away.values:
                 reads = tuple(self._late(v, op.id) if late else self.env[v] for v in op.reads)
@@ -190,6 +196,9 @@ class _Scheduler:
             if not self.pinned.isdisjoint(op.writes):
                 for value in sorted(self.pinned.intersection(op.writes)):
                     self._pin(value)
+            for value in sorted(self.in_turns.intersection(op.writes)) if self.in_turns else ():
+                if value not in self.stored:
+                    self.stored[value] = self._moved(value, self.env[value], back=False)
         return Schedule(
             steps=tuple(self.steps),
             origin=tuple(self.origin),
@@ -285,11 +294,11 @@ class _Scheduler:
     def _refuse_impossible(self) -> None:
         ops = self.graph.ops
         for value in sorted(self.away.values):
-            if self._loop_of(value) is not None:
+            if self._loop_of(value) is not None and isinstance(self.plan.decisions[value], Offload):
                 raise UnsupportedDecisionError(
                     f"schedule: value {value} cannot wait elsewhere.",
                     got=f"{type(self.plan.decisions[value]).__name__} for {self.graph.values[value]} in a loop's body",
-                    needed="Save or Recompute for what a loop makes in every turn",
+                    needed="Save, Recompute or Partition for what a loop makes in every turn",
                     advice="save it, or recompute it",
                 )
         for value in sorted(self.dropped):
@@ -322,7 +331,7 @@ class _Scheduler:
         moved = self._instance(value)
         decision = self.plan.decisions[value]
         assert isinstance(decision, Offload | Partition), "only these are away"
-        self.steps.append(Move(reads=(instance,), writes=(moved,), decision=decision, back=back))
+        self.steps.append(Move(reads=(instance,), writes=(moved,), decision=decision, back=back, loop=self.loop))
         return moved
 
     def _leave(self, op: int) -> None:
@@ -349,8 +358,23 @@ class _Scheduler:
             self.env[result] = instance
         self.fetched[value] = self._moved(value, held, back=True)
 
+    def _gathered(self, value: int, reader: int) -> int:
+        """A value of a turn, whole again; in another loop's body nothing has to wait for that (rule 7)."""
+        where = value, self.loop
+        if where not in self.gathered:
+            held = self.stored[value]
+            if self.loop == self._loop_of(value):
+                held = self._instance(value)
+                trigger = self.graph.fronts[reader]
+                reads = (self.stored[value],)
+                self.steps.append(Barrier(reads=reads, writes=(held,), trigger=trigger, why="fetch", loop=self.loop))
+            self.gathered[where] = self._moved(value, held, back=True)
+        return self.gathered[where]
+
     def _late(self, value: int, reader: int) -> int:
         """The instance that an op after the forward pass reads."""
+        if value in self.in_turns:
+            return self._gathered(value, reader)
         if value in self.away.values:
             self._fetch(value, reader)
             return self.fetched[value]

@@ -21,7 +21,7 @@ from jaxckpt._files import write_whole
 from jaxckpt.ir import Decision
 from jaxckpt.policy.policy import Policy, Regions
 from jaxckpt.policy.rule import Match, Rule
-from jaxckpt.policy.toml import BOUNDARIES, BYTES, DECISIONS, DEFAULTS, FLAGS, NUMBERS, STRENGTHS, TEXT_KEYS
+from jaxckpt.policy.toml import BOUNDARIES, BYTES, DECISIONS, DEFAULTS, FLAGS, NUMBERS, STRENGTHS, TEXT_KEYS, type_of_key
 
 FILE = Path(__file__).parents[2] / "policies" / "policy.schema.json"
 """Where the schema is kept in a checkout."""
@@ -87,7 +87,7 @@ def _rules() -> Iterator[dict[str, Any]]:
             "description": (kind.__doc__ or "").splitlines()[0],
             "type": "object",
             "additionalProperties": False,
-            "required": ["decision", *(name for name, key in own.items() if "default" not in key)],
+            "required": ["decision", *(each.name for each in fields(kind) if each.default is MISSING)],
             "properties": {
                 **keys,
                 "decision": {"const": word, "description": rule["decision"]},
@@ -112,9 +112,9 @@ def _match_key(key: str) -> dict[str, Any]:
 
 
 def _own_key(kind: type[Decision], key: Any) -> dict[str, Any]:
-    """A key of a decision: `space`, `prefetch`, `axis`, `dim`."""
-    made = {"type": {int: "integer", str: "string"}[key.type], "description": _said(kind)[key.name]}
-    return made if key.default is MISSING else {**made, "default": key.default}
+    """A key of a decision: `space`, `prefetch`, `leave`, `axis`, `dim`; one that may be None has no default to write."""
+    made = {"type": {int: "integer", str: "string"}[type_of_key(key)], "description": _said(kind)[key.name]}
+    return made if key.default in (MISSING, None) else {**made, "default": key.default}
 
 
 def _said(kind: type) -> dict[str, str]:

@@ -12,7 +12,7 @@ import difflib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Any, cast, get_args
 
 from jaxckpt._errors import BudgetError, PolicyError
 from jaxckpt._units import format_bytes, parse_bytes
@@ -191,14 +191,20 @@ class _Reading:
 
 def _decision(kind: type[Decision], given: Mapping[str, Any]) -> Decision:
     """A decision with what the table says of it, each of its type."""
-    hints: dict[str, Any] = {each.name: each.type for each in fields(kind)}
+    wanted = {each.name: type_of_key(each) for each in fields(kind)}
     for key, value in given.items():
-        if type(value) is not hints[key]:
-            raise TypeError(f"{key} = {value!r} is no {hints[key].__name__}")
+        if type(value) is not wanted[key]:
+            raise TypeError(f"{key} = {value!r} is no {wanted[key].__name__}")
     missing = [each.name for each in fields(kind) if each.name not in given and not _has_default(each)]
     if missing:
         raise TypeError(f"a {kind.__name__.lower()} needs {' and '.join(missing)}")
     return kind(**given)
+
+
+def type_of_key(each: Any) -> type:
+    """The type of what a file says of a field; what may be None is left out of files where it is."""
+    said, *_ = (kind for kind in (get_args(each.type) or (each.type,)) if kind is not type(None))
+    return cast(type, said)
 
 
 def _has_default(each: Any) -> bool:
@@ -252,7 +258,8 @@ def rule_entries(rule: Rule) -> Iterator[tuple[str, Any]]:
     words: dict[type, str] = {kind: word for word, kind in DECISIONS.items()}
     yield "decision", words[type(rule.decision)]
     for each in fields(rule.decision):
-        yield each.name, getattr(rule.decision, each.name)
+        if (value := getattr(rule.decision, each.name)) is not None:
+            yield each.name, value
     if rule.strength != "must":
         yield "strength", rule.strength
     if rule.optional:

@@ -102,10 +102,11 @@ class _Writer:
         (read,), (write,) = step.reads, step.writes
         beside = self._ops[self._beside(number, after=not step.back)]
         whole = self._traced.variables[self._schedule.origin[read]].aval
-        eqn = move_eqn(step, self._variables[read], whole, self._traced.mesh)
+        split = self._traced.graph.values[self._schedule.origin[read]].split
+        eqn = move_eqn(step, self._variables[read], whole, self._traced.mesh, split)
         stack = beside.source_info.name_stack.extend(OWN).extend("fetch" if step.back else "leave")
         made = eqn.replace(source_info=beside.source_info.replace(name_stack=stack), ctx=beside.ctx)
-        self.eqns.append(Equation(made))
+        self.eqns.append(Equation(made, loop=step.loop))
         self._variables[write] = made.outvars[0]
 
     def results(self) -> list[Any]:

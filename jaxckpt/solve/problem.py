@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from jaxckpt.cost import Fusion, Prices, Rates, Replay, fuse, price, replay
-from jaxckpt.ir import Decision, Graph, Phase, Plan, Prediction, Recompute, Run, Save, Schedule, schedule
+from jaxckpt.ir import Decision, Graph, Phase, Plan, Prediction, Recompute, Run, Save, Schedule, schedule, settle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,7 @@ class Problem:
 
     def planned(self, decisions: Mapping[int, Decision], stages: tuple[int, ...], strategy: str) -> tuple[Plan, Replay]:
         """As `plan`, with the replay that the prediction is of."""
+        decisions = settle(self.graph, decisions)
         plan = Plan(fingerprint=self.graph.fingerprint, decisions=decisions, stages=stages, strategy=strategy)
         laid_out = schedule(self.graph, plan)
         plan = replace(plan, decisions=dict(self._alive(plan, laid_out)))
