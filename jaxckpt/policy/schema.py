@@ -21,7 +21,17 @@ from jaxckpt._files import write_whole
 from jaxckpt.ir import Decision
 from jaxckpt.policy.policy import Policy, Regions
 from jaxckpt.policy.rule import Match, Rule
-from jaxckpt.policy.toml import BOUNDARIES, BYTES, DECISIONS, DEFAULTS, FLAGS, NUMBERS, STRENGTHS, TEXT_KEYS, type_of_key
+from jaxckpt.policy.toml import (
+    BOUNDARIES,
+    BYTES,
+    DECISIONS,
+    DEFAULTS,
+    FLAGS,
+    NUMBERS,
+    STRENGTHS,
+    TEXT_KEYS,
+    type_of_key,
+)
 
 FILE = Path(__file__).parents[2] / "policies" / "policy.schema.json"
 """Where the schema is kept in a checkout."""

@@ -143,9 +143,7 @@ def _stacked(program: Program) -> tuple[list[Equation], dict[Any, Any]]:
     return made, shown
 
 
-def _stacks(
-    loop: int, opened: OpenLoop, inside: dict[int, list[Any]], shown: dict[Any, Any]
-) -> Iterator[Equation]:
+def _stacks(loop: int, opened: OpenLoop, inside: dict[int, list[Any]], shown: dict[Any, Any]) -> Iterator[Equation]:
     params = opened.eqn.params
     said = {"loop": loop, "length": params["length"], "reverse": params["reverse"]}
     for variable in inside.pop(loop, []):

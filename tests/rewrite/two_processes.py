@@ -1,11 +1,12 @@
 """One process of a run of two, each with four CPU devices: what `test_agree` starts and reads.
 
-Called with a port and the number of the process; writes one line of JSON for each thing that it did.
+Called with a port, the number of the process and a folder; there it writes what it found, as JSON.
 """
 
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -75,7 +76,7 @@ def caught(call: Callable[[], Any]) -> str:
     return ""
 
 
-def main(port: str, index: int) -> None:
+def main(port: str, index: int, folder: str) -> None:
     """Everything that the tests ask about, in the same order in both processes."""
     jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=index)
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -90,16 +91,16 @@ def main(port: str, index: int) -> None:
     made = []
     plan = jaxckpt.plan_once(lambda: made.append(index) or mine)
     found["made once"] = {"digest": agree.digest(plan), "equal": plan == mine, "made": made}
-    found["planned"] = numbers(plan.apply(step)(*args))
+    found["planned"] = numbers(plan.apply(step)(*args), mesh)
     other = keeping(Save()) if index else Policy(default="recompute")
-    found["different"] = caught(lambda: jaxckpt.apply(step, other)(*args), mesh)
+    found["different"] = caught(lambda: jaxckpt.apply(step, other)(*args))
     found["failed"] = caught(lambda: jaxckpt.plan_once(fail)) if index else failing()
     if not index:
         agree.PATIENCE_S = 2.0
         found["alone"] = caught(lambda: jaxckpt.apply(step, keeping(Save()))(*args))
         whole = jax.device_put(arrays(), jax.local_devices()[0])
         found["own devices"] = caught(lambda: jaxckpt.apply(step, keeping(Save()))(*whole))
-    print("FOUND " + json.dumps(found), flush=True)
+    Path(folder, f"{index}.json").write_text(json.dumps(found))
     jax.distributed.shutdown()
 
 
@@ -118,4 +119,4 @@ def failing() -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
