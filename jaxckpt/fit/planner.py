@@ -30,6 +30,7 @@ from jaxckpt.solve import (
     OptimalSolver,
     Problem,
     StrategySolver,
+    collectives_kept,
     follow,
     musts,
     named_strategy,
@@ -73,6 +74,8 @@ class Planner:
       policy: What no plan may change: rules that say "must", of this policy and of marks in the step. The rest of it,
         and rules that say "prefer", are left to the planner.
       compiler_options: XLA options as pairs of name and value; they go before those of a jitted step.
+      recompute_collectives: Whether what devices exchanged data for in the forward pass may be computed again;
+        otherwise it is saved. Parameters gathered for use are gathered again all the same.
       progress: Called with a sentence before each longer piece of work.
 
     Raises:
@@ -91,6 +94,7 @@ class Planner:
         max_compiles: int = 4,
         policy: Policy | str | Path | None = None,
         compiler_options: Sequence[tuple[str, Any]] = (),
+        recompute_collectives: bool = True,
         progress: Progress | None = None,
     ):
         self.target = Target(target) if isinstance(target, str) else target
@@ -106,7 +110,8 @@ class Planner:
         self.graph = self.traced.graph
         free = Problem(graph=self.graph, rates=self.target.rates)
         chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
-        self.problem = replace(free, must=musts(free, chosen))
+        kept = {} if recompute_collectives else collectives_kept(free)
+        self.problem = replace(free, must={**kept, **musts(free, chosen)})
         self._footprints: dict[ir.Plan, Footprint] = {}
         self._solvers: dict[str, StrategySolver] = {}
 
@@ -432,6 +437,7 @@ def plan(
     max_compiles: int = 4,
     policy: Policy | str | Path | None = None,
     compiler_options: Sequence[tuple[str, Any]] = (),
+    recompute_collectives: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
     """Fits a training step into a budget of memory, proved by the compiler.
@@ -458,6 +464,7 @@ def plan(
         max_compiles=max_compiles,
         policy=policy,
         compiler_options=compiler_options,
+        recompute_collectives=recompute_collectives,
         progress=progress,
     )
     return planner.plan(budget=budget, strategy=strategy)

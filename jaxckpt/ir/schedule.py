@@ -162,14 +162,12 @@ class _Scheduler:
         self.dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)} - self.slices
         self.away = away(graph, plan)
         self.in_turns = frozenset(v for v in self.away.values if self._loop_of(v) is not None)
-        """Of these what a loop makes in every turn."""
         self.stored: dict[int, int] = {}
         self.unheld: list[int] = []
         self.fetched: dict[int, int] = {}
         self.gathered: dict[tuple[int, int | None], int] = {}
-        """What came back in the body of a loop, by value and loop."""
         kept = {v for v, d in plan.decisions.items() if not isinstance(d, Recompute) and not self._is_stacked(v)}
-        self.pinned = kept if self.dropped or self.away.values else set()
+        self.pinned = kept - self.in_turns if self.dropped or self.away.values else set()
         self.standing: dict[int, frozenset[int]] = {}
         self.spread: dict[int, bool] = {}
         self._outputs = frozenset(graph.outputs)
@@ -197,8 +195,7 @@ class _Scheduler:
                 for value in sorted(self.pinned.intersection(op.writes)):
                     self._pin(value)
             for value in sorted(self.in_turns.intersection(op.writes)) if self.in_turns else ():
-                if value not in self.stored:
-                    self.stored[value] = self._moved(value, self.env[value], back=False)
+                self.stored[value] = self._moved(value, self.env[value], back=False)
         return Schedule(
             steps=tuple(self.steps),
             origin=tuple(self.origin),
@@ -364,9 +361,7 @@ class _Scheduler:
         if where not in self.gathered:
             held = self.stored[value]
             if self.loop == self._loop_of(value):
-                held = self._instance(value)
-                trigger = self.graph.fronts[reader]
-                reads = (self.stored[value],)
+                reads, held, trigger = (held,), self._instance(value), self.graph.fronts[reader]
                 self.steps.append(Barrier(reads=reads, writes=(held,), trigger=trigger, why="fetch", loop=self.loop))
             self.gathered[where] = self._moved(value, held, back=True)
         return self.gathered[where]

@@ -122,7 +122,7 @@ def _match_key(key: str) -> dict[str, Any]:
 
 
 def _own_key(kind: type[Decision], key: Any) -> dict[str, Any]:
-    """A key of a decision: `space`, `prefetch`, `leave`, `axis`, `dim`; one that may be None has no default to write."""
+    """A key of a decision: `space`, `prefetch`, `axis`, `dim`; one that may be None has no default to write."""
     made = {"type": {int: "integer", str: "string"}[type_of_key(key)], "description": _said(kind)[key.name]}
     return made if key.default in (MISSING, None) else {**made, "default": key.default}
 
