@@ -49,6 +49,7 @@ from jaxckpt._version import __version__
 if TYPE_CHECKING:
     from jaxckpt.advise import Finding, Findings, lint
     from jaxckpt.calibration import calibrate
+    from jaxckpt.eager import timed_scopes
     from jaxckpt.fit import (
         BatchSearch,
         Explanation,
@@ -112,6 +113,7 @@ _HOMES = {
     "read_policy": "policy.readers",
     "scope": "mark",
     "targets": "target",
+    "timed_scopes": "eager",
     "verdicts": "versus",
     "verify": "numerics",
 }
@@ -189,6 +191,7 @@ __all__ = [
     "read_policy",
     "scope",
     "targets",
+    "timed_scopes",
     "verdicts",
     "verify",
 ]
