@@ -12,12 +12,13 @@ equation. The rules mark the values that are in memory ("materialised"):
    once and reading it back: with k readers, source bytes F and own bytes B, if F + B + (k - 1) B <= k F.
    A residual stream `x + f(x)` is; a cast, a bias or an activation of one large source is not.
    What takes many instructions an element (tanh, erf) is in memory where several kernels read it, unless they hold
-   rows.
-4. `a + scatter_add(zeros, ...)`, the gradient of a gather, is a scatter into `a`.
+   rows; so is what an op reads that compilers write out as a polynomial (erf, erfc).
+4. `a + scatter_add(zeros, ...)`, the gradient of a gather, is a scatter into `a`, unless `a` is broadcast.
 5. A reduction of rows (a softmax's maximum and sum) folds into the kernel that uses it where that kernel reads
    the same large arrays anyway: it holds each row while it works. Where something else reads the result too, a
-   backward pass or a barrier, it is written by a pass of its own.
-
+   backward pass or a barrier, it is written by a pass of its own. It holds them through a softmax's second reduction
+   too where their length is a power of two, and they are short or many; else the exponential between the two is in
+   memory, and what reduces it or its gradient is a pass of its own.
 6. What one loop makes and another reads is in memory, once for every turn, and so is what stands outside of a loop and
    is read in its body.
 
@@ -33,6 +34,7 @@ bytes, and is corrected from there. Complexity: linear in ops times the (small) 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from jaxckpt.ir import Graph, Kind, Op, Phase, Run, Step
 from jaxckpt.ir.loop import SLICE
@@ -50,6 +52,8 @@ _SLOW = frozenset(
     }
 )  # fmt: skip
 """Elementwise ops that compilers do not run twice to save a write; an exponential they do."""
+_EXPANDED = frozenset({"erf", "erfc", "erf_inv", "lgamma", "digamma"})
+"""Ops that become a polynomial; their operand is used at many places of it."""
 _TOUCHES_PART = frozenset({"dynamic_slice", "slice", "split", "unstack", "squeeze", SLICE})
 _MANY = 4
 """Readers are counted up to here; more do not change rule 3 in practice."""
@@ -57,6 +61,10 @@ _MUCH_SMALLER = 0.75
 """An optional value takes at most this share of its sources; else keeping the sources is as good."""
 _LONGEST_ROW = 2**16
 """Elements of a row that one group of threads can hold."""
+_SHORT_ROW = 256
+"""Rows up to this length are held through two reductions however few they are."""
+_FEW_ROWS = 2**16
+"""Longer ones are where there are more than these."""
 _SMALL = 1 / 8
 """Of what a kernel reads, arrays below this share of the largest one are per row, not per element."""
 
@@ -136,18 +144,22 @@ class Rules:
         into_addend = _scatters_into_addend(graph)
         addends = {graph.readers[graph.ops[op].writes[0]][0] for op in into_addend}
         ops = graph.ops
+        rows = frozenset(op.id for op in ops if _is_row(graph, op))
+        between = _between_passes(graph, rows)
+        written = addends | between
         self.writes_memory = [
-            op.id in addends or (op.id not in into_addend and (op.kind in _WRITES_MEMORY or bool(op.effects)))
+            op.id in written or (op.id not in into_addend and (op.kind in _WRITES_MEMORY or bool(op.effects)))
             for op in ops
         ]
         self.needs_memory = [_needs_memory(op, scatters=op.id not in into_addend) for op in ops]
         self.shows = [_shows(graph, op) for op in ops]
         self.is_gather = [op.primitive == "gather" for op in ops]
         self.touches_part = [op.primitive in _TOUCHES_PART for op in ops]
-        self.is_slow = [op.primitive in _SLOW and op.phase is Phase.FORWARD for op in ops]
+        self.is_slow = [op.phase is Phase.FORWARD and _is_slow(graph, op) for op in ops]
         self.passes_on = [op.kind is Kind.VIEW or op.id in into_addend for op in ops]
         self.fuses = [op.kind in _FUSES and not op.effects and op.id not in addends for op in ops]
-        self.is_row = [_is_row(graph, op) for op in ops]
+        apart = _reducing(graph, between)
+        self.is_row = [op.id in rows and op.id not in apart for op in ops]
         self.folds: frozenset[int] = frozenset()
         self.folds_unread: frozenset[int] = frozenset()
         forward = [op for op in ops if op.phase is Phase.FORWARD]
@@ -222,6 +234,64 @@ def _is_row(graph: Graph, op: Op) -> bool:
     for axis in whole[len(rows) :]:
         length *= axis
     return whole[: len(rows)] == rows and 1 < length <= _LONGEST_ROW
+
+
+def _is_slow(graph: Graph, op: Op) -> bool:
+    if op.primitive in _SLOW:
+        return True
+    read = (graph.ops[r] for v in op.writes for r in graph.readers[v])
+    return op.kind is Kind.ELEMENTWISE and any(reader.primitive in _EXPANDED for reader in read)
+
+
+def _between_passes(graph: Graph, rows: frozenset[int]) -> frozenset[int]:
+    """Exponentials of a softmax whose rows no kernel holds through both of its reductions."""
+    found = set()
+    for op in graph.ops:
+        if op.primitive != "exp" or op.phase is not Phase.FORWARD:
+            continue
+        readers = [graph.ops[r] for r in graph.readers[op.writes[0]] if graph.ops[r].phase is Phase.FORWARD]
+        sums = [reader for reader in readers if reader.id in rows]
+        is_softmax = sums and len(sums) < len(readers) and _comes_after(graph, op, rows)
+        if is_softmax and not _holds_twice(graph, sums[0]):
+            found.add(op.id)
+    return frozenset(found)
+
+
+def _comes_after(graph: Graph, op: Op, rows: frozenset[int]) -> bool:
+    """Whether an op reads a reduction of rows through elementwise work and views."""
+    pending, seen = list(op.reads), set[int]()
+    while pending:
+        made = graph.producer[pending.pop()]
+        if made is None or made in seen:
+            continue
+        if made in rows:
+            return True
+        seen.add(made)
+        if graph.ops[made].kind in (Kind.ELEMENTWISE, Kind.VIEW):
+            pending.extend(graph.ops[made].reads)
+    return False
+
+
+def _holds_twice(graph: Graph, total: Op) -> bool:
+    whole, rows = (graph.values[v].shape for v in (total.reads[0], total.writes[0]))
+    length = prod(whole[len(rows) :])
+    return length & (length - 1) == 0 and (length <= _SHORT_ROW or prod(rows) > _FEW_ROWS)
+
+
+def _reducing(graph: Graph, made: frozenset[int]) -> frozenset[int]:
+    """Reductions of what some ops make, as it is or after elementwise work."""
+    found, seen = set(), set(made)
+    pending = [v for op in made for v in graph.ops[op].writes]
+    while pending:
+        for reader in graph.readers[pending.pop()]:
+            if reader in seen:
+                continue
+            seen.add(reader)
+            if graph.ops[reader].kind is Kind.REDUCTION:
+                found.add(reader)
+            elif graph.ops[reader].kind in (Kind.ELEMENTWISE, Kind.VIEW):
+                pending.extend(graph.ops[reader].writes)
+    return frozenset(found)
 
 
 def _large(sources: Sources) -> frozenset[int]:
@@ -372,8 +442,22 @@ def _scatters_into_addend(graph: Graph) -> frozenset[int]:
         base = graph.producer[op.reads[0]]
         over_constant = base is not None and not graph.ops[base].reads
         if over_constant and len(readers) == 1 and graph.ops[readers[0]].primitive in ("add", "add_any"):
-            found.add(op.id)
+            (result,) = op.writes
+            addends = (v for v in graph.ops[readers[0]].reads if v != result)
+            if not any(_is_spread_over(graph, v, graph.values[result].size_bytes) for v in addends):
+                found.add(op.id)
     return frozenset(found)
+
+
+def _is_spread_over(graph: Graph, value: int, size_bytes: int) -> bool:
+    """Whether an array of a size repeats a smaller one, or a constant, where this value stands for it."""
+    if graph.values[value].size_bytes < size_bytes:
+        return True
+    made = graph.producer[value]
+    if made is None or graph.ops[made].kind is not Kind.VIEW:
+        return False
+    reads = graph.ops[made].reads
+    return not reads or _is_spread_over(graph, reads[0], size_bytes)
 
 
 def behind_views(graph: Graph, value: int) -> int:

@@ -19,6 +19,10 @@ _OPERATIONS = {
 """Instructions an element, where one does not do; the usual length of the polynomial."""
 
 
+_ALIGNED = 8
+"""Elements; kernels of matrix units load so many at once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
     """Arithmetic seconds of each op.
@@ -26,11 +30,14 @@ class Prices:
     Attributes:
       vector_s: What the op adds to the kernel that it is fused into.
       matrix_s: What it needs of the matrix units, or, for an op with a body, of whatever its FLOPs run on.
+      padding_bytes: What a contraction takes for operands whose lengths its kernels cannot do: they are copied into
+        longer arrays.
       unpriced: Primitives of ops whose work nobody knows, once for each such op.
     """
 
     vector_s: tuple[float, ...]
     matrix_s: tuple[float, ...]
+    padding_bytes: tuple[int, ...]
     unpriced: tuple[str, ...]
 
 
@@ -39,6 +46,7 @@ def price(graph: Graph, rates: Rates) -> Prices:
     return Prices(
         vector_s=tuple(_vector_s(graph, op, rates) for op in graph.ops),
         matrix_s=tuple(_matrix_s(graph, op, rates) for op in graph.ops),
+        padding_bytes=tuple(_padding_bytes(graph, op) for op in graph.ops),
         unpriced=tuple(op.primitive for op in graph.ops if op.flops is None),
     )
 
@@ -55,3 +63,18 @@ def _matrix_s(graph: Graph, op: Op, rates: Rates) -> float:
         return 0.0
     kernels = "convolution" if op.primitive.startswith("conv_general") else "matmul"
     return rates.factor(kernels) * rates.matmul_s(op.flops, graph.values[op.reads[0]].dtype)
+
+
+def _padding_bytes(graph: Graph, op: Op) -> int:
+    """Bytes of the operands of a matrix product that have a length which is no multiple of `_ALIGNED`."""
+    if op.primitive != "dot_general" or not op.flops or len(op.reads) != 2:
+        return 0
+    results = prod(graph.values[op.writes[0]].shape)
+    elements = [prod(graph.values[v].shape) for v in op.reads]
+    contracted = op.flops / (2 * results)
+    batch = prod(elements) / (results * contracted**2)
+    free = [count / contracted for count in elements]
+    if batch != 1 or 1 in free:
+        return 0
+    odd = (v for v, length in zip(op.reads, free, strict=True) if contracted % _ALIGNED or length % _ALIGNED)
+    return sum(graph.values[v].size_bytes for v in odd)

@@ -265,8 +265,8 @@ class _Replayer:
             traffic_bytes = self._scatter_bytes(step, reads)
         if op.primitive == STACK:
             traffic_bytes = 0
-        if op.workspace_bytes:
-            self.workspace_bytes[at] = op.workspace_bytes
+        if needed_bytes := op.workspace_bytes + self.prices.padding_bytes[op.id]:
+            self.workspace_bytes[at] = needed_bytes
         kernel = at
         if self.spread.rules.fuses[op.id]:
             kernel = self._loop_of(at, op, step, reads)

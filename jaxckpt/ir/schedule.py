@@ -30,6 +30,8 @@ The rules, which are those of `jax.checkpoint` seen from the joint graph:
    computed again before the loop begins that asks for it. A slice of an array that is there is never kept: the other
    loop goes through the array too. In another loop's body no barrier is needed: a compiler merges nothing over the
    border of a loop, and each turn waits for the one before.
+8. The gradient of a pooling reads what was pooled behind a barrier with its cotangent: compilers split it in two, and
+   would look for the places of the maxima long before they have a use for them.
 
 Read after `plan` and `away`. Complexity: linear in ops, plus the copies made.
 """
@@ -41,7 +43,7 @@ from typing import Literal
 from jaxckpt._errors import GraphError, UnsupportedDecisionError
 from jaxckpt.ir.away import away
 from jaxckpt.ir.decision import Offload, Partition, Recompute
-from jaxckpt.ir.graph import Graph, Phase
+from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.kind import Kind
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.partition import settled_plan
@@ -94,6 +96,8 @@ class Move:
     loop: int | None = None
 
 
+_BEGINS_EARLY = frozenset({"select_and_scatter_add"})
+"""Ops that become two, of which the first needs no cotangent and leaves large indices."""
 _SPREAD = 1 / 8
 """A value is spread out where what it is made of takes at most this share of its bytes."""
 
@@ -188,6 +192,8 @@ class _Scheduler:
             reads = op.reads
             if op.id in changed or self.away.values:
                 reads = tuple(self._late(v, op.id) if late else self.env[v] for v in op.reads)
+            if self.dropped and op.primitive in _BEGINS_EARLY and op.phase is Phase.BACKWARD:
+                reads = self._held_back(op, reads)
             self.steps.append(Run(op=op.id, reads=reads, writes=op.writes, loop=self.loop))
             if op.phase is Phase.BACKWARD:
                 self.unheld.extend(op.writes)
@@ -201,6 +207,16 @@ class _Scheduler:
             origin=tuple(self.origin),
             outputs=tuple(self.env[v] for v in self.graph.outputs),
         )
+
+    def _held_back(self, op: Op, reads: tuple[int, ...]) -> tuple[int, ...]:
+        """Operands that are there since the forward pass, behind a barrier with the cotangent that comes (rule 8)."""
+        cotangent, operand = reads
+        if self.origin[operand] not in self.pinned or self.env[op.reads[1]] != operand:
+            return reads
+        held = self._instance(op.reads[1])
+        barrier = Barrier(reads=(operand,), writes=(held,), trigger=cotangent, why="recompute", loop=self.loop)
+        self.steps.append(barrier)
+        return cotangent, held
 
     def _go_to(self, loop: int | None) -> None:
         """Leaves bodies and enters others; what they want again of what stands further out is computed before."""

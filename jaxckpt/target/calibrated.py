@@ -9,14 +9,14 @@ import functools
 import importlib.resources
 import json
 import pathlib
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from jaxckpt._errors import TargetError, UnknownTargetError
+from jaxckpt._errors import TargetError
 from jaxckpt._files import write_whole
 from jaxckpt.cost.rates import Rates
+from jaxckpt.target.toml_table import refusal, table_of, text_of
 
 FORM = "jaxckpt calibration 1"
 """The first key of every file."""
@@ -173,16 +173,12 @@ def load_calibration(path: str | pathlib.Path) -> Calibration:
       UnknownTargetError: There is no such file.
       TargetError: It is no calibration; all that is wrong with it is said.
     """
-    try:
-        text = pathlib.Path(path).read_text("utf-8")
-    except OSError as error:
-        raise UnknownTargetError(
-            f"calibration {path} cannot be read.",
-            got=f'"{path}" ({error.strerror})',
-            needed="a file of `jaxckpt calibrate`",
-            advice=f"jaxckpt calibrate -o {path}, on the machine that has the device",
-            name=str(path),
-        ) from error
+    text = text_of(
+        path,
+        called="calibration",
+        needed="a file of `jaxckpt calibrate`",
+        advice=f"jaxckpt calibrate -o {path}, on the machine that has the device",
+    )
     return calibration_from_toml(text, source=str(path))
 
 
@@ -196,13 +192,11 @@ def calibration_from_toml(text: str, *, source: str) -> Calibration:
     Raises:
       TargetError: All that is wrong with the text, numbered; the sentences are also in `problems`.
     """
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _bad_file(source, [f"no TOML: {error}"]) from error
+    refused = functools.partial(_bad_file, source)
+    table = table_of(text, refused=refused)
     problems = list(_problems(table))
     if problems:
-        raise _bad_file(source, problems)
+        raise refused(problems)
     del table["form"]
     for name in _PAIRS:
         table[name] = tuple(table.get(name, {}).items())
@@ -246,15 +240,13 @@ def _is_rate(value: Any) -> bool:
     return _is_number(value) and value > 0
 
 
-def _bad_file(source: str, problems: list[str]) -> TargetError:
-    numbered = "; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
-    return TargetError(
+def _bad_file(source: str, problems: Sequence[str]) -> TargetError:
+    return refusal(
         f"{source} is no calibration.",
-        got=numbered,
+        problems,
         needed="what `jaxckpt calibrate` writes",
         advice="jaxckpt calibrate -o FILE, on the machine that has the device",
         source=source,
-        problems=tuple(problems),
     )
 
 

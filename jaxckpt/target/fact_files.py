@@ -9,13 +9,13 @@ import difflib
 import functools
 import importlib.resources
 import pathlib
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from jaxckpt._errors import TargetError, UnknownTargetError
+from jaxckpt._errors import TargetError
 from jaxckpt.target.device_facts import CpuFacts, Facts, GpuFacts, TpuFacts
+from jaxckpt.target.toml_table import refusal, table_of, text_of
 
 _SCHEMAS: Mapping[str, type] = {"cuda": GpuFacts, "tpu": TpuFacts, "cpu": CpuFacts}
 _EXPECTED = {
@@ -57,16 +57,12 @@ def load_facts(path: str | pathlib.Path) -> Facts:
       UnknownTargetError: There is no such file.
       TargetError: The file is no TOML, or its keys are missing, unknown or of the wrong kind.
     """
-    try:
-        text = pathlib.Path(path).read_text("utf-8")
-    except OSError as error:
-        raise UnknownTargetError(
-            f"fact file {path} cannot be read.",
-            got=f'"{path}" ({error.strerror})',
-            needed=f"a TOML file, or one of the names {', '.join(sorted(known_facts()))}",
-            advice='jaxckpt.Target("h200"), or copy a file of jaxckpt/target/facts and change it',
-            name=str(path),
-        ) from error
+    text = text_of(
+        path,
+        called="fact file",
+        needed=f"a TOML file, or one of the names {', '.join(sorted(known_facts()))}",
+        advice='jaxckpt.Target("h200"), or copy a file of jaxckpt/target/facts and change it',
+    )
     return facts_from_toml(text, source=str(path))
 
 
@@ -93,21 +89,19 @@ def facts_from_toml(text: str, *, source: str) -> Facts:
       >>> facts_from_toml(toml, source="laptop.toml").description
       'my laptop'
     """
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _bad_file(source, [f"no TOML: {error}"]) from error
+    refused = functools.partial(_bad_file, source)
+    table = table_of(text, refused=refused)
     platform = table.pop("platform", None)
     if platform not in _SCHEMAS:
-        raise _bad_file(source, [f'platform = {platform!r} is none of "cuda", "tpu", "cpu"'])
+        raise refused([f'platform = {platform!r} is none of "cuda", "tpu", "cpu"'])
     schema = _SCHEMAS[platform]
     problems = list(_table_problems(table, schema))
     if problems:
-        raise _bad_file(source, problems)
+        raise refused(problems)
     facts = schema(**{key: _frozen(value) for key, value in table.items()})
     problems = list(facts.problems())
     if problems:
-        raise _bad_file(source, problems)
+        raise refused(problems)
     return facts
 
 
@@ -157,13 +151,11 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _bad_file(source: str, problems: list[str]) -> TargetError:
-    numbered = "; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
-    return TargetError(
+def _bad_file(source: str, problems: Sequence[str]) -> TargetError:
+    return refusal(
         f"fact file {source} does not describe a device.",
-        got=numbered,
+        problems,
         needed='every key without default and no other; platform = "cuda", "tpu" or "cpu" chooses the keys',
         advice="start from a file of jaxckpt/target/facts",
         source=source,
-        problems=tuple(problems),
     )

@@ -52,7 +52,7 @@ _FREE_NAMES = """
     ppermute all_gather all_gather_invariant all_gather_reduced all_to_all reduce_scatter unreduced_psum
     pvary axis_index reshard create_token after_all debug_print debug_callback new_ref ref get swap addupdate
     freeze nonbatchable unvmap_any unvmap_all unvmap_max platform_index empty empty2 layout_constraint
-    select_and_scatter_add select_and_scatter loop_carry loop_end loop_stack
+    loop_carry loop_end loop_stack
 """
 _FREE = frozenset(_FREE_NAMES.split())
 """Primitives outside the table of kinds that do no floating-point arithmetic worth counting."""
@@ -220,7 +220,7 @@ def contraction_flops(eqn: Any) -> float | None:
     """Multiplications and additions of a matrix product or convolution; None for one that is not in the table.
 
     Example: 2 * batch * M * N * K of a `dot_general`; 2 * output elements * kernel elements per output channel
-    of a convolution.
+    of a convolution, without the zeros that a dilated operand is filled up with.
     """
     name, params = eqn.primitive.name, eqn.params
     if name == "dot_general":
@@ -231,7 +231,9 @@ def contraction_flops(eqn: Any) -> float | None:
     kernel = eqn.invars[1].aval.shape
     results = math.prod(eqn.outvars[0].aval.shape)
     if name == "conv_general_dilated":
-        return 2.0 * results * math.prod(kernel) / max(1, kernel[params["dimension_numbers"].rhs_spec[0]])
+        features = kernel[params["dimension_numbers"].rhs_spec[0]]
+        zeros = math.prod(params["lhs_dilation"])  # of so many elements of the dilated operand one is not zero
+        return 2.0 * results * math.prod(kernel) / max(1, features * zeros)
     if name == "scaled_matmul_wrapper":
         return 2.0 * results * kernel[-1]
     return None

@@ -1,5 +1,6 @@
-"""Which values are in memory: the four rules of `fuse`, each on the smallest graph that shows it."""
+"""Which values are in memory: the rules of `fuse`, each on the smallest graph that shows it."""
 
+import pytest
 from hypothesis import given
 
 from jaxckpt.cost import fuse
@@ -96,6 +97,57 @@ def test_what_takes_long_to_compute_is_not_computed_in_two_kernels():
     materialised = fuse(build.graph(*readers)).materialised
     assert slow in materialised
     assert quick not in materialised
+
+
+def test_what_an_error_function_reads_is_in_memory_where_something_else_reads_it_too():
+    build = Builder()
+    product = build.op("dot_general", build.input(4000), size_bytes=4000)
+    scaled = build.op("mul", product, size_bytes=4000)
+    curve = build.op("erfc", scaled, size_bytes=4000)
+    out = build.op("dot_general", build.op("mul", curve, product, size_bytes=4000), size_bytes=4)
+    square = build.op("integer_pow", scaled, size_bytes=4000, phase=Phase.BACKWARD)
+    late = build.op("reduce_sum", square, size_bytes=4, phase=Phase.BACKWARD)
+    materialised = fuse(build.graph(out, late)).materialised
+    assert scaled in materialised
+
+
+def softmax(shape):
+    """Scores through a softmax into a product; its backward reads the exponentials. Returns these, the sum, a graph."""
+    build = Builder()
+    scores = build.shaped("dot_general", build.input(4000), shape=shape)
+    top = build.shaped("broadcast_in_dim", build.shaped("reduce_max", scores, shape=shape[:-1]), shape=shape)
+    powers = build.shaped("exp", build.shaped("sub", scores, top, shape=shape), shape=shape)
+    total = build.shaped("reduce_sum", powers, shape=shape[:-1])
+    wide = build.shaped("broadcast_in_dim", total, shape=shape)
+    out = build.shaped("dot_general", build.shaped("div", powers, wide, shape=shape), shape=(4,))
+    late = build.shaped("mul", powers, out, shape=shape, phase=Phase.BACKWARD)
+    gradient = build.shaped("reduce_sum", late, shape=shape[:-1], phase=Phase.BACKWARD)
+    return powers, total, build.graph(build.shaped("dot_general", gradient, shape=(4,), phase=Phase.BACKWARD), out)
+
+
+@pytest.mark.parametrize("shape", [(64, 197), (64, 512), (2**16, 1024)])
+def test_a_softmax_over_long_or_crooked_rows_writes_its_exponentials(shape):
+    powers, total, graph = softmax(shape)
+    assert {powers, total} <= fuse(graph).materialised
+
+
+@pytest.mark.parametrize("shape", [(64, 256), (2**16 + 1, 512)])
+def test_a_softmax_over_rows_that_one_kernel_can_hold_does_not(shape):
+    powers, total, graph = softmax(shape)
+    fusion = fuse(graph)
+    assert powers not in fusion.materialised
+    assert fusion.rules.is_row[graph.producer[total]]
+
+
+def test_a_scatter_is_no_scatter_into_a_bias_that_is_added_to_it():
+    build = Builder()
+    messages = build.op("dot_general", build.input(4000), size_bytes=4000)
+    index = build.op("reduce_max", messages, size_bytes=4)
+    zeros = build.op("broadcast_in_dim", size_bytes=8000)
+    scattered = build.op("scatter-add", zeros, index, messages, size_bytes=8000)
+    bias = build.op("broadcast_in_dim", build.input(8), size_bytes=8000)
+    total = build.op("add", scattered, bias, size_bytes=8000)
+    assert scattered in fuse(build.graph(build.op("dot_general", total, size_bytes=4))).materialised
 
 
 def test_a_slice_reads_only_what_it_shows():

@@ -98,6 +98,20 @@ def test_forward_values_that_come_late_wait_for_their_own_reader():
     ]  # fmt: skip
 
 
+def test_the_gradient_of_a_pooling_waits_with_its_saved_operand_for_its_cotangent():
+    build = Builder()
+    x = build.input(4000)
+    early, kept = (build.op("dot_general", x, size_bytes=4000) for _ in range(2))
+    pooled = build.op("reduce_window_max", kept, size_bytes=1000)
+    cotangent = build.op("dot_general", early, pooled, size_bytes=1000, phase=Phase.BACKWARD)
+    spread = build.op("select_and_scatter_add", cotangent, kept, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(spread)
+    assert told(schedule(graph, plan_of(graph, drop=[early], save=[kept])))[-3:] == [
+        "3", f"barrier [{kept}] after {cotangent}", "4",
+    ]  # fmt: skip
+    assert told(schedule(graph, plan_of(graph, save=[kept]))) == ["0", "1", "2", "3", "4"]
+
+
 def test_of_an_op_with_two_results_the_saved_one_is_not_replaced():
     """Left is saved, right is dropped: the copy of their op makes both, but what follows left reads the saved one."""
     build = Builder()

@@ -49,6 +49,14 @@ def test_convolutions(image, kernel, options, flops):
     assert found.flops == flops
 
 
+def test_zeros_between_the_elements_of_a_dilated_operand_are_not_multiplied():
+    def function(x, k):
+        return jax.lax.conv_general_dilated(x, k, (1, 1), [(1, 1), (1, 1)], lhs_dilation=(2, 2))
+
+    found = work(function, jnp.ones((2, 3, 8, 8)), jnp.ones((5, 3, 3, 3)), primitive="conv_general_dilated")
+    assert found.flops == 2 * (2 * 5 * 15 * 15) * (3 * 3 * 3) / 4
+
+
 def test_ragged_products():
     sizes = jnp.array([2, 1], jnp.int32)
     program = inline(jax.make_jaxpr(lambda a, b: jax.lax.ragged_dot(a, b, sizes))(X, jnp.ones((2, 4, 5))))

@@ -1,0 +1,31 @@
+"""What an op needs of the units: here what products take for lengths that their kernels cannot do."""
+
+import pytest
+
+from jaxckpt.cost import price
+from tests.graphs import RATES, Builder
+
+
+def padding_bytes(left, right, result, *, contracted):
+    build = Builder()
+    operands = [build.shaped("neg", build.input(4), shape=shape) for shape in (left, right)]
+    flops = 2.0 * contracted
+    for length in result:
+        flops *= length
+    product = build.shaped("dot_general", *operands, shape=result, flops=flops)
+    return price(build.graph(product), RATES).padding_bytes[2]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "result", "contracted", "expected_bytes"),
+    [
+        ((64, 32), (32, 128), (64, 128), 32, 0),
+        ((64, 31), (31, 128), (64, 128), 31, 4 * (64 * 31 + 31 * 128)),
+        ((64, 32), (32, 30522), (64, 30522), 32, 4 * 32 * 30522),
+        ((8, 197, 64), (8, 64, 197), (8, 197, 197), 64, 0),
+        ((31, 32), (32,), (31,), 32, 0),
+    ],
+    ids=["aligned", "contracted", "free", "batched", "vector"],
+)
+def test_products_copy_operands_of_odd_lengths_but_for_batched_ones(left, right, result, contracted, expected_bytes):
+    assert padding_bytes(left, right, result, contracted=contracted) == expected_bytes
