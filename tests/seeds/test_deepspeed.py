@@ -210,6 +210,7 @@ def test_scopes_are_timed_forward_and_backward():
 def test_what_is_computed_again_is_timed_with_the_backward():
     policy = regions("block_*")
     plain, frugal = (
-        sum(row.ops for row in jaxckpt.timed_scopes(step, W, X)) for step in (layers(3), jaxckpt.apply(layers(3), policy))
+        sum(row.ops for row in jaxckpt.timed_scopes(step, W, X))
+        for step in (layers(3), jaxckpt.apply(layers(3), policy))
     )
     assert frugal > plain

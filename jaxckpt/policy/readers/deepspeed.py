@@ -161,7 +161,11 @@ def _not_carried(settings: Mapping[str, Any], decision: Decision) -> list[str]:
         cut = "the first dimension that the axis divides" if decision.dim is None else f"dimension {decision.dim}"
         said.append(
             f"partition_activations cuts the flattened value, here {cut} is cut: "
-            + ("what it divides nowhere stays whole, where DeepSpeed asserts." if decision.dim is None else "or refused.")
+            + (
+                "what it divides nowhere stays whole, where DeepSpeed asserts."
+                if decision.dim is None
+                else "or refused."
+            )
         )
     if settings["contiguous_memory_optimization"]:
         said.append(
@@ -180,6 +184,6 @@ def _not_carried(settings: Mapping[str, Any], decision: Decision) -> list[str]:
     if settings["profile"]:
         said.append(
             "profile times each checkpoint's forward and backward: a compiled step has no such borders; "
-            "jaxckpt.timed_scopes(step, *args) times its scopes op by op, and in jax.profiler.trace they keep their names."
+            "jaxckpt.timed_scopes(step, *args) times its scopes op by op, and jax.profiler.trace shows their names."
         )
     return said
