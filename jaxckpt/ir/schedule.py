@@ -7,8 +7,7 @@ one to one, and the cost model replays the same steps, so what is predicted is w
 The rules, which are those of `jax.checkpoint` seen from the joint graph:
 
 1. A value decided as `Save` is pinned: it passes a barrier where it is made, and everybody reads it behind that
-   barrier. Otherwise a compiler may keep both the value and what it came from. What waits in a stack for another loop
-   needs none.
+   barrier. Otherwise a compiler may keep both it and what it came from. What waits in a stack needs none.
 2. A dropped value is computed again just before the first late op that reads it, from what is still there:
    arguments, saved values, residuals left to the compiler, results of the step, and whatever an op with effects
    wrote.
@@ -44,7 +43,7 @@ from jaxckpt._errors import GraphError, UnsupportedDecisionError
 from jaxckpt.ir.away import away
 from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Op, Phase
-from jaxckpt.ir.kind import Kind
+from jaxckpt.ir.light import light_roots
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.partition import settled_plan
 from jaxckpt.ir.plan import Plan
@@ -280,7 +279,7 @@ class _Scheduler:
         The body of a loop that asks for it makes it itself: it never need be in memory.
         """
         if value not in self.spread:
-            roots = self._light_roots(value)
+            roots = light_roots(self.graph, value)
             root_bytes = None if roots is None else sum(self.graph.values[v].size_bytes for v in roots)
             self.spread[value] = root_bytes is not None and root_bytes <= _SPREAD * self.graph.values[value].size_bytes
         return self.spread[value]
@@ -411,7 +410,7 @@ class _Scheduler:
         landing = self._landing(value)
         where = (stage_of(self.plan, self._op_of(value)), landing)
         spread = self._depth(value) < len(self.graph.path(landing))
-        if spread or (where not in self.again and self._light_roots(value) is not None):
+        if spread or (where not in self.again and light_roots(self.graph, value) is not None):
             where = (~value, landing)
             self.again.setdefault(where, _Again(env={}))
         elif where not in self.again:
@@ -424,21 +423,6 @@ class _Scheduler:
             for op in sorted(ops - again.done):
                 self._copy(op, again)
         return again.env[value]
-
-    def _light_roots(self, value: int) -> set[int] | None:
-        """The arguments that a value is made of, if by views and elementwise work alone."""
-        pending, seen, roots = [value], set[int](), set[int]()
-        while pending:
-            read = pending.pop()
-            made = self.graph.producer[read]
-            if made is None:
-                roots.add(read)
-            elif made not in seen:
-                seen.add(made)
-                if self.graph.ops[made].kind not in (Kind.VIEW, Kind.ELEMENTWISE):
-                    return None
-                pending.extend(self.graph.ops[made].reads)
-        return roots
 
     def _open(self, where: _Where, reader: int) -> None:
         """Starts a stage behind one barrier: all that it has to recompute by now begins there.

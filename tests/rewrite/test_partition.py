@@ -233,13 +233,13 @@ def test_an_eighth_of_the_bytes_waits_on_each_device(step):
 
 
 def waiting(memory, parts):
-    """Bytes of the hidden values, or of their shards, that are there when the backward begins."""
-    begins = next(i for i, kernel in enumerate(memory.kernels) if kernel.part is Part.BACKWARD)
+    """Bytes of the hidden values, or of their shards, at the first product behind the forward pass."""
+    products = [(i, kernel.part) for i, kernel in enumerate(memory.kernels) if kernel.matmul_flops]
+    first = next(at for at, (_, part) in enumerate(products) if part is not Part.FORWARD)
     size_bytes = 8192 * 2048 * 4 // parts
-    alive = [
-        b for b in memory.alive_at(begins) if b.born < begins and b.size_bytes in (size_bytes, LAYERS * size_bytes)
-    ]
-    return sum(b.size_bytes for b in alive if 2048 // parts in b.shape and 8192 in b.shape)
+    alive = [b for b in memory.alive_at(products[first][0]) if b.count == 1 and 8192 in b.shape]
+    hidden = [b for b in alive if b.size_bytes in (size_bytes, LAYERS * size_bytes)]
+    return sum(b.size_bytes for b in hidden if 2048 // parts in b.shape)
 
 
 def test_moves_of_a_turn_stand_in_the_bodies_of_its_loops():
