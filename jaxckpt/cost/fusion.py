@@ -6,19 +6,20 @@ equation. The rules mark the values that are in memory ("materialised"):
 
 1. What a contraction, a reduction, a scatter or an opaque op writes is in memory, and so is what it needs there:
    the operands of contractions and opaque ops and the base of a scatter, where they are not mere views of
-   something in memory. A gather fuses: it computes the elements that it picks.
+   something in memory; and what a compiler puts into a long polynomial (erf, erfc). A gather fuses: it computes the
+   elements that it picks.
 2. What the step returns is in memory, and what passes a barrier.
 3. A value with several readers is in memory where reading its sources again costs more traffic than writing it
    once and reading it back: with k readers, source bytes F and own bytes B, if F + B + (k - 1) B <= k F.
    A residual stream `x + f(x)` is; a cast, a bias or an activation of one large source is not.
    What takes many instructions an element (tanh, erf) is in memory where several kernels read it, unless they hold
-   rows; so is what an op reads that compilers write out as a polynomial (erf, erfc).
+   rows.
 4. `a + scatter_add(zeros, ...)`, the gradient of a gather, is a scatter into `a`, unless `a` is broadcast.
-5. A reduction of rows (a softmax's maximum and sum) folds into the kernel that uses it where that kernel reads
-   the same large arrays anyway: it holds each row while it works. Where something else reads the result too, a
-   backward pass or a barrier, it is written by a pass of its own. It holds them through a softmax's second reduction
-   too where their length is a power of two, and they are short or many; else the exponential between the two is in
-   memory, and what reduces it or its gradient is a pass of its own.
+5. A reduction of rows (a softmax's maximum and sum) folds into the kernel that uses it as it is, where that kernel
+   reads the same large arrays anyway: it holds each row while it works. Where something else reads the result too, a
+   backward pass or a barrier, it is written by a pass of its own. Where a backward pass reads what stands between the
+   two reductions of a softmax, the kernel holds rows through both only if their length is a power of two, and they are
+   short or many; else the exponentials are in memory, and what reduces them or their gradient is a pass of its own.
 6. What one loop makes and another reads is in memory, once for every turn, and so is what stands outside of a loop and
    is read in its body.
 
@@ -28,14 +29,14 @@ A value that is not in memory but smaller than its sources (a dropout mask besid
 A plan changes who reads what, and with it what is in memory: `fuse` looks at the step as it stands, `Rules` are what
 `replay` asks for the steps of any plan.
 
-Read after `jaxckpt.ir`. It is a model: what it misses shows up as the difference between predicted and compiled
+Read after `rows`. It is a model: what it misses shows up as the difference between predicted and compiled
 bytes, and is corrected from there. Complexity: linear in ops times the (small) number of sources.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
+from jaxckpt.cost.rows import between_passes, is_row, is_used_as_it_is, reducing
 from jaxckpt.ir import Graph, Kind, Op, Phase, Run, Step
 from jaxckpt.ir.loop import SLICE
 
@@ -59,12 +60,6 @@ _MANY = 4
 """Readers are counted up to here; more do not change rule 3 in practice."""
 _MUCH_SMALLER = 0.75
 """An optional value takes at most this share of its sources; else keeping the sources is as good."""
-_LONGEST_ROW = 2**16
-"""Elements of a row that one group of threads can hold."""
-_SHORT_ROW = 256
-"""Rows up to this length are held through two reductions however few they are."""
-_FEW_ROWS = 2**16
-"""Longer ones are where there are more than these."""
 _SMALL = 1 / 8
 """Of what a kernel reads, arrays below this share of the largest one are per row, not per element."""
 
@@ -134,6 +129,8 @@ class Rules:
       passes_on: Whether its results are never written for rule 3.
       fuses: Whether its kernel is a loop over elements, which others of its kind can join.
       is_row: Whether it is a reduction over whole rows.
+      between: Exponentials that a backward pass finds in memory, by rule 5.
+      apart: Reductions of what these make, which are then passes of their own.
       folds: Ops of rule 5, in the step as it stands.
       folds_unread: Those of the forward pass that fold where no backward reads their results.
       of_rows: Values that then are only inside kernels that hold rows: to keep one costs a pass over its rows.
@@ -144,22 +141,20 @@ class Rules:
         into_addend = _scatters_into_addend(graph)
         addends = {graph.readers[graph.ops[op].writes[0]][0] for op in into_addend}
         ops = graph.ops
-        rows = frozenset(op.id for op in ops if _is_row(graph, op))
-        between = _between_passes(graph, rows)
-        written = addends | between
         self.writes_memory = [
-            op.id in written or (op.id not in into_addend and (op.kind in _WRITES_MEMORY or bool(op.effects)))
+            op.id in addends or (op.id not in into_addend and (op.kind in _WRITES_MEMORY or bool(op.effects)))
             for op in ops
         ]
         self.needs_memory = [_needs_memory(op, scatters=op.id not in into_addend) for op in ops]
         self.shows = [_shows(graph, op) for op in ops]
         self.is_gather = [op.primitive == "gather" for op in ops]
         self.touches_part = [op.primitive in _TOUCHES_PART for op in ops]
-        self.is_slow = [op.phase is Phase.FORWARD and _is_slow(graph, op) for op in ops]
+        self.is_slow = [op.primitive in _SLOW and op.phase is Phase.FORWARD for op in ops]
         self.passes_on = [op.kind is Kind.VIEW or op.id in into_addend for op in ops]
         self.fuses = [op.kind in _FUSES and not op.effects and op.id not in addends for op in ops]
-        apart = _reducing(graph, between)
-        self.is_row = [op.id in rows and op.id not in apart for op in ops]
+        self.is_row = [is_row(graph, op) and is_used_as_it_is(graph, op) for op in ops]
+        self.between = between_passes(graph, frozenset(op.id for op in ops if self.is_row[op.id]))
+        self.apart = reducing(graph, self.between)
         self.folds: frozenset[int] = frozenset()
         self.folds_unread: frozenset[int] = frozenset()
         forward = [op for op in ops if op.phase is Phase.FORWARD]
@@ -171,7 +166,9 @@ class Rules:
 
     def _folding(self, ops: Sequence[Op]) -> frozenset[int]:
         """Rule 5, from all reductions of rows down to those that hold, for a step of these ops alone."""
-        self.folds = self.folds_unread = frozenset(op.id for op in ops if self.is_row[op.id])
+        is_whole = len(ops) == len(self.graph.ops)
+        apart = self.apart if is_whole else frozenset[int]()
+        self.folds = self.folds_unread = frozenset(op.id for op in ops if self.is_row[op.id]) - apart
         outputs = self.graph.outputs
         while self.folds:
             steps = _as_it_stands(ops)
@@ -214,7 +211,7 @@ def _as_it_stands(ops: Sequence[Op]) -> tuple[Run, ...]:
 
 
 def _needs_memory(op: Op, *, scatters: bool) -> tuple[int, ...]:
-    if op.kind in _NEEDS_MEMORY or op.effects:
+    if op.kind in _NEEDS_MEMORY or op.effects or op.primitive in _EXPANDED:
         return tuple(range(len(op.reads)))
     return (0,) if op.kind is Kind.SCATTER and scatters and op.reads else ()
 
@@ -223,75 +220,6 @@ def _shows(graph: Graph, op: Op) -> bool:
     if op.kind is not Kind.VIEW or len(op.reads) != 1 or len(op.writes) != 1:
         return False
     return graph.values[op.reads[0]].size_bytes == graph.values[op.writes[0]].size_bytes
-
-
-def _is_row(graph: Graph, op: Op) -> bool:
-    """Whether an op reduces the last axes of its operand, over at most `_LONGEST_ROW` elements."""
-    if op.kind is not Kind.REDUCTION or len(op.reads) != 1 or len(op.writes) != 1 or op.effects:
-        return False
-    whole, rows = graph.values[op.reads[0]].shape, graph.values[op.writes[0]].shape
-    length = 1
-    for axis in whole[len(rows) :]:
-        length *= axis
-    return whole[: len(rows)] == rows and 1 < length <= _LONGEST_ROW
-
-
-def _is_slow(graph: Graph, op: Op) -> bool:
-    if op.primitive in _SLOW:
-        return True
-    read = (graph.ops[r] for v in op.writes for r in graph.readers[v])
-    return op.kind is Kind.ELEMENTWISE and any(reader.primitive in _EXPANDED for reader in read)
-
-
-def _between_passes(graph: Graph, rows: frozenset[int]) -> frozenset[int]:
-    """Exponentials of a softmax whose rows no kernel holds through both of its reductions."""
-    found = set()
-    for op in graph.ops:
-        if op.primitive != "exp" or op.phase is not Phase.FORWARD:
-            continue
-        readers = [graph.ops[r] for r in graph.readers[op.writes[0]] if graph.ops[r].phase is Phase.FORWARD]
-        sums = [reader for reader in readers if reader.id in rows]
-        is_softmax = sums and len(sums) < len(readers) and _comes_after(graph, op, rows)
-        if is_softmax and not _holds_twice(graph, sums[0]):
-            found.add(op.id)
-    return frozenset(found)
-
-
-def _comes_after(graph: Graph, op: Op, rows: frozenset[int]) -> bool:
-    """Whether an op reads a reduction of rows through elementwise work and views."""
-    pending, seen = list(op.reads), set[int]()
-    while pending:
-        made = graph.producer[pending.pop()]
-        if made is None or made in seen:
-            continue
-        if made in rows:
-            return True
-        seen.add(made)
-        if graph.ops[made].kind in (Kind.ELEMENTWISE, Kind.VIEW):
-            pending.extend(graph.ops[made].reads)
-    return False
-
-
-def _holds_twice(graph: Graph, total: Op) -> bool:
-    whole, rows = (graph.values[v].shape for v in (total.reads[0], total.writes[0]))
-    length = prod(whole[len(rows) :])
-    return length & (length - 1) == 0 and (length <= _SHORT_ROW or prod(rows) > _FEW_ROWS)
-
-
-def _reducing(graph: Graph, made: frozenset[int]) -> frozenset[int]:
-    """Reductions of what some ops make, as it is or after elementwise work."""
-    found, seen = set(), set(made)
-    pending = [v for op in made for v in graph.ops[op].writes]
-    while pending:
-        for reader in graph.readers[pending.pop()]:
-            if reader in seen:
-                continue
-            seen.add(reader)
-            if graph.ops[reader].kind is Kind.REDUCTION:
-                found.add(reader)
-            elif graph.ops[reader].kind in (Kind.ELEMENTWISE, Kind.VIEW):
-                pending.extend(graph.ops[reader].writes)
-    return frozenset(found)
 
 
 def _large(sources: Sources) -> frozenset[int]:
@@ -388,11 +316,12 @@ class Spread:
                 shown[step.writes[0]] = shown[step.reads[0]]
             elif rules.is_row[op]:
                 instance = step.writes[0]
-                if op in (rules.folds if step.again or instance in late else rules.folds_unread):
+                folds = rules.folds if step.again or instance in late else rules.folds_unread
+                if op in folds and not (op in rules.apart and step.reads[0] in self.materialised):
                     self._folded.add(instance)
                 else:
                     self.materialised.add(instance)
-            elif rules.writes_memory[op]:
+            elif rules.writes_memory[op] or (op in rules.between and (step.again or not late.isdisjoint(step.writes))):
                 self.materialised.update(step.writes)
             for position in rules.needs_memory[op]:
                 self.materialised.add(shown[step.reads[position]])

@@ -271,7 +271,8 @@ class _Replayer:
         if self.spread.rules.fuses[op.id]:
             kernel = self._loop_of(at, op, step, reads)
             kernel_s = self._loop_s(kernel, reads, traffic_bytes, arithmetic_s)
-            self.looped.update(dict.fromkeys((*reads, *written), kernel))
+            if not self.spread.holds_rows(step):
+                self.looped.update(dict.fromkeys((*reads, *written), kernel))
         else:
             kernel_s = 0.0 if TURNS in op.effects else self._kernel_s(traffic_bytes, arithmetic_s)
         kernel_s *= self.turns.number(step)
@@ -300,10 +301,15 @@ class _Replayer:
         return sum(others) + 2 * self.size_bytes[updates]
 
     def _loop_of(self, at: int, op: Op, step: Run, reads: Sources) -> int:
-        """The kernel of a loop: an earlier one over the same largest array that need not be waited for, or its own."""
+        """The kernel of a loop: an earlier one over the same largest array that need not be waited for, or its own.
+
+        Of an update it is that of any array: gradient, parameter and moments are of one size.
+        """
         if not reads or self.spread.holds_rows(step):
             return at
-        kernel = self.looped.get(max(reads, key=lambda source: reads[source]), at)
+        shared_bytes = 0 if op.phase is Phase.UPDATE else max(reads.values())
+        shared = (source for source, touched in reads.items() if touched >= shared_bytes and source in self.looped)
+        kernel = max((self.looped[source] for source in shared), default=at)
         far = at - kernel > _ONE_PASS and op.phase is not Phase.UPDATE
         if far or max(self.made_by.get(source, -1) for source in reads) > kernel:
             return at

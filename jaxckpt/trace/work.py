@@ -54,6 +54,7 @@ _FREE_NAMES = """
     freeze nonbatchable unvmap_any unvmap_all unvmap_max platform_index empty empty2 layout_constraint
     loop_carry loop_end loop_stack
 """
+_SUMS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"})
 _FREE = frozenset(_FREE_NAMES.split())
 """Primitives outside the table of kinds that do no floating-point arithmetic worth counting."""
 
@@ -74,10 +75,12 @@ class Works:
         self._bodies: dict[int, tuple[Work, bool]] = {}
 
     def kind(self, eqn: Any) -> Kind:
-        """The kind of an equation: that of its primitive, or elementwise for a call of elementwise work."""
+        """The kind of an equation: its primitive's, but for calls of elementwise work and sums over one element."""
         kind = kind_of(eqn.primitive.name)
         if eqn.primitive.name == "device_put" and _stays(eqn.params):
             return Kind.VIEW
+        if eqn.primitive.name in _SUMS and eqn.invars[0].aval.size == eqn.outvars[0].aval.size:
+            return Kind.VIEW  # over axes of length 1
         if kind is Kind.OPAQUE and eqn.primitive.name in _CALLS and not eqn.effects:
             body = _call_body(eqn.params)
             if body is not None and self._of_body(body)[1]:

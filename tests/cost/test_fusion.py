@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 
 from jaxckpt.cost import fuse
-from jaxckpt.ir import Phase
+from jaxckpt.cost.fusion import Spread
+from jaxckpt.ir import Phase, Plan, Recompute, Run, schedule
 from tests.graphs import Builder, graphs
 
 
@@ -99,16 +100,12 @@ def test_what_takes_long_to_compute_is_not_computed_in_two_kernels():
     assert quick not in materialised
 
 
-def test_what_an_error_function_reads_is_in_memory_where_something_else_reads_it_too():
+def test_what_an_error_function_reads_is_in_memory():
     build = Builder()
     product = build.op("dot_general", build.input(4000), size_bytes=4000)
     scaled = build.op("mul", product, size_bytes=4000)
-    curve = build.op("erfc", scaled, size_bytes=4000)
-    out = build.op("dot_general", build.op("mul", curve, product, size_bytes=4000), size_bytes=4)
-    square = build.op("integer_pow", scaled, size_bytes=4000, phase=Phase.BACKWARD)
-    late = build.op("reduce_sum", square, size_bytes=4, phase=Phase.BACKWARD)
-    materialised = fuse(build.graph(out, late)).materialised
-    assert scaled in materialised
+    out = build.op("dot_general", build.op("erfc", scaled, size_bytes=4000), size_bytes=4)
+    assert scaled in fuse(build.graph(out)).materialised
 
 
 def softmax(shape):
@@ -133,10 +130,32 @@ def test_a_softmax_over_long_or_crooked_rows_writes_its_exponentials(shape):
 
 @pytest.mark.parametrize("shape", [(64, 256), (2**16 + 1, 512)])
 def test_a_softmax_over_rows_that_one_kernel_can_hold_does_not(shape):
-    powers, total, graph = softmax(shape)
-    fusion = fuse(graph)
-    assert powers not in fusion.materialised
-    assert fusion.rules.is_row[graph.producer[total]]
+    powers, _, graph = softmax(shape)
+    assert powers not in fuse(graph).materialised
+
+
+def test_a_softmax_whose_backward_makes_it_again_is_one_kernel_in_the_forward_pass():
+    powers, total, graph = softmax((64, 197))
+    drop = {value: Recompute() for value in (powers, total)}
+    laid_out = schedule(graph, Plan(fingerprint=graph.fingerprint, decisions=drop))
+    spread = Spread(fuse(graph).rules, laid_out.steps, laid_out.origin, laid_out.outputs)
+    for step in laid_out.steps:
+        if isinstance(step, Run):
+            spread.run(step)
+    written = [instance for instance in spread.materialised if laid_out.origin[instance] == powers]
+    assert powers not in written and len(written) == 1
+    assert total not in spread.materialised
+
+
+def test_what_is_made_of_a_rows_figure_is_not_held_with_the_rows():
+    build = Builder()
+    product = build.shaped("dot_general", build.input(4000), shape=(10, 100))
+    scores = build.shaped("neg", product, shape=(10, 100))
+    mean = build.shaped("div", build.shaped("reduce_sum", scores, shape=(10,)), shape=(10,))
+    wide = build.shaped("broadcast_in_dim", mean, shape=(10, 100))
+    out = build.shaped("dot_general", build.shaped("sub", scores, wide, shape=(10, 100)), shape=(10, 10))
+    graph = build.graph(out)
+    assert graph.ops[graph.producer[mean]].reads[0] in fuse(graph).materialised
 
 
 def test_a_scatter_is_no_scatter_into_a_bias_that_is_added_to_it():

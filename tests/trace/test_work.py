@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxckpt.ir import Kind
 from jaxckpt.trace import trace_step
 from jaxckpt.trace.inline import inline
 from jaxckpt.trace.work import Works
@@ -153,3 +154,9 @@ def test_the_graph_carries_the_work():
     assert forward.traffic_bytes
     assert forward.workspace_bytes
     assert all(op.traffic_bytes == 0 for op in graph.ops if op.primitive != "scan")
+
+
+@pytest.mark.parametrize(("shape", "kind"), [((4, 1), Kind.VIEW), ((4, 2), Kind.REDUCTION)])
+def test_a_sum_over_axes_of_length_one_is_a_view(shape, kind):
+    (eqn,) = jax.make_jaxpr(lambda x: x.sum(1))(jnp.ones(shape)).eqns
+    assert Works().kind(eqn) is kind
