@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from jaxckpt._errors import (
+    AgreementError,
     ArgumentError,
     BatchError,
     BudgetError,
@@ -48,6 +49,7 @@ from jaxckpt._version import __version__
 if TYPE_CHECKING:
     from jaxckpt.advise import Finding, Findings, lint
     from jaxckpt.calibration import calibrate
+    from jaxckpt.eager import timed_scopes
     from jaxckpt.fit import (
         BatchSearch,
         Explanation,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
         max_batch,
         pareto,
         plan,
+        plan_once,
     )
     from jaxckpt.mark import chunked, name, scope
     from jaxckpt.measure import Footprint, footprint, load_footprint
@@ -107,10 +110,12 @@ _HOMES = {
     "name": "mark",
     "pareto": "fit",
     "plan": "fit",
+    "plan_once": "fit",
     "policies": "policy",
     "read_policy": "policy.readers",
     "scope": "mark",
     "targets": "target",
+    "timed_scopes": "eager",
     "verdicts": "versus",
     "verify": "numerics",
 }
@@ -120,6 +125,7 @@ _ROOMS = {"dynamic", "testing"}
 """Rooms that are used by their own name."""
 
 __all__ = [
+    "AgreementError",
     "ArgumentError",
     "BatchError",
     "BatchSearch",
@@ -183,10 +189,12 @@ __all__ = [
     "name",
     "pareto",
     "plan",
+    "plan_once",
     "policies",
     "read_policy",
     "scope",
     "targets",
+    "timed_scopes",
     "verdicts",
     "verify",
 ]

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.extend.core
-from jax._src import core, xla_bridge
+from jax._src import core, distributed, xla_bridge
 from jax._src.effects import JaxprInputEffect
 from jax._src.named_sharding import UnspecifiedValue
 from jax.interpreters import partial_eval
@@ -291,6 +291,74 @@ def scan_params(params: Any, jaxpr: Any, constants: int, carried: int, sliced: i
         ft_in=flattree.pack((nones(constants), nones(carried), nones(sliced))),
         ft_out=flattree.pack((nones(carried), nones(stacked))),
     )
+
+
+def propagated_splits(
+    lowered: jax.stages.Lowered, arguments: int, results: int
+) -> tuple[list[tuple[tuple[str, ...], ...]], list[tuple[tuple[str, ...], ...]]]:
+    """How Shardy splits the last arguments and results of a lowered function: axes by dimension. jax 0.10.2, 0.12.0.1.
+
+    Part of an axis is written "axis/4". () where nothing is split.
+    """
+    from jaxlib.mlir import ir, passmanager  # slow to import, and for meshes alone
+    from jaxlib.mlir.dialects import sdy
+
+    def axis(attribute: Any) -> str:
+        reference = sdy.AxisRefAttr(attribute)
+        part = reference.sub_axis_info
+        return reference.name if part is None else f"{reference.name}/{sdy.SubAxisInfoAttr(part).size}"
+
+    def split(attributes: Any) -> tuple[tuple[str, ...], ...]:
+        said = ir.DictAttr(attributes)
+        if "sdy.sharding" not in said:
+            return ()
+        dimensions = sdy.TensorShardingAttr(said["sdy.sharding"]).dimension_shardings
+        found = tuple(tuple(map(axis, sdy.DimensionShardingAttr(each).axes)) for each in dimensions)
+        return found if any(found) else ()
+
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:
+        passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)").run(module.operation)
+        (main,) = (op for op in module.body.operations if str(op.attributes["sym_name"]) == '"main"')
+        said = (main.attributes[f"{kind}_attrs"] for kind in ("arg", "res"))
+        first, last = (list(map(split, attributes)) for attributes in said)
+    return first[len(first) - arguments :], last[len(last) - results :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistributedRun:
+    """This process among those of `jax.distributed`, and the store of texts that they share.
+
+    Attributes:
+      index: Of this process.
+      count: Of processes.
+      client: JAX's.
+    """
+
+    index: int
+    count: int
+    client: Any
+
+    def write(self, key: str, text: str) -> None:
+        """Puts a text into the store; a key is written once."""
+        self.client.key_value_set(key, text)
+
+    def read(self, key: str, *, patience_s: float) -> str | None:
+        """The text of a key, as soon as it is there; None where it does not come in time."""
+        try:
+            return str(self.client.blocking_key_value_get(key, int(1000 * patience_s)))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                return None
+            raise
+
+
+def distributed_run() -> DistributedRun | None:
+    """The run that `jax.distributed.initialize` has joined; None where there is one process. jax 0.10.2, 0.12.0.1."""
+    state = distributed.global_state
+    if state.client is None or state.num_processes < 2:
+        return None
+    return DistributedRun(index=state.process_id, count=state.num_processes, client=state.client)
 
 
 # ---------------------------------------------------------------------------------------------------------------

@@ -164,6 +164,15 @@ class PlanFileError(JaxckptError, ValueError):
     """A plan file that is damaged, foreign, or of a version that we do not read."""
 
 
+class AgreementError(JaxckptError, RuntimeError):
+    """Processes of one run that do not do the same, or one that says nothing.
+
+    Attributes:
+      said: What each process said, by process; where all of them did.
+      process: The one that failed or said nothing; where it is one.
+    """
+
+
 class ReportFileError(JaxckptError, ValueError):
     """A report that cannot be written where it should be.
 

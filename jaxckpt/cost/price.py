@@ -8,7 +8,6 @@ Read after `rates`. Source: Williams et al. 2009 (roofline).
 """
 
 from dataclasses import dataclass
-from math import prod
 
 from jaxckpt.cost.rates import Rates
 from jaxckpt.ir import Graph, Kind, Op
@@ -55,7 +54,7 @@ def price(graph: Graph, rates: Rates) -> Prices:
 def _vector_s(graph: Graph, op: Op, rates: Rates) -> float:
     if op.kind not in (Kind.ELEMENTWISE, Kind.REDUCTION):
         return 0.0
-    elements = max((prod(graph.values[v].shape) for v in (*op.reads, *op.writes)), default=0)
+    elements = max(map(graph.elements, (*op.reads, *op.writes)), default=0)
     return elements * _OPERATIONS.get(op.primitive, 1) / rates.vector_flops_per_s
 
 
@@ -70,10 +69,10 @@ def _padding_bytes(graph: Graph, op: Op) -> int:
     """Bytes of the operands of a matrix product that have a length which is no multiple of `_ALIGNED`."""
     if op.primitive != "dot_general" or not op.flops or len(op.reads) != 2:
         return 0
-    results = prod(graph.values[op.writes[0]].shape)
-    elements = [prod(graph.values[v].shape) for v in op.reads]
+    results = graph.elements(op.writes[0])
+    elements = [graph.elements(v) for v in op.reads]
     contracted = op.flops / (2 * results)
-    batch = prod(elements) / (results * contracted**2)
+    batch = elements[0] * elements[1] / (results * contracted**2)
     free = [count / contracted for count in elements]
     if batch != 1 or 1 in free:
         return 0

@@ -37,6 +37,8 @@ class Rates:
         small products slower than their size.
       factors: Pairs of a class of kernels ("reduction") and how many times its roofline it takes, as measured; see
         `jaxckpt.hlo.class_of`.
+      link_bandwidth_bytes_per_s: What one device gets from others, of one mesh axis; 0 where nobody knows: then an
+        exchange costs what it moves in device memory.
       source: Where measured rates come from; "" where they are derived from a datasheet.
 
     Example:
@@ -58,6 +60,7 @@ class Rates:
     memory_bytes: int
     matmul_ramp_flops: float = 0.0
     factors: tuple[tuple[str, float], ...] = ()
+    link_bandwidth_bytes_per_s: float = 0.0
     source: str = ""
 
     def matmul(self, dtype: str) -> float:
@@ -94,3 +97,15 @@ class Rates:
     def factor(self, kernels: str) -> float:
         """How many times its roofline a class of kernels takes; 1 where nothing was measured of it."""
         return dict(self.factors).get(kernels, 1.0)
+
+    def exchange_s(self, size_bytes: float) -> float:
+        """Seconds in which one device gets so many bytes from others, its own memory's traffic included.
+
+        Args:
+          size_bytes: What it gets.
+
+        Returns:
+          Seconds, without a launch; not the time that other work hides.
+        """
+        slower = self.link_bandwidth_bytes_per_s or self.memory_bandwidth_bytes_per_s
+        return size_bytes / min(slower, self.memory_bandwidth_bytes_per_s)

@@ -212,15 +212,18 @@ class _Replayer:
             self.leaving[write] = read
             self.copies.send(write, whole_bytes, now_s=self.clock_s)
             return
-        parts = 1 if isinstance(step.decision, Offload) or step.back else self.graph.axis_size(step.decision.axis)
-        self.size_bytes[write] = whole_bytes // parts
+        parts = 1 if isinstance(step.decision, Offload) else self.graph.axis_size(step.decision.axis or "")
+        self.size_bytes[write] = whole_bytes if step.back else whole_bytes // parts
         self.sources[write] = {write: self.size_bytes[write]}
         self.births[write] = self.deaths[write] = at
         if isinstance(step.decision, Offload):
             self._touch_leaving(at, read)
             self.copies.fetch(read, write, whole_bytes, now_s=self.clock_s)
         else:
-            self.seconds[at] += self._kernel_s(self.size_bytes[read] + self.size_bytes[write], 0.0)
+            moved_s = self._kernel_s(self.size_bytes[read] + self.size_bytes[write], 0.0)
+            if step.back:
+                moved_s += self.rates.exchange_s(whole_bytes - whole_bytes // parts)
+            self.seconds[at] += self.turns.number(step) * moved_s
 
     def _hand_on(self, read: int, write: int, *, left: bool) -> None:
         """What is on the host passes a barrier under a new id; one that has left holds nothing here any more."""
@@ -274,6 +277,8 @@ class _Replayer:
             kernel_s = 0.0 if TURNS in op.effects else self._kernel_s(traffic_bytes, arithmetic_s)
         kernel_s *= self.turns.number(step)
         self.seconds[at] += kernel_s
+        if op.exchange_bytes:
+            kernel_s += self.turns.number(step) * self.rates.exchange_s(op.exchange_bytes)
         if step.again:
             self.recompute_s += kernel_s
         self._touch(at, reads)

@@ -4,10 +4,12 @@ Nothing is compiled but single ops, which JAX keeps by their shapes, so a step m
 The engine of `jaxckpt.dynamic` decides; here its decisions are carried out.
 
 Read in this order: `operation` (one op on arrays), `prices` (what ops cost, measured as they run), `prepared` (a step
-as a program of operations), `arrays` (what is in memory), `outcome` (what came of a run), `runner`.
+as a program of operations), `arrays` (what is in memory), `outcome` (what came of a run), `runner`; and `timed` (how
+long each scope takes, without a budget).
 """
 
 from jaxckpt.eager.outcome import EagerRun
 from jaxckpt.eager.runner import Runner, run
+from jaxckpt.eager.timed import ScopeSeconds, timed_scopes
 
-__all__ = ["EagerRun", "Runner", "run"]
+__all__ = ["EagerRun", "Runner", "ScopeSeconds", "run", "timed_scopes"]

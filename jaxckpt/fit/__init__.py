@@ -3,7 +3,8 @@
 Read in this order: `plan` (what users hold), `policies` (what people decided), `explain` (who decided what), `planner`
 (predict, compile, compare, correct), `floor` (what no plan lowers, and what would), `frontier` and `trade` (memory
 against time), `returned`, `batches` and `batch_search` (how large a batch fits), `analysis` (where the residuals are,
-before anything is decided), `document` (a plan as plain data), `file` (the same as TOML).
+before anything is decided), `document` (a plan as plain data), `file` (the same as TOML), `once` (one plan for a run of
+several processes).
 """
 
 from jaxckpt.fit.analysis import Analysis, ScopeResiduals, analyze
@@ -13,6 +14,7 @@ from jaxckpt.fit.explain import Explained, Explanation, explain
 from jaxckpt.fit.file import load_plan, require_folder, save_plan
 from jaxckpt.fit.floor import Floor, Holder, Share, floor_of
 from jaxckpt.fit.frontier import ExpectedPoint, Frontier, FrontierPoint
+from jaxckpt.fit.once import plan_once
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan
 from jaxckpt.fit.planner import Planner, plan
 from jaxckpt.fit.policies import apply
@@ -48,6 +50,7 @@ __all__ = [
     "max_batch",
     "pareto",
     "plan",
+    "plan_once",
     "require_folder",
     "save_plan",
 ]

@@ -166,7 +166,7 @@ _LINES = _Is(
     _list_of(lambda entry: _is_text(entry) and _ARGUMENT.fullmatch(entry) is not None),
 )
 _DECISION = _Is(f"one of {', '.join(_DECISIONS)}", lambda entry: _is_text(entry) and entry in _DECISIONS)
-_OF_TYPE: dict[Any, _Is] = {int: _COUNT, int | None: _COUNT, float: _FIGURE, str: _TEXT}
+_OF_TYPE: dict[Any, _Is] = {int: _COUNT, int | None: _COUNT, float: _FIGURE, str: _TEXT, str | None: _TEXT}
 
 _Keys = Mapping[str, _Is]
 

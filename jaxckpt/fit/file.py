@@ -59,6 +59,16 @@ def require_folder(path: Path) -> None:
         )
 
 
+def text_from_plan(plan: Plan) -> str:
+    """What a plan's file holds; each decided value must be described in the plan."""
+    return _text(document_from_plan(plan))
+
+
+def plan_from_text(text: str) -> Plan:
+    """The plan that `text_from_plan` wrote, by the same version of jaxckpt: another process of one run."""
+    return plan_from_document(tomllib.loads(text))
+
+
 def load_plan(path: str | Path) -> Plan:
     """Reads a plan that `save_plan` wrote.
 
@@ -104,8 +114,8 @@ def _checked_text(plan: Plan, path: Path) -> str:
     try:
         if undescribed:
             raise ValueError(f"values {sorted(undescribed)} are decided but not described, or the other way round")
-        text = _text(document_from_plan(plan))
-        if plan_from_document(tomllib.loads(text)) != plan:
+        text = text_from_plan(plan)
+        if plan_from_text(text) != plan:
             raise ValueError("it does not read back equal")
         text.encode()
     except (ValueError, TypeError) as error:

@@ -33,6 +33,7 @@ from jaxckpt.solve import (
     OptimalSolver,
     Problem,
     StrategySolver,
+    collectives_kept,
     follow,
     musts,
     named_strategy,
@@ -77,6 +78,8 @@ class Planner:
         and rules that say "prefer", are left to the planner.
       offload: What is asked of what goes to the host; None for the target's own bandwidth and nothing more.
       compiler_options: XLA options as pairs of name and value; they go before those of a jitted step.
+      recompute_collectives: Whether what devices exchanged data for in the forward pass may be computed again;
+        otherwise it is saved. Parameters gathered for use are gathered again all the same.
       progress: Called with a sentence before each longer piece of work.
 
     Raises:
@@ -96,6 +99,7 @@ class Planner:
         policy: Policy | str | Path | None = None,
         offload: Offloading | None = None,
         compiler_options: Sequence[tuple[str, Any]] = (),
+        recompute_collectives: bool = True,
         progress: Progress | None = None,
     ):
         self.target = Target(target) if isinstance(target, str) else target
@@ -117,7 +121,8 @@ class Planner:
             may_offload="offload" in allow,
         )
         chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
-        self.problem = replace(free, must=musts(free, chosen))
+        kept = {} if recompute_collectives else collectives_kept(free)
+        self.problem = replace(free, must={**kept, **musts(free, chosen)})
         self._footprints: dict[ir.Plan, Footprint] = {}
         self._solvers: dict[str, StrategySolver] = {}
 
@@ -450,6 +455,7 @@ def plan(
     policy: Policy | str | Path | None = None,
     offload: Offloading | None = None,
     compiler_options: Sequence[tuple[str, Any]] = (),
+    recompute_collectives: bool = True,
     progress: Progress | None = None,
 ) -> Plan:
     """Fits a training step into a budget of memory, proved by the compiler.
@@ -477,6 +483,7 @@ def plan(
         policy=policy,
         offload=offload,
         compiler_options=compiler_options,
+        recompute_collectives=recompute_collectives,
         progress=progress,
     )
     return planner.plan(budget=budget, strategy=strategy)

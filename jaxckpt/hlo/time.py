@@ -2,14 +2,19 @@
 
 Each kernel takes its arithmetic or its traffic, whichever is longer, times what kernels of its class were measured to
 take of their roofline (`Rates.factors`, all 1 where nothing was measured), and a launch. An estimate: kernels run one
-after the other, transfers between devices and to the host cost their traffic alone, and what a library's kernel
+after the other, what devices exchange takes the time of the links between those of one host, transfers to the host
+cost their traffic alone, and what a library's kernel
 calculates may be unknown (`Kernel.is_priced`).
 """
 
 from jaxckpt.cost import Rates
 from jaxckpt.hlo.memory import Kernel, MemoryMap, Part
 
-_WAITS = ("copy-start", "copy-done", "async-start", "async-done")
+_WAITS = (
+    *("copy-start", "copy-done", "async-start", "async-done"),
+    *("all-reduce-done", "all-gather-done", "collective-permute-done"),
+)
+_EXCHANGES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 
 CLASSES = ("matmul", "convolution", "reduction", "transpose", "scatter", "library", "elementwise")
 """What `class_of` tells apart."""
@@ -51,6 +56,8 @@ def roofline_s(kernel: Kernel, rates: Rates) -> float:
     """
     if kernel.opcode in _WAITS:
         return 0.0
+    if kernel.opcode.removesuffix("-start") in _EXCHANGES:
+        return rates.exchange_s(kernel.traffic_bytes)
     arithmetic_s = (kernel.flops - kernel.matmul_flops) / rates.vector_flops_per_s
     if kernel.matmul_flops:
         arithmetic_s += rates.matmul_s(kernel.matmul_flops, kernel.matmul_dtype)

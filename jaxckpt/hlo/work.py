@@ -150,6 +150,8 @@ def _traffic_bytes(program: Program, instruction: Any) -> int:
     if instruction.opcode in _IN_PLACE:
         extra_bytes = sum(map(_array_bytes, read[1:])) if instruction.opcode == "scatter" else 0
         return 2 * _updated_bytes(program, instruction) + extra_bytes
+    if instruction.opcode in ("all-gather-start", "collective-permute-start"):  # operand and result in one tuple
+        return sum(map(_array_bytes, read)) + shape_bytes(instruction.shape.tuple_shapes[1])
     return sum(map(_array_bytes, read)) + shape_bytes(_result(instruction.shape))
 
 

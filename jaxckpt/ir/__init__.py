@@ -2,10 +2,10 @@
 
 Read in this order: `graph` (ops and values), `loop` (loops whose bodies stand open in it), `kind` (what a primitive
 is, as far as fusing and pricing go), `decision` (what can happen to a value between forward and backward), `plan`
-(decisions for one graph),
-`away` (when values leave and come back), `schedule` (the order of work that a plan asks for: what is cloned, and
-what it waits for), `excerpt` (some ops as a step of their own), `layers` (equal layers said once), `scope` (what a
-chain of names and transformations says).
+(decisions for one graph), `partition` (what is split where a decision leaves that open),
+`away` (when values leave and come back), `light` (what is made of arguments alone), `schedule` (the order of work that
+a plan asks for: what is cloned, and what it waits for), `excerpt` (some ops as a step of their own), `layers` (equal
+layers said once), `scope` (what a chain of names and transformations says).
 """
 
 from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute, Save
@@ -14,6 +14,7 @@ from jaxckpt.ir.graph import Graph, Op, Phase, Value
 from jaxckpt.ir.kind import Kind, Trait, kind_of, trait_of
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
 from jaxckpt.ir.loop import Loop
+from jaxckpt.ir.partition import settle, settled
 from jaxckpt.ir.plan import Plan, Prediction
 from jaxckpt.ir.residual import Residual, residuals
 from jaxckpt.ir.schedule import Barrier, Move, Run, Schedule, Step, schedule
@@ -48,6 +49,8 @@ __all__ = [
     "layers_from_ranges",
     "residuals",
     "schedule",
+    "settle",
+    "settled",
     "trait_of",
     "unfolded_scope",
 ]

@@ -48,12 +48,12 @@ class Partition:
     """The value is kept sharded over a mesh axis on which it is replicated, and gathered again.
 
     Attributes:
-      axis: The mesh axis.
-      dim: The dimension that is split.
+      axis: The mesh axis; None: the largest one that the value is whole over and that divides it.
+      dim: The dimension that is split; None: the first one that is whole on each device and that the axis divides.
     """
 
-    axis: str
-    dim: int
+    axis: str | None = None
+    dim: int | None = None
 
 
 Decision = Save | Recompute | Offload | Partition

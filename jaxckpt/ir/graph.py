@@ -36,6 +36,8 @@ class Value:
       dtype: As JAX prints it ("bfloat16", "key<fry>").
       size_bytes: Bytes on one device.
       name: What `jax.ad_checkpoint.checkpoint_name` called it, if it did.
+      split: For each dimension the mesh axes that it is split over, "axis/4" for part of an axis; () where it is whole
+        on every device, or nothing is known.
     """
 
     id: int
@@ -43,6 +45,7 @@ class Value:
     dtype: str
     size_bytes: int
     name: str | None = None
+    split: tuple[tuple[str, ...], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
@@ -60,9 +63,10 @@ class Op:
       writes: Values that it makes.
       scope: The path of names around it ("GPT/block_3/qkv"), without the marks of transformations.
       phase: Forward, backward or update.
-      flops: Floating-point operations of a contraction or of an op with a body; 0 where traffic is all that
-        matters; None where nobody knows (it is then counted as unpriced).
-      traffic_bytes: Bytes moved inside an op with a body, all trips together; 0 for others.
+      flops: Floating-point operations on one device of a contraction or of an op with a body; 0 where traffic is all
+        that matters; None where nobody knows (it is then counted as unpriced).
+      traffic_bytes: Bytes that one device moves inside an op with a body, all trips together; 0 for others.
+      exchange_bytes: Bytes that one device gets from others, as the compiler will split the work.
       workspace_bytes: Device bytes that an op with a body needs while it runs, besides reads and writes.
       effects: Names of its side effects; an op that has any is never run twice.
       source: "file.py:123" of the user's line, or "".
@@ -82,6 +86,7 @@ class Op:
     phase: Phase
     flops: float | None = 0
     traffic_bytes: int = 0
+    exchange_bytes: int = 0
     workspace_bytes: int = 0
     effects: tuple[str, ...] = ()
     source: str = ""
@@ -278,8 +283,21 @@ class Graph:
         return sum(self.values[v].size_bytes for v in (*self.inputs, *self.constants))
 
     def axis_size(self, axis: str) -> int:
-        """How many devices a mesh axis has; 1 where there is no such axis."""
-        return dict(self.mesh).get(axis, 1)
+        """How many devices a mesh axis has, or a part of one ("axis/4"); 1 where there is no such axis."""
+        _, slash, part = axis.rpartition("/")
+        return int(part) if slash else dict(self.mesh).get(part, 1)
+
+    def ways(self, value: int) -> int:
+        """Over how many devices a value is split."""
+        return prod(self.axis_size(axis) for axes in self.values[value].split for axis in axes)
+
+    def elements(self, value: int) -> int:
+        """How many elements of a value one device has."""
+        shown = self.values[value]
+        if not shown.split:
+            return prod(shown.shape)
+        ways = (prod(map(self.axis_size, axes)) for axes in shown.split)
+        return prod(-(-size // parts) for size, parts in zip(shown.shape, ways, strict=True))
 
     @cached_property
     def fingerprint(self) -> str:

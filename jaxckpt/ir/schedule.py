@@ -7,8 +7,7 @@ one to one, and the cost model replays the same steps, so what is predicted is w
 The rules, which are those of `jax.checkpoint` seen from the joint graph:
 
 1. A value decided as `Save` is pinned: it passes a barrier where it is made, and everybody reads it behind that
-   barrier. Otherwise a compiler may keep both the value and what it came from. What waits in a stack for another loop
-   needs none.
+   barrier. Otherwise a compiler may keep both it and what it came from. What waits in a stack needs none.
 2. A dropped value is computed again just before the first late op that reads it, from what is still there:
    arguments, saved values, residuals left to the compiler, results of the step, and whatever an op with effects
    wrote.
@@ -44,8 +43,9 @@ from jaxckpt._errors import GraphError, UnsupportedDecisionError
 from jaxckpt.ir.away import away
 from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Op, Phase
-from jaxckpt.ir.kind import Kind
+from jaxckpt.ir.light import light_roots
 from jaxckpt.ir.loop import SLICE
+from jaxckpt.ir.partition import settled_plan
 from jaxckpt.ir.plan import Plan
 
 Why = Literal["pin", "recompute", "leave", "fetch"]
@@ -85,14 +85,14 @@ class Move:
       writes: The instance that comes of it, alone.
       decision: Where and how it waits.
       back: Whether it comes back.
-      loop: None: nothing in the body of an open loop waits elsewhere.
+      loop: The open loop in whose body; a shard of what a turn makes waits in a stack, and is gathered in each turn.
     """
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     decision: Offload | Partition
     back: bool = False
-    loop: None = None
+    loop: int | None = None
 
 
 _BEGINS_EARLY = frozenset({"select_and_scatter_add"})
@@ -132,9 +132,9 @@ def schedule(graph: Graph, plan: Plan) -> Schedule:
 
     Raises:
       GraphError: A value is dropped that an op with effects, or no forward op, makes.
-      UnsupportedDecisionError: A value in the body of an open loop is offloaded or partitioned.
+      UnsupportedDecisionError: A value in the body of an open loop is offloaded.
     """
-    return _Scheduler(graph, plan).run()
+    return _Scheduler(graph, settled_plan(graph, plan)).run()
 
 
 def stage_of(plan: Plan, op: int) -> int:
@@ -164,11 +164,13 @@ class _Scheduler:
         """The loop in whose body the steps to come stand."""
         self.dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)} - self.slices
         self.away = away(graph, plan)
+        self.in_turns = frozenset(v for v in self.away.values if self._loop_of(v) is not None)
         self.stored: dict[int, int] = {}
         self.unheld: list[int] = []
         self.fetched: dict[int, int] = {}
+        self.gathered: dict[tuple[int, int | None], int] = {}
         kept = {v for v, d in plan.decisions.items() if not isinstance(d, Recompute) and not self._is_stacked(v)}
-        self.pinned = kept if self.dropped or self.away.values else set()
+        self.pinned = kept - self.in_turns if self.dropped or self.away.values else set()
         self.standing: dict[int, frozenset[int]] = {}
         self.spread: dict[int, bool] = {}
         self._outputs = frozenset(graph.outputs)
@@ -184,7 +186,8 @@ class _Scheduler:
             if self.away.values:
                 self._leave(op.id)
                 for value in self.away.fetch_before.get(op.id, ()):
-                    self._fetch(value, op.id)
+                    if value not in self.in_turns:
+                        self._fetch(value, op.id)
             reads = op.reads
             if op.id in changed or self.away.values:
                 reads = tuple(self._late(v, op.id) if late else self.env[v] for v in op.reads)
@@ -196,6 +199,8 @@ class _Scheduler:
             if not self.pinned.isdisjoint(op.writes):
                 for value in sorted(self.pinned.intersection(op.writes)):
                     self._pin(value)
+            for value in sorted(self.in_turns.intersection(op.writes)) if self.in_turns else ():
+                self.stored[value] = self._moved(value, self.env[value], back=False)
         return Schedule(
             steps=tuple(self.steps),
             origin=tuple(self.origin),
@@ -274,7 +279,7 @@ class _Scheduler:
         The body of a loop that asks for it makes it itself: it never need be in memory.
         """
         if value not in self.spread:
-            roots = self._light_roots(value)
+            roots = light_roots(self.graph, value)
             root_bytes = None if roots is None else sum(self.graph.values[v].size_bytes for v in roots)
             self.spread[value] = root_bytes is not None and root_bytes <= _SPREAD * self.graph.values[value].size_bytes
         return self.spread[value]
@@ -301,11 +306,11 @@ class _Scheduler:
     def _refuse_impossible(self) -> None:
         ops = self.graph.ops
         for value in sorted(self.away.values):
-            if self._loop_of(value) is not None:
+            if self._loop_of(value) is not None and isinstance(self.plan.decisions[value], Offload):
                 raise UnsupportedDecisionError(
                     f"schedule: value {value} cannot wait elsewhere.",
                     got=f"{type(self.plan.decisions[value]).__name__} for {self.graph.values[value]} in a loop's body",
-                    needed="Save or Recompute for what a loop makes in every turn",
+                    needed="Save, Recompute or Partition for what a loop makes in every turn",
                     advice="save it, or recompute it",
                 )
         for value in sorted(self.dropped):
@@ -338,7 +343,7 @@ class _Scheduler:
         moved = self._instance(value)
         decision = self.plan.decisions[value]
         assert isinstance(decision, Offload | Partition), "only these are away"
-        self.steps.append(Move(reads=(instance,), writes=(moved,), decision=decision, back=back))
+        self.steps.append(Move(reads=(instance,), writes=(moved,), decision=decision, back=back, loop=self.loop))
         return moved
 
     def _leave(self, op: int) -> None:
@@ -365,8 +370,21 @@ class _Scheduler:
             self.env[result] = instance
         self.fetched[value] = self._moved(value, held, back=True)
 
+    def _gathered(self, value: int, reader: int) -> int:
+        """A value of a turn, whole again; in another loop's body nothing has to wait for that (rule 7)."""
+        where = value, self.loop
+        if where not in self.gathered:
+            held = self.stored[value]
+            if self.loop == self._loop_of(value):
+                reads, held, trigger = (held,), self._instance(value), self.graph.fronts[reader]
+                self.steps.append(Barrier(reads=reads, writes=(held,), trigger=trigger, why="fetch", loop=self.loop))
+            self.gathered[where] = self._moved(value, held, back=True)
+        return self.gathered[where]
+
     def _late(self, value: int, reader: int) -> int:
         """The instance that an op after the forward pass reads."""
+        if value in self.in_turns:
+            return self._gathered(value, reader)
         if value in self.away.values:
             self._fetch(value, reader)
             return self.fetched[value]
@@ -392,7 +410,7 @@ class _Scheduler:
         landing = self._landing(value)
         where = (stage_of(self.plan, self._op_of(value)), landing)
         spread = self._depth(value) < len(self.graph.path(landing))
-        if spread or (where not in self.again and self._light_roots(value) is not None):
+        if spread or (where not in self.again and light_roots(self.graph, value) is not None):
             where = (~value, landing)
             self.again.setdefault(where, _Again(env={}))
         elif where not in self.again:
@@ -405,21 +423,6 @@ class _Scheduler:
             for op in sorted(ops - again.done):
                 self._copy(op, again)
         return again.env[value]
-
-    def _light_roots(self, value: int) -> set[int] | None:
-        """The arguments that a value is made of, if by views and elementwise work alone."""
-        pending, seen, roots = [value], set[int](), set[int]()
-        while pending:
-            read = pending.pop()
-            made = self.graph.producer[read]
-            if made is None:
-                roots.add(read)
-            elif made not in seen:
-                seen.add(made)
-                if self.graph.ops[made].kind not in (Kind.VIEW, Kind.ELEMENTWISE):
-                    return None
-                pending.extend(self.graph.ops[made].reads)
-        return roots
 
     def _open(self, where: _Where, reader: int) -> None:
         """Starts a stage behind one barrier: all that it has to recompute by now begins there.

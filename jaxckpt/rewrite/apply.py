@@ -15,6 +15,7 @@ import jax
 import jax.core
 
 from jaxckpt.ir import Graph, Plan
+from jaxckpt.rewrite.agree import require_agreement
 from jaxckpt.rewrite.mismatch import PlannedArgument, check_planned
 from jaxckpt.rewrite.rewritten import Rewritten, rewrite
 from jaxckpt.trace import Traced, trace_stage, trace_step
@@ -48,6 +49,7 @@ def apply(
 
     Raises:
       PlanMismatchError: When called: the plan is for another step, other shapes or another order of operations.
+      AgreementError: When called: other processes of the run are about to carry out another plan.
       ArgumentError, NoGradientError: When called: as `jaxckpt.trace.trace_step`.
     """
     arguments = tuple(arguments)
@@ -129,7 +131,9 @@ class _Applied:
 
     def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Ready":
         traced = trace_step(self._step, *args, kwargs=kwargs, **self._options)
-        ready = _Ready(rewrite(traced, self._decide(traced)))
+        plan = self._decide(traced)
+        require_agreement(traced, plan)
+        ready = _Ready(rewrite(traced, plan))
         if not traced.closes_over_tracers():
             self._jitted, self._static = traced.jitted, traced.static
             self._ready[id(traced.stage.jaxpr)] = ready

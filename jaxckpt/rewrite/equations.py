@@ -96,16 +96,29 @@ class _Writer:
         if step.trigger is not None and _can_pass(self._variables[step.trigger]):
             invars.append(self._variables[step.trigger])
             outvars.append(jex.Var(invars[-1].aval))
+            if self._holds_the_backward(step):
+                self._variables[step.trigger] = outvars[-1]
         self.eqns.append(Equation(self._barrier_eqn(step, number, invars, outvars), loop=step.loop))
+
+    def _holds_the_backward(self, step: Barrier) -> bool:
+        """Whether the backward goes on with what has passed the barrier.
+
+        XLA drops operands of a barrier that nobody reads behind it. One device's scheduler computes again late all the
+        same; that of several devices moves it forward, to hide exchanges behind it.
+        """
+        graph = self._traced.graph
+        made = None if step.trigger is None else graph.producer[self._schedule.origin[step.trigger]]
+        return made is not None and bool(graph.mesh) and graph.ops[made].loop == step.loop
 
     def move(self, step: Move, number: int) -> None:
         (read,), (write,) = step.reads, step.writes
         beside = self._ops[self._beside(number, after=not step.back)]
         whole = self._traced.variables[self._schedule.origin[read]].aval
-        eqn = move_eqn(step, self._variables[read], whole, self._traced.mesh)
+        split = self._traced.graph.values[self._schedule.origin[read]].split
+        eqn = move_eqn(step, self._variables[read], whole, self._traced.mesh, split)
         stack = beside.source_info.name_stack.extend(OWN).extend("fetch" if step.back else "leave")
         made = eqn.replace(source_info=beside.source_info.replace(name_stack=stack), ctx=beside.ctx)
-        self.eqns.append(Equation(made))
+        self.eqns.append(Equation(made, loop=step.loop))
         self._variables[write] = made.outvars[0]
 
     def results(self) -> list[Any]:

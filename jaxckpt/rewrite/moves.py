@@ -1,23 +1,29 @@
 """The equations that put a value into the form in which it waits for the backward, and bring it back.
 
 To the host it goes by `device_put` to JAX's host memory space, which every backend lowers. A partition is a constraint
-on one dimension; the other dimensions are left to the compiler. Each equation is traced from the public function, so
+on one dimension; the other dimensions are left to the compiler. Where the axis is explicit it is a change of the
+value's type, which names them all. Each equation is traced from the public function, so
 its parameters are those of the installed version.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.extend.core as jex
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxckpt._errors import UnsupportedDecisionError
 from jaxckpt.ir import Move, Offload, Partition
 
 HOST = "pinned_host"
 
+Split = tuple[tuple[str, ...], ...]
+"""For each dimension the mesh axes that it is split over."""
 
-def move_eqn(step: Move, variable: Any, whole: Any, mesh: Any) -> Any:
+
+def move_eqn(step: Move, variable: Any, whole: Any, mesh: Any, split: Split = ()) -> Any:
     """The equation of a move.
 
     Args:
@@ -25,6 +31,7 @@ def move_eqn(step: Move, variable: Any, whole: Any, mesh: Any) -> Any:
       variable: What is moved.
       whole: The type of the value where it is made.
       mesh: The mesh of the step's arguments, or None.
+      split: How the value is split where it is made, as far as it is known.
 
     Returns:
       An equation that reads `variable` and writes a new one.
@@ -37,10 +44,26 @@ def move_eqn(step: Move, variable: Any, whole: Any, mesh: Any) -> Any:
         space = jax.memory.Space.Device if step.back else jax.memory.Space.Host
         eqn = _traced(lambda x: jax.device_put(x, space), variable.aval)
     else:
-        require_axis(step.decision, whole.shape, mesh)
-        sharding = partitioned(step.decision, len(whole.shape), mesh, back=step.back)
-        eqn = _traced(lambda x: jax.lax.with_sharding_constraint(x, sharding), variable.aval)
+        require_axis(step.decision, whole.shape, mesh, split)
+        eqn = _traced(_constraint(step, whole, mesh, split), variable.aval)
     return eqn.replace(invars=[variable], outvars=[jex.Var(eqn.outvars[0].aval)])
+
+
+def _constraint(step: Move, whole: Any, mesh: Any, split: Split) -> Callable[[Any], Any]:
+    """What splits a value, or makes it as it was: a change of its type where the axis is explicit."""
+    decision = step.decision
+    assert isinstance(decision, Partition), "offloads need no mesh"
+    explicit = dict(zip(mesh.axis_names, mesh.axis_types, strict=True)).get(decision.axis) == AxisType.Explicit
+    if not explicit:
+        sharding = partitioned(decision, len(whole.shape), mesh, back=step.back, split=split)
+        return lambda x: jax.lax.with_sharding_constraint(x, sharding)
+    if step.back:
+        return lambda x: jax.sharding.reshard(x, whole.sharding)
+    parts = [*whole.sharding.spec, *(None for _ in range(len(whole.shape) - len(whole.sharding.spec)))]
+    here = parts[decision.dim]
+    before = here if isinstance(here, tuple) else () if here is None else (here,)
+    parts[decision.dim] = (*before, decision.axis)
+    return lambda x: jax.sharding.reshard(x, NamedSharding(whole.sharding.mesh, PartitionSpec(*parts)))
 
 
 def require_space(decision: Offload) -> None:
@@ -56,25 +79,31 @@ def require_space(decision: Offload) -> None:
     )
 
 
-def require_axis(decision: Partition, shape: tuple[int, ...], mesh: Any) -> None:
+def require_axis(decision: Partition, shape: tuple[int, ...], mesh: Any, split: Split = ()) -> None:
     """Refuses a partition over an axis or of a dimension that is not there."""
     axes = {} if mesh is None else dict(mesh.shape)
-    if decision.axis in axes and decision.dim < len(shape) and shape[decision.dim] % axes[decision.axis] == 0:
-        return
+    if decision.axis in axes and decision.dim is not None and decision.dim < len(shape):
+        here = math.prod(axes.get(axis, 1) for axis in (split[decision.dim] if split else ()))
+        if shape[decision.dim] % (here * axes[decision.axis]) == 0:
+            return
     listed = ", ".join(f"{axis} ({size} devices)" for axis, size in axes.items()) or "none: no argument has a sharding"
     raise UnsupportedDecisionError(
         f"a value of shape {shape} cannot be partitioned over {decision.axis!r} in dimension {decision.dim}.",
         got=f"mesh axes: {listed}",
         needed="an axis of the mesh whose size divides that dimension",
-        advice="another axis or dim; arguments with shardings, or `jax.set_mesh(mesh)` around a call under jax.jit",
+        advice="another axis or dim, or none: then one is chosen, and what nothing divides stays whole; arguments with"
+        " shardings, or `jax.set_mesh(mesh)` around a call under jax.jit",
         decisions=(decision,),
     )
 
 
-def partitioned(decision: Partition, rank: int, mesh: Any, *, back: bool) -> NamedSharding:
-    """The sharding of a partitioned value, or of one that comes back whole."""
+def partitioned(decision: Partition, rank: int, mesh: Any, *, back: bool, split: Split = ()) -> NamedSharding:
+    """The sharding of a partitioned value, or of one that comes back as it was; other dimensions are left open."""
+    assert decision.dim is not None, "a settled partition has a dimension"
     spec: list[Any] = [PartitionSpec.UNCONSTRAINED] * rank
-    spec[decision.dim] = None if back else decision.axis
+    here = tuple(axis for axis in (split[decision.dim] if split else ()) if axis in mesh.shape)
+    axes = here if back else (*here, decision.axis)
+    spec[decision.dim] = axes or None
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 

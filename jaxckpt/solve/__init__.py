@@ -17,7 +17,7 @@ from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.offloading import Offloading
 from jaxckpt.solve.optimal import OptimalSolver, solve_optimal
 from jaxckpt.solve.peers import PEERS
-from jaxckpt.solve.policies import Followed, follow, musts
+from jaxckpt.solve.policies import Followed, collectives_kept, follow, musts
 from jaxckpt.solve.problem import Problem, unaliased_output_bytes
 from jaxckpt.solve.stages import boundaries
 from jaxckpt.solve.strategy import Solver, Strategy, StrategySolver, strategy_named
@@ -84,6 +84,7 @@ __all__ = [
     "Strategy",
     "StrategySolver",
     "boundaries",
+    "collectives_kept",
     "follow",
     "musts",
     "named_strategy",

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from jaxckpt.cost import behind_views
-from jaxckpt.ir import Decision, Graph, Kind, Offload, Partition, Phase, Plan, Recompute, Save
+from jaxckpt.ir import Decision, Graph, Kind, Offload, Partition, Phase, Plan, Recompute, Save, Trait
 from jaxckpt.policy import Policy, Resolved, collect, entering, excluded, is_read_late, leaving, policy_of_mark, resolve
 from jaxckpt.solve.copies import timed
 from jaxckpt.solve.full import find_blocks, solve_full
@@ -94,6 +94,23 @@ def musts(problem: Problem, policy: Policy | None) -> dict[int, Decision]:
     demanded = tuple(each for each in resolved if each.strength == "must")
     decisions = _Deciding(problem, demanded).decisions
     return {v: d for v, d in decisions.items() if not isinstance(d, Recompute) or v in problem.late_read}
+
+
+def collectives_kept(problem: Problem) -> dict[int, Decision]:
+    """Decisions that save what devices have exchanged data for, so that no exchange of the forward pass is repeated.
+
+    That are results of collectives, of products and reductions that leave partial sums on several devices, and of
+    constraints that make whole what was split. Gathered parameters are none of them: they are never kept.
+
+    Args:
+      problem: The step.
+
+    Returns:
+      `Save` by value.
+    """
+    graph = problem.graph
+    ops = (op for op in graph.ops if op.phase is Phase.FORWARD and Trait.COLLECTIVE in op.traits and not op.effects)
+    return {v: Save() for op in ops for v in op.writes if v in problem.worth_saving}
 
 
 def _structure(problem: Problem, policy: Policy | None) -> tuple[tuple[int, ...], frozenset[int]]:

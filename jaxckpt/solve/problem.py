@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from jaxckpt.cost import Fusion, Prices, Rates, Replay, fuse, price, replay
-from jaxckpt.ir import Decision, Graph, Phase, Plan, Prediction, Recompute, Run, Save, Schedule, schedule
+from jaxckpt.ir import Decision, Graph, Phase, Plan, Prediction, Recompute, Run, Save, Schedule, schedule, settle
 from jaxckpt.solve.offloading import Offloading
 
 
@@ -106,6 +106,7 @@ class Problem:
         layers: tuple[int, ...] = (),
     ) -> tuple[Plan, Replay]:
         """As `plan`, with the replay that the prediction is of."""
+        decisions = settle(self.graph, decisions)
         plan = Plan(
             fingerprint=self.graph.fingerprint, decisions=decisions, stages=stages, layers=layers, strategy=strategy
         )

@@ -17,6 +17,10 @@ COMPUTE_EFFICIENCY = 0.8
 """Attained share of the datasheet's matrix rate, H200; taken for the vector units too."""
 
 
+LINK_EFFICIENCY = 0.8
+"""Share of the links' datasheet that collectives are taken to attain; not measured."""
+
+
 def rates_from_facts(name: str, facts: Facts) -> Rates:
     """What a device of these facts attains.
 
@@ -61,6 +65,7 @@ def rates_from_facts(name: str, facts: Facts) -> Rates:
         host_bandwidth_bytes_per_s=float(host),
         launch_s=facts.launch_s,
         memory_bytes=facts.device_memory_bytes,
+        link_bandwidth_bytes_per_s=facts.link_bandwidth * LINK_EFFICIENCY if isinstance(facts, GpuFacts) else 0.0,
     )
 
 

@@ -27,6 +27,8 @@ class GpuFacts:
       bf16_flops: Dense matrix rate of the datasheet, where the two tensor keys are not given.
       f64_flops: float64 matrix rate, where it is not that of the float32 lanes.
       host_link_bandwidth: To the host in one direction, where it is not PCIe.
+      nvlink_links: Links to other GPUs of the host.
+      nvlink_bandwidth: Of one link in one direction.
       launch_s: Of one kernel.
       measured_memory_bandwidth: What a copy reached, reads and writes together.
       measured_bf16_flops: What a large matrix product reached.
@@ -60,6 +62,7 @@ class GpuFacts:
     pcie_bandwidth: int | None = None
     host_link_bandwidth: float | None = None
     nvlink_links: int | None = None
+    nvlink_bandwidth: float | None = None
     launch_s: float = 1e-6  # XLA's own kKernelLaunchOverhead, gpu_performance_model_base.h
     device_kinds: tuple[str, ...] = ()
     measured_memory_bandwidth: float | None = None
@@ -84,6 +87,12 @@ class GpuFacts:
     def host_bandwidth(self) -> float:
         """To the host in one direction, by whatever link there is."""
         return float(self.host_link_bandwidth or self.pcie_bandwidth or 0)
+
+    @property
+    def link_bandwidth(self) -> float:
+        """From other GPUs of the host in one direction: all links together, or what PCIe has."""
+        links = (self.nvlink_links or 0) * (self.nvlink_bandwidth or 0)
+        return float(links or self.pcie_bandwidth or 0)
 
     def problems(self) -> Iterator[str]:
         """What is wrong with the values together, a sentence each."""

@@ -1,8 +1,8 @@
 """A step as users write it becomes an `ir.Graph`, with the way back from every value to its variable.
 
 Read in this order: `arguments` (what a step may be called with), `program` (one level of equations), `loops`,
-`inline`, `merge`, `prune`, `scope`, `phase`, `hoist`, `close`, `size`, `work`, `detail`, `source`, `graph`, and `step`,
-which calls them.
+`inline`, `merge`, `prune`, `scope`, `phase`, `hoist`, `close`, `size`, `split` (over a mesh), `exchange` (what devices
+tell each other), `work`, `detail`, `source`, `graph`, and `step`, which calls them.
 """
 
 from jaxckpt.trace.close import closed_jaxpr

@@ -1,25 +1,29 @@
 """A program of JAX equations becomes an `ir.Graph`: plain data, one op an equation, one value a variable.
 
-Sizes, scopes, work, details and lines come from the files of their name; this one only numbers and connects.
+Sizes, splits, scopes, work, details and lines come from the files of their name; this one only numbers and connects.
 
-Read after `program`, `size`, `scope`, `work`, `detail`.
+Read after `program`, `size`, `split`, `exchange`, `scope`, `work`, `detail`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.core
 import jax.extend.core as jex
 
-from jaxckpt.ir import Graph, Loop, Op, Phase, Value
+from jaxckpt.ir import Graph, Kind, Loop, Op, Phase, Trait, Value
 from jaxckpt.ir.loop import CARRY, END, STACK, TURNS
 from jaxckpt.ir.scope import TAG
 from jaxckpt.trace.detail import Details
+from jaxckpt.trace.exchange import Shared, Sight, shared
 from jaxckpt.trace.program import Equation, OpenLoop, Program
 from jaxckpt.trace.scope import policy_digests, scope_path
-from jaxckpt.trace.size import aval_bytes
+from jaxckpt.trace.size import aval_bytes, split_bytes
 from jaxckpt.trace.source import Sources
+from jaxckpt.trace.split import Split, meshes_of, split_of_sharding
 from jaxckpt.trace.traits import Traits, placement_of
 from jaxckpt.trace.work import Works
 
@@ -28,8 +32,17 @@ _UNREPEATABLE = frozenset({"rng_uniform", "pure_callback"})
 the other calls the user's host function once more."""
 
 
+_CHEAP = frozenset({Kind.VIEW, Kind.ELEMENTWISE})
+_NOTHING_SPLIT: Mapping[Any, Split] = MappingProxyType({})
+
+
 def graph_of(
-    program: Program, phases: Sequence[Phase], *, shardings: Sequence[Any], donated: frozenset[int]
+    program: Program,
+    phases: Sequence[Phase],
+    *,
+    shardings: Sequence[Any],
+    donated: frozenset[int],
+    splits: Mapping[Any, Split] = _NOTHING_SPLIT,
 ) -> tuple[Graph, tuple[Any, ...]]:
     """Builds the graph of a program.
 
@@ -38,13 +51,15 @@ def graph_of(
       phases: One an equation.
       shardings: For each flat argument its sharding, or None.
       donated: Flat arguments that the results may take over.
+      splits: How variables are split over the mesh, as far as it is known.
 
     Returns:
       The graph, and the variable of each value by its id.
     """
-    builder = _Builder()
-    inputs = tuple(map(builder.value, program.invars, shardings))
-    constants = tuple(builder.value(variable, _array_sharding(array)) for variable, array in program.constants)
+    axes = tuple(next(meshes_of(program, shardings), jax.sharding.get_abstract_mesh()).shape.items())
+    builder = _Builder(splits, dict(axes))
+    inputs = tuple(map(builder.argument, program.invars, shardings))
+    constants = tuple(builder.argument(variable, _array_sharding(array)) for variable, array in program.constants)
     for equation, phase in zip(program.equations, phases, strict=True):
         builder.op(equation, phase)
     graph = Graph(
@@ -54,7 +69,7 @@ def graph_of(
         constants=constants,
         outputs=tuple(builder.ids[v] for v in program.outvars if isinstance(v, jex.Var)),
         donated=frozenset(inputs[index] for index in donated),
-        mesh=_mesh(shardings),
+        mesh=axes,
         loops=tuple(_loop(i, loop) for i, loop in enumerate(program.loops)),
     )
     return graph, tuple(builder.variables)
@@ -68,23 +83,21 @@ def _loop(number: int, loop: OpenLoop) -> Loop:
     )
 
 
-def _mesh(shardings: Sequence[Any]) -> tuple[tuple[str, int], ...]:
-    """The axes of the first mesh that an argument is laid out over."""
-    meshes = (getattr(sharding, "mesh", None) for sharding in shardings)
-    return next((tuple(mesh.shape.items()) for mesh in meshes if mesh is not None), ())
-
-
 def _array_sharding(array: Any) -> Any:
     committed = isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
     return array.sharding if committed else None
 
 
 class _Builder:
-    def __init__(self) -> None:
+    def __init__(self, splits: Mapping[Any, Split], axes: Mapping[str, int]) -> None:
         self.variables: list[Any] = []
+        self._splits = splits
+        self._axes = axes
+        self._made_of_arguments: set[int] = set()
         self.ids: dict[Any, int] = {}
         self.ops: list[Op] = []
         self._sizes: list[int] = []
+        self._split: list[Split] = []
         self._names: dict[int, str] = {}
         self._untagged: dict[int, int] = {}
         self._works = Works()
@@ -95,44 +108,84 @@ class _Builder:
     def value(self, variable: Any, sharding: Any = None) -> int:
         self.ids[variable] = len(self.variables)
         self.variables.append(variable)
-        self._sizes.append(aval_bytes(variable.aval, sharding))
+        split = () if sharding is not None else self._splits.get(variable, ())
+        size_bytes = aval_bytes(variable.aval, sharding)
+        if split:
+            size_bytes = split_bytes(variable.aval, [prod(map(self._axis_size, axes)) for axes in split])
+        elif isinstance(said := sharding or getattr(variable.aval, "sharding", None), jax.sharding.NamedSharding):
+            split = split_of_sharding(said, len(variable.aval.shape))
+        self._sizes.append(size_bytes)
+        self._split.append(split)
         return self.ids[variable]
+
+    def argument(self, variable: Any, sharding: Any = None) -> int:
+        """A value that is there before the step begins."""
+        self._made_of_arguments.add(number := self.value(variable, sharding))
+        return number
 
     def op(self, equation: Equation, phase: Phase) -> None:
         eqn = equation.eqn
         primitive = eqn.primitive.name
         constraint = eqn.params.get("sharding") if primitive == "sharding_constraint" else None
         reads = tuple(self.ids[variable] for variable in equation.variables())
-        writes = tuple(self.value(variable, constraint) for variable in eqn.outvars)
-        work = self._works.of(eqn)
+        known = constraint is None or any(v in self._splits for v in eqn.outvars)
+        writes = tuple(self.value(variable, None if known else constraint) for variable in eqn.outvars)
+        work, kind = self._works.of(eqn), self._works.kind(eqn)
+        part = self._shared(eqn, kind, writes)
+        light = kind in _CHEAP and all(v in self._made_of_arguments for v in reads)
+        if light:
+            self._made_of_arguments.update(writes)
+        elif part.summed_bytes and kind is Kind.ELEMENTWISE:
+            kind = Kind.OPAQUE  # what devices exchange is in memory
         if primitive == "name":
             self._name(eqn.params["name"], *reads, *writes)
         self.ops.append(
             Op(
                 id=len(self.ops),
                 primitive=primitive,
-                kind=self._works.kind(eqn),
+                kind=kind,
                 reads=reads,
                 writes=writes,
                 scope=scope_path(eqn.source_info.name_stack),
                 phase=phase,
-                flops=work.flops,
-                traffic_bytes=work.traffic_bytes,
-                workspace_bytes=work.workspace_bytes,
+                flops=work.flops and work.flops / part.ways,
+                traffic_bytes=work.traffic_bytes // part.ways,
+                exchange_bytes=part.gathered_bytes + part.summed_bytes,
+                workspace_bytes=work.workspace_bytes // (1 if primitive == "shard_map" else part.ways),
                 effects=_effect_names(eqn),
                 source=self._sources.of(eqn),
                 detail=self._details.of(eqn),
-                traits=self._traits.of(eqn),
+                traits=self._traits.of(eqn) | ({Trait.COLLECTIVE} if part.summed_bytes and not light else set()),
                 placement=placement_of(eqn),
                 policies=policy_digests(eqn.source_info.name_stack),
                 loop=equation.loop,
             )
         )
 
+    def _shared(self, eqn: Any, kind: Kind, writes: tuple[int, ...]) -> Shared:
+        """The part of one device; all of it where there is no mesh."""
+        if not self._axes or not writes:
+            return Shared()
+        ids = [self.ids[atom] if isinstance(atom, jex.Var) else None for atom in eqn.invars]
+        sight = Sight(
+            reads=[() if i is None else self._split[i] for i in ids],
+            read_bytes=[0 if i is None else self._sizes[i] for i in ids],
+            write=self._split[writes[0]],
+            write_bytes=self._sizes[writes[0]],
+            size_of=self._axis_size,
+        )
+        return shared(eqn, kind, sight)
+
+    def _axis_size(self, axis: str) -> int:
+        _, slash, part = axis.rpartition("/")
+        return int(part) if slash else self._axes.get(part, 1)
+
     def values(self) -> tuple[Value, ...]:
         return tuple(
-            _value(i, variable.aval, size_bytes, self._names.get(i))
-            for i, (variable, size_bytes) in enumerate(zip(self.variables, self._sizes, strict=True))
+            _value(i, variable.aval, size_bytes, self._names.get(i), split)
+            for i, (variable, size_bytes, split) in enumerate(
+                zip(self.variables, self._sizes, self._split, strict=True)
+            )
         )
 
     def _name(self, name: str, *values: int) -> None:
@@ -150,7 +203,7 @@ class _Builder:
             self._names.setdefault(value, name)
 
 
-def _value(number: int, aval: Any, size_bytes: int, name: str | None) -> Value:
+def _value(number: int, aval: Any, size_bytes: int, name: str | None, split: Split) -> Value:
     inner = getattr(aval, "inner_aval", aval)
     return Value(
         id=number,
@@ -158,6 +211,7 @@ def _value(number: int, aval: Any, size_bytes: int, name: str | None) -> Value:
         dtype=str(inner.dtype) if hasattr(inner, "dtype") else type(aval).__name__,
         size_bytes=size_bytes,
         name=name,
+        split=split,
     )
 
 

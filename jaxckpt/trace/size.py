@@ -1,12 +1,13 @@
 """How many bytes a value takes on one device.
 
 Arguments are counted by their shardings; a value behind a sharding constraint by that constraint, a value whose type
-carries a sharding (explicit mode) by that. What the compiler shards on its own is not known before it has run:
-such values count in full. Key arrays count as the words that they are made of.
+carries a sharding (explicit mode) by that, and what the compiler will split on its own by `split`. Key arrays count as
+the words that they are made of.
 """
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -28,6 +29,17 @@ def aval_bytes(aval: Any, sharding: Any = None) -> int:
         return 0
     sharding = sharding if sharding is not None else getattr(aval, "sharding", None)
     return -(-math.prod(_shard_shape(aval.shape, sharding)) * dtype_bits(aval.dtype) // _BITS)
+
+
+def split_bytes(aval: Any, ways: Sequence[int]) -> int:
+    """Bytes of an array on one device, its dimensions split over so many devices each; padded, as the compiler does.
+
+    Example:
+      >>> split_bytes(jax.ShapeDtypeStruct((5, 8), "float32"), (2, 4))
+      24
+    """
+    shard = (-(-size // parts) for size, parts in zip(aval.shape, ways, strict=True))
+    return -(-math.prod(shard) * dtype_bits(aval.dtype) // _BITS)
 
 
 def _shard_shape(shape: tuple[int, ...], sharding: Any) -> tuple[int, ...]:

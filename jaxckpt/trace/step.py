@@ -33,6 +33,7 @@ from jaxckpt.trace.phase import phases_by_name, phases_by_structure
 from jaxckpt.trace.program import Program
 from jaxckpt.trace.prune import prune
 from jaxckpt.trace.size import aval_bytes
+from jaxckpt.trace.split import splits
 
 _NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
@@ -128,7 +129,7 @@ def trace_step(
         otherwise each is one op. Where `eager` they stay whole.
 
     Returns:
-      The traced step; sizes are bytes per device as far as shardings of arguments and constraints tell.
+      The traced step; sizes are bytes per device, as the compiler will split values over the mesh.
 
     Raises:
       ArgumentError: A leaf is no array; all such leaves are named.
@@ -236,7 +237,8 @@ def _read(call: _Call, stage: Any, *, keep_user_remat: bool, eager: bool, open_l
     donated = call.donated | {i for i, is_donated in enumerate(leaves.donated) if is_donated}
     asked = _compat.jit_in_shardings(stage)
     shardings = [ours or theirs for ours, theirs in zip(asked, call.shardings, strict=True)]
-    graph, variables = graph_of(program, phases, shardings=shardings, donated=donated)
+    split = {} if eager else splits(program, shardings, leaves.out_shardings)
+    graph, variables = graph_of(program, phases, shardings=shardings, donated=donated, splits=split)
     return Traced(
         graph=graph,
         program=program,

@@ -2,7 +2,8 @@
 
 A body is inlined and walked: its flops are summed, and its traffic and workspace are estimated with the fusions that
 every compiler makes (chains of elementwise work run as one kernel). What a loop runs an unknown number of times,
-and what no table knows, has flops None: unpriced, not free. All counts are over global shapes, like the graph's.
+and what no table knows, has flops None: unpriced, not free. All counts are over global shapes; `graph` divides them
+among the devices.
 
 Read after `inline`. Complexity: linear in the equations of all bodies, each body once.
 """

@@ -58,7 +58,7 @@ def regions(scope):
 
 DEEP = ([spec(64, 64)] * 4, spec(4096, 64))
 SCORES = (spec(8, 8), spec(2, 64, 8))
-TWO_DEVICES = (spec(8, 8, axes=()), spec(4, 8, axes=("data",)), KEY)
+TWO_DEVICES = (spec(8, 8, axes=()), spec(64, 8, axes=("data",)), KEY)
 
 PAIRS = (
     Pair(

@@ -281,7 +281,7 @@ def test_all_that_is_wrong_is_named_at_once(saved):
         ('layers = "0-11"', "", "ids elsewhere"),
         ('decision = "save"', 'decision = "forget"', "not one of save, recompute"),
         ('decision = "save"', 'decision = "save"\nspace = "host"', "space is no key of ours"),
-        ('decision = "save"', 'decision = "partition"', "axis is missing"),
+        ('decision = "save"', 'decision = "partition"\ndim = true', "dim is not"),
         ("shape = [8, 4]", "shape = [8, true]", "shape is not a list of whole numbers"),
         ("[10]", "[11]", "changed after it was written"),
         ("size_bytes = 1048576", "size_bytes = 1048577", "changed after it was written"),

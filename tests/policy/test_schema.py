@@ -53,7 +53,7 @@ def test_what_the_reader_reads_follows_the_schema(text):
         "[regions]\nrecompute_random = 1",
         "[[rule]]\nname = 'x'",
         "[[rule]]\ndecision = 'save'\nspace = 'pinned_host'",
-        "[[rule]]\ndecision = 'partition'\naxis = 'model'",
+        "[[rule]]\ndecision = 'partition'\ndim = 'model'",
         "[[rule]]\ndecision = 'save'\nevery = 0",
         "[[rule]]\ndecision = 'save'\nboundary = 'both'",
     ],

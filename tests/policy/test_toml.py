@@ -78,7 +78,7 @@ def test_an_empty_file_is_the_policy_that_recomputes_everything():
         ("[[rule]]\nname = 'x'", "decision is missing"),
         ("[[rule]]\ndecision = 'save'\nprimitve = 'dot'", "closest is 'primitive'"),
         ("[[rule]]\ndecision = 'save'\nspace = 'pinned_host'", "'space' is no key"),
-        ("[[rule]]\ndecision = 'partition'\naxis = 'model'", "needs dim"),
+        ("[[rule]]\ndecision = 'partition'\ndim = 'model'", "dim = 'model' is no int"),
         ("[[rule]]\ndecision = 'offload'\nprefetch = 'soon'", "prefetch = 'soon' is no int"),
         ("[[rule]]\ndecision = 'save'\nmin_bytes = '6 apples'", "no amount of memory"),
         ("[[rule]]\ndecision = 'save'\nlayers = 'first'", "no list of layers"),

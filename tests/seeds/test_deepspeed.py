@@ -163,3 +163,55 @@ def test_random_streams_of_model_ranks_differ_and_are_the_same_again(mesh):
     shards = [mask[:4, 16 * rank : 16 * rank + 16] for rank in range(4)]
     assert all((shards[0] != other).any() for other in shards[1:])
     assert (mask[:4] == mask[4:]).all()  # data-parallel ranks share the key here
+
+
+### contiguous_memory_optimization, profile
+
+
+def stacked(ws, x):
+    """The same blocks as turns of a scan."""
+
+    def loss(ws):
+        def block(y, w):
+            return jnp.sin(jnp.tanh(jaxckpt.name(y, "block_input") @ w) @ w), None
+
+        y, _ = jax.lax.scan(block, x, ws)
+        return (y**2).sum()
+
+    return jax.value_and_grad(loss)(ws)
+
+
+CONTIGUOUS = {"partition_activations": True, "contiguous_memory_optimization": True, "number_checkpoints": DEPTH}
+
+
+@pytest.mark.skipif(not GPU, reason="no compile-only GPU")
+def test_checkpoints_of_a_scan_wait_in_one_buffer_of_shards():
+    mesh = jax.sharding.AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,))
+    whole = NamedSharding(mesh, PartitionSpec())
+    weights = jax.ShapeDtypeStruct((DEPTH, WIDTH, WIDTH), jnp.float32, sharding=whole)
+    x = jax.ShapeDtypeStruct((TOKENS, WIDTH), jnp.float32, sharding=whole)
+    read = jaxckpt.read_policy(json.dumps({"activation_checkpointing": CONTIGUOUS}), "deepspeed", dim=1)
+    rules = tuple(Rule(match=Match(name="block_input"), decision=rule.decision) for rule in read.policy.rules[:1])
+    plan = jaxckpt.Planner(stacked, weights, x, target="h200:8").follow(Policy(rules=rules, default="recompute"))
+    buffers = plan.footprint.memory.buffers
+    stacks = {b.offset_bytes for b in buffers if b.shape == (DEPTH, TOKENS, WIDTH // 8)}
+    assert len(stacks) == 1
+    assert not [b for b in buffers if b.shape == (DEPTH, TOKENS, WIDTH)]
+
+
+def test_scopes_are_timed_forward_and_backward():
+    rows = jaxckpt.timed_scopes(layers(3), W, X)
+    blocks = [row for row in rows if row.scope.startswith("block_")]
+    assert [row.scope for row in blocks] == ["block_0", "block_1", "block_2"]
+    assert all(row.forward_s > 0 and row.backward_s > 0 for row in blocks)
+    assert "block_0: forward " in str(blocks[0])
+    assert ", backward " in str(blocks[0])
+
+
+def test_what_is_computed_again_is_timed_with_the_backward():
+    policy = regions("block_*")
+    plain, frugal = (
+        sum(row.ops for row in jaxckpt.timed_scopes(step, W, X))
+        for step in (layers(3), jaxckpt.apply(layers(3), policy))
+    )
+    assert frugal > plain

@@ -44,7 +44,7 @@ def policy_from_deepspeed(
     *,
     scope: str | None = None,
     model_axis: str = "model",
-    dim: int = 1,
+    dim: int | None = None,
     prefetch: int | None = None,
     num_layers: int | None = None,
     activation_checkpoint_interval: int = 1,
@@ -58,7 +58,8 @@ def policy_from_deepspeed(
       scope: Glob on the scopes that are checkpointed (DeepSpeed's `checkpointable_layers`); None for layers as they
         are found by structure.
       model_axis: The mesh axis of model parallelism, over which `partition_activations` cuts.
-      dim: The dimension that is cut. DeepSpeed cuts the flattened value.
+      dim: The dimension that is cut; None: the first one that is whole and that the axis divides. DeepSpeed cuts the
+        flattened value.
       prefetch: How many layers ahead `cpu_checkpointing` fetches values back; None: chosen from bandwidths.
       num_layers: Of the model; an interval above 1 needs it.
       activation_checkpoint_interval: Of DeepSpeed's pipeline modules: layers in a segment; 0 checkpoints nothing.
@@ -122,7 +123,7 @@ def _validate(settings: Mapping[str, Any], num_layers: int | None, interval: int
         checks.wrong(f"activation_checkpoint_interval = {interval} needs num_layers, to say where segments begin")
 
 
-def _decision(settings: Mapping[str, Any], *, axis: str, dim: int, prefetch: int | None) -> Decision:
+def _decision(settings: Mapping[str, Any], *, axis: str, dim: int | None, prefetch: int | None) -> Decision:
     if settings["cpu_checkpointing"]:
         return Offload(prefetch=prefetch)
     if settings["partition_activations"]:
@@ -157,18 +158,19 @@ def _not_carried(settings: Mapping[str, Any], decision: Decision) -> list[str]:
             'put a rule with the last layer and decision = "save" first if its copy costs time.'
         )
     if isinstance(decision, Partition):
+        cut = "the first dimension that the axis divides" if decision.dim is None else f"dimension {decision.dim}"
         said.append(
-            f"partition_activations cuts the flattened value, here dimension {decision.dim} is cut: it must divide by "
-            "the axis; say dim=... for another one."
-        )
-        said.append(
-            "values of fewer elements than the axis has devices stay whole in DeepSpeed: set min_bytes in the rule "
-            "where there are such."
+            f"partition_activations cuts the flattened value, here {cut} is cut: "
+            + (
+                "what it divides nowhere stays whole, where DeepSpeed asserts."
+                if decision.dim is None
+                else "or refused."
+            )
         )
     if settings["contiguous_memory_optimization"]:
         said.append(
             "contiguous_memory_optimization: XLA places all buffers of a step in one block before it runs, so there is "
-            "nothing to do; layers under jax.lax.scan keep their inputs in one stacked buffer."
+            "nothing to do; layers under jax.lax.scan keep their inputs, or their shards, in one stacked buffer."
         )
     elif settings["number_checkpoints"] is not None:
         said.append(
@@ -181,7 +183,7 @@ def _not_carried(settings: Mapping[str, Any], decision: Decision) -> list[str]:
         )
     if settings["profile"]:
         said.append(
-            "profile times each checkpoint's forward and backward: a compiled step has no such borders; use "
-            "jax.profiler.trace, in which scopes keep their names."
+            "profile times each checkpoint's forward and backward: a compiled step has no such borders; "
+            "jaxckpt.timed_scopes(step, *args) times its scopes op by op, and jax.profiler.trace shows their names."
         )
     return said

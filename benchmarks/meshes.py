@@ -1,0 +1,272 @@
+"""A transformer over eight H200s, laid out in four ways: counted by device, planned, and with partitions.
+
+Compile-only: eight devices that need not be there. Makes the tables of docs/meshes.md from its results (`--tables`
+alone makes them from what is kept).
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+import jaxckpt
+from benchmarks.record import keep, read
+from benchmarks.tables import ROOT, write
+from jaxckpt import Footprint, InfeasibleBudgetError, Planner, Policy
+from jaxckpt._units import format_bytes
+from jaxckpt.ir import Partition, Save
+from jaxckpt.policy import Match, Rule
+
+TARGET = "h200:8"
+LAYERS, WIDTH, HEADS, TOKENS, BATCH = 6, 1024, 16, 1024, 16
+SHARE = 0.5
+"""Of the footprint without a plan, asked for as a budget."""
+PLAIN = (("xla_gpu_enable_latency_hiding_scheduler", False),)
+"""Without it XLA's scheduler starts recomputation early, to hide exchanges behind it, whatever that takes."""
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How arrays are split over a mesh.
+
+    Attributes:
+      about: For people.
+      axes: Of the mesh, with their sizes.
+      batch: Axes of the batch's dimensions.
+      weights: For each weight the axes of its dimensions.
+      between: Axes of what passes from block to block, as a constraint; None for none.
+    """
+
+    about: str
+    axes: Mapping[str, int]
+    batch: tuple[Any, ...]
+    weights: Mapping[str, tuple[Any, ...]]
+    between: tuple[Any, ...] | None = None
+
+    @property
+    def mesh(self) -> AbstractMesh:
+        """The mesh, without devices."""
+        kinds = (AxisType.Auto,) * len(self.axes)
+        return AbstractMesh(tuple(self.axes.values()), tuple(self.axes), axis_types=kinds)
+
+    def sharding(self, *axes: Any) -> NamedSharding:
+        """Of one array."""
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+
+SHAPES = {"qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+_MEGATRON = {"qkv": (None, "model"), "out": ("model", None), "up": (None, "model"), "down": ("model", None)}
+LAYOUTS = {
+    "data": Layout(
+        about="data parallel: weights whole, the batch split",
+        axes={"data": 8},
+        batch=("data",),
+        weights=dict.fromkeys(SHAPES, ()),
+    ),
+    "fsdp": Layout(
+        about="fully sharded: weights split over the axis of the batch",
+        axes={"data": 8},
+        batch=("data",),
+        weights=dict.fromkeys(SHAPES, ("data", None)),
+    ),
+    "tensor": Layout(
+        about="data by 2, tensor by 4",
+        axes={"data": 2, "model": 4},
+        batch=("data",),
+        weights=_MEGATRON,
+    ),
+    "sequence": Layout(
+        about="the same, and what passes between blocks split along the sequence",
+        axes={"data": 2, "model": 4},
+        batch=("data",),
+        weights=_MEGATRON,
+        between=("data", "model", None),
+    ),
+}
+
+
+def step_over(layout: Layout, *, remat: bool = False) -> tuple[Any, tuple[Any, ...]]:
+    """The step under its own jit, which says how arrays are split and what is donated; and its arguments."""
+
+    def passed(x: Any) -> Any:
+        if layout.between is not None:
+            x = jax.lax.with_sharding_constraint(x, layout.sharding(*layout.between))
+        return x
+
+    def step(weights: Any, tokens: Any) -> Any:
+        value, gradients = jax.value_and_grad(lambda weights: loss(weights, tokens, passed, remat=remat))(weights)
+        return jax.tree.map(lambda w, g: w - 1e-3 * g, weights, gradients), value
+
+    split = {name: layout.sharding(*axes) for name, axes in layout.weights.items()}
+    shardings = ([split] * LAYERS, layout.sharding(*layout.batch))
+    jitted = jax.jit(step, in_shardings=shardings, out_shardings=(shardings[0], None), donate_argnums=0)
+    weights = [{name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in SHAPES.items()}] * LAYERS
+    return jitted, (weights, jax.ShapeDtypeStruct((BATCH, TOKENS, WIDTH), jnp.bfloat16))
+
+
+def loss(weights: Any, x: Any, passed: Callable[[Any], Any], *, remat: bool) -> Any:
+    """The mean square of what comes out of the blocks."""
+
+    def block(x: Any, each: Any) -> Any:
+        x = checkpoint_name(passed(x), "block_input")
+        x = passed(x + attention(normed(x), each))
+        return x + jax.nn.gelu(normed(x) @ each["up"].astype(x.dtype)) @ each["down"].astype(x.dtype)
+
+    for number, each in enumerate(weights):
+        with jax.named_scope(f"block_{number}"):
+            x = (jax.checkpoint(block) if remat else block)(x, each)
+    return jnp.mean(x.astype(jnp.float32) ** 2)
+
+
+def normed(x: Any) -> Any:
+    """Root mean square normalisation."""
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+
+def attention(x: Any, each: Any) -> Any:
+    """Full attention of all heads."""
+    batch, tokens, width = x.shape
+    q, k, v = jnp.split(x @ each["qkv"].astype(x.dtype), 3, axis=-1)
+    q, k, v = (part.reshape(batch, tokens, HEADS, width // HEADS) for part in (q, k, v))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) / (width // HEADS) ** 0.5
+    weighted = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores).astype(x.dtype), v)
+    return weighted.reshape(batch, tokens, width) @ each["out"].astype(x.dtype)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--partition", action="store_true", help="partitions alone; the rest as it is kept")
+    parser.add_argument("--tables", action="store_true", help="make the tables from what is kept")
+    asked = parser.parse_args()
+    if asked.partition:
+        keep("meshes", {"layouts": read("meshes")["layouts"], "partition": partitions()})
+    elif not asked.tables:
+        layouts = {name: of_layout(name, layout) for name, layout in LAYOUTS.items()}
+        keep("meshes", {"layouts": layouts, "partition": partitions()})
+    write(ROOT / "docs" / "meshes.md", {"meshes layouts": layout_table(), "meshes partition": partition_table()})
+
+
+def of_layout(name: str, layout: Layout) -> dict[str, Any]:
+    """The step as it is, with `jax.checkpoint` on each block, and planned; with and without XLA's scheduler."""
+    step, args = step_over(layout)
+    planner = Planner(step, *args, target=TARGET, compiler_options=PLAIN, max_compiles=3)
+    found: dict[str, Any] = {"about": layout.about, "as written": row(planner, planner.solver.unplanned)}
+    for called, options in {"scheduler on": (), "scheduler off": PLAIN}.items():
+        by_hand, _ = step_over(layout, remat=True)
+        compiled = jaxckpt.footprint(by_hand, *args, target=TARGET, compiler_options=options)
+        found[f"`jax.checkpoint` on each block, {called}"] = {
+            "total_bytes": compiled.total_bytes,
+            "temp_bytes": compiled.temp_bytes,
+            "step_s": compiled.step_s,
+        }
+    label = f"**jaxckpt**, {SHARE:.0%}"
+    try:
+        plan = planner.plan(budget=SHARE)
+        found[label] = {"budget_bytes": plan.budget_bytes, **row(planner, plan)}
+    except InfeasibleBudgetError as error:
+        found[label] = {"minimum_bytes": error.minimum_bytes}
+    print(name, found, flush=True)
+    return found
+
+
+def row(planner: Planner, plan: Any) -> dict[str, Any]:
+    """A plan as predicted and as compiled, with its collectives."""
+    footprint = planner.measure(plan).footprint
+    return {
+        "total_bytes": footprint.total_bytes,
+        "temp_bytes": footprint.temp_bytes,
+        "step_s": footprint.step_s,
+        "predicted_bytes": plan.predicted.total_bytes,
+        "predicted_s": plan.predicted.step_s,
+        "collectives": collectives(footprint),
+    }
+
+
+def collectives(footprint: Footprint) -> dict[str, int]:
+    """How many of each kind run in a step."""
+    assert footprint.memory is not None
+    found: Counter[str] = Counter()
+    for kernel in footprint.memory.kernels:
+        found[kernel.opcode.removesuffix("-start")] += kernel.count
+    return {kind: found[kind] for kind in COLLECTIVES if found[kind]}
+
+
+### Partitions
+
+
+def partitions() -> dict[str, Any]:
+    """Block inputs that every device of an axis of eight holds whole, kept whole and kept as shards."""
+    layout = Layout(
+        about="", axes={"model": 8}, batch=(), weights={**_MEGATRON, "qkv": (None, "model"), "out": ("model", None)}
+    )
+    step, args = step_over(layout)
+    planner = Planner(step, *args, target=TARGET, compiler_options=PLAIN)
+    found = {}
+    for called, decision in {"saved whole": Save(), "partitioned": Partition()}.items():
+        rule = Rule(match=Match(name="block_input"), decision=decision)
+        plan = planner.follow(Policy(default="recompute", rules=(rule,)))
+        found[called] = {
+            "kept": sum(planner.graph.values[v].name == "block_input" for v in plan.decisions),
+            **row(planner, plan),
+        }
+        print(called, found[called], flush=True)
+    return found
+
+
+### Tables
+
+
+def layout_table() -> str:
+    """One row a layout and plan."""
+    result = read("meshes")
+    lines = [
+        "| layout | | compiled total | predicted | estimated step | collectives in the program |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    for name, found in result["layouts"].items():
+        for called, there in found.items():
+            if called == "about":
+                continue
+            if "minimum_bytes" in there:
+                lines.append(f"| `{name}` | {called} | at least {format_bytes(there['minimum_bytes'])} | | | |")
+                continue
+            off = f"{there['predicted_bytes'] / there['total_bytes'] - 1:+.1%}" if "predicted_bytes" in there else ""
+            told = ", ".join(f"{count} {kind}" for kind, count in there.get("collectives", {}).items())
+            lines.append(
+                f"| `{name}` | {called} | {format_bytes(there['total_bytes'])} | {off}"
+                f" | {1e3 * there['step_s']:.2f} ms | {told} |"
+            )
+    return "\n".join([*lines, "", made_with(result)])
+
+
+def partition_table() -> str:
+    """Whole and as shards."""
+    result = read("meshes")
+    lines = [
+        "| block inputs | of them kept | temporaries | estimated step | all-gathers |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for called, there in result["partition"].items():
+        lines.append(
+            f"| {called} | {there['kept']} | {format_bytes(there['temp_bytes'])}"
+            f" | {1e3 * there['step_s']:.2f} ms | {there['collectives'].get('all-gather', 0)} |"
+        )
+    return "\n".join([*lines, "", made_with(result)])
+
+
+def made_with(result: Mapping[str, Any]) -> str:
+    """The versions, and when."""
+    made = result["made_with"]
+    return f"jax {made['versions']['jax']}, {made['date']}.\n"
+
+
+if __name__ == "__main__":
+    main()

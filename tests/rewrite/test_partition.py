@@ -1,0 +1,260 @@
+"""Values kept as shards: an nth of the bytes, gathered in the backward, the same gradients; on all kinds of meshes."""
+
+import functools
+import re
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+import jaxckpt
+from jaxckpt import Policy
+from jaxckpt.hlo import Part
+from jaxckpt.ir import Partition, Save, settled
+from jaxckpt.policy import Match, Rule
+from jaxckpt.solve import Problem, follow
+from jaxckpt.target import Target, targets
+from jaxckpt.trace import trace_step
+
+GPU = any(status.name == "h200" and status.usable for status in targets())
+LAYERS, WIDTH, HIDDEN, TOKENS = 4, 64, 128, 32
+
+
+def block(y, up, down):
+    hidden = checkpoint_name(jnp.sin(y @ up), "hidden")
+    return y + jnp.tanh(hidden) @ down
+
+
+def unrolled(weights, x):
+    def loss(weights):
+        y = x
+        for number, each in enumerate(zip(*weights, strict=True)):
+            with jax.named_scope(f"block_{number}"):
+                y = block(y, *each)
+        return (y**2).mean()
+
+    return jax.value_and_grad(loss)(weights)
+
+
+def scanned(weights, x):
+    def loss(weights):
+        y, _ = jax.lax.scan(lambda y, each: (block(y, *each), None), x, weights)
+        return (y**2).mean()
+
+    return jax.value_and_grad(loss)(weights)
+
+
+def accumulated(weights, x):
+    def turn(gradients, part):
+        value, more = unrolled(weights, part)
+        return jax.tree.map(jnp.add, gradients, more), value
+
+    zeros = jax.tree.map(jnp.zeros_like, weights)
+    gradients, values = jax.lax.scan(turn, zeros, x.reshape(2, -1, x.shape[-1]))
+    return values.mean(), gradients
+
+
+def keeping(decision):
+    return Policy(default="recompute", rules=(Rule(match=Match(name="hidden"), decision=decision),))
+
+
+def arrays(mesh):
+    one, other, last = jax.random.split(jax.random.key(0), 3)
+    weights = (
+        jax.random.normal(one, (LAYERS, WIDTH, HIDDEN)) / 8,
+        jax.random.normal(other, (LAYERS, HIDDEN, WIDTH)) / 11,
+    )
+    x = jax.random.normal(last, (TOKENS, WIDTH))
+    whole = jax.device_put(weights, NamedSharding(mesh, PartitionSpec()))
+    return whole, jax.device_put(x, NamedSharding(mesh, PartitionSpec("data")))
+
+
+def mesh_of(kinds):
+    if jax.device_count() < 8:
+        pytest.skip("fewer than eight devices")
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=tuple(getattr(AxisType, kind) for kind in kinds))
+
+
+CHOICES = [Partition(), Partition(axis="model"), Partition(axis="model", dim=1), Partition(dim=1)]
+
+
+@pytest.mark.parametrize("decision", CHOICES, ids=str)
+@pytest.mark.parametrize("step", [unrolled, scanned, accumulated])
+def test_gradients_are_equal_and_gathered_in_the_backward(step, decision):
+    mesh = mesh_of(("Auto", "Auto"))
+    args = arrays(mesh)
+    planned = jaxckpt.apply(step, keeping(decision))
+    for one, other in zip(jax.tree.leaves(jax.jit(step)(*args)), jax.tree.leaves(planned(*args)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+    with jax.set_mesh(mesh):
+        text = jax.jit(planned).lower(*args).compile().as_text()
+    assert any("transpose(" in name for name in gathers(text))
+
+
+def gathers(text):
+    """The name stacks of the all-gathers in a program."""
+    return re.findall(r'all-gather(?:-start)?\(.*?op_name="([^"]*)"', text)
+
+
+@pytest.mark.parametrize("step", [unrolled, scanned])
+@pytest.mark.parametrize("kinds", [("Explicit", "Explicit"), ("Auto", "Explicit"), ("Explicit", "Auto")])
+def test_axes_that_types_name_are_partitioned_too(step, kinds):
+    mesh = mesh_of(kinds)
+    with jax.set_mesh(mesh):
+        args = arrays(mesh)
+        planned = jax.jit(jaxckpt.apply(step, keeping(Partition(axis="model"))))
+        for one, other in zip(jax.tree.leaves(jax.jit(step)(*args)), jax.tree.leaves(planned(*args)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+        assert gathers(planned.lower(*args).compile().as_text())
+
+
+### What is split
+
+
+def abstract(sizes=(2, 4), kinds=AxisType.Auto):
+    return AbstractMesh(sizes, ("data", "model")[: len(sizes)], axis_types=(kinds,) * len(sizes))
+
+
+def graph_of(shape=(8, 6, 12), *, axes=("data",), dtype=jnp.float32, sizes=(2, 4)):
+    sharding = NamedSharding(abstract(sizes), PartitionSpec(*axes))
+
+    def step(x):
+        return jax.grad(lambda x: (jnp.sin(x) ** 2).sum().astype(jnp.float32))(x)
+
+    return trace_step(step, jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)).graph
+
+
+def decided(decision, **step):
+    graph = graph_of(**step)
+    (value,) = {op.writes[0] for op in graph.ops if op.primitive == "cos"}
+    return settled(graph, value, decision)
+
+
+def test_the_largest_axis_and_the_first_dimension_that_it_divides_are_chosen():
+    assert decided(Partition()) == Partition(axis="model", dim=2)  # 8 is split over data, 4 does not divide 6
+    assert decided(Partition(), axes=()) == Partition(axis="model", dim=0)
+    assert decided(Partition(axis="data"), axes=()) == Partition(axis="data", dim=0)
+    assert decided(Partition(dim=1), axes=()) == Partition(axis="data", dim=1)
+
+
+def test_what_is_said_is_not_chosen():
+    said = Partition(axis="model", dim=1)
+    assert decided(said) == said
+
+
+def test_what_nothing_divides_stays_whole():
+    assert decided(Partition(), shape=(3, 5, 7), axes=()) == Save()
+    assert decided(Partition(axis="model"), shape=(2, 6), axes=()) == Save()
+
+
+def test_what_is_split_over_the_axis_already_stays_as_it_is():
+    assert decided(Partition(axis="data", dim=1)) == Save()
+    assert decided(Partition(), shape=(8, 6), axes=("data", "model"), sizes=(2, 2)) == Save()
+
+
+def test_what_has_fewer_elements_than_ranks_stays_whole():
+    assert decided(Partition(axis="model"), shape=(2,), axes=()) == Save()
+    assert decided(Partition(axis="model"), shape=(4,), axes=()) == Partition(axis="model", dim=0)
+
+
+def test_integers_stay_whole():
+    graph = trace_step(
+        picking, *(jax.ShapeDtypeStruct(s, d, sharding=NamedSharding(abstract(), PartitionSpec())) for s, d in SPECS)
+    ).graph
+    values = {v for op in graph.ops for v in op.writes if graph.values[v].name == "index"}
+    assert {settled(graph, value, Partition()) for value in values} == {Save()}
+
+
+SPECS = (((8, 4), jnp.float32), ((16,), jnp.float32))
+
+
+def picking(table, x):
+    index = checkpoint_name((x > 0).astype(jnp.int32), "index")
+    return jax.grad(lambda table: (table[index] ** 2).sum())(table)
+
+
+def test_without_a_mesh_it_is_refused():
+    with pytest.raises(jaxckpt.UnsupportedDecisionError, match="no argument has a sharding"):
+        jaxckpt.apply(unrolled, keeping(Partition()))(
+            (jnp.ones((LAYERS, WIDTH, HIDDEN)), jnp.ones((LAYERS, HIDDEN, WIDTH))), jnp.ones((TOKENS, WIDTH))
+        )
+
+
+def test_a_policy_file_may_leave_axis_and_dimension_open():
+    text = 'default = "recompute"\n[[rule]]\nname = "hidden"\ndecision = "partition"\n'
+    assert Policy.from_toml(text).rules == keeping(Partition()).rules
+    assert Policy.from_toml(Policy.from_toml(text).to_toml()).rules[0].decision == Partition()
+
+
+### What it costs and what it leaves
+
+
+def predicted(decision, step=unrolled):
+    mesh = abstract()
+    whole = NamedSharding(mesh, PartitionSpec())
+    args = jax.eval_shape(functools.partial(jax.tree.map, lambda s: s), shapes(whole))
+    graph = trace_step(step, *jax.tree.map(lambda a: a.update(sharding=whole), args)).graph
+    return follow(Problem(graph=graph, rates=Target("h200:8").rates), keeping(decision)).plan.prediction
+
+
+def shapes(sharding):
+    described = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32, sharding=sharding)
+    return (described((LAYERS, 512, 2048)), described((LAYERS, 2048, 512))), described((8192, 512))
+
+
+@pytest.mark.parametrize("step", [unrolled, scanned])
+def test_the_gather_is_in_the_price(step):
+    whole, cut = predicted(Save(), step), predicted(Partition(axis="model"), step)
+    rates = Target("h200:8").rates
+    gathered_s = LAYERS * rates.exchange_s(8192 * 2048 * 4 * 3 / 4)
+    assert cut.temp_bytes < whole.temp_bytes
+    assert rates.link_bandwidth_bytes_per_s < rates.memory_bandwidth_bytes_per_s / 5
+    assert (
+        cut.step_s - whole.step_s
+        >= 0.9 * gathered_s - LAYERS * 8192 * 2048 * 4 * 3 / rates.memory_bandwidth_bytes_per_s
+    )
+
+
+@pytest.mark.skipif(not GPU, reason="no compile-only GPU")
+@pytest.mark.parametrize("step", [unrolled, scanned])
+def test_an_eighth_of_the_bytes_waits_on_each_device(step):
+    mesh = AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,))
+    args = shapes(NamedSharding(mesh, PartitionSpec()))
+    kept = [
+        waiting(jaxckpt.Planner(step, *args, target="h200:8").follow(keeping(decision)).footprint.memory, parts)
+        for decision, parts in ((Save(), 1), (Partition(axis="model", dim=1), 8))
+    ]
+    assert kept[0] == LAYERS * 8192 * 2048 * 4
+    assert kept[1] == pytest.approx(kept[0] / 8, rel=0.02)
+
+
+def waiting(memory, parts):
+    """Bytes of the hidden values, or of their shards, at the first product behind the forward pass."""
+    products = [(i, kernel.part) for i, kernel in enumerate(memory.kernels) if kernel.matmul_flops]
+    first = next(at for at, (_, part) in enumerate(products) if part is not Part.FORWARD)
+    size_bytes = 8192 * 2048 * 4 // parts
+    alive = [b for b in memory.alive_at(products[first][0]) if 8192 in b.shape and 2048 // parts in b.shape]
+    stacks = {(b.allocation, b.offset_bytes): b.size_bytes for b in alive if b.size_bytes == LAYERS * size_bytes}
+    return sum(stacks.values()) or sum(b.size_bytes for b in alive if b.size_bytes == size_bytes)
+
+
+def test_moves_of_a_turn_stand_in_the_bodies_of_its_loops():
+    mesh = mesh_of(("Auto", "Auto"))
+    args = arrays(mesh)
+    with jax.set_mesh(mesh):
+        jaxpr = jax.make_jaxpr(jaxckpt.apply(scanned, keeping(Partition(axis="model"))))(*args)
+    bodies = [eqn.params["jaxpr"] for eqn in walk(jaxpr) if eqn.primitive.name == "scan"]
+    counts = [sum(eqn.primitive.name == "sharding_constraint" for eqn in walk(body)) for body in bodies]
+    assert counts == [1, 1]
+
+
+def walk(jaxpr):
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield eqn
+        if eqn.primitive.name != "scan":
+            for inner in jex.jaxprs_in_params(eqn.params):
+                yield from walk(inner)
