@@ -255,10 +255,12 @@ class _Search:
         return min(high - 1, max(low + 1, met))
 
     def _met(self) -> int | None:
-        """Where memory as a line over batches meets the budget; None as long as only one batch is known.
+        """Where memory as a line over batches meets the budget; None where the batches known tell of no line.
+
+        Batches close to each other may be the wrong way round: kernels pad odd lengths.
 
         Raises:
-          BatchError: It does not grow.
+          BatchError: It does not grow from one batch to another of at least twice its size.
         """
         known = sorted((abs(self._expected(count) - self.limit_bytes), count) for count in self.trials)
         if len(known) < 2:
@@ -266,7 +268,9 @@ class _Search:
         one, other = sorted(count for _, count in known[:2])
         growth = (self._expected(other) - self._expected(one)) / (other - one)
         if growth <= 0:
-            self._refuse_flat(one, other)
+            if other >= 2 * one:
+                self._refuse_flat(one, other)
+            return None
         return one + int((self.limit_bytes - self._expected(one)) // growth)
 
     def _expected(self, count: int) -> int:

@@ -9,7 +9,6 @@ the least estimated time.
 Read after `jaxckpt.solve`, `jaxckpt.rewrite`, `jaxckpt.measure`.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -17,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt import ir
-from jaxckpt._errors import InfeasibleBudgetError, UnverifiableError
+from jaxckpt._errors import UnverifiableError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.fit.allowed import checked_allow
 from jaxckpt.fit.floor import Floor, floor_of
 from jaxckpt.fit.pause import collector_paused
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan, describe
+from jaxckpt.fit.refusals import infeasible, larger_arguments
 from jaxckpt.hlo import stall_s
 from jaxckpt.measure import Footprint, compile_flat
 from jaxckpt.numerics import verify
@@ -148,9 +148,13 @@ class Planner:
         if budget_fraction(budget) is not None:
             baseline_bytes = self.unplanned.total_bytes
         limit_bytes = budget_bytes(budget, baseline_bytes=baseline_bytes)
-        self._refuse_hopeless(budget, limit_bytes)
+        if self.fixed_bytes > limit_bytes:
+            raise larger_arguments(budget, limit_bytes, self.graph, target=self.target.name)
         search = _Search(self, budget, limit_bytes, solver)
-        return search.run()
+        found = search.run()
+        if solver is self.solver and any(isinstance(decision, ir.Offload) for decision in found.decisions.values()):
+            found = _Search(self, budget, limit_bytes, self.recomputing, earlier=search.attempts).run()
+        return found
 
     def follow(self, policy: Policy | None) -> Plan:
         """A policy carried over to the step, compiled and measured; no budget is kept. None: marks in the step alone.
@@ -172,6 +176,11 @@ class Planner:
         self._say(f"solving ({len(self.graph.ops)} ops)")
         with collector_paused():
             return OptimalSolver(self.problem)
+
+    @cached_property
+    def recomputing(self) -> OptimalSolver:
+        """The same for plans that send nothing to the host: copies that share a link may cost more than the work."""
+        return OptimalSolver(replace(self.problem, may_offload=False))
 
     def _solver_named(self, strategy: str) -> OptimalSolver | StrategySolver:
         """A strategy's solver, with what it has done for earlier budgets."""
@@ -284,22 +293,6 @@ class Planner:
         for path, spec in zip(self.traced.paths, self.traced.specs, strict=True):
             yield Argument(path=path, shape=tuple(spec.shape), dtype=str(spec.dtype))
 
-    def _refuse_hopeless(self, budget: object, limit_bytes: int) -> None:
-        if self.fixed_bytes <= limit_bytes:
-            return
-        raise InfeasibleBudgetError(
-            f"plan(budget={budget!r}, target={self.target.name!r}) cannot be met: the arguments alone are larger.",
-            got=f"budget {format_bytes(limit_bytes)}",
-            needed=f"more than {format_bytes(self.fixed_bytes)}: arguments {format_bytes(self.graph.argument_bytes)}"
-            f" and results that take over no donated argument"
-            f" {format_bytes(self.fixed_bytes - self.graph.argument_bytes)}",
-            advice="a larger budget, donate_argnums for the state, a smaller model, or sharded arguments",
-            budget_bytes=limit_bytes,
-            minimum_bytes=self.fixed_bytes,
-            minimum_measured=False,
-            blocking=(),
-        )
-
 
 class _Search:
     """The loop for one budget: what total to ask of the solver, so that the compiled total is the budget.
@@ -308,8 +301,16 @@ class _Search:
     the difference; once one plan was too large and another one fits, it is interpolated between the two.
     """
 
-    def __init__(self, planner: Planner, budget: object, limit_bytes: int, solver: OptimalSolver | StrategySolver):
+    def __init__(
+        self,
+        planner: Planner,
+        budget: object,
+        limit_bytes: int,
+        solver: OptimalSolver | StrategySolver,
+        earlier: Sequence[Attempt] = (),
+    ):
         self.planner = planner
+        self.earlier = earlier
         self.solver = solver
         self.budget = budget
         self.limit_bytes = limit_bytes
@@ -403,10 +404,15 @@ class _Search:
         fitting = [c for c in known if c.footprint.total_bytes <= self.limit_bytes]
         if not fitting:
             resorts = [c for c in self.tried if c.plan in self.solver.last_resorts]
-            raise self._infeasible(min(resorts or self.tried, key=lambda c: c.footprint.total_bytes))
+            smallest = min(resorts or self.tried, key=lambda c: c.footprint.total_bytes).footprint
+            floor = floor_of(smallest, self.planner.graph, step=self.planner.traced.name)
+            raise infeasible(self.budget, self.limit_bytes, smallest, floor, target=self.planner.target.name)
         best = min(fitting, key=lambda c: (self.planner.compiled_s(c), c.plan.predicted.step_s))
         return self.planner.finished(
-            best, budget_bytes=self.limit_bytes, notes=tuple(self._notes(best)), attempts=tuple(self.attempts)
+            best,
+            budget_bytes=self.limit_bytes,
+            notes=tuple(self._notes(best)),
+            attempts=(*self.earlier, *self.attempts),
         )
 
     def _notes(self, best: Candidate) -> Iterator[str]:
@@ -415,31 +421,6 @@ class _Search:
                 f"The step fits as it is ({format_bytes(best.footprint.total_bytes)} of"
                 f" {format_bytes(self.limit_bytes)}): everything is saved, nothing is recomputed."
             )
-
-    def _infeasible(self, smallest: Candidate) -> InfeasibleBudgetError:
-        minimum_bytes = smallest.footprint.total_bytes
-        memory = smallest.footprint.memory
-        blocking = () if memory is None else memory.alive_at(memory.peak)
-        floor = floor_of(smallest.footprint, self.planner.graph, step=self.planner.traced.name)
-        standing = ", ".join(
-            f"{b.dtype}[{','.join(map(str, b.shape))}] {format_bytes(b.size_bytes)} of `{b.scope or '/'}` {b.op}"
-            for b in blocking[:3]
-        )
-        temp_bytes = smallest.footprint.temp_bytes
-        fits = f"{math.ceil(minimum_bytes / 2**20)}MiB"
-        return InfeasibleBudgetError(
-            f"plan(budget={self.budget!r}, target={self.planner.target.name!r}) cannot be met by any decision.",
-            got=f"budget {format_bytes(self.limit_bytes)}",
-            needed=f"at least {format_bytes(minimum_bytes)} as compiled: arguments"
-            f" {format_bytes(minimum_bytes - temp_bytes)}, temporaries {format_bytes(temp_bytes)}"
-            + (f", of these at the peak {standing}" if standing else ""),
-            advice=f'budget="{fits}", a smaller batch, or {_advice(floor)}',
-            budget_bytes=self.limit_bytes,
-            minimum_bytes=minimum_bytes,
-            minimum_measured=True,
-            blocking=blocking,
-            floor=floor,
-        )
 
 
 def plan(
@@ -487,10 +468,3 @@ def plan(
         progress=progress,
     )
     return planner.plan(budget=budget, strategy=strategy)
-
-
-def _advice(floor: Floor) -> str:
-    for remedy in floor.remedies:
-        how = f": {remedy.command}" if remedy.command else ""
-        return f"{remedy.title}, about {format_bytes(remedy.saves_bytes or 0)} less{how}"
-    return "arguments sharded over more devices"
