@@ -355,7 +355,8 @@ class Spread:
             ends = nothing
             for instance in step.writes:
                 ends |= frozenset((instance,)) if instance in self.materialised else kernels[instance]
-            for instance in step.reads:
+            picks = isinstance(step, Run) and self.rules.is_gather[step.op]
+            for instance in step.reads[1:] if picks else step.reads:  # of a table next to nothing is read
                 if len(kernels[instance]) < _MANY:
                     kernels[instance] |= ends
         return kernels

@@ -169,6 +169,15 @@ def test_a_scatter_is_no_scatter_into_a_bias_that_is_added_to_it():
     assert scattered in fuse(build.graph(build.op("dot_general", total, size_bytes=4))).materialised
 
 
+def test_a_cast_of_a_table_is_made_of_the_elements_that_are_picked():
+    build = Builder()
+    index = build.input(40)
+    cast = build.op("convert_element_type", build.input(8000), size_bytes=4000)
+    picked = build.op("gather", cast, index, size_bytes=400)
+    readers = [build.op("reduce_sum", picked, size_bytes=4) for _ in range(3)]
+    assert cast not in fuse(build.graph(*readers)).materialised
+
+
 def test_a_slice_reads_only_what_it_shows():
     build = Builder()
     product = build.op("dot_general", build.input(4000), size_bytes=4000)
