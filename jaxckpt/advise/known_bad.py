@@ -1,4 +1,4 @@
-"""Compilers that are known to compute something else, with the reason: what they are asked there is refused.
+"""Compilers that are known to compute something else, with the reason: what a lint says of a step that asks it.
 
 Offloads in a scan on GPUs: XLA's annotator of dynamic slices, on again since 2026-06-02
 (https://github.com/openxla/xla/pull/43606), took the raw induction variable for the position from the end, so that the

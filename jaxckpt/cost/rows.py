@@ -22,10 +22,7 @@ def is_row(graph: Graph, op: Op) -> bool:
     if op.kind is not Kind.REDUCTION or len(op.reads) != 1 or len(op.writes) != 1 or op.effects:
         return False
     whole, rows = graph.values[op.reads[0]].shape, graph.values[op.writes[0]].shape
-    length = 1
-    for axis in whole[len(rows) :]:
-        length *= axis
-    return whole[: len(rows)] == rows and 1 < length <= _LONGEST_ROW
+    return whole[: len(rows)] == rows and 1 < prod(whole[len(rows) :]) <= _LONGEST_ROW
 
 
 def is_used_as_it_is(graph: Graph, op: Op) -> bool:

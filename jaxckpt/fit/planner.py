@@ -152,7 +152,7 @@ class Planner:
             raise larger_arguments(budget, limit_bytes, self.graph, target=self.target.name)
         search = _Search(self, budget, limit_bytes, solver)
         found = search.run()
-        if solver is self.solver and any(isinstance(decision, ir.Offload) for decision in found.decisions.values()):
+        if solver is self.solver and found.offloads:
             found = _Search(self, budget, limit_bytes, self.recomputing, earlier=search.attempts).run()
         return found
 
@@ -251,7 +251,7 @@ class Planner:
         Raises:
           VerificationError: It moves values to the host, and what it computes there is not what the step computes.
         """
-        if any(isinstance(decision, ir.Offload) for decision in candidate.plan.decisions.values()):
+        if candidate.plan.offloads:
             notes = (*notes, self._verified(candidate.plan))
         shared = {field.name: getattr(candidate.plan, field.name) for field in fields(ir.Plan)}
         return Plan(

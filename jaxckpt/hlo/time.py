@@ -3,8 +3,7 @@
 Each kernel takes its arithmetic or its traffic, whichever is longer, times what kernels of its class were measured to
 take of their roofline (`Rates.factors`, all 1 where nothing was measured), and a launch. An estimate: kernels run one
 after the other, what devices exchange takes the time of the links between those of one host, transfers to the host
-cost their traffic alone, and what a library's kernel
-calculates may be unknown (`Kernel.is_priced`).
+cost their traffic alone, and what a library's kernel calculates may be unknown (`Kernel.is_priced`).
 """
 
 from jaxckpt.cost import Rates

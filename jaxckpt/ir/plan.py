@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from jaxckpt.ir.decision import Decision
+from jaxckpt.ir.decision import Decision, Offload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +83,11 @@ class Plan:
 
     def __hash__(self) -> int:
         return hash((self.fingerprint, tuple(self.decisions.items()), self.stages, self.layers))
+
+    @property
+    def offloads(self) -> bool:
+        """Whether some value waits on the host."""
+        return any(isinstance(decision, Offload) for decision in self.decisions.values())
 
     @property
     def predicted(self) -> Prediction:

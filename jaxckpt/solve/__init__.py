@@ -1,10 +1,10 @@
 """Solvers: each a file, each from a problem to a plan.
 
 Read in this order: `offloading` and `problem` (what is asked), `none` and `full` (the two ends), `stages` (where to
-cut), `labels` and `alone` (each stage by itself), `options` (what a stage can keep), `windows` (what is alive
-meanwhile), `compose` (one option each), `polish` (one change at a time), `optimal` (all together); `copies` (how long
-copies to the host may take), `policies` (what a policy says), `strategy` (solvers by name, with an option), `peers`
-(what others do).
+cut), `labels` and `alone` (each stage by itself), `options` (what a stage can keep), `hosted` (what of it may wait on
+the host), `windows` (what is alive meanwhile), `compose` (one option each), `polish` (one change at a time), `copies`
+(how long copies to the host may take), `optimal` (all together); `policies` (what a policy says), `strategy` (solvers
+by name, with an option), `peers` (what others do).
 """
 
 from collections.abc import Mapping

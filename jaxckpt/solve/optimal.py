@@ -78,7 +78,7 @@ class OptimalSolver:
                 return min([*plans, self.smallest], key=lambda plan: plan.predicted.temp_bytes)
         best = min(fitting, key=lambda plan: plan.predicted.step_s)
         if temp_budget_bytes is not None:
-            here = [plan for plan in fitting if not _moves(plan)] or [best]
+            here = [plan for plan in fitting if not plan.offloads] or [best]
             polished = polish(self.problem, min(here, key=lambda plan: plan.predicted.step_s), temp_budget_bytes)
             self._solved[polished] = None
             best = min(best, polished, key=lambda plan: plan.predicted.step_s)
@@ -182,10 +182,6 @@ class OptimalSolver:
     def _layers(self) -> Stages:
         """The layers that copies are counted in."""
         return find_layers(self.floors)
-
-
-def _moves(plan: Plan) -> bool:
-    return any(isinstance(decision, Offload) for decision in plan.decisions.values())
 
 
 def _bounded(plan: Plan, bound_s: float | None) -> Plan:

@@ -120,11 +120,7 @@ def _changes(stage: Alone, options: Sequence[Option]) -> Changes:
     for step in nothing.steps:
         if isinstance(step, Run):
             place.setdefault((step.op, step.again), len(place))
-    tried: dict[tuple[frozenset[int], frozenset[int]], Replay] = {}  # what is away is there while its stage is at work
-    kinds = [(frozenset(option.saved), frozenset(option.untouched)) for option in options]
-    for kept in dict.fromkeys(kinds):
-        tried[kept] = stage.replay(*kept)
-    replays = [tried[kept] for kept in kinds]
+    replays = [stage.replay(option.saved, option.untouched) for option in options]  # what is away is there meanwhile
     rows = np.stack([_live_bytes(replayed, place) for replayed in replays])
     return Changes(
         place=place,

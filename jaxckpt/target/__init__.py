@@ -1,9 +1,9 @@
 """The machine that a step must fit on, whether it stands here or not.
 
-Read in this order: `device_facts` (what is known of a device), `fact_files` (where that is written), `attainable`
-(how fast it really is), `calibrated` (how fast it was measured to be), `topology` (how many stand where), `packages`
-(who compiles for it), `devices` (what the compiler is given), `attached` (what this process has), `target` (all of it
-under one name), `status` (which of them can be used here).
+Read in this order: `device_facts` (what is known of a device), `toml_table` and `fact_files` (where that is written),
+`attainable` (how fast it really is), `calibrated` (how fast it was measured to be), `topology` (how many stand where),
+`packages` (who compiles for it), `devices` (what the compiler is given), `attached` (what this process has), `target`
+(all of it under one name), `status` (which of them can be used here).
 """
 
 from jaxckpt.target.attainable import rates_from_facts

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxckpt.ir import Offload
 from jaxckpt.solve import Offloading
 from tests.fit.test_batches import FakePlanner
 
@@ -23,17 +22,13 @@ def step(weights, x):
     return jax.grad(loss)(weights)
 
 
-def offloads(plan):
-    return any(isinstance(decision, Offload) for decision in plan.decisions.values())
-
-
 class Priced(FakePlanner):
     """Its compiler says what each kind of plan takes."""
 
     hosted_s = alone_s = 1.0
 
     def compiled_s(self, candidate):
-        return self.hosted_s if offloads(candidate.plan) else self.alone_s
+        return self.hosted_s if candidate.plan.offloads else self.alone_s
 
 
 @pytest.mark.parametrize("hosted_s", [0.5, 2.0])
@@ -42,14 +37,14 @@ def test_the_one_that_compiles_to_less_time_is_returned(hosted_s):
     planner = made(
         step, *ARGS, target="h200", allow=("recompute", "offload"), offload=Offloading(bandwidth_bytes_per_s=1e13)
     )
-    assert offloads(planner.solver.solve(BUDGET - planner.fixed_bytes))
+    assert planner.solver.solve(BUDGET - planner.fixed_bytes).offloads
     found = planner.plan(budget=BUDGET)
-    assert offloads(found) == (hosted_s < 1)
-    assert {offloads(candidate.plan) for candidate in planner.candidates()} == {True, False}
+    assert found.offloads == (hosted_s < 1)
+    assert {candidate.plan.offloads for candidate in planner.candidates()} == {True, False}
     assert len(found.attempts) >= 2
 
 
 def test_without_leave_to_offload_nothing_is_measured_twice():
     planner = FakePlanner(step, *ARGS, target="h200")
-    assert not offloads(planner.plan(budget=BUDGET))
+    assert not planner.plan(budget=BUDGET).offloads
     assert "recomputing" not in vars(planner)
