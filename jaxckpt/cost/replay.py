@@ -27,6 +27,7 @@ from itertools import accumulate
 
 from jaxckpt.cost.copies import Copies
 from jaxckpt.cost.fusion import Fusion, Sources, Spread
+from jaxckpt.cost.guests import Life, guests
 from jaxckpt.cost.price import Prices
 from jaxckpt.cost.rates import Rates
 from jaxckpt.cost.turns import Turns
@@ -82,7 +83,9 @@ class Replay:
         return tuple(b for b, birth in self.births.items() if birth <= step <= self.deaths[b])
 
 
-def replay(graph: Graph, schedule: Schedule, *, fusion: Fusion, prices: Prices, rates: Rates) -> Replay:
+def replay(
+    graph: Graph, schedule: Schedule, *, fusion: Fusion, prices: Prices, rates: Rates, whole: bool = True
+) -> Replay:
     """Replays a schedule symbolically.
 
     Args:
@@ -91,18 +94,20 @@ def replay(graph: Graph, schedule: Schedule, *, fusion: Fusion, prices: Prices, 
       fusion: `fuse(graph)`.
       prices: `price(graph, rates)`.
       rates: What the target can do.
+      whole: Whether the graph is a step, whose results have their memory from the start, and no part of one.
 
     Returns:
       Bytes and seconds. `peak_bytes` is of temporaries alone: neither arguments nor results.
     """
-    return _Replayer(graph, schedule, fusion, prices, rates).run()
+    return _Replayer(graph, schedule, fusion, prices, rates, whole).run()
 
 
 class _Replayer:
     """The pass."""
 
-    def __init__(self, graph: Graph, schedule: Schedule, fusion: Fusion, prices: Prices, rates: Rates):
+    def __init__(self, graph: Graph, schedule: Schedule, fusion: Fusion, prices: Prices, rates: Rates, whole: bool):
         self.graph = graph
+        self.whole = whole
         self.schedule = schedule
         self.prices = prices
         self.rates = rates
@@ -339,12 +344,23 @@ class _Replayer:
             if source in self.copies:
                 self.seconds[at] += self.copies.wait(source, now_s=self.clock_s + self.seconds[at])
 
+    def _guests(self) -> frozenset[int]:
+        """Temporaries in the memory of results that take over no argument."""
+        results = {self.schedule.outputs[i] for i in self.graph.unaliased_outputs} if self.whole else set()
+        temporaries = (self._life(buffer) for buffer in self.births if buffer not in self.elsewhere)
+        return guests(temporaries, [self._life(result) for result in results if result in self.births])
+
+    def _life(self, buffer: int) -> Life:
+        birth, death = self.births[buffer], self.deaths[buffer]
+        return Life(buffer=buffer, size_bytes=self.size_bytes[buffer], birth=birth, death=death)
+
     def _live_bytes(self, length: int) -> tuple[int, ...]:
         """Sweeps births and deaths; a kernel may write over a buffer of the same size that dies there."""
         change_bytes = [0] * (length + 1)
         dying: defaultdict[int, list[int]] = defaultdict(list)
+        settled = self.elsewhere | self._guests()
         for buffer, birth in self.births.items():
-            if buffer not in self.elsewhere:
+            if buffer not in settled:
                 death = self.deaths[buffer]
                 change_bytes[birth] += self.size_bytes[buffer]
                 change_bytes[death + 1] -= self.size_bytes[buffer]
@@ -353,7 +369,7 @@ class _Replayer:
             change_bytes[span.birth] += span.size_bytes
             change_bytes[span.death + 1] -= span.size_bytes
         live_bytes = list(accumulate(change_bytes[:length]))
-        for buffer in self.in_place - self.elsewhere:
+        for buffer in self.in_place - settled:
             at, size_bytes = self.births[buffer], self.size_bytes[buffer]
             for i, other in enumerate(dying.get(at, ())):
                 if self.births[other] < at and self.size_bytes[other] == size_bytes:

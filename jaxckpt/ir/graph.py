@@ -7,6 +7,7 @@ how anything is executed, drawn or decided. Ids are positions: `graph.ops[i].id 
 
 import enum
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -161,6 +162,19 @@ class Graph:
                 if depth_here >= deepest:
                     found[op.loop] = (op.writes[0], depth_here)
         return tuple(fronts)
+
+    @cached_property
+    def unaliased_outputs(self) -> tuple[int, ...]:
+        """Positions of results that find no donated argument of their shape and type to take over."""
+        donated = Counter((self.values[v].shape, self.values[v].dtype) for v in self.donated)
+        found = []
+        for position, v in enumerate(self.outputs):
+            key = (self.values[v].shape, self.values[v].dtype)
+            if donated[key]:
+                donated[key] -= 1
+            else:
+                found.append(position)
+        return tuple(found)
 
     @cached_property
     def forward_end(self) -> int | None:

@@ -55,6 +55,7 @@ class Alone:
         return Problem(
             graph=self.excerpt.graph,
             rates=self.problem.rates,
+            whole=False,
             must={position[v]: decision for v, decision in must.items() if v in position},
         )
 

@@ -37,6 +37,9 @@ _LOWEST = 3
 _ROUNDS = 4
 """How often a composition that the replay finds too large is made again with less."""
 
+_FAR = 0.02
+"""A composition that counts more than this share of the budget too much is made again with more."""
+
 _Staged = tuple[Stages, tuple[tuple[Option, ...], ...], Seen, Link | None]
 
 
@@ -142,9 +145,14 @@ class OptimalSolver:
         return self._staged[stages]
 
     def _composed(self, staged: _Staged, budget_bytes: int | None) -> Plan:
-        """The best combination of a cut's options; the one of least memory where none fits."""
+        """The best combination of a cut's options; the one of least memory where none fits.
+
+        Where the composition counts too little it is made again with less, where it counts far too much (what stands
+        in unwritten results), once with more.
+        """
         _, options, seen, link = staged
         limit_bytes = sys.maxsize if budget_bytes is None else budget_bytes
+        fitting: Plan | None = None
         for _ in range(_ROUNDS):
             chosen = compose(options, seen, budget_bytes=limit_bytes, link=link)
             if chosen is None:
@@ -152,14 +160,27 @@ class OptimalSolver:
             plan = self._plan(staged, chosen)
             if budget_bytes is None:
                 return plan
-            if plan.predicted.temp_bytes <= budget_bytes:
-                least_s = least_seconds(options, seen, budget_bytes=budget_bytes, link=link)
-                stall_s = 0.0 if link is None else link.stall_s(chosen)
-                misjudged_s = plan.predicted.step_s - seen.step_s(chosen) - stall_s
-                return _bounded(plan, None if least_s is None else least_s + misjudged_s)
             misjudged_bytes = plan.predicted.temp_bytes - seen.peak_bytes(options, chosen)
-            limit_bytes = min(limit_bytes - 1, budget_bytes - misjudged_bytes)
-        return self._least(staged)
+            if plan.predicted.temp_bytes <= budget_bytes:
+                plan = self._with_bound(staged, chosen, plan, max(limit_bytes, budget_bytes))
+                first = fitting is None
+                fitting = plan if fitting is None else min(fitting, plan, key=lambda each: each.predicted.step_s)
+                if not first or -misjudged_bytes < _FAR * budget_bytes:
+                    break
+                limit_bytes = budget_bytes - misjudged_bytes
+            elif fitting is not None:
+                break
+            else:
+                limit_bytes = min(limit_bytes - 1, budget_bytes - misjudged_bytes)
+        return fitting or self._least(staged)
+
+    def _with_bound(self, staged: _Staged, chosen: Sequence[int], plan: Plan, budget_bytes: int) -> Plan:
+        """A plan with the least that a combination within the budget takes."""
+        _, options, seen, link = staged
+        least_s = least_seconds(options, seen, budget_bytes=budget_bytes, link=link)
+        stall_s = 0.0 if link is None else link.stall_s(chosen)
+        misjudged_s = plan.predicted.step_s - seen.step_s(chosen) - stall_s
+        return _bounded(plan, None if least_s is None else least_s + misjudged_s)
 
     def _least(self, staged: _Staged) -> Plan:
         chosen = compose(staged[1], staged[2], budget_bytes=None, link=staged[3])

@@ -24,6 +24,7 @@ class Problem:
       must: Decisions that no solver may change, by value.
       offloading: What is asked of what goes to the host.
       may_offload: Whether a solver may send values to the host by itself.
+      whole: Whether the graph is a step, and not a part that was taken out of one.
     """
 
     graph: Graph
@@ -32,6 +33,7 @@ class Problem:
     must: Mapping[int, Decision] = field(default_factory=dict)
     offloading: Offloading = field(default_factory=Offloading)
     may_offload: bool = False
+    whole: bool = True
 
     @cached_property
     def fusion(self) -> Fusion:
@@ -127,7 +129,7 @@ class Problem:
         return self._replay(schedule(self.graph, plan))
 
     def _replay(self, laid_out: Schedule) -> Replay:
-        return replay(self.graph, laid_out, fusion=self.fusion, prices=self.prices, rates=self.rates)
+        return replay(self.graph, laid_out, fusion=self.fusion, prices=self.prices, rates=self.rates, whole=self.whole)
 
     def predict(self, plan: Plan) -> Prediction:
         """What the plan takes, in the figures that users see."""
@@ -152,18 +154,7 @@ class Problem:
 
 def unaliased_output_bytes(graph: Graph) -> int:
     """Bytes of results that find no donated argument of their shape and type to take over."""
-    donated: dict[tuple[tuple[int, ...], str], int] = {}
-    for v in graph.donated:
-        key = (graph.values[v].shape, graph.values[v].dtype)
-        donated[key] = donated.get(key, 0) + 1
-    total_bytes = 0
-    for v in graph.outputs:
-        key = (graph.values[v].shape, graph.values[v].dtype)
-        if donated.get(key):
-            donated[key] -= 1
-        else:
-            total_bytes += graph.values[v].size_bytes
-    return total_bytes
+    return sum(graph.values[graph.outputs[position]].size_bytes for position in graph.unaliased_outputs)
 
 
 def decide(
