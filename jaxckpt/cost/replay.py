@@ -31,10 +31,12 @@ from jaxckpt.cost.guests import Life, guests
 from jaxckpt.cost.price import Prices
 from jaxckpt.cost.rates import Rates
 from jaxckpt.cost.turns import Turns
-from jaxckpt.ir import Barrier, Graph, Kind, Move, Offload, Op, Phase, Run, Schedule, Step
+from jaxckpt.ir import Barrier, Graph, Kind, Move, Offload, Op, Phase, Run, Schedule, Step, Trait
 from jaxckpt.ir.loop import STACK, TURNS
 
 _WRITES_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.SCATTER, Kind.VIEW})
+_FLAT, _STACKED = 2, 3
+"""Dimensions of a matrix, and of a stack of them."""
 _ONE_PASS = 48
 """Steps within which loops over the same array share one pass over it (the maximum and the sum of a softmax, the
 mean and the variance of a normalisation). Updates do at any distance: optimisers go over all parameters again and
@@ -122,6 +124,8 @@ class _Replayer:
         self.births: dict[int, int] = {}
         self.deaths: dict[int, int] = {}
         self.in_place: set[int] = set()
+        self.flat: set[int] = set()
+        """Buffers that kernels of another shape made, which no later kernel writes over."""
         self.workspace_bytes: dict[int, int] = {}
         self.seconds = [0.0] * len(self.steps)
         self.recompute_s = 0.0
@@ -207,6 +211,7 @@ class _Replayer:
             for source in sources:
                 self.looped.pop(source, None)
                 self.made_by[source] = at
+                self.flat.discard(source)
 
     def _move(self, at: int, step: Move) -> None:
         """A value put where it waits, or brought back; what comes back is a buffer of its own."""
@@ -295,8 +300,15 @@ class _Replayer:
                 self.reduced.add(instance)
             if op.primitive == STACK and step.reads and step.reads[0] in self.births:
                 self._add_stack_s(self.births[step.reads[0]], step.reads[0], self.size_bytes[instance])
+            if op.kind is Kind.CONTRACTION and self._is_flattened(op):
+                self.flat.add(instance)
             if op.kind in _WRITES_IN_PLACE or self.turns.is_frame(step):
                 self.in_place.add(instance)
+
+    def _is_flattened(self, op: Op) -> bool:
+        """Whether compilers make a product as a matrix, or a stack of them, whose shape is not the value's."""
+        dimensions = len(self.graph.values[op.writes[0]].shape)
+        return dimensions > (_STACKED if Trait.BATCHED in op.traits else _FLAT)
 
     def _scatter_bytes(self, step: Run, reads: Sources) -> int:
         """A scatter goes over its updates, and over as much of what it updates."""
@@ -355,7 +367,7 @@ class _Replayer:
         return Life(buffer=buffer, size_bytes=self.size_bytes[buffer], birth=birth, death=death)
 
     def _live_bytes(self, length: int) -> tuple[int, ...]:
-        """Sweeps births and deaths; a kernel may write over a buffer of the same size that dies there."""
+        """Sweeps births and deaths; a kernel may write over a buffer of the same size and shape that dies there."""
         change_bytes = [0] * (length + 1)
         dying: defaultdict[int, list[int]] = defaultdict(list)
         settled = self.elsewhere | self._guests()
@@ -372,7 +384,7 @@ class _Replayer:
         for buffer in self.in_place - settled:
             at, size_bytes = self.births[buffer], self.size_bytes[buffer]
             for i, other in enumerate(dying.get(at, ())):
-                if self.births[other] < at and self.size_bytes[other] == size_bytes:
+                if self.births[other] < at and self.size_bytes[other] == size_bytes and other not in self.flat:
                     del dying[at][i]
                     live_bytes[at] -= size_bytes
                     break

@@ -43,7 +43,7 @@ from jaxckpt.solve import (
 from jaxckpt.target import Target
 from jaxckpt.trace import trace_step
 
-_WELL_USED = 0.97
+_WELL_USED = 0.985
 """A plan that takes at least this share of what the budget leaves for temporaries is not tried to be bettered."""
 _MOST_VERIFIED_FLOPS = 1e11
 _MOST_VERIFIED_BYTES = 2**30
@@ -348,11 +348,14 @@ class _Search:
         return self.limit_bytes
 
     def _answer(self, asked_bytes: int) -> ir.Plan | None:
-        """The plan for a question; a last resort while there are compiles for it; None if nothing new is left."""
+        """The plan for a question; a last resort with the last compile, or where the solver knows no less.
+
+        None if nothing new is left.
+        """
         solver = self.solver
         resorts = [plan for plan in solver.last_resorts if not self._was_tried(plan)]
         left = self.planner.max_compiles - len(self.attempts)
-        if self.fitting or left > len(resorts):
+        if self.fitting or left > min(1, len(resorts)):
             temp_bytes = asked_bytes - self.planner.fixed_bytes
             plan = solver.solve(temp_bytes, unplanned=self._may_be_unplanned())
             if not self._was_tried(plan):
