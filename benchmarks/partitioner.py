@@ -59,6 +59,7 @@ def main() -> None:
     rows = {}
     for budget, (kept_mib, gflop, with_head) in PYTORCH.items():
         row = rows[budget] = {
+            "kept_mib_per_block": kept_mib,
             "kept_bytes": int((kept_mib + _ROUNDING) * LAYERS * 2**20),
             "theirs": {"recomputed_gflop": gflop - (HEAD_GFLOP if with_head else 0.0)},
         }

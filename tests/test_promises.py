@@ -1,4 +1,4 @@
-"""The promises, on hundreds of random steps: a planned step computes what the step computes, and decides what is there.
+"""The promises, on random steps: a planned step computes what the step computes, and decides what is there.
 
 Nothing is compiled for a target here; that plans fit by the compiler's figure is shown in `fit/`.
 """
@@ -18,7 +18,7 @@ from jaxckpt.trace import trace_step
 from tests.graphs import RATES
 from tests.programs import Case, Program, build, programs
 
-EXAMPLES = settings(max_examples=70)
+EXAMPLES = settings(max_examples=25)
 
 
 def numbers(function, *flat) -> list[np.ndarray]:

@@ -13,7 +13,7 @@ from jaxckpt.trace import trace_step
 from tests.graphs import RATES
 from tests.looped import Looped, Scan, build, looped
 
-EXAMPLES = settings(max_examples=25, deadline=None)
+EXAMPLES = settings(max_examples=12, deadline=None)
 
 
 def assert_same_bits(step, args, traced, plan):

@@ -35,7 +35,7 @@ def assert_same_bits(ours, theirs):
         np.testing.assert_array_equal(mine, other)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(programs, st.data())
 def test_random_plans_compute_the_same_bits(program, data):
     case = build(program)
