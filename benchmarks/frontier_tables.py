@@ -289,7 +289,7 @@ def partitioner_table() -> str:
     data = read("partitioner")
     without_s = data["no remat"]["step_s"]
     lines = [
-        "| kept per block | done again: PyTorch | ours, FLOPs alone counted | ours, seconds counted | step of these plans |",
+        "| kept per block | done again: PyTorch | ours, FLOPs counted alone | ours, seconds counted | steps of ours |",
         "|---:|---:|---:|---:|---:|",
     ]
     for row in data["rows"].values():

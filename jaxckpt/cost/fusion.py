@@ -294,7 +294,8 @@ class Spread:
                         merged[value] = touched
         if self.rules.is_gather[op]:
             picked, table = sum(self.size_bytes[i] for i in step.writes), self.sources[step.reads[0]]
-            return {value: picked if value in table else touched for value, touched in merged.items()}
+            share = picked / max(1, self.size_bytes[step.reads[0]])
+            return {value: int(share * touched) if value in table else touched for value, touched in merged.items()}
         if self.rules.touches_part[op]:
             written = sum(self.size_bytes[i] for i in step.writes)
             return {value: min(touched, written) for value, touched in merged.items()}

@@ -17,7 +17,7 @@ import jax.core
 import jax.extend.core as jex
 
 from jaxckpt import _compat
-from jaxckpt.ir import Barrier, Move, Run, Schedule
+from jaxckpt.ir import Barrier, Kind, Move, Op, Run, Schedule
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.rewrite.moves import move_eqn
@@ -103,12 +103,25 @@ class _Writer:
     def _holds_the_backward(self, step: Barrier) -> bool:
         """Whether the backward goes on with what has passed the barrier.
 
-        XLA drops operands of a barrier that nobody reads behind it. One device's scheduler computes again late all the
-        same; that of several devices moves it forward, to hide exchanges behind it.
+        XLA drops operands of a barrier that nobody reads behind it. One device's scheduler mostly computes again late
+        all the same, so what is only rearranged, and not from a product, need not be in memory for it; that of several
+        devices moves copies forward, to hide exchanges behind them.
         """
         graph = self._traced.graph
         made = None if step.trigger is None else graph.producer[self._schedule.origin[step.trigger]]
-        return made is not None and bool(graph.mesh) and graph.ops[made].loop == step.loop
+        if made is None or graph.ops[made].loop != step.loop:
+            return False
+        return bool(graph.mesh) or not self._only_rearranges(graph.ops[made])
+
+    def _only_rearranges(self, op: Op) -> bool:
+        graph = self._traced.graph
+        if op.kind is not Kind.VIEW or any(graph.values[v].size_bytes != self._size_of(op) for v in op.reads):
+            return False
+        makers = (graph.producer[v] for v in op.reads)
+        return all(maker is None or graph.ops[maker].kind is not Kind.CONTRACTION for maker in makers)
+
+    def _size_of(self, op: Op) -> int:
+        return self._traced.graph.values[op.writes[0]].size_bytes
 
     def move(self, step: Move, number: int) -> None:
         (read,), (write,) = step.reads, step.writes

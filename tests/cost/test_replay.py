@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxckpt.cost import fuse, price, replay
-from jaxckpt.ir import Barrier, Graph, Phase, Plan, Recompute, Save, Schedule, residuals, schedule
+from jaxckpt.ir import Barrier, Graph, Phase, Plan, Recompute, Save, Schedule, Trait, residuals, schedule
 from tests.graphs import RATES, Builder, chain, graphs, without_fusion
 
 
@@ -105,6 +105,19 @@ def test_an_elementwise_kernel_may_write_over_what_dies_in_it():
     assert replayed(graph).peak_bytes == 4000
 
 
+@pytest.mark.parametrize(
+    ("shape", "traits", "together"),
+    [((8, 8), (), 1), ((2, 4, 8), (), 2), ((2, 4, 8), (Trait.BATCHED,), 1), ((2, 2, 2, 8), (Trait.BATCHED,), 2)],
+)
+def test_what_a_compiler_makes_as_a_matrix_is_not_written_over_in_another_shape(shape, traits, together):
+    build = Builder()
+    x = build.input(256)
+    product = build.shaped("dot_general", x, shape=shape, traits=frozenset(traits))
+    written = build.shaped("exp", product, shape=shape)
+    graph = build.graph(build.op("dot_general", written, size_bytes=4))
+    assert replayed(graph).peak_bytes == together * 256
+
+
 def test_an_update_runs_as_soon_as_its_gradient_is_there():
     build = Builder()
     weights = [build.input(4000) for _ in range(4)]
@@ -156,6 +169,16 @@ def test_a_gather_reads_as_often_as_it_picks():
     picked = build.op("gather", table, picks, size_bytes=10**6)
     got = replayed(build.graph(build.op("reduce_sum", picked, size_bytes=4)))
     assert got.step_s >= 10**6 / RATES.memory_bandwidth_bytes_per_s
+
+
+def test_of_what_a_gathered_table_is_made_of_each_part_is_read_by_its_share():
+    build = Builder()
+    rows, scale, picks = build.input(1000), build.input(4), build.input(400)
+    table = build.op("mul", rows, scale, size_bytes=1000)
+    picked = build.op("gather", table, picks, size_bytes=10**6)
+    got = replayed(build.graph(build.op("reduce_sum", picked, size_bytes=4)))
+    read_bytes = 10**6 + 4 * 10**3 + 400
+    assert read_bytes <= (got.step_s - RATES.launch_s) * RATES.memory_bandwidth_bytes_per_s <= 1.01 * read_bytes
 
 
 def test_a_body_takes_its_workspace_while_it_runs():

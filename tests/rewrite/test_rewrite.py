@@ -192,6 +192,32 @@ def test_random_bits_are_the_same_when_drawn_again():
     assert_same_bits(one_by_one(rewritten.jaxpr, *flat), one_by_one(traced.jaxpr, *flat))
 
 
+@pytest.mark.parametrize(("turned", "held"), [("not at all", True), ("a product", True), ("a sum", False)])
+def test_the_backward_goes_on_with_what_has_passed_but_not_with_what_is_only_rearranged(turned, held):
+    @jax.custom_vjp
+    def turn(x):
+        return x
+
+    def backward(_, g):
+        g = {"not at all": lambda: 2 * g, "a product": lambda: (W @ g.T).T, "a sum": lambda: (g + 1).T.T}[turned]()
+        return (g,)
+
+    turn.defvjp(lambda x: (x, None), backward)
+
+    def loss(w, x):
+        with jax.named_scope("block_0"):
+            x = turn(block(x, w))
+        return jnp.sum(x**2)
+
+    traced = trace_step(lambda w, x: jax.grad(loss)(w, x), W, X)
+    rewritten = rewrite(traced, drop_all(traced.graph, scopes=("block_0",)))
+    (barrier,) = [eqn for eqn in barriers(rewritten) if stack(eqn).endswith("jaxckpt/recompute")]
+    read = {v for eqn in eqns(rewritten) for v in eqn.invars if isinstance(v, jex.Var)}
+    assert (barrier.outvars[-1] in read) is held
+    flat = (W, X)
+    assert_same_bits(one_by_one(rewritten.jaxpr, *flat), one_by_one(traced.jaxpr, *flat))
+
+
 def test_key_arrays_pass_barriers_and_are_computed_again():
     def noisy(w, x, key):
         def loss(w):
