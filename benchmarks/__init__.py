@@ -3,6 +3,7 @@
 python -m benchmarks.demo        GPT-2 small for an H200: totals against budgets, and JAX's own policies
 python -m benchmarks.numerics    a planned step against the step: equal bits, equal loss curves
 python -m benchmarks.frontier    every model of the zoo of planners: plans against policies written by hand
-python -m benchmarks.frontier_tables   its tables and pictures in docs/
+python -m benchmarks.partitioner   GPT-2 against PyTorch's partitioner: FLOPs again where the same bytes are kept
+python -m benchmarks.frontier_tables   tables and pictures of both in docs/
 python -m benchmarks.tables      README.md's tables from the results
 """

@@ -7,8 +7,8 @@ those of torch 2.13.0, `torch.compile`'s partitioner with `activation_memory_bud
 It counts FLOPs and nothing else, so our solver is asked twice: with rates that make all but FLOPs free, and with those
 of an H200. Both plans are compiled for it.
 
-What its head keeps is left out: PyTorch keeps bfloat16 logits or makes them again, for us they are not worth it, since
-they are alive at the peak anyway.
+What its head keeps is left out: PyTorch keeps bfloat16 logits or makes them again; ours stay, alive at the peak
+anyway.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ import optax
 
 from benchmarks.record import keep
 from jaxckpt import Planner
-from jaxckpt.cli.gpt2 import GPT
+from jaxckpt.cli.gpt2 import training_step
 from jaxckpt.ir import Graph, Kind, Phase, Plan, Run, schedule
 from jaxckpt.solve import OptimalSolver
 
@@ -64,8 +64,7 @@ def main() -> None:
             "theirs": {"recomputed_gflop": gflop - (HEAD_GFLOP if with_head else 0.0)},
         }
         for name, solver in (("by flops", by_flops), ("by seconds", by_seconds)):
-            plan = keeping(solver, planner.graph, most_bytes=row["kept_bytes"])
-            kept_bytes, flops = kept_in_blocks(planner.graph, plan)
+            plan, kept_bytes, flops = keeping(solver, planner.graph, most_bytes=row["kept_bytes"])
             compiled = planner.measure(plan).footprint
             row[name] = {
                 "kept_bytes": kept_bytes, "recomputed_gflop": flops / 1e9,
@@ -85,30 +84,34 @@ def main() -> None:
 
 def gradients() -> tuple[Callable[..., Any], Any, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
     """Loss and gradients, and what they take."""
-    model = GPT(layers=LAYERS, width=WIDTH, heads=WIDTH // 64, vocabulary=VOCABULARY, sequence=SEQUENCE)
+    made = training_step(layers=LAYERS, width=WIDTH, heads=WIDTH // 64, vocabulary=VOCABULARY, sequence=SEQUENCE)
     tokens = jax.ShapeDtypeStruct((BATCH, SEQUENCE), jnp.int32)
 
     def loss(params: Any, tokens: jax.Array, labels: jax.Array) -> jax.Array:
-        logits = model.apply(params, tokens).astype(jnp.float32)
+        logits = made.model.apply(params, tokens).astype(jnp.float32)
         return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
 
-    return jax.value_and_grad(loss), jax.eval_shape(model.init, jax.random.key(0), tokens), tokens, tokens
+    return jax.value_and_grad(loss), made.args[0], tokens, tokens
 
 
-def keeping(solver: OptimalSolver, graph: Graph, *, most_bytes: int) -> Plan:
-    """The plan of the fewest FLOPs again that keeps so much in the blocks, or less, of all budgets of temporaries."""
+def keeping(solver: OptimalSolver, graph: Graph, *, most_bytes: int) -> tuple[Plan, int, float]:
+    """Of all budgets of temporaries, the plan of the fewest FLOPs again that keeps so much in the blocks, or less.
+
+    With it stands what it keeps and does again.
+    """
     low, high = 0, solver.unplanned.predicted.temp_bytes
-    plans = [solver.solve(low)]
+    plan = solver.solve(low)
+    found = [(plan, *kept_in_blocks(graph, plan))]
     for _ in range(_STEPS):
         middle = (low + high) // 2
         plan = solver.solve(middle)
-        kept_bytes, _ = kept_in_blocks(graph, plan)
+        kept_bytes, flops = kept_in_blocks(graph, plan)
         if kept_bytes <= most_bytes:
             low = middle
-            plans.append(plan)
+            found.append((plan, kept_bytes, flops))
         else:
             high = middle
-    return min(plans, key=lambda plan: kept_in_blocks(graph, plan)[1])
+    return min(found, key=lambda each: each[2])
 
 
 def kept_in_blocks(graph: Graph, plan: Plan) -> tuple[int, float]:

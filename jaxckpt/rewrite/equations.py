@@ -114,14 +114,12 @@ class _Writer:
         return bool(graph.mesh) or not self._only_rearranges(graph.ops[made])
 
     def _only_rearranges(self, op: Op) -> bool:
+        """Whether an op turns around what something else than a product made."""
         graph = self._traced.graph
-        if op.kind is not Kind.VIEW or any(graph.values[v].size_bytes != self._size_of(op) for v in op.reads):
-            return False
+        sizes_bytes = {graph.values[v].size_bytes for v in (*op.reads, *op.writes)}
         makers = (graph.producer[v] for v in op.reads)
-        return all(maker is None or graph.ops[maker].kind is not Kind.CONTRACTION for maker in makers)
-
-    def _size_of(self, op: Op) -> int:
-        return self._traced.graph.values[op.writes[0]].size_bytes
+        from_product = any(maker is not None and graph.ops[maker].kind is Kind.CONTRACTION for maker in makers)
+        return op.kind is Kind.VIEW and len(sizes_bytes) == 1 and not from_product
 
     def move(self, step: Move, number: int) -> None:
         (read,), (write,) = step.reads, step.writes

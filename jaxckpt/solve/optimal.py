@@ -36,7 +36,6 @@ _LOWEST = 3
 """How many cuts are tried for the least memory."""
 _ROUNDS = 4
 """How often a composition that the replay finds too large is made again with less."""
-
 _FAR = 0.02
 """A composition that counts more than this share of the budget too much is made again with more."""
 
