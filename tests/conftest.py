@@ -4,7 +4,8 @@ import os
 
 # Before jax is imported, by whichever file of tests comes first: it reads them once.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
+# Tests compile thousands of small programs that run once: LLVM need not optimise them.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0")
 
 from hypothesis import HealthCheck, settings
 

@@ -4,9 +4,9 @@ One pass over the steps. A kernel runs where a materialised instance is written:
 and writes it. A buffer lives from its kernel to the last kernel that reads it, directly or through a chain. Loops
 over the same array, one soon after the other, become one kernel that reads it once, where neither waits for the
 other; a reduction becomes one with the loop that writes what it reads. A barrier between them keeps them apart. The
-arguments and the results have their own memory and are not counted here. Two things are moved to where compilers put
-them: an update runs as soon as what it needs is there, so that gradients need not wait for each other; and what
-depends on nothing (the zeros that a gradient is scattered into) is made at the start, however late it is read.
+arguments and the results have their own memory and are not counted here. One thing is moved to where compilers put
+it: an update runs as soon as what it needs is there, so that gradients need not wait for each other. What depends on
+nothing (the zeros that a gradient is scattered into) is made where it stands, right before what reads it.
 
 Copies to the host and back run beside the kernels, one after the other each way. A kernel that needs what is still on
 its way waits for it, and so does the forward pass where a copy must be done.
@@ -293,7 +293,7 @@ class _Replayer:
             self.recompute_s += kernel_s
         self._touch(at, reads)
         for instance in written:
-            self.births[instance] = self.turns.born(at, instance) if op.reads or step.loop is not None else 0
+            self.births[instance] = self.turns.born(at, instance)
             self.deaths[instance] = at
             self.made_by[instance] = kernel
             if op.kind is Kind.REDUCTION:

@@ -89,7 +89,7 @@ def compile_flat(
     with mesh_of_target(target), dump_folder() as folder:
         try:
             traced = jitted.trace(*placed)
-            options = dict(dump_options(folder)) | dict(compiler_options)
+            options = {**dict(dump_options(folder)), **_quick_options(target), **dict(compiler_options)}
             executable = traced.lower().compile(compiler_options=options)
         except Warning:  # the caller made errors of warnings; this one is theirs
             raise
@@ -116,6 +116,11 @@ def compile_flat(
         memory=memory,
     )
     return Compilation(footprint=footprint, executable=executable, program=program)
+
+
+def _quick_options(target: Target) -> dict[str, object]:
+    """What spares the compiler work that changes no memory: with no GPU there is nothing to tune kernels on."""
+    return {"xla_gpu_autotune_level": 0} if target.compile_only and target.platform == "cuda" else {}
 
 
 def _jit_flat(
