@@ -18,6 +18,7 @@ from jaxckpt.measure.dump import dump_folder, dump_options, dumped_program
 from jaxckpt.measure.figures import Footprint
 from jaxckpt.measure.placement import mesh_of_target, place, place_sharding
 from jaxckpt.measure.program import chooses_convolutions, constant_bytes
+from jaxckpt.measure.quick import quick_options
 from jaxckpt.measure.refusals import compile_error, no_figures_error
 from jaxckpt.target import Target
 
@@ -86,10 +87,10 @@ def compile_flat(
     started_s = time.perf_counter()
     placed = place(specs, target)
     jitted = _jit_flat(function, target, donated, out_shardings, called)
-    with mesh_of_target(target), dump_folder() as folder:
+    with mesh_of_target(target), dump_folder() as folder, quick_options(target) as quick:
         try:
             traced = jitted.trace(*placed)
-            options = {**dict(dump_options(folder)), **_quick_options(target), **dict(compiler_options)}
+            options = dict(dump_options(folder)) | quick | dict(compiler_options)
             executable = traced.lower().compile(compiler_options=options)
         except Warning:  # the caller made errors of warnings; this one is theirs
             raise
@@ -116,11 +117,6 @@ def compile_flat(
         memory=memory,
     )
     return Compilation(footprint=footprint, executable=executable, program=program)
-
-
-def _quick_options(target: Target) -> dict[str, object]:
-    """What spares the compiler work that changes no memory: with no GPU there is nothing to tune kernels on."""
-    return {"xla_gpu_autotune_level": 0} if target.compile_only and target.platform == "cuda" else {}
 
 
 def _jit_flat(
