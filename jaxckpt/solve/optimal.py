@@ -103,13 +103,17 @@ class OptimalSolver:
 
     @cached_property
     def last_resorts(self) -> tuple[Plan, ...]:
-        """Plans to try before giving up: the smallest one, that of most stages, and full recomputation.
+        """Plans to try before giving up: the smallest one, that of most stages, and full recomputation of two cuts.
 
         All are about the least that the model knows; which of them a compiler makes smallest is its affair. A compiler
-        may start all that a stage computes again at once: more stages leave it less to start.
+        may start all that a stage computes again at once: more stages leave it less to start. It may hold at a cut
+        what the model does not see: fewer have fewer such places.
         """
         finest = max(self._lowest, key=lambda plan: len(plan.stages))
-        return tuple(dict.fromkeys((self.smallest, finest, self.floors.within(1.0)[0].plan)))
+        floors = self.floors.within(_PROMISING)
+        near = [floor for floor in floors if floor.temp_bytes <= _PROMISING * floors[0].temp_bytes]
+        coarsest = min(near, key=lambda floor: (len(floor.plan.stages) == 1, len(floor.plan.stages)))
+        return tuple(dict.fromkeys((self.smallest, finest, floors[0].plan, coarsest.plan)))
 
     @cached_property
     def _lowest(self) -> tuple[Plan, ...]:
