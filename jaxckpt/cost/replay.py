@@ -6,7 +6,8 @@ over the same array, one soon after the other, become one kernel that reads it o
 other; a reduction becomes one with the loop that writes what it reads. A barrier between them keeps them apart. The
 arguments and the results have their own memory and are not counted here. One thing is moved to where compilers put
 it: an update runs as soon as what it needs is there, so that gradients need not wait for each other. What depends on
-nothing (the zeros that a gradient is scattered into) is made where it stands, right before what reads it.
+nothing (the zeros that a gradient is scattered into) is made where it stands, right before what reads it, and kept
+for the next one that is like it.
 
 Copies to the host and back run beside the kernels, one after the other each way. A kernel that needs what is still on
 its way waits for it, and so does the forward pass where a copy must be done.
@@ -135,6 +136,8 @@ class _Replayer:
         """Seconds of traffic and of arithmetic of each loop."""
         self.made_by: dict[int, int] = {}
         """For each buffer the step whose kernel writes it, or the last barrier that it passed."""
+        self.of_nothing: dict[tuple[object, ...], int] = {}
+        """Buffers that depend on nothing, the first of each kind."""
         self.reduced: set[int] = set()
         """Buffers that reductions write."""
         self.clock_s = 0.0
@@ -295,6 +298,8 @@ class _Replayer:
         for instance in written:
             self.births[instance] = self.turns.born(at, instance)
             self.deaths[instance] = at
+            if not op.reads and step.loop is None:
+                self._keep_alike(at, op, instance)
             self.made_by[instance] = kernel
             if op.kind is Kind.REDUCTION:
                 self.reduced.add(instance)
@@ -304,6 +309,12 @@ class _Replayer:
                 self.flat.add(instance)
             if op.kind in _WRITES_IN_PLACE or self.turns.is_frame(step):
                 self.in_place.add(instance)
+
+    def _keep_alike(self, at: int, op: Op, instance: int) -> None:
+        """What is made of nothing is made once: the next one that is like it is a copy of it."""
+        value = self.graph.values[op.writes[0]]
+        first = self.of_nothing.setdefault((op.primitive, op.detail, value.shape, value.dtype), instance)
+        self.deaths[first] = max(self.deaths[first], at)
 
     def _is_flattened(self, op: Op) -> bool:
         """Whether compilers make a product as a matrix, or a stack of them, whose shape is not the value's."""
