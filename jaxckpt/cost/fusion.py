@@ -20,7 +20,9 @@ equation. The rules mark the values that are in memory ("materialised"):
    backward pass or a barrier, it is written by a pass of its own. Where a backward pass reads what stands between the
    two reductions of a softmax, the kernel holds rows through both only if their length is a power of two, and they are
    short or many; else the exponentials are in memory, and what reduces them or their gradient is a pass of its own.
-6. What one loop makes and another reads is in memory, once for every turn, and so is what stands outside of a loop and
+6. A product that meets another one of another order (see `orders`) is turned, and then in memory where it has several
+   readers. Rows that do not lie together are no rows.
+7. What one loop makes and another reads is in memory, once for every turn, and so is what stands outside of a loop and
    is read in its body.
 
 A value that is not in memory but smaller than its sources (a dropout mask beside its random bits) is
@@ -36,6 +38,7 @@ bytes, and is corrected from there. Complexity: linear in ops times the (small) 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxckpt.cost.orders import Orders
 from jaxckpt.cost.rows import between_passes, is_row, is_used_as_it_is, reducing
 from jaxckpt.ir import Graph, Kind, Op, Phase, Run, Step
 from jaxckpt.ir.loop import SLICE
@@ -128,6 +131,7 @@ class Rules:
         rows.
       passes_on: Whether its results are never written for rule 3.
       fuses: Whether its kernel is a loop over elements, which others of its kind can join.
+      across: Reductions over axes that do not lie together in memory; each is a pass of its own.
       is_row: Whether it is a reduction over whole rows.
       between: Exponentials that a backward pass finds in memory, by rule 5.
       apart: Reductions of what these make, which are then passes of their own.
@@ -140,19 +144,22 @@ class Rules:
         self.graph = graph
         into_addend = _scatters_into_addend(graph)
         addends = {graph.readers[graph.ops[op].writes[0]][0] for op in into_addend}
-        ops = graph.ops
+        ops, orders = graph.ops, Orders(graph)
         self.writes_memory = [
             op.id in addends or (op.id not in into_addend and (op.kind in _WRITES_MEMORY or bool(op.effects)))
             for op in ops
         ]
+        turned = {op for op in orders.turned if len({r for v in ops[op].writes for r in graph.readers[v]}) > 1}
+        self.writes_memory = [writes or i in turned for i, writes in enumerate(self.writes_memory)]
         self.needs_memory = [_needs_memory(op, scatters=op.id not in into_addend) for op in ops]
         self.shows = [_shows(graph, op) for op in ops]
         self.is_gather = [op.primitive == "gather" for op in ops]
         self.touches_part = [op.primitive in _TOUCHES_PART for op in ops]
         self.is_slow = [op.primitive in _SLOW and op.phase is Phase.FORWARD for op in ops]
         self.passes_on = [op.kind is Kind.VIEW or op.id in into_addend for op in ops]
-        self.fuses = [op.kind in _FUSES and not op.effects and op.id not in addends for op in ops]
-        self.is_row = [is_row(graph, op) and is_used_as_it_is(graph, op) for op in ops]
+        self.fuses = [op.kind in _FUSES and not op.effects and op.id not in addends | turned for op in ops]
+        self.across = frozenset(op.id for op in ops if op.kind is Kind.REDUCTION and orders.lies_apart(op))
+        self.is_row = [op.id not in self.across and is_row(graph, op) and is_used_as_it_is(graph, op) for op in ops]
         self.between = between_passes(graph, frozenset(op.id for op in ops if self.is_row[op.id]))
         self.apart = reducing(graph, self.between)
         self.folds: frozenset[int] = frozenset()
@@ -302,7 +309,7 @@ class Spread:
         return merged
 
     def _force(self, steps: Sequence[Step]) -> None:
-        """Rules 1, 2, 4, 5 and 6."""
+        """Rules 1, 2, 4 to 7."""
         rules, shown = self.rules, list(range(len(self.size_bytes)))
         late = self._read_late(steps)
         for step in steps:
@@ -328,7 +335,7 @@ class Spread:
                 self.materialised.add(shown[step.reads[position]])
 
     def _force_over_borders(self, step: Step, shown: Sequence[int]) -> None:
-        """Rule 6; what waits for all turns waits as it is read, what stands further out behind its views."""
+        """Rule 7; what waits for all turns waits as it is read, what stands further out behind its views."""
         self.loop.update(dict.fromkeys(step.writes, step.loop))
         around = self.rules.graph.path(step.loop)
         for instance in step.reads:

@@ -36,6 +36,7 @@ Read after `plan` and `away`. Complexity: linear in ops, plus the copies made.
 """
 
 from bisect import bisect_right
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -176,6 +177,10 @@ class _Scheduler:
         self._outputs = frozenset(graph.outputs)
         self.kept = self._kept()
         self._refuse_impossible()
+        self.dropped_of: defaultdict[int, list[int]] = defaultdict(list)
+        """By stage what it has to compute again."""
+        for v in sorted(self.dropped):
+            self.dropped_of[stage_of(plan, self._op_of(v))].append(v)
 
     def run(self) -> Schedule:
         changed = self._reading_what_changes()
@@ -431,11 +436,7 @@ class _Scheduler:
         they make is not there yet, and waits for its own reader.
         """
         stage, loop = where
-        wanted = [
-            v
-            for v in sorted(self.dropped)
-            if self._op_of(v) < reader and stage_of(self.plan, self._op_of(v)) == stage and self._is_asked_in(loop, v)
-        ]
+        wanted = [v for v in self.dropped_of[stage] if self._op_of(v) < reader and self._is_asked_in(loop, v)]
         self._wait(*self._closure(wanted), self.again[where], reader)
 
     def _wait(self, ops: set[int], sources: set[int], again: _Again, reader: int) -> None:
@@ -460,8 +461,7 @@ class _Scheduler:
         """The ops of one level that must run again for some values, and the values that they start from."""
         depth = max(map(self._depth, wanted), default=0)
         ops: set[int] = set()
-        sources: set[int] = set()
-        pending = [v for v in wanted if stop is None or v not in stop]
+        sources, pending = set[int](), [v for v in wanted if stop is None or v not in stop]
         while pending:
             op = self._op_of(pending.pop())
             if op in ops:

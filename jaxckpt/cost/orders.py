@@ -1,0 +1,108 @@
+"""In which order the axes of an array lie in memory, and where two orders meet.
+
+A product comes out with its axes in the order in which it was asked for; a transposition behind it moves nothing, the
+work that follows goes over memory as it lies. But an elementwise op needs its operands in one order. Where a product
+of the backward pass meets one of the forward pass that lies otherwise (an `einsum` that had its operands swapped), the
+later one is turned: compilers do that as soon as they have it, behind a cast if there is one. Rows and columns of a
+product may change places for nothing.
+
+Graph structure alone decides here; what follows for memory, `fusion` says. Read after `jaxckpt.ir`.
+Complexity: linear in ops, but for the way back to a product where orders meet.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from jaxckpt.ir import Graph, Kind, Op
+
+Order = tuple[int, ...]
+"""Axes of a value, those that lie furthest apart first."""
+
+
+class Orders:
+    """The order of every value that does not lie as its shape says.
+
+    Args:
+      graph: The step.
+
+    Attributes:
+      turned: Ops whose results are a product turned to another's order.
+    """
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.turned: set[int] = set()
+        self._order: dict[int, Order] = {}
+        self._product: dict[int, int] = {}
+        """For each value of elementwise work and transpositions the product whose order it has."""
+        for op in graph.ops:
+            self._settle(op)
+
+    def of(self, value: int) -> Order:
+        """The order of a value."""
+        return self._order.get(value) or tuple(range(len(self.graph.values[value].shape)))
+
+    def lies_apart(self, op: Op) -> bool:
+        """Whether a reduction of the last axes goes over what does not lie together."""
+        (read, *_), (write, *_) = op.reads, op.writes
+        rank = len(self.graph.values[write].shape)
+        return self.graph.values[read].shape[:rank] == self.graph.values[write].shape and any(
+            axis < rank for axis in self.of(read)[rank:]
+        )
+
+    def _settle(self, op: Op) -> None:
+        graph = self.graph
+        if op.kind is Kind.CONTRACTION:
+            self._product.update((v, op.id) for v in op.writes)
+        elif op.primitive == "transpose":
+            axes = _permutation(op)
+            self._put(op.writes[0], tuple(axes.index(axis) for axis in self.of(op.reads[0])), op.reads[0])
+        elif op.kind is Kind.ELEMENTWISE and len(op.writes) == 1 and len(graph.values[op.writes[0]].shape) > 1:
+            whole = sorted(self._whole(op), key=lambda v: self._product[v])
+            if not whole:
+                return
+            for other in whole[1:]:
+                if self.of(other) != self.of(whole[0]):
+                    self._bring(other, whole[0])
+            self._put(op.writes[0], self.of(whole[0]), whole[0])
+
+    def _put(self, value: int, order: Order, like: int) -> None:
+        if like in self._product:
+            self._product[value] = self._product[like]
+            self._order[value] = order
+
+    def _whole(self, op: Op) -> Iterator[int]:
+        """Operands of the result's shape that come from a product."""
+        shape = self.graph.values[op.writes[0]].shape
+        return (v for v in op.reads if v in self._product and self.graph.values[v].shape == shape)
+
+    def _bring(self, value: int, like: int) -> None:
+        """A value, and what it is made of down to its product, gets the order of another."""
+        is_free = _exchanges(self.of(value), self.of(like))
+        while True:
+            self._order[value], self._product[value] = self.of(like), self._product[like]
+            op = self.graph.ops[self.graph.producer[value] or 0]
+            before = [v for v in self._whole(op) if self.of(v) != self.of(like)]
+            if op.kind is not Kind.ELEMENTWISE or len(before) != 1 or not self._is_made(before[0]):
+                if not is_free:
+                    self.turned.add(op.id)
+                return
+            value = before[0]
+
+    def _is_made(self, value: int) -> bool:
+        """Whether elementwise work makes a value."""
+        made = self.graph.producer[value]
+        return made is not None and self.graph.ops[made].kind is Kind.ELEMENTWISE
+
+
+def _exchanges(order: Order, other: Order) -> bool:
+    """Whether two blocks at the end of an order stand in the other the other way round, as rows and columns may."""
+    same = next(i for i, (a, b) in enumerate(zip(order, other, strict=True)) if a != b)
+    tail, turned = order[same:], other[same:]
+    return any(tail[k:] + tail[:k] == turned for k in range(1, len(tail)))
+
+
+def _permutation(op: Op) -> Order:
+    """The axes of the operand in the order of the result's."""
+    _, _, axes = op.detail.partition("permutation=")
+    return tuple(ast.literal_eval(axes))
