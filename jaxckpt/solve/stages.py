@@ -23,6 +23,8 @@ Stages = tuple[int, ...]
 """The id of the first op of each stage, ascending."""
 
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_NARROW = 1 / 8
+"""A head makes so much more than what crosses to it."""
 _CUT_BYTES = 4096
 """What a cut costs besides the bytes that cross it, so that empty stages are not made."""
 
@@ -40,9 +42,25 @@ def stagings(problem: Problem) -> tuple[Stages, ...]:
         if count > len(forward):
             break
         limit_bytes = total_bytes / count
-        cut = tuple(forward[i] for i in _cheapest_cut(made_bytes, crossing_bytes, limit_bytes))
-        found.setdefault(cut)
+        starts = _cheapest_cut(made_bytes, crossing_bytes, limit_bytes)
+        if len(starts) > 1:
+            starts = _before_head(starts, made_bytes, crossing_bytes)
+        found.setdefault(tuple(forward[i] for i in starts))
     return tuple(found)
+
+
+def _before_head(starts: list[int], made_bytes: list[int], crossing_bytes: list[int]) -> list[int]:
+    """A cut with one more before the head: where little crosses, and then more is made than anywhere before.
+
+    All that a stage computes again starts with the first of it that is asked for. Of the last stage that is the
+    loss's, long before the block below the head is wanted, and the head is mostly where the peak is.
+    """
+    widest = max(range(len(made_bytes)), key=made_bytes.__getitem__)
+    between = range(starts[-1] + 1, widest + 1)
+    narrow = min(reversed(between), key=crossing_bytes.__getitem__, default=None)
+    if narrow is None or crossing_bytes[narrow] > _NARROW * made_bytes[widest]:
+        return starts
+    return [*starts, narrow]
 
 
 def planned_ops(graph: Graph) -> tuple[int, ...]:
