@@ -10,13 +10,15 @@ Graph structure alone decides here; what follows for memory, `fusion` says. Read
 Complexity: linear in ops, but for the way back to a product where orders meet.
 """
 
-import ast
+import re
 from collections.abc import Iterator
 
 from jaxckpt.ir import Graph, Kind, Op
 
 Order = tuple[int, ...]
 """Axes of a value, those that lie furthest apart first."""
+
+_PERMUTATION = re.compile(r"permutation=\(([\d,]+)\)")
 
 
 class Orders:
@@ -44,17 +46,17 @@ class Orders:
 
     def lies_apart(self, op: Op) -> bool:
         """Whether a reduction of the last axes goes over what does not lie together."""
-        (read, *_), (write, *_) = op.reads, op.writes
-        rank = len(self.graph.values[write].shape)
-        return self.graph.values[read].shape[:rank] == self.graph.values[write].shape and any(
-            axis < rank for axis in self.of(read)[rank:]
-        )
+        if not op.reads:
+            return False
+        whole, rows = (self.graph.values[v].shape for v in (op.reads[0], op.writes[0]))
+        reduces_last = whole[: len(rows)] == rows
+        return reduces_last and any(axis < len(rows) for axis in self.of(op.reads[0])[len(rows) :])
 
     def _settle(self, op: Op) -> None:
         graph = self.graph
         if op.kind is Kind.CONTRACTION:
             self._product.update((v, op.id) for v in op.writes)
-        elif op.primitive == "transpose":
+        elif op.primitive == "transpose" and self._product.keys() & set(op.reads):
             axes = _permutation(op)
             self._put(op.writes[0], tuple(axes.index(axis) for axis in self.of(op.reads[0])), op.reads[0])
         elif op.kind is Kind.ELEMENTWISE and len(op.writes) == 1 and len(graph.values[op.writes[0]].shape) > 1:
@@ -67,9 +69,7 @@ class Orders:
             self._put(op.writes[0], self.of(whole[0]), whole[0])
 
     def _put(self, value: int, order: Order, like: int) -> None:
-        if like in self._product:
-            self._product[value] = self._product[like]
-            self._order[value] = order
+        self._order[value], self._product[value] = order, self._product[like]
 
     def _whole(self, op: Op) -> Iterator[int]:
         """Operands of the result's shape that come from a product."""
@@ -80,8 +80,10 @@ class Orders:
         """A value, and what it is made of down to its product, gets the order of another."""
         is_free = _exchanges(self.of(value), self.of(like))
         while True:
-            self._order[value], self._product[value] = self.of(like), self._product[like]
-            op = self.graph.ops[self.graph.producer[value] or 0]
+            self._put(value, self.of(like), like)
+            made = self.graph.producer[value]
+            assert made is not None, "a product is nobody's input"
+            op = self.graph.ops[made]
             before = [v for v in self._whole(op) if self.of(v) != self.of(like)]
             if op.kind is not Kind.ELEMENTWISE or len(before) != 1 or not self._is_made(before[0]):
                 if not is_free:
@@ -104,5 +106,6 @@ def _exchanges(order: Order, other: Order) -> bool:
 
 def _permutation(op: Op) -> Order:
     """The axes of the operand in the order of the result's."""
-    _, _, axes = op.detail.partition("permutation=")
-    return tuple(ast.literal_eval(axes))
+    found = _PERMUTATION.fullmatch(op.detail)
+    assert found, f"a transposition says what it does: {op.detail!r}"
+    return tuple(map(int, found[1].split(",")))

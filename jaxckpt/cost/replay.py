@@ -314,7 +314,10 @@ class _Replayer:
                 self.in_place.add(instance)
 
     def _keep_alike(self, at: int, op: Op, instance: int) -> None:
-        """What is made of nothing is made once: the next one that is like it is a copy of it."""
+        """What is made of nothing is made once: the next one that is like it is a copy of it.
+
+        A graph knows no literals; what waits in memory without having read anything is zeros nearly always.
+        """
         value = self.graph.values[op.writes[0]]
         first = self.of_nothing.setdefault((op.primitive, op.detail, value.shape, value.dtype), instance)
         self.deaths[first] = max(self.deaths[first], at)

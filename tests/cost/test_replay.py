@@ -118,15 +118,16 @@ def test_what_a_compiler_makes_as_a_matrix_is_not_written_over_in_another_shape(
     assert replayed(graph).peak_bytes == together * 256
 
 
-@pytest.mark.parametrize(("second", "kept"), [("@0", True), ("@1", False)])
+@pytest.mark.parametrize(("second", "kept"), [("float32", True), ("bfloat16", False)])
 def test_zeros_that_two_scatters_begin_with_are_kept_from_the_first_to_the_last(second, kept):
     build = Builder()
     places, updates = build.input(8), build.input(4000)
-    first = build.op("broadcast_in_dim", size_bytes=4000, detail="@0")
+    first = build.op("broadcast_in_dim", size_bytes=4000)
     between = build.op("dot_general", build.op("scatter-add", first, places, updates, size_bytes=4000), size_bytes=8)
     wide = build.op("dot_general", between, size_bytes=10**6)
     narrow = build.op("dot_general", wide, size_bytes=8)
-    zeros = build.op("broadcast_in_dim", size_bytes=4000, detail=second)
+    zeros = build.op("broadcast_in_dim", size_bytes=4000)
+    build.values[zeros] = replace(build.values[zeros], dtype=second)
     last = build.op("scatter-add", zeros, places, build.op("dot_general", narrow, size_bytes=4000), size_bytes=4000)
     graph = build.graph(build.op("dot_general", last, size_bytes=4))
     found = replayed(graph)
