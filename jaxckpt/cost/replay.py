@@ -137,7 +137,7 @@ class _Replayer:
         self.made_by: dict[int, int] = {}
         """For each buffer the step whose kernel writes it, or the last barrier that it passed."""
         self.of_nothing: dict[tuple[object, ...], int] = {}
-        """Buffers that depend on nothing, the first of each kind."""
+        """Zeros to scatter into, the first of each size."""
         self.reduced: set[int] = set()
         """Buffers that reductions write."""
         self.clock_s = 0.0
@@ -301,7 +301,7 @@ class _Replayer:
         for instance in written:
             self.births[instance] = self.turns.born(at, instance)
             self.deaths[instance] = at
-            if not op.reads and step.loop is None:
+            if not op.reads and step.loop is None and self._is_scattered_into(op):
                 self._keep_alike(at, op, instance)
             self.made_by[instance] = kernel
             if op.kind is Kind.REDUCTION:
@@ -313,11 +313,13 @@ class _Replayer:
             if op.kind in _WRITES_IN_PLACE or self.turns.is_frame(step):
                 self.in_place.add(instance)
 
-    def _keep_alike(self, at: int, op: Op, instance: int) -> None:
-        """What is made of nothing is made once: the next one that is like it is a copy of it.
+    def _is_scattered_into(self, op: Op) -> bool:
+        """Whether what an op makes is the base of a scatter."""
+        readers = (self.graph.ops[r] for r in self.graph.readers[op.writes[0]])
+        return any(r.kind is Kind.SCATTER and r.reads[0] == op.writes[0] for r in readers)
 
-        A graph knows no literals; what waits in memory without having read anything is zeros nearly always.
-        """
+    def _keep_alike(self, at: int, op: Op, instance: int) -> None:
+        """Zeros are made once: the next ones of their size are a copy of them."""
         value = self.graph.values[op.writes[0]]
         first = self.of_nothing.setdefault((op.primitive, op.detail, value.shape, value.dtype), instance)
         self.deaths[first] = max(self.deaths[first], at)

@@ -42,14 +42,16 @@ class Floors:
 
     Args:
       problem: The step.
+      before_head: Whether cuts have one more before the head, as for `stagings`.
 
     Attributes:
       bounds: Every cut with its bound in bytes, by rising bound.
     """
 
-    def __init__(self, problem: Problem):
+    def __init__(self, problem: Problem, *, before_head: bool = False):
         self.problem = problem
-        self.bounds = tuple(sorted((_least_bytes(problem, stages), stages) for stages in stagings(problem)))
+        cuts = stagings(problem, before_head=before_head)
+        self.bounds = tuple(sorted((_least_bytes(problem, stages), stages) for stages in cuts))
         self._known: dict[Stages, Floor] = {}
 
     def of(self, stages: Stages) -> Floor:

@@ -48,7 +48,7 @@ class OptimalSolver:
     def __init__(self, problem: Problem):
         self.problem = problem
         self.unplanned = solve_none(problem)
-        self.floors = Floors(problem)
+        self.floors = Floors(problem, before_head=True)
         self._staged: dict[Stages, tuple[_Staged, ...]] = {}
         self._known: Known = {}
         self._tried: Tried = {}

@@ -29,8 +29,13 @@ _CUT_BYTES = 4096
 """What a cut costs besides the bytes that cross it, so that empty stages are not made."""
 
 
-def stagings(problem: Problem) -> tuple[Stages, ...]:
-    """Cuts of the forward pass, from one stage to many, each different from the others."""
+def stagings(problem: Problem, *, before_head: bool = False) -> tuple[Stages, ...]:
+    """Cuts of the forward pass, from one stage to many, each different from the others.
+
+    Args:
+      problem: The step.
+      before_head: Whether all but a single stage have one more cut before the head.
+    """
     graph = problem.graph
     forward = planned_ops(graph)
     if not forward:
@@ -43,7 +48,7 @@ def stagings(problem: Problem) -> tuple[Stages, ...]:
             break
         limit_bytes = total_bytes / count
         starts = _cheapest_cut(made_bytes, crossing_bytes, limit_bytes)
-        if len(starts) > 1:
+        if before_head and len(starts) > 1:
             starts = _before_head(starts, made_bytes, crossing_bytes)
         found.setdefault(tuple(forward[i] for i in starts))
     return tuple(found)
