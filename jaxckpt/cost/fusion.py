@@ -122,7 +122,7 @@ class Rules:
 
     Attributes:
       graph: The step.
-      writes_memory: Whether the op's results are in memory by rule 1 or 4.
+      writes_memory: Whether the op's results are in memory by rule 1, 4 or 6.
       needs_memory: Positions of operands that must be there.
       shows: Whether it is a view of one array of the same size.
       touches_part: Whether it reads only as much as it writes.
@@ -145,19 +145,19 @@ class Rules:
         into_addend = _scatters_into_addend(graph)
         addends = {graph.readers[graph.ops[op].writes[0]][0] for op in into_addend}
         ops, orders = graph.ops, Orders(graph)
+        turned = {op for op in orders.turned if len({r for v in ops[op].writes for r in graph.readers[v]}) > 1}
+        by_themselves = addends | turned
         self.writes_memory = [
-            op.id in addends or (op.id not in into_addend and (op.kind in _WRITES_MEMORY or bool(op.effects)))
+            op.id in by_themselves or (op.id not in into_addend and (op.kind in _WRITES_MEMORY or bool(op.effects)))
             for op in ops
         ]
-        turned = {op for op in orders.turned if len({r for v in ops[op].writes for r in graph.readers[v]}) > 1}
-        self.writes_memory = [writes or i in turned for i, writes in enumerate(self.writes_memory)]
         self.needs_memory = [_needs_memory(op, scatters=op.id not in into_addend) for op in ops]
         self.shows = [_shows(graph, op) for op in ops]
         self.is_gather = [op.primitive == "gather" for op in ops]
         self.touches_part = [op.primitive in _TOUCHES_PART for op in ops]
         self.is_slow = [op.primitive in _SLOW and op.phase is Phase.FORWARD for op in ops]
         self.passes_on = [op.kind is Kind.VIEW or op.id in into_addend for op in ops]
-        self.fuses = [op.kind in _FUSES and not op.effects and op.id not in addends | turned for op in ops]
+        self.fuses = [op.kind in _FUSES and not op.effects and op.id not in by_themselves for op in ops]
         self.across = frozenset(op.id for op in ops if op.kind is Kind.REDUCTION and orders.lies_apart(op))
         self.is_row = [op.id not in self.across and is_row(graph, op) and is_used_as_it_is(graph, op) for op in ops]
         self.between = between_passes(graph, frozenset(op.id for op in ops if self.is_row[op.id]))
