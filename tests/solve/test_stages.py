@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +35,30 @@ def test_blocks_are_cut_at_their_joints_without_any_name():
     found = [boundaries(problem, stages) for stages in stagings(problem)]
     finest = max((b for b in found if b <= set(joints)), key=len)
     assert len(finest) >= 6
+
+
+@pytest.mark.parametrize(("head_bytes", "narrow"), [(64_000, True), (4_000, False)])
+def test_a_cut_has_one_more_before_a_head_that_makes_much_of_little(head_bytes, narrow):
+    build = Builder()
+    stream = build.op("dot_general", build.input(1000), size_bytes=1000)
+    made = [stream]
+    for _ in range(6):
+        made.append(build.op("dot_general", made[-1], size_bytes=4000))
+        made.append(build.op("dot_general", made[-1], size_bytes=1000))
+    last = made[-1]
+    made.append(build.op("dot_general", last, size_bytes=head_bytes))
+    cotangent = build.op("dot_general", made[-1], size_bytes=4, phase=Phase.BACKWARD)
+    for value in reversed(made):
+        cotangent = build.op("dot_general", value, cotangent, size_bytes=4, phase=Phase.BACKWARD)
+    problem = Problem(graph=build.graph(cotangent), rates=RATES)
+    head = problem.graph.producer[made[-1]]
+    several = [stages for stages in stagings(problem, before_head=True) if len(stages) > 1]
+    assert several
+    if narrow:
+        assert all(head in stages for stages in several)
+    else:
+        assert several == [stages for stages in stagings(problem) if len(stages) > 1]
+    assert (0,) in stagings(problem, before_head=True)
 
 
 @given(graphs())
