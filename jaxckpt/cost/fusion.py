@@ -7,7 +7,8 @@ equation. The rules mark the values that are in memory ("materialised"):
 1. What a contraction, a reduction, a scatter or an opaque op writes is in memory, and so is what it needs there:
    the operands of contractions and opaque ops and the base of a scatter, where they are not mere views of
    something in memory; and what a compiler puts into a long polynomial (erf, erfc). A gather fuses: it computes the
-   elements that it picks.
+   elements that it picks. A matrix product does by itself what was done to each element of one array that it reads
+   and of arguments (relu, a scale, a bias).
 2. What the step returns is in memory, and what passes a barrier.
 3. A value with several readers is in memory where reading its sources again costs more traffic than writing it
    once and reading it back: with k readers, source bytes F and own bytes B, if F + B + (k - 1) B <= k F.
@@ -125,6 +126,8 @@ class Rules:
       writes_memory: Whether the op's results are in memory by rule 1, 4 or 6.
       needs_memory: Positions of operands that must be there.
       shows: Whether it is a view of one array of the same size.
+      enters: For an op that a matrix product does by itself to what it loads, the position of that; else None.
+      loads: Whether it does so.
       touches_part: Whether it reads only as much as it writes.
       is_gather: Whether it reads each element as often as it picks it.
       is_slow: Whether it takes many instructions an element, in the forward pass and not inside a kernel that holds
@@ -144,7 +147,7 @@ class Rules:
         self.graph = graph
         into_addend = _scatters_into_addend(graph)
         addends = {graph.readers[graph.ops[op].writes[0]][0] for op in into_addend}
-        ops, orders = graph.ops, Orders(graph)
+        ops, orders, light = graph.ops, Orders(graph), _light(graph)
         turned = {op for op in orders.turned if len({r for v in ops[op].writes for r in graph.readers[v]}) > 1}
         by_themselves = addends | turned
         self.writes_memory = [
@@ -154,6 +157,8 @@ class Rules:
         self.needs_memory = [_needs_memory(op, scatters=op.id not in into_addend) for op in ops]
         self.shows = [_shows(graph, op) for op in ops]
         self.is_gather = [op.primitive == "gather" for op in ops]
+        self.enters = [None if op.id in by_themselves else _enters(graph, op, light) for op in ops]
+        self.loads = [op.primitive == "dot_general" for op in ops]
         self.touches_part = [op.primitive in _TOUCHES_PART for op in ops]
         self.is_slow = [op.primitive in _SLOW and op.phase is Phase.FORWARD for op in ops]
         self.passes_on = [op.kind is Kind.VIEW or op.id in into_addend for op in ops]
@@ -227,6 +232,15 @@ def _shows(graph: Graph, op: Op) -> bool:
     if op.kind is not Kind.VIEW or len(op.reads) != 1 or len(op.writes) != 1:
         return False
     return graph.values[op.reads[0]].size_bytes == graph.values[op.writes[0]].size_bytes
+
+
+def _enters(graph: Graph, op: Op, light: frozenset[int]) -> int | None:
+    """Where an elementwise op that changes no size reads an array that everything else it reads is spread over."""
+    if op.kind is not Kind.ELEMENTWISE or op.effects or op.primitive in _SLOW or len(op.writes) != 1:
+        return None
+    size_bytes = graph.values[op.writes[0]].size_bytes
+    whole = [at for at, v in enumerate(op.reads) if v not in light or not _is_spread_over(graph, v, size_bytes)]
+    return whole[0] if len(whole) == 1 and graph.values[op.reads[whole[0]]].size_bytes == size_bytes else None
 
 
 def _large(sources: Sources) -> frozenset[int]:
@@ -311,6 +325,7 @@ class Spread:
     def _force(self, steps: Sequence[Step]) -> None:
         """Rules 1, 2, 4 to 7."""
         rules, shown = self.rules, list(range(len(self.size_bytes)))
+        loaded = list(shown)
         late = self._read_late(steps)
         for step in steps:
             if rules.graph.loops:
@@ -320,8 +335,11 @@ class Spread:
                 self.materialised.update(step.writes)
                 continue
             op = step.op
+            if (entering := rules.enters[op]) is not None:
+                loaded[step.writes[0]] = loaded[step.reads[entering]]
             if rules.shows[op]:
                 shown[step.writes[0]] = shown[step.reads[0]]
+                loaded[step.writes[0]] = loaded[step.reads[0]]
             elif rules.is_row[op]:
                 instance = step.writes[0]
                 folds = rules.folds if step.again or instance in late else rules.folds_unread
@@ -331,8 +349,9 @@ class Spread:
                     self.materialised.add(instance)
             elif rules.writes_memory[op] or (op in rules.between and (step.again or not late.isdisjoint(step.writes))):
                 self.materialised.update(step.writes)
+            needed = loaded if rules.loads[op] else shown
             for position in rules.needs_memory[op]:
-                self.materialised.add(shown[step.reads[position]])
+                self.materialised.add(needed[step.reads[position]])
 
     def _force_over_borders(self, step: Step, shown: Sequence[int]) -> None:
         """Rule 7; what waits for all turns waits as it is read, what stands further out behind its views."""
