@@ -1,8 +1,7 @@
 """The order of work that a plan asks for: what runs again, when, and what it waits for.
 
-`schedule` turns decisions into steps over *instances*. Instance `i < len(graph.values)` is value `i` itself;
-later instances are values passed through a barrier or computed again. The rewriter maps steps to equations
-one to one, and the cost model replays the same steps, so what is predicted is what is built.
+`schedule` turns decisions into steps. The rewriter maps them to equations one to one, and the cost model replays the
+same steps, so what is predicted is what is built.
 
 The rules, which are those of `jax.checkpoint` seen from the joint graph:
 
@@ -31,14 +30,15 @@ The rules, which are those of `jax.checkpoint` seen from the joint graph:
    border of a loop, and each turn waits for the one before.
 8. The gradient of a pooling reads what was pooled behind a barrier with its cotangent: compilers split it in two, and
    would look for the places of the maxima long before they have a use for them.
+9. A sum that the backward goes on adding to behind later products passes the barriers of stages on its way (see
+   `sums`): compilers would add it all up at the end, and keep what it is made of.
 
-Read after `plan` and `away`. Complexity: linear in ops, plus the copies made.
+Read after `plan`, `away`, `steps` and `sums`. Complexity: linear in ops, plus the copies made.
 """
 
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Literal
 
 from jaxckpt._errors import GraphError, UnsupportedDecisionError
 from jaxckpt.ir.away import away
@@ -48,76 +48,15 @@ from jaxckpt.ir.light import light_roots
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.partition import settled_plan
 from jaxckpt.ir.plan import Plan
-
-Why = Literal["pin", "recompute", "leave", "fetch"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One op, run over instances; `again` where it is a copy, `loop` the open loop in whose body it then runs."""
-
-    op: int
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    again: bool = False
-    loop: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Barrier:
-    """Instances passed on under new ids, all of them after `trigger` (an instance) is there.
-
-    A pin is a barrier over one instance without a trigger. `why` says what it is for, `loop` in whose body it stands.
-    """
-
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    trigger: int | None = None
-    why: Why = "pin"
-    loop: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
-    """A value put into the form in which it waits, or brought back from it.
-
-    Attributes:
-      reads: The instance that is there, alone.
-      writes: The instance that comes of it, alone.
-      decision: Where and how it waits.
-      back: Whether it comes back.
-      loop: The open loop in whose body; a shard of what a turn makes waits in a stack, and is gathered in each turn.
-    """
-
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    decision: Offload | Partition
-    back: bool = False
-    loop: int | None = None
-
+from jaxckpt.ir.steps import Barrier, Move, Run, Schedule, Step
+from jaxckpt.ir.sums import RunningSums
 
 _BEGINS_EARLY = frozenset({"select_and_scatter_add"})
 """Ops that become two, of which the first needs no cotangent and leaves large indices."""
 _SPREAD = 1 / 8
 """A value is spread out where what it is made of takes at most this share of its bytes."""
 
-Step = Run | Barrier | Move
 _Where = tuple[int, int | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """Steps in order.
-
-    Attributes:
-      steps: Runs and barriers; each reads only what earlier ones wrote, inputs and constants.
-      origin: For each instance the value that it is.
-      outputs: The instances that the step returns, in the order of `Graph.outputs`.
-    """
-
-    steps: tuple[Step, ...]
-    origin: tuple[int, ...]
-    outputs: tuple[int, ...]
 
 
 def schedule(graph: Graph, plan: Plan) -> Schedule:
@@ -177,6 +116,7 @@ class _Scheduler:
         self._outputs = frozenset(graph.outputs)
         self.kept = self._kept()
         self._refuse_impossible()
+        self.sums = RunningSums(graph)
         self.dropped_of: defaultdict[int, list[int]] = defaultdict(list)
         """By stage what it has to compute again."""
         for v in sorted(self.dropped):
@@ -294,8 +234,9 @@ class _Scheduler:
         return len(self.graph.path(self._loop_of(value)))
 
     def _reading_what_changes(self) -> set[int]:
-        """Ops that read a value which is pinned or dropped; all others run as they stand."""
-        return {op for v in (*self.pinned, *self.dropped) for op in self.graph.readers[v]}
+        """Ops that read a value which is pinned, dropped or held back; all others run as they stand."""
+        sums = self.sums.ends if self.dropped else ()
+        return {op for v in (*self.pinned, *self.dropped, *sums) for op in self.graph.readers[v]}
 
     def _kept(self) -> frozenset[int]:
         """Values that are still there when the backward comes (rule 2)."""
@@ -455,6 +396,10 @@ class _Scheduler:
         again.env.update((v, self._instance(v)) for v in passing)
         writes = tuple(again.env[v] for v in passing)
         trigger = self.graph.fronts[reader]
+        for v in self.sums.crossing(reader) if self.loop is None else ():
+            if v != trigger:
+                reads, writes = (*reads, self.env[v]), (*writes, held := self._instance(v))
+                self.env[v] = held
         self.steps.append(Barrier(reads=reads, writes=writes, trigger=trigger, why="recompute", loop=self.loop))
 
     def _closure(self, wanted: list[int], stop: dict[int, int] | None = None) -> tuple[set[int], set[int]]:

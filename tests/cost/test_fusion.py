@@ -13,11 +13,35 @@ def test_operands_of_a_product_are_in_memory_but_views_of_them_are_not():
     build = Builder()
     product = build.op("dot_general", build.input(4000), size_bytes=4000)
     view = build.op("reshape", product, size_bytes=4000)
-    activated = build.op("exp", view, size_bytes=4000)
+    activated = build.op("tanh", view, size_bytes=4000)
     out = build.op("dot_general", view, activated, size_bytes=4)
     materialised = fuse(build.graph(out)).materialised
     assert {product, activated, out} <= materialised
     assert view not in materialised
+
+
+@pytest.mark.parametrize(("primitive", "is_loaded"), [("max", True), ("tanh", False)])
+def test_a_product_does_by_itself_what_was_done_to_each_element_that_it_loads(primitive, is_loaded):
+    """As XLA's matrix kernels do with a relu or a bias; what takes long they do not do for every product."""
+    build = Builder()
+    bias = build.input(40)
+    product = build.op("dot_general", build.input(4000), size_bytes=4000)
+    shifted = build.op("add", product, build.op("broadcast_in_dim", bias, size_bytes=4000), size_bytes=4000)
+    activated = build.op(primitive, shifted, size_bytes=4000)
+    others = [build.op("dot_general", activated, size_bytes=4) for _ in range(2)]
+    fusion = fuse(build.graph(*others))
+    assert (activated not in fusion.materialised) is is_loaded
+    assert product in fusion.materialised
+    assert set(fusion.sources[activated]) == ({product, bias} if is_loaded else {activated})
+
+
+def test_a_product_loads_nothing_that_is_computed_of_two_arrays_or_narrowed():
+    build = Builder()
+    left, right = (build.op("dot_general", build.input(4000), size_bytes=4000) for _ in range(2))
+    gated = build.op("mul", left, right, size_bytes=4000)
+    narrowed = build.op("convert_element_type", left, size_bytes=2000)
+    out = build.op("dot_general", gated, narrowed, size_bytes=4)
+    assert {gated, narrowed} <= fuse(build.graph(out)).materialised
 
 
 def test_a_broadcast_that_a_product_reads_is_written_out():

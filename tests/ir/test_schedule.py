@@ -112,6 +112,42 @@ def test_the_gradient_of_a_pooling_waits_with_its_saved_operand_for_its_cotangen
     assert told(schedule(graph, plan_of(graph, save=[kept]))) == ["0", "1", "2", "3", "4"]
 
 
+def test_a_gradient_that_layers_add_to_passes_the_barriers_on_its_way():
+    """Two layers share a bias: what the later one adds to its gradient is there before the earlier one begins."""
+    build = Builder()
+    x, bias = build.input(4000), build.input(4000)
+    first = build.op("dot_general", x, bias, size_bytes=4000)
+    second = build.op("dot_general", first, bias, size_bytes=4000)
+    late = build.op("mul", second, second, size_bytes=4000, phase=Phase.BACKWARD)
+    shared = build.op("reduce_sum", late, size_bytes=4000, phase=Phase.BACKWARD)
+    scaled = build.op(
+        "sin", build.op("sin", late, size_bytes=4000, phase=Phase.BACKWARD), size_bytes=4000, phase=Phase.BACKWARD
+    )
+    cotangent = build.op("dot_general", scaled, first, size_bytes=4000, phase=Phase.BACKWARD)
+    early = build.op("dot_general", cotangent, first, size_bytes=4000, phase=Phase.BACKWARD)
+    total = build.op("add_any", shared, early, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(total)
+    laid_out = schedule(graph, plan_of(graph, drop=[first, second], stages=(0, 1)))
+    check_order(graph, laid_out)
+    opens_first = [step for step in laid_out.steps if isinstance(step, Barrier)][-1]
+    assert [laid_out.origin[i] for i in opens_first.reads] == [x, bias, shared]
+    adds = laid_out.steps[-1]
+    assert isinstance(adds, Run)
+    assert opens_first.writes[-1] in adds.reads
+
+
+def test_a_sum_before_the_next_product_passes_no_barrier():
+    build = Builder()
+    x = build.input(4000)
+    first = build.op("sin", x, size_bytes=4000)
+    part = build.op("mul", x, x, size_bytes=4000, phase=Phase.BACKWARD)
+    other = build.op("mul", first, x, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("add_any", part, other, size_bytes=4000, phase=Phase.BACKWARD))
+    laid_out = schedule(graph, plan_of(graph, drop=[first]))
+    passed = [laid_out.origin[i] for step in laid_out.steps if isinstance(step, Barrier) for i in step.reads]
+    assert part not in passed
+
+
 def test_of_an_op_with_two_results_the_saved_one_is_not_replaced():
     """Left is saved, right is dropped: the copy of their op makes both, but what follows left reads the saved one."""
     build = Builder()
