@@ -7,7 +7,7 @@ other; a reduction becomes one with the loop that writes what it reads. A barrie
 arguments and the results have their own memory and are not counted here. One thing is moved to where compilers put
 it: an update runs as soon as what it needs is there, so that gradients need not wait for each other. What depends on
 nothing (the zeros that a gradient is scattered into) is made where it stands, right before what reads it, and kept
-for the next one that is like it.
+for the next one that is like it, unless it has to wait for something.
 
 Copies to the host and back run beside the kernels, one after the other each way. A kernel that needs what is still on
 its way waits for it, and so does the forward pass where a copy must be done.
@@ -301,7 +301,7 @@ class _Replayer:
         for instance in written:
             self.births[instance] = self.turns.born(at, instance)
             self.deaths[instance] = at
-            if not op.reads and step.loop is None and self._is_scattered_into(op):
+            if not op.reads and step.loop is None and step.after is None and self._is_scattered_into(op):
                 self._keep_alike(at, op, instance)
             self.made_by[instance] = kernel
             if op.kind is Kind.REDUCTION:

@@ -32,8 +32,9 @@ The rules, which are those of `jax.checkpoint` seen from the joint graph:
    would look for the places of the maxima long before they have a use for them.
 9. A sum that the backward goes on adding to behind later products passes the barriers of stages on its way (see
    `sums`): compilers would add it all up at the end, and keep what it is made of.
+10. Zeros that a gradient is scattered into are made when it is there (see `zeros`).
 
-Read after `plan`, `away`, `steps` and `sums`. Complexity: linear in ops, plus the copies made.
+Read after `plan`, `away`, `steps`, `sums` and `zeros`. Complexity: linear in ops, plus the copies made.
 """
 
 from bisect import bisect_right
@@ -50,6 +51,7 @@ from jaxckpt.ir.partition import settled_plan
 from jaxckpt.ir.plan import Plan
 from jaxckpt.ir.steps import Barrier, Move, Run, Schedule, Step
 from jaxckpt.ir.sums import RunningSums
+from jaxckpt.ir.zeros import waits_of_zeros
 
 _BEGINS_EARLY = frozenset({"select_and_scatter_add"})
 """Ops that become two, of which the first needs no cotangent and leaves large indices."""
@@ -124,6 +126,7 @@ class _Scheduler:
 
     def run(self) -> Schedule:
         changed = self._reading_what_changes()
+        waits = waits_of_zeros(self.graph) if self.dropped else {}
         for op in self.graph.ops:
             late = op.phase is not Phase.FORWARD
             if op.loop != self.loop:
@@ -138,7 +141,9 @@ class _Scheduler:
                 reads = tuple(self._late(v, op.id) if late else self.env[v] for v in op.reads)
             if self.dropped and op.primitive in _BEGINS_EARLY and op.phase is Phase.BACKWARD:
                 reads = self._held_back(op, reads)
-            self.steps.append(Run(op=op.id, reads=reads, writes=op.writes, loop=self.loop))
+            after = waits.get(op.id)
+            after = None if after is None else self.env[after]
+            self.steps.append(Run(op=op.id, reads=reads, writes=op.writes, loop=self.loop, after=after))
             if op.phase is Phase.BACKWARD:
                 self.unheld.extend(op.writes)
             if not self.pinned.isdisjoint(op.writes):

@@ -16,13 +16,23 @@ Why = Literal["pin", "recompute", "leave", "fetch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One op, run over instances; `again` where it is a copy, `loop` the open loop in whose body it then runs."""
+    """One op, run over instances.
+
+    Attributes:
+      op: The op.
+      reads: Instances.
+      writes: Instances.
+      again: Whether it is a copy.
+      loop: The open loop in whose body it then runs.
+      after: An instance that has to be there before it runs, which reads nothing.
+    """
 
     op: int
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     again: bool = False
     loop: int | None = None
+    after: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

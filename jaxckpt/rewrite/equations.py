@@ -1,9 +1,9 @@
 """Steps of a schedule become equations of a jaxpr, one to one.
 
 A `Run` is the equation of its op with other variables; where it is a copy, its name stack says so the way JAX's own
-recomputation does. A `Barrier` is one `optimization_barrier`. A `Move` is a `device_put` to another memory space, or a
-sharding constraint. References and tokens, which no barrier passes, keep their variable: nothing that reads them is
-ever computed again.
+recomputation does, and what waits for something reads its literals behind a barrier with that. A `Barrier` is one
+`optimization_barrier`. A `Move` is a `device_put` to another memory space, or a sharding constraint. References and
+tokens, which no barrier passes, keep their variable: nothing that reads them is ever computed again.
 
 Read after `jaxckpt.ir.schedule` and `moves`.
 """
@@ -20,6 +20,7 @@ from jaxckpt import _compat
 from jaxckpt.ir import Barrier, Kind, Move, Op, Run, Schedule
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.scope import OWN, RECOMPUTED
+from jaxckpt.ir.steps import Why
 from jaxckpt.rewrite.moves import move_eqn
 from jaxckpt.trace import Equation, Traced
 
@@ -65,9 +66,21 @@ class _Writer:
         info = eqn.source_info
         if step.again:
             info = info.replace(name_stack=self._again_stack(step, info.name_stack))
+        if step.after is not None:
+            invars = self._waiting(step, invars)
         params = self._params(step, eqn)
         made = eqn.replace(invars=invars, outvars=outvars, source_info=info, params=params)
         self.eqns.append(Equation(made, loop=step.loop))
+
+    def _waiting(self, step: Run, literals: list[Any]) -> list[Any]:
+        """The literals of an op behind a barrier with what it waits for; everybody after it goes on with that."""
+        assert step.after is not None
+        awaited = self._variables[step.after]
+        passed = [jex.Var(atom.aval) for atom in (*literals, awaited)]
+        beside = self._ops[step.op]
+        self.eqns.append(Equation(_barrier_eqn("recompute", beside, [*literals, awaited], passed), loop=step.loop))
+        *held, self._variables[step.after] = passed
+        return held
 
     def _params(self, step: Run, eqn: Any) -> Any:
         """A slice that another loop has too is that loop's."""
@@ -98,7 +111,8 @@ class _Writer:
             outvars.append(jex.Var(invars[-1].aval))
             if self._holds_the_backward(step):
                 self._variables[step.trigger] = outvars[-1]
-        self.eqns.append(Equation(self._barrier_eqn(step, number, invars, outvars), loop=step.loop))
+        beside = self._ops[self._beside(number, after=step.trigger is None)]
+        self.eqns.append(Equation(_barrier_eqn(step.why, beside, invars, outvars), loop=step.loop))
 
     def _holds_the_backward(self, step: Barrier) -> bool:
         """Whether the backward goes on with what has passed the barrier.
@@ -152,17 +166,6 @@ class _Writer:
         self._variables[write] = self._variables[read]
         return False
 
-    def _barrier_eqn(self, step: Barrier, number: int, invars: list[Any], outvars: list[Any]) -> Any:
-        """Named and placed like the op beside it: what made the pinned value, or what asked for the stage."""
-        beside = self._ops[self._beside(number, after=step.trigger is None)]
-        stack = beside.source_info.name_stack.extend(OWN).extend(step.why)
-        return _barrier_template().replace(
-            invars=invars,
-            outvars=outvars,
-            source_info=beside.source_info.replace(name_stack=stack),
-            ctx=beside.ctx,
-        )
-
     def _beside(self, number: int, *, after: bool) -> int:
         """A pin follows its maker; the barrier of a stage comes before the first op that is no copy."""
         step = self._schedule.steps[number]
@@ -185,6 +188,17 @@ def _marked_again(name_stack: Any) -> Any:
     last = max((i for i, (_, transformed) in enumerate(marks) if transformed), default=-1)
     head = min(last + 2, len(marks))
     return name_stack[:head].extend(RECOMPUTED) + name_stack[head:]
+
+
+def _barrier_eqn(why: Why, beside: Any, invars: list[Any], outvars: list[Any]) -> Any:
+    """Named and placed like the op beside it: what made the pinned value, or what asked for the stage."""
+    stack = beside.source_info.name_stack.extend(OWN).extend(why)
+    return _barrier_template().replace(
+        invars=invars,
+        outvars=outvars,
+        source_info=beside.source_info.replace(name_stack=stack),
+        ctx=beside.ctx,
+    )
 
 
 @functools.cache

@@ -135,6 +135,24 @@ def test_zeros_that_two_scatters_begin_with_are_kept_from_the_first_to_the_last(
     assert zeros not in found.alive_at(found.peak_step)
 
 
+def test_zeros_that_wait_for_something_are_kept_for_no_others():
+    build = Builder()
+    places, updates = build.input(8), build.input(4000)
+    first = build.op("broadcast_in_dim", size_bytes=4000)
+    between = build.op("dot_general", build.op("scatter-add", first, places, updates, size_bytes=4000), size_bytes=8)
+    zeros = build.op("broadcast_in_dim", size_bytes=4000)
+    scattered = build.op("scatter-add", zeros, places, between, size_bytes=4000)
+    graph = build.graph(build.op("dot_general", scattered, size_bytes=4))
+    as_it_is = schedule(graph, Plan(fingerprint=""))
+    held = [replace(step, after=between) if zeros in step.writes else step for step in as_it_is.steps]
+    fusion, prices = fuse(graph), price(graph, RATES)
+    alive = [
+        replay(graph, laid_out, fusion=fusion, prices=prices, rates=RATES).deaths[first]
+        for laid_out in (as_it_is, replace(as_it_is, steps=tuple(held)))
+    ]
+    assert alive == [3, 1]
+
+
 def test_an_update_runs_as_soon_as_its_gradient_is_there():
     build = Builder()
     weights = [build.input(4000) for _ in range(4)]

@@ -218,6 +218,28 @@ def test_the_backward_goes_on_with_what_has_passed_but_not_with_what_is_only_rea
     assert_same_bits(one_by_one(rewritten.jaxpr, *flat), one_by_one(traced.jaxpr, *flat))
 
 
+def test_zeros_that_a_gradient_is_scattered_into_wait_for_it():
+    """A compiler would fill them when the step begins; now they are of a number that has passed with the cotangent."""
+
+    def looked_up(table, x):
+        with jax.named_scope("block_0"):
+            return jnp.sum(jnp.sin(jnp.sin(table[jnp.array([1, 3, 1])]) @ x) ** 2)
+
+    flat = (W, X.T)
+    traced = trace_step(jax.grad(looked_up), *flat)
+    rewritten = rewrite(traced, drop_all(traced.graph, scopes=BLOCKS[:1]))
+    made = {v: eqn for eqn in eqns(rewritten) for v in eqn.outvars}
+    (scatter,) = (eqn for eqn in eqns(rewritten) if eqn.primitive.name == "scatter-add")
+    zeros = made[scatter.invars[0]]
+    held = made[zeros.invars[0]]
+    assert held.primitive.name == "optimization_barrier"
+    awaited = held.invars[1]
+    assert made[awaited].primitive.name == "dot_general"
+    after = eqns(rewritten)[eqns(rewritten).index(held) + 1 :]
+    assert all(awaited not in eqn.invars for eqn in after)
+    assert_same_bits(one_by_one(rewritten.jaxpr, *flat), one_by_one(traced.jaxpr, *flat))
+
+
 def test_key_arrays_pass_barriers_and_are_computed_again():
     def noisy(w, x, key):
         def loss(w):

@@ -1,0 +1,43 @@
+"""What the zeros of a scatter wait for, each case on the smallest graph that has it."""
+
+from jaxckpt.ir import Phase, Plan, Recompute, Run, schedule
+from jaxckpt.ir.zeros import waits_of_zeros
+from tests.graphs import Builder
+
+
+def scattering(*, added=False, kept=False):
+    """The gradient of a gather: a product, what is computed of it element by element, zeros, and the scatter."""
+    build = Builder()
+    table, places = build.input(4000), build.input(8)
+    hidden = build.op("sin", table, size_bytes=4000)
+    product = build.op("dot_general", hidden, size_bytes=400, phase=Phase.BACKWARD)
+    scaled = build.op("mul", product, hidden, size_bytes=400, phase=Phase.BACKWARD)
+    zeros = build.op("broadcast_in_dim", size_bytes=4000, phase=Phase.BACKWARD)
+    gradient = build.op("scatter-add", zeros, places, scaled, size_bytes=4000, phase=Phase.BACKWARD)
+    outputs = [gradient]
+    if added:
+        outputs = [build.op("add_any", gradient, hidden, size_bytes=4000, phase=Phase.BACKWARD)]
+    if kept:
+        outputs.append(build.op("exp", zeros, size_bytes=4000, phase=Phase.BACKWARD))
+    return build.graph(*outputs), hidden, product, zeros
+
+
+def test_zeros_wait_for_what_is_in_memory_of_what_is_scattered_into_them():
+    graph, _, product, zeros = scattering()
+    assert waits_of_zeros(graph) == {graph.producer[zeros]: product}
+
+
+def test_zeros_wait_for_nothing_where_the_scatter_is_into_something_else_or_others_read_them():
+    assert waits_of_zeros(scattering(added=True)[0]) == {}
+    assert waits_of_zeros(scattering(kept=True)[0]) == {}
+
+
+def test_only_a_plan_that_computes_again_holds_zeros_back():
+    graph, hidden, product, zeros = scattering()
+
+    def awaited(**decisions):
+        plan = Plan(fingerprint=graph.fingerprint, decisions=decisions.get("decisions", {}), stages=(0,))
+        return [step.after for step in schedule(graph, plan).steps if isinstance(step, Run) and zeros in step.writes]
+
+    assert awaited(decisions={hidden: Recompute()}) == [product]
+    assert awaited() == [None]
