@@ -98,7 +98,7 @@ def fuse(graph: Graph) -> Fusion:
       The fusion of the unplanned step.
     """
     rules = Rules(graph)
-    steps = _as_it_stands(graph.ops)
+    steps = graph.runs
     spread = Spread(rules, steps, range(len(graph.values)), graph.outputs)
     for step in steps:
         spread.run(step)
@@ -181,9 +181,9 @@ class Rules:
         is_whole = len(ops) == len(self.graph.ops)
         apart = self.apart if is_whole else frozenset[int]()
         self.folds = self.folds_unread = frozenset(op.id for op in ops if self.is_row[op.id]) - apart
+        steps = [self.graph.runs[op.id] for op in ops]
         outputs = self.graph.outputs
         while self.folds:
-            steps = _as_it_stands(ops)
             spread = Spread(self, steps, range(len(self.graph.values)), outputs)
             through = {step.op: spread.run(step) for step in steps}
             held = frozenset(op for op in self.folds if self._holds(op, spread, through))
@@ -193,7 +193,7 @@ class Rules:
         return self.folds
 
     def _of_rows(self, ops: Sequence[Op]) -> frozenset[int]:
-        steps = _as_it_stands(ops)
+        steps = [self.graph.runs[op.id] for op in ops]
         spread = Spread(self, steps, range(len(self.graph.values)), ())
         for step in steps:
             spread.run(step)
@@ -216,10 +216,6 @@ class Rules:
         """Whether an op makes an element of each that it reads: neither a reduction nor a row's own figure."""
         written_bytes = sum(self.graph.values[v].size_bytes for v in self.graph.ops[op].writes)
         return self.graph.ops[op].kind is not Kind.REDUCTION and written_bytes > _SMALL * max(sources.values())
-
-
-def _as_it_stands(ops: Sequence[Op]) -> tuple[Run, ...]:
-    return tuple(Run(op=op.id, reads=op.reads, writes=op.writes, loop=op.loop) for op in ops)
 
 
 def _needs_memory(op: Op, *, scatters: bool) -> tuple[int, ...]:

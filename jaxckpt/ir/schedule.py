@@ -136,14 +136,14 @@ class _Scheduler:
                 for value in self.away.fetch_before.get(op.id, ()):
                     if value not in self.in_turns:
                         self._fetch(value, op.id)
-            reads = op.reads
-            if op.id in changed or self.away.values:
+            if op.id in changed or self.away.values or op.id in waits:
                 reads = tuple(self._late(v, op.id) if late else self.env[v] for v in op.reads)
-            if self.dropped and op.primitive in _BEGINS_EARLY and op.phase is Phase.BACKWARD:
-                reads = self._held_back(op, reads)
-            after = waits.get(op.id)
-            after = None if after is None else self.env[after]
-            self.steps.append(Run(op=op.id, reads=reads, writes=op.writes, loop=self.loop, after=after))
+                if self.dropped and op.primitive in _BEGINS_EARLY and op.phase is Phase.BACKWARD:
+                    reads = self._held_back(op, reads)
+                after = self.env[waits[op.id]] if op.id in waits else None
+                self.steps.append(Run(op=op.id, reads=reads, writes=op.writes, loop=self.loop, after=after))
+            else:
+                self.steps.append(self.graph.runs[op.id])
             if op.phase is Phase.BACKWARD:
                 self.unheld.extend(op.writes)
             if not self.pinned.isdisjoint(op.writes):
