@@ -42,7 +42,9 @@ from dataclasses import dataclass
 from jaxckpt.cost.orders import Orders
 from jaxckpt.cost.rows import between_passes, is_row, is_used_as_it_is, reducing
 from jaxckpt.ir import Graph, Kind, Op, Phase, Run, Step
+from jaxckpt.ir.light import is_spread_over
 from jaxckpt.ir.loop import SLICE
+from jaxckpt.ir.zeros import scatters_into_addend
 
 Sources = Mapping[int, int]
 """Values in memory that a value is computed from, each with the bytes that are read of it."""
@@ -145,7 +147,7 @@ class Rules:
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        into_addend = _scatters_into_addend(graph)
+        into_addend = scatters_into_addend(graph)
         addends = {graph.readers[graph.ops[op].writes[0]][0] for op in into_addend}
         ops, orders, light = graph.ops, Orders(graph), _light(graph)
         turned = {op for op in orders.turned if len({r for v in ops[op].writes for r in graph.readers[v]}) > 1}
@@ -235,7 +237,7 @@ def _enters(graph: Graph, op: Op, light: frozenset[int]) -> int | None:
     if op.kind is not Kind.ELEMENTWISE or op.effects or op.primitive in _SLOW or len(op.writes) != 1:
         return None
     size_bytes = graph.values[op.writes[0]].size_bytes
-    whole = [at for at, v in enumerate(op.reads) if v not in light or not _is_spread_over(graph, v, size_bytes)]
+    whole = [at for at, v in enumerate(op.reads) if v not in light or not is_spread_over(graph, v, size_bytes)]
     return whole[0] if len(whole) == 1 and graph.values[op.reads[whole[0]]].size_bytes == size_bytes else None
 
 
@@ -383,34 +385,6 @@ class Spread:
                 if len(kernels[instance]) < _MANY:
                     kernels[instance] |= ends
         return kernels
-
-
-def _scatters_into_addend(graph: Graph) -> frozenset[int]:
-    """Ops of rule 4: scatters over a constant whose only reader adds the result to something."""
-    found = set()
-    for op in graph.ops:
-        if op.kind is not Kind.SCATTER or not op.reads or len(op.writes) != 1:
-            continue
-        readers = graph.readers[op.writes[0]]
-        base = graph.producer[op.reads[0]]
-        over_constant = base is not None and not graph.ops[base].reads
-        if over_constant and len(readers) == 1 and graph.ops[readers[0]].primitive in ("add", "add_any"):
-            (result,) = op.writes
-            addends = (v for v in graph.ops[readers[0]].reads if v != result)
-            if not any(_is_spread_over(graph, v, graph.values[result].size_bytes) for v in addends):
-                found.add(op.id)
-    return frozenset(found)
-
-
-def _is_spread_over(graph: Graph, value: int, size_bytes: int) -> bool:
-    """Whether an array of a size repeats a smaller one, or a constant, where this value stands for it."""
-    if graph.values[value].size_bytes < size_bytes:
-        return True
-    made = graph.producer[value]
-    if made is None or graph.ops[made].kind is not Kind.VIEW:
-        return False
-    reads = graph.ops[made].reads
-    return not reads or _is_spread_over(graph, reads[0], size_bytes)
 
 
 def behind_views(graph: Graph, value: int) -> int:

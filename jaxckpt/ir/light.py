@@ -21,3 +21,14 @@ def light_roots(graph: Graph, value: int) -> set[int] | None:
                 return None
             pending.extend(graph.ops[made].reads)
     return roots
+
+
+def is_spread_over(graph: Graph, value: int, size_bytes: int) -> bool:
+    """Whether an array of a size repeats a smaller one, or a constant, where this value stands for it."""
+    if graph.values[value].size_bytes < size_bytes:
+        return True
+    made = graph.producer[value]
+    if made is None or graph.ops[made].kind is not Kind.VIEW:
+        return False
+    reads = graph.ops[made].reads
+    return not reads or is_spread_over(graph, reads[0], size_bytes)

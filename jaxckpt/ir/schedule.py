@@ -119,6 +119,7 @@ class _Scheduler:
         self.kept = self._kept()
         self._refuse_impossible()
         self.sums = RunningSums(graph)
+        self.waits = waits_of_zeros(graph) if self.dropped else {}
         self.dropped_of: defaultdict[int, list[int]] = defaultdict(list)
         """By stage what it has to compute again."""
         for v in sorted(self.dropped):
@@ -126,7 +127,6 @@ class _Scheduler:
 
     def run(self) -> Schedule:
         changed = self._reading_what_changes()
-        waits = waits_of_zeros(self.graph) if self.dropped else {}
         for op in self.graph.ops:
             late = op.phase is not Phase.FORWARD
             if op.loop != self.loop:
@@ -136,11 +136,11 @@ class _Scheduler:
                 for value in self.away.fetch_before.get(op.id, ()):
                     if value not in self.in_turns:
                         self._fetch(value, op.id)
-            if op.id in changed or self.away.values or op.id in waits:
+            if op.id in changed or self.away.values or op.id in self.waits:
                 reads = tuple(self._late(v, op.id) if late else self.env[v] for v in op.reads)
                 if self.dropped and op.primitive in _BEGINS_EARLY and op.phase is Phase.BACKWARD:
                     reads = self._held_back(op, reads)
-                after = self.env[waits[op.id]] if op.id in waits else None
+                after = self.env[self.waits[op.id]] if op.id in self.waits else None
                 self.steps.append(Run(op=op.id, reads=reads, writes=op.writes, loop=self.loop, after=after))
             else:
                 self.steps.append(self.graph.runs[op.id])
@@ -430,7 +430,8 @@ class _Scheduler:
         again.done.add(op)
         reads = tuple(again.env[v] for v in self.graph.ops[op].reads)
         writes = tuple(self._instance(v) for v in self.graph.ops[op].writes)
-        self.steps.append(Run(op=op, reads=reads, writes=writes, again=True, loop=self.loop))
+        after = again.env.get(self.waits[op]) if op in self.waits else None
+        self.steps.append(Run(op=op, reads=reads, writes=writes, again=True, loop=self.loop, after=after))
         for value, instance in zip(self.graph.ops[op].writes, writes, strict=True):
             again.env.setdefault(value, instance)
 

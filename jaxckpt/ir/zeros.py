@@ -1,53 +1,66 @@
-"""Zeros that the backward scatters into, and what they can wait for.
+"""Zeros that a step scatters into, and what they can wait for.
 
-The gradient of a gather is scattered into zeros. They depend on nothing: a compiler may make them when the step begins,
-and they take their place until then.
+The gradient of a gather is scattered into zeros, and so are the messages of a graph's edges. Zeros depend on nothing: a
+compiler may make them when the step begins, once for all that are alike, and they take their place all the time.
 
 Read after `graph`.
 """
 
 from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.kind import Kind
+from jaxckpt.ir.light import is_spread_over
 
 _IN_MEMORY = frozenset({Kind.CONTRACTION, Kind.REDUCTION, Kind.SCATTER, Kind.OPAQUE})
 """What these make is in memory in any case, so that passing a barrier costs nothing."""
 
 
 def waits_of_zeros(graph: Graph) -> dict[int, int]:
-    """For each op that makes such zeros, the value of the backward that comes last before the scatter.
+    """For each op that makes such zeros, the value that comes last before the scatter.
 
     That is a value in memory which the scattered one is computed of. Zeros whose scatter is added to something are
     left out: compilers scatter into that. So are those in the bodies of loops.
     """
-    found = {}
+    found, added = {}, scatters_into_addend(graph)
     for op in graph.ops:
-        if op.kind is Kind.SCATTER and op.phase is Phase.BACKWARD and op.loop is None and len(op.reads) > 1:
-            made = graph.producer[op.reads[0]]
-            waits_for = _in_memory(graph, op.reads[-1])
-            if made is None or waits_for is None or not _is_held_for(graph, graph.ops[made], op):
-                continue
-            found[made] = waits_for
+        if op.kind is not Kind.SCATTER or op.phase is Phase.UPDATE or op.loop is not None or op.id in added:
+            continue
+        made = graph.producer[op.reads[0]]
+        if made is not None and _is_held_for(graph, graph.ops[made], op):
+            waits_for = _in_memory(graph, op.reads[-1], op.phase)
+            if waits_for is not None:
+                found[made] = waits_for
     return found
 
 
 def _is_held_for(graph: Graph, zeros: Op, scatter: Op) -> bool:
-    """Whether these zeros are of a literal, for this scatter alone, which is not added to anything."""
-    if zeros.primitive != "broadcast_in_dim" or zeros.reads or graph.readers[zeros.writes[0]] != (scatter.id,):
-        return False
-    return not any(graph.ops[r].primitive in ("add", "add_any") for r in graph.readers[scatter.writes[0]])
+    """Whether these zeros are of a literal, and for this scatter alone."""
+    return zeros.primitive == "broadcast_in_dim" and not zeros.reads and graph.readers[zeros.writes[0]] == (scatter.id,)
 
 
-def _in_memory(graph: Graph, value: int) -> int | None:
-    """The value itself, or the last one in memory that it is computed of, of what the backward wrote."""
-    while _is_of_backward(graph, value):
-        made = graph.producer[value]
-        assert made is not None, "the backward made it"
-        if graph.ops[made].kind in _IN_MEMORY:
-            return value
-        value = max(graph.ops[made].reads, key=lambda v: -1 if (op := graph.producer[v]) is None else op, default=-1)
+def _in_memory(graph: Graph, value: int, phase: Phase) -> int | None:
+    """The value itself, or the last one in memory that it is computed of, made in the same part of the step."""
+    pending = {graph.producer[value]}
+    while made := max((op for op in pending if op is not None), default=None):
+        op = graph.ops[made]
+        if op.phase is phase and op.kind in _IN_MEMORY:
+            return value if value in op.writes else op.writes[0]
+        pending.discard(made)
+        pending.update(graph.producer[v] for v in op.reads if op.phase is phase)
     return None
 
 
-def _is_of_backward(graph: Graph, value: int) -> bool:
-    made = graph.producer[value] if value >= 0 else None
-    return made is not None and graph.ops[made].phase is Phase.BACKWARD
+def scatters_into_addend(graph: Graph) -> frozenset[int]:
+    """Scatters over a constant whose only reader adds the result to something."""
+    found = set()
+    for op in graph.ops:
+        if op.kind is not Kind.SCATTER or not op.reads or len(op.writes) != 1:
+            continue
+        readers = graph.readers[op.writes[0]]
+        base = graph.producer[op.reads[0]]
+        over_constant = base is not None and not graph.ops[base].reads
+        if over_constant and len(readers) == 1 and graph.ops[readers[0]].primitive in ("add", "add_any"):
+            (result,) = op.writes
+            addends = (v for v in graph.ops[readers[0]].reads if v != result)
+            if not any(is_spread_over(graph, v, graph.values[result].size_bytes) for v in addends):
+                found.add(op.id)
+    return frozenset(found)

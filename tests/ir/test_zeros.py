@@ -27,6 +27,26 @@ def test_zeros_wait_for_what_is_in_memory_of_what_is_scattered_into_them():
     assert waits_of_zeros(graph) == {graph.producer[zeros]: product}
 
 
+def test_zeros_of_the_forward_pass_wait_for_the_last_product_of_what_is_summed_into_them():
+    """The messages of edges: rows picked of a product, times what the degrees give."""
+    build = Builder()
+    x, places = build.input(4000), build.input(8)
+    degrees = build.op("reduce_sum", x, size_bytes=40)
+    hidden = build.op("dot_general", x, size_bytes=4000)
+    messages = build.op("mul", build.op("gather", hidden, places, size_bytes=8000), degrees, size_bytes=8000)
+    zeros = build.op("broadcast_in_dim", size_bytes=4000)
+    summed = build.op("scatter-add", zeros, places, messages, size_bytes=4000)
+    graph = build.graph(build.op("dot_general", summed, size_bytes=4))
+    assert waits_of_zeros(graph) == {graph.producer[zeros]: hidden}
+
+
+def test_zeros_that_are_filled_from_arguments_alone_wait_for_nothing():
+    build = Builder()
+    x, places = build.input(4000), build.input(8)
+    zeros = build.op("broadcast_in_dim", size_bytes=4000)
+    assert waits_of_zeros(build.graph(build.op("scatter-add", zeros, places, x, size_bytes=4000))) == {}
+
+
 def test_zeros_wait_for_nothing_where_the_scatter_is_into_something_else_or_others_read_them():
     assert waits_of_zeros(scattering(added=True)[0]) == {}
     assert waits_of_zeros(scattering(kept=True)[0]) == {}
