@@ -165,13 +165,23 @@ def _fusion_bytes(program: Program, fusion: Any) -> int:
 
 def _read_bytes(program: Program, parameter: Any) -> int:
     """Of an operand that is only sliced, the slices; of one that is only updated in place, what is updated."""
-    users = [program.instructions[user] for user in program.users[parameter.id]]
-    sliced_bytes = _sliced_bytes(program, parameter.id)
-    if sliced_bytes is not None:
-        return sliced_bytes
-    if users and all(user.opcode in _IN_PLACE and user.operand_ids[0] == parameter.id for user in users):
-        return sum(_updated_bytes(program, user) for user in users if user.opcode == "scatter")
+    for some_bytes in (_sliced_bytes(program, parameter.id), _replaced_bytes(program, parameter.id)):
+        if some_bytes is not None:
+            return some_bytes
     return _array_bytes(parameter.shape)
+
+
+def _replaced_bytes(program: Program, id_: int) -> int | None:
+    """Bytes read of an array that a fusion only updates in place, behind bitcasts too; None if it does more with it."""
+    total_bytes = 0
+    for user in (program.instructions[user] for user in program.users[id_]):
+        if user.opcode == "bitcast" and (inner_bytes := _replaced_bytes(program, user.id)) is not None:
+            total_bytes += inner_bytes
+        elif user.opcode in _IN_PLACE and user.operand_ids[0] == id_:
+            total_bytes += _updated_bytes(program, user) if user.opcode == "scatter" else 0
+        else:
+            return None
+    return total_bytes if program.users[id_] else None
 
 
 def _sliced_bytes(program: Program, id_: int) -> int | None:
