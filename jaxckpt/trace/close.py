@@ -17,7 +17,7 @@ import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
-from jaxckpt.trace.loops import is_ours, paths_of
+from jaxckpt.trace.loops import SHOWN, is_ours, paths_of
 from jaxckpt.trace.program import JAXPRS, Atom, Equation, OpenLoop, Program
 
 
@@ -90,9 +90,11 @@ class _Closer:
         return () if equation.loop is None else self._paths[equation.loop]
 
     def _note_stack(self, eqn: Any) -> None:
-        """A value that the step stacks itself is not stacked a second time."""
+        """A value that the step stacks itself is not stacked a second time, but for what is there to be shown."""
         (value,), (stack,), loop = eqn.invars, eqn.outvars, eqn.params["loop"]
         self._scans[loop].stacks.append((value, stack))
+        if SHOWN in eqn.params:
+            return
         if isinstance(value, jex.Var) and self._home.get(value, ()) == self._paths[loop]:
             self._stacked.setdefault(value, stack)
 

@@ -24,6 +24,9 @@ from jaxckpt.trace.program import Atom, Equation, OpenLoop, Program
 PRIMITIVES = {name: jex.Primitive(name) for name in (CARRY, SLICE, END, STACK)}
 """They are never bound and never lowered: a program with open loops is closed first."""
 
+SHOWN = "shown"
+"""A parameter of `loop_stack`: the stack is there to be looked at, and no other loop shall read it."""
+
 
 def may_open(eqn: Any, name_stack: Any) -> bool:
     """Whether a loop can be opened and it can help: a scan without effects that is part of a gradient."""

@@ -3,7 +3,8 @@
 On automatic meshes the user says how some arrays are split, and XLA spreads that over the others long after tracing.
 The pass that does it (Shardy) runs on the lowered program in a moment and without a compiler for the target: the step
 is lowered once with all its values as results, propagated, and the results' splits are read. What the body of an open
-loop makes is stacked for it. Nothing is compiled or run. On explicit meshes types say it already.
+loop makes is stacked for it, apart from the stack that another loop reads, which may be split as its reader wants it.
+Nothing is compiled or run. On explicit meshes types say it already.
 
 It is what the partitioner starts from, not what it ends with: it may still change the split of what it finds better
 placed, and it pads what does not divide.
@@ -23,7 +24,7 @@ from jaxckpt import _compat
 from jaxckpt.ir.loop import STACK
 from jaxckpt.trace.close import closed_jaxpr
 from jaxckpt.trace.inline import open_jaxpr
-from jaxckpt.trace.loops import PRIMITIVES, paths_of
+from jaxckpt.trace.loops import PRIMITIVES, SHOWN, paths_of
 from jaxckpt.trace.program import Equation, OpenLoop, Program
 
 Split = tuple[tuple[str, ...], ...]
@@ -145,7 +146,7 @@ def _stacked(program: Program) -> tuple[list[Equation], dict[Any, Any]]:
 
 def _stacks(loop: int, opened: OpenLoop, inside: dict[int, list[Any]], shown: dict[Any, Any]) -> Iterator[Equation]:
     params = opened.eqn.params
-    said = {"loop": loop, "length": params["length"], "reverse": params["reverse"]}
+    said = {"loop": loop, "length": params["length"], "reverse": params["reverse"], SHOWN: True}
     for variable in inside.pop(loop, []):
         stack = jex.Var(_compat.stacked_aval(params["length"], shown[variable].aval))
         yield Equation(
