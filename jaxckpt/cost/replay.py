@@ -12,6 +12,9 @@ for the next one that is like it, unless it has to wait for something.
 Copies to the host and back run beside the kernels, one after the other each way. A kernel that needs what is still on
 its way waits for it, and so does the forward pass where a copy must be done.
 
+What devices exchange takes the time of the links, and nothing hides it. A copy of a product gathers no operand anew:
+its gradients need the same operands whole.
+
 The body of an open loop is replayed once: its seconds count for every turn, and `turns` says what waits for all turns.
 
 It is the one place that computes a peak: solvers, plans and reports all ask here.
@@ -291,10 +294,10 @@ class _Replayer:
                 self.looped.update(dict.fromkeys((*reads, *written), kernel))
         else:
             kernel_s = 0.0 if TURNS in op.effects else self._kernel_s(traffic_bytes, arithmetic_s)
+        if op.exchange_bytes:
+            kernel_s += self._exchange_s(op, step)
         kernel_s *= self.turns.number(step)
         self.seconds[at] += kernel_s
-        if op.exchange_bytes:
-            kernel_s += self.turns.number(step) * self.rates.exchange_s(op.exchange_bytes)
         if step.again:
             self.recompute_s += kernel_s
         self._touch(at, reads)
@@ -312,6 +315,10 @@ class _Replayer:
                 self.flat.add(instance)
             if op.kind in _WRITES_IN_PLACE or self.turns.is_frame(step):
                 self.in_place.add(instance)
+
+    def _exchange_s(self, op: Op, step: Run) -> float:
+        """What an op gets from other devices; of a copy the sums alone: the backward gathers its operands anyway."""
+        return self.rates.exchange_s(op.exchange_bytes - (op.gathered_bytes if step.again else 0))
 
     def _is_scattered_into(self, op: Op) -> bool:
         """Whether what an op makes is the base of a scatter."""

@@ -69,6 +69,7 @@ class Op:
         that matters; None where nobody knows (it is then counted as unpriced).
       traffic_bytes: Bytes that one device moves inside an op with a body, all trips together; 0 for others.
       exchange_bytes: Bytes that one device gets from others, as the compiler will split the work.
+      gathered_bytes: Of these, parts of operands.
       workspace_bytes: Device bytes that an op with a body needs while it runs, besides reads and writes.
       effects: Names of its side effects; an op that has any is never run twice.
       source: "file.py:123" of the user's line, or "".
@@ -89,6 +90,7 @@ class Op:
     flops: float | None = 0
     traffic_bytes: int = 0
     exchange_bytes: int = 0
+    gathered_bytes: int = 0
     workspace_bytes: int = 0
     effects: tuple[str, ...] = ()
     source: str = ""
@@ -248,6 +250,8 @@ class Graph:
                     op.phase,
                     op.flops,
                     op.traffic_bytes,
+                    op.exchange_bytes,
+                    op.gathered_bytes,
                     op.workspace_bytes,
                     op.effects,
                     op.loop,

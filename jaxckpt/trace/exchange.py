@@ -1,9 +1,10 @@
 """How an equation's work is divided among the devices of a mesh, and what they must tell each other for it.
 
 Read off the splits of what it reads and writes, as the partitioner does: a product whose operands are both split along
-what is summed gives partial sums, which are added up over those devices; so does a reduction over a split dimension. An
-operand that is split where the result is not has to be gathered first (the parameters of fully sharded data
-parallelism), and so has what a constraint asks for whole.
+what is summed gives partial sums, which are added up over those devices; so does a reduction over a split dimension.
+Where the result is split over them too, each device adds up its part alone (the gradients of fully sharded data
+parallelism). An operand that is split where the result is not has to be gathered first (the parameters of the same),
+and so has what a constraint asks for whole.
 
 An estimate: rings of devices, one result a run; the partitioner may find a cheaper way, or merge several.
 
@@ -82,7 +83,6 @@ def _of_product(eqn: Any, sight: Sight) -> Shared:
     left, right = (_padded(split, atom) for split, atom in zip(sight.reads, eqn.invars, strict=True))
     write = sight.write or ((),) * len(eqn.outvars[0].aval.shape)
     both = {axis for one, other in zip(left_sum, right_sum, strict=True) for axis in set(left[one]) & set(right[other])}
-    both -= _flat(write)
     batch = range(len(left_batch))
     free = [dim for dim in range(len(left)) if dim not in (*left_sum, *left_batch)]
     later = [dim for dim in range(len(right)) if dim not in (*right_sum, *right_batch)]
@@ -95,9 +95,9 @@ def _of_product(eqn: Any, sight: Sight) -> Shared:
         kept = [set(write[goes[dim]]) if dim in goes else both for dim in range(len(split))]
         lost = {axis for axes, there in zip(split, kept, strict=True) for axis in axes if axis not in there}
         gathered_bytes += own_bytes * (sight.ways(lost) - 1)
-    return Shared(
-        ways=sight.ways(_flat(write) | both), gathered_bytes=gathered_bytes, summed_bytes=_all_reduced(sight, both)
-    )
+    scattered = both & _flat(write)
+    summed_bytes = sight.write_bytes * (sight.ways(scattered) - 1) + _all_reduced(sight, both - scattered)
+    return Shared(ways=sight.ways(_flat(write) | both), gathered_bytes=gathered_bytes, summed_bytes=summed_bytes)
 
 
 def _all_reduced(sight: Sight, axes: set[str]) -> int:

@@ -151,6 +151,7 @@ class _Builder:
                 flops=work.flops and work.flops / part.ways,
                 traffic_bytes=work.traffic_bytes // part.ways,
                 exchange_bytes=part.gathered_bytes + part.summed_bytes,
+                gathered_bytes=part.gathered_bytes,
                 workspace_bytes=work.workspace_bytes // (1 if primitive == "shard_map" else part.ways),
                 effects=_effect_names(eqn),
                 source=self._sources.of(eqn),

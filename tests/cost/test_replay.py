@@ -216,6 +216,29 @@ def test_of_what_a_gathered_table_is_made_of_each_part_is_read_by_its_share():
     assert read_bytes <= (got.step_s - RATES.launch_s) * RATES.memory_bandwidth_bytes_per_s <= 1.01 * read_bytes
 
 
+def test_what_devices_exchange_takes_the_time_of_the_links_and_a_copy_gathers_nothing_anew():
+    rates = replace(RATES, link_bandwidth_bytes_per_s=1e8)
+
+    def seconds(**exchanged):
+        build = Builder()
+        x = build.input(4000)
+        kept = build.op("dot_general", x, size_bytes=4000, **exchanged)
+        loss = build.op("dot_general", kept, size_bytes=4)
+        gradient = build.op("dot_general", loss, kept, size_bytes=4000, phase=Phase.BACKWARD)
+        graph = build.graph(gradient)
+        laid_out = schedule(graph, Plan(fingerprint="", decisions={kept: Recompute()}, stages=(0,)))
+        found = replay(graph, laid_out, fusion=fuse(graph), prices=price(graph, rates), rates=rates)
+        return found.step_s, found.recompute_s
+
+    step_s, recompute_s = seconds()
+    summed_s, summed_again_s = seconds(exchange_bytes=10**6)
+    gathered_s, gathered_again_s = seconds(exchange_bytes=10**6, gathered_bytes=10**6)
+    assert summed_s - step_s == pytest.approx(2 * 1e-2)
+    assert summed_again_s - recompute_s == pytest.approx(1e-2)
+    assert gathered_s - step_s == pytest.approx(1e-2)  # the backward gathers what it reads anyway
+    assert gathered_again_s == pytest.approx(recompute_s)
+
+
 def test_a_body_takes_its_workspace_while_it_runs():
     build = Builder()
     x = build.op("while", build.input(4), size_bytes=4, workspace_bytes=10**6, traffic_bytes=10**9)

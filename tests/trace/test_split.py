@@ -40,6 +40,16 @@ def unrolled(weights, x):
     return jax.value_and_grad(loss)(weights)
 
 
+def updating(step):
+    """With an update, which wants gradients split as the weights are."""
+
+    def updated(weights, x):
+        value, gradients = step(weights, x)
+        return jax.tree.map(jnp.subtract, weights, gradients), value
+
+    return updated
+
+
 MEGATRON = ((None, None, "model"), (None, "model", None))
 SHARDED = ((None, "data", None), (None, "data", None))
 
@@ -77,8 +87,27 @@ def test_weights_split_over_the_axis_of_the_batch_are_gathered_for_each_product(
     graph = trace_step(step, *arguments(SHARDED)).graph
     (up, value), *_ = made_by(graph, "dot_general")
     assert value.split == (("data",), ())
-    assert up.exchange_bytes == WIDTH * WIDE * 4 // 2  # the other device's half
+    assert up.exchange_bytes == up.gathered_bytes == WIDTH * WIDE * 4 // 2  # the other device's half
     assert Trait.COLLECTIVE not in up.traits
+
+
+@pytest.mark.parametrize("step", [scanned, unrolled])
+def test_gradients_of_such_weights_are_added_up_where_each_part_belongs(step):
+    graph = trace_step(updating(step), *arguments(SHARDED)).graph
+    op, value = next(made for made in made_by(graph, "dot_general", Phase.BACKWARD) if made[1].shape == (WIDTH, WIDE))
+    assert value.split == ((), ("data",))
+    assert {graph.values[v].split for v in op.reads} == {(("data",), ())}
+    assert (op.exchange_bytes, op.gathered_bytes) == (value.size_bytes, 0)  # the other device's sum for this part
+    assert value.size_bytes == WIDTH * WIDE * 4 // 2
+
+
+def test_a_value_of_a_turn_is_split_as_it_is_made_and_not_as_its_stack_is_read():
+    """The gradient of the second weights would have what is stacked split along its width."""
+    graph = trace_step(updating(scanned), *arguments(SHARDED)).graph
+    (hidden,) = (value for _, value in made_by(graph, "tanh"))
+    assert hidden.split == (("data",), ())
+    _, (down, _), *_ = made_by(graph, "dot_general")
+    assert down.exchange_bytes == WIDTH * WIDE * 4 // 2
 
 
 def test_work_is_that_of_one_device():
