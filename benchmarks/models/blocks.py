@@ -15,6 +15,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 Remat = Callable[[Any], Any]
 """From a block to one that is called in the same way."""
+Between = Callable[[jax.Array], jax.Array]
+"""Applied to what passes from block to block: on a mesh, a constraint that says how it is split."""
 
 KEPT = "kept"
 """The name that `naming` gives."""
@@ -24,6 +26,11 @@ _INTO_ATTENTION = ("qkv", "query", "key", "value")
 def as_written(block: Any) -> Any:
     """The block itself."""
     return block
+
+
+def unconstrained(x: jax.Array) -> jax.Array:
+    """What passes, left to the compiler."""
+    return x
 
 
 def rematerialised(policy: Callable[..., bool] | None = None) -> Remat:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.models.blocks import Remat, as_written
+from benchmarks.models.blocks import Between, Remat, as_written, unconstrained
 from benchmarks.models.tasks import language_model
 from benchmarks.models.training import ADAMW, TrainingStep
 from jaxckpt.cli.gpt2 import GPT, Block
@@ -26,16 +26,17 @@ class ScannedGPT(nn.Module):
     vocabulary: int
     sequence: int
     remat: Remat = as_written
+    between: Between = unconstrained
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Maps (batch, sequence) tokens to (batch, sequence, vocabulary) logits."""
         x = nn.Embed(self.vocabulary, self.width, dtype=jnp.bfloat16)(tokens)
         positions = self.param("pos", nn.initializers.normal(0.02), (self.sequence, self.width))
-        x = x + positions.astype(jnp.bfloat16)[None, : tokens.shape[1]]
+        x = self.between(x + positions.astype(jnp.bfloat16)[None, : tokens.shape[1]])
         block = self.remat(Block)(self.width, self.heads, name="block")
         over_layers = nn.scan(
-            lambda block, x, _: (block(x), None),
+            lambda block, x, _: (self.between(block(x)), None),
             variable_axes={"params": 0},
             split_rngs={"params": True},
             length=self.layers,
@@ -56,6 +57,7 @@ def step(
     scanned: bool = False,
     optimiser: optax.GradientTransformation = ADAMW,
     remat: Remat = as_written,
+    between: Between = unconstrained,
 ) -> TrainingStep:
     """A decoder with learned positions.
 
@@ -69,9 +71,10 @@ def step(
       scanned: The blocks are the turns of one `scan`.
       optimiser: What makes updates of gradients.
       remat: Applied to each block, before it is called; see `blocks`.
+      between: Applied to what passes from block to block, where they are scanned; see `blocks`.
     """
     sizes = {"layers": layers, "width": width, "heads": heads, "vocabulary": vocabulary, "sequence": sequence}
-    model = ScannedGPT(**sizes, remat=remat) if scanned else GPT(**sizes, block=remat(Block))
+    model = ScannedGPT(**sizes, remat=remat, between=between) if scanned else GPT(**sizes, block=remat(Block))
     return language_model(model, batch=batch, sequence=sequence, vocabulary=vocabulary, optimiser=optimiser)
 
 

@@ -1,9 +1,11 @@
 """A decoder in Llama's manner, of the shape of Llama 3.2 1B: 1.24 billion parameters, bfloat16 over float32, AdamW.
 
 Normalisation by root mean square (Zhang and Sennrich 2019), rotary positions (Su and others 2021), grouped queries
-(Ainslie and others 2023), SwiGLU (Shazeer 2020); no biases; the head is tied to the embedding.
+(Ainslie and others 2023), SwiGLU (Shazeer 2020); no biases; the head is tied to the embedding, or has weights of its
+own. Its blocks stand one after the other, or are the turns of a `scan` over stacked parameters.
 """
 
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -11,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks.models.blocks import Remat, as_written
-from benchmarks.models.mixed import Dense, Embed, RMSNorm, join_heads, split_heads
+from benchmarks.models.blocks import Between, Remat, as_written, unconstrained
+from benchmarks.models.mixed import Dense, Embed, RMSNorm, attend, join_heads, split_heads
 from benchmarks.models.tasks import language_model
 from benchmarks.models.training import ADAMW, TrainingStep
 
@@ -65,8 +67,11 @@ class Block(nn.Module):
         v = split_heads(self.dense(shared, "value")(y), self.groups)
         if self.fused:
             mixed = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
-        else:
+        elif self.groups < self.heads:
             mixed = grouped_attention(q, k, v)
+        else:
+            later = ~jnp.tril(jnp.ones((y.shape[1],) * 2, bool))
+            mixed = attend(q, k, v, bias=jnp.where(later, -1e30, 0.0))
         return self.dense(width, "proj")(join_heads(mixed))
 
 
@@ -80,16 +85,31 @@ class Llama(nn.Module):
     hidden: int
     vocabulary: int
     fused: bool
+    scanned: bool
+    tied: bool
     remat: Remat
+    between: Between
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
         embed = Embed(self.vocabulary, self.width, name="tokens")
-        x = embed(tokens)
-        block = self.remat(Block)
+        x = RMSNorm(name="last")(self.blocks(self.between(embed(tokens))))
+        return embed.attend(x) if self.tied else Dense(self.vocabulary, use_bias=False, name="head")(x)
+
+    def blocks(self, x: jax.Array) -> jax.Array:
+        """The stream through all of them."""
+        block = partial(self.remat(Block), self.heads, self.groups, self.hidden, self.fused)
+        if self.scanned:
+            over_layers = nn.scan(
+                lambda block, x, _: (self.between(block(x)), None),
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                length=self.layers,
+            )
+            return over_layers(block(name="block"), x, None)[0]
         for i in range(self.layers):
-            x = block(self.heads, self.groups, self.hidden, self.fused, name=f"block_{i}")(x)
-        return embed.attend(RMSNorm(name="last")(x))
+            x = self.between(block(name=f"block_{i}")(x))
+        return x
 
 
 def step(
@@ -103,8 +123,11 @@ def step(
     hidden: int = 8192,
     vocabulary: int = 128256,
     fused: bool = False,
+    scanned: bool = False,
+    tied: bool = True,
     optimiser: optax.GradientTransformation = ADAMW,
     remat: Remat = as_written,
+    between: Between = unconstrained,
 ) -> TrainingStep:
     """The decoder.
 
@@ -118,10 +141,13 @@ def step(
       hidden: Of the feed-forward layer.
       vocabulary: Tokens there are.
       fused: Attention by cuDNN's kernel; JAX traces it only where it finds cuDNN.
+      scanned: The blocks are the turns of one `scan`.
+      tied: The head is the embedding.
       optimiser: What makes updates of gradients.
       remat: Applied to each block, before it is called; see `blocks`.
+      between: Applied to what passes from block to block; see `blocks`.
     """
-    model = Llama(layers, width, heads, groups, hidden, vocabulary, fused, remat)
+    model = Llama(layers, width, heads, groups, hidden, vocabulary, fused, scanned, tied, remat, between)
     return language_model(model, batch=batch, sequence=sequence, vocabulary=vocabulary, optimiser=optimiser)
 
 
