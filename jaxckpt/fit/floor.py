@@ -208,13 +208,19 @@ _HOLDERS = {
 
 def _around_op(memory: MemoryMap, alive: tuple[Buffer, ...]) -> list[Buffer]:
     """What stands around one op, if that is the peak: values of one size, far wider than all else that flows there."""
-    flowing = [b for b in alive if b.role in (Role.RESIDUAL, Role.ACTIVATION, Role.COTANGENT, Role.OTHER)]
+    roles = (Role.RESIDUAL, Role.ACTIVATION, Role.COTANGENT, Role.OTHER)
+    flowing = [b for b in alive if b.role in roles and not _is_stack(b)]
     widest = max(map(_elements, flowing), default=0)
     around = [b for b in flowing if _elements(b) == widest]
     others = max((_elements(b) for b in flowing if _elements(b) < widest), default=widest)
     residuals = sum(b.role is Role.RESIDUAL for b in around)
     is_one = widest >= _WIDENS * others and residuals <= _MOST_RESIDUALS
     return around if is_one and _sum(around) >= _DOMINATES * memory.peak_bytes else []
+
+
+def _is_stack(buffer: Buffer) -> bool:
+    """Whether the turns of a loop write it, each its slice: the work of all layers, and of no one op."""
+    return buffer.op == "dynamic_update_slice" and buffer.count > 1
 
 
 def _elements(buffer: Buffer) -> int:

@@ -170,6 +170,16 @@ def test_a_remedy_that_moves_the_peak_elsewhere_saves_only_the_difference():
     assert remedy.saves_bytes == 2 * MIB  # from 7 to the 5 of the update
 
 
+@pytest.mark.parametrize(("turns", "holder"), [(1, Holder.OP), (32, Holder.RESIDUALS)])
+def test_what_all_turns_of_a_loop_stack_is_no_ones_op(turns, holder):
+    memory = memory_map()
+    stack = buffer(5, "GPT", 2, 4, 16 * MIB, op="dynamic_update_slice", count=turns)
+    memory = memory_map(buffers=(*memory.buffers[:3], stack, memory.buffers[4]))
+    floor = floor_of(made_footprint(memory))
+    assert floor.of(holder) >= 16 * MIB
+    assert any(remedy.title == "one op in chunks" for remedy in floor.remedies) is (turns == 1)
+
+
 def test_without_a_memory_map_there_are_totals_alone():
     floor = floor_of(made_footprint(None))
     assert [(share.holder, share.size_bytes // MIB) for share in floor.shares] == [("arguments", 8), ("other", 8)]
