@@ -142,6 +142,7 @@ class Rules:
       apart: Reductions of what these make, which are then passes of their own.
       folds: Ops of rule 5, in the step as it stands.
       folds_unread: Those of the forward pass that fold where no backward reads their results.
+      turned_stacks: Values that are turned, all turns at once, where they wait from one loop to another.
       of_rows: Values that then are only inside kernels that hold rows: to keep one costs a pass over its rows.
     """
 
@@ -169,6 +170,7 @@ class Rules:
         self.is_row = [op.id not in self.across and is_row(graph, op) and is_used_as_it_is(graph, op) for op in ops]
         self.between = between_passes(graph, frozenset(op.id for op in ops if self.is_row[op.id]))
         self.apart = reducing(graph, self.between)
+        self.turned_stacks = frozenset(v.id for v in graph.values if graph.loops and orders.turns_as_stack(v.id))
         self.folds: frozenset[int] = frozenset()
         self.folds_unread: frozenset[int] = frozenset()
         forward = [op for op in ops if op.phase is Phase.FORWARD]

@@ -4,7 +4,8 @@ A product comes out with its axes in the order in which it was asked for; a tran
 work that follows goes over memory as it lies. But an elementwise op needs its operands in one order. Where a product
 of the backward pass meets one of the forward pass that lies otherwise (an `einsum` that had its operands swapped), the
 later one is turned: compilers do that as soon as they have it, behind a cast if there is one. Rows and columns of a
-product may change places for nothing.
+product may change places for nothing. Where the two stand in loops, what the earlier one stacks is turned as a whole
+before the later loop begins.
 
 Graph structure alone decides here; what follows for memory, `fusion` says. Read after `jaxckpt.ir`.
 Complexity: linear in ops, but for the way back to a product where orders meet.
@@ -29,11 +30,13 @@ class Orders:
 
     Attributes:
       turned: Ops whose results are a product turned to another's order.
+      met: Products that another was turned to.
     """
 
     def __init__(self, graph: Graph):
         self.graph = graph
         self.turned: set[int] = set()
+        self.met: set[int] = set()
         self._order: dict[int, Order] = {}
         self._product: dict[int, int] = {}
         """For each value of elementwise work and transpositions the product whose order it has."""
@@ -43,6 +46,10 @@ class Orders:
     def of(self, value: int) -> Order:
         """The order of a value."""
         return self._order.get(value) or tuple(range(len(self.graph.values[value].shape)))
+
+    def turns_as_stack(self, value: int) -> bool:
+        """Whether a later loop wants what all turns make of a value in another order."""
+        return self._product.get(value) in self.met
 
     def lies_apart(self, op: Op) -> bool:
         """Whether a reduction of the last axes goes over what does not lie together."""
@@ -79,6 +86,8 @@ class Orders:
     def _bring(self, value: int, like: int) -> None:
         """A value, and what it is made of down to its product, gets the order of another."""
         is_free = _exchanges(self.of(value), self.of(like))
+        if not is_free:
+            self.met.add(self._product[like])
         while True:
             self._put(value, self.of(like), like)
             made = self.graph.producer[value]

@@ -184,6 +184,10 @@ class _Replayer:
                 self.deaths[stack] = max(self.deaths[stack], span.death)
             elif made is not None:
                 self._add_stack_s(made, source, span.size_bytes)
+            if self.schedule.origin[source] in self.spread.rules.turned_stacks:
+                at = self.turns.wanted[source]
+                self.seconds[at] += self._kernel_s(2 * span.size_bytes, 0.0)
+                self.workspace_bytes[at] = max(self.workspace_bytes.get(at, 0), span.size_bytes)
 
     def _add_stack_s(self, at: int, source: int, stack_bytes: int) -> None:
         """The seconds of a stack: it is filled with zeros, and every turn copies into it what it has made.

@@ -2,7 +2,8 @@
 
 A body's steps are replayed once. What stands outside of a loop and is read in its body lives until the loop is over.
 What a later loop reads of an earlier one waits in a stack, from the beginning of the one to the end of the other; so do
-results that a loop stacks for the step. A kernel that needs a slice of a stack in memory gets a copy of it.
+results that a loop stacks for the step. A kernel that needs a slice of a stack in memory gets a copy of it. A stack
+that the later loop wants with its axes in another order is copied as a whole before it begins, one after the other.
 
 Read after `jaxckpt.ir.loop`; `replay` asks.
 """
@@ -33,6 +34,7 @@ class Turns:
 
     Attributes:
       waiting: For each buffer that another loop reads its stack.
+      wanted: For each such buffer the first step of the loop that reads it first.
       copies: For each buffer that another loop reads, and that loop, the copy of a slice of its stack.
       stacks: For each buffer that the step stacks the instance of the stack.
     """
@@ -41,6 +43,7 @@ class Turns:
         self.graph = graph
         self.steps = steps
         self.waiting: dict[int, Span] = {}
+        self.wanted: dict[int, int] = {}
         self.copies: dict[tuple[int, int], Span] = {}
         self.stacks: dict[int, int] = {}
         self._loop: dict[int, int | None] = {}
@@ -93,6 +96,7 @@ class Turns:
         new = Span(birth=self._first[home[common]], death=at, size_bytes=copies * size_bytes)
         waiting = self.waiting.setdefault(source, new)
         waiting.death = max(waiting.death, self._last[around[common]])
+        self.wanted.setdefault(source, self._first[around[common]])
         if (source, around[-1]) in self.copies:
             self.copies[source, around[-1]].death = at
         return -1

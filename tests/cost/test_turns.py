@@ -77,3 +77,41 @@ def test_recomputation_takes_less_memory_and_its_seconds_are_told(problem):
     assert full.temp_bytes < none.temp_bytes
     again = problem.replay(plan_saving(problem))
     assert again.recompute_s > 0
+
+
+TURNS, SEQUENCE, HEADS = 24, 128, 4
+SCORES_BYTES = 4 * HEADS * SEQUENCE**2
+
+
+def scanned_attention(scores: str, mixed: str, *, queries: tuple[int, ...], keys: int) -> Problem:
+    """The gradient of a loop over attention, with the axes of heads that queries and keys have."""
+
+    def body(x, w):
+        q = (x @ w).reshape(1, SEQUENCE, *queries, WIDTH // HEADS)
+        k = (x @ w)[:, : keys * WIDTH // HEADS].reshape(1, SEQUENCE, keys, WIDTH // HEADS)
+        weights = jax.nn.softmax(jnp.einsum(scores, q, k), axis=-1)
+        return x + jnp.einsum(mixed, weights, k).reshape(SEQUENCE, WIDTH), None
+
+    def loss(w, x):
+        return (jax.lax.scan(body, x, w)[0] ** 2).sum()
+
+    shapes = (TURNS, WIDTH, WIDTH), (SEQUENCE, WIDTH)
+    args = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+    return Problem(graph=trace_step(jax.grad(loss), *args).graph, rates=RATES)
+
+
+@pytest.mark.parametrize(
+    ("products", "heads", "stacks"),
+    [
+        (("bqkgd,bskd->bkgqs", "bkgqs,bskd->bqkgd"), {"queries": (2, 2), "keys": 2}, 2),
+        (("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd"), {"queries": (4,), "keys": 4}, 1),
+    ],
+    ids=["turned", "straight"],
+)
+def test_a_stack_that_the_backward_wants_in_another_order_is_there_twice_before_it(products, heads, stacks):
+    problem = scanned_attention(*products, **heads)
+    kept, nothing = (problem.replay(plan_saving(problem, *names)) for names in (["exp"], []))
+    assert round((kept.peak_bytes - nothing.peak_bytes) / (TURNS * SCORES_BYTES)) == stacks
+    backward = next(at for at, step in enumerate(kept.steps) if step.loop == 1)
+    assert (kept.peak_step == backward) is (stacks == 2)
+    assert kept.live_bytes[backward + 1] < 1.2 * TURNS * SCORES_BYTES
