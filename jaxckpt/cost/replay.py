@@ -298,8 +298,8 @@ class _Replayer:
                 self.looped.update(dict.fromkeys((*reads, *written), kernel))
         else:
             kernel_s = 0.0 if TURNS in op.effects else self._kernel_s(traffic_bytes, arithmetic_s)
-        if op.exchange_bytes:
-            kernel_s += self._exchange_s(op, step)
+        if op.exchange_bytes:  # of a copy the sums alone
+            kernel_s += self.rates.exchange_s(op.exchange_bytes - (op.gathered_bytes if step.again else 0))
         kernel_s *= self.turns.number(step)
         self.seconds[at] += kernel_s
         if step.again:
@@ -319,10 +319,6 @@ class _Replayer:
                 self.flat.add(instance)
             if op.kind in _WRITES_IN_PLACE or self.turns.is_frame(step):
                 self.in_place.add(instance)
-
-    def _exchange_s(self, op: Op, step: Run) -> float:
-        """What an op gets from other devices; of a copy the sums alone: the backward gathers its operands anyway."""
-        return self.rates.exchange_s(op.exchange_bytes - (op.gathered_bytes if step.again else 0))
 
     def _is_scattered_into(self, op: Op) -> bool:
         """Whether what an op makes is the base of a scatter."""
