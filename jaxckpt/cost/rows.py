@@ -75,7 +75,7 @@ def _comes_after(graph: Graph, op: Op, rows: frozenset[int]) -> bool:
 def _holds_twice(graph: Graph, total: Op) -> bool:
     whole, rows = (graph.values[v].shape for v in (total.reads[0], total.writes[0]))
     length = prod(whole[len(rows) :])
-    return length & (length - 1) == 0 and (length <= _SHORT_ROW or prod(rows) > _FEW_ROWS)
+    return length & (length - 1) == 0 and (length <= _SHORT_ROW or graph.elements(total.writes[0]) > _FEW_ROWS)
 
 
 def reducing(graph: Graph, made: frozenset[int]) -> frozenset[int]:

@@ -1,5 +1,7 @@
 """Which values are in memory: the rules of `fuse`, each on the smallest graph that shows it."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 
@@ -156,6 +158,15 @@ def test_a_softmax_over_long_or_crooked_rows_writes_its_exponentials(shape):
 def test_a_softmax_over_rows_that_one_kernel_can_hold_does_not(shape):
     powers, _, graph = softmax(shape)
     assert powers not in fuse(graph).materialised
+
+
+@pytest.mark.parametrize(("devices", "is_held"), [(1, True), (2, False)])
+def test_the_rows_of_one_device_decide_whether_a_kernel_can_hold_them(devices, is_held):
+    powers, _, graph = softmax((2**16 + 2, 512))
+    over = (("data",), ())
+    values = tuple(replace(v, split=over[: len(v.shape)], size_bytes=v.size_bytes // devices) for v in graph.values)
+    graph = replace(graph, values=values, mesh=(("data", devices),))
+    assert (powers not in fuse(graph).materialised) is is_held
 
 
 def test_a_softmax_whose_backward_makes_it_again_is_one_kernel_in_the_forward_pass():
