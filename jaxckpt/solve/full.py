@@ -76,7 +76,7 @@ class Floors:
 
 def solve_full(problem: Problem) -> Plan:
     """Saves boundaries alone, of the cut with the smallest peak."""
-    return Floors(problem).within(1.0)[0].plan
+    return Floors(problem).within(_NEARLY_SMALLEST)[0].plan
 
 
 def _least_bytes(problem: Problem, stages: Stages) -> int:
