@@ -22,7 +22,8 @@ equation. The rules mark the values that are in memory ("materialised"):
    two reductions of a softmax, the kernel holds rows through both only if their length is a power of two, and they are
    short or many; else the exponentials are in memory, and what reduces them or their gradient is a pass of its own.
 6. A product that meets another one of another order (see `orders`) is turned, and then in memory where it has several
-   readers. Rows that do not lie together are no rows.
+   readers. Rows that do not lie together are no rows. So is a view of a product that the next one cannot read as it
+   lies (see `strides`).
 7. What one loop makes and another reads is in memory, once for every turn, and so is what stands outside of a loop and
    is read in its body.
 
@@ -41,6 +42,7 @@ from dataclasses import dataclass
 
 from jaxckpt.cost.orders import Orders
 from jaxckpt.cost.rows import between_passes, is_row, is_used_as_it_is, reducing
+from jaxckpt.cost.strides import copied_views
 from jaxckpt.ir import Graph, Kind, Op, Phase, Run, Step
 from jaxckpt.ir.light import is_spread_over
 from jaxckpt.ir.loop import SLICE
@@ -152,19 +154,20 @@ class Rules:
         addends = {graph.readers[graph.ops[op].writes[0]][0] for op in into_addend}
         ops, orders, light = graph.ops, Orders(graph), _light(graph)
         turned = {op for op in orders.turned if len({r for v in ops[op].writes for r in graph.readers[v]}) > 1}
-        by_themselves = addends | turned
+        copied = copied_views(graph)
+        by_themselves = addends | turned | copied
         self.writes_memory = [
             op.id in by_themselves or (op.id not in into_addend and (op.kind in _WRITES_MEMORY or bool(op.effects)))
             for op in ops
         ]
         self.needs_memory = [_needs_memory(op, scatters=op.id not in into_addend) for op in ops]
-        self.shows = [_shows(graph, op) for op in ops]
+        self.shows = [op.id not in copied and _shows(graph, op) for op in ops]
         self.is_gather = [op.primitive == "gather" for op in ops]
         self.enters = [None if op.id in by_themselves else _enters(graph, op, light) for op in ops]
         self.loads = [op.primitive == "dot_general" for op in ops]
         self.touches_part = [op.primitive in _TOUCHES_PART for op in ops]
         self.is_slow = [op.primitive in _SLOW and op.phase is Phase.FORWARD for op in ops]
-        self.passes_on = [op.kind is Kind.VIEW or op.id in into_addend for op in ops]
+        self.passes_on = [(op.kind is Kind.VIEW and op.id not in copied) or op.id in into_addend for op in ops]
         self.fuses = [op.kind in _FUSES and not op.effects and op.id not in by_themselves for op in ops]
         self.across = frozenset(op.id for op in ops if op.kind is Kind.REDUCTION and orders.lies_apart(op))
         self.is_row = [op.id not in self.across and is_row(graph, op) and is_used_as_it_is(graph, op) for op in ops]

@@ -1,0 +1,109 @@
+"""Which views of a product a later product cannot read as they lie, and that are copied for it.
+
+A kernel that multiplies matrices goes over its operands in steps: one for the axes that it batches over, one for those
+that it sums over, one for the rest. Where the axes of one kind do not follow one another in memory (heads, which an
+attention block puts between batch and sequence, and takes back into the width), the operand is turned first, once for
+all that read it so.
+
+Read after `jaxckpt.ir`. Complexity: linear in ops.
+"""
+
+import re
+from collections.abc import Iterator
+
+from jaxckpt.ir import Graph, Kind, Op
+
+Steps = tuple[tuple[int, int], ...]
+"""Length and stride of each axis, in elements."""
+
+_AXES = re.compile(r"dimension_numbers=\(\(\(([\d,]*)\),\(([\d,]*)\)\),\(\(([\d,]*)\),\(([\d,]*)\)\)\)")
+_PERMUTATION = re.compile(r"permutation=\(([\d,]+)\)")
+
+
+def copied_views(graph: Graph) -> frozenset[int]:
+    """The views whose results are written, for products that read them."""
+    return frozenset(view for op in graph.ops for view in _copied_for(graph, op))
+
+
+def _copied_for(graph: Graph, op: Op) -> Iterator[int]:
+    axes = _AXES.search(op.detail) if op.primitive == "dot_general" and len(op.reads) == 2 else None
+    if axes is None:
+        return
+    summed = [_numbers(axes[1]), _numbers(axes[2])]
+    batched = [_numbers(axes[3]), _numbers(axes[4])]
+    for read, over, each in zip(op.reads, summed, batched, strict=True):
+        views = _views_of_product(graph, read)
+        if not views:
+            continue
+        steps = _steps_along(graph, views)
+        free = [axis for axis in range(len(graph.values[read].shape)) if axis not in over and axis not in each]
+        if steps is None or not all(_is_one_step([steps[axis] for axis in kind]) for kind in (over, each, free)):
+            yield next((view for view in reversed(views) if graph.ops[view].primitive == "transpose"), views[0])
+
+
+def _views_of_product(graph: Graph, value: int) -> list[int]:
+    """The views of the same size between a product and a value, in order; none where it does not come of one."""
+    views: list[int] = []
+    while (made := graph.producer[value]) is not None:
+        op = graph.ops[made]
+        if op.kind is Kind.CONTRACTION:
+            return views[::-1]
+        sizes_bytes = {graph.values[v].size_bytes for v in (*op.reads, *op.writes)}
+        if op.kind is not Kind.VIEW or len(op.reads) != 1 or len(sizes_bytes) != 1:
+            break
+        views.append(made)
+        value = op.reads[0]
+    return []
+
+
+def _steps_along(graph: Graph, views: list[int]) -> Steps | None:
+    """How the result of the last view lies; None where one on the way cannot be had without a copy."""
+    steps: Steps | None = _in_order(graph.values[graph.ops[views[0]].reads[0]].shape)
+    for view in views:
+        op = graph.ops[view]
+        if steps is None:
+            return None
+        if op.primitive == "transpose":
+            permutation = _PERMUTATION.search(op.detail)
+            steps = tuple(steps[axis] for axis in _numbers(permutation[1])) if permutation else None
+        else:
+            steps = _reshaped(steps, graph.values[op.writes[0]].shape)
+    return steps
+
+
+def _in_order(shape: tuple[int, ...]) -> Steps:
+    steps: list[tuple[int, int]] = []
+    stride = 1
+    for length in reversed(shape):
+        steps.insert(0, (length, stride))
+        stride *= length
+    return tuple(steps)
+
+
+def _reshaped(steps: Steps, shape: tuple[int, ...]) -> Steps | None:
+    """The steps of another shape over the same elements; None where they are none."""
+    left = [step for step in steps if step[0] > 1]
+    made: list[tuple[int, int]] = []
+    for length in reversed(shape):
+        if length == 1:
+            made.insert(0, (1, 1))
+            continue
+        while left and left[-1][0] < length and len(left) > 1 and _is_one_step(left[-2:]):
+            (outer, _), (inner, stride) = left[-2:]
+            left[-2:] = [(outer * inner, stride)]
+        if not left or left[-1][0] % length:
+            return None
+        rest, stride = left[-1][0] // length, left[-1][1]
+        made.insert(0, (length, stride))
+        left[-1:] = [(rest, stride * length)] if rest > 1 else []
+    return tuple(made)
+
+
+def _is_one_step(axes: list[tuple[int, int]]) -> bool:
+    """Whether axes follow one another in memory, the last one closest."""
+    real = [axis for axis in axes if axis[0] > 1]
+    return all(outer[1] == inner[0] * inner[1] for outer, inner in zip(real, real[1:], strict=False))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, filter(None, text.split(","))))

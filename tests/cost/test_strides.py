@@ -1,0 +1,51 @@
+"""Which views of a product are copied for the next one, on the shapes of attention blocks."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxckpt.cost.strides import copied_views
+from jaxckpt.trace import trace_step
+
+
+def graph_of(function, *shapes):
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return trace_step(jax.grad(lambda *flat: jnp.sum(function(*flat) ** 2)), *arguments).graph
+
+
+def copied(function, *shapes):
+    """Primitives of the copied views of the forward pass, and the shapes of what they make."""
+    graph = graph_of(function, *shapes)
+    ops = (graph.ops[op] for op in sorted(copied_views(graph)))
+    return [(op.primitive, graph.values[op.writes[0]].shape) for op in ops if op.phase.value == "forward"]
+
+
+X, W, HEADS = (2, 8, 12), (12, 12), (2, 8, 3, 4)
+
+
+def test_heads_between_batch_and_sequence_are_turned_once_for_each_operand():
+    def scores(x, w):
+        q, k = (jnp.reshape(x @ w, HEADS) for _ in range(2))
+        return jnp.einsum("bqhd,bkhd->bhqk", q, jnp.sin(k))
+
+    assert copied(scores, X, W) == [("reshape", HEADS)]  # the other one is computed in any order
+
+
+def test_heads_are_taken_back_into_the_width_by_a_copy():
+    def projected(scores, v, w):
+        made = jnp.einsum("bhqk,bhkd->bqhd", scores, v)
+        return jnp.reshape(made, X) @ w
+
+    assert copied(projected, (2, 3, 8, 8), (2, 3, 8, 4), W) == [("transpose", HEADS)]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x, w: jnp.reshape(x @ w, (16, 12)) @ w, id="merged as they lie"),
+        pytest.param(lambda x, w: jnp.einsum("bsd,de->bes", x, w).transpose(0, 2, 1) @ w, id="rows for columns"),
+        pytest.param(lambda x, w: jnp.einsum("bsd,btd->bst", x @ w, x), id="batch outermost"),
+    ],
+)
+def test_what_can_be_read_as_it_lies_is_not_copied(function):
+    assert copied(function, X, W) == []
