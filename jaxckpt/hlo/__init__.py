@@ -2,8 +2,8 @@
 
 Read in this order: `memory` (the data: kernels, buffers, allocations), `schema` (XLA's messages), `program` (who reads
 what, in which order), `origin` and `provenance` (where an instruction came from), `lifetimes`, `roles`, `work` (what it
-computes and moves), `read` (all of it put together), `time` (an estimate of seconds), `transfers` (what hides the
-copies between device and host), `plain` (what is kept in files).
+computes and moves), `crossings` (what it copies between device and host), `read` (all of it put together), `time` (an
+estimate of seconds), `transfers` (what hides the copies), `plain` (what is kept in files).
 """
 
 from jaxckpt.hlo.memory import (

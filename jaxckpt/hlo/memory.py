@@ -96,6 +96,7 @@ class Kernel:
       matmul_dtype: Their operands' dtype, "" where there is none.
       traffic_bytes: Operands and results of one run.
       is_priced: Whether all of its arithmetic could be read; `flops` is too low where not.
+      is_copy: Whether it only copies between device and host, beside the other kernels: see `Transfer`.
       by_xla: Whether XLA's own rematerialisation pass added it.
       source: "file.py:line" of the user's code, "" where unknown.
     """
@@ -111,6 +112,7 @@ class Kernel:
     matmul_dtype: str = ""
     traffic_bytes: int = 0
     is_priced: bool = True
+    is_copy: bool = False
     by_xla: bool = False
     source: str = ""
 
@@ -180,16 +182,18 @@ class Transfer:
     """One copy between device and host, beside the kernels.
 
     Attributes:
-      size_bytes: What it copies.
+      size_bytes: What it copies, once.
       to_host: The way.
       starts: Position of the kernel that starts it.
-      ends: Position of the kernel that waits for it.
+      ends: Position of the kernel that waits for it; one behind the last where only the end of the program does.
+      count: How often in one step: in the body of a loop it starts and ends in every turn.
     """
 
     size_bytes: int
     to_host: bool
     starts: int
     ends: int
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +233,7 @@ class MemoryMap:
       buffers: With their places and lifetimes.
       allocations: What XLA asks for.
       problems: Where the sums do not reconcile with XLA's figures; empty when all is well.
-      transfers: Copies between device and host that are started by instructions of their own, in that order.
+      transfers: Copies between device and host, in the order in which they are started.
     """
 
     program: str

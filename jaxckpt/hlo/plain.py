@@ -102,7 +102,7 @@ def _wrong(memory: MemoryMap) -> Iterator[str]:
         yield "buffers that are not numbered in order"
     sizes = types.MappingProxyType({a.index: a.size_bytes for a in memory.allocations})
     last = max(0, len(memory.kernels) - 1)
-    if any(not 0 <= t.starts <= t.ends <= last for t in memory.transfers):
+    if any(not 0 <= t.starts <= min(t.ends, last) or t.ends > last + 1 for t in memory.transfers):
         yield "copies that end before they start, or behind the last kernel"
     for buffer in memory.buffers:
         if not 0 <= buffer.born <= buffer.dies <= last:

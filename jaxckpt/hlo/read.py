@@ -1,6 +1,6 @@
 """XLA's module and buffer assignment become a `MemoryMap`, and are held against XLA's own totals.
 
-Read after `memory`, `program`, `provenance`, `lifetimes`, `roles`, `work`.
+Read after `memory`, `program`, `provenance`, `lifetimes`, `roles`, `work`, `crossings`.
 """
 
 import re
@@ -14,8 +14,9 @@ from google.protobuf.message import DecodeError
 from jaxckpt._errors import HloError
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import schema
+from jaxckpt.hlo.crossings import Crossings
 from jaxckpt.hlo.lifetimes import Lifetime, lifetimes
-from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Role, Space, Transfer, Use, backward_position
+from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Role, Space, Use, backward_position
 from jaxckpt.hlo.program import Place, Program
 from jaxckpt.hlo.provenance import Provenances
 from jaxckpt.hlo.roles import Reading, argument_role, logits_elements, temporary_role, use_of
@@ -128,6 +129,7 @@ class _Reader:
         self.paths = argument_paths
         self.program = Program(self.module)
         self.provenances = Provenances(self.program)
+        self.crossings = Crossings(self.program, lambda shape: self._space(shape.layout.memory_space) is Space.HOST)
         self.end = max(0, len(self.program.kernels) - 1)
         self.disorder = 0
         self.backward = 0
@@ -146,7 +148,7 @@ class _Reader:
             buffers=buffers,
             allocations=allocations,
             problems=tuple(self._problems(buffers)),
-            transfers=tuple(self._transfers()),
+            transfers=tuple(self.crossings.transfers()),
         )
 
     def _allocation(self, allocation: Any) -> Allocation:
@@ -183,25 +185,10 @@ class _Reader:
             matmul_dtype=work.matmul_dtype,
             traffic_bytes=work.traffic_bytes,
             is_priced=work.is_priced,
+            is_copy=self.crossings.of(id_) is not None,
             by_xla=_REMATERIALISED.search(instruction.name) is not None,
             source=provenance.source,
         )
-
-    def _transfers(self) -> Iterator[Transfer]:
-        position, instructions = self.program.position, self.program.instructions
-        for id_ in self.program.kernels:
-            if instructions[id_].opcode != "copy-start":
-                continue
-            read, made = instructions[instructions[id_].operand_ids[0]].shape, array_at(instructions[id_].shape, (0,))
-            leaves, arrives = (self._space(shape.layout.memory_space) is Space.HOST for shape in (read, made))
-            if leaves != arrives:
-                waits = (position[user] for user in self.program.users[id_] if user in position)
-                yield Transfer(
-                    size_bytes=shape_bytes(made),
-                    to_host=arrives,
-                    starts=position[id_],
-                    ends=min(waits, default=position[id_]),
-                )
 
     def _buffers(self, allocations: Sequence[Allocation]) -> Iterator[Buffer]:
         logits = logits_elements(self.program, self.provenances)

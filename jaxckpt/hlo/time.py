@@ -2,8 +2,9 @@
 
 Each kernel takes its arithmetic or its traffic, whichever is longer, times what kernels of its class were measured to
 take of their roofline (`Rates.factors`, all 1 where nothing was measured), and a launch. An estimate: kernels run one
-after the other, what devices exchange takes the time of the links between those of one host, transfers to the host
-cost their traffic alone, and what a library's kernel calculates may be unknown (`Kernel.is_priced`).
+after the other, what devices exchange takes the time of the links between those of one host, copies between device and
+host take none of it (`transfers` says what they delay), and what a library's kernel calculates may be unknown
+(`Kernel.is_priced`).
 """
 
 from jaxckpt.cost import Rates
@@ -53,7 +54,7 @@ def roofline_s(kernel: Kernel, rates: Rates) -> float:
       kernel: What it does.
       rates: What the device can do.
     """
-    if kernel.opcode in _WAITS:
+    if kernel.opcode in _WAITS or kernel.is_copy:
         return 0.0
     if kernel.opcode.removesuffix("-start") in _EXCHANGES:
         return rates.exchange_s(kernel.traffic_bytes)
@@ -70,7 +71,7 @@ def kernel_s(kernel: Kernel, rates: Rates) -> float:
       kernel: What it does.
       rates: What the device can do.
     """
-    if kernel.opcode in _WAITS:
+    if kernel.opcode in _WAITS or kernel.is_copy:
         return 0.0
     return rates.launch_s + rates.factor(class_of(kernel)) * roofline_s(kernel, rates)
 

@@ -6,6 +6,9 @@ between is long enough for; and of all together, the seconds by which they delay
 after the other on one link each way. A program can hide each of its copies and still ask more of the link than it
 carries.
 
+A copy in the body of a loop starts and is waited for in every turn, so a turn is looked at by itself and counts as
+often as the loop turns. Copies of a loop and of what is around it are taken not to meet on the link.
+
 Read after `memory` and `time`.
 """
 
@@ -23,7 +26,7 @@ class Hiding:
     """What is hidden of a program's copies one way, each looked at by itself.
 
     Attributes:
-      copies: How many there are.
+      copies: How many there are in one step, those of a loop in each turn.
       size_bytes: All of them together.
       hidden_bytes: Of each copy the part that the work between its start and its end is long enough for, added up.
       whole: How many copies are hidden whole.
@@ -50,13 +53,16 @@ def hiding(memory: MemoryMap, rates: Rates, *, to_host: bool) -> Hiding:
     """
     clock_s = list(accumulate((k.count * kernel_s(k, rates) for k in memory.kernels), initial=0.0))
     found = [t for t in memory.transfers if t.to_host is to_host]
-    work_bytes = [(clock_s[t.ends] - clock_s[t.starts]) * rates.host_bandwidth_bytes_per_s for t in found]
-    hidden_bytes = [min(float(t.size_bytes), most) for t, most in zip(found, work_bytes, strict=True)]
+    work_s = [(clock_s[t.ends] - clock_s[t.starts]) / t.count for t in found]
+    hidden_bytes = [
+        min(float(t.size_bytes), seconds * rates.host_bandwidth_bytes_per_s)
+        for t, seconds in zip(found, work_s, strict=True)
+    ]
     return Hiding(
-        copies=len(found),
-        size_bytes=sum(t.size_bytes for t in found),
-        hidden_bytes=sum(hidden_bytes),
-        whole=sum(t.size_bytes == hidden for t, hidden in zip(found, hidden_bytes, strict=True)),
+        copies=sum(t.count for t in found),
+        size_bytes=sum(t.count * t.size_bytes for t in found),
+        hidden_bytes=sum(t.count * hidden for t, hidden in zip(found, hidden_bytes, strict=True)),
+        whole=sum(t.count for t, hidden in zip(found, hidden_bytes, strict=True) if t.size_bytes == hidden),
     )
 
 
@@ -67,16 +73,23 @@ def stall_s(memory: MemoryMap, rates: Rates) -> float:
       memory: Of the compiled program.
       rates: What the device and its link to the host can do.
     """
-    starts = {t.starts: t for t in memory.transfers}
+    return sum(count * _stall_of_turn_s(memory, rates, count) for count in {t.count for t in memory.transfers})
+
+
+def _stall_of_turn_s(memory: MemoryMap, rates: Rates, count: int) -> float:
+    """What the copies that run so often delay one turn of their loops, or the program where they run once."""
+    transfers = [t for t in memory.transfers if t.count == count]
+    starts = {t.starts: t for t in transfers}
     ends: defaultdict[int, list[int]] = defaultdict(list)
-    for transfer in memory.transfers:
+    for transfer in transfers:
         ends[transfer.ends].append(transfer.starts)
     copies, now_s = Copies(rates.host_bandwidth_bytes_per_s), 0.0
-    for at, kernel in enumerate(memory.kernels):
+    for at, kernel in enumerate((*memory.kernels, None)):
         for started in ends[at]:
             now_s += copies.wait(started, now_s=now_s)
         if at in starts:
             start = copies.send if starts[at].to_host else copies.bring
             start(at, starts[at].size_bytes, now_s=now_s)
-        now_s += kernel.count * kernel_s(kernel, rates)
+        if kernel is not None:
+            now_s += kernel.count * kernel_s(kernel, rates) / count
     return copies.stall_s

@@ -67,6 +67,31 @@ def test_what_is_not_hidden_delays_the_program():
     assert stall_s(program(before=3.0, between=2.0), SECOND) == 0.0
 
 
+def test_copies_of_a_loop_are_looked_at_turn_by_turn():
+    turns = 5
+    kernels = (worked(7.0), *(replace(k, count=turns) for k in (waiting("out", "fusion"), worked(0.5))), worked(9.0))
+    kernels = (*kernels[:1], replace(kernels[1], is_copy=True, traffic_bytes=10**12), *kernels[2:])
+    memory = replace(
+        program(before=0.0, between=1.0),
+        kernels=kernels,
+        transfers=(Transfer(size_bytes=MIB, to_host=True, starts=1, ends=3, count=turns),),
+    )
+    found = hiding(memory, SECOND, to_host=True)
+    assert (found.copies, found.size_bytes, found.whole) == (turns, turns * MIB, 0)
+    assert found.share == pytest.approx(0.5)
+    assert stall_s(memory, SECOND) == pytest.approx(turns * 0.5)
+    at_once = replace(memory, transfers=(replace(memory.transfers[0], ends=2),))  # nobody works meanwhile
+    assert stall_s(at_once, SECOND) == pytest.approx(turns * 1.0)
+
+
+def test_a_copy_that_the_end_waits_for_is_hidden_by_all_behind_it():
+    memory = program(before=3.0, between=0.5)
+    last = replace(memory, transfers=(replace(memory.transfers[0], ends=len(memory.kernels)),))
+    assert hiding(last, SECOND, to_host=True).share == pytest.approx(0.75)
+    assert stall_s(last, SECOND) == pytest.approx(0.25)
+    assert memory_from_plain(plain_from_memory(last)) == last
+
+
 def test_copies_queue_though_each_is_hidden_by_itself():
     at_once = tuple(Transfer(size_bytes=MIB, to_host=True, starts=at, ends=4) for at in (0, 1, 2))
     starts = [waiting(f"out.{i}", "copy-start") for i in range(3)]
