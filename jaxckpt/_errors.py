@@ -96,7 +96,7 @@ class PlanMismatchError(JaxckptError, ValueError):
 
 
 class UnsupportedDecisionError(JaxckptError, NotImplementedError):
-    """A decision that a plan may hold but the rewriter cannot carry out yet."""
+    """A decision that a plan may hold but that cannot be carried out, or that the installed compiler gets wrong."""
 
 
 class FootprintFileError(JaxckptError, ValueError):

@@ -18,6 +18,7 @@ from typing import Any
 from jaxckpt import ir
 from jaxckpt._errors import UnverifiableError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
+from jaxckpt.advise.known_bad import reads_other_turns, refuse_miscompiled
 from jaxckpt.fit.allowed import checked_allow
 from jaxckpt.fit.floor import Floor, floor_of
 from jaxckpt.fit.pause import collector_paused
@@ -119,6 +120,7 @@ class Planner:
             rates=offloading.rates(self.target.rates),
             offloading=offloading,
             may_offload="offload" in allow,
+            may_offload_turns=not reads_other_turns(self.target.platform, self.target.compiler_version),
         )
         chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
         kept = {} if recompute_collectives else collectives_kept(free)
@@ -207,6 +209,13 @@ class Planner:
     def measure(self, plan: ir.Plan) -> Candidate:
         """A plan with what the compiler says of it; compiled once."""
         if plan not in self._footprints:
+            refuse_miscompiled(
+                self.graph,
+                plan,
+                called=f"a plan for {self.target.name}",
+                platform=self.target.platform,
+                version=self.target.compiler_version,
+            )
             self._say(f"compiling for {self.target.name}")
             compilation = compile_flat(
                 self.rewritten(plan).call,

@@ -14,14 +14,14 @@ Read after `rewritten`.
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax
 
 from jaxckpt import _compat
 from jaxckpt._errors import AgreementError
 from jaxckpt.ir import Plan
+from jaxckpt.rewrite.placed import devices_of
 from jaxckpt.trace import Traced
 
 PATIENCE_S = 600.0
@@ -99,12 +99,6 @@ def _read(run: _compat.DistributedRun, turn: int, process: int, *, what: str) ->
 
 def _is_of_this_process(traced: Traced) -> bool:
     """Whether a step is known to run on this process's own devices alone."""
-    devices = list(_devices(traced))
+    devices = list(devices_of(traced))
     mine = jax.process_index()
     return bool(devices) and all(device.process_index == mine for device in devices)
-
-
-def _devices(traced: Traced) -> Iterable[Any]:
-    for sharding in (*(spec.sharding for spec in traced.specs), *traced.in_shardings):
-        if sharding is not None and not isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
-            yield from sharding.device_set

@@ -14,10 +14,13 @@ from typing import Any
 import jax
 import jax.core
 
+from jaxckpt.advise.known_bad import refuse_miscompiled
 from jaxckpt.ir import Graph, Plan
 from jaxckpt.rewrite.agree import require_agreement
 from jaxckpt.rewrite.mismatch import PlannedArgument, check_planned
+from jaxckpt.rewrite.placed import platforms
 from jaxckpt.rewrite.rewritten import Rewritten, rewrite
+from jaxckpt.target.packages import compiler_for
 from jaxckpt.trace import Traced, trace_stage, trace_step
 
 
@@ -50,6 +53,7 @@ def apply(
     Raises:
       PlanMismatchError: When called: the plan is for another step, other shapes or another order of operations.
       AgreementError: When called: other processes of the run are about to carry out another plan.
+      UnsupportedDecisionError: When called: the plan offloads what the compiler of the devices at hand gets wrong.
       ArgumentError, NoGradientError: When called: as `jaxckpt.trace.trace_step`.
     """
     arguments = tuple(arguments)
@@ -132,6 +136,14 @@ class _Applied:
     def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Ready":
         traced = trace_step(self._step, *args, kwargs=kwargs, **self._options)
         plan = self._decide(traced)
+        for platform in platforms(traced):
+            refuse_miscompiled(
+                traced.graph,
+                plan,
+                called=f"apply({traced.name})",
+                platform=platform,
+                version=compiler_for(platform).version or "",
+            )
         require_agreement(traced, plan)
         ready = _Ready(rewrite(traced, plan))
         if not traced.closes_over_tracers():

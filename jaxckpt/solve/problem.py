@@ -24,6 +24,7 @@ class Problem:
       must: Decisions that no solver may change, by value.
       offloading: What is asked of what goes to the host.
       may_offload: Whether a solver may send values to the host by itself.
+      may_offload_turns: Whether, where it may, also what the turns of loops make.
       whole: Whether the graph is a step, and not a part that was taken out of one.
     """
 
@@ -33,6 +34,7 @@ class Problem:
     must: Mapping[int, Decision] = field(default_factory=dict)
     offloading: Offloading = field(default_factory=Offloading)
     may_offload: bool = False
+    may_offload_turns: bool = True
     whole: bool = True
 
     @cached_property
