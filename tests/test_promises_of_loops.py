@@ -5,7 +5,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxckpt.ir import Phase, Plan, Recompute, Save, residuals
+from jaxckpt.ir import Offload, Phase, Plan, Recompute, Save, residuals
+from jaxckpt.ir.possible import why_not_on_host
 from jaxckpt.numerics.one_by_one import run_one_by_one
 from jaxckpt.rewrite import rewrite
 from jaxckpt.solve import OptimalSolver, Problem, solve
@@ -35,6 +36,8 @@ def test_any_decisions_on_any_stages_of_loops_give_the_same_bits(made, data):
     decisions = {}
     for residual in residuals(graph):
         choices = [None, Save()] if graph.ops[residual.op].effects else [None, Save(), Recompute(), Recompute()]
+        if why_not_on_host(graph, residual.value) is None:
+            choices += [Offload(prefetch=0), Offload(prefetch=1)]
         decision = data.draw(st.sampled_from(choices))
         if decision is not None:
             decisions[residual.value] = decision

@@ -34,17 +34,21 @@ class Copies:
     def send(self, instance: int, size_bytes: int, *, now_s: float) -> None:
         """Starts a copy to the host, that of `instance`."""
         self._out_s = self._done_s[instance] = max(self._out_s, now_s) + size_bytes / self._bandwidth_bytes_per_s
-        self._host_bytes += size_bytes
-        self.most_bytes = max(self.most_bytes, self._host_bytes)
+        self.store(size_bytes)
 
     def fetch(self, stored: int, instance: int, size_bytes: int, *, now_s: float) -> None:
         """Starts to bring `stored` back as `instance`, once it has arrived on the host."""
         self.bring(instance, size_bytes, now_s=max(now_s, self._done_s.get(stored, now_s)))
-        self._host_bytes -= size_bytes
+        self.store(-size_bytes)
 
     def bring(self, instance: int, size_bytes: int, *, now_s: float) -> None:
         """Starts a copy from the host, of what has long been there, as `instance`."""
         self._in_s = self._done_s[instance] = max(self._in_s, now_s) + size_bytes / self._bandwidth_bytes_per_s
+
+    def store(self, size_bytes: int) -> None:
+        """So many bytes more are on the host; fewer, where it is negative."""
+        self._host_bytes += size_bytes
+        self.most_bytes = max(self.most_bytes, self._host_bytes)
 
     def rename(self, instance: int, new: int) -> None:
         """The same copy under another id."""

@@ -10,7 +10,7 @@ nothing (the zeros that a gradient is scattered into) is made where it stands, r
 for the next one that is like it, unless it has to wait for something.
 
 Copies to the host and back run beside the kernels, one after the other each way. A kernel that needs what is still on
-its way waits for it, and so does the forward pass where a copy must be done.
+its way waits for it, and so does the forward pass where a copy must be done; `turning` has those of loops' turns.
 
 What devices exchange takes the time of the links, and nothing hides it. A copy of a product gathers no operand anew:
 its gradients need the same operands whole.
@@ -34,7 +34,8 @@ from jaxckpt.cost.fusion import Fusion, Sources, Spread
 from jaxckpt.cost.guests import Life, guests
 from jaxckpt.cost.price import Prices
 from jaxckpt.cost.rates import Rates
-from jaxckpt.cost.turns import Turns
+from jaxckpt.cost.turning import TurnCopies
+from jaxckpt.cost.turns import Span, Turns
 from jaxckpt.ir import Barrier, Graph, Kind, Move, Offload, Op, Phase, Run, Schedule, Step, Trait
 from jaxckpt.ir.loop import STACK, TURNS
 
@@ -145,6 +146,9 @@ class _Replayer:
         """Buffers that reductions write."""
         self.clock_s = 0.0
         self.copies = Copies(rates.host_bandwidth_bytes_per_s)
+        self.turning = TurnCopies(graph, rates.host_bandwidth_bytes_per_s)
+        self.last_turn: dict[int, Span] = {}
+        """For each instance that turns send ahead what the last of them has made."""
         self.leaving: dict[int, int] = {}
         """Instances on their way to the host, each with what it is copied from."""
 
@@ -153,12 +157,16 @@ class _Replayer:
             if step.loop != self.loop:
                 self.looped.clear()
                 self.loop = step.loop
+                self.turning.enter(step.loop, now_s=self.clock_s)
             if isinstance(step, Barrier):
                 self._barrier(at, step)
             elif isinstance(step, Move):
                 self._move(at, step)
             else:
                 self._run(at, step)
+            for loop in self.graph.path(step.loop):
+                if at == self.turns.end(loop):
+                    self.seconds[at] += self.turning.leave_s(loop, now_s=self.clock_s + self.seconds[at])
             self.clock_s += self.seconds[at]
         for instance in self.schedule.outputs:
             self.elsewhere.update(self.sources[instance])
@@ -171,7 +179,7 @@ class _Replayer:
             seconds=tuple(self.seconds),
             step_s=sum(self.seconds),
             recompute_s=self.recompute_s,
-            stall_s=self.copies.stall_s,
+            stall_s=self.copies.stall_s + self.turning.stall_s,
             host_bytes=self.copies.most_bytes,
         )
 
@@ -227,6 +235,9 @@ class _Replayer:
         """A value put where it waits, or brought back; what comes back is a buffer of its own."""
         (read,), (write,) = step.reads, step.writes
         whole_bytes = self.graph.values[self.schedule.origin[write]].size_bytes
+        if isinstance(step.decision, Offload) and step.loop is not None:
+            self._send_turn(at, step) if not step.back else self._bring_turn(at, step)
+            return
         self._touch(at, self.sources[read])
         if isinstance(step.decision, Offload) and not step.back:
             self.leaving[write] = read
@@ -244,6 +255,42 @@ class _Replayer:
             if step.back:
                 moved_s += self.rates.exchange_s(whole_bytes - whole_bytes // parts)
             self.seconds[at] += self.turns.number(step) * moved_s
+
+    def _send_turn(self, at: int, step: Move) -> None:
+        """Puts a turn's value into its stack on the host; a turn ahead, the turn before hands it on."""
+        (read,), (write,), loop = step.reads, step.writes, step.loop
+        assert loop is not None, "turns are those of a loop"
+        value = self.schedule.origin[write]
+        size_bytes, begin, end = self.graph.values[value].size_bytes, self.turns.begin(loop), self.turns.end(loop)
+        self.sources[write] = {}
+        if self.sources[read] == {read: size_bytes} and read in self.births:
+            self.births[read] = begin if step.ahead else self.births[read]
+            self.deaths[read] = end
+        else:
+            self._touch(at, self.sources[read])
+            self.turns.slot(begin if step.ahead else at, end, size_bytes)
+            self.seconds[at] += self.turns.number(step) * self._kernel_s(2 * size_bytes, 0.0)
+        if step.ahead:
+            self.last_turn[write] = self.turns.slot(end, end, size_bytes)
+        self.copies.store(self.graph.held_bytes(value))
+        now_s = self.clock_s + self.seconds[at]
+        self.turning.send(write, loop, size_bytes, now_s=now_s, ahead=step.ahead)
+        self.seconds[at] += self.turning.wait_s(write, now_s=now_s)
+
+    def _bring_turn(self, at: int, step: Move) -> None:
+        """Takes a turn's value from its stack on the host; a turn ahead, for the turn that comes next."""
+        (read,), (write,), loop = step.reads, step.writes, step.loop
+        assert loop is not None, "turns are those of a loop"
+        value = self.schedule.origin[write]
+        size_bytes, begin, end = self.graph.values[value].size_bytes, self.turns.begin(loop), self.turns.end(loop)
+        self.size_bytes[write], self.sources[write] = size_bytes, {write: size_bytes}
+        self.births[write], self.deaths[write] = begin, end if step.ahead else at
+        if step.ahead:
+            self.last_turn[read].death = max(self.last_turn[read].death, begin - 1)
+            self.turns.slot(begin, end, size_bytes)
+            self.seconds[at] += self.turns.number(step) * self._kernel_s(2 * size_bytes, 0.0)
+        self.copies.store(-self.graph.held_bytes(value))
+        self.turning.bring(write, loop, size_bytes, ahead=step.ahead)
 
     def _hand_on(self, read: int, write: int, *, left: bool) -> None:
         """What is on the host passes a barrier under a new id; one that has left holds nothing here any more."""
@@ -382,6 +429,8 @@ class _Replayer:
                 self.deaths[source] = max(self.deaths[source], self.turns.until(at, source, self.size_bytes[source]))
             if source in self.copies:
                 self.seconds[at] += self.copies.wait(source, now_s=self.clock_s + self.seconds[at])
+            if source in self.turning:
+                self.seconds[at] += self.turning.wait_s(source, now_s=self.clock_s + self.seconds[at])
 
     def _guests(self) -> frozenset[int]:
         """Temporaries in the memory of results that take over no argument."""

@@ -37,6 +37,7 @@ class Turns:
       wanted: For each such buffer the first step of the loop that reads it first.
       copies: For each buffer that another loop reads, and that loop, the copy of a slice of its stack.
       stacks: For each buffer that the step stacks the instance of the stack.
+      slots: What turns of loops hold for each other.
     """
 
     def __init__(self, graph: Graph, steps: Sequence[Step]):
@@ -46,6 +47,7 @@ class Turns:
         self.wanted: dict[int, int] = {}
         self.copies: dict[tuple[int, int], Span] = {}
         self.stacks: dict[int, int] = {}
+        self.slots: list[Span] = []
         self._loop: dict[int, int | None] = {}
         self._first: dict[int, int] = {}
         self._last: dict[int, int] = {}
@@ -56,6 +58,19 @@ class Turns:
             for loop in graph.path(step.loop):
                 self._first.setdefault(loop, at)
                 self._last[loop] = at
+
+    def begin(self, loop: int) -> int:
+        """The first step of a loop."""
+        return self._first[loop]
+
+    def end(self, loop: int) -> int:
+        """The last step of a loop."""
+        return self._last[loop]
+
+    def slot(self, begin: int, end: int, size_bytes: int) -> Span:
+        """Memory for a value that a turn has of another one."""
+        self.slots.append(Span(birth=begin, death=end, size_bytes=size_bytes))
+        return self.slots[-1]
 
     def number(self, step: Step) -> int:
         """How often a step runs."""
@@ -112,7 +127,8 @@ class Turns:
         return True
 
     def spans(self) -> Iterator[Span]:
-        """All stacks that are no results, and copies of slices."""
+        """All stacks that are no results, copies of slices, and what turns hold for each other."""
+        yield from self.slots
         yield from (span for source, span in self.waiting.items() if source not in self.stacks)
         yield from self.copies.values()
 

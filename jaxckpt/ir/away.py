@@ -6,6 +6,9 @@ anything decided of layer l + k, or of a layer between: so each copy has k layer
 computes again it computes at once, so all of it is asked for when the first of it is. A value of the last k layers is
 not waited for: the backward comes too soon.
 
+In the body of a loop each turn moves its own value, and layers are turns: `is_ahead` says whether a turn moves that of
+the one before.
+
 Read after `plan`; `schedule` carries it out. Complexity: linear in decisions and their readers, times the layers that a
 copy may take.
 """
@@ -15,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from jaxckpt.ir.decision import Offload, Partition, Recompute
+from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Phase
 from jaxckpt.ir.plan import Plan
 
@@ -49,6 +52,9 @@ def away(graph: Graph, plan: Plan) -> Away:
     home = {v: _index(layers, graph, v) for v in plan.decisions}
     touched = first_touches(graph, plan)
     for value, decision in moved.items():
+        made = graph.producer[value]
+        if made is not None and graph.ops[made].loop is not None:
+            continue
         ahead = decision.ahead if isinstance(decision, Offload) else 0
         if isinstance(decision, Offload):
             left = home[value] + 1 + decision.behind
@@ -111,3 +117,47 @@ def _made_from(graph: Graph, op: int) -> Iterator[int]:
 def _index(starts: tuple[int, ...], graph: Graph, value: int) -> int:
     made = graph.producer[value]
     return max(0, bisect_right(starts, -1 if made is None else made) - 1)
+
+
+def is_ahead(graph: Graph, value: int, decision: Decision) -> bool:
+    """Whether the turns of a loop move a value a turn ahead: out in the next turn, back in the one before it is read.
+
+    The loop that reads the value must turn the other way, beside the one that makes it. Turn i of the one then sends
+    what turn i - 1 made, turn i of the other fetches the same for its next one, and the last turn's value stays on the
+    device, where it is wanted at once.
+
+    Args:
+      graph: The step.
+      value: What moves.
+      decision: How.
+    """
+    made = graph.producer[value]
+    if not isinstance(decision, Offload) or not decision.ahead or made is None:
+        return False
+    home = graph.ops[made].loop
+    return (
+        home is not None
+        and graph.loops[home].rolled
+        and all(_is_twin(graph, home, loop) for loop in _loops_reading(graph, value, home))
+    )
+
+
+def _is_twin(graph: Graph, home: int, loop: int | None) -> bool:
+    if loop is None:
+        return False
+    one, other = graph.loops[home], graph.loops[loop]
+    return (one.parent, one.length, one.reverse) == (other.parent, other.length, not other.reverse)
+
+
+def _loops_reading(graph: Graph, value: int, home: int) -> set[int | None]:
+    """The loops in whose bodies something late reads a value of another loop, or what that loop makes of it."""
+    found: set[int | None] = set()
+    seen, pending = {value}, [value]
+    while pending:
+        for op in (graph.ops[reader] for reader in graph.readers[pending.pop()]):
+            if op.phase is not Phase.FORWARD:
+                found.add(next((around for around in graph.path(op.loop) if _is_twin(graph, home, around)), op.loop))
+            elif op.loop == home:
+                pending.extend(v for v in op.writes if v not in seen)
+                seen.update(op.writes)
+    return found

@@ -33,6 +33,7 @@ class Loop:
       reverse: Whether it begins with the last slice.
       parent: The loop whose body it stands in, or None.
       rolled: Whether it is a loop for the compiler too; one of a single turn, or unrolled as a whole, is not.
+      unroll: How many of its turns stand one after the other in a turn of the compiler's loop.
     """
 
     id: int
@@ -40,3 +41,4 @@ class Loop:
     reverse: bool
     parent: int | None = None
     rolled: bool = True
+    unroll: int = 1

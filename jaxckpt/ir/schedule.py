@@ -41,14 +41,14 @@ from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from jaxckpt._errors import GraphError, UnsupportedDecisionError
-from jaxckpt.ir.away import away
+from jaxckpt.ir.away import away, is_ahead
 from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.light import light_roots
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.partition import settled_plan
 from jaxckpt.ir.plan import Plan
+from jaxckpt.ir.possible import refuse_impossible
 from jaxckpt.ir.steps import Barrier, Move, Run, Schedule, Step
 from jaxckpt.ir.sums import RunningSums
 from jaxckpt.ir.zeros import waits_of_zeros
@@ -74,8 +74,9 @@ def schedule(graph: Graph, plan: Plan) -> Schedule:
 
     Raises:
       GraphError: A value is dropped that an op with effects, or no forward op, makes.
-      UnsupportedDecisionError: A value in the body of an open loop is offloaded.
+      UnsupportedDecisionError: A value of a loop's body is offloaded that cannot wait in a stack on the host.
     """
+    refuse_impossible(graph, plan)
     return _Scheduler(graph, settled_plan(graph, plan)).run()
 
 
@@ -107,7 +108,9 @@ class _Scheduler:
         self.dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)} - self.slices
         self.away = away(graph, plan)
         self.in_turns = frozenset(v for v in self.away.values if self._loop_of(v) is not None)
+        self.ahead = frozenset(v for v in self.in_turns if is_ahead(graph, v, plan.decisions[v]))
         self.stored: dict[int, int] = {}
+        self.leaving: list[int] = []
         self.unheld: list[int] = []
         self.fetched: dict[int, int] = {}
         self.gathered: dict[tuple[int, int | None], int] = {}
@@ -117,7 +120,6 @@ class _Scheduler:
         self.spread: dict[int, bool] = {}
         self._outputs = frozenset(graph.outputs)
         self.kept = self._kept()
-        self._refuse_impossible()
         self.sums = RunningSums(graph)
         self.waits = waits_of_zeros(graph) if self.dropped else {}
         self.dropped_of: defaultdict[int, list[int]] = defaultdict(list)
@@ -133,9 +135,8 @@ class _Scheduler:
                 self._go_to(op.loop)
             if self.away.values:
                 self._leave(op.id)
-                for value in self.away.fetch_before.get(op.id, ()):
-                    if value not in self.in_turns:
-                        self._fetch(value, op.id)
+                for value in self.away.fetch_before.get(op.id, ()) if op.loop is None else ():
+                    self._fetch(value, op.id)
             if op.id in changed or self.away.values or op.id in self.waits:
                 reads = tuple(self._late(v, op.id) if late else self.env[v] for v in op.reads)
                 if self.dropped and op.primitive in _BEGINS_EARLY and op.phase is Phase.BACKWARD:
@@ -171,13 +172,13 @@ class _Scheduler:
         """Leaves bodies and enters others; what they want again of what stands further out is computed before."""
         for around in self.graph.path(loop):
             if around not in self.graph.path(self.loop):
-                if self.dropped:
+                if self.dropped or self.away.values:
                     self._prepare(around)
                 self.loop = around
         self.loop = loop
 
     def _prepare(self, loop: int) -> None:
-        """Computes again, before a loop begins, what is not there and stands further out than its body."""
+        """Brings back or computes again, before a loop begins, what is not there and stands further out."""
         graph, depth = self.graph, len(self.graph.path(loop))
         late = [op for op in graph.ops if op.phase is not Phase.FORWARD and loop in graph.path(op.loop)]
         self.loop = graph.loops[loop].parent
@@ -186,6 +187,8 @@ class _Scheduler:
         while pending:
             value = pending.pop()
             made = graph.producer[value]
+            if value in self.away.values and self._depth(value) < depth:
+                self._late(value, late[0].id)
             if value in wanted or made is None or not self._is_gone(value, loop):
                 continue
             wanted.add(value)
@@ -254,28 +257,6 @@ class _Scheduler:
                 kept.update(v for v in op.writes if self._read_late(v))
         return frozenset(kept - self.dropped)
 
-    def _refuse_impossible(self) -> None:
-        ops = self.graph.ops
-        for value in sorted(self.away.values):
-            if self._loop_of(value) is not None and isinstance(self.plan.decisions[value], Offload):
-                raise UnsupportedDecisionError(
-                    f"schedule: value {value} cannot wait elsewhere.",
-                    got=f"{type(self.plan.decisions[value]).__name__} for {self.graph.values[value]} in a loop's body",
-                    needed="Save, Recompute or Partition for what a loop makes in every turn",
-                    advice="save it, or recompute it",
-                )
-        for value in sorted(self.dropped):
-            op = self.graph.producer[value]
-            if op is None or ops[op].phase is not Phase.FORWARD or ops[op].effects:
-                raise GraphError(
-                    f"schedule: value {value} cannot be computed again.",
-                    got=f"Recompute for {self.graph.values[value]}"
-                    + ("" if op is None else f", written by `{ops[op].primitive}` in {ops[op].scope or '/'}"),
-                    needed="a value that a forward op without effects makes",
-                    advice="leave it out of the plan, or save it",
-                    value=value,
-                )
-
     def _pin(self, value: int) -> None:
         pinned = self._instance(value)
         self.steps.append(Barrier(reads=(self.env[value],), writes=(pinned,), loop=self.loop))
@@ -294,15 +275,25 @@ class _Scheduler:
         moved = self._instance(value)
         decision = self.plan.decisions[value]
         assert isinstance(decision, Offload | Partition), "only these are away"
-        self.steps.append(Move(reads=(instance,), writes=(moved,), decision=decision, back=back, loop=self.loop))
+        self.steps.append(
+            Move(
+                reads=(instance,),
+                writes=(moved,),
+                decision=decision,
+                back=back,
+                loop=self.loop,
+                ahead=value in self.ahead,
+            )
+        )
         return moved
 
     def _leave(self, op: int) -> None:
         """Holds the forward pass until the copies that must be done before an op are."""
-        leaving = self.away.leave_before.get(op, ())
-        front = self.graph.forward_fronts[op] if leaving else None
+        self.leaving.extend(self.away.leave_before.get(op, ()))
+        front = self.graph.forward_fronts[op] if self.leaving and self.loop is None else None
         if front is None:
             return
+        leaving, self.leaving = self.leaving, []
         reads = (self.env[front], *(self.stored[v] for v in leaving))
         writes = tuple(map(self._instance, (front, *leaving)))
         self.steps.append(Barrier(reads=reads, writes=writes, why="leave"))
@@ -323,7 +314,8 @@ class _Scheduler:
 
     def _gathered(self, value: int, reader: int) -> int:
         """A value of a turn, whole again; in another loop's body nothing has to wait for that (rule 7)."""
-        where = value, self.loop
+        path = self.graph.path(self.loop)
+        where = next(((value, around) for around in path if (value, around) in self.gathered), (value, self.loop))
         if where not in self.gathered:
             held = self.stored[value]
             if self.loop == self._loop_of(value):

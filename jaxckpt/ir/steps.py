@@ -59,6 +59,7 @@ class Move:
       decision: Where and how it waits.
       back: Whether it comes back.
       loop: The open loop in whose body; a shard of what a turn makes waits in a stack, and is gathered in each turn.
+      ahead: Whether a turn moves what the one before it made, or what the next one reads.
     """
 
     reads: tuple[int, ...]
@@ -66,6 +67,7 @@ class Move:
     decision: Offload | Partition
     back: bool = False
     loop: int | None = None
+    ahead: bool = False
 
 
 Step = Run | Barrier | Move

@@ -143,7 +143,7 @@ class _Writer:
         eqn = move_eqn(step, self._variables[read], whole, self._traced.mesh, split)
         stack = beside.source_info.name_stack.extend(OWN).extend("fetch" if step.back else "leave")
         made = eqn.replace(source_info=beside.source_info.replace(name_stack=stack), ctx=beside.ctx)
-        self.eqns.append(Equation(made, loop=step.loop))
+        self.eqns.append(Equation(made, loop=step.loop, ahead=step.ahead))
         self._variables[write] = made.outvars[0]
 
     def results(self) -> list[Any]:

@@ -5,6 +5,11 @@ that it goes through, and what another loop made in the same turn is stacked the
 is what `loop_end` and `loop_stack` read, and what other loops read of it. Variables keep their names on both sides of
 a body's border.
 
+An equation that runs a turn ahead (`Equation.ahead`) makes a carry: of what it reads, where the body makes that, so
+that a turn reads what the one before made, zeros in the first; else of what it gives, so that a turn gives it to the
+next. Two such loops that turn opposite ways meet in the same places of a stack, but for what the last turn of the one
+has made: the first turn of the other gets that itself.
+
 Read after `loops`. Complexity: linear in equations times the depth of loops.
 """
 
@@ -13,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+import jax
 import jax.extend.core as jex
 
 from jaxckpt import _compat
@@ -61,6 +67,7 @@ class _Scan:
       slices: Variables of slices, each with its array.
       following: For each place of the carry what a turn hands on.
       last: For each place what the last turn handed on.
+      zeros: Equations that make what the first turn gets where there was no turn before; they stand before the loop.
       stacks: What is stacked, each with the variable of the stack.
     """
 
@@ -71,6 +78,15 @@ class _Scan:
     following: Sequence[Atom] = ()
     last: Sequence[Any] = ()
     stacks: list[tuple[Atom, Any]] = field(default_factory=list)
+    zeros: list[Any] = field(default_factory=list)
+
+    def turn(self, *, first: Atom, carried: Any, following: Atom) -> Any:
+        """Adds a place to the carry; what the last turn handed on."""
+        place = max(self.carried, default=-1) + 1
+        self.first[place], self.carried[place] = first, carried
+        last = jex.Var(carried.aval)
+        self.following, self.last = (*self.following, following), (*self.last, last)
+        return last
 
 
 class _Closer:
@@ -85,6 +101,8 @@ class _Closer:
                 self._note_stack(equation.eqn)
         for equation in equations:
             self._connect(equation)
+        self._last: dict[Any, Any] = {}
+        self._turned = {id(e.eqn): self._ahead(e) for e in equations if e.ahead}
 
     def _path(self, equation: Equation) -> tuple[int, ...]:
         return () if equation.loop is None else self._paths[equation.loop]
@@ -135,6 +153,23 @@ class _Closer:
         self._scans[path[-1]].slices[variable] = stack
         self._show(stack, path[:-1])
 
+    def _ahead(self, equation: Equation) -> Any:
+        """The equation as it runs a turn later than what it reads, or a turn earlier than what reads it."""
+        (read,), (made,) = equation.eqn.invars, equation.eqn.outvars
+        assert equation.loop is not None, "turns are those of a loop"
+        scan, path = self._scans[equation.loop], self._path(equation)
+        if self._home[read] == path:
+            zeros = _zeros(read.aval, equation.eqn)
+            before = jex.Var(read.aval)
+            scan.zeros.append(zeros)
+            self._last[made] = scan.turn(first=zeros.outvars[0], carried=before, following=read)
+            self._home.update({self._last[made]: path[:-1], zeros.outvars[0]: path[:-1]})
+            return equation.eqn.replace(invars=[before])
+        following = jex.Var(made.aval)
+        self._show(self._last[read], path[:-1])
+        scan.turn(first=self._last[read], carried=made, following=following)
+        return equation.eqn.replace(outvars=[following])
+
     def level(self, equations: Sequence[Equation], depth: int) -> Iterator[Any]:
         """The equations of one level: those of deeper ones are in scans."""
 
@@ -144,11 +179,14 @@ class _Closer:
 
         for loop, group in groupby(equations, deeper):
             if loop is not None:
+                around = self._loops[loop].parent
+                yield from (self._within(eqn, around) for eqn in self._scans[loop].zeros)
                 yield self._scan(loop, list(group), depth)
                 continue
             for equation in group:
                 if not is_ours(equation.eqn):
-                    yield self._within(equation.eqn, None if not depth else self._path(equation)[depth - 1])
+                    eqn = self._turned[id(equation.eqn)] if equation.ahead else equation.eqn
+                    yield self._within(eqn, None if not depth else self._path(equation)[depth - 1])
 
     def _within(self, eqn: Any, loop: int | None) -> Any:
         """An equation as it stands in a body: its name stack begins there."""
@@ -181,3 +219,11 @@ class _Closer:
             params=_compat.scan_params(template.params, JAXPRS[1](jaxpr, ()), *sizes),
         )
         return self._within(eqn, self._loops[loop].parent)
+
+
+def _zeros(aval: Any, beside: Any) -> Any:
+    """The equation of zeros of some type, named like another equation."""
+    sharding = None if aval.sharding.mesh.empty else aval.sharding
+    closed = jax.make_jaxpr(lambda: jax.lax.full(aval.shape, 0, aval.dtype, sharding=sharding))()
+    (eqn,) = getattr(closed, "jaxpr", closed).eqns
+    return eqn.replace(outvars=[jex.Var(aval)], source_info=beside.source_info, ctx=beside.ctx)

@@ -77,9 +77,14 @@ def graph_of(
 
 def _loop(number: int, loop: OpenLoop) -> Loop:
     params = loop.eqn.params
-    length, unroll = params["length"], params.get("unroll", 1)
+    length, unroll = params["length"], max(1, int(params.get("unroll", 1)))
     return Loop(
-        id=number, length=length, reverse=params["reverse"], parent=loop.parent, rolled=length > max(1, int(unroll))
+        id=number,
+        length=length,
+        reverse=params["reverse"],
+        parent=loop.parent,
+        rolled=length > unroll,
+        unroll=unroll,
     )
 
 

@@ -25,11 +25,14 @@ class Equation:
       eqn: JAX's equation.
       again: Whether it is part of what the user's `jax.checkpoint` computes again.
       loop: The innermost open loop whose body it stands in, or None.
+      ahead: Whether it is run a turn later than what it reads, where that is made in the same body, or else a turn
+        earlier than what reads it; see `close`.
     """
 
     eqn: Any
     again: bool = False
     loop: int | None = None
+    ahead: bool = False
 
     def variables(self) -> Iterator[Any]:
         """The variables that it reads, in operand order, literals left out."""
