@@ -10,10 +10,12 @@ from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.cli.console import Shell, print_error
 from jaxckpt.cli.reference import load_step
 from jaxckpt.fit import Plan, Planner, require_folder
+from jaxckpt.fit.allowed import checked_allow
 from jaxckpt.report import plan_report, print_report
 from jaxckpt.solve import STRATEGIES, named_strategy
 
 _STRATEGIES = f"{', '.join(STRATEGIES)}; some take an option: every:4, mincut:ilp. See docs/strategies.md."
+_ALLOW = 'What may happen to residuals besides being saved, separated by commas: "recompute", "recompute,offload".'
 
 
 def plan(
@@ -22,11 +24,13 @@ def plan(
     target: Annotated[str, typer.Option(help="The machine to compile for; see jaxckpt targets.")] = "h200",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan (TOML).")] = None,
     strategy: Annotated[str, typer.Option(help=_STRATEGIES)] = "optimal",
+    allow: Annotated[str, typer.Option(help=_ALLOW)] = "recompute",
     max_compiles: Annotated[int, typer.Option(min=1, help="At most so many compiles a budget.")] = 4,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Fit a training step into a budget of memory."""
     named_strategy(strategy)
+    allowed = checked_allow(tuple(word.strip() for word in allow.split(",") if word.strip()))
     _refuse_early(reference, budget, output)
     shell = Shell(json=json)
     plans: list[Plan] = []
@@ -37,6 +41,7 @@ def plan(
             referred.step,
             *referred.args,
             target=target,
+            allow=allowed,
             max_compiles=max_compiles,
             progress=say,
             **referred.options,

@@ -161,6 +161,24 @@ def test_a_budget_that_cannot_be_met_does_not_hide_the_others(train, capfd):
 
 
 @needs_compiler
+@pytest.mark.parametrize(
+    ("words", "allow"),
+    [((), ("recompute",)), (("--allow", "recompute,offload"), ("recompute", "offload"))],
+)
+def test_the_planner_may_do_what_is_allowed(train, monkeypatch, words, allow):
+    planners = []
+
+    class Noted(jaxckpt.Planner):
+        def plan(self, **asked):
+            planners.append(self)
+            return super().plan(**asked)
+
+    monkeypatch.setattr(sys.modules["jaxckpt.cli.plan"], "Planner", Noted)
+    assert shell("plan", f"{train}:make_step", "--budget", "12MiB", "--json", *words).exit_code == 0
+    assert [planner.allow for planner in planners] == [allow]
+
+
+@needs_compiler
 def test_a_share_of_the_unplanned_footprint_is_a_budget(train):
     shown = shell("plan", f"{train}:make_step", "--budget", "0.9", "--json", "--strategy", "full")
     (made,) = json.loads(shown.stdout)["plans"]
@@ -172,10 +190,12 @@ def test_a_share_of_the_unplanned_footprint_is_a_budget(train):
     [
         ("--budget", "6 apples"),
         ("--budget", "1GiB", "--budget", "6 apples"),
+        ("--budget", "1GiB", "--allow", "recompute,partition"),
+        ("--budget", "1GiB", "--allow", "offload"),
         ("--budget", "1GiB", "--budget", "2GiB", "-o", "plan.toml"),
         ("--budget", "1GiB", "-o", "no/plan.toml"),
     ],
-    ids=["no budget", "no second budget", "two budgets, one file", "no folder"],
+    ids=["no budget", "no second budget", "no such word", "no recomputation", "two budgets, one file", "no folder"],
 )
 def test_what_is_wrong_with_the_words_is_said_before_the_users_code_is_loaded(train, words, capfd):
     assert exit_code("plan", "no_such_module:make_step", *words) == 2
