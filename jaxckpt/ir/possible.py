@@ -76,6 +76,11 @@ def why_not_on_host(graph: Graph, value: int) -> str | None:
     return None
 
 
+def of_turns(graph: Graph) -> frozenset[int]:
+    """The values that the turns of loops make."""
+    return frozenset(v for op in graph.ops if op.loop is not None for v in op.writes)
+
+
 def _stacking(graph: Graph, path: tuple[int, ...]) -> Iterator[Loop]:
     """The loops around a value whose turns it waits for, outermost first."""
     for loop in (graph.loops[around] for around in path):

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from jaxckpt.cost import Replay
-from jaxckpt.ir import Excerpt, Phase, Plan, Run, Save, excerpt
+from jaxckpt.ir import Excerpt, Offload, Phase, Plan, Run, Save, excerpt
+from jaxckpt.ir.possible import of_turns, why_not_on_host
 from jaxckpt.solve.labels import Labels, label
 from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import Stages, boundaries, members, stage_index
@@ -28,7 +29,7 @@ class Alone:
       ops: Its own ops of the forward pass.
       saved: Its boundary: what is kept whatever the stage's option.
       chained: How many ops of the excerpt come from earlier stages.
-      replayed: What was asked before, by what is kept and what is untouched.
+      replayed: What was asked before, by what is kept, what is untouched and what is away.
     """
 
     problem: Problem
@@ -36,7 +37,7 @@ class Alone:
     ops: tuple[int, ...]
     saved: frozenset[int]
     chained: int
-    replayed: dict[tuple[frozenset[int], frozenset[int]], Replay] = field(default_factory=dict)
+    replayed: dict[tuple[frozenset[int], ...], Replay] = field(default_factory=dict)
 
     @cached_property
     def key(self) -> tuple[object, ...]:
@@ -59,17 +60,31 @@ class Alone:
             must={position[v]: decision for v, decision in must.items() if v in position},
         )
 
-    def replay(self, kept: Collection[int], untouched: Collection[int] = ()) -> Replay:
-        """What the stage takes if it keeps some values besides its boundary; ids are those of the whole step."""
+    def turning(self, away: Collection[int]) -> frozenset[int]:
+        """Positions of those of some values that wait on the host while the stage is at work: what turns make."""
+        if not away:
+            return frozenset()
+        graph, position = self.excerpt.graph, self.excerpt.position
+        inside = frozenset(position[v] for v in away if v in position) & of_turns(graph)
+        return frozenset(v for v in inside if v >= self.excerpt.given and why_not_on_host(graph, v) is None)
+
+    def replay(self, kept: Collection[int], untouched: Collection[int] = (), away: Collection[int] = ()) -> Replay:
+        """What the stage takes if it keeps some values besides its boundary; ids are those of the whole step.
+
+        Of those that are away, what loops' turns make is on the host, the rest still on the device.
+        """
         position = self.excerpt.position
         saved = frozenset(position[v] for v in (*kept, *self.saved) if v in position)
         free = frozenset(position[v] for v in untouched if v in position)
-        if (saved, free) not in self.replayed:
+        turning = self.turning(away)
+        asked = saved, free, turning
+        if asked not in self.replayed:
             decisions = decisions_saving(self.own, saved, free)
             decisions.update((v, decisions.get(v, Save())) for v in range(self.excerpt.given))
+            decisions.update(dict.fromkeys(turning, Offload(prefetch=0)))
             stages = (0, self.excerpt.first + self.chained)
-            self.replayed[saved, free] = self.own.replay(Plan(fingerprint="", decisions=decisions, stages=stages))
-        return self.replayed[saved, free]
+            self.replayed[asked] = self.own.replay(Plan(fingerprint="", decisions=decisions, stages=stages))
+        return self.replayed[asked]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

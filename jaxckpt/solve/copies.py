@@ -7,7 +7,7 @@ link carries in time, waiting longer helps nobody: no copy gets more than a quar
 flight is on the device. What is made too late in the forward pass has until its end.
 
 What a loop's turns make has the turn itself to hide behind, or is moved a turn ahead, which takes a slice more on the
-device: that is chosen where it makes the step faster, by the model, and its peak no higher.
+device: that is chosen where it makes the step faster, by the model, and its peak no higher, or within a budget.
 
 The layers are a model's blocks, and the end of the forward pass where little is alive there: the loss's own logits then
 need not stand beside copies that have not left. Read after `full`.
@@ -32,7 +32,13 @@ _MOST_LAYERS = 4
 
 
 def timed(
-    problem: Problem, decisions: Mapping[int, Decision], stages: Stages, blocks: Stages, *, queued: bool = False
+    problem: Problem,
+    decisions: Mapping[int, Decision],
+    stages: Stages,
+    blocks: Stages,
+    *,
+    queued: bool = False,
+    limit_bytes: int | None = None,
 ) -> Plan:
     """A plan whose copies have as much time as they need.
 
@@ -43,12 +49,13 @@ def timed(
       blocks: The ids of the ops at which layers begin.
       queued: Whether each copy has time for those before it on the link too, however many layers that is: for plans
         that ask no more of the link than it carries. Else each copy has the time that it takes alone.
+      limit_bytes: What temporaries may take, where a turn ahead is faster; None: no more than without.
 
     Returns:
       The plan, without a prediction: each `Offload` says how many layers its copies may take.
     """
     plan = Plan(fingerprint=problem.graph.fingerprint, decisions=decisions, stages=stages)
-    plan = _turned(problem, plan)
+    plan = _turned(problem, plan, limit_bytes or 0)
     moved = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and not _is_of_turn(problem.graph, v)}
     if not moved:
         return plan
@@ -65,7 +72,7 @@ def _is_of_turn(graph: Graph, value: int) -> bool:
     return made is not None and graph.ops[made].loop is not None
 
 
-def _turned(problem: Problem, plan: Plan) -> Plan:
+def _turned(problem: Problem, plan: Plan, limit_bytes: int) -> Plan:
     """The plan with all said of values that loops' turns make: whether they are moved a turn ahead."""
     graph = problem.graph
     turned = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and _is_of_turn(graph, v)}
@@ -82,7 +89,7 @@ def _turned(problem: Problem, plan: Plan) -> Plan:
             continue
         other = replace(plan, decisions={**plan.decisions, value: ahead})
         replayed = problem.replay(other)
-        if replayed.step_s < best.step_s and replayed.peak_bytes <= best.peak_bytes:
+        if replayed.step_s < best.step_s and replayed.peak_bytes <= max(best.peak_bytes, limit_bytes):
             plan, best = other, replayed
     return plan
 

@@ -14,6 +14,9 @@ b_s (stages 0 to n-1, the backward runs from n-1 down), no order of copies delay
 or by less than nothing, and copies in the order of the stages delay it by no more: the busy period of a queue. Both are
 linear in the options, so the composition minimises them together with recomputation.
 
+What the turns of a loop make is copied while the loop itself turns: that is no matter of other stages, and what it
+delays is seen where the stage is tried by itself (`windows`).
+
 Read after `options`; `compose` takes it.
 """
 
@@ -23,6 +26,7 @@ from itertools import accumulate
 from operator import le
 
 from jaxckpt.ir import Phase, Run
+from jaxckpt.ir.possible import of_turns, why_not_on_host
 from jaxckpt.solve.alone import Cut
 from jaxckpt.solve.options import Option
 from jaxckpt.solve.problem import Problem
@@ -132,9 +136,8 @@ def link_of(cut: Cut, options: Sequence[Sequence[Option]]) -> Link:
     for step, seconds, (_, stage) in zip(cut.nothing.steps, cut.nothing.seconds, cut.labels.of_steps, strict=True):
         is_forward = isinstance(step, Run) and not step.again and problem.graph.ops[step.op].phase is Phase.FORWARD
         (forward_s if is_forward else backward_s)[stage] += seconds
-    bandwidth = problem.rates.host_bandwidth_bytes_per_s
     return Link(
-        copy_s=tuple(tuple(option.away_bytes / bandwidth for option in own) for own in options),
+        copy_s=tuple(tuple(_copy_s(problem, option) for option in own) for own in options),
         host_bytes=tuple(tuple(option.away_bytes for option in own) for own in options),
         forward_s=tuple(forward_s),
         backward_s=tuple(backward_s),
@@ -142,13 +145,21 @@ def link_of(cut: Cut, options: Sequence[Sequence[Option]]) -> Link:
     )
 
 
+def _copy_s(problem: Problem, option: Option) -> float:
+    """Seconds of an option's copies outside of loops, one way."""
+    outside = option.away - of_turns(problem.graph)
+    return sum(map(problem.graph.held_bytes, outside)) / problem.rates.host_bandwidth_bytes_per_s
+
+
 def _leaving(problem: Problem, before: int | None) -> Callable[[int], bool]:
-    """Whether a value can wait on the host: a large one of which no policy says otherwise, made outside of loops."""
+    """Whether a value can wait on the host: a large one of which no policy says otherwise, of loops where XLA can."""
     graph = problem.graph
 
     def may_leave(value: int) -> bool:
         made = graph.producer[value]
-        if made is None or graph.ops[made].loop is not None or (before is not None and made >= before):
+        if made is None or (before is not None and made >= before) or why_not_on_host(graph, value) is not None:
+            return False
+        if graph.ops[made].loop is not None and not problem.may_offload_turns:
             return False
         return value not in problem.must and graph.values[value].size_bytes >= problem.offloading.min_bytes
 

@@ -160,7 +160,7 @@ class OptimalSolver:
             chosen = compose(options, seen, budget_bytes=limit_bytes, link=link)
             if chosen is None:
                 break
-            plan = self._plan(staged, chosen)
+            plan = self._plan(staged, chosen, budget_bytes)
             if budget_bytes is None:
                 return plan
             misjudged_bytes = plan.predicted.temp_bytes - seen.peak_bytes(options, chosen)
@@ -190,7 +190,7 @@ class OptimalSolver:
         assert chosen is not None, "without a limit there is always a combination"
         return self._plan(staged, chosen)
 
-    def _plan(self, staged: _Staged, chosen: Sequence[int]) -> Plan:
+    def _plan(self, staged: _Staged, chosen: Sequence[int], budget_bytes: int | None = None) -> Plan:
         stages, options, *_ = staged
         taken = [stage[k] for stage, k in zip(options, chosen, strict=True)]
         saved = boundaries(self.problem, stages).union(*(option.saved for option in taken))
@@ -199,7 +199,7 @@ class OptimalSolver:
         if not away:
             return decide(self.problem, saved, stages, "optimal", untouched)
         decisions = decisions_saving(self.problem, saved, untouched) | dict.fromkeys(away, Offload())
-        there = timed(self.problem, decisions, stages, self._layers, queued=True)
+        there = timed(self.problem, decisions, stages, self._layers, queued=True, limit_bytes=budget_bytes)
         return self.problem.plan(there.decisions, stages, "optimal", layers=there.layers)
 
     @cached_property

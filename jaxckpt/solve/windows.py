@@ -76,7 +76,7 @@ class Changes:
 
 
 Tried = dict[tuple[object, ...], Changes]
-"""By `Alone.key` and how many options the stage has."""
+"""By `Alone.key`, how many options the stage has, and what of each its turns send to the host."""
 
 
 def look(cut: Cut, options: Sequence[Sequence[Option]], tried: Tried | None = None) -> Seen:
@@ -96,7 +96,7 @@ def look(cut: Cut, options: Sequence[Sequence[Option]], tried: Tried | None = No
         seconds[label[1]] += cut.nothing.seconds[i]
     changes = []
     for alone, own in zip(cut.alone, options, strict=True):
-        key = alone.key, len(own)
+        key = alone.key, len(own), *(alone.turning(option.away) for option in own)
         if key not in tried:
             tried[key] = _changes(alone, own)
         changes.append(tried[key])
@@ -120,7 +120,8 @@ def _changes(stage: Alone, options: Sequence[Option]) -> Changes:
     for step in nothing.steps:
         if isinstance(step, Run):
             place.setdefault((step.op, step.again), len(place))
-    replays = [stage.replay(option.saved, option.untouched) for option in options]  # what is away is there meanwhile
+    # What is away is there while the stage is at work, but for what loops' turns make.
+    replays = [stage.replay(option.saved, option.untouched, option.away) for option in options]
     rows = np.stack([_live_bytes(replayed, place) for replayed in replays])
     return Changes(
         place=place,

@@ -1,7 +1,10 @@
 """Values that the optimum sends to the host: never slower for it, within the host's bytes, and a link that queues."""
 
+import functools
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +14,8 @@ from jaxckpt.ir import Offload
 from jaxckpt.solve import Offloading, OptimalSolver, Problem
 from jaxckpt.solve.hosted import Link, companions
 from jaxckpt.solve.options import Option
+from jaxckpt.target import Target
+from jaxckpt.trace import trace_step
 from tests.graphs import RATES, chain
 
 BYTES = 2**22
@@ -117,3 +122,56 @@ def test_an_option_has_companions_that_keep_the_same_with_less_on_the_device():
     assert [len(each.away) for each in found] == [1, 3, 1, 2, 4]
     assert {each.saved for each in found} == {option.saved}
     assert all(each.saved_bytes + each.away_bytes == option.saved_bytes for each in found)
+
+
+### Loops
+
+
+def scanned(weights, x, inner=0):
+    def turn(y, each):
+        if inner:
+            y, _ = jax.lax.scan(lambda y, _: (jnp.sin(y @ each[0]) @ each[1], None), y, None, length=inner)
+            return y, None
+        wide = jnp.sin(y @ each[0])
+        return y + (wide * jnp.tanh(wide)) @ each[1], None
+
+    return jax.value_and_grad(lambda weights: (jax.lax.scan(turn, x, weights)[0] ** 2).mean())(weights)
+
+
+def looped(*, bandwidth=400e9, may_offload=True, may_offload_turns=True, **options):
+    described = [(8, 4096, 16384), (8, 16384, 4096), (8192, 4096)]
+    up, down, x = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in described)
+    asked = Offloading(bandwidth_bytes_per_s=bandwidth)
+    return Problem(
+        graph=trace_step(functools.partial(scanned, **options), (up, down), x).graph,
+        rates=asked.rates(Target("h200").rates),
+        offloading=asked,
+        may_offload=may_offload,
+        may_offload_turns=may_offload_turns,
+    )
+
+
+def in_loops(asked, plan):
+    return [v for v in away(plan) if asked.graph.ops[asked.graph.producer[v]].loop is not None]
+
+
+BUDGET = 2864 * 2**20
+"""For temporaries: too little for a stack of the widest values, enough for two slices of it."""
+
+
+def test_what_turns_make_goes_to_the_host_where_the_link_is_fast_enough_and_is_faster_for_it():
+    asked = looped()
+    alone, hosted = (OptimalSolver(replace(asked, may_offload=may)).solve(BUDGET) for may in (False, True))
+    assert not away(alone)
+    assert in_loops(asked, hosted)
+    assert hosted.predicted.temp_bytes <= BUDGET
+    assert hosted.predicted.step_s < 0.95 * alone.predicted.step_s
+    assert hosted.predicted.host_bytes == 8 * 8192 * 16384 * 2
+    slow = looped(bandwidth=1e9)
+    assert not in_loops(slow, OptimalSolver(slow).solve(BUDGET))
+
+
+@pytest.mark.parametrize("options", [{"may_offload_turns": False}, {"inner": 2}])
+def test_planners_choose_otherwise_where_the_compiler_fails_on_it(options):
+    asked = looped(**options)
+    assert not in_loops(asked, OptimalSolver(asked).solve(BUDGET))
