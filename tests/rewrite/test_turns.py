@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import jaxckpt
 from jaxckpt import Planner, Policy, UnsupportedDecisionError
@@ -267,3 +267,24 @@ def test_steps_that_run_on_such_a_compiler_are_refused_when_called(monkeypatch):
         jaxckpt.apply(scanned, keeping(Offload()))(*arguments())
     jaxckpt.apply(scanned, keeping(Save()))(*arguments())
     jaxckpt.apply(one_after_the_other, keeping(Offload()))(*arguments())
+
+
+### On meshes
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+@pytest.mark.parametrize("kinds", [("Auto", "Auto"), ("Explicit", "Explicit"), ("Auto", "Explicit")])
+def test_stacks_of_shards_go_to_the_host_too(kinds, prefetch):
+    if jax.device_count() < 8:
+        pytest.skip("fewer than eight devices")
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=tuple(getattr(AxisType, kind) for kind in kinds))
+    with jax.set_mesh(mesh):
+        weights, x = arguments()
+        args = (
+            jax.device_put(weights, NamedSharding(mesh, PartitionSpec())),
+            jax.device_put(x, NamedSharding(mesh, PartitionSpec("data"))),
+        )
+        planned = jax.jit(jaxckpt.apply(scanned, keeping(Offload(prefetch=prefetch))))
+        for one, other in zip(jax.tree.leaves(jax.jit(scanned)(*args)), jax.tree.leaves(planned(*args)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        assert any("host" in str(e.outvars[0].aval) for e in walk(jax.make_jaxpr(planned)(*args)))
