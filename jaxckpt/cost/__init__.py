@@ -1,8 +1,9 @@
 """What a step takes in bytes and seconds on a target, before any compiler is asked; plain Python, no jax.
 
 Read in this order: `rates` (what a device can do), `rows`, `orders`, `strides` and `fusion` (which values a compiler
-really writes to memory), `price` (the arithmetic of each op), `copies` (between device and host, beside the kernels), `replay` (bytes
-alive after every step of a schedule, and the seconds that it takes).
+really writes to memory), `price` (the arithmetic of each op), `copies` (between device and host, beside the kernels),
+`turns` (what loops add) and `turning` (copies in their bodies), `replay` (bytes alive after every step of a schedule,
+and the seconds that it takes).
 """
 
 from jaxckpt.cost.copies import Copies

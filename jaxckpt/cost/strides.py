@@ -10,6 +10,7 @@ Read after `jaxckpt.ir`. Complexity: linear in ops.
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from jaxckpt.ir import Graph, Kind, Op
 
@@ -102,7 +103,7 @@ def _reshaped(steps: Steps, shape: tuple[int, ...]) -> Steps | None:
 def _is_one_step(axes: list[tuple[int, int]]) -> bool:
     """Whether axes follow one another in memory, the last one closest."""
     real = [axis for axis in axes if axis[0] > 1]
-    return all(outer[1] == inner[0] * inner[1] for outer, inner in zip(real, real[1:], strict=False))
+    return all(outer[1] == inner[0] * inner[1] for outer, inner in pairwise(real))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ The rules, which are those of `jax.checkpoint` seen from the joint graph:
    it. A copy to the host is held in the forward pass (behind the front of the forward when it must be done). It starts
    back behind the front of the backward and behind all that the backward has finished so far: a compiler that hides
    copies would otherwise put off weight gradients, and keep what they read. Late readers and copies read what came
-   back.
+   back. In the body of a loop each turn moves its own value, or the one of the turn before.
 7. What stands in the body of an open loop is computed again where its reader stands, in the same turn: in the body of
    the backward loop, or in the same body. What it starts from has waited for all turns. What stands further out is
    computed again before the loop begins that asks for it. A slice of an array that is there is never kept: the other
