@@ -132,7 +132,7 @@ def is_ahead(graph: Graph, value: int, decision: Decision) -> bool:
       decision: How.
     """
     made = graph.producer[value]
-    if not isinstance(decision, Offload) or not decision.ahead or made is None:
+    if not isinstance(decision, Offload) or not decision.prefetch or made is None:
         return False
     home = graph.ops[made].loop
     return (

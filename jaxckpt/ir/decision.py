@@ -25,7 +25,8 @@ class Offload:
       space: The memory space, as JAX names it.
       prefetch: How many layers of the backward pass the copy back may take: it starts so many layers before the one
         that reads the value. None: chosen from bandwidths, or one where nobody chooses. In the body of a loop 0 copies
-        within the turn; more copies while the turn before is at work, and out while the next one is.
+        within the turn, as None does where nobody chooses; more copies while the turn before is at work, and out while
+        the next one is.
       leave: How many layers of the forward pass, after its own, the copy out may take. None: as `prefetch`. It means
         nothing in the body of a loop.
     """

@@ -1,9 +1,13 @@
 """Values that wait elsewhere: when they leave, when they come back, and that nobody reads what is gone."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxckpt.ir import Barrier, Move, Offload, Phase, Plan, Recompute, Run, schedule
+from jaxckpt.ir import Barrier, Loop, Move, Offload, Phase, Plan, Recompute, Run, Save, schedule
+from jaxckpt.ir.away import is_ahead
+from jaxckpt.ir.possible import why_not_on_host
 from tests.graphs import chain, graphs
 from tests.ir.test_schedule import droppable
 
@@ -109,3 +113,48 @@ def test_a_value_leaves_once_and_comes_back_at_most_once(planned):
     assert len(out) == len(set(out))
     assert len(back) == len(set(back))
     assert set(back) <= set(out)
+
+
+### In the bodies of loops
+
+
+def looped(*, turns=(5, 5), reverse=True, parents=(None, None), unroll=1):
+    """A chain whose forward ops are the body of one loop (2), and its backward that of another (3)."""
+    graph = chain(4)
+    loops = (
+        Loop(id=0, length=3, reverse=False),
+        Loop(id=1, length=3, reverse=True),
+        Loop(id=2, length=turns[0], reverse=False, parent=parents[0], unroll=unroll),
+        Loop(id=3, length=turns[1], reverse=reverse, parent=parents[1]),
+    )
+    ops = tuple(replace(op, loop=3 if op.phase is Phase.BACKWARD else 2) for op in graph.ops)
+    return replace(graph, ops=ops, loops=loops)
+
+
+def test_each_turn_moves_its_own_value_and_no_layer_is_waited_for():
+    graph = looped()
+    laid_out = schedule(graph, plan_of(graph, {2: Offload(prefetch=0)}, stages=[0]))
+    assert [line for line in told(laid_out) if not line[0].isdigit()] == ["out 2", "back 2"]
+    moves = [step for step in laid_out.steps if isinstance(step, Move)]
+    assert [(move.loop, move.ahead) for move in moves] == [(2, False), (3, False)]
+
+
+def test_a_turn_ahead_needs_a_loop_beside_it_that_turns_the_other_way():
+    ahead = Offload(prefetch=1)
+    assert is_ahead(looped(), 2, ahead)
+    for decision in (Offload(prefetch=0), Offload(), Save()):
+        assert not is_ahead(looped(), 2, decision)
+    assert not is_ahead(looped(reverse=False), 2, ahead)
+    assert not is_ahead(looped(turns=(5, 4)), 2, ahead)
+    assert not is_ahead(looped(parents=(None, 1)), 2, ahead)
+    assert not is_ahead(chain(4), 2, ahead)
+
+
+def test_only_one_stack_can_be_on_the_host():
+    assert why_not_on_host(chain(4), 2) is None
+    assert why_not_on_host(looped(), 2) is None
+    assert "unroll=2" in why_not_on_host(looped(unroll=2), 2)
+    assert "a loop of one turn" in why_not_on_host(looped(turns=(1, 1)), 2)
+    assert "3 x 5 turns" in why_not_on_host(looped(parents=(0, 1)), 2)
+    assert why_not_on_host(looped(parents=(0, 0)), 2) is None  # the outer body holds the backward too
+    assert "in the body of one loop" in why_not_on_host(looped(turns=(1, 1), parents=(0, 0)), 2)

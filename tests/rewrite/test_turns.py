@@ -3,6 +3,7 @@
 import functools
 import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -16,7 +17,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSha
 import jaxckpt
 from jaxckpt import Planner, Policy, UnsupportedDecisionError
 from jaxckpt.advise.known_bad import reads_other_turns
-from jaxckpt.ir import Move, Offload, Save
+from jaxckpt.ir import Move, Offload, Save, schedule
 from jaxckpt.numerics.one_by_one import run_one_by_one
 from jaxckpt.policy import Match, Rule
 from jaxckpt.rewrite import rewrite
@@ -156,22 +157,11 @@ def test_each_turn_sends_once_and_fetches_once_and_a_turn_ahead_by_its_carry(pre
     assert [stack.shape for stack in stacks] == [(LAYERS, 4, 32)]
 
 
-def test_where_both_loops_turn_the_same_way_nothing_is_moved_a_turn_ahead():
-    """A second scan over the stacked results of the first, in the same order, with the gradient around the second."""
-
-    def step(weights, x):
-        def turn(y, each):
-            value, pulled = jax.vjp(lambda y: block(y, each), y)
-            return value, pulled(jnp.ones_like(value))[0]
-
-        return jax.lax.scan(turn, x, weights)
-
-    args = arguments()
-    traced = trace_step(step, *args)
-    wide = next(v.id for v in traced.graph.values if v.name == "wide")
-    assert traced.graph.ops[traced.graph.producer[wide]].loop in traced.graph.late_loops
-    with pytest.raises(UnsupportedDecisionError, match="forward and backward stand in the body of one loop"):
-        planned(step, Offload(), *args)
+def test_where_nobody_chooses_copies_stay_within_the_turn():
+    traced, plan = planned(scanned, Offload(prefetch=1), *arguments())
+    open_ = {v: Offload() if isinstance(d, Offload) else d for v, d in plan.decisions.items()}
+    moves = [m for m in schedule(traced.graph, replace(plan, decisions=open_)).steps if isinstance(m, Move)]
+    assert [move.ahead for move in moves] == [False, False]
 
 
 ### What is refused
