@@ -1,4 +1,4 @@
-"""Residuals of GPT-2 small that wait on the host, blocks unrolled: what leaves the device, and what hides the copies.
+"""Residuals of GPT-2 small that wait on the host, blocks unrolled or scanned: what leaves, and what hides the copies.
 
 The projections into attention are kept, the wide layer of each block is offloaded, everything else is computed again;
 beside it the same with the wide layer kept or not kept at all, and JAX's own policy for offloading. Compiled for
@@ -21,18 +21,29 @@ from jaxckpt._units import format_bytes
 from jaxckpt.hlo import hiding, stall_s
 from jaxckpt.ir import Offload
 
-MODEL = "gpt2-small"
-TARGETS = ("h200", "v5e")
+UNROLLED, SCANNED = "gpt2-small", "gpt2-scan"
+CASES = {"h200": (UNROLLED, "h200"), "v5e": (UNROLLED, "v5e"), "scanned": (SCANNED, "h200")}
+"""Model and machine of each table."""
 BANDWIDTH = 50e9
 """Bytes per second one way, of PCIe 5.0 in practice."""
 KEPT = 'default = "recompute"\n[[rule]]\nname = "qkv"\ndecision = "save"\n'
 WIDE = '[[rule]]\nname = "fc"\ndecision = '
-POLICIES = {
+_ALL = {
     "`fc` kept on the device": KEPT + WIDE + '"save"\n',
     "`fc` not kept": KEPT,
     "**jaxckpt**, `fc` offloaded": KEPT + WIDE + '"offload"\n',
-    "**jaxckpt**, copies of one layer": KEPT + WIDE + '"offload"\nprefetch = 1\n',
-    "**jaxckpt**, copies of three layers": KEPT + WIDE + '"offload"\nprefetch = 3\n',
+}
+POLICIES = {
+    UNROLLED: {
+        **_ALL,
+        "**jaxckpt**, copies of one layer": KEPT + WIDE + '"offload"\nprefetch = 1\n',
+        "**jaxckpt**, copies of three layers": KEPT + WIDE + '"offload"\nprefetch = 3\n',
+    },
+    SCANNED: {
+        **_ALL,
+        "**jaxckpt**, within the turn": KEPT + WIDE + '"offload"\nprefetch = 0\n',
+        "**jaxckpt**, a turn ahead": KEPT + WIDE + '"offload"\nprefetch = 1\n',
+    },
 }
 OWN = "JAX's own policy, `fc` offloaded"
 
@@ -40,16 +51,15 @@ OWN = "JAX's own policy, `fc` offloaded"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", action="store_true", help="make the tables from what is kept")
-    parser.add_argument("--targets", nargs="+", default=TARGETS, help="machines to compile for")
     arguments = parser.parse_args()
     if not arguments.tables:
-        keep("offload", {"bandwidth": BANDWIDTH, "targets": {name: on_target(name) for name in arguments.targets}})
-    write(ROOT / "docs" / "offload.md", {f"offload {name}": table(name) for name in read("offload")["targets"]})
+        keep("offload", {"bandwidth": BANDWIDTH, "cases": {name: versions(*case) for name, case in CASES.items()}})
+    write(ROOT / "docs" / "offload.md", {f"offload {name}": table(name) for name in read("offload")["cases"]})
 
 
-def on_target(target: str) -> dict[str, Any]:
-    """All versions on one machine."""
-    task = MODELS[MODEL].step()
+def versions(model: str, target: str) -> dict[str, Any]:
+    """All versions of a model on one machine."""
+    task = MODELS[model].step()
     planner = Planner(
         task.step,
         *task.args,
@@ -57,10 +67,10 @@ def on_target(target: str) -> dict[str, Any]:
         donate_argnums=task.donate_argnums,
         offload=Offloading(bandwidth_bytes_per_s=BANDWIDTH),
     )
-    own = MODELS[MODEL].step(remat=rematerialised(own_policy()))
+    own = MODELS[model].step(remat=rematerialised(own_policy()))
     footprint = jaxckpt.footprint(own.step, *own.args, target=target, donate_argnums=own.donate_argnums)
     made = {OWN: shown(OWN, footprint, planner)}
-    for called, text in POLICIES.items():
+    for called, text in POLICIES[model].items():
         plan = planner.follow(Policy.from_toml(text))
         offloads = [decision for decision in plan.decisions.values() if isinstance(decision, Offload)]
         made[called] = shown(called, plan.footprint, planner) | {
@@ -109,20 +119,22 @@ def shown(called: str, footprint: Footprint | None, planner: Planner) -> dict[st
     }
 
 
-def table(target: str) -> str:
+def table(case: str) -> str:
     """One row a version."""
     result = read("offload")
     made = result["made_with"]
     lines = [
-        "| | temporaries | on the host at once | copies hidden, out | back | estimated step | queueing adds |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| | temporaries | predicted | on the host at once | copies hidden, out | back | step | queueing adds |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for called, version in result["targets"][target].items():
+    for called, version in result["cases"][case].items():
         ways = [_hidden(version[way]) for way in ("out", "back")]
         queue = f"{1e3 * version['stall_s']:.1f} ms" if version["out"]["copies"] else ""
+        said = version.get("predicted_temp_bytes")
+        predicted = "" if said is None else f"{said / version['temp_bytes'] - 1:+.1%}"
         host = format_bytes(version["most_host_bytes"]) if version["most_host_bytes"] else ""
         lines.append(
-            f"| {called} | {version['temp_bytes'] / 2**20:,.0f} MiB | {host} | {' | '.join(ways)}"
+            f"| {called} | {version['temp_bytes'] / 2**20:,.0f} MiB | {predicted} | {host} | {' | '.join(ways)}"
             f" | {1e3 * version['step_s']:.1f} ms | {queue} |"
         )
     bandwidth = result["bandwidth"] / 1e9

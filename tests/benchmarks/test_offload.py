@@ -2,17 +2,17 @@
 
 import pytest
 
-from benchmarks.offload import OWN, POLICIES
+from benchmarks.offload import OWN, POLICIES, SCANNED, UNROLLED
 from benchmarks.record import read
 from benchmarks.tables import ROOT
 
 MIB = 2**20
 RESULT = read("offload")
-KEPT, NOT_KEPT, OFFLOADED, *_ = POLICIES
+KEPT, NOT_KEPT, OFFLOADED, *_ = POLICIES[UNROLLED]
 
 
 def test_all_of_a_layers_value_is_on_the_host_at_once_and_next_to_nothing_of_it_on_the_device():
-    made = RESULT["targets"]["h200"]
+    made = RESULT["cases"]["h200"]
     assert made[OFFLOADED]["most_host_bytes"] == 576 * MIB
     assert made[OFFLOADED]["temp_bytes"] <= 3150 * MIB
     assert made[OFFLOADED]["temp_bytes"] <= made[NOT_KEPT]["temp_bytes"] + 96 * MIB
@@ -22,10 +22,22 @@ def test_all_of_a_layers_value_is_on_the_host_at_once_and_next_to_nothing_of_it_
 
 @pytest.mark.parametrize("way", ["out", "back"])
 def test_nine_tenths_of_the_copied_bytes_are_hidden_each_way(way):
-    made = RESULT["targets"]["h200"][OFFLOADED][way]
+    made = RESULT["cases"]["h200"][OFFLOADED][way]
     assert made["size_bytes"] == 576 * MIB
     assert made["hidden_bytes"] >= 0.9 * made["size_bytes"]
     assert made["whole"] >= 0.9 * made["copies"]
+
+
+def test_what_turns_make_is_on_the_host_in_one_stack_and_predicted():
+    made = RESULT["cases"]["scanned"]
+    *_, within, ahead = POLICIES[SCANNED]
+    for called, kept_bytes in ((within, 0), (ahead, 48 * MIB)):  # a turn ahead, a slice stays on the device
+        assert made[called]["most_host_bytes"] == 576 * MIB
+        assert abs(made[called]["temp_bytes"] - made[NOT_KEPT]["temp_bytes"] - kept_bytes) <= MIB
+        assert (
+            abs(made[called]["predicted_temp_bytes"] - made[called]["temp_bytes"]) <= 0.01 * made[called]["temp_bytes"]
+        )
+    assert made[KEPT]["temp_bytes"] >= made[NOT_KEPT]["temp_bytes"] + 500 * MIB
 
 
 def test_the_page_shows_these_figures():
