@@ -15,7 +15,8 @@ def test_all_of_a_layers_value_is_on_the_host_at_once_and_next_to_nothing_of_it_
     made = RESULT["cases"]["h200"]
     assert made[OFFLOADED]["most_host_bytes"] == 576 * MIB
     assert made[OFFLOADED]["temp_bytes"] <= 3150 * MIB
-    assert made[OFFLOADED]["temp_bytes"] <= made[NOT_KEPT]["temp_bytes"] + 96 * MIB
+    on_their_way = 2 * 48 * MIB  # of two layers; what is aligned to MiB may round up
+    assert made[OFFLOADED]["temp_bytes"] <= made[NOT_KEPT]["temp_bytes"] + on_their_way + MIB
     assert made[OWN]["most_host_bytes"] <= 96 * MIB
     assert made[OWN]["temp_bytes"] >= 3600 * MIB
 
