@@ -44,7 +44,7 @@ class Details:
         parts = [
             f"{name}={text}"
             for name, param in sorted(eqn.params.items())
-            if name not in _NAMES and (text := self._text(param))
+            if name not in _NAMES and not _is_left_open(eqn, param) and (text := self._text(param))
         ]
         literals = [str(i) for i, atom in enumerate(eqn.invars) if not isinstance(atom, jex.Var)]
         return " ".join(parts + (["@" + ",".join(literals)] if literals else []))
@@ -111,3 +111,14 @@ class Details:
             types = [str(v.aval) for v in eqn.outvars]
             yield f"{eqn.primitive.name}{reads}{types}{self.of(eqn)}\n"
         yield str([numbers[v] if isinstance(v, jex.Var) else "literal" for v in jaxpr.outvars])
+
+
+def _is_left_open(eqn: Any, param: Any) -> bool:
+    """Whether a parameter is the empty sharding that JAX gives new arrays where an automatic mesh is in sight.
+
+    The same step has none where it is traced without one. A constraint is another matter: to be whole is what it says.
+    """
+    if not isinstance(param, jax.sharding.NamedSharding) or eqn.primitive.name == "sharding_constraint":
+        return False
+    automatic = all(kind == jax.sharding.AxisType.Auto for kind in param.mesh.axis_types)
+    return automatic and not any(param.spec)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxckpt.ir import Kind
 from jaxckpt.trace import trace_step
@@ -219,3 +219,34 @@ def test_sets_among_parameters_are_written_in_order():
     text = Details().of(SimpleNamespace(params=params, invars=[]))
     listed = ",".join(f"'axis_{i}'" for i in range(9))
     assert text == f"axes={{{listed}}} function=builtin_function_or_method"
+
+
+### A mesh in sight
+
+
+def filling(x):
+    return jax.grad(lambda x: jnp.sum(x * jnp.ones_like(x)) * 2.0)(x)
+
+
+def constrained(x, axis=None):
+    sharding = NamedSharding(in_sight(AxisType.Auto), PartitionSpec(axis))
+    return jax.grad(lambda x: jnp.sum(jnp.sin(jax.lax.with_sharding_constraint(x, sharding))))(x)
+
+
+def in_sight(kind):
+    return AbstractMesh((2,), ("data",), axis_types=(kind,))
+
+
+def test_a_step_is_the_same_one_with_an_automatic_mesh_in_sight():
+    given = jax.ShapeDtypeStruct((8, 4), jnp.float32)
+    alone = trace_step(filling, given).graph.fingerprint
+    with jax.sharding.use_abstract_mesh(in_sight(AxisType.Auto)):
+        assert trace_step(filling, given).graph.fingerprint == alone
+
+
+def test_a_constraint_to_be_whole_is_no_other_one():
+    given = jax.ShapeDtypeStruct((8, 4), jnp.float32)
+    whole, split = (trace_step(lambda x, axis=axis: constrained(x, axis), given).graph for axis in (None, "data"))
+    assert whole.fingerprint != split.fingerprint
+    details = {op.detail for op in whole.ops if op.primitive == "sharding_constraint"}
+    assert any("sharding=P" in detail for detail in details)
