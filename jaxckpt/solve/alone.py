@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from jaxckpt.cost import Replay
-from jaxckpt.ir import Excerpt, Offload, Phase, Plan, Run, Save, excerpt
+from jaxckpt.ir import Excerpt, Offload, Partition, Phase, Plan, Run, Save, excerpt, settled
 from jaxckpt.ir.possible import of_turns, why_not_on_host
 from jaxckpt.solve.labels import Labels, label
 from jaxckpt.solve.problem import Problem, decisions_saving
@@ -29,7 +29,7 @@ class Alone:
       ops: Its own ops of the forward pass.
       saved: Its boundary: what is kept whatever the stage's option.
       chained: How many ops of the excerpt come from earlier stages.
-      replayed: What was asked before, by what is kept, what is untouched and what is away.
+      replayed: What was asked before, by what is kept, untouched, away and cut.
     """
 
     problem: Problem
@@ -68,20 +68,41 @@ class Alone:
         inside = frozenset(position[v] for v in away if v in position) & of_turns(graph)
         return frozenset(v for v in inside if v >= self.excerpt.given and why_not_on_host(graph, v) is None)
 
-    def replay(self, kept: Collection[int], untouched: Collection[int] = (), away: Collection[int] = ()) -> Replay:
+    def cut(self, kept: Collection[int], shards: Collection[int]) -> frozenset[int]:
+        """Positions of those of some values that wait as shards while the stage is at work.
+
+        That is what the stage keeps for itself, and all that turns make: what else crosses into the next stage is whole
+        until that one has read it.
+        """
+        if not shards:
+            return frozenset()
+        graph, position = self.excerpt.graph, self.excerpt.position
+        own = frozenset(position[v] for v in frozenset(shards).intersection(kept) - self.saved if v in position)
+        turned = frozenset(position[v] for v in shards if v in position) & of_turns(graph)
+        return frozenset(v for v in own | turned if v >= self.excerpt.given)
+
+    def replay(
+        self,
+        kept: Collection[int],
+        untouched: Collection[int] = (),
+        away: Collection[int] = (),
+        shards: Collection[int] = (),
+    ) -> Replay:
         """What the stage takes if it keeps some values besides its boundary; ids are those of the whole step.
 
-        Of those that are away, what loops' turns make is on the host, the rest still on the device.
+        Of those that are away, what loops' turns make is on the host, the rest still on the device. Of those that wait
+        as shards, what crosses into the next stage is still whole.
         """
         position = self.excerpt.position
         saved = frozenset(position[v] for v in (*kept, *self.saved) if v in position)
         free = frozenset(position[v] for v in untouched if v in position)
-        turning = self.turning(away)
-        asked = saved, free, turning
+        turning, cut = self.turning(away), self.cut(kept, shards)
+        asked = saved, free, turning, cut
         if asked not in self.replayed:
             decisions = decisions_saving(self.own, saved, free)
             decisions.update((v, decisions.get(v, Save())) for v in range(self.excerpt.given))
             decisions.update(dict.fromkeys(turning, Offload(prefetch=0)))
+            decisions.update((v, settled(self.excerpt.graph, v, Partition())) for v in cut)
             stages = (0, self.excerpt.first + self.chained)
             self.replayed[asked] = self.own.replay(Plan(fingerprint="", decisions=decisions, stages=stages))
         return self.replayed[asked]

@@ -17,7 +17,7 @@ linear in the options, so the composition minimises them together with recomputa
 What the turns of a loop make is copied while the loop itself turns: that is no matter of other stages, and what it
 delays is seen where the stage is tried by itself (`windows`).
 
-Read after `options`; `compose` takes it.
+Read after `options` and `shards`; `compose` takes it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +30,7 @@ from jaxckpt.ir.possible import of_turns, why_not_on_host
 from jaxckpt.solve.alone import Cut
 from jaxckpt.solve.options import Option
 from jaxckpt.solve.problem import Problem
+from jaxckpt.solve.shards import in_shards
 from jaxckpt.solve.stages import Stages
 
 _STEPS = 2
@@ -71,7 +72,7 @@ class Link:
 
 
 def with_companions(cut: Cut, options: Sequence[Sequence[Option]], layers: Stages) -> tuple[tuple[Option, ...], ...]:
-    """The options of every stage, with those that keep some of the same values on the host behind them.
+    """The options of every stage, with those that keep some of the same values on the host, or as shards, behind them.
 
     Args:
       cut: Where the forward pass is cut.
@@ -83,7 +84,11 @@ def with_companions(cut: Cut, options: Sequence[Sequence[Option]], layers: Stage
     before = None if not kept else layers[max(0, len(layers) - kept)]
     for alone, own in zip(cut.alone, options, strict=True):
         made = {v for op in alone.ops for v in problem.graph.ops[op].writes}
-        others = [other for option in own for other in companions(problem, option, alone.saved & made, before)]
+        edge, others = alone.saved & made, list[Option]()
+        if problem.may_offload:
+            others += [other for option in own for other in companions(problem, option, edge, before)]
+        if problem.may_partition:
+            others += [other for option in own for other in in_shards(problem, option, edge)]
         found.append((*own, *_not_worse([*own, *others], others)))
     return tuple(found)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from jaxckpt.ir import Offload, Plan
+from jaxckpt.ir import Offload, Plan, Save
 from jaxckpt.solve.alone import take_apart
 from jaxckpt.solve.compose import compose, least_seconds
 from jaxckpt.solve.copies import timed
@@ -24,7 +24,8 @@ from jaxckpt.solve.hosted import Link, link_of, with_companions
 from jaxckpt.solve.none import solve_none
 from jaxckpt.solve.options import Known, Option, stage_options
 from jaxckpt.solve.polish import polish
-from jaxckpt.solve.problem import Problem, decide, decisions_saving
+from jaxckpt.solve.problem import Problem, decisions_saving
+from jaxckpt.solve.shards import partition_of
 from jaxckpt.solve.stages import Stages, boundaries
 from jaxckpt.solve.windows import Seen, Tried, look
 
@@ -70,7 +71,7 @@ class OptimalSolver:
         if unplanned and fits and not self.problem.graph.loops:
             return self.unplanned
         cuts = list(self._within(temp_budget_bytes))
-        if self.problem.may_offload:  # where boundaries wait on the host there may be more of them
+        if self.problem.may_move:  # where boundaries wait on the host or as shards there may be more of them
             cuts.append(self._options_of(self.floors.of(self._layers))[1:])
         plans = [self._composed(staged, temp_budget_bytes) for cut in cuts for staged in cut]
         self._solved.update(dict.fromkeys(plans))
@@ -80,7 +81,7 @@ class OptimalSolver:
                 return min([*plans, self.smallest], key=lambda plan: plan.predicted.temp_bytes)
         best = min(fitting, key=lambda plan: plan.predicted.step_s)
         if temp_budget_bytes is not None:
-            here = [plan for plan in fitting if not plan.offloads] or [best]
+            here = [plan for plan in fitting if not self.problem.moves(plan)] or [best]
             polished = polish(self.problem, min(here, key=lambda plan: plan.predicted.step_s), temp_budget_bytes)
             self._solved[polished] = None
             best = min(best, polished, key=lambda plan: plan.predicted.step_s)
@@ -135,16 +136,18 @@ class OptimalSolver:
             yield self._options_of(self.floors.within(1.0)[0])
 
     def _options_of(self, floor: Floor) -> tuple[_Staged, ...]:
-        """The options of a cut's stages; a second time with those that send values to the host, where that may be."""
+        """The options of a cut's stages; a second time with those that let values wait elsewhere, or as shards."""
         stages = floor.plan.stages
         if stages not in self._staged:
             cut = take_apart(self.problem, stages, floor.replay)
             options = stage_options(cut, known=self._known)
             self._staged[stages] = ((stages, options, look(cut, options, self._tried), None),)
-            if self.problem.may_offload:
-                options = with_companions(cut, options, self._layers)
-                hosted = stages, options, look(cut, options, self._tried), link_of(cut, options)
-                self._staged[stages] = (*self._staged[stages], hosted)
+            if self.problem.may_move:
+                more = with_companions(cut, options, self._layers)
+                if more != options:
+                    link = link_of(cut, more) if self.problem.may_offload else None
+                    moving = stages, more, look(cut, more, self._tried), link
+                    self._staged[stages] = (*self._staged[stages], moving)
         return self._staged[stages]
 
     def _composed(self, staged: _Staged, budget_bytes: int | None) -> Plan:
@@ -196,9 +199,10 @@ class OptimalSolver:
         saved = boundaries(self.problem, stages).union(*(option.saved for option in taken))
         untouched = frozenset[int]().union(*(option.untouched for option in taken))
         away = frozenset[int]().union(*(option.away for option in taken))
+        cuts = {v: partition_of(self.problem, v) or Save() for option in taken for v in option.shards}
+        decisions = decisions_saving(self.problem, saved, untouched) | cuts | dict.fromkeys(away, Offload())
         if not away:
-            return decide(self.problem, saved, stages, "optimal", untouched)
-        decisions = decisions_saving(self.problem, saved, untouched) | dict.fromkeys(away, Offload())
+            return self.problem.plan(decisions, stages, "optimal")
         there = timed(self.problem, decisions, stages, self._layers, queued=True, limit_bytes=budget_bytes)
         return self.problem.plan(there.decisions, stages, "optimal", layers=there.layers)
 

@@ -54,6 +54,8 @@ class Option:
       untouched: Residuals about which nothing is decided: all of the stage, or none.
       away: Those of `saved` that wait on the host; see `hosted`.
       away_bytes: Bytes of these.
+      shards: Those of `saved`, and of the boundary, that wait as shards; see `shards`.
+      gather_s: Seconds in which the boundary is cut and gathered, which no replay of the stage by itself counts.
     """
 
     saved: frozenset[int]
@@ -62,6 +64,8 @@ class Option:
     untouched: frozenset[int] = frozenset()
     away: frozenset[int] = frozenset()
     away_bytes: int = 0
+    shards: frozenset[int] = frozenset()
+    gather_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

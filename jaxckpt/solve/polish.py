@@ -10,7 +10,7 @@ Read after `stages`. Complexity: a fixed number of op runs, whatever the graph; 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxckpt.ir import Offload, Plan, Save
+from jaxckpt.ir import Plan, Save
 from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import Stages, boundaries, planned_ops
 
@@ -39,11 +39,10 @@ def polish(problem: Problem, plan: Plan, temp_budget_bytes: int | None) -> Plan:
 
     Returns:
       A plan that is no worse; the same one where nothing helps, where the graph is too large to try, or where it keeps
-      values on the host by choice.
+      values on the host or as shards by choice.
     """
     left = _OP_RUNS // max(1, len(problem.graph.ops))
-    chose_offload = any(isinstance(d, Offload) and v not in problem.must for v, d in plan.decisions.items())
-    if left < _FEWEST or chose_offload:
+    if left < _FEWEST or problem.moves(plan):
         return plan
     state = _state(problem, plan)
     plan, rank = _judged(problem, state, plan.strategy, temp_budget_bytes)

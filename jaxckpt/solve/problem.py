@@ -9,7 +9,21 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from jaxckpt.cost import Fusion, Prices, Rates, Replay, fuse, price, replay
-from jaxckpt.ir import Decision, Graph, Phase, Plan, Prediction, Recompute, Run, Save, Schedule, schedule, settle
+from jaxckpt.ir import (
+    Decision,
+    Graph,
+    Offload,
+    Partition,
+    Phase,
+    Plan,
+    Prediction,
+    Recompute,
+    Run,
+    Save,
+    Schedule,
+    schedule,
+    settle,
+)
 from jaxckpt.solve.offloading import Offloading
 
 
@@ -25,6 +39,7 @@ class Problem:
       offloading: What is asked of what goes to the host.
       may_offload: Whether a solver may send values to the host by itself.
       may_offload_turns: Whether, where it may, also what the turns of loops make.
+      may_partition: Whether a solver may keep values as shards by itself.
       whole: Whether the graph is a step, and not a part that was taken out of one.
     """
 
@@ -35,6 +50,7 @@ class Problem:
     offloading: Offloading = field(default_factory=Offloading)
     may_offload: bool = False
     may_offload_turns: bool = True
+    may_partition: bool = False
     whole: bool = True
 
     @cached_property
@@ -79,6 +95,16 @@ class Problem:
     def may_be_unplanned(self) -> bool:
         """Whether the step as it is does what must be done."""
         return all(isinstance(decision, Save) for decision in self.must.values())
+
+    @property
+    def may_move(self) -> bool:
+        """Whether a solver may let values wait elsewhere, or in parts, by itself."""
+        return self.may_offload or self.may_partition
+
+    def moves(self, plan: Plan) -> bool:
+        """Whether a plan lets values wait elsewhere, or in parts, that it need not."""
+        moved = (v for v, decision in plan.decisions.items() if isinstance(decision, Offload | Partition))
+        return any(v not in self.must for v in moved)
 
     @cached_property
     def op_s(self) -> tuple[float, ...]:

@@ -76,7 +76,7 @@ class Changes:
 
 
 Tried = dict[tuple[object, ...], Changes]
-"""By `Alone.key`, how many options the stage has, and what of each its turns send to the host."""
+"""By `Alone.key`, how many options the stage has, and what of each waits elsewhere while the stage is at work."""
 
 
 def look(cut: Cut, options: Sequence[Sequence[Option]], tried: Tried | None = None) -> Seen:
@@ -96,7 +96,8 @@ def look(cut: Cut, options: Sequence[Sequence[Option]], tried: Tried | None = No
         seconds[label[1]] += cut.nothing.seconds[i]
     changes = []
     for alone, own in zip(cut.alone, options, strict=True):
-        key = alone.key, len(own), *(alone.turning(option.away) for option in own)
+        elsewhere = ((alone.turning(option.away), alone.cut(option.saved, option.shards)) for option in own)
+        key = alone.key, len(own), *elsewhere
         if key not in tried:
             tried[key] = _changes(alone, own)
         changes.append(tried[key])
@@ -109,7 +110,8 @@ def look(cut: Cut, options: Sequence[Sequence[Option]], tried: Tried | None = No
         waiting = cut.labels.waiting(label, len(cut.stages))
         windows.append(Window(stage=stage, waiting=waiting, own_bytes=tuple(map(int, own_bytes))))
     stage_s = (
-        tuple(whole_s + more_s for more_s in change.seconds) for whole_s, change in zip(seconds, changes, strict=True)
+        tuple(whole_s + more_s + option.gather_s for more_s, option in zip(change.seconds, own, strict=True))
+        for whole_s, change, own in zip(seconds, changes, options, strict=True)
     )
     return Seen(windows=tuple(windows), stage_s=tuple(stage_s))
 
@@ -121,7 +123,7 @@ def _changes(stage: Alone, options: Sequence[Option]) -> Changes:
         if isinstance(step, Run):
             place.setdefault((step.op, step.again), len(place))
     # What is away is there while the stage is at work, but for what loops' turns make.
-    replays = [stage.replay(option.saved, option.untouched, option.away) for option in options]
+    replays = [stage.replay(option.saved, option.untouched, option.away, option.shards) for option in options]
     rows = np.stack([_live_bytes(replayed, place) for replayed in replays])
     return Changes(
         place=place,
