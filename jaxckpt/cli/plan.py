@@ -15,7 +15,7 @@ from jaxckpt.report import plan_report, print_report
 from jaxckpt.solve import STRATEGIES, named_strategy
 
 _STRATEGIES = f"{', '.join(STRATEGIES)}; some take an option: every:4, mincut:ilp. See docs/strategies.md."
-_ALLOW = 'What may happen to residuals besides being saved, separated by commas: "recompute", "recompute,offload".'
+_ALLOW = 'What may happen to residuals besides being saved, separated by commas: "recompute,offload,partition".'
 
 
 def plan(

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt import ir
-from jaxckpt._errors import UnverifiableError
+from jaxckpt._errors import InfeasibleBudgetError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.advise.known_bad import reads_other_turns, refuse_miscompiled
-from jaxckpt.fit.allowed import checked_allow
+from jaxckpt.fit.allowed import checked_allow, require_mesh
 from jaxckpt.fit.floor import Floor, floor_of
 from jaxckpt.fit.pause import collector_paused
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan, describe
 from jaxckpt.fit.refusals import infeasible, larger_arguments
+from jaxckpt.fit.run_beside import run_beside
 from jaxckpt.hlo import stall_s
 from jaxckpt.measure import Footprint, compile_flat
-from jaxckpt.numerics import verify
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite
 from jaxckpt.solve import (
@@ -46,9 +46,6 @@ from jaxckpt.trace import trace_step
 
 _WELL_USED = 0.985
 """A plan that takes at least this share of what the budget leaves for temporaries is not tried to be bettered."""
-_MOST_VERIFIED_FLOPS = 1e11
-_MOST_VERIFIED_BYTES = 2**30
-"""Steps of more work, or larger arguments, are not run unasked."""
 _MARGIN = 0.001
 """Taken off the budget, as a share of it, when the model is corrected by a measured difference."""
 
@@ -73,7 +70,8 @@ class Planner:
       target: A `Target` or its name ("h200").
       donate_argnums: Arguments whose memory the results may take; taken over from a jitted step.
       static_argnums: Arguments that are not traced; taken over from a jitted step.
-      allow: What the planner may do with a residual besides saving it.
+      allow: What the planner may do with a residual besides saving it: "recompute", and beside it "offload" (to the
+        host) and "partition" (as shards over a mesh axis on which every device holds all of it).
       max_compiles: At most so many compiles for one plan.
       policy: What no plan may change: rules that say "must", of this policy and of marks in the step. The rest of it,
         and rules that say "prefer", are left to the planner.
@@ -85,6 +83,7 @@ class Planner:
 
     Raises:
       NoGradientError: The step has no backward pass.
+      UnsupportedDecisionError: Partitions are allowed, and the step is on no mesh.
       ArgumentError: An argument is neither an array nor a description of one.
     """
 
@@ -114,6 +113,7 @@ class Planner:
             self.traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
         self.compiler_options = tuple({**dict(self.traced.compiler_options), **dict(compiler_options)}.items())
         self.graph = self.traced.graph
+        require_mesh(self.allow, self.graph)
         offloading = offload or Offloading()
         free = Problem(
             graph=self.graph,
@@ -121,6 +121,7 @@ class Planner:
             offloading=offloading,
             may_offload="offload" in allow,
             may_offload_turns=not reads_other_turns(self.target.platform, self.target.compiler_version),
+            may_partition="partition" in allow,
         )
         chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
         kept = {} if recompute_collectives else collectives_kept(free)
@@ -152,10 +153,20 @@ class Planner:
         limit_bytes = budget_bytes(budget, baseline_bytes=baseline_bytes)
         if self.fixed_bytes > limit_bytes:
             raise larger_arguments(budget, limit_bytes, self.graph, target=self.target.name)
-        search = _Search(self, budget, limit_bytes, solver)
-        found = search.run()
-        if solver is self.solver and found.offloads:
-            found = _Search(self, budget, limit_bytes, self.recomputing, earlier=search.attempts).run()
+        refused: list[InfeasibleBudgetError] = []
+        attempts: tuple[Attempt, ...] = ()
+        found: Plan | None = None
+        for which in (solver, *(self.beside if solver is self.solver else ())):
+            search = _Search(self, budget, limit_bytes, which, earlier=attempts)
+            try:
+                found = search.run()
+            except InfeasibleBudgetError as error:
+                refused.append(error)
+            attempts = (*attempts, *search.attempts)
+            if found is not None and not self.problem.moves(found):
+                break
+        if found is None:
+            raise min(refused, key=lambda error: error.minimum_bytes)
         return found
 
     def follow(self, policy: Policy | None) -> Plan:
@@ -179,10 +190,23 @@ class Planner:
         with collector_paused():
             return OptimalSolver(self.problem)
 
+    @property
+    def beside(self) -> Iterator[OptimalSolver]:
+        """The same for plans that move less: copies and gathers may cost more as compiled than the work they spare."""
+        if self.problem.may_offload and self.problem.may_partition:
+            yield self.staying
+        if self.problem.may_move:
+            yield self.recomputing
+
+    @cached_property
+    def staying(self) -> OptimalSolver:
+        """For plans that send nothing to the host, and may keep shards."""
+        return OptimalSolver(replace(self.problem, may_offload=False))
+
     @cached_property
     def recomputing(self) -> OptimalSolver:
-        """The same for plans that send nothing to the host: copies that share a link may cost more than the work."""
-        return OptimalSolver(replace(self.problem, may_offload=False))
+        """For plans that neither send anything to the host nor keep shards."""
+        return OptimalSolver(replace(self.problem, may_offload=False, may_partition=False))
 
     def _solver_named(self, strategy: str) -> OptimalSolver | StrategySolver:
         """A strategy's solver, with what it has done for earlier budgets."""
@@ -261,7 +285,16 @@ class Planner:
           VerificationError: It moves values to the host, and what it computes there is not what the step computes.
         """
         if candidate.plan.offloads:
-            notes = (*notes, self._verified(candidate.plan))
+            ran = run_beside(
+                self._step,
+                self._args,
+                candidate.plan,
+                self.graph,
+                donate_argnums=self._donate_argnums,
+                static_argnums=self._static_argnums,
+                say=self._say,
+            )
+            notes = (*notes, ran)
         shared = {field.name: getattr(candidate.plan, field.name) for field in fields(ir.Plan)}
         return Plan(
             **shared,
@@ -273,25 +306,6 @@ class Planner:
             static_argnums=tuple(sorted(i for i in self.traced.static if isinstance(i, int))),
             **more,
         )
-
-    def _verified(self, plan: ir.Plan) -> str:
-        """Runs the plan beside the step where both are small enough for this machine; says what came of it.
-
-        Copies to the host and back have been miscompiled before, so they are looked at without being asked.
-        """
-        ask = "jaxckpt.verify(step, plan.apply(step), *smaller_arguments) compares it with the step"
-        flops = sum(op.flops or 0 for op in self.graph.ops)
-        if flops > _MOST_VERIFIED_FLOPS or self.graph.argument_bytes > _MOST_VERIFIED_BYTES:
-            return f"Not run: {flops / 1e9:.0f} GFLOP are too many for a check on this machine. {ask}."
-        self._say("running the plan beside the step")
-        try:
-            verification = verify(
-                self._step, plan, *self._args, donate_argnums=self._donate_argnums, static_argnums=self._static_argnums
-            )
-        except UnverifiableError as error:
-            return f"Not run: {error.args[0].splitlines()[0]} {ask}."
-        verification.check()
-        return f"Run beside the step on this machine: {len(verification.leaves)} results are equal up to rounding."
 
     def described(self, plan: ir.Plan) -> Iterator[Described]:
         """What each decided value of a plan is."""

@@ -163,7 +163,7 @@ def test_a_budget_that_cannot_be_met_does_not_hide_the_others(train, capfd):
 @needs_compiler
 @pytest.mark.parametrize(
     ("words", "allow"),
-    [((), ("recompute",)), (("--allow", "recompute,offload"), ("recompute", "offload"))],
+    [((), ("recompute",)), (("--allow", "recompute, offload"), ("recompute", "offload"))],
 )
 def test_the_planner_may_do_what_is_allowed(train, monkeypatch, words, allow):
     planners = []
@@ -190,7 +190,7 @@ def test_a_share_of_the_unplanned_footprint_is_a_budget(train):
     [
         ("--budget", "6 apples"),
         ("--budget", "1GiB", "--budget", "6 apples"),
-        ("--budget", "1GiB", "--allow", "recompute,partition"),
+        ("--budget", "1GiB", "--allow", "recompute,partitions"),
         ("--budget", "1GiB", "--allow", "offload"),
         ("--budget", "1GiB", "--budget", "2GiB", "-o", "plan.toml"),
         ("--budget", "1GiB", "-o", "no/plan.toml"),

@@ -194,9 +194,9 @@ def test_the_users_own_exception_comes_out_untouched():
     assert caught.value.__cause__ is None
 
 
-def test_what_the_planner_cannot_decide_yet_is_refused():
-    with pytest.raises(UnknownStrategyError, match="'partition'"):
-        jaxckpt.plan(step, *ARGS, budget="1GiB", target="cpu", allow=("recompute", "partition"))
+def test_what_the_planner_cannot_decide_is_refused():
+    with pytest.raises(UnknownStrategyError, match="'partitions'"):
+        jaxckpt.plan(step, *ARGS, budget="1GiB", target="cpu", allow=("recompute", "partitions"))
     with pytest.raises(UnknownStrategyError, match="no recomputation"):
         jaxckpt.plan(step, *ARGS, budget="1GiB", target="cpu", allow=("offload",))
 
