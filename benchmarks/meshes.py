@@ -1,4 +1,4 @@
-"""A transformer over eight H200s, laid out in four ways: counted by device, planned, and with partitions.
+"""A transformer over eight H200s, laid out in four ways: counted by device, planned, with partitions asked and chosen.
 
 Compile-only: eight devices that need not be there. Makes the tables of docs/meshes.md from its results (`--tables`
 alone makes them from what is kept).
@@ -27,6 +27,8 @@ TARGET = "h200:8"
 LAYERS, WIDTH, HEADS, TOKENS, BATCH = 6, 1024, 16, 1024, 16
 SHARE = 0.5
 """Of the footprint without a plan, asked for as a budget."""
+CHOSEN_SHARES = (0.5, 0.3, 0.25, 0.235)
+"""The same, with and without shards that the planner chooses."""
 PLAIN = (("xla_gpu_enable_latency_hiding_scheduler", False),)
 """Without it XLA's scheduler starts recomputation early, to hide exchanges behind it, whatever that takes."""
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
@@ -144,14 +146,21 @@ def attention(x: Any, each: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--partition", action="store_true", help="partitions alone; the rest as it is kept")
+    parser.add_argument("--chosen", action="store_true", help="partitions that the planner chooses; the rest as kept")
     parser.add_argument("--tables", action="store_true", help="make the tables from what is kept")
     asked = parser.parse_args()
-    if asked.partition:
-        keep("meshes", {"layouts": read("meshes")["layouts"], "partition": partitions()})
-    elif not asked.tables:
-        layouts = {name: of_layout(name, layout) for name, layout in LAYOUTS.items()}
-        keep("meshes", {"layouts": layouts, "partition": partitions()})
-    write(ROOT / "docs" / "meshes.md", {"meshes layouts": layout_table(), "meshes partition": partition_table()})
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "layouts": lambda: {name: of_layout(name, layout) for name, layout in LAYOUTS.items()},
+        "partition": partitions,
+        "chosen": chosen,
+    }
+    alone = {name for name in ("partition", "chosen") if getattr(asked, name)}
+    if not asked.tables:
+        kept = read("meshes") if alone else {}
+        made = {name: make() if name in (alone or parts) else kept[name] for name, make in parts.items()}
+        keep("meshes", made)
+    tables = {"layouts": layout_table(), "partition": partition_table(), "chosen": chosen_table()}
+    write(ROOT / "docs" / "meshes.md", {f"meshes {name}": table for name, table in tables.items()})
 
 
 def of_layout(name: str, layout: Layout) -> dict[str, Any]:
@@ -221,6 +230,25 @@ def partitions() -> dict[str, Any]:
     return found
 
 
+def chosen() -> dict[str, Any]:
+    """The `tensor` layout planned at several shares, with and without leave to keep shards."""
+    step, args = step_over(LAYOUTS["tensor"])
+    found: dict[str, Any] = {}
+    for called, allow in {"recomputing alone": ("recompute",), "shards allowed": ("recompute", "partition")}.items():
+        planner = Planner(step, *args, target=TARGET, compiler_options=PLAIN, allow=allow, max_compiles=3)
+        for share in CHOSEN_SHARES:
+            at = found.setdefault(f"{share:.1%}", {})
+            try:
+                plan = planner.plan(budget=share)
+            except InfeasibleBudgetError as error:
+                at[called] = {"minimum_bytes": error.minimum_bytes}
+            else:
+                shards = sum(isinstance(decision, Partition) for decision in plan.decisions.values())
+                at[called] = {"budget_bytes": plan.budget_bytes, "shards": shards, **row(planner, plan)}
+            print(share, called, at[called], flush=True)
+    return found
+
+
 ### Tables
 
 
@@ -259,6 +287,27 @@ def partition_table() -> str:
             f"| {called} | {there['kept']} | {format_bytes(there['temp_bytes'])}"
             f" | {1e3 * there['step_s']:.2f} ms | {there['collectives'].get('all-gather', 0)} |"
         )
+    return "\n".join([*lines, "", made_with(result)])
+
+
+def chosen_table() -> str:
+    """One row a budget and what the planner may do."""
+    result = read("meshes")
+    lines = [
+        "| budget | | kept as shards | compiled total | predicted | estimated step | predicted |",
+        "|---:|---|---:|---:|---:|---:|---:|",
+    ]
+    for share, found in result["chosen"].items():
+        for called, there in found.items():
+            if "minimum_bytes" in there:
+                least = format_bytes(there["minimum_bytes"])
+                lines.append(f"| {share} | {called} | | refused: at least {least} | | | |")
+                continue
+            off = there["predicted_bytes"] / there["total_bytes"] - 1
+            lines.append(
+                f"| {share} | {called} | {there['shards']} | {format_bytes(there['total_bytes'])} | {off:+.1%}"
+                f" | {1e3 * there['step_s']:.2f} ms | {1e3 * there['predicted_s']:.2f} ms |"
+            )
     return "\n".join([*lines, "", made_with(result)])
 
 
