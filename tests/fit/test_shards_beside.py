@@ -10,9 +10,10 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxckpt
 from jaxckpt import InfeasibleBudgetError, UnsupportedDecisionError
-from jaxckpt.fit.planner import Candidate
-from jaxckpt.ir import Partition
+from jaxckpt.fit.planner import Candidate, Planner
+from jaxckpt.ir import Partition, Save
 from tests.fit.test_batches import FakePlanner
+from tests.fit.test_planner import needs_compiler
 
 WIDTH, LAYERS, ROWS = 256, 8, 4096
 MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -41,16 +42,24 @@ def shards(plan):
     return [v for v, decision in plan.decisions.items() if isinstance(decision, Partition)]
 
 
-class Priced(FakePlanner):
-    """For a device that multiplies slowly; its compiler says what plans take that keep shards, and the others."""
-
-    sharded_s = alone_s = 1.0
-    misjudged = 1.0
+class Slow:
+    """Of a planner: for a device that multiplies slowly."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         slow = replace(self.problem.rates, matmul_flops_per_s=(("float32", 1e13), ("tf32", 1e13), ("bfloat16", 1e13)))
         self.problem = replace(self.problem, rates=slow)
+
+
+class Compiled(Slow, Planner):
+    """Its compiler is XLA."""
+
+
+class Priced(Slow, FakePlanner):
+    """Its compiler says what plans take that keep shards, and the others."""
+
+    sharded_s = alone_s = 1.0
+    misjudged = 1.0
 
     def compiled_s(self, candidate):
         return self.sharded_s if shards(candidate.plan) else self.alone_s
@@ -87,6 +96,18 @@ def test_what_nothing_meets_is_refused_with_the_smallest_total_of_all():
     with pytest.raises(InfeasibleBudgetError) as refused:
         made(misjudged=9.0).plan(budget=alone.fixed_bytes + 2**20)
     assert refused.value.minimum_bytes == least.value.minimum_bytes
+
+
+@needs_compiler
+def test_the_compiled_program_holds_an_nth_and_gathers_it():
+    planner = Compiled(step, *described(), target="h200:8", allow=BOTH)
+    plan = planner.solver.solve(BUDGET - planner.fixed_bytes)
+    cut = shards(plan)
+    whole = replace(plan, decisions={**plan.decisions, **dict.fromkeys(cut, Save())})
+    found, kept = (planner.measure(each).footprint for each in (plan, whole))
+    spared_bytes = sum(planner.graph.held_bytes(v) for v in cut) * 3 // 4
+    assert found.total_bytes < kept.total_bytes - 0.8 * spared_bytes
+    assert any(kernel.opcode.startswith("all-gather") for kernel in found.memory.kernels)
 
 
 def test_without_leave_to_partition_nothing_is_measured_twice():
