@@ -163,7 +163,7 @@ class Planner:
             except InfeasibleBudgetError as error:
                 refused.append(error)
             attempts = (*attempts, *search.attempts)
-            if found is not None and not self.problem.moves(found):
+            if not any(self.problem.moves(candidate.plan) for candidate in search.tried):
                 break
         if found is None:
             raise min(refused, key=lambda error: error.minimum_bytes)
