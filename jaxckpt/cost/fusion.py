@@ -80,6 +80,7 @@ class Fusion:
       rules: What holds for any plan.
       materialised: Values that some kernel writes to memory.
       optional: Forward values inside a kernel that are smaller than the sources which they stand for.
+      entering: Values that are not in memory because a matrix product makes them of what it loads.
       light: Values that come from arguments and constants alone, through views and elementwise work: casts of
         parameters, masks, positions. They cost next to nothing to make again and are never worth keeping.
       sources: For every value what is read of memory to have it; a materialised value is its own source.
@@ -88,6 +89,7 @@ class Fusion:
     rules: "Rules"
     materialised: frozenset[int]
     optional: frozenset[int]
+    entering: frozenset[int]
     light: frozenset[int]
     sources: tuple[Sources, ...]
 
@@ -119,7 +121,15 @@ def fuse(graph: Graph) -> Fusion:
         and 0 < graph.values[v].size_bytes <= _MUCH_SMALLER * sum(spread.sources[v].values())
         and any(graph.ops[r].phase is not Phase.FORWARD for r in graph.readers[v])
     )
-    return Fusion(rules=rules, materialised=materialised, optional=optional, light=light, sources=tuple(spread.sources))
+    entering = frozenset(v for op, at in zip(graph.ops, rules.enters, strict=True) if at is not None for v in op.writes)
+    return Fusion(
+        rules=rules,
+        materialised=materialised,
+        optional=optional,
+        entering=entering - materialised,
+        light=light,
+        sources=tuple(spread.sources),
+    )
 
 
 class Rules:

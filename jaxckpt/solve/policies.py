@@ -239,7 +239,7 @@ class _Deciding:
                     self._keep(source)
 
     def _keep(self, value: int) -> None:
-        if value in self._worth:
+        if value in self._worth or value in self._problem.fusion.entering:
             self.decisions[value] = Save()
         else:
             self.decisions.pop(value, None)
