@@ -121,7 +121,10 @@ def test_every_shipped_gpu_is_accepted_by_the_compiler(cuda_compiler):
 
 
 def test_every_shipped_tpu_is_accepted_and_one_device_is_one_chip(tpu_compiler):
-    for name in ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "v5e:2x4", "v5p:2x2x4", "v5e:1x4"):
+    names = ["v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "v5e:2x4", "v5p:2x2x4"]
+    if jax.__version_info__ >= (0, 12):
+        names.append("v5e:1x4")  # the libtpu of jax 0.10 has no hosts of one row
+    for name in names:
         target = Target(name)
         assert len(target.devices) == target.device_count
         assert len({device.process_index for device in target.devices}) == target.host_count
