@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from jaxckpt._errors import UnsupportedDecisionError
 from jaxckpt.advise.seen import Remark, Seen
 from jaxckpt.ir import Graph, Offload, Plan
+from jaxckpt.ir.possible import of_turns
 
 FIRST_BAD, FIRST_GOOD = (0, 10, 2), (0, 12)
 """jax's GPU plugins from the one up to, not including, the other."""
@@ -49,8 +50,8 @@ def refuse_miscompiled(graph: Graph, plan: Plan, *, called: str, platform: str, 
     """
     if not version or not plan.offloads or not reads_other_turns(platform, version):
         return
-    loops = {v: graph.ops[op].loop for v in plan.decisions if (op := graph.producer[v]) is not None}
-    sent = [v for v, d in plan.decisions.items() if isinstance(d, Offload) and loops.get(v) is not None]
+    turned = of_turns(graph)
+    sent = [v for v, d in plan.decisions.items() if isinstance(d, Offload) and v in turned]
     if not sent:
         return
     names = sorted({graph.values[v].name or graph.ops[graph.producer[v] or 0].primitive for v in sent})

@@ -44,7 +44,7 @@ from jaxckpt.cost.orders import Orders
 from jaxckpt.cost.rows import between_passes, is_row, is_used_as_it_is, reducing
 from jaxckpt.cost.strides import copied_views
 from jaxckpt.ir import Graph, Kind, Op, Phase, Run, Step
-from jaxckpt.ir.light import is_spread_over
+from jaxckpt.ir.light import is_spread_over, shows
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.zeros import scatters_into_addend
 
@@ -80,7 +80,7 @@ class Fusion:
       rules: What holds for any plan.
       materialised: Values that some kernel writes to memory.
       optional: Forward values inside a kernel that are smaller than the sources which they stand for.
-      entering: Values that are not in memory because a matrix product makes them of what it loads.
+      entering: Operands of matrix products that are not in memory: the products make them of what they load.
       light: Values that come from arguments and constants alone, through views and elementwise work: casts of
         parameters, masks, positions. They cost next to nothing to make again and are never worth keeping.
       sources: For every value what is read of memory to have it; a materialised value is its own source.
@@ -121,12 +121,12 @@ def fuse(graph: Graph) -> Fusion:
         and 0 < graph.values[v].size_bytes <= _MUCH_SMALLER * sum(spread.sources[v].values())
         and any(graph.ops[r].phase is not Phase.FORWARD for r in graph.readers[v])
     )
-    entering = frozenset(v for op, at in zip(graph.ops, rules.enters, strict=True) if at is not None for v in op.writes)
+    loaded = {behind_views(graph, v) for op in graph.ops if rules.loads[op.id] for v in op.reads}
     return Fusion(
         rules=rules,
         materialised=materialised,
         optional=optional,
-        entering=entering - materialised,
+        entering=frozenset(loaded) - materialised - light,
         light=light,
         sources=tuple(spread.sources),
     )
@@ -171,7 +171,7 @@ class Rules:
             for op in ops
         ]
         self.needs_memory = [_needs_memory(op, scatters=op.id not in into_addend) for op in ops]
-        self.shows = [op.id not in copied and _shows(graph, op) for op in ops]
+        self.shows = [op.id not in copied and shows(graph, op) for op in ops]
         self.is_gather = [op.primitive == "gather" for op in ops]
         self.enters = [None if op.id in by_themselves else _enters(graph, op, light) for op in ops]
         self.loads = [op.primitive == "dot_general" for op in ops]
@@ -239,12 +239,6 @@ def _needs_memory(op: Op, *, scatters: bool) -> tuple[int, ...]:
     if op.kind in _NEEDS_MEMORY or op.effects or op.primitive in _EXPANDED:
         return tuple(range(len(op.reads)))
     return (0,) if op.kind is Kind.SCATTER and scatters and op.reads else ()
-
-
-def _shows(graph: Graph, op: Op) -> bool:
-    if op.kind is not Kind.VIEW or len(op.reads) != 1 or len(op.writes) != 1:
-        return False
-    return graph.values[op.reads[0]].size_bytes == graph.values[op.writes[0]].size_bytes
 
 
 def _enters(graph: Graph, op: Op, light: frozenset[int]) -> int | None:

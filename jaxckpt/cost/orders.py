@@ -64,7 +64,7 @@ class Orders:
         if op.kind is Kind.CONTRACTION:
             self._product.update((v, op.id) for v in op.writes)
         elif op.primitive == "transpose" and self._product.keys() & set(op.reads):
-            axes = _permutation(op)
+            axes = permutation_of(op)
             self._put(op.writes[0], tuple(axes.index(axis) for axis in self.of(op.reads[0])), op.reads[0])
         elif op.kind is Kind.ELEMENTWISE and len(op.writes) == 1 and len(graph.values[op.writes[0]].shape) > 1:
             whole = sorted(self._whole(op), key=lambda v: self._product[v])
@@ -113,7 +113,7 @@ def _exchanges(order: Order, other: Order) -> bool:
     return any(tail[k:] + tail[:k] == turned for k in range(1, len(tail)))
 
 
-def _permutation(op: Op) -> Order:
+def permutation_of(op: Op) -> Order:
     """The axes of the operand in the order of the result's."""
     found = _PERMUTATION.fullmatch(op.detail)
     assert found, f"a transposition says what it does: {op.detail!r}"

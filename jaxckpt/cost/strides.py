@@ -5,20 +5,21 @@ that it sums over, one for the rest. Where the axes of one kind do not follow on
 attention block puts between batch and sequence, and takes back into the width), the operand is turned first, once for
 all that read it so.
 
-Read after `jaxckpt.ir`. Complexity: linear in ops.
+Read after `orders`. Complexity: linear in ops.
 """
 
 import re
 from collections.abc import Iterator
 from itertools import pairwise
 
+from jaxckpt.cost.orders import permutation_of
 from jaxckpt.ir import Graph, Kind, Op
+from jaxckpt.ir.light import shows
 
 Steps = tuple[tuple[int, int], ...]
 """Length and stride of each axis, in elements."""
 
 _AXES = re.compile(r"dimension_numbers=\(\(\(([\d,]*)\),\(([\d,]*)\)\),\(\(([\d,]*)\),\(([\d,]*)\)\)\)")
-_PERMUTATION = re.compile(r"permutation=\(([\d,]+)\)")
 
 
 def copied_views(graph: Graph) -> frozenset[int]:
@@ -49,8 +50,7 @@ def _views_of_product(graph: Graph, value: int) -> list[int]:
         op = graph.ops[made]
         if op.kind is Kind.CONTRACTION:
             return views[::-1]
-        sizes_bytes = {graph.values[v].size_bytes for v in (*op.reads, *op.writes)}
-        if op.kind is not Kind.VIEW or len(op.reads) != 1 or len(sizes_bytes) != 1:
+        if not shows(graph, op):
             break
         views.append(made)
         value = op.reads[0]
@@ -65,8 +65,7 @@ def _steps_along(graph: Graph, views: list[int]) -> Steps | None:
         if steps is None:
             return None
         if op.primitive == "transpose":
-            permutation = _PERMUTATION.search(op.detail)
-            steps = tuple(steps[axis] for axis in _numbers(permutation[1])) if permutation else None
+            steps = tuple(steps[axis] for axis in permutation_of(op))
         else:
             steps = _reshaped(steps, graph.values[op.writes[0]].shape)
     return steps

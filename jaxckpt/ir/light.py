@@ -3,7 +3,7 @@
 Read after `graph`; `schedule` asks.
 """
 
-from jaxckpt.ir.graph import Graph
+from jaxckpt.ir.graph import Graph, Op
 from jaxckpt.ir.kind import Kind
 
 
@@ -32,3 +32,10 @@ def is_spread_over(graph: Graph, value: int, size_bytes: int) -> bool:
         return False
     reads = graph.ops[made].reads
     return not reads or is_spread_over(graph, reads[0], size_bytes)
+
+
+def shows(graph: Graph, op: Op) -> bool:
+    """Whether an op is a view of one array of the same size."""
+    if op.kind is not Kind.VIEW or len(op.reads) != 1 or len(op.writes) != 1:
+        return False
+    return graph.values[op.reads[0]].size_bytes == graph.values[op.writes[0]].size_bytes

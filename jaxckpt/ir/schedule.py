@@ -40,6 +40,7 @@ Read after `plan`, `away`, `steps`, `sums` and `zeros`. Complexity: linear in op
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from jaxckpt.ir.away import away, is_ahead
 from jaxckpt.ir.decision import Offload, Partition, Recompute
@@ -120,12 +121,16 @@ class _Scheduler:
         self.spread: dict[int, bool] = {}
         self._outputs = frozenset(graph.outputs)
         self.kept = self._kept()
-        self.sums = RunningSums(graph)
         self.waits = waits_of_zeros(graph) if self.dropped else {}
         self.dropped_of: defaultdict[int, list[int]] = defaultdict(list)
         """By stage what it has to compute again."""
         for v in sorted(self.dropped):
             self.dropped_of[stage_of(plan, self._op_of(v))].append(v)
+
+    @cached_property
+    def sums(self) -> RunningSums:
+        """Asked for only where something is dropped."""
+        return RunningSums(self.graph)
 
     def run(self) -> Schedule:
         changed = self._reading_what_changes()

@@ -78,7 +78,7 @@ class Schedule:
     """Steps in order.
 
     Attributes:
-      steps: Runs and barriers; each reads only what earlier ones wrote, inputs and constants.
+      steps: Runs, barriers and moves; each reads only what earlier ones wrote, inputs and constants.
       origin: For each instance the value that it is.
       outputs: The instances that the step returns, in the order of `Graph.outputs`.
     """

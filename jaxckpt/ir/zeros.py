@@ -39,13 +39,17 @@ def _is_held_for(graph: Graph, zeros: Op, scatter: Op) -> bool:
 
 def _in_memory(graph: Graph, value: int, phase: Phase) -> int | None:
     """The value itself, or the last one in memory that it is computed of, made in the same part of the step."""
-    pending = {graph.producer[value]}
-    while made := max((op for op in pending if op is not None), default=None):
+    pending = {value}
+    while pending:
+        last = max(pending, key=lambda v: -1 if (op := graph.producer[v]) is None else op)
+        made = graph.producer[last]
+        if made is None:
+            return None
         op = graph.ops[made]
         if op.phase is phase and op.kind in _IN_MEMORY:
-            return value if value in op.writes else op.writes[0]
-        pending.discard(made)
-        pending.update(graph.producer[v] for v in op.reads if op.phase is phase)
+            return last
+        pending.discard(last)
+        pending.update(op.reads if op.phase is phase else ())
     return None
 
 

@@ -66,7 +66,7 @@ class _Writer:
         info = eqn.source_info
         if step.again:
             info = info.replace(name_stack=self._again_stack(step, info.name_stack))
-        if step.after is not None:
+        if step.after is not None and _can_pass(self._variables[step.after]):
             invars = self._waiting(step, invars)
         params = self._params(step, eqn)
         made = eqn.replace(invars=invars, outvars=outvars, source_info=info, params=params)

@@ -40,6 +40,15 @@ def test_zeros_of_the_forward_pass_wait_for_the_last_product_of_what_is_summed_i
     assert waits_of_zeros(graph) == {graph.producer[zeros]: hidden}
 
 
+def test_zeros_may_wait_for_the_first_op_of_a_step():
+    build = Builder()
+    x, places = build.input(4000), build.input(8)
+    first = build.op("dot_general", x, size_bytes=4000)
+    zeros = build.op("broadcast_in_dim", size_bytes=4000)
+    graph = build.graph(build.op("scatter-add", zeros, places, first, size_bytes=4000))
+    assert waits_of_zeros(graph) == {graph.producer[zeros]: first}
+
+
 def test_zeros_that_are_filled_from_arguments_alone_wait_for_nothing():
     build = Builder()
     x, places = build.input(4000), build.input(8)
