@@ -360,8 +360,9 @@ class _Replayer:
             self.made_by[instance] = kernel
             if op.kind is Kind.REDUCTION:
                 self.reduced.add(instance)
-            if op.primitive == STACK and step.reads and step.reads[0] in self.births:
-                self._add_stack_s(self.births[step.reads[0]], step.reads[0], self.size_bytes[instance])
+            for read in step.reads if op.primitive == STACK else ():
+                if read in self.births:
+                    self._add_stack_s(self.births[read], read, self.turns.stacked_bytes(read, self.size_bytes[read]))
             if op.kind is Kind.CONTRACTION and self._is_flattened(op):
                 self.flat.add(instance)
             if op.kind in _WRITES_IN_PLACE or self.turns.is_frame(step):

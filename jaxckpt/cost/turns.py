@@ -85,17 +85,24 @@ class Turns:
         return isinstance(step, Run) and self.graph.ops[step.op].primitive in (CARRY, END)
 
     def born(self, at: int, source: int) -> int:
-        """The step from which a buffer has to be there that is made at a step: a stack begins with its loop."""
+        """The step from which a buffer has to be there that is made at a step: a stack begins with its (first) loop."""
         if not self.graph.loops:
             return at
         step = self.steps[at]
+        begins = []
         if isinstance(step, Run) and self.graph.ops[step.op].primitive == STACK:
-            inside = self.graph.path(self._loop.get(step.reads[0])) if step.reads else ()
             around = self.graph.path(step.loop)
-            if len(inside) > len(around):
-                self.stacks[step.reads[0]] = source
-                return self._first[inside[len(around)]]
-        return at
+            for read in step.reads:
+                inside = self.graph.path(self._loop.get(read))
+                if len(inside) > len(around):
+                    self.stacks[read] = source
+                    begins.append(self._first[inside[len(around)]])
+        return min(begins, default=at)
+
+    def stacked_bytes(self, source: int, size_bytes: int) -> int:
+        """The bytes of all turns of the innermost loop that a buffer is made in."""
+        loop = self._loop.get(source)
+        return size_bytes if loop is None else self.graph.loops[loop].length * size_bytes
 
     def until(self, at: int, source: int, size_bytes: int) -> int:
         """The last step for which a buffer must be there that is read at a step; -1 where another one is read."""

@@ -1,6 +1,6 @@
 """A training step, and what is decided about it, as frozen data: plain Python, no jax.
 
-Read in this order: `graph` (ops and values), `loop` (loops whose bodies stand open in it), `kind` (what a primitive
+Read in this order: `graph` (ops and values), `loop` (loops whose bodies stand open in it), `stretches` (loops split into several), `kind` (what a primitive
 is, as far as fusing and pricing go), `decision` (what can happen to a value between forward and backward), `plan`
 (decisions for one graph), `partition` (what is split where a decision leaves that open), `away` (when values leave and
 come back), `possible` (what is refused), `light` (what is made of arguments alone), `sums` (gradients that several
@@ -20,6 +20,7 @@ from jaxckpt.ir.plan import Plan, Prediction
 from jaxckpt.ir.residual import Residual, residuals
 from jaxckpt.ir.schedule import schedule
 from jaxckpt.ir.steps import Barrier, Move, Run, Schedule, Step
+from jaxckpt.ir.stretches import Stretches
 
 __all__ = [
     "Barrier",
@@ -42,6 +43,7 @@ __all__ = [
     "Save",
     "Schedule",
     "Step",
+    "Stretches",
     "Trait",
     "Value",
     "excerpt",

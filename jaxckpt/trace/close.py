@@ -10,7 +10,9 @@ that a turn reads what the one before made, zeros in the first; else of what it 
 next. Two such loops that turn opposite ways meet in the same places of a stack, but for what the last turn of the one
 has made: the first turn of the other gets that itself.
 
-Read after `loops`. Complexity: linear in equations times the depth of loops.
+Stretches of one loop (`OpenLoop.offset`) go through whole arrays, and stack into one that each hands on to the next.
+
+Read after `loops` and `whole`. Complexity: linear in equations times the depth of loops.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,8 +25,9 @@ import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
-from jaxckpt.trace.loops import SHOWN, is_ours, paths_of
+from jaxckpt.trace.loops import SHOWN, is_ours, paths_of, stacking_loops
 from jaxckpt.trace.program import JAXPRS, Atom, Equation, OpenLoop, Program
+from jaxckpt.trace.whole import Counter
 
 
 def closed_jaxpr(program: Program, equations: Sequence[Equation], outvars: Sequence[Atom]) -> Any:
@@ -69,6 +72,9 @@ class _Scan:
       last: For each place what the last turn handed on.
       zeros: Equations that make what the first turn gets where there was no turn before; they stand before the loop.
       stacks: What is stacked, each with the variable of the stack.
+      picked: Variables of slices of whole arrays, in a stretch, each with its array.
+      placed: What a stretch puts into whole arrays: the array as a turn gets it, the value, the array as it leaves it.
+      counter: Of a stretch, where something is picked or placed.
     """
 
     constants: dict[Any, None] = field(default_factory=dict)
@@ -79,12 +85,15 @@ class _Scan:
     last: Sequence[Any] = ()
     stacks: list[tuple[Atom, Any]] = field(default_factory=list)
     zeros: list[Any] = field(default_factory=list)
+    picked: dict[Any, Atom] = field(default_factory=dict)
+    placed: list[tuple[Any, Atom, Any]] = field(default_factory=list)
+    counter: Counter | None = None
 
-    def turn(self, *, first: Atom, carried: Any, following: Atom) -> Any:
-        """Adds a place to the carry; what the last turn handed on."""
+    def turn(self, *, first: Atom, carried: Any, following: Atom, last: Any = None) -> Any:
+        """Adds a place to the carry; what the last turn handed on, under a new variable or one that exists."""
         place = max(self.carried, default=-1) + 1
         self.first[place], self.carried[place] = first, carried
-        last = jex.Var(carried.aval)
+        last = last or jex.Var(carried.aval)
         self.following, self.last = (*self.following, following), (*self.last, last)
         return last
 
@@ -96,11 +105,21 @@ class _Closer:
         self._scans = [_Scan() for _ in loops]
         self._home = {v: self._path(equation) for equation in equations for v in equation.eqn.outvars}
         self._stacked: dict[Any, Any] = {}
+        self._whole: dict[Any, Any] = {}
+        """The stacks that several stretches make, each with its equation."""
         for equation in equations:
             if equation.eqn.primitive.name == STACK:
                 self._note_stack(equation.eqn)
         for equation in equations:
             self._connect(equation)
+        for stack, eqn in self._whole.items():
+            self._fill(stack, eqn)
+        for scan, opened in zip(self._scans, loops, strict=True):
+            if scan.picked or scan.placed:
+                scan.counter = Counter(opened)
+                scan.turn(
+                    first=scan.counter.first, carried=scan.counter.carried, following=scan.counter.following
+                )
         self._last: dict[Any, Any] = {}
         self._turned = {id(e.eqn): self._ahead(e) for e in equations if e.ahead}
 
@@ -109,12 +128,28 @@ class _Closer:
 
     def _note_stack(self, eqn: Any) -> None:
         """A value that the step stacks itself is not stacked a second time, but for what is there to be shown."""
-        (value,), (stack,), loop = eqn.invars, eqn.outvars, eqn.params["loop"]
-        self._scans[loop].stacks.append((value, stack))
+        (stack,), loops = eqn.outvars, stacking_loops(eqn)
+        if len(loops) > 1:
+            self._whole[stack] = eqn
+        else:
+            self._scans[loops[0]].stacks.append((eqn.invars[0], stack))
         if SHOWN in eqn.params:
             return
-        if isinstance(value, jex.Var) and self._home.get(value, ()) == self._paths[loop]:
-            self._stacked.setdefault(value, stack)
+        for loop, value in zip(loops, eqn.invars, strict=True):
+            if isinstance(value, jex.Var) and self._home.get(value, ()) == self._paths[loop]:
+                self._stacked.setdefault(value, stack)
+
+    def _fill(self, stack: Any, eqn: Any) -> None:
+        """A stack that stretches fill one after the other: zeros first, and each hands it on to the next."""
+        loops = stacking_loops(eqn)
+        zeros = _zeros(stack.aval, eqn)
+        self._scans[loops[0]].zeros.append(zeros)
+        (whole,) = zeros.outvars
+        for loop, value in zip(loops, eqn.invars, strict=True):
+            carried, following = jex.Var(stack.aval), jex.Var(stack.aval)
+            self._scans[loop].placed.append((carried, value, following))
+            last = stack if loop == loops[-1] else None
+            whole = self._scans[loop].turn(first=whole, carried=carried, following=following, last=last)
 
     def _connect(self, equation: Equation) -> None:
         """Notes what an equation reads from outside of its loop, and what it says of one."""
@@ -125,9 +160,17 @@ class _Closer:
             return
         loop = eqn.params["loop"]
         scan, inside = self._scans[loop], self._paths[loop]
+        if eqn.primitive.name == STACK:
+            for stretch, value in zip(stacking_loops(eqn), eqn.invars, strict=True):
+                if isinstance(value, jex.Var):
+                    self._show(value, self._paths[stretch])
+            return
+        picks = eqn.primitive.name == SLICE and self._loops[loop].offset is not None
         for variable in equation.variables():
-            self._show(variable, inside if eqn.primitive.name in (END, STACK) else inside[:-1])
+            self._show(variable, inside if eqn.primitive.name == END or picks else inside[:-1])
         match eqn.primitive.name:
+            case _ if picks:
+                scan.picked[eqn.outvars[0]] = eqn.invars[0]
             case name if name == CARRY:
                 scan.first[eqn.params["index"]] = eqn.invars[0]
                 scan.carried[eqn.params["index"]] = eqn.outvars[0]
@@ -150,6 +193,10 @@ class _Closer:
             self._home[stack] = home[:-1]
             self._scans[loop].stacks.append((variable, stack))
         stack = self._stacked[variable]
+        if stack in self._whole:
+            self._scans[path[-1]].picked[variable] = stack
+            self._show(stack, path)
+            return
         self._scans[path[-1]].slices[variable] = stack
         self._show(stack, path[:-1])
 
@@ -207,7 +254,7 @@ class _Closer:
             constvars=(),
             invars=invars,
             outvars=outvars,
-            eqns=list(self.level(body, depth + 1)),
+            eqns=[*self._picking(loop), *self.level(body, depth + 1), *self._placing(loop)],
             effects=frozenset(),
             debug_info=debug_info,
         )
@@ -219,6 +266,23 @@ class _Closer:
             params=_compat.scan_params(template.params, JAXPRS[1](jaxpr, ()), *sizes),
         )
         return self._within(eqn, self._loops[loop].parent)
+
+
+    def _picking(self, loop: int) -> Iterator[Any]:
+        """What a turn of a stretch does first: it takes its slices of whole arrays."""
+        scan = self._scans[loop]
+        for variable, array in scan.picked.items():
+            assert scan.counter is not None, "it was made for what is picked"
+            yield from (self._within(eqn, loop) for eqn in scan.counter.pick(array, variable))
+
+    def _placing(self, loop: int) -> Iterator[Any]:
+        """What it does last: it puts what it has made into whole arrays, and counts."""
+        scan = self._scans[loop]
+        if scan.counter is None:
+            return
+        for carried, value, following in scan.placed:
+            yield from (self._within(eqn, loop) for eqn in scan.counter.place(carried, value, following))
+        yield from (self._within(eqn, loop) for eqn in scan.counter.advance())
 
 
 def _zeros(aval: Any, beside: Any) -> Any:

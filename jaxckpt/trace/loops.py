@@ -10,7 +10,7 @@ values are. What a scan carries on unchanged, and what it stacks though it does 
 Read after `program`; `inline` calls it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,6 +159,15 @@ def is_ours(eqn: Any) -> bool:
     return eqn.primitive.name in PRIMITIVES
 
 
+STRETCHES = "stretches"
+"""A parameter of `loop_stack`: the loops that stack into it one after the other, where there are several."""
+
+
+def stacking_loops(eqn: Any) -> tuple[int, ...]:
+    """For each operand of a `loop_stack` the loop that stacks it, in the order in which they run."""
+    return tuple(eqn.params.get(STRETCHES, (eqn.params["loop"],)))
+
+
 def is_sound(program: Program) -> bool:
     """Whether every equation sees what it reads, and the equations of each body are neighbours.
 
@@ -175,12 +184,20 @@ def is_sound(program: Program) -> bool:
             return False
         left.update(set(around) - set(path))
         around = path
-        reader = equation.loop
-        if is_ours(equation.eqn):
-            loop = equation.eqn.params["loop"]
-            reader = loop if equation.eqn.primitive.name in (END, STACK) else program.loops[loop].parent
-        if not all(sight.sees(reader, made[v]) for v in equation.variables() if v in made):
+        if not all(sight.sees(reader, made[v]) for v, reader in _readings(equation, program.loops) if v in made):
             return False
         made.update(dict.fromkeys(equation.eqn.outvars, equation.loop))
     known = {*made, *program.invars, *(v for v, _ in program.constants)}
     return all(v in known for equation in program.equations for v in equation.variables())
+
+
+def _readings(equation: Equation, loops: Sequence[OpenLoop]) -> Iterator[tuple[Any, int | None]]:
+    """The variables that an equation reads, each with the loop whose turns read it."""
+    eqn, reader = equation.eqn, equation.loop
+    if eqn.primitive.name == STACK:
+        pairs = zip(eqn.invars, stacking_loops(eqn), strict=True)
+        yield from ((atom, loop) for atom, loop in pairs if isinstance(atom, jex.Var))
+        return
+    if is_ours(eqn):
+        reader = eqn.params["loop"] if eqn.primitive.name == END else loops[eqn.params["loop"]].parent
+    yield from ((variable, reader) for variable in equation.variables())

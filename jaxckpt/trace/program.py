@@ -46,10 +46,13 @@ class OpenLoop:
     Attributes:
       eqn: The scan that it was, under its whole name stack.
       parent: The loop whose body it stands in, or None.
+      offset: Of a stretch of a loop the first slice, in arrays that the stretches go through and stack together; None
+        for a whole loop.
     """
 
     eqn: Any
     parent: int | None
+    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,83 @@
+"""How a stretch of a loop reads and writes its part of a whole array: through a counter that its turns hand on.
+
+A scan's own slices and stacks are as long as the scan. Cutting an array for each stretch would copy all of it, and so
+would joining what stretches have stacked. So the whole array is a constant of the scan, or handed on from turn to turn
+and from stretch to stretch, and each turn slices or updates it in the place of its counter. Compilers make the same of
+a scan's slices and stacks.
+
+Read after `program`; `close` asks.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from jaxckpt.trace.program import Atom, OpenLoop
+
+
+class Counter:
+    """The counter of a stretch.
+
+    Args:
+      opened: The stretch.
+
+    Attributes:
+      first: What its first turn gets.
+      carried: What every turn gets.
+      following: What a turn hands on.
+    """
+
+    def __init__(self, opened: OpenLoop):
+        assert opened.offset is not None, "a whole loop needs none"
+        self._beside = opened.eqn
+        params = opened.eqn.params
+        aval = jax.typeof(jnp.int32(0))
+        self._step = -1 if params["reverse"] else 1
+        begin = opened.offset + (params["length"] - 1 if params["reverse"] else 0)
+        self.first = jex.Literal(np.int32(begin), aval)
+        self.carried, self.following = jex.Var(aval), jex.Var(aval)
+
+    def advance(self) -> Iterator[Any]:
+        """The equation of what a turn hands on."""
+        return _equations(lambda i: i + np.int32(self._step), [self.carried], self.following, beside=self._beside)
+
+    def pick(self, array: Atom, variable: Any) -> Iterator[Any]:
+        """The equations of the turn's slice of a whole array."""
+        return _equations(_slice, [array, self.carried], variable, beside=self._beside)
+
+    def place(self, array: Any, value: Atom, variable: Any) -> Iterator[Any]:
+        """The equations of a whole array with the turn's value in its place."""
+        return _equations(_update, [array, value, self.carried], variable, beside=self._beside)
+
+
+def _slice(array: Any, index: Any) -> Any:
+    return jax.lax.dynamic_index_in_dim(array, index, keepdims=False, allow_negative_indices=False)
+
+
+def _update(array: Any, value: Any, index: Any) -> Any:
+    return jax.lax.dynamic_update_index_in_dim(array, value, index, 0, allow_negative_indices=False)
+
+
+def _equations(made: Callable[..., Any], reads: Sequence[Atom], result: Any, *, beside: Any) -> Iterator[Any]:
+    """The equations of a function over atoms, the last of which makes a variable that exists; named like another."""
+    closed = jax.make_jaxpr(made)(*(_spec(atom.aval) for atom in reads))
+    jaxpr = getattr(closed, "jaxpr", closed)
+    env: dict[Any, Atom] = {**dict(zip(jaxpr.invars, reads, strict=True)), jaxpr.outvars[0]: result}
+    for eqn in jaxpr.eqns:
+        for variable in eqn.outvars:
+            env.setdefault(variable, jex.Var(variable.aval))
+        yield eqn.replace(
+            invars=[env[atom] if isinstance(atom, jex.Var) else atom for atom in eqn.invars],
+            outvars=[env[variable] for variable in eqn.outvars],
+            source_info=beside.source_info,
+            ctx=beside.ctx,
+        )
+
+
+def _spec(aval: Any) -> jax.ShapeDtypeStruct:
+    sharding = None if aval.sharding.mesh.empty else aval.sharding
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
