@@ -1,10 +1,11 @@
 """Plans that fit, proved by the compiler: the loop from prediction to proof, the plan that users hold, its file.
 
 Read in this order: `plan` (what users hold), `policies` (what people decided), `explain` (who decided what), `allowed`
-(what may be decided), `floor` (what no plan lowers, and what would), `refusals` (what is said then), `planner`
-(predict, compile, compare, correct), `frontier` and `trade` (memory against time), `returned`, `batches` and
-`batch_search` (how large a batch fits), `analysis` (where the residuals are, before anything is decided), `document` (a
-plan as plain data), `file` (the same as TOML), `once` (one plan for a run of several processes).
+(what may be decided), `floor` (what no plan lowers, and what would), `refusals` (what is said then), `stretching`
+(loops whose last turns keep more), `planner` and `search` (predict, compile, compare, correct), `frontier` and `trade`
+(memory against time), `returned`, `batches` and `batch_search` (how large a batch fits), `analysis` (where the
+residuals are, before anything is decided), `document` (a plan as plain data), `file` (the same as TOML), `once` (one
+plan for a run of several processes).
 """
 
 from jaxckpt.fit.analysis import Analysis, ScopeResiduals, analyze

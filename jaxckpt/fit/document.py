@@ -49,6 +49,7 @@ def document_from_plan(plan: Plan) -> Document:
         "notes": list(plan.notes),
         "stages": list(plan.stages),
         "layers": list(plan.layers),
+        "stretches": [{"loop": each.loop, "lengths": list(each.lengths)} for each in plan.stretches],
         "written_by": _versions(),
         "predicted": None if plan.prediction is None else _record(plan.prediction),
         "measured": None if plan.footprint is None else plan.footprint.to_dict(),
@@ -56,7 +57,7 @@ def document_from_plan(plan: Plan) -> Document:
         "decision": list(_entries(plan)),
         "arguments": {"static_argnums": list(plan.static_argnums), "flat": list(map(_line, plan.arguments))},
     }
-    for key in ("budget_bytes", "predicted", "measured", "attempt", "decision", "layers"):
+    for key in ("budget_bytes", "predicted", "measured", "attempt", "decision", "layers", "stretches"):
         if document[key] in (None, []):
             del document[key]
     return {"format": FORMAT, "version": VERSION, "digest": digest(document), **document}
@@ -189,6 +190,7 @@ _PLAN: _Keys = {
     "notes": _TEXTS,
     "stages": _COUNTS,
     "layers": _COUNTS.maybe(),
+    "stretches": _TABLES.maybe(),
     "written_by": _TABLE,
     "predicted": _TABLE.maybe(),
     "measured": _TABLE.maybe(),
@@ -201,6 +203,7 @@ _TABLES_OF: Mapping[str, _Keys] = {
     "predicted": _keys_of(ir.Prediction),
     "measured": _keys_of(Footprint, compiler_options=_OPTIONS, caveats=_TEXTS, undonated=_HELD),
     "attempt": _keys_of(Attempt),
+    "stretches": _keys_of(ir.Stretches, lengths=_COUNTS),
     "arguments": {"static_argnums": _COUNTS, "flat": _LINES},
 }
 _ENTRY: _Keys = {
@@ -274,6 +277,9 @@ def plan_from_document(document: Mapping[str, Any]) -> Plan:
         decisions={described.value: decision for described, decision in decided},
         stages=tuple(document["stages"]),
         layers=tuple(document.get("layers", ())),
+        stretches=tuple(
+            ir.Stretches(loop=each["loop"], lengths=tuple(each["lengths"])) for each in document.get("stretches", ())
+        ),
         strategy=document["strategy"],
         prediction=None if predicted is None else ir.Prediction(**predicted),
         target=document["target"],

@@ -6,25 +6,27 @@ leaves much of the budget unused, corrects the model by the difference and is so
 compiled total is within the budget is returned; of all that were measured so far, for other budgets too, the one of
 the least estimated time.
 
-Read after `jaxckpt.solve`, `jaxckpt.rewrite`, `jaxckpt.measure`.
+Read after `jaxckpt.solve`, `jaxckpt.rewrite`, `jaxckpt.measure`; `search` is the loop itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from jaxckpt import ir
 from jaxckpt._errors import InfeasibleBudgetError
-from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
+from jaxckpt._units import budget_bytes, budget_fraction
 from jaxckpt.advise.known_bad import reads_other_turns, refuse_miscompiled
 from jaxckpt.fit.allowed import checked_allow, require_mesh
 from jaxckpt.fit.floor import Floor, floor_of
 from jaxckpt.fit.pause import collector_paused
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan, describe
-from jaxckpt.fit.refusals import infeasible, larger_arguments
+from jaxckpt.fit.refusals import larger_arguments
 from jaxckpt.fit.run_beside import run_beside
+from jaxckpt.fit.search import Candidate, Search
+from jaxckpt.fit.stretching import Stretching
 from jaxckpt.hlo import stall_s
 from jaxckpt.measure import Footprint, compile_flat
 from jaxckpt.policy import Policy, load_policy
@@ -42,23 +44,10 @@ from jaxckpt.solve import (
     unaliased_output_bytes,
 )
 from jaxckpt.target import Target
-from jaxckpt.trace import trace_step
-
-_WELL_USED = 0.985
-"""A plan that takes at least this share of what the budget leaves for temporaries is not tried to be bettered."""
-_MARGIN = 0.001
-"""Taken off the budget, as a share of it, when the model is corrected by a measured difference."""
+from jaxckpt.trace import Stretched, in_stretches, trace_step
 
 Progress = Callable[[str], None]
 """Told what is being done, a short sentence at a time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A plan with what the compiler says of it."""
-
-    plan: ir.Plan
-    footprint: Footprint
 
 
 class Planner:
@@ -128,6 +117,7 @@ class Planner:
         self.problem = replace(free, must={**kept, **musts(free, chosen)})
         self._footprints: dict[ir.Plan, Footprint] = {}
         self._solvers: dict[str, StrategySolver] = {}
+        self._stretchings: dict[OptimalSolver, Stretching] = {}
 
     def plan(self, *, budget: str | int | float, strategy: str = "optimal") -> Plan:
         """The fastest plan whose compiled total is within the budget.
@@ -157,7 +147,7 @@ class Planner:
         attempts: tuple[Attempt, ...] = ()
         found: Plan | None = None
         for which in (solver, *(self.beside if solver is self.solver else ())):
-            search = _Search(self, budget, limit_bytes, which, earlier=attempts)
+            search = Search(self, budget, limit_bytes, which, earlier=attempts)
             try:
                 found = search.run()
             except InfeasibleBudgetError as error:
@@ -234,7 +224,7 @@ class Planner:
         """A plan with what the compiler says of it; compiled once."""
         if plan not in self._footprints:
             refuse_miscompiled(
-                self.graph,
+                self.split(plan).traced.graph,
                 plan,
                 called=f"a plan for {self.target.name}",
                 platform=self.target.platform,
@@ -257,6 +247,14 @@ class Planner:
     def rewritten(self, plan: ir.Plan) -> Rewritten:
         """The step with a plan carried out, over flat arguments."""
         return rewrite(self.traced, plan)
+
+    def split(self, plan: ir.Plan) -> Stretched:
+        """The step with its loops in a plan's stretches."""
+        return in_stretches(self.traced, plan.stretches)
+
+    def stretching(self, solver: OptimalSolver) -> Stretching:
+        """What decides differently for some turns of a loop, from a solver's plans that do not."""
+        return self._stretchings.setdefault(solver, Stretching(self.traced, solver))
 
     def candidates(self) -> tuple[Candidate, ...]:
         """What was measured so far of plans that may answer any budget."""
@@ -309,144 +307,13 @@ class Planner:
 
     def described(self, plan: ir.Plan) -> Iterator[Described]:
         """What each decided value of a plan is."""
-        return (describe(self.graph, value) for value in plan.decisions)
+        graph = self.split(plan).traced.graph
+        return (describe(graph, value) for value in plan.decisions)
 
     def arguments(self) -> Iterator[Argument]:
         """What the step was traced with."""
         for path, spec in zip(self.traced.paths, self.traced.specs, strict=True):
             yield Argument(path=path, shape=tuple(spec.shape), dtype=str(spec.dtype))
-
-
-class _Search:
-    """The loop for one budget: what total to ask of the solver, so that the compiled total is the budget.
-
-    The model is asked for the budget itself first. Where the compiled total differs, the next question is moved by
-    the difference; once one plan was too large and another one fits, it is interpolated between the two.
-    """
-
-    def __init__(
-        self,
-        planner: Planner,
-        budget: object,
-        limit_bytes: int,
-        solver: OptimalSolver | StrategySolver,
-        earlier: Sequence[Attempt] = (),
-    ):
-        self.planner = planner
-        self.earlier = earlier
-        self.solver = solver
-        self.budget = budget
-        self.limit_bytes = limit_bytes
-        self.attempts: list[Attempt] = []
-        self.tried: list[Candidate] = []
-        self.fitting: tuple[int, int] | None = None
-        self.too_large: tuple[int, int] | None = None
-        """The largest question (and its compiled total) that fits, and the smallest that does not, bytes."""
-
-    def run(self) -> Plan:
-        while len(self.attempts) < self.planner.max_compiles:
-            asked_bytes = self._next_question()
-            plan = self._answer(asked_bytes)
-            if plan is None:
-                break
-            if plan in self.solver.last_resorts:  # it answers no question but its own
-                asked_bytes = plan.predicted.total_bytes
-            candidate = self._try(plan, asked_bytes=asked_bytes)
-            if self._good_enough(candidate):
-                break
-        return self._finish()
-
-    def _next_question(self) -> int:
-        margin_bytes = int(_MARGIN * self.limit_bytes)
-        if self.fitting and self.too_large:
-            (low, low_total), (high, high_total) = self.fitting, self.too_large
-            share = (self.limit_bytes - low_total) / max(1, high_total - low_total)
-            return low + int((high - low) * min(0.8, max(0.2, share)))
-        if self.too_large:
-            asked_bytes, total_bytes = self.too_large
-            return asked_bytes - (total_bytes - self.limit_bytes) - margin_bytes
-        if self.fitting:
-            asked_bytes, total_bytes = self.fitting
-            return asked_bytes + (self.limit_bytes - total_bytes) - margin_bytes
-        return self.limit_bytes
-
-    def _answer(self, asked_bytes: int) -> ir.Plan | None:
-        """The plan for a question; a last resort with the last compile, or where the solver knows no less.
-
-        None if nothing new is left.
-        """
-        solver = self.solver
-        resorts = [plan for plan in solver.last_resorts if not self._was_tried(plan)]
-        left = self.planner.max_compiles - len(self.attempts)
-        if self.fitting or left > min(1, len(resorts)):
-            temp_bytes = asked_bytes - self.planner.fixed_bytes
-            plan = solver.solve(temp_bytes, unplanned=self._may_be_unplanned())
-            if not self._was_tried(plan):
-                return plan
-        return None if self.fitting or not resorts else resorts[0]
-
-    def _was_tried(self, plan: ir.Plan) -> bool:
-        return any(plan == candidate.plan for candidate in self.tried)
-
-    def _may_be_unplanned(self) -> bool:
-        """Whether the step as it is might fit: nothing is known yet, or it is known to fit."""
-        unplanned = self.solver.unplanned
-        if not self.planner.compiled_before(unplanned):
-            return True
-        return self.planner.measure(unplanned).footprint.total_bytes <= self.limit_bytes
-
-    def _try(self, plan: ir.Plan, *, asked_bytes: int) -> Candidate:
-        known = self.planner.compiled_before(plan)
-        candidate = self.planner.measure(plan)
-        total_bytes = candidate.footprint.total_bytes
-        self.attempts.append(
-            Attempt(
-                strategy=plan.strategy,
-                predicted_bytes=plan.predicted.total_bytes,
-                measured_bytes=total_bytes,
-                step_s=plan.predicted.step_s,
-                compile_s=0.0 if known else candidate.footprint.compile_s,
-            )
-        )
-        self.tried.append(candidate)
-        if total_bytes <= self.limit_bytes:
-            self.fitting = max(self.fitting or (0, 0), (asked_bytes, total_bytes))
-        else:  # every question down to what the plan was predicted to take has this answer
-            question = (min(asked_bytes, plan.predicted.total_bytes), total_bytes)
-            self.too_large = min(self.too_large or question, question)
-        return candidate
-
-    def _good_enough(self, candidate: Candidate) -> bool:
-        total_bytes = candidate.footprint.total_bytes
-        if total_bytes > self.limit_bytes:
-            return False
-        if not candidate.plan.decisions:
-            return True
-        fixed_bytes = self.planner.fixed_bytes
-        return total_bytes - fixed_bytes >= _WELL_USED * (self.limit_bytes - fixed_bytes)
-
-    def _finish(self) -> Plan:
-        known = [*self.tried, *(self.planner.candidates() if isinstance(self.solver, OptimalSolver) else ())]
-        fitting = [c for c in known if c.footprint.total_bytes <= self.limit_bytes]
-        if not fitting:
-            resorts = [c for c in self.tried if c.plan in self.solver.last_resorts]
-            smallest = min(resorts or self.tried, key=lambda c: c.footprint.total_bytes).footprint
-            floor = floor_of(smallest, self.planner.graph, step=self.planner.traced.name)
-            raise infeasible(self.budget, self.limit_bytes, smallest, floor, target=self.planner.target.name)
-        best = min(fitting, key=lambda c: (self.planner.compiled_s(c), c.plan.predicted.step_s))
-        return self.planner.finished(
-            best,
-            budget_bytes=self.limit_bytes,
-            notes=tuple(self._notes(best)),
-            attempts=(*self.earlier, *self.attempts),
-        )
-
-    def _notes(self, best: Candidate) -> Iterator[str]:
-        if not best.plan.decisions:
-            yield (
-                f"The step fits as it is ({format_bytes(best.footprint.total_bytes)} of"
-                f" {format_bytes(self.limit_bytes)}): everything is saved, nothing is recomputed."
-            )
 
 
 def plan(

@@ -60,9 +60,9 @@ class Plan:
 
     Attributes:
       fingerprint: `Graph.fingerprint` of the graph that it is for, its loops whole.
-      decisions: By value id, where loops are split those of the split step. A forward value that stands here as `Save` is kept (and pinned) until the
-        backward; one that stands as `Recompute` is dropped. A residual that does not stand here is left to
-        the compiler, untouched.
+      decisions: By value id, where loops are split those of the split step. A forward value that stands here as `Save`
+        is kept (and pinned) until the backward; one that stands as `Recompute` is dropped. A residual that does not
+        stand here is left to the compiler, untouched.
       stages: Ids of the first forward op of each stage, ascending. What a stage recomputes is recomputed at
         once, when the backward first needs any of it.
       layers: Ids of the forward ops at which copies to the host can be waited for, ascending: what `Offload` counts

@@ -41,6 +41,8 @@ def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "  of these recomputation", format_seconds(plan.predicted.recompute_s)
         if plan.predicted.gap is not None:
             yield "  the best plan saves at most", f"{plan.predicted.gap:.1%}"
+    for each in plan.stretches:
+        yield f"loop {each.loop} decided apart for", f"{' + '.join(map(str, each.lengths))} turns"
 
 
 def _kept(plan: Plan) -> Table:

@@ -136,16 +136,17 @@ class _Applied:
     def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Ready":
         traced = trace_step(self._step, *args, kwargs=kwargs, **self._options)
         plan = self._decide(traced)
+        rewritten = rewrite(traced, plan)
         for platform in platforms(traced):
             refuse_miscompiled(
-                traced.graph,
+                rewritten.traced.graph,
                 plan,
                 called=f"apply({traced.name})",
                 platform=platform,
                 version=compiler_for(platform).version or "",
             )
         require_agreement(traced, plan)
-        ready = _Ready(rewrite(traced, plan))
+        ready = _Ready(rewritten)
         if not traced.closes_over_tracers():
             self._jitted, self._static = traced.jitted, traced.static
             self._ready[id(traced.stage.jaxpr)] = ready

@@ -27,7 +27,7 @@ from jaxckpt import _compat
 from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
 from jaxckpt.trace.loops import SHOWN, is_ours, paths_of, stacking_loops
 from jaxckpt.trace.program import JAXPRS, Atom, Equation, OpenLoop, Program
-from jaxckpt.trace.whole import Counter
+from jaxckpt.trace.whole import Counter, laid_out, may_lie_otherwise
 
 
 def closed_jaxpr(program: Program, equations: Sequence[Equation], outvars: Sequence[Atom]) -> Any:
@@ -74,6 +74,7 @@ class _Scan:
       stacks: What is stacked, each with the variable of the stack.
       picked: Variables of slices of whole arrays, in a stretch, each with its array.
       placed: What a stretch puts into whole arrays: the array as a turn gets it, the value, the array as it leaves it.
+      laid_out: Of a stretch the equations that say how what it hands on lies.
       counter: Of a stretch, where something is picked or placed.
     """
 
@@ -87,6 +88,7 @@ class _Scan:
     zeros: list[Any] = field(default_factory=list)
     picked: dict[Any, Atom] = field(default_factory=dict)
     placed: list[tuple[Any, Atom, Any]] = field(default_factory=list)
+    laid_out: list[Any] = field(default_factory=list)
     counter: Counter | None = None
 
     def turn(self, *, first: Atom, carried: Any, following: Atom, last: Any = None) -> Any:
@@ -96,6 +98,15 @@ class _Scan:
         last = last or jex.Var(carried.aval)
         self.following, self.last = (*self.following, following), (*self.last, last)
         return last
+
+    def hand_on_laid_out(self, beside: Any) -> None:
+        """Says how that lies which a turn hands on."""
+        following = list(self.following)
+        for place, atom in enumerate(following):
+            if may_lie_otherwise(atom):
+                following[place] = jex.Var(atom.aval)
+                self.laid_out += laid_out(atom, following[place], beside=beside)
+        self.following = following
 
 
 class _Closer:
@@ -112,14 +123,15 @@ class _Closer:
                 self._note_stack(equation.eqn)
         for equation in equations:
             self._connect(equation)
+        for scan, opened in zip(self._scans, loops, strict=True):
+            if opened.offset is not None:
+                scan.hand_on_laid_out(opened.eqn)
         for stack, eqn in self._whole.items():
             self._fill(stack, eqn)
         for scan, opened in zip(self._scans, loops, strict=True):
             if scan.picked or scan.placed:
                 scan.counter = Counter(opened)
-                scan.turn(
-                    first=scan.counter.first, carried=scan.counter.carried, following=scan.counter.following
-                )
+                scan.turn(first=scan.counter.first, carried=scan.counter.carried, following=scan.counter.following)
         self._last: dict[Any, Any] = {}
         self._turned = {id(e.eqn): self._ahead(e) for e in equations if e.ahead}
 
@@ -267,7 +279,6 @@ class _Closer:
         )
         return self._within(eqn, self._loops[loop].parent)
 
-
     def _picking(self, loop: int) -> Iterator[Any]:
         """What a turn of a stretch does first: it takes its slices of whole arrays."""
         scan = self._scans[loop]
@@ -276,8 +287,9 @@ class _Closer:
             yield from (self._within(eqn, loop) for eqn in scan.counter.pick(array, variable))
 
     def _placing(self, loop: int) -> Iterator[Any]:
-        """What it does last: it puts what it has made into whole arrays, and counts."""
+        """What it does last: it says how that lies which it hands on, fills its places in whole arrays, and counts."""
         scan = self._scans[loop]
+        yield from (self._within(eqn, loop) for eqn in scan.laid_out)
         if scan.counter is None:
             return
         for carried, value, following in scan.placed:

@@ -8,9 +8,8 @@ argument by argument and bit by bit.
 Read after `step`. Complexity: linear in equations, times the stretches of their loop.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Any
 
 import jax.extend.core as jex
@@ -18,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxckpt._errors import PlanMismatchError
 from jaxckpt.ir import Phase, Stretches
-from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
+from jaxckpt.ir.loop import CARRY, END, STACK
 from jaxckpt.trace.close import closed_jaxpr
 from jaxckpt.trace.graph import graph_of
 from jaxckpt.trace.loops import STRETCHES, Sight, is_ours
@@ -154,13 +153,13 @@ class _Turning:
     Attributes:
       stretches: Indices of its stretches, in the order in which they run.
       names: For each stretch, by index, the variables that stand for those of the body.
-      end: The equation of what the last turn hands on, if any.
+      end: The position of the equation of what the last turn hands on, if there is one.
       handed: What the stretch before has handed on.
     """
 
     stretches: tuple[int, ...]
     names: tuple[dict[Any, Any], ...]
-    end: Equation | None = None
+    end: int | None = None
     handed: Sequence[Atom] = ()
 
 
@@ -175,10 +174,9 @@ class _Splitter:
         for loop in range(len(self._program.loops)):
             self._open(loop)
         self._turning = dict(self._turned())
-        for equation in self._program.equations:
-            loop = equation.eqn.params.get("loop") if equation.eqn.primitive.name == END else None
-            if loop in self._turning:
-                self._turning[loop].end = equation
+        for position, equation in enumerate(self._program.equations):
+            if equation.eqn.primitive.name == END and (loop := equation.eqn.params["loop"]) in self._turning:
+                self._turning[loop].end = position
         self._made: list[tuple[Equation, Phase]] = []
         self._ops: list[dict[int, int]] = [{} for _ in self._program.equations]
 
@@ -242,14 +240,10 @@ class _Splitter:
             for position in positions:
                 self._add(position, index, self._of_stretch(self._program.equations[position], loop, index))
             if turning.end is not None and index != turning.stretches[-1]:
-                ended = self._ended(turning.end, turning, index)
-                turning.handed = [jex.Var(v.aval) for v in turning.end.eqn.outvars]
-                eqn = ended.eqn.replace(outvars=turning.handed)
-                self._made.append((replace(ended, eqn=eqn), self._phase_of(turning.end)))
-
-    def _phase_of(self, equation: Equation) -> Phase:
-        position = next(i for i, each in enumerate(self._program.equations) if each is equation)
-        return self._traced.graph.ops[position].phase
+                ended = self._ended(self._program.equations[turning.end], turning, index)
+                turning.handed = [jex.Var(v.aval) for v in ended.eqn.outvars]
+                ended = replace(ended, eqn=ended.eqn.replace(outvars=turning.handed))
+                self._made.append((ended, self._traced.graph.ops[turning.end].phase))
 
     def _of_stretch(self, equation: Equation, loop: int, index: int) -> Equation:
         """An equation of the body as it stands in a stretch."""

@@ -5,6 +5,9 @@ would joining what stretches have stacked. So the whole array is a constant of t
 and from stretch to stretch, and each turn slices or updates it in the place of its counter. Compilers make the same of
 a scan's slices and stacks.
 
+What a stretch hands on lies as it is indexed, the last axis innermost: a compiler gives each loop a layout of its own,
+and without a word it may turn what layers pass on, so that they pass on in other kernels than those of the whole loop.
+
 Read after `program`; `close` asks.
 """
 
@@ -15,6 +18,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxckpt.trace.program import Atom, OpenLoop
 
@@ -52,6 +56,19 @@ class Counter:
     def place(self, array: Any, value: Atom, variable: Any) -> Iterator[Any]:
         """The equations of a whole array with the turn's value in its place."""
         return _equations(_update, [array, value, self.carried], variable, beside=self._beside)
+
+
+def may_lie_otherwise(atom: Atom) -> bool:
+    """Whether a compiler has a choice how something lies: an array of numbers with more axes than one."""
+    if not isinstance(atom, jex.Var) or len(getattr(atom.aval, "shape", ())) < 2:
+        return False
+    return jnp.issubdtype(atom.aval.dtype, np.generic)
+
+
+def laid_out(array: Any, variable: Any, *, beside: Any) -> Iterator[Any]:
+    """The equation of an array that lies as it is indexed; named like another."""
+    layout = Layout(tuple(range(len(array.aval.shape))))
+    return _equations(lambda each: with_layout_constraint(each, layout), [array], variable, beside=beside)
 
 
 def _slice(array: Any, index: Any) -> Any:

@@ -1,0 +1,214 @@
+"""The search for one budget: what total to ask of the solver, so that the compiled total is the budget.
+
+The model is asked for the budget itself first. Where the compiled total differs, the next question is moved by the
+difference; once one plan was too large and another one fits, it is interpolated between the two. Where
+that leaves memory unused, the last compiles are for plans that decide differently for the last turns of loops
+(`stretching`).
+
+Read after `planner`, whose searches these are.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from jaxckpt import ir
+from jaxckpt._units import format_bytes
+from jaxckpt.fit.floor import floor_of
+from jaxckpt.fit.plan import Attempt, Plan
+from jaxckpt.fit.refusals import infeasible
+from jaxckpt.fit.stretching import End, Known, Pair, Stretching
+from jaxckpt.measure import Footprint
+from jaxckpt.solve import OptimalSolver, StrategySolver
+
+if TYPE_CHECKING:
+    from jaxckpt.fit.planner import Planner
+
+_WELL_USED = 0.985
+"""A plan that takes at least this share of what the budget leaves for temporaries is not tried to be bettered."""
+_MARGIN = 0.001
+"""Taken off the budget, as a share of it, when the model is corrected by a measured difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan with what the compiler says of it."""
+
+    plan: ir.Plan
+    footprint: Footprint
+
+
+class Search:
+    """One budget's search.
+
+    Args:
+      planner: Compiles, and remembers what it has compiled.
+      budget: As the user said it.
+      limit_bytes: The same in bytes.
+      solver: What to ask.
+      earlier: Attempts of searches before, for the plan's list.
+    """
+
+    def __init__(
+        self,
+        planner: "Planner",
+        budget: object,
+        limit_bytes: int,
+        solver: OptimalSolver | StrategySolver,
+        earlier: Sequence[Attempt] = (),
+    ):
+        self.planner = planner
+        self.earlier = earlier
+        self.solver = solver
+        self.budget = budget
+        self.limit_bytes = limit_bytes
+        self.attempts: list[Attempt] = []
+        self.tried: list[Candidate] = []
+        self.fitting: tuple[int, int] | None = None
+        self.too_large: tuple[int, int] | None = None
+        """The largest question (and its compiled total) that fits, and the smallest that does not, bytes."""
+
+    def run(self) -> Plan:
+        """The fastest plan that was compiled, for this budget or before, and is within it.
+
+        Raises:
+          InfeasibleBudgetError: None is.
+        """
+        while len(self.attempts) < self.planner.max_compiles - self._reserved:
+            asked_bytes = self._next_question()
+            plan = self._answer(asked_bytes)
+            if plan is None:
+                break
+            if plan in self.solver.last_resorts:  # it answers no question but its own
+                asked_bytes = plan.predicted.total_bytes
+            candidate = self._try(plan, asked_bytes=asked_bytes)
+            if self._good_enough(candidate):
+                break
+        if isinstance(self.solver, OptimalSolver) and self.fitting:
+            self._stretch(self.planner.stretching(self.solver))
+        return self._finish()
+
+    @property
+    def _reserved(self) -> int:
+        """Compiles that are left for other decisions in some turns of loops, once a plan fits."""
+        splits = isinstance(self.solver, OptimalSolver) and self.planner.stretching(self.solver).turns > 0
+        return int(splits and self.fitting is not None)
+
+    def _stretch(self, stretching: Stretching) -> None:
+        """Fills what the best plan leaves unused with the decisions of a larger one for some turns."""
+        pair: Pair | None = None
+        while len(self.attempts) < self.planner.max_compiles:
+            best = self._best()
+            if best is None or self._good_enough(best):
+                break
+            pair = pair or stretching.pair([self._known(c) for c in self._candidates()], self.limit_bytes)
+            filled = None if pair is None else stretching.filled(pair, self.limit_bytes)
+            if pair is None or filled is None or self._was_tried(filled[1]):
+                break
+            turns, plan = filled
+            candidate = self._try(plan, asked_bytes=plan.predicted.total_bytes)
+            pair = pair.with_known(End(turns=turns, known=self._known(candidate)), self.limit_bytes)
+
+    def _known(self, candidate: Candidate) -> Known:
+        step_s = self.planner.compiled_s(candidate)
+        return Known(plan=candidate.plan, total_bytes=candidate.footprint.total_bytes, step_s=step_s)
+
+    def _next_question(self) -> int:
+        margin_bytes = int(_MARGIN * self.limit_bytes)
+        if self.fitting and self.too_large:
+            (low, low_total), (high, high_total) = self.fitting, self.too_large
+            share = (self.limit_bytes - low_total) / max(1, high_total - low_total)
+            return low + int((high - low) * min(0.8, max(0.2, share)))
+        if self.too_large:
+            asked_bytes, total_bytes = self.too_large
+            return asked_bytes - (total_bytes - self.limit_bytes) - margin_bytes
+        if self.fitting:
+            asked_bytes, total_bytes = self.fitting
+            return asked_bytes + (self.limit_bytes - total_bytes) - margin_bytes
+        return self.limit_bytes
+
+    def _answer(self, asked_bytes: int) -> ir.Plan | None:
+        """The plan for a question; a last resort with the last compile, or where the solver knows no less.
+
+        None if nothing new is left.
+        """
+        solver = self.solver
+        resorts = [plan for plan in solver.last_resorts if not self._was_tried(plan)]
+        left = self.planner.max_compiles - len(self.attempts)
+        if self.fitting or left > min(1, len(resorts)):
+            temp_bytes = asked_bytes - self.planner.fixed_bytes
+            plan = solver.solve(temp_bytes, unplanned=self._may_be_unplanned())
+            if not self._was_tried(plan):
+                return plan
+        return None if self.fitting or not resorts else resorts[0]
+
+    def _was_tried(self, plan: ir.Plan) -> bool:
+        return any(plan == candidate.plan for candidate in self.tried)
+
+    def _may_be_unplanned(self) -> bool:
+        """Whether the step as it is might fit: nothing is known yet, or it is known to fit."""
+        unplanned = self.solver.unplanned
+        if not self.planner.compiled_before(unplanned):
+            return True
+        return self.planner.measure(unplanned).footprint.total_bytes <= self.limit_bytes
+
+    def _try(self, plan: ir.Plan, *, asked_bytes: int) -> Candidate:
+        known = self.planner.compiled_before(plan)
+        candidate = self.planner.measure(plan)
+        total_bytes = candidate.footprint.total_bytes
+        self.attempts.append(
+            Attempt(
+                strategy=plan.strategy,
+                predicted_bytes=plan.predicted.total_bytes,
+                measured_bytes=total_bytes,
+                step_s=plan.predicted.step_s,
+                compile_s=0.0 if known else candidate.footprint.compile_s,
+            )
+        )
+        self.tried.append(candidate)
+        if total_bytes <= self.limit_bytes:
+            self.fitting = max(self.fitting or (0, 0), (asked_bytes, total_bytes))
+        else:  # every question down to what the plan was predicted to take has this answer
+            question = (min(asked_bytes, plan.predicted.total_bytes), total_bytes)
+            self.too_large = min(self.too_large or question, question)
+        return candidate
+
+    def _good_enough(self, candidate: Candidate) -> bool:
+        total_bytes = candidate.footprint.total_bytes
+        if total_bytes > self.limit_bytes:
+            return False
+        if not candidate.plan.decisions:
+            return True
+        fixed_bytes = self.planner.fixed_bytes
+        return total_bytes - fixed_bytes >= _WELL_USED * (self.limit_bytes - fixed_bytes)
+
+    def _finish(self) -> Plan:
+        best = self._best()
+        if best is None:
+            resorts = [c for c in self.tried if c.plan in self.solver.last_resorts]
+            smallest = min(resorts or self.tried, key=lambda c: c.footprint.total_bytes).footprint
+            floor = floor_of(smallest, self.planner.graph, step=self.planner.traced.name)
+            raise infeasible(self.budget, self.limit_bytes, smallest, floor, target=self.planner.target.name)
+        return self.planner.finished(
+            best,
+            budget_bytes=self.limit_bytes,
+            notes=tuple(self._notes(best)),
+            attempts=(*self.earlier, *self.attempts),
+        )
+
+    def _candidates(self) -> tuple[Candidate, ...]:
+        """What was compiled for this budget, and before for others."""
+        others = self.planner.candidates() if isinstance(self.solver, OptimalSolver) else ()
+        return tuple({candidate.plan: candidate for candidate in (*self.tried, *others)}.values())
+
+    def _best(self) -> Candidate | None:
+        """The fastest of them within the budget."""
+        fitting = [c for c in self._candidates() if c.footprint.total_bytes <= self.limit_bytes]
+        return min(fitting, key=lambda c: (self.planner.compiled_s(c), c.plan.predicted.step_s), default=None)
+
+    def _notes(self, best: Candidate) -> Iterator[str]:
+        if not best.plan.decisions:
+            yield (
+                f"The step fits as it is ({format_bytes(best.footprint.total_bytes)} of"
+                f" {format_bytes(self.limit_bytes)}): everything is saved, nothing is recomputed."
+            )
