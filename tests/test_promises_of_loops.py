@@ -1,16 +1,18 @@
 """The promises where a step is made of loops: any decision gives the same bits, run operation by operation."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxckpt.ir import Offload, Phase, Plan, Recompute, Save, residuals
+from jaxckpt.ir import Offload, Phase, Plan, Recompute, Save, Stretches, residuals
 from jaxckpt.ir.possible import why_not_on_host
 from jaxckpt.numerics.one_by_one import run_one_by_one
 from jaxckpt.rewrite import rewrite
 from jaxckpt.solve import OptimalSolver, Problem, solve
-from jaxckpt.trace import trace_step
+from jaxckpt.trace import in_stretches, together, trace_step
 from tests.graphs import RATES
 from tests.looped import Looped, Scan, build, looped
 
@@ -30,9 +32,42 @@ def assert_same_bits(step, args, traced, plan):
 def test_any_decisions_on_any_stages_of_loops_give_the_same_bits(made, data):
     step, args = build(made)
     traced = trace_step(step, *args)
-    graph = traced.graph
-    graph.validate()
-    assert graph.loops
+    traced.graph.validate()
+    assert traced.graph.loops
+    plan = draw_plan(data, traced.graph)
+    assert_same_bits(step, args, traced, plan)
+
+
+@EXAMPLES
+@given(looped, st.data())
+def test_any_decisions_in_any_stretches_of_loops_give_the_same_bits(made, data):
+    step, args = build(made)
+    traced = trace_step(step, *args)
+    stretches = []
+    for loops in together(traced):
+        outer = [each.loop for each in stretches]
+        inside = any(around in outer for loop in loops for around in traced.graph.path(loop)[:-1])
+        lengths = data.draw(st.sampled_from(list(compositions(traced.graph.loops[loops[0]].length))))
+        if not inside and len(lengths) > 1:
+            stretches.append(Stretches(loop=loops[0], lengths=lengths))
+    split = in_stretches(traced, stretches).traced
+    split.graph.validate()
+    assert len(split.graph.loops) > len(traced.graph.loops) or not stretches
+    plan = draw_plan(data, split.graph)
+    plan = replace(plan, fingerprint=traced.graph.fingerprint, stretches=tuple(stretches))
+    assert_same_bits(step, args, traced, plan)
+
+
+def compositions(length):
+    """All ways to write a number as a sum of positive ones."""
+    if not length:
+        yield ()
+    for first in range(1, length + 1):
+        for rest in compositions(length - first):
+            yield (first, *rest)
+
+
+def draw_plan(data, graph):
     decisions = {}
     for residual in residuals(graph):
         choices = [None, Save()] if graph.ops[residual.op].effects else [None, Save(), Recompute(), Recompute()]
@@ -42,7 +77,7 @@ def test_any_decisions_on_any_stages_of_loops_give_the_same_bits(made, data):
         if decision is not None:
             decisions[residual.value] = decision
     stages = tuple(sorted({0, *data.draw(st.lists(st.integers(0, len(graph.ops) - 1), max_size=3))}))
-    assert_same_bits(step, args, traced, Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=stages))
+    return Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=stages)
 
 
 @EXAMPLES

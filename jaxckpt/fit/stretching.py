@@ -140,7 +140,8 @@ class Stretching:
         large = [each for each in plain if each.total_bytes > limit_bytes and not each.plan.stretches]
         if not any(each.step_s < best_s for each in large):
             nearest = max(small, key=lambda each: each.total_bytes)
-            large = list(self._expected(nearest, limit_bytes))
+            asked = self._expected(nearest, limit_bytes)
+            large = [each for each in asked if all(each.plan != other.plan for other in compiled)]
         guessed = {
             (one, other): guess_s
             for one in small

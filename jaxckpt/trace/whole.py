@@ -72,11 +72,18 @@ def laid_out(array: Any, variable: Any, *, beside: Any) -> Iterator[Any]:
 
 
 def _slice(array: Any, index: Any) -> Any:
-    return jax.lax.dynamic_index_in_dim(array, index, keepdims=False, allow_negative_indices=False)
+    one = (1, *array.shape[1:])
+    sliced = jax.lax.dynamic_slice(array, _place(array, index), one, allow_negative_indices=False)
+    return jax.lax.squeeze(sliced, (0,))
 
 
 def _update(array: Any, value: Any, index: Any) -> Any:
-    return jax.lax.dynamic_update_index_in_dim(array, value, index, 0, allow_negative_indices=False)
+    one = jax.lax.expand_dims(value, (0,))
+    return jax.lax.dynamic_update_slice(array, one, _place(array, index), allow_negative_indices=False)
+
+
+def _place(array: Any, index: Any) -> tuple[Any, ...]:
+    return (index, *(np.int32(0) for _ in array.shape[1:]))
 
 
 def _equations(made: Callable[..., Any], reads: Sequence[Atom], result: Any, *, beside: Any) -> Iterator[Any]:

@@ -24,6 +24,9 @@ _decisions = st.one_of(
     st.builds(ir.Partition, axis=st.just("model"), dim=st.integers(0, 3)),
 )
 _seconds = st.floats(0, 100, allow_nan=False)
+_stretches = st.builds(
+    ir.Stretches, loop=st.integers(0, 3), lengths=st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
+)
 
 
 @st.composite
@@ -46,6 +49,7 @@ def plans(draw: st.DrawFn) -> Plan:
         fingerprint="0123456789abcdef",
         decisions={value: draw(_decisions) for value in values},
         stages=tuple(sorted(draw(st.sets(st.integers(0, 99), min_size=1, max_size=4)))),
+        stretches=tuple(draw(st.lists(_stretches, max_size=2))),
         strategy="optimal",
         prediction=draw(
             st.none()
