@@ -11,5 +11,8 @@ from jaxckpt.cost.fusion import Fusion, behind_views, fuse
 from jaxckpt.cost.price import Prices, price
 from jaxckpt.cost.rates import Rates
 from jaxckpt.cost.replay import Replay, replay
+from jaxckpt.cost.strides import read_as_shaped
 
-__all__ = ["Copies", "Fusion", "Prices", "Rates", "Replay", "behind_views", "fuse", "price", "replay"]
+__all__ = [
+    "Copies", "Fusion", "Prices", "Rates", "Replay", "behind_views", "fuse", "price", "read_as_shaped", "replay",
+]  # fmt: skip

@@ -5,19 +5,25 @@ that it sums over, one for the rest. Where the axes of one kind do not follow on
 attention block puts between batch and sequence, and takes back into the width), the operand is turned first, once for
 all that read it so.
 
+What elementwise work makes of a product lies as that product does, which may be no order for the next one. Left alone
+it is written in the right one. A value that is pinned is not: a compiler hands on the order in which it came, and
+turns it afterwards, for each product that reads it. So it has to be pinned as its shape says.
+
 Read after `orders`. Complexity: linear in ops.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from jaxckpt.cost.orders import permutation_of
+from jaxckpt.cost.orders import Orders, permutation_of
 from jaxckpt.ir import Graph, Kind, Op
 from jaxckpt.ir.light import shows
 
 Steps = tuple[tuple[int, int], ...]
 """Length and stride of each axis, in elements."""
+Kinds = tuple[tuple[int, ...], ...]
+"""Axes that a product treats alike."""
 
 _AXES = re.compile(r"dimension_numbers=\(\(\(([\d,]*)\),\(([\d,]*)\)\),\(\(([\d,]*)\),\(([\d,]*)\)\)\)")
 
@@ -27,20 +33,56 @@ def copied_views(graph: Graph) -> frozenset[int]:
     return frozenset(view for op in graph.ops for view in _copied_for(graph, op))
 
 
+def read_as_shaped(graph: Graph) -> frozenset[int]:
+    """Results of elementwise work that lie otherwise than their shape says, and that a product reads only as it says.
+
+    Example:
+      With groups of query heads, `einsum("bqkgd,bskd->bkgqs", q, k)` lies as (b, k, s, q, g), and so does its softmax;
+      `einsum("bkgqs,bskd->bqkgd", weights, v)` goes over (g, q) in one step.
+    """
+    orders = Orders(graph)
+    found = set()
+    for op in graph.ops:
+        for read, kinds in _operands(graph, op):
+            order = orders.of(read)
+            if _is_elementwise(graph, read) and order != tuple(range(len(order))):
+                shape = graph.values[read].shape
+                lying = dict(zip(order, _in_order(tuple(shape[axis] for axis in order)), strict=True))
+                if not _is_read(lying, kinds) and _is_read(dict(enumerate(_in_order(shape))), kinds):
+                    found.add(read)
+    return frozenset(found)
+
+
 def _copied_for(graph: Graph, op: Op) -> Iterator[int]:
+    for read, kinds in _operands(graph, op):
+        views = _views_of_product(graph, read)
+        if not views:
+            continue
+        steps = _steps_along(graph, views)
+        if steps is None or not _is_read(dict(enumerate(steps)), kinds):
+            yield next((view for view in reversed(views) if graph.ops[view].primitive == "transpose"), views[0])
+
+
+def _operands(graph: Graph, op: Op) -> Iterator[tuple[int, Kinds]]:
+    """The operands of a product of two, each with its axes: those summed over, those of the batch, the rest."""
     axes = _AXES.search(op.detail) if op.primitive == "dot_general" and len(op.reads) == 2 else None
     if axes is None:
         return
     summed = [_numbers(axes[1]), _numbers(axes[2])]
     batched = [_numbers(axes[3]), _numbers(axes[4])]
     for read, over, each in zip(op.reads, summed, batched, strict=True):
-        views = _views_of_product(graph, read)
-        if not views:
-            continue
-        steps = _steps_along(graph, views)
-        free = [axis for axis in range(len(graph.values[read].shape)) if axis not in over and axis not in each]
-        if steps is None or not all(_is_one_step([steps[axis] for axis in kind]) for kind in (over, each, free)):
-            yield next((view for view in reversed(views) if graph.ops[view].primitive == "transpose"), views[0])
+        free = (axis for axis in range(len(graph.values[read].shape)) if axis not in over and axis not in each)
+        yield read, (over, each, tuple(free))
+
+
+def _is_elementwise(graph: Graph, value: int) -> bool:
+    made = graph.producer[value]
+    return made is not None and graph.ops[made].kind is Kind.ELEMENTWISE
+
+
+def _is_read(steps: Mapping[int, tuple[int, int]], kinds: Kinds) -> bool:
+    """Whether a product can go over an operand that lies so: each kind of its axes in one step."""
+    return all(_is_one_step([steps[axis] for axis in kind]) for kind in kinds)
 
 
 def _views_of_product(graph: Graph, value: int) -> list[int]:

@@ -2,14 +2,16 @@
 
 A `Run` is the equation of its op with other variables; where it is a copy, its name stack says so the way JAX's own
 recomputation does, and what waits for something reads its literals behind a barrier with that. A `Barrier` is one
-`optimization_barrier`. A `Move` is a `device_put` to another memory space, or a sharding constraint. References and
+`optimization_barrier`; a pin of what products read as its shape says is one over a flat array, which lies no other
+way. A `Move` is a `device_put` to another memory space, or a sharding constraint. References and
 tokens, which no barrier passes, keep their variable: nothing that reads them is ever computed again.
 
 Read after `jaxckpt.ir.schedule` and `moves`.
 """
 
 import functools
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +19,7 @@ import jax.core
 import jax.extend.core as jex
 
 from jaxckpt import _compat
+from jaxckpt.cost import read_as_shaped
 from jaxckpt.ir import Barrier, Kind, Move, Op, Run, Schedule
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.scope import OWN, RECOMPUTED
@@ -55,6 +58,8 @@ class _Writer:
         self._schedule = schedule
         self._ops = [equation.eqn for equation in traced.program.equations]
         self._variables: dict[int, Any] = dict(enumerate(traced.variables))
+        self._as_shaped = frozenset[int]() if traced.graph.mesh else read_as_shaped(traced.graph)
+        """On a mesh flat arrays would have to be split anew."""
 
     def run(self, step: Run) -> None:
         eqn = self._ops[step.op]
@@ -112,7 +117,10 @@ class _Writer:
             if self._holds_the_backward(step):
                 self._variables[step.trigger] = outvars[-1]
         beside = self._ops[self._beside(number, after=step.trigger is None)]
-        self.eqns.append(Equation(_barrier_eqn(step.why, beside, invars, outvars), loop=step.loop))
+        if step.why == "pin" and self._schedule.origin[step.reads[0]] in self._as_shaped:
+            self.eqns.extend(Equation(eqn, loop=step.loop) for eqn in _flat_pin(beside, invars[0], outvars[0]))
+        else:
+            self.eqns.append(Equation(_barrier_eqn(step.why, beside, invars, outvars), loop=step.loop))
 
     def _holds_the_backward(self, step: Barrier) -> bool:
         """Whether the backward goes on with what has passed the barrier.
@@ -191,14 +199,29 @@ def _marked_again(name_stack: Any) -> Any:
 
 
 def _barrier_eqn(why: Why, beside: Any, invars: list[Any], outvars: list[Any]) -> Any:
+    return _ours(_barrier_template(), why, beside, invars, outvars)
+
+
+def _ours(template: Any, why: Why, beside: Any, invars: list[Any], outvars: list[Any]) -> Any:
     """Named and placed like the op beside it: what made the pinned value, or what asked for the stage."""
-    stack = beside.source_info.name_stack.extend(OWN).extend(why)
-    return _barrier_template().replace(
-        invars=invars,
-        outvars=outvars,
-        source_info=beside.source_info.replace(name_stack=stack),
-        ctx=beside.ctx,
-    )
+    info = beside.source_info.replace(name_stack=beside.source_info.name_stack.extend(OWN).extend(why))
+    return template.replace(invars=invars, outvars=outvars, source_info=info, ctx=beside.ctx)
+
+
+def _flat_pin(beside: Any, pinned: Any, held: Any) -> Iterator[Any]:
+    """A pin over a flat array: a reshape, the barrier, and a reshape back."""
+    flat = jax.core.ShapedArray((math.prod(pinned.aval.shape),), pinned.aval.dtype)
+    before, behind = jex.Var(flat), jex.Var(flat)
+    yield _reshape_eqn(beside, pinned, before)
+    yield _barrier_eqn("pin", beside, [before], [behind])
+    yield _reshape_eqn(beside, behind, held)
+
+
+def _reshape_eqn(beside: Any, operand: Any, result: Any) -> Any:
+    aval = operand.aval
+    closed = jax.make_jaxpr(lambda x: x.reshape(result.aval.shape))(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+    (eqn,) = closed.jaxpr.eqns
+    return _ours(eqn, "pin", beside, [operand], [result])
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxckpt.cost.strides import copied_views
+from jaxckpt.cost.strides import copied_views, read_as_shaped
 from jaxckpt.trace import trace_step
 
 
@@ -49,3 +49,32 @@ def test_heads_are_taken_back_into_the_width_by_a_copy():
 )
 def test_what_can_be_read_as_it_lies_is_not_copied(function):
     assert copied(function, X, W) == []
+
+
+GROUPED, SHARED = (2, 8, 2, 3, 4), (2, 8, 2, 4)
+
+
+def shaped(weigh, mix):
+    """Primitives and shapes of what has to be pinned as its shape says."""
+
+    def mixed(q, k, v):
+        return jnp.einsum(mix, jnp.exp(jnp.einsum(weigh, q, k)), v)
+
+    graph = graph_of(mixed, GROUPED, SHARED, SHARED)
+    made = ((graph.ops[graph.producer[value]], graph.values[value]) for value in read_as_shaped(graph))
+    return {(op.primitive, value.shape) for op, value in made if op.phase.value == "forward"}
+
+
+def test_weights_of_grouped_heads_are_read_as_their_shape_says():
+    assert shaped("bqkgd,bskd->bkgqs", "bkgqs,bskd->bqkgd") == {("exp", (2, 2, 3, 8, 8))}
+
+
+@pytest.mark.parametrize(
+    ("weigh", "mix"),
+    [
+        pytest.param("bqkgd,bskd->bksqg", "bksqg,bskd->bqkgd", id="asked for as they lie"),
+        pytest.param("bqkgd,bskd->bkqgs", "bkqgs,bskd->bqkgd", id="groups beside queries"),
+    ],
+)
+def test_what_is_read_as_it_lies_may_be_pinned_so(weigh, mix):
+    assert shaped(weigh, mix) == set()
