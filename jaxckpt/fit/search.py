@@ -3,7 +3,8 @@
 The model is asked for the budget itself first. Where the compiled total differs, the next question is moved by the
 difference; once one plan was too large and another one fits, it is interpolated between the two. Where
 that leaves memory unused, the last compiles are for plans that decide differently for the last turns of loops
-(`stretching`).
+(`stretching`). Where a program is much slower than the model said, the model is not trusted to tell two good plans
+apart, and the best one of another cut is compiled too.
 
 Read after `planner`, whose searches these are.
 """
@@ -28,6 +29,8 @@ _WELL_USED = 0.985
 """A plan that takes at least this share of what the budget leaves for temporaries is not tried to be bettered."""
 _MARGIN = 0.001
 """Taken off the budget, as a share of it, when the model is corrected by a measured difference."""
+_SLOWER = 1.05
+"""A plan that takes so many times the seconds that it should is held against one of another cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class Search:
                 break
         if isinstance(self.solver, OptimalSolver) and self.fitting:
             self._stretch(self.planner.stretching(self.solver))
+            self._hear_another(self.solver)
         return self._finish()
 
     @property
@@ -108,6 +112,16 @@ class Search:
             turns, plan = filled
             candidate = self._try(plan, asked_bytes=plan.predicted.total_bytes)
             pair = pair.with_known(End(turns=turns, known=self._known(candidate)), self.limit_bytes)
+
+    def _hear_another(self, solver: OptimalSolver) -> None:
+        """Compiles the plan of another cut, where the best one is slower than the model can explain."""
+        best = self._best()
+        if best is None or self.fitting is None or len(self.attempts) == self.planner.max_compiles:
+            return
+        if self.planner.compiled_s(best) > _SLOWER * best.plan.predicted.step_s:
+            rival = solver.rival(best.plan, self.fitting[0] - self.planner.fixed_bytes)
+            if rival is not None and not self._was_tried(rival):
+                self._try(rival, asked_bytes=rival.predicted.total_bytes)
 
     def _known(self, candidate: Candidate) -> Known:
         step_s = self.planner.compiled_s(candidate)

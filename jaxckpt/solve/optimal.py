@@ -90,6 +90,16 @@ class OptimalSolver:
         bounds_s = [plan.predicted.bound_s for plan in plans if plan.predicted.bound_s is not None]
         return _bounded(best, min(bounds_s, default=None))
 
+    def rival(self, plan: Plan, temp_budget_bytes: int) -> Plan | None:
+        """The fastest plan so far within a budget that cuts the step otherwise than another one; None if there is none.
+
+        Args:
+          plan: The other one.
+          temp_budget_bytes: What temporaries may take.
+        """
+        others = (each for each in self._fitting(temp_budget_bytes) if each.stages != plan.stages)
+        return min(others, key=lambda each: each.predicted.step_s, default=None)
+
     def _fitting(self, temp_budget_bytes: int | None) -> list[Plan]:
         """Plans so far within a budget."""
         if temp_budget_bytes is None:

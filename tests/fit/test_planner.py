@@ -244,3 +244,24 @@ def test_a_plan_that_is_a_little_too_large_is_followed_by_a_corrected_one_and_no
     plan = planner.plan(budget=budget)
     assert len(plan.attempts) >= 2
     assert all(attempt.predicted_bytes > planner.fixed_bytes + smallest for attempt in plan.attempts)
+
+
+@pytest.mark.parametrize(("slower", "compiles"), [(1.04, 1), (1.2, 2)])
+def test_a_plan_much_slower_than_the_model_said_is_held_against_one_of_another_cut(monkeypatch, slower, compiles):
+    """The compiler agrees on bytes; of the cut that the model likes best it thinks less."""
+    planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
+    smallest, largest = (plan.predicted.temp_bytes for plan in (planner.solver.smallest, planner.solver.unplanned))
+    temp_bytes = (smallest + largest) // 2
+    liked = planner.solver.solve(temp_bytes, unplanned=False)
+    assert planner.solver.rival(liked, liked.predicted.temp_bytes).stages != liked.stages
+    monkeypatch.setattr(planner, "measure", lambda plan: Candidate(plan, inflated(plan, 1.0)))
+    monkeypatch.setattr(planner, "compiled_before", lambda plan: False)
+    monkeypatch.setattr(
+        planner,
+        "compiled_s",
+        lambda made: made.plan.predicted.step_s * (slower if made.plan.stages == liked.stages else 1.0),
+    )
+    plan = planner.plan(budget=planner.fixed_bytes + liked.predicted.temp_bytes)
+    assert len(plan.attempts) == compiles
+    assert (plan.stages == liked.stages) == (compiles == 1)
+    assert plan.footprint.total_bytes <= plan.budget_bytes
