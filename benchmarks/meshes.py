@@ -20,7 +20,7 @@ from benchmarks.record import keep, read
 from benchmarks.tables import ROOT, write
 from jaxckpt import Footprint, InfeasibleBudgetError, Planner, Policy
 from jaxckpt._units import format_bytes
-from jaxckpt.ir import Partition, Save
+from jaxckpt.ir import Offload, Partition, Save
 from jaxckpt.policy import Match, Rule
 
 TARGET = "h200:8"
@@ -212,18 +212,25 @@ def collectives(footprint: Footprint) -> dict[str, int]:
 
 
 def partitions() -> dict[str, Any]:
-    """Block inputs that every device of an axis of eight holds whole, kept whole and kept as shards."""
+    """Block inputs that all of eight devices hold whole: kept whole and as shards, there or on the host."""
     layout = Layout(
         about="", axes={"model": 8}, batch=(), weights={**_MEGATRON, "qkv": (None, "model"), "out": ("model", None)}
     )
     step, args = step_over(layout)
     planner = Planner(step, *args, target=TARGET, compiler_options=PLAIN)
     found = {}
-    for called, decision in {"saved whole": Save(), "partitioned": Partition()}.items():
+    decisions = {
+        "saved whole": Save(),
+        "partitioned": Partition(),
+        "offloaded whole": Offload(),
+        "offloaded as shards": Offload(shard=True),
+    }
+    for called, decision in decisions.items():
         rule = Rule(match=Match(name="block_input"), decision=decision)
         plan = planner.follow(Policy(default="recompute", rules=(rule,)))
         found[called] = {
             "kept": sum(planner.graph.values[v].name == "block_input" for v in plan.decisions),
+            "host_bytes": plan.footprint.memory.most_host_bytes,
             **row(planner, plan),
         }
         print(called, found[called], flush=True)
@@ -279,15 +286,19 @@ def partition_table() -> str:
     """Whole and as shards."""
     result = read("meshes")
     lines = [
-        "| block inputs | of them kept | temporaries | estimated step | all-gathers |",
-        "|---|---:|---:|---:|---:|",
+        "| block inputs | of them kept | temporaries | on the host | estimated step | all-gathers |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
     for called, there in result["partition"].items():
         lines.append(
-            f"| {called} | {there['kept']} | {format_bytes(there['temp_bytes'])}"
+            f"| {called} | {there['kept']} | {format_bytes(there['temp_bytes'])} | {_host(there['host_bytes'])}"
             f" | {1e3 * there['step_s']:.2f} ms | {there['collectives'].get('all-gather', 0)} |"
         )
     return "\n".join([*lines, "", made_with(result)])
+
+
+def _host(size_bytes: int) -> str:
+    return format_bytes(size_bytes) if size_bytes else ""
 
 
 def chosen_table() -> str:

@@ -234,35 +234,34 @@ class _Replayer:
     def _move(self, at: int, step: Move) -> None:
         """A value put where it waits, or brought back; what comes back is a buffer of its own."""
         (read,), (write,) = step.reads, step.writes
-        whole_bytes = self.graph.values[self.schedule.origin[write]].size_bytes
         if isinstance(step.decision, Offload) and step.loop is not None:
             self._send_turn(at, step) if not step.back else self._bring_turn(at, step)
             return
         self._touch(at, self.sources[read])
         if isinstance(step.decision, Offload) and not step.back:
-            self.leaving[write] = read
-            self.copies.send(write, whole_bytes, now_s=self.clock_s)
+            self.leaving[write], self.size_bytes[write] = read, self.size_bytes[read]
+            self.copies.send(write, self.size_bytes[read], now_s=self.clock_s)
             return
-        parts = 1 if isinstance(step.decision, Offload) else self.graph.axis_size(step.decision.axis or "")
-        self.size_bytes[write] = whole_bytes if step.back else whole_bytes // parts
-        self.sources[write] = {write: self.size_bytes[write]}
         self.births[write] = self.deaths[write] = at
         if isinstance(step.decision, Offload):
+            self.size_bytes[write] = self.size_bytes[read]
             self._touch_leaving(at, read)
-            self.copies.fetch(read, write, whole_bytes, now_s=self.clock_s)
+            self.copies.fetch(read, write, self.size_bytes[read], now_s=self.clock_s)
         else:
+            parts = self.graph.axis_size(step.decision.axis or "")
+            self.size_bytes[write] = self.size_bytes[read] * parts if step.back else self.size_bytes[read] // parts
             moved_s = self._kernel_s(self.size_bytes[read] + self.size_bytes[write], 0.0)
             if step.back:
-                moved_s += self.rates.exchange_s(whole_bytes - whole_bytes // parts)
+                moved_s += self.rates.exchange_s(self.size_bytes[write] - self.size_bytes[read])
             self.seconds[at] += self.turns.number(step) * moved_s
+        self.sources[write] = {write: self.size_bytes[write]}
 
     def _send_turn(self, at: int, step: Move) -> None:
         """Puts a turn's value into its stack on the host; a turn ahead, the turn before hands it on."""
         (read,), (write,), loop = step.reads, step.writes, step.loop
         assert loop is not None, "turns are those of a loop"
-        value = self.schedule.origin[write]
-        size_bytes, begin, end = self.graph.values[value].size_bytes, self.turns.begin(loop), self.turns.end(loop)
-        self.sources[write] = {}
+        size_bytes, begin, end = self.size_bytes[read], self.turns.begin(loop), self.turns.end(loop)
+        self.size_bytes[write], self.sources[write] = size_bytes, {}
         if self.sources[read] == {read: size_bytes} and read in self.births:
             self.births[read] = begin if step.ahead else self.births[read]
             self.deaths[read] = end
@@ -272,7 +271,7 @@ class _Replayer:
             self.seconds[at] += self.turns.number(step) * self._kernel_s(2 * size_bytes, 0.0)
         if step.ahead:
             self.last_turn[write] = self.turns.slot(end, end, size_bytes)
-        self.copies.store(self.graph.held_bytes(value))
+        self.copies.store(self._all_turns(write, size_bytes))
         now_s = self.clock_s + self.seconds[at]
         self.turning.send(write, loop, size_bytes, now_s=now_s, ahead=step.ahead)
         self.seconds[at] += self.turning.wait_s(write, now_s=now_s)
@@ -281,16 +280,19 @@ class _Replayer:
         """Takes a turn's value from its stack on the host; a turn ahead, for the turn that comes next."""
         (read,), (write,), loop = step.reads, step.writes, step.loop
         assert loop is not None, "turns are those of a loop"
-        value = self.schedule.origin[write]
-        size_bytes, begin, end = self.graph.values[value].size_bytes, self.turns.begin(loop), self.turns.end(loop)
+        size_bytes, begin, end = self.size_bytes[read], self.turns.begin(loop), self.turns.end(loop)
         self.size_bytes[write], self.sources[write] = size_bytes, {write: size_bytes}
         self.births[write], self.deaths[write] = begin, end if step.ahead else at
         if step.ahead:
             self.last_turn[read].death = max(self.last_turn[read].death, begin - 1)
             self.turns.slot(begin, end, size_bytes)
             self.seconds[at] += self.turns.number(step) * self._kernel_s(2 * size_bytes, 0.0)
-        self.copies.store(-self.graph.held_bytes(value))
+        self.copies.store(-self._all_turns(write, size_bytes))
         self.turning.bring(write, loop, size_bytes, ahead=step.ahead)
+
+    def _all_turns(self, instance: int, turn_bytes: int) -> int:
+        value = self.schedule.origin[instance]
+        return self.graph.held_bytes(value) * turn_bytes // self.graph.values[value].size_bytes
 
     def _hand_on(self, read: int, write: int, *, left: bool) -> None:
         """What is on the host passes a barrier under a new id; one that has left holds nothing here any more."""

@@ -154,6 +154,7 @@ def _is_option(entry: Any) -> bool:
 
 _TEXT = _Is("a text", _is_text)
 _COUNT = _Is("a whole number", _is_count)
+_FLAG = _Is("true or false", lambda entry: isinstance(entry, bool))
 _FIGURE = _Is("a number", lambda entry: _is_count(entry) or isinstance(entry, float))
 _TABLE = _Is("a table", _is_table)
 _TABLES = _Is("tables", _list_of(_is_table))
@@ -167,7 +168,9 @@ _LINES = _Is(
     _list_of(lambda entry: _is_text(entry) and _ARGUMENT.fullmatch(entry) is not None),
 )
 _DECISION = _Is(f"one of {', '.join(_DECISIONS)}", lambda entry: _is_text(entry) and entry in _DECISIONS)
-_OF_TYPE: dict[Any, _Is] = {int: _COUNT, int | None: _COUNT, float: _FIGURE, str: _TEXT, str | None: _TEXT}
+_OF_TYPE: dict[Any, _Is] = {
+    int: _COUNT, int | None: _COUNT, float: _FIGURE, str: _TEXT, str | None: _TEXT, bool: _FLAG,
+}  # fmt: skip
 
 _Keys = Mapping[str, _Is]
 

@@ -29,11 +29,30 @@ class Offload:
         the next one is.
       leave: How many layers of the forward pass, after its own, the copy out may take. None: as `prefetch`. It means
         nothing in the body of a loop.
+      shard: Whether the value is cut first, as `Partition` does, so that each device sends its own part of what all of
+        them hold; where nothing divides it, it goes whole.
+      axis: Of the cut; see `Partition`.
+      dim: Of the cut; see `Partition`.
+
+    Raises:
+      ValueError: An axis or a dimension is named for what is not cut.
     """
 
     space: str = "pinned_host"
     prefetch: int | None = None
     leave: int | None = None
+    shard: bool = False
+    axis: str | None = None
+    dim: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.shard and (self.axis is not None or self.dim is not None):
+            raise ValueError("an offload is cut over an axis or in a dimension only with shard = true")
+
+    @property
+    def cut(self) -> "Partition | None":
+        """How the value is cut before it is sent; None where it goes whole."""
+        return Partition(axis=self.axis, dim=self.dim) if self.shard else None
 
     @property
     def ahead(self) -> int:

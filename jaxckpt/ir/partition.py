@@ -1,5 +1,7 @@
 """Over which axis and dimension a partitioned value is split, where its decision leaves that open.
 
+The same holds for what is cut on its way to the host (`Offload.shard`): what stays whole here goes there whole.
+
 The rules are those of DeepSpeed's `partition_activations` where it has any: floating point values of at least as many
 elements as there are ranks are cut, others stay whole. Where it asserts that the size divides, these choose:
 
@@ -18,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from jaxckpt.ir.decision import Decision, Partition, Save
+from jaxckpt.ir.decision import Decision, Offload, Partition, Save
 from jaxckpt.ir.graph import Graph
 from jaxckpt.ir.plan import Plan
 
@@ -61,9 +63,31 @@ def settle(graph: Graph, decisions: Mapping[int, Decision]) -> Mapping[int, Deci
     changed = {
         value: said
         for value, decision in decisions.items()
-        if isinstance(decision, Partition) and (said := settled(graph, value, decision)) != decision
+        if isinstance(decision, Partition | Offload) and (said := _settled(graph, value, decision)) != decision
     }
     return {**decisions, **changed} if changed else decisions
+
+
+def _settled(graph: Graph, value: int, decision: Partition | Offload) -> Decision:
+    if isinstance(decision, Partition):
+        return settled(graph, value, decision)
+    if decision.cut is None:
+        return decision
+    cut = settled(graph, value, decision.cut)
+    if isinstance(cut, Save):
+        return replace(decision, shard=False, axis=None, dim=None)
+    return replace(decision, axis=cut.axis, dim=cut.dim)
+
+
+def sent_bytes(graph: Graph, value: int, decision: Offload) -> int:
+    """What a device sends to the host of a value, or of one turn of it.
+
+    Args:
+      graph: The step.
+      value: What is offloaded.
+      decision: How, with nothing left open.
+    """
+    return graph.values[value].size_bytes // (graph.axis_size(decision.axis) if decision.axis is not None else 1)
 
 
 def settled_plan(graph: Graph, plan: Plan) -> Plan:

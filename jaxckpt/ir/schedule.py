@@ -114,6 +114,8 @@ class _Scheduler:
         self.leaving: list[int] = []
         self.unheld: list[int] = []
         self.fetched: dict[int, int] = {}
+        self.whole: dict[int, int] = {}
+        """What is fetched as shards, gathered."""
         self.gathered: dict[tuple[int, int | None], int] = {}
         kept = {v for v, d in plan.decisions.items() if not isinstance(d, Recompute) and not self._is_stacked(v)}
         self.pinned = kept - self.in_turns if self.dropped or self.away.values else set()
@@ -277,9 +279,17 @@ class _Scheduler:
         return done
 
     def _moved(self, value: int, instance: int, *, back: bool) -> int:
-        moved = self._instance(value)
+        """Puts a value where it waits, or makes it again what it was; a shard is sent once it is cut."""
         decision = self.plan.decisions[value]
         assert isinstance(decision, Offload | Partition), "only these are away"
+        cut = decision.cut if isinstance(decision, Offload) else None
+        forms = (decision,) if cut is None else (cut, decision)
+        for form in reversed(forms) if back else forms:
+            instance = self._move(value, instance, form, back=back)
+        return instance
+
+    def _move(self, value: int, instance: int, decision: Offload | Partition, *, back: bool) -> int:
+        moved = self._instance(value)
         self.steps.append(
             Move(
                 reads=(instance,),
@@ -287,7 +297,7 @@ class _Scheduler:
                 decision=decision,
                 back=back,
                 loop=self.loop,
-                ahead=value in self.ahead,
+                ahead=value in self.ahead and isinstance(decision, Offload),
             )
         )
         return moved
@@ -315,7 +325,16 @@ class _Scheduler:
         self.steps.append(Barrier(reads=reads, writes=writes, trigger=self.graph.fronts[reader], why="fetch"))
         for result, instance in zip(done, kept, strict=True):
             self.env[result] = instance
-        self.fetched[value] = self._moved(value, held, back=True)
+        decision = self.plan.decisions[value]
+        assert isinstance(decision, Offload | Partition), "only these are away"
+        self.fetched[value] = self._move(value, held, decision, back=True)
+
+    def _whole(self, value: int) -> int:
+        """What has come back from the host, gathered if each device had sent its shard."""
+        decision = self.plan.decisions[value]
+        if isinstance(decision, Offload) and decision.cut is not None and value not in self.whole:
+            self.whole[value] = self._move(value, self.fetched[value], decision.cut, back=True)
+        return self.whole.get(value, self.fetched[value])
 
     def _gathered(self, value: int, reader: int) -> int:
         """A value of a turn, whole again; in another loop's body nothing has to wait for that (rule 7)."""
@@ -335,7 +354,7 @@ class _Scheduler:
             return self._gathered(value, reader)
         if value in self.away.values:
             self._fetch(value, reader)
-            return self.fetched[value]
+            return self._whole(value)
         if not self._is_gone(value, self.loop):
             return self.env[value]
         return self._sliced(value, reader) if value in self.slices else self._recomputed(value, reader)

@@ -130,7 +130,7 @@ def _problems(policy: Policy) -> Iterator[str]:
         for key in _PLACES:
             if getattr(rule.match, key) is not None:
                 yield f"rule {number} ({rule}) asks for {key}, and JAX does not say where an equation stands"
-        if isinstance(rule.decision, ir.Partition):
+        if isinstance(rule.decision, ir.Partition) or (isinstance(rule.decision, ir.Offload) and rule.decision.shard):
             yield f"rule {number} ({rule}) partitions, which only jaxckpt.apply does"
     if policy.regions is not None:
         yield "its regions are parts of a whole step, which only jaxckpt.apply sees"

@@ -122,8 +122,9 @@ def _match_key(key: str) -> dict[str, Any]:
 
 
 def _own_key(kind: type[Decision], key: Any) -> dict[str, Any]:
-    """A key of a decision: `space`, `prefetch`, `leave`, `axis`, `dim`; of None as a default nothing is said."""
-    made = {"type": {int: "integer", str: "string"}[type_of_key(key)], "description": _said(kind)[key.name]}
+    """A key of a decision, such as `prefetch` or `axis`; of None as a default nothing is said."""
+    kind_of_key = {int: "integer", str: "string", bool: "boolean"}[type_of_key(key)]
+    made = {"type": kind_of_key, "description": _said(kind)[key.name]}
     return made if key.default in (MISSING, None) else {**made, "default": key.default}
 
 

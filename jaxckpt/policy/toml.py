@@ -258,7 +258,7 @@ def rule_entries(rule: Rule) -> Iterator[tuple[str, Any]]:
     words: dict[type, str] = {kind: word for word, kind in DECISIONS.items()}
     yield "decision", words[type(rule.decision)]
     for each in fields(rule.decision):
-        if (value := getattr(rule.decision, each.name)) is not None:
+        if (value := getattr(rule.decision, each.name)) is not None and value is not False:
             yield each.name, value
     if rule.strength != "must":
         yield "strength", rule.strength

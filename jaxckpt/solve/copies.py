@@ -19,8 +19,9 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
 
-from jaxckpt.ir import Decision, Graph, Offload, Plan, Run, Save
+from jaxckpt.ir import Decision, Graph, Offload, Plan, Run, Save, settle
 from jaxckpt.ir.away import asking_layer, first_touches, is_ahead
+from jaxckpt.ir.partition import sent_bytes
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import Stages
 
@@ -54,6 +55,7 @@ def timed(
     Returns:
       The plan, without a prediction: each `Offload` says how many layers its copies may take.
     """
+    decisions = settle(problem.graph, decisions)
     plan = Plan(fingerprint=problem.graph.fingerprint, decisions=decisions, stages=stages)
     plan = _turned(problem, plan, limit_bytes or 0)
     moved = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and not _is_of_turn(problem.graph, v)}
@@ -62,7 +64,7 @@ def timed(
     plan = replace(plan, layers=(*blocks, *_end(problem.graph, moved, blocks[-1])))
     clock = _Clock.of(problem, plan)
     asks = {v: asking_layer(problem.graph, plan, v) for v in moved}
-    deadlines = _Deadlines.of(problem, clock, asks, queued=queued)
+    deadlines = _Deadlines.of(problem, clock, moved, asks, queued=queued)
     chosen = {v: _Choice(problem, clock, deadlines, queued).of(v, d, asks[v]) for v, d in moved.items()}
     return replace(plan, decisions={**plan.decisions, **chosen})
 
@@ -137,7 +139,9 @@ class _Deadlines:
     back_s: Mapping[int, float]
 
     @classmethod
-    def of(cls, problem: Problem, clock: _Clock, asks: Mapping[int, int], *, queued: bool) -> "_Deadlines":
+    def of(
+        cls, problem: Problem, clock: _Clock, moved: Mapping[int, Offload], asks: Mapping[int, int], *, queued: bool
+    ) -> "_Deadlines":
         """Of values by the layer that asks for them; where copies queue, one after the other each way."""
         producer = problem.graph.producer
         made_s = {v: clock.at_s[made] for v in asks if (made := producer[v]) is not None}
@@ -146,16 +150,16 @@ class _Deadlines:
         back_s: dict[int, float] = {}
         out_s, in_s = 0.0, inf
         for value in sorted(asks, key=lambda v: (made_s[v], v)):
-            out_s = (max(out_s, made_s[value]) if queued else made_s[value]) + _copy_s(problem, value)
+            out_s = (max(out_s, made_s[value]) if queued else made_s[value]) + _copy_s(problem, value, moved[value])
             left_s[value] = out_s
         for value in sorted(asks, key=lambda v: (-needed_s[v], v)):
-            in_s = (min(in_s, needed_s[value]) if queued else needed_s[value]) - _copy_s(problem, value)
+            in_s = (min(in_s, needed_s[value]) if queued else needed_s[value]) - _copy_s(problem, value, moved[value])
             back_s[value] = in_s
         return cls(left_s=left_s, back_s=back_s)
 
 
-def _copy_s(problem: Problem, value: int) -> float:
-    return problem.graph.values[value].size_bytes / problem.rates.host_bandwidth_bytes_per_s
+def _copy_s(problem: Problem, value: int, decision: Offload) -> float:
+    return sent_bytes(problem.graph, value, decision) / problem.rates.host_bandwidth_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)

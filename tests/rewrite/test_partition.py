@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 import jaxckpt
 from jaxckpt import Policy
 from jaxckpt.hlo import Part
-from jaxckpt.ir import Partition, Save, settled
+from jaxckpt.ir import Offload, Partition, Save, settle, settled
 from jaxckpt.policy import Match, Rule
 from jaxckpt.solve import Problem, follow
 from jaxckpt.target import Target, targets
@@ -80,10 +80,14 @@ def mesh_of(kinds):
 
 
 CHOICES = [Partition(), Partition(axis="model"), Partition(axis="model", dim=1), Partition(dim=1)]
+SENT = [Offload(shard=True, axis="model"), Offload(shard=True, prefetch=2)]
+CASES = [
+    *((step, decision) for step in (unrolled, scanned, accumulated) for decision in CHOICES),
+    *((step, decision) for step in (unrolled, scanned) for decision in SENT),
+]
 
 
-@pytest.mark.parametrize("decision", CHOICES, ids=str)
-@pytest.mark.parametrize("step", [unrolled, scanned, accumulated])
+@pytest.mark.parametrize(("step", "decision"), CASES, ids=lambda each: getattr(each, "__name__", str(each)))
 def test_gradients_are_equal_and_gathered_in_the_backward(step, decision):
     mesh = mesh_of(("Auto", "Auto"))
     args = arrays(mesh)
@@ -100,13 +104,14 @@ def gathers(text):
     return re.findall(r'all-gather(?:-start)?\(.*?op_name="([^"]*)"', text)
 
 
+@pytest.mark.parametrize("decision", [Partition(axis="model"), Offload(shard=True, axis="model")], ids=str)
 @pytest.mark.parametrize("step", [unrolled, scanned])
 @pytest.mark.parametrize("kinds", [("Explicit", "Explicit"), ("Auto", "Explicit"), ("Explicit", "Auto")])
-def test_axes_that_types_name_are_partitioned_too(step, kinds):
+def test_axes_that_types_name_are_partitioned_too(step, kinds, decision):
     mesh = mesh_of(kinds)
     with jax.set_mesh(mesh):
         args = arrays(mesh)
-        planned = jax.jit(jaxckpt.apply(step, keeping(Partition(axis="model"))))
+        planned = jax.jit(jaxckpt.apply(step, keeping(decision)))
         for one, other in zip(jax.tree.leaves(jax.jit(step)(*args)), jax.tree.leaves(planned(*args)), strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
         assert gathers(planned.lower(*args).compile().as_text())
@@ -161,6 +166,15 @@ def test_what_has_fewer_elements_than_ranks_stays_whole():
     assert decided(Partition(axis="model"), shape=(4,), axes=()) == Partition(axis="model", dim=0)
 
 
+def test_what_is_cut_on_its_way_to_the_host_is_cut_by_the_same_rules():
+    graph = graph_of()
+    (value,) = {op.writes[0] for op in graph.ops if op.primitive == "cos"}
+    assert settle(graph, {value: Offload(shard=True)}) == {value: Offload(shard=True, axis="model", dim=2)}
+    graph = graph_of(shape=(3, 5, 7), axes=())
+    (value,) = {op.writes[0] for op in graph.ops if op.primitive == "cos"}
+    assert settle(graph, {value: Offload(shard=True, prefetch=2)}) == {value: Offload(prefetch=2)}
+
+
 def test_integers_stay_whole():
     graph = trace_step(
         picking, *(jax.ShapeDtypeStruct(s, d, sharding=NamedSharding(abstract(), PartitionSpec())) for s, d in SPECS)
@@ -188,6 +202,15 @@ def test_a_policy_file_may_leave_axis_and_dimension_open():
     text = 'default = "recompute"\n[[rule]]\nname = "hidden"\ndecision = "partition"\n'
     assert Policy.from_toml(text).rules == keeping(Partition()).rules
     assert Policy.from_toml(Policy.from_toml(text).to_toml()).rules[0].decision == Partition()
+
+
+def test_a_policy_file_may_ask_for_shards_on_the_host():
+    text = 'default = "recompute"\n[[rule]]\nname = "hidden"\ndecision = "offload"\nshard = true\naxis = "model"\n'
+    policy = Policy.from_toml(text)
+    assert policy.rules[0].decision == Offload(shard=True, axis="model")
+    assert Policy.from_toml(policy.to_toml()) == policy
+    with pytest.raises(jaxckpt.PolicyError, match="only with shard = true"):
+        Policy.from_toml(text.replace("shard = true\n", ""))
 
 
 ### What it costs and what it leaves
@@ -230,6 +253,16 @@ def test_an_eighth_of_the_bytes_waits_on_each_device(step):
     ]
     assert kept[0] == LAYERS * 8192 * 2048 * 4
     assert kept[1] == pytest.approx(kept[0] / 8, rel=0.02)
+
+
+@pytest.mark.skipif(not GPU, reason="no compile-only GPU")
+@pytest.mark.parametrize("step", [unrolled, scanned])
+def test_each_device_sends_its_shard_to_the_host(step):
+    mesh = AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,))
+    args = shapes(NamedSharding(mesh, PartitionSpec()))
+    planned = jaxckpt.Planner(step, *args, target="h200:8").follow(keeping(Offload(shard=True)))
+    assert planned.footprint.memory.most_host_bytes == LAYERS * 8192 * 2048 * 4 // 8
+    assert planned.predicted.host_bytes == LAYERS * 8192 * 2048 * 4 // 8
 
 
 def waiting(memory, parts):

@@ -125,6 +125,8 @@ def _validate(settings: Mapping[str, Any], num_layers: int | None, interval: int
 
 def _decision(settings: Mapping[str, Any], *, axis: str, dim: int | None, prefetch: int | None) -> Decision:
     if settings["cpu_checkpointing"]:
+        if settings["partition_activations"]:
+            return Offload(prefetch=prefetch, shard=True, axis=axis, dim=dim)
         return Offload(prefetch=prefetch)
     if settings["partition_activations"]:
         return Partition(axis=axis, dim=dim)
@@ -146,18 +148,12 @@ def _policy(decision: Decision, scope: str | None, num_layers: int | None, inter
 
 def _not_carried(settings: Mapping[str, Any], decision: Decision) -> list[str]:
     said = []
-    if settings["cpu_checkpointing"] and settings["partition_activations"]:
-        said.append(
-            "partition_activations together with cpu_checkpointing: a value has one decision, so it is offloaded whole "
-            "from each device and the host holds as many copies as the axis has devices; shard the layers' inputs over "
-            "the axis in the model to have both."
-        )
     if isinstance(decision, Offload):
         said.append(
             "cpu_checkpointing keeps the last checkpoint on the device (keep_last_count = 1): here all are offloaded; "
             'put a rule with the last layer and decision = "save" first if its copy costs time.'
         )
-    if isinstance(decision, Partition):
+    if isinstance(decision, Partition) or (isinstance(decision, Offload) and decision.shard):
         cut = "the first dimension that the axis divides" if decision.dim is None else f"dimension {decision.dim}"
         said.append(
             f"partition_activations cuts the flattened value, here {cut} is cut: "

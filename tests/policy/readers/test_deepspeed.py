@@ -67,10 +67,10 @@ def test_partition_activations_cuts_over_the_model_axis():
     assert any("stays whole" in said for said in chosen.not_carried)
 
 
-def test_partition_and_cpu_together_offload_and_say_so():
+def test_partition_and_cpu_together_send_shards():
     reading = policy_from_deepspeed(block(partition_activations=True, cpu_checkpointing=True))
-    assert reading.policy.rules[0].decision == Offload()
-    assert "one decision" in reading.not_carried[0]
+    assert reading.policy.rules[0].decision == Offload(shard=True, axis="model")
+    assert "stays whole" in reading.not_carried[1]
 
 
 def test_arguments_beat_the_json_and_none_says_nothing():
