@@ -147,19 +147,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--partition", action="store_true", help="partitions alone; the rest as it is kept")
     parser.add_argument("--chosen", action="store_true", help="partitions that the planner chooses; the rest as kept")
+    parser.add_argument("--bodies", action="store_true", help="blocks in shard_map; the rest as it is kept")
     parser.add_argument("--tables", action="store_true", help="make the tables from what is kept")
     asked = parser.parse_args()
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "layouts": lambda: {name: of_layout(name, layout) for name, layout in LAYOUTS.items()},
         "partition": partitions,
         "chosen": chosen,
+        "bodies": bodies,
     }
-    alone = {name for name in ("partition", "chosen") if getattr(asked, name)}
+    alone = {name for name in ("partition", "chosen", "bodies") if getattr(asked, name)}
     if not asked.tables:
         kept = read("meshes") if alone else {}
         made = {name: make() if name in (alone or parts) else kept[name] for name, make in parts.items()}
         keep("meshes", made)
-    tables = {"layouts": layout_table(), "partition": partition_table(), "chosen": chosen_table()}
+    tables = {
+        "layouts": layout_table(read("meshes")["layouts"]),
+        "partition": partition_table(),
+        "chosen": chosen_table(),
+        "bodies": layout_table({"shard_map": read("meshes")["bodies"]}),
+    }
     write(ROOT / "docs" / "meshes.md", {f"meshes {name}": table for name, table in tables.items()})
 
 
@@ -256,17 +263,97 @@ def chosen() -> dict[str, Any]:
     return found
 
 
+### Blocks in `shard_map`
+
+DEEP, WIDER, LONGER, FEWER = 4, 2048, 2048, 4
+"""Blocks, width, tokens and sequences of the step whose tensor parallelism is written by hand."""
+
+
+def bodies() -> dict[str, Any]:
+    """Tensor parallelism of eight, each block in `shard_map`: as written, with `jax.checkpoint`, and planned."""
+    step, args = step_by_hand()
+    planner = Planner(step, *args, target=TARGET, compiler_options=PLAIN, max_compiles=3)
+    found: dict[str, Any] = {"as written": row(planner, planner.solver.unplanned)}
+    by_hand, _ = step_by_hand(remat=True)
+    compiled = jaxckpt.footprint(by_hand, *args, target=TARGET, compiler_options=PLAIN)
+    found["`jax.checkpoint` on each block"] = {
+        "total_bytes": compiled.total_bytes,
+        "temp_bytes": compiled.temp_bytes,
+        "step_s": compiled.step_s,
+        "collectives": collectives(compiled),
+    }
+    asked = {f"**jaxckpt**, {SHARE:.0%}": SHARE}
+    asked[f"**jaxckpt**, in {format_bytes(compiled.total_bytes)}"] = compiled.total_bytes
+    for label, budget in asked.items():
+        try:
+            plan = planner.plan(budget=budget)
+        except InfeasibleBudgetError as error:
+            found[label] = {"minimum_bytes": error.minimum_bytes}
+        else:
+            found[label] = {"budget_bytes": plan.budget_bytes, **row(planner, plan)}
+        print(label, found[label], flush=True)
+    return found
+
+
+def step_by_hand(*, remat: bool = False) -> tuple[Any, tuple[Any, ...]]:
+    """The step under its own jit, each block in `shard_map`; and its arguments."""
+    kinds = (AxisType.Auto,)
+    mesh = AbstractMesh((8,), ("model",), axis_types=kinds)
+    specs = {
+        "qkv": PartitionSpec(None, None, "model"),
+        "out": PartitionSpec("model", None),
+        "up": PartitionSpec(None, "model"),
+        "down": PartitionSpec("model", None),
+    }
+    shapes = {
+        "qkv": (WIDER, 3, WIDER),
+        "out": (WIDER, WIDER),
+        "up": (WIDER, 4 * WIDER),
+        "down": (4 * WIDER, WIDER),
+    }
+    mapped = jax.shard_map(block_of_device, mesh=mesh, in_specs=(PartitionSpec(), specs), out_specs=PartitionSpec())
+    block = jax.checkpoint(mapped) if remat else mapped
+
+    def loss(weights: Any, x: Any) -> Any:
+        for number, each in enumerate(weights):
+            with jax.named_scope(f"block_{number}"):
+                x = block(x, each)
+        return jnp.mean(x.astype(jnp.float32) ** 2)
+
+    def step(weights: Any, x: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(weights, x)
+        return jax.tree.map(lambda w, g: w - 1e-3 * g, weights, gradients), value
+
+    split = [{name: NamedSharding(mesh, spec) for name, spec in specs.items()}] * DEEP
+    whole = NamedSharding(mesh, PartitionSpec())
+    jitted = jax.jit(step, in_shardings=(split, whole), out_shardings=(split, None), donate_argnums=0)
+    weights = [{name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}] * DEEP
+    return jitted, (weights, jax.ShapeDtypeStruct((FEWER, LONGER, WIDER), jnp.bfloat16))
+
+
+def block_of_device(x: Any, each: Any) -> Any:
+    """What one of eight devices does of a block: two heads and an eighth of the hidden values."""
+    batch, tokens, width = x.shape
+    qkv = normed(x) @ each["qkv"].astype(x.dtype).reshape(width, -1)
+    q, k, v = (heads.reshape(batch, tokens, -1, 128) for heads in jnp.split(qkv, 3, axis=-1))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) / 128**0.5
+    weighted = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores).astype(x.dtype), v)
+    x = x + jax.lax.psum(weighted.reshape(batch, tokens, -1) @ each["out"].astype(x.dtype), "model")
+    hidden = jax.nn.gelu(normed(x) @ each["up"].astype(x.dtype))
+    return x + jax.lax.psum(hidden @ each["down"].astype(x.dtype), "model")
+
+
 ### Tables
 
 
-def layout_table() -> str:
+def layout_table(layouts: Mapping[str, Any]) -> str:
     """One row a layout and plan."""
     result = read("meshes")
     lines = [
         "| layout | | compiled total | predicted | estimated step | collectives in the program |",
         "|---|---|---:|---:|---:|---|",
     ]
-    for name, found in result["layouts"].items():
+    for name, found in layouts.items():
         for called, there in found.items():
             if called == "about":
                 continue

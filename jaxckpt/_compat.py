@@ -260,6 +260,24 @@ def retarget_effects(effects: Any, variable: Callable[[Any], Any]) -> Any:
     }
 
 
+def lasting_effects(effects: Any) -> Any:
+    """Effects without the note that an equation names an axis of its mesh, which does nothing. jax 0.10.2, 0.12.0.1."""
+    return {effect for effect in effects if not isinstance(effect, core.NamedAxisEffect)}
+
+
+def waiting_spec(aval: Any, mesh: Any, *, check_vma: bool) -> Any:
+    """The spec with which JAX hands a value from one `shard_map` to another: each device its own. jax 0.10.2, 0.12.0.1.
+
+    The value has at least one dimension.
+    """
+    return aval.nospec(mesh, check_vma, tuple(mesh.axis_names))
+
+
+def unsharded_aval(aval: Any, spec: Any, mesh: Any, *, check_vma: bool) -> Any:
+    """The type of the array that all devices' parts make together. jax 0.10.2, 0.12.0.1."""
+    return core.unshard_aval(mesh, check_vma, spec, aval)
+
+
 def is_specified_sharding(sharding: Any) -> bool:
     """Whether a nested jit asks for this sharding, rather than for whatever comes. jax 0.10.2, 0.12.0.1."""
     return sharding is not None and not isinstance(sharding, UnspecifiedValue)

@@ -1,8 +1,9 @@
 """A training step as plain data: ops in the order in which they were traced, and the values between them.
 
 A `Graph` is the step's joint forward and backward program after tracing, one level deep: nested calls are inlined,
-branches are whole ops, and so are loops that are not open (`loop`). It knows bytes, scopes and phases; it does not know
-how anything is executed, drawn or decided. Ids are positions: `graph.ops[i].id == i`, `graph.values[i].id == i`.
+branches are whole ops, and so are loops (`loop`) and bodies of `shard_map` (`shards`) that are not open. It knows
+bytes, scopes and phases; it does not know how anything is executed, drawn or decided. Ids are positions:
+`graph.ops[i].id == i`, `graph.values[i].id == i`.
 """
 
 import enum
@@ -34,12 +35,13 @@ class Value:
 
     Attributes:
       id: Its position in `Graph.values`.
-      shape: Global shape; a key array has the shape of its keys.
+      shape: Global shape, where it is not `local`; a key array has the shape of its keys.
       dtype: As JAX prints it ("bfloat16", "key<fry>").
       size_bytes: Bytes on one device.
       name: What `jax.ad_checkpoint.checkpoint_name` called it, if it did.
       split: For each dimension the mesh axes that it is split over, "axis/4" for part of an axis; () where it is whole
         on every device, or nothing is known.
+      local: Whether it is one device's own, in the open body of a `shard_map`; its shape is then that of its part.
     """
 
     id: int
@@ -48,6 +50,7 @@ class Value:
     size_bytes: int
     name: str | None = None
     split: tuple[tuple[str, ...], ...] = ()
+    local: bool = False
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"

@@ -42,7 +42,8 @@ class Trait(enum.StrEnum):
 
 _MEMBERS = {
     Kind.VIEW: """broadcast_in_dim reshape squeeze expand_dims slice rev transpose iota copy copy_p
-        stop_gradient name pvary pbroadcast reduce_precision split unstack real imag loop_slice""",
+        stop_gradient name pvary pbroadcast reduce_precision split unstack real imag loop_slice
+        to_shards from_shards axis_index""",
     Kind.ELEMENTWISE: """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
         cbrt ceil clamp conj convert_element_type cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1
         floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not

@@ -10,7 +10,8 @@ elements as there are ranks are cut, others stay whole. Where it asserts that th
 2. An axis left open is the one with most devices over which the value is whole and that divides a dimension.
 3. A dimension left open is the first one that is whole on each device and that the axis divides: what is gathered along
    it lies together.
-4. Where there is none, or the value is no floating point array, or has fewer elements than the axis has devices, it is
+4. What is a device's own already, in the body of a `shard_map`, is saved.
+5. Where there is none, or the value is no floating point array, or has fewer elements than the axis has devices, it is
    saved whole.
 
 Read after `graph` and `plan`.
@@ -38,7 +39,7 @@ def settled(graph: Graph, value: int, decision: Partition) -> Partition | Save:
     """
     shown = graph.values[value]
     over = {axis for axes in shown.split for axis in axes}
-    if decision.axis in over:
+    if shown.local or decision.axis in over:
         return Save()
     if decision.axis is not None and decision.dim is not None:
         return decision

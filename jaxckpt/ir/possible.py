@@ -60,6 +60,8 @@ def why_not_on_host(graph: Graph, value: int) -> str | None:
     path = () if made is None else graph.path(graph.ops[made].loop)
     if not path:
         return None
+    if graph.values[value].local:
+        return "it is made in the body of a shard_map in a loop"
     stacked = list(_stacking(graph, path))
     if len(stacked) > 1:
         turns = " x ".join(str(loop.length) for loop in stacked)

@@ -2,7 +2,8 @@
 
 Each operation is compiled and run alone: there is nothing to fuse it with, and equal operands give equal bits. Calls
 are entered, loops turn in Python and branches are chosen here, so that a loop whose body was rewritten is
-comparable too. Kernels and `shard_map` are compiled as a whole.
+comparable too, and so is the body of a `shard_map` (`by_device`). Kernels are compiled as a whole, and so is a
+`shard_map` with effects or over some of its mesh's axes.
 
 `jax.disable_jit` is not used: under it JAX would trace another step (loops unrolled), for which no plan was made. Nor
 is `jaxckpt.trace`: what checks a rewrite should not share its code.
@@ -16,6 +17,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxckpt import _compat
+from jaxckpt.numerics.by_device import run_by_device
 
 _CALLS = frozenset(
     {
@@ -24,8 +26,6 @@ _CALLS = frozenset(
         *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
     }
 )
-_WHOLE = frozenset({"shard_map"})
-"""What is compiled as one program: inside, devices talk to each other."""
 
 
 def run_one_by_one(closed: Any, *flat: Any) -> list[Any]:
@@ -76,7 +76,13 @@ def _run(eqn: Any, operands: list[Any]) -> Sequence[Any]:
     if name in _LOOPS:
         return _LOOPS[name](eqn.params, operands)
     with eqn.ctx.manager:
-        return _alone(eqn, operands)
+        return run_by_device(eqn, operands, _CALLS) if _runs_by_device(eqn) else _alone(eqn, operands)
+
+
+def _runs_by_device(eqn: Any) -> bool:
+    if eqn.primitive.name != "shard_map" or eqn.effects:
+        return False
+    return set(eqn.params["newly_manual_axes"]) == set(eqn.params["mesh"].axis_names)
 
 
 def _alone(eqn: Any, operands: list[Any]) -> Sequence[Any]:
@@ -86,7 +92,7 @@ def _alone(eqn: Any, operands: list[Any]) -> Sequence[Any]:
         results = eqn.primitive.bind(*operands, **params)
         return list(results) if eqn.primitive.multiple_results else [results]
 
-    return (jax.jit(bind) if eqn.primitive.name in _WHOLE else bind)(*operands)
+    return (jax.jit(bind) if eqn.primitive.name == "shard_map" else bind)(*operands)
 
 
 def _cond(params: dict[str, Any], operands: list[Any]) -> Sequence[Any]:

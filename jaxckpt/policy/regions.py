@@ -126,14 +126,17 @@ def _is_excluded(regions: Regions, graph: Graph, op: Op, gathers: frozenset[int]
 
 
 def _parameter_gathers(graph: Graph) -> frozenset[int]:
-    """Ops that bring an argument of the step, or what is cheaply made of one, to more devices."""
+    """Ops that bring an argument of the step, or what is cheaply made of one, to more devices.
+
+    What the body of a `shard_map` gathers is gathered by hand, the batch like the parameters: a collective as others.
+    """
     plain = {*graph.inputs, *graph.constants}
     found = set()
     for op in graph.ops:
         if len(op.reads) != 1 or op.reads[0] not in plain:
             continue
         if op.primitive in _GATHERS:
-            found.add(op.id)
+            found.update(() if graph.values[op.reads[0]].local else (op.id,))
         elif op.kind in ("view", "elementwise"):
             plain.update(op.writes)
     return frozenset(found)

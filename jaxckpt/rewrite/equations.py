@@ -6,12 +6,16 @@ recomputation does, and what waits for something reads its literals behind a bar
 way. A `Move` is a `device_put` to another memory space, or a sharding constraint. References and
 tokens, which no barrier passes, keep their variable: nothing that reads them is ever computed again.
 
+What is one device's own in the body of a `shard_map` waits in there with others of that body. A barrier that ties it to
+what stands outside, or a move, is outside of the body, on the array of all devices' values.
+
 Read after `jaxckpt.ir.schedule` and `moves`.
 """
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -26,6 +30,7 @@ from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.ir.steps import Why
 from jaxckpt.rewrite.moves import move_eqn
 from jaxckpt.trace import Equation, Traced
+from jaxckpt.trace.shards import axes_of, from_shards, lifted_var, to_shards, varies
 
 
 def equations(traced: Traced, schedule: Schedule) -> tuple[list[Equation], list[Any]]:
@@ -51,6 +56,10 @@ def equations(traced: Traced, schedule: Schedule) -> tuple[list[Equation], list[
     return writer.eqns, writer.results()
 
 
+_Pass = tuple[int, int | None]
+"""An instance that passes a barrier, and the one that it is behind it, if anybody reads it there."""
+
+
 class _Writer:
     def __init__(self, traced: Traced, schedule: Schedule):
         self.eqns: list[Equation] = []
@@ -60,6 +69,8 @@ class _Writer:
         self._variables: dict[int, Any] = dict(enumerate(traced.variables))
         self._as_shaped = frozenset[int]() if traced.graph.mesh else read_as_shaped(traced.graph)
         """On a mesh flat arrays would have to be split anew."""
+        self._lifted: set[int] = set()
+        """Instances of a device's own values whose variable is the array of all devices' ones."""
 
     def run(self, step: Run) -> None:
         eqn = self._ops[step.op]
@@ -71,19 +82,26 @@ class _Writer:
         info = eqn.source_info
         if step.again:
             info = info.replace(name_stack=self._again_stack(step, info.name_stack))
-        if step.after is not None and _can_pass(self._variables[step.after]):
-            invars = self._waiting(step, invars)
+        manual = self._traced.program.equations[step.op].manual
+        if step.after is not None and _can_pass(self._variables[step.after]) and self._can_wait(step.after, manual):
+            invars = self._waiting(step, invars, manual)
         params = self._params(step, eqn)
         made = eqn.replace(invars=invars, outvars=outvars, source_info=info, params=params)
-        self.eqns.append(Equation(made, loop=step.loop))
+        self.eqns.append(Equation(made, loop=step.loop, manual=manual))
 
-    def _waiting(self, step: Run, literals: list[Any]) -> list[Any]:
+    def _can_wait(self, awaited: int, manual: int | None) -> bool:
+        """Whether literals can pass a barrier with a value: in a body only with what is the same on all devices."""
+        if self._manual(awaited) != manual or manual is None:
+            return self._manual(awaited) == manual
+        return not varies(self._traced.program.manuals[manual], self._variables[awaited])
+
+    def _waiting(self, step: Run, literals: list[Any], manual: int | None) -> list[Any]:
         """The literals of an op behind a barrier with what it waits for; everybody after it goes on with that."""
         assert step.after is not None
         awaited = self._variables[step.after]
         passed = [jex.Var(atom.aval) for atom in (*literals, awaited)]
-        beside = self._ops[step.op]
-        self.eqns.append(Equation(_barrier_eqn("recompute", beside, [*literals, awaited], passed), loop=step.loop))
+        eqn = _barrier_eqn("recompute", self._ops[step.op], [*literals, awaited], passed)
+        self.eqns.append(Equation(eqn, loop=step.loop, manual=manual))
         *held, self._variables[step.after] = passed
         return held
 
@@ -108,19 +126,101 @@ class _Writer:
         ]
         if not passing:
             return
-        invars = [self._variables[read] for read, _ in passing]
-        outvars = [jex.Var(variable.aval) for variable in invars]
-        self._variables.update(zip((write for _, write in passing), outvars, strict=True))
+        trigger = None
         if step.trigger is not None and _can_pass(self._variables[step.trigger]):
-            invars.append(self._variables[step.trigger])
-            outvars.append(jex.Var(invars[-1].aval))
-            if self._holds_the_backward(step):
-                self._variables[step.trigger] = outvars[-1]
-        beside = self._ops[self._beside(number, after=step.trigger is None)]
+            trigger = (step.trigger, step.trigger if self._holds_the_backward(step) else None)
+        beside = self._beside(number, after=step.trigger is None)
+        for together, manual in self._together(step, passing, trigger):
+            self._bar(step, together, beside, manual)
+
+    def _together(
+        self, step: Barrier, passing: Sequence[_Pass], trigger: _Pass | None
+    ) -> Iterator[tuple[Sequence[_Pass], int | None]]:
+        """What can pass in one equation, and in which body: values of one kind, or outside of all bodies any.
+
+        In the loop of a body there is no outside: those of a kind pass together, and what starts them if it is of it.
+        """
+        every = [*passing, *([] if trigger is None else [trigger])]
+        kinds = {one: self._kind(one[0]) for one in every}
+        if step.loop is not None and self._traced.program.loops[step.loop].manual is not None:
+            for kind in dict.fromkeys(kinds[one] for one in passing):
+                yield [one for one in every if kinds[one] == kind], kind[0]
+            return
+        yield every, (kinds[every[0]][0] if len(set(kinds.values())) == 1 else None)
+
+    def _kind(self, instance: int) -> tuple[int | None, Hashable]:
+        """What values must have in common to pass one barrier: the body, and the axes over which they differ."""
+        manual = self._manual(instance)
+        if manual is None:
+            return None, None
+        return manual, axes_of(self._traced.program.manuals[manual], self._variables[instance])
+
+    def _bar(self, step: Barrier, passing: Sequence[_Pass], beside: int, manual: int | None) -> None:
+        invars = [self._seen(read, beside, step.loop, manual=manual) for read, _ in passing]
+        outvars = [jex.Var(variable.aval) for variable in invars]
         if step.why == "pin" and self._schedule.origin[step.reads[0]] in self._as_shaped:
-            self.eqns.extend(Equation(eqn, loop=step.loop) for eqn in _flat_pin(beside, invars[0], outvars[0]))
+            eqns = list(_flat_pin(self._ops[beside], invars[0], outvars[0]))
         else:
-            self.eqns.append(Equation(_barrier_eqn(step.why, beside, invars, outvars), loop=step.loop))
+            eqns = [_barrier_eqn(step.why, self._ops[beside], invars, outvars)]
+        ctx = self._ctx(beside, manual)
+        self.eqns.extend(Equation(eqn.replace(ctx=ctx), loop=step.loop, manual=manual) for eqn in eqns)
+        for (read, write), variable in zip(passing, outvars, strict=True):
+            if write is not None:
+                self._show(read, write, variable, beside, step.loop, manual=manual)
+
+    def _manual(self, instance: int) -> int | None:
+        """How devices run the body whose own an instance is; None where it is an array of all devices."""
+        own = self._traced.graph.values[self._schedule.origin[instance]].local
+        return self._home(instance) if own and instance not in self._lifted else None
+
+    def _home(self, instance: int) -> int:
+        """How devices run the body that makes an instance's value."""
+        made = self._traced.graph.producer[self._schedule.origin[instance]]
+        manual = None if made is None else self._traced.program.equations[made].manual
+        assert manual is not None, "it is a body's own"
+        return manual
+
+    def _seen(self, instance: int, beside: int, loop: int | None, *, manual: int | None) -> Any:
+        """The variable of an instance in a body, or outside of all: then that of all devices' values."""
+        variable, own = self._variables[instance], self._manual(instance)
+        if own == manual:
+            return variable
+        assert own is not None, "nothing is shown to a body but by the step itself"
+        asked = self._traced.program.manuals[own]
+        whole, spec = lifted_var(asked, variable)
+        self._join(from_shards(asked, variable, whole, spec, manual=own, loop=loop), beside)
+        return whole
+
+    def _show(self, read: int, write: int, variable: Any, beside: int, loop: int | None, *, manual: int | None) -> None:
+        """Makes a variable the one of an instance; each device has its own of what was lifted."""
+        own = self._manual(read)
+        if read in self._lifted:
+            self._lifted.add(write)
+        if own == manual:
+            self._variables[write] = variable
+            return
+        assert own is not None, "only a body's own is lifted"
+        self._lower(write, variable, own, beside, loop)
+
+    def _lower(self, instance: int, whole: Any, manual: int, beside: int, loop: int | None) -> None:
+        asked = self._traced.program.manuals[manual]
+        self._make([instance])
+        part = self._variables[instance]
+        spec = lifted_var(asked, part)[1]
+        self._join(to_shards(asked, whole, part, spec, manual=manual, loop=loop), beside)
+
+    def _join(self, joined: Equation, beside: int) -> None:
+        """Adds an equation that leads in or out, named like the op beside it."""
+        info = joined.eqn.source_info.replace(name_stack=self._ops[beside].source_info.name_stack)
+        self.eqns.append(replace(joined, eqn=joined.eqn.replace(source_info=info)))
+
+    def _ctx(self, beside: int, manual: int | None) -> Any:
+        """The context of an equation beside an op, which may stand in a body where the op does not."""
+        program = self._traced.program
+        there = program.equations[beside].manual
+        if there == manual:
+            return self._ops[beside].ctx
+        return program.manuals[there].eqn.ctx if manual is None else program.manuals[manual].inner_ctx
 
     def _holds_the_backward(self, step: Barrier) -> bool:
         """Whether the backward goes on with what has passed the barrier.
@@ -145,14 +245,22 @@ class _Writer:
 
     def move(self, step: Move, number: int) -> None:
         (read,), (write,) = step.reads, step.writes
-        beside = self._ops[self._beside(number, after=not step.back)]
+        near = self._beside(number, after=not step.back)
+        beside = self._ops[near]
         whole = self._traced.variables[self._schedule.origin[read]].aval
         split = self._traced.graph.values[self._schedule.origin[read]].split
-        eqn = move_eqn(step, self._variables[read], whole, self._traced.mesh, split)
+        is_own = self._traced.graph.values[self._schedule.origin[read]].local
+        moved = self._seen(read, near, step.loop, manual=None)
+        eqn = move_eqn(step, moved, whole, self._traced.mesh, split)
         stack = beside.source_info.name_stack.extend(OWN).extend("fetch" if step.back else "leave")
-        made = eqn.replace(source_info=beside.source_info.replace(name_stack=stack), ctx=beside.ctx)
+        made = eqn.replace(source_info=beside.source_info.replace(name_stack=stack), ctx=self._ctx(near, None))
         self.eqns.append(Equation(made, loop=step.loop, ahead=step.ahead))
+        if is_own and step.back:
+            self._lower(write, made.outvars[0], self._home(read), near, step.loop)
+            return
         self._variables[write] = made.outvars[0]
+        if is_own:
+            self._lifted.add(write)
 
     def results(self) -> list[Any]:
         """The schedule returns values only; literals of the step's results go back to their places."""

@@ -12,7 +12,7 @@ has made: the first turn of the other gets that itself.
 
 Stretches of one loop (`OpenLoop.offset`) go through whole arrays, and stack into one that each hands on to the next.
 
-Read after `loops` and `whole`. Complexity: linear in equations times the depth of loops.
+Read after `loops`, `whole` and `regions`. Complexity: linear in equations times the depth of loops.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,8 @@ import jax.extend.core as jex
 from jaxckpt import _compat
 from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
 from jaxckpt.trace.loops import SHOWN, is_ours, paths_of, stacking_loops
-from jaxckpt.trace.program import JAXPRS, Atom, Equation, OpenLoop, Program
+from jaxckpt.trace.program import JAXPRS, Atom, Equation, Manual, OpenLoop, Program
+from jaxckpt.trace.regions import is_within, regions
 from jaxckpt.trace.whole import Counter, laid_out, may_lie_otherwise
 
 
@@ -39,21 +40,25 @@ def closed_jaxpr(program: Program, equations: Sequence[Equation], outvars: Seque
       outvars: What is returned.
 
     Returns:
-      A closed jaxpr of the installed version, in which every loop is one scan equation.
+      A closed jaxpr of the installed version, in which every loop is one scan equation, and what stands together of the
+      body of a `shard_map` one equation of that.
     """
     jaxpr = jex.Jaxpr(
         constvars=[variable for variable, _ in program.constants],
         invars=list(program.invars),
         outvars=list(outvars),
-        eqns=list(close(equations, program.loops)),
+        eqns=list(close(equations, program.loops, program.manuals)),
         effects=program.effects,
         debug_info=program.debug_info,
     )
     return JAXPRS[1](jaxpr, [array for _, array in program.constants])
 
 
-def close(equations: Sequence[Equation], loops: Sequence[OpenLoop]) -> Iterator[Any]:
-    """JAX's equations of the outermost level, loops as scans."""
+def close(equations: Sequence[Equation], loops: Sequence[OpenLoop], manuals: Sequence[Manual] = ()) -> Iterator[Any]:
+    """JAX's equations of the outermost level, loops as scans; those in the body of a `shard_map` are closed first."""
+    if any(equation.manual is not None for equation in equations):
+        closer = _Closer([e for e in equations if is_within(e)], loops, inside=True)
+        equations = regions(equations, loops, manuals, lambda within: list(closer.level(within, 0)))
     if not any(is_ours(equation.eqn) or equation.loop is not None for equation in equations):
         return iter([equation.eqn for equation in equations])
     return _Closer(equations, loops).level(equations, 0)
@@ -110,9 +115,10 @@ class _Scan:
 
 
 class _Closer:
-    def __init__(self, equations: Sequence[Equation], loops: Sequence[OpenLoop]):
+    def __init__(self, equations: Sequence[Equation], loops: Sequence[OpenLoop], *, inside: bool = False):
+        """`inside`: the equations stand in bodies of `shard_map`, and so do the loops that count."""
         self._loops = loops
-        self._paths = paths_of(loops)
+        self._paths = [tuple(k for k in p if not inside or loops[k].manual is not None) for p in paths_of(loops)]
         self._scans = [_Scan() for _ in loops]
         self._home = {v: self._path(equation) for equation in equations for v in equation.eqn.outvars}
         self._stacked: dict[Any, Any] = {}
@@ -134,6 +140,9 @@ class _Closer:
                 scan.turn(first=scan.counter.first, carried=scan.counter.carried, following=scan.counter.following)
         self._last: dict[Any, Any] = {}
         self._turned = {id(e.eqn): self._ahead(e) for e in equations if e.ahead}
+
+    def _parent(self, loop: int) -> int | None:
+        return next(iter(self._paths[loop][-2:-1]), None)
 
     def _path(self, equation: Equation) -> tuple[int, ...]:
         return () if equation.loop is None else self._paths[equation.loop]
@@ -238,7 +247,7 @@ class _Closer:
 
         for loop, group in groupby(equations, deeper):
             if loop is not None:
-                around = self._loops[loop].parent
+                around = self._parent(loop)
                 yield from (self._within(eqn, around) for eqn in self._scans[loop].zeros)
                 yield self._scan(loop, list(group), depth)
                 continue
@@ -262,12 +271,14 @@ class _Closer:
         invars = [*scan.constants, *(scan.carried[k] for k in places), *scan.slices]
         outvars = [*scan.following, *(value for value, _ in scan.stacks)]
         debug_info = jex.DebugInfo("jaxckpt", template.params["jaxpr"].debug_info.func_src_info, None, None)
+        eqns = [*self._picking(loop), *self.level(body, depth + 1), *self._placing(loop)]
+        effects = frozenset().union(*(eqn.effects for eqn in eqns))
         jaxpr = jex.Jaxpr(
             constvars=(),
             invars=invars,
             outvars=outvars,
-            eqns=[*self._picking(loop), *self.level(body, depth + 1), *self._placing(loop)],
-            effects=frozenset(),
+            eqns=eqns,
+            effects=effects,
             debug_info=debug_info,
         )
         sizes = (len(scan.constants), len(places), len(scan.slices), len(scan.stacks))
@@ -275,9 +286,10 @@ class _Closer:
         eqn = template.replace(
             invars=operands,
             outvars=[*scan.last, *(stack for _, stack in scan.stacks)],
+            effects=effects,
             params=_compat.scan_params(template.params, JAXPRS[1](jaxpr, ()), *sizes),
         )
-        return self._within(eqn, self._loops[loop].parent)
+        return self._within(eqn, self._parent(loop))
 
     def _picking(self, loop: int) -> Iterator[Any]:
         """What a turn of a stretch does first: it takes its slices of whole arrays."""

@@ -6,6 +6,8 @@ Where the result is split over them too, each device adds up its part alone (the
 parallelism). An operand that is split where the result is not has to be gathered first (the parameters of the same),
 and so has what a constraint asks for whole.
 
+In the body of a `shard_map` the exchanges are the step's own, and what they give and take is one device's.
+
 An estimate: rings of devices, one result a run; the partitioner may find a cheaper way, or merge several.
 
 Read after `split`.
@@ -16,7 +18,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from jaxckpt.ir import Kind
+from jaxckpt.ir import Kind, Trait, trait_of
+from jaxckpt.ir.shards import TO_SHARDS
 from jaxckpt.trace.split import Split
 
 _RESPLITS = frozenset({"sharding_constraint", "reshard", "mesh_cast"})
@@ -65,6 +68,10 @@ def shared(eqn: Any, kind: Kind, sight: Sight) -> Shared:
     name = eqn.primitive.name
     if name == "shard_map":
         return Shared(ways=eqn.params["mesh"].size)
+    if name == TO_SHARDS:
+        return _of_part(eqn, sight)
+    if trait_of(name) is Trait.COLLECTIVE and name not in _RESPLITS:
+        return Shared(summed_bytes=_of_collective(eqn, sight))
     if name == "dot_general":
         return _of_product(eqn, sight)
     if kind is Kind.REDUCTION and "axes" in eqn.params and any(sight.reads[:1]):
@@ -76,6 +83,29 @@ def shared(eqn: Any, kind: Kind, sight: Sight) -> Shared:
         return Shared(ways=sight.ways(_flat(sight.write)), summed_bytes=got)
     most = max((sight.ways(_flat(split)) for split in (sight.write, *sight.reads)), default=1)
     return Shared(ways=most)
+
+
+def _of_part(eqn: Any, sight: Sight) -> Shared:
+    """What a device must get to see its part, where others have some of it."""
+    lost = _flat(sight.reads[0] if sight.reads else ()) - _flat(eqn.params["split"])
+    return Shared(summed_bytes=sight.write_bytes - sight.write_bytes // sight.ways(lost))
+
+
+def _of_collective(eqn: Any, sight: Sight) -> int:
+    """What a device gets in an exchange that the step asks for itself."""
+    name, params = eqn.primitive.name, eqn.params
+    axes = params.get("axes", params.get("axis_name", ()))
+    groups = params.get("axis_index_groups")
+    named = axes if isinstance(axes, tuple | list) else (axes,)
+    ways = len(groups[0]) if groups else sight.ways(axis for axis in named if isinstance(axis, str))
+    read_bytes = sum(sight.read_bytes)
+    if name.startswith(("psum", "pmax", "pmin")):
+        return 2 * read_bytes * (ways - 1) // ways
+    if name.startswith("all_gather"):
+        return ways * read_bytes - read_bytes
+    if "permute" in name:
+        return read_bytes
+    return read_bytes * (ways - 1) // ways
 
 
 def _of_product(eqn: Any, sight: Sight) -> Shared:

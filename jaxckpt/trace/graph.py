@@ -17,10 +17,12 @@ import jax.extend.core as jex
 from jaxckpt.ir import Graph, Kind, Loop, Op, Phase, Trait, Value
 from jaxckpt.ir.loop import CARRY, END, STACK, TURNS
 from jaxckpt.ir.scope import TAG
+from jaxckpt.ir.shards import TO_SHARDS
 from jaxckpt.trace.detail import Details
 from jaxckpt.trace.exchange import Shared, Sight, shared
 from jaxckpt.trace.program import Equation, OpenLoop, Program
 from jaxckpt.trace.scope import policy_digests, scope_path
+from jaxckpt.trace.shards import is_local
 from jaxckpt.trace.size import aval_bytes, split_bytes
 from jaxckpt.trace.source import Sources
 from jaxckpt.trace.split import Split, meshes_of, split_of_sharding
@@ -103,6 +105,7 @@ class _Builder:
         self.ops: list[Op] = []
         self._sizes: list[int] = []
         self._split: list[Split] = []
+        self._local: set[int] = set()
         self._names: dict[int, str] = {}
         self._untagged: dict[int, int] = {}
         self._works = Works()
@@ -140,8 +143,10 @@ class _Builder:
         light = kind in _CHEAP and all(v in self._made_of_arguments for v in reads)
         if light:
             self._made_of_arguments.update(writes)
-        elif part.summed_bytes and kind is Kind.ELEMENTWISE:
+        elif part.summed_bytes and (kind is Kind.ELEMENTWISE or primitive == TO_SHARDS):
             kind = Kind.OPAQUE  # what devices exchange is in memory
+        if is_local(equation):
+            self._local.update(writes)
         if primitive == "name":
             self._name(eqn.params["name"], *reads, *writes)
         self.ops.append(
@@ -158,7 +163,7 @@ class _Builder:
                 exchange_bytes=part.gathered_bytes + part.summed_bytes,
                 gathered_bytes=part.gathered_bytes,
                 workspace_bytes=work.workspace_bytes // (1 if primitive == "shard_map" else part.ways),
-                effects=_effect_names(eqn),
+                effects=_effect_names(equation),
                 source=self._sources.of(eqn),
                 detail=self._details.of(eqn),
                 traits=self._traits.of(eqn) | ({Trait.COLLECTIVE} if part.summed_bytes and not light else set()),
@@ -188,7 +193,7 @@ class _Builder:
 
     def values(self) -> tuple[Value, ...]:
         return tuple(
-            _value(i, variable.aval, size_bytes, self._names.get(i), split)
+            _value(i, variable.aval, size_bytes, self._names.get(i), split, i in self._local)
             for i, (variable, size_bytes, split) in enumerate(
                 zip(self.variables, self._sizes, self._split, strict=True)
             )
@@ -209,7 +214,7 @@ class _Builder:
             self._names.setdefault(value, name)
 
 
-def _value(number: int, aval: Any, size_bytes: int, name: str | None, split: Split) -> Value:
+def _value(number: int, aval: Any, size_bytes: int, name: str | None, split: Split, local: bool) -> Value:
     inner = getattr(aval, "inner_aval", aval)
     return Value(
         id=number,
@@ -218,12 +223,14 @@ def _value(number: int, aval: Any, size_bytes: int, name: str | None, split: Spl
         size_bytes=size_bytes,
         name=name,
         split=split,
+        local=local,
     )
 
 
-def _effect_names(eqn: Any) -> tuple[str, ...]:
+def _effect_names(equation: Equation) -> tuple[str, ...]:
     """Names of effects, also of those that hide in a body without being declared."""
-    names = {type(effect).__name__ for effect in eqn.effects}
+    eqn = equation.eqn
+    names = {type(effect).__name__ for effect in equation.effects}
     names.update(_unrepeatable(eqn))
     if eqn.primitive.name in (CARRY, END, STACK):
         names.add(TURNS)

@@ -16,6 +16,7 @@ import jax.extend.core as jex
 
 from jaxckpt.ir import Phase
 from jaxckpt.ir.loop import SLICE
+from jaxckpt.ir.shards import TO_SHARDS
 from jaxckpt.trace.loops import Sight
 from jaxckpt.trace.phase import Phased
 from jaxckpt.trace.program import Equation, Program
@@ -73,6 +74,11 @@ def _places(program: Program, moved: frozenset[int]) -> tuple[dict[int, _Place],
         if equation.eqn.primitive.name == SLICE:
             shown = equation.eqn.outvars[0]
             slices[shown] = first.setdefault((equation.eqn.invars[0], sight.shape(equation.loop)), shown)
+        elif equation.eqn.primitive.name == TO_SHARDS:
+            (array,), (shown,) = equation.eqn.invars, equation.eqn.outvars
+            array = slices.get(array, array) if isinstance(array, jex.Var) else array
+            key = (array, equation.eqn.params["split"], equation.manual, sight.shape(equation.loop))
+            slices[shown] = shown if isinstance(array, jex.Literal) else first.setdefault(key, shown)
         anchors = [at[v] for v in (slices.get(v, v) for v in equation.variables()) if v in at]
         place = _Place(behind=position, loop=equation.loop)
         if position in moved:

@@ -1,16 +1,17 @@
 """Nested calls become one level of equations, by building new equations rather than running anything.
 
 Calls (`jit`, `closed_call`, `remat2`, ...) are replaced by the equations of their bodies, under fresh variables and
-the joined name stack. Branches and kernels stay whole, and so do loops and custom derivatives that nobody
-differentiated, unless they are asked for. What
+the joined name stack. Branches and kernels stay whole, and so do loops, bodies of `shard_map` and custom derivatives
+that nobody differentiated, unless they are asked for. What
 `jax.checkpoint` computes again (JAX puts it into a scope `rematted_computation`) is marked `again`; `merge` looks at
 those marks. A nested `jit` that asks for layouts stays whole too; one that asks for shardings is inlined between the
 constraints that say the same.
 
-Read after `program` and `loops`.
+Read after `program`, `loops` and `shards`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from jaxckpt.ir.scope import is_recomputed
 from jaxckpt.trace.loops import Opener, may_open
 from jaxckpt.trace.program import Atom, Equation, Program
 from jaxckpt.trace.scope import not_recomputed, once
+from jaxckpt.trace.shards import ShardOpener, may_open_shards
 
 _JITS = frozenset({"jit", "pjit"})
 _CALLS = frozenset({"closed_call", "core_closed_call", "core_call", "call", "eval_jaxpr"})
@@ -44,7 +46,7 @@ def inline(
       captured: Arrays (or tracers) for these first arguments.
       keep_user_remat: Leaves `jax.checkpoint` of the user whole instead of inlining and marking it.
       enter_custom: Inlines calls with custom derivatives too; nobody can differentiate the result as meant any more.
-      open_loops: Opens the loops that belong to a gradient; see `loops`.
+      open_loops: Opens the loops and the bodies of `shard_map` that belong to a gradient; see `loops` and `shards`.
 
     Returns:
       A program that computes the same; nothing is merged or dropped yet.
@@ -67,6 +69,7 @@ def inline(
         effects=jaxpr.effects,
         debug_info=_debug_info(jaxpr, len(captured)),
         loops=() if inliner.opener is None else tuple(inliner.opener.loops),
+        manuals=tuple(inliner.shards.manuals),
     )
 
 
@@ -91,7 +94,9 @@ class _Inliner:
         self.keep_user_remat = keep_user_remat
         self.entered = entered
         self.opener = opener
+        self.shards = ShardOpener()
         self.loop: int | None = None
+        self.manual: int | None = None
         self.equations: list[Equation] = []
         self.constants: dict[int, tuple[Any, Any]] = {}
 
@@ -110,6 +115,8 @@ class _Inliner:
             body = self._body(eqn)
             if self.opener is not None and may_open(eqn, here):
                 self._turn(self.opener, eqn, reads, env, stack=here)
+            elif self.opener is not None and may_open_shards(eqn, here):
+                self._spread(eqn, reads, env, stack=here)
             elif body is None:
                 self._append(eqn, reads, env, stack=here, fresh=stack is not None)
             else:
@@ -122,6 +129,9 @@ class _Inliner:
         return self._constant(atom.val, atom.aval) if getattr(atom.aval, "shape", ()) else atom
 
     def _constant(self, array: Any, aval: Any) -> Any:
+        """The variable of an array; in the body of a `shard_map`, where those of the step are not seen, a literal."""
+        if self.manual is not None:
+            return jex.Literal(array, aval)
         if id(array) not in self.constants:
             self.constants[id(array)] = (jex.Var(aval), array)
         return self.constants[id(array)][0]
@@ -159,7 +169,7 @@ class _Inliner:
         """Opens a loop: one turn of it stands in its place."""
         around = self.loop
         scan = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
-        self.loop = loop = opener.begin(scan, around)
+        self.loop = loop = opener.begin(scan, around, manual=self.manual)
         inner = open_jaxpr(eqn.params["jaxpr"])
         constants, carry, stacked = _compat.scan_operands(eqn.params, reads)
         of_constants, of_carry, of_stacked = _compat.scan_operands(eqn.params, inner.invars)
@@ -181,6 +191,34 @@ class _Inliner:
         for outer, value in zip(eqn.outvars[len(carry) :], results[len(carry) :], strict=True):
             env[outer] = jex.Var(outer.aval)
             self._join(opener.stack(loop, value, env[outer]))
+
+    def _spread(self, eqn: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any) -> None:
+        """Opens the body of a `shard_map`: what one device does stands in its place."""
+        named = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
+        manual = self.shards.begin(named)
+        inner, specs = open_jaxpr(eqn.params["jaxpr"]), (eqn.params["in_specs"], eqn.params["out_specs"])
+        inner_env: dict[Any, Atom] = {}
+        for variable, array, spec in zip(inner.invars, reads, specs[0], strict=True):
+            entered = self.shards.enter(manual, array, spec, variable.aval, self.loop)
+            inner_env[variable] = self._join(self._named(entered, stack))
+        self.manual = manual
+        self.walk(inner, inner_env, stack=stack)
+        values = [self.atom(v, inner_env) for v in inner.outvars]
+        self.manual = None
+        for outer, value, spec in zip(eqn.outvars, values, specs[1], strict=True):
+            env[outer] = jex.Var(outer.aval)
+            self._join(self._named(self.shards.leave(manual, value, spec, env[outer], self.loop), stack))
+
+    def _named(self, joined: Equation | Atom, stack: Any) -> Equation | Atom:
+        """An equation of ours under a name stack, if it is one, and marked as what it is there."""
+        if not isinstance(joined, Equation):
+            return joined
+        again = not self.keep_user_remat and _is_marked_again(stack)
+        info = joined.eqn.source_info.replace(name_stack=once(not_recomputed(stack)) if again else stack)
+        joined = replace(joined, eqn=joined.eqn.replace(source_info=info), again=again)
+        if self.opener is not None:
+            self.opener.note(joined)
+        return joined
 
     def _join(self, joined: Equation | Atom) -> Atom:
         """Appends an equation of ours, if it is one; what it makes, or the atom itself."""
@@ -222,6 +260,7 @@ class _Inliner:
                 ),
                 again,
                 self.loop,
+                manual=self.manual,
             )
         )
         if self.opener is not None:

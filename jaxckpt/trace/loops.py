@@ -30,7 +30,7 @@ SHOWN = "shown"
 
 def may_open(eqn: Any, name_stack: Any) -> bool:
     """Whether a loop can be opened and it can help: a scan without effects that is part of a gradient."""
-    if eqn.primitive.name != "scan" or eqn.effects or eqn.params["length"] < 1:
+    if eqn.primitive.name != "scan" or _compat.lasting_effects(eqn.effects) or eqn.params["length"] < 1:
         return False
     marks = _compat.name_stack_marks(name_stack)
     return JVP in marks or TRANSPOSE in marks or has_transpose(eqn.params["jaxpr"])
@@ -102,9 +102,9 @@ class Opener:
         self._made: dict[Any, _Made] = {}
         self._stacked: dict[Any, tuple[int, Atom]] = {}
 
-    def begin(self, eqn: Any, parent: int | None) -> int:
+    def begin(self, eqn: Any, parent: int | None, *, manual: int | None = None) -> int:
         """A new loop; `eqn` is its scan, with the whole name stack."""
-        self.loops.append(OpenLoop(eqn=eqn, parent=parent))
+        self.loops.append(OpenLoop(eqn=eqn, parent=parent, manual=manual))
         return len(self.loops) - 1
 
     def note(self, equation: Equation) -> None:
@@ -149,7 +149,7 @@ class Opener:
         eqn = opened.eqn.replace(
             primitive=PRIMITIVES[name], invars=list(reads), outvars=list(writes), params=params, effects=frozenset()
         )
-        equation = Equation(eqn, loop=loop if inside else opened.parent)
+        equation = Equation(eqn, loop=loop if inside else opened.parent, manual=opened.manual)
         self.note(equation)
         return equation
 

@@ -59,7 +59,9 @@ class _Merger:
         if _rounds_nothing(eqn):
             self._instead.update(zip(eqn.outvars, reads, strict=True))
             return
-        key = self._keys.of(eqn, [self._numbered(atom) for atom in reads])
+        key: Hashable = self._keys.of(eqn, [self._numbered(atom) for atom in reads])
+        if equation.manual is not None:
+            key = (key, equation.manual)
         if eqn.primitive.name == SLICE:
             key = (key, self._sight.shape(equation.loop))
         rootless = not any(isinstance(atom, jex.Var) for atom in reads)

@@ -22,6 +22,7 @@ from jaxckpt._errors import NoGradientError
 from jaxckpt.ir import Kind, Phase, kind_of
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.scope import JVP, TRANSPOSE, Marks
+from jaxckpt.ir.shards import TO_SHARDS
 from jaxckpt.trace.loops import has_transpose, is_ours
 from jaxckpt.trace.program import Equation, Program
 from jaxckpt.trace.size import aval_bytes
@@ -97,8 +98,8 @@ def _settled(program: Program, marked: Sequence[Phase | None]) -> list[Phase]:
 
 
 def _shows_slice(eqn: Any) -> bool:
-    """A slice of what the forward pass made is there before the backward loop that goes through it."""
-    return eqn.primitive.name == SLICE
+    """A slice or a device's part of what the forward pass made is there before the backward that goes through it."""
+    return eqn.primitive.name in (SLICE, TO_SHARDS)
 
 
 def _serving_update(program: Program, phases: list[Phase], marked: Sequence[Phase | None]) -> tuple[Phase, ...]:
@@ -107,7 +108,7 @@ def _serving_update(program: Program, phases: list[Phase], marked: Sequence[Phas
     for position in reversed(range(len(phases))):
         equation = program.equations[position]
         read_by = set().union(*(readers.get(v, ()) for v in equation.eqn.outvars))
-        if marked[position] is None and read_by == {Phase.UPDATE} and not equation.eqn.effects:
+        if marked[position] is None and read_by == {Phase.UPDATE} and not equation.effects:
             phases[position] = Phase.UPDATE
         for variable in equation.variables():
             readers.setdefault(variable, set()).add(phases[position])
@@ -139,7 +140,7 @@ def is_movable(eqn: Any) -> bool:
     The loops that a checkpoint computes again carry other results than the forward's, so merging does not find
     them; ahead of the backward they would do the work twice.
     """
-    if eqn.effects or is_ours(eqn):
+    if _compat.lasting_effects(eqn.effects) or is_ours(eqn):
         return False
     opaque = kind_of(eqn.primitive.name) is Kind.OPAQUE
     return not (opaque and any(True for _ in jex.jaxprs_in_params(eqn.params)))

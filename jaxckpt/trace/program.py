@@ -11,6 +11,8 @@ from typing import Any
 
 import jax.extend.core as jex
 
+from jaxckpt import _compat
+
 JAXPRS = (jex.Jaxpr, jex.ClosedJaxpr)  # pyright: ignore[reportPrivateImportUsage]  # one class since jax 0.11
 """The types of a body: an open jaxpr or a closed one."""
 Atom = Any
@@ -27,12 +29,20 @@ class Equation:
       loop: The innermost open loop whose body it stands in, or None.
       ahead: Whether it is run a turn later than what it reads, where that is made in the same body, or else a turn
         earlier than what reads it; see `close`.
+      manual: The way in which devices run the body of the open `shard_map` that it stands in, leads into or out of, as
+        a position in `Program.manuals`; or None.
     """
 
     eqn: Any
     again: bool = False
     loop: int | None = None
     ahead: bool = False
+    manual: int | None = None
+
+    @property
+    def effects(self) -> Any:
+        """What it does besides computing; to name an axis of the mesh is nothing of the kind."""
+        return _compat.lasting_effects(self.eqn.effects) if self.eqn.effects else self.eqn.effects
 
     def variables(self) -> Iterator[Any]:
         """The variables that it reads, in operand order, literals left out."""
@@ -48,11 +58,39 @@ class OpenLoop:
       parent: The loop whose body it stands in, or None.
       offset: Of a stretch of a loop the first slice, in arrays that the stretches go through and stack together; None
         for a whole loop.
+      manual: As `Equation.manual`.
     """
 
     eqn: Any
     parent: int | None
     offset: int | None = None
+    manual: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manual:
+    """A way in which devices run bodies of `shard_map`: over which mesh, and what is checked of it.
+
+    Attributes:
+      eqn: The first `shard_map` that asks for it.
+    """
+
+    eqn: Any
+
+    @property
+    def mesh(self) -> Any:
+        """The mesh, all of whose axes a body sees."""
+        return self.eqn.params["mesh"]
+
+    @property
+    def check_vma(self) -> bool:
+        """Whether types say over which axes a value differs."""
+        return bool(self.eqn.params["check_vma"])
+
+    @property
+    def inner_ctx(self) -> Any:
+        """The context of equations in a body."""
+        return next((eqn.ctx for eqn in self.eqn.params["jaxpr"].eqns), self.eqn.ctx)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +105,7 @@ class Program:
       effects: Of the whole step.
       debug_info: JAX's names for arguments and results.
       loops: Loops whose bodies stand open among the equations; each body's equations are neighbours.
+      manuals: How devices run the bodies of `shard_map` that stand open among the equations.
     """
 
     invars: tuple[Any, ...]
@@ -76,6 +115,7 @@ class Program:
     effects: Any
     debug_info: Any
     loops: tuple[OpenLoop, ...] = ()
+    manuals: tuple[Manual, ...] = ()
 
     def replace(self, **changes: Any) -> "Program":
         """The program with some fields changed."""

@@ -29,7 +29,7 @@ def prune(program: Program) -> Program:
             hands_on.setdefault(equation.eqn.params["loop"], []).append(equation)
     kept: set[int] = set()
     needed: set[Any] = set()
-    pending: list[Equation] = [equation for equation in program.equations if equation.eqn.effects]
+    pending: list[Equation] = [equation for equation in program.equations if equation.effects]
     read: list[Any] = [atom for atom in program.outvars if isinstance(atom, jex.Var)]
     while pending or read:
         while read:

@@ -4,7 +4,8 @@ On automatic meshes the user says how some arrays are split, and XLA spreads tha
 The pass that does it (Shardy) runs on the lowered program in a moment and without a compiler for the target: the step
 is lowered once with all its values as results, propagated, and the results' splits are read. What the body of an open
 loop makes is stacked for it, apart from the stack that another loop reads, which may be split as its reader wants it.
-Nothing is compiled or run. On explicit meshes types say it already.
+What stands in the open body of a `shard_map` is each device's own, and split no further. Nothing is compiled or run.
+On explicit meshes types say it already.
 
 It is what the partitioner starts from, not what it ends with: it may still change the split of what it finds better
 placed, and it pads what does not divide.
@@ -26,6 +27,7 @@ from jaxckpt.trace.close import closed_jaxpr
 from jaxckpt.trace.inline import open_jaxpr
 from jaxckpt.trace.loops import PRIMITIVES, SHOWN, paths_of
 from jaxckpt.trace.program import Equation, OpenLoop, Program
+from jaxckpt.trace.shards import is_local
 
 Split = tuple[tuple[str, ...], ...]
 """For each dimension the mesh axes that it is split over; part of an axis is written "axis/4"."""
@@ -115,6 +117,7 @@ def meshes_of(program: Program, shardings: Iterable[Any]) -> Iterator[Any]:
         if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
             yield sharding.mesh
     yield from (eqn.params["mesh"] for eqn in equations if eqn.primitive.name == "shard_map")
+    yield from (manual.mesh for manual in program.manuals)
 
 
 def _axes(part: Any) -> tuple[Any, ...]:
@@ -137,7 +140,7 @@ def _stacked(program: Program) -> tuple[list[Equation], dict[Any, Any]]:
         if equation is None:
             break
         made.append(equation)
-        for variable in filter(_is_array, equation.eqn.outvars):
+        for variable in () if is_local(equation) else filter(_is_array, equation.eqn.outvars):
             shown[variable] = variable
             if path:
                 inside.setdefault(path[-1], []).append(variable)

@@ -46,7 +46,8 @@ class Stretched:
 def together(traced: Traced) -> tuple[tuple[int, ...], ...]:
     """The loops of a step that can be split, by those that have to be split together; in order of their ids.
 
-    A loop on its own, or with a gradient in its body, leaves nothing from turn to turn that a split would change.
+    A loop on its own, or with a gradient in its body, leaves nothing from turn to turn that a split would change. Those
+    in the body of a `shard_map` stay whole.
     """
     program = traced.program
     groups = _Groups(program)
@@ -62,6 +63,7 @@ def together(traced: Traced) -> tuple[tuple[int, ...], ...]:
         and any(loop not in late for loop in loops)
         and traced.graph.loops[loops[0]].length > 1
         and unfit.isdisjoint(loops)
+        and all(program.loops[loop].manual is None for loop in loops)
     )
 
 

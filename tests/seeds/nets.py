@@ -66,9 +66,12 @@ def equations(function: Callable[..., Any], *args: Any) -> Iterator[Any]:
 
 
 def exchanged(function: Callable[..., Any], *args: Any) -> Counter[str]:
-    """How many collectives of each kind the compiled function has."""
+    """How many arrays the collectives of each kind of the compiled function take; compilers put several into one."""
     text = jax.jit(function).lower(*args).compile().as_text()
-    return Counter(re.findall(r" (all-reduce|all-gather|reduce-scatter|all-to-all)(?:-start)?\(", text))
+    found: Counter[str] = Counter()
+    for kind, operands in re.findall(r" (all-reduce|all-gather|reduce-scatter|all-to-all)(?:-start)?\(([^)]*)\)", text):
+        found[kind] += operands.count("%")
+    return found
 
 
 _NO_WORK = {"optimization_barrier", "jit", "pjit", "closed_call", "device_put"}
