@@ -167,6 +167,14 @@ def test_collectives_run_again_or_not_as_the_policy_says(mesh, make, primitive, 
         assert_same(jax.jit(jaxckpt.apply(step, policy))(*args), jax.jit(step)(*args))
 
 
+@COLLECTIVES
+def test_products_run_again_where_their_collectives_are_kept(mesh, make, primitive, collective):
+    step, args = make(mesh)
+    added = again(step, KEPT, *args)
+    assert (added["dot_general"], added["tanh"], added[primitive]) == (2, 2, 0)
+    assert again(step, regions("block_*"), *args)["dot_general"] > 2
+
+
 @pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="this CPU compiler merges what barriers keep apart")
 @COLLECTIVES
 def test_collectives_that_run_again_are_in_the_compiled_program(mesh, make, primitive, collective):

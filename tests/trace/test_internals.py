@@ -94,3 +94,41 @@ def test_a_barrier_has_no_parameters():
     (eqn,) = eqns(jax.lax.optimization_barrier, X)
     assert eqn.primitive.name == "optimization_barrier"
     assert eqn.params == {}
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_bodies_of_shard_map_hand_over_residuals_by_device(check_vma):
+    mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.sharding.PartitionSpec("model")
+    mapped = jax.shard_map(
+        lambda x: jnp.sin(jnp.sin(x) * jax.lax.axis_index("model")),
+        mesh=mesh,
+        in_specs=split,
+        out_specs=split,
+        check_vma=check_vma,
+    )
+    forward, backward = (
+        eqn for eqn in eqns(jax.grad(lambda x: mapped(x).sum()), jnp.ones(4)) if eqn.primitive.name == "shard_map"
+    )
+    assert {"jaxpr", "mesh", "in_specs", "out_specs", "check_vma", "newly_manual_axes"} <= set(forward.params)
+    residuals = [v for v in forward.outvars if v in backward.invars]
+    assert residuals
+    for variable in residuals:
+        at = forward.outvars.index(variable)
+        inner, spec = forward.params["jaxpr"].outvars[at].aval, forward.params["out_specs"][at]
+        assert _compat.waiting_spec(inner, mesh, check_vma=check_vma) == spec
+        assert backward.params["in_specs"][backward.invars.index(variable)] == spec
+        with forward.ctx.manager:
+            assert _compat.unsharded_aval(inner, spec, mesh, check_vma=check_vma).shape == variable.aval.shape
+
+
+def test_to_name_an_axis_is_an_effect_that_does_not_last():
+    mesh = jax.make_mesh((2,), ("model",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.sharding.PartitionSpec("model")
+    (mapped,) = eqns(
+        jax.shard_map(lambda x: jax.lax.psum(x, "model"), mesh=mesh, in_specs=split, out_specs=jax.P()), jnp.ones(4)
+    )
+    summed = mapped.params["jaxpr"].eqns[-1]
+    assert summed.effects and not _compat.lasting_effects(summed.effects) and not mapped.effects
+    (told,) = eqns(lambda: jax.debug.print("told"))
+    assert _compat.lasting_effects(told.effects)
