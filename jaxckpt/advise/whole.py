@@ -103,16 +103,17 @@ def gathered_parameters(seen: Seen) -> Iterator[Remark]:
 
 
 def random_planned_again(seen: Seen) -> Iterator[Remark]:
-    """Random draws that the policy makes again in a step over several devices."""
+    """Random draws that the policy makes again in a step over several devices, and that these divide among them."""
     if seen.device_count == 1 or seen.fitting is None or not seen.fitting.plan.decisions:
         return
     graph = seen.graph
     again = {step.op for step in schedule(graph, seen.fitting.plan).steps if isinstance(step, Run) and step.again}
     for op in (graph.ops[i] for i in sorted(again)):
-        if Trait.RANDOM in op.traits and op.writes and len(graph.values[op.writes[0]].shape) > 0:
+        made = graph.values[op.writes[0]] if op.writes else None
+        if Trait.RANDOM in op.traits and made is not None and made.shape and not made.local:
             yield Remark(
                 where=place_of_op(op),
-                said=f"{op.primitive} ({graph.values[op.writes[0]]}) is drawn again in a step over"
+                said=f"{op.primitive} ({made}) is drawn again in a step over"
                 f" {seen.device_count} devices: the second draw may be partitioned otherwise than the first.",
                 fix='Save what is drawn: a rule random = true, decision = "save".',
             )

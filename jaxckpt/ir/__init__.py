@@ -1,12 +1,13 @@
 """A training step, and what is decided about it, as frozen data: plain Python, no jax.
 
-Read in this order: `graph` (ops and values), `loop` (loops whose bodies stand open in it), `stretches` (loops split
-into several), `kind` (what a primitive is, as far as fusing and pricing go), `decision` (what can happen to a value
-between forward and backward), `plan` (decisions for one graph), `partition` (what is split where a decision leaves
-that open), `away` (when values leave and come back), `possible` (what is refused), `light` (what is made of arguments
-alone), `sums` (gradients that several layers add to), `zeros` (what scatters begin with), `steps` and `schedule` (the
-order of work that a plan asks for: what is cloned, and what it waits for), `excerpt` (some ops as a step of their
-own), `layers` (equal layers said once), `scope` (what a chain of names and transformations says).
+Read in this order: `graph` (ops and values), `loop` (loops whose bodies stand open in it), `shards` (and bodies of
+`shard_map`), `stretches` (loops split into several), `kind` (what a primitive is, as far as fusing and pricing go),
+`decision` (what can happen to a value between forward and backward), `plan` (decisions for one graph), `partition`
+(what is split where a decision leaves that open), `away` (when values leave and come back), `possible` (what is
+refused), `light` (what is made of arguments alone), `sums` (gradients that several layers add to), `zeros` (what
+scatters begin with), `steps` and `schedule` (the order of work that a plan asks for: what is cloned, and what it waits
+for), `excerpt` (some ops as a step of their own), `layers` (equal layers said once), `scope` (what a chain of names and
+transformations says).
 """
 
 from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute, Save

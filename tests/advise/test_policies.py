@@ -12,6 +12,7 @@ from jaxckpt.policy import Regions
 from jaxckpt.trace import trace_step
 from tests.advise.cases import BATCH, LAYERS, WEIGHT, Pair, found, spec, stacked
 from tests.advise.test_scopes import dropped, kernel_block, named_block, named_in_forward, named_in_primal
+from tests.sharded import DOWN, UP, X, around_blocks
 
 NAMED = stacked(named_block, named_block)
 KEY = jax.random.key(0)
@@ -122,6 +123,12 @@ PAIRS = (
         said="over 2 devices",
     ),
 )
+
+
+def test_what_each_device_draws_for_itself_may_be_drawn_again():
+    step = around_blocks(check_vma=True, remat=False)
+    findings = lint(step, (UP, DOWN), X, policy="nothing")
+    assert not findings.of("random-drawn-again")
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)

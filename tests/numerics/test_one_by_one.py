@@ -75,10 +75,28 @@ def test_effects_happen_once(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_a_shard_map_runs_whole():
+def test_a_shard_map_runs_on_its_mesh():
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("data")
     step = jax.shard_map(lambda x: x - jax.lax.pmean(x, "data"), mesh=mesh, in_specs=spec, out_specs=spec)
     x = jnp.arange(8.0)
     found = run_one_by_one(jax.jit(step).trace(x).jaxpr, x)
     np.testing.assert_allclose(found[0], jax.jit(step)(x))
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_each_operation_of_a_body_runs_on_all_devices(check_vma):
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+
+    def inside(x):
+        rank = jax.lax.axis_index("data")
+        turned, sums = jax.lax.scan(lambda c, row: (jnp.tanh(c + row), c.sum()), x[0] * rank, x)
+        return x + turned, jax.lax.psum(sums * 2.0, "data")
+
+    out_specs = (spec, jax.sharding.PartitionSpec())
+    step = jax.shard_map(inside, mesh=mesh, in_specs=spec, out_specs=out_specs, check_vma=check_vma)
+    x = jnp.sin(jnp.arange(24.0)).reshape(12, 2)
+    found = run_one_by_one(jax.jit(step).trace(x).jaxpr, x)
+    for one, other in zip(found, jax.jit(step)(x), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

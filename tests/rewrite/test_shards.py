@@ -187,3 +187,23 @@ def test_bodies_that_see_some_axes_or_have_effects_stay_one_op():
         assert forward.count("shard_map") == 2
         planned = rewrite(traced, plan_of(traced.graph, dropped(traced.graph)))
         assert_same(jax.jit(planned.call)(*jax.tree.leaves((WEIGHTS, X))), jax.jit(step)(WEIGHTS, X))
+
+
+def test_an_array_that_is_taken_otherwise_than_it_was_given_is_shown_anew():
+    mesh = jax.make_mesh((8,), ("model",), axis_types=(AxisType.Auto,))
+    whole, columns = PartitionSpec(), PartitionSpec(None, "model")
+
+    def over(function, in_specs, out_specs):
+        return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+    first = over(lambda x, up: jnp.tanh(x @ up), (whole, columns), columns)
+    second = over(lambda hidden, down: jnp.sin(hidden @ down), (whole, columns), columns)
+    step = blocks(lambda x, up, down: second(first(x, up), down))
+    traced = trace_step(step, WEIGHTS, X)
+    hidden = next(op.writes[0] for op in traced.graph.ops if op.primitive == "tanh")
+    given = next(op.writes[0] for op in traced.graph.ops if op.primitive == "from_shards" and op.reads == (hidden,))
+    taken = next(op for op in traced.graph.ops if op.primitive == "to_shards" and op.reads == (given,))
+    assert taken.exchange_bytes == X.shape[0] * UP.shape[2] * 4 * 7 // 8
+    expected = jax.jit(step)(WEIGHTS, X)
+    for plan in (plan_of(traced.graph, {}), plan_of(traced.graph, dropped(traced.graph))):
+        assert_same(jax.jit(rewrite(traced, plan).call)(*jax.tree.leaves((WEIGHTS, X))), expected)
