@@ -131,12 +131,13 @@ def _parameter_gathers(graph: Graph) -> frozenset[int]:
     What the body of a `shard_map` gathers is gathered by hand, the batch like the parameters: a collective as others.
     """
     plain = {*graph.inputs, *graph.constants}
-    found = set()
+    found: set[int] = set()
     for op in graph.ops:
         if len(op.reads) != 1 or op.reads[0] not in plain:
             continue
         if op.primitive in _GATHERS:
-            found.update(() if graph.values[op.reads[0]].local else (op.id,))
+            if not graph.values[op.reads[0]].local:
+                found.add(op.id)
         elif op.kind in ("view", "elementwise"):
             plain.update(op.writes)
     return frozenset(found)
