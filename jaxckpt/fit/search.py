@@ -87,7 +87,7 @@ class Search:
             candidate = self._try(plan, asked_bytes=asked_bytes)
             if self._good_enough(candidate):
                 break
-        if isinstance(self.solver, OptimalSolver) and self.fitting:
+        if isinstance(self.solver, OptimalSolver):
             self._stretch(self.planner.stretching(self.solver))
             self._hear_another(self.solver)
         return self._finish()
