@@ -16,6 +16,7 @@ from jaxckpt.report import plan_report, render_text
 from jaxckpt.rewrite import rewrite
 from jaxckpt.rewrite.agree import digest
 from jaxckpt.solve import OptimalSolver, Problem
+from jaxckpt.solve.problem import decide
 from jaxckpt.target import Target
 from jaxckpt.trace import in_stretches, trace_step
 from jaxckpt.trace.inline import open_jaxpr
@@ -182,12 +183,13 @@ def small_plan():
     """A mixture for a step that runs here."""
     args = tuple(
         jnp.cos(jnp.arange(np.prod(s.shape), dtype=jnp.float32)).reshape(s.shape) / 4
-        for s in arguments(8, 4, "float32")
+        for s in arguments(16, 256, "float32")
     )
     planner = Planner(STEP, *args, target="cpu")
-    small, large = map(known, (planner.solver.smallest, planner.solver.solve(None)))
-    if large.step_s >= small.step_s:
-        large = replace(large, step_s=small.step_s / 2)
+    problem = planner.problem
+    everything = decide(problem, problem.late_read & problem.worth_saving, (0,), "optimal")
+    small, large = known(planner.solver.smallest), known(everything)
+    large = replace(large, step_s=small.step_s / 2)
     stretching = planner.stretching(planner.solver)
     pair = stretching.pair([small, large], (small.total_bytes + large.total_bytes) // 2)
     _, plan = stretching.filled(pair, large.total_bytes - 1)

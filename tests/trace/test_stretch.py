@@ -163,7 +163,7 @@ def test_keys_that_a_loop_goes_through_are_picked_in_the_body():
     made = split(step, *args)
     assert len(scans(made.traced.jaxpr)) == 4
     for one, other in zip(step(*args), jex.jaxpr_as_fun(made.traced.jaxpr)(*args), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_loops_around_a_gradient_are_left_alone_and_those_inside_are_split():
@@ -198,7 +198,7 @@ def test_an_array_over_several_devices_keeps_its_split():
         assert {graph.values[copy].size_bytes for copy in copies} == {whole.values[value].size_bytes}
     found = jax.jit(jex.jaxpr_as_fun(made.traced.jaxpr))(*args)
     for one, other in zip(jax.jit(step)(*args), found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
