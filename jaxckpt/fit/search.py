@@ -113,12 +113,13 @@ class Search:
     def _stretch(self, stretching: Stretching) -> None:
         """Fills what the best plan leaves unused with the decisions of a larger one for some turns."""
         pair: Pair | None = None
+        aimed_bytes = self.limit_bytes - int(_MARGIN * self.limit_bytes)
         while len(self.attempts) < self.planner.max_compiles:
             best = self._best()
             if best is None or self._good_enough(best):
                 break
             pair = pair or stretching.pair([self._known(c) for c in self._candidates()], self.limit_bytes)
-            filled = None if pair is None else stretching.filled(pair, self.limit_bytes)
+            filled = None if pair is None else stretching.filled(pair, aimed_bytes)
             if pair is None or filled is None or self._was_tried(filled[1]):
                 break
             turns, plan = filled
