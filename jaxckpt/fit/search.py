@@ -90,8 +90,9 @@ class Search:
                 break
         if self._stretching is not None:
             self._stretch(self._stretching)
-        if isinstance(self.solver, OptimalSolver):
-            self._hear_another(self.solver)
+        rival = self._rival()
+        if rival is not None and len(self.attempts) < self.planner.max_compiles:
+            self._try(rival, asked_bytes=rival.predicted.total_bytes)
         return self._finish()
 
     @cached_property
@@ -107,8 +108,8 @@ class Search:
 
     @property
     def _reserved(self) -> int:
-        """Compiles that are left for other decisions in some turns of loops, once a plan fits."""
-        return int(self._stretching is not None and self.fitting is not None)
+        """Compiles that are left, once a plan fits, for other decisions in some turns, or for a plan of another cut."""
+        return int(self.fitting is not None and (self._stretching is not None or self._rival() is not None))
 
     def _stretch(self, stretching: Stretching) -> None:
         """Fills what the best plan leaves unused with the decisions of a larger one for some turns."""
@@ -126,15 +127,15 @@ class Search:
             candidate = self._try(plan, asked_bytes=plan.predicted.total_bytes)
             pair = pair.with_known(End(turns=turns, known=self._known(candidate)), self.limit_bytes)
 
-    def _hear_another(self, solver: OptimalSolver) -> None:
-        """Compiles the plan of another cut, where the best one is slower than the model can explain."""
+    def _rival(self) -> ir.Plan | None:
+        """The plan of another cut, not tried yet, where the best one is slower than the model can explain."""
         best = self._best()
-        if best is None or self.fitting is None or len(self.attempts) == self.planner.max_compiles:
-            return
-        if self.planner.compiled_s(best) > _SLOWER * best.plan.predicted.step_s:
-            rival = solver.rival(best.plan, self.fitting[0] - self.planner.fixed_bytes)
-            if rival is not None and not self._was_tried(rival):
-                self._try(rival, asked_bytes=rival.predicted.total_bytes)
+        if best is None or self.fitting is None or not isinstance(self.solver, OptimalSolver):
+            return None
+        if self.planner.compiled_s(best) <= _SLOWER * best.plan.predicted.step_s:
+            return None
+        rival = self.solver.rival(best.plan, self.fitting[0] - self.planner.fixed_bytes)
+        return None if rival is None or self._was_tried(rival) else rival
 
     def _known(self, candidate: Candidate) -> Known:
         step_s = self.planner.compiled_s(candidate)
