@@ -55,12 +55,12 @@ def stagings(problem: Problem, *, before_head: bool = False) -> tuple[Stages, ..
 
 
 def _before_head(starts: list[int], made_bytes: list[int], crossing_bytes: list[int]) -> list[int]:
-    """A cut with one more before the head: where little crosses, and then more is made than anywhere before.
+    """A cut with one more before the head: where little crosses, and then more is made than elsewhere in the last stage.
 
     All that a stage computes again starts with the first of it that is asked for. Of the last stage that is the
     loss's, long before the block below the head is wanted, and the head is mostly where the peak is.
     """
-    widest = max(range(len(made_bytes)), key=made_bytes.__getitem__)
+    widest = max(range(starts[-1], len(made_bytes)), key=made_bytes.__getitem__)
     between = range(starts[-1] + 1, widest + 1)
     narrow = min(reversed(between), key=crossing_bytes.__getitem__, default=None)
     if narrow is None or crossing_bytes[narrow] > _NARROW * made_bytes[widest]:
