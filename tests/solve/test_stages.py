@@ -37,11 +37,15 @@ def test_blocks_are_cut_at_their_joints_without_any_name():
     assert len(finest) >= 6
 
 
+@pytest.mark.parametrize("widest_bytes", [4_000, 100_000])
 @pytest.mark.parametrize(("head_bytes", "narrow"), [(64_000, True), (4_000, False)])
-def test_a_cut_has_one_more_before_a_head_that_makes_much_of_little(head_bytes, narrow):
+def test_a_cut_has_one_more_before_a_head_that_makes_much_of_little(head_bytes, narrow, widest_bytes):
+    """Whatever stands in the blocks before it: the first of them makes the widest value, or none does."""
     build = Builder()
     stream = build.op("dot_general", build.input(1000), size_bytes=1000)
     made = [stream]
+    made.append(build.op("dot_general", made[-1], size_bytes=widest_bytes))
+    made.append(build.op("dot_general", made[-1], size_bytes=1000))
     for _ in range(6):
         made.append(build.op("dot_general", made[-1], size_bytes=4000))
         made.append(build.op("dot_general", made[-1], size_bytes=1000))
