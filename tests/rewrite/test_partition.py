@@ -13,6 +13,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxckpt
 from jaxckpt import Policy
+from jaxckpt.advise.known_bad import reads_other_turns
 from jaxckpt.hlo import Part
 from jaxckpt.ir import Offload, Partition, Save, settle, settled
 from jaxckpt.policy import Match, Rule
@@ -258,6 +259,9 @@ def test_an_eighth_of_the_bytes_waits_on_each_device(step):
 @pytest.mark.skipif(not GPU, reason="no compile-only GPU")
 @pytest.mark.parametrize("step", [unrolled, scanned])
 def test_each_device_sends_its_shard_to_the_host(step):
+    target = Target("h200:8")
+    if step is scanned and reads_other_turns(target.platform, target.compiler_version):
+        pytest.skip("this compiler mixes up the turns, and the planner refuses it")
     mesh = AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,))
     args = shapes(NamedSharding(mesh, PartitionSpec()))
     planned = jaxckpt.Planner(step, *args, target="h200:8").follow(keeping(Offload(shard=True)))
