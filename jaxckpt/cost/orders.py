@@ -94,13 +94,13 @@ class Orders:
             assert made is not None, "a product is nobody's input"
             op = self.graph.ops[made]
             before = [v for v in self._whole(op) if self.of(v) != self.of(like)]
-            if op.kind is not Kind.ELEMENTWISE or len(before) != 1 or not self._is_made(before[0]):
+            if op.kind is not Kind.ELEMENTWISE or len(before) != 1 or not self.is_worked(before[0]):
                 if not is_free:
                     self.turned.add(op.id)
                 return
             value = before[0]
 
-    def _is_made(self, value: int) -> bool:
+    def is_worked(self, value: int) -> bool:
         """Whether elementwise work makes a value."""
         made = self.graph.producer[value]
         return made is not None and self.graph.ops[made].kind is Kind.ELEMENTWISE

@@ -45,7 +45,7 @@ def read_as_shaped(graph: Graph) -> frozenset[int]:
     for op in graph.ops:
         for read, kinds in _operands(graph, op):
             order = orders.of(read)
-            if _is_elementwise(graph, read) and order != tuple(range(len(order))):
+            if orders.is_worked(read) and order != tuple(range(len(order))):
                 shape = graph.values[read].shape
                 lying = dict(zip(order, _in_order(tuple(shape[axis] for axis in order)), strict=True))
                 if not _is_read(lying, kinds) and _is_read(dict(enumerate(_in_order(shape))), kinds):
@@ -73,11 +73,6 @@ def _operands(graph: Graph, op: Op) -> Iterator[tuple[int, Kinds]]:
     for read, over, each in zip(op.reads, summed, batched, strict=True):
         free = (axis for axis in range(len(graph.values[read].shape)) if axis not in over and axis not in each)
         yield read, (over, each, tuple(free))
-
-
-def _is_elementwise(graph: Graph, value: int) -> bool:
-    made = graph.producer[value]
-    return made is not None and graph.ops[made].kind is Kind.ELEMENTWISE
 
 
 def _is_read(steps: Mapping[int, tuple[int, int]], kinds: Kinds) -> bool:

@@ -117,6 +117,7 @@ class Planner:
         self.problem = replace(free, must={**kept, **musts(free, chosen)})
         self._footprints: dict[ir.Plan, Footprint] = {}
         self._solvers: dict[str, StrategySolver] = {}
+        self._splits: dict[tuple[ir.Stretches, ...], Stretched] = {}
         self._stretchings: dict[OptimalSolver, Stretching] = {}
 
     def plan(self, *, budget: str | int | float, strategy: str = "optimal") -> Plan:
@@ -250,7 +251,9 @@ class Planner:
 
     def split(self, plan: ir.Plan) -> Stretched:
         """The step with its loops in a plan's stretches."""
-        return in_stretches(self.traced, plan.stretches)
+        if plan.stretches not in self._splits:
+            self._splits[plan.stretches] = in_stretches(self.traced, plan.stretches)
+        return self._splits[plan.stretches]
 
     def stretching(self, solver: OptimalSolver) -> Stretching:
         """What decides differently for some turns of a loop, from a solver's plans that do not."""

@@ -280,13 +280,17 @@ class _Scheduler:
 
     def _moved(self, value: int, instance: int, *, back: bool) -> int:
         """Puts a value where it waits, or makes it again what it was; a shard is sent once it is cut."""
-        decision = self.plan.decisions[value]
-        assert isinstance(decision, Offload | Partition), "only these are away"
-        cut = decision.cut if isinstance(decision, Offload) else None
+        decision, cut = self._away_as(value)
         forms = (decision,) if cut is None else (cut, decision)
         for form in reversed(forms) if back else forms:
             instance = self._move(value, instance, form, back=back)
         return instance
+
+    def _away_as(self, value: int) -> tuple[Offload | Partition, Partition | None]:
+        """The decision of a value that waits elsewhere, and how it is cut before that."""
+        decision = self.plan.decisions[value]
+        assert isinstance(decision, Offload | Partition), "only these are away"
+        return decision, decision.cut if isinstance(decision, Offload) else None
 
     def _move(self, value: int, instance: int, decision: Offload | Partition, *, back: bool) -> int:
         moved = self._instance(value)
@@ -325,16 +329,16 @@ class _Scheduler:
         self.steps.append(Barrier(reads=reads, writes=writes, trigger=self.graph.fronts[reader], why="fetch"))
         for result, instance in zip(done, kept, strict=True):
             self.env[result] = instance
-        decision = self.plan.decisions[value]
-        assert isinstance(decision, Offload | Partition), "only these are away"
-        self.fetched[value] = self._move(value, held, decision, back=True)
+        self.fetched[value] = self._move(value, held, self._away_as(value)[0], back=True)
 
     def _whole(self, value: int) -> int:
         """What has come back from the host, gathered if each device had sent its shard."""
-        decision = self.plan.decisions[value]
-        if isinstance(decision, Offload) and decision.cut is not None and value not in self.whole:
-            self.whole[value] = self._move(value, self.fetched[value], decision.cut, back=True)
-        return self.whole.get(value, self.fetched[value])
+        cut = self._away_as(value)[1]
+        if cut is None:
+            return self.fetched[value]
+        if value not in self.whole:
+            self.whole[value] = self._move(value, self.fetched[value], cut, back=True)
+        return self.whole[value]
 
     def _gathered(self, value: int, reader: int) -> int:
         """A value of a turn, whole again; in another loop's body nothing has to wait for that (rule 7)."""

@@ -28,7 +28,7 @@ from jaxckpt.ir import Barrier, Kind, Move, Op, Run, Schedule
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.ir.steps import Why
-from jaxckpt.rewrite.moves import move_eqn
+from jaxckpt.rewrite.moves import move_eqn, traced_eqn
 from jaxckpt.trace import Equation, Traced
 from jaxckpt.trace.shards import axes_of, from_shards, lifted_var, to_shards, varies
 
@@ -326,14 +326,11 @@ def _flat_pin(beside: Any, pinned: Any, held: Any) -> Iterator[Any]:
 
 
 def _reshape_eqn(beside: Any, operand: Any, result: Any) -> Any:
-    aval = operand.aval
-    closed = jax.make_jaxpr(lambda x: x.reshape(result.aval.shape))(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
-    (eqn,) = closed.jaxpr.eqns
+    eqn = traced_eqn(lambda x: x.reshape(result.aval.shape), operand.aval)
     return _ours(eqn, "pin", beside, [operand], [result])
 
 
 @functools.cache
 def _barrier_template() -> Any:
     """An `optimization_barrier` equation, from the public function; its parameters are none."""
-    closed = jax.make_jaxpr(jax.lax.optimization_barrier)(jax.ShapeDtypeStruct((), "float32"))
-    return getattr(closed, "jaxpr", closed).eqns[0]
+    return traced_eqn(jax.lax.optimization_barrier, jax.ShapeDtypeStruct((), "float32"))

@@ -42,10 +42,10 @@ def move_eqn(step: Move, variable: Any, whole: Any, mesh: Any, split: Split = ()
     if isinstance(step.decision, Offload):
         require_space(step.decision)
         space = jax.memory.Space.Device if step.back else jax.memory.Space.Host
-        eqn = _traced(lambda x: jax.device_put(x, space), variable.aval)
+        eqn = traced_eqn(lambda x: jax.device_put(x, space), variable.aval)
     else:
         require_axis(step.decision, whole.shape, mesh, split)
-        eqn = _traced(_constraint(step, whole, mesh, split), variable.aval)
+        eqn = traced_eqn(_constraint(step, whole, mesh, split), variable.aval)
     return eqn.replace(invars=[variable], outvars=[jex.Var(eqn.outvars[0].aval)])
 
 
@@ -107,7 +107,8 @@ def partitioned(decision: Partition, rank: int, mesh: Any, *, back: bool, split:
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-def _traced(function: Any, aval: Any) -> Any:
+def traced_eqn(function: Callable[[Any], Any], aval: Any) -> Any:
+    """The one equation of a function of one array; its variables are nobody's yet."""
     closed = jax.make_jaxpr(function)(aval)
     (eqn,) = getattr(closed, "jaxpr", closed).eqns
     return eqn
