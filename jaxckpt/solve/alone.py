@@ -81,6 +81,18 @@ class Alone:
         turned = frozenset(position[v] for v in shards if v in position) & of_turns(graph)
         return frozenset(v for v in own | turned if v >= self.excerpt.given)
 
+    def waiting(self, untouched: Collection[int]) -> frozenset[int]:
+        """What the stage leaves for its backward besides its boundary, if nothing is decided about some residuals.
+
+        Loops' turns leave stacks, which are no buffers of a replay: these are not in it.
+        """
+        ops, replayed = self.excerpt.graph.ops, self.replay((), untouched)
+        late = (isinstance(step, Run) and ops[step.op].phase is not Phase.FORWARD for step in replayed.steps)
+        first = next((i for i, is_late in enumerate(late) if is_late), len(replayed.steps))
+        made = (v for op in self.ops for v in self.problem.graph.ops[op].writes)
+        alive = {v for v in replayed.alive_at(first) if replayed.births[v] < first}
+        return frozenset(v for v in made if self.excerpt.position[v] in alive) & self.problem.needed - self.saved
+
     def replay(
         self,
         kept: Collection[int],

@@ -169,10 +169,14 @@ class OptimalSolver:
         _, options, seen, link = staged
         limit_bytes = sys.maxsize if budget_bytes is None else budget_bytes
         fitting: Plan | None = None
+        too_large_bytes: int | None = None
         for _ in range(_ROUNDS):
             chosen = compose(options, seen, budget_bytes=limit_bytes, link=link)
-            if chosen is None:
-                break
+            if chosen is None:  # corrected by more than there is, if at all
+                if too_large_bytes is None:
+                    break
+                limit_bytes = (limit_bytes + too_large_bytes) // 2
+                continue
             plan = self._plan(staged, chosen, budget_bytes)
             if budget_bytes is None:
                 return plan
@@ -187,6 +191,7 @@ class OptimalSolver:
             elif fitting is not None:
                 break
             else:
+                too_large_bytes = limit_bytes
                 limit_bytes = min(limit_bytes - 1, budget_bytes - misjudged_bytes)
         return fitting or self._least(staged)
 

@@ -33,6 +33,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from jaxckpt.ir import Run
+from jaxckpt.ir.possible import of_turns
 from jaxckpt.solve.alone import Alone, Cut
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.quiet import quiet
@@ -136,10 +137,10 @@ def _untouched(stage: Alone, shape: StageShape) -> Iterator[Option]:
     problem = stage.problem
     residuals = frozenset(shape.values[i] for i in shape.needed) - problem.must.keys()
     if residuals:
-        graph, within = problem.graph, frozenset(shape.values[i] for i, _ in shape.candidates)
-        kept = within & problem.needed & problem.fusion.materialised
-        kept_bytes = sum(map(graph.held_bytes, kept))
-        yield Option(saved=frozenset(), saved_bytes=kept_bytes, recompute_s=0.0, untouched=residuals)
+        candidates = frozenset(shape.values[i] for i, _ in shape.candidates)
+        stacked = candidates & of_turns(problem.graph) & problem.needed & problem.fusion.materialised
+        waiting_bytes = sum(map(problem.graph.held_bytes, stage.waiting(residuals) | stacked))
+        yield Option(saved=frozenset(), saved_bytes=waiting_bytes, recompute_s=0.0, untouched=residuals)
 
 
 def stage_shape(stage: Alone) -> StageShape:

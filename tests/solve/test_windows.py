@@ -2,6 +2,8 @@
 
 from itertools import product
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given
 
@@ -11,6 +13,7 @@ from jaxckpt.solve.options import stage_options
 from jaxckpt.solve.problem import decide
 from jaxckpt.solve.stages import stagings
 from jaxckpt.solve.windows import look
+from jaxckpt.trace import trace_step
 from tests.graphs import RATES, chain, graphs
 
 
@@ -46,3 +49,28 @@ def test_stages_of_one_structure_are_tried_once():
     tried = {}
     look(cut, stage_options(cut), tried)
     assert len(tried) < len(cut.stages) == 8
+
+
+def test_a_stage_left_untouched_leaves_what_the_compiler_keeps_of_it():
+    """Weights in half precision and exponentials of softmaxes wait too, which no plan would save."""
+
+    def loss(params, x):
+        for query, key, out in params:
+            q, k = (x @ w.astype("bfloat16") for w in (query, key))
+            x = x + jax.nn.softmax((q @ k.T).astype("float32")).astype("bfloat16") @ x @ out.astype("bfloat16")
+        return jnp.sum(x.astype("float32") ** 2)
+
+    params = [tuple(jax.ShapeDtypeStruct((256, 256), "float32") for _ in range(3)) for _ in range(6)]
+
+    def step(params, x):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, x))
+
+    x = jax.ShapeDtypeStruct((128, 256), "bfloat16")
+    problem = Problem(graph=trace_step(step, params, x, donate_argnums=0).graph, rates=RATES)
+    stages = next(stages for stages in stagings(problem) if len(stages) > 6)
+    cut = take_apart(problem, stages)
+    options = stage_options(cut)
+    last = [len(own) - 1 for own in options]
+    untouched = frozenset[int]().union(*(own[k].untouched for own, k in zip(options, last, strict=True)))
+    whole = decide(problem, boundaries(problem, stages), stages, "optimal", untouched).predicted
+    assert look(cut, options).peak_bytes(options, last) == pytest.approx(whole.temp_bytes, rel=0.03)
