@@ -6,6 +6,9 @@ By hand are the model without rematerialisation and `jax.checkpoint` around each
 is asked for the least total that it reaches, for every total that is had by hand, and for totals evenly between the
 least and that without rematerialisation. One estimator (`Footprint.step_s`) times all of them.
 
+`--strategies offload offload:300` asks for what is had by hand again, with the host's memory allowed too, over the
+target's own link or one of so many GB/s each way; seconds are then with what the copies delay.
+
 Each model has a JSON file in results/frontier, written after each version; what is there is not made again, unless
 asked for or the compiler is another. `benchmarks.frontier_tables` makes tables and pictures of these files.
 """
@@ -29,13 +32,16 @@ import jax
 from benchmarks.models import MODELS, PLANNER, TrainingStep
 from benchmarks.models.blocks import KEPT, Remat, as_written, naming, rematerialised
 from benchmarks.record import RESULTS, made_with
-from jaxckpt import InfeasibleBudgetError, Plan, Planner, Target
-from jaxckpt.hlo import MemoryMap, seconds_by_part
+from jaxckpt import InfeasibleBudgetError, Offloading, Plan, Planner, Target
+from jaxckpt.cost import Rates
+from jaxckpt.hlo import MemoryMap, seconds_by_part, stall_s
 from jaxckpt.measure import Footprint, footprint
 
 FOLDER = RESULTS / "frontier"
 TARGET = "h200"
 OPTIMAL = "optimal"
+OFFLOAD = "offload"
+"""The optimum that may let values wait on the host; behind a colon GB/s of the link, if not the target's."""
 SMALLEST = "smallest"
 WITHOUT = "no remat"
 NAMED = "save_only_these_names"
@@ -118,7 +124,7 @@ class Runner:
       strategies: Names for `Planner.plan`.
       kept: The file.
       between: How many totals between the ends.
-      planner: Made when it is first needed.
+      planners: One for each strategy that offloads, one for all others (""); made when they are first needed.
     """
 
     model: str
@@ -127,7 +133,7 @@ class Runner:
     strategies: Sequence[str]
     kept: Kept
     between: int = BETWEEN
-    planner: Planner | None = None
+    planners: dict[str, Planner] = field(default_factory=dict)
 
     def run(self, *, deadline: float) -> bool:
         """Makes what is missing until the deadline (of `time.monotonic`); whether nothing is missing any more."""
@@ -149,16 +155,16 @@ class Runner:
         for strategy in self.strategies:
             if strategy != OPTIMAL and "error" in self.kept.data["plans"][strategy][SMALLEST]:
                 continue  # it cannot do anything with this model
-            for label, budget_bytes in self.budgets().items():
+            for label, budget_bytes in self.budgets(between=not offloads(strategy)).items():
                 if not self.kept.has("plans", strategy, label):
                     yield lambda s=strategy, name=label, b=budget_bytes: self.plan(s, name, b)
 
-    def budgets(self) -> dict[str, int]:
-        """Totals to ask for: those had by hand, and those evenly between the ends."""
+    def budgets(self, *, between: bool = True) -> dict[str, int]:
+        """Totals to ask for: those had by hand, and, unless told otherwise, those evenly between the ends."""
         totals = {name: made["total_bytes"] for name, made in self.kept.data["by_hand"].items() if "error" not in made}
         asked = {f"as {name}": total for name, total in totals.items() if name != WITHOUT}
         smallest = self.kept.data["plans"][OPTIMAL][SMALLEST]
-        if WITHOUT in totals and "error" not in smallest:
+        if between and WITHOUT in totals and "error" not in smallest:
             least, span = smallest["total_bytes"], totals[WITHOUT] - smallest["total_bytes"]
             parts = self.between + 1
             asked |= {f"{k}/{parts}": least + span * k // parts for k in range(1, parts)}
@@ -172,7 +178,7 @@ class Runner:
             with naming() if name == NAMED else nullcontext():
                 return figures(
                     footprint(made.step, *made.args, target=self.target, donate_argnums=made.donate_argnums),
-                    self.target,
+                    self.target.rates,
                 )
 
         self.record("by_hand", name, make=compiled)
@@ -181,12 +187,12 @@ class Runner:
         """The least total that a strategy reaches: what it names when it refuses all but the arguments."""
 
         def found() -> dict[str, Any]:
-            planner = self.planned()
+            planner, solver = self.planned(strategy)
             try:
-                plan = planner.plan(budget=planner.fixed_bytes, strategy=strategy)
+                plan = planner.plan(budget=planner.fixed_bytes, strategy=solver)
             except InfeasibleBudgetError as error:
-                plan = planner.plan(budget=error.minimum_bytes, strategy=strategy)
-            return of_plan(plan, self.target)
+                plan = planner.plan(budget=error.minimum_bytes, strategy=solver)
+            return of_plan(plan, planner.problem.rates)
 
         self.record("plans", strategy, SMALLEST, make=found)
 
@@ -194,26 +200,31 @@ class Runner:
         """A plan for one total."""
 
         def found() -> dict[str, Any]:
-            planner = self.planned()
+            planner, solver = self.planned(strategy)
             try:
-                plan = planner.plan(budget=budget_bytes, strategy=strategy)
+                plan = planner.plan(budget=budget_bytes, strategy=solver)
             except InfeasibleBudgetError as error:
                 return {"budget_bytes": budget_bytes, "refused": True, "minimum_bytes": error.minimum_bytes}
-            return {"budget_bytes": budget_bytes} | of_plan(plan, self.target)
+            return {"budget_bytes": budget_bytes} | of_plan(plan, planner.problem.rates)
 
         self.record("plans", strategy, label, make=found)
 
-    def planned(self) -> Planner:
-        """The model's planner; all plans of a run share its compiles."""
-        if self.planner is None:
+    def planned(self, strategy: str) -> tuple[Planner, str]:
+        """The model's planner for a strategy, and what it calls that; all plans of a planner share its compiles."""
+        which, solver = (strategy, OPTIMAL) if offloads(strategy) else ("", strategy)
+        if which not in self.planners:
             begun = time.perf_counter()
             made = self.step()
-            self.planner = Planner(made.step, *made.args, target=self.target, donate_argnums=made.donate_argnums)
+            planner = Planner(
+                made.step, *made.args, target=self.target, donate_argnums=made.donate_argnums, **may_offload(which)
+            )
             traced = time.perf_counter()
-            _ = self.planner.solver
-            known = {"ops": len(self.planner.graph.ops), "trace_s": traced - begun}
-            self.kept.add("graph", record=known | {"prepare_s": time.perf_counter() - traced})
-        return self.planner
+            _ = planner.solver
+            if not which:
+                known = {"ops": len(planner.graph.ops), "trace_s": traced - begun}
+                self.kept.add("graph", record=known | {"prepare_s": time.perf_counter() - traced})
+            self.planners[which] = planner
+        return self.planners[which], solver
 
     def step(self, **how: Any) -> TrainingStep:
         """The model's training step."""
@@ -231,7 +242,21 @@ class Runner:
         print(f"{self.model:12} {line(keys, made)}", flush=True)
 
 
-def figures(made: Footprint, target: Target) -> dict[str, Any]:
+def offloads(strategy: str) -> bool:
+    """Whether a strategy is the optimum with the host's memory."""
+    return strategy.partition(":")[0] == OFFLOAD
+
+
+def may_offload(strategy: str) -> dict[str, Any]:
+    """What a planner is told that may let values wait on the host."""
+    if not offloads(strategy):
+        return {}
+    _, _, link = strategy.partition(":")
+    bandwidth = 1e9 * float(link) if link else None
+    return {"allow": ("recompute", "offload"), "offload": Offloading(bandwidth_bytes_per_s=bandwidth)}
+
+
+def figures(made: Footprint, rates: Rates) -> dict[str, Any]:
     """What is compared of a compiled step."""
     found: dict[str, Any] = {
         "total_bytes": made.total_bytes,
@@ -240,7 +265,7 @@ def figures(made: Footprint, target: Target) -> dict[str, Any]:
         "compile_s": made.compile_s,
     }
     if made.memory is not None:
-        parts = seconds_by_part(made.memory, target.rates)
+        parts = seconds_by_part(made.memory, rates)
         found["seconds_by_part"] = {part.value: seconds for part, seconds in sorted(parts.items())}
         found["peak_by_role"] = peak_by_role(made.memory)
     return found
@@ -254,11 +279,15 @@ def peak_by_role(memory: MemoryMap) -> dict[str, int]:
     return dict(roles.most_common())
 
 
-def of_plan(plan: Plan, target: Target) -> dict[str, Any]:
+def of_plan(plan: Plan, rates: Rates) -> dict[str, Any]:
     """What is compared of a plan."""
     assert plan.footprint is not None
-    made = figures(plan.footprint, target)
+    made = figures(plan.footprint, rates)
     made["compile_s"] = sum(attempt.compile_s for attempt in plan.attempts)
+    if plan.offloads and plan.footprint.memory is not None:
+        made["stall_s"] = stall_s(plan.footprint.memory, rates)
+        made["step_s"] += made["stall_s"]
+        made["host_bytes"] = plan.predicted.host_bytes
     return made | {
         "predicted_bytes": plan.predicted.total_bytes,
         "predicted_temp_bytes": plan.predicted.temp_bytes,
@@ -317,7 +346,9 @@ def run_model(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.frontier", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(PLANNER)}; all of them by default")
-    parser.add_argument("--strategies", nargs="+", default=[OPTIMAL, "full"], help="names for plan(strategy=)")
+    parser.add_argument(
+        "--strategies", nargs="+", default=[OPTIMAL, "full"], help=f"names for plan(strategy=), or {OFFLOAD}[:GB/s]"
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="for each model; no plan is begun later")
     parser.add_argument("--again", nargs="?", choices=["plans", "all"], const="all", help="forget what is there")
     parser.add_argument("--between", type=int, default=BETWEEN, help="totals between the ends")

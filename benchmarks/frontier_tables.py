@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.frontier import FOLDER, OPTIMAL, SMALLEST, WITHOUT
+from benchmarks.frontier import FOLDER, OFFLOAD, OPTIMAL, SMALLEST, WITHOUT
 from benchmarks.frontier_pictures import draw
 from benchmarks.models import PLANNER
 from benchmarks.record import read
@@ -240,6 +240,21 @@ def policies_table(models: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, ""])
 
 
+def offload_table(models: Sequence[Mapping[str, Any]]) -> str:
+    """One row a policy, of those models that were planned with the host's memory too."""
+    lines = [
+        "| model | at the total of | best overhead there | ours | with the host's memory, 50 GB/s | 300 GB/s |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for data in models:
+        kept = [data.get("plans", {}).get(strategy, {}) for strategy in (OFFLOAD, f"{OFFLOAD}:300")]
+        for c in comparisons(data) if any(kept) else ():
+            plans = [plan.get(f"as {c.name}", {}) for plan in (data["plans"][OPTIMAL], *kept)]
+            overheads = (f"{plan['step_s'] / c.without_s - 1:+.1%}" if "step_s" in plan else "" for plan in plans)
+            lines.append(f"| {c.model} | `{c.name}` | {c.best_overhead:+.1%} | {' | '.join(overheads)} |")
+    return "\n".join([*lines, ""])
+
+
 def peaks_table(models: Sequence[Mapping[str, Any]]) -> str:
     """What stands at the peak of each model's smallest plan."""
     lines = ["| model | smallest total | arguments and results | at the peak of temporaries |", "|---|---:|---:|---|"]
@@ -329,6 +344,7 @@ def main() -> None:
     tables = {
         "frontier": summary_table(models),
         "frontier policies": policies_table(models),
+        "frontier offload": offload_table(models),
         "frontier peaks": peaks_table(models),
         "frontier pictures": pictures(models),
         "frontier partitioner": partitioner_table(),

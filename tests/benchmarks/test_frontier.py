@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import frontier
-from benchmarks.frontier import Kept, by_hand, run_model, sizes_from
+from benchmarks.frontier import Kept, by_hand, may_offload, run_model, sizes_from
 from benchmarks.frontier_pictures import draw
 from benchmarks.frontier_tables import (
     byte_errors,
@@ -18,6 +18,7 @@ from benchmarks.frontier_tables import (
     compiles,
     findings,
     mean_ratio,
+    offload_table,
     our_plans,
     second_errors,
     slower_with_more,
@@ -187,6 +188,31 @@ def test_what_fails_is_a_record_and_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(frontier.Runner, "step", lambda self, **_: MODELS["gcn"].step(**MODELS["gcn"].small()))
     runner.compile_by_hand("no remat", by_hand("gcn")["no remat"])
     assert runner.kept.data["by_hand"]["no remat"]["error"] == "ZeroDivisionError: division by zero"
+
+
+def test_a_strategy_says_whether_and_over_which_link_values_may_leave():
+    assert may_offload("optimal") == may_offload("full") == {}
+    assert may_offload("offload")["offload"].bandwidth_bytes_per_s is None
+    assert may_offload("offload:300")["offload"].bandwidth_bytes_per_s == 300e9
+    assert may_offload("offload:300")["allow"] == ("recompute", "offload")
+
+
+def test_with_the_hosts_memory_only_what_is_had_by_hand_is_asked_for(tmp_path):
+    known = result()
+    known["plans"]["offload"] = {"smallest": version(3, 1.3), "as dots": version(7, 1.05)}
+    kept = Kept(path=tmp_path / "gcn.json", data=known)
+    runner = frontier.Runner(model="gcn", sizes={}, target=None, strategies=("offload",), kept=kept, between=1)
+    assert set(runner.budgets()) == {"as nothing", "as dots", "as clumsy", "as larger", "1/2"}
+    by_hand_missing = len(by_hand("gcn").keys() - known["by_hand"].keys())
+    assert len(list(runner.missing())) == by_hand_missing + len({"as nothing", "as clumsy", "as larger"})
+
+
+def test_plans_with_the_hosts_memory_stand_beside_the_others():
+    assert "gcn" not in offload_table([RESULT])
+    both = result()
+    both["plans"]["offload"] = {"as dots": planned(7, 1.04, budget=8) | {"stall_s": 0.01}}
+    (row,) = (line for line in offload_table([both]).splitlines() if "`dots`" in line)
+    assert row == "| gcn | `dots` | +10.0% | +5.0% | +4.0% |  |"
 
 
 def test_sizes_are_read_from_words():
