@@ -1,7 +1,7 @@
 """A training step as plain data: ops in the order in which they were traced, and the values between them.
 
 A `Graph` is the step's joint forward and backward program after tracing, one level deep: nested calls are inlined,
-branches are whole ops, and so are loops (`loop`) and bodies of `shard_map` (`shards`) that are not open. It knows
+loops (`loop`), branches (`branch`) and bodies of `shard_map` (`shards`) that are not open are whole ops. It knows
 bytes, scopes and phases; it does not know how anything is executed, drawn or decided. Ids are positions:
 `graph.ops[i].id == i`, `graph.values[i].id == i`.
 """
@@ -257,12 +257,17 @@ class Graph:
                     op.gathered_bytes,
                     op.workspace_bytes,
                     op.effects,
-                    op.loop,
+                    self._place(op.loop),
                 ),
                 len(known),
             )
             for op in self.ops
         )
+
+    def _place(self, loop: int | None) -> tuple[tuple[int, ...], ...]:
+        """The loops around an op; of branches only which of how many, since the conds of layers are alike."""
+        around = (self.loops[around] for around in self.path(loop))
+        return tuple((at.id,) if at.branch is None else (at.branch.position, at.branch.of) for at in around)
 
     @cached_property
     def paths(self) -> tuple[tuple[int, ...], ...]:
@@ -276,9 +281,19 @@ class Graph:
         """The loops around an op of this loop, outermost first; () where the loop is None."""
         return () if loop is None else self.paths[loop]
 
-    def turns(self, loop: int | None) -> int:
-        """How often an op of this loop runs in a step."""
-        return prod(self.loops[around].length for around in self.path(loop))
+    def turns(self, loop: int | None) -> float:
+        """How often an op of this loop runs in a step; on the average, where it is a branch."""
+        turns = prod(self.loops[around].length for around in self.path(loop))
+        branches = (self.loops[around].branch for around in self.path(loop))
+        return prod((branch.share for branch in branches if branch is not None), start=turns)
+
+    @cached_property
+    def beside(self) -> tuple[tuple[int, ...], ...]:
+        """For each loop itself and, of a branch, the other branches of its cond."""
+        conds: dict[int, list[int]] = {}
+        for loop in self.loops:
+            conds.setdefault(~loop.id if loop.branch is None else loop.branch.cond, []).append(loop.id)
+        return tuple(tuple(conds[~i if loop.branch is None else loop.branch.cond]) for i, loop in enumerate(self.loops))
 
     @cached_property
     def late_loops(self) -> frozenset[int]:

@@ -12,10 +12,14 @@ A value made in one loop may be read in another of the same length: turn i reads
 the slices of an array, whichever way a loop runs). That is what a residual of a body is. Between the two loops it waits
 once for every turn.
 
+Branches of conds are loops of one turn; see `branch`.
+
 Read after `graph`.
 """
 
 from dataclasses import dataclass
+
+from jaxckpt.ir.branch import Branch
 
 CARRY, SLICE, END, STACK = "loop_carry", "loop_slice", "loop_end", "loop_stack"
 """Primitives of the ops that join a body to what is around."""
@@ -34,6 +38,7 @@ class Loop:
       parent: The loop whose body it stands in, or None.
       rolled: Whether it is a loop for the compiler too; one of a single turn, or unrolled as a whole, is not.
       unroll: How many of its turns stand one after the other in a turn of the compiler's loop.
+      branch: Which branch of a cond it is, if it is no loop; it then has one turn.
     """
 
     id: int
@@ -42,3 +47,4 @@ class Loop:
     parent: int | None = None
     rolled: bool = True
     unroll: int = 1
+    branch: Branch | None = None

@@ -10,7 +10,7 @@ elements as there are ranks are cut, others stay whole. Where it asserts that th
 2. An axis left open is the one with most devices over which the value is whole and that divides a dimension.
 3. A dimension left open is the first one that is whole on each device and that the axis divides: what is gathered along
    it lies together.
-4. What is a device's own already, in the body of a `shard_map`, is saved.
+4. What is a device's own already, in the body of a `shard_map`, is saved; so is what a branch of a cond makes.
 5. Where there is none, or the value is no floating point array, or has fewer elements than the axis has devices, it is
    saved whole.
 
@@ -39,7 +39,7 @@ def settled(graph: Graph, value: int, decision: Partition) -> Partition | Save:
     """
     shown = graph.values[value]
     over = {axis for axes in shown.split for axis in axes}
-    if shown.local or decision.axis in over:
+    if shown.local or decision.axis in over or _is_of_branch(graph, value):
         return Save()
     if decision.axis is not None and decision.dim is not None:
         return decision
@@ -57,6 +57,11 @@ def settled(graph: Graph, value: int, decision: Partition) -> Partition | Save:
             if dim < len(shown.shape) and not (shown.split and shown.split[dim]) and shown.shape[dim] % ways == 0:
                 return Partition(axis=axis, dim=dim)
     return Save()
+
+
+def _is_of_branch(graph: Graph, value: int) -> bool:
+    made = graph.producer[value]
+    return made is not None and any(graph.loops[loop].branch is not None for loop in graph.path(graph.ops[made].loop))
 
 
 def settle(graph: Graph, decisions: Mapping[int, Decision]) -> Mapping[int, Decision]:

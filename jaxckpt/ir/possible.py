@@ -46,8 +46,8 @@ def refuse_impossible(graph: Graph, plan: Plan) -> None:
         raise UnsupportedDecisionError(
             f"schedule: {len(refused)} of {len(sent)} values cannot wait on the host.",
             got="; ".join(f"Offload of {_shown(graph, v)}: {why}" for v, why in refused.items()),
-            needed="values outside of loops, or of the turns of one loop that is not unrolled and whose backward is"
-            " another loop: they wait in one stack",
+            needed="values outside of loops and branches, or of the turns of one loop that is not unrolled and whose"
+            " backward is another loop: they wait in one stack",
             advice="save or recompute them; of loops in one another offload what the outer body makes for the inner"
             " loop (its input)",
             decisions=tuple(plan.decisions[v] for v in refused),
@@ -60,6 +60,8 @@ def why_not_on_host(graph: Graph, value: int) -> str | None:
     path = () if made is None else graph.path(graph.ops[made].loop)
     if not path:
         return None
+    if any(graph.loops[loop].branch is not None for loop in path):
+        return "it is made in a branch of a cond, whose other branches would have to send something too"
     if graph.values[value].local:
         return "it is made in the body of a shard_map in a loop"
     stacked = list(_stacking(graph, path))

@@ -27,7 +27,8 @@ The rules, which are those of `jax.checkpoint` seen from the joint graph:
    the backward loop, or in the same body. What it starts from has waited for all turns. What stands further out is
    computed again before the loop begins that asks for it. A slice of an array that is there is never kept: the other
    loop goes through the array too. In another loop's body no barrier is needed: a compiler merges nothing over the
-   border of a loop, and each turn waits for the one before.
+   border of a loop, and each turn waits for the one before. All this holds for branches of conds too, which are
+   computations of their own. What says which branch runs is always kept.
 8. The gradient of a pooling reads what was pooled behind a barrier with its cotangent: compilers split it in two, and
    would look for the places of the maxima long before they have a use for them.
 9. A sum that the backward goes on adding to behind later products passes the barriers of stages on its way (see
@@ -43,6 +44,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from jaxckpt.ir.away import away, is_ahead
+from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.light import light_roots
@@ -58,6 +60,8 @@ _BEGINS_EARLY = frozenset({"select_and_scatter_add"})
 """Ops that become two, of which the first needs no cotangent and leaves large indices."""
 _SPREAD = 1 / 8
 """A value is spread out where what it is made of takes at most this share of its bytes."""
+_OF_BRANCH = -1
+"""In the place of a stage: what a branch computes again of an earlier one."""
 
 _Where = tuple[int, int | None]
 
@@ -106,7 +110,11 @@ class _Scheduler:
         self.slices = {v for op in graph.ops if op.primitive == SLICE for v in op.writes}
         self.loop: int | None = None
         """The loop in whose body the steps to come stand."""
-        self.dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)} - self.slices
+        self.prepared: set[int] = set()
+        """Loops for which what stands further out is there; branches of one cond all before the first."""
+        dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
+        indices = {op.reads[0] for op in graph.ops if op.primitive == COND_END}
+        self.dropped = dropped - self.slices - indices
         self.away = away(graph, plan)
         self.in_turns = frozenset(v for v in self.away.values if self._loop_of(v) is not None)
         self.ahead = frozenset(v for v in self.in_turns if is_ahead(graph, v, plan.decisions[v]))
@@ -179,8 +187,10 @@ class _Scheduler:
         """Leaves bodies and enters others; what they want again of what stands further out is computed before."""
         for around in self.graph.path(loop):
             if around not in self.graph.path(self.loop):
-                if self.dropped or self.away.values:
-                    self._prepare(around)
+                for beside in self.graph.beside[around]:
+                    if (self.dropped or self.away.values) and beside not in self.prepared:
+                        self.prepared.add(beside)
+                        self._prepare(beside)
                 self.loop = around
         self.loop = loop
 
@@ -379,7 +389,7 @@ class _Scheduler:
     def _recomputed(self, value: int, reader: int) -> int:
         """The instance of a dropped value that a late op reads; computes it again if nobody did (rule 3)."""
         landing = self._landing(value)
-        where = (stage_of(self.plan, self._op_of(value)), landing)
+        where = (self._stage(value, landing), landing)
         spread = self._depth(value) < len(self.graph.path(landing))
         if spread or (where not in self.again and light_roots(self.graph, value) is not None):
             where = (~value, landing)
@@ -394,6 +404,15 @@ class _Scheduler:
             for op in sorted(ops - again.done):
                 self._copy(op, again)
         return again.env[value]
+
+    def _stage(self, value: int, landing: int | None) -> int:
+        """The stage that computes a value again; in another cond's branch there is one alone.
+
+        No barrier keeps copies of two stages apart there, so a compiler would make one of them.
+        """
+        if landing is not None and self.graph.loops[landing].branch is not None and landing != self._loop_of(value):
+            return _OF_BRANCH
+        return stage_of(self.plan, self._op_of(value))
 
     def _open(self, where: _Where, reader: int) -> None:
         """Starts a stage behind one barrier: all that it has to recompute by now begins there.

@@ -1,4 +1,4 @@
-"""Open loops become scan equations again: neighbouring equations of one loop are its body.
+"""Open loops become scan equations again, and branches conds: neighbouring equations of one loop are its body.
 
 What the body needs is found from what it reads. A value from further out is a constant of the scan, a slice an array
 that it goes through, and what another loop made in the same turn is stacked there and gone through here. What it gives
@@ -10,9 +10,11 @@ that a turn reads what the one before made, zeros in the first; else of what it 
 next. Two such loops that turn opposite ways meet in the same places of a stack, but for what the last turn of the one
 has made: the first turn of the other gets that itself.
 
+Branches of a cond become a cond in the same way: `fork` says what comes of what they read, give and leave for others.
+
 Stretches of one loop (`OpenLoop.offset`) go through whole arrays, and stack into one that each hands on to the next.
 
-Read after `loops`, `whole` and `regions`. Complexity: linear in equations times the depth of loops.
+Read after `loops`, `fork`, `whole` and `regions`. Complexity: linear in equations times the depth of loops.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,11 +22,12 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-import jax
 import jax.extend.core as jex
 
 from jaxckpt import _compat
+from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
+from jaxckpt.trace.fork import Cond, Limb, cond_eqn, nothing
 from jaxckpt.trace.loops import SHOWN, is_ours, paths_of, stacking_loops
 from jaxckpt.trace.program import JAXPRS, Atom, Equation, Manual, OpenLoop, Program
 from jaxckpt.trace.regions import is_within, regions
@@ -124,6 +127,7 @@ class _Closer:
         self._stacked: dict[Any, Any] = {}
         self._whole: dict[Any, Any] = {}
         """The stacks that several stretches make, each with its equation."""
+        self._conds = _conds_of(loops)
         for equation in equations:
             if equation.eqn.primitive.name == STACK:
                 self._note_stack(equation.eqn)
@@ -163,9 +167,8 @@ class _Closer:
     def _fill(self, stack: Any, eqn: Any) -> None:
         """A stack that stretches fill one after the other: zeros first, and each hands it on to the next."""
         loops = stacking_loops(eqn)
-        zeros = _zeros(stack.aval, eqn)
-        self._scans[loops[0]].zeros.append(zeros)
-        (whole,) = zeros.outvars
+        eqns, whole = nothing(stack.aval, eqn)
+        self._scans[loops[0]].zeros += eqns
         for loop, value in zip(loops, eqn.invars, strict=True):
             carried, following = jex.Var(stack.aval), jex.Var(stack.aval)
             self._scans[loop].placed.append((carried, value, following))
@@ -180,6 +183,9 @@ class _Closer:
                 self._show(variable, path)
             return
         loop = eqn.params["loop"]
+        if eqn.primitive.name == COND_END:
+            self._end_cond(eqn, path)
+            return
         scan, inside = self._scans[loop], self._paths[loop]
         if eqn.primitive.name == STACK:
             for stretch, value in zip(stacking_loops(eqn), eqn.invars, strict=True):
@@ -200,26 +206,42 @@ class _Closer:
             case name if name == END:
                 scan.following, scan.last = eqn.invars, eqn.outvars
 
+    def _end_cond(self, eqn: Any, path: tuple[int, ...]) -> None:
+        """What one of several branches gives."""
+        index, *values = eqn.invars
+        loops = eqn.params["branches"]
+        cond = self._conds[loops[0]]
+        cond.index = index
+        cond.results.append((eqn.outvars[0], values))
+        for atom, there in zip(eqn.invars, (path, *(self._paths[loop] for loop in loops)), strict=True):
+            if isinstance(atom, jex.Var):
+                self._show(atom, there)
+
     def _show(self, variable: Any, path: tuple[int, ...]) -> None:
         """Makes a variable readable in a body."""
         home = self._home.get(variable, ())
-        if home == path[: len(home)]:
-            for loop in path[len(home) :]:
-                self._scans[loop].constants.setdefault(variable)
+        level = path[: len(home)]
+        for loop in path[len(home) :]:
+            self._scans[loop].constants.setdefault(variable)
+        if home == level:
             return
         if variable not in self._stacked:
-            loop = home[-1]
-            length = self._loops[loop].eqn.params["length"]
-            stack = self._stacked[variable] = jex.Var(_compat.stacked_aval(length, variable.aval))
+            self._stacked[variable] = stack = self._waiting(variable, home[-1])
             self._home[stack] = home[:-1]
-            self._scans[loop].stacks.append((variable, stack))
+            self._scans[home[-1]].stacks.append((variable, stack))
         stack = self._stacked[variable]
         if stack in self._whole:
-            self._scans[path[-1]].picked[variable] = stack
-            self._show(stack, path)
+            self._scans[level[-1]].picked[variable] = stack
+            self._show(stack, level)
             return
-        self._scans[path[-1]].slices[variable] = stack
-        self._show(stack, path[:-1])
+        self._scans[level[-1]].slices[variable] = stack
+        self._show(stack, level[:-1])
+
+    def _waiting(self, variable: Any, loop: int) -> Any:
+        """The stack in which the values of all turns wait; of a branch a slot, which another branch may use too."""
+        if loop not in self._conds:
+            return jex.Var(self._loops[loop].waiting(variable.aval))
+        return self._conds[loop].slot(variable.aval, [stack for _, stack in self._scans[loop].stacks])
 
     def _ahead(self, equation: Equation) -> Any:
         """The equation as it runs a turn later than what it reads, or a turn earlier than what reads it."""
@@ -227,11 +249,11 @@ class _Closer:
         assert equation.loop is not None, "turns are those of a loop"
         scan, path = self._scans[equation.loop], self._path(equation)
         if self._home[read] == path:
-            zeros = _zeros(read.aval, equation.eqn)
+            eqns, zeros = nothing(read.aval, equation.eqn)
             before = jex.Var(read.aval)
-            scan.zeros.append(zeros)
-            self._last[made] = scan.turn(first=zeros.outvars[0], carried=before, following=read)
-            self._home.update({self._last[made]: path[:-1], zeros.outvars[0]: path[:-1]})
+            scan.zeros += eqns
+            self._last[made] = scan.turn(first=zeros, carried=before, following=read)
+            self._home.update({self._last[made]: path[:-1], **{v: path[:-1] for eqn in eqns for v in eqn.outvars}})
             return equation.eqn.replace(invars=[before])
         following = jex.Var(made.aval)
         self._show(self._last[read], path[:-1])
@@ -239,22 +261,29 @@ class _Closer:
         return equation.eqn.replace(outvars=[following])
 
     def level(self, equations: Sequence[Equation], depth: int) -> Iterator[Any]:
-        """The equations of one level: those of deeper ones are in scans."""
+        """The equations of one level: those of deeper ones are in scans and conds."""
 
         def deeper(equation: Equation) -> int | None:
             path = self._path(equation)
             return path[depth] if len(path) > depth else None
 
-        for loop, group in groupby(equations, deeper):
+        groups = [(loop, list(group)) for loop, group in groupby(equations, deeper)]
+        branches = _Branches(self._conds, groups)
+        for loop, group in groups:
             if loop is not None:
                 around = self._parent(loop)
                 yield from (self._within(eqn, around) for eqn in self._scans[loop].zeros)
-                yield self._scan(loop, list(group), depth)
+                if loop not in self._conds:
+                    yield self._scan(loop, group, depth)
+                elif branches.is_last(loop):
+                    yield self._cond(self._conds[loop], branches, depth)
                 continue
             for equation in group:
                 if not is_ours(equation.eqn):
                     eqn = self._turned[id(equation.eqn)] if equation.ahead else equation.eqn
                     yield self._within(eqn, None if not depth else self._path(equation)[depth - 1])
+                elif branches.are_empty(equation.eqn):
+                    yield self._cond(self._conds[equation.eqn.params["loop"]], branches, depth)
 
     def _within(self, eqn: Any, loop: int | None) -> Any:
         """An equation as it stands in a body: its name stack begins there."""
@@ -291,6 +320,24 @@ class _Closer:
         )
         return self._within(eqn, self._parent(loop))
 
+    def _cond(self, cond: Cond, branches: "_Branches", depth: int) -> Any:
+        """The cond of some branches, whose equations may be none."""
+        limbs = []
+        for loop in cond.loops:
+            scan = self._scans[loop]
+            limbs.append(
+                Limb(
+                    operands={**{v: v for v in scan.constants}, **scan.slices},
+                    eqns=list(self.level(branches.of(loop), depth + 1)),
+                    left={slot: value for value, slot in scan.stacks},
+                )
+            )
+        template = self._loops[cond.loops[0]].eqn
+        stack = template.source_info.name_stack
+        eqn = cond_eqn(cond, limbs, template)
+        named = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack[: len(stack) - 1]))
+        return self._within(named, self._parent(cond.loops[0]))
+
     def _picking(self, loop: int) -> Iterator[Any]:
         """What a turn of a stretch does first: it takes its slices of whole arrays."""
         scan = self._scans[loop]
@@ -309,9 +356,44 @@ class _Closer:
         yield from (self._within(eqn, loop) for eqn in scan.counter.advance())
 
 
-def _zeros(aval: Any, beside: Any) -> Any:
-    """The equation of zeros of some type, named like another equation."""
-    sharding = None if aval.sharding.mesh.empty else aval.sharding
-    closed = jax.make_jaxpr(lambda: jax.lax.full(aval.shape, 0, aval.dtype, sharding=sharding))()
-    (eqn,) = getattr(closed, "jaxpr", closed).eqns
-    return eqn.replace(outvars=[jex.Var(aval)], source_info=beside.source_info, ctx=beside.ctx)
+class _Branches:
+    """The equations of the branches at one level, and which conds are closed there already."""
+
+    def __init__(self, conds: dict[int, Cond], groups: Sequence[tuple[int | None, list[Equation]]]):
+        self._conds = conds
+        self._inside: dict[int, list[Equation]] = {}
+        self._last: dict[int, int] = {}
+        for loop, group in groups:
+            if loop is not None and loop in conds:
+                self._inside[loop] = group
+                self._last[conds[loop].loops[0]] = loop
+
+    def of(self, loop: int) -> Sequence[Equation]:
+        """The equations of a branch."""
+        return self._inside.get(loop, ())
+
+    def is_last(self, loop: int) -> bool:
+        """Whether no later branch of the same cond has equations."""
+        return self._last[self._conds[loop].loops[0]] == loop
+
+    def are_empty(self, eqn: Any) -> bool:
+        """Whether an equation is the first sign of a cond, whose branches have no equations."""
+        if eqn.primitive.name != COND_END or eqn.params["branches"][0] in self._last:
+            return False
+        self._last[eqn.params["branches"][0]] = eqn.params["loop"]
+        return True
+
+
+def _conds_of(loops: Sequence[OpenLoop]) -> dict[int, Cond]:
+    """For each branch its cond."""
+    together: dict[int, list[int]] = {}
+    for loop, opened in enumerate(loops):
+        if opened.fork is not None:
+            together.setdefault(opened.fork.branch.cond, []).append(loop)
+    conds: dict[int, Cond] = {}
+    for branches in together.values():
+        fork = loops[branches[0]].fork
+        assert fork is not None, "they are branches"
+        cond = Cond(loops=tuple(branches), index=fork.index)
+        conds.update(dict.fromkeys(branches, cond))
+    return conds

@@ -15,6 +15,7 @@ import jax.core
 import jax.extend.core as jex
 
 from jaxckpt.ir import Graph, Kind, Loop, Op, Phase, Trait, Value
+from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.loop import CARRY, END, STACK, TURNS
 from jaxckpt.ir.scope import TAG
 from jaxckpt.ir.shards import TO_SHARDS
@@ -78,14 +79,15 @@ def graph_of(
 
 
 def _loop(number: int, loop: OpenLoop) -> Loop:
-    params = loop.eqn.params
-    length, unroll = params["length"], max(1, int(params.get("unroll", 1)))
+    if loop.fork is not None:
+        return Loop(id=number, length=1, reverse=False, parent=loop.parent, branch=loop.fork.branch)
+    unroll = max(1, int(loop.eqn.params.get("unroll", 1)))
     return Loop(
         id=number,
-        length=length,
-        reverse=params["reverse"],
+        length=loop.length,
+        reverse=loop.reverse,
         parent=loop.parent,
-        rolled=length > unroll,
+        rolled=loop.length > unroll,
         unroll=unroll,
     )
 
@@ -232,7 +234,7 @@ def _effect_names(equation: Equation) -> tuple[str, ...]:
     eqn = equation.eqn
     names = {type(effect).__name__ for effect in equation.effects}
     names.update(_unrepeatable(eqn))
-    if eqn.primitive.name in (CARRY, END, STACK):
+    if eqn.primitive.name in (CARRY, END, STACK, COND_END):
         names.add(TURNS)
     return tuple(sorted(names))
 

@@ -7,7 +7,7 @@ that nobody differentiated, unless they are asked for. What
 those marks. A nested `jit` that asks for layouts stays whole too; one that asks for shardings is inlined between the
 constraints that say the same.
 
-Read after `program`, `loops` and `shards`.
+Read after `program`, `loops`, `branches` and `shards`.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt.ir.scope import is_recomputed
+from jaxckpt.trace.branches import Forker, Key, may_fork
 from jaxckpt.trace.loops import Opener, may_open
 from jaxckpt.trace.program import Atom, Equation, Program
 from jaxckpt.trace.scope import not_recomputed, once
@@ -38,6 +39,7 @@ def inline(
     keep_user_remat: bool = False,
     enter_custom: bool = False,
     open_loops: bool = False,
+    whole: frozenset[Key] = frozenset(),
 ) -> Program:
     """Flattens a closed jaxpr to one level.
 
@@ -46,7 +48,9 @@ def inline(
       captured: Arrays (or tracers) for these first arguments.
       keep_user_remat: Leaves `jax.checkpoint` of the user whole instead of inlining and marking it.
       enter_custom: Inlines calls with custom derivatives too; nobody can differentiate the result as meant any more.
-      open_loops: Opens the loops and the bodies of `shard_map` that belong to a gradient; see `loops` and `shards`.
+      open_loops: Opens the loops, the conds and the bodies of `shard_map` that belong to a gradient; see `loops`,
+        `branches` and `shards`.
+      whole: Conds that stay whole all the same, by their keys.
 
     Returns:
       A program that computes the same; nothing is merged or dropped yet.
@@ -56,6 +60,7 @@ def inline(
         keep_user_remat=keep_user_remat,
         entered=_CALLS | (_CUSTOM if enter_custom else frozenset()),
         opener=Opener() if open_loops else None,
+        whole=whole,
     )
     known = [*jaxpr.constvars, *jaxpr.invars[: len(captured)]]
     inliner.adopt(known, [*constants_of(closed), *captured])
@@ -90,10 +95,11 @@ def _debug_info(jaxpr: Any, captured: int) -> Any:
 
 
 class _Inliner:
-    def __init__(self, *, keep_user_remat: bool, entered: frozenset[str], opener: Opener | None):
+    def __init__(self, *, keep_user_remat: bool, entered: frozenset[str], opener: Opener | None, whole: frozenset[Key]):
         self.keep_user_remat = keep_user_remat
         self.entered = entered
         self.opener = opener
+        self.forker = None if opener is None else Forker(opener, whole)
         self.shards = ShardOpener()
         self.loop: int | None = None
         self.manual: int | None = None
@@ -115,6 +121,8 @@ class _Inliner:
             body = self._body(eqn)
             if self.opener is not None and may_open(eqn, here):
                 self._turn(self.opener, eqn, reads, env, stack=here)
+            elif self.forker is not None and may_fork(eqn, reads, here):
+                self._fork(self.forker, eqn, reads, env, stack=here)
             elif self.opener is not None and may_open_shards(eqn, here):
                 self._spread(eqn, reads, env, stack=here)
             elif body is None:
@@ -192,6 +200,27 @@ class _Inliner:
             env[outer] = jex.Var(outer.aval)
             self._join(opener.stack(loop, value, env[outer]))
 
+    def _fork(self, forker: Forker, eqn: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any) -> None:
+        """Opens a cond: its branches stand in its place, one after the other."""
+        around, (index, *operands) = self.loop, reads
+        named = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
+        loops = forker.begin(named, index, around, manual=self.manual)
+        if not loops:
+            self._append(eqn, reads, env, stack=stack, fresh=True)
+            return
+        made: list[list[Atom]] = []
+        for loop, branch in zip(loops, eqn.params["branches"], strict=True):
+            inner, self.loop = open_jaxpr(branch), loop
+            captured = map(self._constant, constants_of(branch), (v.aval for v in inner.constvars))
+            inner_env = dict(zip(inner.constvars, captured, strict=False))
+            inner_env.update(zip(inner.invars, (forker.inside(loop, atom) for atom in operands), strict=True))
+            self.walk(inner, inner_env, stack=forker.name_stack(loop))
+            made.append([self.atom(v, inner_env) for v in inner.outvars])
+        self.loop = around
+        for outer, *values in zip(eqn.outvars, *made, strict=True):
+            env[outer] = jex.Var(outer.aval)
+            env[outer] = self._join(forker.end(loops, index, values, env[outer]))
+
     def _spread(self, eqn: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any) -> None:
         """Opens the body of a `shard_map`: what one device does stands in its place."""
         named = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
@@ -263,8 +292,9 @@ class _Inliner:
                 manual=self.manual,
             )
         )
-        if self.opener is not None:
+        if self.opener is not None and self.forker is not None:
             self.opener.note(self.equations[-1])
+            self.forker.note(self.equations[-1])
 
 
 def _wants_layouts(params: dict[str, Any]) -> bool:

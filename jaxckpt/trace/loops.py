@@ -10,18 +10,19 @@ values are. What a scan carries on unchanged, and what it stacks though it does 
 Read after `program`; `inline` calls it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.extend.core as jex
 
 from jaxckpt import _compat
+from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
 from jaxckpt.ir.scope import JVP, TRANSPOSE
-from jaxckpt.trace.program import Atom, Equation, OpenLoop, Program
+from jaxckpt.trace.program import Atom, Equation, Fork, OpenLoop, Program
 
-PRIMITIVES = {name: jex.Primitive(name) for name in (CARRY, SLICE, END, STACK)}
+PRIMITIVES = {name: jex.Primitive(name) for name in (CARRY, SLICE, END, STACK, COND_END)}
 """They are never bound and never lowered: a program with open loops is closed first."""
 
 SHOWN = "shown"
@@ -58,10 +59,12 @@ class Sight:
 
     Args:
       loops: Of the program; it may grow.
+      current: What stands for an atom that says which branch runs.
     """
 
-    def __init__(self, loops: Sequence[OpenLoop]):
+    def __init__(self, loops: Sequence[OpenLoop], current: Callable[[Atom], Atom] = lambda atom: atom):
         self._loops = loops
+        self._current = current
 
     def path(self, loop: int | None) -> tuple[int, ...]:
         """The loops around and itself, outermost first."""
@@ -74,15 +77,23 @@ class Sight:
     def sees(self, reader: int | None, maker: int | None) -> bool:
         """Whether an equation of one loop can read what another makes: turn by turn, or from further out."""
         there, here = self.path(maker), self.path(reader)
-        if len(there) > len(here):
-            return False
         if there == here[: len(there)]:
             return True
-        return len(there) == len(here) and self.shape(maker) == self.shape(reader)
+        return len(there) <= len(here) and self.shape(maker) == self.shape(reader)[: len(there)]
 
-    def shape(self, loop: int | None) -> tuple[int, ...]:
-        """How many turns each loop around makes, outermost first."""
-        return tuple(self._loops[around].eqn.params["length"] for around in self.path(loop))
+    def meets(self, loop: int, other: int) -> bool:
+        """Whether two loops make the same turns: turn i of the one reads what turn i of the other has made."""
+        return self.shape(loop) == self.shape(other)
+
+    def shape(self, loop: int | None) -> tuple[Hashable, ...]:
+        """How many turns each loop around makes, outermost first; for a branch which of what index it is."""
+        return tuple(map(self._shape_of, self.path(loop)))
+
+    def _shape_of(self, loop: int) -> Hashable:
+        opened = self._loops[loop]
+        if opened.fork is None:
+            return opened.length
+        return (self._current(opened.fork.index), opened.fork.branch.position, opened.fork.branch.of)
 
 
 @dataclass(slots=True)
@@ -98,13 +109,13 @@ class Opener:
 
     def __init__(self) -> None:
         self.loops: list[OpenLoop] = []
-        self._sight = Sight(self.loops)
+        self.sight = Sight(self.loops)
         self._made: dict[Any, _Made] = {}
         self._stacked: dict[Any, tuple[int, Atom]] = {}
 
-    def begin(self, eqn: Any, parent: int | None, *, manual: int | None = None) -> int:
-        """A new loop; `eqn` is its scan, with the whole name stack."""
-        self.loops.append(OpenLoop(eqn=eqn, parent=parent, manual=manual))
+    def begin(self, eqn: Any, parent: int | None, *, manual: int | None = None, fork: Fork | None = None) -> int:
+        """A new loop or branch; `eqn` is its scan or cond, with the whole name stack."""
+        self.loops.append(OpenLoop(eqn=eqn, parent=parent, manual=manual, fork=fork))
         return len(self.loops) - 1
 
     def note(self, equation: Equation) -> None:
@@ -119,7 +130,7 @@ class Opener:
     def slice(self, loop: int, array: Atom, aval: Any) -> Equation | Atom:
         """The turn's slice of an array, or what an earlier loop made in the same turn."""
         source, value = self._stacked.get(array, (None, None)) if isinstance(array, jex.Var) else (None, None)
-        if source is None or not self._sight.sees(loop, source) or source in self._sight.path(loop):
+        if source is None or not self.sight.meets(loop, source) or source in self.sight.path(loop):
             equation = self._ours(SLICE, loop, [array], [jex.Var(aval)], inside=True)
             self._made[equation.eqn.outvars[0]].array = array
             return equation
@@ -129,8 +140,12 @@ class Opener:
         return value
 
     def _sees_array(self, loop: int, array: Atom) -> bool:
-        made = self._made.get(array) if isinstance(array, jex.Var) else None
-        return self._sight.sees(self.loops[loop].parent, None if made is None else made.loop)
+        return self.is_seen(self.loops[loop].parent, array)
+
+    def is_seen(self, loop: int | None, atom: Atom) -> bool:
+        """Whether an equation of a loop can read an atom."""
+        made = self._made.get(atom) if isinstance(atom, jex.Var) else None
+        return self.sight.sees(loop, None if made is None else made.loop)
 
     def end(self, loop: int, carried: Sequence[Atom], results: Sequence[Any]) -> Equation:
         """What the last turn handed on."""
@@ -141,11 +156,15 @@ class Opener:
         self._stacked[result] = (loop, value)
         return self._ours(STACK, loop, [value], [result], inside=False)
 
+    def fork_end(self, loops: Sequence[int], index: Atom, values: Sequence[Atom], result: Any) -> Equation:
+        """What the branch that ran has made."""
+        return self._ours(COND_END, loops[0], [index, *values], [result], inside=False, branches=tuple(loops))
+
     def _ours(
         self, name: str, loop: int, reads: Sequence[Atom], writes: Sequence[Any], *, inside: bool, **params: Any
     ) -> Equation:
         opened = self.loops[loop]
-        params.update(loop=loop, length=opened.eqn.params["length"], reverse=opened.eqn.params["reverse"])
+        params.update(loop=loop, length=opened.length, reverse=opened.reverse)
         eqn = opened.eqn.replace(
             primitive=PRIMITIVES[name], invars=list(reads), outvars=list(writes), params=params, effects=frozenset()
         )
@@ -184,16 +203,20 @@ def is_sound(program: Program) -> bool:
             return False
         left.update(set(around) - set(path))
         around = path
-        if not all(sight.sees(reader, made[v]) for v, reader in _readings(equation, program.loops) if v in made):
+        if not all(sight.sees(reader, made[v]) for v, reader in readings(equation, program.loops) if v in made):
             return False
         made.update(dict.fromkeys(equation.eqn.outvars, equation.loop))
     known = {*made, *program.invars, *(v for v, _ in program.constants)}
     return all(v in known for equation in program.equations for v in equation.variables())
 
 
-def _readings(equation: Equation, loops: Sequence[OpenLoop]) -> Iterator[tuple[Any, int | None]]:
+def readings(equation: Equation, loops: Sequence[OpenLoop]) -> Iterator[tuple[Any, int | None]]:
     """The variables that an equation reads, each with the loop whose turns read it."""
     eqn, reader = equation.eqn, equation.loop
+    if eqn.primitive.name == COND_END:
+        readers = (equation.loop, *eqn.params["branches"])
+        yield from ((atom, loop) for atom, loop in zip(eqn.invars, readers, strict=True) if isinstance(atom, jex.Var))
+        return
     if eqn.primitive.name == STACK:
         pairs = zip(eqn.invars, stacking_loops(eqn), strict=True)
         yield from ((atom, loop) for atom, loop in pairs if isinstance(atom, jex.Var))

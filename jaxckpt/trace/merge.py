@@ -20,10 +20,11 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.trace.inline import constants_of, open_jaxpr
 from jaxckpt.trace.loops import Sight
-from jaxckpt.trace.program import JAXPRS, Atom, Equation, Program
+from jaxckpt.trace.program import JAXPRS, Atom, Equation, OpenLoop, Program
 
 
 def merge(program: Program) -> Program:
@@ -37,16 +38,21 @@ def merge(program: Program) -> Program:
     """
     if not any(equation.again or _rounds_nothing(equation.eqn) for equation in program.equations):
         return program
-    merger = _Merger(Sight(program.loops))
+    merger = _Merger(program.loops)
     for equation in program.equations:
         merger.add(equation)
-    return program.replace(equations=tuple(merger.equations), outvars=tuple(map(merger.current, program.outvars)))
+    return program.replace(
+        equations=tuple(merger.equations),
+        outvars=tuple(map(merger.current, program.outvars)),
+        loops=tuple(map(merger.settled, program.loops)),
+    )
 
 
 class _Merger:
-    def __init__(self, sight: Sight) -> None:
+    def __init__(self, loops: Sequence[OpenLoop]) -> None:
         self.equations: list[Equation] = []
-        self._sight = sight
+        self._sight = Sight(loops, self.current)
+        self._branches = frozenset(loop for loop, opened in enumerate(loops) if opened.fork is not None)
         self._loop: dict[Any, int | None] = {}
         self._instead: dict[Any, Atom] = {}
         self._made: dict[Hashable, Sequence[Any]] = {}
@@ -62,7 +68,7 @@ class _Merger:
         key: Hashable = self._keys.of(eqn, [self._numbered(atom) for atom in reads])
         if equation.manual is not None:
             key = (key, equation.manual)
-        if eqn.primitive.name == SLICE:
+        if eqn.primitive.name == SLICE or not self._branches.isdisjoint(self._sight.path(equation.loop)):
             key = (key, self._sight.shape(equation.loop))
         rootless = not any(isinstance(atom, jex.Var) for atom in reads)
         seen = key in self._made and all(self._sees(equation.loop, v) for v in self._made[key])
@@ -84,6 +90,11 @@ class _Merger:
 
     def current(self, atom: Atom) -> Atom:
         return self._instead.get(atom, atom) if isinstance(atom, jex.Var) else atom
+
+    def settled(self, loop: OpenLoop) -> OpenLoop:
+        """A loop; a branch with what says now whether it runs."""
+        fork = loop.fork
+        return loop if fork is None else replace(loop, fork=replace(fork, index=self.current(fork.index)))
 
     def _numbered(self, atom: Atom) -> Atom:
         """The first variable that holds the same; the forward pass itself may compute something twice."""
@@ -144,7 +155,7 @@ def _decides(primitive: str, param: str) -> bool:
     """What a custom derivative says about derivatives does not change what the call computes; nor does a name."""
     if primitive.startswith(("custom_jvp_call", "custom_vjp_call")):
         return param in ("call_jaxpr", "fun_jaxpr")
-    if primitive == SLICE:
+    if primitive in (SLICE, COND_END):
         return False
     return not (primitive in ("jit", "pjit") and param == "name")
 

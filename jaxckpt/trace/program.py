@@ -12,6 +12,7 @@ from typing import Any
 import jax.extend.core as jex
 
 from jaxckpt import _compat
+from jaxckpt.ir.branch import Branch
 
 JAXPRS = (jex.Jaxpr, jex.ClosedJaxpr)  # pyright: ignore[reportPrivateImportUsage]  # one class since jax 0.11
 """The types of a body: an open jaxpr or a closed one."""
@@ -50,21 +51,53 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenLoop:
-    """A loop whose body stands open in a program.
+class Fork:
+    """That a loop is a branch of an open cond.
 
     Attributes:
-      eqn: The scan that it was, under its whole name stack.
+      index: What says which branch runs.
+      branch: Which one this is.
+      key: A name for the cond that is the same where others stay whole: its number in the branch around it, behind
+        the key and the position of that.
+    """
+
+    index: Atom
+    branch: Branch
+    key: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLoop:
+    """A loop or branch whose body stands open in a program.
+
+    Attributes:
+      eqn: The scan or cond that it was, under its whole name stack.
       parent: The loop whose body it stands in, or None.
       offset: Of a stretch of a loop the first slice, in arrays that the stretches go through and stack together; None
         for a whole loop.
       manual: As `Equation.manual`.
+      fork: Of which cond it is a branch, if it is no loop.
     """
 
     eqn: Any
     parent: int | None
     offset: int | None = None
     manual: int | None = None
+    fork: Fork | None = None
+
+    @property
+    def length(self) -> int:
+        """How many turns it makes; a branch makes one."""
+        return 1 if self.fork is not None else int(self.eqn.params["length"])
+
+    @property
+    def reverse(self) -> bool:
+        """Whether it begins with the last slice."""
+        return self.fork is None and bool(self.eqn.params["reverse"])
+
+    def waiting(self, aval: Any) -> Any:
+        """The type in which values of all turns wait: a stack of a loop, the slot of a branch."""
+        return aval if self.fork is not None else _compat.stacked_aval(self.length, aval)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +137,7 @@ class Program:
       outvars: What it returns: variables or literals.
       effects: Of the whole step.
       debug_info: JAX's names for arguments and results.
-      loops: Loops whose bodies stand open among the equations; each body's equations are neighbours.
+      loops: Loops and branches whose bodies stand open among the equations; each body's equations are neighbours.
       manuals: How devices run the bodies of `shard_map` that stand open among the equations.
     """
 

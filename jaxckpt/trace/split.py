@@ -148,10 +148,9 @@ def _stacked(program: Program) -> tuple[list[Equation], dict[Any, Any]]:
 
 
 def _stacks(loop: int, opened: OpenLoop, inside: dict[int, list[Any]], shown: dict[Any, Any]) -> Iterator[Equation]:
-    params = opened.eqn.params
-    said = {"loop": loop, "length": params["length"], "reverse": params["reverse"], SHOWN: True}
+    said = {"loop": loop, "length": opened.length, "reverse": opened.reverse, SHOWN: True}
     for variable in inside.pop(loop, []):
-        stack = jex.Var(_compat.stacked_aval(params["length"], shown[variable].aval))
+        stack = jex.Var(opened.waiting(shown[variable].aval))
         yield Equation(
             opened.eqn.replace(
                 primitive=PRIMITIVES[STACK],

@@ -6,6 +6,7 @@ untouched. Then: inline, merge what the user's checkpoints compute again, prune,
 Read after the other files of this folder.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from jaxckpt.trace.arguments import (
     leaf_sharding,
     without_automatic_shardings,
 )
+from jaxckpt.trace.branches import unread
 from jaxckpt.trace.close import closed_jaxpr
 from jaxckpt.trace.graph import graph_of
 from jaxckpt.trace.hoist import hoist
@@ -224,14 +226,18 @@ def _phased(program: Program, *, eager: bool) -> tuple[Program, tuple[Phase, ...
 
 def _read(call: _Call, stage: Any, *, keep_user_remat: bool, eager: bool, open_loops: bool) -> Traced:
     leaves = _compat.traced_leaves(stage)
-    inlined = inline(
+    opened = functools.partial(
+        inline,
         stage.jaxpr,
         _compat.captured_arrays(stage),
         keep_user_remat=keep_user_remat,
         enter_custom=eager,
         open_loops=not eager and open_loops,
     )
-    program, phases, source = _phased(prune(merge(inlined)), eager=eager)
+    inlined = prune(merge(opened()))
+    if whole := unread(inlined):
+        inlined = prune(merge(opened(whole=whole)))
+    program, phases, source = _phased(inlined, eager=eager)
     if not is_sound(program):
         return _read(call, stage, keep_user_remat=keep_user_remat, eager=eager, open_loops=False)
     donated = call.donated | {i for i, is_donated in enumerate(leaves.donated) if is_donated}

@@ -20,7 +20,7 @@ from jaxckpt.ir import Phase, Stretches
 from jaxckpt.ir.loop import CARRY, END, STACK
 from jaxckpt.trace.close import closed_jaxpr
 from jaxckpt.trace.graph import graph_of
-from jaxckpt.trace.loops import STRETCHES, Sight, is_ours
+from jaxckpt.trace.loops import STRETCHES, Sight, is_ours, paths_of
 from jaxckpt.trace.program import Atom, Equation, OpenLoop, Program
 from jaxckpt.trace.step import Traced
 
@@ -47,7 +47,7 @@ def together(traced: Traced) -> tuple[tuple[int, ...], ...]:
     """The loops of a step that can be split, by those that have to be split together; in order of their ids.
 
     A loop on its own, or with a gradient in its body, leaves nothing from turn to turn that a split would change. Those
-    in the body of a `shard_map` stay whole.
+    in the body of a `shard_map`, and with open branches in their own, stay whole.
     """
     program = traced.program
     groups = _Groups(program)
@@ -56,6 +56,7 @@ def together(traced: Traced) -> tuple[tuple[int, ...], ...]:
     for loop in range(len(program.loops)):
         found.setdefault(groups.of(loop), []).append(loop)
     unfit = {loop for equation in program.equations for loop in _stacking_no_numbers(equation)}
+    unfit |= {around for path in paths_of(program.loops) if program.loops[path[-1]].fork is not None for around in path}
     return tuple(
         tuple(loops)
         for loops in found.values()

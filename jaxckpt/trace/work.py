@@ -52,7 +52,7 @@ _FREE_NAMES = """
     ppermute all_gather all_gather_invariant all_gather_reduced all_to_all reduce_scatter unreduced_psum
     pvary axis_index reshard create_token after_all debug_print debug_callback new_ref ref get swap addupdate
     freeze nonbatchable unvmap_any unvmap_all unvmap_max platform_index empty empty2 layout_constraint
-    loop_carry loop_end loop_stack
+    loop_carry loop_end loop_stack cond_end
 """
 _SUMS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"})
 _FREE = frozenset(_FREE_NAMES.split())

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxckpt.ir import Phase, Plan
+from jaxckpt.ir import Phase, Plan, Recompute, residuals
 from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
 from jaxckpt.rewrite import rewrite
 from jaxckpt.trace import trace_step
@@ -176,3 +176,24 @@ def test_whole_loops_can_be_asked_for():
     graph = trace_step(make_step(layer), W, X, open_loops=False).graph
     assert not graph.loops
     assert [op.primitive for op in graph.ops if op.primitive == "scan"] == ["scan", "scan"]
+
+
+def test_an_inner_loop_reads_what_a_turn_around_has_made_and_goes_through_what_all_turns_have():
+    def loss(w, x):
+        x, past = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w),) * 2, x, w)
+
+        def turn(c, w):
+            scale = jnp.exp(c @ w * 0.1)
+            return jax.lax.scan(lambda d, old: (jnp.sin(d * scale + old), None), c, past)[0], None
+
+        return (jax.lax.scan(turn, x, w)[0] ** 2).sum()
+
+    step = jax.value_and_grad(loss)
+    traced = trace_step(step, W, X)
+    graph = traced.graph
+    assert [loop.length for loop in graph.loops] == [4] * 6
+    late = {r.value: Recompute() for r in residuals(graph) if not graph.ops[r.op].effects}
+    plan = Plan(fingerprint=graph.fingerprint, decisions=late, stages=(0,))
+    expected = jax.tree.leaves(jax.jit(step)(W, X))
+    for one, other in zip(jax.jit(rewrite(traced, plan).call)(W, X), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
