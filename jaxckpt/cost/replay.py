@@ -25,7 +25,7 @@ Complexity: linear in steps times the (small) number of sources.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -34,8 +34,10 @@ from jaxckpt.cost.fusion import Fusion, Sources, Spread
 from jaxckpt.cost.guests import Life, guests
 from jaxckpt.cost.price import Prices
 from jaxckpt.cost.rates import Rates
+from jaxckpt.cost.slots import Span
 from jaxckpt.cost.turning import TurnCopies
-from jaxckpt.cost.turns import Span, Turns
+from jaxckpt.cost.turns import Turns
+from jaxckpt.cost.updates import updates_early
 from jaxckpt.ir import Barrier, Graph, Kind, Move, Offload, Op, Phase, Run, Schedule, Step, Trait
 from jaxckpt.ir.loop import STACK, TURNS
 
@@ -185,13 +187,17 @@ class _Replayer:
 
     def _stack(self) -> None:
         """What waits for all turns is written to its stack."""
+        filled: set[int] = set()
         for source, span in self.turns.waiting.items():
             made = self.births.get(source)
+            if source in self.turns.in_slots:
+                continue
             if source in self.turns.stacks:
                 stack = self.turns.stacks[source]
                 self.deaths[stack] = max(self.deaths[stack], span.death)
-            elif made is not None:
+            elif made is not None and id(span) not in filled:
                 self._add_stack_s(made, source, span.size_bytes)
+                filled.add(id(span))
             if self.schedule.origin[source] in self.spread.rules.turned_stacks:
                 at = self.turns.wanted[source]
                 self.seconds[at] += self._kernel_s(2 * span.size_bytes, 0.0)
@@ -200,18 +206,23 @@ class _Replayer:
     def _add_stack_s(self, at: int, source: int, stack_bytes: int) -> None:
         """The seconds of a stack: it is filled with zeros, and every turn copies into it what it has made.
 
-        A loop over elements writes to the stack itself where nothing else in the body reads what it makes.
+        A loop over elements writes to the stack itself where nothing else in the body reads what it makes. What a
+        branch makes is copied in every turn, whichever branch runs.
         """
-        maker = self.steps[at]
+        maker, by = self.steps[at], self.turns.stacked_by(source)
         self.seconds[at] += self._kernel_s(stack_bytes, 0.0)
-        if not (isinstance(maker, Run) and self.spread.rules.fuses[maker.op]) or self.turns.is_read_inside(source):
-            self.seconds[at] += self.turns.number(maker) * self._kernel_s(2 * self.size_bytes[source], 0.0)
+        fused = isinstance(maker, Run) and self.spread.rules.fuses[maker.op] and by == maker.loop
+        if not fused or self.turns.is_read_inside(source):
+            self.seconds[at] += self.graph.turns(by) * self._kernel_s(2 * self.size_bytes[source], 0.0)
 
     def _copy_slices(self, at: int, instance: int) -> None:
         """Slices of stacks that have to be in memory."""
-        for source, size_bytes in self.sources[instance].items():
-            if self.turns.copy(at, source, size_bytes):
-                self.seconds[at] += self.turns.number(self.steps[at]) * self._kernel_s(2 * size_bytes, 0.0)
+        for source, size_bytes in self.sources[instance].items() if self.graph.loops else ():
+            self._copy_slice(at, source, size_bytes, in_memory=True)
+
+    def _copy_slice(self, at: int, source: int, size_bytes: int, *, in_memory: bool) -> None:
+        runs = self.turns.copies_of(at, source, size_bytes, in_memory=in_memory)
+        self.seconds[at] += runs * self._kernel_s(2 * size_bytes, 0.0)
 
     def _barrier(self, at: int, step: Barrier) -> None:
         """A barrier hands buffers on."""
@@ -429,6 +440,8 @@ class _Replayer:
     def _touch(self, at: int, reads: Sources) -> None:
         for source in reads:
             if source in self.births:
+                if self.graph.loops:
+                    self._copy_slice(at, source, self.size_bytes[source], in_memory=False)
                 self.deaths[source] = max(self.deaths[source], self.turns.until(at, source, self.size_bytes[source]))
             if source in self.copies:
                 self.seconds[at] += self.copies.wait(source, now_s=self.clock_s + self.seconds[at])
@@ -438,7 +451,11 @@ class _Replayer:
     def _guests(self) -> frozenset[int]:
         """Temporaries in the memory of results that take over no argument."""
         results = {self.schedule.outputs[i] for i in self.graph.unaliased_outputs} if self.whole else set()
-        temporaries = (self._life(buffer) for buffer in self.births if buffer not in self.elsewhere)
+        temporaries = [self._life(buffer) for buffer in self.births if buffer not in self.elsewhere]
+        temporaries += (
+            Life(buffer=slot, size_bytes=span.size_bytes, birth=span.birth, death=span.death)
+            for slot, span in self.turns.slots_of_branches.items()
+        )
         return guests(temporaries, [self._life(result) for result in results if result in self.births])
 
     def _life(self, buffer: int) -> Life:
@@ -456,7 +473,7 @@ class _Replayer:
                 change_bytes[birth] += self.size_bytes[buffer]
                 change_bytes[death + 1] -= self.size_bytes[buffer]
                 dying[death].append(buffer)
-        for span in self.turns.spans():
+        for span in self.turns.spans(settled):
             change_bytes[span.birth] += span.size_bytes
             change_bytes[span.death + 1] -= span.size_bytes
         live_bytes = list(accumulate(change_bytes[:length]))
@@ -470,31 +487,3 @@ class _Replayer:
         for at, workspace_bytes in self.workspace_bytes.items():
             live_bytes[at] += workspace_bytes
         return tuple(live_bytes)
-
-
-def updates_early(graph: Graph, schedule: Schedule) -> Iterator[Step]:
-    """The steps of a schedule with each update moved up to where its last operand is made."""
-    updates = {op.id for op in graph.ops if op.phase is Phase.UPDATE and TURNS not in op.effects}
-    if not updates:
-        yield from schedule.steps
-        return
-    made: dict[int, int] = {}
-    moved: defaultdict[int, list[Step]] = defaultdict(list)
-    stay: list[Step | None] = []
-    begins: dict[int | None, int] = {}
-    for at, step in enumerate(schedule.steps):
-        begins.setdefault(step.loop, at)
-        if isinstance(step, Run) and step.op in updates and not step.again:
-            ready = max((made.get(i, 0) for i in step.reads), default=at)
-            ready = ready if step.loop is None else max(ready, begins[step.loop])
-            moved[ready].append(step)
-            stay.append(None)
-        else:
-            ready = at
-            stay.append(step)
-        for instance in step.writes:
-            made[instance] = ready
-    for at, kept in enumerate(stay):
-        if kept is not None:
-            yield kept
-        yield from moved.get(at, ())

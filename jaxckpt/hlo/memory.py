@@ -90,7 +90,7 @@ class Kernel:
       op: JAX's primitive that its result came from ("dot_general"), "" where XLA does not say.
       scope: The path of names of the model around it; "" at the top.
       part: Of the step.
-      count: How often it runs in one step: trip counts of the loops around it, multiplied.
+      count: How often it runs in one step: trip counts of the loops around it, multiplied, and the share of a branch.
       flops: Arithmetic of one run, a multiply-add being two.
       matmul_flops: The part of it that matrix units do.
       matmul_dtype: Their operands' dtype, "" where there is none.
@@ -106,7 +106,7 @@ class Kernel:
     op: str = ""
     scope: str = ""
     part: Part = Part.UNKNOWN
-    count: int = 1
+    count: float = 1
     flops: int = 0
     matmul_flops: int = 0
     matmul_dtype: str = ""
@@ -154,7 +154,7 @@ class Buffer:
     scope: str = ""
     part: Part = Part.UNKNOWN
     role: Role = Role.OTHER
-    count: int = 1
+    count: float = 1
     source: str = ""
 
 
@@ -193,7 +193,7 @@ class Transfer:
     to_host: bool
     starts: int
     ends: int
-    count: int = 1
+    count: float = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,9 +336,9 @@ class MemoryMap:
             held_bytes=sum(b.size_bytes for b in self._held if is_below(b.scope, scope)),
             peak_bytes=sum(b.size_bytes for b in self._at_peak if is_below(b.scope, scope)),
             largest_bytes=max(_live_bytes(buffers, len(self.kernels)), default=0),
-            flops=sum(k.flops * k.count for k in kernels),
-            recomputed_flops=sum(k.flops * k.count for k in again),
-            traffic_bytes=sum(k.traffic_bytes * k.count for k in kernels),
+            flops=round(sum(k.flops * k.count for k in kernels)),
+            recomputed_flops=round(sum(k.flops * k.count for k in again)),
+            traffic_bytes=round(sum(k.traffic_bytes * k.count for k in kernels)),
             kernels=len(kernels),
             recomputed_kernels=len(again),
         )

@@ -82,12 +82,12 @@ def _items(kind: type[_Item], columns: Mapping[str, Sequence[Any]]) -> Iterator[
 
 
 def _typed(hint: Any, value: Any) -> Any:
-    """A value of the type that a field asks for."""
+    """A value of the type that a field asks for; where that is a fraction, a whole number is one too."""
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return hint(value)
     if get_origin(hint) is tuple:
         return tuple(_typed(int, each) for each in value)
-    if type(value) is not hint:
+    if type(value) is not hint and (hint, type(value)) != (float, int):
         raise TypeError(f"{value!r} is no {hint.__name__}")
     return value
 

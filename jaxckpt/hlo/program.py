@@ -35,7 +35,8 @@ class Program:
       position: For each of them the position of the kernel that it is, or of the one before it; of what starts
         asynchronous work, the one behind it.
       kernels: Ids of those that do work, in order.
-      count: For each scheduled instruction how often it runs in one call of the program.
+      count: For each scheduled instruction how often it runs in one call of the program: each branch of a conditional
+        as often as the others, so that it may be a fraction.
     """
 
     def __init__(self, module: Any):
@@ -45,7 +46,7 @@ class Program:
         self.home: dict[int, int] = {i.id: c.id for c in module.computations for i in c.instructions}
         self.is_scheduled = bool(module.schedule.sequences)
         self._order = {s.key: list(s.value.instruction_ids) for s in module.schedule.sequences}
-        self.count: dict[int, int] = {}
+        self.count: dict[int, float] = {}
         self.sequence: list[int] = []
         self._flatten(module.entry_computation_id, 1, frozenset())
         self.kernels: list[int] = []
@@ -128,7 +129,7 @@ class Program:
         except (ValueError, KeyError, TypeError):
             return 1
 
-    def _flatten(self, computation: int, count: int, inside: frozenset[int]) -> None:
+    def _flatten(self, computation: int, count: float, inside: frozenset[int]) -> None:
         order = self._order.get(computation)
         if order is None or computation in inside:
             return
@@ -142,8 +143,9 @@ class Program:
                 self._flatten(condition, times, inside)
                 self._flatten(body, times, inside)
             elif instruction.opcode in ("call", "conditional"):
+                share = count if instruction.opcode == "call" else _divided(count, len(called))
                 for each in called:
-                    self._flatten(each, count, inside)
+                    self._flatten(each, share, inside)
             self.count[id_] = count
             self.sequence.append(id_)
             if instruction.opcode == "async-start":
@@ -235,3 +237,8 @@ class Program:
             parameter = self._parameter(called, number)
             if parameter is not None:
                 yield user, (parameter, index)
+
+
+def _divided(count: float, ways: int) -> float:
+    """A count in equal parts; a whole number where it can be one."""
+    return count // ways if count % ways == 0 else count / ways

@@ -59,10 +59,10 @@ def hiding(memory: MemoryMap, rates: Rates, *, to_host: bool) -> Hiding:
         for t, seconds in zip(found, work_s, strict=True)
     ]
     return Hiding(
-        copies=sum(t.count for t in found),
-        size_bytes=sum(t.count * t.size_bytes for t in found),
+        copies=round(sum(t.count for t in found)),
+        size_bytes=round(sum(t.count * t.size_bytes for t in found)),
         hidden_bytes=sum(t.count * hidden for t, hidden in zip(found, hidden_bytes, strict=True)),
-        whole=sum(t.count for t, hidden in zip(found, hidden_bytes, strict=True) if t.size_bytes == hidden),
+        whole=round(sum(t.count for t, hidden in zip(found, hidden_bytes, strict=True) if t.size_bytes == hidden)),
     )
 
 
@@ -76,7 +76,7 @@ def stall_s(memory: MemoryMap, rates: Rates) -> float:
     return sum(count * _stall_of_turn_s(memory, rates, count) for count in {t.count for t in memory.transfers})
 
 
-def _stall_of_turn_s(memory: MemoryMap, rates: Rates, count: int) -> float:
+def _stall_of_turn_s(memory: MemoryMap, rates: Rates, count: float) -> float:
     """What the copies that run so often delay one turn of their loops, or the program where they run once."""
     transfers = [t for t in memory.transfers if t.count == count]
     starts = {t.starts: t for t in transfers}

@@ -104,7 +104,7 @@ class Works:
             body = self._of_body(params["body_jaxpr"])[0]
             return Work(flops=None, traffic_bytes=body.traffic_bytes, workspace_bytes=body.workspace_bytes)
         if name == "cond":
-            return _most([self._of_body(branch)[0] for branch in params["branches"]])
+            return _mean([self._of_body(branch)[0] for branch in params["branches"]])
         if name == "shard_map":
             return self._of_body(params["jaxpr"])[0].times(params["mesh"].size)
         if name == "pallas_call":
@@ -191,10 +191,11 @@ def _peak_bytes(program: Program, stored: dict[Any, int], works: Sequence[Work])
     return peak
 
 
-def _most(works: Sequence[Work]) -> Work:
+def _mean(works: Sequence[Work]) -> Work:
+    """Branches of which each runs as often as the others, in the workspace of the greediest."""
     return Work(
-        flops=_known([work.flops for work in works], lambda flops: max(flops, default=0)),
-        traffic_bytes=max((work.traffic_bytes for work in works), default=0),
+        flops=_known([work.flops for work in works], lambda flops: sum(flops) / max(1, len(works))),
+        traffic_bytes=sum(work.traffic_bytes for work in works) // max(1, len(works)),
         workspace_bytes=max((work.workspace_bytes for work in works), default=0),
     )
 

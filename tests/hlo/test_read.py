@@ -68,6 +68,16 @@ def test_flops_in_a_loop_count_as_often_as_it_runs(scanned_step):
     assert {k.count for k in memory.kernels if k.matmul_flops} == {6}
 
 
+def test_each_branch_counts_as_often_as_the_others():
+    w, x = jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((32, 64), jnp.float32)
+
+    def chosen(w, x, kind):
+        return jax.lax.switch(kind, [lambda x: x @ w, lambda x: jnp.tanh(x @ w) @ w, jnp.sin], x)
+
+    memory = footprint(chosen, w, x, jax.ShapeDtypeStruct((), jnp.int32), target="cpu").memory
+    assert sum(k.matmul_flops * k.count for k in memory.kernels) == pytest.approx(2 * 32 * 64 * 64)
+
+
 def test_what_jax_checkpoint_computes_again_is_marked_and_counted(plain_step, checkpointed_step):
     assert not [k for k in plain_step.memory.kernels if k.part is Part.RECOMPUTE]
     again = [k for k in checkpointed_step.memory.kernels if k.part is Part.RECOMPUTE]
