@@ -17,8 +17,9 @@ _IN_MEMORY = frozenset({Kind.CONTRACTION, Kind.REDUCTION, Kind.SCATTER, Kind.OPA
 def waits_of_zeros(graph: Graph) -> dict[int, int]:
     """For each op that makes such zeros, the value that comes last before the scatter.
 
-    That is a value in memory which the scattered one is computed of. Zeros whose scatter is added to something are
-    left out: compilers scatter into that. So are those in the bodies of loops.
+    That is a value in memory which the scattered one is computed of, or where nobody reads that any more, the scattered
+    one itself, if it is no larger than the zeros. Zeros whose scatter is added to something are left out: compilers
+    scatter into that. So are those in the bodies of loops.
     """
     found, added = {}, scatters_into_addend(graph)
     for op in graph.ops:
@@ -28,8 +29,16 @@ def waits_of_zeros(graph: Graph) -> dict[int, int]:
         if made is not None and _is_held_for(graph, graph.ops[made], op):
             waits_for = _in_memory(graph, op.reads[-1], op.phase)
             if waits_for is not None:
-                found[made] = waits_for
+                found[made] = waits_for if graph.readers[waits_for][-1] > made else _scattered(graph, op, waits_for)
     return found
+
+
+def _scattered(graph: Graph, scatter: Op, waits_for: int) -> int:
+    """What is scattered, if that is there before the zeros and no larger; a barrier then puts it into memory."""
+    zeros, scattered = scatter.reads[0], scatter.reads[-1]
+    is_there = (graph.producer[scattered] or 0) < (graph.producer[zeros] or 0)
+    is_small = graph.values[scattered].size_bytes <= graph.values[zeros].size_bytes
+    return scattered if is_there and is_small else waits_for
 
 
 def _is_held_for(graph: Graph, zeros: Op, scatter: Op) -> bool:

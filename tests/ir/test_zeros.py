@@ -5,25 +5,37 @@ from jaxckpt.ir.zeros import waits_of_zeros
 from tests.graphs import Builder
 
 
-def scattering(*, added=False, kept=False):
-    """The gradient of a gather: a product, what is computed of it element by element, zeros, and the scatter."""
+def scattering(*, added=False, kept=False, last=False, size_bytes=400):
+    """The gradient of a gather: a product, zeros, what is computed of it element by element, and the scatter.
+
+    The zeros may be the last before the scatter.
+    """
     build = Builder()
     table, places = build.input(4000), build.input(8)
     hidden = build.op("sin", table, size_bytes=4000)
-    product = build.op("dot_general", hidden, size_bytes=400, phase=Phase.BACKWARD)
-    scaled = build.op("mul", product, hidden, size_bytes=400, phase=Phase.BACKWARD)
-    zeros = build.op("broadcast_in_dim", size_bytes=4000, phase=Phase.BACKWARD)
+    product = build.op("dot_general", hidden, size_bytes=size_bytes, phase=Phase.BACKWARD)
+    zeros = None if last else build.op("broadcast_in_dim", size_bytes=4000, phase=Phase.BACKWARD)
+    scaled = build.op("mul", product, hidden, size_bytes=size_bytes, phase=Phase.BACKWARD)
+    zeros = zeros or build.op("broadcast_in_dim", size_bytes=4000, phase=Phase.BACKWARD)
     gradient = build.op("scatter-add", zeros, places, scaled, size_bytes=4000, phase=Phase.BACKWARD)
     outputs = [gradient]
     if added:
         outputs = [build.op("add_any", gradient, hidden, size_bytes=4000, phase=Phase.BACKWARD)]
     if kept:
         outputs.append(build.op("exp", zeros, size_bytes=4000, phase=Phase.BACKWARD))
-    return build.graph(*outputs), hidden, product, zeros
+    return build.graph(*outputs), hidden, product, zeros, scaled
 
 
 def test_zeros_wait_for_what_is_in_memory_of_what_is_scattered_into_them():
-    graph, _, product, zeros = scattering()
+    graph, _, product, zeros, _ = scattering()
+    assert waits_of_zeros(graph) == {graph.producer[zeros]: product}
+
+
+def test_zeros_wait_for_what_is_scattered_where_nobody_reads_the_product_behind_them():
+    """A compiler drops operands of a barrier that nobody reads behind it; one larger than the zeros is not put there."""
+    graph, _, _, zeros, scaled = scattering(last=True)
+    assert waits_of_zeros(graph) == {graph.producer[zeros]: scaled}
+    graph, _, product, zeros, _ = scattering(last=True, size_bytes=8000)
     assert waits_of_zeros(graph) == {graph.producer[zeros]: product}
 
 
@@ -62,7 +74,7 @@ def test_zeros_wait_for_nothing_where_the_scatter_is_into_something_else_or_othe
 
 
 def test_only_a_plan_that_computes_again_holds_zeros_back():
-    graph, hidden, product, zeros = scattering()
+    graph, hidden, product, zeros, _ = scattering()
 
     def awaited(**decisions):
         plan = Plan(fingerprint=graph.fingerprint, decisions=decisions.get("decisions", {}), stages=(0,))
