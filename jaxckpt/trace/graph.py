@@ -87,6 +87,7 @@ def _loop(number: int, loop: OpenLoop) -> Loop:
         parent=loop.parent,
         rolled=length > unroll,
         unroll=unroll,
+        again=loop.again,
     )
 
 
