@@ -208,8 +208,11 @@ class Planner:
 
     @cached_property
     def nesting(self) -> NestedSolver | None:
-        """For plans that nest loops, where nothing else fits."""
-        return NestedSolver(self.traced, self.solver)
+        """For plans that nest loops, where nothing else fits.
+
+        For TPUs there are none: compiling them for one was seen to take more than eight minutes.
+        """
+        return None if self.target.platform == "tpu" else NestedSolver(self.traced, self.solver)
 
     @cached_property
     def recomputing(self) -> OptimalSolver:

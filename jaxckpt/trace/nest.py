@@ -14,7 +14,7 @@ Read after `stretch`. Complexity: linear in equations, those of forward bodies o
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
@@ -23,6 +23,7 @@ import jax.extend.core as jex
 from jaxckpt import _compat
 from jaxckpt._errors import PlanMismatchError
 from jaxckpt.ir import Nest, Phase, Plan
+from jaxckpt.ir.light import is_spread
 from jaxckpt.ir.loop import CARRY, END, SLICE, STACK, TURNS
 from jaxckpt.ir.scope import RECOMPUTED
 from jaxckpt.trace.loops import STRETCHES, Sight, is_ours, stacking_loops
@@ -130,23 +131,30 @@ class _Body:
     Attributes:
       names: Variables that have others here.
       loops: Ids of loops that have others here.
-      marks: For a copy, the name stack that its equations stand under, in the place of that of their loop.
-      marked: How many entries of their own name stacks that is for.
+      spread: Variables from further out that a copy makes itself.
+      marks: For a copy, the name stack that its equations stand under.
+      around: The one that they stood under.
     """
 
     names: dict[Any, Any]
     loops: Mapping[int, int]
+    spread: dict[Any, Any] = field(default_factory=dict)
     marks: Any = None
-    marked: int = 0
+    around: Any = None
 
     def named(self, atom: Atom) -> Atom:
         """What an atom is here."""
-        return self.names.get(atom, atom) if isinstance(atom, jex.Var) else atom
+        if not isinstance(atom, jex.Var):
+            return atom
+        return self.spread.get(atom) or self.names.get(atom, atom)
 
-    def stack(self, eqn: Any) -> Any:
+    def source(self, eqn: Any) -> Any:
         """The source of an equation as it stands here."""
         info = eqn.source_info
-        return info if self.marks is None else info.replace(name_stack=self.marks + info.name_stack[self.marked :])
+        if self.marks is None:
+            return info
+        common = _compat.common_names(self.around, info.name_stack)
+        return info.replace(name_stack=self.marks + info.name_stack[common:])
 
 
 class _Nester:
@@ -214,18 +222,17 @@ class _Nester:
 
     def _copy_loops(self, forward: int, backward: OpenLoop, outer: int, names: dict[Any, Any]) -> _Body:
         """The loop of a copy, and those inside of it."""
-        stack = self._program.loops[forward].eqn.source_info.name_stack
         loops: dict[int, int] = {}
         body = _Body(
             names=names,
             loops=loops,
             marks=backward.eqn.source_info.name_stack.extend(RECOMPUTED),
-            marked=len(_compat.name_stack_marks(stack)),
+            around=self._program.loops[forward].eqn.source_info.name_stack,
         )
         for loop, opened in enumerate(self._program.loops):
             if forward in self._sight.path(loop):
                 made = _inner(opened, outer, self._nests[forward]) if loop == forward else opened
-                eqn = made.eqn.replace(source_info=body.stack(made.eqn))
+                eqn = made.eqn.replace(source_info=body.source(made.eqn))
                 parent = outer if loop == forward else loops[opened.parent]  # type: ignore[index]
                 loops[loop] = self._add_loop(replace(made, eqn=eqn, parent=parent, again=loop == forward))
         return body
@@ -257,10 +264,11 @@ class _Nester:
         outer, here = self._outer[loop], self._here[loop]
         carried = dict(self._carried(loop, here))
         for forward in self._copied[loop]:
-            begins = self._begins(forward)
-            self._turns(forward, self._copies[loop, forward], begins, fresh=True)
+            copy = self._copies[loop, forward]
+            self._spread(forward, copy)
+            self._turns(forward, copy, self._begins(forward), fresh=True)
             if forward in self._ends:
-                self._ended(forward, self._copies[loop, forward], outer)
+                self._ended(forward, copy, outer)
         self._turns(loop, here, carried, fresh=False)
         if loop in self._ends:
             self._handed[loop] = self._ended(loop, here, outer)
@@ -304,10 +312,35 @@ class _Nester:
                 invars=reads,
                 outvars=[body.named(v) for v in eqn.outvars],
                 params=params,
-                source_info=body.stack(eqn),
+                source_info=body.source(eqn),
             )
             assert equation.loop is not None, "it stands in the body"
             self._add(position, replace(equation, eqn=made, loop=body.loops[equation.loop]))
+
+    def _spread(self, forward: int, copy: _Body) -> None:
+        """What a forward body reads from further out and is much larger than what it is made of, made in the copy.
+
+        The backward does so too (`jaxckpt.ir.schedule`), so that it need not be there until then.
+        """
+        graph, equations = self._traced.graph, self._program.equations
+        ids = {variable: i for i, variable in enumerate(self._traced.variables)}
+        body = [equations[position] for position in self._bodies[forward]]
+        inside = {v for equation in body for v in equation.eqn.outvars}
+        reads = {v for equation in body if not self._is_of(equation, CARRY, forward) for v in equation.variables()}
+        pending = [v for v in reads - inside if is_spread(graph, ids[v])]
+        wanted: set[int] = set()
+        while pending:
+            made = graph.producer[ids[pending.pop()]]
+            if made is not None and made not in wanted and not is_ours(equations[made].eqn):
+                wanted.add(made)
+                pending.extend(equations[made].variables())
+        for position in sorted(wanted):
+            eqn = equations[position].eqn
+            reads_here = [copy.named(atom) for atom in eqn.invars]
+            copy.spread.update((v, jex.Var(v.aval)) for v in eqn.outvars)
+            writes = [copy.spread[v] for v in eqn.outvars]
+            made_here = eqn.replace(invars=reads_here, outvars=writes, source_info=copy.source(eqn))
+            self._add(position, replace(equations[position], eqn=made_here, loop=copy.loops[forward]))
 
     def _ended(self, loop: int, body: _Body, outer: int) -> Sequence[Any]:
         """What the last turn of a group hands on."""
@@ -331,7 +364,7 @@ class _Nester:
         params = dict(equation.eqn.params, loop=loop, length=self._loops[loop].eqn.params["length"])
         eqn = equation.eqn.replace(invars=list(reads), outvars=list(writes), params=params)
         if body is not None:
-            eqn = eqn.replace(source_info=body.stack(eqn))
+            eqn = eqn.replace(source_info=body.source(eqn))
         self._add(position, replace(equation, eqn=eqn, loop=around))
 
     def _outside(self, position: int) -> None:

@@ -182,6 +182,26 @@ def test_what_loops_go_through_need_be_no_parameter_and_what_does_not_change_is_
     assert_same_bits(step, args, made_of(step, *args))
 
 
+def test_a_mask_that_turns_read_is_made_again_in_the_copy():
+    rows = 64
+    x = jnp.sin(jnp.arange(rows * rows, dtype=jnp.float32)).reshape(rows, rows)
+
+    def loss(w, x):
+        mask = jnp.tril(jnp.ones((rows, rows), bool))
+        return (jax.lax.scan(lambda x, w: (jnp.tanh(jnp.where(mask, x, 0.0) * w), None), x, w)[0] ** 2).sum()
+
+    args = (jnp.linspace(0.5, 1.0, LENGTH), x)
+    step = jax.value_and_grad(loss)
+    made = made_of(step, *args)
+    graph = made.graph
+    copy = next(loop.id for loop in graph.loops if loop.again)
+    read = {v for op in graph.ops if op.loop == copy for v in op.reads}
+    masks = [v for v in read if graph.values[v].shape == x.shape and graph.values[v].dtype == "bool"]
+    assert masks
+    assert {graph.ops[graph.producer[v]].loop for v in masks} == {copy}
+    assert_same_bits(step, args, made)
+
+
 def test_a_scan_in_a_scan_is_nested_with_all_that_is_in_its_body_and_not_by_itself():
     def outer(x, w):
         return jax.lax.scan(lambda x, _: layer(x, w), x, None, length=4)
