@@ -236,7 +236,7 @@ class Planner:
     def smallest(self) -> Candidate:
         """The plan of the smallest compiled total among those that the model knows for the least."""
         nested = () if self.nesting is None else self.nesting.last_resorts
-        return min(self.smallest_whole(), *map(self.measure, nested), key=lambda c: c.footprint.total_bytes)
+        return min([self.smallest_whole(), *map(self.measure, nested)], key=lambda c: c.footprint.total_bytes)
 
     def smallest_whole(self) -> Candidate:
         """The same of plans for the step's own loops."""
