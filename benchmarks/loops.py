@@ -67,14 +67,17 @@ def planned(planner: Planner, name: str, budget: int) -> dict[str, Any]:
         "predicted_s": plan.predicted.step_s,
         "compiles": len(plan.attempts),
         "stretches": [list(each.lengths) for each in plan.stretches],
+        "nests": [[each.outer, each.inner] for each in plan.nests],
         "uniform": uniform(planner, budget),
     }
 
 
-def uniform(planner: Planner, budget: int) -> dict[str, Any]:
-    """The fastest plan with the same decisions for all turns that was compiled and is within so many MiB."""
-    alike = [c for c in planner.candidates() if not c.plan.stretches and c.footprint.total_bytes <= budget * 2**20]
-    fastest = min(alike, key=planner.compiled_s)
+def uniform(planner: Planner, budget: int) -> dict[str, Any] | None:
+    """The fastest plan with the same decisions for all turns that was compiled and is within so many MiB, if one is."""
+    whole = (c for c in planner.candidates() if not c.plan.stretches and not c.plan.nests)
+    fastest = min((c for c in whole if c.fits(budget * 2**20)), key=planner.compiled_s, default=None)
+    if fastest is None:
+        return None
     return {"total_bytes": fastest.footprint.total_bytes, "step_s": fastest.footprint.step_s}
 
 
@@ -108,7 +111,12 @@ def table(name: str) -> str:
 
 
 def of_turns(plan: dict[str, Any]) -> str:
-    """Which turns are decided apart, and what a plan takes that decides the same for all; nothing where it is that."""
+    """Which turns are decided apart, and what a plan takes that decides the same for all; nothing where it is that.
+
+    Of nested loops, which are for budgets that no such plan meets, the groups and the turns of each.
+    """
+    if plan.get("nests"):
+        return ", ".join(f"{outer} x {inner}" for outer, inner in plan["nests"]) + ", nested |"
     if not plan["stretches"]:
         return "|"
     apart = ", ".join(" + ".join(map(str, lengths)) for lengths in plan["stretches"])

@@ -7,12 +7,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxckpt.ir import Offload, Phase, Plan, Recompute, Save, Stretches, residuals
+from jaxckpt.ir import Nest, Offload, Phase, Plan, Recompute, Save, Stretches, residuals
 from jaxckpt.ir.possible import why_not_on_host
 from jaxckpt.numerics.one_by_one import run_one_by_one
 from jaxckpt.rewrite import rewrite
 from jaxckpt.solve import OptimalSolver, Problem, solve
-from jaxckpt.trace import in_stretches, together, trace_step
+from jaxckpt.trace import in_stretches, nestable, nested, together, trace_step
 from tests.graphs import RATES
 from tests.looped import Looped, Scan, build, looped
 
@@ -55,6 +55,26 @@ def test_any_decisions_in_any_stretches_of_loops_give_the_same_bits(made, data):
     assert len(split.graph.loops) > len(traced.graph.loops) or not stretches
     plan = draw_plan(data, split.graph)
     plan = replace(plan, fingerprint=traced.graph.fingerprint, stretches=tuple(stretches))
+    assert_same_bits(step, args, traced, plan)
+
+
+@EXAMPLES
+@given(looped, st.data())
+def test_any_decisions_in_any_nested_loops_give_the_same_bits(made, data):
+    turns = st.sampled_from([4, 6])
+    step, args = build(replace(made, scans=tuple(replace(scan, turns=data.draw(turns)) for scan in made.scans)))
+    traced = trace_step(step, *args)
+    nests = []
+    for loops in nestable(traced):
+        length = traced.graph.loops[loops[0]].length
+        inner = data.draw(st.sampled_from([1, *(i for i in range(2, length) if length % i == 0)]))
+        around = {around for loop in loops for around in traced.graph.path(loop)}
+        if inner > 1 and around.isdisjoint(each.loop for each in nests):
+            nests.append(Nest(loop=loops[0], outer=length // inner, inner=inner))
+    there = nested(traced, nests).traced
+    there.graph.validate()
+    plan = draw_plan(data, there.graph)
+    plan = replace(plan, fingerprint=traced.graph.fingerprint, nests=tuple(nests))
     assert_same_bits(step, args, traced, plan)
 
 

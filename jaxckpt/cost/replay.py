@@ -362,7 +362,7 @@ class _Replayer:
             kernel_s += self.rates.exchange_s(op.exchange_bytes - (op.gathered_bytes if step.again else 0))
         kernel_s *= self.turns.number(step)
         self.seconds[at] += kernel_s
-        if step.again:
+        if self.turns.is_again(step):
             self.recompute_s += kernel_s
         self._touch(at, reads)
         for instance in written:
@@ -375,7 +375,7 @@ class _Replayer:
                 self.reduced.add(instance)
             for read in step.reads if op.primitive == STACK else ():
                 if read in self.births:
-                    self._add_stack_s(self.births[read], read, self.turns.stacked_bytes(read, self.size_bytes[read]))
+                    self._add_stack_s(self.births[read], read, self.turns.stacked(read, step) * self.size_bytes[read])
             if op.kind is Kind.CONTRACTION and self._is_flattened(op):
                 self.flat.add(instance)
             if op.kind in _WRITES_IN_PLACE or self.turns.is_frame(step):

@@ -108,10 +108,15 @@ class Turns:
                     begins.append(self._first[inside[len(around)]])
         return min(begins, default=at)
 
-    def stacked_bytes(self, source: int, size_bytes: int) -> int:
-        """The bytes of all turns of the innermost loop that a buffer is made in."""
-        loop = self._loop.get(source)
-        return size_bytes if loop is None else self.graph.loops[loop].length * size_bytes
+    def stacked(self, source: int, step: Step) -> int:
+        """How many turns of a buffer stand in a stack that a step makes of it."""
+        within = self.graph.path(self._loop.get(source))[len(self.graph.path(step.loop)) :]
+        return prod(self.graph.loops[loop].length for loop in within)
+
+    def is_again(self, step: Step) -> bool:
+        """Whether a step computes again what was computed before."""
+        again = isinstance(step, Run) and step.again
+        return again or any(self.graph.loops[loop].again for loop in self.graph.path(step.loop))
 
     def until(self, at: int, source: int, size_bytes: int) -> int:
         """The last step for which a buffer must be there that is read at a step; -1 where another one is read."""

@@ -50,6 +50,7 @@ def document_from_plan(plan: Plan) -> Document:
         "stages": list(plan.stages),
         "layers": list(plan.layers),
         "stretches": [{"loop": each.loop, "lengths": list(each.lengths)} for each in plan.stretches],
+        "nests": list(map(_record, plan.nests)),
         "written_by": _versions(),
         "predicted": None if plan.prediction is None else _record(plan.prediction),
         "measured": None if plan.footprint is None else plan.footprint.to_dict(),
@@ -57,7 +58,7 @@ def document_from_plan(plan: Plan) -> Document:
         "decision": list(_entries(plan)),
         "arguments": {"static_argnums": list(plan.static_argnums), "flat": list(map(_line, plan.arguments))},
     }
-    for key in ("budget_bytes", "predicted", "measured", "attempt", "decision", "layers", "stretches"):
+    for key in ("budget_bytes", "predicted", "measured", "attempt", "decision", "layers", "stretches", "nests"):
         if document[key] in (None, []):
             del document[key]
     return {"format": FORMAT, "version": VERSION, "digest": digest(document), **document}
@@ -194,6 +195,7 @@ _PLAN: _Keys = {
     "stages": _COUNTS,
     "layers": _COUNTS.maybe(),
     "stretches": _TABLES.maybe(),
+    "nests": _TABLES.maybe(),
     "written_by": _TABLE,
     "predicted": _TABLE.maybe(),
     "measured": _TABLE.maybe(),
@@ -207,6 +209,7 @@ _TABLES_OF: Mapping[str, _Keys] = {
     "measured": _keys_of(Footprint, compiler_options=_OPTIONS, caveats=_TEXTS, undonated=_HELD),
     "attempt": _keys_of(Attempt),
     "stretches": _keys_of(ir.Stretches, lengths=_COUNTS),
+    "nests": _keys_of(ir.Nest),
     "arguments": {"static_argnums": _COUNTS, "flat": _LINES},
 }
 _ENTRY: _Keys = {
@@ -283,6 +286,7 @@ def plan_from_document(document: Mapping[str, Any]) -> Plan:
         stretches=tuple(
             ir.Stretches(loop=each["loop"], lengths=tuple(each["lengths"])) for each in document.get("stretches", ())
         ),
+        nests=tuple(ir.Nest(**each) for each in document.get("nests", ())),
         strategy=document["strategy"],
         prediction=None if predicted is None else ir.Prediction(**predicted),
         target=document["target"],

@@ -21,6 +21,7 @@ from jaxckpt._units import budget_bytes, budget_fraction
 from jaxckpt.advise.known_bad import reads_other_turns, refuse_miscompiled
 from jaxckpt.fit.allowed import checked_allow, require_mesh
 from jaxckpt.fit.floor import Floor, floor_of
+from jaxckpt.fit.nesting import NestedSolver
 from jaxckpt.fit.pause import collector_paused
 from jaxckpt.fit.plan import Argument, Attempt, Described, Plan, describe
 from jaxckpt.fit.refusals import larger_arguments
@@ -44,7 +45,7 @@ from jaxckpt.solve import (
     unaliased_output_bytes,
 )
 from jaxckpt.target import Target
-from jaxckpt.trace import Stretched, in_stretches, trace_step
+from jaxckpt.trace import Traced, as_decided, trace_step
 
 Progress = Callable[[str], None]
 """Told what is being done, a short sentence at a time."""
@@ -117,7 +118,7 @@ class Planner:
         self.problem = replace(free, must={**kept, **musts(free, chosen)})
         self._footprints: dict[ir.Plan, Footprint] = {}
         self._solvers: dict[str, StrategySolver] = {}
-        self._splits: dict[tuple[ir.Stretches, ...], Stretched] = {}
+        self._decided: dict[tuple[object, ...], Traced] = {}
         self._stretchings: dict[OptimalSolver, Stretching] = {}
 
     def plan(self, *, budget: str | int | float, strategy: str = "optimal") -> Plan:
@@ -145,20 +146,31 @@ class Planner:
         if self.fixed_bytes > limit_bytes:
             raise larger_arguments(budget, limit_bytes, self.graph, target=self.target.name)
         refused: list[InfeasibleBudgetError] = []
-        attempts: tuple[Attempt, ...] = ()
         found: Plan | None = None
-        for which in (solver, *(self.beside if solver is self.solver else ())):
-            search = Search(self, budget, limit_bytes, which, earlier=attempts)
+        for search in self._searches(budget, limit_bytes, solver):
             try:
                 found = search.run()
             except InfeasibleBudgetError as error:
                 refused.append(error)
-            attempts = (*attempts, *search.attempts)
-            if not any(self.problem.moves(candidate.plan) for candidate in search.tried):
-                break
         if found is None:
             raise min(refused, key=lambda error: error.minimum_bytes)
         return found
+
+    def _searches(self, budget: object, limit_bytes: int, solver: OptimalSolver | StrategySolver) -> Iterator[Search]:
+        """Searches for a budget, each to be run before the next: with a solver, those beside it, and nested loops."""
+        solvers, nesting = ((solver, *self.beside), self.nesting) if solver is self.solver else ((solver,), None)
+        attempts: tuple[Attempt, ...] = ()
+        tried: list[Candidate] = []
+        for which in solvers:
+            search = Search(self, budget, limit_bytes, which, attempts, most=self.max_compiles, nesting=nesting)
+            yield search
+            attempts, tried = (*attempts, *search.attempts), [*tried, *search.tried]
+            if not any(self.problem.moves(candidate.plan) for candidate in search.tried):
+                break
+        left = self.max_compiles - len(search.attempts)
+        if nesting is not None and left and nesting.last_resorts and not any(each.fits(limit_bytes) for each in tried):
+            off_bytes = min(each.footprint.total_bytes - each.plan.predicted.total_bytes for each in tried)
+            yield Search(self, budget, limit_bytes, nesting, attempts, most=left, off_bytes=max(0, off_bytes))
 
     def follow(self, policy: Policy | None) -> Plan:
         """A policy carried over to the step, compiled and measured; no budget is kept. None: marks in the step alone.
@@ -195,6 +207,14 @@ class Planner:
         return OptimalSolver(replace(self.problem, may_offload=False))
 
     @cached_property
+    def nesting(self) -> NestedSolver | None:
+        """For plans that nest loops, where nothing else fits.
+
+        For TPUs there are none: compiling them for one was seen to take more than eight minutes.
+        """
+        return None if self.target.platform == "tpu" else NestedSolver(self.traced, self.solver)
+
+    @cached_property
     def recomputing(self) -> OptimalSolver:
         """For plans that neither send anything to the host nor keep shards."""
         return OptimalSolver(replace(self.problem, may_offload=False, may_partition=False))
@@ -215,6 +235,11 @@ class Planner:
 
     def smallest(self) -> Candidate:
         """The plan of the smallest compiled total among those that the model knows for the least."""
+        nested = () if self.nesting is None else self.nesting.last_resorts
+        return min([self.smallest_whole(), *map(self.measure, nested)], key=lambda c: c.footprint.total_bytes)
+
+    def smallest_whole(self) -> Candidate:
+        """The same of plans for the step's own loops."""
         return min(map(self.measure, self.solver.last_resorts), key=lambda c: c.footprint.total_bytes)
 
     def floor(self) -> Floor:
@@ -225,7 +250,7 @@ class Planner:
         """A plan with what the compiler says of it; compiled once."""
         if plan not in self._footprints:
             refuse_miscompiled(
-                self.split(plan).traced.graph,
+                self.decided(plan).graph,
                 plan,
                 called=f"a plan for {self.target.name}",
                 platform=self.target.platform,
@@ -249,11 +274,12 @@ class Planner:
         """The step with a plan carried out, over flat arguments."""
         return rewrite(self.traced, plan)
 
-    def split(self, plan: ir.Plan) -> Stretched:
-        """The step with its loops in a plan's stretches."""
-        if plan.stretches not in self._splits:
-            self._splits[plan.stretches] = in_stretches(self.traced, plan.stretches)
-        return self._splits[plan.stretches]
+    def decided(self, plan: ir.Plan) -> Traced:
+        """The step whose values a plan decides on: its loops in the plan's stretches, and nested."""
+        loops = plan.stretches, plan.nests
+        if loops not in self._decided:
+            self._decided[loops] = as_decided(self.traced, plan)
+        return self._decided[loops]
 
     def stretching(self, solver: OptimalSolver) -> Stretching:
         """What decides differently for some turns of a loop, from a solver's plans that do not."""
@@ -310,7 +336,7 @@ class Planner:
 
     def described(self, plan: ir.Plan) -> Iterator[Described]:
         """What each decided value of a plan is."""
-        graph = self.split(plan).traced.graph
+        graph = self.decided(plan).graph
         return (describe(graph, value) for value in plan.decisions)
 
     def arguments(self) -> Iterator[Argument]:

@@ -3,8 +3,9 @@
 The model is asked for the budget itself first. Where the compiled total differs, the next question is moved by the
 difference; once one plan was too large and another one fits, it is interpolated between the two. Where
 that leaves memory unused, the last compiles are for plans that decide differently for the last turns of loops
-(`stretching`). Where a program is much slower than the model said, the model is not trusted to tell two good plans
-apart, and the best one of another cut is compiled too.
+(`stretching`). Where nothing fits, a compile is left for a search over nested loops (`nesting`). Where a program is
+much slower than the model said, the model is not trusted to tell two good plans apart, and the best one of another cut
+is compiled too.
 
 Read after `planner`, whose searches these are.
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from jaxckpt import ir
 from jaxckpt._units import format_bytes
 from jaxckpt.fit.floor import floor_of
+from jaxckpt.fit.nesting import NestedSolver
 from jaxckpt.fit.plan import Attempt, Plan
 from jaxckpt.fit.refusals import infeasible
 from jaxckpt.fit.stretching import End, Known, Pair, Stretching
@@ -30,6 +32,10 @@ _WELL_USED = 0.985
 """A plan that takes at least this share of what the budget leaves for temporaries is not tried to be bettered."""
 _MARGIN = 0.001
 """Taken off the budget, as a share of it, when the model is corrected by a measured difference."""
+_NESTS = 3
+"""Of fewer compiles none is left for nested loops."""
+_HOPELESS = 1.05
+"""Where the smallest plan takes so many times the temporaries that the budget allows, the others are not tried."""
 _SLOWER = 1.05
 """A plan that takes so many times the seconds that it should is held against one of another cut."""
 
@@ -41,6 +47,10 @@ class Candidate:
     plan: ir.Plan
     footprint: Footprint
 
+    def fits(self, limit_bytes: int) -> bool:
+        """Whether it is within a budget, bytes per device."""
+        return self.footprint.total_bytes <= limit_bytes
+
 
 class Search:
     """One budget's search.
@@ -51,6 +61,9 @@ class Search:
       limit_bytes: The same in bytes.
       solver: What to ask.
       earlier: Attempts of searches before, for the plan's list.
+      most: How many compiles.
+      nesting: What another search asks where all plans of this one are too large: a compile is left for it.
+      off_bytes: How many bytes the model's figures are expected to be too small.
     """
 
     def __init__(
@@ -58,10 +71,17 @@ class Search:
         planner: "Planner",
         budget: object,
         limit_bytes: int,
-        solver: OptimalSolver | StrategySolver,
+        solver: OptimalSolver | StrategySolver | NestedSolver,
         earlier: Sequence[Attempt] = (),
+        *,
+        most: int,
+        nesting: NestedSolver | None = None,
+        off_bytes: int = 0,
     ):
         self.planner = planner
+        self.most = most
+        self.nesting = nesting
+        self.off_bytes = off_bytes
         self.earlier = earlier
         self.solver = solver
         self.budget = budget
@@ -78,7 +98,7 @@ class Search:
         Raises:
           InfeasibleBudgetError: None is.
         """
-        while len(self.attempts) < self.planner.max_compiles - self._reserved:
+        while len(self.attempts) < self.most - self._reserved:
             asked_bytes = self._next_question()
             plan = self._answer(asked_bytes)
             if plan is None:
@@ -86,12 +106,12 @@ class Search:
             if plan in self.solver.last_resorts:  # it answers no question but its own
                 asked_bytes = plan.predicted.total_bytes
             candidate = self._try(plan, asked_bytes=asked_bytes)
-            if self._good_enough(candidate):
+            if self._good_enough(candidate) or self._is_hopeless(candidate):
                 break
         if self._stretching is not None:
             self._stretch(self._stretching)
         rival = self._rival()
-        if rival is not None and len(self.attempts) < self.planner.max_compiles:
+        if rival is not None and len(self.attempts) < self.most:
             self._try(rival, asked_bytes=rival.predicted.total_bytes)
         return self._finish()
 
@@ -108,14 +128,31 @@ class Search:
 
     @property
     def _reserved(self) -> int:
-        """Compiles that are left, once a plan fits, for other decisions in some turns, or for a plan of another cut."""
-        return int(self.fitting is not None and (self._stretching is not None or self._rival() is not None))
+        """Compiles that are left: once a plan fits, for other decisions in some turns, or for a plan of another cut.
+
+        Where none fits yet, one is left for nested loops.
+        """
+        if self.fitting is None:
+            return int(self._may_nest)
+        return int(self._stretching is not None or self._rival() is not None)
+
+    @property
+    def _may_nest(self) -> bool:
+        """Whether it helps to nest loops; not asked before something was compiled and is too large."""
+        return bool(self.nesting and self.tried and self.most >= _NESTS and self.nesting.last_resorts)
+
+    def _is_hopeless(self, candidate: Candidate) -> bool:
+        """Whether a plan of least memory is far too large, so that compiles are better spent on nested loops."""
+        if not self._may_nest or self.fitting or candidate.plan not in self.solver.last_resorts:
+            return False
+        fixed_bytes = self.planner.fixed_bytes
+        return candidate.footprint.total_bytes - fixed_bytes > _HOPELESS * (self.limit_bytes - fixed_bytes)
 
     def _stretch(self, stretching: Stretching) -> None:
         """Fills what the best plan leaves unused with the decisions of a larger one for some turns."""
         pair: Pair | None = None
         aimed_bytes = self.limit_bytes - int(_MARGIN * self.limit_bytes)
-        while len(self.attempts) < self.planner.max_compiles:
+        while len(self.attempts) < self.most:
             best = self._best()
             if best is None or self._good_enough(best):
                 break
@@ -153,7 +190,7 @@ class Search:
         if self.fitting:
             asked_bytes, total_bytes = self.fitting
             return asked_bytes + (self.limit_bytes - total_bytes) - margin_bytes
-        return self.limit_bytes
+        return self.limit_bytes - self.off_bytes
 
     def _answer(self, asked_bytes: int) -> ir.Plan | None:
         """The plan for a question; a last resort with the last compile, or where the solver knows no less.
@@ -162,7 +199,7 @@ class Search:
         """
         solver = self.solver
         resorts = [plan for plan in solver.last_resorts if not self._was_tried(plan)]
-        left = self.planner.max_compiles - len(self.attempts)
+        left = self.most - len(self.attempts) - (0 if self.fitting else self._reserved)
         if self.fitting or left > min(1, len(resorts)):
             temp_bytes = asked_bytes - self.planner.fixed_bytes
             plan = solver.solve(temp_bytes, unplanned=self._may_be_unplanned())
@@ -205,7 +242,7 @@ class Search:
         total_bytes = candidate.footprint.total_bytes
         if total_bytes > self.limit_bytes:
             return False
-        if not candidate.plan.decisions:
+        if not candidate.plan.decisions and not candidate.plan.nests:
             return True
         fixed_bytes = self.planner.fixed_bytes
         return total_bytes - fixed_bytes >= _WELL_USED * (self.limit_bytes - fixed_bytes)
@@ -231,12 +268,17 @@ class Search:
 
     def _best(self) -> Candidate | None:
         """The fastest of them within the budget."""
-        fitting = [c for c in self._candidates() if c.footprint.total_bytes <= self.limit_bytes]
+        fitting = [c for c in self._candidates() if c.fits(self.limit_bytes)]
         return min(fitting, key=lambda c: (self.planner.compiled_s(c), c.plan.predicted.step_s), default=None)
 
     def _notes(self, best: Candidate) -> Iterator[str]:
-        if not best.plan.decisions:
+        if not best.plan.decisions and not best.plan.nests:
             yield (
                 f"The step fits as it is ({format_bytes(best.footprint.total_bytes)} of"
                 f" {format_bytes(self.limit_bytes)}): everything is saved, nothing is recomputed."
+            )
+        for nest in best.plan.nests:
+            yield (
+                f"No plan of loop {nest.loop} as it is was within the budget. It is nested: {nest.outer} groups of"
+                f" {nest.inner} turns, which run once more before their backward."
             )

@@ -271,8 +271,8 @@ class Stretching:
 
 
 def _is_plain(plan: Plan) -> bool:
-    """Whether a plan only saves and recomputes."""
-    return all(isinstance(decision, Save | Recompute) for decision in plan.decisions.values())
+    """Whether a plan only saves and recomputes, in loops that are not nested."""
+    return not plan.nests and all(isinstance(decision, Save | Recompute) for decision in plan.decisions.values())
 
 
 def _guessed_s(small: Known, large: Known, limit_bytes: int) -> float:

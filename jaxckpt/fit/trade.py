@@ -85,7 +85,7 @@ def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
       points: As for `pareto`.
     """
     asked = list(_asked(planner, points))
-    known = {plan: planner.measure(plan) for plan in dict.fromkeys((planner.smallest().plan, asked[-1]))}
+    known = {plan: planner.measure(plan) for plan in dict.fromkeys((planner.smallest_whole().plan, asked[-1]))}
     while len(known) < points:
         plan = _of_the_largest_gap(known, asked)
         if plan is None:

@@ -1,13 +1,13 @@
 """A training step, and what is decided about it, as frozen data: plain Python, no jax.
 
 Read in this order: `graph` (ops and values), `loop` (loops whose bodies stand open in it), `shards` (and bodies of
-`shard_map`), `stretches` (loops split into several), `kind` (what a primitive is, as far as fusing and pricing go),
-`decision` (what can happen to a value between forward and backward), `plan` (decisions for one graph), `partition`
-(what is split where a decision leaves that open), `away` (when values leave and come back), `possible` (what is
-refused), `light` (what is made of arguments alone), `sums` (gradients that several layers add to), `zeros` (what
-scatters begin with), `steps` and `schedule` (the order of work that a plan asks for: what is cloned, and what it waits
-for), `excerpt` (some ops as a step of their own), `layers` (equal layers said once), `scope` (what a chain of names and
-transformations says).
+`shard_map`), `stretches` (loops split into several), `nest` (and nested in two), `kind` (what a primitive is, as far as
+fusing and pricing go), `decision` (what can happen to a value between forward and backward), `plan` (decisions for one
+graph), `partition` (what is split where a decision leaves that open), `away` (when values leave and come back),
+`possible` (what is refused), `light` (what is made of arguments alone), `sums` (gradients that several layers add to),
+`zeros` (what scatters begin with), `steps` and `schedule` (the order of work that a plan asks for: what is cloned, and
+what it waits for), `excerpt` (some ops as a step of their own), `layers` (equal layers said once), `scope` (what a
+chain of names and transformations says).
 """
 
 from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute, Save
@@ -16,6 +16,7 @@ from jaxckpt.ir.graph import Graph, Op, Phase, Value
 from jaxckpt.ir.kind import Kind, Trait, kind_of, trait_of
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
 from jaxckpt.ir.loop import Loop
+from jaxckpt.ir.nest import Nest
 from jaxckpt.ir.partition import settle, settled
 from jaxckpt.ir.plan import Plan, Prediction
 from jaxckpt.ir.residual import Residual, residuals
@@ -32,6 +33,7 @@ __all__ = [
     "Layers",
     "Loop",
     "Move",
+    "Nest",
     "Offload",
     "Op",
     "Partition",

@@ -1,10 +1,13 @@
 """What a value is made of, where that is views and elementwise work on arguments alone: a transposed parameter, a mask.
 
-Read after `graph`; `schedule` asks.
+Read after `graph`; `schedule` and `jaxckpt.trace.nest` ask.
 """
 
 from jaxckpt.ir.graph import Graph, Op
 from jaxckpt.ir.kind import Kind
+
+_SPREAD = 1 / 8
+"""A value is spread out where what it is made of takes at most this share of its bytes."""
 
 
 def light_roots(graph: Graph, value: int) -> set[int] | None:
@@ -21,6 +24,17 @@ def light_roots(graph: Graph, value: int) -> set[int] | None:
                 return None
             pending.extend(graph.ops[made].reads)
     return roots
+
+
+def is_spread(graph: Graph, value: int) -> bool:
+    """Whether a value is much larger than what it is made of, by views and elementwise work: a mask, zeros.
+
+    The body of a loop that asks for it makes it itself: it never need be in memory.
+    """
+    roots = light_roots(graph, value)
+    return (
+        roots is not None and sum(graph.values[v].size_bytes for v in roots) <= _SPREAD * graph.values[value].size_bytes
+    )
 
 
 def is_spread_over(graph: Graph, value: int, size_bytes: int) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from jaxckpt.ir.decision import Decision, Offload
+from jaxckpt.ir.nest import Nest
 from jaxckpt.ir.stretches import Stretches
 
 
@@ -60,14 +61,15 @@ class Plan:
 
     Attributes:
       fingerprint: `Graph.fingerprint` of the graph that it is for, its loops whole.
-      decisions: By value id, where loops are split those of the split step. A forward value that stands here as `Save`
-        is kept (and pinned) until the backward; one that stands as `Recompute` is dropped. A residual that does not
-        stand here is left to the compiler, untouched.
+      decisions: By value id, where loops are split or nested those of the step with such loops. A forward value that
+        stands here as `Save` is kept (and pinned) until the backward; one that stands as `Recompute` is dropped. A
+        residual that does not stand here is left to the compiler, untouched.
       stages: Ids of the first forward op of each stage, ascending. What a stage recomputes is recomputed at
         once, when the backward first needs any of it.
       layers: Ids of the forward ops at which copies to the host can be waited for, ascending: what `Offload` counts
         in. Empty where the stages are.
       stretches: Loops that are split, in the order of their ids.
+      nests: Loops that are nested, in the order of their ids.
       strategy: The solver or policy that decided.
       prediction: What the model expects, if it was asked.
     """
@@ -79,13 +81,15 @@ class Plan:
     prediction: Prediction | None = None
     layers: tuple[int, ...] = ()
     stretches: tuple[Stretches, ...] = ()
+    nests: tuple[Nest, ...] = ()
 
     def __post_init__(self) -> None:
         ordered = dict(sorted(self.decisions.items()))
         object.__setattr__(self, "decisions", MappingProxyType(ordered))
 
     def __hash__(self) -> int:
-        return hash((self.fingerprint, tuple(self.decisions.items()), self.stages, self.layers, self.stretches))
+        decided = tuple(self.decisions.items())
+        return hash((self.fingerprint, decided, self.stages, self.layers, self.stretches, self.nests))
 
     @property
     def offloads(self) -> bool:

@@ -47,7 +47,7 @@ from jaxckpt.ir.away import away, is_ahead
 from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Op, Phase
-from jaxckpt.ir.light import light_roots
+from jaxckpt.ir.light import is_spread, light_roots
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.partition import settled_plan
 from jaxckpt.ir.plan import Plan
@@ -58,8 +58,6 @@ from jaxckpt.ir.zeros import waits_of_zeros
 
 _BEGINS_EARLY = frozenset({"select_and_scatter_add"})
 """Ops that become two, of which the first needs no cotangent and leaves large indices."""
-_SPREAD = 1 / 8
-"""A value is spread out where what it is made of takes at most this share of its bytes."""
 _OF_BRANCH = -1
 """In the place of a stage: what a branch computes again of an earlier one."""
 
@@ -244,14 +242,8 @@ class _Scheduler:
         return self.loop if self._is_spread(value) else (None, *self.graph.path(self.loop))[self._depth(value)]
 
     def _is_spread(self, value: int) -> bool:
-        """Whether a value is much larger than what it is made of, by views and elementwise work: a mask, zeros.
-
-        The body of a loop that asks for it makes it itself: it never need be in memory.
-        """
         if value not in self.spread:
-            roots = light_roots(self.graph, value)
-            root_bytes = None if roots is None else sum(self.graph.values[v].size_bytes for v in roots)
-            self.spread[value] = root_bytes is not None and root_bytes <= _SPREAD * self.graph.values[value].size_bytes
+            self.spread[value] = is_spread(self.graph, value)
         return self.spread[value]
 
     def _depth(self, value: int) -> int:

@@ -43,6 +43,8 @@ def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
             yield "  the best plan saves at most", f"{plan.predicted.gap:.1%}"
     for each in plan.stretches:
         yield f"loop {each.loop} decided apart for", f"{' + '.join(map(str, each.lengths))} turns"
+    for each in plan.nests:
+        yield f"loop {each.loop} nested", f"{each.outer} x {each.inner} turns"
 
 
 def _kept(plan: Plan) -> Table:

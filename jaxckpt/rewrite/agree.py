@@ -59,7 +59,7 @@ def require_agreement(traced: Traced, plan: Plan) -> None:
 
 def digest(plan: Plan) -> str:
     """A hash of what a plan does to a step; the same in every process."""
-    text = f"{plan.fingerprint}{tuple(plan.decisions.items())}{plan.stages}{plan.layers}{plan.stretches}"
+    text = f"{plan.fingerprint}{tuple(plan.decisions.items())}{plan.stages}{plan.layers}{plan.stretches}{plan.nests}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -17,7 +17,7 @@ import jax.extend.core as jex
 from jaxckpt._errors import PlanMismatchError
 from jaxckpt.ir import Plan, Schedule, schedule
 from jaxckpt.rewrite.equations import equations
-from jaxckpt.trace import Traced, closed_jaxpr, in_stretches
+from jaxckpt.trace import Traced, as_decided, closed_jaxpr
 from jaxckpt.trace.inline import constants_of, open_jaxpr
 
 
@@ -26,7 +26,7 @@ class Rewritten:
     """A step that carries out a plan.
 
     Attributes:
-      traced: The step; where the plan splits loops, the split one.
+      traced: The step; where the plan splits or nests loops, that with such loops.
       plan: The plan.
       schedule: Its work in order; a step that is a run is an equation of `jaxpr`, in the same order; those in the body
         of an open loop are in the body of a scan.
@@ -48,14 +48,14 @@ def rewrite(traced: Traced, plan: Plan) -> Rewritten:
 
     Args:
       traced: The step, its loops whole.
-      plan: Decisions for its graph, or for that of the step with loops in stretches. Values dropped are computed again
-        in the backward pass; without any dropped value the equations are the step's own.
+      plan: Decisions for its graph, or for that of the step with loops in stretches or nested. Values dropped are
+        computed again in the backward pass; without any dropped value the equations are the step's own.
 
     Returns:
       The planned step.
 
     Raises:
-      PlanMismatchError: The plan is for another graph, or splits a loop that is not there.
+      PlanMismatchError: The plan is for another graph, or splits or nests a loop that is not there.
       UnsupportedDecisionError: The plan asks for a memory space or a mesh axis that is not there.
       GraphError: The plan drops what cannot be computed again.
       jax.extend.core.JaxprTypeError: The rewritten step is not well-typed; a bug of ours.
@@ -69,7 +69,7 @@ def rewrite(traced: Traced, plan: Plan) -> Rewritten:
             planned=plan.fingerprint,
             found=traced.graph.fingerprint,
         )
-    split = in_stretches(traced, plan.stretches).traced
+    split = as_decided(traced, plan)
     laid_out = schedule(split.graph, plan)
     made, outvars = equations(split, laid_out)
     closed = closed_jaxpr(split.program, made, outvars)

@@ -12,6 +12,7 @@ from jaxckpt.cost import Fusion, Prices, Rates, Replay, fuse, price, replay
 from jaxckpt.ir import (
     Decision,
     Graph,
+    Nest,
     Offload,
     Partition,
     Phase,
@@ -41,6 +42,8 @@ class Problem:
       may_offload_turns: Whether, where it may, also what the turns of loops make.
       may_partition: Whether a solver may keep values as shards by itself.
       whole: Whether the graph is a step, and not a part that was taken out of one.
+      nests: Loops of a step that are nested in the graph.
+      fingerprint: Of the graph of that step, for plans; None where it is the graph itself.
     """
 
     graph: Graph
@@ -52,6 +55,8 @@ class Problem:
     may_offload_turns: bool = True
     may_partition: bool = False
     whole: bool = True
+    nests: tuple[Nest, ...] = ()
+    fingerprint: str | None = None
 
     @cached_property
     def fusion(self) -> Fusion:
@@ -138,7 +143,12 @@ class Problem:
         """As `plan`, with the replay that the prediction is of."""
         decisions = settle(self.graph, decisions)
         plan = Plan(
-            fingerprint=self.graph.fingerprint, decisions=decisions, stages=stages, layers=layers, strategy=strategy
+            fingerprint=self.fingerprint or self.graph.fingerprint,
+            decisions=decisions,
+            stages=stages,
+            layers=layers,
+            strategy=strategy,
+            nests=self.nests,
         )
         laid_out = schedule(self.graph, plan)
         plan = replace(plan, decisions=dict(self._alive(plan, laid_out)))
@@ -159,6 +169,9 @@ class Problem:
     def _replay(self, laid_out: Schedule) -> Replay:
         return replay(self.graph, laid_out, fusion=self.fusion, prices=self.prices, rates=self.rates, whole=self.whole)
 
+    def _is_again(self, step: Run) -> bool:
+        return step.again or any(self.graph.loops[loop].again for loop in self.graph.path(step.loop))
+
     def predict(self, plan: Plan) -> Prediction:
         """What the plan takes, in the figures that users see."""
         laid_out = schedule(self.graph, plan)
@@ -174,7 +187,7 @@ class Problem:
             step_s=replayed.step_s,
             recompute_s=replayed.recompute_s,
             saved_bytes=sum(map(graph.held_bytes, saved)),
-            recomputed_ops=sum(1 for step in laid_out.steps if getattr(step, "again", False)),
+            recomputed_ops=sum(1 for step in laid_out.steps if isinstance(step, Run) and self._is_again(step)),
             host_bytes=replayed.host_bytes,
             stall_s=replayed.stall_s,
         )

@@ -12,7 +12,8 @@ has made: the first turn of the other gets that itself.
 
 Branches of a cond become a cond in the same way: `fork` says what comes of what they read, give and leave for others.
 
-Stretches of one loop (`OpenLoop.offset`) go through whole arrays, and stack into one that each hands on to the next.
+Stretches of one loop (`OpenLoop.offset`) go through whole arrays, and stack into one that each hands on to the next. So
+do the groups of a nested one (`OpenLoop.nested`), and in each its turns.
 
 Read after `loops`, `fork`, `whole` and `regions`. Complexity: linear in equations times the depth of loops.
 """
@@ -20,15 +21,17 @@ Read after `loops`, `fork`, `whole` and `regions`. Complexity: linear in equatio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from math import prod
 from typing import Any
 
 import jax.extend.core as jex
+import jax.numpy as jnp
 
 from jaxckpt import _compat
 from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
 from jaxckpt.trace.fork import Cond, Limb, cond_eqn, nothing
-from jaxckpt.trace.loops import SHOWN, is_ours, paths_of, stacking_loops
+from jaxckpt.trace.loops import BRANCHES, SHOWN, is_ours, paths_of, stacking_loops
 from jaxckpt.trace.program import JAXPRS, Atom, Equation, Manual, OpenLoop, Program
 from jaxckpt.trace.regions import is_within, regions
 from jaxckpt.trace.whole import Counter, laid_out, may_lie_otherwise
@@ -117,6 +120,21 @@ class _Scan:
         self.following = following
 
 
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """A whole array that several loops fill, or groups of turns.
+
+    Attributes:
+      loops: They, in the order in which they run; of groups the loop of their turns.
+      values: What the turns of each put into their places.
+      beside: The equation after which what is made for it is named.
+    """
+
+    loops: Sequence[int]
+    values: Sequence[Atom]
+    beside: Any
+
+
 class _Closer:
     def __init__(self, equations: Sequence[Equation], loops: Sequence[OpenLoop], *, inside: bool = False):
         """`inside`: the equations stand in bodies of `shard_map`, and so do the loops that count."""
@@ -125,8 +143,8 @@ class _Closer:
         self._scans = [_Scan() for _ in loops]
         self._home = {v: self._path(equation) for equation in equations for v in equation.eqn.outvars}
         self._stacked: dict[Any, Any] = {}
-        self._whole: dict[Any, Any] = {}
-        """The stacks that several stretches make, each with its equation."""
+        self._whole: dict[Any, _Filled] = {}
+        """The stacks that several stretches make, or groups."""
         self._conds = _conds_of(loops)
         for equation in equations:
             if equation.eqn.primitive.name == STACK:
@@ -136,12 +154,13 @@ class _Closer:
         for scan, opened in zip(self._scans, loops, strict=True):
             if opened.offset is not None:
                 scan.hand_on_laid_out(opened.eqn)
-        for stack, eqn in self._whole.items():
-            self._fill(stack, eqn)
-        for scan, opened in zip(self._scans, loops, strict=True):
+        for stack, filled in self._whole.items():
+            self._fill(stack, filled)
+        for loop in {each for inner, opened in enumerate(loops) if opened.nested for each in self._counted(inner)}:
+            self._scans[loop].hand_on_laid_out(loops[loop].eqn)
+        for loop, scan in enumerate(self._scans):
             if scan.picked or scan.placed:
-                scan.counter = Counter(opened)
-                scan.turn(first=scan.counter.first, carried=scan.counter.carried, following=scan.counter.following)
+                self._count(loop)
         self._last: dict[Any, Any] = {}
         self._turned = {id(e.eqn): self._ahead(e) for e in equations if e.ahead}
 
@@ -154,8 +173,8 @@ class _Closer:
     def _note_stack(self, eqn: Any) -> None:
         """A value that the step stacks itself is not stacked a second time, but for what is there to be shown."""
         (stack,), loops = eqn.outvars, stacking_loops(eqn)
-        if len(loops) > 1:
-            self._whole[stack] = eqn
+        if len(loops) > 1 or self._loops[loops[0]].nested:
+            self._whole[stack] = _Filled(loops=loops, values=eqn.invars, beside=eqn)
         else:
             self._scans[loops[0]].stacks.append((eqn.invars[0], stack))
         if SHOWN in eqn.params:
@@ -164,16 +183,39 @@ class _Closer:
             if isinstance(value, jex.Var) and self._home.get(value, ()) == self._paths[loop]:
                 self._stacked.setdefault(value, stack)
 
-    def _fill(self, stack: Any, eqn: Any) -> None:
-        """A stack that stretches fill one after the other: zeros first, and each hands it on to the next."""
-        loops = stacking_loops(eqn)
-        eqns, whole = nothing(stack.aval, eqn)
-        self._scans[loops[0]].zeros += eqns
-        for loop, value in zip(loops, eqn.invars, strict=True):
-            carried, following = jex.Var(stack.aval), jex.Var(stack.aval)
-            self._scans[loop].placed.append((carried, value, following))
-            last = stack if loop == loops[-1] else None
-            whole = self._scans[loop].turn(first=whole, carried=carried, following=following, last=last)
+    def _fill(self, stack: Any, filled: "_Filled") -> None:
+        """A stack that loops fill one after the other: zeros first, and each hands it on to the next."""
+        eqns, whole = nothing(stack.aval, filled.beside)
+        self._scans[self._counted(filled.loops[0])[0]].zeros += eqns
+        for loop, value in zip(filled.loops, filled.values, strict=True):
+            last = stack if loop == filled.loops[-1] else jex.Var(stack.aval)
+            self._fill_turns(loop, value, first=whole, last=last)
+            whole = last
+
+    def _fill_turns(self, loop: int, value: Atom, *, first: Any, last: Any) -> None:
+        """A loop's part of a stack: a turn gets it from the one before, in the first of a group from the group."""
+        for around in self._counted(loop):
+            carried, following = jex.Var(last.aval), jex.Var(last.aval)
+            self._scans[around].turn(first=first, carried=carried, following=following, last=last)
+            first, last = carried, following
+        self._scans[loop].placed.append((first, value, last))
+
+    def _counted(self, loop: int) -> tuple[int, ...]:
+        """The loops through whose turns an array is gone through: the one of groups around, and itself."""
+        parent = self._loops[loop].parent
+        return (parent, loop) if self._loops[loop].nested and parent is not None else (loop,)
+
+    def _count(self, loop: int) -> Counter:
+        """The counter of a loop's turns; that of groups is made for that of their turns."""
+        scan, opened = self._scans[loop], self._loops[loop]
+        if scan.counter is None:
+            *groups, _ = self._counted(loop)
+            around = self._count(groups[0]) if groups else None
+            stride = next((i.eqn.params["length"] for i in self._loops if i.nested and i.parent == loop), 1)
+            scan.counter = Counter(opened, stride=stride, around=around)
+            scan.zeros += scan.counter.before
+            scan.turn(first=scan.counter.first, carried=scan.counter.carried, following=scan.counter.following)
+        return scan.counter
 
     def _connect(self, equation: Equation) -> None:
         """Notes what an equation reads from outside of its loop, and what it says of one."""
@@ -192,7 +234,7 @@ class _Closer:
                 if isinstance(value, jex.Var):
                     self._show(value, self._paths[stretch])
             return
-        picks = eqn.primitive.name == SLICE and self._loops[loop].offset is not None
+        picks = eqn.primitive.name == SLICE and (self._loops[loop].nested or self._loops[loop].offset is not None)
         for variable in equation.variables():
             self._show(variable, inside if eqn.primitive.name == END or picks else inside[:-1])
         match eqn.primitive.name:
@@ -209,7 +251,7 @@ class _Closer:
     def _end_cond(self, eqn: Any, path: tuple[int, ...]) -> None:
         """What one of several branches gives."""
         index, *values = eqn.invars
-        loops = eqn.params["branches"]
+        loops = eqn.params[BRANCHES]
         cond = self._conds[loops[0]]
         cond.index = index
         cond.results.append((eqn.outvars[0], values))
@@ -226,9 +268,7 @@ class _Closer:
         if home == level:
             return
         if variable not in self._stacked:
-            self._stacked[variable] = stack = self._waiting(variable, home[-1])
-            self._home[stack] = home[:-1]
-            self._scans[home[-1]].stacks.append((variable, stack))
+            self._stack(variable, home, path)
         stack = self._stacked[variable]
         if stack in self._whole:
             self._scans[level[-1]].picked[variable] = stack
@@ -242,6 +282,24 @@ class _Closer:
         if loop not in self._conds:
             return jex.Var(self._loops[loop].waiting(variable.aval))
         return self._conds[loop].slot(variable.aval, [stack for _, stack in self._scans[loop].stacks])
+
+    def _stack(self, variable: Any, home: tuple[int, ...], path: tuple[int, ...]) -> None:
+        """A stack for a body of what another one makes: of a nested loop for all groups, but in a body of the group.
+
+        Of keys, which are no numbers, there is one for each group, and one of these.
+        """
+        loop = home[-1]
+        counted = self._counted(loop)
+        if len(counted) > 1 and counted[0] not in path and jnp.issubdtype(variable.aval.dtype, jnp.generic):
+            length = prod(self._loops[each].length for each in counted)
+            stack = jex.Var(_compat.stacked_aval(length, variable.aval))
+            self._home[stack] = home[: -len(counted)]
+            self._whole[stack] = _Filled(loops=(loop,), values=[variable], beside=self._loops[loop].eqn)
+        else:
+            stack = self._waiting(variable, loop)
+            self._home[stack] = home[:-1]
+            self._scans[loop].stacks.append((variable, stack))
+        self._stacked[variable] = stack
 
     def _ahead(self, equation: Equation) -> Any:
         """The equation as it runs a turn later than what it reads, or a turn earlier than what reads it."""
@@ -346,14 +404,14 @@ class _Closer:
             yield from (self._within(eqn, loop) for eqn in scan.counter.pick(array, variable))
 
     def _placing(self, loop: int) -> Iterator[Any]:
-        """What it does last: it says how that lies which it hands on, fills its places in whole arrays, and counts."""
+        """What it does last: it fills its places in whole arrays, says how that lies which it hands on, and counts."""
         scan = self._scans[loop]
-        yield from (self._within(eqn, loop) for eqn in scan.laid_out)
-        if scan.counter is None:
-            return
         for carried, value, following in scan.placed:
+            assert scan.counter is not None, "it was made for what is placed"
             yield from (self._within(eqn, loop) for eqn in scan.counter.place(carried, value, following))
-        yield from (self._within(eqn, loop) for eqn in scan.counter.advance())
+        yield from (self._within(eqn, loop) for eqn in scan.laid_out)
+        if scan.counter is not None:
+            yield from (self._within(eqn, loop) for eqn in scan.counter.advance())
 
 
 class _Branches:
@@ -378,9 +436,9 @@ class _Branches:
 
     def are_empty(self, eqn: Any) -> bool:
         """Whether an equation is the first sign of a cond, whose branches have no equations."""
-        if eqn.primitive.name != COND_END or eqn.params["branches"][0] in self._last:
+        if eqn.primitive.name != COND_END or eqn.params[BRANCHES][0] in self._last:
             return False
-        self._last[eqn.params["branches"][0]] = eqn.params["loop"]
+        self._last[eqn.params[BRANCHES][0]] = eqn.params["loop"]
         return True
 
 

@@ -10,7 +10,7 @@ values are. What a scan carries on unchanged, and what it stacks though it does 
 Read after `program`; `inline` calls it.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,7 +158,7 @@ class Opener:
 
     def fork_end(self, loops: Sequence[int], index: Atom, values: Sequence[Atom], result: Any) -> Equation:
         """What the branch that ran has made."""
-        return self._ours(COND_END, loops[0], [index, *values], [result], inside=False, branches=tuple(loops))
+        return self._ours(COND_END, loops[0], [index, *values], [result], inside=False, **{BRANCHES: tuple(loops)})
 
     def _ours(
         self, name: str, loop: int, reads: Sequence[Atom], writes: Sequence[Any], *, inside: bool, **params: Any
@@ -185,6 +185,19 @@ STRETCHES = "stretches"
 def stacking_loops(eqn: Any) -> tuple[int, ...]:
     """For each operand of a `loop_stack` the loop that stacks it, in the order in which they run."""
     return tuple(eqn.params.get(STRETCHES, (eqn.params["loop"],)))
+
+
+BRANCHES = "branches"
+"""A parameter of `cond_end`: the branches of its cond."""
+
+
+def renumbered(params: Mapping[str, Any], number: Callable[[int], int | None]) -> dict[str, Any]:
+    """The parameters of an equation of ours where loops and branches have other numbers."""
+    changed = dict(params, loop=number(params["loop"]))
+    for name in (STRETCHES, BRANCHES):
+        if name in params:
+            changed[name] = tuple(map(number, params[name]))
+    return changed
 
 
 def is_sound(program: Program) -> bool:

@@ -75,6 +75,9 @@ class OpenLoop:
       parent: The loop whose body it stands in, or None.
       offset: Of a stretch of a loop the first slice, in arrays that the stretches go through and stack together; None
         for a whole loop.
+      nested: Whether it is over the turns of a group, and the loop around it over the groups: it goes through arrays of
+        all turns, and stacks into such.
+      again: Whether it is a copy of another loop, and computes the same again.
       manual: As `Equation.manual`.
       fork: Of which cond it is a branch, if it is no loop.
     """
@@ -82,6 +85,8 @@ class OpenLoop:
     eqn: Any
     parent: int | None
     offset: int | None = None
+    nested: bool = False
+    again: bool = False
     manual: int | None = None
     fork: Fork | None = None
 

@@ -5,7 +5,7 @@ once for every stretch, under new variables, in the order in which its turns run
 next one begins with, and what the turns stack goes into one array. Everything else is as it was, and so are results,
 argument by argument and bit by bit.
 
-Read after `step`. Complexity: linear in equations, times the stretches of their loop.
+Read after `rebuilt`. Complexity: linear in equations, times the stretches of their loop.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,10 +18,9 @@ import jax.numpy as jnp
 from jaxckpt._errors import PlanMismatchError
 from jaxckpt.ir import Phase, Stretches
 from jaxckpt.ir.loop import CARRY, END, STACK
-from jaxckpt.trace.close import closed_jaxpr
-from jaxckpt.trace.graph import graph_of
-from jaxckpt.trace.loops import STRETCHES, Sight, is_ours, paths_of
+from jaxckpt.trace.loops import STRETCHES, Sight, is_ours, paths_of, renumbered
 from jaxckpt.trace.program import Atom, Equation, OpenLoop, Program
+from jaxckpt.trace.rebuilt import rebuilt
 from jaxckpt.trace.step import Traced
 
 
@@ -255,7 +254,7 @@ class _Splitter:
         reads = [self._named(atom, names) for atom in eqn.invars]
         params = eqn.params
         if is_ours(eqn):
-            params = dict(params, loop=self._renumbered(params["loop"], index))
+            params = renumbered(params, lambda loop: self._renumbered(loop, index))
             begins = eqn.primitive.name == CARRY and eqn.params["loop"] == loop and index != turning.stretches[0]
             reads = [turning.handed[params["index"]]] if begins else reads
         names.update((v, jex.Var(v.aval)) for v in eqn.outvars)
@@ -274,7 +273,7 @@ class _Splitter:
                 self._add(position, 0, self._stacked(equation, turning))
             return
         if is_ours(eqn):
-            eqn = eqn.replace(params=dict(eqn.params, loop=self._renumbered(eqn.params["loop"], None)))
+            eqn = eqn.replace(params=renumbered(eqn.params, lambda loop: self._renumbered(loop, None)))
         self._add(position, 0, replace(equation, eqn=eqn, loop=around))
 
     def _ended(self, equation: Equation, turning: _Turning, index: int) -> Equation:
@@ -301,37 +300,14 @@ class _Splitter:
         return names.get(atom, atom) if isinstance(atom, jex.Var) else atom
 
     def _stretched(self) -> Stretched:
-        traced = self._traced
-        program = self._program.replace(equations=tuple(e for e, _ in self._made), loops=tuple(self._loops))
-        copies = {id(names): names for turning in self._turning.values() for names in turning.names}
         by_stretch: dict[Any, list[Any]] = {}
-        for names in copies.values():
+        for names in {id(names): names for turning in self._turning.values() for names in turning.names}.values():
             for variable, copy in names.items():
                 by_stretch.setdefault(variable, []).append(copy)
-        variables = [by_stretch.get(variable, [variable]) for variable in traced.variables]
-        splits = {
-            copy: value.split
-            for value, made in zip(traced.graph.values, variables, strict=True)
-            if value.split
-            for copy in made
-        }
-        graph, named = graph_of(
-            program,
-            [phase for _, phase in self._made],
-            shardings=[spec.sharding for spec in traced.specs],
-            donated=traced.donated,
-            splits=splits,
-        )
-        ids = {variable: i for i, variable in enumerate(named)}
+        traced, values = rebuilt(self._traced, self._made, self._loops, by_stretch)
         return Stretched(
-            whole=traced,
-            traced=replace(
-                traced,
-                graph=graph,
-                program=program,
-                jaxpr=closed_jaxpr(program, program.equations, program.outvars),
-                variables=named,
-            ),
-            values=tuple(tuple(ids[copy] for copy in made) for made in variables),
+            whole=self._traced,
+            traced=traced,
+            values=values,
             ops=tuple(tuple(at for _, at in sorted(positions.items())) for positions in self._ops),
         )

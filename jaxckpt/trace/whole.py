@@ -1,9 +1,9 @@
-"""How a stretch of a loop reads and writes its part of a whole array: through a counter that its turns hand on.
+"""How part of a loop's turns read and write their part of a whole array: through a counter that they hand on.
 
 A scan's own slices and stacks are as long as the scan. Cutting an array for each stretch would copy all of it, and so
 would joining what stretches have stacked. So the whole array is a constant of the scan, or handed on from turn to turn
 and from stretch to stretch, and each turn slices or updates it in the place of its counter. Compilers make the same of
-a scan's slices and stacks.
+a scan's slices and stacks. Turns of a group count on from where the group begins, which the loop over groups counts.
 
 What a stretch hands on lies as it is indexed, the last axis innermost: a compiler gives each loop a layout of its own,
 and without a word it may turn what layers pass on, so that they pass on in other kernels than those of the whole loop.
@@ -24,26 +24,32 @@ from jaxckpt.trace.program import Atom, OpenLoop
 
 
 class Counter:
-    """The counter of a stretch.
+    """The counter of a loop: of a stretch, of groups, or of the turns of a group.
 
     Args:
-      opened: The stretch.
+      opened: The loop.
+      stride: How many slices a turn of it goes through.
+      around: For the turns of a group, the counter of the groups.
 
     Attributes:
       first: What its first turn gets.
-      carried: What every turn gets.
+      carried: What every turn gets: the place of its (first) slice.
       following: What a turn hands on.
+      before: Equations that make what the first turn gets; they stand before the loop.
     """
 
-    def __init__(self, opened: OpenLoop):
-        assert opened.offset is not None, "a whole loop needs none"
+    def __init__(self, opened: OpenLoop, *, stride: int = 1, around: "Counter | None" = None):
         self._beside = opened.eqn
-        params = opened.eqn.params
+        length, reverse = opened.eqn.params["length"], opened.eqn.params["reverse"]
         aval = jax.typeof(jnp.int32(0))
-        self._step = -1 if params["reverse"] else 1
-        begin = opened.offset + (params["length"] - 1 if params["reverse"] else 0)
-        self.first = jex.Literal(np.int32(begin), aval)
+        self._step = -stride if reverse else stride
+        begin = (opened.offset or 0) + ((length - 1) * stride if reverse else 0)
+        self.first: Atom = jex.Literal(np.int32(begin), aval)
         self.carried, self.following = jex.Var(aval), jex.Var(aval)
+        self.before: list[Any] = []
+        if around is not None:
+            self.first = jex.Var(aval)
+            self.before += _equations(lambda i: i + np.int32(begin), [around.carried], self.first, beside=self._beside)
 
     def advance(self) -> Iterator[Any]:
         """The equation of what a turn hands on."""

@@ -32,7 +32,7 @@ def test_zeros_wait_for_what_is_in_memory_of_what_is_scattered_into_them():
 
 
 def test_zeros_wait_for_what_is_scattered_where_nobody_reads_the_product_behind_them():
-    """Compilers drop operands of a barrier that nobody reads behind it. What is larger than the zeros is not put there."""
+    """Compilers drop operands of a barrier that nobody reads behind it. What is larger than zeros is not put there."""
     graph, _, _, zeros, scaled = scattering(last=True)
     assert waits_of_zeros(graph) == {graph.producer[zeros]: scaled}
     graph, _, product, zeros, _ = scattering(last=True, size_bytes=8000)

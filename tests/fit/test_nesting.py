@@ -1,0 +1,199 @@
+"""Nested loops as the planner asks for them: where nothing else fits, as predicted and as compiled."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import jaxckpt
+from jaxckpt import InfeasibleBudgetError, PlanMismatchError, Planner
+from jaxckpt.fit.nesting import NestedSolver
+from jaxckpt.ir import Nest, Offload, Recompute, Save
+from jaxckpt.numerics.one_by_one import run_one_by_one
+from jaxckpt.report import plan_report, render_text
+from jaxckpt.rewrite import rewrite
+from jaxckpt.rewrite.agree import digest
+from jaxckpt.solve import OptimalSolver, Problem
+from jaxckpt.target import Target
+from jaxckpt.trace import trace_step
+from jaxckpt.trace.inline import open_jaxpr
+from tests.fit.test_planner import needs_compiler
+
+LENGTH = 36
+
+
+def block(x, w):
+    return x + jnp.tanh(jnp.sin(x @ w[0]) @ w[1]), None
+
+
+def loss(w, x):
+    return (jax.lax.scan(block, x, w)[0] ** 2).mean()
+
+
+STEP = jax.value_and_grad(loss)
+
+
+def arguments(width, rows, dtype, length=LENGTH):
+    return jax.ShapeDtypeStruct((length, 2, width, width), dtype), jax.ShapeDtypeStruct((rows, width), dtype)
+
+
+LARGE = arguments(1024, 16384, jnp.bfloat16)
+CARRY_BYTES = 16384 * 1024 * 2
+
+
+def solver_of(step, *args):
+    traced = trace_step(step, *args)
+    return NestedSolver(traced, OptimalSolver(Problem(graph=traced.graph, rates=Target("h200").rates)))
+
+
+@pytest.fixture(scope="module")
+def made():
+    return solver_of(STEP, *LARGE)
+
+
+@pytest.mark.parametrize(
+    ("turns", "pairs"),
+    [(36, [(6, 6), (9, 4), (12, 3)]), (12, [(4, 3), (6, 2)]), (4, [(2, 2)]), (13, []), (3, []), (2, [])],
+)
+def test_pairs_of_divisors_are_tried_from_the_root_on_and_a_prime_number_has_none(turns, pairs):
+    solver = solver_of(STEP, *arguments(1024, 16384, jnp.bfloat16, turns))
+    assert [[(nest.outer, nest.inner) for nest in nests] for nests in solver.nests] == [[pair] for pair in pairs]
+    assert len(solver.last_resorts) == bool(pairs and turns > 4)
+
+
+def test_the_least_memory_grows_with_the_root_of_the_turns(made):
+    (plan,) = made.last_resorts
+    whole = made._solver.smallest
+    assert plan.nests == (Nest(loop=0, outer=6, inner=6),)
+    spared_bytes = whole.predicted.temp_bytes - plan.predicted.temp_bytes
+    assert spared_bytes == pytest.approx((LENGTH - 12) * CARRY_BYTES, rel=0.15)
+    assert whole.predicted.step_s < plan.predicted.step_s
+    assert whole.predicted.recompute_s < plan.predicted.recompute_s
+
+
+def test_with_more_memory_turns_keep_more_and_run_twice_only(made):
+    (least,) = made.last_resorts
+    more = made.solve(2 * least.predicted.temp_bytes, unplanned=False)
+    assert more.nests
+    assert more.predicted.step_s < least.predicted.step_s
+    assert more.predicted.temp_bytes <= 2 * least.predicted.temp_bytes
+    assert Save() in more.decisions.values() or len(more.decisions) < len(least.decisions)
+    assert made.solve(None).nests == ()
+
+
+def test_what_must_be_decided_of_a_value_is_decided_of_its_copy():
+    def named(x, w):
+        hidden = checkpoint_name(jnp.sin(x @ w[0]), "hidden")
+        return x + jnp.tanh(hidden @ w[1]), None
+
+    step = jax.value_and_grad(lambda w, x: (jax.lax.scan(named, x, w)[0] ** 2).mean())
+    traced = trace_step(step, *LARGE)
+    problem = Problem(graph=traced.graph, rates=Target("h200").rates)
+    hidden = next(v for v in problem.late_read if traced.graph.values[v].name == "hidden")
+    kept = NestedSolver(traced, OptimalSolver(replace(problem, must={hidden: Save()})))
+    there = kept._solvers[0].problem
+    copies = [v for v, decision in there.must.items() if decision == Save()]
+    assert {there.graph.loops[there.graph.ops[there.graph.producer[v]].loop].again for v in copies} >= {True}
+    plan = kept._solvers[0].smallest
+    assert Save() in plan.decisions.values()
+    sent = NestedSolver(traced, OptimalSolver(replace(problem, must={hidden: Offload()})))
+    assert not sent.nests
+    assert not sent.last_resorts
+
+
+def test_loops_that_hand_on_little_are_not_nested():
+    def loss(w, x):
+        sums, _ = jax.lax.scan(lambda s, w: (s + jnp.tanh(x @ w[0]).mean(), None), jnp.float32(0), w)
+        return sums
+
+    assert not solver_of(jax.value_and_grad(loss), *LARGE).nests
+
+
+@pytest.fixture(scope="module")
+def small_plan():
+    """A plan of nested loops for a step that runs here."""
+    args = tuple(
+        jnp.cos(jnp.arange(np.prod(s.shape), dtype=jnp.float32)).reshape(s.shape) / 4
+        for s in arguments(16, 256, "float32", 12)
+    )
+    planner = Planner(STEP, *args, target="cpu", donate_argnums=(0,))
+    (plan,) = planner.nesting.last_resorts
+    return args, planner, plan
+
+
+def test_a_plan_of_nested_loops_is_applied_with_the_step_s_bits(small_plan):
+    args, planner, plan = small_plan
+    assert Recompute() in plan.decisions.values()
+    rewritten = rewrite(planner.traced, plan).jaxpr
+    assert [eqn.params["length"] for eqn in open_jaxpr(rewritten).eqns if eqn.primitive.name == "scan"] == [4, 4]
+    expected = run_one_by_one(jax.make_jaxpr(STEP)(*args), *args)
+    for one, other in zip(expected, run_one_by_one(rewritten, *args), strict=True):
+        np.testing.assert_array_equal(one, other)
+    held = planner.finished(planner.measure(plan))
+    copies = jax.tree.map(jnp.copy, args)
+    found = jax.jit(held.apply(STEP), donate_argnums=(0,))(*copies)
+    for one, other in zip(jax.tree.leaves(STEP(*args)), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_plan_of_nested_loops_is_saved_loaded_and_shown(small_plan, tmp_path):
+    _, planner, plan = small_plan
+    held = planner.finished(planner.measure(plan))
+    held.save(tmp_path / "plan.toml")
+    read = jaxckpt.load_plan(tmp_path / "plan.toml")
+    assert read == held
+    assert read.nests == plan.nests == (Nest(loop=0, outer=4, inner=3),)
+    assert "loop 0 nested" in (text := render_text(plan_report(held)))
+    assert "4 x 3 turns" in text
+    whole = replace(plan, nests=())
+    assert whole != plan
+    assert digest(whole) != digest(plan)
+
+
+def test_a_plan_of_nested_loops_is_refused_by_another_step_and_by_other_turns(small_plan):
+    (w, x), planner, plan = small_plan
+    held = planner.finished(planner.measure(plan))
+    with pytest.raises(PlanMismatchError, match="other arguments"):
+        held.apply(STEP)(w[:-1], x)
+    wrong = replace(held, nests=(Nest(loop=0, outer=5, inner=2),))
+    with pytest.raises(PlanMismatchError, match="cannot be nested like that"):
+        wrong.apply(STEP)(w, x)
+
+
+@needs_compiler
+def test_a_budget_below_all_other_plans_is_met_as_compiled_and_a_refusal_names_the_nested_minimum():
+    planner = Planner(STEP, *LARGE, target="h200")
+    whole, least = planner.smallest_whole(), planner.smallest()
+    assert least.plan.nests
+    assert least.footprint.total_bytes < 0.75 * whole.footprint.total_bytes
+    assert planner.floor().total_bytes == least.footprint.total_bytes
+    plan = planner.plan(budget=(whole.footprint.total_bytes + least.footprint.total_bytes) // 2)
+    assert plan.nests
+    assert plan.budget_bytes >= plan.footprint.total_bytes
+    assert len(plan.attempts) <= planner.max_compiles
+    assert any("nested" in note for note in plan.notes)
+    assert not planner.plan(budget=whole.footprint.total_bytes).nests
+    with pytest.raises(InfeasibleBudgetError) as refused:
+        planner.plan(budget=least.footprint.total_bytes - 2**20)
+    assert refused.value.minimum_bytes == least.footprint.total_bytes
+
+
+@needs_compiler
+def test_nested_loops_take_no_more_than_checkpoints_nested_by_hand(made):
+    def by_hand(w, x):
+        def group(x, w):
+            return jax.lax.scan(jax.checkpoint(block), x, w)
+
+        w = w.reshape(6, 6, *w.shape[1:])
+        return (jax.lax.scan(jax.checkpoint(group), x, w)[0] ** 2).mean()
+
+    marked = jaxckpt.footprint(jax.value_and_grad(by_hand), *LARGE, target="h200")
+    planner = Planner(STEP, *LARGE, target="h200")
+    (plan,) = made.last_resorts
+    found = planner.measure(plan).footprint
+    assert found.total_bytes <= 1.01 * marked.total_bytes
+    assert found.step_s <= 1.01 * marked.step_s
+    assert plan.predicted.total_bytes == pytest.approx(found.total_bytes, rel=0.07)
