@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="make the tables from what is kept")
     if not parser.parse_args().tables:
         keep("branches", {"models": {name: of_model(name) for name in SIZES}})
-    write(ROOT / "docs" / "loops.md", {f"branches {name}": table(name) for name in SIZES})
+    write(ROOT / "docs" / "loops.md", {f"branches {name}": table("branches", name) for name in SIZES})
 
 
 def of_model(name: str) -> dict[str, Any]:
@@ -82,16 +82,20 @@ def of_model(name: str) -> dict[str, Any]:
     rows = [("as written", figures(written)), ("`jax.checkpoint` on each branch", figures(marked))]
     for share in SHARES:
         budget = least + int(share * (written.total_bytes - least))
-        label = f"**jaxckpt**, in {format_bytes(budget)}"
-        try:
-            plan = planner.plan(budget=budget)
-        except InfeasibleBudgetError as error:
-            rows.append((label, {"minimum_bytes": error.minimum_bytes}))
-            continue
-        predicted = {"predicted_bytes": plan.predicted.total_bytes, "predicted_s": plan.predicted.step_s}
-        rows.append((label, figures(plan.footprint) | predicted))
-        print(name, label, rows[-1][1], flush=True)
+        rows.append((f"**jaxckpt**, in {format_bytes(budget)}", planned(planner, budget)))
+        print(name, *rows[-1], flush=True)
     return {"rows": [{"label": label, **found} for label, found in rows]}
+
+
+def planned(planner: Planner, budget: int) -> dict[str, Any]:
+    """What the plan for so many bytes takes, or the smallest total where none fits."""
+    try:
+        plan = planner.plan(budget=budget)
+    except InfeasibleBudgetError as error:
+        return {"minimum_bytes": error.minimum_bytes}
+    predicted = {"predicted_bytes": plan.predicted.total_bytes, "predicted_s": plan.predicted.step_s}
+    nests = [[each.outer, each.inner] for each in plan.nests]
+    return figures(plan.footprint) | predicted | ({"nests": nests} if nests else {})
 
 
 def figures(footprint: Any) -> dict[str, Any]:
@@ -99,21 +103,23 @@ def figures(footprint: Any) -> dict[str, Any]:
     return {"total_bytes": footprint.total_bytes, "temp_bytes": footprint.temp_bytes, "step_s": footprint.step_s}
 
 
-def table(name: str) -> str:
-    """One row a mark or plan."""
-    result = read("branches")
+def table(file: str, name: str) -> str:
+    """One row a mark or plan of a model, from a file of results."""
+    result = read(file)
     made_with = result["made_with"]
     lines = ["| | compiled total | temporaries | estimated step | predicted |", "|---|---:|---:|---:|---:|"]
     for row in result["models"][name]["rows"]:
         if "minimum_bytes" in row:
             lines.append(f"| {row['label']} | refused: at least {format_bytes(row['minimum_bytes'])} | | | |")
             continue
-        predicted = ""
+        predicted, label = "", row["label"]
+        if "nests" in row:
+            label += f", nested {', '.join(f'{outer} x {inner}' for outer, inner in row['nests'][:1])}"
         if "predicted_s" in row:
             bytes_off = row["predicted_bytes"] / row["total_bytes"] - 1
             predicted = f"{bytes_off:+.1%} bytes, {row['predicted_s'] / row['step_s'] - 1:+.1%} seconds"
         lines.append(
-            f"| {row['label']} | {format_bytes(row['total_bytes'])} | {format_bytes(row['temp_bytes'])}"
+            f"| {label} | {format_bytes(row['total_bytes'])} | {format_bytes(row['temp_bytes'])}"
             f" | {1e3 * row['step_s']:.1f} ms | {predicted} |"
         )
     return "\n".join([*lines, "", f"jax {made_with['versions']['jax']}, {made_with['date']}.", ""])
