@@ -234,7 +234,7 @@ def test_zeros_that_a_gradient_is_scattered_into_wait_for_it():
     held = made[zeros.invars[0]]
     assert held.primitive.name == "optimization_barrier"
     awaited = held.invars[1]
-    assert made[awaited].primitive.name == "dot_general"
+    assert scatter.invars[-1] is held.outvars[1]  # a compiler drops what nobody reads behind a barrier
     after = eqns(rewritten)[eqns(rewritten).index(held) + 1 :]
     assert all(awaited not in eqn.invars for eqn in after)
     assert_same_bits(one_by_one(rewritten.jaxpr, *flat), one_by_one(traced.jaxpr, *flat))
