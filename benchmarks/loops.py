@@ -7,6 +7,7 @@ import argparse
 from typing import Any
 
 import jaxckpt
+from benchmarks.branches import figures
 from benchmarks.frontier import WITHOUT, by_hand
 from benchmarks.models import MODELS
 from benchmarks.record import keep, read
@@ -38,7 +39,7 @@ def of_model(name: str, budgets: tuple[int, ...]) -> dict[str, Any]:
             continue
         task = MODELS[name].step(remat=remat)
         there = jaxckpt.footprint(task.step, *task.args, target=TARGET, donate_argnums=task.donate_argnums)
-        marked[called] = {"total_bytes": there.total_bytes, "temp_bytes": there.temp_bytes, "step_s": there.step_s}
+        marked[called] = figures(there)
         print(f"{name} {called:40} {there.total_bytes / 2**20:8,.0f} MiB {1e3 * there.step_s:6.2f} ms", flush=True)
     task = MODELS[name].step()
     planner = Planner(task.step, *task.args, target=TARGET, donate_argnums=task.donate_argnums)
@@ -59,10 +60,7 @@ def planned(planner: Planner, name: str, budget: int) -> dict[str, Any]:
         f" {len(plan.attempts)} compiles",
         flush=True,
     )
-    return {
-        "total_bytes": plan.footprint.total_bytes,
-        "temp_bytes": plan.footprint.temp_bytes,
-        "step_s": plan.footprint.step_s,
+    return figures(plan.footprint) | {
         "predicted_bytes": plan.predicted.total_bytes,
         "predicted_s": plan.predicted.step_s,
         "compiles": len(plan.attempts),
