@@ -142,8 +142,14 @@ class Search:
         return bool(self.nesting and self.tried and self.most >= _NESTS and self.nesting.last_resorts)
 
     def _is_hopeless(self, candidate: Candidate) -> bool:
-        """Whether a plan of least memory is far too large, so that compiles are better spent on nested loops."""
-        if not self._may_nest or self.fitting or candidate.plan not in self.solver.last_resorts:
+        """Whether a plan of least memory is far too large, so that compiles are better spent on nested loops.
+
+        Not while another one is left that should fit: which of them a compiler makes smallest is not known.
+        """
+        resorts = self.solver.last_resorts
+        if not self._may_nest or self.fitting or candidate.plan not in resorts:
+            return False
+        if any(plan.predicted.total_bytes <= self.limit_bytes and not self._was_tried(plan) for plan in resorts):
             return False
         fixed_bytes = self.planner.fixed_bytes
         return candidate.footprint.total_bytes - fixed_bytes > _HOPELESS * (self.limit_bytes - fixed_bytes)
