@@ -1,6 +1,7 @@
 """Nested loops as the planner asks for them: where nothing else fits, as predicted and as compiled."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 import jaxckpt
 from jaxckpt import InfeasibleBudgetError, PlanMismatchError, Planner
 from jaxckpt.fit.nesting import NestedSolver
+from jaxckpt.fit.search import Candidate, Search
 from jaxckpt.ir import Nest, Offload, Recompute, Save
 from jaxckpt.numerics.one_by_one import run_one_by_one
 from jaxckpt.report import plan_report, render_text
@@ -179,6 +181,21 @@ def test_a_budget_below_all_other_plans_is_met_as_compiled_and_a_refusal_names_t
     with pytest.raises(InfeasibleBudgetError) as refused:
         planner.plan(budget=least.footprint.total_bytes - 2**20)
     assert refused.value.minimum_bytes == least.footprint.total_bytes
+
+
+@pytest.mark.parametrize("other_bytes", [95, 105])
+def test_other_plans_of_least_memory_that_should_fit_are_compiled_before_loops_are_nested(other_bytes):
+    """A compiler may make the one that is predicted smallest the largest of them."""
+
+    def plan(size_bytes):
+        return SimpleNamespace(predicted=SimpleNamespace(total_bytes=size_bytes))
+
+    smallest, other = plan(90), plan(other_bytes)
+    solver, nesting = SimpleNamespace(last_resorts=(smallest, other)), SimpleNamespace(last_resorts=(plan(50),))
+    search = Search(SimpleNamespace(fixed_bytes=0), 100, 100, solver, most=4, nesting=nesting)
+    compiled = Candidate(smallest, SimpleNamespace(total_bytes=200))
+    search.tried.append(compiled)
+    assert search._is_hopeless(compiled) is (other_bytes > 100)
 
 
 @needs_compiler
