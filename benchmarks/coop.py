@@ -8,7 +8,7 @@
 Networks are traced at their real sizes and never run; three training steps are simulated, parameters and all in one
 memory, with seconds of one H200. Basis "kernels" is the step as it compiles; the static optimum stands there. Basis
 "eager" is every op of JAX a kernel. GPT-3 is trained without momentum: with two moments for each of its 6.6 billion
-parameters these would be 71% of the memory, and no rule could do anything below that.
+parameters these would be 69% of the memory, and no rule could do anything below that.
 
 Prints the tables and keeps the rows as `results/coop-eager`, `results/coop-kernels` and
 `results/coop-plans`.

@@ -7,7 +7,7 @@ import argparse
 from typing import Any
 
 import jaxckpt
-from benchmarks.branches import figures
+from benchmarks.branches import cells, figures, off
 from benchmarks.frontier import WITHOUT, by_hand
 from benchmarks.models import MODELS
 from benchmarks.record import keep, read
@@ -89,22 +89,13 @@ def table(name: str) -> str:
     ]
     for called, there in found["by_hand"].items():
         label = "as written" if called == WITHOUT else f"`{called}` on the body, by hand"
-        lines.append(
-            f"| {label} | {format_bytes(there['total_bytes'])} | {format_bytes(there['temp_bytes'])}"
-            f" | {1e3 * there['step_s']:.1f} ms | | | |"
-        )
+        lines.append(f"| {label} | {cells(there)} | | | |")
     for budget, plan in found["plans"].items():
         label = f"**jaxckpt**, {int(budget):,} MiB"
         if "minimum_bytes" in plan:
             lines.append(f"| {label} | refused: at least {format_bytes(plan['minimum_bytes'])} | | | | | |")
             continue
-        bytes_off = plan["predicted_bytes"] / plan["total_bytes"] - 1
-        seconds_off = plan["predicted_s"] / plan["step_s"] - 1
-        predicted = f"{bytes_off:+.1%} bytes, {seconds_off:+.1%} seconds"
-        lines.append(
-            f"| {label} | {format_bytes(plan['total_bytes'])} | {format_bytes(plan['temp_bytes'])}"
-            f" | {1e3 * plan['step_s']:.1f} ms | {predicted} | {of_turns(plan)} |"
-        )
+        lines.append(f"| {label} | {cells(plan)} | {off(plan)} | {of_turns(plan)} |")
     return "\n".join([*lines, "", f"jax {made['versions']['jax']}, {made['date']}.", ""])
 
 

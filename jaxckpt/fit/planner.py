@@ -210,7 +210,7 @@ class Planner:
     def nesting(self) -> NestedSolver | None:
         """For plans that nest loops, where nothing else fits.
 
-        For TPUs there are none: compiling them for one was seen to take more than eight minutes.
+        For TPUs there are none: a run that compiled them for one did not end within ten minutes.
         """
         return None if self.target.platform == "tpu" else NestedSolver(self.traced, self.solver)
 

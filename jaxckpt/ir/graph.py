@@ -15,6 +15,7 @@ from functools import cached_property
 from math import prod
 
 from jaxckpt._errors import GraphError
+from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.kind import Kind, Trait
 from jaxckpt.ir.loop import Loop
 from jaxckpt.ir.steps import Run
@@ -286,6 +287,19 @@ class Graph:
         turns = prod(self.loops[around].length for around in self.path(loop))
         branches = (self.loops[around].branch for around in self.path(loop))
         return prod((branch.share for branch in branches if branch is not None), start=turns)
+
+    def is_branched(self, loop: int | None) -> bool:
+        """Whether an op of this loop stands in a branch of a cond."""
+        return any(self.loops[around].branch is not None for around in self.path(loop))
+
+    def is_copied(self, loop: int | None) -> bool:
+        """Whether an op of this loop stands in the copy of one, and computes the same again."""
+        return any(self.loops[around].again for around in self.path(loop))
+
+    @cached_property
+    def indices(self) -> frozenset[int]:
+        """The values that say which branch of a cond runs."""
+        return frozenset(op.reads[0] for op in self.ops if op.primitive == COND_END)
 
     @cached_property
     def beside(self) -> tuple[tuple[int, ...], ...]:

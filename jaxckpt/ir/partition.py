@@ -61,7 +61,7 @@ def settled(graph: Graph, value: int, decision: Partition) -> Partition | Save:
 
 def _is_of_branch(graph: Graph, value: int) -> bool:
     made = graph.producer[value]
-    return made is not None and any(graph.loops[loop].branch is not None for loop in graph.path(graph.ops[made].loop))
+    return made is not None and graph.is_branched(graph.ops[made].loop)
 
 
 def settle(graph: Graph, decisions: Mapping[int, Decision]) -> Mapping[int, Decision]:

@@ -60,7 +60,7 @@ def why_not_on_host(graph: Graph, value: int) -> str | None:
     path = () if made is None else graph.path(graph.ops[made].loop)
     if not path:
         return None
-    if any(graph.loops[loop].branch is not None for loop in path):
+    if graph.is_branched(path[-1]):
         return "it is made in a branch of a cond, whose other branches would have to send something too"
     if graph.values[value].local:
         return "it is made in the body of a shard_map in a loop"

@@ -44,7 +44,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from jaxckpt.ir.away import away, is_ahead
-from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.light import is_spread, light_roots
@@ -111,8 +110,7 @@ class _Scheduler:
         self.prepared: set[int] = set()
         """Loops for which what stands further out is there; branches of one cond all before the first."""
         dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
-        indices = {op.reads[0] for op in graph.ops if op.primitive == COND_END}
-        self.dropped = dropped - self.slices - indices
+        self.dropped = dropped - self.slices - graph.indices
         self.away = away(graph, plan)
         self.in_turns = frozenset(v for v in self.away.values if self._loop_of(v) is not None)
         self.ahead = frozenset(v for v in self.in_turns if is_ahead(graph, v, plan.decisions[v]))

@@ -169,9 +169,6 @@ class Problem:
     def _replay(self, laid_out: Schedule) -> Replay:
         return replay(self.graph, laid_out, fusion=self.fusion, prices=self.prices, rates=self.rates, whole=self.whole)
 
-    def _is_again(self, step: Run) -> bool:
-        return step.again or any(self.graph.loops[loop].again for loop in self.graph.path(step.loop))
-
     def predict(self, plan: Plan) -> Prediction:
         """What the plan takes, in the figures that users see."""
         laid_out = schedule(self.graph, plan)
@@ -187,7 +184,9 @@ class Problem:
             step_s=replayed.step_s,
             recompute_s=replayed.recompute_s,
             saved_bytes=sum(map(graph.held_bytes, saved)),
-            recomputed_ops=sum(1 for step in laid_out.steps if isinstance(step, Run) and self._is_again(step)),
+            recomputed_ops=sum(
+                isinstance(step, Run) and (step.again or graph.is_copied(step.loop)) for step in laid_out.steps
+            ),
             host_bytes=replayed.host_bytes,
             stall_s=replayed.stall_s,
         )

@@ -55,7 +55,7 @@ def stagings(problem: Problem, *, before_head: bool = False) -> tuple[Stages, ..
 
 
 def _before_head(starts: list[int], made_bytes: list[int], crossing_bytes: list[int]) -> list[int]:
-    """A cut with one more before the head: where little crosses, and then more is made than elsewhere in the stage.
+    """A cut with one more before the head: where little crosses and then, in the last stage, most of all is made.
 
     All that a stage computes again starts with the first of it that is asked for. Of the last stage that is the
     loss's, long before the block below the head is wanted, and the head is mostly where the peak is.

@@ -183,7 +183,7 @@ class _Closer:
             if isinstance(value, jex.Var) and self._home.get(value, ()) == self._paths[loop]:
                 self._stacked.setdefault(value, stack)
 
-    def _fill(self, stack: Any, filled: "_Filled") -> None:
+    def _fill(self, stack: Any, filled: _Filled) -> None:
         """A stack that loops fill one after the other: zeros first, and each hands it on to the next."""
         eqns, whole = nothing(stack.aval, filled.beside)
         self._scans[self._counted(filled.loops[0])[0]].zeros += eqns

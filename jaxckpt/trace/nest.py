@@ -21,11 +21,11 @@ from typing import Any
 import jax.extend.core as jex
 
 from jaxckpt import _compat
-from jaxckpt._errors import PlanMismatchError
 from jaxckpt.ir import Nest, Phase, Plan
 from jaxckpt.ir.light import is_spread
 from jaxckpt.ir.loop import CARRY, END, SLICE, STACK, TURNS
 from jaxckpt.ir.scope import RECOMPUTED
+from jaxckpt.trace.asked import asked_loops
 from jaxckpt.trace.loops import Sight, is_ours, renumbered, stacking_loops
 from jaxckpt.trace.program import Atom, Equation, OpenLoop
 from jaxckpt.trace.prune import prune
@@ -92,36 +92,20 @@ def nested(traced: Traced, nests: Sequence[Nest]) -> Nested:
     """
     if not nests:
         return Nested(traced=traced, values=tuple((i,) for i in range(len(traced.graph.values))))
-    return _Nester(traced, _of_loops(traced, nests)).nest()
+
+    def refused(asked: Nest) -> tuple[str, str, str]:
+        return (
+            f"nested({traced.name}): the loop cannot be nested like that.",
+            f"loop {asked.loop} as {asked.outer} groups of {asked.inner} turns",
+            "groups of equal length, at least two of at least two turns, of a loop that can be nested, which no other"
+            " nested one is around or inside of",
+        )
+
+    return _Nester(traced, asked_loops(traced, nests, nestable(traced), fits=_fits, refused=refused)).nest()
 
 
-def _of_loops(traced: Traced, nests: Sequence[Nest]) -> dict[int, Nest]:
-    """For each loop that is nested how, by the id of the first of its group."""
-    graph, groups = traced.graph, nestable(traced)
-    found: dict[int, Nest] = {}
-    for each in nests:
-        group = next((group for group in groups if each.loop in group), ())
-        length = graph.loops[each.loop].length if each.loop < len(graph.loops) else 0
-        above = {around for loop in group for around in graph.path(loop)}
-        below = {loop for loop in found for around in graph.path(loop) if around in group}
-        fits = each.outer * each.inner == length and min(each.outer, each.inner) >= _LEAST
-        if not group or not fits or above & found.keys() or below:
-            _refuse(traced, each, groups)
-        found.update(dict.fromkeys(group, replace(each, loop=group[0])))
-    return found
-
-
-def _refuse(traced: Traced, asked: Nest, groups: Sequence[Sequence[int]]) -> None:
-    there = [f"loop {group[0]} of {traced.graph.loops[group[0]].length} turns" for group in groups]
-    raise PlanMismatchError(
-        f"nested({traced.name}): the loop cannot be nested like that.",
-        got=f"loop {asked.loop} as {asked.outer} groups of {asked.inner} turns",
-        needed="groups of equal length, at least two of at least two turns, of a loop that can be nested, which no"
-        f" other nested one is around or inside of ({', '.join(there) or 'there is none'})",
-        advice="plan again for this step, these shapes and this version of jax",
-        planned=str(asked),
-        found=", ".join(there),
-    )
+def _fits(asked: Nest, length: int) -> bool:
+    return asked.outer * asked.inner == length and min(asked.outer, asked.inner) >= _LEAST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

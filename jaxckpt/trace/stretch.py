@@ -15,9 +15,9 @@ from typing import Any
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from jaxckpt._errors import PlanMismatchError
 from jaxckpt.ir import Phase, Stretches
 from jaxckpt.ir.loop import CARRY, END, STACK
+from jaxckpt.trace.asked import asked_loops
 from jaxckpt.trace.loops import STRETCHES, Sight, is_ours, paths_of, renumbered
 from jaxckpt.trace.program import Atom, Equation, OpenLoop, Program
 from jaxckpt.trace.rebuilt import rebuilt
@@ -84,36 +84,19 @@ def in_stretches(traced: Traced, stretches: Sequence[Stretches]) -> Stretched:
         values, ops = len(traced.graph.values), len(traced.graph.ops)
         alone = tuple((i,) for i in range(max(values, ops)))
         return Stretched(whole=traced, traced=traced, values=alone[:values], ops=alone[:ops])
-    splitter = _Splitter(traced, _lengths(traced, stretches))
-    return splitter.split()
+
+    def refused(asked: Stretches) -> tuple[str, str, str]:
+        return (
+            f"in_stretches({traced.name}): the loop cannot be split like that.",
+            f"loop {asked.loop} in stretches of {' + '.join(map(str, asked.lengths))} turns",
+            "stretches that make all turns of a loop that can be split, each once",
+        )
+
+    return _Splitter(traced, asked_loops(traced, stretches, together(traced), fits=_fits, refused=refused)).split()
 
 
-def _lengths(traced: Traced, stretches: Sequence[Stretches]) -> dict[int, tuple[int, ...]]:
-    """For each loop that is split the turns of its stretches."""
-    loops, groups = traced.graph.loops, together(traced)
-    found: dict[int, tuple[int, ...]] = {}
-    for each in stretches:
-        group = next((group for group in groups if each.loop in group), ())
-        length = loops[each.loop].length if each.loop < len(loops) else 0
-        above = {around for loop in group for around in traced.graph.path(loop)[:-1]}
-        below = {loop for loop in found for around in traced.graph.path(loop) if around in group}
-        if sum(each.lengths) != length or min(each.lengths) < 1 or not group or above & found.keys() or below:
-            _refuse(traced, each, groups)
-        found.update(dict.fromkeys(group, each.lengths))
-    return found
-
-
-def _refuse(traced: Traced, asked: Stretches, groups: Sequence[Sequence[int]]) -> None:
-    there = [f"loop {group[0]} of {traced.graph.loops[group[0]].length} turns" for group in groups]
-    raise PlanMismatchError(
-        f"in_stretches({traced.name}): the loop cannot be split like that.",
-        got=f"loop {asked.loop} in stretches of {' + '.join(map(str, asked.lengths))} turns",
-        needed="stretches that make all turns of a loop that can be split, each once"
-        f" ({', '.join(there) or 'there is none'})",
-        advice="plan again for this step, these shapes and this version of jax",
-        planned=str(asked),
-        found=", ".join(there),
-    )
+def _fits(asked: Stretches, length: int) -> bool:
+    return sum(asked.lengths) == length and min(asked.lengths) >= 1
 
 
 def _stacking_no_numbers(equation: Equation) -> Iterator[int]:
@@ -166,11 +149,11 @@ class _Turning:
 
 
 class _Splitter:
-    def __init__(self, traced: Traced, lengths: Mapping[int, tuple[int, ...]]):
+    def __init__(self, traced: Traced, stretches: Mapping[int, Stretches]):
         self._traced = traced
         self._program = traced.program
         self._sight = Sight(traced.program.loops)
-        self._lengths = lengths
+        self._lengths = {loop: each.lengths for loop, each in stretches.items()}
         self._number: dict[tuple[int, int | None], int] = {}
         self._loops: list[OpenLoop] = []
         for loop in range(len(self._program.loops)):

@@ -10,39 +10,31 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import jaxckpt
-from jaxckpt import InfeasibleBudgetError, PlanMismatchError, Planner
+from jaxckpt import InfeasibleBudgetError, Planner
 from jaxckpt.fit.nesting import NestedSolver
 from jaxckpt.fit.search import Candidate, Search
 from jaxckpt.ir import Nest, Offload, Recompute, Save
-from jaxckpt.numerics.one_by_one import run_one_by_one
-from jaxckpt.report import plan_report, render_text
 from jaxckpt.rewrite import rewrite
-from jaxckpt.rewrite.agree import digest
 from jaxckpt.solve import OptimalSolver, Problem
 from jaxckpt.target import Target
 from jaxckpt.trace import trace_step
 from jaxckpt.trace.inline import open_jaxpr
+from tests.fit.scanned import (
+    STEP,
+    arguments,
+    assert_applied,
+    assert_refused,
+    assert_saved_loaded_and_shown,
+    block,
+    held_by,
+    small_arguments,
+)
 from tests.fit.test_planner import needs_compiler
 
 LENGTH = 36
 
 
-def block(x, w):
-    return x + jnp.tanh(jnp.sin(x @ w[0]) @ w[1]), None
-
-
-def loss(w, x):
-    return (jax.lax.scan(block, x, w)[0] ** 2).mean()
-
-
-STEP = jax.value_and_grad(loss)
-
-
-def arguments(width, rows, dtype, length=LENGTH):
-    return jax.ShapeDtypeStruct((length, 2, width, width), dtype), jax.ShapeDtypeStruct((rows, width), dtype)
-
-
-LARGE = arguments(1024, 16384, jnp.bfloat16)
+LARGE = arguments(LENGTH, 1024, 16384, jnp.bfloat16)
 CARRY_BYTES = 16384 * 1024 * 2
 
 
@@ -61,7 +53,7 @@ def made():
     [(36, [(6, 6), (9, 4), (12, 3)]), (12, [(4, 3), (6, 2)]), (4, [(2, 2)]), (13, []), (3, []), (2, [])],
 )
 def test_pairs_of_divisors_are_tried_from_the_root_on_and_a_prime_number_has_none(turns, pairs):
-    solver = solver_of(STEP, *arguments(1024, 16384, jnp.bfloat16, turns))
+    solver = solver_of(STEP, *arguments(turns, 1024, 16384, jnp.bfloat16))
     assert [[(nest.outer, nest.inner) for nest in nests] for nests in solver.nests] == [[pair] for pair in pairs]
     assert len(solver.last_resorts) == bool(pairs and turns > 4)
 
@@ -117,10 +109,7 @@ def test_loops_that_hand_on_little_are_not_nested():
 @pytest.fixture(scope="module")
 def small_plan():
     """A plan of nested loops for a step that runs here."""
-    args = tuple(
-        jnp.cos(jnp.arange(np.prod(s.shape), dtype=jnp.float32)).reshape(s.shape) / 4
-        for s in arguments(16, 256, "float32", 12)
-    )
+    args = small_arguments(12)
     planner = Planner(STEP, *args, target="cpu", donate_argnums=(0,))
     (plan,) = planner.nesting.last_resorts
     return args, planner, plan
@@ -129,12 +118,10 @@ def small_plan():
 def test_a_plan_of_nested_loops_is_applied_with_the_step_s_bits(small_plan):
     args, planner, plan = small_plan
     assert Recompute() in plan.decisions.values()
-    rewritten = rewrite(planner.traced, plan).jaxpr
-    assert [eqn.params["length"] for eqn in open_jaxpr(rewritten).eqns if eqn.primitive.name == "scan"] == [4, 4]
-    expected = run_one_by_one(jax.make_jaxpr(STEP)(*args), *args)
-    for one, other in zip(expected, run_one_by_one(rewritten, *args), strict=True):
-        np.testing.assert_array_equal(one, other)
-    held = planner.finished(planner.measure(plan))
+    rewritten = open_jaxpr(rewrite(planner.traced, plan).jaxpr)
+    assert [eqn.params["length"] for eqn in rewritten.eqns if eqn.primitive.name == "scan"] == [4, 4]
+    assert_applied(planner, plan, args)
+    held = held_by(planner, plan)
     copies = jax.tree.map(jnp.copy, args)
     found = jax.jit(held.apply(STEP), donate_argnums=(0,))(*copies)
     for one, other in zip(jax.tree.leaves(STEP(*args)), jax.tree.leaves(found), strict=True):
@@ -143,26 +130,14 @@ def test_a_plan_of_nested_loops_is_applied_with_the_step_s_bits(small_plan):
 
 def test_a_plan_of_nested_loops_is_saved_loaded_and_shown(small_plan, tmp_path):
     _, planner, plan = small_plan
-    held = planner.finished(planner.measure(plan))
-    held.save(tmp_path / "plan.toml")
-    read = jaxckpt.load_plan(tmp_path / "plan.toml")
-    assert read == held
-    assert read.nests == plan.nests == (Nest(loop=0, outer=4, inner=3),)
-    assert "loop 0 nested" in (text := render_text(plan_report(held)))
-    assert "4 x 3 turns" in text
-    whole = replace(plan, nests=())
-    assert whole != plan
-    assert digest(whole) != digest(plan)
+    assert plan.nests == (Nest(loop=0, outer=4, inner=3),)
+    assert_saved_loaded_and_shown(planner, plan, tmp_path, shown=("loop 0 nested", "4 x 3 turns"), nests=())
 
 
 def test_a_plan_of_nested_loops_is_refused_by_another_step_and_by_other_turns(small_plan):
-    (w, x), planner, plan = small_plan
-    held = planner.finished(planner.measure(plan))
-    with pytest.raises(PlanMismatchError, match="other arguments"):
-        held.apply(STEP)(w[:-1], x)
-    wrong = replace(held, nests=(Nest(loop=0, outer=5, inner=2),))
-    with pytest.raises(PlanMismatchError, match="cannot be nested like that"):
-        wrong.apply(STEP)(w, x)
+    args, planner, plan = small_plan
+    wrong = (Nest(loop=0, outer=5, inner=2),)
+    assert_refused(planner, plan, args, "cannot be nested like that", nests=wrong)
 
 
 @needs_compiler

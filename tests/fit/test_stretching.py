@@ -7,41 +7,31 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxckpt
-from jaxckpt import PlanMismatchError, Planner
+from jaxckpt import Planner
 from jaxckpt.fit.stretching import End, Known, Stretching
 from jaxckpt.ir import Offload, Stretches
-from jaxckpt.numerics.one_by_one import run_one_by_one
-from jaxckpt.report import plan_report, render_text
 from jaxckpt.rewrite import rewrite
-from jaxckpt.rewrite.agree import digest
 from jaxckpt.solve import OptimalSolver, Problem
 from jaxckpt.solve.problem import decide
 from jaxckpt.target import Target
 from jaxckpt.trace import in_stretches, trace_step
 from jaxckpt.trace.inline import open_jaxpr
+from tests.fit.scanned import (
+    STEP,
+    arguments,
+    assert_applied,
+    assert_refused,
+    assert_saved_loaded_and_shown,
+    held_by,
+    make_step,
+    small_arguments,
+)
 from tests.fit.test_planner import needs_compiler
 
 LENGTH = 12
 
 
-def block(x, w):
-    return x + jnp.tanh(jnp.sin(x @ w[0]) @ w[1]), None
-
-
-def make_step(**options):
-    def loss(w, x):
-        return (jax.lax.scan(block, x, w, **options)[0] ** 2).mean()
-
-    return jax.value_and_grad(loss)
-
-
-def arguments(width, rows, dtype):
-    return jax.ShapeDtypeStruct((LENGTH, 2, width, width), dtype), jax.ShapeDtypeStruct((rows, width), dtype)
-
-
-LARGE = arguments(2048, 8192, jnp.bfloat16)
-STEP = make_step()
+LARGE = arguments(LENGTH, 2048, 8192, jnp.bfloat16)
 
 
 class Made:
@@ -181,10 +171,7 @@ def test_a_step_without_loops_has_nothing_to_mix():
 @pytest.fixture(scope="module")
 def small_plan():
     """A mixture for a step that runs here."""
-    args = tuple(
-        jnp.cos(jnp.arange(np.prod(s.shape), dtype=jnp.float32)).reshape(s.shape) / 4
-        for s in arguments(16, 256, "float32")
-    )
+    args = small_arguments(LENGTH)
     planner = Planner(STEP, *args, target="cpu")
     problem = planner.problem
     everything = decide(problem, problem.late_read & problem.worth_saving, (0,), "optimal")
@@ -199,38 +186,22 @@ def small_plan():
 def test_a_mixture_is_applied_with_the_step_s_bits(small_plan):
     args, planner, plan = small_plan
     assert plan.stretches
-    expected = run_one_by_one(jax.make_jaxpr(STEP)(*args), *args)
-    for one, other in zip(expected, run_one_by_one(rewrite(planner.traced, plan).jaxpr, *args), strict=True):
-        np.testing.assert_array_equal(one, other)
-    held = planner.finished(planner.measure(plan))
+    assert_applied(planner, plan, args)
+    held = held_by(planner, plan)
     for one, other in zip(jax.tree.leaves(STEP(*args)), jax.tree.leaves(held.apply(STEP)(*args)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
 def test_a_mixture_is_saved_loaded_and_shown(small_plan, tmp_path):
     _, planner, plan = small_plan
-    held = planner.finished(planner.measure(plan))
-    held.save(tmp_path / "plan.toml")
-    read = jaxckpt.load_plan(tmp_path / "plan.toml")
-    assert read == held
-    assert read.stretches == plan.stretches
     first, last = plan.stretches[0].lengths
-    assert f"{first} + {last} turns" in render_text(plan_report(held))
-    whole = replace(plan, stretches=())
-    assert whole != plan
-    assert digest(whole) != digest(plan)
+    assert_saved_loaded_and_shown(planner, plan, tmp_path, shown=(f"{first} + {last} turns",), stretches=())
 
 
 def test_a_mixture_is_refused_by_another_step_and_by_other_turns(small_plan):
-    (w, x), planner, plan = small_plan
-    held = planner.finished(planner.measure(plan))
-    with pytest.raises(PlanMismatchError, match="other arguments"):
-        held.apply(STEP)(w[:-1], x)
-    with pytest.raises(PlanMismatchError, match="another step"):
-        held.apply(jax.value_and_grad(lambda w, x: STEP(w, x)[0] * 2))(w, x)
-    wrong = replace(held, stretches=(Stretches(loop=0, lengths=(1, 1)),))
-    with pytest.raises(PlanMismatchError, match="cannot be split like that"):
-        wrong.apply(STEP)(w, x)
+    args, planner, plan = small_plan
+    wrong = (Stretches(loop=0, lengths=(1, 1)),)
+    assert_refused(planner, plan, args, "cannot be split like that", stretches=wrong)
 
 
 @needs_compiler

@@ -2,35 +2,32 @@
 
 from collections import Counter
 
-import flax.linen as nn
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxckpt import PlanMismatchError
 from jaxckpt.ir import Nest, Phase, Stretches
 from jaxckpt.ir.loop import CARRY, STACK
-from jaxckpt.numerics.one_by_one import run_one_by_one
 from jaxckpt.trace import in_stretches, nestable, nested, trace_step
 from jaxckpt.trace.inline import open_jaxpr
-from jaxckpt.trace.loops import is_sound
+from tests.scanned import (
+    X,
+    accumulated,
+    assert_close,
+    assert_same_bits,
+    body_of,
+    flax_step,
+    layer,
+    make_step,
+    noisy_step,
+    over_two_devices,
+    scans,
+    weights,
+)
 
 LENGTH = 6
-W = jnp.linspace(-1.0, 1.0, LENGTH * 9).reshape(LENGTH, 3, 3)
-X = jnp.linspace(0.1, 1.0, 6).reshape(2, 3)
-
-
-def layer(x, w):
-    return x + jnp.sin(jnp.tanh(x @ w)), None
-
-
-def make_step(body=layer, **options):
-    def loss(w, x):
-        return (jax.lax.scan(body, x, w, **options)[0] ** 2).sum()
-
-    return jax.value_and_grad(loss)
+W = weights(LENGTH)
 
 
 def nest(traced, outer=3, inner=2, group=0):
@@ -41,31 +38,9 @@ def made_of(step, *args, **pair):
     return nest(trace_step(step, *args), **pair).traced
 
 
-def body_of(eqn):
-    return open_jaxpr(eqn.params["jaxpr"])
-
-
-def scans(jaxpr):
-    return [eqn for eqn in open_jaxpr(jaxpr).eqns if eqn.primitive.name == "scan"]
-
-
 def tree(jaxpr):
     """The lengths of scans, each with those in its body."""
     return [(eqn.params["length"], tree(body_of(eqn))) for eqn in scans(jaxpr)]
-
-
-def assert_sound(made):
-    made.graph.validate()
-    assert is_sound(made.program)
-    jex.check_jaxpr(open_jaxpr(made.jaxpr))
-
-
-def assert_same_bits(step, args, made):
-    assert_sound(made)
-    flat = jax.tree.leaves(args)
-    expected = run_one_by_one(jax.make_jaxpr(step)(*args), *flat)
-    for one, other in zip(expected, run_one_by_one(made.jaxpr, *flat), strict=True):
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -124,27 +99,14 @@ def test_values_of_a_forward_body_have_a_copy_and_nothing_is_made_for_nobody():
 
 
 def test_scopes_are_those_of_the_step():
-    class Block(nn.Module):
-        @nn.compact
-        def __call__(self, x, _):
-            return x + nn.Dense(3)(jnp.sin(nn.Dense(6)(nn.LayerNorm()(x)))), None
-
-    class Model(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            blocks = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=LENGTH)
-            return blocks(name="blocks")(x, None)[0]
-
-    model = Model()
-    params = model.init(jax.random.key(0), X)
-    step = jax.value_and_grad(lambda params, x: (model.apply(params, x) ** 2).sum())
-    traced = trace_step(step, params, X)
+    step, args = flax_step(LENGTH)
+    traced = trace_step(step, *args)
     made = nest(traced).traced
     whole = Counter(op.scope for op in traced.graph.ops if op.loop is not None and op.phase is Phase.FORWARD)
     again = {op.scope for op in made.graph.ops if op.loop is not None and made.graph.loops[op.loop].again}
     assert again <= set(whole)
     assert any(scope.endswith("LayerNorm_0") for scope in again)
-    assert_same_bits(step, (params, X), made)
+    assert_same_bits(step, args, made)
 
 
 def test_what_turns_stack_is_stacked_as_a_whole():
@@ -216,21 +178,10 @@ def test_a_scan_in_a_scan_is_nested_with_all_that_is_in_its_body_and_not_by_itse
 
 
 def test_keys_of_layers_draw_the_same_numbers_again():
-    def noisy(x, each):
-        w, key = each
-        kept = jax.random.bernoulli(key, 0.7, x.shape)
-        return layer(jnp.where(kept, x, 0) * (1 + jax.random.uniform(key, x.shape)), w)
-
-    def loss(w, keys, x):
-        return (jax.lax.scan(noisy, x, (w, keys))[0] ** 2).sum()
-
-    args = (W, jax.random.split(jax.random.key(0), LENGTH), X)
-    step = jax.value_and_grad(loss)
+    step, args = noisy_step(LENGTH)
     made = made_of(step, *args)
-    assert_sound(made)
     assert tree(made.jaxpr) == [(3, [(2, [])]), (3, [(2, []), (2, [])])]
-    for one, other in zip(step(*args), jex.jaxpr_as_fun(made.jaxpr)(*args), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_close(step, args, made)
 
 
 def test_a_key_that_turns_hand_on_is_split_the_same_again():
@@ -244,10 +195,7 @@ def test_a_key_that_turns_hand_on_is_split_the_same_again():
 
     args = (W, jax.random.key(0), X)
     step = jax.value_and_grad(loss)
-    made = made_of(step, *args)
-    assert_sound(made)
-    for one, other in zip(step(*args), jex.jaxpr_as_fun(made.jaxpr)(*args), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_close(step, args, made_of(step, *args))
 
 
 def test_loops_that_go_through_what_another_has_made_are_nested_together():
@@ -287,12 +235,6 @@ def test_an_update_in_a_loop_reads_the_gradients_of_its_turns():
 
 
 def test_loops_around_a_gradient_are_left_alone_and_those_inside_are_nested():
-    def accumulated(w, xs):
-        def turn(sums, x):
-            return jax.tree.map(jnp.add, sums, make_step()(w, x)), None
-
-        return jax.lax.scan(turn, (jnp.float32(0), jnp.zeros_like(w)), xs)[0]
-
     xs = jnp.stack([X, 2 * X, X, X / 2])
     traced = trace_step(accumulated, W, xs)
     around = next(loop.id for loop in traced.graph.loops if loop.length == 4)
@@ -313,10 +255,7 @@ def test_a_stretch_of_a_loop_is_nested(reverse):
 
 
 def test_an_array_over_several_devices_keeps_its_split():
-    automatic = (jax.sharding.AxisType.Auto,)
-    mesh = jax.make_mesh((2,), ("data",), axis_types=automatic, devices=jax.devices()[:2])
-    over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    args = (W, jax.device_put(X, over))
+    args = over_two_devices(LENGTH)
     step = make_step()
     traced = trace_step(step, *args)
     made = nest(traced)
@@ -325,9 +264,7 @@ def test_an_array_over_several_devices_keeps_its_split():
     for value, copies in enumerate(made.values):
         assert {graph.values[copy].split for copy in copies} <= {traced.graph.values[value].split}
         assert {graph.values[copy].size_bytes for copy in copies} <= {traced.graph.values[value].size_bytes}
-    found = jax.jit(jex.jaxpr_as_fun(made.traced.jaxpr))(*args)
-    for one, other in zip(jax.jit(step)(*args), found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_close(step, args, made.traced)
 
 
 @pytest.mark.parametrize(

@@ -2,59 +2,38 @@
 
 from collections import Counter
 
-import flax.linen as nn
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jaxckpt import PlanMismatchError
 from jaxckpt.ir import Phase, Stretches
 from jaxckpt.ir.loop import STACK
-from jaxckpt.numerics.one_by_one import run_one_by_one
 from jaxckpt.trace import in_stretches, together, trace_step
 from jaxckpt.trace.inline import open_jaxpr
-from jaxckpt.trace.loops import is_sound
+from tests.scanned import (
+    X,
+    accumulated,
+    assert_close,
+    assert_same_bits,
+    body_of,
+    flax_step,
+    layer,
+    make_step,
+    noisy_step,
+    over_two_devices,
+    scans,
+    weights,
+)
 
 LENGTH = 5
-W = jnp.linspace(-1.0, 1.0, LENGTH * 9).reshape(LENGTH, 3, 3)
-X = jnp.linspace(0.1, 1.0, 6).reshape(2, 3)
-
-
-def layer(x, w):
-    return x + jnp.sin(jnp.tanh(x @ w)), None
-
-
-def make_step(body=layer, **options):
-    def loss(w, x):
-        return (jax.lax.scan(body, x, w, **options)[0] ** 2).sum()
-
-    return jax.value_and_grad(loss)
+W = weights(LENGTH)
 
 
 def split(step, *args, lengths=(3, 2), group=0):
     traced = trace_step(step, *args)
     loops = together(traced)[group]
     return in_stretches(traced, (Stretches(loop=loops[0], lengths=lengths),))
-
-
-def scans(jaxpr):
-    return [eqn for eqn in open_jaxpr(jaxpr).eqns if eqn.primitive.name == "scan"]
-
-
-def body_of(eqn):
-    return open_jaxpr(eqn.params["jaxpr"])
-
-
-def assert_same_bits(step, args, made):
-    made.traced.graph.validate()
-    assert is_sound(made.traced.program)
-    jex.check_jaxpr(open_jaxpr(made.traced.jaxpr))
-    flat = jax.tree.leaves(args)
-    expected = run_one_by_one(jax.make_jaxpr(step)(*args), *flat)
-    for one, other in zip(expected, run_one_by_one(made.traced.jaxpr, *flat), strict=True):
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -66,7 +45,7 @@ def test_each_stretch_is_a_scan_of_its_own_in_the_order_of_its_turns(lengths, re
     forward, backward = (turned, lengths) if reverse else (lengths, turned)
     assert [scan.params["length"] for scan in scans(made.traced.jaxpr)] == [*forward, *backward]
     assert [loop.length for loop in made.traced.graph.loops] == [*lengths, *lengths]
-    assert_same_bits(step, (W, X), made)
+    assert_same_bits(step, (W, X), made.traced)
 
 
 def test_parameters_and_gradients_are_whole_arrays_that_no_stretch_cuts_or_joins():
@@ -125,54 +104,26 @@ def test_what_turns_stack_is_one_op_that_reads_all_stretches():
     assert {len(op.reads) for op in stacks} == {2}
     forward = scans(made.traced.jaxpr)[1]
     assert (LENGTH, *X.shape) in {v.aval.shape for v in forward.outvars}
-    assert_same_bits(step, (W, X), made)
+    assert_same_bits(step, (W, X), made.traced)
 
 
 def test_layers_of_a_flax_module_are_split():
-    class Block(nn.Module):
-        @nn.compact
-        def __call__(self, x, _):
-            return x + nn.Dense(3)(jnp.sin(nn.Dense(6)(nn.LayerNorm()(x)))), None
-
-    class Model(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            blocks = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=LENGTH)
-            return blocks(name="blocks")(x, None)[0]
-
-    model = Model()
-    params = model.init(jax.random.key(0), X)
-    step = jax.value_and_grad(lambda params, x: (model.apply(params, x) ** 2).sum())
-    made = split(step, params, X, lengths=(2, 3))
+    step, args = flax_step(LENGTH)
+    made = split(step, *args, lengths=(2, 3))
     assert [scan.params["length"] for scan in scans(made.traced.jaxpr)] == [2, 3, 3, 2]
     scopes = Counter(op.scope for op in made.whole.graph.ops if op.loop is not None)
     assert {op.scope for op in made.traced.graph.ops if op.loop is not None} == set(scopes)
-    assert_same_bits(step, (params, X), made)
+    assert_same_bits(step, args, made.traced)
 
 
 def test_keys_that_a_loop_goes_through_are_picked_in_the_body():
-    def noisy(x, each):
-        w, key = each
-        return layer(x * (1 + jax.random.uniform(key, x.shape)), w)
-
-    def loss(w, keys, x):
-        return (jax.lax.scan(noisy, x, (w, keys))[0] ** 2).sum()
-
-    args = (W, jax.random.split(jax.random.key(0), LENGTH), X)
-    step = jax.value_and_grad(loss)
+    step, args = noisy_step(LENGTH)
     made = split(step, *args)
     assert len(scans(made.traced.jaxpr)) == 4
-    for one, other in zip(step(*args), jex.jaxpr_as_fun(made.traced.jaxpr)(*args), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_close(step, args, made.traced)
 
 
 def test_loops_around_a_gradient_are_left_alone_and_those_inside_are_split():
-    def accumulated(w, xs):
-        def turn(sums, x):
-            return jax.tree.map(jnp.add, sums, make_step()(w, x)), None
-
-        return jax.lax.scan(turn, (jnp.float32(0), jnp.zeros_like(w)), xs)[0]
-
     xs = jnp.stack([X, 2 * X])
     traced = trace_step(accumulated, W, xs)
     around = next(loop.id for loop in traced.graph.loops if loop.length == 2)
@@ -181,14 +132,11 @@ def test_loops_around_a_gradient_are_left_alone_and_those_inside_are_split():
     (outer,) = scans(made.traced.jaxpr)
     inner = [eqn.params["length"] for eqn in body_of(outer).eqns if eqn.primitive.name == "scan"]
     assert inner == [3, 2, 2, 3]
-    assert_same_bits(accumulated, (W, xs), made)
+    assert_same_bits(accumulated, (W, xs), made.traced)
 
 
 def test_an_array_over_several_devices_keeps_its_split():
-    automatic = (jax.sharding.AxisType.Auto,)
-    mesh = jax.make_mesh((2,), ("data",), axis_types=automatic, devices=jax.devices()[:2])
-    over = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    args = (W, jax.device_put(X, over))
+    args = over_two_devices(LENGTH)
     step = make_step()
     made = split(step, *args)
     whole, graph = made.whole.graph, made.traced.graph
@@ -196,9 +144,7 @@ def test_an_array_over_several_devices_keeps_its_split():
     for value, copies in enumerate(made.values):
         assert {graph.values[copy].split for copy in copies} == {whole.values[value].split}
         assert {graph.values[copy].size_bytes for copy in copies} == {whole.values[value].size_bytes}
-    found = jax.jit(jex.jaxpr_as_fun(made.traced.jaxpr))(*args)
-    for one, other in zip(jax.jit(step)(*args), found, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert_close(step, args, made.traced)
 
 
 @pytest.mark.parametrize(
@@ -207,8 +153,9 @@ def test_an_array_over_several_devices_keeps_its_split():
         (Stretches(loop=0, lengths=(3, 3)),),
         (Stretches(loop=0, lengths=(5, 0)),),
         (Stretches(loop=7, lengths=(3, 2)),),
+        (Stretches(loop=0, lengths=(3, 2)), Stretches(loop=1, lengths=(2, 3))),
     ],
-    ids=["too many turns", "no turns", "no such loop"],
+    ids=["too many turns", "no turns", "no such loop", "a loop and its backward in two ways"],
 )
 def test_stretches_that_do_not_make_the_loop_are_refused(stretches):
     traced = trace_step(make_step(), W, X)
