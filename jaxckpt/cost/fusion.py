@@ -142,6 +142,7 @@ class Rules:
       shows: Whether it is a view of one array of the same size.
       enters: For an op that a matrix product does by itself to what it loads, the position of that; else None.
       loads: Whether it does so.
+      is_late: Whether it stands behind the forward pass.
       touches_part: Whether it reads only as much as it writes.
       is_gather: Whether it reads each element as often as it picks it.
       is_slow: Whether it takes many instructions an element, in the forward pass and not inside a kernel that holds
@@ -175,6 +176,7 @@ class Rules:
         self.is_gather = [op.primitive == "gather" for op in ops]
         self.enters = [None if op.id in by_themselves else _enters(graph, op, light) for op in ops]
         self.loads = [op.primitive == "dot_general" for op in ops]
+        self.is_late = [op.phase is not Phase.FORWARD for op in ops]
         self.touches_part = [op.primitive in _TOUCHES_PART for op in ops]
         self.is_slow = [op.primitive in _SLOW and op.phase is Phase.FORWARD for op in ops]
         self.passes_on = [(op.kind is Kind.VIEW and op.id not in copied) or op.id in into_addend for op in ops]
@@ -288,21 +290,20 @@ class Spread:
 
     def run(self, step: Run) -> Sources:
         """Settles what one step writes; returns what its kernel reads."""
-        op = step.op
+        op, materialised = step.op, self.materialised
         through = self._through(op, step)
-        holds_rows = self.holds_rows(step)
         for instance in step.writes:
             own = self.size_bytes[instance]
-            if instance not in self.materialised and not self.rules.passes_on[op] and instance not in self._folded:
+            if instance not in materialised and not self.rules.passes_on[op] and instance not in self._folded:
                 k = min(_MANY, len(self.ends[instance]))
                 slow = self.rules.is_slow[op] and bool(through)
                 if k > 1 and (slow or own * k <= (k - 1) * sum(through.values())):
-                    self.materialised.add(instance)
-            if instance in self.materialised:
+                    materialised.add(instance)
+            if instance in materialised:
                 self.sources[instance] = {instance: own}
                 continue
             self.sources[instance] = through
-            if holds_rows or instance in self._folded:
+            if instance in self._folded or self.holds_rows(step):
                 self.holding.add(instance)
         return through
 
@@ -312,11 +313,10 @@ class Spread:
 
     def _through(self, op: int, step: Run) -> Sources:
         """The sources of what an op writes, from the sources of what it reads."""
-        if len(step.reads) == 1:
-            merged = self.sources[step.reads[0]]
-        else:
-            merged = {}
-            for read in step.reads:
+        merged = self.sources[step.reads[0]] if step.reads else {}
+        if len(step.reads) > 1:
+            merged = dict(merged)
+            for read in step.reads[1:]:
                 for value, touched in self.sources[read].items():
                     if touched > merged.get(value, -1):
                         merged[value] = touched
@@ -371,28 +371,32 @@ class Spread:
 
     def _read_late(self, steps: Sequence[Step]) -> set[int]:
         """Instances of the forward pass that later kernels read, or compute from what they read."""
-        ops, rules = self.rules.graph.ops, self.rules
+        is_late, writes_memory = self.rules.is_late, self.rules.writes_memory
         late: set[int] = set()
         for step in reversed(steps):
-            if not isinstance(step, Run):
-                continue
-            is_late = step.again or ops[step.op].phase is not Phase.FORWARD
-            if is_late or (not rules.writes_memory[step.op] and not late.isdisjoint(step.writes)):
-                late.update(step.reads)
+            if isinstance(step, Run):
+                passes_on = not writes_memory[step.op] and not late.isdisjoint(step.writes)
+                if passes_on or step.again or is_late[step.op]:
+                    late.update(step.reads)
         return late
 
     def _kernels_reading(self, steps: Sequence[Step]) -> list[frozenset[int]]:
-        """For each instance the kernels that read it if only what must be is in memory, up to `_MANY`."""
+        """For each instance the kernels that read it if only what must be is in memory, up to `_MANY`.
+
+        Of what is in memory nobody asks.
+        """
         nothing: frozenset[int] = frozenset()
+        materialised, is_gather = self.materialised, self.rules.is_gather
         kernels = [nothing] * len(self.size_bytes)
         for step in reversed(steps):
             ends = nothing
             for instance in step.writes:
-                ends |= frozenset((instance,)) if instance in self.materialised else kernels[instance]
-            picks = isinstance(step, Run) and self.rules.is_gather[step.op]
+                made = frozenset((instance,)) if instance in materialised else kernels[instance]
+                ends = ends | made if ends else made
+            picks = isinstance(step, Run) and is_gather[step.op]
             for instance in step.reads[1:] if picks else step.reads:  # of a table next to nothing is read
-                if len(kernels[instance]) < _MANY:
-                    kernels[instance] |= ends
+                if instance not in materialised and len(known := kernels[instance]) < _MANY:
+                    kernels[instance] = known | ends if known else ends
         return kernels
 
 

@@ -123,6 +123,7 @@ class _Replayer:
         self.steps = tuple(updates_early(graph, schedule))
         self.spread = Spread(fusion.rules, self.steps, schedule.origin, schedule.outputs)
         self.turns = Turns(graph, self.steps)
+        self.moves = any(isinstance(step, Move) for step in self.steps)
         self.loop: int | None = None
         self.size_bytes = self.spread.size_bytes
         self.sources = self.spread.sources
@@ -160,13 +161,13 @@ class _Replayer:
                 self.looped.clear()
                 self.loop = step.loop
                 self.turning.enter(step.loop, now_s=self.clock_s)
-            if isinstance(step, Barrier):
-                self._barrier(at, step)
-            elif isinstance(step, Move):
-                self._move(at, step)
-            else:
+            if isinstance(step, Run):
                 self._run(at, step)
-            for loop in self.graph.path(step.loop):
+            elif isinstance(step, Barrier):
+                self._barrier(at, step)
+            else:
+                self._move(at, step)
+            for loop in self.graph.path(step.loop) if step.loop is not None else ():
                 if at == self.turns.end(loop):
                     self.seconds[at] += self.turning.leave_s(loop, now_s=self.clock_s + self.seconds[at])
             self.clock_s += self.seconds[at]
@@ -325,17 +326,19 @@ class _Replayer:
     def _run(self, at: int, step: Run) -> None:
         """An op: it starts a kernel where something that it writes is in memory, else it is part of later ones."""
         through = self.spread.run(step)
-        before_s = 0.0
+        seconds, before_s = self.chain_s, 0.0
         for instance in step.reads:  # far quicker than `max` over a generator
-            if self.chain_s[instance] > before_s:
-                before_s = self.chain_s[instance]
+            if seconds[instance] > before_s:
+                before_s = seconds[instance]
         chain_s = self.prices.vector_s[step.op] + before_s
         materialised = self.spread.materialised
-        written = [i for i in step.writes if i in materialised]
-        op = self.graph.ops[step.op]
+        written = []
         for instance in step.writes:
-            if instance not in materialised:
-                self.chain_s[instance] = chain_s
+            if instance in materialised:
+                written.append(instance)
+            else:
+                seconds[instance] = chain_s
+        op = self.graph.ops[step.op]
         if written or op.effects:
             self._kernel(at, op, step, through, written, max(chain_s, self.prices.matrix_s[op.id]))
 
@@ -440,9 +443,14 @@ class _Replayer:
     def _touch(self, at: int, reads: Sources) -> None:
         for source in reads:
             if source in self.births:
-                if self.graph.loops:
+                if not self.graph.loops:
+                    self.deaths[source] = at
+                else:
                     self._copy_slice(at, source, self.size_bytes[source], in_memory=False)
-                self.deaths[source] = max(self.deaths[source], self.turns.until(at, source, self.size_bytes[source]))
+                    until = self.turns.until(at, source, self.size_bytes[source])
+                    self.deaths[source] = max(self.deaths[source], until)
+            if not self.moves:
+                continue
             if source in self.copies:
                 self.seconds[at] += self.copies.wait(source, now_s=self.clock_s + self.seconds[at])
             if source in self.turning:

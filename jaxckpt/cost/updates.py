@@ -6,33 +6,33 @@ That is where compilers put them, wherever they stand in the step. Read after `j
 from collections import defaultdict
 from collections.abc import Iterator
 
-from jaxckpt.ir import Graph, Phase, Run, Schedule, Step
-from jaxckpt.ir.loop import TURNS
+from jaxckpt.ir import Graph, Run, Schedule, Step
 
 
 def updates_early(graph: Graph, schedule: Schedule) -> Iterator[Step]:
     """The steps of a schedule with each update moved up to where its last operand is made."""
-    updates = {op.id for op in graph.ops if op.phase is Phase.UPDATE and TURNS not in op.effects}
+    updates = graph.updates
     if not updates:
         yield from schedule.steps
         return
-    made: dict[int, int] = {}
+    made = [0] * len(schedule.origin)
     moved: defaultdict[int, list[Step]] = defaultdict(list)
     stay: list[Step | None] = []
     begins: dict[int | None, int] = {}
     for at, step in enumerate(schedule.steps):
         begins.setdefault(step.loop, at)
+        ready = at
+        kept: Step | None = step
         if isinstance(step, Run) and step.op in updates and not step.again:
-            ready = max((made.get(i, 0) for i in step.reads), default=at)
+            ready = max([made[i] for i in step.reads], default=at)
             ready = ready if step.loop is None else max(ready, begins[step.loop])
             moved[ready].append(step)
-            stay.append(None)
-        else:
-            ready = at
-            stay.append(step)
+            kept = None
+        stay.append(kept)
         for instance in step.writes:
             made[instance] = ready
-    for at, kept in enumerate(stay):
-        if kept is not None:
-            yield kept
-        yield from moved.get(at, ())
+    for at, stays in enumerate(stay):
+        if stays is not None:
+            yield stays
+        if at in moved:
+            yield from moved[at]

@@ -17,7 +17,7 @@ from math import prod
 from jaxckpt._errors import GraphError
 from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.kind import Kind, Trait
-from jaxckpt.ir.loop import Loop
+from jaxckpt.ir.loop import SLICE, TURNS, Loop
 from jaxckpt.ir.steps import Run
 
 
@@ -176,6 +176,41 @@ class Graph:
         return tuple(fronts)
 
     @cached_property
+    def forward(self) -> tuple[int, ...]:
+        """The ops of the forward pass."""
+        return tuple(op.id for op in self.ops if op.phase is Phase.FORWARD)
+
+    @cached_property
+    def late_read(self) -> frozenset[int]:
+        """Forward values that a later op than the forward pass reads."""
+        late = frozenset(v for op in self.ops if op.phase is not Phase.FORWARD for v in op.reads)
+        return late.intersection(v for op in self.ops if op.phase is Phase.FORWARD for v in op.writes)
+
+    @cached_property
+    def there(self) -> frozenset[int]:
+        """Values that are there after the forward pass without being kept for it, and those left to the compiler.
+
+        Arguments, results, whatever an op with effects or a later one wrote, and all that a later one reads.
+        """
+        made = (v for op in self.ops if op.phase is not Phase.FORWARD or op.effects for v in op.writes)
+        return frozenset((*self.inputs, *self.constants, *self.outputs, *made)) | self.late_read
+
+    @cached_property
+    def slices(self) -> frozenset[int]:
+        """The values that are slices of the arrays which loops go through."""
+        return frozenset(v for op in self.ops if op.primitive == SLICE for v in op.writes)
+
+    @cached_property
+    def scatters(self) -> tuple[Op, ...]:
+        """The ops that scatter, in order."""
+        return tuple(op for op in self.ops if op.kind is Kind.SCATTER)
+
+    @cached_property
+    def updates(self) -> frozenset[int]:
+        """The ops of the update, but those that only say how often a loop turns."""
+        return frozenset(op.id for op in self.ops if op.phase is Phase.UPDATE and TURNS not in op.effects)
+
+    @cached_property
     def unaliased_outputs(self) -> tuple[int, ...]:
         """Positions of results that find no donated argument of their shape and type to take over."""
         donated = Counter((self.values[v].shape, self.values[v].dtype) for v in self.donated)
@@ -284,6 +319,8 @@ class Graph:
 
     def turns(self, loop: int | None) -> float:
         """How often an op of this loop runs in a step; on the average, where it is a branch."""
+        if loop is None:
+            return 1
         turns = prod(self.loops[around].length for around in self.path(loop))
         branches = (self.loops[around].branch for around in self.path(loop))
         return prod((branch.share for branch in branches if branch is not None), start=turns)
@@ -294,7 +331,7 @@ class Graph:
 
     def is_copied(self, loop: int | None) -> bool:
         """Whether an op of this loop stands in the copy of one, and computes the same again."""
-        return any(self.loops[around].again for around in self.path(loop))
+        return loop is not None and any(self.loops[around].again for around in self.path(loop))
 
     @cached_property
     def indices(self) -> frozenset[int]:

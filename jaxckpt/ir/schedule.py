@@ -47,7 +47,6 @@ from jaxckpt.ir.away import away, is_ahead
 from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.light import is_spread, light_roots
-from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.partition import settled_plan
 from jaxckpt.ir.plan import Plan
 from jaxckpt.ir.possible import refuse_impossible
@@ -104,13 +103,12 @@ class _Scheduler:
         self.steps: list[Step] = []
         self.again: dict[_Where, _Again] = {}
         """By stage and loop; what is computed again by itself is under ~value."""
-        self.slices = {v for op in graph.ops if op.primitive == SLICE for v in op.writes}
         self.loop: int | None = None
         """The loop in whose body the steps to come stand."""
         self.prepared: set[int] = set()
         """Loops for which what stands further out is there; branches of one cond all before the first."""
         dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
-        self.dropped = dropped - self.slices - graph.indices
+        self.dropped = dropped - graph.slices - graph.indices
         self.away = away(graph, plan)
         self.in_turns = frozenset(v for v in self.away.values if self._loop_of(v) is not None)
         self.ahead = frozenset(v for v in self.in_turns if is_ahead(graph, v, plan.decisions[v]))
@@ -126,7 +124,8 @@ class _Scheduler:
         self.standing: dict[int, frozenset[int]] = {}
         self.spread: dict[int, bool] = {}
         self._outputs = frozenset(graph.outputs)
-        self.kept = self._kept()
+        self.kept = (graph.there | plan.decisions.keys()) - self.dropped
+        """Values that are still there when the backward comes (rule 2)."""
         self.waits = waits_of_zeros(graph) if self.dropped else {}
         self.dropped_of: defaultdict[int, list[int]] = defaultdict(list)
         """By stage what it has to compute again."""
@@ -212,8 +211,10 @@ class _Scheduler:
 
     def _is_gone(self, value: int, loop: int | None) -> bool:
         """Whether a value has to be made again where the body of a loop asks for it."""
+        if not self.graph.loops:
+            return value not in self.kept
         path = self.graph.path(loop)
-        if value in self.slices:
+        if value in self.graph.slices:
             return self._loop_of(value) not in path
         return value not in self.kept and not any(value in self._standing(around) for around in path)
 
@@ -237,6 +238,8 @@ class _Scheduler:
 
     def _landing(self, value: int) -> int | None:
         """The loop around the steps to come in whose body a value is made again."""
+        if self.loop is None:
+            return None
         return self.loop if self._is_spread(value) else (None, *self.graph.path(self.loop))[self._depth(value)]
 
     def _is_spread(self, value: int) -> bool:
@@ -246,23 +249,12 @@ class _Scheduler:
 
     def _depth(self, value: int) -> int:
         """How many open loops stand around a value."""
-        return len(self.graph.path(self._loop_of(value)))
+        return 0 if not self.graph.loops else len(self.graph.path(self._loop_of(value)))
 
     def _reading_what_changes(self) -> set[int]:
         """Ops that read a value which is pinned, dropped or held back; all others run as they stand."""
         sums = self.sums.ends if self.dropped else ()
         return {op for v in (*self.pinned, *self.dropped, *sums) for op in self.graph.readers[v]}
-
-    def _kept(self) -> frozenset[int]:
-        """Values that are still there when the backward comes (rule 2)."""
-        graph = self.graph
-        kept = set(graph.inputs) | set(graph.constants) | set(graph.outputs) | set(self.plan.decisions)
-        for op in graph.ops:
-            if op.phase is not Phase.FORWARD or op.effects:
-                kept.update(op.writes)
-            else:
-                kept.update(v for v in op.writes if self._read_late(v))
-        return frozenset(kept - self.dropped)
 
     def _pin(self, value: int) -> None:
         pinned = self._instance(value)
@@ -361,7 +353,7 @@ class _Scheduler:
             return self._whole(value)
         if not self._is_gone(value, self.loop):
             return self.env[value]
-        return self._sliced(value, reader) if value in self.slices else self._recomputed(value, reader)
+        return self._sliced(value, reader) if value in self.graph.slices else self._recomputed(value, reader)
 
     def _sliced(self, value: int, reader: int) -> int:
         """The slice that the body at hand has of an array of which another loop had one."""
@@ -440,16 +432,17 @@ class _Scheduler:
         """The ops of one level that must run again for some values, and the values that they start from."""
         depth = max(map(self._depth, wanted), default=0)
         ops: set[int] = set()
-        sources, pending = set[int](), [v for v in wanted if stop is None or v not in stop]
+        stop, slices = stop or {}, self.graph.slices
+        sources, pending = set[int](), [v for v in wanted if v not in stop]
         while pending:
             op = self._op_of(pending.pop())
             if op in ops:
                 continue
             ops.add(op)
             for read in self.graph.ops[op].reads:
-                if stop is not None and read in stop:
+                if read in stop:
                     continue
-                if self._is_gone(read, self.loop) and read not in self.slices and self._depth(read) == depth:
+                if self._is_gone(read, self.loop) and read not in slices and self._depth(read) == depth:
                     pending.append(read)
                 else:
                     sources.add(read)
@@ -463,9 +456,6 @@ class _Scheduler:
         self.steps.append(Run(op=op, reads=reads, writes=writes, again=True, loop=self.loop, after=after))
         for value, instance in zip(self.graph.ops[op].writes, writes, strict=True):
             again.env.setdefault(value, instance)
-
-    def _read_late(self, value: int) -> bool:
-        return any(self.graph.ops[r].phase is not Phase.FORWARD for r in self.graph.readers[value])
 
     def _is_asked_in(self, loop: int | None, value: int) -> bool:
         """Whether a value is made again in the body of a loop itself, or where the loop is None outside of all."""

@@ -22,8 +22,8 @@ def waits_of_zeros(graph: Graph) -> dict[int, int]:
     scatter into that. So are those in the bodies of loops.
     """
     found, added = {}, scatters_into_addend(graph)
-    for op in graph.ops:
-        if op.kind is not Kind.SCATTER or op.phase is Phase.UPDATE or op.loop is not None or op.id in added:
+    for op in graph.scatters:
+        if op.phase is Phase.UPDATE or op.loop is not None or op.id in added:
             continue
         made = graph.producer[op.reads[0]]
         if made is not None and _is_held_for(graph, graph.ops[made], op):
@@ -65,8 +65,8 @@ def _in_memory(graph: Graph, value: int, phase: Phase) -> int | None:
 def scatters_into_addend(graph: Graph) -> frozenset[int]:
     """Scatters over a constant whose only reader adds the result to something."""
     found = set()
-    for op in graph.ops:
-        if op.kind is not Kind.SCATTER or not op.reads or len(op.writes) != 1:
+    for op in graph.scatters:
+        if not op.reads or len(op.writes) != 1:
             continue
         readers = graph.readers[op.writes[0]]
         base = graph.producer[op.reads[0]]

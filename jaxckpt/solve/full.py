@@ -5,12 +5,15 @@ algorithm 1, with cuts where little crosses instead of every k-th layer.
 """
 
 import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from jaxckpt.cost import Replay
 from jaxckpt.ir import Plan
 from jaxckpt.solve.problem import Problem, decisions_saving
-from jaxckpt.solve.stages import Stages, boundaries, members, needed_bytes, planned_ops, stagings
+from jaxckpt.solve.stages import Stages, boundaries, needed_bytes, stagings
 
 _NEARLY_SMALLEST = 1.1
 """A cut whose peak is within this of the smallest one is nearly as small."""
@@ -50,8 +53,9 @@ class Floors:
 
     def __init__(self, problem: Problem, *, before_head: bool = False):
         self.problem = problem
+        before = [0, *accumulate(needed_bytes(problem, of_a_turn=True))]
         cuts = stagings(problem, before_head=before_head)
-        self.bounds = tuple(sorted((_least_bytes(problem, stages), stages) for stages in cuts))
+        self.bounds = tuple(sorted((_least_bytes(problem, stages, before), stages) for stages in cuts))
         self._known: dict[Stages, Floor] = {}
 
     def of(self, stages: Stages) -> Floor:
@@ -79,10 +83,12 @@ def solve_full(problem: Problem) -> Plan:
     return Floors(problem).within(_NEARLY_SMALLEST)[0].plan
 
 
-def _least_bytes(problem: Problem, stages: Stages) -> int:
-    made_bytes = dict(zip(planned_ops(problem.graph), needed_bytes(problem, of_a_turn=True), strict=True))
-    most_bytes = max(sum(made_bytes[op] for op in ops) for ops in members(problem.graph, stages))
-    return most_bytes + sum(map(problem.graph.held_bytes, boundaries(problem, stages)))
+def _least_bytes(problem: Problem, stages: Stages, before: Sequence[int]) -> int:
+    """What crosses, and the most that a stage leaves for the backward; `before` has what is left before each op."""
+    graph = problem.graph
+    begins = [0, *(bisect_left(graph.forward, start) for start in stages[1:]), len(graph.forward)]
+    most_bytes = max(before[end] - before[begin] for begin, end in pairwise(begins))
+    return most_bytes + sum(map(graph.held_bytes, boundaries(problem, stages)))
 
 
 def find_blocks(problem: Problem) -> Stages:

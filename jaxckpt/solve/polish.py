@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from jaxckpt.ir import Plan, Save
 from jaxckpt.solve.problem import Problem, decisions_saving
-from jaxckpt.solve.stages import Stages, boundaries, planned_ops
+from jaxckpt.solve.stages import Stages, boundaries
 
 _OP_RUNS = 60_000
 """Ops of a graph times replays."""
@@ -97,7 +97,7 @@ def _changes(problem: Problem, state: _State) -> Iterator[_State]:
             yield _State(saved=saved | {value}, stages=stages, untouched=untouched - {value})
     for start in stages[1:]:
         yield _State(saved=saved, stages=tuple(s for s in stages if s != start), untouched=untouched)
-    for start in planned_ops(problem.graph)[1:]:
+    for start in problem.graph.forward[1:]:
         if start not in stages:
             finer = tuple(sorted((*stages, start)))
             yield _State(saved=saved, stages=finer, untouched=untouched)

@@ -10,6 +10,7 @@ from functools import cached_property
 
 from jaxckpt.cost import Fusion, Prices, Rates, Replay, fuse, price, replay
 from jaxckpt.ir import (
+    Barrier,
     Decision,
     Graph,
     Nest,
@@ -22,6 +23,7 @@ from jaxckpt.ir import (
     Run,
     Save,
     Schedule,
+    Step,
     schedule,
     settle,
 )
@@ -77,12 +79,10 @@ class Problem:
             found.update(self.fusion.sources[value])
         return frozenset(v for v in found if graph.producer[v] is not None)
 
-    @cached_property
+    @property
     def late_read(self) -> frozenset[int]:
         """Forward values that a later op than the forward pass reads."""
-        graph = self.graph
-        forward = (v for op in graph.ops if op.phase is Phase.FORWARD for v in op.writes)
-        return frozenset(v for v in forward if any(graph.ops[r].phase is not Phase.FORWARD for r in graph.readers[v]))
+        return self.graph.late_read
 
     @cached_property
     def worth_saving(self) -> frozenset[int]:
@@ -90,6 +90,17 @@ class Problem:
         outputs = frozenset(self.graph.outputs)
         free = (self.fusion.materialised | self.fusion.optional) - self.fusion.light - outputs
         return free - {v for v, decision in self.must.items() if isinstance(decision, Recompute)}
+
+    @cached_property
+    def reach(self) -> Mapping[int, tuple[int, int]]:
+        """For values worth saving that the forward pass makes and reads the op that makes each and the last to read it.
+
+        It reads them from memory, directly or through a chain.
+        """
+        graph, sources = self.graph, self.fusion.sources
+        last = {source: op for op in graph.forward for read in graph.ops[op].reads for source in sources[read]}
+        made = ((v, op) for op in graph.forward for v in graph.ops[op].writes)
+        return {v: (op, last[v]) for v, op in made if v in last and v in self.worth_saving}
 
     @property
     def must_keep(self) -> frozenset[int]:
@@ -227,8 +238,7 @@ def decisions_saving(
     return {**decisions, **problem.must}
 
 
-def _is_late(graph: Graph, step: object) -> bool:
-    op = getattr(step, "op", None)
-    if op is None:
-        return getattr(step, "trigger", None) is not None
-    return getattr(step, "again", False) or graph.ops[op].phase is not Phase.FORWARD
+def _is_late(graph: Graph, step: Step) -> bool:
+    if isinstance(step, Run):
+        return step.again or graph.ops[step.op].phase is not Phase.FORWARD
+    return isinstance(step, Barrier) and step.trigger is not None

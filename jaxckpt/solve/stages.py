@@ -12,11 +12,12 @@ solvers try them.
 Read after `problem`. Compare Chen et al. 2016, section 4, whose segments have a limit of equal bytes too.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
 from itertools import accumulate
 
-from jaxckpt.ir import Graph, Phase
+from jaxckpt.ir import Graph
 from jaxckpt.solve.problem import Problem
 
 Stages = tuple[int, ...]
@@ -37,7 +38,7 @@ def stagings(problem: Problem, *, before_head: bool = False) -> tuple[Stages, ..
       before_head: Whether all but a single stage have one more cut before the head.
     """
     graph = problem.graph
-    forward = planned_ops(graph)
+    forward = graph.forward
     if not forward:
         return ((0,),)
     made_bytes, crossing_bytes = needed_bytes(problem), crossing(problem)
@@ -68,34 +69,20 @@ def _before_head(starts: list[int], made_bytes: list[int], crossing_bytes: list[
     return [*starts, narrow]
 
 
-def planned_ops(graph: Graph) -> tuple[int, ...]:
-    """Forward ops that come before the last op that reads anything after the forward pass."""
-    return tuple(op.id for op in graph.ops if op.phase is Phase.FORWARD)
-
-
 def boundaries(problem: Problem, stages: Stages) -> frozenset[int]:
     """Values in memory that a later stage of the forward pass reads, and those that must be kept: they are saved."""
-    graph, fusion = problem.graph, problem.fusion
-    home = stage_index(graph, stages)
-    found = set()
-    for op in planned_ops(graph):
-        for read in graph.ops[op].reads:
-            for source in fusion.sources[read]:
-                made = graph.producer[source]
-                if made is not None and home.get(made, home[op]) < home[op]:
-                    found.add(source)
-    return frozenset(found & problem.worth_saving) | problem.must_keep
+    begins, reach = stages[1:], problem.reach
+    crosses = (v for v, (made, last) in reach.items() if bisect_right(begins, made) < bisect_right(begins, last))
+    return frozenset(crosses) | problem.must_keep
 
 
 def stage_index(graph: Graph, stages: Stages) -> dict[int, int]:
     """For each forward op the index of its stage."""
-    starts = deque(stages[1:])
-    index, home = 0, {}
-    for op in planned_ops(graph):
-        while starts and op >= starts[0]:
-            starts.popleft()
-            index += 1
-        home[op] = index
+    bounds = (*(bisect_left(graph.forward, start) for start in stages[1:]), len(graph.forward))
+    home, begin = dict[int, int](), 0
+    for index, end in enumerate(bounds):
+        home.update(dict.fromkeys(graph.forward[begin:end], index))
+        begin = end
     return home
 
 
@@ -115,22 +102,19 @@ def needed_bytes(problem: Problem, *, of_a_turn: bool = False) -> list[int]:
     """
     graph = problem.graph
     kept = problem.needed & problem.worth_saving
-    forward = (graph.ops[op] for op in planned_ops(graph))
+    forward = (graph.ops[op] for op in graph.forward)
     held = [1] * len(graph.values) if of_a_turn else graph.held
     return [sum(held[v] * graph.values[v].size_bytes for v in op.writes if v in kept) for op in forward]
 
 
 def crossing(problem: Problem) -> list[int]:
     """For each forward op, and the end, the bytes in memory made before it and read by the forward pass from it on."""
-    graph, fusion, forward = problem.graph, problem.fusion, planned_ops(problem.graph)
-    position = {op: i for i, op in enumerate(forward)}
-    last = {source: position[op] for op in forward for read in graph.ops[op].reads for source in fusion.sources[read]}
-    change = [0] * (len(forward) + 1)
-    for value in problem.worth_saving & last.keys():
-        made = graph.producer[value]
-        if made in position:
-            change[position[made] + 1] += graph.held_bytes(value)
-            change[last[value] + 1] -= graph.held_bytes(value)
+    graph = problem.graph
+    position = {op: i for i, op in enumerate(graph.forward)}
+    change = [0] * (len(position) + 1)
+    for value, (made, last) in problem.reach.items():
+        change[position[made] + 1] += graph.held_bytes(value)
+        change[position[last] + 1] -= graph.held_bytes(value)
     return list(accumulate(change))
 
 

@@ -10,13 +10,12 @@ from itertools import combinations
 from jaxckpt.ir import Plan
 from jaxckpt.solve import Problem, solve
 from jaxckpt.solve.problem import decide
-from jaxckpt.solve.stages import planned_ops
 
 
 def every_plan(problem: Problem) -> Iterator[Plan]:
     """All plans of a graph; some thousand for one of a dozen ops."""
     yield solve(problem, "none")
-    first, *others = planned_ops(problem.graph)
+    first, *others = problem.graph.forward
     for saved in subsets(sorted(problem.worth_saving & problem.needed)):
         for cuts in subsets(others):
             yield decide(problem, frozenset(saved) | problem.must_keep, (first, *cuts), "oracle")

@@ -14,12 +14,12 @@ from itertools import accumulate, pairwise
 from jaxckpt.ir import Decision, Plan, Recompute, Save
 from jaxckpt.solve.full import find_blocks
 from jaxckpt.solve.problem import Problem, decide
-from jaxckpt.solve.stages import Stages, boundaries, crossing, members, needed_bytes, planned_ops
+from jaxckpt.solve.stages import Stages, boundaries, crossing, members, needed_bytes
 
 
 def chain(problem: Problem) -> Stages:
     """The first op of each stage of the finest chain."""
-    ops = planned_ops(problem.graph)
+    ops = problem.graph.forward
     if not ops:
         return (0,)
     crossing_bytes, before = crossing(problem), [0, *accumulate(needed_bytes(problem))]

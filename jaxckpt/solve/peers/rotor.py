@@ -22,7 +22,7 @@ import numpy as np
 from jaxckpt.ir import Phase, Plan
 from jaxckpt.solve.peers.chain import chain, recompute
 from jaxckpt.solve.problem import Problem
-from jaxckpt.solve.stages import crossing, members, needed_bytes, planned_ops
+from jaxckpt.solve.stages import crossing, members, needed_bytes
 
 _SLOTS = 500
 _SWEPT = 24
@@ -159,7 +159,7 @@ def _with_less(seconds: np.ndarray, slots: int) -> np.ndarray:
 def _links(problem: Problem, stages: tuple[int, ...]) -> list[Link]:
     """The chain in slots."""
     graph, needs, kept_bytes = problem.graph, crossing(problem), needed_bytes(problem)
-    position = {op: i for i, op in enumerate(planned_ops(graph))}
+    position = {op: i for i, op in enumerate(graph.forward)}
     ops = members(graph, stages)
     kept = [sum(kept_bytes[position[op]] for op in within) for within in ops]
     enter = [needs[position[op]] if op in position else 0 for op in stages]

@@ -14,7 +14,7 @@ from math import isqrt, sqrt
 from jaxckpt.ir import Plan
 from jaxckpt.solve.peers.chain import chain, segments
 from jaxckpt.solve.problem import Problem
-from jaxckpt.solve.stages import crossing, members, needed_bytes, planned_ops
+from jaxckpt.solve.stages import crossing, members, needed_bytes
 
 _SWEPT = 9
 
@@ -61,7 +61,7 @@ def greedy(made: list[int], split: list[int], b: float) -> tuple[tuple[int, ...]
 
 def _swept(problem: Problem, stages: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The segments for b = 0, and for b between B/sqrt(2) and sqrt(2) B, with B = sqrt(x y) as b = 0 gives it."""
-    position = {op: i for i, op in enumerate(planned_ops(problem.graph))}
+    position = {op: i for i, op in enumerate(problem.graph.forward)}
     crossing_bytes, kept_bytes = crossing(problem), needed_bytes(problem)
     made = [sum(kept_bytes[position[op]] for op in ops) for ops in members(problem.graph, stages)]
     split = [0, *(crossing_bytes[position[op]] for op in stages[1:])]
