@@ -35,6 +35,8 @@ _PROMISING = 1.1
 """For the least memory, cuts that take at least this times the lowest floor are not looked at."""
 _LOWEST = 3
 """How many cuts are tried for the least memory."""
+_EQUAL = 1.02
+"""Plans of two cuts whose memory is within this factor are the same to the model."""
 _ROUNDS = 4
 """How often a composition that the replay finds too large is made again with less."""
 _FAR = 0.02
@@ -78,7 +80,7 @@ class OptimalSolver:
         if not (fitting := self._fitting(temp_budget_bytes)):
             self._solved[self.smallest] = None
             if not (fitting := self._fitting(temp_budget_bytes)):
-                return min([*plans, self.smallest], key=lambda plan: plan.predicted.temp_bytes)
+                return min([self.smallest, *plans], key=lambda plan: plan.predicted.temp_bytes)
         best = min(fitting, key=lambda plan: plan.predicted.step_s)
         if temp_budget_bytes is not None:
             here = [plan for plan in fitting if not self.problem.moves(plan)] or [best]
@@ -109,28 +111,43 @@ class OptimalSolver:
     @cached_property
     def smallest(self) -> Plan:
         """The plan of least predicted memory."""
-        polished = (polish(self.problem, plan, None) for plan in self._lowest)
+        polished = (polish(self.problem, plan, None) for plan in (*self._of_low_floors, *self._of_low_bounds))
         return min(polished, key=lambda plan: plan.predicted.temp_bytes)
 
     @cached_property
     def last_resorts(self) -> tuple[Plan, ...]:
-        """Plans to try before giving up: the smallest one, that of most stages, and full recomputation of two cuts.
+        """Plans to try before giving up.
 
-        All are about the least that the model knows; which of them a compiler makes smallest is its affair. A compiler
-        may start all that a stage computes again at once: more stages leave it less to start. It may hold at a cut
-        what the model does not see: fewer have fewer such places.
+        The smallest one, that of most stages, full recomputation, plans of other cuts that are as small as far as the
+        model can tell, and full recomputation of few stages. All are about the least that the model knows; which of
+        them a compiler makes smallest is its affair. A compiler may start all that a stage computes again at once: more
+        stages leave it less to start. It may hold at a cut what the model does not see: fewer have fewer such places.
         """
-        finest = max(self._lowest, key=lambda plan: len(plan.stages))
-        floors = self.floors.within(_PROMISING)
+        smallest, floors = self.smallest, self.floors.within(_PROMISING)
+        finest = max(self._of_low_floors, key=lambda plan: len(plan.stages))
+        limit_bytes = _EQUAL * smallest.predicted.temp_bytes
+        equal = (p for p in (*self._of_low_floors, *self._of_low_bounds) if p.predicted.temp_bytes <= limit_bytes)
         near = [floor for floor in floors if floor.temp_bytes <= _PROMISING * floors[0].temp_bytes]
         coarsest = min(near, key=lambda floor: (len(floor.plan.stages) == 1, len(floor.plan.stages)))
-        return tuple(dict.fromkeys((self.smallest, finest, floors[0].plan, coarsest.plan)))
+        finer, others = ([plan for plan in some if plan.stages != smallest.stages] for some in ((finest,), equal))
+        return tuple(dict.fromkeys((smallest, *finer, floors[0].plan, *others, coarsest.plan)))
 
     @cached_property
-    def _lowest(self) -> tuple[Plan, ...]:
-        """For each of the lowest cuts the plan of least memory."""
+    def _of_low_floors(self) -> tuple[Plan, ...]:
+        """For each of the cuts of lowest floors the plan of least memory."""
         lowest = self.floors.within(_PROMISING)[:_LOWEST]
         return tuple(self._least(staged) for floor in lowest for staged in self._options_of(floor))
+
+    @cached_property
+    def _of_low_bounds(self) -> tuple[Plan, ...]:
+        """The same for the other cuts of lowest bounds.
+
+        Where much is computed again together, to keep some of it takes less memory than to keep nothing; so a low bound
+        promises something where the floor does not.
+        """
+        seen = {plan.stages for plan in self._of_low_floors}
+        others = (self.floors.of(stages) for _, stages in self.floors.bounds[:_LOWEST] if stages not in seen)
+        return tuple(self._least(staged) for floor in others for staged in self._options_of(floor))
 
     def _within(self, budget_bytes: int | None) -> Iterator[tuple[_Staged, ...]]:
         """The cuts of least memory by their bounds, of those whose floor is within the budget; at least one."""

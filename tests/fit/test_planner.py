@@ -240,8 +240,8 @@ def test_a_plan_that_is_a_little_too_large_is_followed_by_a_corrected_one_and_no
     monkeypatch.setattr(planner, "measure", lambda plan: Candidate(plan, inflated(plan, 1.02)))
     monkeypatch.setattr(planner, "compiled_before", lambda plan: False)
     smallest, largest = (plan.predicted.temp_bytes for plan in (planner.solver.smallest, planner.solver.unplanned))
-    budget = planner.fixed_bytes + (smallest + largest) // 2
-    plan = planner.plan(budget=budget)
+    full = planner.solver.solve((smallest + largest) // 2)
+    plan = planner.plan(budget=full.predicted.total_bytes)
     assert len(plan.attempts) >= 2
     assert all(attempt.predicted_bytes > planner.fixed_bytes + smallest for attempt in plan.attempts)
 

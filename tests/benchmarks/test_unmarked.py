@@ -1,0 +1,25 @@
+"""Twelve layers without any scope or name get as small as the best mark that was found by hand, to two MiB."""
+
+import pytest
+
+from benchmarks.unmarked import arguments, gradients
+from jaxckpt import Planner
+from tests.fit.test_planner import needs_compiler
+
+
+@pytest.fixture(scope="module")
+def planner():
+    return Planner(gradients(), *arguments(), target="h200")
+
+
+def test_a_cut_that_is_as_small_as_far_as_the_model_can_tell_is_a_last_resort_too(planner):
+    smallest, *others = planner.solver.last_resorts
+    equal = [plan for plan in others if plan.predicted.temp_bytes <= 1.02 * smallest.predicted.temp_bytes]
+    assert {len(plan.stages) for plan in equal} - {len(smallest.stages)}
+
+
+@needs_compiler
+def test_290_mib_of_temporaries_are_enough(planner):
+    plan = planner.plan(budget=planner.fixed_bytes + 290 * 2**20)
+    assert plan.footprint.temp_bytes <= 290 * 2**20
+    assert len(plan.attempts) <= planner.max_compiles
