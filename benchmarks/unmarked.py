@@ -3,8 +3,11 @@
 4 x 1024 tokens, width 1024, hidden 4096, bfloat16, gradients alone, compiled for an H200. Sets of values saved by name
 in one `jax.checkpoint` around all layers, as measured by hand: 192 MiB saved give 784 or 1,616 MiB of temporaries; the
 best per-layer mark (the attention's context kept) 288.
+
+Makes its table in docs/frontier.md from its results (`--tables` alone makes it from what is kept).
 """
 
+import argparse
 from typing import Any
 
 import jax
@@ -12,8 +15,10 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 import jaxckpt
-from benchmarks.record import keep
+from benchmarks.record import keep, read
+from benchmarks.tables import ROOT, write
 from jaxckpt import InfeasibleBudgetError, Planner
+from jaxckpt._units import format_bytes
 
 LAYERS, BATCH, SEQUENCE, WIDTH, HIDDEN, HEADS = 12, 4, 1024, 1024, 4096, 8
 BUDGETS_MIB = (290, 310, 400, 500, 784, 1200, 2000, 3000)
@@ -81,6 +86,15 @@ def arguments() -> tuple[Any, ...]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", action="store_true", help="make the table from what is kept")
+    if not parser.parse_args().tables:
+        measure()
+    write(ROOT / "docs" / "frontier.md", {"unmarked": table()})
+
+
+def measure() -> None:
+    """Compiles what is marked by hand, and the plans."""
     by_hand = {}
     for what, (marked, saved) in BY_HAND.items():
         there = jaxckpt.footprint(gradients(marked, saved), *arguments(), target="h200")
@@ -108,6 +122,25 @@ def main() -> None:
             flush=True,
         )
     keep("unmarked", {"by_hand": by_hand, "plans": plans})
+
+
+def table() -> str:
+    """One row a mark or plan."""
+    result = read("unmarked")
+    made = result["made_with"]
+    lines = ["| | temporaries | predicted | estimated step | compiles |", "|---|---:|---:|---:|---:|"]
+    for what, there in result["by_hand"].items():
+        lines.append(f"| {what} | {format_bytes(there['temp_bytes'])} | | {1e3 * there['step_s']:.2f} ms | |")
+    for budget, plan in result["plans"].items():
+        label = f"**jaxckpt**, {int(budget):,} MiB"
+        if "minimum_temp_bytes" in plan:
+            lines.append(f"| {label} | refused: at least {format_bytes(plan['minimum_temp_bytes'])} | | | |")
+            continue
+        lines.append(
+            f"| {label} | {format_bytes(plan['temp_bytes'])} | {format_bytes(plan['predicted_temp_bytes'])}"
+            f" | {1e3 * plan['step_s']:.2f} ms | {plan['compiles']} |"
+        )
+    return "\n".join([*lines, "", f"jax {made['versions']['jax']}, compiled for an H200, {made['date']}.", ""])
 
 
 if __name__ == "__main__":
