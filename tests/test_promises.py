@@ -19,6 +19,8 @@ from tests.graphs import RATES
 from tests.programs import Case, Program, build, programs
 
 EXAMPLES = settings(max_examples=25)
+FEW = settings(max_examples=10)
+"""Where each example is solved for its least memory, which takes seconds."""
 
 
 def numbers(function, *flat) -> list[np.ndarray]:
@@ -44,7 +46,7 @@ def problem_of(program: Program) -> tuple[Case, Problem]:
     return case, Problem(graph=trace_step(case.step, *case.args, donate_argnums=donated).graph, rates=RATES)
 
 
-@EXAMPLES
+@FEW
 @given(programs, st.floats(0.05, 1.1))
 def test_optimal_plans_at_random_budgets_compute_the_same(program, share):
     case, problem = problem_of(program)

@@ -32,7 +32,8 @@ from jaxckpt.solve.windows import Seen, Tried, look
 _TRIED = 2
 """How many cuts are tried for a budget."""
 _PROMISING = 1.1
-"""For the least memory, cuts that take at least this times the lowest floor are not looked at."""
+"""For the least memory, cuts whose floor is more than this times the lowest, and plans that far above the least, are
+not looked at any further."""
 _LOWEST = 3
 """How many cuts are tried for the least memory."""
 _EQUAL = 1.02
@@ -111,7 +112,9 @@ class OptimalSolver:
     @cached_property
     def smallest(self) -> Plan:
         """The plan of least predicted memory."""
-        polished = (polish(self.problem, plan, None) for plan in (*self._of_low_floors, *self._of_low_bounds))
+        plans = (*self._of_low_floors, *self._of_low_bounds)
+        limit_bytes = _PROMISING * min(plan.predicted.temp_bytes for plan in plans)
+        polished = (polish(self.problem, plan, None) for plan in plans if plan.predicted.temp_bytes <= limit_bytes)
         return min(polished, key=lambda plan: plan.predicted.temp_bytes)
 
     @cached_property

@@ -18,6 +18,7 @@ def test_a_cut_that_is_as_small_as_far_as_the_model_can_tell_is_a_last_resort_to
     assert {len(plan.stages) for plan in equal} - {len(smallest.stages)}
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_290_mib_of_temporaries_are_enough(planner):
     plan = planner.plan(budget=planner.fixed_bytes + 290 * 2**20)

@@ -90,7 +90,7 @@ def test_the_report_shows_every_batch_and_how_sure_it_is(found):
     assert "Batches tried" in found._repr_html_()
 
 
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(
     off=st.sampled_from([0.7, 1.0, 1.3, 2.0]), budget=st.integers(3 * 2**20, 60 * 2**20), multiple=st.integers(1, 97)
 )

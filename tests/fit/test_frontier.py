@@ -105,10 +105,10 @@ def test_points_are_spread_where_most_is_unknown(modelled):
 
 def test_a_plan_that_another_one_beats_is_dropped(modelled):
     """One plan in the middle is larger and slower than predicted."""
-    first = frontier_of(modelled(), points=5)
-    worse = dict(first.points[2].plan.decisions)
+    first = frontier_of(modelled(), points=3)
+    worse = dict(first.points[1].plan.decisions)
     planner = modelled(lambda plan: (3.0, 3.0) if dict(plan.decisions) == worse else (1.0, 1.0))
-    frontier = frontier_of(planner, points=5)
+    frontier = frontier_of(planner, points=3)
     assert_monotone(frontier)
     assert frontier.dropped >= 1
     assert all(dict(point.plan.decisions) != worse for point in frontier)
