@@ -167,7 +167,7 @@ class _Replayer:
                 self._barrier(at, step)
             else:
                 self._move(at, step)
-            for loop in self.graph.path(step.loop) if step.loop is not None else ():
+            for loop in self.graph.path(step.loop):
                 if at == self.turns.end(loop):
                     self.seconds[at] += self.turning.leave_s(loop, now_s=self.clock_s + self.seconds[at])
             self.clock_s += self.seconds[at]

@@ -119,8 +119,6 @@ class Turns:
 
     def until(self, at: int, source: int, size_bytes: int) -> int:
         """The last step for which a buffer must be there that is read at a step; -1 where another one is read."""
-        if not self.graph.loops:
-            return at
         around, home = self._path(at), self.graph.path(self._loop.get(source))
         common = _parting(around, home)
         if common is None:

@@ -112,9 +112,9 @@ class OptimalSolver:
     @cached_property
     def smallest(self) -> Plan:
         """The plan of least predicted memory."""
-        plans = (*self._of_low_floors, *self._of_low_bounds)
-        limit_bytes = _PROMISING * min(plan.predicted.temp_bytes for plan in plans)
-        polished = (polish(self.problem, plan, None) for plan in plans if plan.predicted.temp_bytes <= limit_bytes)
+        limit_bytes = _PROMISING * min(plan.predicted.temp_bytes for plan in self._lowest)
+        near = (plan for plan in self._lowest if plan.predicted.temp_bytes <= limit_bytes)
+        polished = (polish(self.problem, plan, None) for plan in near)
         return min(polished, key=lambda plan: plan.predicted.temp_bytes)
 
     @cached_property
@@ -129,11 +129,16 @@ class OptimalSolver:
         smallest, floors = self.smallest, self.floors.within(_PROMISING)
         finest = max(self._of_low_floors, key=lambda plan: len(plan.stages))
         limit_bytes = _EQUAL * smallest.predicted.temp_bytes
-        equal = (p for p in (*self._of_low_floors, *self._of_low_bounds) if p.predicted.temp_bytes <= limit_bytes)
+        equal = (plan for plan in self._lowest if plan.predicted.temp_bytes <= limit_bytes)
         near = [floor for floor in floors if floor.temp_bytes <= _PROMISING * floors[0].temp_bytes]
         coarsest = min(near, key=lambda floor: (len(floor.plan.stages) == 1, len(floor.plan.stages)))
         finer, others = ([plan for plan in some if plan.stages != smallest.stages] for some in ((finest,), equal))
         return tuple(dict.fromkeys((smallest, *finer, floors[0].plan, *others, coarsest.plan)))
+
+    @cached_property
+    def _lowest(self) -> tuple[Plan, ...]:
+        """For each of the cuts that promise least memory the plan of least memory."""
+        return (*self._of_low_floors, *self._of_low_bounds)
 
     @cached_property
     def _of_low_floors(self) -> tuple[Plan, ...]:
