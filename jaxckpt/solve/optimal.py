@@ -32,8 +32,10 @@ from jaxckpt.solve.windows import Seen, Tried, look
 _TRIED = 2
 """How many cuts are tried for a budget."""
 _PROMISING = 1.1
-"""For the least memory, cuts whose floor is more than this times the lowest, and plans that far above the least, are
-not looked at any further."""
+"""For the least memory, cuts whose floor is more than this times the lowest are not looked at any further, and plans
+that far above the least hardly."""
+_HARDLY = 0.1
+"""The share of the polish that plans far above the least get: they become the least on the smallest graphs alone."""
 _LOWEST = 3
 """How many cuts are tried for the least memory."""
 _EQUAL = 1.02
@@ -113,8 +115,10 @@ class OptimalSolver:
     def smallest(self) -> Plan:
         """The plan of least predicted memory."""
         limit_bytes = _PROMISING * min(plan.predicted.temp_bytes for plan in self._lowest)
-        near = (plan for plan in self._lowest if plan.predicted.temp_bytes <= limit_bytes)
-        polished = (polish(self.problem, plan, None) for plan in near)
+        polished = (
+            polish(self.problem, plan, None, share=1.0 if plan.predicted.temp_bytes <= limit_bytes else _HARDLY)
+            for plan in self._lowest
+        )
         return min(polished, key=lambda plan: plan.predicted.temp_bytes)
 
     @cached_property

@@ -29,19 +29,20 @@ class _State:
     untouched: frozenset[int]
 
 
-def polish(problem: Problem, plan: Plan, temp_budget_bytes: int | None) -> Plan:
+def polish(problem: Problem, plan: Plan, temp_budget_bytes: int | None, *, share: float = 1.0) -> Plan:
     """The plan after all single changes that make it better.
 
     Args:
       problem: The step.
       plan: Where to begin: one that saves, recomputes, or leaves residuals untouched.
       temp_budget_bytes: What temporaries may take; None asks for the least memory instead of the least time.
+      share: How much of the usual search there is time for.
 
     Returns:
       A plan that is no worse; the same one where nothing helps, where the graph is too large to try, or where it keeps
       values on the host or as shards by choice.
     """
-    left = _OP_RUNS // max(1, len(problem.graph.ops))
+    left = int(share * _OP_RUNS) // max(1, len(problem.graph.ops))
     if left < _FEWEST or problem.moves(plan):
         return plan
     state = _state(problem, plan)
