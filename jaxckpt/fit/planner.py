@@ -272,7 +272,7 @@ class Planner:
 
     def rewritten(self, plan: ir.Plan) -> Rewritten:
         """The step with a plan carried out, over flat arguments."""
-        return rewrite(self.traced, plan)
+        return rewrite(self.traced, plan, stacked=self.target.platform == "tpu")
 
     def decided(self, plan: ir.Plan) -> Traced:
         """The step whose values a plan decides on: its loops in the plan's stretches, and nested."""

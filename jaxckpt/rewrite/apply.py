@@ -136,7 +136,7 @@ class _Applied:
     def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Ready":
         traced = trace_step(self._step, *args, kwargs=kwargs, **self._options)
         plan = self._decide(traced)
-        rewritten = rewrite(traced, plan)
+        rewritten = rewrite(traced, plan, stacked="tpu" in platforms(traced))
         for platform in platforms(traced):
             refuse_miscompiled(
                 rewritten.traced.graph,

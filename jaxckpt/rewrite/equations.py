@@ -29,22 +29,24 @@ from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.ir.steps import Why
 from jaxckpt.rewrite.moves import move_eqn, traced_eqn
+from jaxckpt.rewrite.stacks import Stacks
 from jaxckpt.trace import Equation, Traced
 from jaxckpt.trace.shards import axes_of, from_shards, lifted_var, to_shards, varies
 
 
-def equations(traced: Traced, schedule: Schedule) -> tuple[list[Equation], list[Any]]:
+def equations(traced: Traced, schedule: Schedule, *, stacked: bool = False) -> tuple[list[Equation], list[Any]]:
     """Builds the equations of a schedule.
 
     Args:
       traced: The step that the schedule is of.
       schedule: Its steps.
+      stacked: As for `rewrite`; not on a mesh of several devices.
 
     Returns:
       The equations, each with its loop, and for each of `Traced.program.outvars` the variable or literal that is
       returned.
     """
-    writer = _Writer(traced, schedule)
+    writer = _Writer(traced, schedule, stacked=stacked and (traced.mesh is None or traced.mesh.size <= 1))
     for number, step in enumerate(schedule.steps):
         match step:
             case Run():
@@ -61,7 +63,7 @@ _Pass = tuple[int, int | None]
 
 
 class _Writer:
-    def __init__(self, traced: Traced, schedule: Schedule):
+    def __init__(self, traced: Traced, schedule: Schedule, *, stacked: bool):
         self.eqns: list[Equation] = []
         self._traced = traced
         self._schedule = schedule
@@ -71,6 +73,7 @@ class _Writer:
         """On a mesh flat arrays would have to be split anew."""
         self._lifted: set[int] = set()
         """Instances of a device's own values whose variable is the array of all devices' ones."""
+        self._stacks = Stacks(self._variables, schedule, stacked=stacked)
 
     def run(self, step: Run) -> None:
         eqn = self._ops[step.op]
@@ -102,7 +105,8 @@ class _Writer:
         passed = [jex.Var(atom.aval) for atom in (*literals, awaited)]
         eqn = _barrier_eqn("recompute", self._ops[step.op], [*literals, awaited], passed)
         self.eqns.append(Equation(eqn, loop=step.loop, manual=manual))
-        *held, self._variables[step.after] = passed
+        *held, behind = passed
+        self._stacks.renew(step.after, behind)
         return held
 
     def _params(self, step: Run, eqn: Any) -> Any:
@@ -156,17 +160,18 @@ class _Writer:
         return manual, axes_of(self._traced.program.manuals[manual], self._variables[instance])
 
     def _bar(self, step: Barrier, passing: Sequence[_Pass], beside: int, manual: int | None) -> None:
-        invars = [self._seen(read, beside, step.loop, manual=manual) for read, _ in passing]
-        outvars = [jex.Var(variable.aval) for variable in invars]
+        seen = [self._seen(read, beside, step.loop, manual=manual) for read, _ in passing]
+        behind = {variable: jex.Var(variable.aval) for variable in seen}
+        invars, outvars = list(behind), list(behind.values())
         if step.why == "pin" and self._schedule.origin[step.reads[0]] in self._as_shaped:
             eqns = list(_flat_pin(self._ops[beside], invars[0], outvars[0]))
         else:
             eqns = [_barrier_eqn(step.why, self._ops[beside], invars, outvars)]
         ctx = self._ctx(beside, manual)
         self.eqns.extend(Equation(eqn.replace(ctx=ctx), loop=step.loop, manual=manual) for eqn in eqns)
-        for (read, write), variable in zip(passing, outvars, strict=True):
+        for (read, write), variable in zip(passing, seen, strict=True):
             if write is not None:
-                self._show(read, write, variable, beside, step.loop, manual=manual)
+                self._show(read, write, behind[variable], beside, step.loop, manual=manual)
 
     def _manual(self, instance: int) -> int | None:
         """How devices run the body whose own an instance is; None where it is an array of all devices."""
@@ -198,6 +203,7 @@ class _Writer:
             self._lifted.add(write)
         if own == manual:
             self._variables[write] = variable
+            self._stacks.passed(read, write)
             return
         assert own is not None, "only a body's own is lifted"
         self._lower(write, variable, own, beside, loop)
@@ -251,14 +257,19 @@ class _Writer:
         split = self._traced.graph.values[self._schedule.origin[read]].split
         is_own = self._traced.graph.values[self._schedule.origin[read]].local
         moved = self._seen(read, near, step.loop, manual=None)
-        eqn = move_eqn(step, moved, whole, self._traced.mesh, split)
-        stack = beside.source_info.name_stack.extend(OWN).extend("fetch" if step.back else "leave")
-        made = eqn.replace(source_info=beside.source_info.replace(name_stack=stack), ctx=self._ctx(near, None))
-        self.eqns.append(Equation(made, loop=step.loop, ahead=step.ahead))
+        if self._stacks.takes(step):
+            eqns = self._stacks.move(step, moved)
+        else:
+            eqns = [move_eqn(step, moved, whole, self._traced.mesh, split)]
+        names = beside.source_info.name_stack.extend(OWN).extend("fetch" if step.back else "leave")
+        info, ctx = beside.source_info.replace(name_stack=names), self._ctx(near, None)
+        made = (eqn.replace(source_info=info, ctx=ctx) for eqn in eqns)
+        self.eqns.extend(Equation(eqn, loop=step.loop, ahead=step.ahead) for eqn in made)
+        (moved,) = eqns[-1].outvars
         if is_own and step.back:
-            self._lower(write, made.outvars[0], self._home(read), near, step.loop)
+            self._lower(write, moved, self._home(read), near, step.loop)
             return
-        self._variables[write] = made.outvars[0]
+        self._variables[write] = moved
         if is_own:
             self._lifted.add(write)
 

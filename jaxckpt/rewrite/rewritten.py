@@ -43,13 +43,14 @@ class Rewritten:
         return jax.core.eval_jaxpr(open_jaxpr(self.jaxpr), constants_of(self.jaxpr), *flat)
 
 
-def rewrite(traced: Traced, plan: Plan) -> Rewritten:
+def rewrite(traced: Traced, plan: Plan, *, stacked: bool = False) -> Rewritten:
     """Carries out a plan on a traced step.
 
     Args:
       traced: The step, its loops whole.
       plan: Decisions for its graph, or for that of the step with loops in stretches or nested. Values dropped are
         computed again in the backward pass; without any dropped value the equations are the step's own.
+      stacked: Whether what waits on the host does so in the rows of one array, as steps for TPUs need it.
 
     Returns:
       The planned step.
@@ -71,7 +72,7 @@ def rewrite(traced: Traced, plan: Plan) -> Rewritten:
         )
     split = as_decided(traced, plan)
     laid_out = schedule(split.graph, plan)
-    made, outvars = equations(split, laid_out)
+    made, outvars = equations(split, laid_out, stacked=stacked)
     closed = closed_jaxpr(split.program, made, outvars)
     jex.check_jaxpr(open_jaxpr(closed))
     return Rewritten(traced=split, plan=plan, schedule=laid_out, jaxpr=closed)

@@ -20,7 +20,7 @@ from jaxckpt.solve import Problem, follow
 from jaxckpt.target import Target, targets
 from jaxckpt.trace import trace_step
 
-GPU = any(status.name == "h200" and status.usable for status in targets())
+GPU, TPU = (any(status.name == name and status.usable for status in targets()) for name in ("h200", "v5e"))
 
 
 def step(layers, x):
@@ -121,6 +121,52 @@ def test_the_compiler_puts_it_on_the_host_all_at_once():
     assert footprints["saved"].memory.most_host_bytes == footprints["again"].memory.most_host_bytes == 0
     assert footprints["sent"].memory.most_host_bytes == footprints["sent"].host_temp_bytes == 6 * value_bytes
     assert footprints["sent"].temp_bytes <= footprints["saved"].temp_bytes - 2 * value_bytes
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_values_in_rows_of_one_array_are_the_same_to_the_bit(prefetch):
+    args = arguments()
+    traced, alone = planned(keeping(Offload(prefetch=prefetch)), *args)
+    stacked = rewrite(traced, alone.plan, stacked=True)
+    names = [eqn.primitive.name for eqn in equations(stacked)]
+    assert names.count("dynamic_update_slice") == names.count("dynamic_slice") == 4
+    for one, other in zip(*(jax.jit(each.call)(*jax.tree.leaves(args)) for each in (alone, stacked)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_each_row_is_written_once_into_the_newest_array_and_read_from_it():
+    traced, alone = planned(keeping(Offload()), *arguments())
+    eqns = equations(rewrite(traced, alone.plan, stacked=True))
+    arrays = [v for eqn in eqns for v in eqn.outvars if v.aval.shape == (4, 16, 32) and "host" in str(v.aval)]
+    rows = [int(eqn.invars[2].val) for eqn in eqns if eqn.primitive.name == "dynamic_update_slice"]
+    assert rows == [0, 1, 2, 3]
+    onwards = [
+        [eqn for eqn in eqns if array in eqn.invars and eqn.primitive.name != "dynamic_slice"] for array in arrays
+    ]
+    assert [len(readers) for readers in onwards] == [1] * (len(arrays) - 1) + [0]
+
+
+def test_a_value_of_its_own_type_waits_beside_an_empty_row():
+    def one(w, x):
+        return jax.value_and_grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
+
+    args = jnp.eye(8), jnp.ones((4, 8))
+    traced = trace_step(one, *args)
+    away = min(
+        v for v in traced.graph.late_read if traced.graph.values[v].shape == (4, 8) and v not in traced.graph.inputs
+    )
+    plan = jaxckpt.ir.Plan(fingerprint=traced.graph.fingerprint, decisions={away: Offload()})
+    stacked = rewrite(traced, plan, stacked=True)
+    assert any(v.aval.shape == (2, 4, 8) for eqn in equations(stacked) for v in eqn.outvars)
+    for found, expected in zip(jax.jit(stacked.call)(*args), jax.tree.leaves(jax.jit(one)(*args)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.skipif(not TPU, reason="no compile-only TPU")
+def test_on_a_tpu_all_values_are_on_the_host_at_once():
+    args = jax.eval_shape(lambda: arguments(width=512, tokens=8192, layers=4))
+    sent = jaxckpt.Planner(step, *args, target="v5e").follow(keeping(Offload())).footprint
+    assert sent.memory.most_host_bytes == sent.host_temp_bytes == 4 * 8192 * 2048 * 4
 
 
 @pytest.mark.skipif(not GPU, reason="no compile-only GPU")
