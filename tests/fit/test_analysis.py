@@ -10,6 +10,8 @@ import pytest
 from jaxckpt._errors import NoGradientError, UnknownTargetError
 from jaxckpt.fit import analyze
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 LAYERS, ROWS, WIDTH = 4, 512, 64
 WEIGHTS = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS
 X = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)

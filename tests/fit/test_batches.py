@@ -15,6 +15,8 @@ from jaxckpt.report import batches_report, render_text
 from jaxckpt.target import Target
 from tests.fit.test_planner import needs_compiler, step
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 WEIGHTS = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 8
 
 

@@ -10,6 +10,8 @@ from jaxckpt.measure import footprint
 from jaxckpt.policy import Policy
 from tests.fit.test_planner import needs_compiler
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 MESH = AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,))
 WIDTH, HEAD, BATCH, TOKENS, BLOCKS = 1024, 64, 8, 1024, 3
 SPECS = (PartitionSpec(None, None, "model"), PartitionSpec("model", None)) * 2

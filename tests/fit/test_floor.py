@@ -13,6 +13,8 @@ from jaxckpt.report import floor_report, render_text
 from tests.fit.test_planner import needs_compiler
 from tests.memory_maps import MIB, buffer, made_footprint, memory_map
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 Spec = jax.ShapeDtypeStruct
 TOKENS, WIDTH, VOCABULARY = 4096, 256, 32768
 

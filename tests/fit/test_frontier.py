@@ -13,6 +13,8 @@ from jaxckpt.report import frontier_report, render_text
 from tests.fit.test_planner import ARGS, needs_compiler, step
 from tests.memory_maps import MIB
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 
 @pytest.fixture(scope="module")
 def frontier():
@@ -61,7 +63,7 @@ def test_a_frontier_goes_from_the_smallest_to_the_fastest_and_is_monotone(fronti
     assert frontier.fastest.total_bytes == frontier.unplanned.total_bytes
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
     assert frontier.smallest.total_bytes == planner.floor().total_bytes
-    assert frontier.compiles <= 5 + 2  # three plans are tried for the smallest
+    assert frontier.compiles < 5 + len(planner.solver.last_resorts)  # the smallest of these is one of the five
 
 
 @needs_compiler

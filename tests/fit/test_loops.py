@@ -7,6 +7,8 @@ import pytest
 import jaxckpt
 from jaxckpt.solve import solve
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 LENGTH, ROWS, WIDTH = 16, 2048, 512
 ARGS = (
     jax.ShapeDtypeStruct((LENGTH, WIDTH, WIDTH), jnp.float32),

@@ -10,6 +10,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxckpt.fit import Planner
 from tests.fit.test_planner import needs_compiler
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 LAYERS, BATCH, TOKENS, WIDTH, WIDE = 24, 8, 2048, 4096, 16384
 

@@ -7,6 +7,8 @@ import pytest
 from jaxckpt.solve import Offloading
 from tests.fit.test_batches import FakePlanner
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 WIDTH, LAYERS = 1024, 8
 ARGS = ([jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS, jax.ShapeDtypeStruct((8192, WIDTH), jnp.float32))
 BUDGET = 280 * 2**20

@@ -20,6 +20,8 @@ from jaxckpt.hlo import Part
 from jaxckpt.measure import Footprint
 from jaxckpt.target import targets
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 GPU = any(status.name == "h200" and status.usable for status in targets())
 needs_compiler = pytest.mark.skipif(not GPU, reason="needs the CUDA plugin: pip install 'jaxckpt[gpu-targets]'")
 MIB = 2**20

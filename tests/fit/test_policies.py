@@ -15,6 +15,8 @@ from jaxckpt.solve import Problem, follow
 from jaxckpt.target import Target, targets
 from jaxckpt.trace import trace_step
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 GPU = any(status.name == "h200" and status.usable for status in targets())
 
 

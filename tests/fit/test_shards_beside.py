@@ -15,6 +15,8 @@ from jaxckpt.ir import Partition, Save
 from tests.fit.test_batches import FakePlanner
 from tests.fit.test_planner import needs_compiler
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 WIDTH, LAYERS, ROWS = 256, 8, 4096
 MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 BUDGET = 16 * 2**20

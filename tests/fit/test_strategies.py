@@ -8,6 +8,8 @@ from jaxckpt._errors import InfeasibleBudgetError, PolicyError, TooLargeError, U
 from jaxckpt.fit import Planner
 from jaxckpt.target import targets
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 GPU = any(status.name == "h200" and status.usable for status in targets())
 needs_compiler = pytest.mark.skipif(not GPU, reason="needs the CUDA plugin: pip install 'jaxckpt[gpu-targets]'")
 ARGS = ([jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 12, jax.ShapeDtypeStruct((8192, 256), jnp.float32))

@@ -28,6 +28,8 @@ from tests.fit.scanned import (
 )
 from tests.fit.test_planner import needs_compiler
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 LENGTH = 12
 
 
