@@ -99,7 +99,8 @@ class _Trial:
     @cached_property
     def resorts(self) -> tuple[ir.Plan, ...]:
         """Plans of least memory, the smallest by prediction first."""
-        return tuple(sorted(self.planner.solver.last_resorts, key=lambda plan: plan.predicted.temp_bytes))
+        nested = () if self.planner.nesting is None else self.planner.nesting.last_resorts
+        return tuple(sorted((*self.planner.solver.last_resorts, *nested), key=lambda plan: plan.predicted.temp_bytes))
 
     @property
     def fixed_bytes(self) -> int:
@@ -122,7 +123,10 @@ class _Trial:
     def expected_step_s(self, limit_bytes: int, ratio: float) -> float:
         """Seconds of a step with the model's fastest plan within a budget."""
         temp_bytes = int((limit_bytes - self.fixed_bytes) / ratio)
-        return self.planner.solver.solve(temp_bytes).predicted.step_s
+        fastest = self.planner.solver.solve(temp_bytes)
+        if fastest.predicted.temp_bytes > temp_bytes and self.resorts[0].nests and self.planner.nesting is not None:
+            fastest = self.planner.nesting.solve(temp_bytes, unplanned=False)
+        return fastest.predicted.step_s
 
     def compiled_bytes(self, limit_bytes: int) -> int:
         """The smallest compiled total; the fastest plan and then those of least memory are compiled until one fits."""

@@ -85,7 +85,7 @@ def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
       points: As for `pareto`.
     """
     asked = list(_asked(planner, points))
-    known = {plan: planner.measure(plan) for plan in dict.fromkeys((planner.smallest_whole().plan, asked[-1]))}
+    known = {plan: planner.measure(plan) for plan in dict.fromkeys((planner.smallest().plan, asked[-1]))}
     while len(known) < points:
         plan = _of_the_largest_gap(known, asked)
         if plan is None:
@@ -105,19 +105,26 @@ def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
 
 def _asked(planner: Planner, points: int) -> Iterator[ir.Plan]:
     """The model's plans from the smallest to the fastest, each faster than those before."""
-    solver = planner.solver
+    solver, nesting = planner.solver, planner.nesting
     with collector_paused():
         fastest = solver.solve(None)
         low, high = solver.smallest.predicted.temp_bytes, fastest.predicted.temp_bytes
-        count = _ASKED * points
-        budgets = [low + (high - low) * i // count for i in range(count)]
-        plans = [*(solver.solve(budget, unplanned=False) for budget in budgets), fastest]
+        plans = [solver.solve(budget, unplanned=False) for budget in _spread(low, high, _ASKED * points)]
+        for least in () if nesting is None else nesting.last_resorts:
+            budgets = _spread(least.predicted.temp_bytes, low, points)
+            plans += [nesting.solve(budget, unplanned=False) for budget in budgets]
+        plans.append(fastest)
     by_size = sorted(dict.fromkeys(plans), key=lambda p: (p.predicted.total_bytes, p.predicted.step_s))
     best: list[ir.Plan] = []
     for plan in by_size:
         if not best or plan.predicted.step_s < best[-1].predicted.step_s:
             best.append(plan)
     yield from best
+
+
+def _spread(low: int, high: int, count: int) -> list[int]:
+    """So many numbers from the lower one on, the higher one not among them."""
+    return [low + (high - low) * i // count for i in range(count)]
 
 
 def _of_the_largest_gap(known: dict[ir.Plan, Candidate], asked: Sequence[ir.Plan]) -> ir.Plan | None:

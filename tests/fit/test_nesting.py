@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jaxckpt
 from jaxckpt import InfeasibleBudgetError, Planner
+from jaxckpt.fit import batch_search, frontier_of
 from jaxckpt.fit.nesting import NestedSolver
 from jaxckpt.fit.search import Candidate, Search
 from jaxckpt.ir import Nest, Offload, Recompute, Save
@@ -29,6 +30,8 @@ from tests.fit.scanned import (
     held_by,
     small_arguments,
 )
+from tests.fit.test_batches import FakePlanner
+from tests.fit.test_frontier import assert_monotone
 from tests.fit.test_planner import needs_compiler
 
 pytestmark = pytest.mark.usefixtures("unpolished")
@@ -158,6 +161,37 @@ def test_a_budget_below_all_other_plans_is_met_as_compiled_and_a_refusal_names_t
     with pytest.raises(InfeasibleBudgetError) as refused:
         planner.plan(budget=least.footprint.total_bytes - 2**20)
     assert refused.value.minimum_bytes == least.footprint.total_bytes
+
+
+def test_a_frontier_goes_on_with_nested_loops_below_the_smallest_plan_of_the_loop_as_it_is():
+    planner = FakePlanner(STEP, *LARGE, target="h200")
+    frontier = frontier_of(planner, points=6)
+    assert_monotone(frontier)
+    whole = [not point.plan.nests for point in frontier]
+    assert whole == sorted(whole) and {*whole} == {True, False}
+    assert frontier.smallest.total_bytes == planner.smallest().footprint.total_bytes
+    assert frontier.smallest.total_bytes < planner.smallest_whole().footprint.total_bytes
+    below = [each for each in frontier.between if each.total_bytes < frontier.points[whole.count(False)].total_bytes]
+    assert below
+
+
+@pytest.mark.parametrize("nests", [True, False])
+def test_the_largest_batch_is_that_of_nested_loops(monkeypatch, nests):
+    def make_step(batch):
+        return STEP, arguments(LENGTH, 256, batch, jnp.bfloat16)
+
+    monkeypatch.setattr(batch_search, "Planner", FakePlanner)
+    if not nests:
+        monkeypatch.setattr(FakePlanner, "nesting", None)
+    found = jaxckpt.max_batch(make_step, target="h200", budget="256MiB", multiples_of=512)
+    assert bool(found.largest.plan.nests) is nests
+    assert found.largest.plan.footprint.total_bytes <= found.budget_bytes
+    planner = FakePlanner(STEP, *make_step(found.batch)[1], target="h200")
+    whole_bytes = planner.smallest_whole().footprint.total_bytes
+    assert (whole_bytes > found.budget_bytes) is nests
+    following = FakePlanner(STEP, *make_step(found.batch + 512)[1], target="h200")
+    least = following.smallest_whole() if not nests else following.smallest()
+    assert least.footprint.total_bytes > found.budget_bytes
 
 
 @pytest.mark.parametrize("other_bytes", [95, 105])
