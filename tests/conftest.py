@@ -7,6 +7,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile thousands of small programs that run once: LLVM need not optimise them.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0")
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -18,3 +19,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("jaxckpt")
+
+
+@pytest.fixture(scope="module")
+def unpolished():
+    """Plans of small steps are not polished: what is done with plans does not hang on their last per cent."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxckpt.solve.polish._OP_RUNS", 0)
+        yield

@@ -18,8 +18,8 @@ from jaxckpt.trace import trace_step
 from tests.graphs import RATES
 from tests.programs import Case, Program, build, programs
 
-EXAMPLES = settings(max_examples=25)
-FEW = settings(max_examples=10)
+EXAMPLES = settings(max_examples=16)
+FEW = settings(max_examples=7)
 """Where each example is solved for its least memory, which takes seconds."""
 
 

@@ -6,6 +6,8 @@ from jaxckpt import NoGradientError
 from jaxckpt.advise import lint
 from tests.zoo import ZOO
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 UNDONATED = {"equinox_transformer", "tied_transformer", "curvature"}
 """Steps whose authors do not donate their state; that is said, and is right."""
 

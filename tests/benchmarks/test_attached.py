@@ -23,6 +23,8 @@ from jaxckpt.calibration import TimedStep
 from jaxckpt.hlo import Kernel
 from jaxckpt.target import Calibration, toml_from_calibration
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 SMALL = {**MODELS["gpt2-small"].small(), "layers": 1}
 
 

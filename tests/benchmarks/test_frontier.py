@@ -28,6 +28,8 @@ from benchmarks.frontier_tables import (
 from benchmarks.models import MODELS, PLANNER
 from benchmarks.models.blocks import KEPT, naming, rematerialised
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 GIB = 2**30
 
 

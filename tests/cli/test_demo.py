@@ -12,6 +12,8 @@ from jaxckpt.cli.demo import DemoResult, demo_report, run_demo
 from jaxckpt.report import render_text
 from tests.report.test_reports import FOOTPRINT, GIB, plan
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 
 def result() -> DemoResult:
     refused = InfeasibleBudgetError("no.", got="1", needed="2", advice="3", minimum_bytes=2 * GIB)

@@ -11,6 +11,8 @@ from jaxckpt.fit import load_plan
 from tests.cli.test_cli import exit_code, shell, train  # noqa: F401  a fixture
 from tests.fit.test_planner import needs_compiler
 
+pytestmark = pytest.mark.usefixtures("unpolished")
+
 MAKER = """
 
 def make_batch(batch):

@@ -56,7 +56,7 @@ def runs_of(found):
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(data=st.data(), program=programs(donated=True, once=True), share=st.floats(0.4, 1))
 def test_every_rule_in_every_memory_keeps_its_promises(rule, data, program, share):
     modes = [mode for mode in Mode if rule.search is not Search.WINDOW or mode in WINDOWS]

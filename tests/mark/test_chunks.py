@@ -15,7 +15,9 @@ from jaxckpt._errors import ChunkError
 from jaxckpt.mark import chunked
 from tests.fit.test_planner import needs_compiler
 
-FEW = settings(max_examples=8)
+pytestmark = pytest.mark.usefixtures("unpolished")
+
+FEW = settings(max_examples=5)
 
 
 def cross_entropy(hidden, labels, head):

@@ -142,7 +142,7 @@ def test_a_second_trace_does_not_rewrite_again(monkeypatch):
     calls = []
     room = sys.modules["jaxckpt.rewrite.apply"]
     original = room.rewrite
-    monkeypatch.setattr(room, "rewrite", lambda *args: calls.append(1) or original(*args))
+    monkeypatch.setattr(room, "rewrite", lambda *args, **options: calls.append(1) or original(*args, **options))
     _, plan = planned(step, PARAMS, X)
     function = apply(step, plan)
     for _ in range(3):

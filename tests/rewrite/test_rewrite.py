@@ -392,8 +392,8 @@ def test_what_cannot_be_computed_again_is_refused(traced):
 def test_the_type_check_sees_a_broken_rewrite(traced, monkeypatch):
     from jaxckpt.rewrite import rewritten as room
 
-    def broken(traced, schedule):
-        made, outvars = equations(traced, schedule)
+    def broken(traced, schedule, **options):
+        made, outvars = equations(traced, schedule, **options)
         at = next(i for i, eqn in enumerate(made) if eqn.eqn.primitive.name == "dot_general")
         return [*made[:at], *made[at + 1 :]], outvars
 
