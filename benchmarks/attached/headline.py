@@ -38,12 +38,19 @@ _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory")
 def line_meets(limit: float, one: tuple[int, float], other: tuple[int, float], *, multiple: int) -> int:
     """The largest multiple at which a line through two points is still within a limit.
 
+    Raises:
+      ValueError: It does not rise.
+
     Example:
       >>> line_meets(100, (8, 20), (16, 36), multiple=8)
       48
     """
     growth = (other[1] - one[1]) / (other[0] - one[0])
-    at = one[0] + (limit - one[1]) / max(growth, 1e-9)
+    if growth <= 0:
+        raise ValueError(
+            f"{other[1]:,.0f} bytes at {other[0]} are no more than {one[1]:,.0f} at {one[0]}: no line rises"
+        )
+    at = one[0] + (limit - one[1]) / growth
     return max(multiple, int(at) // multiple * multiple)
 
 

@@ -23,8 +23,6 @@ from jaxckpt.calibration import TimedStep
 from jaxckpt.hlo import Kernel
 from jaxckpt.target import Calibration, toml_from_calibration
 
-pytestmark = pytest.mark.usefixtures("unpolished")
-
 SMALL = {**MODELS["gpt2-small"].small(), "layers": 1}
 
 
@@ -392,6 +390,8 @@ def test_kernels_that_do_the_same_are_one_row():
 def test_lines_meet_limits_at_whole_multiples():
     assert line_meets(99, (8, 20), (16, 36), multiple=8) == 40
     assert line_meets(1, (8, 20), (16, 36), multiple=8) == 8
+    with pytest.raises(ValueError, match="20 bytes at 16 are no more than 20 at 8"):
+        line_meets(99, (8, 20), (16, 20), multiple=8)
 
 
 def test_running_out_of_memory_is_told_from_other_errors():
