@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attached.parent import RESULT, Options, has_device, run
+from benchmarks.attached.parent import RESULT, Options, attached_target, has_device, run
 
 OUT = Path(__file__).parents[1] / "results" / "attached"
 
@@ -19,7 +19,9 @@ def options_from(arguments: Sequence[str] | None, *, device: bool, scratch: Path
     parser.add_argument("--seconds", type=float, default=540.0, help="what all of it may take")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the result; one that is there is gone on with")
     parser.add_argument("--models", nargs="+", default=None, help="the first one is asked about whole")
-    parser.add_argument("--target", default=None, help="what to compile for without the device; h200, or cpu if small")
+    parser.add_argument(
+        "--target", default=None, help="what to compile for without the device; its own name, or cpu if small"
+    )
     parser.add_argument("--small", action="store_true", help="tiny sizes: a smoke test, as it is without a device")
     parser.add_argument("--planners", type=int, default=max(1, min(4, (os.cpu_count() or 1) // 4)))
     parser.add_argument("--calibrate-s", type=float, default=None, help="of these, for the calibration")
@@ -31,7 +33,7 @@ def options_from(arguments: Sequence[str] | None, *, device: bool, scratch: Path
         seconds=given.seconds,
         out=given.out,
         scratch=given.scratch,
-        target=given.target or ("cpu" if small else "h200"),
+        target=given.target or ("cpu" if small else attached_target()),
         models=tuple(given.models or default_models(small=small)),
         small=small,
         planners=given.planners,

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from benchmarks.attached.store import Store, read_result, write_result
 from benchmarks.record import made_with
 
 ROOT = Path(__file__).parents[2]
+FACTS = ROOT / "jaxckpt" / "target" / "facts"
 RESULT = "attached.json"
 _COMPILER = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin")
 _NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd")
@@ -28,6 +30,8 @@ _MEMORY_SHARE = "0.92"
 """Of the device, for jax's allocator: what is left is for the libraries' own workspaces and the driver."""
 _MOST_TURNS = 3
 """Of one model: a version that brings its process down would be tried for ever."""
+_TARGET = "h200"
+"""What a device is taken for whose name stands in no fact file."""
 OTHER_DEVICE = 3
 """A worker's exit code: what is known is of another device."""
 _SPENT_LAST_S = 8.0
@@ -94,9 +98,27 @@ def installed(packages: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def driver_names() -> str:
+    """What NVIDIA's driver calls its devices, a line each; nothing where it is not asked."""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
 def has_device(nodes: Sequence[str] = _NODES) -> bool:
     """Whether there is a GPU, by its device files: asking jax would open it."""
     return any(Path(node).exists() for node in nodes)
+
+
+def attached_target(names: Callable[[], str] = driver_names) -> str:
+    """The target that the first GPU is, by the name that its driver gives it."""
+    first = names().split("\n")[0].strip()
+    for file in sorted(FACTS.glob("*.toml")):
+        if first in tomllib.loads(file.read_text()).get("device_kinds", ()):
+            return file.stem
+    return _TARGET
 
 
 def jobs(options: Options) -> Iterator[Job]:

@@ -99,8 +99,8 @@ class _Trial:
     @cached_property
     def resorts(self) -> tuple[ir.Plan, ...]:
         """Plans of least memory, the smallest by prediction first."""
-        nested = () if self.planner.nesting is None else self.planner.nesting.last_resorts
-        return tuple(sorted((*self.planner.solver.last_resorts, *nested), key=lambda plan: plan.predicted.temp_bytes))
+        resorts = *self.planner.solver.last_resorts, *self.planner.nested_resorts
+        return tuple(sorted(resorts, key=lambda plan: plan.predicted.temp_bytes))
 
     @property
     def fixed_bytes(self) -> int:
@@ -124,7 +124,8 @@ class _Trial:
         """Seconds of a step with the model's fastest plan within a budget."""
         temp_bytes = int((limit_bytes - self.fixed_bytes) / ratio)
         fastest = self.planner.solver.solve(temp_bytes)
-        if fastest.predicted.temp_bytes > temp_bytes and self.resorts[0].nests and self.planner.nesting is not None:
+        if fastest.predicted.temp_bytes > temp_bytes and self.planner.nested_resorts:
+            assert self.planner.nesting is not None, "it knows of smaller plans"
             fastest = self.planner.nesting.solve(temp_bytes, unplanned=False)
         return fastest.predicted.step_s
 

@@ -214,6 +214,11 @@ class Planner:
         """
         return None if self.target.platform == "tpu" else NestedSolver(self.traced, self.solver)
 
+    @property
+    def nested_resorts(self) -> tuple[ir.Plan, ...]:
+        """Plans of nested loops that the model knows to be smaller than all others."""
+        return () if self.nesting is None else self.nesting.last_resorts
+
     @cached_property
     def recomputing(self) -> OptimalSolver:
         """For plans that neither send anything to the host nor keep shards."""
@@ -235,8 +240,8 @@ class Planner:
 
     def smallest(self) -> Candidate:
         """The plan of the smallest compiled total among those that the model knows for the least."""
-        nested = () if self.nesting is None else self.nesting.last_resorts
-        return min([self.smallest_whole(), *map(self.measure, nested)], key=lambda c: c.footprint.total_bytes)
+        nested = map(self.measure, self.nested_resorts)
+        return min([self.smallest_whole(), *nested], key=lambda c: c.footprint.total_bytes)
 
     def smallest_whole(self) -> Candidate:
         """The same of plans for the step's own loops."""

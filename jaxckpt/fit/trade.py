@@ -110,7 +110,8 @@ def _asked(planner: Planner, points: int) -> Iterator[ir.Plan]:
         fastest = solver.solve(None)
         low, high = solver.smallest.predicted.temp_bytes, fastest.predicted.temp_bytes
         plans = [solver.solve(budget, unplanned=False) for budget in _spread(low, high, _ASKED * points)]
-        for least in () if nesting is None else nesting.last_resorts:
+        for least in planner.nested_resorts:
+            assert nesting is not None, "it knows of smaller plans"
             budgets = _spread(least.predicted.temp_bytes, low, points)
             plans += [nesting.solve(budget, unplanned=False) for budget in budgets]
         plans.append(fastest)

@@ -3,13 +3,13 @@
 A `Run` is the equation of its op with other variables; where it is a copy, its name stack says so the way JAX's own
 recomputation does, and what waits for something reads its literals behind a barrier with that. A `Barrier` is one
 `optimization_barrier`; a pin of what products read as its shape says is one over a flat array, which lies no other
-way. A `Move` is a `device_put` to another memory space, or a sharding constraint. References and tokens, which no
-barrier passes, keep their variable: nothing that reads them is ever computed again.
+way. A `Move` is a `device_put` to another memory space, for TPUs to a row of an array there, or a sharding constraint.
+References and tokens, which no barrier passes, keep their variable: nothing that reads them is ever computed again.
 
 What is one device's own in the body of a `shard_map` waits in there with others of that body. A barrier that ties it to
 what stands outside, or a move, is outside of the body, on the array of all devices' values.
 
-Read after `jaxckpt.ir.schedule` and `moves`.
+Read after `jaxckpt.ir.schedule`, `moves` and `stacks`.
 """
 
 import functools

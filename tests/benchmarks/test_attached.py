@@ -387,6 +387,19 @@ def test_kernels_that_do_the_same_are_one_row():
     assert len(rows) == 2 and rows[0][-1] == 3
 
 
+@pytest.mark.parametrize(
+    ("names", "target"),
+    [
+        ("NVIDIA H100 80GB HBM3\n", "h100"),
+        ("NVIDIA H200\nNVIDIA H200\n", "h200"),
+        ("A new one\n", "h200"),
+        ("", "h200"),
+    ],
+)
+def test_a_device_is_compiled_for_by_the_name_that_its_driver_gives(names, target):
+    assert parent.attached_target(lambda: names) == target
+
+
 def test_lines_meet_limits_at_whole_multiples():
     assert line_meets(99, (8, 20), (16, 36), multiple=8) == 40
     assert line_meets(1, (8, 20), (16, 36), multiple=8) == 8
