@@ -19,8 +19,8 @@ EXTRAS := gpu-targets,test
 PURE := $(wildcard $(addprefix jaxckpt/,_errors.py _files.py _shown.py _units.py _version.py ir policy cost solve dynamic hlo))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# One file of tests stays in one process: what its fixtures compiled is compiled once.
-PARALLEL = $(shell $(BIN)/python -c 'import xdist' 2>/dev/null && printf '%s' '-n $(WORKERS) --dist loadfile')
+# One file of tests stays in one process: what its fixtures compiled is compiled once. tests/conftest.py orders them.
+PARALLEL = $(shell $(BIN)/python -c 'import xdist' 2>/dev/null && printf '%s' '-n $(WORKERS) --dist loadfile --no-loadscope-reorder')
 
 export JAX_PLATFORMS ?= cpu
 

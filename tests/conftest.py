@@ -1,6 +1,7 @@
 """What every test runs under: eight CPU devices, no accelerator looked for, the same examples on every run."""
 
 import os
+from collections import Counter
 
 # Before jax is imported, by whichever file of tests comes first: it reads them once.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -15,10 +16,18 @@ settings.register_profile(
     deadline=None,
     derandomize=True,
     database=None,
-    max_examples=50,
+    max_examples=30,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("jaxckpt")
+
+LONGEST = "test_notebooks.py"
+
+
+def pytest_collection_modifyitems(items):
+    """The longest file first, then those of many tests: at the end no process waits for another one's."""
+    counts = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path.name != LONGEST, -counts[item.path]))
 
 
 @pytest.fixture(scope="module")
