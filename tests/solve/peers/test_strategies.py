@@ -83,10 +83,10 @@ def step(params, x):
 
 @functools.cache
 def traced_transformer():
-    """Three blocks, their arguments, and what the step computes of them."""
+    """Two blocks, their arguments, and what the step computes of them."""
     draw = np.random.default_rng(0)
     shapes = {"q": (8, 2, 4), "k": (8, 2, 4), "v": (8, 2, 4), "out": (2, 4, 8), "up": (8, 32), "down": (32, 8)}
-    params = [{name: weight(draw, *shape) for name, shape in shapes.items()} for _ in range(3)]
+    params = [{name: weight(draw, *shape) for name, shape in shapes.items()} for _ in range(2)]
     args = (params, normal(draw, 2, 16, 8))
     traced = trace_step(step, *args)
     flat = jax.tree.leaves(args)
