@@ -13,8 +13,6 @@ from jaxckpt.report import frontier_report, render_text
 from tests.fit.test_planner import ARGS, needs_compiler, step
 from tests.memory_maps import MIB
 
-pytestmark = pytest.mark.usefixtures("unpolished")
-
 
 @pytest.fixture(scope="module")
 def frontier():
@@ -23,7 +21,8 @@ def frontier():
 
 @pytest.fixture
 def modelled(monkeypatch):
-    """A planner whose compiler is the model, off by what a test says."""
+    """A planner whose compiler is the model, off by what a test says; its plans are not polished."""
+    monkeypatch.setattr("jaxckpt.solve.polish._OP_RUNS", 0)
 
     def made(off=lambda plan: (1.0, 1.0)):
         planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
@@ -63,7 +62,7 @@ def test_a_frontier_goes_from_the_smallest_to_the_fastest_and_is_monotone(fronti
     assert frontier.fastest.total_bytes == frontier.unplanned.total_bytes
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
     assert frontier.smallest.total_bytes == planner.floor().total_bytes
-    assert frontier.compiles < 5 + len(planner.solver.last_resorts)  # the smallest of these is one of the five
+    assert frontier.compiles <= 5 + 2  # three plans are tried for the smallest
 
 
 @needs_compiler
