@@ -113,7 +113,7 @@ def has_device(nodes: Sequence[str] = _NODES) -> bool:
 
 
 def attached_target(names: Callable[[], str] = driver_names) -> str:
-    """The target that the first GPU is, by its driver's name for it, from the fact files: the package would load jax."""
+    """The target that the first GPU is, by its driver's name for it, read from fact files: the package loads jax."""
     first = names().split("\n")[0].strip()
     for file in sorted(FACTS.glob("*.toml")):
         if first in tomllib.loads(file.read_text()).get("device_kinds", ()):
