@@ -139,6 +139,24 @@ def gradient_within(*kinds):
     return step
 
 
+def gradient_and_more_within(*kinds):
+    """Gradients in branches; one gives what its backward reads where the other one gives what its backward makes."""
+    one = layers(*kinds)
+
+    def step(weights, x, which):
+        def early(weights, x, which):
+            read = jnp.tanh(x)
+            return *one(weights, read, which), read
+
+        def late(weights, x, which):
+            value, gradient = one(weights, x, which)
+            return value, gradient, x * gradient.sum()
+
+        return jax.lax.switch(which[1], (late, early), weights, x, which)
+
+    return step
+
+
 def mapped(*kinds):
     """All of a layer in the body of a `shard_map`."""
 
@@ -171,6 +189,7 @@ STEPS = {
     "figures": with_figures(wide, narrow),
     "accumulated": accumulated(wide, narrow),
     "gradient within": gradient_within(wide, narrow),
+    "gradient and more within": gradient_and_more_within(wide, narrow),
     "by device": layers(by_device, narrow),
     "mapped": mapped(wide, narrow),
 }

@@ -22,6 +22,7 @@ class Scan:
       remat: Whether the body is under `jax.checkpoint`.
       inner: Turns of a loop in the body; 0 for none.
       unroll: As `jax.lax.scan` has it.
+      masked: Whether a turn reads its slice of an array that repeats one number, too.
     """
 
     body: tuple[str, ...]
@@ -31,6 +32,7 @@ class Scan:
     remat: bool = False
     inner: int = 0
     unroll: int = 1
+    masked: bool = False
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,12 @@ class Looped:
     Attributes:
       scans: One after the other.
       batches: Microbatches whose gradients are summed in a loop around it all; 0 for no such loop.
+      hands_on: Whether a turn of that loop draws a factor from one that it hands on, and gives that one too.
     """
 
     scans: tuple[Scan, ...]
     batches: int = 0
+    hands_on: bool = False
 
 
 def build(looped: Looped) -> tuple[Any, tuple[Any, ...]]:
@@ -55,27 +59,33 @@ def build(looped: Looped) -> tuple[Any, tuple[Any, ...]]:
     shape = (looped.batches, ROWS, WIDTH) if looped.batches else (ROWS, WIDTH)
     x = jnp.sin(jnp.arange(ROWS * WIDTH * max(1, looped.batches), dtype=jnp.float32)).reshape(shape)
 
-    def loss(weights: Any, x: Any) -> Any:
+    def loss(weights: Any, x: Any, seed: Any = 1.0) -> Any:
         figure = jnp.float32(0)
-        factor = jnp.cos(x)
+        factor = jnp.cos(x) * seed
         for scan, weight in zip(looped.scans, weights, strict=True):
             x, figures = _scanned(scan, weight, x, factor)
             figure += figures.sum()
         return (x**2).sum() + figure
 
     def accumulated(weights: Any, xs: Any) -> Any:
-        def turn(sums: Any, x: Any) -> Any:
-            made = jax.value_and_grad(loss)(weights, x)
-            return jax.tree.map(jnp.add, sums, made), None
+        def turn(carry: Any, x: Any) -> Any:
+            sums, seed = carry
+            if looped.hands_on:
+                seed = jnp.cos(seed)
+            made = jax.value_and_grad(loss)(weights, x, jnp.sin(seed))
+            return (jax.tree.map(jnp.add, sums, made), seed), jnp.sin(seed)
 
         zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, weights))
-        return jax.lax.scan(turn, zeros, xs)[0]
+        return jax.lax.scan(turn, (zeros, jnp.full((ROWS, 1), 1.5)), xs)
 
     return (accumulated if looped.batches else jax.value_and_grad(loss)), (weights, x)
 
 
 def _scanned(scan: Scan, weights: Any, x: Any, factor: Any) -> tuple[Any, Any]:
-    def turn(x: Any, weight: Any) -> tuple[Any, Any]:
+    def turn(x: Any, slices: Any) -> tuple[Any, Any]:
+        weight, mask = slices
+        if mask is not None:
+            x = jnp.tanh(x) * (1 - mask)
         for kind in ("residual", *scan.body):
             x = _KINDS[kind](x, weight, factor)
         if scan.inner:
@@ -83,7 +93,8 @@ def _scanned(scan: Scan, weights: Any, x: Any, factor: Any) -> tuple[Any, Any]:
         return x, (x.sum() if scan.stacks else jnp.float32(0))
 
     body = jax.checkpoint(turn) if scan.remat else turn
-    return jax.lax.scan(body, x, weights, reverse=scan.reverse, unroll=scan.unroll)
+    mask = jnp.full((ROWS, 1, scan.turns), 0.5).T.swapaxes(1, 2) if scan.masked else None
+    return jax.lax.scan(body, x, (weights, mask), reverse=scan.reverse, unroll=scan.unroll)
 
 
 _KINDS = {
@@ -104,6 +115,12 @@ scans = st.builds(
     remat=st.booleans(),
     inner=st.sampled_from((0, 0, 2, 3)),
     unroll=st.sampled_from((1, 1, 2)),
+    masked=st.booleans(),
 )
-looped = st.builds(Looped, scans=st.lists(scans, min_size=1, max_size=2).map(tuple), batches=st.sampled_from((0, 0, 2)))
+looped = st.builds(
+    Looped,
+    scans=st.lists(scans, min_size=1, max_size=2).map(tuple),
+    batches=st.sampled_from((0, 0, 2)),
+    hands_on=st.booleans(),
+)
 """Random steps."""

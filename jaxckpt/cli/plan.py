@@ -25,7 +25,7 @@ def plan(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan (TOML).")] = None,
     strategy: Annotated[str, typer.Option(help=_STRATEGIES)] = "optimal",
     allow: Annotated[str, typer.Option(help=_ALLOW)] = "recompute",
-    max_compiles: Annotated[int, typer.Option(min=1, help="At most so many compiles a budget.")] = 4,
+    max_compiles: Annotated[int, typer.Option(min=1, help="At most so many compiles a budget, unless none fits.")] = 4,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Fit a training step into a budget of memory."""

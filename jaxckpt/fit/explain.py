@@ -134,6 +134,8 @@ def _why(problem: Problem, resolved: Resolved, decisions: Mapping[int, Decision]
         return ""
     if value in problem.graph.outputs:
         return "the step returns it"
+    if value in problem.graph.results:
+        return "its loop or branch gives it"
     if isinstance(resolved.decision, Save) and resolved.by.part == "default":
         return "saving by default leaves the step as it was written"
     if isinstance(carried_out, Save):

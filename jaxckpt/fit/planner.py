@@ -62,7 +62,8 @@ class Planner:
       static_argnums: Arguments that are not traced; taken over from a jitted step.
       allow: What the planner may do with a residual besides saving it: "recompute", and beside it "offload" (to the
         host) and "partition" (as shards over a mesh axis on which every device holds all of it).
-      max_compiles: At most so many compiles for one plan.
+      max_compiles: At most so many compiles for one plan; only before a budget is refused, plans of least memory
+        that should fit are compiled beyond them.
       policy: What no plan may change: rules that say "must", of this policy and of marks in the step. The rest of it,
         and rules that say "prefer", are left to the planner.
       offload: What is asked of what goes to the host; None for the target's own bandwidth and nothing more.

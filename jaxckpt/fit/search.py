@@ -3,7 +3,8 @@
 The model is asked for the budget itself first. Where the compiled total differs, the next question is moved by the
 difference; once one plan was too large and another one fits, it is interpolated between the two. Where
 that leaves memory unused, the last compiles are for plans that decide differently for the last turns of loops
-(`stretching`). Where nothing fits, a compile is left for a search over nested loops (`nesting`). Where a program is
+(`stretching`). Where nothing fits, no plan is left out that should: those of least memory are compiled however many
+compiles there were, and one is left for a search over nested loops (`nesting`). Where a program is
 much slower than the model said, the model is not trusted to tell two good plans apart, and the best one of another cut
 is compiled too.
 
@@ -32,6 +33,8 @@ _WELL_USED = 0.985
 """A plan that takes at least this share of what the budget leaves for temporaries is not tried to be bettered."""
 _MARGIN = 0.001
 """Taken off the budget, as a share of it, when the model is corrected by a measured difference."""
+_WIDER = 10
+"""How many times as much each time that this was not enough."""
 _NESTS = 3
 """Of fewer compiles none is left for nested loops."""
 _HOPELESS = 1.05
@@ -113,7 +116,16 @@ class Search:
         rival = self._rival()
         if rival is not None and len(self.attempts) < self.most:
             self._try(rival, asked_bytes=rival.predicted.total_bytes)
+        for plan in self._promising:
+            if self._best() is None:
+                self._try(plan, asked_bytes=plan.predicted.total_bytes)
         return self._finish()
+
+    @property
+    def _promising(self) -> list[ir.Plan]:
+        """Plans of least memory that should fit and were not tried."""
+        resorts = (plan for plan in self.solver.last_resorts if plan.predicted.total_bytes <= self.limit_bytes)
+        return [plan for plan in resorts if not self._was_tried(plan)]
 
     @cached_property
     def _stretching(self) -> Stretching | None:
@@ -146,10 +158,7 @@ class Search:
 
         Not while another one is left that should fit: which of them a compiler makes smallest is not known.
         """
-        resorts = self.solver.last_resorts
-        if not self._may_nest or self.fitting or candidate.plan not in resorts:
-            return False
-        if any(plan.predicted.total_bytes <= self.limit_bytes and not self._was_tried(plan) for plan in resorts):
+        if not self._may_nest or self.fitting or candidate.plan not in self.solver.last_resorts or self._promising:
             return False
         fixed_bytes = self.planner.fixed_bytes
         return candidate.footprint.total_bytes - fixed_bytes > _HOPELESS * (self.limit_bytes - fixed_bytes)
@@ -185,7 +194,8 @@ class Search:
         return Known(plan=candidate.plan, total_bytes=candidate.footprint.total_bytes, step_s=step_s)
 
     def _next_question(self) -> int:
-        margin_bytes = int(_MARGIN * self.limit_bytes)
+        again = 0 if self.fitting else max(0, len(self.tried) - 1)
+        margin_bytes = int(_MARGIN * _WIDER**again * self.limit_bytes)
         if self.fitting and self.too_large:
             (low, low_total), (high, high_total) = self.fitting, self.too_large
             share = (self.limit_bytes - low_total) / max(1, high_total - low_total)
@@ -199,14 +209,15 @@ class Search:
         return self.limit_bytes - self.off_bytes
 
     def _answer(self, asked_bytes: int) -> ir.Plan | None:
-        """The plan for a question; a last resort with the last compile, or where the solver knows no less.
+        """The plan for a question; a last resort where the solver knows no less.
 
-        None if nothing new is left.
+        With the last compile too, if none is left that should fit: those are compiled anyway before a refusal. None if
+        nothing new is left.
         """
         solver = self.solver
         resorts = [plan for plan in solver.last_resorts if not self._was_tried(plan)]
         left = self.most - len(self.attempts) - (0 if self.fitting else self._reserved)
-        if self.fitting or left > min(1, len(resorts)):
+        if self.fitting or self._promising or left > min(1, len(resorts)):
             temp_bytes = asked_bytes - self.planner.fixed_bytes
             plan = solver.solve(temp_bytes, unplanned=self._may_be_unplanned())
             if not self._was_tried(plan):
@@ -256,8 +267,7 @@ class Search:
     def _finish(self) -> Plan:
         best = self._best()
         if best is None:
-            resorts = [c for c in self.tried if c.plan in self.solver.last_resorts]
-            smallest = min(resorts or self.tried, key=lambda c: c.footprint.total_bytes).footprint
+            smallest = min(self.tried, key=lambda c: c.footprint.total_bytes).footprint
             floor = floor_of(smallest, self.planner.graph, step=self.planner.traced.name)
             raise infeasible(self.budget, self.limit_bytes, smallest, floor, target=self.planner.target.name)
         return self.planner.finished(

@@ -17,7 +17,7 @@ from math import prod
 from jaxckpt._errors import GraphError
 from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.kind import Kind, Trait
-from jaxckpt.ir.loop import SLICE, TURNS, Loop
+from jaxckpt.ir.loop import GIVING, SLICE, TURNS, Loop
 from jaxckpt.ir.steps import Run
 
 
@@ -194,6 +194,12 @@ class Graph:
         """
         made = (v for op in self.ops if op.phase is not Phase.FORWARD or op.effects for v in op.writes)
         return frozenset((*self.inputs, *self.constants, *self.outputs, *made)) | self.late_read
+
+    @cached_property
+    def results(self) -> frozenset[int]:
+        """What stays anyway: results of the step and, where the backward stands in a body, those of its turns."""
+        handed_on = (v for op in self.ops if op.primitive in GIVING and op.phase is not Phase.FORWARD for v in op.reads)
+        return frozenset((*self.outputs, *handed_on))
 
     @cached_property
     def slices(self) -> frozenset[int]:

@@ -28,7 +28,8 @@ The rules, which are those of `jax.checkpoint` seen from the joint graph:
    computed again before the loop begins that asks for it. A slice of an array that is there is never kept: the other
    loop goes through the array too. In another loop's body no barrier is needed: a compiler merges nothing over the
    border of a loop, and each turn waits for the one before. All this holds for branches of conds too, which are
-   computations of their own. What says which branch runs is always kept.
+   computations of their own. What says which branch runs is always kept, and so is what a turn hands on or a branch
+   gives. What a body gets from further out is there before it begins.
 8. The gradient of a pooling reads what was pooled behind a barrier with its cotangent: compilers split it in two, and
    would look for the places of the maxima long before they have a use for them.
 9. A sum that the backward goes on adding to behind later products passes the barriers of stages on its way (see
@@ -47,6 +48,7 @@ from jaxckpt.ir.away import away, is_ahead
 from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.light import is_spread, light_roots
+from jaxckpt.ir.loop import ENTERING, GIVING
 from jaxckpt.ir.partition import settled_plan
 from jaxckpt.ir.plan import Plan
 from jaxckpt.ir.possible import refuse_impossible
@@ -148,7 +150,7 @@ class _Scheduler:
                 for value in self.away.fetch_before.get(op.id, ()) if op.loop is None else ():
                     self._fetch(value, op.id)
             if op.id in changed or self.away.values or op.id in self.waits:
-                reads = tuple(self._late(v, op.id) if late else self.env[v] for v in op.reads)
+                reads = self._late_operands(op) if late else tuple(self.env[v] for v in op.reads)
                 if self.dropped and op.primitive in _BEGINS_EARLY and op.phase is Phase.BACKWARD:
                     reads = self._held_back(op, reads)
                 after = self.env[self.waits[op.id]] if op.id in self.waits else None
@@ -167,6 +169,24 @@ class _Scheduler:
             origin=tuple(self.origin),
             outputs=tuple(self.env[v] for v in self.graph.outputs),
         )
+
+    def _late_operands(self, op: Op) -> tuple[int, ...]:
+        """What an op after the forward pass reads; not always where it stands (see `jaxckpt.ir.loop`)."""
+        if op.primitive in GIVING:
+            return tuple(self.env[v] for v in op.reads)
+        if op.primitive not in ENTERING:
+            return tuple(self._late(v, op.id) for v in op.reads)
+        return self._entering(op, op.id)
+
+    def _entering(self, op: Op, reader: int) -> tuple[int, ...]:
+        """What an op in the body at hand reads that looks out of it: it is there since before the loop."""
+        here, self.loop = self.loop, self._around(self.loop)
+        reads = tuple(self._late(v, reader) if self._is_gone(v, here) else self.env[v] for v in op.reads)
+        self.loop = here
+        return reads
+
+    def _around(self, loop: int | None) -> int | None:
+        return None if loop is None else self.graph.loops[loop].parent
 
     def _held_back(self, op: Op, reads: tuple[int, ...]) -> tuple[int, ...]:
         """Operands that are there since the forward pass, behind a barrier with the cotangent that comes (rule 8)."""
@@ -193,7 +213,8 @@ class _Scheduler:
         """Brings back or computes again, before a loop begins, what is not there and stands further out."""
         graph, depth = self.graph, len(self.graph.path(loop))
         late = [op for op in graph.ops if op.phase is not Phase.FORWARD and loop in graph.path(op.loop)]
-        self.loop = graph.loops[loop].parent
+        entering = {v for op in late if op.loop == loop and op.primitive in ENTERING for v in op.reads}
+        self.loop = self._around(loop)
         wanted: set[int] = set()
         pending = [v for op in late for v in op.reads]
         while pending:
@@ -205,8 +226,10 @@ class _Scheduler:
                 continue
             wanted.add(value)
             pending.extend(graph.ops[made].reads)
+            if value in graph.slices and self._depth(value) == depth:
+                entering.update(graph.ops[made].reads)
         for value in sorted(wanted):
-            if self._depth(value) < depth and not self._is_spread(value):
+            if self._depth(value) < depth and (value in entering or not self._is_spread(value)):
                 self._late(value, late[0].id)
 
     def _is_gone(self, value: int, loop: int | None) -> bool:
@@ -359,9 +382,9 @@ class _Scheduler:
         """The slice that the body at hand has of an array of which another loop had one."""
         again = self.again.setdefault((~value, self._landing(value)), _Again(env={}))
         if value not in again.env:
-            op = self._op_of(value)
-            again.env.update((v, self._late(v, reader)) for v in self.graph.ops[op].reads)
-            self._copy(op, again)
+            op = self.graph.ops[self._op_of(value)]
+            again.env.update(zip(op.reads, self._entering(op, reader), strict=True))
+            self._copy(op.id, again)
         return again.env[value]
 
     def _instance(self, value: int) -> int:
@@ -423,9 +446,8 @@ class _Scheduler:
         writes = tuple(again.env[v] for v in passing)
         trigger = self.graph.fronts[reader]
         for v in self.sums.crossing(reader) if self.loop is None else ():
-            if v != trigger:
-                reads, writes = (*reads, self.env[v]), (*writes, held := self._instance(v))
-                self.env[v] = held
+            reads, writes = (*reads, self.env[v]), (*writes, held := self._instance(v))
+            self.env[v] = held
         self.steps.append(Barrier(reads=reads, writes=writes, trigger=trigger, why="recompute", loop=self.loop))
 
     def _closure(self, wanted: list[int], stop: dict[int, int] | None = None) -> tuple[set[int], set[int]]:

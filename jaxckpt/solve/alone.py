@@ -44,8 +44,8 @@ class Alone:
         """Equal for stages of one step that have the same options, place by place."""
         problem = self.problem
         sets = (self.saved, problem.worth_saving, problem.late_read, problem.needed, problem.fusion.materialised)
-        outputs, rows = frozenset(problem.graph.outputs), problem.fusion.rules.of_rows
-        marks = tuple(tuple(v in some for some in (*sets, outputs, rows)) for v in self.excerpt.values)
+        results, rows = problem.graph.results, problem.fusion.rules.of_rows
+        marks = tuple(tuple(v in some for some in (*sets, results, rows)) for v in self.excerpt.values)
         musts = tuple((i, problem.must[v]) for i, v in enumerate(self.excerpt.values) if v in problem.must)
         return self.excerpt.form, len(self.ops), self.chained, marks, musts
 
@@ -161,7 +161,7 @@ def take_apart(problem: Problem, stages: Stages, nothing: Replay | None = None) 
         if made is not None and made in home:
             late[home[made]].update(r for r in graph.readers[value] if graph.ops[r].phase is not Phase.FORWARD)
     effects = frozenset(v for op in home if graph.ops[op].effects for v in graph.ops[op].writes)
-    there = fixed | effects | frozenset(v for v in graph.outputs if graph.producer[v] in home)
+    there = fixed | effects | frozenset(v for v in graph.results if graph.producer[v] in home)
     alone = []
     for ops, later in zip(members(graph, stages), late, strict=True):
         chained = _chained(problem, ops, there)

@@ -148,7 +148,7 @@ def stage_shape(stage: Alone) -> StageShape:
     problem = stage.problem
     graph, seconds = problem.graph, _in_context(stage)
     effects = (v for op in stage.ops if graph.ops[op].effects for v in graph.ops[op].writes)
-    there = stage.saved.union(graph.outputs, effects)
+    there = stage.saved.union(graph.results, effects)
     ops = _wanted(problem, stage.ops, there)
     values = tuple(v for op in ops for v in graph.ops[op].writes)
     inside = {v: i for i, v in enumerate(values) if v not in there}

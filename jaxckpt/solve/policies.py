@@ -170,7 +170,6 @@ class _Deciding:
         self._worth = problem.worth_saving
         self._named = {r.candidate.value for r in resolved if r.names_value}
         self._by_default = {r.candidate.value for r in resolved if r.by.part == "default"}
-        outputs = frozenset(problem.graph.outputs)
         self.starts: set[int] = set()
         self.decisions: dict[int, Decision] = {}
         meant: dict[int, Decision] = {}
@@ -185,7 +184,7 @@ class _Deciding:
         light = problem.fusion.light
         self.decisions.update((value, decision) for value, decision in meant.items() if value not in light)
         self._views_follow()
-        for value in outputs.intersection(self.decisions):
+        for value in problem.graph.results.intersection(self.decisions):
             del self.decisions[value]
 
     def _views_follow(self) -> None:
@@ -218,7 +217,7 @@ class _Deciding:
         """Saves what crosses from stage to stage, where no rule names it, if anything is computed again."""
         if not any(isinstance(decision, Recompute) for decision in self.decisions.values()):
             return
-        for value in crossing - self._named - frozenset(self._problem.graph.outputs):
+        for value in crossing - self._named - self._problem.graph.results:
             if isinstance(self.decisions.get(value, Recompute()), Recompute):
                 self.decisions[value] = Save()
 

@@ -83,7 +83,7 @@ def _state(problem: Problem, plan: Plan) -> _State:
     return _State(
         saved=frozenset(v for v, decision in plan.decisions.items() if isinstance(decision, Save)),
         stages=plan.stages,
-        untouched=problem.late_read - frozenset(plan.decisions) - frozenset(problem.graph.outputs),
+        untouched=problem.late_read - frozenset(plan.decisions) - problem.graph.results,
     )
 
 

@@ -87,8 +87,7 @@ class Problem:
     @cached_property
     def worth_saving(self) -> frozenset[int]:
         """Values that a plan may save: in memory, or much smaller than their sources; never light ones."""
-        outputs = frozenset(self.graph.outputs)
-        free = (self.fusion.materialised | self.fusion.optional) - self.fusion.light - outputs
+        free = (self.fusion.materialised | self.fusion.optional) - self.fusion.light - self.graph.results
         return free - {v for v, decision in self.must.items() if isinstance(decision, Recompute)}
 
     @cached_property
@@ -231,7 +230,7 @@ def decisions_saving(
     """
     graph = problem.graph
     decisions: dict[int, Decision] = {v: Save() for v in saved}
-    for v in problem.late_read - saved - untouched - frozenset(graph.outputs):
+    for v in problem.late_read - saved - untouched - graph.results:
         op = graph.producer[v]
         if op is not None and not graph.ops[op].effects:
             decisions[v] = Recompute()

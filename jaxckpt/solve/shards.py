@@ -64,7 +64,7 @@ def in_shards(problem: Problem, option: Option, boundary: frozenset[int] = froze
 def partition_of(problem: Problem, value: int) -> Partition | None:
     """How a value waits as shards where the planner chooses; None where it stays whole."""
     graph = problem.graph
-    if not graph.mesh or value in problem.must or graph.producer[value] is None or value in graph.outputs:
+    if not graph.mesh or value in problem.must or graph.producer[value] is None or value in graph.results:
         return None
     if graph.values[value].size_bytes < _MIN_BYTES:
         return None

@@ -23,7 +23,7 @@ import jax.extend.core as jex
 from jaxckpt import _compat
 from jaxckpt.ir import Nest, Phase, Plan
 from jaxckpt.ir.light import is_spread
-from jaxckpt.ir.loop import CARRY, END, SLICE, STACK, TURNS
+from jaxckpt.ir.loop import CARRY, END, ENTERING, SLICE, STACK, TURNS
 from jaxckpt.ir.scope import RECOMPUTED
 from jaxckpt.trace.asked import asked_loops
 from jaxckpt.trace.loops import Sight, is_ours, renumbered, stacking_loops
@@ -310,7 +310,8 @@ class _Nester:
         ids = {variable: i for i, variable in enumerate(self._traced.variables)}
         body = [equations[position] for position in self._bodies[forward]]
         inside = {v for equation in body for v in equation.eqn.outvars}
-        reads = {v for equation in body if not self._is_of(equation, CARRY, forward) for v in equation.variables()}
+        within = (e for e in body if not any(self._is_of(e, name, forward) for name in ENTERING))
+        reads = {v for equation in within for v in equation.variables()}
         pending = [v for v in reads - inside if is_spread(graph, ids[v])]
         wanted: set[int] = set()
         while pending:

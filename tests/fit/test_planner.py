@@ -248,6 +248,40 @@ def test_a_plan_that_is_a_little_too_large_is_followed_by_a_corrected_one_and_no
     assert all(attempt.predicted_bytes > planner.fixed_bytes + smallest for attempt in plan.attempts)
 
 
+def test_plans_of_least_memory_that_should_fit_are_compiled_before_a_budget_is_refused(monkeypatch):
+    """Of all plans the compiler agrees about the one alone that would be tried last."""
+    planner = Planner(step, *ARGS, target="h200", donate_argnums=0, max_compiles=1)
+    last = planner.solver.last_resorts[-1]
+    assert last != planner.solver.smallest
+    monkeypatch.setattr(planner, "measure", lambda plan: Candidate(plan, inflated(plan, 1.0 if plan == last else 9.0)))
+    monkeypatch.setattr(planner, "compiled_before", lambda plan: False)
+    plan = planner.plan(budget=last.predicted.total_bytes)
+    assert plan.decisions == last.decisions
+    assert plan.footprint.total_bytes == last.predicted.total_bytes
+    below = min(each.predicted.total_bytes for each in planner.solver.last_resorts) - MIB
+    with pytest.raises(InfeasibleBudgetError) as refused:
+        planner.plan(budget=below)
+    assert refused.value.minimum_bytes > below
+
+
+def test_a_correction_that_is_not_enough_is_followed_by_a_larger_one(monkeypatch):
+    """The compiler takes a little more than the budget, whatever it is asked for, until it is asked for much less."""
+    planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
+    smallest, largest = (plan.predicted.temp_bytes for plan in (planner.solver.smallest, planner.solver.unplanned))
+    limit_bytes = planner.fixed_bytes + (smallest + 3 * largest) // 4
+    enough_bytes = limit_bytes - limit_bytes // 4
+
+    def measure(plan):
+        fits = plan.predicted.total_bytes <= enough_bytes
+        off = (1.001 * limit_bytes - planner.fixed_bytes) / plan.predicted.temp_bytes
+        return Candidate(plan, inflated(plan, 1.0 if fits else off))
+
+    monkeypatch.setattr(planner, "measure", measure)
+    monkeypatch.setattr(planner, "compiled_before", lambda plan: False)
+    plan = planner.plan(budget=limit_bytes)
+    assert enough_bytes - 8 * MIB < plan.footprint.total_bytes <= enough_bytes
+
+
 @pytest.mark.parametrize(("slower", "compiles"), [(1.04, 1), (1.2, 2)])
 def test_a_plan_much_slower_than_the_model_said_is_held_against_one_of_another_cut(monkeypatch, slower, compiles):
     """The compiler agrees on bytes; of the cut that the model likes best it thinks less."""

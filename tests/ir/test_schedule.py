@@ -136,6 +136,27 @@ def test_a_gradient_that_layers_add_to_passes_the_barriers_on_its_way():
     assert opens_first.writes[-1] in adds.reads
 
 
+def test_a_sum_that_the_backward_has_just_added_to_passes_the_barrier_that_waits_for_it():
+    """Layers share their weight: the chain of sums of its gradient is longer than that of cotangents."""
+    build = Builder()
+    x, weight = build.input(4000), build.input(4000)
+    first = build.op("dot_general", x, weight, size_bytes=4000)
+    second = build.op("dot_general", first, weight, size_bytes=4000)
+    cotangent = build.op("mul", second, second, size_bytes=4000, phase=Phase.BACKWARD)
+    shared = build.op("dot_general", cotangent, cotangent, size_bytes=4000, phase=Phase.BACKWARD)
+    scaled = build.op("mul", cotangent, first, size_bytes=4000, phase=Phase.BACKWARD)
+    early = build.op("dot_general", scaled, x, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("add_any", shared, early, size_bytes=4000, phase=Phase.BACKWARD))
+    laid_out = schedule(graph, plan_of(graph, drop=[first, second], stages=(0, 1)))
+    check_order(graph, laid_out)
+    opens_first = [step for step in laid_out.steps if isinstance(step, Barrier)][-1]
+    assert laid_out.origin[opens_first.trigger] == shared
+    assert shared in [laid_out.origin[i] for i in opens_first.reads]
+    adds = laid_out.steps[-1]
+    assert isinstance(adds, Run)
+    assert opens_first.writes[-1] in adds.reads
+
+
 def test_a_sum_before_the_next_product_passes_no_barrier():
     build = Builder()
     x = build.input(4000)
