@@ -43,11 +43,15 @@ class Looped:
       scans: One after the other.
       batches: Microbatches whose gradients are summed in a loop around it all; 0 for no such loop.
       hands_on: Whether a turn of that loop draws a factor from one that it hands on, and gives that one too.
+      counts: Whether a turn of it takes its microbatch by a counter of its own.
+      backwards: Whether the last microbatch comes first.
     """
 
     scans: tuple[Scan, ...]
     batches: int = 0
     hands_on: bool = False
+    counts: bool = False
+    backwards: bool = False
 
 
 def build(looped: Looped) -> tuple[Any, tuple[Any, ...]]:
@@ -69,14 +73,16 @@ def build(looped: Looped) -> tuple[Any, tuple[Any, ...]]:
 
     def accumulated(weights: Any, xs: Any) -> Any:
         def turn(carry: Any, x: Any) -> Any:
-            sums, seed = carry
+            sums, seed, count = carry
+            if looped.counts:
+                x = xs[count - 1]
             if looped.hands_on:
                 seed = jnp.cos(seed)
             made = jax.value_and_grad(loss)(weights, x, jnp.sin(seed))
-            return (jax.tree.map(jnp.add, sums, made), seed), jnp.sin(seed)
+            return (jax.tree.map(jnp.add, sums, made), seed, count + 1), jnp.sin(seed)
 
         zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, weights))
-        return jax.lax.scan(turn, (zeros, jnp.full((ROWS, 1), 1.5)), xs)
+        return jax.lax.scan(turn, (zeros, jnp.full((ROWS, 1), 1.5), 1), xs, reverse=looped.backwards)
 
     return (accumulated if looped.batches else jax.value_and_grad(loss)), (weights, x)
 
@@ -122,5 +128,7 @@ looped = st.builds(
     scans=st.lists(scans, min_size=1, max_size=2).map(tuple),
     batches=st.sampled_from((0, 0, 2)),
     hands_on=st.booleans(),
+    counts=st.booleans(),
+    backwards=st.booleans(),
 )
 """Random steps."""

@@ -7,7 +7,7 @@ Read after `equations`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -15,10 +15,11 @@ import jax.core
 import jax.extend.core as jex
 
 from jaxckpt._errors import PlanMismatchError
-from jaxckpt.ir import Plan, Schedule, schedule
+from jaxckpt.ir import Phase, Plan, Schedule, schedule
 from jaxckpt.rewrite.equations import equations
 from jaxckpt.trace import Traced, as_decided, closed_jaxpr
 from jaxckpt.trace.inline import constants_of, open_jaxpr
+from jaxckpt.trace.program import Program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -73,6 +74,24 @@ def rewrite(traced: Traced, plan: Plan, *, stacked: bool = False) -> Rewritten:
     split = as_decided(traced, plan)
     laid_out = schedule(split.graph, plan)
     made, outvars = equations(split, laid_out, stacked=stacked)
-    closed = closed_jaxpr(split.program, made, outvars)
+    program = _numbered(split) if plan.decisions else split.program
+    closed = closed_jaxpr(program, made, outvars)
     jex.check_jaxpr(open_jaxpr(closed))
     return Rewritten(traced=split, plan=plan, schedule=laid_out, jaxpr=closed)
+
+
+def _numbered(traced: Traced) -> Program:
+    """The program of a step with the turns of those loops numbered in whose bodies forward and backward stand.
+
+    Not where devices exchange data: there XLA orders the kernels of every body anew anyway.
+    """
+    graph, program = traced.graph, traced.program
+    if graph.mesh:
+        return program
+    early = {around for op in graph.ops if op.phase is Phase.FORWARD for around in graph.path(op.loop)}
+    loops = list(program.loops)
+    for at, opened in enumerate(loops):
+        whole = opened.offset is None and not opened.nested and opened.fork is None and opened.manual is None
+        if whole and at in early & graph.late_loops and graph.loops[at].rolled:
+            loops[at] = replace(opened, numbered=True)
+    return program.replace(loops=tuple(loops))

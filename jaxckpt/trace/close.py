@@ -34,7 +34,7 @@ from jaxckpt.trace.fork import Cond, Limb, cond_eqn, nothing
 from jaxckpt.trace.loops import BRANCHES, SHOWN, is_ours, paths_of, stacking_loops
 from jaxckpt.trace.program import JAXPRS, Atom, Equation, Manual, OpenLoop, Program
 from jaxckpt.trace.regions import is_within, regions
-from jaxckpt.trace.whole import Counter, laid_out, may_lie_otherwise
+from jaxckpt.trace.whole import Counter, Numbers, counters, laid_out, may_lie_otherwise
 
 
 def closed_jaxpr(program: Program, equations: Sequence[Equation], outvars: Sequence[Atom]) -> Any:
@@ -87,6 +87,8 @@ class _Scan:
       placed: What a stretch puts into whole arrays: the array as a turn gets it, the value, the array as it leaves it.
       laid_out: Of a stretch the equations that say how what it hands on lies.
       counter: Of a stretch, where something is picked or placed.
+      numbers: Of a loop whose turns are numbered.
+      counted: What numbered turns count by themselves, each with the number of the first.
     """
 
     constants: dict[Any, None] = field(default_factory=dict)
@@ -101,6 +103,8 @@ class _Scan:
     placed: list[tuple[Any, Atom, Any]] = field(default_factory=list)
     laid_out: list[Any] = field(default_factory=list)
     counter: Counter | None = None
+    numbers: Numbers | None = None
+    counted: dict[Any, int] = field(default_factory=dict)
 
     def turn(self, *, first: Atom, carried: Any, following: Atom, last: Any = None) -> Any:
         """Adds a place to the carry; what the last turn handed on, under a new variable or one that exists."""
@@ -159,7 +163,9 @@ class _Closer:
         for loop in {each for inner, opened in enumerate(loops) if opened.nested for each in self._counted(inner)}:
             self._scans[loop].hand_on_laid_out(loops[loop].eqn)
         for loop, scan in enumerate(self._scans):
-            if scan.picked or scan.placed:
+            if loops[loop].numbered:
+                self._number(loop, equations)
+            elif scan.picked or scan.placed:
                 self._count(loop)
         self._last: dict[Any, Any] = {}
         self._turned = {id(e.eqn): self._ahead(e) for e in equations if e.ahead}
@@ -217,6 +223,16 @@ class _Closer:
             scan.turn(first=scan.counter.first, carried=scan.counter.carried, following=scan.counter.following)
         return scan.counter
 
+    def _number(self, loop: int, equations: Sequence[Equation]) -> None:
+        """Gives each turn its number, for its slices and for what it counts by itself."""
+        scan = self._scans[loop]
+        numbers = scan.numbers = Numbers(self._loops[loop])
+        scan.zeros += numbers.before
+        scan.slices[numbers.behind] = numbers.array
+        for place, begin in counters(equations, scan.first, scan.carried, scan.following).items():
+            scan.counted[scan.carried[place]] = begin
+            scan.carried[place] = jex.Var(scan.carried[place].aval)
+
     def _connect(self, equation: Equation) -> None:
         """Notes what an equation reads from outside of its loop, and what it says of one."""
         eqn, path = equation.eqn, self._path(equation)
@@ -234,7 +250,7 @@ class _Closer:
                 if isinstance(value, jex.Var):
                     self._show(value, self._paths[stretch])
             return
-        picks = eqn.primitive.name == SLICE and (self._loops[loop].nested or self._loops[loop].offset is not None)
+        picks = eqn.primitive.name == SLICE and self._picks(loop, eqn.outvars[0])
         for variable in equation.variables():
             self._show(variable, inside if eqn.primitive.name == END or picks else inside[:-1])
         match eqn.primitive.name:
@@ -247,6 +263,12 @@ class _Closer:
                 scan.slices[eqn.outvars[0]] = eqn.invars[0]
             case name if name == END:
                 scan.following, scan.last = eqn.invars, eqn.outvars
+
+    def _picks(self, loop: int, slice_: Any) -> bool:
+        """Whether turns pick their slices of an array themselves; of keys they do where no scan can."""
+        opened = self._loops[loop]
+        is_number = jnp.issubdtype(slice_.aval.dtype, jnp.generic)
+        return opened.nested or opened.offset is not None or (opened.numbered and is_number)
 
     def _end_cond(self, eqn: Any, path: tuple[int, ...]) -> None:
         """What one of several branches gives."""
@@ -397,11 +419,15 @@ class _Closer:
         return self._within(named, self._parent(cond.loops[0]))
 
     def _picking(self, loop: int) -> Iterator[Any]:
-        """What a turn of a stretch does first: it takes its slices of whole arrays."""
+        """What a turn of a stretch, or a numbered one, does first: it takes its slices of whole arrays."""
         scan = self._scans[loop]
+        place = scan.numbers or scan.counter
+        for variable, begin in scan.counted.items():
+            assert scan.numbers is not None, "numbered turns count"
+            yield from (self._within(eqn, loop) for eqn in scan.numbers.count(begin, variable))
         for variable, array in scan.picked.items():
-            assert scan.counter is not None, "it was made for what is picked"
-            yield from (self._within(eqn, loop) for eqn in scan.counter.pick(array, variable))
+            assert place is not None, "it was made for what is picked"
+            yield from (self._within(eqn, loop) for eqn in place.pick(array, variable))
 
     def _placing(self, loop: int) -> Iterator[Any]:
         """What it does last: it fills its places in whole arrays, says how that lies which it hands on, and counts."""

@@ -78,6 +78,7 @@ class OpenLoop:
       nested: Whether it is over the turns of a group, and the loop around it over the groups: it goes through arrays of
         all turns, and stacks into such.
       again: Whether it is a copy of another loop, and computes the same again.
+      numbered: Whether each turn reads which one it is from an array, so that no compiler knows it ahead.
       manual: As `Equation.manual`.
       fork: Of which cond it is a branch, if it is no loop.
     """
@@ -87,6 +88,7 @@ class OpenLoop:
     offset: int | None = None
     nested: bool = False
     again: bool = False
+    numbered: bool = False
     manual: int | None = None
     fork: Fork | None = None
 

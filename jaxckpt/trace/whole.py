@@ -5,13 +5,18 @@ would joining what stretches have stacked. So the whole array is a constant of t
 and from stretch to stretch, and each turn slices or updates it in the place of its counter. Compilers make the same of
 a scan's slices and stacks. Turns of a group count on from where the group begins, which the loop over groups counts.
 
+The turns of a loop may be numbered instead (`Numbers`): each reads its number from an array of all of them. XLA copies
+slices whose place it knows ahead beside the kernels of a GPU, and then orders all kernels of the body anew with an eye
+on time alone. Products whose results are added up over the turns, the gradients of weights, come last then, and what
+they are made of stays until then: the body of a gradient that is accumulated takes twice the memory.
+
 What a stretch hands on lies as it is indexed, the last axis innermost: a compiler gives each loop a layout of its own,
 and without a word it may turn what layers pass on, so that they pass on in other kernels than those of the whole loop.
 
 Read after `program`; `close` asks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from jaxckpt.trace.program import Atom, OpenLoop
+from jaxckpt import _compat
+from jaxckpt.trace.program import Atom, Equation, OpenLoop
 
 
 class Counter:
@@ -62,6 +68,56 @@ class Counter:
     def place(self, array: Any, value: Atom, variable: Any) -> Iterator[Any]:
         """The equations of a whole array with the turn's value in its place."""
         return _equations(_update, [array, value, self.carried], variable, beside=self._beside)
+
+
+class Numbers:
+    """The numbers of a loop's turns, in the order of the slices that they go through.
+
+    What the array has is how many turns come behind: a number that is read as it is would be such a slice itself.
+
+    Args:
+      opened: The loop.
+
+    Attributes:
+      array: Of every turn how many come behind.
+      behind: The turn's own part of it.
+      before: Equations that make the array; they stand before the loop.
+    """
+
+    def __init__(self, opened: OpenLoop):
+        self._opened = opened
+        self._last = last = np.int32(opened.length - 1)
+        aval = jax.typeof(jnp.int32(0))
+        self.behind, self.array = jex.Var(aval), jex.Var(_compat.stacked_aval(opened.length, aval))
+        made = _equations(lambda: last - jax.lax.iota(np.int32, opened.length), [], self.array, beside=opened.eqn)
+        self.before = list(made)
+
+    def pick(self, array: Atom, variable: Any) -> Iterator[Any]:
+        """The equations of the turn's slice of an array."""
+        reads = [array, self.behind]
+        return _equations(lambda a, i: _slice(a, self._last - i), reads, variable, beside=self._opened.eqn)
+
+    def count(self, begin: int, variable: Any) -> Iterator[Any]:
+        """The equations of a counter of the step's own, which the first turn begins with a number."""
+        first = np.int32(begin)
+        made = (lambda i: i + first) if self._opened.reverse else (lambda i: self._last - i + first)
+        return _equations(made, [self.behind], variable, beside=self._opened.eqn)
+
+
+def counters(
+    equations: Sequence[Equation], first: Mapping[int, Atom], carried: Mapping[int, Any], following: Sequence[Atom]
+) -> Mapping[int, int]:
+    """The places of a loop's carry that count its turns, each with the number that it begins with."""
+    found = {}
+    makers = {variable: equation.eqn for equation in equations for variable in equation.eqn.outvars}
+    for place, atom in first.items():
+        made = makers.get(following[place]) if isinstance(following[place], jex.Var) else None
+        if made is None or made.primitive.name != "add" or not isinstance(atom, jex.Literal):
+            continue
+        adds_one = any(isinstance(read, jex.Literal) and read.val == 1 for read in made.invars)
+        if adds_one and carried[place] in made.invars and carried[place].aval.dtype == np.int32:
+            found[place] = int(atom.val)
+    return found
 
 
 def may_lie_otherwise(atom: Atom) -> bool:
