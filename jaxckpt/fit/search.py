@@ -33,8 +33,10 @@ _WELL_USED = 0.985
 """A plan that takes at least this share of what the budget leaves for temporaries is not tried to be bettered."""
 _MARGIN = 0.001
 """Taken off the budget, as a share of it, when the model is corrected by a measured difference."""
-_WIDER = 10
-"""How many times as much each time that this was not enough."""
+_MARGINS = (_MARGIN, 0.02, 0.1)
+"""The same after corrections of which the compiler hardly took notice: none, one, more."""
+_NOTICED = 0.5
+"""The share of what is asked less that a compiled total must be smaller by."""
 _NESTS = 3
 """Of fewer compiles none is left for nested loops."""
 _HOPELESS = 1.05
@@ -94,6 +96,8 @@ class Search:
         self.fitting: tuple[int, int] | None = None
         self.too_large: tuple[int, int] | None = None
         """The largest question (and its compiled total) that fits, and the smallest that does not, bytes."""
+        self.unnoticed = 0
+        """How often less was asked and the compiled total was hardly smaller."""
 
     def run(self) -> Plan:
         """The fastest plan that was compiled, for this budget or before, and is within it.
@@ -194,8 +198,7 @@ class Search:
         return Known(plan=candidate.plan, total_bytes=candidate.footprint.total_bytes, step_s=step_s)
 
     def _next_question(self) -> int:
-        again = 0 if self.fitting else max(0, len(self.tried) - 1)
-        margin_bytes = int(_MARGIN * _WIDER**again * self.limit_bytes)
+        margin_bytes = int(_MARGINS[min(self.unnoticed, len(_MARGINS) - 1)] * self.limit_bytes)
         if self.fitting and self.too_large:
             (low, low_total), (high, high_total) = self.fitting, self.too_large
             share = (self.limit_bytes - low_total) / max(1, high_total - low_total)
@@ -252,7 +255,10 @@ class Search:
             self.fitting = max(self.fitting or (0, 0), (asked_bytes, total_bytes))
         else:  # every question down to what the plan was predicted to take has this answer
             question = (min(asked_bytes, plan.predicted.total_bytes), total_bytes)
-            self.too_large = min(self.too_large or question, question)
+            before = self.too_large or question
+            if before[1] - question[1] < _NOTICED * (before[0] - question[0]):
+                self.unnoticed += 1
+            self.too_large = min(before, question)
         return candidate
 
     def _good_enough(self, candidate: Candidate) -> bool:

@@ -88,7 +88,7 @@ class _Scan:
       laid_out: Of a stretch the equations that say how what it hands on lies.
       counter: Of a stretch, where something is picked or placed.
       numbers: Of a loop whose turns are numbered.
-      counted: What numbered turns count by themselves, each with the number of the first.
+      own_counters: What numbered turns count by themselves, each with the number of the first.
     """
 
     constants: dict[Any, None] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class _Scan:
     laid_out: list[Any] = field(default_factory=list)
     counter: Counter | None = None
     numbers: Numbers | None = None
-    counted: dict[Any, int] = field(default_factory=dict)
+    own_counters: dict[Any, int] = field(default_factory=dict)
 
     def turn(self, *, first: Atom, carried: Any, following: Atom, last: Any = None) -> Any:
         """Adds a place to the carry; what the last turn handed on, under a new variable or one that exists."""
@@ -224,13 +224,16 @@ class _Closer:
         return scan.counter
 
     def _number(self, loop: int, equations: Sequence[Equation]) -> None:
-        """Gives each turn its number, for its slices and for what it counts by itself."""
+        """Gives each turn its number, for its slices and for what it counts by itself, if there is any of it."""
         scan = self._scans[loop]
+        counting = counters(equations, scan.first, scan.carried, scan.following)
+        if not scan.picked and not counting:
+            return
         numbers = scan.numbers = Numbers(self._loops[loop])
         scan.zeros += numbers.before
         scan.slices[numbers.behind] = numbers.array
-        for place, begin in counters(equations, scan.first, scan.carried, scan.following).items():
-            scan.counted[scan.carried[place]] = begin
+        for place, begin in counting.items():
+            scan.own_counters[scan.carried[place]] = begin
             scan.carried[place] = jex.Var(scan.carried[place].aval)
 
     def _connect(self, equation: Equation) -> None:
@@ -422,7 +425,7 @@ class _Closer:
         """What a turn of a stretch, or a numbered one, does first: it takes its slices of whole arrays."""
         scan = self._scans[loop]
         place = scan.numbers or scan.counter
-        for variable, begin in scan.counted.items():
+        for variable, begin in scan.own_counters.items():
             assert scan.numbers is not None, "numbered turns count"
             yield from (self._within(eqn, loop) for eqn in scan.numbers.count(begin, variable))
         for variable, array in scan.picked.items():

@@ -115,7 +115,8 @@ def counters(
         if made is None or made.primitive.name != "add" or not isinstance(atom, jex.Literal):
             continue
         adds_one = any(isinstance(read, jex.Literal) and read.val == 1 for read in made.invars)
-        if adds_one and carried[place] in made.invars and carried[place].aval.dtype == np.int32:
+        is_number = carried[place].aval.dtype == np.int32
+        if adds_one and is_number and carried[place] in made.invars:
             found[place] = int(atom.val)
     return found
 
