@@ -46,7 +46,10 @@ def devices_for(topology: Topology, facts: Facts, *, called: str) -> tuple[_comp
                 make = functools.partial(_gpu_devices, target_config(facts), topology)
             case TpuTopology(), TpuFacts():
                 require_compiler("tpu", target=called)
-                make = functools.partial(_tpu_devices, facts.chip_name + topology.suffix, facts.chip_config_name)
+                chip, config = facts.chip_name, facts.chip_config_name
+                make = functools.partial(_tpu_devices, chip + topology.suffix, config)
+                if topology.device_count == 1:
+                    make = functools.partial(_lone_chip, chip, topology, config)
             case _:
                 raise AssertionError("a topology is of the platform of its facts")
         try:
@@ -65,6 +68,15 @@ def _gpu_devices(config: str, topology: GpuTopology) -> tuple[_compat.Device, ..
 def _tpu_devices(name: str, chip_config_name: str) -> tuple[_compat.Device, ...]:
     topology = topologies.get_topology_desc(name, "tpu", chip_config_name=chip_config_name)
     return tuple(topology.devices)
+
+
+@functools.cache
+def _lone_chip(chip: str, topology: TpuTopology, chip_config_name: str) -> tuple[_compat.Device, ...]:
+    """A single chip; the libtpu of jax 0.10.2 knows whole hosts alone, so there it is the first one of a host."""
+    try:
+        return _tpu_devices(chip + topology.suffix, chip_config_name)
+    except RuntimeError:
+        return _tpu_devices(chip + topology.of_a_host.suffix, chip_config_name)[:1]
 
 
 def _local_devices(topology: LocalTopology, called: str) -> tuple[_compat.Device, ...]:

@@ -55,6 +55,11 @@ class TpuTopology:
         return math.prod(self.shape)
 
     @property
+    def of_a_host(self) -> "TpuTopology":
+        """All chips of one host, along as many axes."""
+        return TpuTopology(shape=_CHIPS_PER_HOST[: len(self.shape)])
+
+    @property
     def host_count(self) -> int:
         """Hosts of at most 2 x 2 chips, libtpu's default."""
         return math.prod(-(-chips // per_host) for chips, per_host in zip(self.shape, _CHIPS_PER_HOST, strict=False))
