@@ -13,7 +13,8 @@ has made: the first turn of the other gets that itself.
 Branches of a cond become a cond in the same way: `fork` says what comes of what they read, give and leave for others.
 
 Stretches of one loop (`OpenLoop.offset`) go through whole arrays, and stack into one that each hands on to the next. So
-do the groups of a nested one (`OpenLoop.nested`), and in each its turns.
+do the groups of a nested one (`OpenLoop.nested`), and in each its turns. Turns that are numbered (`OpenLoop.numbered`)
+take their slices of whole arrays too.
 
 Read after `loops`, `fork`, `whole` and `regions`. Complexity: linear in equations times the depth of loops.
 """

@@ -1,4 +1,4 @@
-"""How part of a loop's turns read and write their part of a whole array: through a counter that they hand on.
+"""How turns of a loop read and write their part of a whole array: by a counter handed on, or a number of each turn.
 
 A scan's own slices and stacks are as long as the scan. Cutting an array for each stretch would copy all of it, and so
 would joining what stretches have stacked. So the whole array is a constant of the scan, or handed on from turn to turn
@@ -8,7 +8,7 @@ a scan's slices and stacks. Turns of a group count on from where the group begin
 The turns of a loop may be numbered instead (`Numbers`): each reads its number from an array of all of them. XLA copies
 slices whose place it knows ahead beside the kernels of a GPU, and then orders all kernels of the body anew with an eye
 on time alone. Products whose results are added up over the turns, the gradients of weights, come last then, and what
-they are made of stays until then: the body of a gradient that is accumulated takes twice the memory.
+they are made of stays until then: the body of a gradient that is accumulated may take twice the memory.
 
 What a stretch hands on lies as it is indexed, the last axis innermost: a compiler gives each loop a layout of its own,
 and without a word it may turn what layers pass on, so that they pass on in other kernels than those of the whole loop.

@@ -51,16 +51,18 @@ def test_a_scanned_step_is_planned_within_a_budget(planner):
     assert plan.footprint.total_bytes <= (none + full) // 2
 
 
+@jax.grad
+def of_wide_layers(weights, x):
+    for up, down in weights:
+        x = x + jax.nn.gelu(x @ up) @ down
+    return (x**2).mean()
+
+
 def accumulated(weights, batches):
     """The gradient of wide layers, summed over batches."""
 
-    def loss(weights, x):
-        for up, down in weights:
-            x = x + jax.nn.gelu(x @ up) @ down
-        return (x**2).mean()
-
     def turn(sums, x):
-        return jax.tree.map(jnp.add, sums, jax.grad(loss)(weights, x)), None
+        return jax.tree.map(jnp.add, sums, of_wide_layers(weights, x)), None
 
     return jax.lax.scan(turn, jax.tree.map(jnp.zeros_like, weights), batches)[0]
 
@@ -68,13 +70,8 @@ def accumulated(weights, batches):
 def accumulated_by_counter(weights, batches):
     """The same, each turn taking its batch by a counter."""
 
-    def loss(weights, x):
-        for up, down in weights:
-            x = x + jax.nn.gelu(x @ up) @ down
-        return (x**2).mean()
-
     def turn(i, sums):
-        return jax.tree.map(jnp.add, sums, jax.grad(loss)(weights, batches[i]))
+        return jax.tree.map(jnp.add, sums, of_wide_layers(weights, batches[i]))
 
     return jax.lax.fori_loop(0, batches.shape[0], turn, jax.tree.map(jnp.zeros_like, weights))
 
