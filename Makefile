@@ -16,7 +16,8 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 EXTRAS := gpu-targets,test
-PURE := $(wildcard $(addprefix jaxckpt/,_errors.py _files.py _shown.py _units.py _version.py ir policy cost solve dynamic hlo))
+PURE := $(wildcard $(addprefix jaxckpt/,_errors.py _files.py _shown.py _units.py _version.py ir schedule policy cost solve hlo oom))
+PURE += $(wildcard jaxckpt/dynamic/*.py)
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # One file of tests stays in one process: what its fixtures compiled is compiled once. tests/conftest.py orders them.

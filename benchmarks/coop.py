@@ -26,9 +26,9 @@ import optax
 
 from benchmarks.models import COOP, MODELS
 from benchmarks.record import keep, read
-from jaxckpt.report import evictions_report, render_text
-from jaxckpt.versus import Evictions, compare_evictors
-from jaxckpt.versus.evictions import OPTIMUM
+from jaxckpt.dynamic import Evictions, compare_evictors, evictions_report
+from jaxckpt.dynamic.compare.evictor_comparison import OPTIMUM
+from jaxckpt.report import render_text
 
 RATIOS = (0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8, 0.9)
 RULES = ("dtr", "dte", "coop", "coop_by_byte")

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from benchmarks.record import read
 from benchmarks.tables import ROOT, write
 from jaxckpt._units import format_bytes
-from jaxckpt.versus.evictions import OPTIMUM
+from jaxckpt.dynamic.compare.evictor_comparison import OPTIMUM
 
 PAGE = ROOT / "docs" / "dynamic.md"
 PICTURES = ROOT / "docs" / "dynamic"

@@ -16,10 +16,10 @@ from rich.console import Console
 import jaxckpt
 from benchmarks.record import keep
 from jaxckpt.cli import gpt2
-from jaxckpt.fit import Planner
+from jaxckpt.compiler import Footprint, compile_step
 from jaxckpt.hlo import Part, Role, ScopeMemory, Use, memory_from_hlo
 from jaxckpt.ir import fold_layers, layer_ranges
-from jaxckpt.measure import Footprint, compile_step
+from jaxckpt.planner import Planner
 from jaxckpt.report import footprint_report, print_report
 
 TARGET = "h200"

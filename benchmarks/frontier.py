@@ -33,9 +33,9 @@ from benchmarks.models import MODELS, PLANNER, TrainingStep
 from benchmarks.models.blocks import KEPT, Remat, as_written, naming, rematerialised
 from benchmarks.record import RESULTS, made_with
 from jaxckpt import InfeasibleBudgetError, Offloading, Plan, Planner, Target
+from jaxckpt.compiler import Footprint, footprint
 from jaxckpt.cost import Rates
 from jaxckpt.hlo import MemoryMap, seconds_by_part, stall_s
-from jaxckpt.measure import Footprint, footprint
 
 FOLDER = RESULTS / "frontier"
 TARGET = "h200"

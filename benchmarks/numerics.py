@@ -13,7 +13,7 @@ import numpy as np
 
 from benchmarks.record import keep
 from jaxckpt.cli import gpt2
-from jaxckpt.fit import Plan, Planner
+from jaxckpt.planner import Plan, Planner
 
 STEPS = 20
 SHAPE = {"width": 128, "heads": 4, "vocabulary": 512, "sequence": 64}

@@ -22,7 +22,8 @@ import optax
 from benchmarks.record import keep
 from jaxckpt import Planner
 from jaxckpt.cli.gpt2 import training_step
-from jaxckpt.ir import Graph, Kind, Phase, Plan, Run, schedule
+from jaxckpt.ir import Graph, Kind, Phase, Plan
+from jaxckpt.schedule import Run, schedule
 from jaxckpt.solve import OptimalSolver
 
 LAYERS, WIDTH, VOCABULARY, BATCH, SEQUENCE = 12, 768, 50304, 8, 1024

@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks.models import MODELS
 from benchmarks.record import keep
-from jaxckpt.fit.pause import collector_paused
+from jaxckpt.machine import Target
+from jaxckpt.planner.gc_pause import collector_paused
 from jaxckpt.solve import OptimalSolver, Problem
-from jaxckpt.target import Target
 from jaxckpt.trace import trace_step
 
 LAYERS = (3, 12, 24, 48, 96, 192)

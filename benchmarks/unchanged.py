@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks import branches, offload, unmarked
 from benchmarks.models import MODELS
 from benchmarks.record import keep, read
-from jaxckpt import Offloading, Plan, Planner, Policy
+from jaxckpt import Offloading, Plan, Planner, Policy, UnsupportedDecisionError
 
 TARGET = "h200"
 VERSION = f"py{sys.version_info[0]}{sys.version_info[1]}"
@@ -102,7 +102,10 @@ def main() -> None:
     found = {}
     for name in arguments.cases or CASES:
         start = time.monotonic()
-        found[name] = figures(CASES[name]())
+        try:
+            found[name] = figures(CASES[name]())
+        except UnsupportedDecisionError as error:  # jax 0.10.2 miscompiles offloads in scans
+            found[name] = {"refused": type(error).__name__}
         print(f"{name}, {time.monotonic() - start:.0f} s: {json.dumps(found[name])}", flush=True)
     if arguments.keep:
         keep("unchanged", {"plans": found})

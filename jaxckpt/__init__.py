@@ -47,10 +47,14 @@ from jaxckpt._errors import (
 from jaxckpt._version import __version__
 
 if TYPE_CHECKING:
-    from jaxckpt.advise import Finding, Findings, lint
+    from jaxckpt.annotate import chunked, name, scope
     from jaxckpt.calibration import calibrate
-    from jaxckpt.eager import timed_scopes
-    from jaxckpt.fit import (
+    from jaxckpt.comparison import Comparison, Verdicts, compare, verdicts
+    from jaxckpt.compiler import Footprint, footprint, load_footprint
+    from jaxckpt.dynamic.eager import timed_scopes
+    from jaxckpt.linter import Finding, Findings, lint
+    from jaxckpt.machine import Calibration, Target, targets
+    from jaxckpt.planner import (
         BatchSearch,
         Explanation,
         Floor,
@@ -66,58 +70,54 @@ if TYPE_CHECKING:
         plan,
         plan_once,
     )
-    from jaxckpt.mark import chunked, name, scope
-    from jaxckpt.measure import Footprint, footprint, load_footprint
-    from jaxckpt.numerics import Verification, verify
     from jaxckpt.policy import Policy, load_policy, policies
     from jaxckpt.policy.readers import Reading, read_policy
     from jaxckpt.report.picture import draw
     from jaxckpt.solve import Offloading
-    from jaxckpt.target import Calibration, Target, targets
-    from jaxckpt.versus import Comparison, Verdicts, compare, verdicts
+    from jaxckpt.verifier import Verification, verify
 
 _HOMES = {
-    "BatchSearch": "fit",
-    "Calibration": "target",
-    "Comparison": "versus",
-    "Explanation": "fit",
-    "Finding": "advise",
-    "Findings": "advise",
-    "Floor": "fit",
-    "Footprint": "measure",
-    "Frontier": "fit",
+    "BatchSearch": "planner",
+    "Calibration": "machine",
+    "Comparison": "comparison",
+    "Explanation": "planner",
+    "Finding": "linter",
+    "Findings": "linter",
+    "Floor": "planner",
+    "Footprint": "compiler",
+    "Frontier": "planner",
     "Offloading": "solve",
-    "Plan": "fit",
-    "Planner": "fit",
+    "Plan": "planner",
+    "Planner": "planner",
     "Policy": "policy",
     "Reading": "policy.readers",
-    "Target": "target",
-    "Verdicts": "versus",
-    "Verification": "numerics",
-    "analyze": "fit",
-    "apply": "fit",
+    "Target": "machine",
+    "Verdicts": "comparison",
+    "Verification": "verifier",
+    "analyze": "planner",
+    "apply": "planner",
     "calibrate": "calibration",
-    "chunked": "mark",
-    "compare": "versus",
+    "chunked": "annotate",
+    "compare": "comparison",
     "draw": "report.picture",
-    "explain": "fit",
-    "footprint": "measure",
-    "lint": "advise",
-    "load_footprint": "measure",
-    "load_plan": "fit",
+    "explain": "planner",
+    "footprint": "compiler",
+    "lint": "linter",
+    "load_footprint": "compiler",
+    "load_plan": "planner",
     "load_policy": "policy",
-    "max_batch": "fit",
-    "name": "mark",
-    "pareto": "fit",
-    "plan": "fit",
-    "plan_once": "fit",
+    "max_batch": "planner",
+    "name": "annotate",
+    "pareto": "planner",
+    "plan": "planner",
+    "plan_once": "planner",
     "policies": "policy",
     "read_policy": "policy.readers",
-    "scope": "mark",
-    "targets": "target",
-    "timed_scopes": "eager",
-    "verdicts": "versus",
-    "verify": "numerics",
+    "scope": "annotate",
+    "targets": "machine",
+    "timed_scopes": "dynamic.eager",
+    "verdicts": "comparison",
+    "verify": "verifier",
 }
 """Where each public name lives; a room is loaded when one of its names is first used."""
 

@@ -1,6 +1,6 @@
 """The only module that touches the internals of jax; each shim says which versions it was seen to work on.
 
-Sections, one per guest: plugins and topologies (`jaxckpt.target`), traced steps (`jaxckpt.measure`). A shim
+Sections, one per guest: plugins and topologies (`jaxckpt.machine`), traced steps (`jaxckpt.compiler`). A shim
 does one thing, returns plain data or public types, and has a canary among the tests of its guest, so that a
 new jax breaks a test with a name instead of a plan. Nothing here starts a backend.
 """
@@ -24,7 +24,7 @@ from jax.interpreters import partial_eval
 from jaxlib import _hlo, _jax, xla_client  # pyright: ignore[reportAttributeAccessIssue]  # compiled, no stub
 
 # ---------------------------------------------------------------------------------------------------------------
-# Plugins and topologies. Guest: jaxckpt.target. Canaries: tests/target/test_plugins.py.
+# Plugins and topologies. Guest: jaxckpt.machine. Canaries: tests/target/test_plugins.py.
 # ---------------------------------------------------------------------------------------------------------------
 
 Device: TypeAlias = Any
@@ -131,7 +131,7 @@ def is_compile_only(device: Device) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Traced steps. Guest: jaxckpt.measure. Canaries: tests/measure/test_flat_step.py.
+# Traced steps. Guest: jaxckpt.compiler. Canaries: tests/measure/test_flat_step.py.
 # ---------------------------------------------------------------------------------------------------------------
 
 
@@ -380,7 +380,7 @@ def distributed_run() -> DistributedRun | None:
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Steps run one operation at a time. Guest: jaxckpt.numerics. Canaries: tests/numerics/test_one_by_one.py.
+# Steps run one operation at a time. Guest: jaxckpt.verifier. Canaries: tests/numerics/test_one_by_one.py.
 # ---------------------------------------------------------------------------------------------------------------
 
 

@@ -197,7 +197,7 @@ class VerificationError(JaxckptError, AssertionError):
     """A planned step that does not compute what the step computes.
 
     Attributes:
-      verification: All differences (`jaxckpt.numerics.Verification`), where values differ.
+      verification: All differences (`jaxckpt.verifier.Verification`), where values differ.
       differing: Paths of the results, where their structure, shapes or types differ.
     """
 

@@ -34,5 +34,5 @@ def pytest_collection_modifyitems(items):
 def unpolished():
     """Plans of small steps are not polished: what is done with plans does not hang on their last per cent."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxckpt.solve.polish._OP_RUNS", 0)
+        patch.setattr("jaxckpt.solve.optimal.local_search._OP_RUNS", 0)
         yield

@@ -1,7 +1,7 @@
 """Memory maps made by hand: three blocks and a head, small enough to be counted on fingers."""
 
+from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Allocation, Buffer, Kernel, MemoryMap, Part, Role, Use
-from jaxckpt.measure import Footprint
 
 MIB = 2**20
 

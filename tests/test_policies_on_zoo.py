@@ -18,10 +18,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxckpt
 from jaxckpt import Policy, PolicyError, Target, UnsupportedDecisionError, load_policy
-from jaxckpt.ir import Graph, Partition, Phase, schedule
-from jaxckpt.numerics import Tolerance, difference, run_one_by_one
+from jaxckpt.ir import Graph, Partition, Phase
+from jaxckpt.schedule import schedule
 from jaxckpt.solve import Problem, follow
 from jaxckpt.trace import trace_step
+from jaxckpt.verifier import Tolerance, difference, run_one_by_one
 from tests.zoo import Case, named
 from tests.zoo.case import as_numpy, is_key
 from tests.zoo.dialects import DIALECTS, NAMES, dialect

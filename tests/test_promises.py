@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from jaxckpt._errors import JaxckptError
 from jaxckpt.ir import Plan, Recompute, Save, residuals
-from jaxckpt.numerics.one_by_one import run_one_by_one
 from jaxckpt.rewrite import rewrite
 from jaxckpt.solve import OptimalSolver, Problem, solve
 from jaxckpt.trace import trace_step
+from jaxckpt.verifier.interpret import run_one_by_one
 from tests.graphs import RATES
 from tests.programs import Case, Program, build, programs
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxckpt.ir import Nest, Offload, Phase, Plan, Recompute, Save, Stretches, residuals
-from jaxckpt.ir.possible import why_not_on_host
-from jaxckpt.numerics.one_by_one import run_one_by_one
-from jaxckpt.rewrite import rewrite
+from jaxckpt.rewrite import in_stretches, nestable, nested, rewrite, together
+from jaxckpt.schedule.validate import why_not_on_host
 from jaxckpt.solve import OptimalSolver, Problem, solve
-from jaxckpt.trace import in_stretches, nestable, nested, together, trace_step
+from jaxckpt.trace import trace_step
+from jaxckpt.verifier.interpret import run_one_by_one
 from tests.graphs import RATES
 from tests.looped import Looped, Scan, build, looped
 

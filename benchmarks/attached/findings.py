@@ -14,7 +14,7 @@ from benchmarks.attached.questions import BY_HAND, NONE, OFFLOAD
 from jaxckpt import Target
 from jaxckpt.calibration import Fit, TimedStep, calibration_from_fit, estimated_s, fit_rates
 from jaxckpt.cost import Rates
-from jaxckpt.target import Calibration, calibration_from_toml
+from jaxckpt.machine import Calibration, calibration_from_toml
 
 Parts = Mapping[str, Mapping[str, Any]]
 _ALIKE = 0.05

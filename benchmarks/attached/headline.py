@@ -20,7 +20,7 @@ from benchmarks.attached.starting import start_of
 from benchmarks.attached.store import Store
 from benchmarks.models import MODELS, TrainingStep
 from jaxckpt import CompileError, Planner, Target
-from jaxckpt.measure import compile_step
+from jaxckpt.compiler import compile_step
 
 MARGIN = 0.03
 """Of the memory, left for workspaces that are chosen on the device and for holes between allocations."""

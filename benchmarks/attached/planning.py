@@ -20,9 +20,9 @@ from benchmarks.models import MODELS, TrainingStep
 from benchmarks.models.blocks import naming
 from jaxckpt import InfeasibleBudgetError, Plan, Planner, Target, load_policy
 from jaxckpt.calibration import seconds_by_class
+from jaxckpt.compiler import Footprint, footprint
 from jaxckpt.hlo import Kernel
 from jaxckpt.ir import Offload
-from jaxckpt.measure import Footprint, footprint
 
 _FIRST = (NONE, LEAST, "plan-60", "plan-80", "nothing_saveable", OFFLOAD)
 """In this order; others follow."""

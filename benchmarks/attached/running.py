@@ -19,7 +19,7 @@ from benchmarks.attached.store import Store
 from benchmarks.models import MODELS, TrainingStep
 from jaxckpt import Target
 from jaxckpt.calibration import Timing, timed
-from jaxckpt.measure import Compilation, compile_step
+from jaxckpt.compiler import Compilation, compile_step
 
 _NAP_S = 0.2
 _WINDOW_S = 0.2

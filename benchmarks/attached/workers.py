@@ -22,7 +22,7 @@ from benchmarks.attached.store import Store
 from jaxckpt import Target, TargetError
 from jaxckpt.calibration import calibrate
 from jaxckpt.calibration.device import driver_of, installed_versions, platform_of
-from jaxckpt.target import calibration_from_toml, toml_from_calibration
+from jaxckpt.machine import calibration_from_toml, toml_from_calibration
 
 
 def calibrate_device(store: Store, *, seconds: float, small: bool) -> None:

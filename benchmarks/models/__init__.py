@@ -15,22 +15,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.models import (
-    bert,
-    experts,
-    gnn,
-    gpt2,
-    gpt3,
-    inception,
-    llama,
-    lstm,
-    resnet,
-    spos,
-    swin,
-    t5,
-    unet,
-    vit,
-)
+from benchmarks.models import bert, experts, gnn, gpt2, gpt3, inception, llama, lstm, resnet, spos, swin, t5, unet, vit
 from benchmarks.models.training import TrainingStep
 
 __all__ = ["COOP", "MODELS", "PLANNER", "Model", "TrainingStep"]

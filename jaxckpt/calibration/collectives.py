@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxckpt.calibration.kernels import Speeds
 from jaxckpt.calibration.timing import Timing, timed
-from jaxckpt.target import Measured
+from jaxckpt.machine import Measured
 
 _AXIS = "device"
 

@@ -13,7 +13,7 @@ import jax
 
 from jaxckpt.calibration.kernels import Speeds, matmul, random_array
 from jaxckpt.calibration.timing import Timing, timed
-from jaxckpt.target import Measured
+from jaxckpt.machine import Measured
 
 _HOST = "pinned_host"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxckpt.target import Measured
+from jaxckpt.machine import Measured
 
 _FACTORS = {
     "reduction": ("reduce rows", "reduce columns"),

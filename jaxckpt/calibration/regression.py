@@ -17,7 +17,7 @@ from scipy.optimize import lsq_linear
 
 from jaxckpt.cost import Rates
 from jaxckpt.hlo import CLASSES, Kernel, class_of, roofline_s
-from jaxckpt.target import Calibration
+from jaxckpt.machine import Calibration
 
 _BOUNDS = (0.4, 5.0)
 """A class takes at least and at most so many times its roofline."""

@@ -23,7 +23,7 @@ from jaxckpt.calibration.device import driver_of, installed_versions, platform_o
 from jaxckpt.calibration.kernels import Probe, Speeds, probes
 from jaxckpt.calibration.rates import derived_rates
 from jaxckpt.calibration.timing import Clock, Timing, timed
-from jaxckpt.target import Calibration, Measured, Target
+from jaxckpt.machine import Calibration, Measured, Target
 
 _CHAIN_S = 0.01
 """What one chain should take: long beside the start of a program."""

@@ -7,7 +7,7 @@ import typer
 
 from jaxckpt.cli.console import Shell
 from jaxckpt.cli.reference import load_step
-from jaxckpt.fit import analyze as analyze_step
+from jaxckpt.planner import analyze as analyze_step
 from jaxckpt.report import analysis_report, print_report
 
 

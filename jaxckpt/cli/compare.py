@@ -8,6 +8,8 @@ import typer
 from jaxckpt._errors import StepReferenceError
 from jaxckpt.cli.console import Shell
 from jaxckpt.cli.reference import load_step
+from jaxckpt.comparison import StepCall, Version
+from jaxckpt.comparison import compare as compare_versions
 from jaxckpt.report import (
     comparison_data,
     comparison_report,
@@ -17,8 +19,6 @@ from jaxckpt.report import (
     save_text,
     to_csv,
 )
-from jaxckpt.versus import StepCall, Version
-from jaxckpt.versus import compare as compare_versions
 
 _METAVAR = "[NAME=]MODULE:FUNCTION|FILE|FOLDER"
 _WORDS = "What returns (step, args); a footprint (.json); a plan or policy for the first step (.toml); XLA's dump."

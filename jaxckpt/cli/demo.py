@@ -12,10 +12,10 @@ import typer
 
 from jaxckpt._errors import InfeasibleBudgetError, MissingPackageError
 from jaxckpt.cli.console import Shell
-from jaxckpt.fit import Plan, Planner
-from jaxckpt.measure import Footprint, footprint
+from jaxckpt.compiler import Footprint, footprint
+from jaxckpt.machine import Target
+from jaxckpt.planner import Plan, Planner
 from jaxckpt.report import Section, Text, Version, footprints_report, print_report
-from jaxckpt.target import Target
 
 BUDGETS = ("10GiB", "8GiB", "6GiB", "5GiB", "4GiB")
 Progress = Callable[[str], None]

@@ -9,8 +9,8 @@ import typer
 
 from jaxckpt._errors import OutOfMemoryTextError
 from jaxckpt.cli.console import Shell
-from jaxckpt.hlo.oom import OutOfMemory, read_out_of_memory
-from jaxckpt.hlo.remedies import budget_bytes, findings, remedies, sort_buffers
+from jaxckpt.oom.out_of_memory import OutOfMemory, read_out_of_memory
+from jaxckpt.oom.remedies import budget_bytes, findings, remedies, sort_buffers
 from jaxckpt.report import oom_report, print_report
 
 

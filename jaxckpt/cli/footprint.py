@@ -9,11 +9,11 @@ from jaxckpt._errors import ReportFileError
 from jaxckpt._files import write_whole
 from jaxckpt.cli.console import Say, Shell
 from jaxckpt.cli.reference import load_step
-from jaxckpt.measure import Footprint, compile_step
+from jaxckpt.comparison import footprint_of_path
+from jaxckpt.compiler import Footprint, compile_step
 from jaxckpt.report import footprint_report, print_report, require_report_folder
 from jaxckpt.report.picture import draw
 from jaxckpt.report.trace_events import save_trace
-from jaxckpt.versus import footprint_of_path
 
 _METAVAR = "MODULE:FUNCTION|FILE|FOLDER"
 _WORDS = "What returns (step, args), or a saved footprint (.json), or XLA's dump."

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from jaxckpt.advise import Findings
-from jaxckpt.advise import lint as lint_step
 from jaxckpt.cli.console import EXIT_REFUSED, Shell
 from jaxckpt.cli.reference import load_step
+from jaxckpt.linter import Findings
+from jaxckpt.linter import lint as lint_step
 from jaxckpt.policy import load_policy
 from jaxckpt.report import findings_report, print_report
 

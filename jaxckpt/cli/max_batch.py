@@ -9,8 +9,8 @@ from jaxckpt._units import budget_bytes
 from jaxckpt.cli.console import Shell
 from jaxckpt.cli.plan import budget_as_typed, plan_data
 from jaxckpt.cli.reference import load_maker
-from jaxckpt.fit import BatchSearch, TriedBatch, require_folder
-from jaxckpt.fit import max_batch as search_batches
+from jaxckpt.planner import BatchSearch, TriedBatch, require_folder
+from jaxckpt.planner import max_batch as search_batches
 from jaxckpt.report import batches_report, print_report
 
 

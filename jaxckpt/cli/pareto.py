@@ -8,8 +8,8 @@ import typer
 from jaxckpt.cli.console import Shell
 from jaxckpt.cli.plan import plan_data
 from jaxckpt.cli.reference import load_step
-from jaxckpt.fit import Frontier
-from jaxckpt.fit import pareto as pareto_of
+from jaxckpt.planner import Frontier
+from jaxckpt.planner import pareto as pareto_of
 from jaxckpt.report import frontier_report, print_report, require_report_folder, save_page
 
 

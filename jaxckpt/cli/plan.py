@@ -9,8 +9,8 @@ from jaxckpt._errors import InfeasibleBudgetError, PlanFileError
 from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.cli.console import Shell, print_error
 from jaxckpt.cli.reference import load_step
-from jaxckpt.fit import Plan, Planner, require_folder
-from jaxckpt.fit.allowed import checked_allow
+from jaxckpt.planner import Plan, Planner, require_folder
+from jaxckpt.planner.allowed import checked_allow
 from jaxckpt.report import plan_report, print_report
 from jaxckpt.solve import STRATEGIES, named_strategy
 

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from jaxckpt._errors import StepReferenceError
-from jaxckpt.fit.returned import MadeStep, made_step
+from jaxckpt.planner.step_spec import MadeStep, made_step
 
 
 def load_step(reference: str) -> MadeStep:

@@ -9,9 +9,8 @@ import typer
 from jaxckpt._errors import BudgetError
 from jaxckpt.cli.console import Shell
 from jaxckpt.cli.reference import load_step
-from jaxckpt.report import evictions_report, print_report, require_report_folder, save_page, save_text
-from jaxckpt.report.picture import stepper_page
-from jaxckpt.versus import address_maps, compare_evictors
+from jaxckpt.dynamic import address_maps, compare_evictors, evictions_report, stepper_page
+from jaxckpt.report import print_report, require_report_folder, save_page, save_text
 
 
 def simulate(

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from jaxckpt.cli.console import Shell
+from jaxckpt.machine import targets as known_targets
 from jaxckpt.report import print_report, targets_report
-from jaxckpt.target import targets as known_targets
 
 
 def targets(

@@ -7,9 +7,9 @@ import typer
 
 from jaxckpt.cli.console import Shell
 from jaxckpt.cli.reference import load_step
+from jaxckpt.comparison import verdicts as judge
 from jaxckpt.policy import load_policy
 from jaxckpt.report import print_report, verdicts_report
-from jaxckpt.versus import verdicts as judge
 
 
 def verdicts(

@@ -10,10 +10,10 @@ import typer
 from jaxckpt._errors import PolicyError
 from jaxckpt.cli.console import Shell
 from jaxckpt.cli.reference import load_step
-from jaxckpt.fit import MadeStep, apply, load_plan
-from jaxckpt.numerics import Verification
-from jaxckpt.numerics import verify as verify_step
+from jaxckpt.planner import MadeStep, apply, load_plan
 from jaxckpt.report import print_report, verification_report
+from jaxckpt.verifier import Verification
+from jaxckpt.verifier import verify as verify_step
 
 
 def verify(

@@ -6,13 +6,12 @@ really writes to memory), `price` (the arithmetic of each op), `copies` (between
 and the seconds that it takes).
 """
 
-from jaxckpt.cost.copies import Copies
 from jaxckpt.cost.fusion import Fusion, behind_views, fuse
-from jaxckpt.cost.price import Prices, price
 from jaxckpt.cost.rates import Rates
 from jaxckpt.cost.replay import Replay, replay
-from jaxckpt.cost.strides import read_as_shaped
+from jaxckpt.cost.roofline import Prices, price
+from jaxckpt.cost.transfers import Copies
 
 __all__ = [
-    "Copies", "Fusion", "Prices", "Rates", "Replay", "behind_views", "fuse", "price", "read_as_shaped", "replay",
+    "Copies", "Fusion", "Prices", "Rates", "Replay", "behind_views", "fuse", "price", "replay",
 ]  # fmt: skip

@@ -40,13 +40,15 @@ bytes, and is corrected from there. Complexity: linear in ops times the (small) 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxckpt.cost.orders import Orders
-from jaxckpt.cost.rows import between_passes, is_row, is_used_as_it_is, reducing
-from jaxckpt.cost.strides import copied_views
-from jaxckpt.ir import Graph, Kind, Op, Phase, Run, Step
-from jaxckpt.ir.light import is_spread_over, shows
+from jaxckpt.cost.row_fusion import between_passes, is_row, is_used_as_it_is, reducing
+from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.loop import SLICE
-from jaxckpt.ir.zeros import scatters_into_addend
+from jaxckpt.schedule import Run, Step
+from jaxckpt.schedule.argument_derived import is_spread_over, shows
+from jaxckpt.schedule.layout import Orders
+from jaxckpt.schedule.layout_copies import copied_views
+from jaxckpt.schedule.scatter_inits import scatters_into_addend
+from jaxckpt.schedule.steps import run_of
 
 Sources = Mapping[int, int]
 """Values in memory that a value is computed from, each with the bytes that are read of it."""
@@ -104,7 +106,7 @@ def fuse(graph: Graph) -> Fusion:
       The fusion of the unplanned step.
     """
     rules = Rules(graph)
-    steps = graph.runs
+    steps = [run_of(op) for op in graph.ops]
     spread = Spread(rules, steps, range(len(graph.values)), graph.outputs)
     for step in steps:
         spread.run(step)
@@ -200,7 +202,7 @@ class Rules:
         is_whole = len(ops) == len(self.graph.ops)
         apart = self.apart if is_whole else frozenset[int]()
         self.folds = self.folds_unread = frozenset(op.id for op in ops if self.is_row[op.id]) - apart
-        steps = [self.graph.runs[op.id] for op in ops]
+        steps = [run_of(op) for op in ops]
         outputs = self.graph.outputs
         while self.folds:
             spread = Spread(self, steps, range(len(self.graph.values)), outputs)
@@ -212,7 +214,7 @@ class Rules:
         return self.folds
 
     def _of_rows(self, ops: Sequence[Op]) -> frozenset[int]:
-        steps = [self.graph.runs[op.id] for op in ops]
+        steps = [run_of(op) for op in ops]
         spread = Spread(self, steps, range(len(self.graph.values)), ())
         for step in steps:
             spread.run(step)

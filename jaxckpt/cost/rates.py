@@ -3,7 +3,7 @@
 A cost model asks four things of a device: how fast it multiplies matrices of a dtype, how fast it does anything
 else, how fast it reads and writes its memory, and how fast it reaches the host. `Rates` answers them as plain
 numbers. They are attainable rates, not those of the datasheet; who derives them from a device's facts says how
-(`jaxckpt.target.rates_from_facts`).
+(`jaxckpt.machine.rates_from_facts`).
 """
 
 from dataclasses import dataclass

@@ -29,17 +29,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from jaxckpt.cost.copies import Copies
+from jaxckpt.cost.branch_residuals import Span
 from jaxckpt.cost.fusion import Fusion, Sources, Spread
-from jaxckpt.cost.guests import Life, guests
-from jaxckpt.cost.price import Prices
+from jaxckpt.cost.loop_liveness import Turns
+from jaxckpt.cost.loop_transfers import TurnCopies
+from jaxckpt.cost.output_reuse import Life, guests
 from jaxckpt.cost.rates import Rates
-from jaxckpt.cost.slots import Span
-from jaxckpt.cost.turning import TurnCopies
-from jaxckpt.cost.turns import Turns
-from jaxckpt.cost.updates import updates_early
-from jaxckpt.ir import Barrier, Graph, Kind, Move, Offload, Op, Phase, Run, Schedule, Step, Trait
+from jaxckpt.cost.roofline import Prices
+from jaxckpt.cost.transfers import Copies
+from jaxckpt.cost.update_order import updates_early
+from jaxckpt.ir import Graph, Kind, Offload, Op, Phase, Trait
 from jaxckpt.ir.loop import STACK, TURNS
+from jaxckpt.schedule import Barrier, Move, Run, Schedule, Step
 
 _WRITES_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.SCATTER, Kind.VIEW})
 _FLAT, _STACKED = 2, 3
@@ -99,7 +100,7 @@ def replay(
 
     Args:
       graph: The step.
-      schedule: What is run, from `jaxckpt.ir.schedule`.
+      schedule: What is run, from `jaxckpt.schedule.schedule`.
       fusion: `fuse(graph)`.
       prices: `price(graph, rates)`.
       rates: What the target can do.

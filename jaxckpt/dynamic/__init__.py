@@ -7,8 +7,8 @@ are neighbours. All three run here on one engine over any step's graph.
 Read in this order: `program` (what is run), `training` (several steps of it), `from_graph`, `log` (DTR's format),
 `evictors` and `memory` (the rules, as data), `state`, `pool`, `classes`, `score`, `window`, `search`, `eviction`,
 `banishing`, `engine` (the loops), `simulation` and `outcome` (what is said of a run), `simulate`, `addresses` (where
-everything lay), `online` (call by call). With real arrays it is `jaxckpt.eager` that runs; its `run` and `Runner` are
-to be had here too.
+everything lay), `online` (call by call), `strategies` (a simulation as a plan). The subpackage `eager` runs a step on
+real arrays, `compare` puts evictors beside each other; both are loaded when one of their names is first used.
 """
 
 from importlib import import_module
@@ -38,11 +38,20 @@ from jaxckpt.dynamic.simulate import live_bytes, simulate
 from jaxckpt.dynamic.simulation import Event, EventKind, Simulation, Status
 
 if TYPE_CHECKING:
-    from jaxckpt import eager
-
-    EagerRun = eager.EagerRun
-    Runner = eager.Runner
-    run = eager.run
+    from jaxckpt.dynamic.compare import (
+        EvictionRow,
+        Evictions,
+        address_maps,
+        compare_evictors,
+        eager_report,
+        evictions_report,
+        program_of_kernels,
+        simulation_report,
+        stepper,
+        stepper_page,
+        training_of_kernels,
+    )
+    from jaxckpt.dynamic.eager import EagerRun, Runner, ScopeSeconds, run, timed_scopes
 
 __all__ = [
     "EVICTORS",
@@ -54,6 +63,8 @@ __all__ = [
     "EagerRun",
     "Event",
     "EventKind",
+    "EvictionRow",
+    "Evictions",
     "Evictor",
     "Fit",
     "Memory",
@@ -66,6 +77,7 @@ __all__ = [
     "Refusal",
     "Residence",
     "Runner",
+    "ScopeSeconds",
     "Search",
     "Simulation",
     "Size",
@@ -76,25 +88,52 @@ __all__ = [
     "UnknownEvictorError",
     "ablations",
     "address_map",
+    "address_maps",
+    "compare_evictors",
+    "eager_report",
     "eager_seconds",
+    "evictions_report",
     "evictor",
     "live_bytes",
     "log_from_program",
     "program_from_graph",
     "program_from_log",
+    "program_of_kernels",
     "read_log",
     "run",
     "sampled",
     "simulate",
+    "simulation_report",
+    "stepper",
+    "stepper_page",
+    "timed_scopes",
+    "training_of_kernels",
     "unit_chain",
     "write_log",
 ]
 
-_EAGER = frozenset({"EagerRun", "Runner", "run"})
-"""Names of the room with real arrays, which is loaded when one of them is first used."""
+_LAZY = {
+    "EagerRun": "eager",
+    "EvictionRow": "compare",
+    "Evictions": "compare",
+    "Runner": "eager",
+    "ScopeSeconds": "eager",
+    "address_maps": "compare",
+    "compare_evictors": "compare",
+    "eager_report": "compare",
+    "evictions_report": "compare",
+    "program_of_kernels": "compare",
+    "run": "eager",
+    "simulation_report": "compare",
+    "stepper": "compare",
+    "stepper_page": "compare",
+    "timed_scopes": "eager",
+    "training_of_kernels": "compare",
+}
+"""Names that need jax, solvers or reports, and the subpackage that is loaded when one of them is first used."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _EAGER:
+    if name not in _LAZY:
         raise AttributeError(f"module 'jaxckpt.dynamic' has no attribute {name!r}")
-    return getattr(import_module("jaxckpt.eager"), name)
+    return getattr(import_module(f"jaxckpt.dynamic.{_LAZY[name]}"), name)

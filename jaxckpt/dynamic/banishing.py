@@ -7,12 +7,12 @@ for by nobody goes with it. Read after `eviction`.
 Source: Kirisame et al., ICLR 2021, section 4 (banishing).
 """
 
-from jaxckpt.dynamic.classes import leave
 from jaxckpt.dynamic.compiled import compiled
 from jaxckpt.dynamic.eviction import forget, free, note, unseat
 from jaxckpt.dynamic.memory import Dealloc
 from jaxckpt.dynamic.score import soil
 from jaxckpt.dynamic.state import EVENT_FREE, Machine
+from jaxckpt.dynamic.union_find import leave
 
 BANISH = int(Dealloc.BANISH)
 

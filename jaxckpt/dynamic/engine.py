@@ -15,7 +15,6 @@ order of events is that of its simulator.
 from typing import Any
 
 from jaxckpt.dynamic.banishing import banish, free_waiting, is_missed, pin_made_of, wait
-from jaxckpt.dynamic.classes import join_neighbours, leave, new_node
 from jaxckpt.dynamic.compiled import compiled, entered, sources
 from jaxckpt.dynamic.eviction import evict, evict_one, evict_window, forget, lock, note, seat, unlock, unseat
 from jaxckpt.dynamic.evictors import Cost, Search
@@ -39,6 +38,7 @@ from jaxckpt.dynamic.state import (
     THRASHED,
     Machine,
 )
+from jaxckpt.dynamic.union_find import join_neighbours, leave, new_node
 
 COUNTED, SOFT, HINT, HARD = int(Mode.COUNTED), int(Mode.SOFT), int(Mode.HINT), int(Mode.HARD)
 EAGER, BANISH, NONE = int(Dealloc.EAGER), int(Dealloc.BANISH), int(Dealloc.NONE)

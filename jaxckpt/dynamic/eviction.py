@@ -3,13 +3,13 @@
 A storage is a candidate while nothing uses it, it can be recomputed, and it is not pinned. Read after `search`.
 """
 
-from jaxckpt.dynamic.classes import join_neighbours
 from jaxckpt.dynamic.compiled import compiled, now_ns
 from jaxckpt.dynamic.evictors import Cost
 from jaxckpt.dynamic.pool import FREE, release
 from jaxckpt.dynamic.score import soil
 from jaxckpt.dynamic.search import least, window
 from jaxckpt.dynamic.state import EVENT_EVICT, Machine
+from jaxckpt.dynamic.union_find import join_neighbours
 
 CLASSES, NEIGHBOURS = int(Cost.CLASSES), int(Cost.NEIGHBOURS)
 

@@ -10,11 +10,11 @@ Read after `simulate`.
 from collections.abc import Iterator
 
 from jaxckpt.dynamic import state
-from jaxckpt.dynamic.classes import find
 from jaxckpt.dynamic.engine import run
 from jaxckpt.dynamic.outcome import STATUS, Task, events_of, machine_of, simulation_of
 from jaxckpt.dynamic.program import Program
 from jaxckpt.dynamic.simulation import Event, Simulation, Status
+from jaxckpt.dynamic.union_find import find
 
 _MOST_EVENTS = 2**16
 """For one call; what takes more of them is given up."""

@@ -10,11 +10,11 @@ neighbourhood again when something in it came or went, `REGENERATION` prices all
 from math import inf
 from typing import Any
 
-from jaxckpt.dynamic.classes import find
 from jaxckpt.dynamic.compiled import compiled
 from jaxckpt.dynamic.evictors import Cost, Search, Size, Staleness
 from jaxckpt.dynamic.pool import free_around
 from jaxckpt.dynamic.state import Machine
+from jaxckpt.dynamic.union_find import find
 
 ANCESTORS, EXACT, CLASSES = int(Cost.ANCESTORS), int(Cost.EXACT), int(Cost.CLASSES)
 NEIGHBOURS, REGENERATION, LOCAL = int(Cost.NEIGHBOURS), int(Cost.REGENERATION), int(Cost.LOCAL)

@@ -10,8 +10,8 @@ from jaxckpt.dynamic.compiled import compiled
 from jaxckpt.dynamic.evictors import Cost, Search, Size
 from jaxckpt.dynamic.pool import FREE
 from jaxckpt.dynamic.score import regenerate, score
+from jaxckpt.dynamic.sliding_window import cheapest_window
 from jaxckpt.dynamic.state import Machine
-from jaxckpt.dynamic.window import cheapest_window
 
 SAMPLE, RANDOM = int(Search.SAMPLE), int(Search.RANDOM)
 REGENERATION, BYTES = int(Cost.REGENERATION), int(Size.BYTES)

@@ -2,6 +2,7 @@
 
 import enum
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxckpt._shown import Shown
 from jaxckpt._units import format_bytes, format_seconds
@@ -66,6 +67,8 @@ class Simulation(Shown):
       largest_free_share: The mean share that the largest free block was.
       events: What happened, if it was recorded.
     """
+
+    _report: ClassVar[str] = "jaxckpt.dynamic.compare.report:simulation_report"
 
     evictor: str
     mode: str

@@ -20,10 +20,10 @@ from jaxckpt.hlo.memory import (
     is_below,
 )
 from jaxckpt.hlo.origin import Origin, origin_of
-from jaxckpt.hlo.plain import memory_from_plain, plain_from_memory
 from jaxckpt.hlo.read import memory_from_hlo, parse_hlo, reconcile
+from jaxckpt.hlo.roofline import CLASSES, class_of, kernel_s, roofline_s, seconds_by_part, step_s
+from jaxckpt.hlo.serialize import memory_from_plain, plain_from_memory
 from jaxckpt.hlo.text import hlo_from_text
-from jaxckpt.hlo.time import CLASSES, class_of, kernel_s, roofline_s, seconds_by_part, step_s
 from jaxckpt.hlo.transfers import Hiding, hiding, stall_s
 
 __all__ = [

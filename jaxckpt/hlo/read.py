@@ -14,12 +14,12 @@ from google.protobuf.message import DecodeError
 from jaxckpt._errors import HloError
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import schema
-from jaxckpt.hlo.crossings import Crossings
+from jaxckpt.hlo.buffer_roles import Reading, argument_role, logits_elements, temporary_role, use_of
+from jaxckpt.hlo.host_copies import Crossings
 from jaxckpt.hlo.lifetimes import Lifetime, lifetimes
 from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Role, Space, Use, backward_position
 from jaxckpt.hlo.program import Place, Program
 from jaxckpt.hlo.provenance import Provenances
-from jaxckpt.hlo.roles import Reading, argument_role, logits_elements, temporary_role, use_of
 from jaxckpt.hlo.shapes import HOST_SPACE, TUPLE, array_at, dtype_of, element_count, shape_bytes
 from jaxckpt.hlo.work import work_of
 

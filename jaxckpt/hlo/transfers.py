@@ -18,7 +18,7 @@ from itertools import accumulate
 
 from jaxckpt.cost import Copies, Rates
 from jaxckpt.hlo.memory import MemoryMap
-from jaxckpt.hlo.time import kernel_s
+from jaxckpt.hlo.roofline import kernel_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,6 @@ from jaxckpt._errors import GraphError
 from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.kind import Kind, Trait
 from jaxckpt.ir.loop import GIVING, SLICE, TURNS, Loop
-from jaxckpt.ir.steps import Run
 
 
 class Phase(enum.StrEnum):
@@ -146,11 +145,6 @@ class Graph:
             for value in dict.fromkeys(op.reads):
                 readers[value].append(op.id)
         return tuple(map(tuple, readers))
-
-    @cached_property
-    def runs(self) -> tuple[Run, ...]:
-        """Each op as it stands, as a step of a schedule."""
-        return tuple(Run(op=op.id, reads=op.reads, writes=op.writes, loop=op.loop) for op in self.ops)
 
     @cached_property
     def fronts(self) -> tuple[int | None, ...]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from jaxckpt.ir.decision import Decision, Offload
-from jaxckpt.ir.nest import Nest
-from jaxckpt.ir.stretches import Stretches
+from jaxckpt.ir.loop_split import Stretches
+from jaxckpt.ir.loop_tiling import Nest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ whole), `resolve` (what they decide about a graph), `interned` (policies by thei
 policies that come with jaxckpt), `readers` (other systems' configurations).
 """
 
-from jaxckpt.policy.interned import digest_of, new_mark, policy_of_mark
 from jaxckpt.policy.library import load_policy, policies
 from jaxckpt.policy.policy import Policy, Regions
 from jaxckpt.policy.regions import Region, collect, entering, excluded, is_read_late, leaving
+from jaxckpt.policy.registry import digest_of, new_mark, policy_of_mark
 from jaxckpt.policy.resolve import Resolved, Ruling, candidates, resolve
 from jaxckpt.policy.rule import Candidate, Match, Rule
 from jaxckpt.policy.toml import policy_from_toml, toml_from_policy

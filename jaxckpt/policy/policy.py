@@ -7,7 +7,7 @@ before. How a policy is written as TOML is in `toml`; how it meets a graph, in `
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from jaxckpt._shown import Shown
 from jaxckpt.policy.rule import Rule
@@ -58,6 +58,8 @@ class Policy(Shown):
       policy "unnamed": (1) name = 'qkv': save; the rest: recompute
     """
 
+    _report: ClassVar[str] = "jaxckpt.report.policy:policy_report"
+
     name: str = "unnamed"
     rules: tuple[Rule, ...] = ()
     default: Default = "recompute"
@@ -83,13 +85,13 @@ class Policy(Shown):
 
     def explain(self, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Says which rule decides about each residual of a step, and which would have; see `jaxckpt.explain`."""
-        from jaxckpt.fit import explain
+        from jaxckpt.planner import explain
 
         return explain(step, *args, policy=self, **options)
 
     def as_jax(self) -> Callable[..., Any]:
-        """The policy as a callable for your own `jax.checkpoint(f, policy=...)`; see `jaxckpt.mark.as_jax`."""
-        from jaxckpt.mark import as_jax
+        """The policy as a callable for your own `jax.checkpoint(f, policy=...)`; see `jaxckpt.annotate.as_jax`."""
+        from jaxckpt.annotate import as_jax
 
         return as_jax(self)
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 from jaxckpt._errors import PolicyError
 from jaxckpt.ir import Decision, Graph, Kind, Phase, Recompute, Save, Trait, fold_layers
-from jaxckpt.policy.interned import policy_of_mark
 from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.regions import collect, excluded
+from jaxckpt.policy.registry import policy_of_mark
 from jaxckpt.policy.rule import Candidate, Match, Rule
 
 _DEFAULT: dict[str, Decision] = {"save": Save(), "recompute": Recompute()}

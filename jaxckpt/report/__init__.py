@@ -11,7 +11,6 @@ from jaxckpt.report.analysis import analysis_report
 from jaxckpt.report.batches import batches_report
 from jaxckpt.report.calibration import calibration_report
 from jaxckpt.report.comparison import comparison_report
-from jaxckpt.report.evictions import eager_report, evictions_report, simulation_report
 from jaxckpt.report.explanation import explanation_report
 from jaxckpt.report.export import comparison_data, to_csv, to_json
 from jaxckpt.report.floor import floor_report
@@ -46,8 +45,6 @@ __all__ = [
     "calibration_report",
     "comparison_data",
     "comparison_report",
-    "eager_report",
-    "evictions_report",
     "explanation_report",
     "findings_report",
     "floor_report",
@@ -66,7 +63,6 @@ __all__ = [
     "require_report_folder",
     "save_page",
     "save_text",
-    "simulation_report",
     "targets_report",
     "to_csv",
     "to_json",

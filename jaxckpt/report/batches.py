@@ -4,7 +4,7 @@ Read after `tree`.
 """
 
 from jaxckpt._units import format_bytes, format_seconds
-from jaxckpt.fit.batches import BatchSearch, TriedBatch
+from jaxckpt.planner.batches import BatchSearch, TriedBatch
 from jaxckpt.report.tree import Part, Section, Table, Text, columns
 
 

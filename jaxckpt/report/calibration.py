@@ -1,8 +1,8 @@
 """What was measured of a device, as a report."""
 
 from jaxckpt._units import format_seconds
+from jaxckpt.machine import Calibration, Measured
 from jaxckpt.report.tree import Section, Table, Text, columns
-from jaxckpt.target import Calibration, Measured
 
 _WARNING = "A smoke test: tiny sizes, only to see that everything runs. These figures mean nothing."
 

@@ -6,11 +6,11 @@ Read after `memory`.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxckpt._units import format_bytes, format_seconds
+from jaxckpt.comparison import BufferChange, ComparedVersion, Comparison, PeakChange, RecomputedOp, ScopeFigures
 from jaxckpt.hlo import ScopeMemory
 from jaxckpt.ir import fold_layers, layer_ranges
 from jaxckpt.report import tree
 from jaxckpt.report.tree import Point, Scatter, Section, Table, Text, columns
-from jaxckpt.versus import BufferChange, ComparedVersion, Comparison, PeakChange, RecomputedOp, ScopeFigures
 
 _NAMED = 3
 _SCOPE_ROWS = 12
@@ -25,8 +25,8 @@ def comparison_report(comparison: Comparison, *, depth: int | None = None) -> Se
       depth: Scopes deeper than so many names are left out: what is below a scope counts in it. None shows all.
 
     Example:
-      >>> from jaxckpt.measure import Footprint
-      >>> from jaxckpt.versus import compare_footprints
+      >>> from jaxckpt.compiler import Footprint
+      >>> from jaxckpt.comparison import compare_footprints
       >>> made = Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=7)
       >>> comparison_report(compare_footprints({"a": made, "b": made})).parts[0].rows[1]
       ('b', '8 B', '0 B', '1 B', '7 B')

@@ -9,18 +9,18 @@ import io
 import json
 from typing import Any
 
-from jaxckpt.versus import BufferChange, Comparison, Row, comparison_rows
+from jaxckpt.comparison import BufferChange, Comparison, Row, comparison_rows
 
 
 def to_csv(comparison: Comparison) -> str:
-    """All figures, one a row, under the names of `jaxckpt.versus.Row`.
+    """All figures, one a row, under the names of `jaxckpt.comparison.Row`.
 
     Args:
       comparison: The data.
 
     Example:
-      >>> from jaxckpt.measure import Footprint
-      >>> from jaxckpt.versus import compare_footprints
+      >>> from jaxckpt.compiler import Footprint
+      >>> from jaxckpt.comparison import compare_footprints
       >>> made = Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=7)
       >>> to_csv(compare_footprints({"a": made})).splitlines()[:2]
       ['version,table,scope,what,figure,value', 'a,total,,,total_bytes,8']

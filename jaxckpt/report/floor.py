@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes
-from jaxckpt.fit.floor import DECIDED, Floor, Holder, Share
 from jaxckpt.hlo import Buffer
-from jaxckpt.hlo.remedies import Remedy
+from jaxckpt.oom.remedies import Remedy
+from jaxckpt.planner.floor import DECIDED, Floor, Holder, Share
 from jaxckpt.report.memory import short_source, value_text
 from jaxckpt.report.tree import Part, Section, Table, Text, columns
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from jaxckpt._units import format_bytes, format_seconds
+from jaxckpt.compiler import Footprint
 from jaxckpt.ir import Prediction
-from jaxckpt.measure import Footprint
 from jaxckpt.report.tree import Table, columns
 
 

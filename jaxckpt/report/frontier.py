@@ -6,8 +6,8 @@ Read after `tree`.
 from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes, format_seconds
-from jaxckpt.fit.frontier import Frontier, FrontierPoint
 from jaxckpt.ir import Recompute
+from jaxckpt.planner.frontier import Frontier, FrontierPoint
 from jaxckpt.report.tree import Part, Point, Scatter, Section, Table, Text, columns
 
 

@@ -5,7 +5,7 @@ Read after `tree`.
 
 from collections.abc import Iterator
 
-from jaxckpt.advise import Finding, Findings
+from jaxckpt.linter import Finding, Findings
 from jaxckpt.report.tree import Section, Table, Text, columns
 
 _NO_PROOF = "Nothing was compiled or run; that nothing is said of something is no proof that it is right."

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from jaxckpt._units import format_bytes
+from jaxckpt.machine import TargetStatus
 from jaxckpt.report.tree import Table, columns
-from jaxckpt.target import TargetStatus
 
 
 def targets_report(statuses: Iterable[TargetStatus]) -> Table:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from jaxckpt._errors import TargetError
 from jaxckpt._units import format_bytes, format_seconds
+from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer, Kernel, MemoryMap, Part, ScopeMemory, seconds_by_part
 from jaxckpt.ir import fold_layers, layer_ranges
-from jaxckpt.measure import Footprint
+from jaxckpt.machine import Target
 from jaxckpt.report import tree
 from jaxckpt.report.tree import Section, Table, Text, columns
-from jaxckpt.target import Target
 
 _BUFFER_ROWS = 12
 _SCOPE_ROWS = 16

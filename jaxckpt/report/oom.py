@@ -6,10 +6,10 @@ Read after `tree`.
 from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes
-from jaxckpt.hlo.oom import OutOfMemory
-from jaxckpt.hlo.oom_buffers import OomBuffer
-from jaxckpt.hlo.remedies import Remedy, Sort, findings, remedies, sort_buffers
 from jaxckpt.ir import fold_layers, layer_ranges
+from jaxckpt.oom.buffers import OomBuffer
+from jaxckpt.oom.out_of_memory import OutOfMemory
+from jaxckpt.oom.remedies import Remedy, Sort, findings, remedies, sort_buffers
 from jaxckpt.report.tree import Part, Section, Table, Text, columns
 
 _UNKNOWN = "not said"

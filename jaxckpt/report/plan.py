@@ -6,8 +6,8 @@ Read after `tree`.
 from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes, format_seconds
-from jaxckpt.fit import Described, Plan
 from jaxckpt.ir import Recompute, fold_layers, layer_ranges
+from jaxckpt.planner import Described, Plan
 from jaxckpt.report.tree import Part, Section, Table, Text, columns
 
 _MOST_ROWS = 24

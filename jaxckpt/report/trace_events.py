@@ -16,9 +16,9 @@ from typing import Any
 
 from jaxckpt._errors import FootprintFileError, TargetError
 from jaxckpt._files import write_whole
+from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Kernel, MemoryMap, Part, kernel_s
-from jaxckpt.measure import Footprint
-from jaxckpt.target import Target
+from jaxckpt.machine import Target
 
 LIVE = "live bytes"
 """The counter with a series for each layer."""

@@ -4,8 +4,8 @@ Read after `tree`.
 """
 
 from jaxckpt._units import format_bytes, format_seconds
+from jaxckpt.comparison import Verdict, Verdicts
 from jaxckpt.report.tree import Section, Table, Text, columns
-from jaxckpt.versus import Verdict, Verdicts
 
 
 def verdicts_report(verdicts: Verdicts) -> Section:

@@ -5,8 +5,8 @@ Read after `tree`.
 
 from collections.abc import Iterator
 
-from jaxckpt.numerics import LeafDifference, Verification
 from jaxckpt.report.tree import Section, Table, Text, columns
+from jaxckpt.verifier import LeafDifference, Verification
 
 _MOST_ROWS = 24
 

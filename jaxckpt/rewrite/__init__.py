@@ -1,14 +1,31 @@
 """A traced step and a plan become a step that carries the plan out.
 
-Read in this order: `moves` and `stacks` (the equations of what waits elsewhere), `equations` (steps of a schedule as
-equations), `rewritten` (the checked result), `mismatch` (what to say when plan and step do not belong together),
-`placed` (where a step runs), `agree` (whether other processes of the run do the same), `apply` (the same as a function
-of the step's signature).
+Read in this order: `rebuild`, `requested_loops`, `split_loops` and `tile_loops` (loop transformations that a plan asks
+for), `moves` and `host_stack` (equations of transfers), `equations` (steps of a schedule as equations), `rewrite` (the
+type-checked result), `check_plan` (what to say when plan and step do not belong together), `known_bad` (plans that a
+compiler would miscompile), `platforms` (where a step runs), `agreement` (that all processes of a run carry out the
+same plan), `apply` (all of it as a function of the step's own signature).
 """
 
-from jaxckpt.rewrite.agree import told
+from jaxckpt.rewrite.agreement import told
 from jaxckpt.rewrite.apply import apply, apply_decided
-from jaxckpt.rewrite.mismatch import PlannedArgument
-from jaxckpt.rewrite.rewritten import Rewritten, rewrite
+from jaxckpt.rewrite.check_plan import PlannedArgument
+from jaxckpt.rewrite.rewrite import Rewritten, rewrite
+from jaxckpt.rewrite.split_loops import Stretched, in_stretches, together
+from jaxckpt.rewrite.tile_loops import Nested, as_decided, nestable, nested
 
-__all__ = ["PlannedArgument", "Rewritten", "apply", "apply_decided", "rewrite", "told"]
+__all__ = [
+    "Nested",
+    "PlannedArgument",
+    "Rewritten",
+    "Stretched",
+    "apply",
+    "apply_decided",
+    "as_decided",
+    "in_stretches",
+    "nestable",
+    "nested",
+    "rewrite",
+    "together",
+    "told",
+]

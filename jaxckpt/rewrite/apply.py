@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import jax.core
 
-from jaxckpt.advise.known_bad import refuse_miscompiled
 from jaxckpt.ir import Graph, Plan
-from jaxckpt.rewrite.agree import require_agreement
-from jaxckpt.rewrite.mismatch import PlannedArgument, check_planned
-from jaxckpt.rewrite.placed import platforms
-from jaxckpt.rewrite.rewritten import Rewritten, rewrite
-from jaxckpt.target.packages import compiler_for
+from jaxckpt.machine.packages import compiler_for
+from jaxckpt.rewrite.agreement import require_agreement
+from jaxckpt.rewrite.check_plan import PlannedArgument, check_planned
+from jaxckpt.rewrite.known_bad import refuse_miscompiled
+from jaxckpt.rewrite.platforms import platforms
+from jaxckpt.rewrite.rewrite import Rewritten, rewrite
 from jaxckpt.trace import Traced, trace_stage, trace_step
 
 

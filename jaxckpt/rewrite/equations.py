@@ -9,7 +9,7 @@ References and tokens, which no barrier passes, keep their variable: nothing tha
 What is one device's own in the body of a `shard_map` waits in there with others of that body. A barrier that ties it to
 what stands outside, or a move, is outside of the body, on the array of all devices' values.
 
-Read after `jaxckpt.ir.schedule`, `moves` and `stacks`.
+Read after `jaxckpt.schedule.schedule`, `moves` and `stacks`.
 """
 
 import functools
@@ -23,15 +23,17 @@ import jax.core
 import jax.extend.core as jex
 
 from jaxckpt import _compat
-from jaxckpt.cost import read_as_shaped
-from jaxckpt.ir import Barrier, Kind, Move, Op, Run, Schedule
+from jaxckpt.ir import Kind, Op
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.scope import OWN, RECOMPUTED
-from jaxckpt.ir.steps import Why
+from jaxckpt.program import Equation
+from jaxckpt.program.open_shard_map import axes_of, from_shards, lifted_var, to_shards, varies
+from jaxckpt.rewrite.host_stack import Stacks
 from jaxckpt.rewrite.moves import move_eqn, traced_eqn
-from jaxckpt.rewrite.stacks import Stacks
-from jaxckpt.trace import Equation, Traced
-from jaxckpt.trace.shards import axes_of, from_shards, lifted_var, to_shards, varies
+from jaxckpt.schedule import Barrier, Move, Run, Schedule
+from jaxckpt.schedule.layout_copies import read_as_shaped
+from jaxckpt.schedule.steps import Why
+from jaxckpt.trace import Traced
 
 
 def equations(traced: Traced, schedule: Schedule, *, stacked: bool = False) -> tuple[list[Equation], list[Any]]:

@@ -15,7 +15,8 @@ import jax.extend.core as jex
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxckpt._errors import UnsupportedDecisionError
-from jaxckpt.ir import Move, Offload, Partition
+from jaxckpt.ir import Offload, Partition
+from jaxckpt.schedule import Move
 
 HOST = "pinned_host"
 

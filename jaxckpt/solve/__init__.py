@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from jaxckpt.ir import Plan
-from jaxckpt.solve.full import solve_full
-from jaxckpt.solve.kernels import program_of_kernels, training_of_kernels
-from jaxckpt.solve.none import solve_none
+from jaxckpt.solve.baselines import PEERS
+from jaxckpt.solve.full_recompute import solve_full
+from jaxckpt.solve.no_recompute import solve_none
 from jaxckpt.solve.offloading import Offloading
-from jaxckpt.solve.optimal import OptimalSolver, solve_optimal
-from jaxckpt.solve.peers import PEERS
-from jaxckpt.solve.policies import Followed, collectives_kept, follow, musts
+from jaxckpt.solve.optimal.solver import OptimalSolver, solve_optimal
+from jaxckpt.solve.policy_plan import Followed, collectives_kept, follow, musts
 from jaxckpt.solve.problem import Problem, unaliased_output_bytes
 from jaxckpt.solve.stages import boundaries
 from jaxckpt.solve.strategy import Solver, Strategy, StrategySolver, strategy_named
@@ -88,11 +87,9 @@ __all__ = [
     "follow",
     "musts",
     "named_strategy",
-    "program_of_kernels",
     "solve",
     "solve_full",
     "solve_none",
     "solve_optimal",
-    "training_of_kernels",
     "unaliased_output_bytes",
 ]

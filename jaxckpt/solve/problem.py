@@ -9,24 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from jaxckpt.cost import Fusion, Prices, Rates, Replay, fuse, price, replay
-from jaxckpt.ir import (
-    Barrier,
-    Decision,
-    Graph,
-    Nest,
-    Offload,
-    Partition,
-    Phase,
-    Plan,
-    Prediction,
-    Recompute,
-    Run,
-    Save,
-    Schedule,
-    Step,
-    schedule,
-    settle,
-)
+from jaxckpt.ir import Decision, Graph, Nest, Offload, Partition, Phase, Plan, Prediction, Recompute, Save
+from jaxckpt.schedule import Barrier, Run, Schedule, Step, schedule, settle
 from jaxckpt.solve.offloading import Offloading
 
 

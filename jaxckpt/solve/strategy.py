@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from jaxckpt._errors import UnknownStrategyError
 from jaxckpt.ir import Plan
-from jaxckpt.solve.none import solve_none
+from jaxckpt.solve.no_recompute import solve_none
 from jaxckpt.solve.problem import Problem
 
 Sweep = Callable[[Problem], Iterable[Plan]]

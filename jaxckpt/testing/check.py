@@ -12,9 +12,9 @@ from typing import Any
 
 from jaxckpt._errors import FootprintAssertionError, SnapshotFileError
 from jaxckpt._units import format_bytes
-from jaxckpt.measure import Footprint
+from jaxckpt.compiler import Footprint
+from jaxckpt.machine import Target
 from jaxckpt.report import render_text
-from jaxckpt.target import Target
 from jaxckpt.testing.change import Change, signed_share, tolerance_from
 from jaxckpt.testing.file import Owner, load_snapshot, save_snapshot, snapshot_path
 from jaxckpt.testing.measured import measured

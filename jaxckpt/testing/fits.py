@@ -8,9 +8,9 @@ from typing import Any
 
 from jaxckpt._errors import BudgetError, FootprintAssertionError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
-from jaxckpt.measure import Footprint
+from jaxckpt.compiler import Footprint
+from jaxckpt.machine import Target
 from jaxckpt.report import render_text
-from jaxckpt.target import Target
 from jaxckpt.testing.measured import measured
 from jaxckpt.testing.tables import holders_table
 
@@ -47,7 +47,7 @@ def assert_fits(
       TargetError: As `jaxckpt.footprint`.
 
     Example:
-      >>> from jaxckpt.measure import Footprint
+      >>> from jaxckpt.compiler import Footprint
       >>> made = Footprint(argument_bytes=300, output_bytes=0, alias_bytes=0, temp_bytes=700, target="h200")
       >>> assert_fits(made, budget="1kB").total_bytes
       1000

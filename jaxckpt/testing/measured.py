@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxckpt._errors import ArgumentError
-from jaxckpt.measure import Footprint, footprint
-from jaxckpt.target import Target
+from jaxckpt.compiler import Footprint, footprint
+from jaxckpt.machine import Target
 
 DEFAULT_TARGET = "h200"
 

@@ -8,8 +8,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer
-from jaxckpt.measure import Footprint
 
 DEPTH = 3
 """Names of a scope that are told apart: "GPT/block_3/attention", and all below it added up."""

@@ -6,9 +6,9 @@ Read after `change`.
 from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes
+from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer
 from jaxckpt.ir import fold_layers, layer_ranges
-from jaxckpt.measure import Footprint
 from jaxckpt.report import Section, Table
 from jaxckpt.report.tree import columns
 from jaxckpt.testing.change import Change, ScopeChange

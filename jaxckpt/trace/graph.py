@@ -18,17 +18,17 @@ from jaxckpt.ir import Graph, Kind, Loop, Op, Phase, Trait, Value
 from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.loop import CARRY, END, STACK, TURNS
 from jaxckpt.ir.scope import TAG
-from jaxckpt.ir.shards import TO_SHARDS
+from jaxckpt.ir.shard_map import TO_SHARDS
+from jaxckpt.program.open_shard_map import is_local
+from jaxckpt.program.program import Equation, OpenLoop, Program
+from jaxckpt.program.scope import policy_digests, scope_path
+from jaxckpt.trace.collectives import Shared, Sight, shared
 from jaxckpt.trace.detail import Details
-from jaxckpt.trace.exchange import Shared, Sight, shared
-from jaxckpt.trace.program import Equation, OpenLoop, Program
-from jaxckpt.trace.scope import policy_digests, scope_path
-from jaxckpt.trace.shards import is_local
+from jaxckpt.trace.flops import Works
+from jaxckpt.trace.sharding import Split, meshes_of, split_of_sharding
 from jaxckpt.trace.size import aval_bytes, split_bytes
 from jaxckpt.trace.source import Sources
-from jaxckpt.trace.split import Split, meshes_of, split_of_sharding
 from jaxckpt.trace.traits import Traits, placement_of
-from jaxckpt.trace.work import Works
 
 _UNREPEATABLE = frozenset({"rng_uniform", "pure_callback"})
 """Primitives without an effect in JAX's sense that must not run twice all the same: one would draw other numbers,

@@ -22,9 +22,9 @@ from jaxckpt._errors import NoGradientError
 from jaxckpt.ir import Kind, Phase, kind_of
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.scope import JVP, TRANSPOSE, Marks
-from jaxckpt.ir.shards import TO_SHARDS
-from jaxckpt.trace.loops import has_transpose, is_ours
-from jaxckpt.trace.program import Equation, Program
+from jaxckpt.ir.shard_map import TO_SHARDS
+from jaxckpt.program.open_scan import has_transpose, is_ours
+from jaxckpt.program.program import Equation, Program
 from jaxckpt.trace.size import aval_bytes
 
 

@@ -18,24 +18,19 @@ import jax.core
 from jaxckpt import _compat
 from jaxckpt._errors import ArgumentError, NoGradientError
 from jaxckpt.ir import Graph, Phase
-from jaxckpt.trace.arguments import (
-    argument_paths,
-    check_arguments,
-    leaf_sharding,
-    without_automatic_shardings,
-)
-from jaxckpt.trace.branches import unread
-from jaxckpt.trace.close import closed_jaxpr
+from jaxckpt.outline.outline import closed_jaxpr
+from jaxckpt.program.cse import merge
+from jaxckpt.program.dce import prune
+from jaxckpt.program.inline import inline
+from jaxckpt.program.open_cond import unread
+from jaxckpt.program.open_scan import is_sound
+from jaxckpt.program.program import Program
+from jaxckpt.trace.arguments import argument_paths, check_arguments, leaf_sharding, without_automatic_shardings
 from jaxckpt.trace.graph import graph_of
-from jaxckpt.trace.hoist import hoist
-from jaxckpt.trace.inline import inline
-from jaxckpt.trace.loops import is_sound
-from jaxckpt.trace.merge import merge
 from jaxckpt.trace.phase import phases_by_name, phases_by_structure
-from jaxckpt.trace.program import Program
-from jaxckpt.trace.prune import prune
+from jaxckpt.trace.sharding import splits
 from jaxckpt.trace.size import aval_bytes
-from jaxckpt.trace.split import splits
+from jaxckpt.trace.to_forward import hoist
 
 _NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 

@@ -21,7 +21,7 @@ from benchmarks.tables import filled
 from jaxckpt import Target
 from jaxckpt.calibration import TimedStep
 from jaxckpt.hlo import Kernel
-from jaxckpt.target import Calibration, toml_from_calibration
+from jaxckpt.machine import Calibration, toml_from_calibration
 
 SMALL = {**MODELS["gpt2-small"].small(), "layers": 1}
 

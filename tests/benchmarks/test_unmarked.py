@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.unmarked import arguments, gradients
 from jaxckpt import Planner
-from tests.fit.test_planner import needs_compiler
+from tests.planner.test_planner import needs_compiler
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 
 from jaxckpt.calibration.kernels import Speeds, launch, matmul, probes
+from jaxckpt.compiler import compile_step
 from jaxckpt.hlo import class_of
-from jaxckpt.measure import compile_step
-from tests.measure.conftest import h200
+from tests.compiler.conftest import h200
 
 __all__ = ["h200"]
 

@@ -4,7 +4,7 @@ import pytest
 
 from jaxckpt.calibration.copies import hidden_share
 from jaxckpt.calibration.rates import derived_rates, ramp_and_rate
-from jaxckpt.target import Measured
+from jaxckpt.machine import Measured
 
 RATE, RAMP, LAUNCH = 8e14, 3e9, 2e-6
 SIZES = ((8192, 8192, 8192), (4096, 4096, 4096), (8192, 768, 3072), (2048, 2048, 2048), (1024, 1024, 1024))

@@ -9,8 +9,8 @@ import jaxckpt
 from jaxckpt.calibration import session as sessions
 from jaxckpt.calibration.device import driver_of, platform_of
 from jaxckpt.calibration.kernels import Speeds, probes
+from jaxckpt.machine import load_calibration
 from jaxckpt.report import calibration_report, render_text
-from jaxckpt.target import load_calibration
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from benchmarks.attached import __main__ as attached
 from jaxckpt import MissingPackageError
 from jaxckpt.cli import bench as verb
 from jaxckpt.cli.app import app
-from jaxckpt.target import load_calibration
+from jaxckpt.machine import load_calibration
 
 
 def typed(*words):

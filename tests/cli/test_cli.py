@@ -16,8 +16,8 @@ from jaxckpt._errors import StepReferenceError
 from jaxckpt.cli.app import app
 from jaxckpt.cli.console import Shell, run
 from jaxckpt.cli.reference import load_step
-from jaxckpt.fit import load_plan
-from tests.fit.test_planner import needs_compiler
+from jaxckpt.planner import load_plan
+from tests.planner.test_planner import needs_compiler
 
 TRAIN = """
 import jax, jax.numpy as jnp

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from jaxckpt.cli.app import app
 from jaxckpt.cli.console import run
 
-TEXT = Path(__file__).parents[1] / "hlo" / "oom" / "gpu_bfc.txt"
+TEXT = Path(__file__).parents[1] / "oom" / "logs" / "gpu_bfc.txt"
 
 
 def test_a_log_is_explained():

@@ -7,9 +7,9 @@ import pytest
 
 from jaxckpt._errors import StepReferenceError
 from jaxckpt.cli.reference import load_maker
-from jaxckpt.fit import load_plan
+from jaxckpt.planner import load_plan
 from tests.cli.test_cli import exit_code, shell, train  # noqa: F401  a fixture
-from tests.fit.test_planner import needs_compiler
+from tests.planner.test_planner import needs_compiler
 
 pytestmark = pytest.mark.usefixtures("unpolished")
 

@@ -7,7 +7,7 @@ import pytest
 from jaxckpt import BudgetError
 from jaxckpt.cli.simulate import parse_ratios, simulate
 from jaxckpt.dynamic import UnknownEvictorError
-from jaxckpt.versus.evictions import compare_evictors
+from jaxckpt.dynamic.compare.evictor_comparison import compare_evictors
 from tests.cli import simulated
 
 STEP = "tests.cli.simulated:made"

@@ -9,7 +9,7 @@ import jaxckpt
 from jaxckpt import PolicyError, StepReferenceError, VerificationError
 from jaxckpt.cli.app import app
 from jaxckpt.cli.reference import load_step
-from jaxckpt.fit import Planner
+from jaxckpt.planner import Planner
 from tests.cli.test_cli import TRAIN
 
 

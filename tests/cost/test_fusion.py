@@ -7,7 +7,8 @@ from hypothesis import given
 
 from jaxckpt.cost import fuse
 from jaxckpt.cost.fusion import Spread
-from jaxckpt.ir import Phase, Plan, Recompute, Run, schedule
+from jaxckpt.ir import Phase, Plan, Recompute
+from jaxckpt.schedule import Run, schedule
 from tests.graphs import Builder, graphs
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxckpt.cost import fuse, price, replay
-from jaxckpt.ir import Barrier, Graph, Phase, Plan, Recompute, Save, Schedule, Trait, residuals, schedule
+from jaxckpt.ir import Graph, Phase, Plan, Recompute, Save, Trait, residuals
+from jaxckpt.schedule import Barrier, Schedule, schedule
 from tests.graphs import RATES, Builder, chain, graphs, without_fusion
 
 

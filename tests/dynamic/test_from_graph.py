@@ -3,10 +3,18 @@
 import jax
 import jax.numpy as jnp
 
-from jaxckpt.dynamic import MEMORIES, Status, eager_seconds, live_bytes, program_from_graph, simulate
+from jaxckpt.dynamic import (
+    MEMORIES,
+    Status,
+    eager_seconds,
+    live_bytes,
+    program_from_graph,
+    program_of_kernels,
+    simulate,
+)
 from jaxckpt.dynamic.program import Constant, Keep, Note, Release, Run
-from jaxckpt.solve import Problem, program_of_kernels
-from jaxckpt.target import Target
+from jaxckpt.machine import Target
+from jaxckpt.solve import Problem
 from jaxckpt.trace import trace_step
 
 SHAPE = jax.ShapeDtypeStruct((64, 64), jnp.float32)

@@ -4,11 +4,19 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxckpt.dynamic import Memory, Mode, live_bytes, program_from_graph, simulate
+from jaxckpt.dynamic import (
+    Memory,
+    Mode,
+    live_bytes,
+    program_from_graph,
+    program_of_kernels,
+    simulate,
+    training_of_kernels,
+)
 from jaxckpt.dynamic.program import Constant, Keep, Release
 from jaxckpt.dynamic.training import state_of
-from jaxckpt.solve import Problem, program_of_kernels, training_of_kernels
-from jaxckpt.target import Target
+from jaxckpt.machine import Target
+from jaxckpt.solve import Problem
 from jaxckpt.trace import trace_step
 
 WIDE = jax.ShapeDtypeStruct((64, 64), jnp.float32)

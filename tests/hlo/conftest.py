@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxckpt.measure import compile_step
-from jaxckpt.measure.dump import dump_options
-from tests.measure.conftest import h200, h200x8
+from jaxckpt.compiler import compile_step
+from jaxckpt.compiler.dump_folder import dump_options
+from tests.compiler.conftest import h200, h200x8
 
 __all__ = ["h200", "h200x8"]
 

@@ -6,9 +6,9 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxckpt.compiler import footprint
 from jaxckpt.hlo import Part, Role, Space, Use, memory_from_hlo, reconcile
 from jaxckpt.hlo.read import _overlaps
-from jaxckpt.measure import footprint
 from tests.hlo.conftest import BATCH, STACKED, VOCABULARY, loss, params, scan_step
 
 MIB = 2**20

@@ -5,8 +5,8 @@ import dataclasses
 import io
 import json
 
+from jaxckpt.comparison import compare_footprints
 from jaxckpt.report import comparison_report, render_html, render_text, to_csv, to_json
-from jaxckpt.versus import compare_footprints
 from tests.memory_maps import MIB, kernel, made_footprint, memory_map
 
 

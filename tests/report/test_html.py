@@ -9,17 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxckpt import ReportFileError
-from jaxckpt.report import (
-    Point,
-    Scatter,
-    Section,
-    Table,
-    Text,
-    render_html,
-    render_page,
-    render_text,
-    save_page,
-)
+from jaxckpt.report import Point, Scatter, Section, Table, Text, render_html, render_page, render_text, save_page
 from jaxckpt.report.tree import columns
 
 OURS = {"div", "style", "section", "p", "details", "summary", "table", "caption", "thead", "tbody", "tr", "th", "td"}

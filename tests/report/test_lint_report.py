@@ -1,6 +1,6 @@
 """What is printed of findings."""
 
-from jaxckpt.advise import Finding, Findings, Place
+from jaxckpt.linter import Finding, Findings, Place
 from jaxckpt.report import findings_report, render_text, report_of
 
 VOID = Finding(

@@ -6,8 +6,8 @@ import pytest
 
 from jaxckpt._units import format_seconds
 from jaxckpt.hlo import Part, seconds_by_part
+from jaxckpt.machine import Target
 from jaxckpt.report import footprint_report, html_of, render_text, report_of
-from jaxckpt.target import Target
 from tests.memory_maps import MIB, buffer, kernel, made_footprint, memory_map
 
 

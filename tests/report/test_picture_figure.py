@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 
 import jaxckpt
+from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import MemoryMap
-from jaxckpt.measure import Footprint
 from jaxckpt.report.picture import memory_figure, save_figure
 from tests.report.maps import blocks, memory_maps
 

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxckpt import ir
-from jaxckpt.fit import Analysis, Attempt, Described, Plan, ScopeResiduals
+from jaxckpt.compiler import Footprint
 from jaxckpt.ir import Prediction
-from jaxckpt.measure import Footprint
+from jaxckpt.machine import TargetStatus
+from jaxckpt.planner import Analysis, Attempt, Described, Plan, ScopeResiduals
 from jaxckpt.report import (
     Section,
     Table,
@@ -22,7 +23,6 @@ from jaxckpt.report import (
     targets_report,
 )
 from jaxckpt.report.tree import columns
-from jaxckpt.target import TargetStatus
 
 GIB = 2**30
 MIB = 2**20

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from jaxckpt import Policy
+from jaxckpt.comparison import compare_footprints
 from jaxckpt.report import render_html, report_of
-from jaxckpt.versus import compare_footprints
 from tests.memory_maps import made_footprint, memory_map
 from tests.report.test_html import Read
 from tests.report.test_reports import analysis, plan
@@ -59,7 +59,7 @@ def test_the_text_of_data_is_still_its_own(name):
 
 def test_data_loads_no_report_until_it_is_shown():
     code = (
-        "import sys; from jaxckpt.measure import Footprint; "
+        "import sys; from jaxckpt.compiler import Footprint; "
         "made = Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=0); "
         "assert 'jaxckpt.report' not in sys.modules; made._repr_html_(); assert 'jaxckpt.report' in sys.modules"
     )

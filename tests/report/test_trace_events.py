@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxckpt._errors import FootprintFileError
+from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Allocation, Buffer, Kernel, MemoryMap, Part, Space, Use
-from jaxckpt.measure import Footprint
 from jaxckpt.report.trace_events import LIVE, OTHER_SCOPES, TOTAL, save_trace, trace_events
 
 SCOPES = ["", "GPT/head", *(f"GPT/block_{i}/{part}" for i in range(3) for part in ("attn/qkv", "mlp"))]

@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from jaxckpt.numerics import Tolerance, Verification, difference
 from jaxckpt.report import render_text, report_of
+from jaxckpt.verifier import Tolerance, Verification, difference
 
 ALLOWED = Tolerance(relative=0.01, absolute=0.0)
 

@@ -10,10 +10,11 @@ import optax
 import pytest
 
 from jaxckpt._errors import UnsupportedDecisionError
-from jaxckpt.ir import Offload, Partition, Plan, Recompute, Save, residuals, schedule, settled
-from jaxckpt.numerics.one_by_one import run_one_by_one
+from jaxckpt.ir import Offload, Partition, Plan, Recompute, Save, residuals
 from jaxckpt.rewrite import rewrite
+from jaxckpt.schedule import schedule, settled
 from jaxckpt.trace import trace_step
+from jaxckpt.verifier.interpret import run_one_by_one
 from tests.branched import KINDS, STEPS, W, X, layers, narrow, scanned, wide
 
 ARGS = (W, X, KINDS)

@@ -7,11 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-from jaxckpt.ir import Phase, Plan, Recompute, Run, Save
+from jaxckpt.ir import Phase, Plan, Recompute, Save
 from jaxckpt.rewrite import apply, rewrite
+from jaxckpt.schedule import Run
 from jaxckpt.trace import trace_step
-from tests.ir.test_schedule import check_order
 from tests.rewrite.plans import droppable
+from tests.schedule.test_schedule import check_order
 from tests.trace.test_foreign_steps import PLANNED, expected, flat_arguments, quickly, tolerance, traced_case
 from tests.zoo.case import as_numpy
 

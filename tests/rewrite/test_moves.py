@@ -13,11 +13,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxckpt
 from jaxckpt import Offloading, Policy
 from jaxckpt.hlo import hiding
-from jaxckpt.ir import Move, Offload, Partition, Recompute
+from jaxckpt.ir import Offload, Partition, Recompute
+from jaxckpt.machine import Target, targets
 from jaxckpt.policy import Match, Rule
 from jaxckpt.rewrite import rewrite
+from jaxckpt.schedule import Move
 from jaxckpt.solve import Problem, follow
-from jaxckpt.target import Target, targets
 from jaxckpt.trace import trace_step
 
 GPU, TPU = (any(status.name == name and status.usable for status in targets()) for name in ("h200", "v5e"))

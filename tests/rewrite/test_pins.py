@@ -9,8 +9,8 @@ import pytest
 
 import jaxckpt
 from jaxckpt.ir import Phase
+from jaxckpt.machine import targets
 from jaxckpt.rewrite import rewrite
-from jaxckpt.target import targets
 from jaxckpt.trace import trace_step
 from tests.rewrite.plans import plan_of
 

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxckpt.ir import Phase, Plan, Recompute, Save
-from jaxckpt.numerics.one_by_one import run_one_by_one
 from jaxckpt.rewrite import apply, rewrite
 from jaxckpt.trace import trace_step
-from tests.ir.test_schedule import check_order
+from jaxckpt.verifier.interpret import run_one_by_one
 from tests.programs import build, programs
 from tests.rewrite.plans import droppable
+from tests.schedule.test_schedule import check_order
 
 
 def draw_plan(data, graph):

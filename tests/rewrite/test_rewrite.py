@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from jaxckpt._errors import GraphError, PlanMismatchError, UnsupportedDecisionError
-from jaxckpt.ir import Barrier, Offload, Partition, Phase, Plan, Run, residuals
+from jaxckpt.ir import Offload, Partition, Phase, Plan, residuals
 from jaxckpt.rewrite import rewrite
+from jaxckpt.schedule import Barrier, Run
 from jaxckpt.trace import trace_step
 from tests.rewrite.plans import drop_all, droppable, plan_of
 
@@ -390,7 +391,7 @@ def test_what_cannot_be_computed_again_is_refused(traced):
 
 
 def test_the_type_check_sees_a_broken_rewrite(traced, monkeypatch):
-    from jaxckpt.rewrite import rewritten as room
+    from jaxckpt.rewrite import rewrite as room
 
     def broken(traced, schedule, **options):
         made, outvars = equations(traced, schedule, **options)

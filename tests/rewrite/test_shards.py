@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxckpt.ir import Offload, Partition, Phase, Plan, Recompute, Save, residuals, settled
-from jaxckpt.ir.possible import why_not_on_host
-from jaxckpt.numerics.one_by_one import run_one_by_one
+from jaxckpt.ir import Offload, Partition, Phase, Plan, Recompute, Save, residuals
 from jaxckpt.rewrite import rewrite
+from jaxckpt.schedule import settled
+from jaxckpt.schedule.validate import why_not_on_host
 from jaxckpt.trace import trace_step
+from jaxckpt.verifier.interpret import run_one_by_one
 from tests.sharded import DOWN, STEPS, UP, X, around_blocks, block, blocks, body_with_scan, part, scan_of_bodies
 
 WEIGHTS = (UP, DOWN)

@@ -16,17 +16,18 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSha
 
 import jaxckpt
 from jaxckpt import Planner, Policy, UnsupportedDecisionError
-from jaxckpt.advise.known_bad import reads_other_turns
-from jaxckpt.ir import Move, Offload, Save, schedule
-from jaxckpt.numerics.one_by_one import run_one_by_one
+from jaxckpt.ir import Offload, Save
+from jaxckpt.machine import Target, targets
+from jaxckpt.machine.miscompilations import misreads_offloaded_stacks
 from jaxckpt.policy import Match, Rule
 from jaxckpt.rewrite import rewrite
+from jaxckpt.schedule import Move, schedule
 from jaxckpt.solve import Problem, follow
-from jaxckpt.target import Target, targets
 from jaxckpt.trace import trace_step
+from jaxckpt.verifier.interpret import run_one_by_one
 
 GPU = any(status.name == "h200" and status.usable for status in targets())
-BAD = GPU and reads_other_turns("cuda", Target("h200").compiler_version)
+BAD = GPU and misreads_offloaded_stacks("cuda", Target("h200").compiler_version)
 needs_gpu = pytest.mark.skipif(not GPU, reason="no compile-only GPU")
 needs_good_gpu = pytest.mark.skipif(not GPU or BAD, reason="no compile-only GPU, or one that gets it wrong")
 LAYERS = 4
@@ -190,7 +191,7 @@ def test_what_xla_cannot_place_on_the_host_is_refused_with_what_to_do_instead(st
 @needs_gpu
 @pytest.mark.parametrize("step", [nested, functools.partial(scanned, unroll=2)])
 def test_it_is_refused_because_the_compiler_fails_on_it(step):
-    """Of JAX's own policy too. Where this passes one day, `jaxckpt.ir.possible` may let it through."""
+    """Of JAX's own policy too. Where this passes one day, `jaxckpt.schedule.validate` may let it through."""
     with pytest.raises(jaxckpt.CompileError, match="INTERNAL"):
         jaxckpt.footprint(functools.partial(by_jax, step=step), *shapes(), target="h200")
 
@@ -237,7 +238,7 @@ def test_the_versions_that_are_refused_are_those_whose_slices_from_the_host_go_t
     text = jax.jit(by_jax).lower(*args).compile().as_text()
     (line,) = re.findall(rf"= bf16\[1,8192,4096\]\S* dynamic-slice\(.*\"byte_stride\":\"-?{VALUE_BYTES}\".*", text)
     goes_forward = f'"byte_stride":"{VALUE_BYTES}"' in line
-    assert goes_forward == reads_other_turns("cuda", Target("h200").compiler_version)
+    assert goes_forward == misreads_offloaded_stacks("cuda", Target("h200").compiler_version)
 
 
 @needs_gpu

@@ -19,7 +19,7 @@ import jaxckpt
 from jaxckpt import Policy
 from jaxckpt.ir import Partition, Save
 from jaxckpt.policy import Match, Rule
-from jaxckpt.rewrite import agree
+from jaxckpt.rewrite import agreement as agree
 
 LAYERS, WIDTH, TOKENS = 3, 16, 32
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jaxckpt
 from jaxckpt import Policy
 from jaxckpt.policy import Regions
-from tests.mark.residuals import count
+from tests.annotate.residuals import count
 
 X = jnp.linspace(-1.0, 1.0, 32).reshape(8, 4)
 W = jnp.linspace(0.1, 0.9, 16).reshape(4, 4)

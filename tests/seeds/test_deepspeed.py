@@ -9,11 +9,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxckpt
 from jaxckpt.ir import Offload, Partition, Save
+from jaxckpt.machine import Target, targets
 from jaxckpt.policy import Match, Policy, Rule
 from jaxckpt.solve import Problem, follow
-from jaxckpt.target import Target, targets
 from jaxckpt.trace import trace_step
-from tests.mark.residuals import assert_same
+from tests.annotate.residuals import assert_same
 from tests.seeds.nets import W, X, again, exchanged, layers, regions, saved
 
 GPU = any(status.name == "h200" and status.usable for status in targets())

@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import jaxckpt
 from jaxckpt.ir import Recompute, Save
 from jaxckpt.policy import Match, Rule
-from tests.mark.residuals import assert_same
+from tests.annotate.residuals import assert_same
 from tests.seeds.nets import W, X, again, counted, exchanged, layers, regions, saved
 
 

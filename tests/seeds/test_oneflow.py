@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import jaxckpt
+from jaxckpt.machine import targets
 from jaxckpt.report import render_text, report_of
-from jaxckpt.target import targets
 from jaxckpt.trace import trace_step
-from tests.mark.residuals import assert_same
+from tests.annotate.residuals import assert_same
 from tests.seeds.nets import W, X, again, counted, equations, layers, regions, saved
 
 GPU = any(status.name == "h200" and status.usable for status in targets())

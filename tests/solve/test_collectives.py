@@ -6,9 +6,10 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 import jaxckpt
-from jaxckpt.ir import Phase, Recompute, Run, Save, Trait, schedule
+from jaxckpt.ir import Phase, Recompute, Save, Trait
+from jaxckpt.machine import Target
+from jaxckpt.schedule import Run, schedule
 from jaxckpt.solve import Problem, collectives_kept, solve
-from jaxckpt.target import Target
 from jaxckpt.trace import trace_step
 
 MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)

@@ -1,7 +1,7 @@
 """Footprints made by hand, so that tests of tests need no compiler."""
 
+from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Allocation, Buffer, Kernel, MemoryMap, Part, Role, Use
-from jaxckpt.measure import Footprint
 
 MIB = 2**20
 

@@ -8,8 +8,8 @@ import pytest
 
 import jaxckpt
 from jaxckpt._errors import ArgumentError, BudgetError, FootprintAssertionError
-from jaxckpt.measure import Footprint
-from jaxckpt.target.packages import compiler_for
+from jaxckpt.compiler import Footprint
+from jaxckpt.machine.packages import compiler_for
 from jaxckpt.testing import assert_fits
 from jaxckpt.testing.tables import holders_table
 from tests.testing.footprints import MIB, made

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from jaxckpt._errors import PictureError
 from jaxckpt._files import write_whole
+from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import MemoryMap
-from jaxckpt.measure import Footprint
 from jaxckpt.report.picture.figure import SUFFIXES, memory_figure, save_figure
 from jaxckpt.report.picture.layout import Picture, layout
 from jaxckpt.report.picture.page import memory_page
-from jaxckpt.report.picture.stepper import stepper, stepper_page
 
-__all__ = ["Picture", "draw", "layout", "memory_figure", "memory_page", "save_figure", "stepper", "stepper_page"]
+__all__ = ["Picture", "draw", "layout", "memory_figure", "memory_page", "save_figure"]
 
 
 def draw(footprint: Footprint | MemoryMap, path: str | Path, *, title: str | None = None) -> None:

@@ -1,0 +1,436 @@
+"""A part that works on many tokens or examples alike, done some of them at a time, and done again in the backward.
+
+A loss head makes logits for every token, far more bytes than what goes in and comes out. In chunks it has the logits
+of one chunk: a loop goes over the chunks, and `jax.checkpoint` around its body keeps nothing of a chunk but its
+arguments. Arguments that every chunk reads, and what the function closes over, go in once; their gradient is added up
+over the chunks, by default in float32.
+
+Read after `name`.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from jaxckpt._errors import ChunkError
+from jaxckpt.annotate import linen
+
+JOINS = ("concatenate", "sum", "mean")
+_NARROW = ("bfloat16", "float16")
+_ACCUMULATE = ("float32", None)
+
+
+def chunked(
+    function: Callable[..., Any],
+    *,
+    chunks: int,
+    axis: int | Sequence[int | None] | None = 0,
+    join: Any = "concatenate",
+    out_axis: int = 0,
+    accumulate: str | None = "float32",
+) -> Callable[..., Any]:
+    """A function that works on its arguments in chunks, and that is computed again, chunk by chunk, in the backward.
+
+    Values and gradients are those of the function up to rounding, if it treats what stands along the axis alike and
+    apart: tokens of a loss head, examples of a batch. Chunks run one after the other; choose an axis that is not
+    sharded over devices. It works under `jit`, `grad` and `vmap`, and the planner takes the loop for one op.
+
+    An axis that `chunks` does not divide is cut into chunks of its length over `chunks`, rounded up; the last one is
+    smaller. There are never more chunks than places along the axis.
+
+    A random key (`jax.random.key`) has no axis: where its argument has one, it is split, a key for each chunk, so that
+    the bits are others than without chunks. With axis None all chunks draw the same bits.
+
+    Args:
+      function: Takes pytrees of arrays, and returns one. Leaves that are no arrays go in as they are.
+      chunks: How many.
+      axis: Of all arguments, or one for each; None for what every chunk gets whole, such as weights. Arguments given
+        by keyword go in whole. So does all that the function closes over, parameters too, and a bound Linen module
+        among the arguments, such as `self.head`; what a module changes or sows in a chunk is not kept.
+      join: How results become one: "concatenate" (along `out_axis`), "sum" (a sum over tokens), "mean" (a mean over
+        tokens, by the chunks' lengths); or a pytree of these, one for each result.
+      out_axis: Where the places of the axis stand in results that are concatenated.
+      accumulate: What bfloat16 and float16 sums over chunks are kept in: "float32", for results and for gradients of
+        what every chunk reads; or None for their own type, which takes less memory.
+
+    Returns:
+      A function of the same arguments and results.
+
+    Raises:
+      ChunkError: The arguments above make no sense; or, when called: an argument has no such axis, their lengths
+        differ, or results cannot be joined like this.
+
+    Example:
+      >>> def loss(hidden, labels, embedding):
+      ...     logits = hidden @ embedding.T
+      ...     return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1).sum()
+      >>> in_chunks = chunked(loss, chunks=4, axis=(0, 0, None), join="sum")
+      >>> hidden, labels, embedding = jnp.ones((8, 3)), jnp.arange(8), jnp.eye(16, 3)
+      >>> bool(jnp.allclose(in_chunks(hidden, labels, embedding), loss(hidden, labels, embedding)))
+      True
+    """
+    _check_call(function, chunks, join, accumulate)
+    axis = axis if axis is None or isinstance(axis, int) else tuple(axis)
+
+    @functools.wraps(function)
+    def in_chunks(*args: Any, **kwargs: Any) -> Any:
+        modules = [leaf for leaf in jax.tree.leaves((args, kwargs)) if linen.is_linen(leaf)]
+        if not all(map(linen.is_made, modules)):
+            return function(*args, **kwargs)
+        split = _split_of(function, args, kwargs, axis=axis, chunks=chunks)
+        return _Work(split, join, out_axis, accumulate).run()
+
+    return in_chunks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Split:
+    """A call, with what is to be cut.
+
+    Attributes:
+      call: The function over flat arrays; returns flat arrays and a tree of its results.
+      arrays: All arrays of its arguments.
+      axes: For each array its axis; None for one that goes in whole.
+      length: Along the axes.
+      size: Places of a chunk; the last one may have fewer.
+    """
+
+    call: Callable[..., Any]
+    arrays: tuple[Any, ...]
+    axes: tuple[int | None, ...]
+    length: int
+    size: int
+
+    @property
+    def whole_chunks(self) -> int:
+        """Chunks of `size` places."""
+        return self.length // self.size
+
+    @property
+    def rest(self) -> int:
+        """Places of a last, smaller chunk; 0 where there is none."""
+        return self.length % self.size
+
+
+class _Work:
+    """One call in chunks: the function is traced for a chunk, its loop is run, its results are joined."""
+
+    def __init__(self, split: _Split, join: Any, out_axis: int, accumulate: str | None):
+        self.split, self.accumulate = split, accumulate
+        self.cut = tuple(i for i, axis in enumerate(split.axes) if axis is not None)
+        leaves, self.tree = jax.tree.flatten(jax.eval_shape(split.call, *split.arrays))
+        self.results = tuple(leaves)
+        self.joins = _joins_of(join, self.tree)
+        self.out_axes = tuple(_out_axis(out_axis, leaf) for leaf in leaves)
+
+    def run(self) -> Any:
+        """The joined results."""
+        split = self.split
+        pieces = [self._pieces(i) for i in self.cut]
+        whole = [array for array, axis in zip(split.arrays, split.axes, strict=True) if axis is None]
+        rests = [rest for _, rest in pieces if rest is not None]
+        made = self._over([main for main, _ in pieces], whole)
+        if rests:
+            last, shared = self._traced(rests, whole, size=split.rest)
+            tail = jax.checkpoint(last)(rests, self._shared(shared))
+            made = [self._with_rest(i, one, other) for i, (one, other) in enumerate(zip(made, tail, strict=True))]
+        typed = [each.astype(result.dtype) for each, result in zip(made, self.results, strict=True)]
+        return jax.tree.unflatten(self.tree, typed)
+
+    def _pieces(self, index: int) -> tuple[Any, Any]:
+        """An array as (chunks, ...) with its axis cut, and what is left for the last chunk or None."""
+        split, array, axis = self.split, self.split.arrays[index], self.split.axes[index]
+        assert axis is not None
+        count, places = split.whole_chunks, split.whole_chunks * split.size
+        if _is_key(array) and array.ndim == 0:
+            keys = jax.random.split(array, count + bool(split.rest))
+            return keys[:count], keys[count] if split.rest else None
+        main = array if not split.rest else jax.lax.slice_in_dim(array, 0, places, axis=axis)
+        rest = jax.lax.slice_in_dim(array, places, split.length, axis=axis) if split.rest else None
+        shape = (*main.shape[:axis], count, split.size, *main.shape[axis + 1 :])
+        return jnp.moveaxis(main.reshape(shape), axis, 0), rest
+
+    def _over(self, stacks: Sequence[Any], whole: Sequence[Any]) -> list[Any]:
+        """The function over the chunks of full size; one of them needs no loop."""
+        first = [stack[0] for stack in stacks]
+        chunk, shared = self._traced(first, whole, size=self.split.size)
+        read = self._shared(shared)
+        if self.split.whole_chunks == 1:
+            return list(jax.checkpoint(chunk)(first, read))
+        body = jax.checkpoint(chunk, prevent_cse=False)  # nothing merges the turns of a loop
+        summed = [i for i, join in enumerate(self.joins) if join != "concatenate"]
+
+        def turn(sums: list[Any], pieces: list[Any]) -> tuple[list[Any], list[Any]]:
+            made = body(pieces, read)
+            added = [held + made[i] for held, i in zip(sums, summed, strict=True)]
+            return added, [each for i, each in enumerate(made) if i not in summed]
+
+        zeros = [jnp.zeros(self.results[i].shape, self._sum_dtype(i)) for i in summed]
+        sums, stacked = jax.lax.scan(turn, zeros, list(stacks))
+        in_sums, in_stack = iter(sums), iter(stacked)
+        return [
+            next(in_sums) if join != "concatenate" else self._unstacked(i, next(in_stack))
+            for i, join in enumerate(self.joins)
+        ]
+
+    def _traced(
+        self, pieces: Sequence[Any], whole: Sequence[Any], *, size: int
+    ) -> tuple[Callable[[Sequence[Any], Sequence[Any]], list[Any]], list[Any]]:
+        """The function for one chunk, of its pieces and of what every chunk reads; and the latter."""
+
+        def flat(pieces: Sequence[Any], whole: Sequence[Any]) -> list[Any]:
+            cut, rest = iter(pieces), iter(whole)
+            made = self.split.call(*(next(rest) if axis is None else next(cut) for axis in self.split.axes))
+            return jax.tree.leaves(made)
+
+        closed = jax.make_jaxpr(flat)(list(pieces), list(whole))
+        self._check_results(closed.out_avals, size)
+        shared = [*whole, *closed.consts]
+        eqns = jex.jaxpr_as_fun(jex.ClosedJaxpr(_without_constants(closed.jaxpr), ()))
+
+        def chunk(pieces: Sequence[Any], shared: Sequence[Any]) -> list[Any]:
+            read = [_read(*each) if isinstance(each, tuple) else each for each in shared]
+            args, constants = read[: len(whole)], read[len(whole) :]
+            made = eqns(*constants, *pieces, *args)
+            share = size / self.split.length
+            return [self._weighed(i, each, share) for i, each in enumerate(made)]
+
+        return chunk, shared
+
+    def _weighed(self, index: int, made: Any, share: float) -> Any:
+        """A result as it is added up."""
+        join = self.joins[index]
+        if join == "concatenate":
+            return made
+        made = made.astype(self._sum_dtype(index))
+        return made * jnp.asarray(share, made.dtype) if join == "mean" else made
+
+    def _sum_dtype(self, index: int) -> Any:
+        dtype = self.results[index].dtype
+        return jnp.dtype(self.accumulate) if self.accumulate and dtype.name in _NARROW else dtype
+
+    def _shared(self, values: Sequence[Any]) -> list[Any]:
+        """What every chunk reads; what is narrow, with that by which its gradient goes."""
+        if self.accumulate is None:
+            return list(values)
+        return [(jax.lax.stop_gradient(each), _slope(each)) if _is_narrow(each) else each for each in values]
+
+    def _unstacked(self, index: int, stacked: Any) -> Any:
+        """(chunks, ...) with the chunks one after the other along the result's axis."""
+        axis = self.out_axes[index]
+        apart = jnp.moveaxis(stacked, 0, axis)
+        return apart.reshape(*apart.shape[:axis], -1, *apart.shape[axis + 2 :])
+
+    def _with_rest(self, index: int, made: Any, rest: Any) -> Any:
+        if self.joins[index] != "concatenate":
+            return made + rest
+        return jnp.concatenate([made, rest], axis=self.out_axes[index])
+
+    def _check_results(self, chunk: Sequence[Any], size: int) -> None:
+        """What chunks make must become, joined, what the function makes of the whole."""
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(self._shapes())]
+        for index, (made, whole) in enumerate(zip(chunk, self.results, strict=True)):
+            expected = list(whole.shape)
+            if self.joins[index] == "concatenate":
+                if whole.ndim == 0 or whole.shape[self.out_axes[index]] != self.split.length:
+                    raise _unjoined(paths[index], whole, "concatenate", self.split.length)
+                expected[self.out_axes[index]] = size
+            if list(made.shape) != expected or (self.joins[index] != "concatenate" and whole.dtype == bool):
+                raise _unjoined(paths[index], whole, self.joins[index], self.split.length, made=made)
+
+    def _shapes(self) -> Any:
+        return jax.tree.unflatten(self.tree, self.results)
+
+
+def _split_of(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, axis: Any, chunks: int
+) -> _Split:
+    """A call with its arrays apart from all else, and the axis of each."""
+    axes = axis if isinstance(axis, tuple) else (axis,) * len(args)
+    if len(axes) != len(args):
+        raise ChunkError(
+            f"jaxckpt.chunked: {_called(function)} has as many axes as arguments.",
+            got=f"axis = {axes!r} for {len(args)} positional arguments",
+            needed="one axis for all, or one for each",
+            advice=f"axis={(*axes, *(None,) * len(args))[: len(args)]!r}",
+        )
+    leaves, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    modules = {i: linen.opened(leaf) for i, (_, leaf) in enumerate(leaves) if linen.is_linen(leaf)}
+    variables, variables_tree = jax.tree.flatten([held for held, _ in modules.values()])
+    traced = [i for i, (_, leaf) in enumerate(leaves) if _is_array(leaf)]
+    arrays = tuple(jnp.asarray(leaves[i][1]) if _is_numpy(leaves[i][1]) else leaves[i][1] for i in traced)
+    given = tuple(_axis_of_leaf(leaves[i][0], axes) for i in traced)
+    named = [(_path(leaves[i][0]), array, a) for i, array, a in zip(traced, arrays, given, strict=True)]
+    length = _length(function, named)
+
+    def call(*flat: Any) -> Any:
+        whole = [leaf for _, leaf in leaves]
+        for position, array in zip(traced, flat, strict=False):  # variables of modules follow
+            whole[position] = array
+        held = jax.tree.unflatten(variables_tree, flat[len(traced) :])
+        for (position, (_, made_again)), own in zip(modules.items(), held, strict=True):
+            whole[position] = made_again(own)
+        args, kwargs = jax.tree.unflatten(tree, whole)
+        return function(*args, **kwargs)
+
+    positive = tuple(None if a is None else a % max(1, array.ndim) for a, array in zip(given, arrays, strict=True))
+    return _Split(
+        call=call,
+        arrays=(*arrays, *variables),
+        axes=(*positive, *(None for _ in variables)),
+        length=length,
+        size=-(-length // min(chunks, length)),
+    )
+
+
+def _axis_of_leaf(path: tuple[Any, ...], axes: tuple[int | None, ...]) -> int | None:
+    """The axis of an argument's leaf; a path begins with 0 for positions, 1 for keywords."""
+    of_keywords, position = path[0].idx, getattr(path[1], "idx", None)
+    return None if of_keywords or position is None else axes[position]
+
+
+def _length(function: Callable[..., Any], named: Sequence[tuple[str, Any, int | None]]) -> int:
+    """The length along the axis, the same for all.
+
+    Raises:
+      ChunkError: An array has no such axis, or a length of its own, or nothing is cut at all.
+    """
+    lengths = {path: _length_of(array, axis) for path, array, axis in named if axis is not None}
+    known = {path: length for path, length in lengths.items() if length != _KEY}
+    if len({*known.values()}) == 1 and None not in known.values() and 0 not in known.values():
+        (length,) = {*known.values()}
+        assert isinstance(length, int)
+        return length
+    shapes = {path: f"{path}: {array.dtype}{list(array.shape)}, axis {axis}" for path, array, axis in named}
+    without = [path for path, length in known.items() if length is None]
+    raise ChunkError(
+        f"jaxckpt.chunked: {_called(function)} cannot be cut into chunks.",
+        got="; ".join(shapes[path] for path in (without or known)) or "no array with an axis",
+        needed="arrays that have the axis, all of one length along it that is not 0; None for those that go in whole",
+        advice=f"axis=None for {' and '.join(without)}" if without else "axis=(0, 0, None), one for each argument",
+        arguments=tuple(without or known),
+    )
+
+
+_KEY = -1
+"""The length of a random key: as many as there are chunks."""
+
+
+def _length_of(array: Any, axis: int) -> int | None:
+    if _is_key(array) and array.ndim == 0:
+        return _KEY
+    return array.shape[axis] if -array.ndim <= axis < array.ndim else None
+
+
+def _joins_of(join: Any, tree: Any) -> tuple[str, ...]:
+    """The word for each result."""
+    try:
+        prefixed = jax.tree.broadcast(join, jax.tree.unflatten(tree, range(tree.num_leaves)))
+    except ValueError as error:
+        raise ChunkError(
+            "jaxckpt.chunked: `join` is no tree of the results.",
+            got=f"join = {join!r} for results {tree}",
+            needed="one word for all results, or a pytree of words as the results are one",
+            advice='join="sum"',
+        ) from error
+    return tuple(jax.tree.leaves(prefixed))
+
+
+def _out_axis(axis: int, result: Any) -> int:
+    return axis % result.ndim if result.ndim and -result.ndim <= axis < result.ndim else 0
+
+
+def _unjoined(path: str, whole: Any, join: str, length: int, made: Any = None) -> ChunkError:
+    shape = f"{whole.dtype}{list(whole.shape)}"
+    of_chunk = f", of one chunk {made.dtype}{list(made.shape)}" if made is not None else ""
+    needed = f"an array with {length} places along `out_axis`" if join == "concatenate" else "numbers of one shape"
+    return ChunkError(
+        f'jaxckpt.chunked: the result{f" {path}" if path else ""} cannot be joined by "{join}".',
+        got=f"{shape}{of_chunk}",
+        needed=f"{needed} for every chunk",
+        advice='join="sum" for a sum over the axis, "mean" for a mean; out_axis= where the axis stands in the results'
+        if join == "concatenate"
+        else 'join="concatenate" for a result for each place',
+        result=path,
+    )
+
+
+def _check_call(function: Any, chunks: Any, join: Any, accumulate: Any) -> None:
+    problems = list(_call_problems(function, chunks, join, accumulate))
+    if not problems:
+        return
+    got, needed, advice = problems[0]
+    raise ChunkError(f"jaxckpt.chunked({_called(function)}) cannot be.", got=got, needed=needed, advice=advice)
+
+
+def _call_problems(function: Any, chunks: Any, join: Any, accumulate: Any) -> Iterator[tuple[str, str, str]]:
+    if not callable(function):
+        yield repr(function), "a function", "jaxckpt.chunked(loss, chunks=8, join='sum')"
+    if not isinstance(chunks, int) or isinstance(chunks, bool) or chunks < 1:
+        yield f"chunks = {chunks!r}", "a number of chunks, 1 or more", "chunks=8"
+    unknown = [word for word in jax.tree.leaves(join) if word not in JOINS]
+    if unknown or not jax.tree.leaves(join):
+        yield f"join = {join!r}", f"one of {', '.join(map(repr, JOINS))}, or a pytree of them", 'join="sum"'
+    if accumulate not in _ACCUMULATE:
+        yield f"accumulate = {accumulate!r}", '"float32" or None', 'accumulate="float32"'
+
+
+@jax.custom_jvp
+def _slope(value: Any) -> Any:
+    """Zeros in float32 whose derivative is the value's: gradients are added up there, and no float32 copy is made."""
+    return jnp.zeros(value.shape, jnp.float32)
+
+
+@_slope.defjvp
+def _slope_jvp(primals: Any, tangents: Any) -> Any:
+    return _slope(*primals), tangents[0].astype(jnp.float32)
+
+
+@jax.custom_jvp
+def _read(value: Any, slope: Any) -> Any:  # noqa: ARG001 its derivative alone is read
+    """The value, whose derivative is the slope's."""
+    return value
+
+
+@_read.defjvp
+def _read_jvp(primals: Any, tangents: Any) -> Any:
+    return _read(*primals), tangents[1].astype(primals[0].dtype)
+
+
+def _without_constants(jaxpr: Any) -> Any:
+    """The same with constants as its first arguments."""
+    return jaxpr.replace(invars=[*jaxpr.constvars, *jaxpr.invars], constvars=[], debug_info=_DEBUG)
+
+
+_DEBUG = jex.DebugInfo("jaxckpt", "chunked", None, None)
+
+
+def _is_narrow(value: Any) -> bool:
+    return getattr(getattr(value, "dtype", None), "name", "") in _NARROW
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array | np.ndarray)
+
+
+def _is_numpy(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray)
+
+
+def _is_key(array: Any) -> bool:
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
+def _path(path: tuple[Any, ...]) -> str:
+    """Where a leaf stands among the arguments."""
+    return f"argument {jax.tree_util.keystr(path[1:])}"
+
+
+def _called(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)

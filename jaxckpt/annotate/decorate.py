@@ -1,0 +1,248 @@
+"""What a scope is put on: functions, methods, classes of modules, objects that can be called.
+
+A class becomes a subclass of the same name, in which some methods have the scope: the class itself is not changed, and
+what is named after it (Linen's parameters) keeps its name. An object becomes one of such a subclass, with the same
+fields. Which kind of module a method belongs to is seen when it is called, by its arguments.
+
+Read after `linen`, `nnx`.
+"""
+
+import contextlib
+import copy
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend.source_info_util as source_info
+
+from jaxckpt import _compat
+from jaxckpt._errors import ScopeError
+from jaxckpt.annotate import linen, nnx
+from jaxckpt.annotate.checkpoint import Checkpoint, saves_all
+from jaxckpt.ir.scope import POLICY_MARK
+from jaxckpt.policy import Policy, new_mark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A scope as it stands around calls.
+
+    Attributes:
+      name: Its name; None for the target's own.
+      policy: What decides in it, if anything does.
+      methods: Which methods of a class have it.
+      static_argnames: Arguments that are not traced, whatever they are.
+      prevent_cse: As `jax.checkpoint` takes it.
+    """
+
+    name: str | None = None
+    policy: Policy | None = None
+    methods: tuple[str, ...] = ("__call__",)
+    static_argnames: tuple[str, ...] = ()
+    prevent_cse: bool = True
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """What decides about residuals in it; None where nothing does, or everything is saved."""
+        if self.policy is None or saves_all(self.policy):
+            return None
+        return Checkpoint(policy=self.policy, prevent_cse=self.prevent_cse)
+
+
+def placed_on(target: Any, scope: Placed) -> Any:
+    """The target with a scope around its calls.
+
+    Raises:
+      ScopeError: It cannot be called, has no such methods, or is a module that Flax has bound already.
+    """
+    if isinstance(target, functools.partial) and isinstance(target.func, type):
+        return functools.partial(placed_on(target.func, scope), *target.args, **target.keywords)
+    if isinstance(target, type):
+        return _class(target, scope)
+    if inspect.ismethod(target):
+        return functools.wraps(target)(functools.partial(_function(target.__func__, scope), target.__self__))
+    if inspect.isroutine(target) or isinstance(target, functools.partial) or _is_wrapped(target):
+        return _function(target, scope)
+    if callable(target):
+        return _object(target, scope)
+    raise ScopeError(
+        f"jaxckpt.scope({type(target).__name__}) cannot be put there.",
+        got=repr(target),
+        needed="a function, a method, a class of modules, or an object that can be called",
+        advice='jaxckpt.scope(f), jaxckpt.scope("name"), or `with jaxckpt.scope("name"):`',
+    )
+
+
+@contextlib.contextmanager
+def marked(name: str, policy: Policy | None) -> Iterator[None]:
+    """Puts a name, and the mark of a policy, around what is traced."""
+    with contextlib.ExitStack() as stack:
+        if name:
+            stack.enter_context(jax.named_scope(name))
+        if policy is not None:
+            stack.enter_context(jax.named_scope(f"{POLICY_MARK}{new_mark(policy)}"))
+        yield
+
+
+def _is_wrapped(target: Any) -> bool:
+    """Whether it is a function under a transformation (`jax.jit`, `jax.custom_vjp`)."""
+    return callable(target) and callable(getattr(target, "__wrapped__", None))
+
+
+def _class(cls: type, scope: Placed) -> type:
+    for method in scope.methods:
+        _require_method(cls, method)
+    if linen.is_linen_class(cls):
+        return _linen_class(cls, scope)
+    own = {m: _function(getattr(cls, m), scope, name=_name_of_method(cls, m, scope)) for m in scope.methods}
+    return _subclass(cls, own)
+
+
+def _linen_class(cls: type, scope: Placed) -> type:
+    """Flax puts the module's name around its methods itself; a scope's own name goes around that."""
+    if scope.policy is None and scope.name is None:
+        return cls
+    methods = {method: getattr(cls, method) for method in scope.methods}
+    if scope.checkpoint is not None:
+        own = {m: linen.unhandled(_function(f, scope, name="")) for m, f in methods.items()}
+        cls = _subclass(cls, own)
+        methods = {method: getattr(cls, method) for method in scope.methods}
+        if scope.name is None:
+            return cls
+    policy = scope.policy if scope.checkpoint is None else None
+    return _subclass(cls, {m: _with_marks(f, scope.name or "", policy) for m, f in methods.items()})
+
+
+def _subclass(cls: type, own: dict[str, Callable[..., Any]]) -> type:
+    """A subclass of the same name with some methods of its own."""
+    same = {"__doc__": cls.__doc__, "__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(cls)(cls.__name__, (cls,), {**same, **own})
+
+
+def _with_marks(method: Callable[..., Any], name: str, policy: Policy | None) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with marked(name, policy):
+            return method(*args, **kwargs)
+
+    return call
+
+
+def _require_method(cls: type, method: str) -> None:
+    if callable(getattr(cls, method, None)):
+        return
+    there = [name for name in dir(cls) if callable(getattr(cls, name, None)) and not name.startswith("__")]
+    closest = difflib.get_close_matches(method, there, n=1, cutoff=0.5)
+    raise ScopeError(
+        f"jaxckpt.scope({cls.__name__}): it has no method {method!r}.",
+        got=f"methods = {method!r}",
+        needed=f"methods of {cls.__name__}: {', '.join(there) or 'it has none'}",
+        advice=f"methods=({(closest or there or ['__call__'])[0]!r},)",
+        method=method,
+    )
+
+
+def _name_of_method(cls: type, method: str, scope: Placed) -> str:
+    name = scope.name or cls.__name__
+    return name if method == "__call__" else f"{name}.{method}"
+
+
+def _object(target: Any, scope: Placed) -> Any:
+    if linen.is_linen(target):
+        raise ScopeError(
+            f"jaxckpt.scope({type(target).__name__}(...)) stands on a module that was made already.",
+            got=f"a Linen module {type(target).__name__}",
+            needed="its class: Flax names a module when it is made",
+            advice=f"jaxckpt.scope({type(target).__name__}, policy=...)(...)",
+        )
+    scoped = copy.copy(target)
+    try:
+        object.__setattr__(scoped, "__class__", _class(type(target), scope))
+    except TypeError:  # a class of C: its objects cannot change class
+        return _function(target, scope)
+    return scoped
+
+
+def _function(function: Callable[..., Any], scope: Placed, *, name: str | None = None) -> Callable[..., Any]:
+    name = name if name is not None else scope.name
+    own = _own_name(function)
+    static = _static_positions(function, scope.static_argnames)
+    checkpoint = scope.checkpoint
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        of_linen = bool(args) and linen.is_linen(args[0])
+        given = own if name is None and not of_linen else name or ""
+        around = _last_name() if of_linen else ""
+        with marked(given, scope.policy):
+            if checkpoint is None:
+                return function(*args, **kwargs)
+            bound, traced, named = _without_static(function, args, kwargs, static, scope.static_argnames)
+            if of_linen:
+                return linen.call_method(bound, checkpoint, around, *traced, **named)
+            if nnx.has_nnx((traced, named)):
+                return nnx.call_with_state(bound, checkpoint, traced, named)
+            return checkpoint(lambda args, kwargs: bound(*args, **kwargs), traced, named)
+
+    return call
+
+
+def _own_name(function: Callable[..., Any]) -> str:
+    """What a function is called; "" for one without a name."""
+    function = function.func if isinstance(function, functools.partial) else function
+    name = getattr(function, "__name__", "")
+    if name == "__call__":
+        name = getattr(function, "__qualname__", "").rpartition(".")[0].rpartition(".")[2]
+    return "" if name.startswith("<") else name
+
+
+def _last_name() -> str:
+    """The innermost name around this call."""
+    marks = _compat.name_stack_marks(source_info.current_name_stack())
+    return next((name for name, transformed in reversed(marks) if not transformed), "")
+
+
+def _static_positions(function: Callable[..., Any], names: Sequence[str]) -> frozenset[int]:
+    if not names:
+        return frozenset()
+    parameters = list(inspect.signature(function).parameters.values())
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+    known = [p.name for p in parameters]
+    missing = [name for name in names if name not in known]
+    if missing and not takes_any:
+        closest = difflib.get_close_matches(missing[0], known, n=1, cutoff=0.5)
+        raise ScopeError(
+            f"jaxckpt.scope: {_own_name(function) or 'the function'} has no argument {missing[0]!r}.",
+            got=f"static_argnames = {tuple(names)!r}",
+            needed=f"names of its arguments: {', '.join(known) or 'it has none'}",
+            advice=f"static_argnames=({(closest or known or ['flag'])[0]!r},)",
+            argument=missing[0],
+        )
+    return frozenset(known.index(name) for name in names if name in known)
+
+
+def _without_static(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    positions: frozenset[int],
+    names: Sequence[str],
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """A function of the arguments that are not static, and these."""
+    if not names:
+        return function, args, kwargs
+    kept = [i for i in range(len(args)) if i not in positions]
+    fixed = {name: value for name, value in kwargs.items() if name in names}
+
+    def bound(*traced: Any, **named: Any) -> Any:
+        whole = list(args)
+        for position, value in zip(kept, traced, strict=True):
+            whole[position] = value
+        return function(*whole, **fixed, **named)
+
+    named = {name: value for name, value in kwargs.items() if name not in names}
+    return functools.wraps(function)(bound), tuple(args[i] for i in kept), named

@@ -1,0 +1,157 @@
+"""A policy as a callable for the user's own `jax.checkpoint(f, policy=...)`.
+
+JAX asks such a callable about one equation at a time, by its primitive, the types of its operands and its parameters.
+So it can carry out rules on names, primitives, types, sizes and traits, and no rules on places; those need a scope.
+
+Read after `saved`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import Offloadable, Recompute, Saveable
+
+from jaxckpt import ir
+from jaxckpt._errors import PolicyError
+from jaxckpt.annotate.checkpoint_policy import is_remat3, takes_only_names
+from jaxckpt.ir.scope import TAG
+from jaxckpt.policy import Candidate, Match, Policy, Rule
+from jaxckpt.program.inline import inline
+from jaxckpt.trace.flops import Works
+from jaxckpt.trace.size import aval_bytes
+from jaxckpt.trace.traits import Traits
+
+_PLACES = ("scope", "layers", "every", "boundary", "between_batched")
+"""Keys about where a value stands, which JAX does not say."""
+_OF_THE_RESULT = ("dtype", "min_bytes", "max_bytes", "min_flops", "batched", "random", "collective")
+_SEEN_BY_REMAT3 = ("name", "dot_general", "conv_general_dilated", "contraction")
+"""What `jax_remat3` asks a policy about."""
+
+
+def as_jax(policy: Policy) -> Callable[..., Any]:
+    r"""The policy as a callable for `jax.checkpoint(f, policy=...)`.
+
+    Equal policies give equal callables, so that JAX's caches work. How early an offloaded value comes back is XLA's
+    matter there. Under `jax_remat3` JAX asks about names, matrix products and convolutions alone, and a policy that
+    says more is refused; set that flag before you call this.
+
+    Args:
+      policy: Rules on names, primitives, types, sizes and traits that save, recompute or offload.
+
+    Returns:
+      A callable that JAX gives equations to. It does not see what no equation of `f` shows.
+
+    Raises:
+      PolicyError: What no such callable can say; each rule is named, with what to use instead.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> policy = Policy.from_toml('default = "recompute"\n[[rule]]\nname = "qkv"\ndecision = "save"')
+      >>> f = jax.checkpoint(lambda x: jnp.sin(x).sum(), policy=as_jax(policy))
+      >>> jax.grad(f)(jnp.zeros(3)).shape
+      (3,)
+    """
+    problems = [*_problems(policy), *(_problems_of_remat3(policy) if is_remat3() else ())]
+    if problems:
+        numbered = "; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
+        raise PolicyError(
+            f'policy "{policy.name}" cannot be a callable for jax.checkpoint.',
+            got=numbered,
+            needed="rules on name, primitive, dtype, bytes, flops, batched, random and collective",
+            advice="jaxckpt.scope(f, policy=...) on the part, or jaxckpt.apply(step, policy) on the step",
+            problems=tuple(problems),
+        )
+    if takes_only_names():
+        return jax.checkpoint_policies.save_only_these_names(*(rule.match.name for rule in policy.rules))
+    return JaxPolicy(policy)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)  # JAX holds policies weakly
+class JaxPolicy:
+    """A policy that JAX asks about equations.
+
+    Attributes:
+      policy: What decides.
+    """
+
+    policy: Policy
+
+    def __call__(self, primitive: Any, *avals: Any, **params: Any) -> Any:
+        """What happens to the results of an equation, in JAX's words."""
+        name = params["name"] if primitive.name == "name" else None
+        if name is not None and name.startswith(TAG):
+            return Recompute  # a scope's own, which another policy keeps
+        asked = Candidate(
+            value=0, scope="", layer=None, name=name, primitive=primitive.name, dtype="", size_bytes=0, flops=0,
+            is_residual=True,
+        )  # fmt: skip
+        if any(_asks_of_the_result(rule.match) for rule in self.policy.rules):
+            asked = _with_result(asked, primitive, avals, params)
+        rule = next((rule for rule in self.policy.rules if rule.match.holds(asked)), None)
+        if rule is None:
+            return Saveable if self.policy.default == "save" else Recompute
+        return _in_jax(rule.decision)
+
+
+def _in_jax(decision: ir.Decision) -> Any:
+    match decision:
+        case ir.Offload(space=space):
+            return Offloadable(src="device", dst=space)
+        case ir.Save():
+            return Saveable
+    return Recompute
+
+
+def _asks_of_the_result(match: Match) -> bool:
+    return any(getattr(match, key) is not None for key in _OF_THE_RESULT)
+
+
+def _with_result(asked: Candidate, primitive: Any, avals: tuple[Any, ...], params: dict[str, Any]) -> Candidate:
+    """What is known of the results of an equation that JAX only says the operands of."""
+    if not all(hasattr(aval, "dtype") for aval in avals):
+        return asked
+    specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+    (*_, equation) = inline(jax.make_jaxpr(lambda *x: primitive.bind(*x, **params))(*specs)).equations
+    made = equation.eqn.outvars[0].aval
+    return dataclasses.replace(
+        asked,
+        dtype=str(made.dtype),
+        size_bytes=sum(aval_bytes(v.aval) for v in equation.eqn.outvars),
+        flops=int(Works().of(equation.eqn).flops or 0),
+        traits=Traits().of(equation.eqn),
+    )
+
+
+def _problems(policy: Policy) -> Iterator[str]:
+    for number, rule in enumerate(policy.rules, 1):
+        for key in _PLACES:
+            if getattr(rule.match, key) is not None:
+                yield f"rule {number} ({rule}) asks for {key}, and JAX does not say where an equation stands"
+        if isinstance(rule.decision, ir.Partition) or (isinstance(rule.decision, ir.Offload) and rule.decision.shard):
+            yield f"rule {number} ({rule}) partitions, which only jaxckpt.apply does"
+    if policy.regions is not None:
+        yield "its regions are parts of a whole step, which only jaxckpt.apply sees"
+
+
+def _problems_of_remat3(policy: Policy) -> Iterator[str]:
+    if policy.default == "save":
+        yield 'its default is "save", and jax_remat3 saves nothing that is not named'
+    for number, rule in enumerate(policy.rules, 1):
+        if takes_only_names():
+            if not _is_list_of_names(rule):
+                yield f"rule {number} ({rule}) is more than a name to save, and jax_remat3 of this jax knows no more"
+        elif not isinstance(rule.decision, ir.Recompute) and not _is_seen(rule.match):
+            yield f"rule {number} ({rule}) is about values that jax_remat3 does not ask about"
+
+
+def _is_list_of_names(rule: Rule) -> bool:
+    name = rule.match.name
+    plain = name is not None and not any(letter in name for letter in "*?[{")
+    return plain and rule.match == Match(name=name) and isinstance(rule.decision, ir.Save)
+
+
+def _is_seen(match: Match) -> bool:
+    return match.name is not None or match.primitive in _SEEN_BY_REMAT3

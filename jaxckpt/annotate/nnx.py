@@ -1,0 +1,54 @@
+"""Scopes on Flax NNX modules: the state of every module among the arguments goes in and comes out again.
+
+As `flax.nnx.remat` does it, with our checkpoint in the place of JAX's. Flax is imported when one of its modules is met.
+
+Read after `checkpoint`.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxckpt.annotate.checkpoint import Checkpoint, is_array
+
+_CONTEXT = "jaxckpt"
+"""What NNX calls the crossing, to tell nested ones apart."""
+
+
+def is_nnx(value: Any) -> bool:
+    """Whether something is a module, a variable or another object with state."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(value, nnx.Pytree | nnx.Variable)
+
+
+def has_nnx(tree: Any) -> bool:
+    """Whether an object with state stands among arguments."""
+    return any(map(is_nnx, jax.tree.leaves(tree, is_leaf=is_nnx)))
+
+
+def call_with_state(
+    function: Callable[..., Any], checkpoint: Checkpoint, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Calls a function that is being checkpointed; what it changes in modules is changed."""
+    from flax import nnx
+    from flax.nnx.transforms import general
+
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=is_nnx)
+    crossing = [i for i, leaf in enumerate(leaves) if is_nnx(leaf) or is_array(leaf)]
+
+    def call(*crossed: Any) -> Any:
+        whole = list(leaves)
+        for position, leaf in zip(crossing, crossed, strict=True):
+            whole[position] = leaf
+        args, kwargs = jax.tree.unflatten(tree, whole)
+        return function(*args, **kwargs)
+
+    inside = general.merge_inputs(call, ctxtag=_CONTEXT)
+
+    def around(*pure: Any) -> Any:
+        return checkpoint(inside, *pure)
+
+    split = general.split_inputs(around, ctxtag=_CONTEXT)
+    return nnx.update_context(_CONTEXT)(split)(*[leaves[position] for position in crossing])

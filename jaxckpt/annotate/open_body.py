@@ -1,0 +1,200 @@
+"""A traced part of a step with the bodies of its loops and branches, and all of it as one graph.
+
+JAX's own `jax.checkpoint` looks for names in the bodies of `scan` and `cond`, so we decide about what stands in them
+too. Bodies of custom derivatives, kernels and of the user's `jax.checkpoint`s stay closed: they are one op.
+
+Read after `saved`, `jaxckpt.program.inline`.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.extend.core as jex
+from jax.extend.core.primitives import name_p
+
+from jaxckpt import _compat
+from jaxckpt.annotate.checkpoint_policy import is_ours
+from jaxckpt.ir import Graph, Kind, Op, Phase
+from jaxckpt.ir.scope import POLICY_MARK
+from jaxckpt.program import Equation, Program
+from jaxckpt.program.inline import inline
+from jaxckpt.trace.graph import graph_of
+
+_BODIES = {"scan": "jaxpr", "cond": "branches"}
+"""Primitives whose bodies `jax.checkpoint` looks into, and the parameter that holds them."""
+
+AROUND = "jaxckpt"
+"""The primitive of ops that stand for what is around a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """One level of equations, and the bodies in it.
+
+    Attributes:
+      program: The level; its variables are its own.
+      inner: For positions of equations, their bodies, in the order of their parameters.
+      scopes: For positions of inner scopes, their bodies: they have decided already, but rules may mean what is there.
+    """
+
+    program: Program
+    inner: dict[int, tuple["Body", ...]]
+    scopes: dict[int, tuple["Body", ...]]
+
+
+def body_of(closed: Any, *, repeats: str = "") -> Body:
+    """Opens a closed jaxpr.
+
+    Args:
+      closed: The part.
+      repeats: A name around all of it that stands around the part already, and is taken off.
+    """
+    program = inline(closed, keep_user_remat=True)
+    if repeats:
+        program = program.replace(equations=tuple(_without_first(each, repeats) for each in program.equations))
+    return _opened(program)
+
+
+def _without_first(equation: Equation, name: str) -> Equation:
+    info = equation.eqn.source_info
+    if _compat.name_stack_marks(info.name_stack)[:1] != ((name, False),):
+        return equation
+    info = info.replace(name_stack=_compat.name_stack_without(info.name_stack, frozenset({0})))
+    return Equation(equation.eqn.replace(source_info=info))
+
+
+def _opened(program: Program) -> Body:
+    inner = {position: _bodies(equation.eqn) for position, equation in enumerate(program.equations)}
+    scopes = {position: _inner_scopes(equation.eqn) for position, equation in enumerate(program.equations)}
+    return Body(
+        program,
+        {position: bodies for position, bodies in inner.items() if bodies},
+        {position: bodies for position, bodies in scopes.items() if bodies},
+    )
+
+
+def _bodies(eqn: Any) -> tuple[Body, ...]:
+    """The bodies of a loop or of branches; none where they have effects, or arrays of their own."""
+    held = eqn.params.get(_BODIES.get(eqn.primitive.name, ""))
+    if held is None or eqn.effects:
+        return ()
+    programs = [inline(each, keep_user_remat=True) for each in (held if isinstance(held, tuple) else (held,))]
+    return () if any(p.constants for p in programs) else tuple(_opened(_renamed(p)) for p in programs)
+
+
+def _inner_scopes(eqn: Any) -> tuple[Body, ...]:
+    """The body of an inner scope, and of calls in it that carry its tags; none of other equations."""
+    params = _remat_params(eqn)
+    if not is_ours(params.get("policy")):
+        return ()
+    return _closed(params["jaxpr"])
+
+
+def _closed(jaxpr: Any) -> tuple[Body, ...]:
+    """A body that is only looked at."""
+    program = inline(jaxpr, keep_user_remat=True)
+    if program.constants:
+        return ()
+    body = _opened(_renamed(program))
+    calls = (each.eqn for each in body.program.equations if each.eqn.primitive.name == "custom_jvp_call")
+    return (body, *(inner for eqn in calls for inner in _closed(eqn.params["call_jaxpr"])))
+
+
+def _remat_params(eqn: Any) -> dict[str, Any]:
+    """The parameters of a `jax.checkpoint`, JAX's new one (`jax_remat3`) included."""
+    held = eqn.params.get("_prim")
+    return held.params if type(held).__name__ == "RematTraced" else eqn.params
+
+
+def with_bodies(eqn: Any, bodies: Sequence[Any]) -> Any:
+    """The equation of a loop or of branches with other bodies of the same types."""
+    key = _BODIES[eqn.primitive.name]
+    held = tuple(bodies) if isinstance(eqn.params[key], tuple) else bodies[0]
+    return eqn.replace(params={**eqn.params, key: held})
+
+
+def graph_of_body(body: Body, stack: Any, *, arguments: bool) -> tuple[Graph, tuple[Any, ...]]:
+    """All levels as one graph whose every value is a residual.
+
+    Args:
+      body: The part.
+      stack: The name stack around it.
+      arguments: Whether its arguments are forward values too, made outside.
+
+    Returns:
+      The graph, and the variable of each value by its id.
+    """
+    levels = list(_levels(body, stack))
+    program = body.program.replace(
+        invars=tuple(v for level, _ in levels for v in level.program.invars),
+        constants=tuple(c for level, _ in levels for c in level.program.constants),
+        equations=tuple(equation for _, placed in levels for equation in placed),
+    )
+    phases = [Phase.FORWARD] * len(program.equations)
+    graph, variables = graph_of(program, phases, shardings=[None] * len(program.invars), donated=frozenset())
+    if arguments:
+        graph = _with_arguments(graph, len(body.program.invars))
+    made = tuple(value for op in graph.ops for value in op.writes)
+    return dataclasses.replace(graph, ops=(*graph.ops, _op(len(graph.ops), Phase.BACKWARD, reads=made))), variables
+
+
+def _with_arguments(graph: Graph, count: int) -> Graph:
+    """The graph with its first arguments made by an op outside of every scope."""
+    outside = _op(0, Phase.FORWARD, writes=graph.inputs[:count])
+    ops = (outside, *(dataclasses.replace(op, id=op.id + 1) for op in graph.ops))
+    return dataclasses.replace(graph, inputs=graph.inputs[count:], ops=ops)
+
+
+def _op(number: int, phase: Phase, *, reads: tuple[int, ...] = (), writes: tuple[int, ...] = ()) -> Op:
+    return Op(id=number, primitive=AROUND, kind=Kind.OPAQUE, reads=reads, writes=writes, scope="", phase=phase)
+
+
+def _levels(body: Body, stack: Any) -> Iterator[tuple[Body, list[Equation]]]:
+    """Each level with its equations under the whole name stack; an inner scope's own mark is no mark here."""
+    placed = [Equation(_placed(equation.eqn, stack)) for equation in body.program.equations]
+    yield body, placed
+    for position, bodies in (*body.inner.items(), *body.scopes.items()):
+        for each in bodies:
+            yield from _levels(each, placed[position].eqn.source_info.name_stack)
+
+
+def _placed(eqn: Any, stack: Any) -> Any:
+    """The equation as the graph shows it: under the whole name stack, a name as a name."""
+    info = eqn.source_info
+    whole = stack + info.name_stack
+    if is_ours(_remat_params(eqn).get("policy")):
+        whole = unmarked(whole)
+    held = eqn.params.get("_prim")
+    if type(held).__name__ == "CheckpointName":
+        eqn = eqn.replace(primitive=name_p, params={"name": held.params["name"]})
+    return eqn.replace(source_info=info.replace(name_stack=whole))
+
+
+def unmarked(stack: Any) -> Any:
+    """A name stack without the marks of policies."""
+    marks = _compat.name_stack_marks(stack)
+    drop = frozenset(i for i, (name, _) in enumerate(marks) if name.startswith(POLICY_MARK))
+    return _compat.name_stack_without(stack, drop)
+
+
+def _renamed(program: Program) -> Program:
+    """The same level under variables of its own; JAX may use one body object for several loops."""
+    fresh: dict[Any, Any] = {}
+
+    def new(atom: Any) -> Any:
+        if not isinstance(atom, jex.Var):
+            return atom
+        if atom not in fresh:
+            fresh[atom] = jex.Var(atom.aval)
+        return fresh[atom]
+
+    def renamed(eqn: Any) -> Any:
+        return eqn.replace(invars=[*map(new, eqn.invars)], outvars=[*map(new, eqn.outvars)])
+
+    return program.replace(
+        invars=tuple(map(new, program.invars)),
+        equations=tuple(Equation(renamed(equation.eqn)) for equation in program.equations),
+        outvars=tuple(map(new, program.outvars)),
+    )

@@ -1,0 +1,122 @@
+"""`jaxckpt.scope`: one object that names a part of a model and says, if a policy is given, what is kept of it.
+
+Read after `target`, which does the work.
+"""
+
+import contextlib
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxckpt._errors import ScopeError
+from jaxckpt.annotate.decorate import Placed, marked, placed_on
+from jaxckpt.policy import Policy, load_policy
+
+_Entered = tuple[tuple["Scope", contextlib.ExitStack], ...]
+_ENTERED: ContextVar[_Entered] = ContextVar("jaxckpt_scopes", default=())
+"""The `with` scopes around this point, outermost first; each thread has its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """A scope that waits for what it is put on: a decorator, and what `with` takes.
+
+    Attributes:
+      placed: What is put there.
+    """
+
+    placed: Placed
+
+    def __call__(self, target: Any) -> Any:
+        """The target with the scope around its calls."""
+        return placed_on(target, self.placed)
+
+    def __enter__(self) -> None:
+        """Names what is traced from here on. It acts when the step goes through `jaxckpt.apply`."""
+        entered = _ENTERED.get()
+        if any(scope is self for scope, _ in entered):
+            raise ScopeError(
+                "`with` enters a jaxckpt.scope inside itself.",
+                got=f"the scope {self.placed.name!r} again",
+                needed="a scope of its own for each part",
+                advice=f"with jaxckpt.scope({self.placed.name or 'tail'!r}, ...):",
+            )
+        stack = contextlib.ExitStack()
+        stack.enter_context(marked(self.placed.name or "", self.placed.policy))
+        _ENTERED.set((*entered, (self, stack)))
+
+    def __exit__(self, *error: object) -> None:
+        """Ends it."""
+        *outer, (_, stack) = _ENTERED.get()
+        _ENTERED.set(tuple(outer))
+        stack.close()
+
+
+def scope(
+    target: Any = None,
+    /,
+    *,
+    policy: Policy | str | Path | None = None,
+    name: str | None = None,
+    methods: str | tuple[str, ...] = ("__call__",),
+    static_argnames: str | tuple[str, ...] = (),
+    prevent_cse: bool = True,
+) -> Any:
+    r"""Names a part of a model; with a policy, decides what is kept of it between forward and backward.
+
+    On a function, a method, a class of modules (Linen, NNX, Equinox, or any) or an object, a policy acts on the spot:
+    the part becomes a `jax.checkpoint` that keeps what the policy saves. Rules see the values in it as
+    `jaxckpt.apply` would see them, but for what differentiation adds: names, primitives, bytes, scopes below this
+    one, the number of the layer where the path of the scope has one. Bodies of `scan` and `cond` are looked into. An
+    inner scope decides for what is in it. Values are the same with and without; so are parameters and their names.
+
+    `with jaxckpt.scope(...)` only marks: a policy acts there when the step goes through `jaxckpt.apply`.
+
+    Arrays in the arguments, in pytrees too, are traced; all else (None, bool, str, numbers, functions) is not, by
+    position or by keyword. What is not an array in the results is passed through.
+
+    Args:
+      target: What to put it on; or the name, and what it is put on follows.
+      policy: A policy, the path of one, or the name of one that comes with jaxckpt. None only names the part.
+      name: What it is called in scopes ("block_3"); the function's or class's own name if it is not given. Linen
+        modules have theirs from Flax.
+      methods: Which methods of a class have the scope.
+      static_argnames: Arguments that are not traced although they are arrays.
+      prevent_cse: As `jax.checkpoint` takes it: False is right for the body of a loop.
+
+    Returns:
+      The target with the scope around its calls: a function for a function, a subclass of the same name for a class,
+      an object with the same fields for an object. Without a target, a decorator that `with` also takes.
+
+    Raises:
+      ScopeError: It cannot be put there; a method or argument does not exist.
+      PolicyError: There is no such policy; or, when called: one of its rules matches nothing in the scope.
+      UnsupportedDecisionError: When called: the policy partitions a value.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> dots = Policy.from_toml('default = "recompute"\n[[rule]]\nprimitive = "contraction"\ndecision = "save"')
+      >>> @scope(policy=dots)
+      ... def block(x, w, activation=jnp.tanh):
+      ...     return activation(x @ w)
+      >>> jax.grad(lambda w: block(jnp.ones(2), w).sum())(jnp.zeros((2, 2))).shape
+      (2, 2)
+    """
+    if isinstance(target, str):
+        if name is not None:
+            raise ScopeError(
+                "jaxckpt.scope is given two names.",
+                got=f"{target!r} and name={name!r}",
+                needed="one name",
+                advice=f"jaxckpt.scope({target!r})",
+            )
+        target, name = None, target
+    placed = Placed(
+        name=name,
+        policy=load_policy(policy) if isinstance(policy, str | Path) else policy,
+        methods=(methods,) if isinstance(methods, str) else tuple(methods),
+        static_argnames=(static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames),
+        prevent_cse=prevent_cse,
+    )
+    return Scope(placed=placed) if target is None else placed_on(target, placed)

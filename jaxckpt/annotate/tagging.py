@@ -1,0 +1,179 @@
+"""What a policy decides about a traced part, written into it: tags on what stays, nothing on what is computed again.
+
+A tag is a name behind the equation that makes a value; all readers read the named value. Some derivatives read the
+result of their own equation (that of `exp` is `exp`): there the derivative is made to read the named value too, or the
+equation would be computed again only to get it.
+
+Read after `body`, `saved`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxckpt.annotate.checkpoint_policy import tag_of
+from jaxckpt.annotate.open_body import AROUND, Body, with_bodies
+from jaxckpt.ir import Graph, Kind, Offload, Op
+from jaxckpt.outline import closed_jaxpr
+from jaxckpt.policy import Resolved
+from jaxckpt.program import Equation, Program
+from jaxckpt.program.inline import inline
+
+_READS_ITS_RESULT = """
+    exp exp2 expm1 tanh tan logistic sqrt rsqrt cbrt erf_inv reduce_max reduce_min cummax cummin cumprod cumlogsumexp
+    cholesky custom_jvp_call
+"""
+READS_ITS_RESULT = frozenset(_READS_ITS_RESULT.split())
+"""Primitives of one operand whose derivative reads the result, or may."""
+
+
+def tags_of(resolved: Iterable[Resolved], graph: Graph, variables: Sequence[Any]) -> dict[Any, str]:
+    """The tag of each variable that has one.
+
+    What only shows another value differently (a name, a reshape) gets none where that other value is there anyway,
+    unless a rule means it. Arguments are there anyway; a rule can move them away.
+    """
+    tags: dict[int, str] = {}
+    there = {*graph.inputs, *graph.constants}
+    for each in resolved:
+        value, tag = each.candidate.value, tag_of(each.decision)
+        made = graph.producer[value]
+        assert made is not None, "what is decided about is made by an op"
+        op = graph.ops[made]
+        if op.primitive == AROUND:
+            there.add(value)
+            if isinstance(each.decision, Offload) and tag is not None:
+                tags[value] = tag
+        elif tag is not None:
+            if not _shows_another(op, each, tags=tags, there=there):
+                tags[value] = tag
+            there.add(value)
+    return {variables[value]: tag for value, tag in tags.items()}
+
+
+def _shows_another(op: Op, resolved: Resolved, *, tags: Mapping[int, str], there: set[int]) -> bool:
+    if op.primitive == "name":
+        return op.reads[0] in tags
+    return op.kind is Kind.VIEW and resolved.rule is None and there.issuperset(op.reads)
+
+
+def tagged(body: Body, tags: Mapping[Any, str], *, derivatives: bool = True) -> Any:
+    """A closed jaxpr that computes the same and has the tags in it.
+
+    Args:
+      body: The part.
+      tags: For variables of any of its levels.
+      derivatives: Whether derivatives that read their own result read the tagged one.
+    """
+    writer = _Writer(body, tags, derivatives=derivatives)
+    return closed_jaxpr(
+        body.program, list(map(Equation, writer.eqns)), [writer.current(atom) for atom in body.program.outvars]
+    )
+
+
+class _Writer:
+    """Writes one level; readers of what has a tag read what the tag gives."""
+
+    def __init__(self, body: Body, tags: Mapping[Any, str], *, derivatives: bool):
+        self.eqns: list[Any] = []
+        self._instead: dict[Any, Any] = {}
+        self._tags = tags
+        for variable in body.program.invars:
+            self._tag(variable, None)
+        for position, equation in enumerate(body.program.equations):
+            eqn = equation.eqn
+            if position in body.inner:
+                bodies = body.inner[position]
+                eqn = with_bodies(eqn, [tagged(each, tags, derivatives=derivatives) for each in bodies])
+            eqn = eqn.replace(invars=[self.current(atom) for atom in eqn.invars])
+            if not (derivatives and self._with_derivative(eqn)):
+                self._append(eqn)
+
+    def current(self, atom: Any) -> Any:
+        return self._instead.get(atom, atom) if isinstance(atom, jex.Var) else atom
+
+    def _append(self, eqn: Any) -> None:
+        self.eqns.append(eqn)
+        for variable in eqn.outvars:
+            self._tag(variable, eqn)
+
+    def _tag(self, variable: Any, eqn: Any) -> None:
+        if variable not in self._tags:
+            return
+        named = _named(variable, self._tags[variable])
+        if eqn is not None:
+            named = named.replace(source_info=eqn.source_info)
+        self.eqns.append(named)
+        (self._instead[variable],) = named.outvars
+
+    def _with_derivative(self, eqn: Any) -> bool:
+        """Writes an equation whose derivative reads the tagged result; says whether that could be done."""
+        tags = [self._tags.get(variable) for variable in eqn.outvars]
+        if not any(tags) or not _reads_its_result(eqn):
+            return False
+        (operand,) = {atom for atom in eqn.invars if isinstance(atom, jex.Var)}
+        call = jax.make_jaxpr(_call_of(eqn, operand, tags))(_spec(operand.aval))
+        program = inline(call)
+        if program.constants or len(program.equations) != 1:
+            return False
+        made = [jex.Var(variable.aval) for variable in eqn.outvars]
+        (only,) = program.equations
+        self.eqns.append(only.eqn.replace(invars=[operand], outvars=made, source_info=eqn.source_info))
+        self._instead.update(zip(eqn.outvars, made, strict=True))
+        return True
+
+
+def _named(variable: Any, tag: str) -> Any:
+    """The equation of a name, as the installed JAX writes it."""
+    closed = jax.make_jaxpr(lambda x: checkpoint_name(x, tag))(_spec(variable.aval))
+    (equation,) = inline(closed).equations
+    return equation.eqn.replace(invars=[variable], outvars=[jex.Var(variable.aval)])
+
+
+def _reads_its_result(eqn: Any) -> bool:
+    if eqn.primitive.name not in READS_ITS_RESULT or eqn.effects:
+        return False
+    operands = {atom for atom in eqn.invars if isinstance(atom, jex.Var)}
+    floating = all(jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in (*operands, *eqn.outvars))
+    return len(operands) == 1 and floating
+
+
+def _call_of(eqn: Any, operand: Any, tags: Sequence[str | None]) -> Callable[[Any], Any]:
+    """A function with a derivative of its own: that of the equation, reading the tagged result."""
+    stack = eqn.source_info.name_stack[:0]
+    eqn = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
+    plain = jex.jaxpr_as_fun(closed_jaxpr(_alone(eqn, operand), [Equation(eqn)], eqn.outvars))
+
+    @jax.custom_jvp
+    def call(x: Any) -> Any:
+        return [y if tag is None else checkpoint_name(y, tag) for y, tag in zip(plain(x), tags, strict=True)]
+
+    @call.defjvp
+    def derivative(primals: Any, tangents: Any) -> Any:
+        closed = jax.make_jaxpr(lambda x, t: jax.jvp(plain, (x,), (t,)))(*primals, *tangents)
+        program = inline(closed)
+        results = zip(program.outvars, tags, strict=False)  # the results stand before their tangents
+        named = {v: tag for v, tag in results if tag is not None and isinstance(v, jex.Var)}
+        flat = jex.jaxpr_as_fun(tagged(Body(program, {}, {}), named, derivatives=False))(*primals, *tangents)
+        return flat[: len(tags)], flat[len(tags) :]
+
+    return call
+
+
+def _alone(eqn: Any, operand: Any) -> Program:
+    return Program(
+        invars=(operand,),
+        constants=(),
+        equations=(Equation(eqn),),
+        outvars=tuple(eqn.outvars),
+        effects=eqn.effects,
+        debug_info=jex.DebugInfo("jaxckpt", "jaxckpt", None, None),
+    )
+
+
+def _spec(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

@@ -1,0 +1,43 @@
+"""Versions side by side: steps, plans, policies, saved footprints and foreign programs, and what differs between them.
+
+Read in this order: `comparison` (the data), `differences` (how footprints are held against each other), `compare`
+(how anything becomes a footprint), `rows` (the same for spreadsheets and frames); then `verdict` and `verdicts` (what
+each rule is worth); `trained`, `evictions` and `address_maps` (rules of eviction).
+"""
+
+from jaxckpt.comparison.compare import StepCall, Version, compare, footprint_of_path
+from jaxckpt.comparison.comparison import (
+    BufferChange,
+    ComparedVersion,
+    Comparison,
+    PeakBuffer,
+    PeakChange,
+    RecomputedOp,
+    ScopeFigures,
+)
+from jaxckpt.comparison.differences import compare_footprints, peak_changes
+from jaxckpt.comparison.rows import Row, comparison_frame, comparison_rows
+from jaxckpt.comparison.verdict import Verdict, Verdicts
+from jaxckpt.comparison.verdicts import verdicts
+
+__all__ = [
+    "BufferChange",
+    "ComparedVersion",
+    "Comparison",
+    "PeakBuffer",
+    "PeakChange",
+    "RecomputedOp",
+    "Row",
+    "ScopeFigures",
+    "StepCall",
+    "Verdict",
+    "Verdicts",
+    "Version",
+    "compare",
+    "compare_footprints",
+    "comparison_frame",
+    "comparison_rows",
+    "footprint_of_path",
+    "peak_changes",
+    "verdicts",
+]

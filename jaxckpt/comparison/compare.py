@@ -1,0 +1,247 @@
+"""Versions of any kind become footprints, and footprints a comparison.
+
+A version is a step, a plan or a policy for it, a footprint, or the path of a file or folder: a saved footprint
+(`.json`), a saved plan or a policy (`.toml`), or what XLA dumped of a program that we never traced. All that is wrong
+with them is said before anything is compiled.
+
+Read after `differences`.
+"""
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxckpt._errors import ComparisonError
+from jaxckpt.comparison.comparison import Comparison
+from jaxckpt.comparison.differences import compare_footprints
+from jaxckpt.compiler import Footprint, footprint, footprint_of_dump, load_footprint
+from jaxckpt.machine import Target
+from jaxckpt.planner import Plan, Planner, load_plan
+from jaxckpt.policy import Policy, load_policy, policies
+
+Progress = Callable[[str], None]
+"""Told what is being done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCall:
+    """A step with arguments of its own: a version that does not share those of the others.
+
+    Attributes:
+      step: Plain or jitted.
+      args: Its arguments.
+      donate_argnums: As for `jaxckpt.footprint`.
+      static_argnums: As for `jaxckpt.footprint`.
+    """
+
+    step: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    donate_argnums: int | Sequence[int] = ()
+    static_argnums: int | Sequence[int] = ()
+
+
+Version = Callable[..., Any] | StepCall | Plan | Policy | Footprint | str | Path
+"""What can be compared. A new kind has its line in `_read`, and one in `_Work.footprint` if it must be compiled."""
+_Read = StepCall | Plan | Policy | Footprint
+
+
+def compare(
+    versions: Mapping[str, Version],
+    *args: Any,
+    target: Target | str | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    step: Callable[..., Any] | StepCall | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """What versions of a step take, side by side; the first is what the others are held against.
+
+    Args:
+      versions: By name. A step, plain or jitted, is compiled. A plan is carried out on `step` and compiled, unless
+        its own footprint is for this target and has a memory map; so is a policy. A `Footprint` is taken as it is. A
+        path is a saved footprint (".json", ".json.gz"), a saved plan or a policy (".toml"), or XLA's dump: a folder,
+        or an `*after_optimizations*` file in it. The name of a policy that comes with jaxckpt is that policy.
+      *args: Arguments of the steps, as for `jaxckpt.footprint`.
+      target: The machine to compile for; where only plans, footprints and files are compared it may be left out.
+      donate_argnums: As for `jaxckpt.footprint`.
+      static_argnums: As for `jaxckpt.footprint`.
+      step: What the plans and policies are for; the first step among the versions when not given.
+      progress: Told what is being done.
+
+    Returns:
+      Totals, scopes, buffers at the peak that came and went, ops done again, and the frontier of memory and time.
+
+    Raises:
+      ComparisonError: There is no version, or some cannot be compiled as they were given; all are named.
+      CompileError: The compiler refuses a version.
+      PlanMismatchError: A plan is for another step.
+      PolicyError: A rule of a policy matches nothing in the step.
+      FootprintFileError: A file is no footprint that we can read.
+      HloError: A file or folder is no dump that we can read.
+      TargetError: The target is unknown or cannot be compiled for here.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> twice = compare({"once": jnp.sin, "twice": lambda x: jnp.sin(jnp.sin(x))}, jnp.ones(8), target="cpu")
+      >>> twice.names, twice["twice"].argument_bytes
+      (('once', 'twice'), 32)
+    """
+    shared = {"args": args, "donate_argnums": donate_argnums, "static_argnums": static_argnums}
+    read = {name: _read(version, target, shared) for name, version in versions.items()}
+    planned = _read(step, target, shared) if step is not None else _first_step(read.values())
+    _check(read, target, planned)
+    machine = Target(target) if isinstance(target, str) else target
+    work = _Work(machine, planned if isinstance(planned, StepCall) else None, progress or (lambda _: None))
+    return compare_footprints({name: work.footprint(name, version) for name, version in read.items()})
+
+
+def footprint_of_path(path: str | Path, *, target: Target | str | None = None) -> Footprint:
+    """A saved footprint, or that of a program which XLA dumped.
+
+    Args:
+      path: ".json" or ".json.gz" is a saved footprint; anything else XLA's dump, a folder or a file of it.
+      target: The machine whose rates estimate the time of a dumped program; None leaves the time out.
+
+    Raises:
+      FootprintFileError: The file is no footprint that we can read.
+      HloError: The file or folder is no dump that we can read.
+    """
+    path = Path(path)
+    if path.name.endswith((".json", ".json.gz")):
+        return load_footprint(path)
+    return footprint_of_dump(path, target=target)
+
+
+def _read(version: Any, target: Target | str | None, shared: Mapping[str, Any]) -> Any:
+    """A version as one of `_Read`; what is none of them comes back as it is, to be refused with the others."""
+    match version:
+        case StepCall() | Plan() | Policy() | Footprint():
+            return version
+        case str() if version in policies() and not Path(version).exists():
+            return load_policy(version)
+        case str() | Path():
+            return _read_path(Path(version), target)
+        case _ if callable(version):
+            return StepCall(step=version, **shared)
+        case _:
+            return version
+
+
+def _read_path(path: Path, target: Target | str | None) -> Footprint | Plan | Policy:
+    if path.suffix != ".toml":
+        return footprint_of_path(path, target=target)
+    return load_policy(path) if _is_policy(path) else load_plan(path)
+
+
+def _is_policy(path: Path) -> bool:
+    """Whether a TOML file is a policy: plans say what they are, policies do not. What cannot be read is no policy."""
+    try:
+        return "format" not in tomllib.loads(path.read_text())
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def _first_step(versions: Any) -> StepCall | None:
+    return next((version for version in versions if isinstance(version, StepCall)), None)
+
+
+def _check(versions: Mapping[str, Any], target: Target | str | None, planned: StepCall | None) -> None:
+    problems = list(_problems(versions, target, planned))
+    if not problems:
+        return
+    raise ComparisonError(
+        f"compare({{{', '.join(map(repr, versions))}}}) has versions that cannot be compared.",
+        got="; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1)),
+        needed="steps with target=, plans and policies with the step that they are for, footprints, or paths of files"
+        " that hold one of these or XLA's dumps",
+        advice='jaxckpt.compare({"as it is": step, "planned": plan}, *args, target="h200")',
+        problems=tuple(problems),
+    )
+
+
+def _problems(versions: Mapping[str, Any], target: Target | str | None, planned: StepCall | None) -> Iterator[str]:
+    if not versions:
+        yield "no version at all"
+    for name, version in versions.items():
+        if isinstance(version, StepCall):
+            if target is None:
+                yield f"{name!r} is a step, and there is no target to compile it for"
+        elif isinstance(version, Plan):
+            if planned is None and not _is_known(version, target):
+                yield f"{name!r} is a plan that must be compiled, and there is no step among the versions, nor step="
+        elif isinstance(version, Policy):
+            if planned is None or target is None:
+                yield f"{name!r} is a policy, and there is no {'step' if planned is None else 'target'} to carry it out"
+        elif not isinstance(version, Footprint):
+            yield f"{name!r} is a {type(version).__name__}"
+
+
+def _is_known(plan: Plan, target: Target | str | None) -> bool:
+    """Whether the plan's own footprint says all that is asked."""
+    wanted = plan.target if target is None else Target(target).name
+    return plan.footprint is not None and plan.footprint.memory is not None and plan.footprint.target == wanted
+
+
+class _Work:
+    """Compiles what must be compiled; one trace serves all plans and policies of a target."""
+
+    def __init__(self, target: Target | None, planned: StepCall | None, say: Progress):
+        self._target = target
+        self._planned = planned
+        self._say = say
+        self._planners: dict[str, Planner] = {}
+
+    def footprint(self, name: str, version: _Read) -> Footprint:
+        """What a version takes."""
+        match version:
+            case Footprint():
+                return version
+            case Plan():
+                return self._of_plan(name, version)
+            case Policy():
+                return self._of_policy(name, version)
+            case StepCall():
+                return self._of_step(name, version)
+
+    def _of_plan(self, name: str, plan: Plan) -> Footprint:
+        if _is_known(plan, self._target):
+            assert plan.footprint is not None
+            return plan.footprint
+        self._say(f"carrying out {name}")
+        return self._planner(self._target or Target(plan.target)).measure(plan).footprint
+
+    def _of_policy(self, name: str, policy: Policy) -> Footprint:
+        assert self._target is not None, "checked before"
+        self._say(f"carrying out {name}")
+        planner = self._planner(self._target)
+        return planner.follow(policy).footprint
+
+    def _planner(self, target: Target) -> Planner:
+        if target.name not in self._planners:
+            assert self._planned is not None, "checked before"
+            self._planners[target.name] = Planner(
+                self._planned.step,
+                *self._planned.args,
+                target=target,
+                donate_argnums=_positions(self._planned.donate_argnums),
+                static_argnums=_positions(self._planned.static_argnums),
+                progress=self._say,
+            )
+        return self._planners[target.name]
+
+    def _of_step(self, name: str, call: StepCall) -> Footprint:
+        assert self._target is not None, "checked before"
+        self._say(f"compiling {name} for {self._target.name}")
+        return footprint(
+            call.step,
+            *call.args,
+            target=self._target,
+            donate_argnums=call.donate_argnums,
+            static_argnums=call.static_argnums,
+        )
+
+
+def _positions(argnums: int | Sequence[int]) -> int | tuple[int, ...]:
+    return argnums if isinstance(argnums, int) else tuple(argnums)

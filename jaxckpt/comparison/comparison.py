@@ -1,0 +1,154 @@
+"""Versions of a program side by side, as plain data: totals, scopes, buffers at the peak, what is done again.
+
+All differences are against the first version. How they are found is in `differences`; how they are shown, in
+`jaxckpt.report`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxckpt._shown import Shown
+from jaxckpt.compiler import Footprint
+from jaxckpt.hlo import Part, Role, ScopeMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedVersion:
+    """One version: its name and what it takes."""
+
+    name: str
+    footprint: Footprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeFigures:
+    """What one scope takes in each version.
+
+    Attributes:
+      scope: Its path; "" is the whole step.
+      figures: One a version; None where the version has no such scope or no memory map.
+    """
+
+    scope: str
+    figures: tuple[ScopeMemory | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakBuffer:
+    """What a buffer alive at the peak is, without its place and time: so buffers of two programs are matched."""
+
+    scope: str
+    op: str
+    dtype: str
+    shape: tuple[int, ...]
+    part: Part
+    role: Role
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferChange:
+    """A kind of buffer of which the peaks of two versions hold different numbers.
+
+    Attributes:
+      buffer: What it is.
+      before: How many are alive at the peak of the first version.
+      after: How many are alive at the peak of the other.
+    """
+
+    buffer: PeakBuffer
+    before: int
+    after: int
+
+    @property
+    def change_bytes(self) -> int:
+        """What it adds to the peak; negative where buffers went."""
+        return (self.after - self.before) * self.buffer.size_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakChange:
+    """From the peak of the first version to that of another.
+
+    Attributes:
+      name: Of the other version.
+      changes: Kinds of buffers that came or went; what both hold equally often is left out. The sum of their
+        `change_bytes` is the difference between the two peaks.
+    """
+
+    name: str
+    changes: tuple[BufferChange, ...]
+
+    @property
+    def went(self) -> tuple[BufferChange, ...]:
+        """Kinds of which the other version holds fewer, most bytes first."""
+        return tuple(sorted((c for c in self.changes if c.after < c.before), key=lambda c: c.change_bytes))
+
+    @property
+    def came(self) -> tuple[BufferChange, ...]:
+        """Kinds of which the other version holds more, most bytes first."""
+        return tuple(sorted((c for c in self.changes if c.after > c.before), key=lambda c: -c.change_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecomputedOp:
+    """An op that some version does again.
+
+    Attributes:
+      scope: Where it is.
+      op: JAX's primitive; XLA's opcode where XLA does not say.
+      by_xla: Whether XLA's own rematerialisation does it, and nobody's decision.
+      runs: For each version how many kernels of it run a second time in one step, trip counts of loops included.
+    """
+
+    scope: str
+    op: str
+    by_xla: bool
+    runs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison(Shown):
+    """Versions of a program side by side.
+
+    Attributes:
+      versions: In the order given; the first is what the others are held against.
+      scopes: Of all versions, the whole step first; empty where no version has a memory map.
+      peaks: One for each version after the first where both have a memory map.
+      recomputed: What any version does again, most runs first.
+      frontier: Names of the versions that no other beats in both memory and estimated time; a version whose time is
+        not known is not in it.
+      notes: Sentences on what cannot be compared.
+    """
+
+    _report: ClassVar[str] = "jaxckpt.report.comparison:comparison_report"
+
+    versions: tuple[ComparedVersion, ...]
+    scopes: tuple[ScopeFigures, ...] = ()
+    peaks: tuple[PeakChange, ...] = ()
+    recomputed: tuple[RecomputedOp, ...] = ()
+    frontier: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Footprint:
+        """The footprint of a version.
+
+        Raises:
+          KeyError: There is no such version.
+        """
+        return {version.name: version.footprint for version in self.versions}[name]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The versions' names."""
+        return tuple(version.name for version in self.versions)
+
+    def to_frame(self) -> Any:
+        """All figures as a pandas frame of one figure a row; see `jaxckpt.comparison.comparison_rows`.
+
+        Raises:
+          MissingPackageError: pandas is not installed.
+        """
+        from jaxckpt.comparison.rows import comparison_frame
+
+        return comparison_frame(self)

@@ -1,0 +1,135 @@
+"""What differs between compiled programs: scopes by their path, buffers at the peak as multisets, ops done again.
+
+Read after `comparison`.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from jaxckpt.comparison.comparison import (
+    BufferChange,
+    ComparedVersion,
+    Comparison,
+    PeakBuffer,
+    PeakChange,
+    RecomputedOp,
+    ScopeFigures,
+)
+from jaxckpt.compiler import Footprint
+from jaxckpt.hlo import Buffer, Kernel, MemoryMap, Part
+
+
+def compare_footprints(footprints: Mapping[str, Footprint]) -> Comparison:
+    """Holds footprints against the first of them.
+
+    Args:
+      footprints: By name.
+
+    Returns:
+      All that differs. Complexity: linear in kernels and buffers times scopes.
+
+    Example:
+      >>> first = Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=7, step_s=1.0)
+      >>> other = Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=9, step_s=2.0)
+      >>> compare_footprints({"first": first, "other": other}).frontier
+      ('first',)
+    """
+    maps = [footprint.memory for footprint in footprints.values()]
+    return Comparison(
+        versions=tuple(ComparedVersion(name=name, footprint=made) for name, made in footprints.items()),
+        scopes=tuple(_scopes(maps)),
+        peaks=tuple(_peaks(list(footprints), maps)),
+        recomputed=tuple(_recomputed(maps)),
+        frontier=tuple(_frontier(footprints)),
+        notes=tuple(_notes(footprints)),
+    )
+
+
+def peak_changes(before: MemoryMap, after: MemoryMap) -> tuple[BufferChange, ...]:
+    """Which kinds of buffers the peaks of two programs hold in different numbers.
+
+    Args:
+      before: The first.
+      after: The other.
+
+    Returns:
+      Their `change_bytes` add up to `after.peak_bytes - before.peak_bytes`.
+
+    Example:
+      >>> empty = MemoryMap(program="step", kernels=(), buffers=(), allocations=())
+      >>> peak_changes(empty, empty)
+      ()
+    """
+    held = [Counter(map(_kind, memory.alive_at(memory.peak))) for memory in (before, after)]
+    kinds = dict.fromkeys((*held[0], *held[1]))
+    changes = (BufferChange(buffer=kind, before=held[0][kind], after=held[1][kind]) for kind in kinds)
+    return tuple(change for change in changes if change.before != change.after)
+
+
+def _kind(buffer: Buffer) -> PeakBuffer:
+    return PeakBuffer(
+        scope=buffer.scope,
+        op=buffer.op,
+        dtype=buffer.dtype,
+        shape=buffer.shape,
+        part=buffer.part,
+        role=buffer.role,
+        size_bytes=buffer.size_bytes,
+    )
+
+
+def _peaks(names: Sequence[str], maps: Sequence[MemoryMap | None]) -> Iterator[PeakChange]:
+    first, *others = maps
+    for name, memory in zip(names[1:], others, strict=True):
+        if first is not None and memory is not None:
+            yield PeakChange(name=name, changes=peak_changes(first, memory))
+
+
+def _scopes(maps: Sequence[MemoryMap | None]) -> Iterator[ScopeFigures]:
+    tables = [{} if memory is None else {row.scope: row for row in memory.scopes()} for memory in maps]
+    for scope in dict.fromkeys(scope for table in tables for scope in table):
+        yield ScopeFigures(scope=scope, figures=tuple(table.get(scope) for table in tables))
+
+
+def _recomputed(maps: Sequence[MemoryMap | None]) -> Iterator[RecomputedOp]:
+    counted = [Counter[tuple[str, str, bool]]() for _ in maps]
+    for runs, memory in zip(counted, maps, strict=True):
+        for kernel in () if memory is None else memory.kernels:
+            if kernel.part is Part.RECOMPUTE or kernel.by_xla:
+                runs[_what(kernel)] += kernel.count
+    found = dict.fromkeys(what for runs in counted for what in runs)
+    for what in sorted(found, key=lambda what: -max(runs[what] for runs in counted)):
+        scope, op, by_xla = what
+        yield RecomputedOp(scope=scope, op=op, by_xla=by_xla, runs=tuple(runs[what] for runs in counted))
+
+
+def _what(kernel: Kernel) -> tuple[str, str, bool]:
+    return kernel.scope, kernel.op or kernel.opcode, kernel.by_xla
+
+
+def _frontier(footprints: Mapping[str, Footprint]) -> Iterator[str]:
+    places = {name: (made.total_bytes, made.step_s) for name, made in footprints.items() if made.step_s}
+    for name, place in places.items():
+        if not any(_beats(other, place) for other in places.values()):
+            yield name
+
+
+def _beats(other: tuple[float, float], place: tuple[float, float]) -> bool:
+    """At most as much of both, and less of one."""
+    return other != place and other[0] <= place[0] and other[1] <= place[1]
+
+
+def _notes(footprints: Mapping[str, Footprint]) -> Iterator[str]:
+    targets = {made.target for made in footprints.values() if made.target}
+    if len(targets) > 1:
+        listed = ", ".join(f"{name} for {made.target or 'an unknown machine'}" for name, made in footprints.items())
+        yield f"The versions were compiled for different machines: {listed}."
+    without_map = [name for name, made in footprints.items() if made.memory is None]
+    if without_map:
+        yield f"Only totals are known of {', '.join(without_map)}: there is no memory map."
+    without_time = [name for name, made in footprints.items() if not made.step_s]
+    if without_time:
+        yield f"The time of {', '.join(without_time)} is not known."
+    for caveat in dict.fromkeys(caveat for made in footprints.values() for caveat in made.caveats):
+        names = [name for name, made in footprints.items() if caveat in made.caveats]
+        yield caveat if len(names) == len(footprints) else f"{', '.join(names)}: {caveat}"

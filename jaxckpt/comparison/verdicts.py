@@ -1,0 +1,264 @@
+"""Verdicts: the step is compiled with all rules and with all but one, for each rule; the difference is its worth.
+
+The step is traced once. Rules whose absence changes nothing in the plan cost no compile. Read after `verdict`.
+"""
+
+import glob
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jaxckpt._errors import PolicyError
+from jaxckpt.comparison.verdict import Verdict, Verdicts, Word
+from jaxckpt.compiler import Footprint
+from jaxckpt.cost import behind_views
+from jaxckpt.ir import Offload, Plan, Recompute, Save
+from jaxckpt.ir.scope import TAG
+from jaxckpt.linter import Seen, primal_of_name
+from jaxckpt.machine import Target
+from jaxckpt.planner import Planner
+from jaxckpt.policy import Match, Policy, Resolved, Rule, candidates, load_policy
+from jaxckpt.solve import Followed, Problem, follow
+
+_SAME = 1e-3
+"""Totals and times that differ by less than this share are the same: compilers lay out buffers by chance."""
+_ALL_NAMES = "all names saved"
+
+_NEVER_ATTACHED = "never attached: no value of the step has this name"
+_MATCHES_NOTHING = "never attached: it matches no value of the step"
+_IN_LOOP = "inside the body of a {primitive}, of which only the whole is decided about"
+_ON_PRIMAL = "inside the primal of the custom_vjp {primal}, which a differentiated step does not run"
+_DEAD = "dead in the backward: nothing of the backward pass reads it"
+_OVERRULED = "other rules or marks decide about all that it matches"
+_RETURNED = "the step returns it"
+_LIGHT = "it costs nothing to make again, and is made where it is read"
+_NO_ARRAY = "it is no array of its own: compilers compute it where it is read"
+_SAME_ANYWAY = "what decides without it decides the same"
+_SAME_PROGRAM = "the compiled programs take the same"
+_STAYS = "0 bytes moved to the host"
+
+
+def verdicts(
+    step: Callable[..., Any],
+    *args: Any,
+    target: Target | str,
+    policy: Policy | str | Path | None = None,
+    donate_argnums: int | tuple[int, ...] = (),
+    static_argnums: int | tuple[int, ...] = (),
+    progress: Callable[[str], None] | None = None,
+) -> Verdicts:
+    """Says of each rule of a policy what it is worth, by compiling the step with and without it.
+
+    Args:
+      step: Loss, gradient and, if it is there, update: a function, plain or jitted.
+      *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
+      target: The machine to compile for.
+      policy: A policy, its path, or the name of a ready one. None: every `checkpoint_name` of the step is saved, the
+        rest computed again, and the verdicts are on the names.
+      donate_argnums: Arguments whose memory the results may take.
+      static_argnums: Arguments that are not traced.
+      progress: Called with a sentence before each longer piece of work.
+
+    Returns:
+      One verdict a rule or name. A rule's worth is beside all others: two that do the same are each of no effect.
+
+    Raises:
+      PolicyError: There is no such policy, or its regions hold nothing. Rules that match nothing are no error here:
+        the verdict on them says so.
+      NoGradientError, ArgumentError, TargetError: As `jaxckpt.plan`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from jax.ad_checkpoint import checkpoint_name
+      >>> def loss(w, x):
+      ...     x = checkpoint_name(jnp.tanh(x @ w), "hidden")
+      ...     return checkpoint_name(jnp.tanh(x @ w).sum(), "loss")
+      >>> found = verdicts(jax.grad(loss), jnp.eye(8), jnp.ones((4, 8)), target="cpu")
+      >>> [(verdict.subject, verdict.why.split(":")[0]) for verdict in found.verdicts][-1]
+      ('loss', 'dead in the backward')
+    """
+    chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
+    planner = Planner(
+        step,
+        *args,
+        target=target,
+        donate_argnums=donate_argnums,
+        static_argnums=static_argnums,
+        progress=progress,
+    )
+    judged = _Judged(planner, chosen)
+    said = tuple(map(judged.verdict, range(len(judged.policy.rules))))
+    whole = judged.measured(judged.followed.plan)
+    return Verdicts(
+        step=planner.traced.name,
+        policy=judged.policy.name,
+        target=planner.target.name,
+        total_bytes=whole.total_bytes,
+        host_bytes=whole.host_bytes,
+        flops=_flops(whole),
+        step_s=whole.step_s,
+        compiles=judged.compiles,
+        verdicts=said,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """Figures with a rule less those without it; differences too small to mean anything are 0."""
+
+    total_bytes: int
+    host_bytes: int
+    flops: int
+    step_s: float
+
+    @property
+    def work(self) -> float:
+        return self.step_s or self.flops
+
+    @property
+    def is_nothing(self) -> bool:
+        return not (self.total_bytes or self.host_bytes or self.work)
+
+
+class _Judged:
+    """One policy on one traced step."""
+
+    def __init__(self, planner: Planner, policy: Policy | None):
+        self.planner = planner
+        self.seen = Seen(traced=planner.traced)
+        self.by_name = policy is None
+        self.policy = _of_names(self.seen) if policy is None else policy
+        self.compiles = 0
+
+    @cached_property
+    def followed(self) -> Followed:
+        """What comes of all rules."""
+        return _follow(self.planner.problem, self.policy)
+
+    def verdict(self, index: int) -> Verdict:
+        """What is said of one rule."""
+        rule = self.policy.rules[index]
+        decided = [r for r in self.followed.resolved if r.rule == index and r.by.policy.name == self.policy.name]
+        arrays = {behind_views(self.planner.graph, r.candidate.value) for r in decided}
+        change, why = self._change(index, decided)
+        return Verdict(
+            subject=_name(rule) if self.by_name else f"rule {index + 1} ({rule})",
+            decision=type(rule.decision).__name__.lower(),
+            word=_word(rule, change),
+            why=why,
+            value_count=len(arrays),
+            value_bytes=sum(self.planner.graph.values[v].size_bytes for v in arrays),
+            bytes_change=change.total_bytes,
+            host_bytes_change=change.host_bytes,
+            flops_change=change.flops,
+            step_s_change=change.step_s,
+        )
+
+    def measured(self, plan: Plan) -> Footprint:
+        """What the compiler says of a plan; compiled once."""
+        self.compiles += not self.planner.compiled_before(plan)
+        return self.planner.measure(plan).footprint
+
+    def _change(self, index: int, decided: list[Resolved]) -> tuple[_Change, str]:
+        nothing = _Change(total_bytes=0, host_bytes=0, flops=0, step_s=0.0)
+        rules = self.policy.rules[:index] + self.policy.rules[index + 1 :]
+        without = _follow(self.planner.problem, replace(self.policy, rules=rules)).plan
+        if without == self.followed.plan:
+            return nothing, self._why(index, decided)
+        change = _between(self.measured(self.followed.plan), self.measured(without))
+        if change.is_nothing:
+            return change, _SAME_PROGRAM
+        stays = isinstance(self.policy.rules[index].decision, Offload) and change.host_bytes <= 0
+        return change, _STAYS if stays else ""
+
+    def _why(self, index: int, decided: list[Resolved]) -> str:
+        """Why a rule changes nothing in the plan."""
+        rule = self.policy.rules[index]
+        if not decided:
+            return self._why_nothing(index, rule)
+        problem, plan = self.planner.problem, self.followed.plan
+        values = {r.candidate.value for r in decided}
+        if isinstance(rule.decision, Recompute) or values & plan.decisions.keys():
+            return _SAME_ANYWAY
+        if values <= set(problem.graph.outputs):
+            return _RETURNED
+        if not values & problem.late_read:
+            return _DEAD
+        if values & problem.late_read <= problem.fusion.light:
+            return _LIGHT
+        return _SAME_ANYWAY if values & problem.worth_saving else _NO_ARRAY
+
+    def _why_nothing(self, index: int, rule: Rule) -> str:
+        """Why a rule decides about no value."""
+        if any(index in r.others for r in self.followed.resolved):
+            return _OVERRULED
+        matching = [c for c in candidates(self.planner.graph) if rule.match.holds(c)]
+        if matching:
+            return _OVERRULED if any(c.is_residual for c in matching) else _DEAD
+        name = _name(rule)
+        if not name:
+            return _MATCHES_NOTHING
+        site = self.seen.named(rule.match.name or "")
+        if site is not None and site.loops:
+            return _IN_LOOP.format(primitive=site.loops[0].primitive.name)
+        if site is None and (primal := primal_of_name(name)) is not None:
+            return _ON_PRIMAL.format(primal=primal)
+        return _NEVER_ATTACHED if site is None else _DEAD
+
+
+def _of_names(seen: Seen) -> Policy:
+    """The policy that saves every name of the step, and those that policies of JAX in it mention."""
+    mentioned = {name for _, read in seen.checkpoints for policy in read for name in policy.names}
+    names = dict.fromkeys([*seen.names, *sorted(mentioned)])
+    rules = (
+        Rule(match=Match(name=glob.escape(name)), decision=Save(), optional=True)
+        for name in names
+        if not name.startswith(TAG)
+    )
+    return Policy(name=_ALL_NAMES, rules=tuple(rules), default="recompute")
+
+
+def _name(rule: Rule) -> str:
+    """The name that a rule asks for, as it was before it became a glob."""
+    name = rule.match.name or ""
+    for letter in "*?[":
+        name = name.replace(f"[{letter}]", letter)
+    return name
+
+
+def _follow(problem: Problem, policy: Policy) -> Followed:
+    """A policy carried over to a step, rules that match nothing left out."""
+    lenient = replace(policy, rules=tuple(replace(rule, optional=True) for rule in policy.rules))
+    try:
+        return follow(problem, lenient)
+    except PolicyError:
+        return follow(problem, replace(policy, rules=()))
+
+
+def _between(one: Footprint, other: Footprint) -> _Change:
+    total_bytes = one.total_bytes - other.total_bytes
+    step_s = one.step_s - other.step_s
+    return _Change(
+        total_bytes=total_bytes if abs(total_bytes) > _SAME * other.total_bytes else 0,
+        host_bytes=one.host_bytes - other.host_bytes,
+        flops=_flops(one) - _flops(other),
+        step_s=step_s if abs(step_s) > _SAME * other.step_s else 0.0,
+    )
+
+
+def _word(rule: Rule, change: _Change) -> Word:
+    if change.is_nothing:
+        return "no effect"
+    if change.total_bytes <= 0 and change.work <= 0:
+        return "free"
+    if change.total_bytes >= 0 and change.work >= 0:
+        return "costs"
+    gain = change.work if isinstance(rule.decision, Save) else change.total_bytes
+    return "pays" if gain < 0 else "costs"
+
+
+def _flops(footprint: Footprint) -> int:
+    kernels = footprint.memory.kernels if footprint.memory is not None else ()
+    return sum(kernel.flops * kernel.count for kernel in kernels)

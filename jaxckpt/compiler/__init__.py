@@ -1,0 +1,29 @@
+"""The proof: compile a step for a target and read what XLA says that it takes.
+
+Read in this order: `figures` (what it takes), `placement` (arguments on the target), `flat_step` (a step as flat
+arrays), `compile` (the compiler's answer), `program` (what its text adds), `refusals` (what it means when it
+says no), `dump` (where it writes what it decided), `footprint` (all of it in one line), `file`.
+"""
+
+from jaxckpt.compiler.compile import Compilation, compile_flat
+from jaxckpt.compiler.compile_step import compile_step, footprint
+from jaxckpt.compiler.flat_step import FlatStep, flatten_step
+from jaxckpt.compiler.footprint import Footprint
+from jaxckpt.compiler.footprint_file import load_footprint, save_footprint
+from jaxckpt.compiler.frame import footprint_frame, frame_of_rows
+from jaxckpt.compiler.xla_dump import footprint_of_dump
+
+__all__ = [
+    "Compilation",
+    "FlatStep",
+    "Footprint",
+    "compile_flat",
+    "compile_step",
+    "flatten_step",
+    "footprint",
+    "footprint_frame",
+    "footprint_of_dump",
+    "frame_of_rows",
+    "load_footprint",
+    "save_footprint",
+]

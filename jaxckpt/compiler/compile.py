@@ -1,0 +1,215 @@
+"""A step is lowered over flat arrays, compiled for a target, and asked what it takes: this is the proof.
+
+Flat, because jax rebuilds a step's pytrees with placeholders when it lowers them, and classes that check their
+leaves crash then. Nothing runs. The executable is kept, for whoever reads more of it than memory figures.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxckpt import _compat
+from jaxckpt.compiler.compile_options import quick_options
+from jaxckpt.compiler.dump_folder import dump_folder, dump_options, dumped_program
+from jaxckpt.compiler.footprint import Footprint
+from jaxckpt.compiler.hlo_constants import chooses_convolutions, constant_bytes
+from jaxckpt.compiler.placement import mesh_of_target, place, place_sharding
+from jaxckpt.compiler.refusals import compile_error, no_figures_error
+from jaxckpt.compiler.xla_remat import audit
+from jaxckpt.hlo import MemoryMap, Use, memory_from_hlo, reconcile, step_s
+from jaxckpt.machine import Target
+
+CPU_CAVEATS = (
+    "XLA's CPU backend undoes rematerialisation: these figures do not verify a plan.",
+    "XLA's CPU backend leaves temporaries out of its reported peak.",
+)
+CONVOLUTION_CAVEAT = "cuDNN's convolutions were chosen without the device: their workspaces are counted as 0 bytes."
+HOST_ARGUMENT_CAVEAT = (
+    "Arguments in host memory are counted as device memory: compile-only devices have no memory kinds in jax."
+)
+UNUSED_CAVEAT = "Arguments that the step never reads are not counted; see unused_argument_bytes."
+
+_HOST_KINDS = ("pinned_host", "unpinned_host")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compilation:
+    """A compiled step and what it takes.
+
+    Attributes:
+      footprint: The memory figures.
+      executable: jax's compiled step over flat arrays, for readers of its HLO; on compile-only targets it cannot
+        be called.
+      program: A serialised `HloProto` with schedule and buffer assignment, in the form that XProf's memory viewer
+        opens as `*.hlo.pb`; None where the compiler wrote none.
+    """
+
+    footprint: Footprint
+    executable: jax.stages.Compiled
+    program: bytes | None = None
+
+
+def compile_flat(
+    function: Callable[..., Sequence[Any]],
+    specs: Sequence[jax.ShapeDtypeStruct],
+    *,
+    target: Target,
+    donated: frozenset[int] = frozenset(),
+    compiler_options: Sequence[tuple[str, Any]] = (),
+    out_shardings: Sequence[jax.sharding.Sharding | None] | None = None,
+    name: str | None = None,
+    argument_paths: Sequence[str] = (),
+) -> Compilation:
+    """Compiles a function of flat arrays for a target and reads what it takes.
+
+    Args:
+      function: Takes as many arrays as there are `specs`, returns a sequence of arrays.
+      specs: Shape, dtype and sharding of each argument; shardings on other devices are moved to the target.
+      target: The machine to compile for.
+      donated: Indices of arguments whose memory the step may reuse.
+      compiler_options: XLA options as pairs of name and value.
+      out_shardings: One for each result, None where the compiler may choose; moved to the target.
+      name: Of the step, for messages and for the program; the function's own when not given.
+      argument_paths: Where each argument stands among the step's, for the memory map.
+
+    Returns:
+      The footprint per device, and the executable.
+
+    Raises:
+      CompileError: Lowering or compiling failed, or the compiler gave no figures. `resource_exhausted` tells
+        whether memory was what lacked.
+      TargetError: A sharding does not fit the target.
+    """
+    called: str = name or getattr(function, "__name__", "step")
+    started_s = time.perf_counter()
+    placed = place(specs, target)
+    jitted = _jit_flat(function, target, donated, out_shardings, called)
+    with mesh_of_target(target), dump_folder() as folder, quick_options(target) as quick:
+        try:
+            traced = jitted.trace(*placed)
+            options = dict(dump_options(folder)) | quick | dict(compiler_options)
+            executable = traced.lower().compile(compiler_options=options)
+        except Warning:  # the caller made errors of warnings; this one is theirs
+            raise
+        except Exception as error:
+            raise compile_error(error, name=called, target=target) from error
+        compile_s = time.perf_counter() - started_s
+        program = dumped_program(folder)
+    memory = None if program is None else _memory(program, target, traced, argument_paths)
+    figures = _reported_figures(executable)
+    if not any(figures.values()) and _returns_arrays(traced):
+        raise no_figures_error(name=called, target=target)
+    problems = () if memory is None else (*memory.problems, *reconcile(memory, figures), *audit(memory))
+    figures |= _unreported_figures(executable, figures, traced, placed)
+    footprint = Footprint(
+        **figures,
+        target=target.name,
+        compile_s=compile_s,
+        jax_version=jax.__version__,
+        plugin_version=target.compiler_version,
+        compiler_options=tuple(compiler_options),
+        caveats=(*_caveats(executable, target, specs, figures), *problems),
+        undonated=tuple(_undonated(memory, {path for i, path in enumerate(argument_paths) if i in donated})),
+        step_s=0.0 if memory is None else step_s(memory, target.rates),
+        memory=memory,
+    )
+    return Compilation(footprint=footprint, executable=executable, program=program)
+
+
+def _jit_flat(
+    function: Callable[..., Sequence[Any]],
+    target: Target,
+    donated: frozenset[int],
+    out_shardings: Sequence[jax.sharding.Sharding | None] | None,
+    name: str,
+) -> jax.stages.Wrapped:
+    def flat_step(*leaves):
+        return tuple(function(*leaves))
+
+    flat_step.__name__ = flat_step.__qualname__ = name  # XLA names the program after it
+    options: dict[str, Any] = {"donate_argnums": tuple(sorted(donated))}
+    if out_shardings is not None and any(sharding is not None for sharding in out_shardings):
+        options["out_shardings"] = tuple(place_sharding(each, target) for each in out_shardings)
+    return jax.jit(flat_step, **options)
+
+
+def _reported_figures(executable: jax.stages.Compiled) -> dict[str, int]:
+    """XLA's memory statistics under our names."""
+    statistics = executable.memory_analysis()
+    figures = {
+        f"{space}{kind}_bytes": getattr(statistics, f"{space}{kind}_size_in_bytes", 0)
+        for space in ("", "host_")
+        for kind in ("argument", "output", "alias", "temp")
+    }
+    code_bytes = getattr(statistics, "generated_code_size_in_bytes", 0)
+    figures["generated_code_bytes"] = max(code_bytes, 0)  # XLA says -1 where it does not know
+    figures["reported_peak_bytes"] = getattr(statistics, "peak_memory_in_bytes", 0)
+    return figures
+
+
+def _unreported_figures(
+    executable: jax.stages.Compiled,
+    reported: dict[str, int],
+    traced: jax.stages.Traced,
+    placed: Sequence[jax.ShapeDtypeStruct],
+) -> dict[str, int]:
+    """What the statistics leave out: constants, and arguments that jit drops."""
+    counted = reported["generated_code_bytes"] > 0
+    return {
+        "constant_bytes": 0 if counted else constant_bytes(executable.as_text() or ""),
+        "unused_argument_bytes": _unused_bytes(traced, placed),
+    }
+
+
+def _caveats(
+    executable: jax.stages.Compiled,
+    target: Target,
+    specs: Sequence[jax.ShapeDtypeStruct],
+    figures: dict[str, int],
+) -> tuple[str, ...]:
+    on_host = any(getattr(spec.sharding, "memory_kind", None) in _HOST_KINDS for spec in specs)
+    guessed = target.platform == "cuda" and target.compile_only
+    guessed = guessed and chooses_convolutions(executable.as_text() or "")
+    return (
+        *(CPU_CAVEATS if target.platform == "cpu" else ()),
+        *((CONVOLUTION_CAVEAT,) if guessed else ()),
+        *((HOST_ARGUMENT_CAVEAT,) if on_host and not figures["host_argument_bytes"] else ()),
+        *((UNUSED_CAVEAT,) if figures["unused_argument_bytes"] else ()),
+    )
+
+
+def _memory(program: bytes, target: Target, traced: jax.stages.Traced, argument_paths: Sequence[str]) -> MemoryMap:
+    """The memory map, with the arguments' own names; jit drops those that nobody reads."""
+    read = _compat.read_arguments(traced)
+    paths = [path for path, is_read in zip(argument_paths, read, strict=False) if is_read]
+    return memory_from_hlo(program, platform=target.platform, argument_paths=paths)
+
+
+def _undonated(memory: MemoryMap | None, donated: set[str]) -> Iterator[tuple[str, int]]:
+    """Arguments that could have been taken over by a result, and were not; largest first."""
+    if memory is None:
+        return
+    for buffer in sorted(memory.buffers, key=lambda b: -b.size_bytes):
+        allocation = memory.by_index[buffer.allocation]
+        if allocation.use is Use.ARGUMENT and not allocation.donated and buffer.name in donated:
+            yield buffer.name, buffer.size_bytes
+
+
+def _returns_arrays(traced: jax.stages.Traced) -> bool:
+    return any(leaf.size for leaf in jax.tree.leaves(traced.out_info))
+
+
+def _unused_bytes(traced: jax.stages.Traced, placed: Sequence[jax.ShapeDtypeStruct]) -> int:
+    read = _compat.read_arguments(traced)
+    return sum(_bytes_per_device(spec) for spec, is_read in zip(placed, read, strict=True) if not is_read)
+
+
+def _bytes_per_device(spec: jax.ShapeDtypeStruct) -> int:
+    shape = spec.shape if spec.sharding is None else spec.sharding.shard_shape(spec.shape)
+    part = jax.ShapeDtypeStruct(shape, spec.dtype)
+    if jax.numpy.issubdtype(spec.dtype, jax.dtypes.prng_key):
+        part = jax.eval_shape(jax.random.key_data, part)
+    return part.size * part.dtype.itemsize

@@ -1,0 +1,92 @@
+"""What a step takes, asked in one line: trace, flatten, compile for the target, read."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxckpt.compiler.compile import Compilation, compile_flat
+from jaxckpt.compiler.flat_step import flatten_step
+from jaxckpt.compiler.footprint import Footprint
+from jaxckpt.machine import Target
+
+
+def footprint(
+    step: Callable[..., Any],
+    *args: Any,
+    target: Target | str,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    compiler_options: Sequence[tuple[str, Any]] = (),
+) -> Footprint:
+    """What XLA says that a step takes of one device of a target. Nothing runs.
+
+    Args:
+      step: The function to compile, plain or jitted; the donation, static arguments, shardings and compiler
+        options of a jitted one are taken over.
+      *args: Its arguments: arrays, `jax.ShapeDtypeStruct`s, numbers, or pytrees of them. Shardings on other
+        devices are moved to the target's.
+      target: The machine, or its name.
+      donate_argnums: Positions whose memory the step may reuse; only for a plain step.
+      static_argnums: Positions that are no arrays; only for a plain step.
+      compiler_options: XLA options as pairs of name and value; they go before those of the jit.
+
+    Returns:
+      Bytes per device; `total_bytes` is the figure to compare with a budget.
+
+    Raises:
+      ArgumentError: A leaf is no array, or a jitted step is given donation or static positions again.
+      CompileError: The compiler refuses the step or gives no figures.
+      TargetError: The target is unknown, cannot be compiled for here, or is too small for the mesh.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> x = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+      >>> footprint(lambda x: x + 1, x, target="cpu", donate_argnums=0).total_bytes
+      4194304
+    """
+    return compile_step(
+        step,
+        *args,
+        target=target,
+        donate_argnums=donate_argnums,
+        static_argnums=static_argnums,
+        compiler_options=compiler_options,
+    ).footprint
+
+
+def compile_step(
+    step: Callable[..., Any],
+    *args: Any,
+    target: Target | str,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    compiler_options: Sequence[tuple[str, Any]] = (),
+) -> Compilation:
+    """As `footprint`, with the executable for those who read more of it.
+
+    Args:
+      step: As `footprint`.
+      *args: As `footprint`.
+      target: As `footprint`.
+      donate_argnums: As `footprint`.
+      static_argnums: As `footprint`.
+      compiler_options: As `footprint`.
+
+    Returns:
+      The footprint and jax's executable, which takes the step's arrays flat.
+
+    Raises:
+      ArgumentError: As `footprint`.
+      CompileError: As `footprint`.
+      TargetError: As `footprint`.
+    """
+    flat = flatten_step(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    return compile_flat(
+        flat.function,
+        flat.specs,
+        target=target if isinstance(target, Target) else Target(target),
+        donated=flat.donated,
+        compiler_options=tuple({**dict(flat.compiler_options), **dict(compiler_options)}.items()),
+        out_shardings=flat.out_shardings,
+        name=flat.name,
+        argument_paths=flat.paths,
+    )

@@ -1,0 +1,171 @@
+"""A footprint is what XLA says that a compiled step takes of one device's memory, as plain data.
+
+Arguments, outputs and temporaries are the compiler's own figures; what a donated argument lends to an output is
+subtracted once (alias). What lies in host memory is apart. How it was got, see `compile`; this file knows neither
+jax nor a compiler, so that a footprint can be kept in a plan, compared and shown anywhere.
+"""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jaxckpt._errors import PlanFileError
+from jaxckpt._shown import Shown
+from jaxckpt._units import format_bytes
+from jaxckpt.hlo import MemoryMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footprint(Shown):
+    """The memory of one device, in bytes, while the step runs.
+
+    Attributes:
+      argument_bytes: What the step reads of its arguments.
+      output_bytes: Results, those that take over a donated argument included.
+      alias_bytes: The part of the outputs that lies in donated arguments.
+      temp_bytes: Everything between.
+      generated_code_bytes: The program, with its constants where the compiler counts them there (TPU, an attached
+        GPU). Compile-only GPUs report 0.
+      constant_bytes: Arrays that the program holds, such as those a step closes over; counted in the optimised
+        program, and only where `generated_code_bytes` is 0.
+      host_argument_bytes: Arguments in host memory.
+      host_output_bytes: Results in host memory.
+      host_temp_bytes: What the step offloads.
+      host_alias_bytes: As `alias_bytes`.
+      reported_peak_bytes: XLA's own peak. Not trusted: on processors it leaves temporaries out, on TPUs it counts
+        memory on the chip, elsewhere it can be below `temp_bytes`.
+      unused_argument_bytes: Arguments that nothing reads. jit drops them, so they are in no other figure, yet they
+        stay in memory for as long as the caller holds them.
+      target: Name of the machine compiled for.
+      compile_s: Lowering and compiling, seconds on this machine.
+      jax_version: Of the jax that lowered it.
+      plugin_version: Of the compiler.
+      compiler_options: XLA options that were set, as pairs.
+      caveats: Sentences on what these figures leave out, and where sums do not reconcile.
+      undonated: Arguments that were donated and that no result takes over: pairs of path and bytes.
+      step_s: Estimated seconds of one step by roofline on the target; 0 where nothing was read of the program.
+      memory: Where the bytes are, kernel by kernel; None where it was not read. It is no part of what is compared and
+        of `to_dict`.
+
+    Example:
+      >>> made = Footprint(argument_bytes=300, output_bytes=200, alias_bytes=200, temp_bytes=700)
+      >>> made.total_bytes
+      1000
+      >>> Footprint.from_dict(made.to_dict()) == made
+      True
+    """
+
+    _report: ClassVar[str] = "jaxckpt.report.memory:footprint_report"
+
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temp_bytes: int
+    generated_code_bytes: int = 0
+    constant_bytes: int = 0
+    host_argument_bytes: int = 0
+    host_output_bytes: int = 0
+    host_temp_bytes: int = 0
+    host_alias_bytes: int = 0
+    reported_peak_bytes: int = 0
+    unused_argument_bytes: int = 0
+    target: str = ""
+    compile_s: float = 0.0
+    jax_version: str = ""
+    plugin_version: str = ""
+    compiler_options: tuple[tuple[str, Any], ...] = ()
+    caveats: tuple[str, ...] = ()
+    undonated: tuple[tuple[str, int], ...] = ()
+    step_s: float = 0.0
+    memory: MemoryMap | None = field(default=None, compare=False, repr=False)
+
+    def with_memory(self, memory: MemoryMap | None) -> "Footprint":
+        """The same figures with another memory map."""
+        return replace(self, memory=memory)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the footprint and its memory map as one file; see `jaxckpt.load_footprint`."""
+        from jaxckpt.compiler.footprint_file import save_footprint
+
+        save_footprint(self, path)
+
+    def to_frame(self) -> Any:
+        """The buffers as a pandas frame, one a row; see `jaxckpt.compiler.footprint_frame`.
+
+        Raises:
+          MissingPackageError: pandas is not installed.
+        """
+        from jaxckpt.compiler.frame import footprint_frame
+
+        return footprint_frame(self)
+
+    @property
+    def program_bytes(self) -> int:
+        """The program and its constants, whichever of the two figures the compiler leaves us."""
+        return max(self.generated_code_bytes, self.constant_bytes)
+
+    @property
+    def total_bytes(self) -> int:
+        """What the step takes of the device: arguments + outputs - alias + temporaries + program.
+
+        The figure that a budget is compared with. Not the sum of what is live at one moment, which can only be
+        smaller, and without `unused_argument_bytes`.
+        """
+        arrays = self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+        return arrays + self.program_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """What the step takes of host memory for this device."""
+        arrays = self.host_argument_bytes + self.host_output_bytes - self.host_alias_bytes
+        return arrays + self.host_temp_bytes
+
+    def __str__(self) -> str:
+        host = f", host {format_bytes(self.host_bytes)}" if self.host_bytes else ""
+        program = f" + program {format_bytes(self.program_bytes)}" if self.program_bytes else ""
+        return (
+            f"{format_bytes(self.total_bytes)} on {self.target}: arguments {format_bytes(self.argument_bytes)} "
+            f"+ outputs {format_bytes(self.output_bytes)} - alias {format_bytes(self.alias_bytes)} "
+            f"+ temporaries {format_bytes(self.temp_bytes)}{program}{host}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as numbers, texts and lists, ready for TOML or JSON."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "memory"}
+        plain["compiler_options"] = [list(option) for option in self.compiler_options]
+        plain["caveats"] = list(self.caveats)
+        plain["undonated"] = [list(pair) for pair in self.undonated]
+        return plain
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> "Footprint":
+        """Reads what `to_dict` wrote.
+
+        Args:
+          plain: Keys with a default may be left out.
+
+        Returns:
+          An equal footprint.
+
+        Raises:
+          PlanFileError: Keys are missing or unknown; all of them are named.
+        """
+        names = {each.name for each in fields(cls)} - {"memory"}
+        required = {each.name for each in fields(cls) if each.default is MISSING}
+        missing, unknown = sorted(required - set(plain)), sorted(set(plain) - names)
+        if missing or unknown:
+            raise PlanFileError(
+                "a footprint cannot be read: its keys are not ours.",
+                got=f"missing {missing}, unknown {unknown}",
+                needed=f"{', '.join(sorted(required))}, and perhaps {', '.join(sorted(names - required))}",
+                advice="read it with the version of jaxckpt that wrote it",
+                missing=tuple(missing),
+                unknown=tuple(unknown),
+            )
+        values = dict(plain)
+        options = values.get("compiler_options", ())
+        values["compiler_options"] = tuple(tuple(option) for option in options)
+        values["caveats"] = tuple(values.get("caveats", ()))
+        values["undonated"] = tuple((path, size_bytes) for path, size_bytes in values.get("undonated", ()))
+        return cls(**values)

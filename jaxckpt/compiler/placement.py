@@ -1,0 +1,125 @@
+"""Arguments are described where the caller has them; the compiler needs them on the target.
+
+A description (`jax.ShapeDtypeStruct`) may lie nowhere, on one device, or on a mesh. What already lies on the
+target stays. A mesh of other devices is rebuilt on the target with the same shape and axis names. Beside a mesh,
+what lies nowhere or on one device is left to jax, as it does for arrays that are not committed.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import jax
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding, SingleDeviceSharding
+
+from jaxckpt import _compat
+from jaxckpt._errors import TargetError
+from jaxckpt.machine import Target
+
+
+def place(specs: Sequence[jax.ShapeDtypeStruct], target: Target) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Puts descriptions of arrays on a target.
+
+    Args:
+      specs: Shapes, dtypes, and shardings on any devices or none.
+      target: Where the step is compiled for.
+
+    Returns:
+      The same shapes and dtypes, sharded on the target's devices or left to jax.
+
+    Raises:
+      TargetError: A mesh has more devices than the target, or a sharding is of a kind that we cannot rebuild.
+    """
+    lone = _lone_sharding(specs, target)
+    return tuple(spec.update(sharding=place_sharding(spec.sharding, target, lone)) for spec in specs)
+
+
+def place_sharding(sharding: Sharding | None, target: Target, lone: Sharding | None = None) -> Sharding | None:
+    """Puts one sharding on a target.
+
+    Args:
+      sharding: On any devices, or None.
+      target: Where it should lie.
+      lone: What stands for nowhere or one device; None leaves it to jax.
+
+    Returns:
+      A sharding on the target, or None.
+
+    Raises:
+      TargetError: As `place`.
+    """
+    if isinstance(sharding, NamedSharding):
+        return _place_named(sharding, target)
+    if sharding is None:
+        return lone
+    if len(sharding.device_set) == 1:
+        kind = _unusual_memory(sharding)
+        return lone.with_memory_kind(kind) if lone is not None and kind else lone
+    if _lies_on(target, sharding):
+        return sharding
+    raise TargetError(
+        f'a {type(sharding).__name__} cannot be moved to target "{target.name}".',
+        got=repr(sharding),
+        needed="a NamedSharding, or one on the target's own devices",
+        advice=f'jax.sharding.NamedSharding(jaxckpt.Target("{target.name}").mesh(shape, axis_names), spec)',
+        target=target.name,
+    )
+
+
+@contextmanager
+def mesh_of_target(target: Target) -> Iterator[None]:
+    """Where the caller has set a mesh (`jax.set_mesh`), sets its like on the target meanwhile."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        yield
+    else:
+        with jax.set_mesh(_place_mesh(mesh, target)):
+            yield
+
+
+def _lone_sharding(specs: Sequence[jax.ShapeDtypeStruct], target: Target) -> Sharding | None:
+    if any(isinstance(spec.sharding, NamedSharding) for spec in specs):
+        return None
+    for spec in specs:
+        if isinstance(spec.sharding, SingleDeviceSharding) and _lies_on(target, spec.sharding):
+            return SingleDeviceSharding(*spec.sharding.device_set)
+    return target.sharding
+
+
+def _place_named(sharding: NamedSharding, target: Target) -> NamedSharding:
+    abstract = isinstance(sharding.mesh, AbstractMesh)
+    if not abstract and _lies_on(target, sharding):
+        return sharding
+    mesh = _place_mesh(sharding.mesh, target)
+    kind = None if abstract else _unusual_memory(sharding)
+    return NamedSharding(mesh, sharding.spec, memory_kind=kind)
+
+
+def _place_mesh(mesh: Mesh | AbstractMesh, target: Target) -> Mesh:
+    if isinstance(mesh, Mesh) and _lies_on(target, NamedSharding(mesh, jax.sharding.PartitionSpec())):
+        return mesh
+    return target.mesh(mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types)
+
+
+def _lies_on(target: Target, sharding: Sharding) -> bool:
+    """Whether it can be compiled for as it is: the target's own devices, or the caller's of the same kind."""
+    theirs = sharding.device_set
+    if theirs <= frozenset(target.devices):
+        return True
+    mine = target.devices[0]
+    return target.compile_only and all(
+        _compat.is_compile_only(device) and device.platform == mine.platform and device.device_kind == mine.device_kind
+        for device in theirs
+    )
+
+
+def _unusual_memory(sharding: Sharding) -> str | None:
+    """The memory that a sharding names, unless it is the one its devices use anyway."""
+    kind = sharding.memory_kind
+    if kind is None:
+        return None
+    device = next(iter(sharding.device_set))
+    try:
+        usual = device.default_memory().kind
+    except RuntimeError:  # compile-only devices: UNIMPLEMENTED
+        usual = "device"
+    return None if kind == usual else kind

@@ -1,0 +1,140 @@
+"""What compilers say when they refuse a step, and what it means to somebody without the device.
+
+One row a refusal: a text that its message holds, what it means, what to do. The first row that fits is taken. The
+compiler's own exception stays the cause of ours.
+"""
+
+import re
+from dataclasses import dataclass
+
+from jaxckpt._errors import CompileError
+from jaxckpt.machine import Target
+
+_EXCEEDED = re.compile(r"\(([0-9.]+)([KMGT])\) exceeds available \w+ \(([0-9.]+)([KMGT])\)")
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A way in which compiling fails.
+
+    Attributes:
+      signs: Texts of which the message holds one.
+      meaning: What went wrong, to follow "because".
+      needed: What would have been right.
+      advice: What to do.
+    """
+
+    signs: tuple[str, ...]
+    meaning: str
+    needed: str
+    advice: str
+
+
+REFUSALS = (
+    Refusal(
+        signs=("RESOURCE_EXHAUSTED", "Ran out of memory"),
+        meaning="it does not fit",
+        needed="a step that the compiler can lay out in the memory of one device",
+        advice="jaxckpt.plan(step, ..., budget=...), a smaller batch, or more devices",
+    ),
+    Refusal(
+        signs=("Unknown backend", "host_callbacks"),
+        meaning="it calls back to Python, which does not compile without the device",
+        needed="no jax.debug.print, pure_callback, io_callback or eqx.error_if in the step",
+        advice='hand in the step without them (they take no device memory), or target="attached"',
+    ),
+    Refusal(
+        signs=("No such compile option", "While setting option"),
+        meaning="an XLA option is unknown or has a wrong value",
+        needed="options of this compiler, each of the right type",
+        advice="leave the option out; its name is in the message above",
+    ),
+    Refusal(
+        signs=("Received incompatible devices", "incompatible devices for jitted", "context mesh"),
+        meaning="the step names devices of its own beside those of the target",
+        needed="a mesh of the target wherever the step names one (with_sharding_constraint, shard_map, set_mesh)",
+        advice="trace the step with the mesh of jaxckpt.Target(...).mesh(shape, axis_names)",
+    ),
+    Refusal(
+        signs=("No supported GPU devices found", "abstract GPU device"),
+        meaning="its Pallas kernel asks which GPU is attached",
+        needed="a mesh that tells it, set while the step is traced",
+        advice='with jax.set_mesh(jaxckpt.Target("h200").mesh((1,), ("device",))): around this call',
+    ),
+    Refusal(
+        signs=("No FFI handler registered",),
+        meaning="it calls a kernel that was never registered for this platform",
+        needed="jax.ffi.register_ffi_target for that kernel and platform",
+        advice="import the library that brings the kernel before compiling",
+    ),
+)
+"""All refusals that we can explain."""
+
+_UNEXPLAINED = Refusal(
+    signs=(),
+    meaning="the compiler refuses it",
+    needed="a step that this compiler takes",
+    advice="see the cause below; does jax.jit(step).lower(...).compile() work on the machine itself?",
+)
+
+
+def compile_error(error: Exception, *, name: str, target: Target) -> CompileError:
+    """Explains why a step could not be compiled.
+
+    Args:
+      error: What jax or XLA raised; make it the cause.
+      name: Of the step.
+      target: Compiled for.
+
+    Returns:
+      An error to raise. `resource_exhausted` tells whether memory was what lacked; then `needed_bytes` and
+      `available_bytes` hold the compiler's figures where it gave them (rounded as it printed them), else None.
+    """
+    message = str(error)
+    refusal = explain(message)
+    needed_bytes, available_bytes = _exceeded(message)
+    return CompileError(
+        f'step "{name}" cannot be compiled for target "{target.name}": {refusal.meaning}.',
+        got=_first_line(message) or type(error).__name__,
+        needed=refusal.needed,
+        advice=refusal.advice,
+        target=target.name,
+        resource_exhausted=refusal is REFUSALS[0],
+        needed_bytes=needed_bytes,
+        available_bytes=available_bytes,
+    )
+
+
+def no_figures_error(*, name: str, target: Target) -> CompileError:
+    """A compiler that gives no memory figures proves nothing; never read them as zero."""
+    return CompileError(
+        f'step "{name}" was compiled for target "{target.name}", but its compiler gives no memory figures.',
+        got="0 bytes of arguments, outputs and temporaries for a step that has some",
+        needed="a compiler that analyses memory",
+        advice='another target, such as "h200" or "v5e", or another version of the plugin',
+        target=target.name,
+        resource_exhausted=False,
+        needed_bytes=None,
+        available_bytes=None,
+    )
+
+
+def explain(message: str) -> Refusal:
+    """The refusal that a compiler's message stands for."""
+    for refusal in REFUSALS:
+        if any(sign in message for sign in refusal.signs):
+            return refusal
+    return _UNEXPLAINED
+
+
+def _exceeded(message: str) -> tuple[int | None, int | None]:
+    """Both figures of "... HLO temporaries (20.02G) exceeds available HBM (15.75G)", in bytes."""
+    match = _EXCEEDED.search(message)
+    if match is None:
+        return None, None
+    return int(float(match[1]) * _BINARY[match[2]]), int(float(match[3]) * _BINARY[match[4]])
+
+
+def _first_line(message: str) -> str:
+    return message.strip().partition("\n")[0][:400]

@@ -1,0 +1,123 @@
+"""Footprints of programs that we never compiled: XLA's dump folders, and files out of them.
+
+`XLA_FLAGS=--xla_dump_to=DIR` makes any program write its modules, as text or, with `--xla_dump_hlo_as_proto`, in
+binary. Both are read; what only the running compiler knows (host memory it reports, its version) is left out.
+
+Read after `dump`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from jaxckpt import _compat
+from jaxckpt._errors import HloError
+from jaxckpt._units import format_bytes
+from jaxckpt.compiler.footprint import Footprint
+from jaxckpt.hlo import Allocation, MemoryMap, Space, Use, hlo_from_text, memory_from_hlo, step_s
+from jaxckpt.machine import Target
+
+_BINARY = "after_optimizations.hlo.pb"
+_TEXT = "after_optimizations.txt"
+_ASSIGNMENT = "-buffer-assignment.txt"
+
+
+def footprint_of_dump(path: str | Path, *, target: Target | str | None = None) -> Footprint:
+    """What a dumped program takes.
+
+    Args:
+      path: A folder that XLA dumped to (of several programs in it the one of most temporaries is taken), or one
+        `*after_optimizations.hlo.pb` or `*after_optimizations.txt` in it.
+      target: The machine whose rates estimate the time; None leaves the time out.
+
+    Returns:
+      Its footprint with a memory map; the sums are those of the allocations, since there are no statistics to hold
+      them against.
+
+    Raises:
+      HloError: There is no such file, or it is damaged, cut off or something else.
+    """
+    path = Path(path)
+    files = sorted(_dumped(path)) if path.is_dir() else [path]
+    if not files:
+        raise _wrong(path, f"a folder without any *{_BINARY} or *{_TEXT}")
+    read = [(file, _memory(file)) for file in files]
+    file, memory = max(read, key=lambda pair: pair[1].temp_bytes)
+    others = [f"{each.program} ({format_bytes(each.temp_bytes)})" for _, each in read if each is not memory]
+    caveats = [f"Read from {file.name}: its sums are held against no statistics of XLA."]
+    if others:
+        caveats.append(f"Other programs in the folder, with their temporaries: {', '.join(others)}.")
+    return _footprint(memory, target, (*caveats, *memory.problems))
+
+
+def _dumped(folder: Path) -> Iterator[Path]:
+    """The modules in a folder; of one dumped both ways the binary file."""
+    binary = set(folder.glob(f"*{_BINARY}"))
+    yield from binary
+    stems = {file.name.removesuffix(_BINARY) for file in binary}
+    yield from (file for file in folder.glob(f"*{_TEXT}") if file.name.removesuffix(_TEXT) not in stems)
+
+
+def _memory(file: Path) -> MemoryMap:
+    platform = _platform(file.name)
+    try:
+        if file.suffix == ".txt":
+            return memory_from_hlo(_from_text(file), platform=platform)
+        return memory_from_hlo(file.read_bytes(), platform=platform)
+    except OSError as error:
+        raise _wrong(file, f"a file that cannot be read: {error.strerror or error}") from error
+
+
+def _from_text(file: Path) -> bytes:
+    assignment = file.with_name(file.name.removesuffix(".txt") + _ASSIGNMENT)
+    if not assignment.is_file():
+        raise _wrong(file, f"a text of HLO without {assignment.name} beside it")
+    try:
+        module = _compat.hlo_module_from_text(file.read_text())
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
+        raise _wrong(file, f"a text that XLA's parser refuses: {str(error).splitlines()[0]}") from error
+    return hlo_from_text(module, assignment.read_text())
+
+
+def _platform(name: str) -> str:
+    """The platform in a dump's name, such as "module_0001.jit_step.sm_9.0a_gpu_after_optimizations"."""
+    if "gpu_after" in name:
+        return "cuda"
+    return "cpu" if "cpu_after" in name else "tpu"
+
+
+def _footprint(memory: MemoryMap, target: Target | str | None, caveats: tuple[str, ...]) -> Footprint:
+    if isinstance(target, str):
+        target = Target(target)
+    donated_bytes = sum(a.size_bytes for a in memory.allocations if a.donated)
+    return Footprint(
+        argument_bytes=_bytes(memory, Use.ARGUMENT, Space.DEVICE),
+        output_bytes=_bytes(memory, Use.OUTPUT, Space.DEVICE) + donated_bytes,
+        alias_bytes=donated_bytes,
+        temp_bytes=memory.temp_bytes,
+        constant_bytes=_bytes(memory, Use.CONSTANT, Space.DEVICE),
+        host_argument_bytes=_bytes(memory, Use.ARGUMENT, Space.HOST),
+        host_output_bytes=_bytes(memory, Use.OUTPUT, Space.HOST),
+        host_temp_bytes=_bytes(memory, Use.TEMPORARY, Space.HOST),
+        target="" if target is None else target.name,
+        caveats=caveats,
+        step_s=0.0 if target is None else step_s(memory, target.rates),
+        memory=memory,
+    )
+
+
+def _bytes(memory: MemoryMap, use: Use, space: Space) -> int:
+    def counts(allocation: Allocation) -> bool:
+        return allocation.use is use and allocation.space is space
+
+    return sum(a.size_bytes for a in memory.allocations if counts(a))
+
+
+def _wrong(path: Path, got: str) -> HloError:
+    return HloError(
+        f"{str(path)!r} is no dump that can be read.",
+        got=got,
+        needed=f"a folder that XLA dumped to, or a *{_BINARY} or *{_TEXT} of it",
+        advice="run the program again with XLA_FLAGS='--xla_dump_to=DIR --xla_dump_hlo_as_proto' and hand in DIR",
+    )

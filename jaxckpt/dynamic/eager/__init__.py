@@ -1,0 +1,15 @@
+"""A step run eagerly under a budget, op by op: real arrays are evicted and computed again while it runs.
+
+Nothing is compiled but single ops, which JAX keeps by their shapes, so a step may come with other shapes at every call.
+The engine of `jaxckpt.dynamic` decides; here its decisions are carried out.
+
+Read in this order: `operation` (one op on arrays), `prices` (what ops cost, measured as they run), `prepared` (a step
+as a program of operations), `arrays` (what is in memory), `outcome` (what came of a run), `runner`; and `timed` (how
+long each scope takes, without a budget).
+"""
+
+from jaxckpt.dynamic.eager.outcome import EagerRun
+from jaxckpt.dynamic.eager.runner import Runner, run
+from jaxckpt.dynamic.eager.scope_seconds import ScopeSeconds, timed_scopes
+
+__all__ = ["EagerRun", "Runner", "ScopeSeconds", "run", "timed_scopes"]

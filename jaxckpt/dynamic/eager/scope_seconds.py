@@ -1,0 +1,130 @@
+"""How long each scope of a step takes, forward and backward: its ops are run one by one, each to its end, and timed.
+
+A compiled step has no borders between its parts that a clock could see; run op by op it has. What is timed is not the
+compiled step: nothing is fused, nothing overlaps, and the way through Python is counted with each op. So the seconds
+say where the work is, in the shape in which DeepSpeed's `profile` says it, and not how long the step takes.
+
+Read after `operation`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from jaxckpt._units import format_seconds
+from jaxckpt.dynamic.eager.operation import Literal, Operation, Operations, operand_of
+from jaxckpt.ir import Phase
+from jaxckpt.trace import Traced, trace_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeSeconds:
+    """What one scope took.
+
+    Attributes:
+      scope: The outermost names of its ops; "" for ops without a scope.
+      forward_s: Of its forward ops, one by one.
+      backward_s: Of its backward ops and of what they compute again.
+      update_s: Of the optimiser's.
+      ops: How many ran.
+    """
+
+    scope: str
+    forward_s: float
+    backward_s: float
+    update_s: float
+    ops: int
+
+    def __str__(self) -> str:
+        told = f"forward {format_seconds(self.forward_s)}, backward {format_seconds(self.backward_s)}"
+        return f"{self.scope or '/'}: {told}" + (f", update {format_seconds(self.update_s)}" if self.update_s else "")
+
+
+def timed_scopes(
+    step: Callable[..., Any], *args: Any, depth: int = 1, static_argnums: int | Sequence[int] = ()
+) -> tuple[ScopeSeconds, ...]:
+    """Times the scopes of a step by running its ops one by one on the default device.
+
+    Args:
+      step: Loss, gradient and, if it is there, update, as it is or with a plan applied; plain or jitted.
+      *args: Arrays. Each op runs twice where it has no effect, and the second run counts; nothing is donated.
+      depth: How many outer names of a scope's path make a row.
+      static_argnums: Positions that are not traced.
+
+    Returns:
+      A row a scope, in the order in which the step comes to them. Seconds of single ops, not of the compiled step.
+
+    Raises:
+      ArgumentError: An argument is no array.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> def loss(w, x):
+      ...     with jax.named_scope("block_0"):
+      ...         x = jnp.tanh(x @ w)
+      ...     with jax.named_scope("block_1"):
+      ...         return jnp.tanh(x @ w).sum()
+      >>> rows = timed_scopes(jax.grad(loss), jnp.eye(4), jnp.ones((2, 4)))
+      >>> [row.scope for row in rows if row.forward_s and row.backward_s]
+      ['block_0', 'block_1']
+    """
+    traced = trace_step(step, *args, static_argnums=static_argnums, eager=True)
+    static = traced.static
+    flat = jax.tree.leaves(tuple(arg for i, arg in enumerate(args) if i not in static))
+    rows: dict[str, _Row] = {}
+    for op, seconds in zip(traced.graph.ops, _run(traced, flat), strict=True):
+        scope = "/".join(op.scope.split("/")[:depth])
+        rows.setdefault(scope, _Row()).add(op.phase, seconds)
+    return tuple(row.named(scope) for scope, row in rows.items())
+
+
+@dataclass(slots=True)
+class _Row:
+    seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+    ops: int = 0
+
+    def add(self, phase: Phase, seconds: float) -> None:
+        self.seconds[phase] += seconds
+        self.ops += 1
+
+    def named(self, scope: str) -> ScopeSeconds:
+        return ScopeSeconds(
+            scope=scope,
+            forward_s=self.seconds[Phase.FORWARD],
+            backward_s=self.seconds[Phase.BACKWARD],
+            update_s=self.seconds[Phase.UPDATE],
+            ops=self.ops,
+        )
+
+
+def _run(traced: Traced, flat: Sequence[Any]) -> Iterator[float]:
+    """Seconds of each op in order; what nobody reads any more is let go."""
+    program, graph = traced.program, traced.graph
+    position = {variable: value for value, variable in enumerate(traced.variables)}
+    arrays: dict[int, Any] = dict(zip(graph.inputs, flat, strict=True))
+    arrays.update(zip(graph.constants, (array for _, array in program.constants), strict=True))
+    kept = frozenset(graph.outputs)
+    running = Operations()
+    for op, equation in zip(graph.ops, program.equations, strict=True):
+        operation = Operation(
+            eqn=equation.eqn,
+            operands=tuple(operand_of(atom, position.__getitem__) for atom in equation.eqn.invars),
+            writes=op.writes,
+            key="",
+        )
+        operands = [_literal(o) if isinstance(o, Literal) else arrays[o] for o in operation.operands]
+        results, seconds = running.run(operation, operands)
+        if not op.effects:
+            results, seconds = running.run(operation, operands)
+        arrays.update(zip(op.writes, results, strict=True))
+        for value in (*op.reads, *op.writes):
+            readers = graph.readers[value]
+            if value not in kept and (not readers or readers[-1] <= op.id):
+                arrays.pop(value, None)
+        yield seconds
+
+
+def _literal(literal: Literal) -> Any:
+    return literal.value if literal.dtype is None else jax.numpy.asarray(literal.value, literal.dtype)

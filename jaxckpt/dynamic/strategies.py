@@ -1,0 +1,108 @@
+"""What a rule of eviction drops while the step runs, frozen into a plan.
+
+The step is simulated as the kernels that it compiles to, over the values that they write to memory, under one budget
+after the other; arguments and results are outside of it. A forward value that was computed again in the backward pass
+is recomputed, every other one that the backward needs is saved. A plan computes a value again once, where it is first
+needed, and what belongs to one stage together; a simulation does it whenever it wants to. So each record is tried with
+several cuts into stages, with and without what crosses them, and the prediction of the plan counts, not that of the
+simulation.
+
+The plans are the same for every budget, and of those that fit the fastest is taken: a larger budget never gives a
+slower plan. Read after `stages` and `kernels`.
+
+Sources: Kirisame et al., ICLR 2021 (`dtr`); Hu et al., MegTaiChi, ICS 2022 (`dte`); Zhang et al., Coop, NeurIPS 2023
+(`coop`). That a record of evictions can be a compiled plan is upstream's own suggestion (pytorch#70173).
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from jaxckpt.dynamic.compare.kernel_program import program_of_kernels
+from jaxckpt.ir import Phase, Plan
+from jaxckpt.solve.no_recompute import solve_none
+from jaxckpt.solve.problem import Problem, decide
+from jaxckpt.solve.stages import Stages, boundaries, stagings
+
+if TYPE_CHECKING:
+    from jaxckpt.dynamic.program import Program
+    from jaxckpt.dynamic.simulation import Simulation
+
+_SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Budgets that are simulated, as shares of what the step takes without one."""
+_CUTS = 3
+"""Cuts that are tried with each record: those that made the smallest plans of the first one."""
+_LIMIT = 10.0
+"""A simulation is given up when it recomputes so many times the step's price."""
+_RULES = {"dtr": "dtr_eq"}
+"""The rule that is simulated for a strategy of another name: DTR as it is run, with classes for neighbourhoods."""
+
+
+def sweep_evicted(problem: Problem, *, evictor: str) -> Iterator[Plan]:
+    """Plans that a rule's evictions make under many budgets; the same for every budget of the problem.
+
+    Args:
+      problem: The step.
+      evictor: "dtr", or a name of `jaxckpt.dynamic.EVICTORS`.
+
+    Returns:
+      At least one plan: that which recomputes nothing but what must be.
+    """
+    if problem.may_be_unplanned:
+        yield solve_none(problem)
+    else:
+        yield decide(problem, problem.needed & problem.worth_saving, (0,), evictor)
+    cuts: tuple[Stages, ...] = stagings(problem)
+    seen: set[frozenset[int]] = set()
+    for saved in _records(problem, evictor):
+        if saved in seen:
+            continue
+        seen.add(saved)
+        made = [plan for stages in cuts for plan in _with_cut(problem, saved, stages, evictor)]
+        if len(seen) == 1:
+            by_size = sorted(made, key=lambda plan: plan.predicted.temp_bytes)
+            cuts = tuple(dict.fromkeys(plan.stages for plan in by_size))[:_CUTS]
+        yield from made
+
+
+def _with_cut(problem: Problem, saved: frozenset[int], stages: Stages, evictor: str) -> Iterator[Plan]:
+    saved |= problem.must_keep
+    crossing = boundaries(problem, stages)
+    yield decide(problem, saved | crossing, stages, evictor)
+    if not crossing <= saved:
+        yield decide(problem, saved, stages, evictor)
+
+
+def _records(problem: Problem, evictor: str) -> Iterator[frozenset[int]]:
+    """For each budget, from the least on, the values that stayed in memory for the backward pass."""
+    dynamic = import_module("jaxckpt.dynamic")  # numba, which takes a second to load, is behind it
+    program = program_of_kernels(problem)
+    rule = replace(dynamic.evictor(_RULES.get(evictor, evictor)), by_bytes=False, least_bytes=1)
+    memory = replace(dynamic.MEMORIES.get(rule.name, dynamic.Memory()), small_bytes=0)
+    if memory.mode is dynamic.Mode.HINT:
+        memory = replace(memory, mode=dynamic.Mode.HARD)
+    whole = dynamic.live_bytes(program)
+    for share in _SHARES if whole else ():
+        found = dynamic.simulate(
+            program, budget=max(1, int(share * whole)), evictor=rule, memory=memory, limit=_LIMIT, record=True
+        )
+        if found.ok:
+            yield _stayed(problem, program, found)
+
+
+def _stayed(problem: Problem, program: "Program", found: "Simulation") -> frozenset[int]:
+    """The values that the backward pass needs and that were not computed again in it."""
+    ops = problem.graph.ops
+    late, again = False, set[int]()
+    run: set[int] = set()
+    for event in found.events:
+        if event.kind != "run":
+            continue
+        op = ops[int(program.calls[event.id].name)]
+        if event.id in run and late and op.phase is Phase.FORWARD:
+            again.update(op.writes)
+        run.add(event.id)
+        late |= op.phase is not Phase.FORWARD
+    kept = problem.needed & problem.worth_saving & problem.fusion.materialised
+    return frozenset(kept - again)

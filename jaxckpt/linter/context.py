@@ -1,0 +1,214 @@
+"""What lints look at: the step as it was traced, before anything is undone, and what a policy makes of it.
+
+The raw trace holds the user's own `jax.checkpoint`s, loops and names; the graph holds phases, sizes and who reads what.
+A lint reads either and yields remarks.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import jax.extend.core as jex
+
+from jaxckpt import _compat
+from jaxckpt._errors import PolicyError
+from jaxckpt.ir import Graph, Op
+from jaxckpt.ir.scope import TRANSPOSE, is_recomputed, path_of_marks
+from jaxckpt.linter.finding import Place
+from jaxckpt.linter.jax_policies import ReadPolicy, read_policies
+from jaxckpt.machine import Target
+from jaxckpt.policy import Policy
+from jaxckpt.policy.rule import globs
+from jaxckpt.program import Program
+from jaxckpt.program.inline import REMATS, inline, open_jaxpr
+from jaxckpt.solve import Followed, Problem, follow
+from jaxckpt.trace import Traced
+from jaxckpt.trace.size import aval_bytes
+from jaxckpt.trace.source import Sources
+
+Marks = tuple[tuple[str, bool], ...]
+LOOPS = frozenset({"scan", "while"})
+_REMAT3 = "RematTraced"
+_HOST = "<host>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """What one lint says of one place.
+
+    Attributes:
+      where: The place.
+      said: What was seen, with names and sizes.
+      fix: What to do.
+    """
+
+    where: Place
+    said: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Site:
+    """One equation of the raw trace.
+
+    Attributes:
+      eqn: JAX's equation.
+      around: The equations whose bodies it stands in, outermost first.
+      marks: Its whole name stack.
+    """
+
+    eqn: Any
+    around: tuple[Any, ...]
+    marks: Marks
+
+    @property
+    def primitive(self) -> str:
+        """The name of its primitive."""
+        return str(self.eqn.primitive.name)
+
+    @property
+    def is_again(self) -> bool:
+        """Whether the user's `jax.checkpoint` computes it a second time."""
+        return is_recomputed(self.marks)
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether differentiation transposed it."""
+        return TRANSPOSE in self.marks
+
+    @property
+    def loops(self) -> tuple[Any, ...]:
+        """The loops around it."""
+        return tuple(eqn for eqn in self.around if eqn.primitive.name in LOOPS)
+
+    @property
+    def is_checkpoint(self) -> bool:
+        """Whether it is a `jax.checkpoint`, of the present kind or of the new one."""
+        return self.primitive in REMATS or type(self.eqn.params.get("_prim")).__name__ == _REMAT3
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of its largest result."""
+        return max((aval_bytes(v.aval) for v in self.eqn.outvars), default=0)
+
+    @property
+    def goes_to_host(self) -> bool:
+        """Whether it moves an array from the device to host memory."""
+        if any(True for _ in jex.jaxprs_in_params(self.eqn.params)):
+            return False  # what is in its body does
+        to_host = any(_HOST in str(v.aval) for v in self.eqn.outvars)
+        return to_host and not any(_HOST in str(v.aval) for v in self.eqn.invars)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Seen:
+    """A traced step, with what it is held against.
+
+    Attributes:
+      traced: The step.
+      policy: The policy that it is looked at with, or None.
+      target: The machine that it should run on, or None.
+    """
+
+    traced: Traced
+    policy: Policy | None = None
+    target: Target | None = None
+    _sources: Sources = field(default_factory=Sources, repr=False)
+
+    @property
+    def graph(self) -> Graph:
+        """The step as plain data, the user's checkpoints undone."""
+        return self.traced.graph
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The step with its costs."""
+        return Problem(graph=self.graph, rates=(self.target or Target("h200")).rates)
+
+    @cached_property
+    def sites(self) -> tuple[Site, ...]:
+        """Every equation of the raw trace, bodies after what they belong to."""
+        return tuple(_walk(open_jaxpr(self.traced.stage.jaxpr), (), ()))
+
+    @cached_property
+    def raw(self) -> Program:
+        """The raw trace with calls inlined, but for the user's checkpoints and loops."""
+        captured = _compat.captured_arrays(self.traced.stage)
+        return inline(self.traced.stage.jaxpr, captured, keep_user_remat=True)
+
+    @cached_property
+    def checkpoints(self) -> tuple[tuple[Site, tuple[ReadPolicy, ...]], ...]:
+        """The user's checkpoints with what their policies say; in loops those of the forward pass too."""
+        return tuple((site, read_policies(policy_of(site))) for site in self.sites if site.is_checkpoint)
+
+    @cached_property
+    def names(self) -> dict[str, Site]:
+        """Every `checkpoint_name` of the raw trace, with where it stands first."""
+        found: dict[str, Site] = {}
+        for site in self.sites:
+            if site.primitive == "name":
+                found.setdefault(site.eqn.params["name"], site)
+            elif type(prim := site.eqn.params.get("_prim")).__name__ == "CheckpointName":
+                found.setdefault(str(getattr(prim, "name", "")), site)
+        return found
+
+    def named(self, pattern: str) -> Site | None:
+        """Where the first name stands that a glob matches; None where there is none."""
+        return next((site for name, site in self.names.items() if globs(pattern, name)), None)
+
+    @cached_property
+    def device_count(self) -> int:
+        """Devices of the mesh that the arguments, or constraints in the step, are laid out over; 1 without one."""
+        mesh = self.traced.mesh
+        count = 1
+        for size in () if mesh is None else dict(mesh.shape).values():
+            count *= size
+        return count
+
+    @cached_property
+    def followed(self) -> Followed | PolicyError:
+        """What the policy and the marks make of the step, or why they do not fit it."""
+        try:
+            return follow(self.problem, self.policy)
+        except PolicyError as error:
+            return error
+
+    @property
+    def fitting(self) -> Followed | None:
+        """The same where they fit."""
+        return self.followed if isinstance(self.followed, Followed) else None
+
+    def place(self, site: Site) -> Place:
+        """Where an equation stands; where JAX kept no line for it, that of what it stands in."""
+        lines = map(self._sources.of, (site.eqn, *reversed(site.around)))
+        return Place(scope=path_of_marks(site.marks), source=next(filter(None, lines), ""))
+
+    def place_of_value(self, value: int) -> Place:
+        """Where a value of the graph is made."""
+        made = self.graph.producer[value]
+        return Place() if made is None else place_of_op(self.graph.ops[made])
+
+
+def place_of_op(op: Op) -> Place:
+    """Where an op of the graph stands."""
+    return Place(scope=op.scope, source=op.source)
+
+
+def policy_of(site: Site) -> Any:
+    """The policy of a checkpoint."""
+    prim = site.eqn.params.get("_prim")
+    return getattr(prim, "policy", None) if prim is not None else site.eqn.params.get("policy")
+
+
+def within(sites: Sequence[Site], scope: Site) -> Iterator[Site]:
+    """The equations in the body of another."""
+    return (site for site in sites if any(eqn is scope.eqn for eqn in site.around))
+
+
+def _walk(jaxpr: Any, around: tuple[Any, ...], marks: Marks) -> Iterator[Site]:
+    for eqn in jaxpr.eqns:
+        here = marks + _compat.name_stack_marks(eqn.source_info.name_stack)
+        yield Site(eqn=eqn, around=around, marks=here)
+        for body in jex.jaxprs_in_params(eqn.params):
+            yield from _walk(open_jaxpr(body), (*around, eqn), here)

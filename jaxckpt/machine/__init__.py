@@ -1,0 +1,47 @@
+"""The machine that a step must fit on, whether it stands here or not.
+
+Read in this order: `device_facts` (what is known of a device), `toml_table` and `fact_files` (where that is written),
+`attainable` (how fast it really is), `calibrated` (how fast it was measured to be), `topology` (how many stand where),
+`packages` (who compiles for it), `devices` (what the compiler is given), `attached` (what this process has), `target`
+(all of it under one name), `status` (which of them can be used here).
+"""
+
+from jaxckpt.machine.attainable import rates_from_facts
+from jaxckpt.machine.calibration_file import (
+    Calibration,
+    Measured,
+    calibration_from_toml,
+    load_calibration,
+    shipped_calibration,
+    toml_from_calibration,
+)
+from jaxckpt.machine.device_facts import CpuFacts, Facts, GpuFacts, TpuFacts, UnknownDeviceFacts
+from jaxckpt.machine.fact_files import facts_from_toml, known_facts, load_facts
+from jaxckpt.machine.status import TargetStatus, targets
+from jaxckpt.machine.target import Target
+from jaxckpt.machine.topology import GpuTopology, LocalTopology, Topology, TpuTopology
+
+__all__ = [
+    "Calibration",
+    "CpuFacts",
+    "Facts",
+    "GpuFacts",
+    "GpuTopology",
+    "LocalTopology",
+    "Measured",
+    "Target",
+    "TargetStatus",
+    "Topology",
+    "TpuFacts",
+    "TpuTopology",
+    "UnknownDeviceFacts",
+    "calibration_from_toml",
+    "facts_from_toml",
+    "known_facts",
+    "load_calibration",
+    "load_facts",
+    "rates_from_facts",
+    "shipped_calibration",
+    "targets",
+    "toml_from_calibration",
+]

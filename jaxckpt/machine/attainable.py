@@ -1,0 +1,118 @@
+"""No program reaches the datasheet; this module says what one does reach on a device.
+
+Where a fact file carries measured figures they are taken. Elsewhere the datasheet is multiplied by what one H200
+reached of its own: a device copy ran at 4.3e12 of 4.8e12 bytes/s, an 8192 x 8192 x 8192 bf16 product at 7.9e14 of
+9.9e14 FLOP/s. That the fraction is the same on other devices is an assumption, better than none: it keeps the
+balance of computing and memory that decides what to recompute. Links to the host and launches are taken as given.
+"""
+
+from jaxckpt._errors import TargetError
+from jaxckpt.cost.rates import Rates
+from jaxckpt.machine.device_facts import CpuFacts, Facts, GpuFacts, TpuFacts, UnknownDeviceFacts
+
+MEMORY_EFFICIENCY = 0.9
+"""Attained share of the datasheet's memory bandwidth, H200."""
+
+COMPUTE_EFFICIENCY = 0.8
+"""Attained share of the datasheet's matrix rate, H200; taken for the vector units too."""
+
+
+LINK_EFFICIENCY = 0.8
+"""Share of the links' datasheet that collectives are taken to attain; not measured."""
+
+
+def rates_from_facts(name: str, facts: Facts) -> Rates:
+    """What a device of these facts attains.
+
+    Matrix rates by dtype. GPU: float32 runs in TF32, jax's default precision, at half the bf16 rate; float8 and
+    int8 at twice the bf16 rate where the device has them (float8 from compute capability 8.9, int8 from 8.0);
+    float64 at the rate of the fact file or of the float32 lanes. TPU: float32 runs in bf16 passes, jax's default
+    precision; float8 is converted first; float64 is emulated and gets the vector rate, which flatters it.
+    Processor: float64 at half the float32 rate, bfloat16 at the float32 rate.
+
+    Args:
+      name: Of the device, for reports.
+      facts: Of the device.
+
+    Returns:
+      Attainable rates.
+
+    Raises:
+      TargetError: The device is in no fact file.
+
+    Example:
+      >>> from jaxckpt.machine.fact_files import known_facts
+      >>> rates_from_facts("h200", known_facts()["h200"]).matmul("bfloat16")
+      790000000000000.0
+    """
+    match facts:
+        case GpuFacts():
+            matmul, vector = _gpu_matmul(facts), _gpu_vector(facts)
+            host = facts.host_bandwidth
+        case TpuFacts():
+            matmul, vector = _tpu_matmul(facts), facts.vector_flops * COMPUTE_EFFICIENCY
+            host = facts.host_link_bandwidth
+        case CpuFacts():
+            matmul, vector = _cpu_matmul(facts), facts.f32_flops * COMPUTE_EFFICIENCY
+            host = facts.host_link_bandwidth
+        case UnknownDeviceFacts():
+            raise _no_rates(name, facts)
+    return Rates(
+        name=name,
+        matmul_flops_per_s=matmul,
+        vector_flops_per_s=vector,
+        memory_bandwidth_bytes_per_s=_memory_bandwidth(facts),
+        host_bandwidth_bytes_per_s=float(host),
+        launch_s=facts.launch_s,
+        memory_bytes=facts.device_memory_bytes,
+        link_bandwidth_bytes_per_s=facts.link_bandwidth * LINK_EFFICIENCY if isinstance(facts, GpuFacts) else 0.0,
+    )
+
+
+def _memory_bandwidth(facts: GpuFacts | TpuFacts | CpuFacts) -> float:
+    return float(facts.measured_memory_bandwidth or facts.memory_bandwidth * MEMORY_EFFICIENCY)
+
+
+def _gpu_matmul(facts: GpuFacts) -> tuple[tuple[str, float], ...]:
+    bf16 = facts.measured_bf16_flops or facts.tensor_flops * COMPUTE_EFFICIENCY
+    f64 = facts.f64_flops * COMPUTE_EFFICIENCY if facts.f64_flops else _gpu_vector(facts)
+    capability = tuple(int(part) for part in facts.compute_capability.rstrip("a").split("."))
+    rates = {"bfloat16": bf16, "float16": bf16, "float32": bf16 / 2, "float64": f64}
+    if capability >= (8, 0):
+        rates["int8"] = 2 * bf16
+    if capability >= (8, 9):
+        rates["float8"] = 2 * bf16
+    return _as_pairs(rates)
+
+
+def _gpu_vector(facts: GpuFacts) -> float:
+    """A fused multiply-add on each lane in each clock."""
+    return facts.core_count * facts.fpus_per_core * 2 * facts.clock_ghz * 1e9 * COMPUTE_EFFICIENCY
+
+
+def _tpu_matmul(facts: TpuFacts) -> tuple[tuple[str, float], ...]:
+    bf16 = facts.measured_bf16_flops or facts.bf16_flops * COMPUTE_EFFICIENCY
+    rates = {"bfloat16": bf16, "float16": bf16, "float32": bf16}
+    if facts.int8_flops:
+        rates["int8"] = facts.int8_flops * COMPUTE_EFFICIENCY
+    return _as_pairs(rates)
+
+
+def _cpu_matmul(facts: CpuFacts) -> tuple[tuple[str, float], ...]:
+    f32 = facts.f32_flops * COMPUTE_EFFICIENCY
+    return _as_pairs({"bfloat16": f32, "float16": f32, "float32": f32, "float64": f32 / 2})
+
+
+def _as_pairs(rates: dict[str, float]) -> tuple[tuple[str, float], ...]:
+    return tuple((dtype, float(rate)) for dtype, rate in rates.items())
+
+
+def _no_rates(name: str, facts: UnknownDeviceFacts) -> TargetError:
+    return TargetError(
+        f'the speed of target "{name}" is not known: no fact file names its device.',
+        got=f'device kind "{facts.description}" on platform "{facts.platform}"',
+        needed="a calibration of it, or a fact file whose device_kinds names it",
+        advice="jaxckpt calibrate -o mine.toml, and attached@mine.toml as the target; or a fact file like those of"
+        " jaxckpt/target/facts",
+        device_kind=facts.description,
+    )

@@ -1,0 +1,116 @@
+"""Which machines can be compiled for here, and what to install for the rest.
+
+Nothing is loaded or started to answer: packages are looked up, and the attached devices are named only where jax
+has opened them already.
+"""
+
+from dataclasses import dataclass
+
+import jax
+
+from jaxckpt import _compat
+from jaxckpt._units import format_bytes
+from jaxckpt.machine.attached import attached_facts
+from jaxckpt.machine.device_facts import Facts
+from jaxckpt.machine.fact_files import known_facts
+from jaxckpt.machine.packages import Compiler, compiler_for, install_command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetStatus:
+    """Whether a target can be used here.
+
+    Attributes:
+      name: For `Target`, without a topology.
+      kind: The device.
+      description: For people.
+      platform: "cuda", "tpu", "cpu", or "" where the attached device is not known yet.
+      memory_bytes: Of one device; 0 where the attached device is not known yet.
+      usable: Whether it can be compiled for now.
+      reason: Why, or why not, in a few words.
+      install: What to type to make it usable; empty where it is, or where nothing would.
+    """
+
+    name: str
+    kind: str
+    description: str
+    platform: str
+    memory_bytes: int
+    usable: bool
+    reason: str
+    install: str
+
+    def __str__(self) -> str:
+        memory = format_bytes(self.memory_bytes) if self.memory_bytes else "?"
+        install = f" ({self.install})" if self.install else ""
+        sign = "yes" if self.usable else "no "
+        return f"{sign} {self.name:<13} {memory:>10}  {self.description}: {self.reason}{install}"
+
+
+def targets() -> tuple[TargetStatus, ...]:
+    """Lists every target that a name can be given for, "attached" first.
+
+    Returns:
+      One status a device kind; it never fails and starts nothing. A user's own fact files are not listed.
+
+    Example:
+      >>> [status.name for status in targets()][:2]
+      ['attached', 'a100-40']
+    """
+    compilers = {platform: compiler_for(platform) for platform in ("cuda", "tpu", "cpu")}
+    return (
+        _attached_status(),
+        *(_named_status(name, facts, compilers[facts.platform]) for name, facts in known_facts().items()),
+    )
+
+
+def _named_status(name: str, facts: Facts, compiler: Compiler) -> TargetStatus:
+    return TargetStatus(
+        name=name,
+        kind=name,
+        description=facts.description,
+        platform=facts.platform,
+        memory_bytes=facts.device_memory_bytes,
+        usable=compiler.fits,
+        reason=_reason(compiler),
+        install="" if compiler.fits else _install(facts.platform, compiler),
+    )
+
+
+def _reason(compiler: Compiler) -> str:
+    if compiler.version is None:
+        return f"{compiler.package} is not installed"
+    if not compiler.fits:
+        return f"{compiler.package} {compiler.version} does not fit jaxlib {compiler.needed_version}"
+    return f"compiled by {compiler.package} {compiler.version}"
+
+
+def _install(platform: str, compiler: Compiler) -> str:
+    if compiler.version is None:
+        return install_command(platform)
+    return f'pip install "{compiler.package}=={compiler.needed_version}"'
+
+
+def _attached_status() -> TargetStatus:
+    if not _compat.backends_are_initialised():
+        return TargetStatus(
+            name="attached",
+            kind="attached",
+            description="the default devices of this process",
+            platform="",
+            memory_bytes=0,
+            usable=True,
+            reason="jax has not opened them yet",
+            install="",
+        )
+    facts = attached_facts()
+    return TargetStatus(
+        name="attached",
+        kind=jax.local_devices()[0].device_kind,
+        description=facts.description,
+        platform=facts.platform,
+        memory_bytes=facts.device_memory_bytes,
+        usable=True,
+        reason=f"{jax.device_count()} attached",
+        install="",
+    )

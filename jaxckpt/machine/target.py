@@ -1,0 +1,312 @@
+"""A target is the machine that a step must fit on, whether it stands here or not.
+
+`Target("h200:8")` is a name read once: facts of the device, topology, and from there devices for the compiler,
+a mesh of them, rates for a cost model. It is frozen data, equal to any other of the same name and facts; making
+one loads no compiler and, but for "attached", looks at no device. Read after `device_facts` and `topology`.
+"""
+
+import difflib
+import math
+import pathlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxckpt import _compat
+from jaxckpt._errors import TargetError, UnknownTargetError
+from jaxckpt._units import format_bytes
+from jaxckpt.cost.rates import Rates
+from jaxckpt.machine.attached import attached_facts, attached_topology
+from jaxckpt.machine.attainable import rates_from_facts
+from jaxckpt.machine.calibration_file import Calibration, load_calibration, shipped_calibration
+from jaxckpt.machine.device_facts import Facts, GpuFacts, TpuFacts, UnknownDeviceFacts
+from jaxckpt.machine.devices import devices_for
+from jaxckpt.machine.fact_files import known_facts, load_facts
+from jaxckpt.machine.packages import compiler_for
+from jaxckpt.machine.topology import Topology, cpu_topology, gpu_topology, tpu_topology
+
+
+@dataclass(frozen=True, slots=True, init=False, repr=False)
+class Target:
+    """A machine to compile for, attached or not.
+
+    Names: a GPU such as "h200", "h200:8" (one host of 8) or "h200:64x8" (64 hosts of 8); a TPU as jax spells it,
+    "v5e:2x2" or "v5p:2x2x1", where the bare "v5e" means one chip; "cpu" or "cpu:8" for this machine's processor;
+    "attached" for the devices that this process has by default; or the path of a fact file, "mine.toml" or
+    "mine.toml:8". `jaxckpt.targets()` lists them. After an "@" there may be the file of a calibration,
+    "h200@mine.toml", wherever a name is asked for.
+
+    Attributes:
+      name: In its shortest form: "h200:1" is "h200", "v5e" is "v5e:1x1".
+      facts: Of one device.
+      topology: How many devices stand where.
+      calibration: What was measured of such a device, in the place of its datasheet; None where nothing was.
+
+    Args:
+      name: One of the above.
+      calibrated: A calibration or its file, as `jaxckpt calibrate` writes it; None takes the one that this package
+        ships for the device, if there is one.
+
+    Raises:
+      UnknownTargetError: No device has this name; the closest names are in the message and in `closest`.
+      TargetError: The topology cannot be read, a fact file is wrong, or the calibration is of another device.
+
+    Example:
+      >>> Target("h200:64x8").device_count
+      512
+      >>> Target("h200:1")
+      Target('h200')
+    """
+
+    name: str
+    facts: Facts
+    topology: Topology
+    calibration: Calibration | None
+    _kind: str
+
+    def __init__(self, name: "str | Target", *, calibrated: Calibration | str | pathlib.Path | None = None):
+        if isinstance(name, Target):
+            self._set(name._kind, name.facts, name.topology, calibrated or name.calibration)
+            return
+        if isinstance(name, str) and calibrated is None:
+            name, calibrated = _calibration_split(name)
+        kind, colon, text = _split(name)
+        if kind == "attached" and not colon:
+            self._set(kind, attached_facts(), attached_topology(), calibrated)
+            return
+        facts = load_facts(kind) if kind.endswith(".toml") else _named_facts(kind, name)
+        self._set(kind, facts, _topology(text if colon else None, facts, called=name), calibrated)
+
+    @classmethod
+    def from_facts(cls, path: str | pathlib.Path, topology: str | None = None) -> "Target":
+        """A target of a user's own fact file.
+
+        Args:
+          path: Of the file.
+          topology: What would stand after the colon of a name, such as "8" or "2x2".
+
+        Returns:
+          The target; its name is the path, so that it can be read again.
+
+        Raises:
+          UnknownTargetError: There is no such file.
+          TargetError: The file or the topology is wrong.
+        """
+        target = object.__new__(cls)
+        facts = load_facts(path)
+        called = f"{path}" if topology is None else f"{path}:{topology}"
+        target._set(str(path), facts, _topology(topology, facts, called=called))
+        return target
+
+    def _set(
+        self,
+        kind: str,
+        facts: Facts,
+        topology: Topology,
+        calibrated: Calibration | str | pathlib.Path | None = None,
+    ) -> None:
+        for attribute, value in (
+            ("name", kind + topology.suffix),
+            ("facts", facts),
+            ("topology", topology),
+            ("calibration", None),
+            ("_kind", kind),
+        ):
+            object.__setattr__(self, attribute, value)
+        if calibrated is None:
+            calibration = shipped_calibration(self.kind)
+        else:
+            calibration = calibrated if isinstance(calibrated, Calibration) else load_calibration(calibrated)
+            _refuse_other_device(self, calibration)
+        object.__setattr__(self, "calibration", calibration)
+
+    def __repr__(self) -> str:
+        return f"Target({self.name!r})"
+
+    def __str__(self) -> str:
+        count = f"{self.device_count} x " if self.device_count > 1 else ""
+        how = "compile only" if self.compile_only else "in this process"
+        memory = format_bytes(self.memory_bytes)
+        return f"{self.name}: {count}{self.facts.description}, {memory} each, {how}"
+
+    @property
+    def kind(self) -> str:
+        """The name of the device without its topology; for "attached", that of the fact file which names it."""
+        if not self.attached:
+            return self._kind
+        for kind, facts in known_facts().items():
+            if facts.device_kinds and facts.device_kinds == self.facts.device_kinds:
+                return kind
+        return self.facts.description
+
+    @property
+    def platform(self) -> str:
+        """The compiler's family: "cuda", "tpu" or "cpu"; for an attached device of another make, its own."""
+        return self.facts.platform
+
+    @property
+    def host_count(self) -> int:
+        """Hosts that the devices stand in."""
+        return self.topology.host_count
+
+    @property
+    def device_count(self) -> int:
+        """Devices of all hosts together."""
+        return self.topology.device_count
+
+    @property
+    def memory_bytes(self) -> int:
+        """What one program can have of one device's memory; not what is free at the moment."""
+        return self.facts.device_memory_bytes
+
+    @property
+    def attached(self) -> bool:
+        """Whether this is `Target("attached")`, the devices that this process has by default."""
+        return self._kind == "attached"
+
+    @property
+    def compile_only(self) -> bool:
+        """Whether the devices are for the compiler alone, so that nothing can run on them."""
+        return isinstance(self.facts, GpuFacts | TpuFacts) and not self.attached
+
+    @property
+    def rates(self) -> Rates:
+        """How fast one device attainably works: as measured, where it was calibrated, else by its datasheet.
+
+        Raises:
+          TargetError: An attached device is in no fact file, and was not calibrated.
+        """
+        if self.calibration is None:
+            return rates_from_facts(self.name, self.facts)
+        if isinstance(self.facts, UnknownDeviceFacts):
+            alone = self.calibration.alone(name=self.name, memory_bytes=self.memory_bytes)
+            return alone or rates_from_facts(self.name, self.facts)
+        return self.calibration.over(rates_from_facts(self.name, self.facts))
+
+    @property
+    def compiler_version(self) -> str:
+        """Of the plugin that compiles for this target, or "" where it is not installed; loads nothing."""
+        return compiler_for(self.platform).version or ""
+
+    @property
+    def devices(self) -> tuple[_compat.Device, ...]:
+        """The devices, the very same ones at every call in this process.
+
+        Making the first ones loads the compiler of the platform, which takes about a second and leaves the
+        running jax as it was: no backend is started or registered. (libtpu writes some lines to stderr when it is
+        loaded; only settings of the whole process could keep it quiet.)
+
+        Raises:
+          MissingPackageError: The compiler is not installed.
+          VersionMismatchError: The compiler does not fit the installed jax.
+          TargetError: The compiler refuses the topology, or this process has fewer devices.
+        """
+        return devices_for(self.topology, self.facts, called=self.name)
+
+    @property
+    def sharding(self) -> jax.sharding.SingleDeviceSharding:
+        """All of an array on the first device."""
+        return jax.sharding.SingleDeviceSharding(self.devices[0])
+
+    def mesh(
+        self,
+        shape: Sequence[int],
+        axis_names: Sequence[str],
+        *,
+        axis_types: Sequence[Any] | None = None,
+    ) -> jax.sharding.Mesh:
+        """Arranges the devices in a mesh, row by row in the order of their numbers.
+
+        Args:
+          shape: Devices along each axis; their product may be smaller than the target, then the first are taken.
+          axis_names: As many names.
+          axis_types: As many `jax.sharding.AxisType`s; all Auto when not given.
+
+        Returns:
+          A mesh of devices that compare equal to those of every other mesh of this target.
+
+        Raises:
+          TargetError: The target has fewer devices.
+        """
+        shape = tuple(shape)
+        count = math.prod(shape)
+        if count > self.device_count or count < 1:
+            raise TargetError(
+                f'target "{self.name}" has too few devices for a mesh of {"x".join(map(str, shape))}.',
+                got=f"a mesh of {count} devices",
+                needed=f"at most {self.device_count}",
+                advice=f"a target of {count} devices{_bigger(self, count)}",
+                target=self.name,
+            )
+        devices = np.array(self.devices[:count]).reshape(shape)
+        types = None if axis_types is None else tuple(axis_types)
+        return jax.sharding.Mesh(devices, tuple(axis_names), axis_types=types)
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """Kind and topology; a path may itself hold colons."""
+    if not isinstance(name, str):
+        raise _unknown(name, str(name))
+    if ".toml" in name:
+        path, dot_toml, rest = name.rpartition(".toml")
+        if rest == "" or rest.startswith(":"):
+            return path + dot_toml, rest[:1], rest[1:]
+    return name.partition(":")
+
+
+def _calibration_split(name: str) -> tuple[str, str | None]:
+    """What is before an "@" and the calibration behind it; a path may itself hold one."""
+    before, at, after = name.partition("@")
+    return (before, after) if at and "/" not in before else (name, None)
+
+
+def _named_facts(kind: str, name: str) -> Facts:
+    if kind not in known_facts():
+        raise _unknown(name, kind)
+    return known_facts()[kind]
+
+
+def _topology(text: str | None, facts: Facts, *, called: str) -> Topology:
+    if isinstance(facts, GpuFacts):
+        return gpu_topology(text, called=called)
+    if isinstance(facts, TpuFacts):
+        return tpu_topology(text, facts, called=called)
+    return cpu_topology(text, called=called)
+
+
+def _bigger(target: Target, count: int) -> str:
+    if isinstance(target.facts, GpuFacts):
+        return f', "{target._kind}:{count}"'
+    return ""
+
+
+def _refuse_other_device(target: Target, calibration: Calibration) -> None:
+    """A calibration is of one kind of device; processors all have the same name, and a user's file may give none."""
+    kinds = target.facts.device_kinds
+    same = calibration.device_kind in kinds if kinds else calibration.platform == target.platform
+    if same:
+        return
+    raise TargetError(
+        f'the calibration is not of target "{target.name}".',
+        got=f'measured on "{calibration.device_kind}" ({calibration.platform})',
+        needed=" or ".join(f'"{kind}"' for kind in kinds) or f'a device of platform "{target.platform}"',
+        advice=f"jaxckpt calibrate on a {target.facts.description}, or the target that was measured",
+        target=target.name,
+        device_kind=calibration.device_kind,
+    )
+
+
+def _unknown(name: Any, kind: str) -> UnknownTargetError:
+    names = sorted((*known_facts(), "attached"))
+    closest = tuple(difflib.get_close_matches(kind.lower(), names, n=3, cutoff=0.5))
+    return UnknownTargetError(
+        f"target {name!r} is not known.",
+        got=repr(name),
+        needed=f"one of {', '.join(names)}, with a topology if wanted, or the path of a .toml fact file",
+        advice=f'"{closest[0]}"' if closest else '"h200"; jaxckpt.targets() lists all',
+        name=name,
+        closest=closest,
+    )

@@ -1,0 +1,170 @@
+"""A topology is how many devices of one kind stand where: what comes after the colon in "h200:8" or "v5e:2x2".
+
+Plain data and its readers. Nothing is asked of a compiler here, so a topology that can be written may still be
+refused when its devices are made (`devices`, read next).
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+from jaxckpt._errors import TargetError
+from jaxckpt.machine.device_facts import TpuFacts
+
+_CHIPS_PER_HOST = (2, 2, 1)  # libtpu's default chips_per_host_bounds for every kind here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTopology:
+    """Hosts with as many GPUs each; the GPUs of a host are linked to one another.
+
+    Attributes:
+      host_count: At least 1.
+      devices_per_host: At least 1.
+    """
+
+    host_count: int
+    devices_per_host: int
+
+    @property
+    def device_count(self) -> int:
+        """All devices of all hosts."""
+        return self.host_count * self.devices_per_host
+
+    @property
+    def suffix(self) -> str:
+        """The shortest way to write it after the name of the device: "", ":8" or ":64x8"."""
+        if self.host_count > 1:
+            return f":{self.host_count}x{self.devices_per_host}"
+        return f":{self.devices_per_host}" if self.devices_per_host > 1 else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TpuTopology:
+    """Chips in a grid or torus; a chip is one device.
+
+    Attributes:
+      shape: Chips along each axis.
+    """
+
+    shape: tuple[int, ...]
+
+    @property
+    def device_count(self) -> int:
+        """All chips."""
+        return math.prod(self.shape)
+
+    @property
+    def of_a_host(self) -> "TpuTopology":
+        """All chips of one host, along as many axes."""
+        return TpuTopology(shape=_CHIPS_PER_HOST[: len(self.shape)])
+
+    @property
+    def host_count(self) -> int:
+        """Hosts of at most 2 x 2 chips, libtpu's default."""
+        return math.prod(-(-chips // per_host) for chips, per_host in zip(self.shape, _CHIPS_PER_HOST, strict=False))
+
+    @property
+    def suffix(self) -> str:
+        """How jax writes it after the name of the device, such as ":2x2"."""
+        return ":" + "x".join(map(str, self.shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTopology:
+    """The devices that this process really has.
+
+    Attributes:
+      platform: "cpu", or "default" for whatever jax chooses by itself.
+      device_count: How many of them, the first ones.
+      host_count: Processes that take part.
+    """
+
+    platform: str
+    device_count: int
+    host_count: int = 1
+
+    @property
+    def suffix(self) -> str:
+        """For eight devices of the processor ":8", else nothing."""
+        return f":{self.device_count}" if self.platform == "cpu" and self.device_count > 1 else ""
+
+
+Topology = GpuTopology | TpuTopology | LocalTopology
+"""Where the devices of a target stand."""
+
+
+def gpu_topology(text: str | None, *, called: str) -> GpuTopology:
+    """Reads "8" (one host) or "64x8" (hosts x devices of each); nothing means one device.
+
+    Args:
+      text: What the user wrote after the colon, or None.
+      called: The whole name, for messages.
+
+    Raises:
+      TargetError: It is none of these.
+
+    Example:
+      >>> gpu_topology("64x8", called="h200:64x8").device_count
+      512
+    """
+    match = re.fullmatch(r"(?:([1-9][0-9]*)x)?([1-9][0-9]*)", text or "1")
+    if text == "" or match is None:
+        name = called.partition(":")[0]
+        raise _bad_topology(
+            called,
+            text,
+            needed='a number of devices such as ":8" (one host), or hosts x devices of each such as ":64x8"',
+            advice=f'"{name}:8"',
+        )
+    return GpuTopology(host_count=int(match[1] or 1), devices_per_host=int(match[2]))
+
+
+def tpu_topology(text: str | None, facts: TpuFacts, *, called: str) -> TpuTopology:
+    """Reads chips along each axis, such as "2x2" or "2x2x1"; nothing means the smallest topology.
+
+    Only the number of axes is checked. Which shapes can be built is the compiler's to say.
+
+    Args:
+      text: What the user wrote after the colon, or None.
+      facts: Of the chip.
+      called: The whole name, for messages.
+
+    Raises:
+      TargetError: It is none of these.
+    """
+    axes = facts.default_topology.count("x") + 1
+    pattern = "x".join(["[1-9][0-9]*"] * axes)
+    if text is None:
+        text = facts.default_topology
+    if re.fullmatch(pattern, text) is None:
+        name = called.partition(":")[0]
+        raise _bad_topology(
+            called,
+            text,
+            needed=f"chips along {axes} axes, such as {', '.join(facts.topologies)}",
+            advice=f'"{name}:{facts.topologies[1]}"',
+        )
+    return TpuTopology(shape=tuple(int(part) for part in text.split("x")))
+
+
+def cpu_topology(text: str | None, *, called: str) -> LocalTopology:
+    """Reads a number of devices; nothing means one.
+
+    Raises:
+      TargetError: It is no such number.
+    """
+    if re.fullmatch(r"[1-9][0-9]*", "1" if text is None else text) is None:
+        raise _bad_topology(called, text, needed='a number of devices such as ":8"', advice='"cpu:8"')
+    return LocalTopology(platform="cpu", device_count=int(text or 1))
+
+
+def _bad_topology(called: str, text: str | None, *, needed: str, advice: str) -> TargetError:
+    return TargetError(
+        f'target "{called}" has no such topology.',
+        got=f'"{text}"',
+        needed=needed,
+        advice=advice,
+        target=called,
+        topology=text,
+    )

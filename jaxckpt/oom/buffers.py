@@ -1,0 +1,200 @@
+"""The buffers that XLA lists when memory runs out, read from its text.
+
+GPUs list "Peak buffers", all of them alive at the worst moment; TPUs list "Largest program allocations". Both end each
+buffer with a line of equal signs and leave out what they do not know. A field that is cut off or contradicts another
+one is None, never a guess.
+
+Read after `oom_lines` and `origin`.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from jaxckpt.hlo.memory import Part
+from jaxckpt.hlo.origin import Origin, origin_of
+from jaxckpt.oom.lines import SIZE, bytes_of
+
+_ELEMENTS: dict[str, tuple[str, int]] = {
+    "pred": ("bool", 8),
+    "f16": ("float16", 16),
+    "bf16": ("bfloat16", 16),
+    "f32": ("float32", 32),
+    "f64": ("float64", 64),
+    "c64": ("complex64", 64),
+    "c128": ("complex128", 128),
+    **{
+        f"{sign}{bits}": (f"{name}{bits}", bits)
+        for sign, name in (("s", "int"), ("u", "uint"))
+        for bits in (2, 4, 8, 16, 32, 64)
+    },
+    **{
+        f"f8{kind}": (f"float8_{kind}", 8)
+        for kind in ("e5m2", "e4m3", "e4m3fn", "e4m3b11fnuz", "e5m2fnuz", "e4m3fnuz", "e3m4", "e8m0fnu")
+    },
+    "f4e2m1fn": ("float4_e2m1fn", 4),
+}
+_HEADER = re.compile(r"^\s*(?:Buffer \d+:|\d+\. Size:)")
+_END = re.compile(r"^\s*={10,}\s*$")
+_FIELD = re.compile(
+    r"^\s*(?:\d+\. )?(?P<key>Size|Operator|XLA [Ll]abel|Shape|Entry Parameter Subshape|Unpadded size"
+    r"|Extra memory due to padding|Allocation type|Tag): ?(?P<value>.*)",
+    re.DOTALL,
+)
+_ORDER = {
+    "Size": 0,
+    "Operator": 1,
+    "XLA Label": 2,
+    "Entry Parameter Subshape": 3,
+    "Shape": 3,
+    "Unpadded size": 4,
+    "Extra memory due to padding": 5,
+    "XLA label": 6,
+    "Allocation type": 7,
+    "Tag": 8,
+}
+"""Where a field stands in a buffer; the label of a GPU stands elsewhere than that of a TPU."""
+_SHAPE = re.compile(r"^([a-z][a-z0-9]*)\[((?:\d{1,15}(?:,\d{1,15})*)?)\]")
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"', re.DOTALL)
+_SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)(?=\s)')
+_PARAMETERS = re.compile(r"^(.*?/[\w.-]+)\[.*\]$", re.DOTALL)
+_MAPPED = re.compile(r"^(?:pmap|xmap)\(")
+_ROUNDING = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomBuffer:
+    """A buffer as XLA's message has it; None and "" are what it does not say.
+
+    Attributes:
+      size_bytes: With padding; rounded as XLA printed it, exact where shape and dtype say the same.
+      unpadded_bytes: Without padding, where XLA says so (TPU).
+      shape: On one device.
+      dtype: numpy's name ("bfloat16").
+      op_name: JAX's name stack and primitive, whole.
+      scope: The path of names of the model in it.
+      op: The primitive in it ("dot_general").
+      part: Of the step.
+      label: XLA's opcode or instruction.
+      kind: "parameter" for an argument of the program; else XLA's allocation type ("HLO temp").
+      source: "file.py:line" of the user's code.
+      lines: XLA's own words.
+    """
+
+    size_bytes: int | None = None
+    unpadded_bytes: int | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    op_name: str = ""
+    scope: str = ""
+    op: str = ""
+    part: Part | None = None
+    label: str = ""
+    kind: str = ""
+    source: str = ""
+    lines: tuple[str, ...] = ()
+
+    @property
+    def padding_bytes(self) -> int:
+        """Bytes that only fill up tiles; 0 where XLA says nothing of it."""
+        if self.size_bytes is None or self.unpadded_bytes is None:
+            return 0
+        return max(0, self.size_bytes - self.unpadded_bytes)
+
+    @property
+    def is_argument(self) -> bool:
+        """Whether it is an argument of the program, which no decision on residuals changes."""
+        return self.kind == "parameter"
+
+
+def buffers_in(lines: Iterable[str]) -> tuple[OomBuffer, ...]:
+    """Reads all listed buffers, in order.
+
+    Args:
+      lines: As `clean_lines` makes them; what is no buffer is passed over.
+    """
+    return tuple(buffer for block in _blocks(lines) if (buffer := _buffer(block)) is not None)
+
+
+def _blocks(lines: Iterable[str]) -> Iterator[list[tuple[str, str]]]:
+    """(key, text) of each buffer; a key that comes out of XLA's order begins another buffer whose header was lost."""
+    block: list[tuple[str, str]] = []
+    for line in lines:
+        field = _FIELD.match(line)
+        starts = _HEADER.match(line) is not None or (
+            field is not None and bool(block) and _ORDER[field["key"]] <= _ORDER[block[-1][0]]
+        )
+        if starts or _END.match(line):
+            yield block
+            block = []
+        if field is not None:
+            block.append((field["key"], field["value"]))
+    yield block
+
+
+def _buffer(block: list[tuple[str, str]]) -> OomBuffer | None:
+    fields = dict(block)
+    if not fields.keys() & {"Size", "Shape", "Entry Parameter Subshape"}:
+        return None
+    dtype, shape, least = _shape(fields.get("Shape", fields.get("Entry Parameter Subshape", "")))
+    unpadded = _first_size(fields.get("Unpadded size", ""))
+    size = _agreed(_first_size(fields.get("Size", "")), unpadded, least)
+    operator = fields.get("Operator", "")
+    op_name, origin = _origin(operator)
+    source = _SOURCE.search(operator)
+    return OomBuffer(
+        size_bytes=size,
+        unpadded_bytes=unpadded,
+        shape=shape,
+        dtype=dtype,
+        op_name=op_name,
+        scope=origin.scope,
+        op=origin.op,
+        part=origin.part(),
+        label=_whole_line(fields.get("XLA Label", fields.get("XLA label", ""))),
+        kind="parameter" if "Entry Parameter Subshape" in fields else _whole_line(fields.get("Allocation type", "")),
+        source=f"{source[1]}:{source[2]}" if source else "",
+        lines=tuple(f"{key}: {value.rstrip()}" for key, value in block),
+    )
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...] | None, int | None]:
+    """Dtype, shape and bytes without padding; tuples and what is cut off have none."""
+    match = _SHAPE.match(text)
+    if match is None or match[1] not in _ELEMENTS:
+        return "", None, None
+    dtype, bits = _ELEMENTS[match[1]]
+    shape = tuple(int(size) for size in match[2].split(",") if size)
+    return dtype, shape, -(-math.prod(shape) * bits // 8)
+
+
+def _agreed(size: int | None, unpadded: int | None, least: int | None) -> int | None:
+    """The size, made exact by the shape; None where the two contradict each other, as after lost lines."""
+    if size is None or least is None:
+        return size
+    is_whole = abs(size - least) <= least * _ROUNDING + 1
+    if unpadded is None:
+        return least if is_whole else None
+    if size == unpadded:
+        return least if is_whole else None
+    return size if size > least * (1 - _ROUNDING) and abs(unpadded - least) <= least * _ROUNDING + 1 else None
+
+
+def _origin(operator: str) -> tuple[str, Origin]:
+    match = _OP_NAME.search(operator)
+    if match is None:
+        return "", Origin()
+    op_name = match[1]
+    parameters = _PARAMETERS.match(op_name)
+    return op_name, origin_of(_MAPPED.sub("jit(", parameters[1] if parameters else op_name))
+
+
+def _first_size(text: str) -> int | None:
+    match = re.match(SIZE, text)
+    return bytes_of(match[0]) if match else None
+
+
+def _whole_line(text: str) -> str:
+    """A text that ends with its line; of one that is cut off, nothing."""
+    return text.strip() if text.endswith("\n") else ""

@@ -1,0 +1,176 @@
+"""The sums that stand around XLA's message: what the program takes by use, what the allocator holds, what XLA tried.
+
+Four tables, each under its own heading: the allocator's "Stats" and "BufferAssignment stats" (GPU), "Total hbm usage"
+and "Program hbm requirement" (TPU). A row counts only under its heading: "reserved" is in two of them and means two
+things. An empty line ends a table.
+
+Read after `oom_lines`.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from jaxckpt.oom.lines import SIZE, bytes_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What a program takes by use, in bytes; None is what the message does not say.
+
+    Attributes:
+      argument_bytes: Its arguments.
+      output_bytes: Its results, those included that take over an argument's memory.
+      alias_bytes: Results that take over an argument's memory.
+      constant_bytes: Arrays closed over.
+      temp_bytes: Everything in between.
+      unpadded_bytes: Of the temporaries, what is no padding (TPU).
+      fragmentation_bytes: Of the temporaries, holes.
+      reserved_bytes: Kept by the system; in `total_bytes`.
+      program_bytes: Temporaries, constants, code (TPU).
+      total_bytes: All of it.
+      remat_target_bytes: What XLA's own rematerialisation tried to come down to; negative where arguments and
+        results alone take more than there is.
+      remat_reached_bytes: What it came down to.
+    """
+
+    argument_bytes: int | None = None
+    output_bytes: int | None = None
+    alias_bytes: int | None = None
+    constant_bytes: int | None = None
+    temp_bytes: int | None = None
+    unpadded_bytes: int | None = None
+    fragmentation_bytes: int | None = None
+    reserved_bytes: int | None = None
+    program_bytes: int | None = None
+    total_bytes: int | None = None
+    remat_target_bytes: int | None = None
+    remat_reached_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """A row of a table: its heading ("" where it needs none), how it looks, and the figure that it holds."""
+
+    heading: str
+    pattern: re.Pattern[str]
+    name: str
+
+
+def _row(heading: str, pattern: str, name: str) -> _Row:
+    return _Row(heading=heading, pattern=re.compile(pattern), name=name)
+
+
+_HEADINGS = {
+    "stats": re.compile(r"^\s*Stats:\s*$"),
+    "assignment": re.compile(r"BufferAssignment stats:"),
+    "total": re.compile(r"Total \w+ usage >= "),
+    "program": re.compile(r"Program \w+ requirement "),
+    "buffers": re.compile(r"^\s*(?:Peak buffers:|Largest program )"),
+}
+_VALUE = r"\s+(?P<value>\S[^\n]*)"
+_ROWS = (
+    _row("assignment", rf"^\s*parameter allocation:{_VALUE}", "argument_bytes"),
+    _row("assignment", rf"^\s*constant allocation:{_VALUE}", "constant_bytes"),
+    _row("assignment", rf"^\s*maybe_live_out allocation:{_VALUE}", "output_bytes"),
+    _row("assignment", rf"^\s*preallocated temp allocation:{_VALUE}", "temp_bytes"),
+    _row("assignment", rf"^\s*total allocation:{_VALUE}", "total_bytes"),
+    _row("assignment", rf"^\s*total fragmentation:{_VALUE}", "fragmentation_bytes"),
+    _row("total", r"Total \w+ usage >= (?P<value>[^\n]*):", "total_bytes"),
+    _row("total", rf"^\s*reserved{_VALUE}", "reserved_bytes"),
+    _row("total", rf"^\s*program{_VALUE}", "program_bytes"),
+    _row("total", rf"^\s*arguments{_VALUE}", "argument_bytes"),
+    _row("", r"^\s*Output size (?P<value>[^;.\n]*(?:\.\d[^;.\n]*)?)", "output_bytes"),
+    _row("", r"Output size [^;\n]*; shares (?P<value>.*?) with arguments", "alias_bytes"),
+    _row("program", rf"^\s*HLO temp{_VALUE}", "temp_bytes"),
+    _row("program", r"^\s*HLO temp .*Unpadded \((?P<value>[^)\n]*)\)", "unpadded_bytes"),
+    _row("program", r"^\s*HLO temp .*fragmentation \((?P<value>[^)\n]*)\)", "fragmentation_bytes"),
+)
+_POOL = {"Limit": "limit_bytes", "InUse": "in_use_bytes", "LargestFreeBlock": "largest_free_bytes"}
+_POOL_ROW = re.compile(r"^\s*(?P<key>[A-Z]\w+): +(?P<value>\S[^\n]*)\n")
+_POOL_LIMIT = re.compile(r"memory_limit_: (?P<value>\d{1,20})\s")
+_DRIVER = re.compile(r"Free memory/Total memory: (?P<free>\d{1,20})/(?P<device>\d{1,20})\s")
+_REMAT = re.compile(
+    rf"Can't reduce memory use below (?P<target>{SIZE})(?: \((?P<exact_target>-?\d+) bytes\))? by rematerialization;"
+    rf" only reduced to (?P<reached>{SIZE})(?: \((?P<exact_reached>\d{1, 20}) bytes\))?"
+)
+
+
+def figures_in(lines: Iterable[str]) -> tuple[dict[str, int], tuple[str, ...]]:
+    """What the program takes, by fields of `Figures`.
+
+    Args:
+      lines: As `clean_lines` makes them, those of one error.
+
+    Returns:
+      The first figure of each use, and in words those that stand there without a size ("argument: unknown size").
+    """
+    found: dict[str, int] = {}
+    unread: dict[str, str] = {}
+    heading = ""
+    for line in lines:
+        ended = "" if not line.strip() else heading
+        heading = next((name for name, pattern in _HEADINGS.items() if pattern.search(line)), ended)
+        for row in _ROWS:
+            match = row.pattern.search(line) if row.heading in ("", heading) else None
+            if match is None or row.name in found:
+                continue
+            size = _leading_size(match["value"])
+            if size is None:
+                unread.setdefault(row.name, f"{row.name.removesuffix('_bytes')}: {match['value'].strip() or 'cut off'}")
+            else:
+                found[row.name] = size
+    return found, tuple(words for name, words in unread.items() if name not in found)
+
+
+def pool_in(lines: Sequence[str]) -> dict[str, int]:
+    """What the allocator says of itself, by fields of `OutOfMemory`; the first of each.
+
+    A largest free block of 0 is what allocators print that do not know it, and is left out.
+    """
+    found: dict[str, int] = {}
+    in_stats = False
+    for line in lines:
+        row = _POOL_ROW.match(line)
+        in_stats = _HEADINGS["stats"].match(line) is not None or (in_stats and row is not None)
+        if in_stats and row is not None and (name := _POOL.get(row["key"])):
+            _keep(found, name, _size(row["value"]))
+        if (limit := _POOL_LIMIT.search(line)) is not None:
+            _keep(found, "limit_bytes", int(limit["value"]))
+        if (driver := _DRIVER.search(line)) is not None:
+            found.setdefault("free_bytes", int(driver["free"]))
+            _keep(found, "device_bytes", int(driver["device"]))
+    return found
+
+
+def remat_in(lines: Sequence[str]) -> dict[str, int]:
+    """What XLA's own rematerialisation tried and reached, by fields of `Figures`: the last try in these lines."""
+    match = next((match for line in reversed(lines) if (match := _REMAT.search(line))), None)
+    return {} if match is None else _remat(match)
+
+
+def _keep(found: dict[str, int], name: str, size: int | None) -> None:
+    """Keeps the first; 0 says nothing but for what is in use."""
+    if size is not None and (size or name == "in_use_bytes"):
+        found.setdefault(name, size)
+
+
+def _remat(match: re.Match[str]) -> dict[str, int]:
+    found = {}
+    for name in ("target", "reached"):
+        exact = match[f"exact_{name}"]
+        size = int(exact) if exact else bytes_of(match[name])
+        if size is not None:
+            found[f"remat_{name}_bytes"] = size
+    return found
+
+
+def _leading_size(text: str) -> int | None:
+    match = re.match(SIZE, text.strip())
+    return bytes_of(match[0]) if match else None
+
+
+def _size(text: str) -> int | None:
+    """A size with its unit, or a bare number of bytes."""
+    text = text.strip()
+    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else _leading_size(text)

@@ -1,0 +1,213 @@
+"""The ways in which XLA says that memory ran out, one row a way.
+
+The words are XLA's and libtpu's own, from 2019 to today. A row is found by its sign; its facts are figures in the same
+line. The first row whose sign a line holds is taken.
+"""
+
+import enum
+import re
+from dataclasses import dataclass
+
+from jaxckpt.oom.lines import SIZE
+
+
+class Moment(enum.StrEnum):
+    """When memory ran out."""
+
+    COMPILE = enum.auto()
+    """The compiler could not lay the program out: it asked for all that the program needs."""
+    RUN = enum.auto()
+    """An allocator could not serve one request."""
+
+
+class Platform(enum.StrEnum):
+    """Whose memory ran out."""
+
+    GPU = enum.auto()
+    TPU = enum.auto()
+    CPU = enum.auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One way to say it.
+
+    Attributes:
+      sign: What its line holds.
+      facts: Patterns of the same line, with groups named after what they find. Sizes: requested, more (to be added
+        to it), exact (the same in bytes), limit, free, largest_free, temp; with "count_" before them plain numbers.
+        Words: program, device, space.
+      moment: When it happens.
+      platform: Where, if only one platform says so.
+      likely: Where, if nothing else in the text says so.
+      allocator: Of whom, if only one allocator says so.
+      space: Which memory, if only one is meant.
+      is_weak: Whether it is also said when all goes on well; such a line counts only where no stronger one is.
+    """
+
+    sign: re.Pattern[str]
+    facts: tuple[re.Pattern[str], ...] = ()
+    moment: Moment | None = Moment.RUN
+    platform: Platform | None = None
+    likely: Platform | None = None
+    allocator: str = ""
+    space: str = ""
+    is_weak: bool = False
+
+
+_EXACT = r"(?:\s?\((?:rounded to )?(?P<exact>\d{1,20})(?:\s?bytes|\s?B)?\))?"
+
+
+def _patterns(*facts: str) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(fact.replace("SIZE", SIZE).replace("EXACT", _EXACT)) for fact in facts)
+
+
+_MODULE = r"HLO module: (?P<program>[\w.-]*\w)\.?\s"
+_DEVICE = r"\((?P<device>0x[0-9a-fx]+_\w+)\)"
+
+FORMS = (
+    Form(
+        sign=re.compile(r"Ran out of memory in memory space \w+"),
+        facts=_patterns(r"memory space (?P<space>\w+)\b", r"Used (?P<requested>SIZE) of (?P<limit>SIZE)\s", _MODULE),
+        moment=Moment.COMPILE,
+        platform=Platform.TPU,
+    ),
+    Form(
+        sign=re.compile(r"Ran out of memory on HBM"),
+        facts=_patterns(
+            r"HLO temporaries \((?P<requested>SIZE)\)",
+            r"HLO temporaries \((?P<temp>SIZE)\)",
+            r"exceeds available HBM \((?P<limit>SIZE)\)",
+            _MODULE,
+        ),
+        moment=Moment.COMPILE,
+        platform=Platform.TPU,
+        space="hbm",
+    ),
+    Form(
+        sign=re.compile(r"TPU TensorCore Hbm usage"),
+        facts=_patterns(
+            r"TensorCore Hbm usage: (?P<requested>SIZE), SparseCore Hbm usage:? (?P<more>SIZE)",
+            r"exceeding available bytes: (?P<limit>SIZE)",
+        ),
+        moment=Moment.COMPILE,
+        platform=Platform.TPU,
+        space="hbm",
+    ),
+    Form(
+        sign=re.compile(r"would exceed memory \(size="),
+        facts=_patterns(
+            r"Allocation \(size=(?P<count_requested>\d{1,20})\) would exceed memory \(size=(?P<count_limit>\d{1,20})\)",
+            r"space=(?P<space>\w+)\b",
+        ),
+        moment=Moment.COMPILE,
+        platform=Platform.TPU,
+        space="vmem",
+    ),
+    Form(
+        sign=re.compile(r"Attempting to reserve"),
+        facts=_patterns(
+            r"Attempting to reserve (?P<requested>SIZE)",
+            r"There are (?P<free>SIZE) free",
+            r"and (?P<largest_free>SIZE) reservable",
+            r"loading program '(?P<program>[^'\n]+)'",
+            _DEVICE,
+        ),
+        platform=Platform.TPU,
+        space="hbm",
+    ),
+    Form(
+        sign=re.compile(r"Error allocating device buffer|Attempting to allocate [^\n]*That was not possible"),
+        facts=_patterns(
+            r"Attempting to allocate (?P<requested>SIZE)",
+            r"There are (?P<free>SIZE) free",
+            r"largest contiguous region of free memory is (?P<largest_free>SIZE)",
+            _DEVICE,
+        ),
+        platform=Platform.TPU,
+        space="hbm",
+    ),
+    Form(
+        sign=re.compile(r"Failed to allocate [^\n]*(?:pinned host|host memory)"),
+        facts=_patterns(
+            r"Failed to allocate a (?P<count_requested>\d{1,20})-byte",
+            r"Failed to allocate (?P<requested>SIZE)EXACT of",
+        ),
+        space="host",
+    ),
+    Form(
+        sign=re.compile(r"ran out of memory trying to instantiate command buffer"),
+        platform=Platform.GPU,
+        allocator="driver",
+    ),
+    Form(
+        sign=re.compile(r"Out of memory while trying to allocate"),
+        facts=_patterns(r"trying to allocate (?P<requested>SIZE)EXACT"),
+        platform=Platform.GPU,
+    ),
+    Form(
+        sign=re.compile(r"Failed to allocate request for"),
+        facts=_patterns(r"request for (?P<requested>SIZE)EXACT"),
+    ),
+    Form(
+        sign=re.compile(r"Out of memory allocating"),
+        facts=_patterns(r"memory allocating (?P<requested>SIZE)EXACT"),
+        likely=Platform.CPU,
+    ),
+    Form(
+        sign=re.compile(r"cuMemAllocAsync failed to allocate"),
+        facts=_patterns(r"failed to allocate (?P<requested>SIZE)EXACT"),
+        platform=Platform.GPU,
+        allocator="cuda_async",
+        is_weak=True,
+    ),
+    Form(
+        sign=re.compile(r"Allocator \([^)\n]*\) ran out of memory trying (?!.*freed_by_count)"),
+        facts=_patterns(r"Allocator \((?P<device>[^)\n]*)\)", r"to allocate (?P<requested>SIZE)EXACT"),
+        platform=Platform.GPU,
+        allocator="bfc",
+        is_weak=True,
+    ),
+    Form(
+        sign=re.compile(r"failed to allocate [^\n]* from device: "),
+        facts=_patterns(r"failed to allocate (?P<requested>SIZE)EXACT"),
+        platform=Platform.GPU,
+        allocator="driver",
+        is_weak=True,
+    ),
+    Form(
+        sign=re.compile(r"LLVM ERROR: out of memory"),
+        moment=Moment.COMPILE,
+        platform=Platform.CPU,
+        space="host",
+    ),
+    Form(
+        sign=re.compile(r"std::bad_alloc"),
+        moment=None,
+        platform=Platform.CPU,
+        space="host",
+    ),
+    Form(
+        sign=re.compile(
+            r"(?:RESOURCE_EXHAUSTED|[Rr]esource ?[Ee]xhausted)[^\n]*(?:[Oo]ut of memory|OOM|[Mm]emory|[Aa]llocat|HBM)"
+        ),
+        moment=None,
+    ),
+    Form(sign=re.compile(r"CUDA_ERROR_OUT_OF_MEMORY"), platform=Platform.GPU, allocator="driver", is_weak=True),
+)
+"""All ways that we know; the general ones last."""
+
+_WORDS = re.compile(r"memory|alloc|exhaust|hbm|reserve", re.IGNORECASE)
+"""Every sign holds one of them; logs are long, and this is looked for first."""
+
+
+def form_of(line: str) -> Form | None:
+    """The way in which a line says that memory ran out, None where it does not.
+
+    Example:
+      >>> str(form_of("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem.").moment)
+      'compile'
+    """
+    if _WORDS.search(line) is None:
+        return None
+    return next((form for form in FORMS if form.sign.search(line) is not None), None)

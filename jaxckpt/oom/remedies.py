@@ -1,0 +1,416 @@
+"""What made memory run out, and the cheapest things that would have avoided it, as far as XLA's message proves them.
+
+Nothing is said without a figure or a buffer behind it. Savings are of the buffers that the message lists, at the moment
+that it describes; another moment may then be the worst one, so they are bounds and no promises.
+
+Read after `oom`.
+"""
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from jaxckpt._units import format_bytes
+from jaxckpt.hlo.memory import Part
+from jaxckpt.ir import fold_layers
+from jaxckpt.oom.buffers import OomBuffer
+from jaxckpt.oom.forms import Moment, Platform
+from jaxckpt.oom.out_of_memory import OutOfMemory
+
+_CHUNKS = 8
+_LEAST_VOCABULARY = 8192
+_LEAST_SEQUENCE = 512
+_LEAST_SHARE = 0.01
+_DEFAULT_FRACTION, _LARGER_FRACTION = 0.75, 0.95
+_FLOATS = ("float", "bfloat")
+
+
+class Cause(enum.StrEnum):
+    """Why memory ran out."""
+
+    NEED = enum.auto()
+    """The program takes more than there would be without anything else."""
+    ARGUMENTS = enum.auto()
+    """Its arguments alone do, so no decision on residuals can help."""
+    LIMIT = enum.auto()
+    """The allocator may not take all of the device."""
+    FRAGMENTATION = enum.auto()
+    """Enough was free, in pieces that are too small."""
+    OTHERS = enum.auto()
+    """Arrays of the same process, or other processes, hold the memory."""
+    KERNEL = enum.auto()
+    """One kernel's scratch exceeds the memory on the chip."""
+    HOST = enum.auto()
+    """The host's memory ran out, not the device's."""
+    UNKNOWN = enum.auto()
+    """The message does not say how much there was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A cause and the figures that show it."""
+
+    cause: Cause
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """Something that would have helped.
+
+    Attributes:
+      title: What, in a few words.
+      how: What to do, and which facts of the message say that it helps.
+      saves_bytes: How much; None where the message does not tell.
+      is_bound_below: Whether it saves at least so much; else at most.
+      command: To paste; "" where there is none.
+    """
+
+    title: str
+    how: str
+    saves_bytes: int | None = None
+    is_bound_below: bool = True
+    command: str = ""
+
+
+class Sort(enum.StrEnum):
+    """What a listed buffer seems to be."""
+
+    ARGUMENT = enum.auto()
+    LOGITS = enum.auto()
+    ATTENTION = enum.auto()
+    STACKED = enum.auto()
+    FORWARD = enum.auto()
+    BACKWARD = enum.auto()
+    RECOMPUTED = enum.auto()
+    OTHER = enum.auto()
+
+
+def sort_buffers(buffers: Iterable[OomBuffer]) -> tuple[Sort, ...]:
+    """What each buffer seems to be, by shape and origin; names decide nothing.
+
+    Returns:
+      For each buffer: an argument; logits (its last axis is the widest of all, and no layer repeats it); attention
+      weights (two last axes of one length); stacked by a loop (written slice by slice inside it, for the backward);
+      else the part of the step that made it.
+    """
+    buffers = tuple(buffers)
+    width = _vocabulary(buffers)
+    return tuple(_sort(buffer, width) for buffer in buffers)
+
+
+def findings(data: OutOfMemory) -> tuple[Finding, ...]:
+    """Why memory ran out, as far as the message proves it; at least one entry."""
+    found = tuple(_findings(data))
+    if found:
+        return found
+    return (Finding(cause=Cause.UNKNOWN, because="The message does not say how much memory there was."),)
+
+
+def remedies(data: OutOfMemory) -> tuple[Remedy, ...]:
+    """What would have helped, the cheapest first."""
+    causes = {finding.cause for finding in findings(data)}
+    if Cause.KERNEL in causes:
+        return (
+            Remedy(title="smaller blocks in that kernel", how="No decision on residuals changes a kernel's scratch."),
+        )
+    if Cause.HOST in causes:
+        return (
+            Remedy(title="less in host memory", how="Offload fewer residuals, or give the process more host memory."),
+        )
+    return (*_settings(data, causes), *_changes(data, causes), *_plans(data, causes))
+
+
+def budget_bytes(data: OutOfMemory) -> int | None:
+    """What the program may take: the limit without what was in use and is not its own argument; None if unknown."""
+    limit = data.limit_bytes
+    if limit is None or data.moment is Moment.COMPILE or data.in_use_bytes is None:
+        return limit
+    arguments = data.figures.argument_bytes
+    return None if arguments is None else min(limit, max(0, limit - data.in_use_bytes + arguments))
+
+
+def _findings(data: OutOfMemory) -> Iterator[Finding]:
+    if data.space not in ("", "hbm", "host"):
+        yield Finding(cause=Cause.KERNEL, because=f"{data.space} is memory on the chip, scratch of one kernel.")
+        return
+    if data.space == "host" or data.platform is Platform.CPU:
+        yield Finding(cause=Cause.HOST, because="It was memory of the host that ran out.")
+        return
+    yield from _of_the_program(data)
+    yield from _of_the_pool(data)
+
+
+def _of_the_program(data: OutOfMemory) -> Iterator[Finding]:
+    arguments, limit, need = data.figures.argument_bytes, data.limit_bytes, data.need_bytes
+    target = data.figures.remat_target_bytes
+    if arguments is not None and limit is not None and arguments > limit:
+        because = f"Arguments alone take {format_bytes(arguments)} of {format_bytes(limit)}."
+        yield Finding(cause=Cause.ARGUMENTS, because=because)
+    elif target is not None and target < 0:
+        because = f"Arguments and results alone take {format_bytes(-target)} more than XLA may use."
+        yield Finding(cause=Cause.ARGUMENTS, because=because)
+    if need is not None and limit is not None and need > limit:
+        because = f"The program takes {format_bytes(need)}, and there are at most {format_bytes(limit)}."
+        yield Finding(cause=Cause.NEED, because=because)
+
+
+def _of_the_pool(data: OutOfMemory) -> Iterator[Finding]:
+    requested, limit, used, free = data.requested_bytes, data.limit_bytes, data.in_use_bytes, data.available_bytes
+    if data.moment is not Moment.RUN:
+        return
+    if data.allocator == "driver" or data.refused_bytes is not None:
+        refused = f" of {format_bytes(data.refused_bytes)}" if data.refused_bytes else ""
+        because = f"The driver itself refused a request{refused}: others hold the device's memory."
+        yield Finding(cause=Cause.OTHERS, because=because)
+    elif requested and limit and used is not None and (data.free_bytes or requested) < requested <= limit - used:
+        because = (
+            f"The allocator might have taken {format_bytes(limit - used)} more, but the device had only"
+            f" {format_bytes(data.free_bytes or 0)} left: others hold the rest."
+        )
+        yield Finding(cause=Cause.OTHERS, because=because)
+    largest = data.largest_free_bytes
+    if requested and free is not None and free >= requested:
+        known = (
+            f" the longest piece is {format_bytes(largest)}." if largest is not None else " no piece was long enough."
+        )
+        because = f"{format_bytes(free)} were free for a request of {format_bytes(requested)}, but{known}"
+        yield Finding(cause=Cause.FRAGMENTATION, because=because)
+    yield from _of_neighbours(data)
+
+
+def _of_neighbours(data: OutOfMemory) -> Iterator[Finding]:
+    """The allocator's limit, and what else it had given out."""
+    requested, limit, used, need = data.requested_bytes, data.limit_bytes, data.in_use_bytes, data.need_bytes
+    if requested and limit and requested > limit:
+        because = f"One request of {format_bytes(requested)} exceeds all of {format_bytes(limit)} that it may give out."
+        yield Finding(cause=Cause.LIMIT, because=because)
+    arguments = data.figures.argument_bytes
+    if limit and used is not None and need is not None and arguments is not None and need <= limit:
+        besides = used - arguments
+        if besides > _LEAST_SHARE * limit:
+            because = (
+                f"The program takes {format_bytes(need)} of {format_bytes(limit)}, but {format_bytes(besides)} beside"
+                " its arguments were in use: other arrays and programs of this process."
+            )
+            yield Finding(cause=Cause.OTHERS, because=because)
+
+
+def _settings(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
+    """What changes no code."""
+    if Cause.OTHERS in causes:
+        yield Remedy(
+            title="free what others hold",
+            how="Delete arrays that are not needed (jax.live_arrays() lists them), restart a notebook whose last error"
+            " still holds some, and look for other processes on the device.",
+        )
+    if Cause.FRAGMENTATION in causes and data.platform is Platform.GPU:
+        yield Remedy(
+            title="another allocator",
+            how="Enough was free in pieces: cuda_async joins free pages.",
+            command="XLA_PYTHON_CLIENT_ALLOCATOR=cuda_async",
+        )
+    elif Cause.FRAGMENTATION in causes:
+        yield Remedy(title="a fresh process", how="Enough was free in pieces; a new process starts with one piece.")
+    yield from _fraction(data)
+
+
+def _fraction(data: OutOfMemory) -> Iterator[Remedy]:
+    limit, short = data.limit_bytes, data.shortfall_bytes
+    if (
+        data.platform is not Platform.GPU
+        or data.moment is not Moment.RUN
+        or limit is None
+        or data.allocator == "driver"
+    ):
+        return
+    if data.device_bytes is None:
+        device, known = (
+            limit / _DEFAULT_FRACTION,
+            f"If the limit is the default {_DEFAULT_FRACTION:.0%} of the device, a",
+        )
+    else:
+        device, known = float(data.device_bytes), f"The limit is {limit / data.device_bytes:.0%} of the device. A"
+    gain = int(device * _LARGER_FRACTION) - limit
+    if short is not None and 0 < short <= gain and (data.need_bytes or 0) <= limit + gain:
+        yield Remedy(
+            title="a larger share of the device",
+            how=f"{known} share of {_LARGER_FRACTION:.0%} gives so much more, and {format_bytes(short)} lacked.",
+            saves_bytes=gain,
+            is_bound_below=False,
+            command=f"XLA_PYTHON_CLIENT_MEM_FRACTION={_LARGER_FRACTION}",
+        )
+
+
+def _changes(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
+    """What changes the step, by what it costs: nothing, padding, a fused kernel, a few products."""
+    yield from _donation(data)
+    if Cause.ARGUMENTS in causes:
+        yield Remedy(
+            title="smaller arguments",
+            how="No decision on residuals can help: shard parameters and optimiser state over more devices, keep them"
+            " in fewer bytes, or keep optimiser state on the host.",
+        )
+    padding = sum(buffer.padding_bytes for buffer in data.buffers)
+    if padding > _LEAST_SHARE * (data.requested_bytes or 0):
+        worst = max(data.buffers, key=lambda buffer: buffer.padding_bytes)
+        yield Remedy(
+            title="axes that fill tiles",
+            how=f"TPUs pad the last two axes; most of it is in {described(worst)}. Move a long axis last, or merge"
+            " short ones.",
+            saves_bytes=padding,
+            is_bound_below=False,
+        )
+    sorted_ = tuple(zip(data.buffers, sort_buffers(data.buffers), strict=True))
+    at_once = data.platform is Platform.GPU  # a TPU lists the largest buffers, whenever they are alive
+    yield from _attention([buffer for buffer, sort in sorted_ if sort is Sort.ATTENTION], at_once=at_once)
+    yield from _logits([buffer for buffer, sort in sorted_ if sort is Sort.LOGITS], at_once=at_once)
+    yield from _stacked([buffer for buffer, sort in sorted_ if sort is Sort.STACKED])
+
+
+def _donation(data: OutOfMemory) -> Iterator[Remedy]:
+    figures = data.figures
+    arguments, outputs, shared = figures.argument_bytes, figures.output_bytes, _shared(data)
+    if not arguments or not outputs or shared is None:
+        return
+    missing = min(arguments, outputs) - shared
+    if missing > 0.05 * (data.need_bytes or arguments):
+        yield Remedy(
+            title="donate arguments",
+            how=f"Results take {format_bytes(outputs)} and only {format_bytes(shared)} of it over from arguments:"
+            " jax.jit(step, donate_argnums=...) for those that the step returns changed.",
+            saves_bytes=missing,
+            is_bound_below=False,
+        )
+
+
+def _shared(data: OutOfMemory) -> int | None:
+    """What results take over from arguments: as said, or what the sum of XLA's table counts only once."""
+    figures = data.figures
+    if figures.alias_bytes is not None:
+        return figures.alias_bytes
+    parts = (figures.argument_bytes, figures.output_bytes, figures.temp_bytes, figures.constant_bytes)
+    if figures.total_bytes is None or any(part is None for part in parts):
+        return None
+    return max(0, sum(part for part in parts if part is not None) - figures.total_bytes)
+
+
+def _attention(buffers: list[OomBuffer], *, at_once: bool) -> Iterator[Remedy]:
+    if buffers:
+        yield Remedy(
+            title="attention that keeps no weights",
+            how=f"Attention weights by their shape: {_count(buffers)} such as {described(buffers[0])}. A fused kernel"
+            " never has them (jax.nn.dot_product_attention with implementation='cudnn', splash attention on TPU).",
+            saves_bytes=_sum(buffers),
+            is_bound_below=at_once,
+        )
+
+
+def _logits(buffers: list[OomBuffer], *, at_once: bool) -> Iterator[Remedy]:
+    if buffers:
+        yield Remedy(
+            title="a chunked loss",
+            how=f"Logits by their shape: {_count(buffers)} such as {described(buffers[0])}. A loss over the sequence in"
+            f" {_CHUNKS} chunks, each recomputed in the backward, has one chunk at a time.",
+            saves_bytes=_sum(buffers) * (_CHUNKS - 1) // _CHUNKS,
+            is_bound_below=at_once,
+        )
+
+
+def _stacked(buffers: list[OomBuffer]) -> Iterator[Remedy]:
+    """Recomputing the body keeps its carry; which of the stacks that is nobody says, so the largest is let out."""
+    if len(buffers) > 1:
+        layers = min(buffer.shape[0] for buffer in buffers if buffer.shape)
+        others = _sum(buffers) - max(buffer.size_bytes or 0 for buffer in buffers)
+        yield Remedy(
+            title="recompute inside the scan",
+            how=f"{_count(buffers)} such as {described(buffers[0])} hold one slice for each of {layers} steps of a"
+            " loop: jax.checkpoint around the body keeps the carry alone.",
+            saves_bytes=others - others // layers,
+        )
+
+
+def _plans(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
+    if Cause.ARGUMENTS in causes:
+        return
+    budget = budget_bytes(data)
+    held = [
+        buffer
+        for buffer, sort in zip(data.buffers, sort_buffers(data.buffers), strict=True)
+        if sort in (Sort.FORWARD, Sort.STACKED, Sort.ATTENTION)
+    ]
+    shown = f"{format_bytes(_sum(held))} of the listed buffers were made by the forward pass. " if held else ""
+    if budget:
+        yield Remedy(
+            title="a plan for this budget",
+            how=f"{shown}jaxckpt decides which residuals to recompute so that the compiler's own figure fits.",
+            command=f"jaxckpt plan MODULE:FUNCTION --target {data.target or 'TARGET'} --budget {_typed(budget)}",
+        )
+
+
+def _typed(size_bytes: int) -> str:
+    """A budget as one types it, rounded down."""
+    hundredths = size_bytes * 100 // 2**30
+    return f"{hundredths // 100}.{hundredths % 100:02}GiB" if hundredths >= 100 else f"{size_bytes // 2**20}MiB"
+
+
+def _sort(buffer: OomBuffer, vocabulary: int | None) -> Sort:
+    shape = buffer.shape or ()
+    if buffer.is_argument:
+        return Sort.ARGUMENT
+    if vocabulary is not None and _is_wide(buffer) and shape[-1] == vocabulary and not _in_loop(buffer):
+        return Sort.LOGITS
+    if len(shape) >= 3 and _is_float(buffer) and shape[-1] == shape[-2] >= _LEAST_SEQUENCE and buffer.part:
+        return Sort.ATTENTION
+    if _in_loop(buffer) and buffer.op == "dynamic_update_slice" and buffer.part is Part.FORWARD and len(shape) > 1:
+        return Sort.STACKED
+    return _SORT_OF_PART.get(buffer.part, Sort.OTHER) if buffer.part else Sort.OTHER
+
+
+_SORT_OF_PART = {Part.FORWARD: Sort.FORWARD, Part.BACKWARD: Sort.BACKWARD, Part.RECOMPUTE: Sort.RECOMPUTED}
+
+
+def _vocabulary(buffers: tuple[OomBuffer, ...]) -> int | None:
+    """The last axis of the logits: the widest one, where no layer and no loop has it and no other axis is as long."""
+    made = [buffer for buffer in buffers if not buffer.is_argument and _is_float(buffer)]
+    widest = max((buffer.shape[-1] for buffer in made if buffer.shape and _is_wide(buffer)), default=0)
+    if widest < _LEAST_VOCABULARY:
+        return None
+    with_it = [buffer for buffer in made if buffer.shape and buffer.shape[-1] == widest]
+    inside = any(widest in buffer.shape[:-1] for buffer in made if buffer.shape and len(buffer.shape) > 2)
+    folded = fold_layers(with_it, scope=lambda buffer: buffer.scope, alike=lambda buffer: buffer.shape)
+    if inside or any(group.layers for group in folded) or any(map(_in_loop, with_it)):
+        return None
+    return widest if any(buffer.part in (Part.FORWARD, Part.BACKWARD) for buffer in with_it) else None
+
+
+def _is_wide(buffer: OomBuffer) -> bool:
+    return buffer.shape is not None and len(buffer.shape) >= 2 and _is_float(buffer)
+
+
+def _is_float(buffer: OomBuffer) -> bool:
+    return buffer.dtype.startswith(_FLOATS)
+
+
+def _in_loop(buffer: OomBuffer) -> bool:
+    return "while/body" in buffer.op_name
+
+
+def _sum(buffers: Iterable[OomBuffer]) -> int:
+    return sum(buffer.size_bytes or 0 for buffer in buffers)
+
+
+def _count(buffers: list[OomBuffer]) -> str:
+    return f"{len(buffers)} listed {'buffers' if len(buffers) > 1 else 'buffer'} ({format_bytes(_sum(buffers))})"
+
+
+def described(buffer: OomBuffer) -> str:
+    """Dtype, shape and place of a buffer, as far as they are known.
+
+    Example:
+      >>> described(OomBuffer(dtype="float32", shape=(8, 4), scope="GPT/head", op="dot_general"))
+      'float32[8,4] of GPT/head/dot_general'
+    """
+    shape = "" if buffer.shape is None else f"[{','.join(map(str, buffer.shape))}]"
+    place = "/".join(filter(None, (buffer.scope, buffer.op)))
+    return " of ".join(filter(None, (f"{buffer.dtype}{shape}", place))) or buffer.label or "a buffer"

@@ -1,0 +1,57 @@
+"""Plans that fit, proved by the compiler: the loop from prediction to proof, the plan that users hold, its file.
+
+Read in this order: `plan` (what users hold), `policies` (what people decided), `explain` (who decided what), `allowed`
+(what may be decided), `floor` (what no plan lowers, and what would), `refusals` (what is said then), `stretching`
+(loops whose last turns keep more), `planner` and `search` (predict, compile, compare, correct), `frontier` and `trade`
+(memory against time), `returned`, `batches` and `batch_search` (how large a batch fits), `analysis` (where the
+residuals are, before anything is decided), `document` (a plan as plain data), `file` (the same as TOML), `once` (one
+plan for a run of several processes).
+"""
+
+from jaxckpt.planner.analysis import Analysis, ScopeResiduals, analyze
+from jaxckpt.planner.apply_policy import apply
+from jaxckpt.planner.batches import BatchSearch, TriedBatch
+from jaxckpt.planner.broadcast import plan_once
+from jaxckpt.planner.explain import Explained, Explanation, explain
+from jaxckpt.planner.floor import Floor, Holder, Share, floor_of
+from jaxckpt.planner.frontier import ExpectedPoint, Frontier, FrontierPoint
+from jaxckpt.planner.max_batch import max_batch
+from jaxckpt.planner.pareto import frontier_of, pareto
+from jaxckpt.planner.plan import Argument, Attempt, Described, Plan
+from jaxckpt.planner.plan_file import load_plan, require_folder, save_plan
+from jaxckpt.planner.planner import Planner, plan
+from jaxckpt.planner.step_spec import MadeStep, made_step
+
+__all__ = [
+    "Analysis",
+    "Argument",
+    "Attempt",
+    "BatchSearch",
+    "Described",
+    "ExpectedPoint",
+    "Explained",
+    "Explanation",
+    "Floor",
+    "Frontier",
+    "FrontierPoint",
+    "Holder",
+    "MadeStep",
+    "Plan",
+    "Planner",
+    "ScopeResiduals",
+    "Share",
+    "TriedBatch",
+    "analyze",
+    "apply",
+    "explain",
+    "floor_of",
+    "frontier_of",
+    "load_plan",
+    "made_step",
+    "max_batch",
+    "pareto",
+    "plan",
+    "plan_once",
+    "require_folder",
+    "save_plan",
+]

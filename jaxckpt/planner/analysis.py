@@ -1,0 +1,158 @@
+"""Where a step's residuals are, before anything is decided: bytes, cost of recomputing, readers, by scope.
+
+Nothing is compiled. Bytes are those that a compiler really keeps, by the fusion model: a residual that lives inside a
+kernel is counted as the arrays that the kernel reads, each once. The numbers of a plan come from the compiler
+(`Planner`); these say where to look.
+
+Read after `jaxckpt.solve.problem`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxckpt._shown import Shown
+from jaxckpt.ir import Phase
+from jaxckpt.machine import Target
+from jaxckpt.planner.plan import Described, describe
+from jaxckpt.solve import Problem, solve
+from jaxckpt.trace import trace_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScopeResiduals:
+    """What one scope leaves for the backward pass.
+
+    Attributes:
+      scope: The path of names, "" where there is none.
+      residual_count: Forward values that the backward reads.
+      residual_bytes: Their bytes, were each of them an array in memory, as JAX's equations have it.
+      kept_bytes: Arrays that a compiler keeps for it if nothing is recomputed, bytes per device.
+      largest: The largest of them, or None.
+      recompute_s: Estimated seconds of computing all of them again.
+      reader_count: Ops of the backward that read a residual of this scope.
+    """
+
+    scope: str
+    residual_count: int
+    residual_bytes: int
+    kept_bytes: int
+    largest: Described | None
+    recompute_s: float
+    reader_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis(Shown):
+    """A step's residuals, by scope.
+
+    Attributes:
+      step: The step's name.
+      target: The machine whose rates the estimates use.
+      scopes: In the order in which the forward pass meets them; scopes without residuals are left out.
+      op_count: Ops of the step.
+      argument_bytes: Arguments, bytes per device.
+      constant_bytes: Arrays that the step closes over.
+      unplanned_bytes: Predicted total of the step as it is.
+      smallest_bytes: Predicted total with everything recomputed between the best cuts.
+      unplanned_s: Estimated seconds of the step as it is.
+      unpriced: Primitives whose work nobody knows, with how often each occurs.
+      phases_source: "names" where forward and backward were told apart by JAX's own marks, "structure" else.
+    """
+
+    _report: ClassVar[str] = "jaxckpt.report.analysis:analysis_report"
+
+    step: str
+    target: str
+    scopes: tuple[ScopeResiduals, ...]
+    op_count: int
+    argument_bytes: int
+    constant_bytes: int
+    unplanned_bytes: int
+    smallest_bytes: int
+    unplanned_s: float
+    unpriced: tuple[tuple[str, int], ...]
+    phases_source: str
+
+    @property
+    def residual_bytes(self) -> int:
+        """Bytes of all residuals as JAX's equations have them; not what is in memory."""
+        return sum(scope.residual_bytes for scope in self.scopes)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What all scopes keep from forward to backward, bytes per device."""
+        return sum(scope.kept_bytes for scope in self.scopes)
+
+
+def analyze(
+    step: Callable[..., Any],
+    *args: Any,
+    target: Target | str = "h200",
+    donate_argnums: int | tuple[int, ...] = (),
+    static_argnums: int | tuple[int, ...] = (),
+) -> Analysis:
+    """Finds a training step's residuals and what they weigh, by scope.
+
+    Args:
+      step: Loss, gradient and, if it is there, update: a function, plain or jitted.
+      *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
+      target: The machine whose rates price recomputation; it need not be there, nor any package for it.
+      donate_argnums: Arguments whose memory the results may take.
+      static_argnums: Arguments that are not traced.
+
+    Returns:
+      Predictions, not measurements: nothing is compiled.
+
+    Raises:
+      NoGradientError: The step has no backward pass.
+      ArgumentError: An argument is neither an array nor a description of one.
+    """
+    target = Target(target)
+    traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    problem = Problem(graph=traced.graph, rates=target.rates)
+    unplanned, full = (solve(problem, strategy).predicted for strategy in ("none", "full"))
+    graph = traced.graph
+    unpriced = problem.prices.unpriced
+    return Analysis(
+        step=traced.name,
+        target=target.name,
+        scopes=_by_scope(problem),
+        op_count=len(graph.ops),
+        argument_bytes=sum(graph.values[v].size_bytes for v in graph.inputs),
+        constant_bytes=sum(graph.values[v].size_bytes for v in graph.constants),
+        unplanned_bytes=unplanned.total_bytes,
+        smallest_bytes=full.total_bytes,
+        unplanned_s=unplanned.step_s,
+        unpriced=tuple((name, unpriced.count(name)) for name in dict.fromkeys(unpriced)),
+        phases_source=traced.phases_source,
+    )
+
+
+def _by_scope(problem: Problem) -> tuple[ScopeResiduals, ...]:
+    graph = problem.graph
+    members: dict[str, list[int]] = {}
+    for value in sorted(problem.needed | problem.late_read):
+        made = graph.producer[value]
+        assert made is not None, "arguments are no residuals"
+        members.setdefault(graph.ops[made].scope, []).append(value)
+    return tuple(_scope(problem, scope, values) for scope, values in members.items())
+
+
+def _scope(problem: Problem, scope: str, values: list[int]) -> ScopeResiduals:
+    graph = problem.graph
+    in_memory = problem.needed & problem.worth_saving & problem.fusion.materialised
+    kept = [v for v in values if v in in_memory]
+    residuals = [v for v in values if v in problem.late_read]
+    readers = {r for v in residuals for r in graph.readers[v] if graph.ops[r].phase is not Phase.FORWARD}
+    makers = {graph.producer[v] for v in kept}
+    largest = max(kept, key=graph.held_bytes, default=None)
+    return ScopeResiduals(
+        scope=scope,
+        residual_count=len(residuals),
+        residual_bytes=sum(map(graph.held_bytes, residuals)),
+        kept_bytes=sum(map(graph.held_bytes, kept)),
+        largest=None if largest is None else describe(graph, largest),
+        recompute_s=sum(problem.op_s[op] for op in makers if op is not None),
+        reader_count=len(readers),
+    )

@@ -1,0 +1,64 @@
+"""A step with a policy carried out, and with the policies that marks in it mean; no budget, no compiler.
+
+Read after `jaxckpt.solve.policy_plan`.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxckpt import ir
+from jaxckpt._errors import PolicyError
+from jaxckpt.linter import VOID_POLICY_LINTS, lint_traced, refuse_void
+from jaxckpt.machine import Target
+from jaxckpt.policy import Policy, load_policy
+from jaxckpt.rewrite import apply_decided
+from jaxckpt.solve import Problem, follow
+from jaxckpt.trace import Traced
+
+_RATES = Target("h200").rates
+"""A policy's stages depend on bytes; seconds only break ties."""
+
+
+def apply(
+    step: Callable[..., Any],
+    policy: Policy | str | Path | None = None,
+    *,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+) -> Callable[..., Any]:
+    """The step with a policy carried out. Nothing is compiled for a target and no budget is kept.
+
+    Args:
+      step: Loss, gradient and, if it is there, update: a function, plain or jitted.
+      policy: A policy, the path of one, or the name of one that comes with jaxckpt; None for the policies of scopes in
+        the step alone.
+      donate_argnums: Positions whose memory the results may take when the function is called outside `jax.jit`.
+      static_argnums: Positions that are not traced.
+
+    Returns:
+      A function of the same signature and results. Wrap it in `jax.jit`. The policy meets the step when it is called,
+      once for each kind of arguments.
+
+    Raises:
+      PolicyError: There is no such policy; or, when called: what it asks for is void in this step. Each finding is said
+        with its fix, as `jaxckpt.lint` says it.
+      NoGradientError, ArgumentError: When called: as `jaxckpt.plan`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> frugal = apply(step, Policy(default="recompute"))
+      >>> bool(jnp.allclose(frugal(jnp.eye(4), jnp.ones((2, 4))), step(jnp.eye(4), jnp.ones((2, 4)))))
+      True
+    """
+    chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
+
+    def decide(traced: Traced) -> ir.Plan:
+        try:
+            return follow(Problem(graph=traced.graph, rates=_RATES), chosen).plan
+        except PolicyError:
+            refuse_void(lint_traced(traced, policy=chosen, lints=VOID_POLICY_LINTS))
+            raise
+
+    return apply_decided(step, decide, donate_argnums=donate_argnums, static_argnums=static_argnums)

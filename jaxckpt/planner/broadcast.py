@@ -1,0 +1,67 @@
+"""A plan for a run of several processes: one of them makes it, all of them have it.
+
+Planning is deterministic, so processes of one version of everything come to the same plan by themselves, and
+`Plan.apply` refuses to go on where they do not. Made once, it cannot differ, and compiles are not done everywhere.
+
+Read after `file`.
+"""
+
+from collections.abc import Callable
+
+from jaxckpt import _compat
+from jaxckpt._errors import AgreementError
+from jaxckpt.planner.plan import Plan
+from jaxckpt.planner.plan_file import plan_from_text, text_from_plan
+from jaxckpt.rewrite import told
+
+_FAILED = "failed: "
+
+
+def plan_once(make: Callable[[], Plan]) -> Plan:
+    """A plan that process 0 makes and tells the others of the run (`jax.distributed`); alone, `make()` itself.
+
+    Every process has to call it. The text of the plan goes through the store of JAX's distributed runtime; no device
+    takes part.
+
+    Args:
+      make: Makes the plan; called by process 0 only.
+
+    Returns:
+      Equal plans on all processes.
+
+    Raises:
+      AgreementError: On the others, where process 0 fails or says nothing in time.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxckpt
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> args = jnp.eye(4), jnp.ones((2, 4))
+      >>> plan = plan_once(lambda: jaxckpt.plan(step, *args, budget="1GiB", target="cpu"))
+      >>> plan.target
+      'cpu'
+    """
+    run = _compat.distributed_run()
+    if run is None:
+        return make()
+    if run.index:
+        return _received(told(run, None, what="plan_once"))
+    try:
+        plan = make()
+    except Exception as error:
+        told(run, _FAILED + str(error), what="plan_once")
+        raise
+    told(run, text_from_plan(plan), what="plan_once")
+    return plan
+
+
+def _received(text: str) -> Plan:
+    if not text.startswith(_FAILED):
+        return plan_from_text(text)
+    raise AgreementError(
+        "plan_once: process 0 of this run could not make the plan.",
+        got=text.removeprefix(_FAILED),
+        needed="a plan",
+        advice="as the message says; what process 0 raised has more",
+        process=0,
+    )

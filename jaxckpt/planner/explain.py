@@ -1,0 +1,157 @@
+"""What a policy does to a step, value by value: which rule decided, which would have, and what came of it.
+
+Read after `jaxckpt.solve.policy_plan`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jaxckpt._shown import Shown
+from jaxckpt.cost import behind_views
+from jaxckpt.ir import Decision, Recompute, Save
+from jaxckpt.machine import Target
+from jaxckpt.planner.plan import Described, describe
+from jaxckpt.policy import Policy, Resolved, load_policy
+from jaxckpt.solve import Followed, Problem, follow, solve
+from jaxckpt.trace import trace_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """What was decided about one value, and by whom.
+
+    Attributes:
+      value: The value.
+      by: Who decided: "rule 2 of "transformer"", "default of ...", "regions of ...", "the step's structure".
+      wanted: The decision as it was said.
+      carried_out: What happens: the decision, or None where the value is left to the compiler.
+      why: Why it is not what was said; "" where it is.
+      overruled: What would have decided, the next first.
+    """
+
+    value: Described
+    by: str
+    wanted: str
+    carried_out: Decision | None
+    why: str
+    overruled: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation(Shown):
+    """What a policy, and the policies of marks, do to a step.
+
+    Attributes:
+      step: The step's name.
+      policy: The name of the policy; "marks" where there are only marks.
+      values: In the order in which they are made.
+      predicted_bytes: The total that the model expects, bytes per device.
+      unplanned_bytes: The same with everything saved.
+      recompute_s: Estimated seconds of what runs again.
+    """
+
+    _report: ClassVar[str] = "jaxckpt.report.explanation:explanation_report"
+
+    step: str
+    policy: str
+    values: tuple[Explained, ...]
+    predicted_bytes: int
+    unplanned_bytes: int
+    recompute_s: float
+
+    def of(self, name: str) -> tuple[Explained, ...]:
+        """What was decided about the values of a `checkpoint_name`."""
+        return tuple(each for each in self.values if each.value.name == name)
+
+
+def explain(
+    step: Callable[..., Any],
+    *args: Any,
+    policy: Policy | str | Path | None = None,
+    target: Target | str = "h200",
+    donate_argnums: int | tuple[int, ...] = (),
+    static_argnums: int | tuple[int, ...] = (),
+) -> Explanation:
+    """Says for each residual which rule decides about it, and which would have.
+
+    Args:
+      step: Loss, gradient and, if it is there, update: a function, plain or jitted.
+      *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
+      policy: A policy, its path, or the name of a ready one; None for the policies of scopes in the step alone.
+      target: The machine whose rates price recomputation; nothing is compiled.
+      donate_argnums: Arguments whose memory the results may take.
+      static_argnums: Arguments that are not traced.
+
+    Returns:
+      One entry a value; predictions are the model's.
+
+    Raises:
+      PolicyError: A rule matches nothing, or there is no such policy.
+      NoGradientError, ArgumentError: The step has no backward pass, or an argument is no array.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> step = jax.grad(lambda w, x: jnp.sin(jnp.sin(x @ w) @ w).sum())
+      >>> explanation = explain(step, jnp.eye(4), jnp.ones((2, 4)), policy="dots")
+      >>> [(each.value.primitive, each.by) for each in explanation.values if "rule" in each.by]
+      [('dot_general', 'rule 1 of "dots"'), ('dot_general', 'rule 1 of "dots"')]
+    """
+    chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
+    traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    problem = Problem(graph=traced.graph, rates=Target(target).rates)
+    followed = follow(problem, chosen)
+    prediction, unplanned = followed.plan.predicted, solve(problem, "none").predicted
+    return Explanation(
+        step=traced.name,
+        policy=followed.plan.strategy,
+        values=tuple(_explained(problem, followed)),
+        predicted_bytes=prediction.total_bytes,
+        unplanned_bytes=unplanned.total_bytes,
+        recompute_s=prediction.recompute_s,
+    )
+
+
+def _explained(problem: Problem, followed: Followed) -> Iterator[Explained]:
+    decided = {each.candidate.value: each for each in followed.resolved}
+    for value in sorted({*decided, *followed.plan.decisions}):
+        carried_out = followed.plan.decisions.get(value)
+        resolved = decided.get(value)
+        yield Explained(
+            value=describe(problem.graph, value),
+            by="the step's structure" if resolved is None else f'{resolved.by.part} of "{resolved.by.policy.name}"',
+            wanted="save" if resolved is None else _word(resolved.decision),
+            carried_out=carried_out,
+            why="" if resolved is None else _why(problem, resolved, followed.plan.decisions),
+            overruled=() if resolved is None else tuple(map(str, resolved.overruled)),
+        )
+
+
+def _why(problem: Problem, resolved: Resolved, decisions: Mapping[int, Decision]) -> str:
+    """Why something else happens than was decided."""
+    value = resolved.candidate.value
+    carried_out = decisions.get(value)
+    if carried_out == resolved.decision:
+        return ""
+    if value in problem.graph.outputs:
+        return "the step returns it"
+    if value in problem.graph.results:
+        return "its loop or branch gives it"
+    if isinstance(resolved.decision, Save) and resolved.by.part == "default":
+        return "saving by default leaves the step as it was written"
+    if isinstance(carried_out, Save):
+        return "it crosses to a later stage"
+    if behind_views(problem.graph, value) in decisions:
+        return "it is a view of an array that is kept"
+    if isinstance(resolved.decision, Recompute):
+        return "it leaves its stage as a view of what is kept"
+    if value in problem.fusion.light:
+        return "it costs nothing to make again"
+    if value not in problem.worth_saving:
+        return "it is no array of its own: compilers compute it where it is read"
+    return "nothing reads it in the backward pass"
+
+
+def _word(decision: Decision) -> str:
+    return type(decision).__name__.lower()

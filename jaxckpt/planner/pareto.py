@@ -1,0 +1,215 @@
+"""Memory against time: a step planned for many budgets, some of them compiled.
+
+The model is asked for plans from its smallest total to its fastest, which takes no compiler. Of these the two ends are
+compiled, and then, one after the other, the one that lies in the middle of the largest unknown: the gap between two
+compiled neighbours that spans most memory and time. What a compiled plan is smaller or faster than is dropped.
+
+Read after `planner`, `frontier`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from jaxckpt import ir
+from jaxckpt._errors import ArgumentError
+from jaxckpt.machine import Target
+from jaxckpt.planner.frontier import ExpectedPoint, Frontier, FrontierPoint
+from jaxckpt.planner.gc_pause import collector_paused
+from jaxckpt.planner.planner import Candidate, Planner, Progress
+from jaxckpt.policy import Policy
+
+_ASKED = 3
+"""For each point to compile so many budgets are asked of the model."""
+
+
+def pareto(
+    step: Callable[..., Any],
+    *args: Any,
+    target: Target | str,
+    points: int = 8,
+    donate_argnums: int | tuple[int, ...] = (),
+    static_argnums: int | tuple[int, ...] = (),
+    allow: tuple[str, ...] = ("recompute",),
+    policy: Policy | str | Path | None = None,
+    compiler_options: Sequence[tuple[str, Any]] = (),
+    progress: Progress | None = None,
+) -> Frontier:
+    """What each amount of memory costs in time: plans from the smallest total to the fastest.
+
+    Args:
+      step: Loss, gradient and, if it is there, update: a function, plain or jitted.
+      *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
+      target: A `Target` or its name ("h200").
+      points: So many plans are compiled, two or more; fewer where the model knows no more that differ.
+      donate_argnums: As for `jaxckpt.plan`.
+      static_argnums: As for `jaxckpt.plan`.
+      allow: As for `jaxckpt.plan`.
+      policy: As for `jaxckpt.plan`.
+      compiler_options: As for `jaxckpt.plan`.
+      progress: Told what is being done.
+
+    Returns:
+      Compiled plans of which none beats another in both memory and estimated time, and what the model expects between
+      them. Times are estimates from the compiled programs, not measurements.
+
+    Raises:
+      ArgumentError: Fewer than two points are asked for, or an argument of the step is no array.
+      NoGradientError, UnknownTargetError, MissingPackageError: As for `jaxckpt.plan`.
+    """
+    if not isinstance(points, int) or isinstance(points, bool) or points < 2:
+        raise ArgumentError(
+            "pareto(points=...) needs two ends.", got=f"points = {points!r}", needed="2 or more", advice="points=8"
+        )
+    planner = Planner(
+        step,
+        *args,
+        target=target,
+        donate_argnums=donate_argnums,
+        static_argnums=static_argnums,
+        allow=allow,
+        policy=policy,
+        compiler_options=compiler_options,
+        progress=progress,
+    )
+    return frontier_of(planner, points=points)
+
+
+def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
+    """The frontier of a step that is traced already.
+
+    Args:
+      planner: Its planner; what it compiled before is not compiled again.
+      points: As for `pareto`.
+    """
+    asked = list(_asked(planner, points))
+    known = {plan: planner.measure(plan) for plan in dict.fromkeys((planner.smallest().plan, asked[-1]))}
+    while len(known) < points:
+        plan = _of_the_largest_gap(known, asked)
+        if plan is None:
+            break
+        known[plan] = planner.measure(plan)
+    best = tuple(_undominated(known.values()))
+    return Frontier(
+        step=planner.traced.name,
+        target=planner.target.name,
+        points=tuple(_point(planner, candidate) for candidate in best),
+        between=tuple(_expected(asked, best)),
+        unplanned=planner.unplanned,
+        compiles=planner.compile_count,
+        dropped=len(known) - len(best),
+    )
+
+
+def _asked(planner: Planner, points: int) -> Iterator[ir.Plan]:
+    """The model's plans from the smallest to the fastest, each faster than those before."""
+    solver, nesting = planner.solver, planner.nesting
+    with collector_paused():
+        fastest = solver.solve(None)
+        low, high = solver.smallest.predicted.temp_bytes, fastest.predicted.temp_bytes
+        plans = [solver.solve(budget, unplanned=False) for budget in _spread(low, high, _ASKED * points)]
+        for least in planner.nested_resorts:
+            assert nesting is not None, "it knows of smaller plans"
+            budgets = _spread(least.predicted.temp_bytes, low, points)
+            plans += [nesting.solve(budget, unplanned=False) for budget in budgets]
+        plans.append(fastest)
+    by_size = sorted(dict.fromkeys(plans), key=lambda p: (p.predicted.total_bytes, p.predicted.step_s))
+    best: list[ir.Plan] = []
+    for plan in by_size:
+        if not best or plan.predicted.step_s < best[-1].predicted.step_s:
+            best.append(plan)
+    yield from best
+
+
+def _spread(low: int, high: int, count: int) -> list[int]:
+    """So many numbers from the lower one on, the higher one not among them."""
+    return [low + (high - low) * i // count for i in range(count)]
+
+
+def _of_the_largest_gap(known: dict[ir.Plan, Candidate], asked: Sequence[ir.Plan]) -> ir.Plan | None:
+    """The plan nearest to the middle of the two neighbours that span most memory times time; None if all are known."""
+    ends = sorted((plan for plan in asked if plan in known), key=lambda p: p.predicted.total_bytes)
+    inner = [(gap, plan) for gap in pairwise([asked[0], *ends]) for plan in asked if _is_inside(plan, gap, known)]
+    if not inner:
+        return None
+    (low, high), _ = max(inner, key=lambda each: _area(*each[0]))
+    middle = (low.predicted.total_bytes + high.predicted.total_bytes) / 2
+    within = [plan for gap, plan in inner if gap == (low, high)]
+    return min(within, key=lambda plan: abs(plan.predicted.total_bytes - middle))
+
+
+def _is_inside(plan: ir.Plan, gap: tuple[ir.Plan, ir.Plan], known: dict[ir.Plan, Candidate]) -> bool:
+    low, high = (end.predicted.total_bytes for end in gap)
+    return plan not in known and low <= plan.predicted.total_bytes <= high
+
+
+def _area(low: ir.Plan, high: ir.Plan) -> float:
+    one, other = low.predicted, high.predicted
+    return (other.total_bytes - one.total_bytes) * abs(one.step_s - other.step_s)
+
+
+def _undominated(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    """Those that none is as small as and as fast as, from the smallest to the fastest."""
+    fastest_s = float("inf")
+    for candidate in sorted(candidates, key=lambda c: (c.footprint.total_bytes, compiled_step_s(c))):
+        if compiled_step_s(candidate) < fastest_s:
+            fastest_s = compiled_step_s(candidate)
+            yield candidate
+
+
+def compiled_step_s(candidate: Candidate) -> float:
+    """Estimated seconds of the compiled program; the model's where the compiler's was not read."""
+    return candidate.footprint.step_s or candidate.plan.predicted.step_s
+
+
+def _point(planner: Planner, candidate: Candidate) -> FrontierPoint:
+    total_bytes = candidate.footprint.total_bytes
+    plan = planner.finished(candidate, budget_bytes=total_bytes)
+    return FrontierPoint(total_bytes=total_bytes, step_s=compiled_step_s(candidate), plan=plan)
+
+
+@dataclass(frozen=True, slots=True)
+class _Offset:
+    """How far the model is off at a compiled plan."""
+
+    predicted_bytes: int
+    off_bytes: int
+    off_s: float
+
+
+def _expected(asked: Sequence[ir.Plan], compiled: Sequence[Candidate]) -> Iterator[ExpectedPoint]:
+    """What plans that were not compiled should take, within the compiled ends and as monotone as they are."""
+    offsets = sorted((_offset(c) for c in compiled), key=lambda each: each.predicted_bytes)
+    known = {candidate.plan for candidate in compiled}
+    largest_bytes, least_s = compiled[-1].footprint.total_bytes, compiled_step_s(compiled[-1])
+    last = ExpectedPoint(total_bytes=compiled[0].footprint.total_bytes, step_s=compiled_step_s(compiled[0]))
+    for plan in asked:
+        expected = plan.predicted
+        off_bytes, off_s = _between(offsets, expected.total_bytes)
+        point = ExpectedPoint(total_bytes=expected.total_bytes + off_bytes, step_s=expected.step_s + off_s)
+        inside = last.total_bytes < point.total_bytes < largest_bytes and least_s < point.step_s < last.step_s
+        if inside and plan not in known:
+            last = point
+            yield point
+
+
+def _offset(candidate: Candidate) -> _Offset:
+    expected = candidate.plan.predicted
+    return _Offset(
+        predicted_bytes=expected.total_bytes,
+        off_bytes=candidate.footprint.total_bytes - expected.total_bytes,
+        off_s=compiled_step_s(candidate) - expected.step_s,
+    )
+
+
+def _between(offsets: Sequence[_Offset], total_bytes: int) -> tuple[int, float]:
+    """The model's error at a total, interpolated."""
+    below = [each for each in offsets if each.predicted_bytes <= total_bytes] or offsets[:1]
+    above = [each for each in offsets if each.predicted_bytes >= total_bytes] or offsets[-1:]
+    low, high = below[-1], above[0]
+    span = high.predicted_bytes - low.predicted_bytes
+    share = (total_bytes - low.predicted_bytes) / span if span else 0.0
+    off_bytes = low.off_bytes + share * (high.off_bytes - low.off_bytes)
+    return int(off_bytes), low.off_s + share * (high.off_s - low.off_s)

@@ -1,0 +1,175 @@
+"""The plan that users hold: decisions, what was predicted, and what the compiler said.
+
+It is `jaxckpt.ir.Plan` with the context that a person needs to read it without the graph at hand: what each decided
+value is, which arguments it was made for, on which target and under which budget. Still frozen data; `apply` and
+`save` are the doors to the rooms that do the work.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import jax
+
+from jaxckpt import ir
+from jaxckpt._shown import Shown
+from jaxckpt.compiler import Footprint
+from jaxckpt.rewrite import apply
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Described:
+    """One value of a plan, described so that it can be read and checked without the graph.
+
+    Attributes:
+      value: Its id.
+      scope: The scope of the op that makes it.
+      primitive: That op's primitive.
+      name: Its `checkpoint_name`, if it has one.
+      shape: Its shape.
+      dtype: Its type.
+      size_bytes: Its bytes on one device.
+      source: The user's line that makes it.
+    """
+
+    value: int
+    scope: str
+    primitive: str
+    name: str | None
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+    source: str = ""
+
+
+def describe(graph: ir.Graph, value: int) -> Described:
+    """What a value of a graph is."""
+    made = graph.producer[value]
+    op = None if made is None else graph.ops[made]
+    array = graph.values[value]
+    return Described(
+        value=value,
+        scope=op.scope if op else "",
+        primitive=op.primitive if op else "argument",
+        name=array.name,
+        shape=array.shape,
+        dtype=array.dtype,
+        size_bytes=array.size_bytes,
+        source=op.source if op else "",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """One flat argument that a plan was made for.
+
+    Attributes:
+      path: Where it stands in the step's arguments, as `jax.tree_util.keystr` writes it.
+      shape: Its shape.
+      dtype: Its type.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One compile on the way to a plan.
+
+    Attributes:
+      strategy: What made the candidate.
+      predicted_bytes: The total that the model expected.
+      measured_bytes: The total that the compiler said.
+      step_s: The predicted seconds of a step.
+      compile_s: How long the compiler took; 0 where the candidate had been compiled before.
+    """
+
+    strategy: str
+    predicted_bytes: int
+    measured_bytes: int
+    step_s: float
+    compile_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(ir.Plan, Shown):
+    """Decisions for one step, proved by the compiler for one target.
+
+    Attributes:
+      target: The target's name.
+      budget_bytes: What was asked, bytes per device; None where nothing was.
+      footprint: What the compiled, planned step takes; None if it was not compiled.
+      described: For every decided value what it is, in the order of `decisions`.
+      arguments: What the step was traced with.
+      static_argnums: Positions of its arguments that were not traced.
+      notes: Sentences that a person should read: what is special about this plan.
+      attempts: The compiles that led here.
+    """
+
+    _report: ClassVar[str] = "jaxckpt.report.plan:plan_report"
+
+    target: str
+    budget_bytes: int | None = None
+    footprint: Footprint | None = None
+    described: tuple[Described, ...] = ()
+    arguments: tuple[Argument, ...] = ()
+    static_argnums: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
+
+    __hash__ = ir.Plan.__hash__
+
+    def apply(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """The step with this plan's decisions carried out.
+
+        Args:
+          step: The function that the plan was made for, plain or jitted.
+
+        Returns:
+          A function of the same signature and results. Wrap it in `jax.jit`, with the donation that the plan
+          was made with. It refuses arguments of other shapes (`PlanMismatchError`).
+        """
+        static_argnums = () if isinstance(step, jax.stages.Wrapped) else self.static_argnums
+        return apply(step, self, static_argnums=static_argnums, arguments=self.arguments)
+
+    def edited(self, decide: Callable[[Described], ir.Decision | None]) -> "Plan":
+        """The plan with other decisions, written by hand.
+
+        Args:
+          decide: For each decided value another decision, or None to leave it as it is.
+
+        Returns:
+          A plan that can be applied. It has no prediction and no footprint any more: measure it with
+          `jaxckpt.footprint(plan.apply(step), ...)`.
+
+        Example:
+          >>> import jax, jax.numpy as jnp
+          >>> from jaxckpt.ir import Save
+          >>> from jaxckpt.planner import Planner
+          >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+          >>> args = jnp.eye(4), jnp.ones((2, 4))
+          >>> full = Planner(step, *args, target="cpu").plan(budget="1GiB", strategy="full")
+          >>> kept = full.edited(lambda value: Save() if value.primitive == "tanh" else None)
+          >>> {each.primitive for each in kept.described if kept.decisions[each.value] == Save()}
+          {'tanh'}
+        """
+        decisions = {each.value: decide(each) or self.decisions[each.value] for each in self.described}
+        changed = sum(decision != self.decisions[value] for value, decision in decisions.items())
+        return replace(
+            self,
+            decisions=decisions,
+            strategy=f"{self.strategy}, edited",
+            prediction=None,
+            footprint=None,
+            notes=(*self.notes, f"{changed} decisions were changed by hand."),
+            attempts=(),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Writes the plan as a TOML file that a person can read and compare; see `jaxckpt.load_plan`."""
+        from jaxckpt.planner.plan_file import save_plan
+
+        save_plan(self, path)

@@ -1,0 +1,182 @@
+"""Plans as TOML files that a person can read and compare, and back.
+
+A file says first what was asked and what it takes, then the decisions, then the arguments that the plan is for; bytes
+and seconds have a comment in units for people. Reading gives the plan that was written, or an error that names all
+that is wrong; nothing is executed.
+
+Read after `document`.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxckpt._errors import PlanFileError
+from jaxckpt._files import write_whole
+from jaxckpt._units import format_bytes, format_seconds
+from jaxckpt.planner.document import (
+    FORMAT,
+    VERSION,
+    Document,
+    document_from_plan,
+    plan_from_document,
+    problems_of_document,
+)
+from jaxckpt.planner.plan import Plan
+
+_HEADER = (
+    "A plan of jaxckpt: what to do with each residual of one training step.",
+    "Read it with jaxckpt.load_plan. It fits only the step that it was made for, and only as it stands: its figures",
+    "were measured for these decisions. What is to be written by hand is a policy.",
+)
+_MOST_SHOWN = 20
+
+
+def save_plan(plan: Plan, path: str | Path) -> None:
+    """Writes a plan to a TOML file, whole or not at all.
+
+    Args:
+      plan: What to write; each decided value must be described in it.
+      path: Of the file. One that is there is replaced; a link is followed.
+
+    Raises:
+      PlanFileError: The folder is not there, or the plan holds what a file cannot (a number that is not one).
+      OSError: The disk is full, or the folder cannot be written to; what was there before is there still.
+    """
+    path = Path(path)
+    require_folder(path)
+    write_whole(path, _checked_text(plan, path).encode())
+
+
+def require_folder(path: Path) -> None:
+    """Refuses a path whose folder is not there: worth asking before the plan is made.
+
+    Raises:
+      PlanFileError: It says how to make the folder.
+    """
+    if not path.parent.is_dir():
+        raise PlanFileError(
+            f"save_plan({str(path)!r}): the folder is not there.",
+            got=str(path.parent),
+            needed="a folder that exists",
+            advice=f"mkdir -p {path.parent}",
+            path=path,
+            problems=(),
+        )
+
+
+def text_from_plan(plan: Plan) -> str:
+    """What a plan's file holds; each decided value must be described in the plan."""
+    return _text(document_from_plan(plan))
+
+
+def plan_from_text(text: str) -> Plan:
+    """The plan that `text_from_plan` wrote, by the same version of jaxckpt: another process of one run."""
+    return plan_from_document(tomllib.loads(text))
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Reads a plan that `save_plan` wrote.
+
+    Returns:
+      An equal plan. Whether it is for a step shows when it is applied to it.
+
+    Raises:
+      PlanFileError: The file is not there, is no plan, is of a version that we do not read, or is not as it was
+        written; all that is wrong is numbered in the message and listed in `problems`.
+    """
+    path = Path(path)
+    try:
+        document = tomllib.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise _unreadable(path, f"it cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, f"it is no text: {error}") from error
+    except (ValueError, RecursionError) as error:  # tomllib's own error, and what its parser lets through
+        raise _unreadable(path, f"it is no TOML: {error}") from error
+    if document.get("format") != FORMAT or document.get("version") != VERSION:
+        raise _unreadable(path, f"format {document.get('format')!r}, version {document.get('version')!r}")
+    problems = problems_of_document(document)
+    if problems:
+        raise _unreadable(path, *problems)
+    return plan_from_document(document)
+
+
+def _unreadable(path: Path, *problems: str) -> PlanFileError:
+    numbered = [f"({i}) {problem}" for i, problem in enumerate(problems, 1)] if len(problems) > 1 else list(problems)
+    return PlanFileError(
+        f"load_plan({str(path)!r}): this is no plan that we can read.",
+        got="; ".join(numbered[:_MOST_SHOWN]) + ("; ..." if len(numbered) > _MOST_SHOWN else ""),
+        needed=f'a file with format = "{FORMAT}", version = {VERSION}, as plan.save writes it',
+        advice="plan again, take the file from where it was saved, or read it with the jaxckpt that wrote it",
+        path=path,
+        problems=problems,
+    )
+
+
+def _checked_text(plan: Plan, path: Path) -> str:
+    """The file's text, read back once: what a plan may hold and TOML may not is found now, not when it is loaded."""
+    undescribed = set(plan.decisions).symmetric_difference(described.value for described in plan.described)
+    try:
+        if undescribed:
+            raise ValueError(f"values {sorted(undescribed)} are decided but not described, or the other way round")
+        text = text_from_plan(plan)
+        if plan_from_text(text) != plan:
+            raise ValueError("it does not read back equal")
+        text.encode()
+    except (ValueError, TypeError) as error:
+        raise PlanFileError(
+            f"save_plan({str(path)!r}): this plan cannot be written.",
+            got=str(error),
+            needed="a plan as the planner makes it: texts, numbers, and a description of each decided value",
+            advice="report it, if the planner made it",
+            path=path,
+            problems=(str(error),),
+        ) from error
+    return text
+
+
+### The text
+
+
+def _text(document: Document) -> str:
+    import tomlkit  # only to write: planning needs none
+
+    written = tomlkit.document()
+    for line in _HEADER:
+        written.add(tomlkit.comment(line))
+    for key, entry in document.items():
+        if isinstance(entry, dict):
+            written.add(key, _table(entry))
+        elif entry and isinstance(entry, list) and isinstance(entry[0], dict):
+            tables = tomlkit.aot()
+            for each in entry:
+                tables.append(_table(each))
+            written.add(key, tables)
+        else:
+            written.add(key, _item(key, entry))
+    return tomlkit.dumps(written)
+
+
+def _table(entries: Mapping[str, Any]) -> Any:
+    import tomlkit  # only to write: planning needs none
+
+    table = tomlkit.table()
+    for key, entry in entries.items():
+        table.add(key, _item(key, entry))
+    return table
+
+
+def _item(key: str, entry: Any) -> Any:
+    """An entry; bytes and seconds say what they are, long lists of texts stand below each other."""
+    import tomlkit  # only to write: planning needs none
+
+    item: Any = tomlkit.item(entry)
+    if key.endswith("_bytes") and entry >= 1024:
+        item.comment(format_bytes(entry))
+    elif key.endswith("_s") and entry:
+        item.comment(format_seconds(entry))
+    elif isinstance(entry, list) and entry and isinstance(entry[0], str):
+        item.multiline(True)
+    return item

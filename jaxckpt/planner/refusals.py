@@ -1,0 +1,78 @@
+"""What is said of a budget that no plan meets: what it takes, what stands there, what would lower it.
+
+Read after `floor`.
+"""
+
+import math
+
+from jaxckpt._errors import InfeasibleBudgetError
+from jaxckpt._units import format_bytes
+from jaxckpt.compiler import Footprint
+from jaxckpt.ir import Graph
+from jaxckpt.planner.floor import Floor
+from jaxckpt.solve import unaliased_output_bytes
+
+
+def larger_arguments(budget: object, limit_bytes: int, graph: Graph, *, target: str) -> InfeasibleBudgetError:
+    """The error for a budget that the arguments alone exceed.
+
+    Args:
+      budget: As it was given.
+      limit_bytes: In bytes.
+      graph: The step.
+      target: Its machine's name.
+    """
+    results_bytes = unaliased_output_bytes(graph)
+    fixed_bytes = graph.argument_bytes + results_bytes
+    return InfeasibleBudgetError(
+        f"plan(budget={budget!r}, target={target!r}) cannot be met: the arguments alone are larger.",
+        got=f"budget {format_bytes(limit_bytes)}",
+        needed=f"more than {format_bytes(fixed_bytes)}: arguments {format_bytes(graph.argument_bytes)}"
+        f" and results that take over no donated argument {format_bytes(results_bytes)}",
+        advice="a larger budget, donate_argnums for the state, a smaller model, or sharded arguments",
+        budget_bytes=limit_bytes,
+        minimum_bytes=fixed_bytes,
+        minimum_measured=False,
+        blocking=(),
+    )
+
+
+def infeasible(
+    budget: object, limit_bytes: int, smallest: Footprint, floor: Floor, *, target: str
+) -> InfeasibleBudgetError:
+    """The error for a budget below the smallest plan that was compiled.
+
+    Args:
+      budget: As it was given.
+      limit_bytes: In bytes.
+      smallest: The footprint of that plan.
+      floor: What it is made of.
+      target: The machine's name.
+    """
+    memory = smallest.memory
+    blocking = () if memory is None else memory.alive_at(memory.peak)
+    standing = ", ".join(
+        f"{b.dtype}[{','.join(map(str, b.shape))}] {format_bytes(b.size_bytes)} of `{b.scope or '/'}` {b.op}"
+        for b in blocking[:3]
+    )
+    fits = f"{math.ceil(smallest.total_bytes / 2**20)}MiB"
+    return InfeasibleBudgetError(
+        f"plan(budget={budget!r}, target={target!r}) cannot be met by any decision.",
+        got=f"budget {format_bytes(limit_bytes)}",
+        needed=f"at least {format_bytes(smallest.total_bytes)} as compiled: arguments"
+        f" {format_bytes(smallest.total_bytes - smallest.temp_bytes)}, temporaries {format_bytes(smallest.temp_bytes)}"
+        + (f", of these at the peak {standing}" if standing else ""),
+        advice=f'budget="{fits}", a smaller batch, or {_advice(floor)}',
+        budget_bytes=limit_bytes,
+        minimum_bytes=smallest.total_bytes,
+        minimum_measured=True,
+        blocking=blocking,
+        floor=floor,
+    )
+
+
+def _advice(floor: Floor) -> str:
+    for remedy in floor.remedies:
+        how = f": {remedy.command}" if remedy.command else ""
+        return f"{remedy.title}, about {format_bytes(remedy.saves_bytes or 0)} less{how}"
+    return "arguments sharded over more devices"

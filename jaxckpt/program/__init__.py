@@ -1,0 +1,13 @@
+"""One level of equations: jaxprs with their calls, loops and branches inlined.
+
+Read in this order: `program` (equations of one level), `scope` (their name stacks), `open_scan`, `open_cond`,
+`open_shard_map` (bodies become equations), `inline` (all of it), `cse` (common subexpression elimination of
+rematerialised clones), `dce` (dead code elimination). The way back is `jaxckpt.outline`.
+"""
+
+from jaxckpt.program.program import Equation, Program
+
+__all__ = [
+    "Equation",
+    "Program",
+]

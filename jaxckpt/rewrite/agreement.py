@@ -1,0 +1,104 @@
+"""All processes of a run carry out the same plan: each says what it is about to do, and a difference is an error.
+
+A step over devices of several processes is one program that all of them start. Where their plans differ they compile
+programs that exchange data at different places, and wait for each other without end. So before a plan is carried out
+every process writes down the step's name and a digest of the plan, in the store of JAX's distributed runtime, and reads
+what the others wrote. No device takes part, so this works while a step is being traced; a process that does not come
+within some time is named.
+
+What is compared is counted: the first plan that each process carries out, the second, and so on.
+
+Read after `rewritten`.
+"""
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping
+
+import jax
+
+from jaxckpt import _compat
+from jaxckpt._errors import AgreementError
+from jaxckpt.ir import Plan
+from jaxckpt.rewrite.platforms import devices_of
+from jaxckpt.trace import Traced
+
+PATIENCE_S = 600.0
+"""How long a process waits for what another one says; planning the same step takes all of them about as long."""
+
+_turn: Callable[[], int] = itertools.count().__next__
+"""Which exchange comes next: it must be counted by process, since the store is shared by the whole run."""
+
+
+def require_agreement(traced: Traced, plan: Plan) -> None:
+    """Refuses a plan that another process of the run carries out differently; nothing where there is one process.
+
+    Args:
+      traced: The step.
+      plan: What this process is about to carry out. A step all of whose devices are this process's own is not asked
+        about.
+
+    Raises:
+      AgreementError: On every process: their plans differ, or one of them says nothing in time.
+    """
+    run = _compat.distributed_run()
+    if run is None or _is_of_this_process(traced):
+        return
+    said = exchanged(run, f"{traced.name} {digest(plan)}", what=f"apply({traced.name})")
+    if len(set(said.values())) == 1:
+        return
+    raise AgreementError(
+        f"apply({traced.name}): the processes of this run are about to carry out different plans.",
+        got="; ".join(f"process {process}: {text}" for process, text in said.items()),
+        needed="the same step and the same plan everywhere",
+        advice="plan = jaxckpt.plan_once(lambda: jaxckpt.plan(...)) on every process, or one saved plan for all",
+        said=said,
+    )
+
+
+def digest(plan: Plan) -> str:
+    """A hash of what a plan does to a step; the same in every process."""
+    text = f"{plan.fingerprint}{tuple(plan.decisions.items())}{plan.stages}{plan.layers}{plan.stretches}{plan.nests}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def exchanged(run: _compat.DistributedRun, text: str, *, what: str) -> Mapping[int, str]:
+    """What every process says in this turn, by process.
+
+    Raises:
+      AgreementError: One of them says nothing in time.
+    """
+    turn = _turn()
+    run.write(f"jaxckpt/{turn}/{run.index}", text)
+    read = functools.partial(_read, run, turn, what=what)
+    return {process: text if process == run.index else read(process) for process in range(run.count)}
+
+
+def told(run: _compat.DistributedRun, text: str | None, *, what: str) -> str:
+    """What process 0 says in this turn: `text` there, and what comes of it on all others."""
+    turn = _turn()
+    if text is not None:
+        run.write(f"jaxckpt/{turn}/0", text)
+        return text
+    return _read(run, turn, 0, what=what)
+
+
+def _read(run: _compat.DistributedRun, turn: int, process: int, *, what: str) -> str:
+    found = run.read(f"jaxckpt/{turn}/{process}", patience_s=PATIENCE_S)
+    if found is not None:
+        return found
+    raise AgreementError(
+        f"{what}: process {process} of this run says nothing.",
+        got=f"process {run.index} waited for {PATIENCE_S:.0f} s, in its exchange number {turn}",
+        needed=f"all {run.count} processes to plan and to apply the same steps in the same order",
+        advice="look for an error of that process; what it alone runs should be over its own devices alone",
+        process=process,
+    )
+
+
+def _is_of_this_process(traced: Traced) -> bool:
+    """Whether a step is known to run on this process's own devices alone."""
+    devices = list(devices_of(traced))
+    mine = jax.process_index()
+    return bool(devices) and all(device.process_index == mine for device in devices)

@@ -1,0 +1,156 @@
+"""Strategies of others, each a file that reads like its paper; all make the same `Plan`s from the same `Problem`s.
+
+Read in this order: `chain` (a step as a sequence of stages), `every`, `sqrt`, `revolve`, `rotor` (which stages of a
+chain run again), `by_names`, `megatron`, `mindspore` (which values do), `knapsack`, `mincut` (PyTorch's partitioner),
+`checkmate` (all of it as one integer programme), `evicted` (what a rule of eviction would drop). `PEERS` is their
+table; docs/strategies.md shows it.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from importlib import import_module
+from types import MappingProxyType
+
+from jaxckpt.ir import Plan
+from jaxckpt.solve.baselines import mincut, mindspore
+from jaxckpt.solve.baselines.by_names import solve_dots, solve_dots_no_batch, solve_names
+from jaxckpt.solve.baselines.checkmate import solve_checkmate
+from jaxckpt.solve.baselines.every import solve_every
+from jaxckpt.solve.baselines.megatron import solve_megatron
+from jaxckpt.solve.baselines.mincut import sweep_min_cut
+from jaxckpt.solve.baselines.mindspore import solve_mindspore
+from jaxckpt.solve.baselines.revolve import sweep_revolve
+from jaxckpt.solve.baselines.rotor import sweep_rotor
+from jaxckpt.solve.baselines.sqrt import solve_sqrt, solve_sqrt_greedy
+from jaxckpt.solve.problem import Problem
+from jaxckpt.solve.strategy import Solver, Strategy
+
+
+def _sweep_evicted(problem: Problem, *, evictor: str) -> Iterator[Plan]:
+    """Plans of an evictor; the dynamic engine is loaded when they are asked for, so that planning never does."""
+    yield from import_module("jaxckpt.dynamic.strategies").sweep_evicted(problem, evictor=evictor)
+
+
+def _count(text: str) -> Solver:
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"{text!r} is no whole number from 1 on")
+    return Solver(solve=partial(solve_every, k=int(text)))
+
+
+def _greedy(text: str) -> Solver:
+    if text != "greedy":
+        raise ValueError(f"{text!r} is no variant")
+    return Solver(solve=solve_sqrt_greedy)
+
+
+def _names(text: str) -> Solver:
+    return Solver(solve=partial(solve_names, names=text))
+
+
+def _scope(text: str) -> Solver:
+    return Solver(solve=partial(solve_megatron, scope=text))
+
+
+PEERS: Mapping[str, Strategy] = MappingProxyType(
+    {
+        "every": Strategy(
+            solver=Solver(solve=solve_every),
+            keeps="what crosses into every k-th stage, stages being found by structure",
+            good="a first try by hand; k says how many stages run again together",
+            source="Chen et al. 2016, section 4.1",
+            option='k ("every:4"); 2 without one',
+            read=_count,
+        ),
+        "sqrt": Strategy(
+            solver=Solver(solve=solve_sqrt),
+            keeps="what crosses between about sqrt(n) segments of the n stages",
+            good="deep stacks of equal layers that must become small without a budget to name",
+            source="Chen et al. 2016, section 4.1; algorithm 3 for the greedy variant",
+            option='"sqrt:greedy": segments of equal bytes instead of equal length',
+            read=_greedy,
+        ),
+        "revolve": Strategy(
+            solver=Solver(sweep=sweep_revolve),
+            keeps="the snapshots of the binomial schedule's first sweep, as many as the budget asks for",
+            good="long chains of equal steps; a plan runs each step again once, where revolve may run it often",
+            source="Griewank and Walther 2000; Griewank 1992 (treeverse)",
+        ),
+        "rotor": Strategy(
+            solver=Solver(sweep=sweep_rotor),
+            keeps="everything in some stages, the input alone in others, by dynamic programming over the budget",
+            good="chains of unequal stages, such as ResNets",
+            source="Beaumont et al. 2019, theorem 1, with each stage run at most twice",
+        ),
+        "dots": Strategy(
+            solver=Solver(solve=solve_dots),
+            keeps="what matrix products and convolutions make",
+            good="models whose time is in products, with memory for attention's scores",
+            source="`jax.checkpoint_policies.dots_saveable`",
+        ),
+        "dots_no_batch": Strategy(
+            solver=Solver(solve=solve_dots_no_batch),
+            keeps="what products of activations with weights make",
+            good="transformers: attention's scores run again",
+            source="`jax.checkpoint_policies.dots_with_no_batch_dims_saveable`",
+        ),
+        "names": Strategy(
+            solver=Solver(solve=solve_names),
+            keeps="the values that `checkpoint_name` names",
+            good="models whose authors have named what to keep",
+            source="`jax.checkpoint_policies.save_only_these_names`",
+            option='a glob on the names ("names:{qkv,attn_out}"); all without one',
+            read=_names,
+        ),
+        "mincut": Strategy(
+            solver=Solver(sweep=sweep_min_cut),
+            keeps="the cheapest values from which the backward follows without running what a knapsack keeps",
+            good="what torch.compile would do with the same step; few bytes kept, whatever the peak",
+            source="PyTorch, torch/_functorch/partitioners.py",
+            option='"dp", "greedy" or "ilp", and a share of the bytes ("mincut:ilp,0.5", then no budget is read)',
+            read=mincut.read_option,
+        ),
+        "megatron": Strategy(
+            solver=Solver(solve=solve_megatron),
+            keeps="all but the core of each attention: scores, softmax, weights",
+            good="long sequences with attention written out; nothing where attention is one kernel",
+            source="Korthikanti et al. 2022, section 5",
+            option='a glob on scopes ("megatron:*/core_attn"); found by structure without one',
+            read=_scope,
+        ),
+        "mindspore": Strategy(
+            solver=Solver(solve=solve_mindspore),
+            keeps="all but what fused kernels make whose inputs are there anyway",
+            good="some memory for almost no time: activations, normalisations",
+            source="MindSpore, graph_kernel_recompute.cc",
+            option='bytes above which a kernel runs again, for long edges and for short ones ("mindspore:1MiB,4MiB")',
+            read=mindspore.read_option,
+        ),
+        "checkmate": Strategy(
+            solver=Solver(solve=solve_checkmate, reads_budget=True),
+            keeps="what an integer programme over the whole step keeps into the backward",
+            good="small steps, of a few dozen kernels at most, and comparisons",
+            source="Jain et al. 2020",
+        ),
+        "dtr": Strategy(
+            solver=Solver(sweep=partial(_sweep_evicted, evictor="dtr")),
+            keeps="what DTR would not have evicted in a simulated run of the step's kernels",
+            good="steps whose structure gives no good stages; a second opinion on any",
+            source="Kirisame et al. 2021 (h_DTR^eq)",
+        ),
+        "dte": Strategy(
+            solver=Solver(sweep=partial(_sweep_evicted, evictor="dte")),
+            keeps="the same of DTE, which counts free memory beside a value as its own",
+            good="comparisons",
+            source="Hu et al. 2022 (MegTaiChi)",
+        ),
+        "coop": Strategy(
+            solver=Solver(sweep=partial(_sweep_evicted, evictor="coop")),
+            keeps="the same of Coop, which evicts neighbours in memory",
+            good="comparisons; where the allocator's fragmentation matters",
+            source="Zhang et al. 2023",
+        ),
+    }
+)
+"""By the name that `strategy=` takes."""
+
+__all__ = ["PEERS"]

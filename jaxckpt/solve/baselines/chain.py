@@ -1,0 +1,119 @@
+"""A step as a chain: the stages that the planners of chains know, and plans that recompute whole stages of it.
+
+Chen's segments, revolve's and rotor's are made for sequences of layers. `chain` finds the sequence by structure: the
+forward pass is cut wherever no more crosses than at the ends of the block around, and something is needed in between.
+So a residual block of attention and feed-forward part is two stages, and a plain stack of layers has one stage a layer.
+
+Read after `jaxckpt.solve.stages`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from jaxckpt.ir import Decision, Plan, Recompute, Save
+from jaxckpt.solve.full_recompute import find_blocks
+from jaxckpt.solve.problem import Problem, decide
+from jaxckpt.solve.stages import Stages, boundaries, crossing, members, needed_bytes
+
+
+def chain(problem: Problem) -> Stages:
+    """The first op of each stage of the finest chain."""
+    ops = problem.graph.forward
+    if not ops:
+        return (0,)
+    crossing_bytes, before = crossing(problem), [0, *accumulate(needed_bytes(problem))]
+    limit_bytes = _limits(ops, find_blocks(problem), crossing_bytes)
+    cuts = [0]
+    for i in range(1, len(ops)):
+        if crossing_bytes[i] > limit_bytes[i] or before[-1] == before[i]:
+            continue
+        if before[i] > before[cuts[-1]]:
+            cuts.append(i)
+        elif cuts[-1] and crossing_bytes[i] < crossing_bytes[cuts[-1]]:
+            cuts[-1] = i
+    return tuple(ops[i] for i in cuts)
+
+
+def segments(problem: Problem, starts: Stages, strategy: str) -> Plan:
+    """Keeps what crosses from segment to segment; of the last one everything, where that takes no more memory."""
+    whole = decide(problem, boundaries(problem, starts), starts, strategy)
+    return min(
+        (recompute(problem, starts, range(len(starts) - 1), strategy), whole),
+        key=lambda plan: plan.predicted.temp_bytes,
+    )
+
+
+def recompute(problem: Problem, starts: Stages, again: Iterable[int], strategy: str) -> Plan:
+    """Computes some segments again, by their index; the others are left as they are."""
+    graph, ops = problem.graph, members(problem.graph, starts)
+    within = {v for k in again for op in ops[k] for v in graph.ops[op].writes}
+    saved = boundaries(problem, starts)
+    decisions: dict[int, Decision] = {v: Save() for v in saved}
+    decisions |= {v: Recompute() for v in _repeatable(problem, problem.late_read & within) - saved}
+    return problem.plan({**decisions, **problem.must}, starts, strategy)
+
+
+def drop(problem: Problem, dropped: Iterable[int], stages: Stages, strategy: str) -> Plan:
+    """Computes some values again, with all that is computed of them inside a kernel.
+
+    What their kernels start from is kept, and pinned; the rest is left as it is.
+    """
+    graph, keeping = problem.graph, problem.must_keep | frozenset(problem.graph.outputs)
+    gone = _repeatable(problem, dropped) - keeping
+    standing_on = {v for v in problem.late_read if not gone.isdisjoint(problem.fusion.sources[v])}
+    kernels = [kernel(problem, v) for v in sorted(gone | standing_on)]
+    inside = {v for kernel in kernels for op in kernel.ops for v in graph.ops[op].writes}
+    starts = frozenset(v for kernel in kernels for v in kernel.reads) - gone
+    decisions: dict[int, Decision] = {v: Save() for v in starts & problem.worth_saving}
+    decisions |= {v: Recompute() for v in _repeatable(problem, problem.late_read & inside) - keeping - starts}
+    return problem.plan({**decisions, **problem.must}, stages, strategy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What computes a value: its ops, and what they read from memory."""
+
+    ops: frozenset[int]
+    reads: frozenset[int]
+
+
+def kernel(problem: Problem, value: int) -> Kernel:
+    """The op that makes a value with all that is fused into it."""
+    graph, written = problem.graph, problem.fusion.materialised
+    ops: set[int] = set()
+    reads: set[int] = set()
+    pending = [value]
+    while pending:
+        op = graph.producer[pending.pop()]
+        if op is None or op in ops:
+            continue
+        ops.add(op)
+        for read in graph.ops[op].reads:
+            (reads.add if read in written or graph.producer[read] is None else pending.append)(read)
+    return Kernel(ops=frozenset(ops), reads=frozenset(reads))
+
+
+def closed(problem: Problem, stages: Stages, saved: frozenset[int]) -> Stages:
+    """Those cuts of a chain over which nothing is computed again: all that crosses them is saved."""
+    kept = saved | frozenset(problem.graph.outputs)
+    return (stages[0], *(cut for cut in stages[1:] if boundaries(problem, (0, cut)) <= kept))
+
+
+def _repeatable(problem: Problem, values: Iterable[int]) -> frozenset[int]:
+    """Those that a plan may drop: made by a forward op without effects, and no results."""
+    graph = problem.graph
+    made = {v: graph.producer[v] for v in frozenset(values) - frozenset(graph.outputs)}
+    return frozenset(v for v, op in made.items() if op is not None and not graph.ops[op].effects)
+
+
+def _limits(ops: tuple[int, ...], blocks: Stages, crossing_bytes: list[int]) -> list[int]:
+    """For each forward op what may cross before it: the larger of what crosses at the ends of its block."""
+    position = {op: i for i, op in enumerate(ops)}
+    edges = [0, *(position[op] for op in blocks[1:] if op in position), len(ops)]
+    if len(edges) == 2:
+        return [min(crossing_bytes[1:-1], default=0)] * len(ops)
+    limits: list[int] = []
+    for begin, end in pairwise(edges):
+        limits += [max(crossing_bytes[begin], crossing_bytes[end])] * (end - begin)
+    return limits

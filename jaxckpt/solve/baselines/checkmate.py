@@ -1,0 +1,262 @@
+"""Checkmate's integer programme: which values are in memory, and which ops run, before each new op runs first.
+
+The step's kernels 1..n run first in their order; what happens up to the first run of the t-th is stage t. With costs
+C_i and bytes M_i:
+
+    minimise    sum_t sum_i C_i R_ti
+    subject to  R_tj <= R_ti + S_ti                        for each j that reads i          (1b)
+                S_ti <= R_{t-1,i} + S_{t-1,i}                                               (1c)
+                S_1i = 0,  R_tt = 1,  R_ti = S_ti = 0 for i > t (S: i >= t)                 (1d, 8)
+                U_tk <= budget                             bytes after the k-th op of t     (2, 3)
+
+U_tk counts what is kept into the stage and what it has computed so far, less what was freed: FREE_tik = 1 where i is
+freed once k has run, which is where no later op of the stage reads it and the next stage does not keep it (5, 7).
+
+A plan says once what is kept between forward and backward, so it takes S of the stage in which the backward begins;
+the rest is computed again. `schedule` gives the programme's own optimum.
+
+It has some n^2 unknowns and is for small steps: at most `MOST_KERNELS` kernels.
+Source: Jain et al. 2020, "Checkmate: breaking the memory wall with optimal tensor rematerialization" (MLSys,
+arXiv:1910.02653), sections 4.3-4.8; equation numbers are theirs. Read after `chain`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from jaxckpt._errors import TooLargeError
+from jaxckpt.ir import Phase, Plan
+from jaxckpt.solve.baselines.chain import chain, closed, kernel
+from jaxckpt.solve.full_recompute import solve_full
+from jaxckpt.solve.no_recompute import solve_none
+from jaxckpt.solve.problem import Problem, decide
+from jaxckpt.solve.silenced import quiet
+from jaxckpt.solve.strategy import cheapest
+
+MOST_KERNELS = 16
+_SHARES = (1.0, 0.85, 0.7, 0.5)
+"""Of the budget, for the programme: the replay counts a little differently, and has the last word."""
+_LARGEST = 1e4
+"""The largest coefficient of a row, far above the tolerance of the solver (1e-6)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """A step as the programme sees it: a list of ops in order, each with one result.
+
+    Attributes:
+      cost_s: C, seconds of each.
+      size_bytes: M, bytes of what each makes.
+      reads: For each the earlier ones that it reads.
+    """
+
+    cost_s: tuple[float, ...]
+    size_bytes: tuple[int, ...]
+    reads: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solved:
+    """The programme's optimum.
+
+    Attributes:
+      cost_s: Seconds of all that runs.
+      kept: For each stage the kernels whose results are kept into it.
+      runs: For each stage the kernels that run in it.
+    """
+
+    cost_s: float
+    kept: tuple[frozenset[int], ...]
+    runs: tuple[frozenset[int], ...]
+
+
+def solve_checkmate(problem: Problem) -> Plan:
+    """Keeps what the programme keeps into the backward.
+
+    Raises:
+      TooLargeError: The step has more kernels than the programme takes.
+    """
+    kernels, made = _kernels(problem)
+    if problem.temp_budget_bytes is None:
+        return solve_none(problem) if problem.may_be_unplanned else solve_full(problem)
+    first = next((k for k, op in enumerate(made) if problem.graph.ops[op].phase is not Phase.FORWARD), len(made) - 1)
+    plans, stages = [solve_full(problem)], chain(problem)
+    for share in _SHARES:
+        solved = schedule(kernels, budget_bytes=share * problem.temp_budget_bytes)
+        if solved is None:
+            break
+        kept = {v for k in solved.kept[first] for v in problem.graph.ops[made[k]].writes}
+        saved = frozenset(kept & problem.worth_saving) | problem.must_keep
+        plans.append(decide(problem, saved, closed(problem, stages, saved), "checkmate"))
+        if plans[-1].predicted.temp_bytes <= problem.temp_budget_bytes:
+            break
+    return cheapest(plans, problem.temp_budget_bytes)
+
+
+def schedule(kernels: Kernels, *, budget_bytes: float) -> Solved | None:
+    """The programme's optimum, or None where nothing fits.
+
+    Args:
+      kernels: The step.
+      budget_bytes: What results in memory may take at once.
+
+    Example:
+      >>> chain = Kernels(cost_s=(1, 1, 1, 1), size_bytes=(1, 1, 1, 1), reads=((), (0,), (1,), (0, 2)))
+      >>> schedule(chain, budget_bytes=3).cost_s, schedule(chain, budget_bytes=2)
+      (4.0, None)
+    """
+    return _Programme(kernels, budget_bytes).solve()
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Sparse rows `lower <= sum of factor x variable <= upper`."""
+
+    entries: list[tuple[int, int, float]] = field(default_factory=list)
+    lower: list[float] = field(default_factory=list)
+    upper: list[float] = field(default_factory=list)
+
+    def add(self, terms: Mapping[int, float], *, lower: float = -np.inf, upper: float = np.inf) -> None:
+        self.entries += [(len(self.lower), variable, factor) for variable, factor in terms.items()]
+        self.lower.append(lower)
+        self.upper.append(upper)
+
+    def constraint(self, variables: int) -> LinearConstraint:
+        rows, columns, factors = zip(*self.entries, strict=True)
+        matrix = csr_array((factors, (rows, columns)), shape=(len(self.lower), variables))
+        return LinearConstraint(matrix, lb=np.array(self.lower), ub=np.array(self.upper))
+
+
+class _Programme:
+    """Variables R_ti, S_ti, FREE_tik and U_tk, and the rows over them; stages and kernels count from 0."""
+
+    def __init__(self, kernels: Kernels, budget_bytes: float):
+        self.kernels = kernels
+        self.length = n = len(kernels.cost_s)
+        self.users = [[j for j in range(n) if i in kernels.reads[j]] for i in range(n)]
+        unit = max(1.0, max(kernels.size_bytes) / _LARGEST)
+        self.size = [size_bytes / unit for size_bytes in kernels.size_bytes]
+        self.budget = budget_bytes / unit
+        self.variable: dict[tuple[str, int, int, int], int] = {}
+        for t in range(n):
+            for i in range(t + 1):
+                self._new("R", t, i)
+            for i in range(t):
+                self._new("S", t, i)
+            for k in range(t + 1):
+                self._new("U", t, k)
+                for i in (*kernels.reads[k], k):
+                    self._new("FREE", t, i, k)
+        self.rows = _Rows()
+        self._correctness()
+        self._memory()
+
+    def solve(self) -> Solved | None:
+        count, n = len(self.variable), self.length
+        whole, upper, cost, lower = np.ones(count), np.ones(count), np.zeros(count), np.zeros(count)
+        for (kind, t, i, _), column in self.variable.items():
+            if kind == "U":
+                whole[column], upper[column] = 0, self.budget
+            if kind == "R":
+                cost[column] = self.kernels.cost_s[i]
+                lower[column] = 1 if t == i else 0
+        with quiet():
+            result = milp(
+                cost / max(cost.max(), 1e-30),
+                constraints=self.rows.constraint(count),
+                integrality=whole,
+                bounds=Bounds(lower, upper),
+                options={"node_limit": 20_000},
+            )
+        if result.x is None:
+            return None
+
+        def chosen(kind: str, t: int) -> frozenset[int]:
+            return frozenset(i for i in range(t + 1) if result.x[self._at(kind, t, i)] > 0.5 and self._is(kind, t, i))
+
+        runs = tuple(chosen("R", t) for t in range(n))
+        cost_s = float(sum(self.kernels.cost_s[i] for stage in runs for i in stage))
+        return Solved(cost_s=cost_s, kept=tuple(chosen("S", t) for t in range(n)), runs=runs)
+
+    def _correctness(self) -> None:
+        """What runs finds its operands (1b); what is kept was there (1c)."""
+        for t in range(self.length):
+            for j in range(t + 1):
+                for i in self.kernels.reads[j]:
+                    self.rows.add(self._sum([("R", t, i, 1), ("S", t, i, 1), ("R", t, j, -1)]), lower=0)
+            for i in range(t):
+                self.rows.add(self._sum([("R", t - 1, i, 1), ("S", t - 1, i, 1), ("S", t, i, -1)]), lower=0)
+
+    def _memory(self) -> None:
+        """U_tk by recurrence (2, 3), and when something is freed (5, 7)."""
+        for t in range(self.length):
+            for k in range(t + 1):
+                before = [("U", t, k - 1, -1.0)] if k else [("S", t, i, -self.size[i]) for i in range(t)]
+                freed = [(i, k - 1) for i in (*self.kernels.reads[k - 1], k - 1)] if k else []
+                terms = self._sum([("U", t, k, 1.0), *before, ("R", t, k, -self.size[k])])
+                terms |= {self._at("FREE", t, i, by): self.size[i] for i, by in freed}
+                self.rows.add(terms, lower=0, upper=0)
+                for i in (*self.kernels.reads[k], k):
+                    self._hazards(t, i, k)
+
+    def _hazards(self, t: int, i: int, k: int) -> None:
+        """1 - FREE_tik <= hazards <= kappa (1 - FREE_tik): k does not run, i is kept on, or a later op reads it."""
+        later = [j for j in self.users[i] if k < j <= t]
+        terms = self._sum([("R", t, k, -1.0), ("S", t + 1, i, 1.0), *(("R", t, j, 1.0) for j in later)])
+        free, kappa = self._at("FREE", t, i, k), 2.0 + len(later)
+        self.rows.add({**terms, free: 1.0}, lower=0)
+        self.rows.add({**terms, free: kappa}, upper=kappa - 1)
+
+    def _sum(self, terms: Sequence[tuple[str, int, int, float]]) -> dict[int, float]:
+        """Terms by variable, without those that are 0 by the frontier (8)."""
+        found: dict[int, float] = {}
+        for kind, t, i, factor in terms:
+            if self._is(kind, t, i):
+                column = self._at(kind, t, i)
+                found[column] = found.get(column, 0.0) + factor
+        return found
+
+    def _new(self, kind: str, t: int, i: int, k: int = -1) -> None:
+        self.variable.setdefault((kind, t, i, k), len(self.variable))
+
+    def _at(self, kind: str, t: int, i: int, k: int = -1) -> int:
+        return self.variable.get((kind, t, i, k), 0)
+
+    def _is(self, kind: str, t: int, i: int) -> bool:
+        return (kind, t, i, -1) in self.variable
+
+
+def _kernels(problem: Problem) -> tuple[Kernels, tuple[int, ...]]:
+    """The kernels of a step, in order, and the op of each."""
+    made = tuple(_written(problem))
+    if len(made) > MOST_KERNELS:
+        raise TooLargeError(
+            'solve(strategy="checkmate") is an integer programme with a square of unknowns.',
+            got=f"{len(made)} kernels ({len(problem.graph.ops)} ops)",
+            needed=f"at most {MOST_KERNELS} kernels",
+            advice='strategy="optimal", which solves the same programme stage by stage',
+            ops=len(made),
+            most=MOST_KERNELS,
+        )
+    graph, outputs = problem.graph, frozenset(problem.graph.outputs)
+    position = {v: k for k, op in enumerate(made) for v in graph.ops[op].writes}
+    read = [
+        {position[v] for w in problem.graph.ops[op].writes for v in kernel(problem, w).reads if v in position}
+        for op in made
+    ]
+    written = [[graph.values[v].size_bytes for v in graph.ops[op].writes if v not in outputs] for op in made]
+    kernels = Kernels(
+        cost_s=tuple(problem.op_s[op] for op in made),
+        size_bytes=tuple(map(sum, written)),
+        reads=tuple(tuple(sorted(earlier)) for earlier in read),
+    )
+    return kernels, made
+
+
+def _written(problem: Problem) -> Iterator[int]:
+    """Ops that start a kernel."""
+    written = problem.fusion.materialised
+    return (op.id for op in problem.graph.ops if op.effects or not written.isdisjoint(op.writes))

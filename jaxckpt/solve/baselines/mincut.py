@@ -1,0 +1,221 @@
+"""PyTorch's partitioner: a minimum cut decides what is kept, a knapsack which costly ops may run again.
+
+The network has a source, a sink, and for each forward value an edge whose capacity is what keeping it costs. What the
+backward reads flows into the sink. What must not run again flows out of the source: products, kernels of others,
+random draws, reductions that shrink much. So a cut is a set of values from which the backward follows without any of
+those, and the smallest cut is the cheapest such set. To keep less than a share of what it keeps, first the bans that
+only save traffic are lifted, then a knapsack picks which of the banned ops stay banned: bytes are the weights, seconds
+the values.
+
+Two of PyTorch's bans are left out, those on values that fused kernels read far apart. Seconds are those of our cost
+model, where PyTorch counts FLOPs. Arguments, and what is kept anyway, are free.
+
+Source: torch/_functorch/partitioners.py, `solve_min_cut` and `choose_saved_values_set`; Chen 2022, "Min-cut optimal(*)
+recomputation". Complexity: that of Dinic's algorithm (scipy) on twice as many nodes as forward values.
+Read after `chain`, `knapsack`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from jaxckpt.ir import Kind, Op, Phase, Plan, Trait
+from jaxckpt.solve.baselines.chain import chain, closed
+from jaxckpt.solve.baselines.knapsack import KNAPSACKS
+from jaxckpt.solve.problem import Problem, decide
+from jaxckpt.solve.strategy import Solver
+
+_FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.0)
+_IN_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE})
+_MUCH_SMALLER = 4
+"""A reduction that makes this much less than it reads is not run again."""
+_ENDLESS = 2**30
+"""A capacity that no cut contains; all others together are scaled to less (scipy counts in 32 bits)."""
+_TWICE = 2
+"""A value that no kernel writes costs a write and a read to keep."""
+
+
+def sweep_min_cut(problem: Problem, knapsack: str = "dp", fractions: Sequence[float] = _FRACTIONS) -> Iterator[Plan]:
+    """The plans of several memory fractions.
+
+    Args:
+      problem: The step.
+      knapsack: "dp", "greedy" or "ilp".
+      fractions: Shares of the bytes of the fastest cut, 0 to 1: PyTorch's `activation_memory_budget`.
+    """
+    partitioner, stages = Partitioner(problem), chain(problem)
+    for saved in dict.fromkeys(partitioner.saved(fraction, knapsack) for fraction in fractions):
+        yield decide(problem, saved | problem.must_keep, closed(problem, stages, saved), "mincut")
+
+
+def solve_min_cut(problem: Problem, knapsack: str, fraction: float) -> Plan:
+    """The plan of one memory fraction, whatever the budget."""
+    (plan,) = sweep_min_cut(problem, knapsack, (fraction,))
+    return plan
+
+
+def read_option(text: str) -> Solver:
+    """A knapsack, a fraction, or both with a comma between.
+
+    Raises:
+      ValueError: It is something else.
+    """
+    knapsack, fraction = "dp", None
+    for part in text.split(","):
+        if part in KNAPSACKS:
+            knapsack = part
+        elif 0 <= (fraction := float(part)) <= 1:
+            continue
+        else:
+            raise ValueError(f"{part} is no share between 0 and 1")
+    if fraction is None:
+        return Solver(sweep=partial(sweep_min_cut, knapsack=knapsack))
+    return Solver(solve=partial(solve_min_cut, knapsack=knapsack, fraction=fraction))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A minimum cut.
+
+    Attributes:
+      saved: The values whose edges are cut.
+      flow: What flows, in units of the network.
+      capacity: For each value that may be kept its capacity in these units.
+    """
+
+    saved: frozenset[int]
+    flow: int
+    capacity: dict[int, int]
+
+
+class Partitioner:
+    """The network of one step, cut under several bans."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        graph = problem.graph
+        self.free = {*graph.inputs, *graph.constants, *graph.outputs, *problem.must_keep}
+        self.free.update(v for op in graph.ops if op.effects for v in op.writes)
+        self.distance = self._distances()
+        """For each value from which the backward is reached, in how few ops."""
+        self._cuts: dict[frozenset[int], Cut] = {}
+        self.savable = frozenset(v for v in problem.worth_saving - self.free if v in self.distance)
+
+    def saved(self, fraction: float, knapsack: str) -> frozenset[int]:
+        """What is kept at a share of the bytes that the fastest cut keeps."""
+        fastest = self.cut(self.costly | self.unlisted | self.read_by_products).saved
+        if fraction >= 1:
+            return fastest
+        most = self._size_bytes(fastest)
+        for banned in (self.costly | self.unlisted, self.costly):
+            saved = self.cut(banned).saved
+            if self._size_bytes(saved) < fraction * most:
+                return saved
+        if fraction <= 0 or not most:
+            return frozenset()
+        items = sorted(self.costly, key=lambda v: (-self._size_bytes([v]), v))
+        weights = [self._size_bytes([v]) / most for v in items]
+        values = [self._again_s(v) * 1e6 for v in items]
+        kept = KNAPSACKS[knapsack](weights, values, fraction)
+        return self.cut(frozenset(items[k] for k in kept)).saved
+
+    @cached_property
+    def costly(self) -> frozenset[int]:
+        """What products, kernels of others, random draws, and reductions that shrink much make."""
+        return frozenset(v for v, op in self._made() if _is_costly(op) or self._shrinks(op))
+
+    @cached_property
+    def unlisted(self) -> frozenset[int]:
+        """What scatters, sorts and other ops outside of fused kernels make."""
+        return frozenset(v for v, op in self._made() if op.kind in (Kind.SCATTER, Kind.OPAQUE))
+
+    @cached_property
+    def read_by_products(self) -> frozenset[int]:
+        """What an op of the backward reads that does not fuse, so that a copy would be written to memory too."""
+        graph = self.problem.graph
+        return frozenset(
+            v
+            for v in self.savable
+            if any(
+                graph.ops[r].phase is not Phase.FORWARD and graph.ops[r].kind in _IN_MEMORY for r in graph.readers[v]
+            )
+        )
+
+    def cut(self, banned: frozenset[int]) -> Cut:
+        """The cheapest values to keep so that nothing banned runs again."""
+        if banned not in self._cuts:
+            self._cuts[banned] = self._cut(banned)
+        return self._cuts[banned]
+
+    def _cut(self, banned: frozenset[int]) -> Cut:
+        graph, problem = self.problem.graph, self.problem
+        nodes = {v: 2 * k + 2 for k, v in enumerate(v for v in sorted(self.distance) if v not in self.free)}
+        if not nodes:
+            return Cut(saved=frozenset(), flow=0, capacity={})
+        capacity = self._capacities()
+        edges = [(node, node + 1, capacity.get(v, _ENDLESS)) for v, node in nodes.items()]
+        edges += [(0, nodes[v], _ENDLESS) for v in banned & nodes.keys()]
+        edges += [(nodes[v] + 1, 1, _ENDLESS) for v in problem.late_read & nodes.keys()]
+        for v in nodes:
+            for reader in graph.readers[v]:
+                edges += [(nodes[v] + 1, nodes[w], _ENDLESS) for w in graph.ops[reader].writes if w in nodes]
+        rows, columns, limits = map(np.array, zip(*dict.fromkeys(edges), strict=True))
+        count = 2 * len(nodes) + 2
+        network = csr_array((limits.astype(np.int32), (rows, columns)), shape=(count, count))
+        result = maximum_flow(network, 0, 1, method="dinic")
+        residual = csr_array(network - result.flow)
+        residual.eliminate_zeros()
+        reached = set(breadth_first_order(residual, 0, return_predecessors=False).tolist())
+        saved = frozenset(v for v, node in nodes.items() if node in reached and node + 1 not in reached)
+        return Cut(saved=saved, flow=int(result.flow_value), capacity=capacity)
+
+    def _capacities(self) -> dict[int, int]:
+        """What keeping a value costs: its bytes, more the further the backward, doubled where no kernel writes it."""
+        graph, fusion = self.problem.graph, self.problem.fusion
+        weight = {
+            v: graph.values[v].size_bytes
+            * 1.1 ** min(100, max(1, self.distance[v]))
+            * (1 if v in fusion.materialised else _TWICE)
+            for v in self.savable
+        }
+        unit = max(1.0, sum(weight.values()) / (_ENDLESS - len(weight) - 1))
+        return {v: max(1, int(size / unit)) for v, size in weight.items()}
+
+    def _distances(self) -> dict[int, int]:
+        graph, late = self.problem.graph, self.problem.late_read
+        distance: dict[int, int] = {}
+        for op in reversed(graph.ops):
+            if op.phase is not Phase.FORWARD:
+                continue
+            for v in op.writes:
+                ahead = [distance[w] for r in graph.readers[v] for w in graph.ops[r].writes if w in distance]
+                if v in late or ahead:
+                    distance[v] = 1 + (0 if v in late else min(ahead))
+        return distance
+
+    def _made(self) -> Iterator[tuple[int, Op]]:
+        graph = self.problem.graph
+        for v in self.savable:
+            op = graph.producer[v]
+            assert op is not None, "arguments are free"
+            yield v, graph.ops[op]
+
+    def _shrinks(self, op: Op) -> bool:
+        read, written = self._size_bytes(op.reads), self._size_bytes(op.writes)
+        return op.kind is Kind.REDUCTION and written * _MUCH_SMALLER <= read
+
+    def _again_s(self, value: int) -> float:
+        op = self.problem.graph.producer[value]
+        return 0.0 if op is None else self.problem.op_s[op]
+
+    def _size_bytes(self, values: Iterable[int]) -> int:
+        return sum(self.problem.graph.values[v].size_bytes for v in values)
+
+
+def _is_costly(op: Op) -> bool:
+    works = op.kind is Kind.OPAQUE and (op.flops is None or op.flops > 0)
+    return op.kind is Kind.CONTRACTION or works or Trait.RANDOM in op.traits

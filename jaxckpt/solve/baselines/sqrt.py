@@ -1,0 +1,71 @@
+"""A chain of n stages in about sqrt(n) segments: memory that grows with the root of the depth, for one more forward.
+
+Two variants, both of Chen et al.: segments of equally many stages, and their greedy planning, which closes a segment
+once it has made more than b bytes, with b swept around the geometric mean of what the boundaries and the largest
+segment take.
+
+Source: Chen et al. 2016 (arXiv:1604.06174), section 4.1 and algorithm 3 with the search for B of section 4.3.
+Complexity: linear in stages for each b. Read after `chain`.
+"""
+
+from collections.abc import Iterator
+from math import isqrt, sqrt
+
+from jaxckpt.ir import Plan
+from jaxckpt.solve.baselines.chain import chain, segments
+from jaxckpt.solve.problem import Problem
+from jaxckpt.solve.stages import crossing, members, needed_bytes
+
+_SWEPT = 9
+
+
+def solve_sqrt(problem: Problem) -> Plan:
+    """Keeps what crosses between about sqrt(n) segments of equally many stages."""
+    stages = chain(problem)
+    count = max(1, isqrt(len(stages) - 1) + 1)
+    return segments(problem, tuple(stages[k * len(stages) // count] for k in range(count)), "sqrt")
+
+
+def solve_sqrt_greedy(problem: Problem) -> Plan:
+    """Keeps what crosses between greedy segments, of the byte budget b that needs least memory."""
+    stages = chain(problem)
+    plans = (segments(problem, tuple(stages[k] for k in starts), "sqrt") for starts in _swept(problem, stages))
+    return min(plans, key=lambda plan: plan.predicted.temp_bytes)
+
+
+def greedy(made: list[int], split: list[int], b: float) -> tuple[tuple[int, ...], int, int]:
+    """Algorithm 3: segments of a chain, each closed once it has made more than b bytes.
+
+    Args:
+      made: For each stage the bytes that it makes.
+      split: For each stage the bytes that cross into it.
+      b: The budget of one segment.
+
+    Returns:
+      The first stage of each segment; x, the bytes that cross between them; y, the bytes of the largest.
+
+    Example:
+      >>> greedy([4, 4, 4, 4, 4, 4], [1, 1, 1, 1, 1, 1], b=10)
+      ((0, 3), 1, 12)
+    """
+    starts, temp, x, y = [0], 0, 0, 0
+    for stage, size_bytes in enumerate(made):
+        temp += size_bytes
+        y = max(y, temp)
+        if temp > b and stage + 1 < len(made):
+            starts.append(stage + 1)
+            x += split[stage + 1]
+            temp = 0
+    return tuple(starts), x, y
+
+
+def _swept(problem: Problem, stages: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The segments for b = 0, and for b between B/sqrt(2) and sqrt(2) B, with B = sqrt(x y) as b = 0 gives it."""
+    position = {op: i for i, op in enumerate(problem.graph.forward)}
+    crossing_bytes, kept_bytes = crossing(problem), needed_bytes(problem)
+    made = [sum(kept_bytes[position[op]] for op in ops) for ops in members(problem.graph, stages)]
+    split = [0, *(crossing_bytes[position[op]] for op in stages[1:])]
+    starts, x, y = greedy(made, split, 0)
+    found = [starts]
+    found += [greedy(made, split, sqrt(x * y) * 2 ** (k / (_SWEPT - 1) - 0.5))[0] for k in range(_SWEPT)]
+    yield from dict.fromkeys(found)

@@ -1,0 +1,190 @@
+"""How many layers the copies of offloaded values may take, chosen from what the link to the host carries.
+
+A copy is hidden where the work between its start and the moment at which somebody waits for it takes as long as the
+copy. The work is that of the plan as if these values stayed on the device, by the model; the copy takes its bytes over
+the link's bandwidth. So each way the fewest layers are chosen that are long enough. Where more is demanded than the
+link carries in time, waiting longer helps nobody: no copy gets more than a quarter of the layers, since what is in
+flight is on the device. What is made too late in the forward pass has until its end.
+
+What a loop's turns make has the turn itself to hide behind, or is moved a turn ahead, which takes a slice more on the
+device: that is chosen where it makes the step faster, by the model, and its peak no higher, or within a budget.
+
+The layers are a model's blocks, and the end of the forward pass where little is alive there: the loss's own logits then
+need not stand beside copies that have not left. Read after `full`.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import inf
+
+from jaxckpt.ir import Decision, Graph, Offload, Plan, Save
+from jaxckpt.schedule import Run, settle
+from jaxckpt.schedule.partition import sent_bytes
+from jaxckpt.schedule.prefetch import asking_layer, first_touches, is_ahead
+from jaxckpt.solve.problem import Problem
+from jaxckpt.solve.stages import Stages
+
+_SMALL = 1 / 16
+"""What is waited at behind the forward pass takes at most this share of the smallest value that moves."""
+
+_MOST_LAYERS = 4
+"""Copies may take at most the layers over this."""
+
+
+def timed(
+    problem: Problem,
+    decisions: Mapping[int, Decision],
+    stages: Stages,
+    blocks: Stages,
+    *,
+    queued: bool = False,
+    limit_bytes: int | None = None,
+) -> Plan:
+    """A plan whose copies have as much time as they need.
+
+    Args:
+      problem: The step.
+      decisions: Of the plan; what an `Offload` says of its layers is kept.
+      stages: Of the plan.
+      blocks: The ids of the ops at which layers begin.
+      queued: Whether each copy has time for those before it on the link too, however many layers that is: for plans
+        that ask no more of the link than it carries. Else each copy has the time that it takes alone.
+      limit_bytes: What temporaries may take, where a turn ahead is faster; None: no more than without.
+
+    Returns:
+      The plan, without a prediction: each `Offload` says how many layers its copies may take.
+    """
+    decisions = settle(problem.graph, decisions)
+    plan = Plan(fingerprint=problem.graph.fingerprint, decisions=decisions, stages=stages)
+    plan = _turned(problem, plan, limit_bytes or 0)
+    moved = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and not _is_of_turn(problem.graph, v)}
+    if not moved:
+        return plan
+    plan = replace(plan, layers=(*blocks, *_end(problem.graph, moved, blocks[-1])))
+    clock = _Clock.of(problem, plan)
+    asks = {v: asking_layer(problem.graph, plan, v) for v in moved}
+    deadlines = _Deadlines.of(problem, clock, moved, asks, queued=queued)
+    chosen = {v: _Choice(problem, clock, deadlines, queued).of(v, d, asks[v]) for v, d in moved.items()}
+    return replace(plan, decisions={**plan.decisions, **chosen})
+
+
+def _is_of_turn(graph: Graph, value: int) -> bool:
+    made = graph.producer[value]
+    return made is not None and graph.ops[made].loop is not None
+
+
+def _turned(problem: Problem, plan: Plan, limit_bytes: int) -> Plan:
+    """The plan with all said of values that loops' turns make: whether they are moved a turn ahead."""
+    graph = problem.graph
+    turned = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and _is_of_turn(graph, v)}
+    if not turned:
+        return plan
+    asked = problem.offloading.prefetch
+    open_ = [v for v, d in turned.items() if d.prefetch is None and asked is None]
+    said = {v: replace(d, prefetch=asked or 0, leave=0) if d.prefetch is None else d for v, d in turned.items()}
+    plan = replace(plan, decisions={**plan.decisions, **said})
+    best = problem.replay(plan) if open_ else None
+    for value in open_:
+        ahead = replace(turned[value], prefetch=1, leave=0)
+        if best is None or not is_ahead(graph, value, ahead):
+            continue
+        other = replace(plan, decisions={**plan.decisions, value: ahead})
+        replayed = problem.replay(other)
+        if replayed.step_s < best.step_s and replayed.peak_bytes <= max(best.peak_bytes, limit_bytes):
+            plan, best = other, replayed
+    return plan
+
+
+def _end(graph: Graph, moved: Mapping[int, Offload], last: int) -> tuple[int, ...]:
+    """The op behind the end of the forward pass, where a copy can be waited for at little cost."""
+    end = graph.forward_end
+    made = None if end is None else graph.producer[end]
+    if end is None or made is None or made <= last:
+        return ()
+    small = graph.values[end].size_bytes <= _SMALL * min(graph.values[v].size_bytes for v in moved)
+    return (made + 1,) if small else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clock:
+    """When each op runs, seconds from the start of the step; when layers begin, and when the backward asks for them."""
+
+    layers: tuple[int, ...]
+    at_s: Mapping[int, float]
+    touched: Mapping[int, int]
+
+    @classmethod
+    def of(cls, problem: Problem, plan: Plan) -> "_Clock":
+        stay = {v: Save() if isinstance(d, Offload) else d for v, d in plan.decisions.items()}
+        replayed = problem.replay(replace(plan, decisions=stay))
+        began_s = accumulate(replayed.seconds, initial=0.0)
+        return cls(
+            layers=plan.layers,
+            at_s={s.op: t for s, t in zip(replayed.steps, began_s, strict=False) if isinstance(s, Run) and not s.again},
+            touched=first_touches(problem.graph, plan),
+        )
+
+    def starts_s(self, asks: int, ahead: int) -> float:
+        """When a copy starts back that may take so many layers, for a value that a layer asks for."""
+        layers = range(asks, asks + ahead + 1)
+        return min((self.at_s[self.touched[layer]] for layer in layers if layer in self.touched), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Deadlines:
+    """For each value when its copy out is done, and when its copy back must start; seconds from the step's start."""
+
+    left_s: Mapping[int, float]
+    back_s: Mapping[int, float]
+
+    @classmethod
+    def of(
+        cls, problem: Problem, clock: _Clock, moved: Mapping[int, Offload], asks: Mapping[int, int], *, queued: bool
+    ) -> "_Deadlines":
+        """Of values by the layer that asks for them; where copies queue, one after the other each way."""
+        producer = problem.graph.producer
+        made_s = {v: clock.at_s[made] for v in asks if (made := producer[v]) is not None}
+        needed_s = {v: clock.at_s[clock.touched[layer]] if layer in clock.touched else inf for v, layer in asks.items()}
+        left_s: dict[int, float] = {}
+        back_s: dict[int, float] = {}
+        out_s, in_s = 0.0, inf
+        for value in sorted(asks, key=lambda v: (made_s[v], v)):
+            out_s = (max(out_s, made_s[value]) if queued else made_s[value]) + _copy_s(problem, value, moved[value])
+            left_s[value] = out_s
+        for value in sorted(asks, key=lambda v: (-needed_s[v], v)):
+            in_s = (min(in_s, needed_s[value]) if queued else needed_s[value]) - _copy_s(problem, value, moved[value])
+            back_s[value] = in_s
+        return cls(left_s=left_s, back_s=back_s)
+
+
+def _copy_s(problem: Problem, value: int, decision: Offload) -> float:
+    return sent_bytes(problem.graph, value, decision) / problem.rates.host_bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Puts numbers of layers to deadlines."""
+
+    problem: Problem
+    clock: _Clock
+    deadlines: _Deadlines
+    queued: bool
+
+    def of(self, value: int, decision: Offload, asks: int) -> Offload:
+        """The decision for a value with the layers that it leaves open."""
+        clock, layers = self.clock, len(self.clock.layers)
+        home = max(0, bisect_right(clock.layers, self.problem.graph.producer[value] or 0) - 1)
+        behind = max(0, layers - 2 - home)
+        most = layers if self.queued else max(1, layers // _MOST_LAYERS)
+        prefetch = self.problem.offloading.prefetch if decision.prefetch is None else decision.prefetch
+        leave = prefetch if decision.leave is None else decision.leave
+        if leave is None:
+            left_s = self.deadlines.left_s[value]
+            enough = (k for k in range(min(most, behind)) if clock.at_s[clock.layers[home + 1 + k]] >= left_s)
+            leave = next(enough, most)
+        if prefetch is None:
+            back_s = self.deadlines.back_s[value]
+            prefetch = next((k for k in range(most) if clock.starts_s(asks, k) <= back_s), most)
+        return replace(decision, prefetch=prefetch, leave=min(leave, behind))

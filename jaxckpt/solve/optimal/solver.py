@@ -1,0 +1,267 @@
+"""The cheapest plan that fits: integer programmes per distinct stage, composed exactly over the stages.
+
+For a few cuts of the forward pass into stages: the options of each distinct stage, the windows in which stages are at
+work, the best combination of options under the budget; then a replay of the whole plan, which has the last word.
+What the composition misjudged is taken off the budget and composed again. Among the cuts the fastest plan that
+fits is returned, with a bound on what the best one takes; where none fits, the one of least memory. On small graphs it
+is polished.
+
+Read after `stages`, `options`, `windows`, `compose`, `polish`. Compare Rockmate (Zhao et al. 2023), which solves blocks
+by integer programming and composes them by rotor's dynamic programme.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from jaxckpt.ir import Offload, Plan, Save
+from jaxckpt.solve.full_recompute import Floor, Floors, find_layers
+from jaxckpt.solve.no_recompute import solve_none
+from jaxckpt.solve.optimal.compose import compose, least_seconds
+from jaxckpt.solve.optimal.local_search import polish
+from jaxckpt.solve.optimal.offload_options import Link, link_of, with_companions
+from jaxckpt.solve.optimal.options import Known, Option, stage_options
+from jaxckpt.solve.optimal.prefetch_schedule import timed
+from jaxckpt.solve.optimal.shard_options import partition_of
+from jaxckpt.solve.optimal.stage_memory import Seen, Tried, look
+from jaxckpt.solve.optimal.stage_problem import take_apart
+from jaxckpt.solve.problem import Problem, decisions_saving
+from jaxckpt.solve.stages import Stages, boundaries
+
+_TRIED = 2
+"""How many cuts are tried for a budget."""
+_PROMISING = 1.1
+"""For the least memory, cuts whose floor is more than this times the lowest are not looked at any further, and plans
+that far above the least hardly."""
+_HARDLY = 0.1
+"""The share of the polish that plans far above the least get: they become the least on the smallest graphs alone."""
+_LOWEST = 3
+"""How many cuts are tried for the least memory."""
+_EQUAL = 1.02
+"""Plans of two cuts whose memory is within this factor are the same to the model."""
+_ROUNDS = 4
+"""How often a composition that the replay finds too large is made again with less."""
+_FAR = 0.02
+"""A composition that counts more than this share of the budget too much is made again with more."""
+
+_Staged = tuple[Stages, tuple[tuple[Option, ...], ...], Seen, Link | None]
+
+
+class OptimalSolver:
+    """Solves one step for any number of budgets; what does not depend on the budget is done once."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self.unplanned = solve_none(problem)
+        self.floors = Floors(problem, before_head=True)
+        self._staged: dict[Stages, tuple[_Staged, ...]] = {}
+        self._known: Known = {}
+        self._tried: Tried = {}
+        self._solved: dict[Plan, None] = {}
+        """Plans for budgets so far: more memory never gives a slower plan."""
+
+    def solve(self, temp_budget_bytes: int | None, *, unplanned: bool = True) -> Plan:
+        """The fastest plan whose predicted temporaries fit, else the one of least memory.
+
+        The step as it is is the fastest, but for loops: to stack what a body makes can take longer than to make it
+        twice.
+
+        Args:
+          temp_budget_bytes: What temporaries may take; None for no limit.
+          unplanned: Whether the step as it is may be the answer.
+        """
+        unplanned = unplanned and self.problem.may_be_unplanned
+        fits = temp_budget_bytes is None or self.unplanned.predicted.temp_bytes <= temp_budget_bytes
+        if unplanned and fits and not self.problem.graph.loops:
+            return self.unplanned
+        cuts = list(self._within(temp_budget_bytes))
+        if self.problem.may_move:  # where boundaries wait on the host or as shards there may be more of them
+            cuts.append(self._options_of(self.floors.of(self._layers))[1:])
+        plans = [self._composed(staged, temp_budget_bytes) for cut in cuts for staged in cut]
+        self._solved.update(dict.fromkeys(plans))
+        if not (fitting := self._fitting(temp_budget_bytes)):
+            self._solved[self.smallest] = None
+            if not (fitting := self._fitting(temp_budget_bytes)):
+                return min([self.smallest, *plans], key=lambda plan: plan.predicted.temp_bytes)
+        best = min(fitting, key=lambda plan: plan.predicted.step_s)
+        if temp_budget_bytes is not None:
+            here = [plan for plan in fitting if not self.problem.moves(plan)] or [best]
+            polished = polish(self.problem, min(here, key=lambda plan: plan.predicted.step_s), temp_budget_bytes)
+            self._solved[polished] = None
+            best = min(best, polished, key=lambda plan: plan.predicted.step_s)
+        if unplanned and fits and self.unplanned.predicted.step_s <= best.predicted.step_s:
+            return self.unplanned
+        bounds_s = [plan.predicted.bound_s for plan in plans if plan.predicted.bound_s is not None]
+        return _bounded(best, min(bounds_s, default=None))
+
+    def rival(self, plan: Plan, temp_budget_bytes: int) -> Plan | None:
+        """The fastest plan so far within a budget that cuts the step otherwise than another one; None if there is none.
+
+        Args:
+          plan: The other one.
+          temp_budget_bytes: What temporaries may take.
+        """
+        others = (each for each in self._fitting(temp_budget_bytes) if each.stages != plan.stages)
+        return min(others, key=lambda each: each.predicted.step_s, default=None)
+
+    def _fitting(self, temp_budget_bytes: int | None) -> list[Plan]:
+        """Plans so far within a budget."""
+        if temp_budget_bytes is None:
+            return list(self._solved)
+        return [plan for plan in self._solved if plan.predicted.temp_bytes <= temp_budget_bytes]
+
+    @cached_property
+    def smallest(self) -> Plan:
+        """The plan of least predicted memory."""
+        limit_bytes = _PROMISING * min(plan.predicted.temp_bytes for plan in self._lowest)
+        polished = (
+            polish(self.problem, plan, None, share=1.0 if plan.predicted.temp_bytes <= limit_bytes else _HARDLY)
+            for plan in self._lowest
+        )
+        return min(polished, key=lambda plan: plan.predicted.temp_bytes)
+
+    @cached_property
+    def last_resorts(self) -> tuple[Plan, ...]:
+        """Plans to try before giving up.
+
+        The smallest one, that of most stages, full recomputation, plans of other cuts that are as small as far as the
+        model can tell, and full recomputation of few stages. All are about the least that the model knows; which of
+        them a compiler makes smallest is its affair. A compiler may start all that a stage computes again at once: more
+        stages leave it less to start. It may hold at a cut what the model does not see: fewer have fewer such places.
+        """
+        smallest, floors = self.smallest, self.floors.within(_PROMISING)
+        finest = max(self._of_low_floors, key=lambda plan: len(plan.stages))
+        limit_bytes = _EQUAL * smallest.predicted.temp_bytes
+        equal = (plan for plan in self._lowest if plan.predicted.temp_bytes <= limit_bytes)
+        near = [floor for floor in floors if floor.temp_bytes <= _PROMISING * floors[0].temp_bytes]
+        coarsest = min(near, key=lambda floor: (len(floor.plan.stages) == 1, len(floor.plan.stages)))
+        finer, others = ([plan for plan in some if plan.stages != smallest.stages] for some in ((finest,), equal))
+        return tuple(dict.fromkeys((smallest, *finer, floors[0].plan, *others, coarsest.plan)))
+
+    @cached_property
+    def _lowest(self) -> tuple[Plan, ...]:
+        """For each of the cuts that promise least memory the plan of least memory."""
+        return (*self._of_low_floors, *self._of_low_bounds)
+
+    @cached_property
+    def _of_low_floors(self) -> tuple[Plan, ...]:
+        """For each of the cuts of lowest floors the plan of least memory."""
+        lowest = self.floors.within(_PROMISING)[:_LOWEST]
+        return tuple(self._least(staged) for floor in lowest for staged in self._options_of(floor))
+
+    @cached_property
+    def _of_low_bounds(self) -> tuple[Plan, ...]:
+        """The same for the other cuts of lowest bounds.
+
+        Where much is computed again together, to keep some of it takes less memory than to keep nothing; so a low bound
+        promises something where the floor does not.
+        """
+        seen = {plan.stages for plan in self._of_low_floors}
+        others = (self.floors.of(stages) for _, stages in self.floors.bounds[:_LOWEST] if stages not in seen)
+        return tuple(self._least(staged) for floor in others for staged in self._options_of(floor))
+
+    def _within(self, budget_bytes: int | None) -> Iterator[tuple[_Staged, ...]]:
+        """The cuts of least memory by their bounds, of those whose floor is within the budget; at least one."""
+        found = 0
+        for least_bytes, stages in self.floors.bounds:
+            if found == _TRIED or (budget_bytes is not None and least_bytes > budget_bytes and found):
+                break
+            floor = self.floors.of(stages)
+            if budget_bytes is None or floor.temp_bytes <= budget_bytes:
+                found += 1
+                yield self._options_of(floor)
+        if not found:
+            yield self._options_of(self.floors.within(1.0)[0])
+
+    def _options_of(self, floor: Floor) -> tuple[_Staged, ...]:
+        """The options of a cut's stages; a second time with those that let values wait elsewhere, or as shards."""
+        stages = floor.plan.stages
+        if stages not in self._staged:
+            cut = take_apart(self.problem, stages, floor.replay)
+            options = stage_options(cut, known=self._known)
+            self._staged[stages] = ((stages, options, look(cut, options, self._tried), None),)
+            if self.problem.may_move:
+                more = with_companions(cut, options, self._layers)
+                if more != options:
+                    link = link_of(cut, more) if self.problem.may_offload else None
+                    moving = stages, more, look(cut, more, self._tried), link
+                    self._staged[stages] = (*self._staged[stages], moving)
+        return self._staged[stages]
+
+    def _composed(self, staged: _Staged, budget_bytes: int | None) -> Plan:
+        """The best combination of a cut's options; the one of least memory where none fits.
+
+        Where the composition counts too little it is made again with less, where it counts far too much (what stands
+        in unwritten results), once with more.
+        """
+        _, options, seen, link = staged
+        limit_bytes = sys.maxsize if budget_bytes is None else budget_bytes
+        fitting: Plan | None = None
+        too_large_bytes: int | None = None
+        for _ in range(_ROUNDS):
+            chosen = compose(options, seen, budget_bytes=limit_bytes, link=link)
+            if chosen is None:  # corrected by more than there is, if at all
+                if too_large_bytes is None:
+                    break
+                limit_bytes = (limit_bytes + too_large_bytes) // 2
+                continue
+            plan = self._plan(staged, chosen, budget_bytes)
+            if budget_bytes is None:
+                return plan
+            misjudged_bytes = plan.predicted.temp_bytes - seen.peak_bytes(options, chosen)
+            if plan.predicted.temp_bytes <= budget_bytes:
+                plan = self._with_bound(staged, chosen, plan, max(limit_bytes, budget_bytes))
+                first = fitting is None
+                fitting = plan if fitting is None else min(fitting, plan, key=lambda each: each.predicted.step_s)
+                if not first or -misjudged_bytes < _FAR * budget_bytes:
+                    break
+                limit_bytes = budget_bytes - misjudged_bytes
+            elif fitting is not None:
+                break
+            else:
+                too_large_bytes = limit_bytes
+                limit_bytes = min(limit_bytes - 1, budget_bytes - misjudged_bytes)
+        return fitting or self._least(staged)
+
+    def _with_bound(self, staged: _Staged, chosen: Sequence[int], plan: Plan, budget_bytes: int) -> Plan:
+        """A plan with the least that a combination within the budget takes."""
+        _, options, seen, link = staged
+        least_s = least_seconds(options, seen, budget_bytes=budget_bytes, link=link)
+        stall_s = 0.0 if link is None else link.stall_s(chosen)
+        misjudged_s = plan.predicted.step_s - seen.step_s(chosen) - stall_s
+        return _bounded(plan, None if least_s is None else least_s + misjudged_s)
+
+    def _least(self, staged: _Staged) -> Plan:
+        chosen = compose(staged[1], staged[2], budget_bytes=None, link=staged[3])
+        assert chosen is not None, "without a limit there is always a combination"
+        return self._plan(staged, chosen)
+
+    def _plan(self, staged: _Staged, chosen: Sequence[int], budget_bytes: int | None = None) -> Plan:
+        stages, options, *_ = staged
+        taken = [stage[k] for stage, k in zip(options, chosen, strict=True)]
+        saved = boundaries(self.problem, stages).union(*(option.saved for option in taken))
+        untouched = frozenset[int]().union(*(option.untouched for option in taken))
+        away = frozenset[int]().union(*(option.away for option in taken))
+        cuts = {v: partition_of(self.problem, v) or Save() for option in taken for v in option.shards}
+        decisions = decisions_saving(self.problem, saved, untouched) | cuts | dict.fromkeys(away, Offload())
+        if not away:
+            return self.problem.plan(decisions, stages, "optimal")
+        there = timed(self.problem, decisions, stages, self._layers, queued=True, limit_bytes=budget_bytes)
+        return self.problem.plan(there.decisions, stages, "optimal", layers=there.layers)
+
+    @cached_property
+    def _layers(self) -> Stages:
+        """The layers that copies are counted in."""
+        return find_layers(self.floors)
+
+
+def _bounded(plan: Plan, bound_s: float | None) -> Plan:
+    if bound_s is None:
+        return plan
+    return replace(plan, prediction=replace(plan.predicted, bound_s=min(bound_s, plan.predicted.step_s)))
+
+
+def solve_optimal(problem: Problem) -> Plan:
+    """The cheapest plan within the problem's budget; see the module's docstring."""
+    return OptimalSolver(problem).solve(problem.temp_budget_bytes)

@@ -1,0 +1,244 @@
+"""A policy becomes a plan: its rules meet the graph, the rest follows from the step's own structure.
+
+What is recomputed by a rule or a default starts from what crosses between the stages of the forward pass, which are
+found by structure as for "full"; the last of them is left alone where its recomputation frees nothing. What lies under
+a mark, or in a region, is a stage of its own: it starts from what enters it, and what leaves it for the rest of the
+forward pass is saved. A rule that names a value may decide otherwise. A rule that names a view means the array that it
+shows. Saves by default, and saves of values that cost nothing to make again (views, masks, casts of parameters), are
+left to the compiler.
+
+Read after `jaxckpt.policy.resolve` and `stages`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from jaxckpt.cost import behind_views
+from jaxckpt.ir import Decision, Graph, Kind, Offload, Partition, Phase, Plan, Recompute, Save, Trait
+from jaxckpt.policy import Policy, Resolved, collect, entering, excluded, is_read_late, leaving, policy_of_mark, resolve
+from jaxckpt.solve.full_recompute import find_blocks, solve_full
+from jaxckpt.solve.optimal.prefetch_schedule import timed
+from jaxckpt.solve.problem import Problem
+from jaxckpt.solve.stages import Stages, boundaries
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Followed:
+    """A policy carried over to one step.
+
+    Attributes:
+      resolved: Who decided what; what no policy is meant for is not in it.
+      plan: What comes of it.
+    """
+
+    resolved: tuple[Resolved, ...]
+    plan: Plan
+
+
+def follow(problem: Problem, policy: Policy | None) -> Followed:
+    """Carries a policy over to a step, together with the policies of marks in it.
+
+    Args:
+      problem: The step, with its costs; its budget is not looked at.
+      policy: The rules for what has no mark around it; None to leave that to the compiler.
+
+    Returns:
+      The plan with its prediction, and who decided.
+
+    Raises:
+      PolicyError: A rule matches nothing.
+    """
+    stages, crossing = _structure(problem, policy)
+    resolved = resolve(policy, problem.graph, crossing=crossing, stages=stages)
+    deciding = _Deciding(problem, resolved)
+    if deciding.changes:
+        deciding.save(crossing)
+        for part in _parts(problem.graph, policy, stages):
+            deciding.part(part)
+        stages = tuple(sorted({*stages, *deciding.starts}))
+    else:
+        stages = (0,)
+    name = policy.name if policy is not None else "marks"
+    plans = [
+        planned(problem, decisions, stages, name) for decisions in (deciding.decisions, deciding.without_end(stages))
+    ]
+    return Followed(resolved=resolved, plan=min(reversed(plans), key=lambda plan: plan.predicted.temp_bytes))
+
+
+def planned(problem: Problem, decisions: Mapping[int, Decision], stages: Stages, name: str) -> Plan:
+    """The plan of some decisions, with time for the copies of what they offload."""
+    if not any(isinstance(decision, Offload) for decision in decisions.values()):
+        return problem.plan(decisions, stages, name)
+    there = timed(problem, decisions, stages, find_blocks(problem))
+    return problem.plan(there.decisions, stages, name, layers=there.layers)
+
+
+def musts(problem: Problem, policy: Policy | None) -> dict[int, Decision]:
+    """What a policy, and the marks in a step, demand of every plan: the decisions of rules that say "must".
+
+    Args:
+      problem: The step.
+      policy: The rules for what has no mark around it; None for marks alone.
+
+    Returns:
+      Decisions by value, those of arrays where views were named. Regions, defaults and rules that prefer demand
+      nothing.
+
+    Raises:
+      PolicyError: A rule matches nothing.
+    """
+    if policy is None and not any(op.policies for op in problem.graph.ops):
+        return {}
+    stages, crossing = _structure(problem, policy)
+    resolved = resolve(policy, problem.graph, crossing=crossing, stages=stages)
+    demanded = tuple(each for each in resolved if each.strength == "must")
+    decisions = _Deciding(problem, demanded).decisions
+    return {v: d for v, d in decisions.items() if not isinstance(d, Recompute) or v in problem.late_read}
+
+
+def collectives_kept(problem: Problem) -> dict[int, Decision]:
+    """Decisions that save what devices have exchanged data for, so that no exchange of the forward pass is repeated.
+
+    That are results of collectives, of products and reductions that leave partial sums on several devices, and of
+    constraints that make whole what was split. Gathered parameters are none of them: they are never kept.
+
+    Args:
+      problem: The step.
+
+    Returns:
+      `Save` by value.
+    """
+    graph = problem.graph
+    ops = (op for op in graph.ops if op.phase is Phase.FORWARD and Trait.COLLECTIVE in op.traits and not op.effects)
+    return {v: Save() for op in ops for v in op.writes if v in problem.worth_saving}
+
+
+def _structure(problem: Problem, policy: Policy | None) -> tuple[tuple[int, ...], frozenset[int]]:
+    """The stages that the step has of itself, and what crosses them; one stage where nothing asks for them."""
+    if policy is None:
+        return (0,), frozenset()
+    of_stages = any(rule.match.boundary and rule.match.scope is None for rule in policy.rules)
+    of_stages |= policy.regions is not None and not policy.regions.scope
+    offloads = any(isinstance(rule.decision, Offload) for rule in policy.rules)
+    anywhere = policy.regions is None and (
+        policy.default == "recompute" or any(isinstance(rule.decision, Recompute) for rule in policy.rules)
+    )
+    if not (of_stages or offloads or anywhere):
+        return (0,), frozenset()
+    stages = find_blocks(problem) if of_stages or offloads else solve_full(problem).stages
+    return stages, boundaries(problem, stages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Forward ops that run again together; `merges` if what leaves them is not saved, `once` are ops that must not."""
+
+    ops: frozenset[int]
+    merges: bool = False
+    once: frozenset[int] = frozenset()
+
+
+def _parts(graph: Graph, policy: Policy | None, stages: tuple[int, ...]) -> Iterator[_Part]:
+    """What lies under each mark, and the regions of each policy."""
+    if policy is not None:
+        unmarked = frozenset(op.id for op in graph.ops if not op.policies)
+        yield from _regions(graph, policy, unmarked, stages)
+    marks = dict.fromkeys(mark for op in graph.ops if op.phase is Phase.FORWARD for mark in op.policies)
+    for mark in marks:
+        ops = frozenset(op.id for op in graph.ops if op.phase is Phase.FORWARD and mark in op.policies)
+        marked = policy_of_mark(mark)
+        if marked.regions is not None:
+            yield from _regions(graph, marked, ops, stages)
+        elif is_read_late(graph, ops):
+            yield _Part(ops=ops)
+
+
+def _regions(graph: Graph, policy: Policy, among: frozenset[int], stages: tuple[int, ...]) -> Iterator[_Part]:
+    if policy.regions is None:
+        return
+    once = excluded(policy.regions, graph)
+    for region in collect(policy.regions, graph, stages=stages):
+        if ops := region.ops & among:
+            yield _Part(ops=ops, merges=policy.regions.output_recompute, once=once)
+
+
+class _Deciding:
+    """Decisions on their way from rules to a plan."""
+
+    def __init__(self, problem: Problem, resolved: tuple[Resolved, ...]):
+        self._problem = problem
+        self._worth = problem.worth_saving
+        self._named = {r.candidate.value for r in resolved if r.names_value}
+        self._by_default = {r.candidate.value for r in resolved if r.by.part == "default"}
+        self.starts: set[int] = set()
+        self.decisions: dict[int, Decision] = {}
+        meant: dict[int, Decision] = {}
+        for r in resolved:
+            if isinstance(r.decision, Recompute):
+                self.decisions[r.candidate.value] = r.decision
+            elif r.names_value:
+                self._named.add(shown := behind_views(problem.graph, r.candidate.value))
+                meant.setdefault(shown, r.decision)
+            elif r.candidate.value in self._worth and r.by.part != "default":
+                self.decisions[r.candidate.value] = r.decision
+        light = problem.fusion.light
+        self.decisions.update((value, decision) for value, decision in meant.items() if value not in light)
+        self._views_follow()
+        for value in problem.graph.results.intersection(self.decisions):
+            del self.decisions[value]
+
+    def _views_follow(self) -> None:
+        """Views of what waits elsewhere are made of it when it is back; else they would keep it here."""
+        away = {v for v, decision in self.decisions.items() if isinstance(decision, Offload | Partition)}
+        for value in self._problem.late_read if away else ():
+            shown = behind_views(self._problem.graph, value)
+            if shown != value and shown in away:
+                self.decisions[value] = Recompute()
+                self._by_default.discard(value)
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is to happen but saving; else the step is left as it stands."""
+        return any(not isinstance(decision, Save) for decision in self.decisions.values())
+
+    def without_end(self, stages: tuple[int, ...]) -> dict[int, Decision]:
+        """The decisions without what a default recomputes in the last stage, whose backward follows at once."""
+        graph = self._problem.graph
+
+        def is_of_the_end(value: int) -> bool:
+            made = graph.producer[value]
+            return value in self._by_default and made is not None and made >= stages[-1]
+
+        if any((graph.producer[v] or 0) >= stages[-1] > 0 for v in self._named & self.decisions.keys()):
+            return self.decisions  # a rule means something in it
+        return {v: d for v, d in self.decisions.items() if not (isinstance(d, Recompute) and is_of_the_end(v))}
+
+    def save(self, crossing: frozenset[int]) -> None:
+        """Saves what crosses from stage to stage, where no rule names it, if anything is computed again."""
+        if not any(isinstance(decision, Recompute) for decision in self.decisions.values()):
+            return
+        for value in crossing - self._named - self._problem.graph.results:
+            if isinstance(self.decisions.get(value, Recompute()), Recompute):
+                self.decisions[value] = Save()
+
+    def part(self, part: _Part) -> None:
+        """Makes a stage of some ops: what they start from is there, what they are for is kept."""
+        graph = self._problem.graph
+        self.starts |= {min(part.ops), max(part.ops) + 1}
+        if not part.merges:
+            for value in leaving(graph, part.ops) - self._named:
+                self._keep(value)
+        for value in entering(graph, part.ops):
+            maker = graph.producer[value]
+            if maker in part.once and graph.ops[maker].kind is not Kind.VIEW:
+                self.decisions.setdefault(value, Save())  # light or not: its op must not run twice
+            for source in self._problem.fusion.sources[value]:
+                made = graph.producer[source]
+                if made is not None and made not in part.ops and source not in self.decisions:
+                    self._keep(source)
+
+    def _keep(self, value: int) -> None:
+        if value in self._worth or value in self._problem.fusion.entering:
+            self.decisions[value] = Save()
+        else:
+            self.decisions.pop(value, None)

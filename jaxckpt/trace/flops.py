@@ -1,0 +1,274 @@
+"""The arithmetic inside an equation: flops of contractions, and what loops, branches and calls do inside.
+
+A body is inlined and walked: its flops are summed, and its traffic and workspace are estimated with the fusions that
+every compiler makes (chains of elementwise work run as one kernel). What a loop runs an unknown number of times,
+and what no table knows, has flops None: unpriced, not free. All counts are over global shapes; `graph` divides them
+among the devices.
+
+Read after `inline`. Complexity: linear in the equations of all bodies, each body once.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.extend.core as jex
+
+from jaxckpt.ir import Kind, kind_of
+from jaxckpt.program.inline import REMATS, inline
+from jaxckpt.program.program import Program
+from jaxckpt.trace.size import aval_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What an equation does besides reading its operands and writing its results.
+
+    Attributes:
+      flops: Floating-point operations; None where nobody knows.
+      traffic_bytes: Bytes moved inside a body, all trips together.
+      workspace_bytes: Device bytes that a body needs while it runs.
+    """
+
+    flops: float | None = 0
+    traffic_bytes: int = 0
+    workspace_bytes: int = 0
+
+    def times(self, trips: int) -> "Work":
+        """The work of so many trips, in the workspace of one."""
+        return Work(
+            flops=None if self.flops is None else trips * self.flops,
+            traffic_bytes=trips * self.traffic_bytes,
+            workspace_bytes=self.workspace_bytes,
+        )
+
+
+UNPRICED = Work(flops=None)
+
+_FREE_NAMES = """
+    sort cumsum cumprod cummax cummin cumlogsumexp top_k approx_top_k random_bits random_seed random_split
+    random_fold_in threefry2x32 rng_bit_generator rng_uniform device_put psum psum2 psum_invariant pmax pmin
+    ppermute all_gather all_gather_invariant all_gather_reduced all_to_all reduce_scatter unreduced_psum
+    pvary axis_index reshard create_token after_all debug_print debug_callback new_ref ref get swap addupdate
+    freeze nonbatchable unvmap_any unvmap_all unvmap_max platform_index empty empty2 layout_constraint
+    loop_carry loop_end loop_stack cond_end
+"""
+_SUMS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or", "reduce_xor"})
+_FREE = frozenset(_FREE_NAMES.split())
+"""Primitives outside the table of kinds that do no floating-point arithmetic worth counting."""
+
+_CALLS = frozenset(
+    {
+        *("jit", "pjit", "closed_call", "core_closed_call", "core_call", "call", "eval_jaxpr"),
+        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"),
+    }
+)
+_ALONE = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.SCATTER})
+"""Kinds whose operands must be in memory."""
+
+
+class Works:
+    """Counts the work of equations, and remembers that of bodies; not for longer than the equations live."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[int, tuple[Work, bool]] = {}
+
+    def kind(self, eqn: Any) -> Kind:
+        """The kind of an equation: its primitive's, but for calls of elementwise work and sums over one element."""
+        kind = kind_of(eqn.primitive.name)
+        if eqn.primitive.name == "device_put" and _stays(eqn.params):
+            return Kind.VIEW
+        if eqn.primitive.name in _SUMS and eqn.invars[0].aval.size == eqn.outvars[0].aval.size:
+            return Kind.VIEW  # over axes of length 1
+        if kind is Kind.OPAQUE and eqn.primitive.name in _CALLS and not eqn.effects:
+            body = _call_body(eqn.params)
+            if body is not None and self._of_body(body)[1]:
+                return Kind.ELEMENTWISE
+        return kind
+
+    def of(self, eqn: Any) -> Work:
+        """The work of an equation."""
+        kind = self.kind(eqn)
+        if kind is Kind.CONTRACTION:
+            return Work(flops=contraction_flops(eqn))
+        if kind is not Kind.OPAQUE:
+            return Work()
+        return self._of_opaque(eqn.primitive.name, eqn)
+
+    def _of_opaque(self, name: str, eqn: Any) -> Work:
+        params = eqn.params
+        if name == "scan":
+            return self._of_body(params["jaxpr"])[0].times(params["length"])
+        if name == "while":
+            body = self._of_body(params["body_jaxpr"])[0]
+            return Work(flops=None, traffic_bytes=body.traffic_bytes, workspace_bytes=body.workspace_bytes)
+        if name == "cond":
+            return _mean([self._of_body(branch)[0] for branch in params["branches"]])
+        if name == "shard_map":
+            return self._of_body(params["jaxpr"])[0].times(params["mesh"].size)
+        if name == "pallas_call":
+            return _estimated(params.get("cost_estimate"))
+        if name in _CALLS or name in REMATS:
+            body = _call_body(params)
+            return UNPRICED if body is None else self._of_body(body)[0]
+        if name in _FREE:
+            return Work()
+        return Work(flops=_LINALG[name](eqn)) if name in _LINALG else UNPRICED
+
+    def _of_body(self, jaxpr: Any) -> tuple[Work, bool]:
+        """The work of a body, and whether all of it is elementwise."""
+        if id(jaxpr) not in self._bodies:
+            program = inline(jaxpr)
+            self._bodies[id(jaxpr)] = (self._of_program(program), self._is_elementwise(program))
+        return self._bodies[id(jaxpr)]
+
+    def _is_elementwise(self, program: Program) -> bool:
+        fusible = (Kind.ELEMENTWISE, Kind.VIEW)
+        return all(self.kind(equation.eqn) in fusible for equation in program.equations)
+
+    def _of_program(self, program: Program) -> Work:
+        works = [self.of(equation.eqn) for equation in program.equations]
+        stored = self._stored(program)
+        return Work(
+            flops=_known([work.flops for work in works], sum),
+            traffic_bytes=_traffic_bytes(program, stored) + sum(w.traffic_bytes for w in works),
+            workspace_bytes=_peak_bytes(program, stored, works),
+        )
+
+    def _stored(self, program: Program) -> dict[Any, int]:
+        """The values of a body that no fusion keeps out of memory, with their bytes."""
+        reader_kinds: dict[Any, list[Kind]] = {}
+        for equation in program.equations:
+            for variable in set(equation.variables()):
+                reader_kinds.setdefault(variable, []).append(self.kind(equation.eqn))
+        stored = {v: aval_bytes(v.aval) for v in program.outvars if isinstance(v, jex.Var)}
+        for equation in program.equations:
+            kind = self.kind(equation.eqn)
+            for variable in equation.eqn.outvars:
+                if _is_stored(kind, reader_kinds.get(variable, [])):
+                    stored[variable] = aval_bytes(variable.aval)
+        return stored
+
+
+def _stays(params: dict[str, Any]) -> bool:
+    """Whether a `device_put` names no place to go; `jnp.asarray` leaves such ones behind."""
+    return all(device is None for device in params.get("devices", ()))
+
+
+def _is_stored(kind: Kind, readers: Sequence[Kind]) -> bool:
+    if kind is Kind.VIEW:
+        return False
+    if kind is not Kind.ELEMENTWISE or any(reader in _ALONE for reader in readers):
+        return True
+    return Kind.REDUCTION in readers and len(readers) > 1
+
+
+def _traffic_bytes(program: Program, stored: dict[Any, int]) -> int:
+    """Every stored value is written once; it and every operand of the body is read once by each reader."""
+    total = sum(stored.values())
+    operands = {v: aval_bytes(v.aval) for v in program.invars}
+    operands.update((v, aval_bytes(v.aval)) for v, _ in program.constants)
+    for equation in program.equations:
+        total += sum(stored.get(v, 0) or operands.get(v, 0) for v in set(equation.variables()))
+    return total
+
+
+def _peak_bytes(program: Program, stored: dict[Any, int], works: Sequence[Work]) -> int:
+    """The most bytes alive at once of values that a body makes and does not return."""
+    returned = {id(atom) for atom in program.outvars}
+    last = {v: i for i, equation in enumerate(program.equations) for v in equation.variables()}
+    dying: dict[int, int] = {}
+    alive = peak = 0
+    for position, (equation, work) in enumerate(zip(program.equations, works, strict=True)):
+        for variable in equation.eqn.outvars:
+            if variable in stored and id(variable) not in returned:
+                alive += stored[variable]
+                end = last.get(variable, position)
+                dying[end] = dying.get(end, 0) + stored[variable]
+        peak = max(peak, alive + work.workspace_bytes)
+        alive -= dying.pop(position, 0)
+    return peak
+
+
+def _mean(works: Sequence[Work]) -> Work:
+    """Branches of which each runs as often as the others, in the workspace of the greediest."""
+    return Work(
+        flops=_known([work.flops for work in works], lambda flops: sum(flops) / max(1, len(works))),
+        traffic_bytes=sum(work.traffic_bytes for work in works) // max(1, len(works)),
+        workspace_bytes=max((work.workspace_bytes for work in works), default=0),
+    )
+
+
+def _known(counts: Sequence[float | None], combine: Callable[[Sequence[float]], float]) -> float | None:
+    """Counts combined, or None where one of them is not known."""
+    known = [count for count in counts if count is not None]
+    return combine(known) if len(known) == len(counts) else None
+
+
+def _estimated(estimate: Any) -> Work:
+    """A kernel's own word on itself, where its author gave one."""
+    if estimate is None:
+        return UNPRICED
+    return Work(flops=float(estimate.flops), traffic_bytes=int(estimate.bytes_accessed))
+
+
+def _call_body(params: dict[str, Any]) -> Any:
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        if key in params:
+            return params[key]
+    return None
+
+
+def contraction_flops(eqn: Any) -> float | None:
+    """Multiplications and additions of a matrix product or convolution; None for one that is not in the table.
+
+    Example: 2 * batch * M * N * K of a `dot_general`; 2 * output elements * kernel elements per output channel
+    of a convolution, without the zeros that a dilated operand is filled up with.
+    """
+    name, params = eqn.primitive.name, eqn.params
+    if name == "dot_general":
+        return _product_flops(eqn, params["dimension_numbers"], group=())
+    if name in ("ragged_dot", "ragged_dot_general"):
+        numbers = params["ragged_dot_dimension_numbers"]
+        return _product_flops(eqn, numbers.dot_dimension_numbers, group=numbers.rhs_group_dimensions)
+    kernel = eqn.invars[1].aval.shape
+    results = math.prod(eqn.outvars[0].aval.shape)
+    if name == "conv_general_dilated":
+        features = kernel[params["dimension_numbers"].rhs_spec[0]]
+        zeros = math.prod(params["lhs_dilation"])  # of so many elements of the dilated operand one is not zero
+        return 2.0 * results * math.prod(kernel) / max(1, features * zeros)
+    if name == "scaled_matmul_wrapper":
+        return 2.0 * results * kernel[-1]
+    return None
+
+
+def _product_flops(eqn: Any, dimension_numbers: Any, *, group: Sequence[int]) -> float:
+    """Each element of the left operand meets every free element of the right one."""
+    (_, contracted), (_, batch) = dimension_numbers
+    left, right = (operand.aval.shape for operand in eqn.invars[:2])
+    bound = {*contracted, *batch, *group}
+    return 2.0 * math.prod(left) * math.prod(n for i, n in enumerate(right) if i not in bound)
+
+
+def _fft_flops(eqn: Any) -> float:
+    length = math.prod(eqn.params["fft_lengths"])
+    return 5.0 * math.prod(eqn.outvars[0].aval.shape) * math.log2(max(2, length))
+
+
+def _cholesky_flops(eqn: Any) -> float:
+    shape = eqn.invars[0].aval.shape
+    return math.prod(shape) * shape[-1] / 3
+
+
+def _triangular_solve_flops(eqn: Any) -> float:
+    matrix, right = (operand.aval.shape for operand in eqn.invars)
+    return float(math.prod(right) * matrix[-1])
+
+
+_LINALG: dict[str, Callable[[Any], float]] = {
+    "fft": _fft_flops,
+    "cholesky": _cholesky_flops,
+    "triangular_solve": _triangular_solve_flops,
+}
+"""The textbook counts (Golub and Van Loan, Matrix Computations, 4th edition, 1.4 and 4.2)."""

@@ -1,0 +1,102 @@
+"""A step that can be run on arrays: compiled as users run it, or one operation at a time.
+
+What a jitted step says itself (donation, static arguments, shardings) is taken over. Arguments are copied for every
+run, so that no run takes what the next one needs.
+
+Read after `inputs` and `one_by_one`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxckpt import _compat
+from jaxckpt._errors import UnverifiableError
+from jaxckpt.verifier.inputs import copies
+from jaxckpt.verifier.interpret import run_one_by_one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Runnable:
+    """A jitted function, and which of its arguments are not traced.
+
+    Attributes:
+      jitted: The function.
+      static: Positions that are not traced.
+      name: The step's name.
+      options: What another function is jitted with, to be called alike.
+    """
+
+    jitted: Any
+    static: frozenset[int]
+    name: str
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, step: Any, args: Sequence[Any], *, donate_argnums: Any, static_argnums: Any) -> "Runnable":
+        """A step, plain or jitted, with the arguments that it will be called with."""
+        options = {"donate_argnums": donate_argnums, "static_argnums": static_argnums}
+        if isinstance(step, jax.stages.Wrapped):
+            positions, names = _compat.jit_static_arguments(step)
+            options = {"static_argnums": positions, "static_argnames": names}
+        else:
+            step = jax.jit(step, **options)
+            positions, _ = _compat.jit_static_arguments(step)
+        return cls(
+            jitted=step,
+            static=frozenset(position % max(len(args), 1) for position in positions),
+            name=getattr(step, "__name__", "step"),
+            options=options,
+        )
+
+    def like(self, step: Any) -> "Runnable":
+        """Another step, called alike."""
+        jitted = step if isinstance(step, jax.stages.Wrapped) else jax.jit(step, **self.options)
+        return Runnable(jitted=jitted, static=self.static, name=self.name, options=self.options)
+
+    def trace(self, args: tuple[Any, ...]) -> Any:
+        """What JAX makes of the step for these arguments; nothing runs."""
+        return self.jitted.trace(*args)
+
+    def leaves(self, args: tuple[Any, ...]) -> dict[str, jax.Array]:
+        """The arrays of the arguments by path."""
+        dynamic = {i: arg for i, arg in enumerate(args) if i not in self.static}
+        return {path: _as_array(leaf) for path, leaf in by_path(dynamic).items()}
+
+    def run(self, args: tuple[Any, ...], traced: Any, *, exact: bool) -> list[Any]:
+        """Flat results on copies of arguments.
+
+        Args:
+          args: Arrays and numbers, and what is static.
+          traced: What `trace` gave for them.
+          exact: One operation at a time.
+
+        Raises:
+          UnverifiableError: The machine cannot compile or run it. What the step raises itself passes through.
+        """
+        args = copies(args, static=self.static)
+        try:
+            if not exact:
+                return [leaf.block_until_ready() for leaf in jax.tree.leaves(self.jitted(*args))]
+            flat = self.leaves(args).values()
+            return run_one_by_one(traced.jaxpr, *_compat.captured_arrays(traced), *flat)
+        except jax.errors.JaxRuntimeError as error:
+            device = jax.devices()[0]
+            raise UnverifiableError(
+                f"verify({self.name}): the step cannot be run on this machine.",
+                got=f"{device.platform} ({device.device_kind}): {str(error).strip().splitlines()[0]}",
+                needed="a machine that has what the step asks for: its memories, its kernels, its size",
+                advice="verify where the step trains; or a smaller step of the same kind",
+            ) from error
+
+
+def _as_array(leaf: Any) -> Any:
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+
+
+def by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by path, in order."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}

@@ -1,0 +1,171 @@
+"""What a comparison of two steps says: each result's difference, and how much of it rounding may explain.
+
+A compiled step rounds otherwise once it is rewritten. XLA fuses other operations, keeps what lies inside a fusion in
+more bits, and adds in another order; so the last bits of a planned step are not those of the step as written, and no
+plan is wrong for that. `TOLERANCES` say how far this may go. Run one operation at a time, both steps put the same
+operands through the same kernels, and every bit must be equal: that is `verify(..., exact=True)`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+from jaxckpt._errors import VerificationError
+from jaxckpt._shown import Shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """How far an element may be from what it should be: `absolute + relative * (the scale of its array)`.
+
+    Attributes:
+      relative: A share of the largest finite magnitude in the array: rounding errors of sums grow with what is
+        added, not with what is left, so an element near zero is allowed what its neighbours are. Of updated state it
+        is a share of the largest change: small updates of large parameters must be right too.
+      absolute: What is allowed on top; it matters for arrays that are zero but for rounding, such as the
+        gradient of an attention's key bias.
+    """
+
+    relative: float
+    absolute: float
+
+
+EXACT = Tolerance(relative=0.0, absolute=0.0)
+
+TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
+    {
+        "float64": Tolerance(relative=1e-11, absolute=1e-14),
+        "float32": Tolerance(relative=1e-4, absolute=1e-7),
+        "float16": Tolerance(relative=1e-2, absolute=1e-4),
+        "bfloat16": Tolerance(relative=5e-2, absolute=1e-3),
+        "complex128": Tolerance(relative=1e-11, absolute=1e-14),
+        "complex64": Tolerance(relative=1e-4, absolute=1e-7),
+    }
+)
+"""By type, what is allowed: some 1000 units in the last place of float32, a dozen of the 16-bit types, whose sums are
+kept in float32. A float that comes out of a step computing in 16 bits is only as good as these, and gets their
+tolerance. Types of 8 bits and less get `COARSEST`. Integers, booleans and keys must be equal."""
+
+COARSEST = Tolerance(relative=0.25, absolute=1e-2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafDifference:
+    """One result of the step beside the same result of the planned step.
+
+    Attributes:
+      path: Where it stands in the results ("[0]['params']['kernel']"); "" where there is but one result.
+      shape: Its shape.
+      dtype: Its type.
+      tolerance: What was allowed.
+      differing: How many elements are not equal; two NaNs are equal, and so are 0 and -0.
+      max_absolute: The largest difference of two finite elements.
+      max_relative: The largest difference of two finite elements as a share of the step's own element; elements
+        that are 0 in the step are left out.
+      largest: The largest finite magnitude in the step's own result.
+      scale: What the relative tolerance is a share of: of an argument that was updated by less than a tenth, the
+        largest change; otherwise `largest`.
+      unit: The distance from 1 to the next number of the type; 0 of integers.
+      not_finite: How many elements of the step's own result are NaN or infinite.
+      not_finite_differing: How many elements are NaN or infinite in one of the two, and not the same in the other.
+      bit_equal: Whether every bit is equal.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    tolerance: Tolerance
+    differing: int
+    max_absolute: float
+    max_relative: float
+    largest: float
+    scale: float
+    unit: float
+    not_finite: int
+    not_finite_differing: int
+    bit_equal: bool
+
+    @property
+    def allowed(self) -> float:
+        """The difference that is allowed each element: the tolerance, and the rounding of the result itself."""
+        if self.tolerance == EXACT:
+            return 0.0
+        return self.tolerance.absolute + self.tolerance.relative * self.scale + 4 * self.unit * self.largest
+
+    @property
+    def ok(self) -> bool:
+        """Whether the difference is within the tolerance, and NaN and infinity stand where they should."""
+        return not self.not_finite_differing and self.max_absolute <= self.allowed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification(Shown):
+    """A planned step held against the step as written.
+
+    Attributes:
+      step: The step's name.
+      exact: Whether both ran one operation at a time, and every bit must be equal.
+      leaves: Each array that the step returns: losses, gradients, updated state; in the order of its results.
+      generated: Paths of arguments that were described, and generated.
+      effects: What happens besides the results when the step runs, such as prints; it happened in both runs.
+      random_draws: How often random bits are drawn, in the step and in the planned step. More in the planned one
+        means that bits are drawn again, from the same key.
+    """
+
+    _report: ClassVar[str] = "jaxckpt.report.verification:verification_report"
+
+    step: str
+    exact: bool
+    leaves: tuple[LeafDifference, ...]
+    generated: tuple[str, ...] = ()
+    effects: tuple[str, ...] = ()
+    random_draws: tuple[int, int] = (0, 0)
+
+    @property
+    def wrong(self) -> tuple[LeafDifference, ...]:
+        """The results that differ by more than is allowed, in their order."""
+        return tuple(leaf for leaf in self.leaves if not (leaf.bit_equal if self.exact else leaf.ok))
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs by more than is allowed."""
+        return not self.wrong
+
+    @property
+    def bit_equal(self) -> bool:
+        """Whether every bit of every result is equal."""
+        return all(leaf.bit_equal for leaf in self.leaves)
+
+    @property
+    def not_finite(self) -> int:
+        """How many elements of the step's own results are NaN or infinite; nothing is known about what led there."""
+        return sum(leaf.not_finite for leaf in self.leaves)
+
+    def check(self) -> "Verification":
+        """The verification itself where it is ok, so that `verify(...).check()` is a test.
+
+        Raises:
+          VerificationError: Results differ by more than is allowed; names them.
+        """
+        if self.ok:
+            return self
+        told = [f"({i}) {_told(leaf, exact=self.exact)}" for i, leaf in enumerate(self.wrong, 1)]
+        raise VerificationError(
+            f"verify({self.step}): the planned step computes something else in {len(told)} of"
+            f" {len(self.leaves)} results.",
+            got="; ".join(told[:8]) + ("; ..." if len(told) > 8 else ""),
+            needed="every bit equal, one operation at a time" if self.exact else "differences that rounding explains",
+            advice="report it: a plan must not change what a step computes"
+            if self.exact
+            else "verify(..., exact=True), which leaves no rounding; or tolerances= if your model amplifies it",
+            verification=self,
+        )
+
+
+def _told(leaf: LeafDifference, *, exact: bool) -> str:
+    name = f"result{leaf.path} {leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    if leaf.not_finite_differing:
+        return f"{name}: {leaf.not_finite_differing} elements are NaN or infinite in one of the two alone"
+    size = f"{name}: {leaf.differing} elements differ, by {leaf.max_absolute:.3g} at most"
+    return size if exact else f"{size}, where {leaf.allowed:.3g} is allowed"

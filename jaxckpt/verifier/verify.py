@@ -1,0 +1,202 @@
+"""A step and its planned form are run on the same arguments, and every result is compared.
+
+Both are traced by JAX and run as users run them: compiled, on the attached devices, with copies of the arguments where
+they are donated. That shows what training will see, up to rounding. With `exact=True` the two traces are run one
+operation at a time, and every bit must be equal.
+
+Read after the other files of this folder.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxckpt import ir
+from jaxckpt._errors import UnverifiableError, VerificationError
+from jaxckpt.rewrite import apply
+from jaxckpt.verifier.difference import difference
+from jaxckpt.verifier.inputs import make_inputs
+from jaxckpt.verifier.runnable import Runnable, by_path
+from jaxckpt.verifier.verification import COARSEST, EXACT, TOLERANCES, LeafDifference, Tolerance, Verification
+
+_NO_TOLERANCES: Mapping[str, Tolerance] = MappingProxyType({})
+
+
+def verify(
+    step: Callable[..., Any],
+    planned: Callable[..., Any] | ir.Plan,
+    *args: Any,
+    exact: bool = False,
+    tolerances: Mapping[str, Tolerance] = _NO_TOLERANCES,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+) -> Verification:
+    """Runs a step and its planned form on the same arguments, and compares every result.
+
+    Args:
+      step: The step as written: a function, plain or jitted.
+      planned: What should compute the same: `plan.apply(step)`, `jaxckpt.apply(step, policy)`, either of them jitted,
+        any other function; or a plan.
+      *args: Arguments of the step: arrays, or `jax.ShapeDtypeStruct`s, for which small random arrays are generated:
+        the same ones on every run, small floats, integers 0 to 3, real keys. Pass arrays in their place where a step
+        needs others.
+      exact: Runs both one operation at a time and demands that every bit is equal. Slower, and leaves no rounding to
+        hide behind: what fails here is wrong.
+      tolerances: By type of a result, in the place of `jaxckpt.verifier.TOLERANCES`.
+      donate_argnums: Positions whose memory the results may take; of a plain step. Donated arrays are copied before.
+      static_argnums: Positions that are not traced; of a plain step.
+
+    Returns:
+      The differences of all results, by path. Values that differ by more than is allowed are no exception here:
+      `verification.ok` says so, and `verification.check()` raises. NaN and infinity must stand where they stand in the
+      step's own results.
+
+    Raises:
+      VerificationError: The results have another structure, shape or type.
+      UnverifiableError: The step cannot be run on this machine, or gives nothing but NaN for generated arguments.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> other = lambda w, x: 1.01 * step(w, x)
+      >>> args = jax.ShapeDtypeStruct((4, 4), jnp.float32), jnp.ones((2, 4))
+      >>> verify(step, jax.jit(step), *args).check().bit_equal, verify(step, other, *args).ok
+      (True, False)
+    """
+    called = Runnable.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    other = called.like(apply(step, planned) if isinstance(planned, ir.Plan) else planned)
+    inputs = make_inputs(args, static=called.static)
+    traced, planned_traced = called.trace(inputs.args), other.trace(inputs.args)
+    _refuse_other_results(called.name, traced.out_info, planned_traced.out_info)
+    expected = called.run(inputs.args, traced, exact=exact)
+    if inputs.generated and _is_void(expected):
+        inputs = make_inputs(args, static=called.static, tame=True)
+        expected = called.run(inputs.args, traced, exact=exact)
+        _refuse_void(called.name, expected)
+    found = other.run(inputs.args, planned_traced, exact=exact)
+    primitives, planned_primitives = _Contents.of(traced), _Contents.of(planned_traced)
+    allowed = _Allowed(exact=exact, tolerances=tolerances, computed_in=primitives.dtypes)
+    return Verification(
+        step=called.name,
+        exact=exact,
+        leaves=tuple(_differences(traced.out_info, expected, found, allowed, starts=called.leaves(inputs.args))),
+        generated=inputs.generated,
+        effects=tuple(sorted({str(effect) for effect in traced.jaxpr.effects})),
+        random_draws=(primitives.draws, planned_primitives.draws),
+    )
+
+
+def _refuse_other_results(name: str, step: Any, planned: Any) -> None:
+    ours, theirs = ({path: _typed(leaf) for path, leaf in by_path(tree).items()} for tree in (step, planned))
+    differing = [path for path in {**ours, **theirs} if ours.get(path) != theirs.get(path)]
+    if not differing:
+        return
+
+    def told(of: dict[str, str]) -> str:
+        each = [f"({i}) result{path} is {of.get(path, 'absent')}" for i, path in enumerate(differing, 1)]
+        return "; ".join(each[:8]) + ("; ..." if len(each) > 8 else "")
+
+    raise VerificationError(
+        f"verify({name}): the planned step returns something else ({len(differing)} results differ).",
+        got=told(theirs),
+        needed=told(ours),
+        advice="pass what was made from this very step: plan.apply(step), jaxckpt.apply(step, policy)",
+        differing=tuple(differing),
+    )
+
+
+def _typed(leaf: Any) -> str:
+    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _is_void(results: Sequence[Any]) -> bool:
+    """Whether some result has no number in it."""
+    return any(_is_nan(leaf) for leaf in results)
+
+
+def _is_nan(leaf: Any) -> bool:
+    if not jnp.issubdtype(leaf.dtype, np.inexact) or not leaf.size:
+        return False
+    return bool(jnp.isnan(leaf).all())
+
+
+def _refuse_void(name: str, results: Sequence[Any]) -> None:
+    void = sum(map(_is_nan, results))
+    if void:
+        raise UnverifiableError(
+            f"verify({name}): generated arguments tell nothing about this step.",
+            got=f"{void} of its {len(results)} results are NaN in every element, in the step as written",
+            needed="arguments that it gives numbers for",
+            advice="pass real arrays in the place of jax.ShapeDtypeStructs, at least for what may not be any number",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Contents:
+    """What the operations of a trace are, at all levels."""
+
+    draws: int
+    dtypes: frozenset[str]
+
+    @classmethod
+    def of(cls, traced: Any) -> "_Contents":
+        eqns = list(_equations(traced.jaxpr))
+        counts = Counter(eqn.primitive.name for eqn in eqns)
+        dtypes = {str(v.aval.dtype) for eqn in eqns for v in eqn.outvars if hasattr(v.aval, "dtype")}
+        return cls(draws=counts["random_bits"] + counts["threefry2x32"], dtypes=frozenset(dtypes))
+
+
+def _equations(closed: Any) -> Iterator[Any]:
+    for eqn in getattr(closed, "jaxpr", closed).eqns:
+        yield eqn
+        for param in eqn.params.values():
+            for inner in param if isinstance(param, tuple | list) else (param,):
+                if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                    yield from _equations(inner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Allowed:
+    """Which tolerance is a result's."""
+
+    exact: bool
+    tolerances: Mapping[str, Tolerance]
+    computed_in: frozenset[str]
+
+    def of(self, dtype: Any) -> Tolerance:
+        """Its type's; of a float that of the coarsest type that the step computes in, if that is coarser."""
+        if str(dtype) in self.tolerances:
+            return self.tolerances[str(dtype)]
+        if self.exact or not jnp.issubdtype(dtype, np.inexact):
+            return EXACT
+        floats = [name for name in self.computed_in if "float" in name and not name.startswith("key")]
+        known = [TOLERANCES.get(name, COARSEST) for name in (str(dtype), *floats)]
+        return max(known, key=lambda tolerance: tolerance.relative)
+
+
+def _differences(
+    info: Any, step: Sequence[Any], planned: Sequence[Any], allowed: _Allowed, *, starts: Mapping[str, Any]
+) -> Iterator[LeafDifference]:
+    alike: dict[str, dict[str, Any]] = {}
+    for path, leaf in starts.items():
+        if jnp.issubdtype(leaf.dtype, np.inexact):
+            alike.setdefault(_typed(leaf), {})[path] = leaf
+    for path, one, other in zip(by_path(info), step, planned, strict=True):
+        start = _start(path, alike.get(_typed(one), {}))
+        yield difference(path, one, other, allowed.of(one.dtype), start=start)
+
+
+def _start(path: str, alike: Mapping[str, Any]) -> Any:
+    """The argument that a result may be an update of: of those like it the one whose path ends most like its own."""
+
+    def common(other: str) -> int:
+        pairs = zip(reversed(path), reversed(other), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    return alike[max(alike, key=common)] if alike else None

@@ -1,0 +1,89 @@
+"""`policy.as_jax()` decides in the user's own `jax.checkpoint`, and refuses what it cannot say there."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxckpt
+from tests.annotate.residuals import DOTS, SAVE_ALL, SAVE_NOTHING, assert_same, kept, policy
+
+X = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)
+W = jnp.linspace(0.1, 0.9, 16).reshape(4, 4)
+UNBATCHED = policy('primitive = "contraction"\nbatched = false')
+
+
+def block(x, w):
+    hidden = jaxckpt.name(jnp.tanh(x @ w), "hidden")
+    return jnp.einsum("bi,bj->bij", jnp.sin(hidden) @ w, hidden).astype(jnp.bfloat16).sum(1).astype(jnp.float32)
+
+
+def loss(chosen):
+    part = jax.checkpoint(block, policy=chosen)
+    return lambda x, w: part(x, w).sum()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "jax_s"),
+    [
+        (SAVE_NOTHING, jax.checkpoint_policies.nothing_saveable),
+        (SAVE_ALL, jax.checkpoint_policies.everything_saveable),
+        (DOTS, jax.checkpoint_policies.dots_saveable),
+        (
+            policy('primitive = "contraction"\nbatched = false'),
+            jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        ),
+        (policy('name = "hidden"'), jax.checkpoint_policies.save_only_these_names("hidden")),
+        (policy('name = "hid*"'), jax.checkpoint_policies.save_only_these_names("hidden")),
+        (policy('name = "other"'), jax.checkpoint_policies.save_only_these_names("other")),
+    ],
+    ids=["nothing", "everything", "dots", "unbatched dots", "name", "glob", "other name"],
+)
+def test_it_keeps_what_jax_s_policy_keeps(chosen, jax_s):
+    assert kept(loss(chosen.as_jax()), X, W) == kept(loss(jax_s), X, W)
+    assert_same(jax.grad(loss(chosen.as_jax()))(X, W), jax.grad(loss(jax_s))(X, W))
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ('primitive = "tanh"\nmin_bytes = 48', 1),
+        ('primitive = "tanh"\nmin_bytes = 49', 0),
+        ('primitive = "dot_general"\nmin_flops = 96', 2),
+        ('primitive = "dot_general"\nmin_flops = 97', 0),
+        ('primitive = "tanh"\ndtype = "float32"', 1),
+        ('primitive = "tanh"\ndtype = "bfloat16"', 0),
+        ('primitive = "tanh"\nrandom = false\ncollective = false', 1),
+    ],
+)
+def test_sizes_types_and_traits_are_those_of_the_result(rule, expected):
+    assert kept(loss(policy(rule).as_jax()), X, W).get("float32[3,4]", 0) == expected
+
+
+def test_an_offloaded_value_is_jax_s():
+    offloaded = policy('name = "hidden"\ndecision = "offload"').as_jax()
+    assert any("host" in shape for shape in kept(loss(offloaded), X, W))
+
+
+def test_equal_policies_give_equal_callables():
+    one, other = (policy('name = "hidden"').as_jax() for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != DOTS.as_jax()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[rule]]\nscope = "a"\ndecision = "save"', "rule 1 .*asks for scope"),
+        ('[[rule]]\nlayers = "1"\ndecision = "save"', "asks for layers"),
+        ('[[rule]]\nevery = 2\ndecision = "save"', "asks for every"),
+        ('[[rule]]\nboundary = "input"\ndecision = "save"', "asks for boundary"),
+        ('[[rule]]\nname = "a"\ndecision = "partition"\naxis = "x"\ndim = 0', "partitions"),
+        ('[regions]\nscope = "*"', "regions"),
+    ],
+)
+def test_what_jax_cannot_be_told_is_refused_and_what_to_use_is_said(text, said):
+    with pytest.raises(jaxckpt.PolicyError, match=said) as caught:
+        jaxckpt.Policy.from_toml(text).as_jax()
+    assert "jaxckpt.scope" in str(caught.value)
+    assert len(caught.value.problems) == 1

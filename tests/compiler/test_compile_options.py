@@ -1,0 +1,79 @@
+"""Work that is spared a compiler changes no figure, and is spared only where nothing can run."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxckpt._errors import CompileError
+from jaxckpt.compiler import compile_options as quick
+from jaxckpt.compiler import footprint
+from jaxckpt.compiler.compile_options import quick_options
+from jaxckpt.machine import Target
+
+CACHE = "xla_gpu_kernel_cache_file"
+
+
+def layers(weights, x):
+    for weight in weights:
+        x = jnp.tanh(jnp.sin(x) @ weight)
+    return x.astype(jnp.float32).sum()
+
+
+SPECS = jax.ShapeDtypeStruct((3, 256, 256), jnp.bfloat16), jax.ShapeDtypeStruct((512, 256), jnp.bfloat16)
+
+
+def test_figures_are_those_of_an_unhurried_compiler(h200):
+    quickly = [
+        footprint(jax.grad(layers), *SPECS, target=h200) for _ in range(2)
+    ]  # with an empty file, then with its own
+    unhurried = (("xla_gpu_autotune_level", 4), (CACHE, ""))
+    slowly = footprint(jax.grad(layers), *SPECS, target=h200, compiler_options=unhurried)
+    assert quickly[0].temp_bytes > 0
+    for made in quickly:
+        assert (made.temp_bytes, made.total_bytes, made.step_s) == (
+            slowly.temp_bytes,
+            slowly.total_bytes,
+            slowly.step_s,
+        )
+        assert made.memory.buffers == slowly.memory.buffers
+        assert made.compiler_options == ()
+
+
+def test_kernels_are_kept_for_the_next_compile(h200):
+    footprint(jax.grad(layers), *SPECS, target=h200)
+    with quick_options(h200) as options:
+        assert Path(options[CACHE]).stat().st_size > 0
+
+
+def test_each_device_has_its_own_kernels(h200):
+    with quick_options(h200) as options, pytest.MonkeyPatch.context() as patch:
+        assert options["xla_gpu_autotune_level"] == 0
+        patch.setattr(quick, "_busy", quick.threading.Lock())
+        with quick_options(Target("h100")) as others, quick_options(h200) as third:
+            assert others[CACHE] != options[CACHE]
+            assert CACHE not in third, "a second compile at the same time would write to the same file"
+    with quick_options(Target("h200:8")) as options_of_eight, quick_options(h200) as meanwhile:
+        assert options_of_eight[CACHE] == options[CACHE]
+        assert CACHE not in meanwhile
+
+
+def test_a_file_that_has_grown_too_large_is_begun_anew(h200, monkeypatch):
+    footprint(jax.grad(layers), *SPECS, target=h200)
+    monkeypatch.setattr(quick, "_MOST_BYTES", 0)
+    with quick_options(h200) as options:
+        assert not Path(options[CACHE]).exists()
+
+
+def test_what_may_run_is_compiled_as_always():
+    for name in ("cpu", "attached"):
+        with quick_options(Target(name)) as options:
+            assert options == {}
+
+
+def test_the_file_is_free_again_after_a_compile_that_failed(h200):
+    with pytest.raises(CompileError):
+        footprint(jax.grad(layers), *SPECS, target=h200, compiler_options=(("xla_no_such_option", 1),))
+    with quick_options(h200) as options:
+        assert CACHE in options

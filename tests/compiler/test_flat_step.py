@@ -1,0 +1,125 @@
+"""A step as flat arrays: what its jit said is taken over, what is no array is refused."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxckpt import _compat
+from jaxckpt._errors import ArgumentError
+from jaxckpt.compiler import flatten_step
+
+
+def update(state, batch, rate):
+    return {"w": state["w"] - rate * batch}, (state["w"] * batch).sum()
+
+
+STATE = {"w": jnp.ones((3, 4))}
+BATCH = jax.ShapeDtypeStruct((3, 4), jnp.float32)
+
+
+def test_pytrees_numbers_and_descriptions_become_flat_arrays():
+    flat = flatten_step(update, (STATE, BATCH, 0.5), donate_argnums=0)
+    assert [(spec.shape, spec.dtype) for spec in flat.specs] == [
+        ((3, 4), jnp.float32),
+        ((3, 4), jnp.float32),
+        ((), jnp.float32),
+    ]
+    assert flat.donated == {0}
+    assert flat.name == "update"
+    new, loss = flat.function(np.ones((3, 4)), np.full((3, 4), 2.0), 0.5)
+    assert float(loss) == 24.0
+    assert (new == 0).all()
+
+
+def test_a_jitted_step_keeps_its_donation_static_arguments_and_options():
+    jitted = jax.jit(
+        lambda batch, sign, state: update(state, batch, sign * 0.5),
+        donate_argnums=2,
+        static_argnums=1,
+        compiler_options={"xla_embed_ir_in_executable": True},
+    )
+    flat = flatten_step(jitted, (BATCH, 3, STATE))
+    assert len(flat.specs) == 2
+    assert flat.donated == {1}
+    assert flat.compiler_options == (("xla_embed_ir_in_executable", True),)
+
+
+def test_static_positions_of_a_plain_step_may_be_anything():
+    flat = flatten_step(lambda x, how: x * len(how), (BATCH, "twice"), static_argnums=(1,))
+    assert len(flat.specs) == 1
+
+
+def test_shardings_of_the_jit_go_before_those_of_the_arguments():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    flat = flatten_step(jax.jit(lambda x: x + 1, in_shardings=split, out_shardings=split), (BATCH,))
+    assert flat.specs[0].sharding == split
+    assert flat.out_shardings == (split,)
+    flat = flatten_step(lambda x: x + 1, (jax.device_put(np.ones((4, 4)), split),))
+    assert flat.specs[0].sharding == split
+    assert flat.out_shardings == (None,)
+
+
+def test_a_jitted_step_is_not_given_donation_again():
+    with pytest.raises(ArgumentError, match="jitted already") as caught:
+        flatten_step(jax.jit(update), (STATE, BATCH, 0.5), donate_argnums=0)
+    assert isinstance(caught.value, TypeError)
+
+
+def test_an_argument_that_is_no_array_is_named():
+    with pytest.raises(ArgumentError, match="at path how") as caught:
+        flatten_step(lambda x, how: x, (BATCH, "twice"))
+    assert "static_argnums" in str(caught.value)
+
+
+def test_errors_of_the_step_itself_pass_through():
+    def broken(x):
+        raise TypeError("mine")
+
+    with pytest.raises(TypeError, match="mine"):
+        flatten_step(broken, (BATCH,))
+
+
+class Checked:
+    """A pytree that takes arrays and descriptions only, as module systems do."""
+
+    def __init__(self, leaf):
+        if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
+            raise TypeError(f"no array: {leaf!r}")
+        self.leaf = leaf
+
+
+jax.tree_util.register_pytree_node(Checked, lambda node: ((node.leaf,), None), lambda _, leaves: Checked(*leaves))
+
+
+def test_pytrees_that_check_their_leaves_are_traced_and_never_rebuilt():
+    step = jax.jit(lambda node: Checked(node.leaf + 1), donate_argnums=0)
+    flat = flatten_step(step, (Checked(BATCH),))
+    assert flat.donated == {0}
+    with pytest.raises(TypeError, match="ArgInfo"):  # the reason for _compat.traced_leaves
+        _ = step.trace(Checked(BATCH)).args_info
+
+
+def test_typed_keys_are_arguments_like_others():
+    keys = jax.random.split(jax.random.key(0), 5)
+    flat = flatten_step(lambda keys: jax.random.normal(keys[0], (3,)), (keys,))
+    assert flat.specs[0].shape == (5,)
+    assert jax.dtypes.issubdtype(flat.specs[0].dtype, jax.dtypes.prng_key)
+
+
+def test_what_the_step_closes_over_stays_closed_over():
+    held = jnp.arange(12.0).reshape(3, 4)
+    flat = flatten_step(functools.partial(update, STATE), (BATCH, 0.5))
+    assert len(flat.specs) == 2
+    (total,) = flatten_step(lambda x: (x * held).sum(), (BATCH,)).function(np.ones((3, 4)))
+    assert float(total) == 66.0
+
+
+def test_jit_drops_the_arguments_that_nothing_reads():
+    traced = jax.jit(lambda x, y, z: (y + 1, jnp.zeros_like(z))).trace(BATCH, BATCH, BATCH)
+    assert _compat.read_arguments(traced) == (False, True, False)
+    assert traced.lower().compile().memory_analysis().argument_size_in_bytes == 48

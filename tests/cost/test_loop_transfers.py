@@ -1,0 +1,119 @@
+"""Copies in the bodies of loops: a turn that waits counts in every turn, one ahead hides behind all of a turn."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxckpt.cost.loop_transfers import TurnCopies
+from jaxckpt.ir import Graph, Offload, Save
+from jaxckpt.ir.loop import Loop
+from jaxckpt.machine import Target
+from jaxckpt.policy import Match, Policy, Rule
+from jaxckpt.solve import Offloading, Problem, follow
+from jaxckpt.trace import trace_step
+
+TURNS, MIB = 5, 2**20
+
+
+def copies():
+    """One MiB a second, in the body of a loop of five turns that began at second ten."""
+    loops = (Loop(id=0, length=TURNS, reverse=False),)
+    made = TurnCopies(Graph(values=(), ops=(), inputs=(), loops=loops), float(MIB))
+    made.enter(0, now_s=10.0)
+    return made
+
+
+def test_a_copy_out_is_waited_for_at_the_end_of_its_turn():
+    link = copies()
+    link.send(7, 0, 2 * MIB, now_s=10.0 + TURNS * 1.0, ahead=False)  # made a second after the turn's start
+    assert link.wait_s(7, now_s=10.0 + TURNS * 1.5) == 0
+    assert link.leave_s(0, now_s=10.0 + TURNS * 2.0) == pytest.approx(TURNS * 1.0)
+    assert link.stall_s == pytest.approx(TURNS * 1.0)
+
+
+def test_a_copy_out_of_the_turn_before_has_until_its_value_is_made_anew():
+    link = copies()
+    link.send(7, 0, 2 * MIB, now_s=10.0 + TURNS * 1.5, ahead=True)
+    assert link.wait_s(7, now_s=10.0 + TURNS * 1.5) == pytest.approx(TURNS * 0.5)
+    assert link.leave_s(0, now_s=10.0 + TURNS * 4.0) == 0
+
+
+def test_a_copy_back_is_waited_for_where_it_is_read_and_one_for_the_next_turn_at_the_end():
+    for ahead, waited in ((False, 1.0), (True, 0.0)):
+        link = copies()
+        link.bring(7, 0, 2 * MIB, ahead=ahead)
+        assert link.wait_s(7, now_s=10.0 + TURNS * 1.0) == pytest.approx(TURNS * waited)
+        assert link.leave_s(0, now_s=10.0 + TURNS * 2.0) == 0
+
+
+def test_copies_of_a_turn_queue_on_the_link():
+    link = copies()
+    link.bring(7, 0, MIB, ahead=False)
+    link.bring(8, 0, MIB, ahead=False)
+    assert link.wait_s(8, now_s=10.0) == pytest.approx(TURNS * 2.0)
+
+
+### In a replay
+
+
+def step(weights, x):
+    def turn(y, each):
+        wide = checkpoint_name(jnp.sin(y @ each[0]), "wide")
+        return y + (wide * jnp.tanh(wide)) @ each[1], None
+
+    def loss(weights):
+        return (jax.lax.scan(turn, x, weights)[0] ** 2).mean()
+
+    return jax.value_and_grad(loss)(weights)
+
+
+LAYERS, WIDTH, TOKENS = 8, 1024, 8192
+VALUE_BYTES = TOKENS * 4 * WIDTH * 2
+
+
+def predicted(decision, bandwidth=50e9, **offloading):
+    described = [(LAYERS, WIDTH, 4 * WIDTH), (LAYERS, 4 * WIDTH, WIDTH), (TOKENS, WIDTH)]
+    up, down, x = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in described)
+    asked = Offloading(bandwidth_bytes_per_s=bandwidth, **offloading)
+    rates = asked.rates(Target("h200").rates)
+    problem = Problem(graph=trace_step(step, (up, down), x).graph, rates=rates, offloading=asked)
+    policy = Policy(default="recompute", rules=(Rule(match=Match(name="wide"), decision=decision),))
+    return follow(problem, policy).plan
+
+
+def test_a_stack_on_the_host_counts_there_and_a_slice_of_it_on_the_device():
+    saved, sent = (predicted(decision).prediction for decision in (Save(), Offload(prefetch=0)))
+    assert (saved.host_bytes, sent.host_bytes) == (0, LAYERS * VALUE_BYTES)
+    assert saved.temp_bytes - LAYERS * VALUE_BYTES <= sent.temp_bytes <= saved.temp_bytes - (LAYERS - 2) * VALUE_BYTES
+
+
+def test_every_turn_waits_for_a_slow_link_and_none_for_a_fast_one():
+    slow, slower = (predicted(Offload(prefetch=0), bandwidth).prediction for bandwidth in (1e9, 0.5e9))
+    copied_s = 2 * LAYERS * VALUE_BYTES / 1e9
+    assert slow.stall_s == pytest.approx(copied_s, rel=0.02)
+    assert slower.stall_s - slow.stall_s == pytest.approx(copied_s, rel=0.01)
+    assert predicted(Offload(prefetch=1), 1e13).prediction.stall_s == 0
+
+
+def test_a_turn_ahead_hides_copies_back_and_takes_a_slice_more():
+    within, ahead = (predicted(Offload(prefetch=prefetch), 200e9).prediction for prefetch in (0, 1))
+    assert ahead.stall_s < within.stall_s
+    assert within.temp_bytes < ahead.temp_bytes <= within.temp_bytes + 2 * VALUE_BYTES
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_what_is_asked_of_all_copies_is_done_and_what_a_rule_says_goes_before_it(prefetch):
+    plan = predicted(Offload(), prefetch=prefetch)
+    assert {d.prefetch for d in plan.decisions.values() if isinstance(d, Offload)} == {prefetch}
+    plan = predicted(Offload(prefetch=1), prefetch=prefetch)
+    assert {d.prefetch for d in plan.decisions.values() if isinstance(d, Offload)} == {1}
+
+
+def test_where_nobody_says_it_a_turn_ahead_is_chosen_only_if_the_peak_stays():
+    chosen, within = predicted(Offload()), predicted(Offload(prefetch=0))
+    assert chosen.prediction.temp_bytes <= within.prediction.temp_bytes
+    assert replace(chosen.prediction, step_s=0.0).host_bytes == within.prediction.host_bytes
+    assert all(d.prefetch is not None for d in chosen.decisions.values() if isinstance(d, Offload))

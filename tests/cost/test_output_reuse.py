@@ -1,0 +1,62 @@
+"""Temporaries in results that are not yet written: never two at one time in one place, never over the result."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxckpt.cost.output_reuse import Life, guests
+from jaxckpt.ir import Phase, Plan
+from jaxckpt.solve import Problem
+from tests.graphs import RATES, Builder
+
+MIB = 2**20
+
+
+@st.composite
+def lives(draw, first):
+    birth = draw(st.integers(0, 20))
+    return Life(
+        buffer=first,
+        size_bytes=draw(st.integers(1, 4)) * MIB,
+        birth=birth,
+        death=birth + draw(st.integers(0, 6)),
+    )
+
+
+def all_lives(first):
+    return st.integers(0, 8).flatmap(lambda count: st.tuples(*(lives(first + i) for i in range(count))))
+
+
+@given(all_lives(0), all_lives(100))
+def test_at_no_time_do_guests_take_more_than_the_results_that_are_not_written(temporaries, results):
+    found = guests(temporaries, results)
+    for at in range(30):
+        alive = [life for life in temporaries if life.buffer in found and life.birth <= at <= life.death]
+        free = [result for result in results if result.birth > at]
+        assert len(alive) <= len(free)
+        for size in range(1, 5):
+            fits = sum(result.size_bytes >= size * MIB for result in free)
+            assert sum(life.size_bytes >= size * MIB for life in alive) <= fits
+
+
+@given(all_lives(0), all_lives(100))
+def test_what_is_no_guest_found_no_room_of_its_size(temporaries, results):
+    found = guests(temporaries, results)
+    for life in temporaries:
+        if life.buffer not in found and not any(other.buffer in found for other in temporaries):
+            assert all(result.size_bytes < life.size_bytes or result.birth <= life.death for result in results)
+
+
+def live_bytes(*, donated):
+    """A product that dies before the gradient is written; the gradient may take over an argument."""
+    build = Builder()
+    x = build.input(MIB)
+    early = build.op("dot_general", x, size_bytes=MIB)
+    loss = build.op("dot_general", early, size_bytes=4)
+    gradient = build.op("dot_general", loss, size_bytes=MIB, phase=Phase.BACKWARD)
+    graph = build.graph(gradient, donated=[x] if donated else [])
+    return Problem(graph=graph, rates=RATES).replay(Plan(fingerprint=graph.fingerprint)).peak_bytes
+
+
+def test_a_result_of_its_own_memory_holds_what_dies_before_it_and_one_over_an_argument_does_not():
+    assert live_bytes(donated=False) == 4
+    assert live_bytes(donated=True) == MIB + 4

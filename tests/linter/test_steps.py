@@ -1,0 +1,109 @@
+"""Lints of whole steps, each on a step that has what it looks for, and on its corrected twin."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxckpt.linter import lint
+from tests.linter.cases import BATCH, MESH, WEIGHT, Pair, block, found, spec, stacked
+
+HUGE = (spec(2**19, 2**19), spec(4, 2**19))
+
+
+def with_logits(w, x, head):
+    logits = block(w, x) @ head
+    return -jax.nn.log_softmax(logits)[:, 0].mean()
+
+
+def updated(w, x):
+    return w - 0.1 * stacked(block)(w, x)
+
+
+def clipped(w, x):
+    gradient = stacked(block)(w, x)
+    return gradient / jnp.maximum(1.0, jnp.sqrt(jnp.sum(gradient**2)))
+
+
+def gathered(w, x):
+    whole = jax.lax.with_sharding_constraint(w, NamedSharding(MESH, PartitionSpec()))
+    return jnp.tanh(x @ whole)
+
+
+SHARDED = (spec(8, 8, axes=("data",)), spec(4, 8, axes=("data",)))
+
+PAIRS = (
+    Pair(
+        code="arguments-too-large",
+        bad=found(stacked(block), *HUGE, target="h200"),
+        good=found(stacked(block), target="h200"),
+        said="Arguments take 1024.01 GiB",
+    ),
+    Pair(
+        code="logits-dominate",
+        bad=found(jax.grad(with_logits), spec(8, 8), spec(64, 8), spec(8, 4096)),
+        good=found(jax.grad(with_logits), spec(8, 8), spec(64, 8), spec(8, 8)),
+        said="float32[64,4096] take 1 MiB",
+    ),
+    Pair(
+        code="donation-missing",
+        bad=found(updated),
+        good=found(updated, donate_argnums=0),
+        said="1 arguments (256 B, the first is [0])",
+    ),
+    Pair(
+        code="gathered-parameter-kept",
+        bad=found(stacked(gathered, gathered), *SHARDED),
+        good=found(stacked(*[lambda w, x: jnp.tanh(x @ w)] * 2), *SHARDED),
+        said="gathered from 128 B a device",
+    ),
+)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_it_is_found_and_said_with_its_fix(pair):
+    findings = pair.bad().of(pair.code)
+    assert findings
+    assert pair.said in findings[0].said
+    assert findings[0].fix
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_the_corrected_twin_is_left_alone(pair):
+    assert not pair.good().of(pair.code)
+
+
+def test_clipped_gradients_are_no_new_state():
+    assert not lint(clipped, WEIGHT, BATCH).of("donation-missing")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_modules_that_remat_renamed_are_seen_in_the_paths_of_arguments(named):
+    linen = pytest.importorskip("flax.linen")
+
+    class Dense(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            return jnp.tanh(linen.Dense(8)(x))
+
+    class Net(linen.Module):
+        @linen.compact
+        def __call__(self, x):
+            for number in range(2):
+                name = f"Dense_{number}" if named else None
+                x = linen.remat(Dense)(name=name)(x)
+            return x.sum()
+
+    net = Net()
+    params = jax.eval_shape(net.init, jax.random.key(0), jnp.ones((4, 8)))
+    found_renamed = lint(jax.grad(net.apply), params, BATCH).of("parameters-renamed")
+    assert bool(found_renamed) is not named
+    for finding in found_renamed:
+        assert "CheckpointDense_0: weights that were saved as Dense_0 do not load" in finding.said
+
+
+def test_a_constraint_that_gathers_nothing_is_left_alone():
+    def constrained(w, x):
+        return jnp.tanh(x @ jax.lax.with_sharding_constraint(w, NamedSharding(MESH, PartitionSpec("data"))))
+
+    assert not found(stacked(constrained, constrained), *SHARDED)().of("gathered-parameter-kept")

@@ -1,0 +1,31 @@
+"""No false alarms: on steps that are right as they are, nothing is said to be void."""
+
+import pytest
+
+from jaxckpt import NoGradientError
+from jaxckpt.linter import lint
+from tests.zoo import ZOO
+
+pytestmark = pytest.mark.usefixtures("unpolished")
+
+UNDONATED = {"equinox_transformer", "tied_transformer", "curvature"}
+"""Steps whose authors do not donate their state; that is said, and is right."""
+
+
+@pytest.mark.parametrize("entry", ZOO, ids=str)
+def test_models_of_the_zoo_are_left_alone(entry):
+    if entry.missing:
+        pytest.skip(f"needs {', '.join(entry.missing)}")
+    case = entry.make()
+    try:
+        findings = lint(
+            case.step,
+            *case.args,
+            target="h200",
+            donate_argnums=case.donate_argnums,
+            static_argnums=case.static_argnums,
+        )
+    except NoGradientError:
+        return
+    assert not findings.void
+    assert findings.codes == (("donation-missing",) if entry.name in UNDONATED else ())

@@ -1,0 +1,145 @@
+"""Memory against time: compiled plans from the smallest to the fastest, none beaten by another."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxckpt
+from jaxckpt._errors import ArgumentError, InfeasibleBudgetError
+from jaxckpt.compiler import Footprint
+from jaxckpt.planner import Planner, frontier_of
+from jaxckpt.planner.planner import Candidate
+from jaxckpt.report import frontier_report, render_text
+from tests.memory_maps import MIB
+from tests.planner.test_planner import ARGS, needs_compiler, step
+
+
+@pytest.fixture(scope="module")
+def frontier():
+    return jaxckpt.pareto(step, *ARGS, target="h200", donate_argnums=0, points=5)
+
+
+@pytest.fixture
+def modelled(monkeypatch):
+    """A planner whose compiler is the model, off by what a test says; its plans are not polished."""
+    monkeypatch.setattr("jaxckpt.solve.optimal.local_search._OP_RUNS", 0)
+
+    def made(off=lambda plan: (1.0, 1.0)):
+        planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
+
+        def measure(plan):
+            expected = plan.prediction
+            bytes_off, time_off = off(plan)
+            planner._footprints[plan] = Footprint(
+                argument_bytes=expected.argument_bytes,
+                output_bytes=expected.output_bytes,
+                alias_bytes=0,
+                temp_bytes=int(bytes_off * expected.temp_bytes),
+                step_s=time_off * expected.step_s,
+            )
+            return Candidate(plan, planner._footprints[plan])
+
+        monkeypatch.setattr(planner, "measure", measure)
+        return planner
+
+    return made
+
+
+def assert_monotone(frontier):
+    pairs = list(zip(frontier.points, frontier.points[1:], strict=False))
+    assert all(one.total_bytes < other.total_bytes and one.step_s > other.step_s for one, other in pairs)
+    expected = list(zip(frontier.between, frontier.between[1:], strict=False))
+    assert all(one.total_bytes < other.total_bytes and one.step_s > other.step_s for one, other in expected)
+    for each in frontier.between:
+        assert frontier.smallest.total_bytes < each.total_bytes < frontier.fastest.total_bytes
+        assert frontier.fastest.step_s < each.step_s < frontier.smallest.step_s
+
+
+@needs_compiler
+def test_a_frontier_goes_from_the_smallest_to_the_fastest_and_is_monotone(frontier):
+    assert_monotone(frontier)
+    assert 3 <= len(frontier) <= 5
+    assert frontier.fastest.total_bytes == frontier.unplanned.total_bytes
+    planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
+    assert frontier.smallest.total_bytes == planner.floor().total_bytes
+    assert frontier.compiles <= 5 + 2  # three plans are tried for the smallest
+
+
+@needs_compiler
+def test_each_point_carries_its_plan_and_the_compilers_figures(frontier):
+    for point in frontier:
+        assert point.plan.footprint.total_bytes == point.total_bytes == point.plan.budget_bytes
+        assert point.plan.footprint.step_s == point.step_s
+    planned = jax.eval_shape(frontier.smallest.plan.apply(step), *ARGS)
+    assert jax.tree.structure(planned) == jax.tree.structure(jax.eval_shape(step, *ARGS))
+
+
+@needs_compiler
+def test_a_budget_is_answered_with_the_fastest_plan_that_fits_it(frontier):
+    assert frontier.at("10GiB") == frontier.fastest.plan
+    middle = frontier.points[1]
+    assert frontier.at(middle.total_bytes) == frontier.at(middle.total_bytes + 1) == middle.plan
+    assert frontier.at(1.0) == frontier.fastest.plan
+    with pytest.raises(InfeasibleBudgetError, match="at least") as caught:
+        frontier.at("1MiB")
+    assert caught.value.minimum_bytes == frontier.smallest.total_bytes
+
+
+@needs_compiler
+def test_the_report_has_a_row_a_plan_and_a_picture(frontier):
+    text = render_text(frontier_report(frontier))
+    assert text.count("100%") >= 1
+    assert "everything" in text and "Estimated time against memory" in text
+    html = frontier._repr_html_()
+    assert html.count('r="4.5"') == len(frontier.points)
+    assert html.count('r="2"') == len(frontier.between)
+
+
+def test_points_are_spread_where_most_is_unknown(modelled):
+    frontier = frontier_of(modelled(), points=6)
+    assert_monotone(frontier)
+    totals = [point.total_bytes for point in frontier]
+    gaps = [other - one for one, other in zip(totals, totals[1:], strict=False)]
+    assert 5 <= len(totals) <= 6  # of the six, one may be beaten
+    assert max(gaps) <= 0.6 * (totals[-1] - totals[0])
+
+
+def test_a_plan_that_another_one_beats_is_dropped(modelled):
+    """One plan in the middle is larger and slower than predicted."""
+    first = frontier_of(modelled(), points=3)
+    worse = dict(first.points[1].plan.decisions)
+    planner = modelled(lambda plan: (3.0, 3.0) if dict(plan.decisions) == worse else (1.0, 1.0))
+    frontier = frontier_of(planner, points=3)
+    assert_monotone(frontier)
+    assert frontier.dropped >= 1
+    assert all(dict(point.plan.decisions) != worse for point in frontier)
+
+
+def test_what_lies_between_is_moved_by_how_far_the_model_was_off(modelled):
+    frontier = frontier_of(modelled(lambda plan: (1.25, 2.0)), points=3)
+    assert frontier.between
+    assert_monotone(frontier)
+    right = frontier_of(modelled(), points=3)
+    for one, other in zip(frontier.between, right.between, strict=True):
+        fixed = 12 * MIB
+        assert one.total_bytes - fixed == pytest.approx(1.25 * (other.total_bytes - fixed), rel=0.05)
+        assert one.step_s == pytest.approx(2 * other.step_s, rel=0.15)  # the curve is bent, what is between is not
+
+
+@pytest.mark.parametrize("points", [1, 0, 2.5, True])
+def test_a_frontier_has_two_ends(points):
+    with pytest.raises(ArgumentError, match="points=8"):
+        jaxckpt.pareto(step, *ARGS, target="cpu", points=points)
+
+
+def test_a_step_of_one_plan_has_a_frontier_of_one_point(monkeypatch):
+    def shallow(w, x):
+        return jax.grad(lambda w: (x @ w).sum())(w)
+
+    planner = Planner(shallow, jnp.ones((4, 4)), jnp.ones((2, 4)), target="h200")
+    footprint = Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=7)
+    measure = lambda plan: planner._footprints.setdefault(plan, footprint)  # noqa: E731
+    monkeypatch.setattr(planner, "measure", lambda plan: Candidate(plan, measure(plan)))
+    frontier = frontier_of(planner)
+    assert len(frontier) == 1 and frontier.smallest == frontier.fastest
+    assert "100%" in render_text(frontier_report(frontier))

@@ -1,0 +1,233 @@
+"""The last turns of a loop decided on differently: budgets are filled, as predicted and as compiled."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxckpt import Planner
+from jaxckpt.ir import Offload, Stretches
+from jaxckpt.machine import Target
+from jaxckpt.planner.loop_split import End, Known, Stretching
+from jaxckpt.program.inline import open_jaxpr
+from jaxckpt.rewrite import in_stretches, rewrite
+from jaxckpt.solve import OptimalSolver, Problem
+from jaxckpt.solve.problem import decide
+from jaxckpt.trace import trace_step
+from tests.planner.scanned import (
+    STEP,
+    arguments,
+    assert_applied,
+    assert_refused,
+    assert_saved_loaded_and_shown,
+    held_by,
+    make_step,
+    small_arguments,
+)
+from tests.planner.test_planner import needs_compiler
+
+pytestmark = pytest.mark.usefixtures("unpolished")
+
+LENGTH = 12
+
+
+LARGE = arguments(LENGTH, 2048, 8192, jnp.bfloat16)
+
+
+class Made:
+    """A step with its solver, and its smallest and fastest plans as if they took what is predicted."""
+
+    def __init__(self, **options):
+        self.traced = trace_step(make_step(**options), *LARGE)
+        self.problem = Problem(graph=self.traced.graph, rates=Target("h200").rates)
+        self.solver = OptimalSolver(self.problem)
+        self.stretching = Stretching(self.traced, self.solver)
+        self.small, self.large = map(known, (self.solver.smallest, self.solver.solve(None)))
+
+    @property
+    def plans(self):
+        """All that the solver knows between the smallest plan and the fastest."""
+        few, many = self.small.plan.predicted.temp_bytes, self.large.plan.predicted.temp_bytes
+        return {self.solver.solve(few + share * (many - few) // 16) for share in range(1, 17)}
+
+    def filled(self, limit_bytes):
+        pair = self.stretching.pair([self.small, self.large], limit_bytes)
+        return None if pair is None else self.stretching.filled(pair, limit_bytes)
+
+
+def known(plan):
+    return Known(plan=plan, total_bytes=plan.predicted.total_bytes, step_s=plan.predicted.step_s)
+
+
+@pytest.fixture(scope="module")
+def made():
+    return Made()
+
+
+def scan_lengths(jaxpr):
+    return [eqn.params["length"] for eqn in open_jaxpr(jaxpr).eqns if eqn.primitive.name == "scan"]
+
+
+def halfway(made):
+    return (made.small.total_bytes + made.large.total_bytes) // 2
+
+
+def test_the_mixture_fills_the_budget_to_the_last_turn(made):
+    a_turn = (made.large.total_bytes - made.small.total_bytes) / LENGTH
+    limit_bytes = halfway(made)
+    turns, plan = made.filled(limit_bytes)
+    assert 0 < turns < LENGTH
+    assert limit_bytes - 1.5 * a_turn < plan.predicted.total_bytes <= limit_bytes
+    assert made.large.step_s < plan.predicted.step_s < made.small.step_s
+
+
+def test_more_memory_gives_the_larger_plan_more_turns(made):
+    shares = (0.2, 0.4, 0.6, 0.8)
+    found = [
+        made.filled(int(made.small.total_bytes + s * (made.large.total_bytes - made.small.total_bytes))) for s in shares
+    ]
+    assert [turns for turns, _ in found] == sorted({turns for turns, _ in found})
+    seconds = [plan.predicted.step_s for _, plan in found]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_turns_that_run_last_have_the_larger_plan_s_decisions(made, reverse):
+    made = Made(reverse=True) if reverse else made
+    turns, plan = made.filled(halfway(made))
+    (stretches,) = plan.stretches
+    lengths = (turns, LENGTH - turns) if reverse else (LENGTH - turns, turns)
+    assert stretches == Stretches(loop=0, lengths=lengths)
+    split = in_stretches(made.traced, plan.stretches)
+    small, large = made.small.plan.decisions, made.large.plan.decisions
+    seen = set()
+    for value, copies in enumerate(split.values):
+        if len(copies) == 2:
+            first, last = reversed(copies) if reverse else copies
+            for copy, theirs in ((first, small), (last, large)):
+                if copy in plan.decisions:
+                    assert plan.decisions[copy] == theirs[value]
+            seen.add(plan.decisions.get(first) != plan.decisions.get(last))
+    assert seen == {True, False}
+    executed = lengths[::-1] if reverse else lengths
+    assert scan_lengths(rewrite(made.traced, plan).jaxpr) == [*executed, *executed[::-1]]
+
+
+def test_the_last_turns_are_the_better_ones_to_keep_more(made):
+    _, plan = made.filled(halfway(made))
+    split = in_stretches(made.traced, plan.stretches)
+    other = in_stretches(made.traced, (Stretches(loop=0, lengths=plan.stretches[0].lengths[::-1]),))
+    pairs = [
+        pair for one, two in zip(split.values, other.values, strict=True) for pair in zip(one, two[::-1], strict=True)
+    ]
+    ops = [pair for one, two in zip(split.ops, other.ops, strict=True) for pair in zip(one, two[::-1], strict=True)]
+    turned = {there: plan.decisions[here] for here, there in pairs if here in plan.decisions}
+    begins = {there for here, there in ops if here in plan.stages}
+    problem = replace(made.problem, graph=other.traced.graph)
+    first = problem.plan(turned, tuple(sorted(begins)), "optimal")
+    assert first.predicted.step_s == pytest.approx(plan.predicted.step_s, rel=1e-3)
+    assert plan.predicted.temp_bytes <= first.predicted.temp_bytes
+
+
+def test_equal_decisions_in_stretches_are_predicted_to_take_the_same(made):
+    for plan in (made.small.plan, made.large.plan):
+        split = in_stretches(made.traced, (Stretches(loop=0, lengths=(5, 7)),))
+        copies = {copy: d for value, d in plan.decisions.items() for copy in split.values[value]}
+        stages = tuple(sorted(copy for op in plan.stages for copy in split.ops[op]))
+        there = replace(made.problem, graph=split.traced.graph).plan(copies, stages, "optimal").predicted
+        assert there.temp_bytes == pytest.approx(plan.predicted.temp_bytes, rel=0.01)
+        assert there.step_s == pytest.approx(plan.predicted.step_s, rel=0.01)
+        assert there.saved_bytes == plan.predicted.saved_bytes
+
+
+def test_what_the_model_is_off_for_two_plans_is_counted_for_their_mixtures(made):
+    limit_bytes = halfway(made)
+    turns, _ = made.filled(limit_bytes)
+    more_bytes = (made.large.total_bytes - made.small.total_bytes) // 4
+    larger = [replace(each, total_bytes=each.total_bytes + more_bytes) for each in (made.small, made.large)]
+    pair = made.stretching.pair(larger, limit_bytes)
+    fewer, plan = made.stretching.filled(pair, limit_bytes)
+    assert fewer < turns
+    compiled = Known(plan=plan, total_bytes=limit_bytes + 1, step_s=plan.predicted.step_s)
+    again = made.stretching.filled(pair.with_known(End(turns=fewer, known=compiled), limit_bytes), limit_bytes)
+    assert again is None or again[0] < fewer
+
+
+def test_nothing_is_mixed_where_it_would_not_be_faster(made):
+    assert made.stretching.pair([made.small, made.large], made.large.total_bytes) is None
+    assert made.stretching.pair([made.large], halfway(made)) is None
+    slow = [replace(known(plan), step_s=2 * made.small.step_s) for plan in made.plans]
+    assert made.stretching.pair([made.small, *slow], halfway(made)) is None
+    away = replace(made.small.plan, decisions=dict.fromkeys(made.small.plan.decisions, Offload()))
+    assert made.stretching.pair([replace(made.small, plan=away), made.large], halfway(made)) is None
+
+
+def test_a_step_without_loops_has_nothing_to_mix():
+    traced = trace_step(jax.grad(lambda w, x: (jnp.tanh(x @ w) ** 2).sum()), jnp.eye(4), jnp.ones((2, 4)))
+    problem = Problem(graph=traced.graph, rates=Target("h200").rates)
+    assert Stretching(traced, OptimalSolver(problem)).turns == 0
+
+
+@pytest.fixture(scope="module")
+def small_plan():
+    """A mixture for a step that runs here."""
+    args = small_arguments(LENGTH)
+    planner = Planner(STEP, *args, target="cpu")
+    problem = planner.problem
+    everything = decide(problem, problem.late_read & problem.worth_saving, (0,), "optimal")
+    small, large = known(planner.solver.smallest), known(everything)
+    large = replace(large, step_s=small.step_s / 2)
+    stretching = planner.stretching(planner.solver)
+    pair = stretching.pair([small, large], (small.total_bytes + large.total_bytes) // 2)
+    _, plan = stretching.filled(pair, large.total_bytes - 1)
+    return args, planner, plan
+
+
+def test_a_mixture_is_applied_with_the_step_s_bits(small_plan):
+    args, planner, plan = small_plan
+    assert plan.stretches
+    assert_applied(planner, plan, args)
+    held = held_by(planner, plan)
+    for one, other in zip(jax.tree.leaves(STEP(*args)), jax.tree.leaves(held.apply(STEP)(*args)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_a_mixture_is_saved_loaded_and_shown(small_plan, tmp_path):
+    _, planner, plan = small_plan
+    first, last = plan.stretches[0].lengths
+    assert_saved_loaded_and_shown(planner, plan, tmp_path, shown=(f"{first} + {last} turns",), stretches=())
+
+
+def test_a_mixture_is_refused_by_another_step_and_by_other_turns(small_plan):
+    args, planner, plan = small_plan
+    wrong = (Stretches(loop=0, lengths=(1, 1)),)
+    assert_refused(planner, plan, args, "cannot be split like that", stretches=wrong)
+
+
+@needs_compiler
+def test_a_budget_between_two_plans_is_filled_as_compiled():
+    planner = Planner(STEP, *LARGE, target="h200")
+    small, large = (planner.measure(plan) for plan in (planner.solver.smallest, planner.solver.solve(None)))
+    assert planner.compiled_s(large) < planner.compiled_s(small)
+    limit_bytes = (3 * small.footprint.total_bytes + large.footprint.total_bytes) // 4
+    plan = planner.plan(budget=limit_bytes)
+    assert plan.stretches
+    assert len(plan.attempts) <= planner.max_compiles
+    assert plan.footprint.total_bytes <= limit_bytes
+    uniform = [c for c in planner.candidates() if not c.plan.stretches and c.footprint.total_bytes <= limit_bytes]
+    assert all(planner.compiled_s(each) > plan.footprint.step_s for each in uniform)
+    assert max(each.footprint.total_bytes for each in uniform) < plan.footprint.total_bytes
+
+
+@needs_compiler
+def test_equal_decisions_in_stretches_take_the_same_as_compiled(made):
+    planner = Planner(STEP, *LARGE, target="h200")
+    whole = planner.measure(made.large.plan).footprint
+    split = in_stretches(made.traced, stretches := (Stretches(loop=0, lengths=(5, 7)),))
+    copies = {copy: d for value, d in made.large.plan.decisions.items() for copy in split.values[value]}
+    stages = tuple(sorted(copy for op in made.large.plan.stages for copy in split.ops[op]))
+    there = planner.measure(replace(made.large.plan, decisions=copies, stages=stages, stretches=stretches)).footprint
+    assert there.temp_bytes == pytest.approx(whole.temp_bytes, rel=0.02)
+    assert there.step_s == pytest.approx(whole.step_s, rel=0.02)

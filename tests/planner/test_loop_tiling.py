@@ -1,0 +1,228 @@
+"""Nested loops as the planner asks for them: where nothing else fits, as predicted and as compiled."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import jaxckpt
+from jaxckpt import InfeasibleBudgetError, Planner
+from jaxckpt.ir import Nest, Offload, Recompute, Save
+from jaxckpt.machine import Target
+from jaxckpt.planner import frontier_of
+from jaxckpt.planner import max_batch as batch_search
+from jaxckpt.planner.loop_tiling import NestedSolver
+from jaxckpt.planner.search import Candidate, Search
+from jaxckpt.program.inline import open_jaxpr
+from jaxckpt.rewrite import rewrite
+from jaxckpt.solve import OptimalSolver, Problem
+from jaxckpt.trace import trace_step
+from tests.planner.scanned import (
+    STEP,
+    arguments,
+    assert_applied,
+    assert_refused,
+    assert_saved_loaded_and_shown,
+    block,
+    held_by,
+    small_arguments,
+)
+from tests.planner.test_batches import FakePlanner
+from tests.planner.test_frontier import assert_monotone
+from tests.planner.test_planner import needs_compiler
+
+pytestmark = pytest.mark.usefixtures("unpolished")
+
+LENGTH = 36
+
+
+LARGE = arguments(LENGTH, 1024, 16384, jnp.bfloat16)
+CARRY_BYTES = 16384 * 1024 * 2
+
+
+def solver_of(step, *args):
+    traced = trace_step(step, *args)
+    return NestedSolver(traced, OptimalSolver(Problem(graph=traced.graph, rates=Target("h200").rates)))
+
+
+@pytest.fixture(scope="module")
+def made():
+    return solver_of(STEP, *LARGE)
+
+
+@pytest.mark.parametrize(
+    ("turns", "pairs"),
+    [(36, [(6, 6), (9, 4), (12, 3)]), (12, [(4, 3), (6, 2)]), (4, [(2, 2)]), (13, []), (3, []), (2, [])],
+)
+def test_pairs_of_divisors_are_tried_from_the_root_on_and_a_prime_number_has_none(turns, pairs):
+    solver = solver_of(STEP, *arguments(turns, 1024, 16384, jnp.bfloat16))
+    assert [[(nest.outer, nest.inner) for nest in nests] for nests in solver.nests] == [[pair] for pair in pairs]
+    assert len(solver.last_resorts) == bool(pairs and turns > 4)
+
+
+def test_the_least_memory_grows_with_the_root_of_the_turns(made):
+    (plan,) = made.last_resorts
+    whole = made._solver.smallest
+    assert plan.nests == (Nest(loop=0, outer=6, inner=6),)
+    spared_bytes = whole.predicted.temp_bytes - plan.predicted.temp_bytes
+    assert spared_bytes == pytest.approx((LENGTH - 12) * CARRY_BYTES, rel=0.15)
+    assert whole.predicted.step_s < plan.predicted.step_s
+    assert whole.predicted.recompute_s < plan.predicted.recompute_s
+
+
+def test_with_more_memory_turns_keep_more_and_run_twice_only(made):
+    (least,) = made.last_resorts
+    more = made.solve(2 * least.predicted.temp_bytes, unplanned=False)
+    assert more.nests
+    assert more.predicted.step_s < least.predicted.step_s
+    assert more.predicted.temp_bytes <= 2 * least.predicted.temp_bytes
+    assert Save() in more.decisions.values() or len(more.decisions) < len(least.decisions)
+    assert made.solve(None).nests == ()
+
+
+def test_what_must_be_decided_of_a_value_is_decided_of_its_copy():
+    def named(x, w):
+        hidden = checkpoint_name(jnp.sin(x @ w[0]), "hidden")
+        return x + jnp.tanh(hidden @ w[1]), None
+
+    step = jax.value_and_grad(lambda w, x: (jax.lax.scan(named, x, w)[0] ** 2).mean())
+    traced = trace_step(step, *LARGE)
+    problem = Problem(graph=traced.graph, rates=Target("h200").rates)
+    hidden = next(v for v in problem.late_read if traced.graph.values[v].name == "hidden")
+    kept = NestedSolver(traced, OptimalSolver(replace(problem, must={hidden: Save()})))
+    there = kept._solvers[0].problem
+    copies = [v for v, decision in there.must.items() if decision == Save()]
+    assert {there.graph.loops[there.graph.ops[there.graph.producer[v]].loop].again for v in copies} >= {True}
+    plan = kept._solvers[0].smallest
+    assert Save() in plan.decisions.values()
+    sent = NestedSolver(traced, OptimalSolver(replace(problem, must={hidden: Offload()})))
+    assert not sent.nests
+    assert not sent.last_resorts
+
+
+def test_loops_that_hand_on_little_are_not_nested():
+    def loss(w, x):
+        sums, _ = jax.lax.scan(lambda s, w: (s + jnp.tanh(x @ w[0]).mean(), None), jnp.float32(0), w)
+        return sums
+
+    assert not solver_of(jax.value_and_grad(loss), *LARGE).nests
+
+
+@pytest.fixture(scope="module")
+def small_plan():
+    """A plan of nested loops for a step that runs here."""
+    args = small_arguments(12)
+    planner = Planner(STEP, *args, target="cpu", donate_argnums=(0,))
+    (plan,) = planner.nesting.last_resorts
+    return args, planner, plan
+
+
+def test_a_plan_of_nested_loops_is_applied_with_the_step_s_bits(small_plan):
+    args, planner, plan = small_plan
+    assert Recompute() in plan.decisions.values()
+    rewritten = open_jaxpr(rewrite(planner.traced, plan).jaxpr)
+    assert [eqn.params["length"] for eqn in rewritten.eqns if eqn.primitive.name == "scan"] == [4, 4]
+    assert_applied(planner, plan, args)
+    held = held_by(planner, plan)
+    copies = jax.tree.map(jnp.copy, args)
+    found = jax.jit(held.apply(STEP), donate_argnums=(0,))(*copies)
+    for one, other in zip(jax.tree.leaves(STEP(*args)), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_plan_of_nested_loops_is_saved_loaded_and_shown(small_plan, tmp_path):
+    _, planner, plan = small_plan
+    assert plan.nests == (Nest(loop=0, outer=4, inner=3),)
+    assert_saved_loaded_and_shown(planner, plan, tmp_path, shown=("loop 0 nested", "4 x 3 turns"), nests=())
+
+
+def test_a_plan_of_nested_loops_is_refused_by_another_step_and_by_other_turns(small_plan):
+    args, planner, plan = small_plan
+    wrong = (Nest(loop=0, outer=5, inner=2),)
+    assert_refused(planner, plan, args, "cannot be nested like that", nests=wrong)
+
+
+@needs_compiler
+def test_a_budget_below_all_other_plans_is_met_as_compiled_and_a_refusal_names_the_nested_minimum():
+    planner = Planner(STEP, *LARGE, target="h200")
+    whole, least = planner.smallest_whole(), planner.smallest()
+    assert least.plan.nests
+    assert least.footprint.total_bytes < 0.75 * whole.footprint.total_bytes
+    assert planner.floor().total_bytes == least.footprint.total_bytes
+    plan = planner.plan(budget=(whole.footprint.total_bytes + least.footprint.total_bytes) // 2)
+    assert plan.nests
+    assert plan.budget_bytes >= plan.footprint.total_bytes
+    assert len(plan.attempts) <= planner.max_compiles
+    assert any("nested" in note for note in plan.notes)
+    assert not planner.plan(budget=whole.footprint.total_bytes).nests
+    with pytest.raises(InfeasibleBudgetError) as refused:
+        planner.plan(budget=least.footprint.total_bytes - 2**20)
+    assert refused.value.minimum_bytes == least.footprint.total_bytes
+
+
+def test_a_frontier_goes_on_with_nested_loops_below_the_smallest_plan_of_the_loop_as_it_is():
+    planner = FakePlanner(STEP, *LARGE, target="h200")
+    frontier = frontier_of(planner, points=6)
+    assert_monotone(frontier)
+    whole = [not point.plan.nests for point in frontier]
+    assert whole == sorted(whole) and {*whole} == {True, False}
+    assert frontier.smallest.total_bytes == planner.smallest().footprint.total_bytes
+    assert frontier.smallest.total_bytes < planner.smallest_whole().footprint.total_bytes
+    below = [each for each in frontier.between if each.total_bytes < frontier.points[whole.count(False)].total_bytes]
+    assert below
+
+
+@pytest.mark.parametrize("nests", [True, False])
+def test_the_largest_batch_is_that_of_nested_loops(monkeypatch, nests):
+    def make_step(batch):
+        return STEP, arguments(LENGTH, 256, batch, jnp.bfloat16)
+
+    monkeypatch.setattr(batch_search, "Planner", FakePlanner)
+    if not nests:
+        monkeypatch.setattr(FakePlanner, "nesting", None)
+    found = jaxckpt.max_batch(make_step, target="h200", budget="256MiB", multiples_of=512)
+    assert bool(found.largest.plan.nests) is nests
+    assert found.largest.plan.footprint.total_bytes <= found.budget_bytes
+    planner = FakePlanner(STEP, *make_step(found.batch)[1], target="h200")
+    whole_bytes = planner.smallest_whole().footprint.total_bytes
+    assert (whole_bytes > found.budget_bytes) is nests
+    following = FakePlanner(STEP, *make_step(found.batch + 512)[1], target="h200")
+    least = following.smallest_whole() if not nests else following.smallest()
+    assert least.footprint.total_bytes > found.budget_bytes
+
+
+@pytest.mark.parametrize("other_bytes", [95, 105])
+def test_other_plans_of_least_memory_that_should_fit_are_compiled_before_loops_are_nested(other_bytes):
+    """A compiler may make the one that is predicted smallest the largest of them."""
+
+    def plan(size_bytes):
+        return SimpleNamespace(predicted=SimpleNamespace(total_bytes=size_bytes))
+
+    smallest, other = plan(90), plan(other_bytes)
+    solver, nesting = SimpleNamespace(last_resorts=(smallest, other)), SimpleNamespace(last_resorts=(plan(50),))
+    search = Search(SimpleNamespace(fixed_bytes=0), 100, 100, solver, most=4, nesting=nesting)
+    compiled = Candidate(smallest, SimpleNamespace(total_bytes=200))
+    search.tried.append(compiled)
+    assert search._is_hopeless(compiled) is (other_bytes > 100)
+
+
+@needs_compiler
+def test_nested_loops_take_no_more_than_checkpoints_nested_by_hand(made):
+    def by_hand(w, x):
+        def group(x, w):
+            return jax.lax.scan(jax.checkpoint(block), x, w)
+
+        w = w.reshape(6, 6, *w.shape[1:])
+        return (jax.lax.scan(jax.checkpoint(group), x, w)[0] ** 2).mean()
+
+    marked = jaxckpt.footprint(jax.value_and_grad(by_hand), *LARGE, target="h200")
+    planner = Planner(STEP, *LARGE, target="h200")
+    (plan,) = made.last_resorts
+    found = planner.measure(plan).footprint
+    assert found.total_bytes <= 1.01 * marked.total_bytes
+    assert found.step_s <= 1.01 * marked.step_s
+    assert plan.predicted.total_bytes == pytest.approx(found.total_bytes, rel=0.07)

@@ -1,0 +1,72 @@
+"""Scanned layers over a mesh, compiled for machines that are not there, at the sizes of real ones."""
+
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from jaxckpt.planner import Planner
+from tests.planner.test_planner import needs_compiler
+
+pytestmark = pytest.mark.usefixtures("unpolished")
+
+MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+LAYERS, BATCH, TOKENS, WIDTH, WIDE = 24, 8, 2048, 4096, 16384
+
+
+def split(*axes):
+    return NamedSharding(MESH, PartitionSpec(*axes))
+
+
+def normed(x):
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide**2, axis=-1, keepdims=True) + 1e-6)).astype(x.dtype)
+
+
+def layer(x, weights):
+    up, down = (w.astype(x.dtype) for w in weights)
+    x = x + jax.nn.gelu(normed(x) @ up) @ down
+    return jax.lax.with_sharding_constraint(x, split("data")), None
+
+
+def step(weights, x):
+    def loss(weights):
+        return jnp.mean(jax.lax.scan(layer, x, weights)[0].astype(jnp.float32) ** 2)
+
+    value, gradients = jax.value_and_grad(loss)(weights)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, weights, gradients), value
+
+
+@pytest.fixture(scope="module")
+def planner():
+    over = split(None, "data", "model"), split(None, "model", "data")
+    jitted = jax.jit(step, in_shardings=(over, split("data")), out_shardings=(over, None), donate_argnums=0)
+    weights = tuple(jax.ShapeDtypeStruct((LAYERS, *shape), jnp.float32) for shape in ((WIDTH, WIDE), (WIDE, WIDTH)))
+    return Planner(jitted, weights, jax.ShapeDtypeStruct((BATCH, TOKENS, WIDTH), jnp.bfloat16), target="h200:2x4")
+
+
+def exchanges(footprint):
+    found = Counter()
+    for kernel in footprint.memory.kernels:
+        if kernel.opcode.startswith(("all-", "reduce-scatter")):
+            found[kernel.opcode] += kernel.count
+    return found
+
+
+@needs_compiler
+def test_the_step_as_written_is_predicted_by_device(planner):
+    predicted, compiled = planner.solver.unplanned.predicted, planner.unplanned
+    assert predicted.argument_bytes == compiled.argument_bytes
+    assert predicted.total_bytes == pytest.approx(compiled.total_bytes, rel=0.1)
+    assert predicted.step_s == pytest.approx(compiled.step_s, rel=0.25)
+
+
+@needs_compiler
+def test_half_of_it_is_enough_without_further_exchanges_of_activations(planner):
+    plan = planner.plan(budget=0.5)
+    assert plan.footprint.total_bytes <= planner.unplanned.total_bytes // 2
+    assert plan.predicted.total_bytes == pytest.approx(plan.footprint.total_bytes, rel=0.15)
+    assert exchanges(plan.footprint)["all-reduce"] <= exchanges(planner.unplanned)["all-reduce"] + 1
+    assert exchanges(plan.footprint)["all-gather"] <= exchanges(planner.unplanned)["all-gather"] + 2 * LAYERS

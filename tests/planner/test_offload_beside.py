@@ -1,0 +1,52 @@
+"""A plan that offloads is measured beside one that only recomputes; what the compiler says decides."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxckpt.solve import Offloading
+from tests.planner.test_batches import FakePlanner
+
+pytestmark = pytest.mark.usefixtures("unpolished")
+
+WIDTH, LAYERS = 1024, 8
+ARGS = ([jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS, jax.ShapeDtypeStruct((8192, WIDTH), jnp.float32))
+BUDGET = 280 * 2**20
+
+
+def step(weights, x):
+    def loss(weights):
+        y = x
+        for w in weights:
+            y = jnp.tanh(y @ w)
+        return jnp.sum(y)
+
+    return jax.grad(loss)(weights)
+
+
+class Priced(FakePlanner):
+    """Its compiler says what each kind of plan takes."""
+
+    hosted_s = alone_s = 1.0
+
+    def compiled_s(self, candidate):
+        return self.hosted_s if candidate.plan.offloads else self.alone_s
+
+
+@pytest.mark.parametrize("hosted_s", [0.5, 2.0])
+def test_the_one_that_compiles_to_less_time_is_returned(hosted_s):
+    made = type("Made", (Priced,), {"hosted_s": hosted_s})
+    planner = made(
+        step, *ARGS, target="h200", allow=("recompute", "offload"), offload=Offloading(bandwidth_bytes_per_s=1e13)
+    )
+    assert planner.solver.solve(BUDGET - planner.fixed_bytes).offloads
+    found = planner.plan(budget=BUDGET)
+    assert found.offloads == (hosted_s < 1)
+    assert {candidate.plan.offloads for candidate in planner.candidates()} == {True, False}
+    assert len(found.attempts) >= 2
+
+
+def test_without_leave_to_offload_nothing_is_measured_twice():
+    planner = FakePlanner(step, *ARGS, target="h200")
+    assert not planner.plan(budget=BUDGET).offloads
+    assert "recomputing" not in vars(planner)

@@ -1,0 +1,79 @@
+"""Conds are opened, found again in what their branches share, and closed into the conds that they were."""
+
+import jax
+import pytest
+
+from jaxckpt.ir import Phase
+from jaxckpt.ir.branch import COND_END, Branch
+from jaxckpt.program.inline import open_jaxpr
+from jaxckpt.trace import trace_step
+from tests.branched import KINDS, LAYERS, W, X, layers, narrow, nested, scanned, skipped, wide
+
+ARGS = (W, X, KINDS)
+
+
+@pytest.fixture(scope="module")
+def traced():
+    return trace_step(layers(wide, narrow, skipped), *ARGS)
+
+
+def test_branches_stand_in_the_graph_beside_each_other(traced):
+    graph = traced.graph
+    graph.validate()
+    assert "cond" not in {op.primitive for op in graph.ops}
+    assert [loop.branch for loop in graph.loops[:3]] == [Branch(cond=0, position=i, of=3) for i in range(3)]
+    assert graph.beside[1] == (0, 1, 2)
+    assert graph.turns(0) == pytest.approx(1 / 3)
+    assert {op.scope for op in graph.ops if op.primitive == "tanh"} == {"branch_1"}
+
+
+def test_the_branch_of_the_backward_reads_what_the_same_branch_of_the_forward_makes(traced):
+    graph = traced.graph
+    crossing = {
+        (one.position, other.position)
+        for value, made in enumerate(graph.producer)
+        for reader in graph.readers[value]
+        if made is not None and graph.ops[reader].phase is Phase.BACKWARD and graph.ops[made].phase is Phase.FORWARD
+        if (one := branch(graph, made)) is not None and (other := branch(graph, reader)) is not None
+    }
+    assert crossing == {(0, 0), (1, 1)}
+
+
+def branch(graph, op):
+    loop = graph.ops[op].loop
+    return None if loop is None else graph.loops[loop].branch
+
+
+def test_of_a_cond_only_what_everybody_reads_comes_behind_it(traced):
+    graph = traced.graph
+    forward = [op for op in graph.ops if op.primitive == COND_END and op.phase is Phase.FORWARD]
+    assert len(forward) == LAYERS
+    assert all(graph.values[v].shape == X.shape for op in forward for v in op.writes)
+
+
+def test_in_a_loop_a_residual_of_a_branch_waits_for_every_turn():
+    graph = trace_step(scanned(wide, narrow), *ARGS).graph
+    tanh = next(op.writes[0] for op in graph.ops if op.primitive == "tanh")
+    assert graph.held[tanh] == LAYERS
+    assert graph.turns(graph.ops[graph.producer[tanh]].loop) == LAYERS / 2
+
+
+def test_conds_in_branches_are_opened_too():
+    graph = trace_step(layers(nested, narrow), *ARGS).graph
+    assert max(len(path) for path in graph.paths) == 2
+    assert {op.scope for op in graph.ops if op.primitive == "tanh"} >= {"branch_0/branch_0", "branch_1"}
+
+
+def test_layers_are_alike_though_each_is_a_cond_of_its_own():
+    graph = trace_step(layers(wide, narrow), *ARGS).graph
+    sines = [op.id for op in graph.ops if op.primitive == "sin" and op.loop is not None]
+    assert len(sines) == LAYERS
+    assert len({graph.op_signatures[op] for op in sines}) == 1
+
+
+def test_canary_what_no_branch_makes_is_made_of_nothing():
+    forward = next(
+        eqn for eqn in open_jaxpr(jax.make_jaxpr(layers(wide, narrow))(*ARGS)).eqns if eqn.primitive.name == "cond"
+    )
+    makers = {eqn.primitive.name for branch in forward.params["branches"] for eqn in open_jaxpr(branch).eqns}
+    assert makers & {"empty", "empty2"}

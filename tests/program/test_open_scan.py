@@ -1,0 +1,199 @@
+"""Loops are opened, found again in what they share, and closed into the scans that they were."""
+
+from collections import Counter
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxckpt.ir import Phase, Plan, Recompute, residuals
+from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
+from jaxckpt.program.inline import open_jaxpr
+from jaxckpt.rewrite import rewrite
+from jaxckpt.trace import trace_step
+
+W = jnp.linspace(-1.0, 1.0, 36).reshape(4, 3, 3)
+X = jnp.linspace(0.1, 1.0, 6).reshape(2, 3)
+
+
+def layer(x, w):
+    with jax.named_scope("layer"):
+        return jnp.sin(jnp.tanh(x @ w)), None
+
+
+def make_step(body, **options):
+    def loss(w, x):
+        return (jax.lax.scan(body, x, w, **options)[0] ** 2).sum()
+
+    return jax.value_and_grad(loss)
+
+
+def scans(jaxpr):
+    return [eqn for eqn in open_jaxpr(jaxpr).eqns if eqn.primitive.name == "scan"]
+
+
+def body_of(eqn):
+    return open_jaxpr(eqn.params["jaxpr"])
+
+
+def counted(graph):
+    frame = {CARRY, SLICE, END, STACK}
+    return Counter((op.phase, op.primitive) for op in graph.ops if op.primitive not in frame)
+
+
+@pytest.fixture(scope="module")
+def traced():
+    return trace_step(make_step(layer), W, X)
+
+
+def test_a_body_stands_in_the_graph_once(traced):
+    graph = traced.graph
+    graph.validate()
+    forward, backward = graph.loops
+    assert (forward.length, forward.reverse, forward.parent) == (4, False, None)
+    assert (backward.length, backward.reverse, backward.parent) == (4, True, None)
+    inside = [(op.primitive, op.loop) for op in graph.ops if op.primitive in ("tanh", "dot_general")]
+    assert inside == [("dot_general", 0), ("tanh", 0), ("dot_general", 1), ("dot_general", 1)]
+    assert {op.scope for op in graph.ops if op.primitive == "tanh"} == {"layer"}
+
+
+def test_what_the_backward_loop_reads_is_what_the_forward_loop_makes(traced):
+    graph = traced.graph
+    crossing = {
+        (graph.ops[made].primitive, graph.ops[reader].loop)
+        for value, made in enumerate(graph.producer)
+        if made is not None and graph.ops[made].loop == 0
+        for reader in graph.readers[value]
+        if graph.ops[reader].loop == 1
+    }
+    assert (CARRY, 1) in crossing
+    assert ("cos", 1) in crossing
+    assert (SLICE, 1) not in crossing
+
+
+def test_a_value_of_a_body_waits_once_for_every_turn(traced):
+    graph = traced.graph
+    cosine = next(op.writes[0] for op in graph.ops if op.primitive == "cos")
+    assert graph.held[cosine] == 4
+    assert graph.held_bytes(cosine) == 4 * 2 * 3 * 4
+    assert graph.turns(0) == 4
+    gradient = next(op.writes[0] for op in graph.ops if op.primitive == "transpose")
+    assert graph.held[gradient] == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"reverse": True}, {"unroll": 2}], ids=str)
+def test_nothing_decided_gives_the_same_loops(options):
+    step = make_step(layer, **options)
+    traced = trace_step(step, W, X)
+    written = jax.make_jaxpr(step)(W, X)
+    closed = rewrite(traced, Plan(fingerprint=traced.graph.fingerprint)).jaxpr
+    jex.check_jaxpr(open_jaxpr(closed))
+    for before, after in zip(scans(written), scans(closed), strict=True):
+        for name in ("length", "reverse", "unroll"):
+            assert before.params[name] == after.params[name]
+        names = [eqn.primitive.name for eqn in body_of(before).eqns]
+        assert names == [eqn.primitive.name for eqn in body_of(after).eqns]
+        types = Counter(str(v.aval) for v in before.invars), Counter(str(v.aval) for v in after.invars)
+        assert types[0] == types[1]
+    expected, found = step(W, X), jex.jaxpr_as_fun(closed)(W, X)
+    np.testing.assert_array_equal(expected[1], found[1])
+
+
+def test_a_checkpoint_in_a_body_is_undone():
+    plain = trace_step(make_step(layer), W, X).graph
+    for policy in (None, jax.checkpoint_policies.dots_saveable):
+        undone = trace_step(make_step(jax.checkpoint(layer, policy=policy)), W, X).graph
+        assert counted(undone) == counted(plain)
+        assert {op.scope for op in undone.ops} == {op.scope for op in plain.ops}
+
+
+def test_names_in_a_body_begin_there(traced):
+    forward = scans(traced.jaxpr)[0]
+    stacks = {str(eqn.source_info.name_stack) for eqn in body_of(forward).eqns}
+    assert stacks == {"layer"}
+
+
+def test_a_gradient_in_a_body_is_planned_there():
+    def accumulated(w, xs):
+        def turn(sums, x):
+            value, gradient = jax.value_and_grad(lambda w: (layer(x, w[0])[0] ** 2).sum())(w)
+            return (sums[0] + value, sums[1] + gradient), None
+
+        return jax.lax.scan(turn, (0.0, jnp.zeros_like(w)), xs)[0]
+
+    graph = trace_step(accumulated, W, jnp.stack([X, X])).graph
+    inside = {op.phase for op in graph.ops if op.loop == 0}
+    assert inside == {Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE}
+    assert set(graph.held) == {1}
+
+
+def test_loops_in_loops_pair_level_by_level():
+    def nested(x, w):
+        return jax.lax.scan(lambda x, _: layer(x, w), x, None, length=2)
+
+    graph = trace_step(make_step(nested), W, X).graph
+    assert [(loop.length, loop.parent) for loop in graph.loops] == [(4, None), (2, 0), (4, None), (2, 2)]
+    cosine = next(op for op in graph.ops if op.primitive == "cos")
+    assert graph.held[cosine.writes[0]] == 8
+    assert {graph.ops[reader].loop for reader in graph.readers[cosine.writes[0]]} == {3}
+
+
+def test_what_is_carried_on_unchanged_is_read_where_it_is():
+    def body(carry, w):
+        x, factor = carry
+        return (jnp.sin(x @ w) * factor, factor), None
+
+    def loss(w, x):
+        return jax.lax.scan(body, (x, jnp.cos(x)), w)[0][0].sum()
+
+    graph = trace_step(jax.grad(loss), W, X).graph
+    assert sum(op.primitive == CARRY and op.loop == 0 for op in graph.ops) == 1
+
+
+def test_loops_that_belong_to_no_gradient_stay_whole():
+    def step(w, x):
+        gradient = jax.grad(lambda w: ((x @ w) ** 2).sum())(w[0])
+        scale = jax.lax.scan(lambda c, _: (c * 0.5, None), 1.0, None, length=3)[0]
+        return gradient * scale
+
+    graph = trace_step(step, W, X).graph
+    assert not graph.loops
+    assert [op.primitive for op in graph.ops if op.primitive == "scan"] == ["scan"]
+
+
+def test_loops_with_effects_stay_whole():
+    def printing(x, w):
+        jax.debug.print("{}", x.sum())
+        return jnp.sin(x @ w), None
+
+    graph = trace_step(make_step(printing), W, X).graph
+    assert any(op.primitive == "scan" and op.effects for op in graph.ops)
+
+
+def test_whole_loops_can_be_asked_for():
+    graph = trace_step(make_step(layer), W, X, open_loops=False).graph
+    assert not graph.loops
+    assert [op.primitive for op in graph.ops if op.primitive == "scan"] == ["scan", "scan"]
+
+
+def test_an_inner_loop_reads_what_a_turn_around_has_made_and_goes_through_what_all_turns_have():
+    def loss(w, x):
+        x, past = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w),) * 2, x, w)
+
+        def turn(c, w):
+            scale = jnp.exp(c @ w * 0.1)
+            return jax.lax.scan(lambda d, old: (jnp.sin(d * scale + old), None), c, past)[0], None
+
+        return (jax.lax.scan(turn, x, w)[0] ** 2).sum()
+
+    step = jax.value_and_grad(loss)
+    traced = trace_step(step, W, X)
+    graph = traced.graph
+    assert [loop.length for loop in graph.loops] == [4] * 6
+    late = {r.value: Recompute() for r in residuals(graph) if not graph.ops[r.op].effects}
+    plan = Plan(fingerprint=graph.fingerprint, decisions=late, stages=(0,))
+    expected = jax.tree.leaves(jax.jit(step)(W, X))
+    for one, other in zip(jax.jit(rewrite(traced, plan).call)(W, X), expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)

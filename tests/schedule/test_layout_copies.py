@@ -1,0 +1,80 @@
+"""Which views of a product are copied for the next one, on the shapes of attention blocks."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxckpt.schedule.layout_copies import copied_views, read_as_shaped
+from jaxckpt.trace import trace_step
+
+
+def graph_of(function, *shapes):
+    arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return trace_step(jax.grad(lambda *flat: jnp.sum(function(*flat) ** 2)), *arguments).graph
+
+
+def copied(function, *shapes):
+    """Primitives of the copied views of the forward pass, and the shapes of what they make."""
+    graph = graph_of(function, *shapes)
+    ops = (graph.ops[op] for op in sorted(copied_views(graph)))
+    return [(op.primitive, graph.values[op.writes[0]].shape) for op in ops if op.phase.value == "forward"]
+
+
+X, W, HEADS = (2, 8, 12), (12, 12), (2, 8, 3, 4)
+
+
+def test_heads_between_batch_and_sequence_are_turned_once_for_each_operand():
+    def scores(x, w):
+        q, k = (jnp.reshape(x @ w, HEADS) for _ in range(2))
+        return jnp.einsum("bqhd,bkhd->bhqk", q, jnp.sin(k))
+
+    assert copied(scores, X, W) == [("reshape", HEADS)]  # the other one is computed in any order
+
+
+def test_heads_are_taken_back_into_the_width_by_a_copy():
+    def projected(scores, v, w):
+        made = jnp.einsum("bhqk,bhkd->bqhd", scores, v)
+        return jnp.reshape(made, X) @ w
+
+    assert copied(projected, (2, 3, 8, 8), (2, 3, 8, 4), W) == [("transpose", HEADS)]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x, w: jnp.reshape(x @ w, (16, 12)) @ w, id="merged as they lie"),
+        pytest.param(lambda x, w: jnp.einsum("bsd,de->bes", x, w).transpose(0, 2, 1) @ w, id="rows for columns"),
+        pytest.param(lambda x, w: jnp.einsum("bsd,btd->bst", x @ w, x), id="batch outermost"),
+    ],
+)
+def test_what_can_be_read_as_it_lies_is_not_copied(function):
+    assert copied(function, X, W) == []
+
+
+GROUPED, SHARED = (2, 8, 2, 3, 4), (2, 8, 2, 4)
+
+
+def shaped(weigh, mix):
+    """Primitives and shapes of what has to be pinned as its shape says."""
+
+    def mixed(q, k, v):
+        return jnp.einsum(mix, jnp.exp(jnp.einsum(weigh, q, k)), v)
+
+    graph = graph_of(mixed, GROUPED, SHARED, SHARED)
+    made = ((graph.ops[graph.producer[value]], graph.values[value]) for value in read_as_shaped(graph))
+    return {(op.primitive, value.shape) for op, value in made if op.phase.value == "forward"}
+
+
+def test_weights_of_grouped_heads_are_read_as_their_shape_says():
+    assert shaped("bqkgd,bskd->bkgqs", "bkgqs,bskd->bqkgd") == {("exp", (2, 2, 3, 8, 8))}
+
+
+@pytest.mark.parametrize(
+    ("weigh", "mix"),
+    [
+        pytest.param("bqkgd,bskd->bksqg", "bksqg,bskd->bqkgd", id="asked for as they lie"),
+        pytest.param("bqkgd,bskd->bkqgs", "bkqgs,bskd->bqkgd", id="groups beside queries"),
+    ],
+)
+def test_what_is_read_as_it_lies_may_be_pinned_so(weigh, mix):
+    assert shaped(weigh, mix) == set()

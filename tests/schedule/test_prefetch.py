@@ -1,0 +1,161 @@
+"""Values that wait elsewhere: when they leave, when they come back, and that nobody reads what is gone."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxckpt.ir import Loop, Offload, Phase, Plan, Recompute, Save
+from jaxckpt.schedule import Barrier, Move, Run, schedule
+from jaxckpt.schedule.prefetch import is_ahead
+from jaxckpt.schedule.validate import why_not_on_host
+from tests.graphs import chain, graphs
+from tests.schedule.test_schedule import droppable
+
+
+def plan_of(graph, decisions, stages):
+    return Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
+
+
+def told(laid_out):
+    """Op numbers; "out" and "back" with the value that moves; what barriers hold."""
+    lines = []
+    for step in laid_out.steps:
+        origin = [laid_out.origin[i] for i in step.reads]
+        match step:
+            case Run():
+                lines.append(f"{step.op}{'*' if step.again else ''}")
+            case Move():
+                lines.append(f"{'back' if step.back else 'out'} {origin[0]}")
+            case Barrier():
+                lines.append(f"{step.why} {origin}")
+    return lines
+
+
+def test_a_value_has_left_a_stage_later_and_comes_back_a_stage_ahead():
+    graph = chain(4)  # values: 0 the input, 1-4 the products; 5-7 cotangents
+    offload = Offload(prefetch=1)
+    steps = told(schedule(graph, plan_of(graph, {1: offload, 2: offload, 3: offload}, stages=[0, 1, 2, 3])))
+    assert steps == [
+        "0", "pin [1]", "out 1", "1", "pin [2]", "out 2", "leave [2, 1]", "2", "pin [3]", "out 3", "leave [3, 2]", "3",
+        "4", "fetch [3, 5]", "back 3", "fetch [2]", "back 2", "5", "fetch [1, 6]", "back 1", "6", "7",
+    ]  # fmt: skip
+
+
+def test_without_prefetch_a_value_comes_back_for_its_own_stage():
+    graph = chain(4)
+    decisions = dict.fromkeys((1, 2, 3), Offload(prefetch=0))
+    steps = told(schedule(graph, plan_of(graph, decisions, stages=[0, 1, 2, 3])))
+    assert [line for line in steps if line.startswith("back")] == ["back 3", "back 2", "back 1"]
+    assert "leave [1, 1]" in steps
+
+
+def test_layers_are_counted_where_a_plan_has_them_and_the_way_out_by_itself():
+    graph = chain(4)
+    decisions = {1: Offload(prefetch=0, leave=1), 2: Recompute(), 3: Recompute()}
+    plan = Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=(0,), layers=(0, 1, 2, 3, 4))
+    steps = told(schedule(graph, plan))
+    assert steps.index("out 1") < steps.index("leave [2, 1]") < steps.index("2")
+    assert steps.index("back 1") < steps.index("1*")  # one stage asks for all of it at once
+
+
+def test_results_of_the_backward_are_finished_before_the_next_value_comes_back():
+    graph = chain(4)
+    decisions = dict.fromkeys((1, 2, 3), Offload(prefetch=0))
+    steps = told(schedule(graph, plan_of(graph, decisions, stages=[0, 1, 2, 3])))
+    assert [line for line in steps if "fetch" in line] == ["fetch [3, 5]", "fetch [2, 6]", "fetch [1, 7]"]
+
+
+@st.composite
+def offloaded(draw):
+    graph = draw(graphs())
+    decision = st.sampled_from([None, Recompute(), Offload(prefetch=0), Offload(prefetch=2)])
+    choices = {v: draw(decision) for v in droppable(graph)}
+    forward = [op.id for op in graph.ops if op.phase is Phase.FORWARD]
+    stages = sorted({0, *draw(st.lists(st.sampled_from(forward), max_size=4))})
+    return graph, plan_of(graph, {v: d for v, d in choices.items() if d is not None}, stages)
+
+
+@given(offloaded())
+def test_late_ops_read_only_what_came_back(planned):
+    graph, plan = planned
+    laid_out = schedule(graph, plan)
+    away = {v for v, d in plan.decisions.items() if isinstance(d, Offload)}
+    back = {step.writes[0] for step in laid_out.steps if isinstance(step, Move) and step.back}
+    behind = set(back)
+    for step in laid_out.steps:
+        if isinstance(step, Barrier):
+            behind.update(w for r, w in zip(step.reads, step.writes, strict=True) if r in behind)
+        late = isinstance(step, Run) and (step.again or graph.ops[step.op].phase is not Phase.FORWARD)
+        if late:
+            assert all(i in behind for i in step.reads if laid_out.origin[i] in away)
+
+
+@given(offloaded())
+def test_every_instance_is_written_once_and_before_it_is_read(planned):
+    graph, plan = planned
+    laid_out = schedule(graph, plan)
+    known = {*graph.inputs, *graph.constants}
+    for step in laid_out.steps:
+        trigger = (step.trigger,) if isinstance(step, Barrier) and step.trigger is not None else ()
+        assert known.issuperset((*step.reads, *trigger))
+        assert known.isdisjoint(step.writes)
+        known.update(step.writes)
+    assert known.issuperset(laid_out.outputs)
+
+
+@given(offloaded())
+def test_a_value_leaves_once_and_comes_back_at_most_once(planned):
+    graph, plan = planned
+    laid_out = schedule(graph, plan)
+    moves = [(laid_out.origin[step.reads[0]], step.back) for step in laid_out.steps if isinstance(step, Move)]
+    out = [value for value, comes_back in moves if not comes_back]
+    back = [value for value, comes_back in moves if comes_back]
+    assert len(out) == len(set(out))
+    assert len(back) == len(set(back))
+    assert set(back) <= set(out)
+
+
+### In the bodies of loops
+
+
+def looped(*, turns=(5, 5), reverse=True, parents=(None, None), unroll=1):
+    """A chain whose forward ops are the body of one loop (2), and its backward that of another (3)."""
+    graph = chain(4)
+    loops = (
+        Loop(id=0, length=3, reverse=False),
+        Loop(id=1, length=3, reverse=True),
+        Loop(id=2, length=turns[0], reverse=False, parent=parents[0], unroll=unroll),
+        Loop(id=3, length=turns[1], reverse=reverse, parent=parents[1]),
+    )
+    ops = tuple(replace(op, loop=3 if op.phase is Phase.BACKWARD else 2) for op in graph.ops)
+    return replace(graph, ops=ops, loops=loops)
+
+
+def test_each_turn_moves_its_own_value_and_no_layer_is_waited_for():
+    graph = looped()
+    laid_out = schedule(graph, plan_of(graph, {2: Offload(prefetch=0)}, stages=[0]))
+    assert [line for line in told(laid_out) if not line[0].isdigit()] == ["out 2", "back 2"]
+    moves = [step for step in laid_out.steps if isinstance(step, Move)]
+    assert [(move.loop, move.ahead) for move in moves] == [(2, False), (3, False)]
+
+
+def test_a_turn_ahead_needs_a_loop_beside_it_that_turns_the_other_way():
+    ahead = Offload(prefetch=1)
+    assert is_ahead(looped(), 2, ahead)
+    for decision in (Offload(prefetch=0), Offload(), Save()):
+        assert not is_ahead(looped(), 2, decision)
+    assert not is_ahead(looped(reverse=False), 2, ahead)
+    assert not is_ahead(looped(turns=(5, 4)), 2, ahead)
+    assert not is_ahead(looped(parents=(None, 1)), 2, ahead)
+    assert not is_ahead(chain(4), 2, ahead)
+
+
+def test_only_one_stack_can_be_on_the_host():
+    assert why_not_on_host(chain(4), 2) is None
+    assert why_not_on_host(looped(), 2) is None
+    assert "unroll=2" in why_not_on_host(looped(unroll=2), 2)
+    assert "a loop of one turn" in why_not_on_host(looped(turns=(1, 1)), 2)
+    assert "3 x 5 turns" in why_not_on_host(looped(parents=(0, 1)), 2)
+    assert why_not_on_host(looped(parents=(0, 0)), 2) is None  # the outer body holds the backward too
+    assert "in the body of one loop" in why_not_on_host(looped(turns=(1, 1), parents=(0, 0)), 2)

@@ -1,0 +1,85 @@
+"""What the zeros of a scatter wait for, each case on the smallest graph that has it."""
+
+from jaxckpt.ir import Phase, Plan, Recompute
+from jaxckpt.schedule import Run, schedule
+from jaxckpt.schedule.scatter_inits import waits_of_zeros
+from tests.graphs import Builder
+
+
+def scattering(*, added=False, kept=False, last=False, size_bytes=400):
+    """The gradient of a gather: a product, zeros, what is computed of it element by element, and the scatter.
+
+    The zeros may be the last before the scatter.
+    """
+    build = Builder()
+    table, places = build.input(4000), build.input(8)
+    hidden = build.op("sin", table, size_bytes=4000)
+    product = build.op("dot_general", hidden, size_bytes=size_bytes, phase=Phase.BACKWARD)
+    zeros = None if last else build.op("broadcast_in_dim", size_bytes=4000, phase=Phase.BACKWARD)
+    scaled = build.op("mul", product, hidden, size_bytes=size_bytes, phase=Phase.BACKWARD)
+    zeros = zeros or build.op("broadcast_in_dim", size_bytes=4000, phase=Phase.BACKWARD)
+    gradient = build.op("scatter-add", zeros, places, scaled, size_bytes=4000, phase=Phase.BACKWARD)
+    outputs = [gradient]
+    if added:
+        outputs = [build.op("add_any", gradient, hidden, size_bytes=4000, phase=Phase.BACKWARD)]
+    if kept:
+        outputs.append(build.op("exp", zeros, size_bytes=4000, phase=Phase.BACKWARD))
+    return build.graph(*outputs), hidden, product, zeros, scaled
+
+
+def test_zeros_wait_for_what_is_in_memory_of_what_is_scattered_into_them():
+    graph, _, product, zeros, _ = scattering()
+    assert waits_of_zeros(graph) == {graph.producer[zeros]: product}
+
+
+def test_zeros_wait_for_what_is_scattered_where_nobody_reads_the_product_behind_them():
+    """Compilers drop operands of a barrier that nobody reads behind it. What is larger than zeros is not put there."""
+    graph, _, _, zeros, scaled = scattering(last=True)
+    assert waits_of_zeros(graph) == {graph.producer[zeros]: scaled}
+    graph, _, product, zeros, _ = scattering(last=True, size_bytes=8000)
+    assert waits_of_zeros(graph) == {graph.producer[zeros]: product}
+
+
+def test_zeros_of_the_forward_pass_wait_for_the_last_product_of_what_is_summed_into_them():
+    """The messages of edges: rows picked of a product, times what the degrees give."""
+    build = Builder()
+    x, places = build.input(4000), build.input(8)
+    degrees = build.op("reduce_sum", x, size_bytes=40)
+    hidden = build.op("dot_general", x, size_bytes=4000)
+    messages = build.op("mul", build.op("gather", hidden, places, size_bytes=8000), degrees, size_bytes=8000)
+    zeros = build.op("broadcast_in_dim", size_bytes=4000)
+    summed = build.op("scatter-add", zeros, places, messages, size_bytes=4000)
+    graph = build.graph(build.op("dot_general", summed, size_bytes=4))
+    assert waits_of_zeros(graph) == {graph.producer[zeros]: hidden}
+
+
+def test_zeros_may_wait_for_the_first_op_of_a_step():
+    build = Builder()
+    x, places = build.input(4000), build.input(8)
+    first = build.op("dot_general", x, size_bytes=4000)
+    zeros = build.op("broadcast_in_dim", size_bytes=4000)
+    graph = build.graph(build.op("scatter-add", zeros, places, first, size_bytes=4000))
+    assert waits_of_zeros(graph) == {graph.producer[zeros]: first}
+
+
+def test_zeros_that_are_filled_from_arguments_alone_wait_for_nothing():
+    build = Builder()
+    x, places = build.input(4000), build.input(8)
+    zeros = build.op("broadcast_in_dim", size_bytes=4000)
+    assert waits_of_zeros(build.graph(build.op("scatter-add", zeros, places, x, size_bytes=4000))) == {}
+
+
+def test_zeros_wait_for_nothing_where_the_scatter_is_into_something_else_or_others_read_them():
+    assert waits_of_zeros(scattering(added=True)[0]) == {}
+    assert waits_of_zeros(scattering(kept=True)[0]) == {}
+
+
+def test_only_a_plan_that_computes_again_holds_zeros_back():
+    graph, hidden, product, zeros, _ = scattering()
+
+    def awaited(**decisions):
+        plan = Plan(fingerprint=graph.fingerprint, decisions=decisions.get("decisions", {}), stages=(0,))
+        return [step.after for step in schedule(graph, plan).steps if isinstance(step, Run) and zeros in step.writes]
+
+    assert awaited(decisions={hidden: Recompute()}) == [product]
+    assert awaited() == [None]

@@ -1,0 +1,282 @@
+"""What a plan asks for, in which order: golden schedules by hand, then the rules on random graphs."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxckpt._errors import GraphError
+from jaxckpt.ir import Phase, Plan, Recompute, Save, residuals
+from jaxckpt.schedule import Barrier, Run, schedule
+from tests.graphs import Builder, chain, graphs
+
+
+def plan_of(graph, *, drop=(), save=(), stages=(0,)):
+    decisions = {v: Recompute() for v in drop} | {v: Save() for v in save}
+    return Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
+
+
+def told(schedule_):
+    """A schedule as short text: op numbers, copies with a star, barriers with what they pass and wait for."""
+    lines = []
+    for step in schedule_.steps:
+        if isinstance(step, Run):
+            lines.append(f"{step.op}{'*' if step.again else ''}")
+        else:
+            origin = [schedule_.origin[i] for i in step.reads]
+            trigger = "" if step.trigger is None else f" after {schedule_.origin[step.trigger]}"
+            lines.append(f"barrier {origin}{trigger}")
+    return lines
+
+
+def droppable(graph):
+    return [r.value for r in residuals(graph) if not graph.ops[r.op].effects]
+
+
+@st.composite
+def planned(draw):
+    graph = draw(graphs())
+    choices = {v: draw(st.sampled_from([None, Save(), Recompute()])) for v in droppable(graph)}
+    forward = [op.id for op in graph.ops if op.phase is Phase.FORWARD]
+    stages = sorted({0, *draw(st.lists(st.sampled_from(forward), max_size=4))})
+    decisions = {v: d for v, d in choices.items() if d is not None}
+    return graph, Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
+
+
+def test_a_chain_that_drops_one_value_computes_it_again_before_its_reader():
+    graph = chain(3)
+    # Values: 0 the input, 1-3 the products, 4 the first cotangent (of op 3), 5 and 6 the others.
+    assert told(schedule(graph, plan_of(graph, drop=[2]))) == [
+        "0", "1", "2", "3", "barrier [1] after 4", "1*", "4", "5",
+    ]  # fmt: skip
+
+
+def test_a_stage_recomputes_all_it_dropped_behind_one_barrier():
+    graph = chain(4)
+    steps = told(schedule(graph, plan_of(graph, drop=[1, 2, 3])))
+    assert steps == ["0", "1", "2", "3", "4", "barrier [0] after 5", "0*", "1*", "2*", "5", "6", "7"]
+
+
+def test_each_stage_waits_for_its_own_cotangent():
+    graph = chain(4)
+    steps = told(schedule(graph, plan_of(graph, drop=[1, 3], save=[2], stages=(0, 2))))
+    assert steps == [
+        "0", "1", "barrier [2]", "2", "3", "4", "barrier [2] after 5", "2*", "5", "6",
+        "barrier [0] after 7", "0*", "7",
+    ]  # fmt: skip
+
+
+def test_saved_values_are_pinned_only_where_something_is_dropped():
+    graph = chain(3)
+    assert told(schedule(graph, plan_of(graph, save=[1, 2]))) == ["0", "1", "2", "3", "4", "5"]
+    assert "barrier [1]" in told(schedule(graph, plan_of(graph, drop=[2], save=[1])))
+
+
+def test_a_copy_reads_the_saved_value_behind_its_barrier():
+    graph = chain(3)
+    laid_out = schedule(graph, plan_of(graph, drop=[2], save=[1]))
+    pin, wait = (step for step in laid_out.steps if isinstance(step, Barrier))
+    copy = next(step for step in laid_out.steps if isinstance(step, Run) and step.again)
+    assert wait.reads == pin.writes
+    assert copy.reads == wait.writes
+
+
+def test_forward_values_that_come_late_wait_for_their_own_reader():
+    """Two gradients in one step: the second forward pass stands behind the first backward."""
+    build = Builder()
+    x = build.input(4000)
+    first = build.op("sin", x, size_bytes=4000)
+    cotangent = build.op("mul", first, x, size_bytes=4000, phase=Phase.BACKWARD)
+    second = build.op("sin", cotangent, size_bytes=4000)
+    third = build.op("cos", second, size_bytes=4000)
+    last = build.op("mul", third, cotangent, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(last)
+    laid_out = schedule(graph, plan_of(graph, drop=[first, third]))
+    check_order(graph, laid_out)
+    assert told(laid_out) == [
+        "0", "barrier [0]", "0*", "1", "2", "3", f"barrier [{cotangent}] after {cotangent}", "2*", "3*", "4",
+    ]  # fmt: skip
+
+
+def test_the_gradient_of_a_pooling_waits_with_its_saved_operand_for_its_cotangent():
+    build = Builder()
+    x = build.input(4000)
+    early, kept = (build.op("dot_general", x, size_bytes=4000) for _ in range(2))
+    pooled = build.op("reduce_window_max", kept, size_bytes=1000)
+    cotangent = build.op("dot_general", early, pooled, size_bytes=1000, phase=Phase.BACKWARD)
+    spread = build.op("select_and_scatter_add", cotangent, kept, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(spread)
+    assert told(schedule(graph, plan_of(graph, drop=[early], save=[kept])))[-3:] == [
+        "3", f"barrier [{kept}] after {cotangent}", "4",
+    ]  # fmt: skip
+    assert told(schedule(graph, plan_of(graph, save=[kept]))) == ["0", "1", "2", "3", "4"]
+
+
+def test_a_gradient_that_layers_add_to_passes_the_barriers_on_its_way():
+    """Two layers share a bias: what the later one adds to its gradient is there before the earlier one begins."""
+    build = Builder()
+    x, bias = build.input(4000), build.input(4000)
+    first = build.op("dot_general", x, bias, size_bytes=4000)
+    second = build.op("dot_general", first, bias, size_bytes=4000)
+    late = build.op("mul", second, second, size_bytes=4000, phase=Phase.BACKWARD)
+    shared = build.op("reduce_sum", late, size_bytes=4000, phase=Phase.BACKWARD)
+    scaled = build.op(
+        "sin", build.op("sin", late, size_bytes=4000, phase=Phase.BACKWARD), size_bytes=4000, phase=Phase.BACKWARD
+    )
+    cotangent = build.op("dot_general", scaled, first, size_bytes=4000, phase=Phase.BACKWARD)
+    early = build.op("dot_general", cotangent, first, size_bytes=4000, phase=Phase.BACKWARD)
+    total = build.op("add_any", shared, early, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(total)
+    laid_out = schedule(graph, plan_of(graph, drop=[first, second], stages=(0, 1)))
+    check_order(graph, laid_out)
+    opens_first = [step for step in laid_out.steps if isinstance(step, Barrier)][-1]
+    assert [laid_out.origin[i] for i in opens_first.reads] == [x, bias, shared]
+    adds = laid_out.steps[-1]
+    assert isinstance(adds, Run)
+    assert opens_first.writes[-1] in adds.reads
+
+
+def test_a_sum_that_the_backward_has_just_added_to_passes_the_barrier_that_waits_for_it():
+    """Layers share their weight: the chain of sums of its gradient is longer than that of cotangents."""
+    build = Builder()
+    x, weight = build.input(4000), build.input(4000)
+    first = build.op("dot_general", x, weight, size_bytes=4000)
+    second = build.op("dot_general", first, weight, size_bytes=4000)
+    cotangent = build.op("mul", second, second, size_bytes=4000, phase=Phase.BACKWARD)
+    shared = build.op("dot_general", cotangent, cotangent, size_bytes=4000, phase=Phase.BACKWARD)
+    scaled = build.op("mul", cotangent, first, size_bytes=4000, phase=Phase.BACKWARD)
+    early = build.op("dot_general", scaled, x, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("add_any", shared, early, size_bytes=4000, phase=Phase.BACKWARD))
+    laid_out = schedule(graph, plan_of(graph, drop=[first, second], stages=(0, 1)))
+    check_order(graph, laid_out)
+    opens_first = [step for step in laid_out.steps if isinstance(step, Barrier)][-1]
+    assert laid_out.origin[opens_first.trigger] == shared
+    assert shared in [laid_out.origin[i] for i in opens_first.reads]
+    adds = laid_out.steps[-1]
+    assert isinstance(adds, Run)
+    assert opens_first.writes[-1] in adds.reads
+
+
+def test_a_sum_before_the_next_product_passes_no_barrier():
+    build = Builder()
+    x = build.input(4000)
+    first = build.op("sin", x, size_bytes=4000)
+    part = build.op("mul", x, x, size_bytes=4000, phase=Phase.BACKWARD)
+    other = build.op("mul", first, x, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("add_any", part, other, size_bytes=4000, phase=Phase.BACKWARD))
+    laid_out = schedule(graph, plan_of(graph, drop=[first]))
+    passed = [laid_out.origin[i] for step in laid_out.steps if isinstance(step, Barrier) for i in step.reads]
+    assert part not in passed
+
+
+def test_of_an_op_with_two_results_the_saved_one_is_not_replaced():
+    """Left is saved, right is dropped: the copy of their op makes both, but what follows left reads the saved one."""
+    build = Builder()
+    x = build.input(4000)
+    left = build.op("sort", x, size_bytes=2000)
+    right = build.value(2000)
+    build.ops[0] = dataclasses.replace(build.ops[0], writes=(left, right))
+    followed = build.op("sin", left, size_bytes=2000)
+    cotangent = build.op("mul", right, size_bytes=2000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("mul", followed, cotangent, size_bytes=2000, phase=Phase.BACKWARD))
+    laid_out = schedule(graph, plan_of(graph, drop=[right, followed], save=[left]))
+    check_order(graph, laid_out)
+    pin, wait = (step for step in laid_out.steps if isinstance(step, Barrier))
+    sort_again, sin_again = (step for step in laid_out.steps if isinstance(step, Run) and step.again)
+    assert wait.reads == (x, *pin.writes)
+    assert sort_again.reads == wait.writes[:1]
+    assert sin_again.reads == wait.writes[1:]
+
+
+def test_what_is_made_of_arguments_alone_opens_no_stage():
+    """A head tied to the embedding reads the embedding's transpose, which the last block's stage holds."""
+    build = Builder()
+    table = build.input(4000)
+    hidden = build.op("dot_general", table, size_bytes=4000)
+    inside = build.op("sin", hidden, size_bytes=4000)
+    turned = build.op("transpose", table, size_bytes=4000)
+    logits = build.op("dot_general", inside, turned, size_bytes=4000)
+    late = build.op("dot_general", logits, turned, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("mul", late, inside, size_bytes=4000, phase=Phase.BACKWARD))
+    laid_out = schedule(graph, plan_of(graph, drop=[inside, turned], stages=[0, graph.producer[logits]]))
+    check_order(graph, laid_out)
+    order = [(step.op, step.again) for step in laid_out.steps if isinstance(step, Run)]
+    of_head = order.index((graph.producer[late], False))
+    assert order[of_head - 1] == (graph.producer[turned], True)
+    assert order.index((graph.producer[inside], True)) > of_head
+
+
+@pytest.mark.parametrize("kind", ["input", "effects", "backward"])
+def test_what_cannot_be_computed_again_is_refused(kind):
+    build = Builder()
+    x = build.input(4000)
+    loud = build.op("io", x, size_bytes=4000, effects=("io",))
+    late = build.op("mul", loud, x, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("mul", late, loud, size_bytes=4000, phase=Phase.BACKWARD))
+    value = {"input": x, "effects": loud, "backward": late}[kind]
+    with pytest.raises(GraphError, match=f"value {value} cannot be computed again"):
+        schedule(graph, plan_of(graph, drop=[value]))
+
+
+def check_order(graph, laid_out):
+    """Every instance is written once, and before it is read; a copy is of the op's own values."""
+    written = set(graph.inputs) | set(graph.constants)
+    for step in laid_out.steps:
+        reads = (*step.reads, *((step.trigger,) if isinstance(step, Barrier) and step.trigger is not None else ()))
+        assert set(reads) <= written
+        assert not set(step.writes) & written
+        written.update(step.writes)
+        if isinstance(step, Run):
+            op = graph.ops[step.op]
+            assert tuple(laid_out.origin[i] for i in step.reads) == op.reads
+            assert tuple(laid_out.origin[i] for i in step.writes) == op.writes
+    assert set(laid_out.outputs) <= written
+    assert tuple(laid_out.origin[i] for i in laid_out.outputs) == graph.outputs
+
+
+@given(planned())
+def test_every_instance_is_written_before_it_is_read(case):
+    graph, plan = case
+    check_order(graph, schedule(graph, plan))
+
+
+@given(planned())
+def test_every_op_runs_once_in_its_own_order_and_effects_never_again(case):
+    graph, plan = case
+    runs = [step for step in schedule(graph, plan).steps if isinstance(step, Run)]
+    assert [run.op for run in runs if not run.again] == list(range(len(graph.ops)))
+    assert not any(graph.ops[run.op].effects for run in runs if run.again)
+
+
+@given(planned())
+def test_late_ops_never_read_the_original_of_a_dropped_value(case):
+    graph, plan = case
+    laid_out = schedule(graph, plan)
+    dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
+    for step in laid_out.steps:
+        if isinstance(step, Run) and not step.again and graph.ops[step.op].phase is not Phase.FORWARD:
+            assert not dropped & set(step.reads)
+
+
+@given(planned())
+def test_what_waits_for_a_stage_is_kept_anyway(case):
+    """A barrier in the backward holds arguments, saved values, results and residuals; nothing new lives long."""
+    graph, plan = case
+    laid_out = schedule(graph, plan)
+    dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
+    kept = {*graph.inputs, *graph.constants, *graph.outputs, *plan.decisions}
+    kept |= {r.value for r in residuals(graph)}
+    kept |= {v for op in graph.ops if op.effects or op.phase is not Phase.FORWARD for v in op.writes}
+    for step in laid_out.steps:
+        if isinstance(step, Barrier) and step.trigger is not None:
+            assert {laid_out.origin[i] for i in step.reads} <= kept - dropped
+
+
+@given(planned())
+def test_a_plan_that_drops_nothing_changes_nothing(case):
+    graph, plan = case
+    kept = {v: d for v, d in plan.decisions.items() if isinstance(d, Save)}
+    laid_out = schedule(graph, Plan(fingerprint=plan.fingerprint, decisions=kept, stages=plan.stages))
+    assert [step.op for step in laid_out.steps] == [op.id for op in graph.ops]
+    assert laid_out.outputs == graph.outputs

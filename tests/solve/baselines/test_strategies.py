@@ -1,0 +1,166 @@
+"""Every strategy of the table: read from its text, valid on any graph, harmless on a real step, in the docs."""
+
+import dataclasses
+import functools
+import re
+from contextlib import suppress
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jaxckpt
+from jaxckpt._errors import PolicyError, TooLargeError, UnknownStrategyError
+from jaxckpt.ir import Recompute, Save
+from jaxckpt.rewrite import rewrite
+from jaxckpt.schedule import schedule
+from jaxckpt.solve import STRATEGIES, Problem, StrategySolver, named_strategy, solve
+from jaxckpt.trace import trace_step
+from tests.graphs import RATES, chain, graphs
+from tests.zoo.case import normal, quick_jit, weight
+
+OPTIONS = ("every:3", "sqrt:greedy", "mincut:ilp", "mincut:greedy", "mincut:0.3", "mindspore:1KiB", "mindspore:1,1")
+ALL = (*STRATEGIES, *OPTIONS)
+QUICK = tuple(text for text in ALL if text not in ("optimal", "checkmate", "dtr", "dte", "coop"))
+"""Those that take no more than a moment a graph."""
+
+
+@given(graphs(), st.sampled_from(QUICK), st.integers(1, 60))
+def test_plans_of_any_strategy_can_be_laid_out_and_decide_only_what_exists(graph, strategy, kilobytes):
+    problem = Problem(graph=graph, rates=RATES, temp_budget_bytes=kilobytes * 1000)
+    with suppress(PolicyError):  # there are no names, and no attention
+        plan = solve(problem, strategy)
+        schedule(graph, plan)
+        assert plan.fingerprint == graph.fingerprint
+        assert all(isinstance(decision, Save | Recompute) for decision in plan.decisions.values())
+        assert plan.prediction == problem.predict(plan)
+        assert plan.strategy == strategy or not plan.decisions
+
+
+@given(graphs(), st.sampled_from(QUICK), st.data())
+def test_every_strategy_keeps_to_what_must_be(graph, strategy, data):
+    free = Problem(graph=graph, rates=RATES)
+    values = sorted(v for v in free.late_read & free.worth_saving if not graph.ops[graph.producer[v]].effects)
+    if not values or strategy == "none":
+        return
+    value, decision = data.draw(st.sampled_from(values)), data.draw(st.sampled_from([Save(), Recompute()]))
+    with suppress(PolicyError):
+        plan = solve(dataclasses.replace(free, must={value: decision}), strategy)
+        recomputes = any(isinstance(d, Recompute) for d in plan.decisions.values())
+        assert plan.decisions.get(value, Save()) == decision
+        assert recomputes or decision == Save()
+
+
+@given(graphs(), st.sampled_from(["revolve", "rotor", "mincut"]))
+def test_more_memory_never_gives_a_slower_plan_of_a_sweep(graph, strategy):
+    solver = StrategySolver(Problem(graph=graph, rates=RATES), named_strategy(strategy))
+    (smallest,) = solver.last_resorts
+    most = solver.unplanned.prediction.temp_bytes
+    seconds = []
+    for tenth in range(1, 12):
+        plan = solver.solve(most * tenth // 10)
+        if plan.prediction.temp_bytes <= most * tenth // 10:
+            seconds.append(plan.prediction.step_s)
+        else:
+            assert plan in (smallest, solver.unplanned)
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def block(p, x):
+    """Attention and a feed-forward part, written out, with one name in it."""
+    q, k, v = (jnp.einsum("bld,dhe->bhle", x, p[name]) for name in "qkv")
+    mixed = jax.nn.softmax(q @ jnp.swapaxes(k, -1, -2)) @ v
+    x = x + jaxckpt.name(jnp.einsum("bhle,hed->bld", mixed, p["out"]), "attn_out")
+    return x + jnp.tanh(x @ p["up"]) @ p["down"]
+
+
+def step(params, x):
+    return jax.grad(lambda params: functools.reduce(lambda y, p: block(p, y), params, x).var())(params)
+
+
+@functools.cache
+def traced_transformer():
+    """Two blocks, their arguments, and what the step computes of them."""
+    draw = np.random.default_rng(0)
+    shapes = {"q": (8, 2, 4), "k": (8, 2, 4), "v": (8, 2, 4), "out": (2, 4, 8), "up": (8, 32), "down": (32, 8)}
+    params = [{name: weight(draw, *shape) for name, shape in shapes.items()} for _ in range(2)]
+    args = (params, normal(draw, 2, 16, 8))
+    traced = trace_step(step, *args)
+    flat = jax.tree.leaves(args)
+    return traced, flat, quick_jit(traced.flat_function())(*flat)
+
+
+@pytest.mark.parametrize("strategy", ALL)
+def test_a_planned_step_computes_the_same(strategy):
+    traced, flat, expected = traced_transformer()
+    problem = Problem(graph=traced.graph, rates=RATES)
+    most = solve(problem, "none").prediction.temp_bytes
+    try:
+        plan = solve(dataclasses.replace(problem, temp_budget_bytes=int(0.7 * most)), strategy)
+    except TooLargeError as error:
+        assert strategy == "checkmate" and error.ops > error.most
+        return
+    assert plan.decisions or strategy.startswith(("none", "mindspore"))
+    found = quick_jit(rewrite(traced, plan).call)(*flat)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+def test_checkmates_plan_computes_the_same():
+    weights, x = jnp.full((8, 8), 0.1), jnp.ones((64, 8))
+
+    def step(w, x):
+        return jax.grad(lambda w: (jnp.tanh(jnp.tanh(x @ w) @ w) @ w).sum())(w)
+
+    problem = Problem(graph=trace_step(step, weights, x).graph, rates=RATES)
+    most = solve(problem, "none").prediction.temp_bytes
+    plan = solve(dataclasses.replace(problem, temp_budget_bytes=int(0.8 * most)), "checkmate")
+    jaxckpt.verify(step, plan, weights, x).check()
+
+
+@pytest.mark.parametrize(
+    ("text", "closest"), [("optimum", "optimal"), ("sqr", "sqrt"), ("min-cut:dp", "mincut"), ("EVERY:4", "optimal")]
+)
+def test_an_unknown_strategy_is_refused_with_the_closest(text, closest):
+    with pytest.raises(UnknownStrategyError, match=re.escape(f'Try:    strategy="{closest}"')) as caught:
+        named_strategy(text)
+    assert all(repr(name) in str(caught.value) for name in STRATEGIES)
+
+
+@pytest.mark.parametrize(
+    "text", ["every:0", "every:x", "every:", "sqrt:big", "mincut:1.5", "mincut:nan", "mincut:dp,", "mindspore:1,2,3"]
+)
+def test_an_option_that_cannot_be_read_is_refused_with_what_can(text):
+    name = text.partition(":")[0]
+    with pytest.raises(UnknownStrategyError, match=f"{name}:OPTION") as caught:
+        named_strategy(text)
+    assert STRATEGIES[name].option in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 4
+
+
+def test_an_option_where_none_is_taken_is_refused():
+    with pytest.raises(UnknownStrategyError, match="no option"):
+        named_strategy("rotor:3")
+
+
+@pytest.mark.parametrize(
+    ("text", "budgeted"),
+    [("optimal", True), ("full", False), ("every:2", False), ("mincut:ilp", True), ("mincut:ilp,0.5", False)],
+)
+def test_only_what_reads_the_budget_is_asked_again(text, budgeted):
+    assert named_strategy(text).budgeted == budgeted
+    solver = StrategySolver(Problem(graph=chain(9, flops=1e9), rates=RATES), named_strategy(text))
+    plans = {solver.solve(size, unplanned=False) for size in (10_000, 22_000, 30_000)}
+    assert budgeted or len(plans) == 1
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_docs_have_a_row_for_each(name):
+    strategy = STRATEGIES[name]
+    text = (Path(__file__).parents[3] / "docs" / "strategies.md").read_text()
+    cells = (f"`{name}`", strategy.keeps, strategy.option, strategy.source, strategy.good)
+    assert f"| {' | '.join(cells)} |" in text

@@ -1,0 +1,177 @@
+"""Values that the optimum sends to the host: never slower for it, within the host's bytes, and a link that queues."""
+
+import functools
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxckpt.cost import Copies
+from jaxckpt.ir import Offload
+from jaxckpt.machine import Target
+from jaxckpt.solve import Offloading, OptimalSolver, Problem
+from jaxckpt.solve.optimal.offload_options import Link, companions
+from jaxckpt.solve.optimal.options import Option
+from jaxckpt.trace import trace_step
+from tests.graphs import RATES, chain
+
+BYTES = 2**22
+LAYERS = 12
+WORK_S = 1e-3
+"""Of each product of the chain: far more than it takes to write its result."""
+
+
+def problem(*, copy_s=0.5 * WORK_S, layers=LAYERS, may_offload=True, **offloading):
+    """A chain of layers, each result of which can be copied in so many seconds."""
+    rates = replace(RATES, host_bandwidth_bytes_per_s=BYTES / copy_s)
+    return Problem(
+        graph=chain(layers, size_bytes=BYTES, flops=WORK_S * 1e12),
+        rates=rates,
+        offloading=Offloading(**offloading),
+        may_offload=may_offload,
+    )
+
+
+def solved(asked, kept=5):
+    return OptimalSolver(asked).solve(kept * BYTES)
+
+
+def away(plan):
+    return [v for v, decision in plan.decisions.items() if isinstance(decision, Offload)]
+
+
+### The link
+
+
+def simulated_s(link, chosen):
+    """Two streams: kernels stage by stage, and a queue of copies each way."""
+    copies_s = [own[k] for own, k in zip(link.copy_s, chosen, strict=True)]
+    out, now_s = Copies(1e9), 0.0
+    for stage, copy_s in enumerate(copies_s):
+        now_s += link.forward_s[stage]
+        out.send(stage, copy_s * 1e9, now_s=now_s)
+    waited_s = max(out.wait(stage, now_s=now_s) for stage in range(len(copies_s)))
+    back, now_s = Copies(1e9), 0.0
+    for stage in reversed(range(len(copies_s))):
+        back.bring(stage, copies_s[stage] * 1e9, now_s=0.0)
+    for stage in reversed(range(len(copies_s))):
+        now_s += back.wait(stage, now_s=now_s) + link.backward_s[stage]
+    return waited_s + back.stall_s
+
+
+seconds = st.floats(0, 2)
+
+
+@st.composite
+def links(draw):
+    stages = draw(st.integers(1, 6))
+    copy_s = tuple(tuple(draw(st.lists(seconds, min_size=1, max_size=3))) for _ in range(stages))
+    work = [tuple(draw(st.lists(seconds, min_size=stages, max_size=stages))) for _ in range(2)]
+    link = Link(copy_s=copy_s, host_bytes=(), forward_s=work[0], backward_s=work[1])
+    return link, [draw(st.integers(0, len(own) - 1)) for own in copy_s]
+
+
+@given(links())
+def test_what_copies_delay_is_what_two_streams_show(made):
+    link, chosen = made
+    assert link.stall_s(chosen) == pytest.approx(simulated_s(link, chosen), abs=1e-9)
+
+
+### The optimum
+
+
+def test_the_optimum_offloads_what_the_link_carries_in_time_and_is_faster_for_it():
+    alone, hosted = solved(problem(may_offload=False)), solved(problem())
+    assert not away(alone)
+    assert away(hosted)
+    assert hosted.predicted.temp_bytes <= 5 * BYTES
+    assert hosted.predicted.step_s < alone.predicted.step_s
+
+
+def test_nothing_goes_over_a_link_that_is_too_slow():
+    assert not away(solved(problem(copy_s=10.0)))
+
+
+@pytest.mark.parametrize("layers", [0.1, 1.0, 2.0, 10.0])
+@pytest.mark.parametrize("kept", [5, 6, 8])
+def test_a_plan_that_may_offload_is_never_slower(layers, kept):
+    alone, hosted = (solved(problem(copy_s=layers * WORK_S, may_offload=may), kept) for may in (False, True))
+    assert hosted.predicted.step_s <= alone.predicted.step_s * 1.0001
+    assert hosted.predicted.temp_bytes <= max(kept * BYTES, alone.predicted.temp_bytes)
+
+
+def test_the_host_is_not_filled_beyond_its_bytes():
+    assert solved(problem(copy_s=1e-6)).predicted.host_bytes > 2 * BYTES
+    assert solved(problem(copy_s=1e-6, most_host_bytes=2 * BYTES)).predicted.host_bytes <= 2 * BYTES
+
+
+def test_small_values_and_those_of_the_last_layers_stay():
+    assert not away(solved(problem(copy_s=1e-6, min_bytes=BYTES + 1)))
+    made = away(solved(problem(copy_s=1e-6, last_layers_kept=6), 8))
+    assert made
+    assert max(made) <= LAYERS - 6
+
+
+def test_an_option_has_companions_that_keep_the_same_with_less_on_the_device():
+    asked = problem()
+    option = Option(saved=frozenset({1, 2, 3}), saved_bytes=3 * BYTES, recompute_s=1.0)
+    found = list(companions(asked, option, frozenset({4})))
+    assert [len(each.away) for each in found] == [1, 3, 1, 2, 4]
+    assert {each.saved for each in found} == {option.saved}
+    assert all(each.saved_bytes + each.away_bytes == option.saved_bytes for each in found)
+
+
+### Loops
+
+
+def scanned(weights, x, inner=0):
+    def turn(y, each):
+        if inner:
+            y, _ = jax.lax.scan(lambda y, _: (jnp.sin(y @ each[0]) @ each[1], None), y, None, length=inner)
+            return y, None
+        wide = jnp.sin(y @ each[0])
+        return y + (wide * jnp.tanh(wide)) @ each[1], None
+
+    return jax.value_and_grad(lambda weights: (jax.lax.scan(turn, x, weights)[0] ** 2).mean())(weights)
+
+
+def looped(*, bandwidth=400e9, may_offload=True, may_offload_turns=True, **options):
+    described = [(8, 4096, 16384), (8, 16384, 4096), (8192, 4096)]
+    up, down, x = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in described)
+    asked = Offloading(bandwidth_bytes_per_s=bandwidth)
+    return Problem(
+        graph=trace_step(functools.partial(scanned, **options), (up, down), x).graph,
+        rates=asked.rates(Target("h200").rates),
+        offloading=asked,
+        may_offload=may_offload,
+        may_offload_turns=may_offload_turns,
+    )
+
+
+def in_loops(asked, plan):
+    return [v for v in away(plan) if asked.graph.ops[asked.graph.producer[v]].loop is not None]
+
+
+BUDGET = 2864 * 2**20
+"""For temporaries: too little for a stack of the widest values, enough for two slices of it."""
+
+
+def test_what_turns_make_goes_to_the_host_where_the_link_is_fast_enough_and_is_faster_for_it():
+    asked = looped()
+    alone, hosted = (OptimalSolver(replace(asked, may_offload=may)).solve(BUDGET) for may in (False, True))
+    assert not away(alone)
+    assert in_loops(asked, hosted)
+    assert hosted.predicted.temp_bytes <= BUDGET
+    assert hosted.predicted.step_s < 0.95 * alone.predicted.step_s
+    assert hosted.predicted.host_bytes == 8 * 8192 * 16384 * 2
+    slow = looped(bandwidth=1e9)
+    assert not in_loops(slow, OptimalSolver(slow).solve(BUDGET))
+
+
+@pytest.mark.parametrize("options", [{"may_offload_turns": False}, {"inner": 2}])
+def test_planners_choose_otherwise_where_the_compiler_fails_on_it(options):
+    asked = looped(**options)
+    assert not in_loops(asked, OptimalSolver(asked).solve(BUDGET))

@@ -1,0 +1,89 @@
+"""A stage's options against every subset that it could keep."""
+
+from itertools import chain as joined
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+
+from jaxckpt.ir import Plan
+from jaxckpt.schedule import schedule
+from jaxckpt.solve import Problem, boundaries
+from jaxckpt.solve.optimal.options import StageShape, _again, stage_options, stage_shape
+from jaxckpt.solve.optimal.stage_problem import take_apart
+from jaxckpt.solve.problem import decide
+from jaxckpt.solve.stages import stagings
+from tests.graphs import RATES, chain, graphs
+
+
+def every_choice(shape: StageShape):
+    """(bytes, seconds) of each subset of the candidates."""
+    pins = dict(zip([i for i, _ in shape.candidates], shape.pin_s, strict=True))
+    size_bytes = dict(shape.candidates)
+    sizes = range(len(size_bytes) + 1)
+    for kept in joined.from_iterable(combinations(size_bytes, k) for k in sizes):
+        seconds = sum(shape.again_s[k] for k in _again(shape, frozenset(kept)))
+        yield sum(size_bytes[i] for i in kept), seconds + sum(pins[i] for i in kept)
+
+
+def decided(options):
+    """All but the one that leaves its stage untouched."""
+    return [option for option in options if not option.untouched]
+
+
+def test_the_last_option_leaves_a_stage_as_it_stands():
+    graph = chain(12)
+    problem = Problem(graph=graph, rates=RATES)
+    for stages in stagings(problem):
+        for options in stage_options(take_apart(problem, stages)):
+            *others, last = options
+            if last.untouched:
+                assert last.untouched <= problem.late_read
+                assert not last.saved
+            assert not any(option.untouched for option in others)
+    everywhere = frozenset().union(*(options[-1].untouched for options in stage_options(take_apart(problem, stages))))
+    plan = decide(problem, boundaries(problem, stages), stages, "optimal", everywhere)
+    assert schedule(graph, plan).steps == schedule(graph, Plan(fingerprint="")).steps
+
+
+@given(graphs(most_ops=8))
+def test_no_subset_of_the_same_bytes_is_faster_than_an_option(graph):
+    problem = Problem(graph=graph, rates=RATES)
+    for stages in stagings(problem):
+        cut = take_apart(problem, stages)
+        for stage, options in zip(cut.alone, stage_options(cut, most=64), strict=True):
+            shape = stage_shape(stage)
+            for option in decided(options):
+                best = min(seconds for size, seconds in every_choice(shape) if size <= option.saved_bytes)
+                assert option.recompute_s == pytest.approx(best, rel=2e-3, abs=1e-8)
+
+
+@given(graphs())
+def test_options_start_with_nothing_and_get_faster_as_they_grow(graph):
+    problem = Problem(graph=graph, rates=RATES)
+    for stages in stagings(problem):
+        for options in stage_options(take_apart(problem, stages)):
+            assert options[0].saved == frozenset()
+            kept = decided(options)
+            assert [o.saved_bytes for o in kept] == sorted(o.saved_bytes for o in kept)
+            seconds = [o.recompute_s for o in kept]
+            assert all(b <= a + 1e-9 for a, b in zip(seconds, seconds[1:], strict=False))
+
+
+def test_stages_of_one_structure_share_their_options():
+    cut = take_apart(Problem(graph=chain(12), rates=RATES), tuple(range(0, 12, 3)))
+    assert len({stage.key for stage in cut.alone[1:-1]}) == 1
+    known = {}
+    first, second = stage_options(cut, known=known)[1:-1]
+    assert len(known) == len({stage.key for stage in cut.alone})
+    moved = [frozenset(v + 3 for v in option.saved) for option in first]
+    assert [option.saved for option in second] == moved
+
+
+@given(graphs())
+def test_what_ops_with_effects_write_is_never_a_candidate(graph):
+    problem = Problem(graph=graph, rates=RATES)
+    for stages in stagings(problem):
+        for options in stage_options(take_apart(problem, stages)):
+            for option in options:
+                assert all(not graph.ops[graph.producer[v]].effects for v in option.saved)

@@ -1,0 +1,118 @@
+"""Plans of the optimal solver: valid, within what they predict, never slower for more memory."""
+
+import dataclasses
+from itertools import product
+
+import pytest
+from hypothesis import given
+
+from jaxckpt._errors import UnknownStrategyError
+from jaxckpt.ir import Recompute, Save
+from jaxckpt.schedule import schedule
+from jaxckpt.solve import OptimalSolver, Problem, solve
+from jaxckpt.solve.optimal.compose import compose, least_seconds
+from jaxckpt.solve.optimal.options import stage_options
+from jaxckpt.solve.optimal.stage_memory import look
+from jaxckpt.solve.optimal.stage_problem import take_apart
+from jaxckpt.solve.stages import stagings
+from tests.graphs import RATES, chain, graphs
+
+
+def budgets(problem: Problem):
+    """From less than anything can do to more than everything needs."""
+    most = solve(problem, "none").prediction.temp_bytes
+    return [int(most * share) for share in (0.1, 0.4, 0.6, 0.8, 0.9, 1.0, 1.5)]
+
+
+@given(graphs())
+def test_plans_can_be_laid_out_and_decide_only_what_exists(graph):
+    for strategy in ("optimal", "none", "full"):
+        plan = solve(Problem(graph=graph, rates=RATES, temp_budget_bytes=1), strategy)
+        schedule(graph, plan)
+        assert plan.fingerprint == graph.fingerprint
+        assert all(isinstance(d, Save | Recompute) for d in plan.decisions.values())
+        assert all(graph.producer[v] is not None for v in plan.decisions)
+
+
+@given(graphs())
+def test_a_plan_fits_its_budget_wherever_a_smaller_plan_is_known(graph):
+    solver = OptimalSolver(Problem(graph=graph, rates=RATES))
+    smallest_bytes = solver.smallest.prediction.temp_bytes
+    for budget_bytes in budgets(solver.problem):
+        plan = solver.solve(budget_bytes)
+        assert plan.prediction.temp_bytes <= max(budget_bytes, smallest_bytes)
+
+
+@given(graphs())
+def test_enough_memory_means_the_step_as_it_is(graph):
+    solver = OptimalSolver(Problem(graph=graph, rates=RATES))
+    assert not solver.solve(None).decisions
+    assert not solver.solve(solver.unplanned.prediction.temp_bytes).decisions
+
+
+def test_more_memory_never_gives_a_slower_plan():
+    solver = OptimalSolver(Problem(graph=chain(24, flops=1e9), rates=RATES))
+    most = solver.unplanned.prediction.temp_bytes
+    seconds = [solver.solve(int(most * k / 40)).prediction.step_s for k in range(12, 41)]
+    assert seconds == sorted(seconds, reverse=True)
+    assert len(set(seconds)) > 5
+
+
+def test_a_chain_fits_into_a_third_of_its_memory():
+    solver = OptimalSolver(Problem(graph=chain(36, flops=1e9), rates=RATES))
+    plan = solver.solve(solver.unplanned.prediction.temp_bytes // 3)
+    assert plan.prediction.temp_bytes <= solver.unplanned.prediction.temp_bytes // 3
+    assert plan.prediction.recomputed_ops <= 36
+
+
+@given(graphs())
+def test_the_same_problem_gives_the_same_plan(graph):
+    first = solve(Problem(graph=graph, rates=RATES, temp_budget_bytes=20000))
+    assert first == solve(Problem(graph=graph, rates=RATES, temp_budget_bytes=20000))
+
+
+@given(graphs(most_ops=7))
+def test_no_combination_of_options_within_the_budget_is_faster(graph):
+    problem = Problem(graph=graph, rates=RATES)
+    stages = max(stagings(problem), key=len)[:4]
+    cut = take_apart(problem, stages)
+    options = stage_options(cut, most=4)
+    seen = look(cut, options)
+
+    def peak(chosen):
+        kept = [stage[k].saved_bytes for stage, k in zip(options, chosen, strict=True)]
+        return max(w.own_bytes[chosen[w.stage]] + sum(kept[t] for t in w.waiting) for w in seen.windows)
+
+    def seconds(chosen):
+        return sum(stage[k] for stage, k in zip(seen.stage_s, chosen, strict=True))
+
+    every = list(product(*(range(len(stage)) for stage in options)))
+    for budget_bytes in budgets(problem):
+        chosen = compose(options, seen, budget_bytes=budget_bytes)
+        fitting = [seconds(c) for c in every if peak(c) <= budget_bytes]
+        if not fitting:
+            assert chosen is None
+        else:
+            assert peak(chosen) <= budget_bytes + 1
+            assert seconds(chosen) <= min(fitting) * 1.01 + 1e-9
+            assert least_seconds(options, seen, budget_bytes=budget_bytes) <= min(fitting) * (1 + 1e-6) + 1e-12
+
+
+def test_a_plan_says_how_much_the_best_one_could_save():
+    solver = OptimalSolver(Problem(graph=chain(24, flops=1e9), rates=RATES))
+    most = solver.unplanned.predicted.temp_bytes
+    gaps = [solver.solve(int(share * most)).predicted.gap for share in (0.4, 0.6, 0.8)]
+    assert all(0 <= gap < 0.2 for gap in gaps)
+
+
+def test_plans_that_differ_in_their_bound_alone_are_the_same_plan():
+    plan = OptimalSolver(Problem(graph=chain(12, flops=1e9), rates=RATES)).unplanned
+    bounded = dataclasses.replace(plan, prediction=dataclasses.replace(plan.predicted, bound_s=0.0))
+    assert plan == bounded
+    assert bounded.predicted.gap == 1.0
+    assert plan.predicted.gap is None
+
+
+def test_an_unknown_strategy_is_an_error_that_lists_the_known_ones():
+    with pytest.raises(UnknownStrategyError, match="'optimal', 'none', 'full'"):
+        solve(Problem(graph=chain(3), rates=RATES), "optimum")

@@ -1,0 +1,29 @@
+"""What native code prints is kept from standard output, and Python's own is not lost before or after."""
+
+import os
+import subprocess
+import sys
+
+from jaxckpt.solve.silenced import quiet
+
+PROGRAM = """
+import os
+from jaxckpt.solve.quiet import quiet
+print("before")
+with quiet():
+    os.write(1, b"from a library\\n")
+print("after")
+"""
+
+
+def test_a_librarys_lines_do_not_reach_standard_output():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["before", "after"]
+
+
+def test_no_descriptor_is_left_open():
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with quiet():
+            pass
+    assert len(os.listdir("/proc/self/fd")) == before

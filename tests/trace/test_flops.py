@@ -1,0 +1,162 @@
+"""Flops of contractions and of bodies, against counts by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxckpt.ir import Kind
+from jaxckpt.program.inline import inline
+from jaxckpt.trace import trace_step
+from jaxckpt.trace.flops import Works
+
+W, X = jnp.full((4, 4), 0.3), jnp.linspace(0.1, 1.0, 12).reshape(3, 4)
+PRODUCT = 2 * 3 * 4 * 4
+
+
+def work(function, *args, primitive):
+    program = inline(jax.make_jaxpr(function)(*args))
+    eqns = [e.eqn for e in program.equations if e.eqn.primitive.name == primitive]
+    return Works().of(eqns[0])
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "flops"),
+    [
+        (jnp.matmul, ((5, 7), (7, 3)), 2 * 5 * 7 * 3),
+        (jnp.matmul, ((9, 5, 7), (9, 7, 3)), 2 * 9 * 5 * 7 * 3),
+        (lambda a, b: jnp.einsum("bqhd,bkhd->bhqk", a, b), ((2, 5, 3, 8), (2, 7, 3, 8)), 2 * 2 * 3 * 5 * 7 * 8),
+        (jnp.dot, ((7,), (7,)), 2 * 7),
+        (jnp.outer, ((4,), (6,)), None),
+    ],
+)
+def test_products(function, shapes, flops):
+    args = [jnp.ones(shape) for shape in shapes]
+    if flops is not None:
+        assert work(function, *args, primitive="dot_general").flops == flops
+
+
+@pytest.mark.parametrize(
+    ("image", "kernel", "options", "flops"),
+    [
+        ((2, 3, 8, 8), (5, 3, 3, 3), {}, 2 * (2 * 5 * 8 * 8) * (3 * 3 * 3)),
+        ((2, 4, 8, 8), (8, 2, 3, 3), {"feature_group_count": 2}, 2 * (2 * 8 * 8 * 8) * (2 * 3 * 3)),
+    ],
+)
+def test_convolutions(image, kernel, options, flops):
+    def function(x, k):
+        return jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", **options)
+
+    found = work(function, jnp.ones(image), jnp.ones(kernel), primitive="conv_general_dilated")
+    assert found.flops == flops
+
+
+def test_zeros_between_the_elements_of_a_dilated_operand_are_not_multiplied():
+    def function(x, k):
+        return jax.lax.conv_general_dilated(x, k, (1, 1), [(1, 1), (1, 1)], lhs_dilation=(2, 2))
+
+    found = work(function, jnp.ones((2, 3, 8, 8)), jnp.ones((5, 3, 3, 3)), primitive="conv_general_dilated")
+    assert found.flops == 2 * (2 * 5 * 15 * 15) * (3 * 3 * 3) / 4
+
+
+def test_ragged_products():
+    sizes = jnp.array([2, 1], jnp.int32)
+    program = inline(jax.make_jaxpr(lambda a, b: jax.lax.ragged_dot(a, b, sizes))(X, jnp.ones((2, 4, 5))))
+    (found,) = [Works().of(e.eqn).flops for e in program.equations if "ragged" in e.eqn.primitive.name]
+    assert found == 2 * 3 * 4 * 5
+
+
+def test_a_loop_is_its_body_times_its_trips():
+    def function(w, x):
+        return jax.lax.scan(lambda c, _: (jnp.tanh(jax.jit(jnp.matmul)(c, w)), c), x, None, length=5)
+
+    found = work(function, W, X, primitive="scan")
+    assert found.flops == 5 * PRODUCT
+    # Each trip reads the weight and the carry, writes and reads the product, writes the new carry.
+    assert found.traffic_bytes >= 5 * (64 + 48 + 48)
+    assert found.workspace_bytes == 48
+
+
+def test_loops_in_loops_multiply():
+    def inner(x, w):
+        return jax.lax.scan(lambda c, _: (c @ w, None), x, None, length=3)[0]
+
+    found = work(
+        lambda w, x: jax.lax.scan(lambda c, _: (inner(c, w), None), x, None, length=2)[0], W, X, primitive="scan"
+    )
+    assert found.flops == 6 * PRODUCT
+
+
+def test_an_unknown_number_of_trips_is_unpriced():
+    found = work(lambda x: jax.lax.while_loop(lambda y: y[0, 0] < 9, lambda y: y @ W, x), X, primitive="while")
+    assert found.flops is None
+    assert found.traffic_bytes > 0
+
+
+def test_branches_count_as_often_as_each_other():
+    found = work(lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: x @ W @ W, lambda x: x @ W, x), X, primitive="cond")
+    assert found.flops == 1.5 * PRODUCT
+
+
+def test_calls_with_custom_derivatives_are_their_bodies():
+    @jax.custom_jvp
+    def f(x):
+        return jnp.sin(x @ W)
+
+    f.defjvp(lambda primals, tangents: (f(*primals), tangents[0] @ W))
+    assert work(f, X, primitive="custom_jvp_call").flops == PRODUCT
+    assert work(jax.nn.relu, X, primitive="custom_jvp_call").flops == 0
+
+
+def test_sharded_bodies_count_for_all_devices_together():
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("a")
+    function = jax.shard_map(lambda x: x @ W, mesh=mesh, in_specs=spec, out_specs=spec)
+    assert work(function, jnp.ones((6, 4)), primitive="shard_map").flops == 2 * PRODUCT
+
+
+def test_what_nobody_knows_is_unpriced_and_what_only_moves_is_free():
+    assert work(jnp.linalg.svd, W, primitive="svd").flops is None
+    assert work(jnp.sort, X, primitive="sort").flops == 0
+    assert work(lambda k: jax.random.bits(k, (4,)), jax.random.key(0), primitive="random_bits").flops == 0
+    assert work(jnp.fft.fft, jnp.ones(8, jnp.complex64), primitive="fft").flops == 5 * 8 * 3
+    found = work(
+        lambda x: jax.lax.scan(lambda c, _: (jnp.linalg.svd(c)[1] * c, None), x, None, length=2)[0],
+        W,
+        primitive="scan",
+    )
+    assert found.flops is None
+
+
+def test_a_kernel_is_taken_at_its_word():
+    pallas = pytest.importorskip("jax.experimental.pallas")
+
+    def kernel(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+
+    def call(x, estimate):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pallas.pallas_call(kernel, out_shape=shape, interpret=True, cost_estimate=estimate)(x)
+
+    estimate = pallas.CostEstimate(flops=12, transcendentals=0, bytes_accessed=96)
+    found = work(lambda x: call(x, estimate), X, primitive="pallas_call")
+    assert (found.flops, found.traffic_bytes) == (12, 96)
+    assert work(lambda x: call(x, None), X, primitive="pallas_call").flops is None
+
+
+def test_the_graph_carries_the_work():
+    def loss(w, x):
+        return jnp.sum(jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, None, length=5)[0])
+
+    graph = trace_step(jax.grad(loss), W, X, open_loops=False).graph
+    forward, backward = (op for op in graph.ops if op.primitive == "scan")
+    assert forward.flops == 5 * PRODUCT
+    assert backward.flops == 2 * 5 * PRODUCT
+    assert forward.traffic_bytes
+    assert forward.workspace_bytes
+    assert all(op.traffic_bytes == 0 for op in graph.ops if op.primitive != "scan")
+
+
+@pytest.mark.parametrize(("shape", "kind"), [((4, 1), Kind.VIEW), ((4, 2), Kind.REDUCTION)])
+def test_a_sum_over_axes_of_length_one_is_a_view(shape, kind):
+    (eqn,) = jax.make_jaxpr(lambda x: x.sum(1))(jnp.ones(shape)).eqns
+    assert Works().kind(eqn) is kind
