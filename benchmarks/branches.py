@@ -94,8 +94,8 @@ def planned(planner: Planner, budget: int) -> dict[str, Any]:
     except InfeasibleBudgetError as error:
         return {"minimum_bytes": error.minimum_bytes}
     predicted = {"predicted_bytes": plan.predicted.total_bytes, "predicted_s": plan.predicted.step_s}
-    nests = [[each.outer, each.inner] for each in plan.nests]
-    return figures(plan.footprint) | predicted | ({"nests": nests} if nests else {})
+    loop_tilings = [[each.outer, each.inner] for each in plan.loop_tilings]
+    return figures(plan.footprint) | predicted | ({"nests": loop_tilings} if loop_tilings else {})
 
 
 def figures(footprint: Any) -> dict[str, Any]:

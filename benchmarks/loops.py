@@ -64,15 +64,15 @@ def planned(planner: Planner, name: str, budget: int) -> dict[str, Any]:
         "predicted_bytes": plan.predicted.total_bytes,
         "predicted_s": plan.predicted.step_s,
         "compiles": len(plan.attempts),
-        "stretches": [list(each.lengths) for each in plan.stretches],
-        "nests": [[each.outer, each.inner] for each in plan.nests],
+        "stretches": [list(each.lengths) for each in plan.loop_splits],
+        "nests": [[each.outer, each.inner] for each in plan.loop_tilings],
         "uniform": uniform(planner, budget),
     }
 
 
 def uniform(planner: Planner, budget: int) -> dict[str, Any] | None:
     """The fastest plan with the same decisions for all turns that was compiled and is within so many MiB, if one is."""
-    whole = (c for c in planner.candidates() if not c.plan.stretches and not c.plan.nests)
+    whole = (c for c in planner.candidates() if not c.plan.loop_splits and not c.plan.loop_tilings)
     fastest = min((c for c in whole if c.fits(budget * 2**20)), key=planner.compiled_s, default=None)
     if fastest is None:
         return None
@@ -95,11 +95,11 @@ def table(name: str) -> str:
         if "minimum_bytes" in plan:
             lines.append(f"| {label} | refused: at least {format_bytes(plan['minimum_bytes'])} | | | | | |")
             continue
-        lines.append(f"| {label} | {cells(plan)} | {off(plan)} | {of_turns(plan)} |")
+        lines.append(f"| {label} | {cells(plan)} | {off(plan)} | {loop_values(plan)} |")
     return "\n".join([*lines, "", f"jax {made['versions']['jax']}, {made['date']}.", ""])
 
 
-def of_turns(plan: dict[str, Any]) -> str:
+def loop_values(plan: dict[str, Any]) -> str:
     """Which turns are decided apart, and what a plan takes that decides the same for all; nothing where it is that.
 
     Of nested loops, which are for budgets that no such plan meets, the groups and the turns of each.

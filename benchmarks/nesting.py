@@ -18,7 +18,7 @@ from benchmarks.tables import ROOT, write
 from jaxckpt import Planner
 from jaxckpt._units import format_bytes
 
-TURNS, WIDTH, HEADS, LENGTH, BATCH, WORDS = 64, 1024, 16, 1024, 32, 8192
+ALL_ITERATIONS, WIDTH, HEADS, LENGTH, BATCH, WORDS = 64, 1024, 16, 1024, 32, 8192
 GROUPS, OF_A_GROUP = 8, 8
 BILSTM_MIB = (1700, 1500, 767)
 """Budgets; the last is the smallest total."""
@@ -47,7 +47,7 @@ def uniform(x: jax.Array, weights: Any) -> jax.Array:
     return jax.lax.scan(jax.checkpoint(block), x, weights)[0]
 
 
-def nested(x: jax.Array, weights: Any) -> jax.Array:
+def with_tiled_loops(x: jax.Array, weights: Any) -> jax.Array:
     """Layers in groups, by hand: groups are checkpoints and so is each layer."""
     weights = jax.tree.map(lambda w: w.reshape(GROUPS, OF_A_GROUP, *w.shape[1:]), weights)
     group = jax.checkpoint(lambda x, weights: (uniform(x, weights), None))
@@ -76,8 +76,8 @@ def decoder(layers: Callable[[jax.Array, Any], jax.Array]) -> tuple[Any, tuple[A
     sizes = {"qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
     params = {
         "words": jax.ShapeDtypeStruct((WORDS, WIDTH), jnp.float32),
-        "layers": {name: jax.ShapeDtypeStruct((TURNS, *shape), jnp.float32) for name, shape in sizes.items()}
-        | {name: jax.ShapeDtypeStruct((TURNS, WIDTH), jnp.float32) for name in ("norm", "norm2")},
+        "layers": {name: jax.ShapeDtypeStruct((ALL_ITERATIONS, *shape), jnp.float32) for name, shape in sizes.items()}
+        | {name: jax.ShapeDtypeStruct((ALL_ITERATIONS, WIDTH), jnp.float32) for name in ("norm", "norm2")},
     }
     return step, (params, jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32))
 
@@ -94,7 +94,7 @@ def main() -> None:
 def of_decoder() -> list[dict[str, Any]]:
     """By hand, and planned for the same totals and for the smallest."""
     rows, budgets = [], []
-    for label, layers in (("on each layer", uniform), (f"nested {GROUPS} x {OF_A_GROUP}", nested)):
+    for label, layers in (("on each layer", uniform), (f"nested {GROUPS} x {OF_A_GROUP}", with_tiled_loops)):
         step, args = decoder(layers)
         marked = jaxckpt.footprint(step, *args, target=TARGET, donate_argnums=0)
         rows.append({"label": f"`jax.checkpoint` by hand, {label}", **figures(marked)})

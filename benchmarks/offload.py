@@ -77,8 +77,8 @@ def versions(model: str, target: str) -> dict[str, Any]:
             "predicted_temp_bytes": plan.predicted.temp_bytes,
             "predicted_host_bytes": plan.predicted.host_bytes,
             "predicted_stall_s": plan.predicted.stall_s,
-            "layers_out": sorted({decision.behind for decision in offloads}),
-            "layers_back": sorted({decision.ahead for decision in offloads}),
+            "layers_out": sorted({decision.store_distance for decision in offloads}),
+            "layers_back": sorted({decision.load_distance for decision in offloads}),
         }
     return made
 

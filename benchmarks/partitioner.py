@@ -22,7 +22,7 @@ import optax
 from benchmarks.record import keep
 from jaxckpt import Planner
 from jaxckpt.cli.gpt2 import training_step
-from jaxckpt.ir import Graph, Kind, Phase, Plan
+from jaxckpt.ir import Graph, GraphPlan, Kind, Phase
 from jaxckpt.schedule import Run, schedule
 from jaxckpt.solve import OptimalSolver
 
@@ -95,7 +95,7 @@ def gradients() -> tuple[Callable[..., Any], Any, jax.ShapeDtypeStruct, jax.Shap
     return jax.value_and_grad(loss), made.args[0], tokens, tokens
 
 
-def keeping(solver: OptimalSolver, graph: Graph, *, most_bytes: int) -> tuple[Plan, int, float]:
+def keeping(solver: OptimalSolver, graph: Graph, *, most_bytes: int) -> tuple[GraphPlan, int, float]:
     """Of all budgets of temporaries, the plan of the fewest FLOPs again that keeps so much in the blocks, or less.
 
     With it stands what it keeps and does again.
@@ -115,7 +115,7 @@ def keeping(solver: OptimalSolver, graph: Graph, *, most_bytes: int) -> tuple[Pl
     return min(found, key=lambda each: each[2])
 
 
-def kept_in_blocks(graph: Graph, plan: Plan) -> tuple[int, float]:
+def kept_in_blocks(graph: Graph, plan: GraphPlan) -> tuple[int, float]:
     """Bytes that the backward reads of what the forward pass wrote within blocks, and the FLOPs of products again."""
     first: dict[int, int] = {}
     kept: set[int] = set()
@@ -132,7 +132,7 @@ def kept_in_blocks(graph: Graph, plan: Plan) -> tuple[int, float]:
         if step.again and op.kind is Kind.CONTRACTION:
             flops += op.flops or 0
     in_blocks = (v for v in kept if "block_" in str(graph.ops[graph.producer[v]].scope))
-    return sum(map(graph.held_bytes, in_blocks)), flops
+    return sum(map(graph.residual_bytes, in_blocks)), flops
 
 
 if __name__ == "__main__":

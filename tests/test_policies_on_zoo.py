@@ -20,7 +20,7 @@ import jaxckpt
 from jaxckpt import Policy, PolicyError, Target, UnsupportedDecisionError, load_policy
 from jaxckpt.ir import Graph, Partition, Phase
 from jaxckpt.schedule import schedule
-from jaxckpt.solve import Problem, follow
+from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import trace_step
 from jaxckpt.verifier import Tolerance, difference, run_one_by_one
 from tests.zoo import Case, named
@@ -148,7 +148,7 @@ def equations(jaxpr: Any) -> Iterator[Any]:
 def planned_again(name: str, policy: str) -> int:
     """How many products the plan of a policy runs again; the plan is made anew, by its own way."""
     graph = graph_of(name)
-    plan = follow(Problem(graph=graph, rates=RATES), load_policy(policy)).plan
+    plan = plan_from_policy(Problem(graph=graph, rates=RATES), load_policy(policy)).plan
     again = [graph.ops[step.op] for step in schedule(graph, plan).steps if getattr(step, "again", False)]
     assert all(op.phase is Phase.FORWARD for op in again)
     products = [op.id for op in again if op.primitive == "dot_general"]

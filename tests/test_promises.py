@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxckpt._errors import JaxckptError
-from jaxckpt.ir import Plan, Recompute, Save, residuals
+from jaxckpt.ir import GraphPlan, Recompute, Save, residuals
 from jaxckpt.rewrite import rewrite
 from jaxckpt.solve import OptimalSolver, Problem, solve
 from jaxckpt.trace import trace_step
@@ -28,7 +28,7 @@ def numbers(function, *flat) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*flat))]
 
 
-def assert_computes_the_same(case: Case, plan: Plan) -> None:
+def assert_computes_the_same(case: Case, plan: GraphPlan) -> None:
     """Compiled, within rounding; where a program makes much of rounding, the same bits operation by operation."""
     traced, flat = trace_step(case.step, *case.args), jax.tree.leaves(case.args)
     planned = rewrite(traced, plan)
@@ -79,7 +79,7 @@ def test_any_decisions_on_any_stages_compute_the_same(program, data):
         if decision is not None:
             decisions[residual.value] = decision
     stages = tuple(sorted({0, *data.draw(st.lists(st.integers(0, len(graph.ops) - 1), max_size=4))}))
-    plan = Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=stages)
+    plan = GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=stages)
     assert_computes_the_same(case, plan)
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxckpt.ir import Nest, Offload, Phase, Plan, Recompute, Save, Stretches, residuals
-from jaxckpt.rewrite import in_stretches, nestable, nested, rewrite, together
+from jaxckpt.ir import GraphPlan, LoopSplit, LoopTiling, Offload, Phase, Recompute, Save, residuals
+from jaxckpt.rewrite import loops_split_together, rewrite, tileable_loops, with_split_loops, with_tiled_loops
 from jaxckpt.schedule.validate import why_not_on_host
 from jaxckpt.solve import OptimalSolver, Problem, solve
 from jaxckpt.trace import trace_step
@@ -45,18 +45,18 @@ def test_any_decisions_on_any_stages_of_loops_give_the_same_bits(made, data):
 def test_any_decisions_in_any_stretches_of_loops_give_the_same_bits(made, data):
     step, args = build(made)
     traced = trace_step(step, *args)
-    stretches = []
-    for loops in together(traced):
-        outer = [each.loop for each in stretches]
+    loop_splits = []
+    for loops in loops_split_together(traced):
+        outer = [each.loop for each in loop_splits]
         inside = any(around in outer for loop in loops for around in traced.graph.path(loop)[:-1])
         lengths = data.draw(st.sampled_from(list(compositions(traced.graph.loops[loops[0]].length))))
         if not inside and len(lengths) > 1:
-            stretches.append(Stretches(loop=loops[0], lengths=lengths))
-    split = in_stretches(traced, stretches).traced
+            loop_splits.append(LoopSplit(loop=loops[0], lengths=lengths))
+    split = with_split_loops(traced, loop_splits).traced
     split.graph.validate()
-    assert len(split.graph.loops) > len(traced.graph.loops) or not stretches
+    assert len(split.graph.loops) > len(traced.graph.loops) or not loop_splits
     plan = draw_plan(data, split.graph)
-    plan = replace(plan, fingerprint=traced.graph.fingerprint, stretches=tuple(stretches))
+    plan = replace(plan, fingerprint=traced.graph.fingerprint, loop_splits=tuple(loop_splits))
     assert_same_bits(step, args, traced, plan)
 
 
@@ -66,17 +66,17 @@ def test_any_decisions_in_any_nested_loops_give_the_same_bits(made, data):
     turns = st.sampled_from([4, 6])
     step, args = build(replace(made, scans=tuple(replace(scan, turns=data.draw(turns)) for scan in made.scans)))
     traced = trace_step(step, *args)
-    nests = []
-    for loops in nestable(traced):
+    loop_tilings = []
+    for loops in tileable_loops(traced):
         length = traced.graph.loops[loops[0]].length
         inner = data.draw(st.sampled_from([1, *(i for i in range(2, length) if length % i == 0)]))
         around = {around for loop in loops for around in traced.graph.path(loop)}
-        if inner > 1 and around.isdisjoint(each.loop for each in nests):
-            nests.append(Nest(loop=loops[0], outer=length // inner, inner=inner))
-    there = nested(traced, nests).traced
+        if inner > 1 and around.isdisjoint(each.loop for each in loop_tilings):
+            loop_tilings.append(LoopTiling(loop=loops[0], outer=length // inner, inner=inner))
+    there = with_tiled_loops(traced, loop_tilings).traced
     there.graph.validate()
     plan = draw_plan(data, there.graph)
-    plan = replace(plan, fingerprint=traced.graph.fingerprint, nests=tuple(nests))
+    plan = replace(plan, fingerprint=traced.graph.fingerprint, loop_tilings=tuple(loop_tilings))
     assert_same_bits(step, args, traced, plan)
 
 
@@ -99,7 +99,7 @@ def draw_plan(data, graph):
         if decision is not None:
             decisions[residual.value] = decision
     stages = tuple(sorted({0, *data.draw(st.lists(st.integers(0, len(graph.ops) - 1), max_size=3))}))
-    return Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=stages)
+    return GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=stages)
 
 
 @FEW

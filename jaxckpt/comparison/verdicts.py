@@ -14,13 +14,13 @@ from jaxckpt._errors import PolicyError
 from jaxckpt.comparison.verdict import Verdict, Verdicts, Word
 from jaxckpt.compiler import Footprint
 from jaxckpt.cost import behind_views
-from jaxckpt.ir import Offload, Plan, Recompute, Save
+from jaxckpt.ir import GraphPlan, Offload, Recompute, Save
 from jaxckpt.ir.scope import TAG
 from jaxckpt.linter import Seen, primal_of_name
 from jaxckpt.machine import Target
 from jaxckpt.planner import Planner
 from jaxckpt.policy import Match, Policy, Resolved, Rule, candidates, load_policy
-from jaxckpt.solve import Followed, Problem, follow
+from jaxckpt.solve import PolicyPlan, Problem, plan_from_policy
 
 _SAME = 1e-3
 """Totals and times that differ by less than this share are the same: compilers lay out buffers by chance."""
@@ -133,7 +133,7 @@ class _Judged:
         self.compiles = 0
 
     @cached_property
-    def followed(self) -> Followed:
+    def followed(self) -> PolicyPlan:
         """What comes of all rules."""
         return _follow(self.planner.problem, self.policy)
 
@@ -156,7 +156,7 @@ class _Judged:
             step_s_change=change.step_s,
         )
 
-    def measured(self, plan: Plan) -> Footprint:
+    def measured(self, plan: GraphPlan) -> Footprint:
         """What the compiler says of a plan; compiled once."""
         self.compiles += not self.planner.compiled_before(plan)
         return self.planner.measure(plan).footprint
@@ -184,9 +184,9 @@ class _Judged:
             return _SAME_ANYWAY
         if values <= set(problem.graph.outputs):
             return _RETURNED
-        if not values & problem.late_read:
+        if not values & problem.read_after_forward:
             return _DEAD
-        if values & problem.late_read <= problem.fusion.light:
+        if values & problem.read_after_forward <= problem.fusion.light:
             return _LIGHT
         return _SAME_ANYWAY if values & problem.worth_saving else _NO_ARRAY
 
@@ -228,13 +228,13 @@ def _name(rule: Rule) -> str:
     return name
 
 
-def _follow(problem: Problem, policy: Policy) -> Followed:
+def _follow(problem: Problem, policy: Policy) -> PolicyPlan:
     """A policy carried over to a step, rules that match nothing left out."""
     lenient = replace(policy, rules=tuple(replace(rule, optional=True) for rule in policy.rules))
     try:
-        return follow(problem, lenient)
+        return plan_from_policy(problem, lenient)
     except PolicyError:
-        return follow(problem, replace(policy, rules=()))
+        return plan_from_policy(problem, replace(policy, rules=()))
 
 
 def _between(one: Footprint, other: Footprint) -> _Change:

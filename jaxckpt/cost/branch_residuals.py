@@ -70,4 +70,4 @@ class Slots:
     def _exclude(self, one: tuple[int, ...], other: tuple[int, ...]) -> bool:
         """Whether at most one of two bodies runs."""
         parting = next(((a, b) for a, b in zip(one, other, strict=False) if a != b), None)
-        return parting is not None and parting[1] in self._graph.beside[parting[0]]
+        return parting is not None and parting[1] in self._graph.sibling_branches[parting[0]]

@@ -44,7 +44,7 @@ from jaxckpt.cost.row_fusion import between_passes, is_row, is_used_as_it_is, re
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.schedule import Run, Step
-from jaxckpt.schedule.argument_derived import is_spread_over, shows
+from jaxckpt.schedule.argument_derived import is_broadcast_over, is_view_of
 from jaxckpt.schedule.layout import Orders
 from jaxckpt.schedule.layout_copies import copied_views
 from jaxckpt.schedule.scatter_inits import scatters_into_addend
@@ -174,7 +174,7 @@ class Rules:
             for op in ops
         ]
         self.needs_memory = [_needs_memory(op, scatters=op.id not in into_addend) for op in ops]
-        self.shows = [op.id not in copied and shows(graph, op) for op in ops]
+        self.is_view_of = [op.id not in copied and is_view_of(graph, op) for op in ops]
         self.is_gather = [op.primitive == "gather" for op in ops]
         self.enters = [None if op.id in by_themselves else _enters(graph, op, light) for op in ops]
         self.loads = [op.primitive == "dot_general" for op in ops]
@@ -250,7 +250,7 @@ def _enters(graph: Graph, op: Op, light: frozenset[int]) -> int | None:
     if op.kind is not Kind.ELEMENTWISE or op.effects or op.primitive in _SLOW or len(op.writes) != 1:
         return None
     size_bytes = graph.values[op.writes[0]].size_bytes
-    whole = [at for at, v in enumerate(op.reads) if v not in light or not is_spread_over(graph, v, size_bytes)]
+    whole = [at for at, v in enumerate(op.reads) if v not in light or not is_broadcast_over(graph, v, size_bytes)]
     return whole[0] if len(whole) == 1 and graph.values[op.reads[whole[0]]].size_bytes == size_bytes else None
 
 
@@ -346,7 +346,7 @@ class Spread:
             op = step.op
             if (entering := rules.enters[op]) is not None:
                 loaded[step.writes[0]] = loaded[step.reads[entering]]
-            if rules.shows[op]:
+            if rules.is_view_of[op]:
                 shown[step.writes[0]] = shown[step.reads[0]]
                 loaded[step.writes[0]] = loaded[step.reads[0]]
             elif rules.is_row[op]:

@@ -61,7 +61,7 @@ class Turns:
             for loop in graph.path(step.loop):
                 self._first.setdefault(loop, at)
                 self._last[loop] = at
-                self._over.update(dict.fromkeys(graph.beside[loop], at))
+                self._over.update(dict.fromkeys(graph.sibling_branches[loop], at))
 
     def begin(self, loop: int) -> int:
         """The first step of a loop."""
@@ -78,7 +78,7 @@ class Turns:
 
     def number(self, step: Step) -> float:
         """How often a step runs, on the average."""
-        return self.graph.turns(step.loop)
+        return self.graph.runs_per_step(step.loop)
 
     def is_read_inside(self, source: int) -> bool:
         """Whether a step of the same turn reads what is stacked."""
@@ -116,7 +116,7 @@ class Turns:
 
     def is_again(self, step: Step) -> bool:
         """Whether a step computes again what was computed before."""
-        return (isinstance(step, Run) and step.again) or self.graph.is_copied(step.loop)
+        return (isinstance(step, Run) and step.again) or self.graph.is_in_clone(step.loop)
 
     def until(self, at: int, source: int, size_bytes: int) -> int:
         """The last step for which a buffer must be there that is read at a step; -1 where another one is read."""
@@ -178,9 +178,11 @@ class Turns:
         key = id(self.waiting[source]), self._copied_in(around, home)
         if key in self.copies:
             return 0
-        birth, death = (at, at) if cond is None else (min(map(self._begin, self.graph.beside[cond])), self._over[cond])
+        birth, death = (
+            (at, at) if cond is None else (min(map(self._begin, self.graph.sibling_branches[cond])), self._over[cond])
+        )
         self.copies[key] = Span(birth=birth, death=death, size_bytes=size_bytes)
-        return self.number(self.steps[at]) if cond is None else self.graph.turns(self.graph.loops[cond].parent)
+        return self.number(self.steps[at]) if cond is None else self.graph.runs_per_step(self.graph.loops[cond].parent)
 
     def _begin(self, loop: int) -> int:
         """The first step of a loop; one behind all of a branch without any."""

@@ -67,12 +67,12 @@ class TurnCopies:
         return sum(self._waited_s(instance, loop, now_s) for instance in self._at_end.pop(loop, ()))
 
     def _waited_s(self, instance: int, loop: int, now_s: float) -> float:
-        waited_s = self._of(loop).wait(instance, now_s=self._in_turn_s(loop, now_s)) * self._graph.turns(loop)
+        waited_s = self._of(loop).wait(instance, now_s=self._in_turn_s(loop, now_s)) * self._graph.runs_per_step(loop)
         self.stall_s += waited_s
         return waited_s
 
     def _in_turn_s(self, loop: int, now_s: float) -> float:
-        return (now_s - self._began_s[loop]) / self._graph.turns(loop)
+        return (now_s - self._began_s[loop]) / self._graph.runs_per_step(loop)
 
     def _of(self, loop: int) -> Copies:
         return self._copies.setdefault(loop, Copies(self._bandwidth_bytes_per_s))

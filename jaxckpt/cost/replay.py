@@ -39,7 +39,7 @@ from jaxckpt.cost.roofline import Prices
 from jaxckpt.cost.transfers import Copies
 from jaxckpt.cost.update_order import updates_early
 from jaxckpt.ir import Graph, Kind, Offload, Op, Phase, Trait
-from jaxckpt.ir.loop import STACK, TURNS
+from jaxckpt.ir.loop import ALL_ITERATIONS, STACK
 from jaxckpt.schedule import Barrier, Move, Run, Schedule, Step
 
 _WRITES_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.SCATTER, Kind.VIEW})
@@ -215,7 +215,7 @@ class _Replayer:
         self.seconds[at] += self._kernel_s(stack_bytes, 0.0)
         fused = isinstance(maker, Run) and self.spread.rules.fuses[maker.op] and by == maker.loop
         if not fused or self.turns.is_read_inside(source):
-            self.seconds[at] += self.graph.turns(by) * self._kernel_s(2 * self.size_bytes[source], 0.0)
+            self.seconds[at] += self.graph.runs_per_step(by) * self._kernel_s(2 * self.size_bytes[source], 0.0)
 
     def _copy_slices(self, at: int, instance: int) -> None:
         """Slices of stacks that have to be in memory."""
@@ -305,7 +305,7 @@ class _Replayer:
 
     def _all_turns(self, instance: int, turn_bytes: int) -> int:
         value = self.schedule.origin[instance]
-        return self.graph.held_bytes(value) * turn_bytes // self.graph.values[value].size_bytes
+        return self.graph.residual_bytes(value) * turn_bytes // self.graph.values[value].size_bytes
 
     def _hand_on(self, read: int, write: int, *, left: bool) -> None:
         """What is on the host passes a barrier under a new id; one that has left holds nothing here any more."""
@@ -361,7 +361,7 @@ class _Replayer:
             if not self.spread.holds_rows(step):
                 self.looped.update(dict.fromkeys((*reads, *written), kernel))
         else:
-            kernel_s = 0.0 if TURNS in op.effects else self._kernel_s(traffic_bytes, arithmetic_s)
+            kernel_s = 0.0 if ALL_ITERATIONS in op.effects else self._kernel_s(traffic_bytes, arithmetic_s)
         if op.exchange_bytes:  # of a copy the sums alone
             kernel_s += self.rates.exchange_s(op.exchange_bytes - (op.gathered_bytes if step.again else 0))
         kernel_s *= self.turns.number(step)
@@ -475,18 +475,18 @@ class _Replayer:
         """Sweeps births and deaths; a kernel may write over a buffer of the same size and shape that dies there."""
         change_bytes = [0] * (length + 1)
         dying: defaultdict[int, list[int]] = defaultdict(list)
-        settled = self.elsewhere | self._guests()
+        placed = self.elsewhere | self._guests()
         for buffer, birth in self.births.items():
-            if buffer not in settled:
+            if buffer not in placed:
                 death = self.deaths[buffer]
                 change_bytes[birth] += self.size_bytes[buffer]
                 change_bytes[death + 1] -= self.size_bytes[buffer]
                 dying[death].append(buffer)
-        for span in self.turns.spans(settled):
+        for span in self.turns.spans(placed):
             change_bytes[span.birth] += span.size_bytes
             change_bytes[span.death + 1] -= span.size_bytes
         live_bytes = list(accumulate(change_bytes[:length]))
-        for buffer in self.in_place - settled:
+        for buffer in self.in_place - placed:
             at, size_bytes = self.births[buffer], self.size_bytes[buffer]
             for i, other in enumerate(dying.get(at, ())):
                 if self.births[other] < at and self.size_bytes[other] == size_bytes and other not in self.flat:

@@ -45,13 +45,12 @@ if TYPE_CHECKING:
         compare_evictors,
         eager_report,
         evictions_report,
-        program_of_kernels,
         simulation_report,
         stepper,
         stepper_page,
-        training_of_kernels,
     )
     from jaxckpt.dynamic.eager import EagerRun, Runner, ScopeSeconds, run, timed_scopes
+    from jaxckpt.dynamic.kernel_program import program_of_kernels, training_of_kernels
 
 __all__ = [
     "EVICTORS",
@@ -122,13 +121,13 @@ _LAZY = {
     "compare_evictors": "compare",
     "eager_report": "compare",
     "evictions_report": "compare",
-    "program_of_kernels": "compare",
+    "program_of_kernels": "kernel_program",
     "run": "eager",
     "simulation_report": "compare",
     "stepper": "compare",
     "stepper_page": "compare",
     "timed_scopes": "eager",
-    "training_of_kernels": "compare",
+    "training_of_kernels": "kernel_program",
 }
 """Names that need jax, solvers or reports, and the subpackage that is loaded when one of them is first used."""
 

@@ -32,7 +32,7 @@ AREA = np.dtype(
     align=True,
 )
 
-TURNS = {1: (0,), 2: (0, 1), 4: (0, 1, 3, 2), 6: (3, 1, 0, 5, 4, 2)}
+ALL_ITERATIONS = {1: (0,), 2: (0, 1), 4: (0, 1, 3, 2), 6: (3, 1, 0, 5, 4, 2)}
 """The order in which groups are tried; even ones fill from the left. Group i is for dense values where i is 0 or 3
 modulo 4, and for cheap ones elsewhere."""
 
@@ -71,7 +71,7 @@ def make_blocks(size: int, *, most: int, groups: int = 1, zone: int = 0, small: 
     Raises:
       PoolError: Another number of groups.
     """
-    if groups not in TURNS:
+    if groups not in ALL_ITERATIONS:
         raise PoolError(
             f"groups={groups} cannot be laid out.",
             got=repr(groups),
@@ -86,7 +86,9 @@ def make_blocks(size: int, *, most: int, groups: int = 1, zone: int = 0, small: 
     area["cheap_turn"] = 1 if groups > 1 else 0
     area["spare"] = area["head"] = -1
     blocks = np.recarray(2 * most + 4, dtype=BLOCK)
-    pool = Blocks(area, blocks, np.zeros(2 * most + 4, dtype=np.int32), np.array(TURNS[groups], dtype=np.int32))
+    pool = Blocks(
+        area, blocks, np.zeros(2 * most + 4, dtype=np.int32), np.array(ALL_ITERATIONS[groups], dtype=np.int32)
+    )
     if size > zone:
         _append(pool, 0, size - zone)
     if zone:

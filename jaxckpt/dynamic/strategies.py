@@ -19,8 +19,8 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from jaxckpt.dynamic.compare.kernel_program import program_of_kernels
-from jaxckpt.ir import Phase, Plan
+from jaxckpt.dynamic.kernel_program import program_of_kernels
+from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.solve.no_recompute import solve_none
 from jaxckpt.solve.problem import Problem, decide
 from jaxckpt.solve.stages import Stages, boundaries, stagings
@@ -39,7 +39,7 @@ _RULES = {"dtr": "dtr_eq"}
 """The rule that is simulated for a strategy of another name: DTR as it is run, with classes for neighbourhoods."""
 
 
-def sweep_evicted(problem: Problem, *, evictor: str) -> Iterator[Plan]:
+def sweep_evicted(problem: Problem, *, evictor: str) -> Iterator[GraphPlan]:
     """Plans that a rule's evictions make under many budgets; the same for every budget of the problem.
 
     Args:
@@ -66,7 +66,7 @@ def sweep_evicted(problem: Problem, *, evictor: str) -> Iterator[Plan]:
         yield from made
 
 
-def _with_cut(problem: Problem, saved: frozenset[int], stages: Stages, evictor: str) -> Iterator[Plan]:
+def _with_cut(problem: Problem, saved: frozenset[int], stages: Stages, evictor: str) -> Iterator[GraphPlan]:
     saved |= problem.must_keep
     crossing = boundaries(problem, stages)
     yield decide(problem, saved | crossing, stages, evictor)

@@ -12,28 +12,28 @@ from jaxckpt.ir.graph import Graph, Op, Phase, Value
 from jaxckpt.ir.kind import Kind, Trait, kind_of, trait_of
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
 from jaxckpt.ir.loop import Loop
-from jaxckpt.ir.loop_split import Stretches
-from jaxckpt.ir.loop_tiling import Nest
-from jaxckpt.ir.plan import Plan, Prediction
+from jaxckpt.ir.loop_split import LoopSplit
+from jaxckpt.ir.loop_tiling import LoopTiling
+from jaxckpt.ir.plan import GraphPlan, Prediction
 from jaxckpt.ir.residual import Residual, residuals
 
 __all__ = [
     "Decision",
     "Graph",
+    "GraphPlan",
     "Kind",
     "Layers",
     "Loop",
-    "Nest",
+    "LoopSplit",
+    "LoopTiling",
     "Offload",
     "Op",
     "Partition",
     "Phase",
-    "Plan",
     "Prediction",
     "Recompute",
     "Residual",
     "Save",
-    "Stretches",
     "Trait",
     "Value",
     "fold_layers",

@@ -50,19 +50,19 @@ class Offload:
             raise ValueError("an offload is cut over an axis or in a dimension only with shard = true")
 
     @property
-    def cut(self) -> "Partition | None":
+    def partition(self) -> "Partition | None":
         """How the value is cut before it is sent; None where it goes whole."""
         return Partition(axis=self.axis, dim=self.dim) if self.shard else None
 
     @property
-    def ahead(self) -> int:
+    def load_distance(self) -> int:
         """Layers that the copy back may take."""
         return 1 if self.prefetch is None else self.prefetch
 
     @property
-    def behind(self) -> int:
+    def store_distance(self) -> int:
         """Layers that the copy out may take."""
-        return self.ahead if self.leave is None else self.leave
+        return self.load_distance if self.leave is None else self.leave
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

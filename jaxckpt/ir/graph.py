@@ -17,7 +17,7 @@ from math import prod
 from jaxckpt._errors import GraphError
 from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.kind import Kind, Trait
-from jaxckpt.ir.loop import GIVING, SLICE, TURNS, Loop
+from jaxckpt.ir.loop import ALL_ITERATIONS, BODY_OUTPUTS, SLICE, Loop
 
 
 class Phase(enum.StrEnum):
@@ -147,27 +147,27 @@ class Graph:
         return tuple(map(tuple, readers))
 
     @cached_property
-    def fronts(self) -> tuple[int | None, ...]:
+    def backward_frontier(self) -> tuple[int | None, ...]:
         """For each op the value at the end of the longest chain of backward ops before it; None before the backward.
 
         Not every value of the backward waits for it: some are computed of residuals alone. The end of the longest
         chain has waited for all that the chain has. In the body of a loop it is a value of that body, once there is
         one: each turn waits for itself.
         """
-        fronts: list[int | None] = []
+        backward_frontier: list[int | None] = []
         depth: dict[int, int] = {}
         found: dict[int | None, tuple[int | None, int]] = {None: (None, 0)}
         for op in self.ops:
             for around in self.path(op.loop):
                 found.setdefault(around, (found[self.loops[around].parent][0], 0))
             front, deepest = found[op.loop]
-            fronts.append(front)
+            backward_frontier.append(front)
             if op.phase is Phase.BACKWARD and op.writes:
                 depth_here = 1 + max([depth.get(v, 0) for v in op.reads], default=0)
                 depth.update(dict.fromkeys(op.writes, depth_here))
                 if depth_here >= deepest:
                     found[op.loop] = (op.writes[0], depth_here)
-        return tuple(fronts)
+        return tuple(backward_frontier)
 
     @cached_property
     def forward(self) -> tuple[int, ...]:
@@ -175,24 +175,26 @@ class Graph:
         return tuple(op.id for op in self.ops if op.phase is Phase.FORWARD)
 
     @cached_property
-    def late_read(self) -> frozenset[int]:
+    def read_after_forward(self) -> frozenset[int]:
         """Forward values that a later op than the forward pass reads."""
         late = frozenset(v for op in self.ops if op.phase is not Phase.FORWARD for v in op.reads)
         return late.intersection(v for op in self.ops if op.phase is Phase.FORWARD for v in op.writes)
 
     @cached_property
-    def there(self) -> frozenset[int]:
+    def available(self) -> frozenset[int]:
         """Values that are there after the forward pass without being kept for it, and those left to the compiler.
 
         Arguments, results, whatever an op with effects or a later one wrote, and all that a later one reads.
         """
         made = (v for op in self.ops if op.phase is not Phase.FORWARD or op.effects for v in op.writes)
-        return frozenset((*self.inputs, *self.constants, *self.outputs, *made)) | self.late_read
+        return frozenset((*self.inputs, *self.constants, *self.outputs, *made)) | self.read_after_forward
 
     @cached_property
     def results(self) -> frozenset[int]:
         """What stays anyway: results of the step and, where the backward stands in a body, those of its turns."""
-        handed_on = (v for op in self.ops if op.primitive in GIVING and op.phase is not Phase.FORWARD for v in op.reads)
+        handed_on = (
+            v for op in self.ops if op.primitive in BODY_OUTPUTS and op.phase is not Phase.FORWARD for v in op.reads
+        )
         return frozenset((*self.outputs, *handed_on))
 
     @cached_property
@@ -208,7 +210,7 @@ class Graph:
     @cached_property
     def updates(self) -> frozenset[int]:
         """The ops of the update, but those that only say how often a loop turns."""
-        return frozenset(op.id for op in self.ops if op.phase is Phase.UPDATE and TURNS not in op.effects)
+        return frozenset(op.id for op in self.ops if op.phase is Phase.UPDATE and ALL_ITERATIONS not in op.effects)
 
     @cached_property
     def unaliased_outputs(self) -> tuple[int, ...]:
@@ -230,7 +232,7 @@ class Graph:
         return max(late, key=lambda v: (self._depths[v], v), default=None)
 
     @cached_property
-    def forward_fronts(self) -> tuple[int | None, ...]:
+    def forward_frontier(self) -> tuple[int | None, ...]:
         """For each op a value that the rest of the forward pass, and with it the backward, cannot do without.
 
         Of the values made before the op that lead to `forward_end`, and that are still to be read on the way there, the
@@ -238,14 +240,14 @@ class Graph:
         nobody waits for them. Outside of loops' bodies alone.
         """
         last_read = self._last_read_towards(self.forward_end)
-        fronts: list[int | None] = [None] * len(self.ops)
+        backward_frontier: list[int | None] = [None] * len(self.ops)
         still_read: dict[int, int] = {}
         for op in self.ops:
             still_read = {v: until for v, until in still_read.items() if until >= op.id}
-            fronts[op.id] = max(still_read, key=lambda v: (self._depths[v], v), default=None)
+            backward_frontier[op.id] = max(still_read, key=lambda v: (self._depths[v], v), default=None)
             if op.phase is Phase.FORWARD:
                 still_read.update((v, last_read[v]) for v in op.writes if v in last_read and v in self._depths)
-        return tuple(fronts)
+        return tuple(backward_frontier)
 
     @cached_property
     def _depths(self) -> dict[int, int]:
@@ -317,7 +319,7 @@ class Graph:
         """The loops around an op of this loop, outermost first; () where the loop is None."""
         return () if loop is None else self.paths[loop]
 
-    def turns(self, loop: int | None) -> float:
+    def runs_per_step(self, loop: int | None) -> float:
         """How often an op of this loop runs in a step; on the average, where it is a branch."""
         if loop is None:
             return 1
@@ -329,7 +331,7 @@ class Graph:
         """Whether an op of this loop stands in a branch of a cond."""
         return any(self.loops[around].branch is not None for around in self.path(loop))
 
-    def is_copied(self, loop: int | None) -> bool:
+    def is_in_clone(self, loop: int | None) -> bool:
         """Whether an op of this loop stands in the copy of one, and computes the same again."""
         return loop is not None and any(self.loops[around].again for around in self.path(loop))
 
@@ -339,7 +341,7 @@ class Graph:
         return frozenset(op.reads[0] for op in self.ops if op.primitive == COND_END)
 
     @cached_property
-    def beside(self) -> tuple[tuple[int, ...], ...]:
+    def sibling_branches(self) -> tuple[tuple[int, ...], ...]:
         """For each loop itself and, of a branch, the other branches of its cond."""
         conds: dict[int, list[int]] = {}
         for loop in self.loops:
@@ -347,18 +349,18 @@ class Graph:
         return tuple(tuple(conds[~i if loop.branch is None else loop.branch.cond]) for i, loop in enumerate(self.loops))
 
     @cached_property
-    def late_loops(self) -> frozenset[int]:
+    def loops_after_forward(self) -> frozenset[int]:
         """Loops in whose bodies there is something of the backward or the update."""
         return frozenset(around for op in self.ops if op.phase is not Phase.FORWARD for around in self.path(op.loop))
 
     @cached_property
-    def held(self) -> tuple[int, ...]:
+    def stack_depths(self) -> tuple[int, ...]:
         """For each value how many of it wait between forward and backward, if it does.
 
         A value of a body waits once for every turn, unless the backward stands in the same body and so reads the value
         of the turn at hand.
         """
-        late = self.late_loops
+        late = self.loops_after_forward
         turns = [
             prod(self.loops[around].length for around in self.path(loop.id) if around not in late)
             for loop in self.loops
@@ -366,9 +368,9 @@ class Graph:
         loop_of = (None if made is None else self.ops[made].loop for made in self.producer)
         return tuple(1 if loop is None else turns[loop] for loop in loop_of)
 
-    def held_bytes(self, value: int) -> int:
+    def residual_bytes(self, value: int) -> int:
         """Bytes on one device that a value takes while it waits for the backward: those of all turns of its loop."""
-        return self.held[value] * self.values[value].size_bytes
+        return self.stack_depths[value] * self.values[value].size_bytes
 
     @cached_property
     def argument_bytes(self) -> int:

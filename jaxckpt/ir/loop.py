@@ -23,11 +23,11 @@ from jaxckpt.ir.branch import COND_END, Branch
 
 CARRY, SLICE, END, STACK = "loop_carry", "loop_slice", "loop_end", "loop_stack"
 """Primitives of the ops that join a body to what is around."""
-ENTERING = frozenset({CARRY, SLICE})
+BODY_INPUTS = frozenset({CARRY, SLICE})
 """Those that stand in the body and read what is around."""
-GIVING = frozenset({END, STACK, COND_END})
+BODY_OUTPUTS = frozenset({END, STACK, COND_END})
 """Those that stand behind the body, or the branches, and read what is in it."""
-TURNS = "turns"
+ALL_ITERATIONS = "turns"
 """The effect of those of them that cannot run again without all turns of the loop."""
 
 

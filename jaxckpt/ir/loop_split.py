@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretches:
+class LoopSplit:
     """How a loop, and all that share values of turns with it, are split.
 
     Attributes:

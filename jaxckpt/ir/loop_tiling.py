@@ -5,14 +5,14 @@ in each it runs the forward turns again before its own: what a turn leaves for t
 for all turns. A loop of T turns whose every value is computed again keeps T carries; nested in O groups of I turns it
 keeps O + I, for one more forward pass of its body (Chen et al. 2016, section 3, of equal segments).
 
-Read after `loop` and `stretches`.
+Read after `loop` and `loop_splits`.
 """
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nest:
+class LoopTiling:
     """How a loop, and all that share values of turns with it, are nested.
 
     Attributes:

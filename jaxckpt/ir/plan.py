@@ -1,6 +1,6 @@
 """A plan: decisions for one graph, with where they came from and what was predicted.
 
-The narrow waist of the package. Whatever decides makes a `Plan`; whatever comes after takes only a `Plan`,
+The narrow waist of the package. Whatever decides makes a `GraphPlan`; whatever comes after takes only a `GraphPlan`,
 and never asks which solver, policy or file it came from.
 """
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from jaxckpt.ir.decision import Decision, Offload
-from jaxckpt.ir.loop_split import Stretches
-from jaxckpt.ir.loop_tiling import Nest
+from jaxckpt.ir.loop_split import LoopSplit
+from jaxckpt.ir.loop_tiling import LoopTiling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class GraphPlan:
     """Decisions for the values of one graph.
 
     Attributes:
@@ -68,8 +68,8 @@ class Plan:
         once, when the backward first needs any of it.
       layers: Ids of the forward ops at which copies to the host can be waited for, ascending: what `Offload` counts
         in. Empty where the stages are.
-      stretches: Loops that are split, in the order of their ids.
-      nests: Loops that are nested, in the order of their ids.
+      loop_splits: Loops that are split, in the order of their ids.
+      loop_tilings: Loops that are nested, in the order of their ids.
       strategy: The solver or policy that decided.
       prediction: What the model expects, if it was asked.
     """
@@ -80,8 +80,8 @@ class Plan:
     strategy: str = "none"
     prediction: Prediction | None = None
     layers: tuple[int, ...] = ()
-    stretches: tuple[Stretches, ...] = ()
-    nests: tuple[Nest, ...] = ()
+    loop_splits: tuple[LoopSplit, ...] = ()
+    loop_tilings: tuple[LoopTiling, ...] = ()
 
     def __post_init__(self) -> None:
         ordered = dict(sorted(self.decisions.items()))
@@ -89,7 +89,7 @@ class Plan:
 
     def __hash__(self) -> int:
         decided = tuple(self.decisions.items())
-        return hash((self.fingerprint, decided, self.stages, self.layers, self.stretches, self.nests))
+        return hash((self.fingerprint, decided, self.stages, self.layers, self.loop_splits, self.loop_tilings))
 
     @property
     def offloads(self) -> bool:

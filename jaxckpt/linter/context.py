@@ -22,7 +22,7 @@ from jaxckpt.policy import Policy
 from jaxckpt.policy.rule import globs
 from jaxckpt.program import Program
 from jaxckpt.program.inline import REMATS, inline, open_jaxpr
-from jaxckpt.solve import Followed, Problem, follow
+from jaxckpt.solve import PolicyPlan, Problem, plan_from_policy
 from jaxckpt.trace import Traced
 from jaxckpt.trace.size import aval_bytes
 from jaxckpt.trace.source import Sources
@@ -167,17 +167,17 @@ class Seen:
         return count
 
     @cached_property
-    def followed(self) -> Followed | PolicyError:
+    def followed(self) -> PolicyPlan | PolicyError:
         """What the policy and the marks make of the step, or why they do not fit it."""
         try:
-            return follow(self.problem, self.policy)
+            return plan_from_policy(self.problem, self.policy)
         except PolicyError as error:
             return error
 
     @property
-    def fitting(self) -> Followed | None:
+    def fitting(self) -> PolicyPlan | None:
         """The same where they fit."""
-        return self.followed if isinstance(self.followed, Followed) else None
+        return self.followed if isinstance(self.followed, PolicyPlan) else None
 
     def place(self, site: Site) -> Place:
         """Where an equation stands; where JAX kept no line for it, that of what it stands in."""

@@ -10,13 +10,13 @@ plan for a run of several processes).
 
 from jaxckpt.planner.analysis import Analysis, ScopeResiduals, analyze
 from jaxckpt.planner.apply_policy import apply
+from jaxckpt.planner.batch_search import max_batch
 from jaxckpt.planner.batches import BatchSearch, TriedBatch
 from jaxckpt.planner.broadcast import plan_once
 from jaxckpt.planner.explain import Explained, Explanation, explain
 from jaxckpt.planner.floor import Floor, Holder, Share, floor_of
 from jaxckpt.planner.frontier import ExpectedPoint, Frontier, FrontierPoint
-from jaxckpt.planner.max_batch import max_batch
-from jaxckpt.planner.pareto import frontier_of, pareto
+from jaxckpt.planner.frontier_search import frontier_of, pareto
 from jaxckpt.planner.plan import Argument, Attempt, Described, Plan
 from jaxckpt.planner.plan_file import load_plan, require_folder, save_plan
 from jaxckpt.planner.planner import Planner, plan

@@ -132,7 +132,7 @@ def analyze(
 def _by_scope(problem: Problem) -> tuple[ScopeResiduals, ...]:
     graph = problem.graph
     members: dict[str, list[int]] = {}
-    for value in sorted(problem.needed | problem.late_read):
+    for value in sorted(problem.needed | problem.read_after_forward):
         made = graph.producer[value]
         assert made is not None, "arguments are no residuals"
         members.setdefault(graph.ops[made].scope, []).append(value)
@@ -143,15 +143,15 @@ def _scope(problem: Problem, scope: str, values: list[int]) -> ScopeResiduals:
     graph = problem.graph
     in_memory = problem.needed & problem.worth_saving & problem.fusion.materialised
     kept = [v for v in values if v in in_memory]
-    residuals = [v for v in values if v in problem.late_read]
+    residuals = [v for v in values if v in problem.read_after_forward]
     readers = {r for v in residuals for r in graph.readers[v] if graph.ops[r].phase is not Phase.FORWARD}
     makers = {graph.producer[v] for v in kept}
-    largest = max(kept, key=graph.held_bytes, default=None)
+    largest = max(kept, key=graph.residual_bytes, default=None)
     return ScopeResiduals(
         scope=scope,
         residual_count=len(residuals),
-        residual_bytes=sum(map(graph.held_bytes, residuals)),
-        kept_bytes=sum(map(graph.held_bytes, kept)),
+        residual_bytes=sum(map(graph.residual_bytes, residuals)),
+        kept_bytes=sum(map(graph.residual_bytes, kept)),
         largest=None if largest is None else describe(graph, largest),
         recompute_s=sum(problem.op_s[op] for op in makers if op is not None),
         reader_count=len(readers),

@@ -13,7 +13,7 @@ from jaxckpt.linter import VOID_POLICY_LINTS, lint_traced, refuse_void
 from jaxckpt.machine import Target
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import apply_decided
-from jaxckpt.solve import Problem, follow
+from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import Traced
 
 _RATES = Target("h200").rates
@@ -54,9 +54,9 @@ def apply(
     """
     chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
 
-    def decide(traced: Traced) -> ir.Plan:
+    def decide(traced: Traced) -> ir.GraphPlan:
         try:
-            return follow(Problem(graph=traced.graph, rates=_RATES), chosen).plan
+            return plan_from_policy(Problem(graph=traced.graph, rates=_RATES), chosen).plan
         except PolicyError:
             refuse_void(lint_traced(traced, policy=chosen, lints=VOID_POLICY_LINTS))
             raise

@@ -49,8 +49,8 @@ def document_from_plan(plan: Plan) -> Document:
         "notes": list(plan.notes),
         "stages": list(plan.stages),
         "layers": list(plan.layers),
-        "stretches": [{"loop": each.loop, "lengths": list(each.lengths)} for each in plan.stretches],
-        "nests": list(map(_record, plan.nests)),
+        "stretches": [{"loop": each.loop, "lengths": list(each.lengths)} for each in plan.loop_splits],
+        "nests": list(map(_record, plan.loop_tilings)),
         "written_by": _versions(),
         "predicted": None if plan.prediction is None else _record(plan.prediction),
         "measured": None if plan.footprint is None else plan.footprint.to_dict(),
@@ -208,8 +208,8 @@ _TABLES_OF: Mapping[str, _Keys] = {
     "predicted": _keys_of(ir.Prediction),
     "measured": _keys_of(Footprint, compiler_options=_OPTIONS, caveats=_TEXTS, undonated=_HELD),
     "attempt": _keys_of(Attempt),
-    "stretches": _keys_of(ir.Stretches, lengths=_COUNTS),
-    "nests": _keys_of(ir.Nest),
+    "stretches": _keys_of(ir.LoopSplit, lengths=_COUNTS),
+    "nests": _keys_of(ir.LoopTiling),
     "arguments": {"static_argnums": _COUNTS, "flat": _LINES},
 }
 _ENTRY: _Keys = {
@@ -283,10 +283,10 @@ def plan_from_document(document: Mapping[str, Any]) -> Plan:
         decisions={described.value: decision for described, decision in decided},
         stages=tuple(document["stages"]),
         layers=tuple(document.get("layers", ())),
-        stretches=tuple(
-            ir.Stretches(loop=each["loop"], lengths=tuple(each["lengths"])) for each in document.get("stretches", ())
+        loop_splits=tuple(
+            ir.LoopSplit(loop=each["loop"], lengths=tuple(each["lengths"])) for each in document.get("stretches", ())
         ),
-        nests=tuple(ir.Nest(**each) for each in document.get("nests", ())),
+        loop_tilings=tuple(ir.LoopTiling(**each) for each in document.get("nests", ())),
         strategy=document["strategy"],
         prediction=None if predicted is None else ir.Prediction(**predicted),
         target=document["target"],

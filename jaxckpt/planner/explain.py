@@ -14,7 +14,7 @@ from jaxckpt.ir import Decision, Recompute, Save
 from jaxckpt.machine import Target
 from jaxckpt.planner.plan import Described, describe
 from jaxckpt.policy import Policy, Resolved, load_policy
-from jaxckpt.solve import Followed, Problem, follow, solve
+from jaxckpt.solve import PolicyPlan, Problem, plan_from_policy, solve
 from jaxckpt.trace import trace_step
 
 
@@ -101,7 +101,7 @@ def explain(
     chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
     traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     problem = Problem(graph=traced.graph, rates=Target(target).rates)
-    followed = follow(problem, chosen)
+    followed = plan_from_policy(problem, chosen)
     prediction, unplanned = followed.plan.predicted, solve(problem, "none").predicted
     return Explanation(
         step=traced.name,
@@ -113,7 +113,7 @@ def explain(
     )
 
 
-def _explained(problem: Problem, followed: Followed) -> Iterator[Explained]:
+def _explained(problem: Problem, followed: PolicyPlan) -> Iterator[Explained]:
     decided = {each.candidate.value: each for each in followed.resolved}
     for value in sorted({*decided, *followed.plan.decisions}):
         carried_out = followed.plan.decisions.get(value)

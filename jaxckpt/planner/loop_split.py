@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jaxckpt.ir import Decision, Plan, Recompute, Save, Stretches
-from jaxckpt.rewrite import Stretched, in_stretches, together
+from jaxckpt.ir import Decision, GraphPlan, LoopSplit, Recompute, Save
+from jaxckpt.rewrite import SplitStep, loops_split_together, with_split_loops
 from jaxckpt.solve import OptimalSolver, Problem
 from jaxckpt.trace import Traced
 
@@ -39,7 +39,7 @@ class Known:
       step_s: Its compiled seconds, or what is expected.
     """
 
-    plan: Plan
+    plan: GraphPlan
     total_bytes: int
     step_s: float
 
@@ -73,8 +73,8 @@ class Pair:
       over: The mixture of fewest turns that is known not to be.
     """
 
-    small: Plan
-    large: Plan
+    small: GraphPlan
+    large: GraphPlan
     fits: End
     over: End
 
@@ -97,10 +97,10 @@ class _Group:
     turns: int
     reverse: bool
 
-    def stretches(self, last: int) -> Stretches:
+    def loop_splits(self, last: int) -> LoopSplit:
         """Two stretches, the one that runs last in the forward pass of so many turns."""
         lengths = (last, self.turns - last) if self.reverse else (self.turns - last, last)
-        return Stretches(loop=self.loops[0], lengths=lengths)
+        return LoopSplit(loop=self.loops[0], lengths=lengths)
 
 
 class Stretching:
@@ -115,8 +115,8 @@ class Stretching:
         self._traced = traced
         self._solver = solver
         self._problem = solver.problem
-        self._larger: dict[int, Plan] = {}
-        self._split: dict[Stretches, tuple[Stretched, Problem]] = {}
+        self._larger: dict[int, GraphPlan] = {}
+        self._split: dict[LoopSplit, tuple[SplitStep, Problem]] = {}
 
     @cached_property
     def turns(self) -> int:
@@ -134,11 +134,11 @@ class Stretching:
           A pair; None where no mixture is expected to be faster than the best plan that was compiled.
         """
         plain = [each for each in compiled if _is_plain(each.plan) and each.plan.prediction is not None]
-        small = [each for each in plain if each.total_bytes <= limit_bytes and not each.plan.stretches]
+        small = [each for each in plain if each.total_bytes <= limit_bytes and not each.plan.loop_splits]
         if not self.turns or not small:
             return None
         best_s = _FASTER * min(each.step_s for each in compiled if each.total_bytes <= limit_bytes)
-        large = [each for each in plain if each.total_bytes > limit_bytes and not each.plan.stretches]
+        large = [each for each in plain if each.total_bytes > limit_bytes and not each.plan.loop_splits]
         if not any(each.step_s < best_s for each in large):
             nearest = max(small, key=lambda each: each.total_bytes)
             asked = self._expected(nearest, limit_bytes)
@@ -155,14 +155,14 @@ class Stretching:
         fits, over = End(turns=0, known=one), End(turns=self.turns, known=other)
         return Pair(small=one.plan, large=other.plan, fits=fits, over=over)
 
-    def filled(self, pair: Pair, limit_bytes: int) -> tuple[int, Plan] | None:
+    def filled(self, pair: Pair, limit_bytes: int) -> tuple[int, GraphPlan] | None:
         """The mixture with most turns of the larger plan that is expected to be within a budget, and these turns.
 
         None where one turn more than is known to fit is expected not to. Between the most turns expected to fit and the
         fewest expected not to, the next are guessed by their bytes.
         """
         (fits, fits_bytes), (over, over_bytes) = ((e.turns, e.known.total_bytes) for e in (pair.fits, pair.over))
-        best: tuple[int, Plan] | None = None
+        best: tuple[int, GraphPlan] | None = None
         while over - fits > 1:
             share = (limit_bytes - fits_bytes) / max(1, over_bytes - fits_bytes)
             turns = min(over - 1, max(fits + 1, fits + int((over - fits) * share)))
@@ -195,8 +195,8 @@ class Stretching:
         """Loops that can be split, those whose turns leave most first; loops inside of others that are, not."""
         graph = self._traced.graph
         found: list[_Group] = []
-        for loops in together(self._traced):
-            first = next(loop for loop in loops if loop not in graph.late_loops)
+        for loops in loops_split_together(self._traced):
+            first = next(loop for loop in loops if loop not in graph.loops_after_forward)
             if not any(around in group.loops for group in found for around in graph.path(first)):
                 found.append(_Group(loops=loops, turns=graph.loops[first].length, reverse=graph.loops[first].reverse))
         return tuple(sorted(found, key=lambda group: -self._left_bytes(group)))
@@ -204,33 +204,33 @@ class Stretching:
     def _left_bytes(self, group: _Group) -> int:
         graph, problem = self._traced.graph, self._problem
         left = problem.needed & problem.worth_saving
-        return sum(graph.held_bytes(v) for v in left if not self._around(v).isdisjoint(group.loops))
+        return sum(graph.residual_bytes(v) for v in left if not self._around(v).isdisjoint(group.loops))
 
     def _around(self, value: int) -> frozenset[int]:
         graph = self._traced.graph
         made = graph.producer[value]
         return frozenset(() if made is None else graph.path(graph.ops[made].loop))
 
-    def _of_turns(self, pair: Pair, turns: int) -> Plan:
+    def _of_turns(self, pair: Pair, turns: int) -> GraphPlan:
         """The plan that takes the larger one's decisions for so many turns: of the first loops, then of the next."""
         large: set[int] = set()
-        stretches: tuple[Stretches, ...] = ()
+        loop_splits: tuple[LoopSplit, ...] = ()
         for group in self._groups:
             if turns >= group.turns:
                 large.update(group.loops)
             elif turns > 0:
-                stretches = (group.stretches(turns),)
+                loop_splits = (group.loop_splits(turns),)
                 large.update(group.loops)
             turns -= group.turns
-        plan = self._combined(pair, frozenset(large), stretches)
-        return replace(plan, fingerprint=self._traced.graph.fingerprint, stretches=stretches)
+        plan = self._combined(pair, frozenset(large), loop_splits)
+        return replace(plan, fingerprint=self._traced.graph.fingerprint, loop_splits=loop_splits)
 
-    def _combined(self, pair: Pair, large: frozenset[int], stretches: Sequence[Stretches]) -> Plan:
+    def _combined(self, pair: Pair, large: frozenset[int], loop_splits: Sequence[LoopSplit]) -> GraphPlan:
         """A mixture: the larger plan's decisions in some loops, in one that is split for the last turns alone."""
-        split, problem = self._in(stretches)
-        reverse = any(stretches[0].loop in group.loops and group.reverse for group in self._groups if stretches)
+        split, problem = self._in(loop_splits)
+        reverse = any(loop_splits[0].loop in group.loops and group.reverse for group in self._groups if loop_splits)
 
-        def taken(loops: frozenset[int], copies: Sequence[int]) -> Iterator[tuple[Plan, int]]:
+        def taken(loops: frozenset[int], copies: Sequence[int]) -> Iterator[tuple[GraphPlan, int]]:
             """Whose decisions hold for the copies of a value or an op."""
             last = 0 if reverse or len(copies) < 2 else len(copies) - 1
             for index, copy in enumerate(copies):
@@ -250,7 +250,7 @@ class Stretching:
         stages.update(self._beginnings(split))
         return problem.plan(decisions, tuple(sorted(stages)), "optimal")
 
-    def _beginnings(self, split: Stretched) -> Iterator[int]:
+    def _beginnings(self, split: SplitStep) -> Iterator[int]:
         """The first op of each stretch."""
         seen: set[int] = set()
         for op in split.traced.graph.ops:
@@ -259,21 +259,21 @@ class Stretching:
                 seen.add(op.loop)
                 yield op.id
 
-    def _in(self, stretches: Sequence[Stretches]) -> tuple[Stretched, Problem]:
+    def _in(self, loop_splits: Sequence[LoopSplit]) -> tuple[SplitStep, Problem]:
         """The split step, and the problem that it is."""
-        if not stretches:
-            return in_stretches(self._traced, ()), self._problem
-        (only,) = stretches
+        if not loop_splits:
+            return with_split_loops(self._traced, ()), self._problem
+        (only,) = loop_splits
         if only not in self._split:
-            split = in_stretches(self._traced, stretches)
+            split = with_split_loops(self._traced, loop_splits)
             must = {copy: d for value, d in self._problem.must.items() for copy in split.values[value]}
             self._split[only] = split, replace(self._problem, graph=split.traced.graph, must=must)
         return self._split[only]
 
 
-def _is_plain(plan: Plan) -> bool:
+def _is_plain(plan: GraphPlan) -> bool:
     """Whether a plan only saves and recomputes, in loops that are not nested."""
-    return not plan.nests and all(isinstance(decision, Save | Recompute) for decision in plan.decisions.values())
+    return not plan.loop_tilings and all(isinstance(decision, Save | Recompute) for decision in plan.decisions.values())
 
 
 def _guessed_s(small: Known, large: Known, limit_bytes: int) -> float:

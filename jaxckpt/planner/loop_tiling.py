@@ -17,9 +17,9 @@ from dataclasses import replace
 from functools import cached_property
 from math import isqrt
 
-from jaxckpt.ir import Nest, Offload, Partition, Plan
+from jaxckpt.ir import GraphPlan, LoopTiling, Offload, Partition
 from jaxckpt.ir.loop import CARRY
-from jaxckpt.rewrite import nestable, nested
+from jaxckpt.rewrite import tileable_loops, with_tiled_loops
 from jaxckpt.solve import OptimalSolver, Problem
 from jaxckpt.solve.strategy import cheapest
 from jaxckpt.trace import Traced
@@ -44,7 +44,7 @@ class NestedSolver:
         self.problem = replace(solver.problem, may_offload=False, may_partition=False)
 
     @cached_property
-    def nests(self) -> tuple[tuple[Nest, ...], ...]:
+    def loop_tilings(self) -> tuple[tuple[LoopTiling, ...], ...]:
         """How loops are nested, in one way and others; those of fewest carries first, () where none can be."""
         pairs = {group[0]: tuple(_pairs(self._traced.graph.loops[group[0]].length)) for group in self._groups}
         most = max(map(len, pairs.values()), default=0)
@@ -54,38 +54,40 @@ class NestedSolver:
         )
 
     @property
-    def unplanned(self) -> Plan:
+    def unplanned(self) -> GraphPlan:
         """The step as it is."""
         return self._solver.unplanned
 
     @cached_property
-    def last_resorts(self) -> tuple[Plan, ...]:
+    def last_resorts(self) -> tuple[GraphPlan, ...]:
         """The plan of least predicted memory; none where that is no less than without nested loops."""
         least_bytes = self._solver.smallest.predicted.temp_bytes
         smaller = [each.smallest for each in self._solvers if each.smallest.predicted.temp_bytes < least_bytes]
         return tuple(sorted(smaller, key=lambda plan: plan.predicted.temp_bytes)[:1])
 
-    def solve(self, temp_budget_bytes: int | None, *, unplanned: bool = True) -> Plan:
+    def solve(self, temp_budget_bytes: int | None, *, unplanned: bool = True) -> GraphPlan:
         """The fastest plan whose predicted temporaries fit, else the one of least memory; there must be one.
 
         Args:
           temp_budget_bytes: What temporaries may take; None for no limit.
           unplanned: Whether the step as it is may be the answer.
         """
-        nested = [each.solve(temp_budget_bytes, unplanned=False) for each in self._solvers]
+        tiled = [each.solve(temp_budget_bytes, unplanned=False) for each in self._solvers]
         whole = [self.unplanned] if unplanned and self.problem.may_be_unplanned else []
-        return cheapest((*whole, *nested, *self.last_resorts), temp_budget_bytes)
+        return cheapest((*whole, *tiled, *self.last_resorts), temp_budget_bytes)
 
     @cached_property
     def _solvers(self) -> tuple[OptimalSolver, ...]:
-        return tuple(map(OptimalSolver, map(self._nested, self.nests)))
+        return tuple(map(OptimalSolver, map(self._nested, self.loop_tilings)))
 
-    def _nested(self, nests: tuple[Nest, ...]) -> Problem:
+    def _nested(self, loop_tilings: tuple[LoopTiling, ...]) -> Problem:
         """The problem of the step with loops nested; what must be decided of a value is decided of its copies too."""
-        made = nested(self._traced, nests)
+        made = with_tiled_loops(self._traced, loop_tilings)
         must = {copy: d for value, d in self.problem.must.items() for copy in made.values[value]}
         fingerprint = self._traced.graph.fingerprint
-        return replace(self.problem, graph=made.traced.graph, must=must, nests=nests, fingerprint=fingerprint)
+        return replace(
+            self.problem, graph=made.traced.graph, must=must, loop_tilings=loop_tilings, fingerprint=fingerprint
+        )
 
     @cached_property
     def _groups(self) -> tuple[tuple[int, ...], ...]:
@@ -94,7 +96,7 @@ class NestedSolver:
         if any(isinstance(decision, Offload | Partition) for decision in self.problem.must.values()):
             return ()
         found: list[tuple[int, ...]] = []
-        for group in nestable(self._traced):
+        for group in tileable_loops(self._traced):
             around = {loop for each in group for loop in graph.path(each)}
             if not any(around.intersection(other) for other in found) and self._is_worth(group):
                 found.append(group)
@@ -103,9 +105,9 @@ class NestedSolver:
     def _is_worth(self, group: tuple[int, ...]) -> bool:
         """Whether what the forward turns of some loops hand on takes much of what the smallest plan takes."""
         graph = self._traced.graph
-        forward = [loop for loop in group if loop not in graph.late_loops]
+        forward = [loop for loop in group if loop not in graph.loops_after_forward]
         handed = (op.writes[0] for op in graph.ops if op.primitive == CARRY and op.loop in forward)
-        return sum(map(graph.held_bytes, handed)) >= _WORTH * self._solver.smallest.predicted.temp_bytes
+        return sum(map(graph.residual_bytes, handed)) >= _WORTH * self._solver.smallest.predicted.temp_bytes
 
 
 def _pairs(turns: int) -> Iterator[tuple[int, int]]:
@@ -115,6 +117,6 @@ def _pairs(turns: int) -> Iterator[tuple[int, int]]:
             yield turns // inner, inner
 
 
-def _nest(loop: int, pair: tuple[int, int]) -> Nest:
+def _nest(loop: int, pair: tuple[int, int]) -> LoopTiling:
     outer, inner = pair
-    return Nest(loop=loop, outer=outer, inner=inner)
+    return LoopTiling(loop=loop, outer=outer, inner=inner)

@@ -1,8 +1,8 @@
 """The plan that users hold: decisions, what was predicted, and what the compiler said.
 
-It is `jaxckpt.ir.Plan` with the context that a person needs to read it without the graph at hand: what each decided
-value is, which arguments it was made for, on which target and under which budget. Still frozen data; `apply` and
-`save` are the doors to the rooms that do the work.
+A `jaxckpt.ir.GraphPlan` with the context that a person needs to read it without the graph: a description of each
+decided value, the arguments, the target and the budget. Frozen data; `apply` and `save` call the rooms that do the
+work.
 """
 
 from collections.abc import Callable
@@ -95,7 +95,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(ir.Plan, Shown):
+class Plan(ir.GraphPlan, Shown):
     """Decisions for one step, proved by the compiler for one target.
 
     Attributes:
@@ -120,7 +120,7 @@ class Plan(ir.Plan, Shown):
     notes: tuple[str, ...] = ()
     attempts: tuple[Attempt, ...] = ()
 
-    __hash__ = ir.Plan.__hash__
+    __hash__ = ir.GraphPlan.__hash__
 
     def apply(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The step with this plan's decisions carried out.

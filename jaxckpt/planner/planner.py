@@ -32,7 +32,7 @@ from jaxckpt.planner.refusals import larger_arguments
 from jaxckpt.planner.search import Candidate, Search
 from jaxckpt.planner.verify_plan import run_beside
 from jaxckpt.policy import Policy, load_policy
-from jaxckpt.rewrite import Rewritten, as_decided, rewrite
+from jaxckpt.rewrite import Rewritten, rewrite, with_planned_loops
 from jaxckpt.rewrite.known_bad import refuse_miscompiled
 from jaxckpt.solve import (
     Offloading,
@@ -40,9 +40,9 @@ from jaxckpt.solve import (
     Problem,
     StrategySolver,
     collectives_kept,
-    follow,
-    musts,
     named_strategy,
+    plan_from_policy,
+    required_decisions,
     solve,
     unaliased_output_bytes,
 )
@@ -117,8 +117,8 @@ class Planner:
         )
         chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
         kept = {} if recompute_collectives else collectives_kept(free)
-        self.problem = replace(free, must={**kept, **musts(free, chosen)})
-        self._footprints: dict[ir.Plan, Footprint] = {}
+        self.problem = replace(free, must={**kept, **required_decisions(free, chosen)})
+        self._footprints: dict[ir.GraphPlan, Footprint] = {}
         self._solvers: dict[str, StrategySolver] = {}
         self._decided: dict[tuple[object, ...], Traced] = {}
         self._stretchings: dict[OptimalSolver, Stretching] = {}
@@ -180,7 +180,7 @@ class Planner:
         Raises:
           PolicyError: A rule matches nothing in the step.
         """
-        candidate = self.measure(follow(replace(self.problem, must={}), policy).plan)
+        candidate = self.measure(plan_from_policy(replace(self.problem, must={}), policy).plan)
         return self.finished(candidate)
 
     @cached_property
@@ -217,7 +217,7 @@ class Planner:
         return None if self.target.platform == "tpu" else NestedSolver(self.traced, self.solver)
 
     @property
-    def nested_resorts(self) -> tuple[ir.Plan, ...]:
+    def nested_resorts(self) -> tuple[ir.GraphPlan, ...]:
         """Plans of nested loops that the model knows to be smaller than all others."""
         return () if self.nesting is None else self.nesting.last_resorts
 
@@ -242,8 +242,8 @@ class Planner:
 
     def smallest(self) -> Candidate:
         """The plan of the smallest compiled total among those that the model knows for the least."""
-        nested = map(self.measure, self.nested_resorts)
-        return min([self.smallest_whole(), *nested], key=lambda c: c.footprint.total_bytes)
+        tiled = map(self.measure, self.nested_resorts)
+        return min([self.smallest_whole(), *tiled], key=lambda c: c.footprint.total_bytes)
 
     def smallest_whole(self) -> Candidate:
         """The same of plans for the step's own loops."""
@@ -253,7 +253,7 @@ class Planner:
         """What the smallest plan takes, by what it is for, and what would lower it beside a plan."""
         return floor_of(self.smallest().footprint, self.graph, step=self.traced.name)
 
-    def measure(self, plan: ir.Plan) -> Candidate:
+    def measure(self, plan: ir.GraphPlan) -> Candidate:
         """A plan with what the compiler says of it; compiled once."""
         if plan not in self._footprints:
             refuse_miscompiled(
@@ -277,15 +277,15 @@ class Planner:
             self._footprints[plan] = compilation.footprint
         return Candidate(plan, self._footprints[plan])
 
-    def rewritten(self, plan: ir.Plan) -> Rewritten:
+    def rewritten(self, plan: ir.GraphPlan) -> Rewritten:
         """The step with a plan carried out, over flat arguments."""
         return rewrite(self.traced, plan, stacked=self.target.platform == "tpu")
 
-    def decided(self, plan: ir.Plan) -> Traced:
+    def decided(self, plan: ir.GraphPlan) -> Traced:
         """The step whose values a plan decides on: its loops in the plan's stretches, and nested."""
-        loops = plan.stretches, plan.nests
+        loops = plan.loop_splits, plan.loop_tilings
         if loops not in self._decided:
-            self._decided[loops] = as_decided(self.traced, plan)
+            self._decided[loops] = with_planned_loops(self.traced, plan)
         return self._decided[loops]
 
     def stretching(self, solver: OptimalSolver) -> Stretching:
@@ -308,7 +308,7 @@ class Planner:
         """How many programs were compiled so far."""
         return len(self._footprints)
 
-    def compiled_before(self, plan: ir.Plan) -> bool:
+    def compiled_before(self, plan: ir.GraphPlan) -> bool:
         """Whether `measure` would answer from memory."""
         return plan in self._footprints
 
@@ -329,7 +329,7 @@ class Planner:
                 say=self._say,
             )
             notes = (*notes, ran)
-        shared = {field.name: getattr(candidate.plan, field.name) for field in fields(ir.Plan)}
+        shared = {field.name: getattr(candidate.plan, field.name) for field in fields(ir.GraphPlan)}
         return Plan(
             **shared,
             target=self.target.name,
@@ -341,7 +341,7 @@ class Planner:
             **more,
         )
 
-    def described(self, plan: ir.Plan) -> Iterator[Described]:
+    def described(self, plan: ir.GraphPlan) -> Iterator[Described]:
         """What each decided value of a plan is."""
         graph = self.decided(plan).graph
         return (describe(graph, value) for value in plan.decisions)

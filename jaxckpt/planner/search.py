@@ -49,7 +49,7 @@ _SLOWER = 1.05
 class Candidate:
     """A plan with what the compiler says of it."""
 
-    plan: ir.Plan
+    plan: ir.GraphPlan
     footprint: Footprint
 
     def fits(self, limit_bytes: int) -> bool:
@@ -126,7 +126,7 @@ class Search:
         return self._finish()
 
     @property
-    def _promising(self) -> list[ir.Plan]:
+    def _promising(self) -> list[ir.GraphPlan]:
         """Plans of least memory that should fit and were not tried."""
         resorts = (plan for plan in self.solver.last_resorts if plan.predicted.total_bytes <= self.limit_bytes)
         return [plan for plan in resorts if not self._was_tried(plan)]
@@ -183,7 +183,7 @@ class Search:
             candidate = self._try(plan, asked_bytes=plan.predicted.total_bytes)
             pair = pair.with_known(End(turns=turns, known=self._known(candidate)), self.limit_bytes)
 
-    def _rival(self) -> ir.Plan | None:
+    def _rival(self) -> ir.GraphPlan | None:
         """The plan of another cut, not tried yet, where the best one is slower than the model can explain."""
         best = self._best()
         if best is None or self.fitting is None or not isinstance(self.solver, OptimalSolver):
@@ -211,7 +211,7 @@ class Search:
             return asked_bytes + (self.limit_bytes - total_bytes) - margin_bytes
         return self.limit_bytes - self.off_bytes
 
-    def _answer(self, asked_bytes: int) -> ir.Plan | None:
+    def _answer(self, asked_bytes: int) -> ir.GraphPlan | None:
         """The plan for a question; a last resort where the solver knows no less.
 
         With the last compile too, if none is left that should fit: those are compiled anyway before a refusal. None if
@@ -227,7 +227,7 @@ class Search:
                 return plan
         return None if self.fitting or not resorts else resorts[0]
 
-    def _was_tried(self, plan: ir.Plan) -> bool:
+    def _was_tried(self, plan: ir.GraphPlan) -> bool:
         return any(plan == candidate.plan for candidate in self.tried)
 
     def _may_be_unplanned(self) -> bool:
@@ -237,7 +237,7 @@ class Search:
             return True
         return self.planner.measure(unplanned).footprint.total_bytes <= self.limit_bytes
 
-    def _try(self, plan: ir.Plan, *, asked_bytes: int) -> Candidate:
+    def _try(self, plan: ir.GraphPlan, *, asked_bytes: int) -> Candidate:
         known = self.planner.compiled_before(plan)
         candidate = self.planner.measure(plan)
         total_bytes = candidate.footprint.total_bytes
@@ -265,7 +265,7 @@ class Search:
         total_bytes = candidate.footprint.total_bytes
         if total_bytes > self.limit_bytes:
             return False
-        if not candidate.plan.decisions and not candidate.plan.nests:
+        if not candidate.plan.decisions and not candidate.plan.loop_tilings:
             return True
         fixed_bytes = self.planner.fixed_bytes
         return total_bytes - fixed_bytes >= _WELL_USED * (self.limit_bytes - fixed_bytes)
@@ -294,12 +294,12 @@ class Search:
         return min(fitting, key=lambda c: (self.planner.compiled_s(c), c.plan.predicted.step_s), default=None)
 
     def _notes(self, best: Candidate) -> Iterator[str]:
-        if not best.plan.decisions and not best.plan.nests:
+        if not best.plan.decisions and not best.plan.loop_tilings:
             yield (
                 f"The step fits as it is ({format_bytes(best.footprint.total_bytes)} of"
                 f" {format_bytes(self.limit_bytes)}): everything is saved, nothing is recomputed."
             )
-        for nest in best.plan.nests:
+        for nest in best.plan.loop_tilings:
             yield (
                 f"No plan of loop {nest.loop} as it is was within the budget. It is nested: {nest.outer} groups of"
                 f" {nest.inner} turns, which run once more before their backward."

@@ -18,7 +18,7 @@ _MOST_BYTES = 2**30
 def run_beside(
     step: Callable[..., Any],
     args: tuple[Any, ...],
-    plan: ir.Plan,
+    plan: ir.GraphPlan,
     graph: ir.Graph,
     *,
     donate_argnums: int | tuple[int, ...] = (),

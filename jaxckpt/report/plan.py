@@ -41,9 +41,9 @@ def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "  of these recomputation", format_seconds(plan.predicted.recompute_s)
         if plan.predicted.gap is not None:
             yield "  the best plan saves at most", f"{plan.predicted.gap:.1%}"
-    for each in plan.stretches:
+    for each in plan.loop_splits:
         yield f"loop {each.loop} decided apart for", f"{' + '.join(map(str, each.lengths))} turns"
-    for each in plan.nests:
+    for each in plan.loop_tilings:
         yield f"loop {each.loop} nested", f"{each.outer} x {each.inner} turns"
 
 

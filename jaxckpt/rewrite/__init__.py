@@ -11,21 +11,21 @@ from jaxckpt.rewrite.agreement import told
 from jaxckpt.rewrite.apply import apply, apply_decided
 from jaxckpt.rewrite.check_plan import PlannedArgument
 from jaxckpt.rewrite.rewrite import Rewritten, rewrite
-from jaxckpt.rewrite.split_loops import Stretched, in_stretches, together
-from jaxckpt.rewrite.tile_loops import Nested, as_decided, nestable, nested
+from jaxckpt.rewrite.split_loops import SplitStep, loops_split_together, with_split_loops
+from jaxckpt.rewrite.tile_loops import TiledStep, tileable_loops, with_planned_loops, with_tiled_loops
 
 __all__ = [
-    "Nested",
     "PlannedArgument",
     "Rewritten",
-    "Stretched",
+    "SplitStep",
+    "TiledStep",
     "apply",
     "apply_decided",
-    "as_decided",
-    "in_stretches",
-    "nestable",
-    "nested",
+    "loops_split_together",
     "rewrite",
-    "together",
+    "tileable_loops",
     "told",
+    "with_planned_loops",
+    "with_split_loops",
+    "with_tiled_loops",
 ]

@@ -20,7 +20,7 @@ import jax
 
 from jaxckpt import _compat
 from jaxckpt._errors import AgreementError
-from jaxckpt.ir import Plan
+from jaxckpt.ir import GraphPlan
 from jaxckpt.rewrite.platforms import devices_of
 from jaxckpt.trace import Traced
 
@@ -31,7 +31,7 @@ _turn: Callable[[], int] = itertools.count().__next__
 """Which exchange comes next: it must be counted by process, since the store is shared by the whole run."""
 
 
-def require_agreement(traced: Traced, plan: Plan) -> None:
+def require_agreement(traced: Traced, plan: GraphPlan) -> None:
     """Refuses a plan that another process of the run carries out differently; nothing where there is one process.
 
     Args:
@@ -57,9 +57,10 @@ def require_agreement(traced: Traced, plan: Plan) -> None:
     )
 
 
-def digest(plan: Plan) -> str:
+def digest(plan: GraphPlan) -> str:
     """A hash of what a plan does to a step; the same in every process."""
-    text = f"{plan.fingerprint}{tuple(plan.decisions.items())}{plan.stages}{plan.layers}{plan.stretches}{plan.nests}"
+    loops = f"{plan.loop_splits}{plan.loop_tilings}"
+    text = f"{plan.fingerprint}{tuple(plan.decisions.items())}{plan.stages}{plan.layers}{loops}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

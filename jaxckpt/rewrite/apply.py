@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.core
 
-from jaxckpt.ir import Graph, Plan
+from jaxckpt.ir import Graph, GraphPlan
 from jaxckpt.machine.packages import compiler_for
 from jaxckpt.rewrite.agreement import require_agreement
 from jaxckpt.rewrite.check_plan import PlannedArgument, check_planned
@@ -26,7 +26,7 @@ from jaxckpt.trace import Traced, trace_stage, trace_step
 
 def apply(
     step: Callable[..., Any],
-    plan: Plan,
+    plan: GraphPlan,
     *,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
@@ -58,7 +58,7 @@ def apply(
     """
     arguments = tuple(arguments)
 
-    def decide(traced: Traced) -> Plan:
+    def decide(traced: Traced) -> GraphPlan:
         check_planned(traced, plan, arguments=arguments, graph=graph)
         return plan
 
@@ -73,7 +73,7 @@ def apply(
 
 def apply_decided(
     step: Callable[..., Any],
-    decide: Callable[[Traced], Plan],
+    decide: Callable[[Traced], GraphPlan],
     *,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
@@ -114,7 +114,7 @@ def apply_decided(
 class _Applied:
     """A step with decisions, and what was rewritten so far."""
 
-    def __init__(self, step: Callable[..., Any], decide: Callable[[Traced], Plan], *, options: dict[str, Any]):
+    def __init__(self, step: Callable[..., Any], decide: Callable[[Traced], GraphPlan], *, options: dict[str, Any]):
         self._step = step
         self._decide = decide
         self._options = options

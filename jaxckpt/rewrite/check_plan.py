@@ -9,7 +9,7 @@ from itertools import zip_longest
 from typing import Protocol
 
 from jaxckpt._errors import PlanMismatchError
-from jaxckpt.ir import Graph, Op, Plan
+from jaxckpt.ir import Graph, GraphPlan, Op
 from jaxckpt.trace import Traced
 
 
@@ -34,7 +34,7 @@ class PlannedArgument(Protocol):
 
 def check_planned(
     traced: Traced,
-    plan: Plan,
+    plan: GraphPlan,
     *,
     arguments: Sequence[PlannedArgument] = (),
     graph: Graph | None = None,

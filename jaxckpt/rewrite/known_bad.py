@@ -1,12 +1,12 @@
 """Refuses plans that a compiler would miscompile (`jaxckpt.machine.miscompilations`)."""
 
 from jaxckpt._errors import UnsupportedDecisionError
-from jaxckpt.ir import Graph, Offload, Plan
+from jaxckpt.ir import Graph, GraphPlan, Offload
 from jaxckpt.machine.miscompilations import FIRST_GOOD, misreads_offloaded_stacks
-from jaxckpt.schedule.validate import of_turns
+from jaxckpt.schedule.validate import loop_values
 
 
-def refuse_miscompiled(graph: Graph, plan: Plan, *, called: str, platform: str, version: str) -> None:
+def refuse_miscompiled(graph: Graph, plan: GraphPlan, *, called: str, platform: str, version: str) -> None:
     """Refuses a plan whose results a compiler would silently get wrong.
 
     Args:
@@ -21,7 +21,7 @@ def refuse_miscompiled(graph: Graph, plan: Plan, *, called: str, platform: str, 
     """
     if not version or not plan.offloads or not misreads_offloaded_stacks(platform, version):
         return
-    turned = of_turns(graph)
+    turned = loop_values(graph)
     sent = [v for v, d in plan.decisions.items() if isinstance(d, Offload) and v in turned]
     if not sent:
         return

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from jaxckpt._errors import PlanMismatchError
-from jaxckpt.ir import Nest, Stretches
+from jaxckpt.ir import LoopSplit, LoopTiling
 from jaxckpt.trace.step import Traced
 
-Asked = TypeVar("Asked", Nest, Stretches)
+Asked = TypeVar("Asked", LoopTiling, LoopSplit)
 
 
 def asked_loops(

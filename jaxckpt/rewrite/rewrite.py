@@ -15,12 +15,12 @@ import jax.core
 import jax.extend.core as jex
 
 from jaxckpt._errors import PlanMismatchError
-from jaxckpt.ir import Phase, Plan
+from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.outline import closed_jaxpr
 from jaxckpt.program.inline import constants_of, open_jaxpr
 from jaxckpt.program.program import Program
 from jaxckpt.rewrite.equations import equations
-from jaxckpt.rewrite.tile_loops import as_decided
+from jaxckpt.rewrite.tile_loops import with_planned_loops
 from jaxckpt.schedule import Schedule, schedule
 from jaxckpt.trace import Traced
 
@@ -38,7 +38,7 @@ class Rewritten:
     """
 
     traced: Traced
-    plan: Plan
+    plan: GraphPlan
     schedule: Schedule = field(repr=False)
     jaxpr: Any = field(repr=False)
 
@@ -47,7 +47,7 @@ class Rewritten:
         return jax.core.eval_jaxpr(open_jaxpr(self.jaxpr), constants_of(self.jaxpr), *flat)
 
 
-def rewrite(traced: Traced, plan: Plan, *, stacked: bool = False) -> Rewritten:
+def rewrite(traced: Traced, plan: GraphPlan, *, stacked: bool = False) -> Rewritten:
     """Carries out a plan on a traced step.
 
     Args:
@@ -74,7 +74,7 @@ def rewrite(traced: Traced, plan: Plan, *, stacked: bool = False) -> Rewritten:
             planned=plan.fingerprint,
             found=traced.graph.fingerprint,
         )
-    split = as_decided(traced, plan)
+    split = with_planned_loops(traced, plan)
     laid_out = schedule(split.graph, plan)
     made, outvars = equations(split, laid_out, stacked=stacked)
     program = _numbered(split) if plan.decisions else split.program
@@ -95,6 +95,6 @@ def _numbered(traced: Traced) -> Program:
     loops = list(program.loops)
     for at, opened in enumerate(loops):
         whole = opened.offset is None and not opened.nested and opened.fork is None and opened.manual is None
-        if whole and at in early & graph.late_loops and graph.loops[at].rolled:
+        if whole and at in early & graph.loops_after_forward and graph.loops[at].rolled:
             loops[at] = replace(opened, numbered=True)
     return program.replace(loops=tuple(loops))

@@ -1,9 +1,9 @@
 """A traced step with loops split into stretches: each is a loop of its own, over the same whole arrays.
 
-A loop and those that share values of turns with it (`together`) are split at the same turns: the body of each stands
-once for every stretch, under new variables, in the order in which its turns run. What a stretch hands on is what the
-next one begins with, and what the turns stack goes into one array. Everything else is as it was, and so are results,
-argument by argument and bit by bit.
+Index-set splitting. Loops that share values of iterations (`loops_split_together`) are split at the same iterations:
+each part is a loop of its own, with a copy of the body under new variables, in the order in which iterations run. The
+last carry of a part is the first carry of the next, and the residual stacks of all parts are one array. Results do not
+change by a bit.
 
 Read after `rebuilt`. Complexity: linear in equations, times the stretches of their loop.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from jaxckpt.ir import Phase, Stretches
+from jaxckpt.ir import LoopSplit, Phase
 from jaxckpt.ir.loop import CARRY, END, STACK
 from jaxckpt.program.open_scan import STRETCHES, Sight, is_ours, paths_of, renumbered
 from jaxckpt.program.program import Atom, Equation, OpenLoop, Program
@@ -25,7 +25,7 @@ from jaxckpt.trace.step import Traced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stretched:
+class SplitStep:
     """A step whose loops are split.
 
     Attributes:
@@ -42,7 +42,7 @@ class Stretched:
     ops: tuple[tuple[int, ...], ...] = field(repr=False)
 
 
-def together(traced: Traced) -> tuple[tuple[int, ...], ...]:
+def loops_split_together(traced: Traced) -> tuple[tuple[int, ...], ...]:
     """The loops of a step that can be split, by those that have to be split together; in order of their ids.
 
     A loop on its own, or with a gradient in its body, leaves nothing from turn to turn that a split would change. Those
@@ -50,7 +50,7 @@ def together(traced: Traced) -> tuple[tuple[int, ...], ...]:
     """
     program = traced.program
     groups = _Groups(program)
-    late = traced.graph.late_loops
+    late = traced.graph.loops_after_forward
     found: dict[int, list[int]] = {}
     for loop in range(len(program.loops)):
         found.setdefault(groups.of(loop), []).append(loop)
@@ -67,12 +67,12 @@ def together(traced: Traced) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def in_stretches(traced: Traced, stretches: Sequence[Stretches]) -> Stretched:
+def with_split_loops(traced: Traced, loop_splits: Sequence[LoopSplit]) -> SplitStep:
     """Splits loops of a traced step.
 
     Args:
       traced: The step, as it was traced.
-      stretches: At most one for all loops that are split together.
+      loop_splits: At most one for all loops that are split together.
 
     Returns:
       The split step, and what became of values and ops.
@@ -80,22 +80,24 @@ def in_stretches(traced: Traced, stretches: Sequence[Stretches]) -> Stretched:
     Raises:
       PlanMismatchError: There is no such loop, it does not have that many turns, or it cannot be split.
     """
-    if not stretches:
+    if not loop_splits:
         values, ops = len(traced.graph.values), len(traced.graph.ops)
         alone = tuple((i,) for i in range(max(values, ops)))
-        return Stretched(whole=traced, traced=traced, values=alone[:values], ops=alone[:ops])
+        return SplitStep(whole=traced, traced=traced, values=alone[:values], ops=alone[:ops])
 
-    def refused(asked: Stretches) -> tuple[str, str, str]:
+    def refused(asked: LoopSplit) -> tuple[str, str, str]:
         return (
-            f"in_stretches({traced.name}): the loop cannot be split like that.",
+            f"with_split_loops({traced.name}): the loop cannot be split like that.",
             f"loop {asked.loop} in stretches of {' + '.join(map(str, asked.lengths))} turns",
             "stretches that make all turns of a loop that can be split, each once",
         )
 
-    return _Splitter(traced, asked_loops(traced, stretches, together(traced), fits=_fits, refused=refused)).split()
+    return _Splitter(
+        traced, asked_loops(traced, loop_splits, loops_split_together(traced), fits=_fits, refused=refused)
+    ).split()
 
 
-def _fits(asked: Stretches, length: int) -> bool:
+def _fits(asked: LoopSplit, length: int) -> bool:
     return sum(asked.lengths) == length and min(asked.lengths) >= 1
 
 
@@ -136,24 +138,24 @@ class _Turning:
     """A loop that is split.
 
     Attributes:
-      stretches: Indices of its stretches, in the order in which they run.
+      loop_splits: Indices of its stretches, in the order in which they run.
       names: For each stretch, by index, the variables that stand for those of the body.
       end: The position of the equation of what the last turn hands on, if there is one.
       handed: What the stretch before has handed on.
     """
 
-    stretches: tuple[int, ...]
+    loop_splits: tuple[int, ...]
     names: tuple[dict[Any, Any], ...]
     end: int | None = None
     handed: Sequence[Atom] = ()
 
 
 class _Splitter:
-    def __init__(self, traced: Traced, stretches: Mapping[int, Stretches]):
+    def __init__(self, traced: Traced, loop_splits: Mapping[int, LoopSplit]):
         self._traced = traced
         self._program = traced.program
         self._sight = Sight(traced.program.loops)
-        self._lengths = {loop: each.lengths for loop, each in stretches.items()}
+        self._lengths = {loop: each.lengths for loop, each in loop_splits.items()}
         self._number: dict[tuple[int, int | None], int] = {}
         self._loops: list[OpenLoop] = []
         for loop in range(len(self._program.loops)):
@@ -195,9 +197,9 @@ class _Splitter:
             indices = range(len(lengths))
             known = names.setdefault(groups.of(loop), tuple({} for _ in indices))
             reverse = self._program.loops[loop].eqn.params["reverse"]
-            yield loop, _Turning(stretches=tuple(reversed(indices) if reverse else indices), names=known)
+            yield loop, _Turning(loop_splits=tuple(reversed(indices) if reverse else indices), names=known)
 
-    def split(self) -> Stretched:
+    def split(self) -> SplitStep:
         body: list[int] = []
         around: int | None = None
         for position, equation in enumerate(self._program.equations):
@@ -221,10 +223,10 @@ class _Splitter:
         if loop is None:
             return
         turning = self._turning[loop]
-        for index in turning.stretches:
+        for index in turning.loop_splits:
             for position in positions:
                 self._add(position, index, self._of_stretch(self._program.equations[position], loop, index))
-            if turning.end is not None and index != turning.stretches[-1]:
+            if turning.end is not None and index != turning.loop_splits[-1]:
                 ended = self._ended(self._program.equations[turning.end], turning, index)
                 turning.handed = [jex.Var(v.aval) for v in ended.eqn.outvars]
                 ended = replace(ended, eqn=ended.eqn.replace(outvars=turning.handed))
@@ -238,7 +240,7 @@ class _Splitter:
         params = eqn.params
         if is_ours(eqn):
             params = renumbered(params, lambda loop: self._renumbered(loop, index))
-            begins = eqn.primitive.name == CARRY and eqn.params["loop"] == loop and index != turning.stretches[0]
+            begins = eqn.primitive.name == CARRY and eqn.params["loop"] == loop and index != turning.loop_splits[0]
             reads = [turning.handed[params["index"]]] if begins else reads
         names.update((v, jex.Var(v.aval)) for v in eqn.outvars)
         made = eqn.replace(invars=reads, outvars=[names[v] for v in eqn.outvars], params=params)
@@ -249,7 +251,7 @@ class _Splitter:
         equation = self._program.equations[position]
         eqn, around = equation.eqn, self._renumbered(equation.loop, None)
         if is_ours(eqn) and (turning := self._turning.get(eqn.params["loop"])) is not None:
-            last = turning.stretches[-1]
+            last = turning.loop_splits[-1]
             if eqn.primitive.name == END:
                 self._add(position, 0, self._ended(equation, turning, last))
             else:
@@ -272,8 +274,8 @@ class _Splitter:
         """What the turns of all stretches stack."""
         eqn = equation.eqn
         (value,) = eqn.invars
-        reads = [self._named(value, turning.names[index]) for index in turning.stretches]
-        loops = tuple(self._number[eqn.params["loop"], index] for index in turning.stretches)
+        reads = [self._named(value, turning.names[index]) for index in turning.loop_splits]
+        loops = tuple(self._number[eqn.params["loop"], index] for index in turning.loop_splits)
         params = {**eqn.params, "loop": loops[-1], STRETCHES: loops}
         return replace(
             equation, eqn=eqn.replace(invars=reads, params=params), loop=self._renumbered(equation.loop, None)
@@ -282,13 +284,13 @@ class _Splitter:
     def _named(self, atom: Atom, names: Mapping[Any, Any]) -> Atom:
         return names.get(atom, atom) if isinstance(atom, jex.Var) else atom
 
-    def _stretched(self) -> Stretched:
+    def _stretched(self) -> SplitStep:
         by_stretch: dict[Any, list[Any]] = {}
         for names in {id(names): names for turning in self._turning.values() for names in turning.names}.values():
             for variable, copy in names.items():
                 by_stretch.setdefault(variable, []).append(copy)
         traced, values = rebuilt(self._traced, self._made, self._loops, by_stretch)
-        return Stretched(
+        return SplitStep(
             whole=self._traced,
             traced=traced,
             values=values,

@@ -21,16 +21,16 @@ from typing import Any
 import jax.extend.core as jex
 
 from jaxckpt import _compat
-from jaxckpt.ir import Nest, Phase, Plan
-from jaxckpt.ir.loop import CARRY, END, ENTERING, SLICE, STACK, TURNS
+from jaxckpt.ir import GraphPlan, LoopTiling, Phase
+from jaxckpt.ir.loop import ALL_ITERATIONS, BODY_INPUTS, CARRY, END, SLICE, STACK
 from jaxckpt.ir.scope import RECOMPUTED
 from jaxckpt.program.dce import prune
 from jaxckpt.program.open_scan import Sight, is_ours, renumbered, stacking_loops
 from jaxckpt.program.program import Atom, Equation, OpenLoop
 from jaxckpt.rewrite.rebuild import rebuilt
 from jaxckpt.rewrite.requested_loops import asked_loops
-from jaxckpt.rewrite.split_loops import in_stretches, together
-from jaxckpt.schedule.argument_derived import is_spread
+from jaxckpt.rewrite.split_loops import loops_split_together, with_split_loops
+from jaxckpt.schedule.argument_derived import is_broadcast
 from jaxckpt.trace.step import Traced
 
 _LEAST = 2
@@ -38,7 +38,7 @@ _LEAST = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Nested:
+class TiledStep:
     """A step whose loops are nested.
 
     Attributes:
@@ -50,39 +50,39 @@ class Nested:
     values: tuple[tuple[int, ...], ...]
 
 
-def as_decided(traced: Traced, plan: Plan) -> Traced:
+def with_planned_loops(traced: Traced, plan: GraphPlan) -> Traced:
     """The step whose values a plan decides on: its loops in stretches, and nested, as the plan says.
 
     Raises:
       PlanMismatchError: There are no such loops.
     """
-    return nested(in_stretches(traced, plan.stretches).traced, plan.nests).traced
+    return with_tiled_loops(with_split_loops(traced, plan.loop_splits).traced, plan.loop_tilings).traced
 
 
-def nestable(traced: Traced) -> tuple[tuple[int, ...], ...]:
+def tileable_loops(traced: Traced) -> tuple[tuple[int, ...], ...]:
     """The loops of a step that can be nested, by those that have to be together; in order of their ids.
 
     They are those that can be split and stand in one body, where a copy sees what a forward loop reads from further
     out; but for unrolled ones, and forward loops with ops that must not run twice.
     """
     graph = traced.graph
-    once = {around for op in graph.ops if set(op.effects) - {TURNS} for around in graph.path(op.loop)}
+    once = {around for op in graph.ops if set(op.effects) - {ALL_ITERATIONS} for around in graph.path(op.loop)}
     return tuple(
         group
-        for group in together(traced)
-        if not graph.late_loops.isdisjoint(group)
-        and once.isdisjoint(set(group) - graph.late_loops)
+        for group in loops_split_together(traced)
+        if not graph.loops_after_forward.isdisjoint(group)
+        and once.isdisjoint(set(group) - graph.loops_after_forward)
         and len({graph.loops[loop].parent for loop in group}) == 1
         and all(graph.loops[loop].rolled for loop in group)
     )
 
 
-def nested(traced: Traced, nests: Sequence[Nest]) -> Nested:
+def with_tiled_loops(traced: Traced, loop_tilings: Sequence[LoopTiling]) -> TiledStep:
     """Nests loops of a traced step.
 
     Args:
       traced: The step; loops may be in stretches.
-      nests: At most one for all loops that share values of turns, and none for a loop inside of another one's.
+      loop_tilings: At most one for all loops that share values of turns, and none for a loop inside of another one's.
 
     Returns:
       The step with these loops nested, and what became of its values.
@@ -90,10 +90,10 @@ def nested(traced: Traced, nests: Sequence[Nest]) -> Nested:
     Raises:
       PlanMismatchError: There is no such loop, it does not have that many turns, or it cannot be nested.
     """
-    if not nests:
-        return Nested(traced=traced, values=tuple((i,) for i in range(len(traced.graph.values))))
+    if not loop_tilings:
+        return TiledStep(traced=traced, values=tuple((i,) for i in range(len(traced.graph.values))))
 
-    def refused(asked: Nest) -> tuple[str, str, str]:
+    def refused(asked: LoopTiling) -> tuple[str, str, str]:
         return (
             f"nested({traced.name}): the loop cannot be nested like that.",
             f"loop {asked.loop} as {asked.outer} groups of {asked.inner} turns",
@@ -101,10 +101,12 @@ def nested(traced: Traced, nests: Sequence[Nest]) -> Nested:
             " nested one is around or inside of",
         )
 
-    return _Nester(traced, asked_loops(traced, nests, nestable(traced), fits=_fits, refused=refused)).nest()
+    return _Nester(
+        traced, asked_loops(traced, loop_tilings, tileable_loops(traced), fits=_fits, refused=refused)
+    ).nest()
 
 
-def _fits(asked: Nest, length: int) -> bool:
+def _fits(asked: LoopTiling, length: int) -> bool:
     return asked.outer * asked.inner == length and min(asked.outer, asked.inner) >= _LEAST
 
 
@@ -142,10 +144,10 @@ class _Body:
 
 
 class _Nester:
-    def __init__(self, traced: Traced, nests: Mapping[int, Nest]):
+    def __init__(self, traced: Traced, loop_tilings: Mapping[int, LoopTiling]):
         self._traced = traced
         self._program = traced.program
-        self._nests = nests
+        self._nests = loop_tilings
         self._sight = Sight(traced.program.loops)
         self._bodies: defaultdict[int, list[int]] = defaultdict(list)
         """For each loop that is nested the positions of the equations of its body."""
@@ -153,9 +155,9 @@ class _Nester:
         for position, equation in enumerate(self._program.equations):
             if (around := self._nested_around(equation.loop)) is not None:
                 self._bodies[around].append(position)
-            if equation.eqn.primitive.name == END and equation.eqn.params["loop"] in nests:
+            if equation.eqn.primitive.name == END and equation.eqn.params["loop"] in loop_tilings:
                 self._ends[equation.eqn.params["loop"]] = position
-        self._copied = {loop: tuple(self._read_of(loop)) for loop in nests}
+        self._copied = {loop: tuple(self._read_of(loop)) for loop in loop_tilings}
         self._loops: list[OpenLoop] = []
         self._own: dict[int, int] = {}
         """For each loop its id; of one that is nested that of the inner one."""
@@ -174,7 +176,7 @@ class _Nester:
 
     def _read_of(self, loop: int) -> Iterator[int]:
         """The forward loops of whose turns one that has some of the backward reads values."""
-        late = self._traced.graph.late_loops
+        late = self._traced.graph.loops_after_forward
         if loop not in late:
             return
         equations = self._program.equations
@@ -225,7 +227,7 @@ class _Nester:
         self._loops.append(opened)
         return len(self._loops) - 1
 
-    def nest(self) -> Nested:
+    def nest(self) -> TiledStep:
         positions = range(len(self._program.equations))
         for loop, group in groupby(positions, lambda at: self._nested_around(self._program.equations[at].loop)):
             if loop is None:
@@ -241,7 +243,7 @@ class _Nester:
             for variable, copy in body.names.items():
                 copies.setdefault(variable, [variable]).append(copy)
         traced, values = rebuilt(self._traced, made, self._loops, copies)
-        return Nested(traced=traced, values=values)
+        return TiledStep(traced=traced, values=values)
 
     def _groups(self, loop: int) -> None:
         """The body of an outer loop: what a group begins with, forward loops that are copied, the loop itself."""
@@ -310,9 +312,9 @@ class _Nester:
         ids = {variable: i for i, variable in enumerate(self._traced.variables)}
         body = [equations[position] for position in self._bodies[forward]]
         inside = {v for equation in body for v in equation.eqn.outvars}
-        within = (e for e in body if not any(self._is_of(e, name, forward) for name in ENTERING))
+        within = (e for e in body if not any(self._is_of(e, name, forward) for name in BODY_INPUTS))
         reads = {v for equation in within for v in equation.variables()}
-        pending = [v for v in reads - inside if is_spread(graph, ids[v])]
+        pending = [v for v in reads - inside if is_broadcast(graph, ids[v])]
         wanted: set[int] = set()
         while pending:
             made = graph.producer[ids[pending.pop()]]
@@ -384,7 +386,7 @@ def _of_turns(opened: OpenLoop, length: int, *, unroll: int) -> OpenLoop:
     return replace(opened, eqn=opened.eqn.replace(params=params))
 
 
-def _inner(opened: OpenLoop, outer: int, nest: Nest) -> OpenLoop:
+def _inner(opened: OpenLoop, outer: int, nest: LoopTiling) -> OpenLoop:
     """The loop over the turns of a group; it is a loop for the compiler too, however it is unrolled."""
     unroll = int(opened.eqn.params.get("unroll", 1))
     turns = _of_turns(opened, nest.inner, unroll=unroll if unroll < nest.inner else 1)

@@ -7,20 +7,20 @@ add to), `scatter_inits` (zeros that a scatter adds to), `steps` (runs, barriers
 algorithm), `subgraph` (the subgraph induced by some ops).
 """
 
-from jaxckpt.schedule.partition import settle, settled
+from jaxckpt.schedule.partition import decisions_with_axes, partition_with_axes
 from jaxckpt.schedule.schedule import schedule
 from jaxckpt.schedule.steps import Barrier, Move, Run, Schedule, Step
-from jaxckpt.schedule.subgraph import Excerpt, excerpt
+from jaxckpt.schedule.subgraph import Subgraph, induced_subgraph
 
 __all__ = [
     "Barrier",
-    "Excerpt",
     "Move",
     "Run",
     "Schedule",
     "Step",
-    "excerpt",
+    "Subgraph",
+    "decisions_with_axes",
+    "induced_subgraph",
+    "partition_with_axes",
     "schedule",
-    "settle",
-    "settled",
 ]

@@ -10,7 +10,7 @@ _SPREAD = 1 / 8
 """A value is spread out where what it is made of takes at most this share of its bytes."""
 
 
-def light_roots(graph: Graph, value: int) -> set[int] | None:
+def argument_roots(graph: Graph, value: int) -> set[int] | None:
     """The arguments that a value is made of, if by views and elementwise work alone; else None."""
     pending, seen, roots = [value], set[int](), set[int]()
     while pending:
@@ -26,18 +26,18 @@ def light_roots(graph: Graph, value: int) -> set[int] | None:
     return roots
 
 
-def is_spread(graph: Graph, value: int) -> bool:
+def is_broadcast(graph: Graph, value: int) -> bool:
     """Whether a value is much larger than what it is made of, by views and elementwise work: a mask, zeros.
 
     The body of a loop that asks for it makes it itself: it never need be in memory.
     """
-    roots = light_roots(graph, value)
+    roots = argument_roots(graph, value)
     return (
         roots is not None and sum(graph.values[v].size_bytes for v in roots) <= _SPREAD * graph.values[value].size_bytes
     )
 
 
-def is_spread_over(graph: Graph, value: int, size_bytes: int) -> bool:
+def is_broadcast_over(graph: Graph, value: int, size_bytes: int) -> bool:
     """Whether an array of a size repeats a smaller one, or a constant, where this value stands for it."""
     if graph.values[value].size_bytes < size_bytes:
         return True
@@ -45,10 +45,10 @@ def is_spread_over(graph: Graph, value: int, size_bytes: int) -> bool:
     if made is None or graph.ops[made].kind is not Kind.VIEW:
         return False
     reads = graph.ops[made].reads
-    return not reads or is_spread_over(graph, reads[0], size_bytes)
+    return not reads or is_broadcast_over(graph, reads[0], size_bytes)
 
 
-def shows(graph: Graph, op: Op) -> bool:
+def is_view_of(graph: Graph, op: Op) -> bool:
     """Whether an op is a view of one array of the same size."""
     if op.kind is not Kind.VIEW or len(op.reads) != 1 or len(op.writes) != 1:
         return False

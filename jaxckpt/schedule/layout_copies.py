@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
 from jaxckpt.ir import Graph, Kind, Op
-from jaxckpt.schedule.argument_derived import shows
+from jaxckpt.schedule.argument_derived import is_view_of
 from jaxckpt.schedule.layout import Orders, permutation_of
 
 Steps = tuple[tuple[int, int], ...]
@@ -87,7 +87,7 @@ def _views_of_product(graph: Graph, value: int) -> list[int]:
         op = graph.ops[made]
         if op.kind is Kind.CONTRACTION:
             return views[::-1]
-        if not shows(graph, op):
+        if not is_view_of(graph, op):
             break
         views.append(made)
         value = op.reads[0]

@@ -23,10 +23,10 @@ from math import prod
 
 from jaxckpt.ir.decision import Decision, Offload, Partition, Save
 from jaxckpt.ir.graph import Graph
-from jaxckpt.ir.plan import Plan
+from jaxckpt.ir.plan import GraphPlan
 
 
-def settled(graph: Graph, value: int, decision: Partition) -> Partition | Save:
+def partition_with_axes(graph: Graph, value: int, decision: Partition) -> Partition | Save:
     """What becomes of a partition.
 
     Args:
@@ -64,7 +64,7 @@ def _is_of_branch(graph: Graph, value: int) -> bool:
     return made is not None and graph.is_branched(graph.ops[made].loop)
 
 
-def settle(graph: Graph, decisions: Mapping[int, Decision]) -> Mapping[int, Decision]:
+def decisions_with_axes(graph: Graph, decisions: Mapping[int, Decision]) -> Mapping[int, Decision]:
     """Decisions with nothing left open; the same ones where nothing is."""
     changed = {
         value: said
@@ -76,10 +76,10 @@ def settle(graph: Graph, decisions: Mapping[int, Decision]) -> Mapping[int, Deci
 
 def _settled(graph: Graph, value: int, decision: Partition | Offload) -> Decision:
     if isinstance(decision, Partition):
-        return settled(graph, value, decision)
-    if decision.cut is None:
+        return partition_with_axes(graph, value, decision)
+    if decision.partition is None:
         return decision
-    cut = settled(graph, value, decision.cut)
+    cut = partition_with_axes(graph, value, decision.partition)
     if isinstance(cut, Save):
         return replace(decision, shard=False, axis=None, dim=None)
     return replace(decision, axis=cut.axis, dim=cut.dim)
@@ -96,7 +96,7 @@ def sent_bytes(graph: Graph, value: int, decision: Offload) -> int:
     return graph.values[value].size_bytes // (graph.axis_size(decision.axis) if decision.axis is not None else 1)
 
 
-def settled_plan(graph: Graph, plan: Plan) -> Plan:
+def plan_with_axes(graph: Graph, plan: GraphPlan) -> GraphPlan:
     """A plan with nothing left open; the same one where nothing is."""
-    decisions = settle(graph, plan.decisions)
+    decisions = decisions_with_axes(graph, plan.decisions)
     return plan if decisions is plan.decisions else replace(plan, decisions=decisions)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Phase
-from jaxckpt.ir.plan import Plan
+from jaxckpt.ir.plan import GraphPlan
 
 _LOOK_AHEAD = 32
 """So many values behind a reader are looked at for one that is computed again."""
@@ -41,7 +41,7 @@ class Away:
     fetch_before: Mapping[int, tuple[int, ...]]
 
 
-def away(graph: Graph, plan: Plan) -> Away:
+def away(graph: Graph, plan: GraphPlan) -> Away:
     """Finds the times for the values that a plan offloads or partitions."""
     moved = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload | Partition)}
     if not moved:
@@ -55,9 +55,9 @@ def away(graph: Graph, plan: Plan) -> Away:
         made = graph.producer[value]
         if made is not None and graph.ops[made].loop is not None:
             continue
-        ahead = decision.ahead if isinstance(decision, Offload) else 0
+        ahead = decision.load_distance if isinstance(decision, Offload) else 0
         if isinstance(decision, Offload):
-            left = home[value] + 1 + decision.behind
+            left = home[value] + 1 + decision.store_distance
             if left < len(layers):
                 leave[layers[left]].append(value)
         asks = asking_layer(graph, plan, value)
@@ -71,7 +71,7 @@ def away(graph: Graph, plan: Plan) -> Away:
     )
 
 
-def first_touches(graph: Graph, plan: Plan) -> dict[int, int]:
+def first_touches(graph: Graph, plan: GraphPlan) -> dict[int, int]:
     """For each of a plan's layers the first op after the forward pass that asks for one of its decided values."""
     layers = plan.layers or plan.stages
     asked: dict[int, int] = {}
@@ -93,7 +93,7 @@ def first_touches(graph: Graph, plan: Plan) -> dict[int, int]:
     return touched
 
 
-def asking_layer(graph: Graph, plan: Plan, value: int) -> int:
+def asking_layer(graph: Graph, plan: GraphPlan, value: int) -> int:
     """The last layer whose backward asks for a value: its own, or one that computes something again from it."""
     layers = plan.layers or plan.stages
     forward = (op for op in graph.readers[value] if graph.ops[op].phase is Phase.FORWARD)

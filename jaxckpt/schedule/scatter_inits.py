@@ -8,7 +8,7 @@ Read after `graph`.
 
 from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.kind import Kind
-from jaxckpt.schedule.argument_derived import is_spread_over
+from jaxckpt.schedule.argument_derived import is_broadcast_over
 
 _IN_MEMORY = frozenset({Kind.CONTRACTION, Kind.REDUCTION, Kind.SCATTER, Kind.OPAQUE})
 """What these make is in memory in any case, so that passing a barrier costs nothing."""
@@ -74,6 +74,6 @@ def scatters_into_addend(graph: Graph) -> frozenset[int]:
         if over_constant and len(readers) == 1 and graph.ops[readers[0]].primitive in ("add", "add_any"):
             (result,) = op.writes
             addends = (v for v in graph.ops[readers[0]].reads if v != result)
-            if not any(is_spread_over(graph, v, graph.values[result].size_bytes) for v in addends):
+            if not any(is_broadcast_over(graph, v, graph.values[result].size_bytes) for v in addends):
                 found.add(op.id)
     return frozenset(found)

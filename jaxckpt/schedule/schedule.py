@@ -46,11 +46,11 @@ from functools import cached_property
 
 from jaxckpt.ir.decision import Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Op, Phase
-from jaxckpt.ir.loop import ENTERING, GIVING
-from jaxckpt.ir.plan import Plan
-from jaxckpt.schedule.argument_derived import is_spread, light_roots
+from jaxckpt.ir.loop import BODY_INPUTS, BODY_OUTPUTS
+from jaxckpt.ir.plan import GraphPlan
+from jaxckpt.schedule.argument_derived import argument_roots, is_broadcast
 from jaxckpt.schedule.grad_accumulators import RunningSums
-from jaxckpt.schedule.partition import settled_plan
+from jaxckpt.schedule.partition import plan_with_axes
 from jaxckpt.schedule.prefetch import away, is_ahead
 from jaxckpt.schedule.scatter_inits import waits_of_zeros
 from jaxckpt.schedule.steps import Barrier, Move, Run, Schedule, Step, run_of
@@ -64,7 +64,7 @@ _OF_BRANCH = -1
 _Where = tuple[int, int | None]
 
 
-def schedule(graph: Graph, plan: Plan) -> Schedule:
+def schedule(graph: Graph, plan: GraphPlan) -> Schedule:
     """Lays out the work of a step under a plan.
 
     Args:
@@ -80,10 +80,10 @@ def schedule(graph: Graph, plan: Plan) -> Schedule:
       UnsupportedDecisionError: A value of a loop's body is offloaded that cannot wait in a stack on the host.
     """
     refuse_impossible(graph, plan)
-    return _Scheduler(graph, settled_plan(graph, plan)).run()
+    return _Scheduler(graph, plan_with_axes(graph, plan)).run()
 
 
-def stage_of(plan: Plan, op: int) -> int:
+def stage_of(plan: GraphPlan, op: int) -> int:
     """The index of the stage that a forward op belongs to."""
     return max(0, bisect_right(plan.stages, op) - 1)
 
@@ -97,7 +97,7 @@ class _Again:
 
 
 class _Scheduler:
-    def __init__(self, graph: Graph, plan: Plan):
+    def __init__(self, graph: Graph, plan: GraphPlan):
         self.graph = graph
         self.plan = plan
         self.origin = [value.id for value in graph.values]
@@ -126,7 +126,7 @@ class _Scheduler:
         self.standing: dict[int, frozenset[int]] = {}
         self.spread: dict[int, bool] = {}
         self._outputs = frozenset(graph.outputs)
-        self.kept = (graph.there | plan.decisions.keys()) - self.dropped
+        self.kept = (graph.available | plan.decisions.keys()) - self.dropped
         """Values that are still there when the backward comes (rule 2)."""
         self.waits = waits_of_zeros(graph) if self.dropped else {}
         self.dropped_of: defaultdict[int, list[int]] = defaultdict(list)
@@ -172,9 +172,9 @@ class _Scheduler:
 
     def _late_operands(self, op: Op) -> tuple[int, ...]:
         """What an op after the forward pass reads; not always where it stands (see `jaxckpt.ir.loop`)."""
-        if op.primitive in GIVING:
+        if op.primitive in BODY_OUTPUTS:
             return tuple(self.env[v] for v in op.reads)
-        if op.primitive not in ENTERING:
+        if op.primitive not in BODY_INPUTS:
             return tuple(self._late(v, op.id) for v in op.reads)
         return self._entering(op, op.id)
 
@@ -202,7 +202,7 @@ class _Scheduler:
         """Leaves bodies and enters others; what they want again of what stands further out is computed before."""
         for around in self.graph.path(loop):
             if around not in self.graph.path(self.loop):
-                for beside in self.graph.beside[around]:
+                for beside in self.graph.sibling_branches[around]:
                     if (self.dropped or self.away.values) and beside not in self.prepared:
                         self.prepared.add(beside)
                         self._prepare(beside)
@@ -213,7 +213,7 @@ class _Scheduler:
         """Brings back or computes again, before a loop begins, what is not there and stands further out."""
         graph, depth = self.graph, len(self.graph.path(loop))
         late = [op for op in graph.ops if op.phase is not Phase.FORWARD and loop in graph.path(op.loop)]
-        entering = {v for op in late if op.loop == loop and op.primitive in ENTERING for v in op.reads}
+        entering = {v for op in late if op.loop == loop and op.primitive in BODY_INPUTS for v in op.reads}
         self.loop = self._around(loop)
         wanted: set[int] = set()
         pending = [v for op in late for v in op.reads]
@@ -257,7 +257,7 @@ class _Scheduler:
     def _is_stacked(self, value: int) -> bool:
         """Whether a value waits in a stack for another loop."""
         loop = self._loop_of(value)
-        return loop is not None and self.graph.loops[loop].rolled and loop not in self.graph.late_loops
+        return loop is not None and self.graph.loops[loop].rolled and loop not in self.graph.loops_after_forward
 
     def _landing(self, value: int) -> int | None:
         """The loop around the steps to come in whose body a value is made again."""
@@ -267,7 +267,7 @@ class _Scheduler:
 
     def _is_spread(self, value: int) -> bool:
         if value not in self.spread:
-            self.spread[value] = is_spread(self.graph, value)
+            self.spread[value] = is_broadcast(self.graph, value)
         return self.spread[value]
 
     def _depth(self, value: int) -> int:
@@ -305,7 +305,7 @@ class _Scheduler:
         """The decision of a value that waits elsewhere, and how it is cut before that."""
         decision = self.plan.decisions[value]
         assert isinstance(decision, Offload | Partition), "only these are away"
-        return decision, decision.cut if isinstance(decision, Offload) else None
+        return decision, decision.partition if isinstance(decision, Offload) else None
 
     def _move(self, value: int, instance: int, decision: Offload | Partition, *, back: bool) -> int:
         moved = self._instance(value)
@@ -324,7 +324,7 @@ class _Scheduler:
     def _leave(self, op: int) -> None:
         """Holds the forward pass until the copies that must be done before an op are."""
         self.leaving.extend(self.away.leave_before.get(op, ()))
-        front = self.graph.forward_fronts[op] if self.leaving and self.loop is None else None
+        front = self.graph.forward_frontier[op] if self.leaving and self.loop is None else None
         if front is None:
             return
         leaving, self.leaving = self.leaving, []
@@ -341,7 +341,9 @@ class _Scheduler:
         done = self._done_before(reader)
         reads = (self.stored[value], *(self.env[v] for v in done))
         held, *kept = writes = tuple(map(self._instance, (value, *done)))
-        self.steps.append(Barrier(reads=reads, writes=writes, trigger=self.graph.fronts[reader], why="fetch"))
+        self.steps.append(
+            Barrier(reads=reads, writes=writes, trigger=self.graph.backward_frontier[reader], why="fetch")
+        )
         for result, instance in zip(done, kept, strict=True):
             self.env[result] = instance
         self.fetched[value] = self._move(value, held, self._away_as(value)[0], back=True)
@@ -362,7 +364,7 @@ class _Scheduler:
         if where not in self.gathered:
             held = self.stored[value]
             if self.loop == self._loop_of(value):
-                reads, held, trigger = (held,), self._instance(value), self.graph.fronts[reader]
+                reads, held, trigger = (held,), self._instance(value), self.graph.backward_frontier[reader]
                 self.steps.append(Barrier(reads=reads, writes=(held,), trigger=trigger, why="fetch", loop=self.loop))
             self.gathered[where] = self._moved(value, held, back=True)
         return self.gathered[where]
@@ -396,7 +398,7 @@ class _Scheduler:
         landing = self._landing(value)
         where = (self._stage(value, landing), landing)
         spread = self._depth(value) < len(self.graph.path(landing))
-        if spread or (where not in self.again and light_roots(self.graph, value) is not None):
+        if spread or (where not in self.again and argument_roots(self.graph, value) is not None):
             where = (~value, landing)
             self.again.setdefault(where, _Again(env={}))
         elif where not in self.again:
@@ -444,7 +446,7 @@ class _Scheduler:
         reads = tuple(self._late(v, reader) for v in passing)
         again.env.update((v, self._instance(v)) for v in passing)
         writes = tuple(again.env[v] for v in passing)
-        trigger = self.graph.fronts[reader]
+        trigger = self.graph.backward_frontier[reader]
         for v in self.sums.crossing(reader) if self.loop is None else ():
             reads, writes = (*reads, self.env[v]), (*writes, held := self._instance(v))
             self.env[v] = held

@@ -17,7 +17,7 @@ Form = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Excerpt:
+class Subgraph:
     """Some ops of a step.
 
     Attributes:
@@ -103,7 +103,7 @@ class Excerpt:
         return any(reader not in inside for reader in self.whole.readers[value])
 
 
-def excerpt(graph: Graph, ops: Sequence[int], given: Collection[int]) -> Excerpt:
+def induced_subgraph(graph: Graph, ops: Sequence[int], given: Collection[int]) -> Subgraph:
     """Takes some ops of a step.
 
     Args:
@@ -127,4 +127,4 @@ def excerpt(graph: Graph, ops: Sequence[int], given: Collection[int]) -> Excerpt
         (len(kept), len(inputs), *(-1 if loop is None else loop for loop in loops), *(like[v] for v in values)),
         *((alike[op.id], *(position[v] for v in op.reads), -1, *(position[v] for v in op.writes)) for op in taken),
     )
-    return Excerpt(whole=graph, ops=tuple(ops), values=values, given=len(kept), inputs=len(inputs), form=form)
+    return Subgraph(whole=graph, ops=tuple(ops), values=values, given=len(kept), inputs=len(inputs), form=form)

@@ -13,10 +13,10 @@ from jaxckpt._errors import GraphError, UnsupportedDecisionError
 from jaxckpt.ir.decision import Offload, Recompute
 from jaxckpt.ir.graph import Graph, Phase
 from jaxckpt.ir.loop import Loop
-from jaxckpt.ir.plan import Plan
+from jaxckpt.ir.plan import GraphPlan
 
 
-def refuse_impossible(graph: Graph, plan: Plan) -> None:
+def refuse_impossible(graph: Graph, plan: GraphPlan) -> None:
     """Refuses decisions that cannot be carried out.
 
     Args:
@@ -69,7 +69,7 @@ def why_not_on_host(graph: Graph, value: int) -> str | None:
         turns = " x ".join(str(loop.length) for loop in stacked)
         return f"loops in one another ({turns} turns) would make a stack of stacks, which XLA cannot compile"
     if not stacked:
-        is_late = any(loop in graph.late_loops for loop in path)
+        is_late = any(loop in graph.loops_after_forward for loop in path)
         return (
             "forward and backward stand in the body of one loop, where XLA takes the copies back"
             if is_late
@@ -80,7 +80,7 @@ def why_not_on_host(graph: Graph, value: int) -> str | None:
     return None
 
 
-def of_turns(graph: Graph) -> frozenset[int]:
+def loop_values(graph: Graph) -> frozenset[int]:
     """The values that the turns of loops make."""
     return frozenset(v for op in graph.ops if op.loop is not None for v in op.writes)
 
@@ -88,7 +88,7 @@ def of_turns(graph: Graph) -> frozenset[int]:
 def _stacking(graph: Graph, path: tuple[int, ...]) -> Iterator[Loop]:
     """The loops around a value whose turns it waits for, outermost first."""
     for loop in (graph.loops[around] for around in path):
-        if loop.length > 1 and loop.id not in graph.late_loops:
+        if loop.length > 1 and loop.id not in graph.loops_after_forward:
             yield loop
 
 

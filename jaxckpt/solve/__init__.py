@@ -10,13 +10,13 @@ by name, with an option), `peers` (what others do).
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from jaxckpt.ir import Plan
-from jaxckpt.solve.baselines import PEERS
+from jaxckpt.ir import GraphPlan
+from jaxckpt.solve.baselines import BASELINES
 from jaxckpt.solve.full_recompute import solve_full
 from jaxckpt.solve.no_recompute import solve_none
 from jaxckpt.solve.offloading import Offloading
 from jaxckpt.solve.optimal.solver import OptimalSolver, solve_optimal
-from jaxckpt.solve.policy_plan import Followed, collectives_kept, follow, musts
+from jaxckpt.solve.policy_plan import PolicyPlan, collectives_kept, plan_from_policy, required_decisions
 from jaxckpt.solve.problem import Problem, unaliased_output_bytes
 from jaxckpt.solve.stages import boundaries
 from jaxckpt.solve.strategy import Solver, Strategy, StrategySolver, strategy_named
@@ -41,13 +41,13 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
             good="the least memory without further thought; `jax.checkpoint` around each block",
             source="Chen et al. 2016, algorithm 1",
         ),
-        **PEERS,
+        **BASELINES,
     }
 )
 """Strategies by the name that `strategy=` takes, before the colon of an option."""
 
 
-def solve(problem: Problem, strategy: str = "optimal") -> Plan:
+def solve(problem: Problem, strategy: str = "optimal") -> GraphPlan:
     """Solves a problem with a named strategy.
 
     Args:
@@ -75,18 +75,18 @@ def named_strategy(strategy: str) -> Solver:
 
 __all__ = [
     "STRATEGIES",
-    "Followed",
     "Offloading",
     "OptimalSolver",
+    "PolicyPlan",
     "Problem",
     "Solver",
     "Strategy",
     "StrategySolver",
     "boundaries",
     "collectives_kept",
-    "follow",
-    "musts",
     "named_strategy",
+    "plan_from_policy",
+    "required_decisions",
     "solve",
     "solve_full",
     "solve_none",

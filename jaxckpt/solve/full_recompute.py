@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from jaxckpt.cost import Replay
-from jaxckpt.ir import Plan
+from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import Stages, boundaries, needed_bytes, stagings
 
@@ -28,7 +28,7 @@ class Floor:
       replay: What it takes, step by step.
     """
 
-    plan: Plan
+    plan: GraphPlan
     replay: Replay
 
     @property
@@ -78,7 +78,7 @@ class Floors:
         return tuple(sorted(found, key=lambda floor: (floor.temp_bytes, len(floor.plan.stages))))
 
 
-def solve_full(problem: Problem) -> Plan:
+def solve_full(problem: Problem) -> GraphPlan:
     """Saves boundaries alone, of the cut with the smallest peak."""
     return Floors(problem).within(_NEARLY_SMALLEST)[0].plan
 
@@ -88,7 +88,7 @@ def _least_bytes(problem: Problem, stages: Stages, before: Sequence[int]) -> int
     graph = problem.graph
     begins = [0, *(bisect_left(graph.forward, start) for start in stages[1:]), len(graph.forward)]
     most_bytes = max(before[end] - before[begin] for begin, end in pairwise(begins))
-    return most_bytes + sum(map(graph.held_bytes, boundaries(problem, stages)))
+    return most_bytes + sum(map(graph.residual_bytes, boundaries(problem, stages)))
 
 
 def find_blocks(problem: Problem) -> Stages:
@@ -111,4 +111,4 @@ def find_layers(floors: Floors) -> Stages:
 
 
 def _most_crossing_bytes(problem: Problem, stages: Stages) -> int:
-    return max(map(problem.graph.held_bytes, boundaries(problem, stages)), default=0)
+    return max(map(problem.graph.residual_bytes, boundaries(problem, stages)), default=0)

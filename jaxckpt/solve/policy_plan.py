@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from jaxckpt.cost import behind_views
-from jaxckpt.ir import Decision, Graph, Kind, Offload, Partition, Phase, Plan, Recompute, Save, Trait
+from jaxckpt.ir import Decision, Graph, GraphPlan, Kind, Offload, Partition, Phase, Recompute, Save, Trait
 from jaxckpt.policy import Policy, Resolved, collect, entering, excluded, is_read_late, leaving, policy_of_mark, resolve
 from jaxckpt.solve.full_recompute import find_blocks, solve_full
 from jaxckpt.solve.optimal.prefetch_schedule import timed
@@ -23,7 +23,7 @@ from jaxckpt.solve.stages import Stages, boundaries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Followed:
+class PolicyPlan:
     """A policy carried over to one step.
 
     Attributes:
@@ -32,10 +32,10 @@ class Followed:
     """
 
     resolved: tuple[Resolved, ...]
-    plan: Plan
+    plan: GraphPlan
 
 
-def follow(problem: Problem, policy: Policy | None) -> Followed:
+def plan_from_policy(problem: Problem, policy: Policy | None) -> PolicyPlan:
     """Carries a policy over to a step, together with the policies of marks in it.
 
     Args:
@@ -62,10 +62,10 @@ def follow(problem: Problem, policy: Policy | None) -> Followed:
     plans = [
         planned(problem, decisions, stages, name) for decisions in (deciding.decisions, deciding.without_end(stages))
     ]
-    return Followed(resolved=resolved, plan=min(reversed(plans), key=lambda plan: plan.predicted.temp_bytes))
+    return PolicyPlan(resolved=resolved, plan=min(reversed(plans), key=lambda plan: plan.predicted.temp_bytes))
 
 
-def planned(problem: Problem, decisions: Mapping[int, Decision], stages: Stages, name: str) -> Plan:
+def planned(problem: Problem, decisions: Mapping[int, Decision], stages: Stages, name: str) -> GraphPlan:
     """The plan of some decisions, with time for the copies of what they offload."""
     if not any(isinstance(decision, Offload) for decision in decisions.values()):
         return problem.plan(decisions, stages, name)
@@ -73,7 +73,7 @@ def planned(problem: Problem, decisions: Mapping[int, Decision], stages: Stages,
     return problem.plan(there.decisions, stages, name, layers=there.layers)
 
 
-def musts(problem: Problem, policy: Policy | None) -> dict[int, Decision]:
+def required_decisions(problem: Problem, policy: Policy | None) -> dict[int, Decision]:
     """What a policy, and the marks in a step, demand of every plan: the decisions of rules that say "must".
 
     Args:
@@ -93,7 +93,7 @@ def musts(problem: Problem, policy: Policy | None) -> dict[int, Decision]:
     resolved = resolve(policy, problem.graph, crossing=crossing, stages=stages)
     demanded = tuple(each for each in resolved if each.strength == "must")
     decisions = _Deciding(problem, demanded).decisions
-    return {v: d for v, d in decisions.items() if not isinstance(d, Recompute) or v in problem.late_read}
+    return {v: d for v, d in decisions.items() if not isinstance(d, Recompute) or v in problem.read_after_forward}
 
 
 def collectives_kept(problem: Problem) -> dict[int, Decision]:
@@ -190,7 +190,7 @@ class _Deciding:
     def _views_follow(self) -> None:
         """Views of what waits elsewhere are made of it when it is back; else they would keep it here."""
         away = {v for v, decision in self.decisions.items() if isinstance(decision, Offload | Partition)}
-        for value in self._problem.late_read if away else ():
+        for value in self._problem.read_after_forward if away else ():
             shown = behind_views(self._problem.graph, value)
             if shown != value and shown in away:
                 self.decisions[value] = Recompute()

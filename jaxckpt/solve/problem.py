@@ -1,6 +1,6 @@
 """What a solver is asked: a graph, what its ops cost, and how many bytes its temporaries may take.
 
-Read after `jaxckpt.cost`. Every solver is a function from a `Problem` to a `Plan`; where the budget cannot be met
+Read after `jaxckpt.cost`. Every solver is a function from a `Problem` to a `GraphPlan`; where the budget cannot be met
 it returns the plan of least memory that it knows, and the plan's prediction says so.
 """
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from jaxckpt.cost import Fusion, Prices, Rates, Replay, fuse, price, replay
-from jaxckpt.ir import Decision, Graph, Nest, Offload, Partition, Phase, Plan, Prediction, Recompute, Save
-from jaxckpt.schedule import Barrier, Run, Schedule, Step, schedule, settle
+from jaxckpt.ir import Decision, Graph, GraphPlan, LoopTiling, Offload, Partition, Phase, Prediction, Recompute, Save
+from jaxckpt.schedule import Barrier, Run, Schedule, Step, decisions_with_axes, schedule
 from jaxckpt.solve.offloading import Offloading
 
 
@@ -41,7 +41,7 @@ class Problem:
     may_offload_turns: bool = True
     may_partition: bool = False
     whole: bool = True
-    nests: tuple[Nest, ...] = ()
+    loop_tilings: tuple[LoopTiling, ...] = ()
     fingerprint: str | None = None
 
     @cached_property
@@ -58,15 +58,15 @@ class Problem:
     def needed(self) -> frozenset[int]:
         """Values that are read from memory after the forward pass: each late read with its sources."""
         graph, found = self.graph, set()
-        for value in self.late_read:
+        for value in self.read_after_forward:
             found.add(value)
             found.update(self.fusion.sources[value])
         return frozenset(v for v in found if graph.producer[v] is not None)
 
     @property
-    def late_read(self) -> frozenset[int]:
+    def read_after_forward(self) -> frozenset[int]:
         """Forward values that a later op than the forward pass reads."""
-        return self.graph.late_read
+        return self.graph.read_after_forward
 
     @cached_property
     def worth_saving(self) -> frozenset[int]:
@@ -100,7 +100,7 @@ class Problem:
         """Whether a solver may let values wait elsewhere, or in parts, by itself."""
         return self.may_offload or self.may_partition
 
-    def moves(self, plan: Plan) -> bool:
+    def moves(self, plan: GraphPlan) -> bool:
         """Whether a plan lets values wait elsewhere, or in parts, that it need not."""
         moved = (v for v, decision in plan.decisions.items() if isinstance(decision, Offload | Partition))
         return any(v not in self.must for v in moved)
@@ -108,7 +108,7 @@ class Problem:
     @cached_property
     def op_s(self) -> tuple[float, ...]:
         """Seconds of the kernel that each op starts, with all that is fused into it."""
-        replayed = self.replay(Plan(fingerprint=self.graph.fingerprint))
+        replayed = self.replay(GraphPlan(fingerprint=self.graph.fingerprint))
         op_s = [0.0] * len(self.graph.ops)
         for step, seconds in zip(replayed.steps, replayed.seconds, strict=True):
             if isinstance(step, Run):
@@ -122,7 +122,7 @@ class Problem:
         strategy: str,
         *,
         layers: tuple[int, ...] = (),
-    ) -> Plan:
+    ) -> GraphPlan:
         """A plan with its prediction, without saves that nothing reads."""
         return self.planned(decisions, stages, strategy, layers=layers)[0]
 
@@ -133,42 +133,42 @@ class Problem:
         strategy: str,
         *,
         layers: tuple[int, ...] = (),
-    ) -> tuple[Plan, Replay]:
+    ) -> tuple[GraphPlan, Replay]:
         """As `plan`, with the replay that the prediction is of."""
-        decisions = settle(self.graph, decisions)
-        plan = Plan(
+        decisions = decisions_with_axes(self.graph, decisions)
+        plan = GraphPlan(
             fingerprint=self.fingerprint or self.graph.fingerprint,
             decisions=decisions,
             stages=stages,
             layers=layers,
             strategy=strategy,
-            nests=self.nests,
+            loop_tilings=self.loop_tilings,
         )
         laid_out = schedule(self.graph, plan)
         plan = replace(plan, decisions=dict(self._alive(plan, laid_out)))
         replayed = self._replay(laid_out)
         return replace(plan, prediction=self._prediction(plan, laid_out, replayed)), replayed
 
-    def _alive(self, plan: Plan, laid_out: Schedule) -> Iterable[tuple[int, Decision]]:
+    def _alive(self, plan: GraphPlan, laid_out: Schedule) -> Iterable[tuple[int, Decision]]:
         """Decisions less those `Save`s that neither the backward nor a copy reads."""
         read_late = {laid_out.origin[i] for step in laid_out.steps if _is_late(self.graph, step) for i in step.reads}
         for value, decision in plan.decisions.items():
             if isinstance(decision, Recompute) or value in read_late:
                 yield value, decision
 
-    def replay(self, plan: Plan) -> Replay:
+    def replay(self, plan: GraphPlan) -> Replay:
         """What the plan takes."""
         return self._replay(schedule(self.graph, plan))
 
     def _replay(self, laid_out: Schedule) -> Replay:
         return replay(self.graph, laid_out, fusion=self.fusion, prices=self.prices, rates=self.rates, whole=self.whole)
 
-    def predict(self, plan: Plan) -> Prediction:
+    def predict(self, plan: GraphPlan) -> Prediction:
         """What the plan takes, in the figures that users see."""
         laid_out = schedule(self.graph, plan)
         return self._prediction(plan, laid_out, self._replay(laid_out))
 
-    def _prediction(self, plan: Plan, laid_out: Schedule, replayed: Replay) -> Prediction:
+    def _prediction(self, plan: GraphPlan, laid_out: Schedule, replayed: Replay) -> Prediction:
         graph = self.graph
         saved = [v for v, d in plan.decisions.items() if isinstance(d, Save)]
         return Prediction(
@@ -177,9 +177,9 @@ class Problem:
             temp_bytes=replayed.peak_bytes,
             step_s=replayed.step_s,
             recompute_s=replayed.recompute_s,
-            saved_bytes=sum(map(graph.held_bytes, saved)),
+            saved_bytes=sum(map(graph.residual_bytes, saved)),
             recomputed_ops=sum(
-                isinstance(step, Run) and (step.again or graph.is_copied(step.loop)) for step in laid_out.steps
+                isinstance(step, Run) and (step.again or graph.is_in_clone(step.loop)) for step in laid_out.steps
             ),
             host_bytes=replayed.host_bytes,
             stall_s=replayed.stall_s,
@@ -197,7 +197,7 @@ def decide(
     stages: tuple[int, ...],
     strategy: str,
     untouched: frozenset[int] = frozenset(),
-) -> Plan:
+) -> GraphPlan:
     """The plan that saves `saved` and computes every other residual but `untouched` again, with its prediction."""
     return problem.plan(decisions_saving(problem, saved, untouched), stages, strategy)
 
@@ -214,7 +214,7 @@ def decisions_saving(
     """
     graph = problem.graph
     decisions: dict[int, Decision] = {v: Save() for v in saved}
-    for v in problem.late_read - saved - untouched - graph.results:
+    for v in problem.read_after_forward - saved - untouched - graph.results:
         op = graph.producer[v]
         if op is not None and not graph.ops[op].effects:
             decisions[v] = Recompute()

@@ -103,7 +103,7 @@ def needed_bytes(problem: Problem, *, of_a_turn: bool = False) -> list[int]:
     graph = problem.graph
     kept = problem.needed & problem.worth_saving
     forward = (graph.ops[op] for op in graph.forward)
-    held = [1] * len(graph.values) if of_a_turn else graph.held
+    held = [1] * len(graph.values) if of_a_turn else graph.stack_depths
     return [sum(held[v] * graph.values[v].size_bytes for v in op.writes if v in kept) for op in forward]
 
 
@@ -113,8 +113,8 @@ def crossing(problem: Problem) -> list[int]:
     position = {op: i for i, op in enumerate(graph.forward)}
     change = [0] * (len(position) + 1)
     for value, (made, last) in problem.reach.items():
-        change[position[made] + 1] += graph.held_bytes(value)
-        change[position[last] + 1] -= graph.held_bytes(value)
+        change[position[made] + 1] += graph.residual_bytes(value)
+        change[position[last] + 1] -= graph.residual_bytes(value)
     return list(accumulate(change))
 
 

@@ -15,11 +15,11 @@ from functools import cached_property
 from typing import NoReturn
 
 from jaxckpt._errors import UnknownStrategyError
-from jaxckpt.ir import Plan
+from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.no_recompute import solve_none
 from jaxckpt.solve.problem import Problem
 
-Sweep = Callable[[Problem], Iterable[Plan]]
+Sweep = Callable[[Problem], Iterable[GraphPlan]]
 """Plans of one step from little memory to much, whatever the budget."""
 
 
@@ -34,7 +34,7 @@ class Solver:
       named: The text that named it.
     """
 
-    solve: Callable[[Problem], Plan] | None = None
+    solve: Callable[[Problem], GraphPlan] | None = None
     sweep: Sweep | None = None
     reads_budget: bool = False
     named: str = ""
@@ -44,19 +44,19 @@ class Solver:
         """Whether another budget may give another plan."""
         return self.reads_budget or self.sweep is not None
 
-    def __call__(self, problem: Problem) -> Plan:
+    def __call__(self, problem: Problem) -> GraphPlan:
         """The plan, under the name of the strategy."""
         if self.sweep is not None:
             return cheapest(self.swept(problem), problem.temp_budget_bytes)
         assert self.solve is not None, "a solver solves or sweeps"
         return self._signed(self.solve(problem))
 
-    def swept(self, problem: Problem) -> tuple[Plan, ...]:
+    def swept(self, problem: Problem) -> tuple[GraphPlan, ...]:
         """All plans of a sweep, each once, under the name of the strategy."""
         assert self.sweep is not None, "only sweeps have many plans"
         return tuple(dict.fromkeys(map(self._signed, self.sweep(problem))))
 
-    def _signed(self, plan: Plan) -> Plan:
+    def _signed(self, plan: GraphPlan) -> GraphPlan:
         return replace(plan, strategy=self.named) if plan.decisions else plan
 
 
@@ -105,7 +105,7 @@ def strategy_named(text: str, strategies: Mapping[str, Strategy]) -> Solver:
         _refuse_option(text, name, f"{name}:OPTION, where OPTION is {strategy.option}", str(error))
 
 
-def cheapest(plans: Iterable[Plan], temp_budget_bytes: int | None) -> Plan:
+def cheapest(plans: Iterable[GraphPlan], temp_budget_bytes: int | None) -> GraphPlan:
     """The fastest plan within a budget; where none is, the one of least memory.
 
     Args:
@@ -138,7 +138,7 @@ class StrategySolver:
         self.problem = problem
         self._solver = solver
 
-    def solve(self, temp_budget_bytes: int | None, *, unplanned: bool = True) -> Plan:
+    def solve(self, temp_budget_bytes: int | None, *, unplanned: bool = True) -> GraphPlan:
         """The strategy's plan; one that reads the budget leaves the step as it is where that fits and is faster.
 
         Args:
@@ -151,24 +151,24 @@ class StrategySolver:
         return plan
 
     @cached_property
-    def unplanned(self) -> Plan:
+    def unplanned(self) -> GraphPlan:
         """The step as it is."""
         return solve_none(self.problem)
 
     @cached_property
-    def last_resorts(self) -> tuple[Plan, ...]:
+    def last_resorts(self) -> tuple[GraphPlan, ...]:
         """The plan of least predicted memory that it knows."""
         return (self._asked(0),)
 
     @cached_property
-    def _swept(self) -> tuple[Plan, ...]:
+    def _swept(self) -> tuple[GraphPlan, ...]:
         return self._solver.swept(self.problem)
 
     @cached_property
-    def _only(self) -> Plan:
+    def _only(self) -> GraphPlan:
         return self._solver(self.problem)
 
-    def _asked(self, temp_budget_bytes: int | None) -> Plan:
+    def _asked(self, temp_budget_bytes: int | None) -> GraphPlan:
         if self._solver.sweep is not None:
             return cheapest(self._swept, temp_budget_bytes)
         if not self._solver.budgeted:

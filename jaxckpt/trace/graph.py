@@ -16,7 +16,7 @@ import jax.extend.core as jex
 
 from jaxckpt.ir import Graph, Kind, Loop, Op, Phase, Trait, Value
 from jaxckpt.ir.branch import COND_END
-from jaxckpt.ir.loop import CARRY, END, STACK, TURNS
+from jaxckpt.ir.loop import ALL_ITERATIONS, CARRY, END, STACK
 from jaxckpt.ir.scope import TAG
 from jaxckpt.ir.shard_map import TO_SHARDS
 from jaxckpt.program.open_shard_map import is_local
@@ -236,7 +236,7 @@ def _effect_names(equation: Equation) -> tuple[str, ...]:
     names = {type(effect).__name__ for effect in equation.effects}
     names.update(_unrepeatable(eqn))
     if eqn.primitive.name in (CARRY, END, STACK, COND_END):
-        names.add(TURNS)
+        names.add(ALL_ITERATIONS)
     return tuple(sorted(names))
 
 

@@ -30,7 +30,7 @@ _NO_TOLERANCES: Mapping[str, Tolerance] = MappingProxyType({})
 
 def verify(
     step: Callable[..., Any],
-    planned: Callable[..., Any] | ir.Plan,
+    planned: Callable[..., Any] | ir.GraphPlan,
     *args: Any,
     exact: bool = False,
     tolerances: Mapping[str, Tolerance] = _NO_TOLERANCES,
@@ -70,7 +70,7 @@ def verify(
       (True, False)
     """
     called = Runnable.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    other = called.like(apply(step, planned) if isinstance(planned, ir.Plan) else planned)
+    other = called.like(apply(step, planned) if isinstance(planned, ir.GraphPlan) else planned)
     inputs = make_inputs(args, static=called.static)
     traced, planned_traced = called.trace(inputs.args), other.trace(inputs.args)
     _refuse_other_results(called.name, traced.out_info, planned_traced.out_info)

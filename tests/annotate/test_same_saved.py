@@ -11,7 +11,7 @@ from jaxckpt.ir import Phase
 from jaxckpt.machine import Target
 from jaxckpt.rewrite import rewrite
 from jaxckpt.schedule import Run
-from jaxckpt.solve import Problem, follow
+from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import trace_step
 from tests.annotate.residuals import kept, policy
 
@@ -47,7 +47,7 @@ def loss(chosen):
 def kept_by_the_engine(step, *args):
     """Types of what forward ops of the rewritten step make and its backward, or a copy, reads."""
     traced = trace_step(step, *args)
-    plan = follow(Problem(graph=traced.graph, rates=Target("h200").rates), None).plan
+    plan = plan_from_policy(Problem(graph=traced.graph, rates=Target("h200").rates), None).plan
     laid_out = rewrite(traced, plan).schedule
     early, found = set(), set()
     for each in laid_out.steps:

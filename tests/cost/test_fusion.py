@@ -7,7 +7,7 @@ from hypothesis import given
 
 from jaxckpt.cost import fuse
 from jaxckpt.cost.fusion import Spread
-from jaxckpt.ir import Phase, Plan, Recompute
+from jaxckpt.ir import GraphPlan, Phase, Recompute
 from jaxckpt.schedule import Run, schedule
 from tests.graphs import Builder, graphs
 
@@ -173,7 +173,7 @@ def test_the_rows_of_one_device_decide_whether_a_kernel_can_hold_them(devices, i
 def test_a_softmax_whose_backward_makes_it_again_is_one_kernel_in_the_forward_pass():
     powers, total, graph = softmax((64, 197))
     drop = {value: Recompute() for value in (powers, total)}
-    laid_out = schedule(graph, Plan(fingerprint=graph.fingerprint, decisions=drop))
+    laid_out = schedule(graph, GraphPlan(fingerprint=graph.fingerprint, decisions=drop))
     spread = Spread(fuse(graph).rules, laid_out.steps, laid_out.origin, laid_out.outputs)
     for step in laid_out.steps:
         if isinstance(step, Run):

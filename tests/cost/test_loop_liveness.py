@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxckpt.ir import Plan, Recompute, Save, residuals
+from jaxckpt.ir import GraphPlan, Recompute, Save, residuals
 from jaxckpt.solve import Problem, solve
 from jaxckpt.trace import trace_step
 from tests.graphs import RATES
@@ -31,7 +31,7 @@ def plan_saving(problem, *primitives):
         op = graph.ops[residual.op]
         if not op.effects:
             decisions[residual.value] = Save() if op.primitive in primitives else Recompute()
-    return Plan(fingerprint=graph.fingerprint, decisions=decisions)
+    return GraphPlan(fingerprint=graph.fingerprint, decisions=decisions)
 
 
 def test_full_recomputation_keeps_one_stack_of_what_is_carried(problem):
@@ -66,7 +66,7 @@ def test_what_is_read_in_a_body_lives_until_the_loop_is_over():
 
     graph = trace_step(jax.grad(with_factor), W, X).graph
     problem = Problem(graph=graph, rates=RATES)
-    replayed = problem.replay(Plan(fingerprint=graph.fingerprint))
+    replayed = problem.replay(GraphPlan(fingerprint=graph.fingerprint))
     factor = next(op.writes[0] for op in graph.ops if op.primitive == "cumsum")
     last = max(at for at, step in enumerate(replayed.steps) if step.loop is not None)
     assert replayed.deaths[factor] == last
@@ -79,7 +79,7 @@ def test_recomputation_takes_less_memory_and_its_seconds_are_told(problem):
     assert again.recompute_s > 0
 
 
-TURNS, SEQUENCE, HEADS = 24, 128, 4
+ALL_ITERATIONS, SEQUENCE, HEADS = 24, 128, 4
 SCORES_BYTES = 4 * HEADS * SEQUENCE**2
 
 
@@ -95,7 +95,7 @@ def scanned_attention(scores: str, mixed: str, *, queries: tuple[int, ...], keys
     def loss(w, x):
         return (jax.lax.scan(body, x, w)[0] ** 2).sum()
 
-    shapes = (TURNS, WIDTH, WIDTH), (SEQUENCE, WIDTH)
+    shapes = (ALL_ITERATIONS, WIDTH, WIDTH), (SEQUENCE, WIDTH)
     args = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
     return Problem(graph=trace_step(jax.grad(loss), *args).graph, rates=RATES)
 
@@ -111,7 +111,7 @@ def scanned_attention(scores: str, mixed: str, *, queries: tuple[int, ...], keys
 def test_a_stack_that_the_backward_wants_in_another_order_is_there_twice_before_it(products, heads, stacks):
     problem = scanned_attention(*products, **heads)
     kept, nothing = (problem.replay(plan_saving(problem, *names)) for names in (["exp"], []))
-    assert round((kept.peak_bytes - nothing.peak_bytes) / (TURNS * SCORES_BYTES)) == stacks
+    assert round((kept.peak_bytes - nothing.peak_bytes) / (ALL_ITERATIONS * SCORES_BYTES)) == stacks
     backward = next(at for at, step in enumerate(kept.steps) if step.loop == 1)
     assert (kept.peak_step == backward) is (stacks == 2)
-    assert kept.live_bytes[backward + 1] < 1.2 * TURNS * SCORES_BYTES
+    assert kept.live_bytes[backward + 1] < 1.2 * ALL_ITERATIONS * SCORES_BYTES

@@ -12,15 +12,15 @@ from jaxckpt.ir import Graph, Offload, Save
 from jaxckpt.ir.loop import Loop
 from jaxckpt.machine import Target
 from jaxckpt.policy import Match, Policy, Rule
-from jaxckpt.solve import Offloading, Problem, follow
+from jaxckpt.solve import Offloading, Problem, plan_from_policy
 from jaxckpt.trace import trace_step
 
-TURNS, MIB = 5, 2**20
+ALL_ITERATIONS, MIB = 5, 2**20
 
 
 def copies():
     """One MiB a second, in the body of a loop of five turns that began at second ten."""
-    loops = (Loop(id=0, length=TURNS, reverse=False),)
+    loops = (Loop(id=0, length=ALL_ITERATIONS, reverse=False),)
     made = TurnCopies(Graph(values=(), ops=(), inputs=(), loops=loops), float(MIB))
     made.enter(0, now_s=10.0)
     return made
@@ -28,32 +28,32 @@ def copies():
 
 def test_a_copy_out_is_waited_for_at_the_end_of_its_turn():
     link = copies()
-    link.send(7, 0, 2 * MIB, now_s=10.0 + TURNS * 1.0, ahead=False)  # made a second after the turn's start
-    assert link.wait_s(7, now_s=10.0 + TURNS * 1.5) == 0
-    assert link.leave_s(0, now_s=10.0 + TURNS * 2.0) == pytest.approx(TURNS * 1.0)
-    assert link.stall_s == pytest.approx(TURNS * 1.0)
+    link.send(7, 0, 2 * MIB, now_s=10.0 + ALL_ITERATIONS * 1.0, ahead=False)  # made a second after the turn's start
+    assert link.wait_s(7, now_s=10.0 + ALL_ITERATIONS * 1.5) == 0
+    assert link.leave_s(0, now_s=10.0 + ALL_ITERATIONS * 2.0) == pytest.approx(ALL_ITERATIONS * 1.0)
+    assert link.stall_s == pytest.approx(ALL_ITERATIONS * 1.0)
 
 
 def test_a_copy_out_of_the_turn_before_has_until_its_value_is_made_anew():
     link = copies()
-    link.send(7, 0, 2 * MIB, now_s=10.0 + TURNS * 1.5, ahead=True)
-    assert link.wait_s(7, now_s=10.0 + TURNS * 1.5) == pytest.approx(TURNS * 0.5)
-    assert link.leave_s(0, now_s=10.0 + TURNS * 4.0) == 0
+    link.send(7, 0, 2 * MIB, now_s=10.0 + ALL_ITERATIONS * 1.5, ahead=True)
+    assert link.wait_s(7, now_s=10.0 + ALL_ITERATIONS * 1.5) == pytest.approx(ALL_ITERATIONS * 0.5)
+    assert link.leave_s(0, now_s=10.0 + ALL_ITERATIONS * 4.0) == 0
 
 
 def test_a_copy_back_is_waited_for_where_it_is_read_and_one_for_the_next_turn_at_the_end():
     for ahead, waited in ((False, 1.0), (True, 0.0)):
         link = copies()
         link.bring(7, 0, 2 * MIB, ahead=ahead)
-        assert link.wait_s(7, now_s=10.0 + TURNS * 1.0) == pytest.approx(TURNS * waited)
-        assert link.leave_s(0, now_s=10.0 + TURNS * 2.0) == 0
+        assert link.wait_s(7, now_s=10.0 + ALL_ITERATIONS * 1.0) == pytest.approx(ALL_ITERATIONS * waited)
+        assert link.leave_s(0, now_s=10.0 + ALL_ITERATIONS * 2.0) == 0
 
 
 def test_copies_of_a_turn_queue_on_the_link():
     link = copies()
     link.bring(7, 0, MIB, ahead=False)
     link.bring(8, 0, MIB, ahead=False)
-    assert link.wait_s(8, now_s=10.0) == pytest.approx(TURNS * 2.0)
+    assert link.wait_s(8, now_s=10.0) == pytest.approx(ALL_ITERATIONS * 2.0)
 
 
 ### In a replay
@@ -81,7 +81,7 @@ def predicted(decision, bandwidth=50e9, **offloading):
     rates = asked.rates(Target("h200").rates)
     problem = Problem(graph=trace_step(step, (up, down), x).graph, rates=rates, offloading=asked)
     policy = Policy(default="recompute", rules=(Rule(match=Match(name="wide"), decision=decision),))
-    return follow(problem, policy).plan
+    return plan_from_policy(problem, policy).plan
 
 
 def test_a_stack_on_the_host_counts_there_and_a_slice_of_it_on_the_device():

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxckpt.cost.output_reuse import Life, guests
-from jaxckpt.ir import Phase, Plan
+from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.solve import Problem
 from tests.graphs import RATES, Builder
 
@@ -54,7 +54,7 @@ def live_bytes(*, donated):
     loss = build.op("dot_general", early, size_bytes=4)
     gradient = build.op("dot_general", loss, size_bytes=MIB, phase=Phase.BACKWARD)
     graph = build.graph(gradient, donated=[x] if donated else [])
-    return Problem(graph=graph, rates=RATES).replay(Plan(fingerprint=graph.fingerprint)).peak_bytes
+    return Problem(graph=graph, rates=RATES).replay(GraphPlan(fingerprint=graph.fingerprint)).peak_bytes
 
 
 def test_a_result_of_its_own_memory_holds_what_dies_before_it_and_one_over_an_argument_does_not():

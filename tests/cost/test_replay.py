@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxckpt.cost import fuse, price, replay
-from jaxckpt.ir import Graph, Phase, Plan, Recompute, Save, Trait, residuals
+from jaxckpt.ir import Graph, GraphPlan, Phase, Recompute, Save, Trait, residuals
 from jaxckpt.schedule import Barrier, Schedule, schedule
 from tests.graphs import RATES, Builder, chain, graphs, without_fusion
 
 
-def replayed(graph: Graph, plan: Plan | None = None):
-    laid_out = schedule(graph, plan or Plan(fingerprint=""))
+def replayed(graph: Graph, plan: GraphPlan | None = None):
+    laid_out = schedule(graph, plan or GraphPlan(fingerprint=""))
     fusion = fuse(graph)
     return replay(graph, laid_out, fusion=fusion, prices=price(graph, RATES), rates=RATES)
 
@@ -41,7 +41,7 @@ def counted_by_hand(graph: Graph, laid_out: Schedule) -> list[int]:
 
 
 @st.composite
-def planned(draw: st.DrawFn) -> tuple[Graph, Plan]:
+def planned(draw: st.DrawFn) -> tuple[Graph, GraphPlan]:
     graph = without_fusion(draw(graphs()))
     decisions = {}
     for residual in residuals(graph):
@@ -53,7 +53,7 @@ def planned(draw: st.DrawFn) -> tuple[Graph, Plan]:
             decisions[residual.value] = decision
     forward = [op.id for op in graph.ops if op.phase is Phase.FORWARD]
     stages = tuple(sorted({0, *draw(st.lists(st.sampled_from(forward), max_size=3))}))
-    return graph, Plan(fingerprint="", decisions=decisions, stages=stages)
+    return graph, GraphPlan(fingerprint="", decisions=decisions, stages=stages)
 
 
 @given(planned())
@@ -74,7 +74,7 @@ def test_a_chain_without_a_plan_holds_every_product_at_the_turn():
 def test_dropping_products_lowers_the_peak_and_costs_their_seconds():
     graph = chain(8)
     drop = {r.value: Recompute() for r in residuals(graph) if r.op % 2}
-    plan = Plan(fingerprint="", decisions=drop, stages=tuple(range(0, 8, 2)))
+    plan = GraphPlan(fingerprint="", decisions=drop, stages=tuple(range(0, 8, 2)))
     plain, plan = replayed(graph), replayed(graph, plan)
     assert plan.peak_bytes < plain.peak_bytes
     copies = sum(1 for step in plan.steps if getattr(step, "again", False))
@@ -144,7 +144,7 @@ def test_zeros_that_wait_for_something_are_kept_for_no_others():
     zeros = build.op("broadcast_in_dim", size_bytes=4000)
     scattered = build.op("scatter-add", zeros, places, between, size_bytes=4000)
     graph = build.graph(build.op("dot_general", scattered, size_bytes=4))
-    as_it_is = schedule(graph, Plan(fingerprint=""))
+    as_it_is = schedule(graph, GraphPlan(fingerprint=""))
     held = [replace(step, after=between) if zeros in step.writes else step for step in as_it_is.steps]
     fusion, prices = fuse(graph), price(graph, RATES)
     alive = [
@@ -184,7 +184,7 @@ def test_a_reduction_becomes_one_kernel_with_the_loop_that_writes_what_it_reads(
         total = build.op("reduce_sum", stream, size_bytes=4)
         late = build.op("mul", stream, total, size_bytes=10**6, phase=Phase.BACKWARD)
         graph = build.graph(late)
-        laid_out = schedule(graph, Plan(fingerprint=""))
+        laid_out = schedule(graph, GraphPlan(fingerprint=""))
         if pinned:
             add, rest = laid_out.steps[0], laid_out.steps[1:]
             behind = len(graph.values)
@@ -227,7 +227,7 @@ def test_what_devices_exchange_takes_the_time_of_the_links_and_a_copy_gathers_no
         loss = build.op("dot_general", kept, size_bytes=4)
         gradient = build.op("dot_general", loss, kept, size_bytes=4000, phase=Phase.BACKWARD)
         graph = build.graph(gradient)
-        laid_out = schedule(graph, Plan(fingerprint="", decisions={kept: Recompute()}, stages=(0,)))
+        laid_out = schedule(graph, GraphPlan(fingerprint="", decisions={kept: Recompute()}, stages=(0,)))
         found = replay(graph, laid_out, fusion=fuse(graph), prices=price(graph, rates), rates=rates)
         return found.step_s, found.recompute_s
 

@@ -39,9 +39,9 @@ def problem():
 @given(graphs(), st.sampled_from(["dtr", "dte", "coop"]))
 def test_records_of_any_graph_are_plans_that_can_be_laid_out(graph, evictor):
     free = Problem(graph=graph, rates=RATES)
-    values = sorted(v for v in free.late_read & free.worth_saving if not graph.ops[graph.producer[v]].effects)
-    musts = ({}, {values[0]: Recompute()}, {values[-1]: Save()}) if values else ({},)
-    for must in musts:
+    values = sorted(v for v in free.read_after_forward & free.worth_saving if not graph.ops[graph.producer[v]].effects)
+    required_decisions = ({}, {values[0]: Recompute()}, {values[-1]: Save()}) if values else ({},)
+    for must in required_decisions:
         problem = Problem(graph=graph, rates=RATES, must=must)
         plans = list(sweep_evicted(problem, evictor=evictor))
         assert plans

@@ -7,9 +7,9 @@ from jaxckpt.hlo.program import Program
 from jaxckpt.hlo.schema import HloModule
 from jaxckpt.hlo.work import work_of
 
-TURNS, ROWS, COLUMNS = 6, 2, 8
-STACK_BYTES = TURNS * ROWS * COLUMNS * 2
-SLICE_BYTES = STACK_BYTES // TURNS
+ALL_ITERATIONS, ROWS, COLUMNS = 6, 2, 8
+STACK_BYTES = ALL_ITERATIONS * ROWS * COLUMNS * 2
+SLICE_BYTES = STACK_BYTES // ALL_ITERATIONS
 NUMBER_BYTES = 4
 
 
@@ -17,17 +17,17 @@ def traffic_bytes(fused: str, *, result: str) -> int:
     """Of a fusion of a number, a slice and a stack of slices, whose instructions are given."""
     text = f"""
         HloModule module, is_scheduled=true
-        fused (at: s32[], slice: bf16[{ROWS},{COLUMNS}], stack: bf16[{TURNS},{ROWS},{COLUMNS}]) -> {result} {{
+        fused (at: s32[], slice: bf16[{ROWS},{COLUMNS}], stack: bf16[{ALL_ITERATIONS},{ROWS},{COLUMNS}]) -> {result} {{
           at = s32[] parameter(0)
           slice = bf16[{ROWS},{COLUMNS}] parameter(1)
-          stack = bf16[{TURNS},{ROWS},{COLUMNS}] parameter(2)
+          stack = bf16[{ALL_ITERATIONS},{ROWS},{COLUMNS}] parameter(2)
           zero = s32[] constant(0)
           {fused}
         }}
-        ENTRY main (a: s32[], b: bf16[{ROWS},{COLUMNS}], c: bf16[{TURNS},{ROWS},{COLUMNS}]) -> {result} {{
+        ENTRY main (a: s32[], b: bf16[{ROWS},{COLUMNS}], c: bf16[{ALL_ITERATIONS},{ROWS},{COLUMNS}]) -> {result} {{
           a = s32[] parameter(0)
           b = bf16[{ROWS},{COLUMNS}] parameter(1)
-          c = bf16[{TURNS},{ROWS},{COLUMNS}] parameter(2)
+          c = bf16[{ALL_ITERATIONS},{ROWS},{COLUMNS}] parameter(2)
           ROOT made = {result} fusion(a, b, c), kind=kLoop, calls=fused
         }}"""
     program = Program(HloModule.FromString(_compat.hlo_module_from_text(text)))
@@ -36,18 +36,18 @@ def traffic_bytes(fused: str, *, result: str) -> int:
 
 UPDATED = f"""
     one = bf16[1,{ROWS},{COLUMNS}] bitcast(slice)
-    ROOT all = bf16[{TURNS},{ROWS},{COLUMNS}] dynamic-update-slice(stack, one, at, zero, zero)"""
+    ROOT all = bf16[{ALL_ITERATIONS},{ROWS},{COLUMNS}] dynamic-update-slice(stack, one, at, zero, zero)"""
 BEHIND_BITCASTS = f"""
-    turned = bf16[{COLUMNS},{TURNS},{ROWS}] bitcast(stack)
+    turned = bf16[{COLUMNS},{ALL_ITERATIONS},{ROWS}] bitcast(stack)
     one = bf16[{COLUMNS},1,{ROWS}] bitcast(slice)
-    ROOT all = bf16[{COLUMNS},{TURNS},{ROWS}] dynamic-update-slice(turned, one, zero, at, zero)"""
+    ROOT all = bf16[{COLUMNS},{ALL_ITERATIONS},{ROWS}] dynamic-update-slice(turned, one, zero, at, zero)"""
 
 
 @pytest.mark.parametrize(
     ("fused", "result"),
     [
-        (UPDATED, f"bf16[{TURNS},{ROWS},{COLUMNS}]"),
-        (BEHIND_BITCASTS, f"bf16[{COLUMNS},{TURNS},{ROWS}]"),
+        (UPDATED, f"bf16[{ALL_ITERATIONS},{ROWS},{COLUMNS}]"),
+        (BEHIND_BITCASTS, f"bf16[{COLUMNS},{ALL_ITERATIONS},{ROWS}]"),
     ],
     ids=["as it lies", "behind bitcasts"],
 )
@@ -56,7 +56,7 @@ def test_a_stack_that_a_turn_writes_its_slice_into_is_not_read(fused, result):
 
 
 def test_a_stack_that_is_also_read_counts_as_a_whole():
-    shape = f"bf16[{COLUMNS},{TURNS},{ROWS}]"
+    shape = f"bf16[{COLUMNS},{ALL_ITERATIONS},{ROWS}]"
     fused = f"""{BEHIND_BITCASTS.replace("ROOT ", "")}
         ROOT sum = {shape} add(turned, all)"""
     assert traffic_bytes(fused, result=shape) == NUMBER_BYTES + SLICE_BYTES + 2 * STACK_BYTES
@@ -65,7 +65,7 @@ def test_a_stack_that_is_also_read_counts_as_a_whole():
 def test_of_a_stack_that_is_sliced_behind_a_bitcast_the_slice_counts():
     sizes = f"{COLUMNS},1,{ROWS}"
     fused = f"""
-        turned = bf16[{COLUMNS},{TURNS},{ROWS}] bitcast(stack)
+        turned = bf16[{COLUMNS},{ALL_ITERATIONS},{ROWS}] bitcast(stack)
         ROOT one = bf16[{sizes}] dynamic-slice(turned, zero, at, zero), dynamic_slice_sizes={{{sizes}}}"""
     found = traffic_bytes(fused, result=f"bf16[{sizes}]")
     assert found == NUMBER_BYTES + SLICE_BYTES + 2 * SLICE_BYTES  # the other slice is an operand too

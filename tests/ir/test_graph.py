@@ -83,13 +83,13 @@ def test_the_forward_pass_waits_for_the_end_of_its_longest_chain_and_never_for_w
     late = build.op("mul", on, longer, size_bytes=4, phase=Phase.BACKWARD)
     graph = build.graph(late)
     assert graph.forward_end == on
-    assert graph.forward_fronts[:4] == (None, stream, stream, stream)
-    assert graph.forward_fronts[-1] == on
+    assert graph.forward_frontier[:4] == (None, stream, stream, stream)
+    assert graph.forward_frontier[-1] == on
 
 
 @given(graphs())
 def test_a_front_is_made_before_its_op_and_leads_to_the_end(graph):
-    for op, front in zip(graph.ops, graph.forward_fronts, strict=True):
+    for op, front in zip(graph.ops, graph.forward_frontier, strict=True):
         if front is not None:
             assert graph.producer[front] < op.id
             assert front == graph.forward_end or any(r >= op.id for r in graph.readers[front])

@@ -2,20 +2,20 @@
 
 import pytest
 
-from jaxckpt.ir import Offload, Plan, Recompute, Save
+from jaxckpt.ir import GraphPlan, Offload, Recompute, Save
 
 
 def test_equal_decisions_make_equal_plans_with_equal_hashes():
-    first = Plan(fingerprint="f", decisions={2: Save(), 1: Recompute()})
-    second = Plan(fingerprint="f", decisions={1: Recompute(), 2: Save()})
+    first = GraphPlan(fingerprint="f", decisions={2: Save(), 1: Recompute()})
+    second = GraphPlan(fingerprint="f", decisions={1: Recompute(), 2: Save()})
     assert first == second and hash(first) == hash(second)
     assert list(first.decisions) == [1, 2]
 
 
 def test_another_decision_makes_another_plan():
-    assert Plan(fingerprint="f", decisions={1: Save()}) != Plan(fingerprint="f", decisions={1: Offload()})
+    assert GraphPlan(fingerprint="f", decisions={1: Save()}) != GraphPlan(fingerprint="f", decisions={1: Offload()})
 
 
 def test_decisions_cannot_be_changed():
     with pytest.raises(TypeError):
-        Plan(fingerprint="f", decisions={1: Save()}).decisions[1] = Recompute()
+        GraphPlan(fingerprint="f", decisions={1: Save()}).decisions[1] = Recompute()

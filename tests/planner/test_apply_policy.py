@@ -12,7 +12,7 @@ from jaxckpt.ir import Recompute, Save
 from jaxckpt.machine import Target, targets
 from jaxckpt.planner import Planner
 from jaxckpt.policy import Match, Rule
-from jaxckpt.solve import Problem, follow
+from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import trace_step
 
 pytestmark = pytest.mark.usefixtures("unpolished")
@@ -112,7 +112,7 @@ def test_ready_policies_say_what_they_are_for(name):
 def test_values_that_cost_nothing_are_left_to_the_compiler():
     traced = trace_step(step, *arguments())
     problem = Problem(graph=traced.graph, rates=Target("h200").rates)
-    plan = follow(problem, Policy(default="save")).plan
+    plan = plan_from_policy(problem, Policy(default="save")).plan
     assert plan.decisions.keys() <= problem.worth_saving
     assert not any(isinstance(decision, Recompute) for decision in plan.decisions.values())
 

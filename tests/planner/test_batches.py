@@ -10,8 +10,7 @@ import jaxckpt
 from jaxckpt._errors import BatchError, BudgetError, InfeasibleBudgetError, StepReferenceError
 from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
-from jaxckpt.planner import Planner
-from jaxckpt.planner import max_batch as batch_search
+from jaxckpt.planner import Planner, batch_search
 from jaxckpt.planner.planner import Candidate
 from jaxckpt.report import batches_report, render_text
 from tests.planner.test_planner import needs_compiler, step

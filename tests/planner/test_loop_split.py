@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jaxckpt import Planner
-from jaxckpt.ir import Offload, Stretches
+from jaxckpt.ir import LoopSplit, Offload
 from jaxckpt.machine import Target
 from jaxckpt.planner.loop_split import End, Known, Stretching
 from jaxckpt.program.inline import open_jaxpr
-from jaxckpt.rewrite import in_stretches, rewrite
+from jaxckpt.rewrite import rewrite, with_split_loops
 from jaxckpt.solve import OptimalSolver, Problem
 from jaxckpt.solve.problem import decide
 from jaxckpt.trace import trace_step
@@ -97,10 +97,10 @@ def test_more_memory_gives_the_larger_plan_more_turns(made):
 def test_the_turns_that_run_last_have_the_larger_plan_s_decisions(made, reverse):
     made = Made(reverse=True) if reverse else made
     turns, plan = made.filled(halfway(made))
-    (stretches,) = plan.stretches
+    (loop_splits,) = plan.loop_splits
     lengths = (turns, LENGTH - turns) if reverse else (LENGTH - turns, turns)
-    assert stretches == Stretches(loop=0, lengths=lengths)
-    split = in_stretches(made.traced, plan.stretches)
+    assert loop_splits == LoopSplit(loop=0, lengths=lengths)
+    split = with_split_loops(made.traced, plan.loop_splits)
     small, large = made.small.plan.decisions, made.large.plan.decisions
     seen = set()
     for value, copies in enumerate(split.values):
@@ -117,8 +117,8 @@ def test_the_turns_that_run_last_have_the_larger_plan_s_decisions(made, reverse)
 
 def test_the_last_turns_are_the_better_ones_to_keep_more(made):
     _, plan = made.filled(halfway(made))
-    split = in_stretches(made.traced, plan.stretches)
-    other = in_stretches(made.traced, (Stretches(loop=0, lengths=plan.stretches[0].lengths[::-1]),))
+    split = with_split_loops(made.traced, plan.loop_splits)
+    other = with_split_loops(made.traced, (LoopSplit(loop=0, lengths=plan.loop_splits[0].lengths[::-1]),))
     pairs = [
         pair for one, two in zip(split.values, other.values, strict=True) for pair in zip(one, two[::-1], strict=True)
     ]
@@ -133,7 +133,7 @@ def test_the_last_turns_are_the_better_ones_to_keep_more(made):
 
 def test_equal_decisions_in_stretches_are_predicted_to_take_the_same(made):
     for plan in (made.small.plan, made.large.plan):
-        split = in_stretches(made.traced, (Stretches(loop=0, lengths=(5, 7)),))
+        split = with_split_loops(made.traced, (LoopSplit(loop=0, lengths=(5, 7)),))
         copies = {copy: d for value, d in plan.decisions.items() for copy in split.values[value]}
         stages = tuple(sorted(copy for op in plan.stages for copy in split.ops[op]))
         there = replace(made.problem, graph=split.traced.graph).plan(copies, stages, "optimal").predicted
@@ -176,7 +176,7 @@ def small_plan():
     args = small_arguments(LENGTH)
     planner = Planner(STEP, *args, target="cpu")
     problem = planner.problem
-    everything = decide(problem, problem.late_read & problem.worth_saving, (0,), "optimal")
+    everything = decide(problem, problem.read_after_forward & problem.worth_saving, (0,), "optimal")
     small, large = known(planner.solver.smallest), known(everything)
     large = replace(large, step_s=small.step_s / 2)
     stretching = planner.stretching(planner.solver)
@@ -187,7 +187,7 @@ def small_plan():
 
 def test_a_mixture_is_applied_with_the_step_s_bits(small_plan):
     args, planner, plan = small_plan
-    assert plan.stretches
+    assert plan.loop_splits
     assert_applied(planner, plan, args)
     held = held_by(planner, plan)
     for one, other in zip(jax.tree.leaves(STEP(*args)), jax.tree.leaves(held.apply(STEP)(*args)), strict=True):
@@ -196,14 +196,14 @@ def test_a_mixture_is_applied_with_the_step_s_bits(small_plan):
 
 def test_a_mixture_is_saved_loaded_and_shown(small_plan, tmp_path):
     _, planner, plan = small_plan
-    first, last = plan.stretches[0].lengths
-    assert_saved_loaded_and_shown(planner, plan, tmp_path, shown=(f"{first} + {last} turns",), stretches=())
+    first, last = plan.loop_splits[0].lengths
+    assert_saved_loaded_and_shown(planner, plan, tmp_path, shown=(f"{first} + {last} turns",), loop_splits=())
 
 
 def test_a_mixture_is_refused_by_another_step_and_by_other_turns(small_plan):
     args, planner, plan = small_plan
-    wrong = (Stretches(loop=0, lengths=(1, 1)),)
-    assert_refused(planner, plan, args, "cannot be split like that", stretches=wrong)
+    wrong = (LoopSplit(loop=0, lengths=(1, 1)),)
+    assert_refused(planner, plan, args, "cannot be split like that", loop_splits=wrong)
 
 
 @needs_compiler
@@ -213,10 +213,10 @@ def test_a_budget_between_two_plans_is_filled_as_compiled():
     assert planner.compiled_s(large) < planner.compiled_s(small)
     limit_bytes = (3 * small.footprint.total_bytes + large.footprint.total_bytes) // 4
     plan = planner.plan(budget=limit_bytes)
-    assert plan.stretches
+    assert plan.loop_splits
     assert len(plan.attempts) <= planner.max_compiles
     assert plan.footprint.total_bytes <= limit_bytes
-    uniform = [c for c in planner.candidates() if not c.plan.stretches and c.footprint.total_bytes <= limit_bytes]
+    uniform = [c for c in planner.candidates() if not c.plan.loop_splits and c.footprint.total_bytes <= limit_bytes]
     assert all(planner.compiled_s(each) > plan.footprint.step_s for each in uniform)
     assert max(each.footprint.total_bytes for each in uniform) < plan.footprint.total_bytes
 
@@ -225,9 +225,11 @@ def test_a_budget_between_two_plans_is_filled_as_compiled():
 def test_equal_decisions_in_stretches_take_the_same_as_compiled(made):
     planner = Planner(STEP, *LARGE, target="h200")
     whole = planner.measure(made.large.plan).footprint
-    split = in_stretches(made.traced, stretches := (Stretches(loop=0, lengths=(5, 7)),))
+    split = with_split_loops(made.traced, loop_splits := (LoopSplit(loop=0, lengths=(5, 7)),))
     copies = {copy: d for value, d in made.large.plan.decisions.items() for copy in split.values[value]}
     stages = tuple(sorted(copy for op in made.large.plan.stages for copy in split.ops[op]))
-    there = planner.measure(replace(made.large.plan, decisions=copies, stages=stages, stretches=stretches)).footprint
+    there = planner.measure(
+        replace(made.large.plan, decisions=copies, stages=stages, loop_splits=loop_splits)
+    ).footprint
     assert there.temp_bytes == pytest.approx(whole.temp_bytes, rel=0.02)
     assert there.step_s == pytest.approx(whole.step_s, rel=0.02)

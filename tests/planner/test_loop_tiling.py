@@ -11,10 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jaxckpt
 from jaxckpt import InfeasibleBudgetError, Planner
-from jaxckpt.ir import Nest, Offload, Recompute, Save
+from jaxckpt.ir import LoopTiling, Offload, Recompute, Save
 from jaxckpt.machine import Target
-from jaxckpt.planner import frontier_of
-from jaxckpt.planner import max_batch as batch_search
+from jaxckpt.planner import batch_search, frontier_of
 from jaxckpt.planner.loop_tiling import NestedSolver
 from jaxckpt.planner.search import Candidate, Search
 from jaxckpt.program.inline import open_jaxpr
@@ -60,14 +59,16 @@ def made():
 )
 def test_pairs_of_divisors_are_tried_from_the_root_on_and_a_prime_number_has_none(turns, pairs):
     solver = solver_of(STEP, *arguments(turns, 1024, 16384, jnp.bfloat16))
-    assert [[(nest.outer, nest.inner) for nest in nests] for nests in solver.nests] == [[pair] for pair in pairs]
+    assert [[(nest.outer, nest.inner) for nest in loop_tilings] for loop_tilings in solver.loop_tilings] == [
+        [pair] for pair in pairs
+    ]
     assert len(solver.last_resorts) == bool(pairs and turns > 4)
 
 
 def test_the_least_memory_grows_with_the_root_of_the_turns(made):
     (plan,) = made.last_resorts
     whole = made._solver.smallest
-    assert plan.nests == (Nest(loop=0, outer=6, inner=6),)
+    assert plan.loop_tilings == (LoopTiling(loop=0, outer=6, inner=6),)
     spared_bytes = whole.predicted.temp_bytes - plan.predicted.temp_bytes
     assert spared_bytes == pytest.approx((LENGTH - 12) * CARRY_BYTES, rel=0.15)
     assert whole.predicted.step_s < plan.predicted.step_s
@@ -77,11 +78,11 @@ def test_the_least_memory_grows_with_the_root_of_the_turns(made):
 def test_with_more_memory_turns_keep_more_and_run_twice_only(made):
     (least,) = made.last_resorts
     more = made.solve(2 * least.predicted.temp_bytes, unplanned=False)
-    assert more.nests
+    assert more.loop_tilings
     assert more.predicted.step_s < least.predicted.step_s
     assert more.predicted.temp_bytes <= 2 * least.predicted.temp_bytes
     assert Save() in more.decisions.values() or len(more.decisions) < len(least.decisions)
-    assert made.solve(None).nests == ()
+    assert made.solve(None).loop_tilings == ()
 
 
 def test_what_must_be_decided_of_a_value_is_decided_of_its_copy():
@@ -92,7 +93,7 @@ def test_what_must_be_decided_of_a_value_is_decided_of_its_copy():
     step = jax.value_and_grad(lambda w, x: (jax.lax.scan(named, x, w)[0] ** 2).mean())
     traced = trace_step(step, *LARGE)
     problem = Problem(graph=traced.graph, rates=Target("h200").rates)
-    hidden = next(v for v in problem.late_read if traced.graph.values[v].name == "hidden")
+    hidden = next(v for v in problem.read_after_forward if traced.graph.values[v].name == "hidden")
     kept = NestedSolver(traced, OptimalSolver(replace(problem, must={hidden: Save()})))
     there = kept._solvers[0].problem
     copies = [v for v, decision in there.must.items() if decision == Save()]
@@ -100,7 +101,7 @@ def test_what_must_be_decided_of_a_value_is_decided_of_its_copy():
     plan = kept._solvers[0].smallest
     assert Save() in plan.decisions.values()
     sent = NestedSolver(traced, OptimalSolver(replace(problem, must={hidden: Offload()})))
-    assert not sent.nests
+    assert not sent.loop_tilings
     assert not sent.last_resorts
 
 
@@ -109,7 +110,7 @@ def test_loops_that_hand_on_little_are_not_nested():
         sums, _ = jax.lax.scan(lambda s, w: (s + jnp.tanh(x @ w[0]).mean(), None), jnp.float32(0), w)
         return sums
 
-    assert not solver_of(jax.value_and_grad(loss), *LARGE).nests
+    assert not solver_of(jax.value_and_grad(loss), *LARGE).loop_tilings
 
 
 @pytest.fixture(scope="module")
@@ -136,29 +137,29 @@ def test_a_plan_of_nested_loops_is_applied_with_the_step_s_bits(small_plan):
 
 def test_a_plan_of_nested_loops_is_saved_loaded_and_shown(small_plan, tmp_path):
     _, planner, plan = small_plan
-    assert plan.nests == (Nest(loop=0, outer=4, inner=3),)
-    assert_saved_loaded_and_shown(planner, plan, tmp_path, shown=("loop 0 nested", "4 x 3 turns"), nests=())
+    assert plan.loop_tilings == (LoopTiling(loop=0, outer=4, inner=3),)
+    assert_saved_loaded_and_shown(planner, plan, tmp_path, shown=("loop 0 nested", "4 x 3 turns"), loop_tilings=())
 
 
 def test_a_plan_of_nested_loops_is_refused_by_another_step_and_by_other_turns(small_plan):
     args, planner, plan = small_plan
-    wrong = (Nest(loop=0, outer=5, inner=2),)
-    assert_refused(planner, plan, args, "cannot be nested like that", nests=wrong)
+    wrong = (LoopTiling(loop=0, outer=5, inner=2),)
+    assert_refused(planner, plan, args, "cannot be nested like that", loop_tilings=wrong)
 
 
 @needs_compiler
 def test_a_budget_below_all_other_plans_is_met_as_compiled_and_a_refusal_names_the_nested_minimum():
     planner = Planner(STEP, *LARGE, target="h200")
     whole, least = planner.smallest_whole(), planner.smallest()
-    assert least.plan.nests
+    assert least.plan.loop_tilings
     assert least.footprint.total_bytes < 0.75 * whole.footprint.total_bytes
     assert planner.floor().total_bytes == least.footprint.total_bytes
     plan = planner.plan(budget=(whole.footprint.total_bytes + least.footprint.total_bytes) // 2)
-    assert plan.nests
+    assert plan.loop_tilings
     assert plan.budget_bytes >= plan.footprint.total_bytes
     assert len(plan.attempts) <= planner.max_compiles
     assert any("nested" in note for note in plan.notes)
-    assert not planner.plan(budget=whole.footprint.total_bytes).nests
+    assert not planner.plan(budget=whole.footprint.total_bytes).loop_tilings
     with pytest.raises(InfeasibleBudgetError) as refused:
         planner.plan(budget=least.footprint.total_bytes - 2**20)
     assert refused.value.minimum_bytes == least.footprint.total_bytes
@@ -168,7 +169,7 @@ def test_a_frontier_goes_on_with_nested_loops_below_the_smallest_plan_of_the_loo
     planner = FakePlanner(STEP, *LARGE, target="h200")
     frontier = frontier_of(planner, points=6)
     assert_monotone(frontier)
-    whole = [not point.plan.nests for point in frontier]
+    whole = [not point.plan.loop_tilings for point in frontier]
     assert whole == sorted(whole) and {*whole} == {True, False}
     assert frontier.smallest.total_bytes == planner.smallest().footprint.total_bytes
     assert frontier.smallest.total_bytes < planner.smallest_whole().footprint.total_bytes
@@ -176,22 +177,22 @@ def test_a_frontier_goes_on_with_nested_loops_below_the_smallest_plan_of_the_loo
     assert below
 
 
-@pytest.mark.parametrize("nests", [True, False])
-def test_the_largest_batch_is_that_of_nested_loops(monkeypatch, nests):
+@pytest.mark.parametrize("loop_tilings", [True, False])
+def test_the_largest_batch_is_that_of_nested_loops(monkeypatch, loop_tilings):
     def make_step(batch):
         return STEP, arguments(LENGTH, 256, batch, jnp.bfloat16)
 
     monkeypatch.setattr(batch_search, "Planner", FakePlanner)
-    if not nests:
+    if not loop_tilings:
         monkeypatch.setattr(FakePlanner, "nesting", None)
     found = jaxckpt.max_batch(make_step, target="h200", budget="256MiB", multiples_of=512)
-    assert bool(found.largest.plan.nests) is nests
+    assert bool(found.largest.plan.loop_tilings) is loop_tilings
     assert found.largest.plan.footprint.total_bytes <= found.budget_bytes
     planner = FakePlanner(STEP, *make_step(found.batch)[1], target="h200")
     whole_bytes = planner.smallest_whole().footprint.total_bytes
-    assert (whole_bytes > found.budget_bytes) is nests
+    assert (whole_bytes > found.budget_bytes) is loop_tilings
     following = FakePlanner(STEP, *make_step(found.batch + 512)[1], target="h200")
-    least = following.smallest_whole() if not nests else following.smallest()
+    least = following.smallest_whole() if not loop_tilings else following.smallest()
     assert least.footprint.total_bytes > found.budget_bytes
 
 

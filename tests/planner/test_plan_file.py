@@ -24,9 +24,9 @@ _decisions = st.one_of(
     st.builds(ir.Partition, axis=st.just("model"), dim=st.integers(0, 3)),
 )
 _seconds = st.floats(0, 100, allow_nan=False)
-_nests = st.builds(ir.Nest, loop=st.integers(0, 3), outer=st.integers(2, 9), inner=st.integers(2, 9))
+_nests = st.builds(ir.LoopTiling, loop=st.integers(0, 3), outer=st.integers(2, 9), inner=st.integers(2, 9))
 _stretches = st.builds(
-    ir.Stretches, loop=st.integers(0, 3), lengths=st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
+    ir.LoopSplit, loop=st.integers(0, 3), lengths=st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 )
 
 
@@ -50,8 +50,8 @@ def plans(draw: st.DrawFn) -> Plan:
         fingerprint="0123456789abcdef",
         decisions={value: draw(_decisions) for value in values},
         stages=tuple(sorted(draw(st.sets(st.integers(0, 99), min_size=1, max_size=4)))),
-        stretches=tuple(draw(st.lists(_stretches, max_size=2))),
-        nests=tuple(draw(st.lists(_nests, max_size=2))),
+        loop_splits=tuple(draw(st.lists(_stretches, max_size=2))),
+        loop_tilings=tuple(draw(st.lists(_nests, max_size=2))),
         strategy="optimal",
         prediction=draw(
             st.none()

@@ -7,7 +7,7 @@ import pytest
 from jaxckpt._errors import PolicyError
 from jaxckpt.ir import Phase, Recompute, Save, Trait
 from jaxckpt.policy import Match, Policy, Regions, Rule, collect, resolve
-from jaxckpt.solve import Problem, follow
+from jaxckpt.solve import Problem, plan_from_policy
 from tests.graphs import RATES, Builder
 
 
@@ -123,7 +123,7 @@ def blocks(count=3, depth=3):
 def test_one_boundary_stays_between_neighbouring_regions():
     graph = blocks()
     policy = Policy(default="save", regions=Regions(scope="net/block_*"))
-    plan = follow(Problem(graph=graph, rates=RATES), policy).plan
+    plan = plan_from_policy(Problem(graph=graph, rates=RATES), policy).plan
     saved = [value for value, decision in plan.decisions.items() if decision == Save()]
     assert saved == [3, 6]  # the outputs of blocks 0 and 1; that of block 2 is read by nothing in the forward pass
     assert plan.stages[:3] == (0, 3, 6)
@@ -131,7 +131,7 @@ def test_one_boundary_stays_between_neighbouring_regions():
 
 def test_merged_outputs_are_recomputed_too():
     policy = Policy(default="save", regions=Regions(scope="net/block_*", output_recompute=True))
-    plan = follow(Problem(graph=blocks(), rates=RATES), policy).plan
+    plan = plan_from_policy(Problem(graph=blocks(), rates=RATES), policy).plan
     assert set(plan.decisions.values()) == {Recompute()}
 
 
@@ -139,7 +139,7 @@ def test_ops_of_a_region_run_twice_but_for_what_it_hands_to_an_excluded_op():
     graph = chain(scopes=["net/a"] * 5, names=["dot_general", "dot_general", "normalise", "dot_general", "dot_general"])
     problem = Problem(graph=graph, rates=RATES)
     policy = Policy(default="save", regions=Regions(exclude=("normalise",)))
-    prediction = follow(problem, policy).plan.prediction
+    prediction = plan_from_policy(problem, policy).plan.prediction
     assert prediction.recomputed_ops == 3
 
 

@@ -23,7 +23,7 @@ def test_branches_stand_in_the_graph_beside_each_other(traced):
     assert "cond" not in {op.primitive for op in graph.ops}
     assert [loop.branch for loop in graph.loops[:3]] == [Branch(cond=0, position=i, of=3) for i in range(3)]
     assert graph.beside[1] == (0, 1, 2)
-    assert graph.turns(0) == pytest.approx(1 / 3)
+    assert graph.runs_per_step(0) == pytest.approx(1 / 3)
     assert {op.scope for op in graph.ops if op.primitive == "tanh"} == {"branch_1"}
 
 
@@ -54,8 +54,8 @@ def test_of_a_cond_only_what_everybody_reads_comes_behind_it(traced):
 def test_in_a_loop_a_residual_of_a_branch_waits_for_every_turn():
     graph = trace_step(scanned(wide, narrow), *ARGS).graph
     tanh = next(op.writes[0] for op in graph.ops if op.primitive == "tanh")
-    assert graph.held[tanh] == LAYERS
-    assert graph.turns(graph.ops[graph.producer[tanh]].loop) == LAYERS / 2
+    assert graph.stack_depths[tanh] == LAYERS
+    assert graph.runs_per_step(graph.ops[graph.producer[tanh]].loop) == LAYERS / 2
 
 
 def test_conds_in_branches_are_opened_too():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxckpt.ir import Phase, Plan, Recompute, residuals
+from jaxckpt.ir import GraphPlan, Phase, Recompute, residuals
 from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
 from jaxckpt.program.inline import open_jaxpr
 from jaxckpt.rewrite import rewrite
@@ -76,11 +76,11 @@ def test_what_the_backward_loop_reads_is_what_the_forward_loop_makes(traced):
 def test_a_value_of_a_body_waits_once_for_every_turn(traced):
     graph = traced.graph
     cosine = next(op.writes[0] for op in graph.ops if op.primitive == "cos")
-    assert graph.held[cosine] == 4
-    assert graph.held_bytes(cosine) == 4 * 2 * 3 * 4
-    assert graph.turns(0) == 4
+    assert graph.stack_depths[cosine] == 4
+    assert graph.residual_bytes(cosine) == 4 * 2 * 3 * 4
+    assert graph.runs_per_step(0) == 4
     gradient = next(op.writes[0] for op in graph.ops if op.primitive == "transpose")
-    assert graph.held[gradient] == 1
+    assert graph.stack_depths[gradient] == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"reverse": True}, {"unroll": 2}], ids=str)
@@ -88,7 +88,7 @@ def test_nothing_decided_gives_the_same_loops(options):
     step = make_step(layer, **options)
     traced = trace_step(step, W, X)
     written = jax.make_jaxpr(step)(W, X)
-    closed = rewrite(traced, Plan(fingerprint=traced.graph.fingerprint)).jaxpr
+    closed = rewrite(traced, GraphPlan(fingerprint=traced.graph.fingerprint)).jaxpr
     jex.check_jaxpr(open_jaxpr(closed))
     for before, after in zip(scans(written), scans(closed), strict=True):
         for name in ("length", "reverse", "unroll"):
@@ -126,7 +126,7 @@ def test_a_gradient_in_a_body_is_planned_there():
     graph = trace_step(accumulated, W, jnp.stack([X, X])).graph
     inside = {op.phase for op in graph.ops if op.loop == 0}
     assert inside == {Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE}
-    assert set(graph.held) == {1}
+    assert set(graph.stack_depths) == {1}
 
 
 def test_loops_in_loops_pair_level_by_level():
@@ -136,7 +136,7 @@ def test_loops_in_loops_pair_level_by_level():
     graph = trace_step(make_step(nested), W, X).graph
     assert [(loop.length, loop.parent) for loop in graph.loops] == [(4, None), (2, 0), (4, None), (2, 2)]
     cosine = next(op for op in graph.ops if op.primitive == "cos")
-    assert graph.held[cosine.writes[0]] == 8
+    assert graph.stack_depths[cosine.writes[0]] == 8
     assert {graph.ops[reader].loop for reader in graph.readers[cosine.writes[0]]} == {3}
 
 
@@ -193,7 +193,7 @@ def test_an_inner_loop_reads_what_a_turn_around_has_made_and_goes_through_what_a
     graph = traced.graph
     assert [loop.length for loop in graph.loops] == [4] * 6
     late = {r.value: Recompute() for r in residuals(graph) if not graph.ops[r.op].effects}
-    plan = Plan(fingerprint=graph.fingerprint, decisions=late, stages=(0,))
+    plan = GraphPlan(fingerprint=graph.fingerprint, decisions=late, stages=(0,))
     expected = jax.tree.leaves(jax.jit(step)(W, X))
     for one, other in zip(jax.jit(rewrite(traced, plan).call)(W, X), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)

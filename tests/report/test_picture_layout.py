@@ -65,9 +65,9 @@ def test_the_peak_is_on_the_curve_however_few_its_points(points):
 @given(memory_maps(), st.integers(1, 12))
 def test_samples_parts_and_phases_cover_all_kernels_once(memory, points):
     picture = layout(memory, width=points, points=points)
-    for stretches in (picture.samples, picture.parts, picture.phases):
-        ends = [0, *(s.stop for s in stretches)]
-        assert [s.start for s in stretches] == ends[:-1] and ends[-1] == len(memory.kernels)
+    for loop_splits in (picture.samples, picture.parts, picture.phases):
+        ends = [0, *(s.stop for s in loop_splits)]
+        assert [s.start for s in loop_splits] == ends[:-1] and ends[-1] == len(memory.kernels)
     assert all(s.start <= s.at < s.stop for s in picture.samples)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from jaxckpt.ir import Decision, Graph, Phase, Plan, Recompute, Save, residuals
+from jaxckpt.ir import Decision, Graph, GraphPlan, Phase, Recompute, Save, residuals
 
 
 def droppable(graph: Graph) -> list[int]:
@@ -10,12 +10,12 @@ def droppable(graph: Graph) -> list[int]:
     return [r.value for r in residuals(graph) if not graph.ops[r.op].effects]
 
 
-def plan_of(graph: Graph, *, drop: Iterable[int] = (), save: Iterable[int] = (), stages=(0,)) -> Plan:
+def plan_of(graph: Graph, *, drop: Iterable[int] = (), save: Iterable[int] = (), stages=(0,)) -> GraphPlan:
     decisions: dict[int, Decision] = {v: Recompute() for v in drop} | {v: Save() for v in save}
-    return Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
+    return GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
 
 
-def drop_all(graph: Graph, *, scopes: tuple[str, ...] = ()) -> Plan:
+def drop_all(graph: Graph, *, scopes: tuple[str, ...] = ()) -> GraphPlan:
     """Drops every residual of the given scopes (of all, without any) and saves what leaves them."""
 
     def index(op: int) -> int | None:

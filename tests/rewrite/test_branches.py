@@ -10,9 +10,9 @@ import optax
 import pytest
 
 from jaxckpt._errors import UnsupportedDecisionError
-from jaxckpt.ir import Offload, Partition, Plan, Recompute, Save, residuals
+from jaxckpt.ir import GraphPlan, Offload, Partition, Recompute, Save, residuals
 from jaxckpt.rewrite import rewrite
-from jaxckpt.schedule import schedule, settled
+from jaxckpt.schedule import partition_with_axes, schedule
 from jaxckpt.trace import trace_step
 from jaxckpt.verifier.interpret import run_one_by_one
 from tests.branched import KINDS, STEPS, W, X, layers, narrow, scanned, wide
@@ -21,7 +21,7 @@ ARGS = (W, X, KINDS)
 
 
 def plan_of(graph, decisions, stages=(0,)):
-    return Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=stages)
+    return GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=stages)
 
 
 def free(graph):
@@ -200,4 +200,4 @@ def test_what_a_branch_makes_is_neither_sent_to_the_host_nor_cut():
     value = of_branches(graph)[-1]
     with pytest.raises(UnsupportedDecisionError, match="a branch of a cond"):
         schedule(graph, plan_of(graph, {value: Offload()}))
-    assert settled(graph, value, Partition(axis="model", dim=0)) == Save()
+    assert partition_with_axes(graph, value, Partition(axis="model", dim=0)) == Save()

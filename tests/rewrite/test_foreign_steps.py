@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxckpt.ir import Phase, Plan, Recompute, Save
+from jaxckpt.ir import GraphPlan, Phase, Recompute, Save
 from jaxckpt.rewrite import apply, rewrite
 from jaxckpt.schedule import Run
 from jaxckpt.trace import trace_step
@@ -28,7 +28,7 @@ def random_plan(graph, seed):
     forward = [op.id for op in graph.ops if op.phase is Phase.FORWARD]
     stages = {0, *draw.sample(forward, min(3, len(forward)))}
     decisions = {v: d for v, d in choices.items() if d is not None}
-    return Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(sorted(stages)))
+    return GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(sorted(stages)))
 
 
 @pytest.mark.parametrize("entry", PLANNED, ids=str)

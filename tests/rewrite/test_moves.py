@@ -18,7 +18,7 @@ from jaxckpt.machine import Target, targets
 from jaxckpt.policy import Match, Rule
 from jaxckpt.rewrite import rewrite
 from jaxckpt.schedule import Move
-from jaxckpt.solve import Problem, follow
+from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import trace_step
 
 GPU, TPU = (any(status.name == name and status.usable for status in targets()) for name in ("h200", "v5e"))
@@ -52,7 +52,7 @@ def keeping(decision, default="recompute"):
 
 def planned(policy, *args):
     traced = trace_step(step, *args)
-    plan = follow(Problem(graph=traced.graph, rates=Target("h200").rates), policy).plan
+    plan = plan_from_policy(Problem(graph=traced.graph, rates=Target("h200").rates), policy).plan
     return traced, rewrite(traced, plan)
 
 
@@ -103,7 +103,7 @@ def test_an_offloaded_value_is_off_the_device_meanwhile():
     args = jax.eval_shape(lambda: arguments(width=256, tokens=4096))
     traced = trace_step(step, *args)
     problem = Problem(graph=traced.graph, rates=Target("h200").rates)
-    saved, sent = (follow(problem, keeping(d)).plan.prediction for d in (jaxckpt.ir.Save(), Offload()))
+    saved, sent = (plan_from_policy(problem, keeping(d)).plan.prediction for d in (jaxckpt.ir.Save(), Offload()))
     assert sent.host_bytes == 4 * 4096 * 1024 * 4
     assert sent.temp_bytes < saved.temp_bytes
     assert sent.stall_s > 0  # there is next to no work here to hide a copy behind
@@ -154,9 +154,11 @@ def test_a_value_of_its_own_type_waits_beside_an_empty_row():
     args = jnp.eye(8), jnp.ones((4, 8))
     traced = trace_step(one, *args)
     away = min(
-        v for v in traced.graph.late_read if traced.graph.values[v].shape == (4, 8) and v not in traced.graph.inputs
+        v
+        for v in traced.graph.read_after_forward
+        if traced.graph.values[v].shape == (4, 8) and v not in traced.graph.inputs
     )
-    plan = jaxckpt.ir.Plan(fingerprint=traced.graph.fingerprint, decisions={away: Offload()})
+    plan = jaxckpt.ir.GraphPlan(fingerprint=traced.graph.fingerprint, decisions={away: Offload()})
     stacked = rewrite(traced, plan, stacked=True)
     assert any(v.aval.shape == (2, 4, 8) for eqn in equations(stacked) for v in eqn.outvars)
     for found, expected in zip(jax.jit(stacked.call)(*args), jax.tree.leaves(jax.jit(one)(*args)), strict=True):

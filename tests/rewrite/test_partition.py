@@ -18,8 +18,8 @@ from jaxckpt.ir import Offload, Partition, Save
 from jaxckpt.machine import Target, targets
 from jaxckpt.machine.miscompilations import misreads_offloaded_stacks
 from jaxckpt.policy import Match, Rule
-from jaxckpt.schedule import settle, settled
-from jaxckpt.solve import Problem, follow
+from jaxckpt.schedule import decisions_with_axes, partition_with_axes
+from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import trace_step
 
 GPU = any(status.name == "h200" and status.usable for status in targets())
@@ -138,7 +138,7 @@ def graph_of(shape=(8, 6, 12), *, axes=("data",), dtype=jnp.float32, sizes=(2, 4
 def decided(decision, **step):
     graph = graph_of(**step)
     (value,) = {op.writes[0] for op in graph.ops if op.primitive == "cos"}
-    return settled(graph, value, decision)
+    return partition_with_axes(graph, value, decision)
 
 
 def test_the_largest_axis_and_the_first_dimension_that_it_divides_are_chosen():
@@ -171,10 +171,10 @@ def test_what_has_fewer_elements_than_ranks_stays_whole():
 def test_what_is_cut_on_its_way_to_the_host_is_cut_by_the_same_rules():
     graph = graph_of()
     (value,) = {op.writes[0] for op in graph.ops if op.primitive == "cos"}
-    assert settle(graph, {value: Offload(shard=True)}) == {value: Offload(shard=True, axis="model", dim=2)}
+    assert decisions_with_axes(graph, {value: Offload(shard=True)}) == {value: Offload(shard=True, axis="model", dim=2)}
     graph = graph_of(shape=(3, 5, 7), axes=())
     (value,) = {op.writes[0] for op in graph.ops if op.primitive == "cos"}
-    assert settle(graph, {value: Offload(shard=True, prefetch=2)}) == {value: Offload(prefetch=2)}
+    assert decisions_with_axes(graph, {value: Offload(shard=True, prefetch=2)}) == {value: Offload(prefetch=2)}
 
 
 def test_integers_stay_whole():
@@ -182,7 +182,7 @@ def test_integers_stay_whole():
         picking, *(jax.ShapeDtypeStruct(s, d, sharding=NamedSharding(abstract(), PartitionSpec())) for s, d in SPECS)
     ).graph
     values = {v for op in graph.ops for v in op.writes if graph.values[v].name == "index"}
-    assert {settled(graph, value, Partition()) for value in values} == {Save()}
+    assert {partition_with_axes(graph, value, Partition()) for value in values} == {Save()}
 
 
 SPECS = (((8, 4), jnp.float32), ((16,), jnp.float32))
@@ -223,7 +223,7 @@ def predicted(decision, step=unrolled):
     whole = NamedSharding(mesh, PartitionSpec())
     args = jax.eval_shape(functools.partial(jax.tree.map, lambda s: s), shapes(whole))
     graph = trace_step(step, *jax.tree.map(lambda a: a.update(sharding=whole), args)).graph
-    return follow(Problem(graph=graph, rates=Target("h200:8").rates), keeping(decision)).plan.prediction
+    return plan_from_policy(Problem(graph=graph, rates=Target("h200:8").rates), keeping(decision)).plan.prediction
 
 
 def shapes(sharding):

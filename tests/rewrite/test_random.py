@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxckpt.ir import Phase, Plan, Recompute, Save
+from jaxckpt.ir import GraphPlan, Phase, Recompute, Save
 from jaxckpt.rewrite import apply, rewrite
 from jaxckpt.trace import trace_step
 from jaxckpt.verifier.interpret import run_one_by_one
@@ -23,7 +23,7 @@ def draw_plan(data, graph):
     for op in data.draw(st.lists(st.sampled_from(forward), max_size=3)):
         decisions |= {v: Save() for v in op.writes}
     stages = data.draw(st.lists(st.sampled_from([op.id for op in forward]), max_size=4))
-    return Plan(
+    return GraphPlan(
         fingerprint=graph.fingerprint,
         decisions={v: d for v, d in decisions.items() if d is not None},
         stages=tuple(sorted({0, *stages})),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxckpt._errors import GraphError, PlanMismatchError, UnsupportedDecisionError
-from jaxckpt.ir import Offload, Partition, Phase, Plan, residuals
+from jaxckpt.ir import GraphPlan, Offload, Partition, Phase, residuals
 from jaxckpt.rewrite import rewrite
 from jaxckpt.schedule import Barrier, Run
 from jaxckpt.trace import trace_step
@@ -366,7 +366,7 @@ def test_two_gradients_in_one_step_can_both_be_planned():
 
 def test_a_plan_for_another_graph_is_refused(traced):
     with pytest.raises(PlanMismatchError, match="for another step") as caught:
-        rewrite(traced, Plan(fingerprint="0123456789abcdef"))
+        rewrite(traced, GraphPlan(fingerprint="0123456789abcdef"))
     assert caught.value.planned == "0123456789abcdef"
 
 
@@ -379,7 +379,7 @@ def test_a_plan_for_another_graph_is_refused(traced):
 )
 def test_what_the_machine_does_not_have_is_refused(traced, decision, said):
     value = residuals(traced.graph)[0].value
-    plan = Plan(fingerprint=traced.graph.fingerprint, decisions={value: decision})
+    plan = GraphPlan(fingerprint=traced.graph.fingerprint, decisions={value: decision})
     with pytest.raises(UnsupportedDecisionError, match=said) as caught:
         rewrite(traced, plan)
     assert isinstance(caught.value, NotImplementedError)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxckpt.ir import Offload, Partition, Phase, Plan, Recompute, Save, residuals
+from jaxckpt.ir import GraphPlan, Offload, Partition, Phase, Recompute, Save, residuals
 from jaxckpt.rewrite import rewrite
-from jaxckpt.schedule import settled
+from jaxckpt.schedule import partition_with_axes
 from jaxckpt.schedule.validate import why_not_on_host
 from jaxckpt.trace import trace_step
 from jaxckpt.verifier.interpret import run_one_by_one
@@ -26,7 +26,7 @@ def bodies(closed):
 
 
 def plan_of(graph, decisions, stages=(0,)):
-    return Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=stages)
+    return GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=stages)
 
 
 def dropped(graph):
@@ -114,7 +114,7 @@ def test_loops_around_bodies_and_in_them_are_opened(make):
     graph = trace_step(make(check_vma=True, remat=False), WEIGHTS, X).graph
     assert [loop.length for loop in graph.loops] == [3, 3]
     (hidden,) = (op for op in graph.ops if op.primitive == "tanh")
-    assert hidden.loop == 0 and graph.held[hidden.writes[0]] == 3
+    assert hidden.loop == 0 and graph.stack_depths[hidden.writes[0]] == 3
 
 
 def test_exchanges_in_bodies_are_counted_as_they_are_written():
@@ -151,7 +151,7 @@ def test_what_comes_in_as_it_does_not_lie_is_an_exchange():
 def test_a_devices_own_is_split_no_further_and_stays_off_the_host_in_loops():
     graph = trace_step(scan_of_bodies(check_vma=False, remat=False), WEIGHTS, X).graph
     own = next(op.writes[0] for op in graph.ops if op.primitive == "tanh")
-    assert settled(graph, own, Partition(axis="model", dim=0)) == Save()
+    assert partition_with_axes(graph, own, Partition(axis="model", dim=0)) == Save()
     assert "shard_map" in why_not_on_host(graph, own)
 
 

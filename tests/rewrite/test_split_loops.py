@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 from jaxckpt import PlanMismatchError
-from jaxckpt.ir import Phase, Stretches
+from jaxckpt.ir import LoopSplit, Phase
 from jaxckpt.ir.loop import STACK
 from jaxckpt.program.inline import open_jaxpr
-from jaxckpt.rewrite import in_stretches, together
+from jaxckpt.rewrite import loops_split_together, with_split_loops
 from jaxckpt.trace import trace_step
 from tests.scanned import (
     X,
@@ -33,8 +33,8 @@ W = weights(LENGTH)
 
 def split(step, *args, lengths=(3, 2), group=0):
     traced = trace_step(step, *args)
-    loops = together(traced)[group]
-    return in_stretches(traced, (Stretches(loop=loops[0], lengths=lengths),))
+    loops = loops_split_together(traced)[group]
+    return with_split_loops(traced, (LoopSplit(loop=loops[0], lengths=lengths),))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -70,7 +70,12 @@ def test_residuals_wait_in_stacks_as_long_as_their_stretch():
         assert stacked
         assert set(stacked) == {(length, *X.shape)}
     graph = made.traced.graph
-    held = {graph.held[v] for op in graph.ops if op.phase is Phase.FORWARD and op.loop is not None for v in op.writes}
+    held = {
+        graph.stack_depths[v]
+        for op in graph.ops
+        if op.phase is Phase.FORWARD and op.loop is not None
+        for v in op.writes
+    }
     assert held == {3, 2}
 
 
@@ -128,7 +133,7 @@ def test_loops_around_a_gradient_are_left_alone_and_those_inside_are_split():
     xs = jnp.stack([X, 2 * X])
     traced = trace_step(accumulated, W, xs)
     around = next(loop.id for loop in traced.graph.loops if loop.length == 2)
-    assert all(around not in loops for loops in together(traced))
+    assert all(around not in loops for loops in loops_split_together(traced))
     made = split(accumulated, W, xs)
     (outer,) = scans(made.traced.jaxpr)
     inner = [eqn.params["length"] for eqn in body_of(outer).eqns if eqn.primitive.name == "scan"]
@@ -149,19 +154,19 @@ def test_an_array_over_several_devices_keeps_its_split():
 
 
 @pytest.mark.parametrize(
-    "stretches",
+    "loop_splits",
     [
-        (Stretches(loop=0, lengths=(3, 3)),),
-        (Stretches(loop=0, lengths=(5, 0)),),
-        (Stretches(loop=7, lengths=(3, 2)),),
-        (Stretches(loop=0, lengths=(3, 2)), Stretches(loop=1, lengths=(2, 3))),
+        (LoopSplit(loop=0, lengths=(3, 3)),),
+        (LoopSplit(loop=0, lengths=(5, 0)),),
+        (LoopSplit(loop=7, lengths=(3, 2)),),
+        (LoopSplit(loop=0, lengths=(3, 2)), LoopSplit(loop=1, lengths=(2, 3))),
     ],
     ids=["too many turns", "no turns", "no such loop", "a loop and its backward in two ways"],
 )
-def test_stretches_that_do_not_make_the_loop_are_refused(stretches):
+def test_stretches_that_do_not_make_the_loop_are_refused(loop_splits):
     traced = trace_step(make_step(), W, X)
     with pytest.raises(PlanMismatchError, match=r"loop 0 of 5 turns"):
-        in_stretches(traced, stretches)
+        with_split_loops(traced, loop_splits)
 
 
 def test_a_loop_and_one_inside_of_it_are_not_both_split():
@@ -170,18 +175,19 @@ def test_a_loop_and_one_inside_of_it_are_not_both_split():
 
     traced = trace_step(make_step(outer), W, X)
     one, other = (
-        Stretches(loop=loops[0], lengths=(1, traced.graph.loops[loops[0]].length - 1)) for loops in together(traced)
+        LoopSplit(loop=loops[0], lengths=(1, traced.graph.loops[loops[0]].length - 1))
+        for loops in loops_split_together(traced)
     )
-    in_stretches(traced, (one,))
-    in_stretches(traced, (other,))
+    with_split_loops(traced, (one,))
+    with_split_loops(traced, (other,))
     for both in ((one, other), (other, one)):
         with pytest.raises(PlanMismatchError, match="cannot be split like that"):
-            in_stretches(traced, both)
+            with_split_loops(traced, both)
 
 
 def test_nothing_to_split_is_the_step_itself():
     traced = trace_step(make_step(), W, X)
-    made = in_stretches(traced, ())
+    made = with_split_loops(traced, ())
     assert made.traced is traced
     assert made.values == tuple((i,) for i in range(len(traced.graph.values)))
     assert made.ops == tuple((i,) for i in range(len(traced.graph.ops)))

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 from jaxckpt import PlanMismatchError
-from jaxckpt.ir import Nest, Phase, Stretches
+from jaxckpt.ir import LoopSplit, LoopTiling, Phase
 from jaxckpt.ir.loop import CARRY, STACK
 from jaxckpt.program.inline import open_jaxpr
-from jaxckpt.rewrite import in_stretches, nestable, nested
+from jaxckpt.rewrite import tileable_loops, with_split_loops, with_tiled_loops
 from jaxckpt.trace import trace_step
 from tests.scanned import (
     X,
@@ -32,7 +32,7 @@ W = weights(LENGTH)
 
 
 def nest(traced, outer=3, inner=2, group=0):
-    return nested(traced, (Nest(loop=nestable(traced)[group][0], outer=outer, inner=inner),))
+    return with_tiled_loops(traced, (LoopTiling(loop=tileable_loops(traced)[group][0], outer=outer, inner=inner),))
 
 
 def made_of(step, *args, **pair):
@@ -74,13 +74,13 @@ def test_what_a_group_begins_with_waits_for_all_groups_and_what_its_turns_leave_
     made = made_of(make_step(), W, X)
     graph = made.graph
     (begins,) = (op.writes[0] for op in graph.ops if op.primitive == CARRY and op.loop == 0)
-    assert graph.held[begins] == 3
+    assert graph.stack_depths[begins] == 3
     (forward,) = (eqn for eqn in scans(made.jaxpr) if not eqn.params["reverse"])
     assert [v.aval.shape for v in forward.outvars if v.aval.ndim == 3] == [(3, *X.shape)]
     left = {v for op in graph.ops if op.loop == 3 and op.phase is Phase.FORWARD for v in op.writes}
     read = {v for op in graph.ops if op.loop == 4 for v in op.reads} & left
     assert read
-    assert {graph.held[v] for v in read} == {2}
+    assert {graph.stack_depths[v] for v in read} == {2}
     assert not {v for op in graph.ops if op.loop == 1 for v in op.writes} & {
         v for op in graph.ops if op.phase is Phase.BACKWARD for v in op.reads
     }
@@ -171,7 +171,7 @@ def test_a_scan_in_a_scan_is_nested_with_all_that_is_in_its_body_and_not_by_itse
 
     step = make_step(outer)
     traced = trace_step(step, W, X)
-    assert [traced.graph.loops[group[0]].length for group in nestable(traced)] == [LENGTH]
+    assert [traced.graph.loops[group[0]].length for group in tileable_loops(traced)] == [LENGTH]
     made = nest(traced, outer=2, inner=3).traced
     turns = (3, [(4, [])])
     assert tree(made.jaxpr) == [(2, [turns]), (2, [turns, turns])]
@@ -215,8 +215,8 @@ def test_loops_that_go_through_what_another_has_made_are_nested_together():
 
     step = jax.value_and_grad(loss)
     traced = trace_step(step, W, X)
-    assert any(len(group) > 2 for group in nestable(traced))
-    group = next(i for i, group in enumerate(nestable(traced)) if len(group) > 2)
+    assert any(len(group) > 2 for group in tileable_loops(traced))
+    group = next(i for i, group in enumerate(tileable_loops(traced)) if len(group) > 2)
     assert_same_bits(step, (W, X), nest(traced, group=group).traced)
 
 
@@ -239,7 +239,7 @@ def test_loops_around_a_gradient_are_left_alone_and_those_inside_are_nested():
     xs = jnp.stack([X, 2 * X, X, X / 2])
     traced = trace_step(accumulated, W, xs)
     around = next(loop.id for loop in traced.graph.loops if loop.length == 4)
-    assert all(around not in loops for loops in nestable(traced))
+    assert all(around not in loops for loops in tileable_loops(traced))
     made = nest(traced).traced
     assert tree(made.jaxpr) == [(4, [(3, [(2, [])]), (3, [(2, []), (2, [])])])]
     assert_same_bits(accumulated, (W, xs), made)
@@ -248,9 +248,9 @@ def test_loops_around_a_gradient_are_left_alone_and_those_inside_are_nested():
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_stretch_of_a_loop_is_nested(reverse):
     step = make_step(reverse=reverse)
-    split = in_stretches(trace_step(step, W, X), (Stretches(loop=0, lengths=(2, 4)),)).traced
-    loops = next(group for group in nestable(split) if split.graph.loops[group[0]].length == 4)
-    made = nested(split, (Nest(loop=loops[0], outer=2, inner=2),)).traced
+    split = with_split_loops(trace_step(step, W, X), (LoopSplit(loop=0, lengths=(2, 4)),)).traced
+    loops = next(group for group in tileable_loops(split) if split.graph.loops[group[0]].length == 4)
+    made = with_tiled_loops(split, (LoopTiling(loop=loops[0], outer=2, inner=2),)).traced
     assert sum(length == 2 and bool(within) for length, within in tree(made.jaxpr)) == 2
     assert_same_bits(step, (W, X), made)
 
@@ -271,32 +271,32 @@ def test_an_array_over_several_devices_keeps_its_split():
 @pytest.mark.parametrize(
     "asked",
     [
-        Nest(loop=0, outer=3, inner=3),
-        Nest(loop=0, outer=6, inner=1),
-        Nest(loop=0, outer=1, inner=6),
-        Nest(loop=7, outer=3, inner=2),
+        LoopTiling(loop=0, outer=3, inner=3),
+        LoopTiling(loop=0, outer=6, inner=1),
+        LoopTiling(loop=0, outer=1, inner=6),
+        LoopTiling(loop=7, outer=3, inner=2),
     ],
     ids=["too many turns", "groups of one turn", "one group", "no such loop"],
 )
 def test_nests_that_do_not_make_the_loop_are_refused(asked):
     traced = trace_step(make_step(), W, X)
     with pytest.raises(PlanMismatchError, match=r"loop 0 of 6 turns"):
-        nested(traced, (asked,))
+        with_tiled_loops(traced, (asked,))
 
 
 def test_a_loop_is_nested_once():
     traced = trace_step(make_step(), W, X)
     with pytest.raises(PlanMismatchError, match="cannot be nested like that"):
-        nested(traced, (Nest(loop=0, outer=3, inner=2), Nest(loop=1, outer=2, inner=3)))
+        with_tiled_loops(traced, (LoopTiling(loop=0, outer=3, inner=2), LoopTiling(loop=1, outer=2, inner=3)))
 
 
 def test_unrolled_loops_and_bodies_that_must_not_run_twice_are_left_alone():
-    assert not nestable(trace_step(make_step(unroll=LENGTH), W, X))
+    assert not tileable_loops(trace_step(make_step(unroll=LENGTH), W, X))
 
     def drawing(x, w):
         return layer(x * jax.lax.rng_uniform(jax.lax.stop_gradient(x.min()), 1.0, x.shape), w)
 
-    assert not nestable(trace_step(make_step(drawing), W, X))
+    assert not tileable_loops(trace_step(make_step(drawing), W, X))
     partly = trace_step(make_step(unroll=2), W, X)
     assert [loop.unroll for loop in nest(partly, outer=2, inner=3).traced.graph.loops] == [1, 2, 1, 2, 2]
     assert_same_bits(make_step(unroll=2), (W, X), nest(partly).traced)
@@ -317,9 +317,9 @@ def test_branches_beside_a_loop_keep_theirs(before):
     step, args = jax.value_and_grad(loss), (W, X, jnp.int32(1))
     traced = trace_step(step, *args)
     assert any(loop.branch is not None for loop in traced.graph.loops)
-    ((loop, *_),) = nestable(traced)
+    ((loop, *_),) = tileable_loops(traced)
     assert_same_bits(step, args, nest(traced).traced)
-    assert_same_bits(step, args, in_stretches(traced, (Stretches(loop=loop, lengths=(4, 2)),)).traced)
+    assert_same_bits(step, args, with_split_loops(traced, (LoopSplit(loop=loop, lengths=(4, 2)),)).traced)
 
 
 def test_loops_with_branches_in_their_bodies_are_left_as_they_are():
@@ -328,11 +328,11 @@ def test_loops_with_branches_in_their_bodies_are_left_as_they_are():
 
     traced = trace_step(make_step(chosen), W, X)
     assert any(loop.branch is not None and loop.parent is not None for loop in traced.graph.loops)
-    assert nestable(traced) == ()
+    assert tileable_loops(traced) == ()
 
 
 def test_nothing_to_nest_is_the_step_itself():
     traced = trace_step(make_step(), W, X)
-    made = nested(traced, ())
+    made = with_tiled_loops(traced, ())
     assert made.traced is traced
     assert made.values == tuple((i,) for i in range(len(traced.graph.values)))

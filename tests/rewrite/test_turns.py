@@ -22,7 +22,7 @@ from jaxckpt.machine.miscompilations import misreads_offloaded_stacks
 from jaxckpt.policy import Match, Rule
 from jaxckpt.rewrite import rewrite
 from jaxckpt.schedule import Move, schedule
-from jaxckpt.solve import Problem, follow
+from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import trace_step
 from jaxckpt.verifier.interpret import run_one_by_one
 
@@ -61,7 +61,7 @@ def by_jax(weights, x, step=scanned):
     return step(weights, x, body=body)
 
 
-def nested(weights, x, body=block):
+def with_tiled_loops(weights, x, body=block):
     def loss(weights):
         y, _ = jax.lax.scan(lambda y, each: (layers(each, y, body=body), None), x, weights)
         return (y**2).mean()
@@ -110,7 +110,7 @@ def keeping(decision, default="recompute"):
 
 def planned(step, decision, *args):
     traced = trace_step(step, *args)
-    return traced, follow(Problem(graph=traced.graph, rates=Target("h200").rates), keeping(decision)).plan
+    return traced, plan_from_policy(Problem(graph=traced.graph, rates=Target("h200").rates), keeping(decision)).plan
 
 
 def walk(jaxpr):
@@ -130,7 +130,7 @@ def test_run_one_by_one_the_bits_are_the_same_and_compiled_the_numbers(step, def
     args = arguments()
     traced = trace_step(step, *args)
     problem = Problem(graph=traced.graph, rates=Target("h200").rates)
-    plan = follow(problem, keeping(Offload(prefetch=prefetch), default)).plan
+    plan = plan_from_policy(problem, keeping(Offload(prefetch=prefetch), default)).plan
     assert any(isinstance(decision, Offload) for decision in plan.decisions.values())
     flat = jax.tree.leaves(args)
     expected = run_one_by_one(jax.make_jaxpr(step)(*args), *flat)
@@ -171,7 +171,7 @@ def test_where_nobody_chooses_copies_stay_within_the_turn():
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
-        (nested, r"loops in one another \(2 x 2 turns\) would make a stack of stacks"),
+        (with_tiled_loops, r"loops in one another \(2 x 2 turns\) would make a stack of stacks"),
         (functools.partial(scanned, unroll=2), r"unrolled \(unroll=2\)"),
         (functools.partial(scanned, unroll=LAYERS), r"unrolled \(unroll=4\)"),
         (
@@ -189,7 +189,7 @@ def test_what_xla_cannot_place_on_the_host_is_refused_with_what_to_do_instead(st
 
 
 @needs_gpu
-@pytest.mark.parametrize("step", [nested, functools.partial(scanned, unroll=2)])
+@pytest.mark.parametrize("step", [with_tiled_loops, functools.partial(scanned, unroll=2)])
 def test_it_is_refused_because_the_compiler_fails_on_it(step):
     """Of JAX's own policy too. Where this passes one day, `jaxckpt.schedule.validate` may let it through."""
     with pytest.raises(jaxckpt.CompileError, match="INTERNAL"):

@@ -6,7 +6,7 @@ import pytest
 
 from jaxckpt.cost import fuse, replay
 from jaxckpt.cost.roofline import price
-from jaxckpt.ir import Kind, Phase, Plan
+from jaxckpt.ir import GraphPlan, Kind, Phase
 from jaxckpt.schedule import schedule
 from jaxckpt.schedule.layout import Orders
 from jaxckpt.trace import trace_step
@@ -83,7 +83,7 @@ def test_what_is_turned_is_in_memory_and_rows_that_lie_apart_are_not_held(swappe
 def test_the_turned_product_is_alive_beside_the_scores_as_float32(swapped, straight):
     def peak_bytes(graph):
         prices = price(graph, RATES)
-        laid_out = schedule(graph, Plan(fingerprint=""))
+        laid_out = schedule(graph, GraphPlan(fingerprint=""))
         return replay(graph, laid_out, fusion=fuse(graph), prices=prices, rates=RATES).peak_bytes
 
     assert peak_bytes(swapped) - peak_bytes(straight) >= SCORES_BYTES

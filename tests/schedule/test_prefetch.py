@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxckpt.ir import Loop, Offload, Phase, Plan, Recompute, Save
+from jaxckpt.ir import GraphPlan, Loop, Offload, Phase, Recompute, Save
 from jaxckpt.schedule import Barrier, Move, Run, schedule
 from jaxckpt.schedule.prefetch import is_ahead
 from jaxckpt.schedule.validate import why_not_on_host
@@ -14,7 +14,7 @@ from tests.schedule.test_schedule import droppable
 
 
 def plan_of(graph, decisions, stages):
-    return Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
+    return GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
 
 
 def told(laid_out):
@@ -53,7 +53,7 @@ def test_without_prefetch_a_value_comes_back_for_its_own_stage():
 def test_layers_are_counted_where_a_plan_has_them_and_the_way_out_by_itself():
     graph = chain(4)
     decisions = {1: Offload(prefetch=0, leave=1), 2: Recompute(), 3: Recompute()}
-    plan = Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=(0,), layers=(0, 1, 2, 3, 4))
+    plan = GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=(0,), layers=(0, 1, 2, 3, 4))
     steps = told(schedule(graph, plan))
     assert steps.index("out 1") < steps.index("leave [2, 1]") < steps.index("2")
     assert steps.index("back 1") < steps.index("1*")  # one stage asks for all of it at once

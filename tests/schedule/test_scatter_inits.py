@@ -1,6 +1,6 @@
 """What the zeros of a scatter wait for, each case on the smallest graph that has it."""
 
-from jaxckpt.ir import Phase, Plan, Recompute
+from jaxckpt.ir import GraphPlan, Phase, Recompute
 from jaxckpt.schedule import Run, schedule
 from jaxckpt.schedule.scatter_inits import waits_of_zeros
 from tests.graphs import Builder
@@ -78,7 +78,7 @@ def test_only_a_plan_that_computes_again_holds_zeros_back():
     graph, hidden, product, zeros, _ = scattering()
 
     def awaited(**decisions):
-        plan = Plan(fingerprint=graph.fingerprint, decisions=decisions.get("decisions", {}), stages=(0,))
+        plan = GraphPlan(fingerprint=graph.fingerprint, decisions=decisions.get("decisions", {}), stages=(0,))
         return [step.after for step in schedule(graph, plan).steps if isinstance(step, Run) and zeros in step.writes]
 
     assert awaited(decisions={hidden: Recompute()}) == [product]

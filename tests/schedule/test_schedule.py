@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxckpt._errors import GraphError
-from jaxckpt.ir import Phase, Plan, Recompute, Save, residuals
+from jaxckpt.ir import GraphPlan, Phase, Recompute, Save, residuals
 from jaxckpt.schedule import Barrier, Run, schedule
 from tests.graphs import Builder, chain, graphs
 
 
 def plan_of(graph, *, drop=(), save=(), stages=(0,)):
     decisions = {v: Recompute() for v in drop} | {v: Save() for v in save}
-    return Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
+    return GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
 
 
 def told(schedule_):
@@ -41,7 +41,7 @@ def planned(draw):
     forward = [op.id for op in graph.ops if op.phase is Phase.FORWARD]
     stages = sorted({0, *draw(st.lists(st.sampled_from(forward), max_size=4))})
     decisions = {v: d for v, d in choices.items() if d is not None}
-    return graph, Plan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
+    return graph, GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
 
 
 def test_a_chain_that_drops_one_value_computes_it_again_before_its_reader():
@@ -277,6 +277,6 @@ def test_what_waits_for_a_stage_is_kept_anyway(case):
 def test_a_plan_that_drops_nothing_changes_nothing(case):
     graph, plan = case
     kept = {v: d for v, d in plan.decisions.items() if isinstance(d, Save)}
-    laid_out = schedule(graph, Plan(fingerprint=plan.fingerprint, decisions=kept, stages=plan.stages))
+    laid_out = schedule(graph, GraphPlan(fingerprint=plan.fingerprint, decisions=kept, stages=plan.stages))
     assert [step.op for step in laid_out.steps] == [op.id for op in graph.ops]
     assert laid_out.outputs == graph.outputs

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxckpt.ir import Phase
-from jaxckpt.schedule import excerpt
+from jaxckpt.schedule import induced_subgraph
 from tests.graphs import Builder, chain, graphs
 
 
@@ -13,7 +13,7 @@ from tests.graphs import Builder, chain, graphs
 def test_any_ops_of_a_step_make_a_valid_step(graph, data):
     ops = sorted(data.draw(st.sets(st.integers(0, len(graph.ops) - 1), min_size=1)))
     given_values = data.draw(st.sets(st.sampled_from([v.id for v in graph.values])))
-    taken = excerpt(graph, ops, given_values)
+    taken = induced_subgraph(graph, ops, given_values)
     taken.graph.validate()
     assert [op.primitive for op in taken.graph.ops[taken.first :]] == [graph.ops[op].primitive for op in ops]
     for i, op in enumerate(ops, taken.first):
@@ -26,10 +26,10 @@ def test_any_ops_of_a_step_make_a_valid_step(graph, data):
 
 def test_layers_of_a_model_have_one_form():
     graph = chain(12)
-    first, second = (excerpt(graph, range(i, i + 3), ()) for i in (3, 6))
+    first, second = (induced_subgraph(graph, range(i, i + 3), ()) for i in (3, 6))
     assert first.form == second.form
-    assert first.form != excerpt(graph, range(3, 7), ()).form
-    assert first.form != excerpt(graph, range(3, 6), {graph.ops[2].writes[0]}).form
+    assert first.form != induced_subgraph(graph, range(3, 7), ()).form
+    assert first.form != induced_subgraph(graph, range(3, 6), {graph.ops[2].writes[0]}).form
 
 
 @pytest.mark.parametrize("change", [{"size_bytes": 8}, {"flops": 2.0}, {"detail": "axis=1"}, {"phase": Phase.BACKWARD}])
@@ -38,7 +38,7 @@ def test_ops_that_differ_in_what_they_take_have_different_forms(change):
     first = build.op("sin", build.input(4), size_bytes=4)
     second = build.op("sin", first, **{"size_bytes": 4, **change})
     graph = build.graph(second)
-    assert excerpt(graph, (0,), ()).form != excerpt(graph, (1,), ()).form
+    assert induced_subgraph(graph, (0,), ()).form != induced_subgraph(graph, (1,), ()).form
 
 
 def test_what_the_backward_makes_for_others_is_returned():
@@ -47,6 +47,6 @@ def test_what_the_backward_makes_for_others_is_returned():
     y = build.op("cos", x, size_bytes=4, phase=Phase.BACKWARD)
     z = build.op("neg", y, size_bytes=4, phase=Phase.BACKWARD)
     graph = build.graph(z)
-    taken = excerpt(graph, (0, 1), ())
+    taken = induced_subgraph(graph, (0, 1), ())
     assert [taken.values[v] for v in taken.graph.outputs] == [y]
-    assert excerpt(graph, (0, 1, 2), ()).graph.outputs == (taken.graph.outputs[0] + 1,)
+    assert induced_subgraph(graph, (0, 1, 2), ()).graph.outputs == (taken.graph.outputs[0] + 1,)

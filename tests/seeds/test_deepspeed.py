@@ -11,7 +11,7 @@ import jaxckpt
 from jaxckpt.ir import Offload, Partition, Save
 from jaxckpt.machine import Target, targets
 from jaxckpt.policy import Match, Policy, Rule
-from jaxckpt.solve import Problem, follow
+from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import trace_step
 from tests.annotate.residuals import assert_same
 from tests.seeds.nets import W, X, again, exchanged, layers, regions, saved
@@ -49,7 +49,7 @@ def described(mesh=None):
 
 def decided(policy, *args):
     """What is decided about the named inputs, by layer."""
-    plan = follow(Problem(graph=(graph := trace_step(named, *args).graph), rates=RATES), policy).plan
+    plan = plan_from_policy(Problem(graph=(graph := trace_step(named, *args).graph), rates=RATES), policy).plan
     return [plan.decisions[v.id] for v in graph.values if v.name == "block_input" and v.id in plan.decisions]
 
 

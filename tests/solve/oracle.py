@@ -7,12 +7,12 @@ the last word on each, as it has for the solvers.
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from jaxckpt.ir import Plan
+from jaxckpt.ir import GraphPlan
 from jaxckpt.solve import Problem, solve
 from jaxckpt.solve.problem import decide
 
 
-def every_plan(problem: Problem) -> Iterator[Plan]:
+def every_plan(problem: Problem) -> Iterator[GraphPlan]:
     """All plans of a graph; some thousand for one of a dozen ops."""
     yield solve(problem, "none")
     first, *others = problem.graph.forward

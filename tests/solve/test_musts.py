@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxckpt.ir import Offload, Recompute, Save
 from jaxckpt.policy import Match, Policy, Rule
-from jaxckpt.solve import OptimalSolver, Problem, musts, solve
+from jaxckpt.solve import OptimalSolver, Problem, required_decisions, solve
 from tests.graphs import RATES, chain
 
 POLICY = Policy(
@@ -21,12 +21,12 @@ def problem(must=None):
 
 
 def test_rules_that_say_must_are_demanded_and_nothing_else():
-    must = musts(problem(), POLICY)
+    must = required_decisions(problem(), POLICY)
     assert set(must.values()) == {Save()}
     prefer = dataclasses.replace(POLICY, rules=tuple(dataclasses.replace(r, strength="prefer") for r in POLICY.rules))
-    assert musts(problem(), prefer) == {}
-    assert musts(problem(), Policy(default="recompute")) == {}
-    assert musts(problem(), None) == {}
+    assert required_decisions(problem(), prefer) == {}
+    assert required_decisions(problem(), Policy(default="recompute")) == {}
+    assert required_decisions(problem(), None) == {}
 
 
 @pytest.mark.parametrize("strategy", ["optimal", "full"])

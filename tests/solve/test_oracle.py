@@ -14,7 +14,7 @@ from tests.solve.oracle import every_plan, fastest, frontier
 
 TOLERANCE = 0.01
 """How much slower than the best plan the optimum may be."""
-PEERS = ("full", "every", "sqrt", "sqrt:greedy", "revolve", "rotor", "mincut:ilp", "mincut:dp")
+BASELINES = ("full", "every", "sqrt", "sqrt:greedy", "revolve", "rotor", "mincut:ilp", "mincut:dp")
 
 
 @cache
@@ -68,7 +68,7 @@ def chains(draw: st.DrawFn):
     return build.graph(cotangent)
 
 
-@given(chains(), st.sampled_from(PEERS), st.sampled_from([0.3, 0.5, 0.7, 0.9]))
+@given(chains(), st.sampled_from(BASELINES), st.sampled_from([0.3, 0.5, 0.7, 0.9]))
 @settings(max_examples=40)
 def test_the_optimum_is_never_slower_than_a_peer_at_its_memory(graph, strategy, share):
     problem = Problem(graph=graph, rates=RATES)

@@ -8,7 +8,7 @@ from jaxckpt.solve.silenced import quiet
 
 PROGRAM = """
 import os
-from jaxckpt.solve.quiet import quiet
+from jaxckpt.solve.silenced import quiet
 print("before")
 with quiet():
     os.write(1, b"from a library\\n")

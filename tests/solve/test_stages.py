@@ -84,8 +84,8 @@ def test_no_other_cut_under_the_limit_is_cheaper(pairs, limit):
 
     def cost(cut):
         edges = [*cut, len(needed)]
-        stretches = zip(edges, edges[1:], strict=False)
-        if any(sum(needed[i:j]) > limit and j - i > 1 for i, j in stretches):
+        loop_splits = zip(edges, edges[1:], strict=False)
+        if any(sum(needed[i:j]) > limit and j - i > 1 for i, j in loop_splits):
             return float("inf")
         return sum(crossing[i] + _CUT_BYTES for i in cut if i)
 

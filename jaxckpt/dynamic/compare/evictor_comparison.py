@@ -17,7 +17,7 @@ from jaxckpt._shown import Shown
 from jaxckpt.dynamic import Simulation, live_bytes, simulate
 from jaxckpt.dynamic.compare.unrolled_training import EVICTORS, memory_of, rule_as_run, trained_step
 from jaxckpt.dynamic.strategies import sweep_evicted
-from jaxckpt.ir import Plan
+from jaxckpt.ir import GraphPlan
 from jaxckpt.machine import Target
 from jaxckpt.solve import OptimalSolver, Problem
 
@@ -208,10 +208,10 @@ def _row(name: str, ratio: float, budget_bytes: int, found: Simulation) -> Evict
 
 
 def _plans(
-    name: str, problem: Problem, ratios: Sequence[float], budgets: Sequence[int], solve: Callable[[int], Plan]
+    name: str, problem: Problem, ratios: Sequence[float], budgets: Sequence[int], solve: Callable[[int], GraphPlan]
 ) -> list[EvictionRow]:
     """A row a budget for plans, which are given the bytes of temporaries that they may take."""
-    base_s = problem.predict(Plan(fingerprint=problem.graph.fingerprint)).step_s
+    base_s = problem.predict(GraphPlan(fingerprint=problem.graph.fingerprint)).step_s
     argument_bytes = problem.graph.argument_bytes  # results take the places of donated arguments
     rows = []
     for ratio, budget in zip(ratios, budgets, strict=True):
@@ -234,7 +234,7 @@ def _plans(
     return rows
 
 
-def _fastest(plans: Sequence[Plan], temp_bytes: int) -> Plan:
+def _fastest(plans: Sequence[GraphPlan], temp_bytes: int) -> GraphPlan:
     """The fastest that fits by its prediction; the smallest where none does."""
     fitting = [plan for plan in plans if plan.predicted.temp_bytes <= temp_bytes]
     if fitting:

@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxckpt._errors import ComparisonError
 from jaxckpt.dynamic import MEMORIES, Evictor, Memory, Mode, Program, Search, eager_seconds, evictor, program_from_graph
-from jaxckpt.dynamic.compare.kernel_program import training_of_kernels
+from jaxckpt.dynamic.kernel_program import training_of_kernels
 from jaxckpt.machine import Target
 from jaxckpt.solve import Problem
 from jaxckpt.trace import trace_step

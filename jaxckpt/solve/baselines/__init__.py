@@ -1,8 +1,8 @@
-"""Strategies of others, each a file that reads like its paper; all make the same `Plan`s from the same `Problem`s.
+"""Strategies of others, each a file that reads like its paper; all make the same `GraphPlan`s from the same `Problem`s.
 
 Read in this order: `chain` (a step as a sequence of stages), `every`, `sqrt`, `revolve`, `rotor` (which stages of a
 chain run again), `by_names`, `megatron`, `mindspore` (which values do), `knapsack`, `mincut` (PyTorch's partitioner),
-`checkmate` (all of it as one integer programme), `evicted` (what a rule of eviction would drop). `PEERS` is their
+`checkmate` (all of it as one integer programme), `evicted` (what a rule of eviction would drop). `BASELINES` is their
 table; docs/strategies.md shows it.
 """
 
@@ -11,7 +11,7 @@ from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 
-from jaxckpt.ir import Plan
+from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.baselines import mincut, mindspore
 from jaxckpt.solve.baselines.by_names import solve_dots, solve_dots_no_batch, solve_names
 from jaxckpt.solve.baselines.checkmate import solve_checkmate
@@ -26,7 +26,7 @@ from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.strategy import Solver, Strategy
 
 
-def _sweep_evicted(problem: Problem, *, evictor: str) -> Iterator[Plan]:
+def _sweep_evicted(problem: Problem, *, evictor: str) -> Iterator[GraphPlan]:
     """Plans of an evictor; the dynamic engine is loaded when they are asked for, so that planning never does."""
     yield from import_module("jaxckpt.dynamic.strategies").sweep_evicted(problem, evictor=evictor)
 
@@ -51,7 +51,7 @@ def _scope(text: str) -> Solver:
     return Solver(solve=partial(solve_megatron, scope=text))
 
 
-PEERS: Mapping[str, Strategy] = MappingProxyType(
+BASELINES: Mapping[str, Strategy] = MappingProxyType(
     {
         "every": Strategy(
             solver=Solver(solve=solve_every),
@@ -153,4 +153,4 @@ PEERS: Mapping[str, Strategy] = MappingProxyType(
 )
 """By the name that `strategy=` takes."""
 
-__all__ = ["PEERS"]
+__all__ = ["BASELINES"]

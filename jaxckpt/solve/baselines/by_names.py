@@ -9,23 +9,23 @@ Read after `jaxckpt.solve.policy_plan`.
 
 from dataclasses import replace
 
-from jaxckpt.ir import Plan, Save
+from jaxckpt.ir import GraphPlan, Save
 from jaxckpt.policy import Match, Policy, Rule, load_policy
-from jaxckpt.solve.policy_plan import follow
+from jaxckpt.solve.policy_plan import plan_from_policy
 from jaxckpt.solve.problem import Problem
 
 
-def solve_dots(problem: Problem) -> Plan:
+def solve_dots(problem: Problem) -> GraphPlan:
     """Keeps what every matrix product and convolution makes."""
     return _followed(problem, _where_there_are_any(load_policy("dots")))
 
 
-def solve_dots_no_batch(problem: Problem) -> Plan:
+def solve_dots_no_batch(problem: Problem) -> GraphPlan:
     """Keeps what products without batch dimensions make: those of activations with weights."""
     return _followed(problem, _where_there_are_any(load_policy("dots_no_batch")))
 
 
-def solve_names(problem: Problem, names: str = "*") -> Plan:
+def solve_names(problem: Problem, names: str = "*") -> GraphPlan:
     """Keeps the values that `checkpoint_name` names.
 
     Args:
@@ -39,8 +39,8 @@ def solve_names(problem: Problem, names: str = "*") -> Plan:
     return _followed(problem, Policy(name="names", default="recompute", rules=(rule,)))
 
 
-def _followed(problem: Problem, policy: Policy) -> Plan:
-    plan = follow(problem, policy).plan
+def _followed(problem: Problem, policy: Policy) -> GraphPlan:
+    plan = plan_from_policy(problem, policy).plan
     return problem.plan({**plan.decisions, **problem.must}, plan.stages, plan.strategy) if problem.must else plan
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from jaxckpt.ir import Decision, Plan, Recompute, Save
+from jaxckpt.ir import Decision, GraphPlan, Recompute, Save
 from jaxckpt.solve.full_recompute import find_blocks
 from jaxckpt.solve.problem import Problem, decide
 from jaxckpt.solve.stages import Stages, boundaries, crossing, members, needed_bytes
@@ -35,7 +35,7 @@ def chain(problem: Problem) -> Stages:
     return tuple(ops[i] for i in cuts)
 
 
-def segments(problem: Problem, starts: Stages, strategy: str) -> Plan:
+def segments(problem: Problem, starts: Stages, strategy: str) -> GraphPlan:
     """Keeps what crosses from segment to segment; of the last one everything, where that takes no more memory."""
     whole = decide(problem, boundaries(problem, starts), starts, strategy)
     return min(
@@ -44,29 +44,29 @@ def segments(problem: Problem, starts: Stages, strategy: str) -> Plan:
     )
 
 
-def recompute(problem: Problem, starts: Stages, again: Iterable[int], strategy: str) -> Plan:
+def recompute(problem: Problem, starts: Stages, again: Iterable[int], strategy: str) -> GraphPlan:
     """Computes some segments again, by their index; the others are left as they are."""
     graph, ops = problem.graph, members(problem.graph, starts)
     within = {v for k in again for op in ops[k] for v in graph.ops[op].writes}
     saved = boundaries(problem, starts)
     decisions: dict[int, Decision] = {v: Save() for v in saved}
-    decisions |= {v: Recompute() for v in _repeatable(problem, problem.late_read & within) - saved}
+    decisions |= {v: Recompute() for v in _repeatable(problem, problem.read_after_forward & within) - saved}
     return problem.plan({**decisions, **problem.must}, starts, strategy)
 
 
-def drop(problem: Problem, dropped: Iterable[int], stages: Stages, strategy: str) -> Plan:
+def drop(problem: Problem, dropped: Iterable[int], stages: Stages, strategy: str) -> GraphPlan:
     """Computes some values again, with all that is computed of them inside a kernel.
 
     What their kernels start from is kept, and pinned; the rest is left as it is.
     """
     graph, keeping = problem.graph, problem.must_keep | frozenset(problem.graph.outputs)
     gone = _repeatable(problem, dropped) - keeping
-    standing_on = {v for v in problem.late_read if not gone.isdisjoint(problem.fusion.sources[v])}
+    standing_on = {v for v in problem.read_after_forward if not gone.isdisjoint(problem.fusion.sources[v])}
     kernels = [kernel(problem, v) for v in sorted(gone | standing_on)]
     inside = {v for kernel in kernels for op in kernel.ops for v in graph.ops[op].writes}
     starts = frozenset(v for kernel in kernels for v in kernel.reads) - gone
     decisions: dict[int, Decision] = {v: Save() for v in starts & problem.worth_saving}
-    decisions |= {v: Recompute() for v in _repeatable(problem, problem.late_read & inside) - keeping - starts}
+    decisions |= {v: Recompute() for v in _repeatable(problem, problem.read_after_forward & inside) - keeping - starts}
     return problem.plan({**decisions, **problem.must}, stages, strategy)
 
 

@@ -28,7 +28,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from jaxckpt._errors import TooLargeError
-from jaxckpt.ir import Phase, Plan
+from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.solve.baselines.chain import chain, closed, kernel
 from jaxckpt.solve.full_recompute import solve_full
 from jaxckpt.solve.no_recompute import solve_none
@@ -73,7 +73,7 @@ class Solved:
     runs: tuple[frozenset[int], ...]
 
 
-def solve_checkmate(problem: Problem) -> Plan:
+def solve_checkmate(problem: Problem) -> GraphPlan:
     """Keeps what the programme keeps into the backward.
 
     Raises:

@@ -6,12 +6,12 @@ Source: Chen et al. 2016, "Training deep nets with sublinear memory cost" (arXiv
 Read after `chain`.
 """
 
-from jaxckpt.ir import Plan
+from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.baselines.chain import chain, segments
 from jaxckpt.solve.problem import Problem
 
 
-def solve_every(problem: Problem, k: int = 2) -> Plan:
+def solve_every(problem: Problem, k: int = 2) -> GraphPlan:
     """Keeps what crosses into every k-th stage of the chain.
 
     Args:

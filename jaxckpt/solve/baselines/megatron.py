@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import NoReturn
 
 from jaxckpt._errors import PolicyError
-from jaxckpt.ir import Graph, Kind, Phase, Plan, Trait
+from jaxckpt.ir import Graph, GraphPlan, Kind, Phase, Trait
 from jaxckpt.solve.baselines.chain import drop
 from jaxckpt.solve.problem import Problem
 
@@ -22,7 +22,7 @@ _MOST_OPS = 128
 """Between the products of one attention; what is longer is a stream that runs through the model."""
 
 
-def solve_megatron(problem: Problem, scope: str | None = None) -> Plan:
+def solve_megatron(problem: Problem, scope: str | None = None) -> GraphPlan:
     """Computes the core of each attention again, each on its own.
 
     Args:

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from jaxckpt.ir import Kind, Op, Phase, Plan, Trait
+from jaxckpt.ir import GraphPlan, Kind, Op, Phase, Trait
 from jaxckpt.solve.baselines.chain import chain, closed
 from jaxckpt.solve.baselines.knapsack import KNAPSACKS
 from jaxckpt.solve.problem import Problem, decide
@@ -39,7 +39,9 @@ _TWICE = 2
 """A value that no kernel writes costs a write and a read to keep."""
 
 
-def sweep_min_cut(problem: Problem, knapsack: str = "dp", fractions: Sequence[float] = _FRACTIONS) -> Iterator[Plan]:
+def sweep_min_cut(
+    problem: Problem, knapsack: str = "dp", fractions: Sequence[float] = _FRACTIONS
+) -> Iterator[GraphPlan]:
     """The plans of several memory fractions.
 
     Args:
@@ -52,7 +54,7 @@ def sweep_min_cut(problem: Problem, knapsack: str = "dp", fractions: Sequence[fl
         yield decide(problem, saved | problem.must_keep, closed(problem, stages, saved), "mincut")
 
 
-def solve_min_cut(problem: Problem, knapsack: str, fraction: float) -> Plan:
+def solve_min_cut(problem: Problem, knapsack: str, fraction: float) -> GraphPlan:
     """The plan of one memory fraction, whatever the budget."""
     (plan,) = sweep_min_cut(problem, knapsack, (fraction,))
     return plan
@@ -159,7 +161,7 @@ class Partitioner:
         capacity = self._capacities()
         edges = [(node, node + 1, capacity.get(v, _ENDLESS)) for v, node in nodes.items()]
         edges += [(0, nodes[v], _ENDLESS) for v in banned & nodes.keys()]
-        edges += [(nodes[v] + 1, 1, _ENDLESS) for v in problem.late_read & nodes.keys()]
+        edges += [(nodes[v] + 1, 1, _ENDLESS) for v in problem.read_after_forward & nodes.keys()]
         for v in nodes:
             for reader in graph.readers[v]:
                 edges += [(nodes[v] + 1, nodes[w], _ENDLESS) for w in graph.ops[reader].writes if w in nodes]
@@ -186,7 +188,7 @@ class Partitioner:
         return {v: max(1, int(size / unit)) for v, size in weight.items()}
 
     def _distances(self) -> dict[int, int]:
-        graph, late = self.problem.graph, self.problem.late_read
+        graph, late = self.problem.graph, self.problem.read_after_forward
         distance: dict[int, int] = {}
         for op in reversed(graph.ops):
             if op.phase is not Phase.FORWARD:

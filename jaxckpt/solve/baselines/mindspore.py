@@ -17,7 +17,7 @@ from functools import partial
 
 from jaxckpt._errors import BudgetError
 from jaxckpt._units import parse_bytes
-from jaxckpt.ir import Kind, Phase, Plan
+from jaxckpt.ir import GraphPlan, Kind, Phase
 from jaxckpt.solve.baselines.chain import chain, drop, kernel
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.strategy import Solver
@@ -27,7 +27,7 @@ _NOT_FUSED = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.SCATTER, Kind.BARRIE
 _ENDLESS = 2**62
 
 
-def solve_mindspore(problem: Problem, increment_bytes: int = DEFAULT_BYTES, peak_bytes: int = 0) -> Plan:
+def solve_mindspore(problem: Problem, increment_bytes: int = DEFAULT_BYTES, peak_bytes: int = 0) -> GraphPlan:
     """Computes again what frees more than a threshold.
 
     Args:

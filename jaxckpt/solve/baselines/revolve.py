@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from functools import cache
 from math import comb
 
-from jaxckpt.ir import Plan
+from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.baselines.chain import chain, segments
 from jaxckpt.solve.problem import Problem
 
 _COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 
 
-def sweep_revolve(problem: Problem) -> Iterator[Plan]:
+def sweep_revolve(problem: Problem) -> Iterator[GraphPlan]:
     """Plans that keep the snapshots of the first sweep, from one to as many as there are stages."""
     stages = chain(problem)
     sweeps = dict.fromkeys(first_sweep(len(stages), c) for c in _COUNTS if c <= len(stages))

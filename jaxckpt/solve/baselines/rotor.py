@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxckpt.ir import Phase, Plan
+from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.solve.baselines.chain import chain, recompute
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import crossing, members, needed_bytes
@@ -50,7 +50,7 @@ class Link:
     backward_over: int = 0
 
 
-def sweep_rotor(problem: Problem) -> Iterator[Plan]:
+def sweep_rotor(problem: Problem) -> Iterator[GraphPlan]:
     """Plans of stages that keep everything, and segments that keep their input and run again whole."""
     stages = chain(problem)
     links = _links(problem, stages)

@@ -11,7 +11,7 @@ Complexity: linear in stages for each b. Read after `chain`.
 from collections.abc import Iterator
 from math import isqrt, sqrt
 
-from jaxckpt.ir import Plan
+from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.baselines.chain import chain, segments
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import crossing, members, needed_bytes
@@ -19,14 +19,14 @@ from jaxckpt.solve.stages import crossing, members, needed_bytes
 _SWEPT = 9
 
 
-def solve_sqrt(problem: Problem) -> Plan:
+def solve_sqrt(problem: Problem) -> GraphPlan:
     """Keeps what crosses between about sqrt(n) segments of equally many stages."""
     stages = chain(problem)
     count = max(1, isqrt(len(stages) - 1) + 1)
     return segments(problem, tuple(stages[k * len(stages) // count] for k in range(count)), "sqrt")
 
 
-def solve_sqrt_greedy(problem: Problem) -> Plan:
+def solve_sqrt_greedy(problem: Problem) -> GraphPlan:
     """Keeps what crosses between greedy segments, of the byte budget b that needs least memory."""
     stages = chain(problem)
     plans = (segments(problem, tuple(stages[k] for k in starts), "sqrt") for starts in _swept(problem, stages))

@@ -10,7 +10,7 @@ Read after `stages`. Complexity: a fixed number of op runs, whatever the graph; 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxckpt.ir import Plan, Save
+from jaxckpt.ir import GraphPlan, Save
 from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import Stages, boundaries
 
@@ -29,7 +29,7 @@ class _State:
     untouched: frozenset[int]
 
 
-def polish(problem: Problem, plan: Plan, temp_budget_bytes: int | None, *, share: float = 1.0) -> Plan:
+def polish(problem: Problem, plan: GraphPlan, temp_budget_bytes: int | None, *, share: float = 1.0) -> GraphPlan:
     """The plan after all single changes that make it better.
 
     Args:
@@ -69,7 +69,7 @@ _Rank = tuple[float, float, list[int]]
 """Less is better: bytes over the budget, then seconds, then all that is alive, the most first."""
 
 
-def _judged(problem: Problem, state: _State, strategy: str, temp_budget_bytes: int | None) -> tuple[Plan, _Rank]:
+def _judged(problem: Problem, state: _State, strategy: str, temp_budget_bytes: int | None) -> tuple[GraphPlan, _Rank]:
     """The plan of a state with its rank; without a budget seconds do not count."""
     decisions = decisions_saving(problem, state.saved, state.untouched)
     plan, replay = problem.planned(decisions, state.stages, strategy)
@@ -79,18 +79,18 @@ def _judged(problem: Problem, state: _State, strategy: str, temp_budget_bytes: i
     return plan, (max(0, replay.peak_bytes - temp_budget_bytes), replay.step_s, alive)
 
 
-def _state(problem: Problem, plan: Plan) -> _State:
+def _state(problem: Problem, plan: GraphPlan) -> _State:
     return _State(
         saved=frozenset(v for v, decision in plan.decisions.items() if isinstance(decision, Save)),
         stages=plan.stages,
-        untouched=problem.late_read - frozenset(plan.decisions) - problem.graph.results,
+        untouched=problem.read_after_forward - frozenset(plan.decisions) - problem.graph.results,
     )
 
 
 def _changes(problem: Problem, state: _State) -> Iterator[_State]:
     """All states one step away: the largest values first, cuts in order."""
     saved, stages, untouched = state.saved, state.stages, state.untouched
-    larger = sorted(problem.worth_saving & problem.needed, key=lambda v: (-problem.graph.held_bytes(v), v))
+    larger = sorted(problem.worth_saving & problem.needed, key=lambda v: (-problem.graph.residual_bytes(v), v))
     for value in larger:
         if value in saved and value not in problem.must_keep:
             yield _State(saved=saved - {value}, stages=stages, untouched=untouched)

@@ -27,7 +27,7 @@ from operator import le
 
 from jaxckpt.ir import Phase
 from jaxckpt.schedule import Run
-from jaxckpt.schedule.validate import of_turns, why_not_on_host
+from jaxckpt.schedule.validate import loop_values, why_not_on_host
 from jaxckpt.solve.optimal.options import Option
 from jaxckpt.solve.optimal.shard_options import in_shards
 from jaxckpt.solve.optimal.stage_problem import Cut
@@ -131,7 +131,7 @@ def companions(
     for edge in dict.fromkeys((frozenset[int](), frozenset(filter(may_leave, boundary)))):
         for away in (edge.union(inner[:count]) for count in counts):
             if away:
-                away_bytes = sum(map(graph.held_bytes, away))
+                away_bytes = sum(map(graph.residual_bytes, away))
                 yield replace(option, away=away, away_bytes=away_bytes, saved_bytes=option.saved_bytes - away_bytes)
 
 
@@ -153,8 +153,8 @@ def link_of(cut: Cut, options: Sequence[Sequence[Option]]) -> Link:
 
 def _copy_s(problem: Problem, option: Option) -> float:
     """Seconds of an option's copies outside of loops, one way."""
-    outside = option.away - of_turns(problem.graph)
-    return sum(map(problem.graph.held_bytes, outside)) / problem.rates.host_bandwidth_bytes_per_s
+    outside = option.away - loop_values(problem.graph)
+    return sum(map(problem.graph.residual_bytes, outside)) / problem.rates.host_bandwidth_bytes_per_s
 
 
 def _leaving(problem: Problem, before: int | None) -> Callable[[int], bool]:

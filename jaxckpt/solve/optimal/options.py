@@ -33,7 +33,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from jaxckpt.schedule import Run
-from jaxckpt.schedule.validate import of_turns
+from jaxckpt.schedule.validate import loop_values
 from jaxckpt.solve.optimal.stage_problem import Alone, Cut
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.silenced import quiet
@@ -127,7 +127,7 @@ def _solved(stage: Alone, most: int) -> tuple[Option, ...]:
 
 def _moved(option: Option, like: Alone, stage: Alone) -> Option:
     """The option of a stage as one of another stage of the same structure."""
-    position, values = like.excerpt.position, stage.excerpt.values
+    position, values = like.induced_subgraph.position, stage.induced_subgraph.values
     saved, untouched = (frozenset(values[position[v]] for v in some) for some in (option.saved, option.untouched))
     return replace(option, saved=saved, untouched=untouched)
 
@@ -138,8 +138,8 @@ def _untouched(stage: Alone, shape: StageShape) -> Iterator[Option]:
     residuals = frozenset(shape.values[i] for i in shape.needed) - problem.must.keys()
     if residuals:
         candidates = frozenset(shape.values[i] for i, _ in shape.candidates)
-        stacked = candidates & of_turns(problem.graph) & problem.needed & problem.fusion.materialised
-        waiting_bytes = sum(map(problem.graph.held_bytes, stage.waiting(residuals) | stacked))
+        stacked = candidates & loop_values(problem.graph) & problem.needed & problem.fusion.materialised
+        waiting_bytes = sum(map(problem.graph.residual_bytes, stage.waiting(residuals) | stacked))
         yield Option(saved=frozenset(), saved_bytes=waiting_bytes, recompute_s=0.0, untouched=residuals)
 
 
@@ -157,9 +157,9 @@ def stage_shape(stage: Alone) -> StageShape:
     return StageShape(
         ops=ops,
         values=values,
-        candidates=tuple((i, graph.held_bytes(v)) for v, i in candidates.items()),
+        candidates=tuple((i, graph.residual_bytes(v)) for v, i in candidates.items()),
         pin_s=tuple(seconds.pins.get(graph.producer[v] or 0, 0.0) for v in candidates),
-        needed=tuple(i for v, i in inside.items() if v in problem.late_read),
+        needed=tuple(i for v, i in inside.items() if v in problem.read_after_forward),
         reads=tuple(tuple(sorted({inside[v] for v in graph.ops[op].reads if v in inside})) for op in ops),
         producer=tuple(k for k, op in enumerate(ops) for _ in graph.ops[op].writes),
         again_s=tuple(seconds.again.get(op, 0.0) for op in ops),
@@ -190,11 +190,11 @@ def _in_context(stage: Alone) -> _Seconds:
 
 def _by_op(stage: Alone, kept: frozenset[int]) -> dict[tuple[int, bool], float]:
     """Seconds of each of the stage's forward ops, and of its copy, if it keeps `kept`."""
-    replayed, first = stage.replay(kept), stage.excerpt.first
+    replayed, first = stage.replay(kept), stage.induced_subgraph.first
     found = {}
     for step, seconds in zip(replayed.steps, replayed.seconds, strict=True):
         if isinstance(step, Run) and step.op >= first:
-            found[stage.excerpt.ops[step.op - first], step.again] = seconds
+            found[stage.induced_subgraph.ops[step.op - first], step.again] = seconds
     own = frozenset(stage.ops)
     return {key: seconds for key, seconds in found.items() if key[0] in own}
 
@@ -202,7 +202,7 @@ def _by_op(stage: Alone, kept: frozenset[int]) -> dict[tuple[int, bool], float]:
 def _wanted(problem: Problem, ops: tuple[int, ...], there: frozenset[int]) -> tuple[int, ...]:
     """Those ops of a stage whose results can be wanted again."""
     graph = problem.graph
-    wanted = {v for op in ops for v in graph.ops[op].writes if v in problem.late_read and v not in there}
+    wanted = {v for op in ops for v in graph.ops[op].writes if v in problem.read_after_forward and v not in there}
     kept = []
     for op in reversed(ops):
         if any(v in wanted for v in graph.ops[op].writes):
@@ -217,7 +217,7 @@ def _option(problem: Problem, shape: StageShape, kept: tuple[int, ...]) -> Optio
     pin_s = sum(s for (i, _), s in zip(shape.candidates, shape.pin_s, strict=True) if i in kept)
     return Option(
         saved=saved,
-        saved_bytes=sum(map(problem.graph.held_bytes, saved)),
+        saved_bytes=sum(map(problem.graph.residual_bytes, saved)),
         recompute_s=sum(shape.again_s[k] for k in again) + pin_s,
     )
 

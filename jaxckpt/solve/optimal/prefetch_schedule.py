@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
 
-from jaxckpt.ir import Decision, Graph, Offload, Plan, Save
-from jaxckpt.schedule import Run, settle
+from jaxckpt.ir import Decision, Graph, GraphPlan, Offload, Save
+from jaxckpt.schedule import Run, decisions_with_axes
 from jaxckpt.schedule.partition import sent_bytes
 from jaxckpt.schedule.prefetch import asking_layer, first_touches, is_ahead
 from jaxckpt.solve.problem import Problem
@@ -41,7 +41,7 @@ def timed(
     *,
     queued: bool = False,
     limit_bytes: int | None = None,
-) -> Plan:
+) -> GraphPlan:
     """A plan whose copies have as much time as they need.
 
     Args:
@@ -56,8 +56,8 @@ def timed(
     Returns:
       The plan, without a prediction: each `Offload` says how many layers its copies may take.
     """
-    decisions = settle(problem.graph, decisions)
-    plan = Plan(fingerprint=problem.graph.fingerprint, decisions=decisions, stages=stages)
+    decisions = decisions_with_axes(problem.graph, decisions)
+    plan = GraphPlan(fingerprint=problem.graph.fingerprint, decisions=decisions, stages=stages)
     plan = _turned(problem, plan, limit_bytes or 0)
     moved = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and not _is_of_turn(problem.graph, v)}
     if not moved:
@@ -75,7 +75,7 @@ def _is_of_turn(graph: Graph, value: int) -> bool:
     return made is not None and graph.ops[made].loop is not None
 
 
-def _turned(problem: Problem, plan: Plan, limit_bytes: int) -> Plan:
+def _turned(problem: Problem, plan: GraphPlan, limit_bytes: int) -> GraphPlan:
     """The plan with all said of values that loops' turns make: whether they are moved a turn ahead."""
     graph = problem.graph
     turned = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and _is_of_turn(graph, v)}
@@ -116,7 +116,7 @@ class _Clock:
     touched: Mapping[int, int]
 
     @classmethod
-    def of(cls, problem: Problem, plan: Plan) -> "_Clock":
+    def of(cls, problem: Problem, plan: GraphPlan) -> "_Clock":
         stay = {v: Save() if isinstance(d, Offload) else d for v, d in plan.decisions.items()}
         replayed = problem.replay(replace(plan, decisions=stay))
         began_s = accumulate(replayed.seconds, initial=0.0)

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from jaxckpt.ir import Partition
-from jaxckpt.schedule import settled
-from jaxckpt.schedule.validate import of_turns
+from jaxckpt.schedule import partition_with_axes
+from jaxckpt.schedule.validate import loop_values
 from jaxckpt.solve.optimal.options import Option
 from jaxckpt.solve.problem import Problem
 
@@ -49,7 +49,7 @@ def in_shards(problem: Problem, option: Option, boundary: frozenset[int] = froze
     counts = sorted({len(inner) * step // _STEPS for step in range(_STEPS + 1)} | ({1} if inner else set()))
     # What a loop's turns make is cut where the stage is tried, also where it crosses into the next one.
     crossing = boundary.intersection(cuts)
-    elsewhere = crossing - of_turns(graph)
+    elsewhere = crossing - loop_values(graph)
     for edge in dict.fromkeys((frozenset[int](), crossing)):
         for shards in (edge.union(inner[:count]) for count in counts):
             if shards:
@@ -69,14 +69,14 @@ def partition_of(problem: Problem, value: int) -> Partition | None:
         return None
     if graph.values[value].size_bytes < _MIN_BYTES:
         return None
-    found = settled(graph, value, Partition())
+    found = partition_with_axes(graph, value, Partition())
     return found if isinstance(found, Partition) else None
 
 
 def _spared_bytes(problem: Problem, value: int, cut: Partition) -> int:
     """What a value takes less as shards, of all turns."""
-    held_bytes = problem.graph.held_bytes(value)
-    return held_bytes - held_bytes // problem.graph.axis_size(cut.axis or "")
+    residual_bytes = problem.graph.residual_bytes(value)
+    return residual_bytes - residual_bytes // problem.graph.axis_size(cut.axis or "")
 
 
 def _moved_s(problem: Problem, cuts: Iterable[tuple[int, Partition]]) -> float:
@@ -86,6 +86,6 @@ def _moved_s(problem: Problem, cuts: Iterable[tuple[int, Partition]]) -> float:
         whole_bytes = graph.values[value].size_bytes
         part_bytes = whole_bytes // graph.axis_size(cut.axis or "")
         kernel_s = rates.launch_s + (whole_bytes + part_bytes) / rates.memory_bandwidth_bytes_per_s
-        turns = max(1, graph.held_bytes(value) // max(1, whole_bytes))
+        turns = max(1, graph.residual_bytes(value) // max(1, whole_bytes))
         total_s += turns * (2 * kernel_s + rates.exchange_s(whole_bytes - part_bytes))
     return total_s

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from jaxckpt.ir import Offload, Plan, Save
+from jaxckpt.ir import GraphPlan, Offload, Save
 from jaxckpt.solve.full_recompute import Floor, Floors, find_layers
 from jaxckpt.solve.no_recompute import solve_none
 from jaxckpt.solve.optimal.compose import compose, least_seconds
@@ -58,10 +58,10 @@ class OptimalSolver:
         self._staged: dict[Stages, tuple[_Staged, ...]] = {}
         self._known: Known = {}
         self._tried: Tried = {}
-        self._solved: dict[Plan, None] = {}
+        self._solved: dict[GraphPlan, None] = {}
         """Plans for budgets so far: more memory never gives a slower plan."""
 
-    def solve(self, temp_budget_bytes: int | None, *, unplanned: bool = True) -> Plan:
+    def solve(self, temp_budget_bytes: int | None, *, unplanned: bool = True) -> GraphPlan:
         """The fastest plan whose predicted temporaries fit, else the one of least memory.
 
         The step as it is is the fastest, but for loops: to stack what a body makes can take longer than to make it
@@ -95,7 +95,7 @@ class OptimalSolver:
         bounds_s = [plan.predicted.bound_s for plan in plans if plan.predicted.bound_s is not None]
         return _bounded(best, min(bounds_s, default=None))
 
-    def rival(self, plan: Plan, temp_budget_bytes: int) -> Plan | None:
+    def rival(self, plan: GraphPlan, temp_budget_bytes: int) -> GraphPlan | None:
         """The fastest plan so far within a budget that cuts the step otherwise than another one; None if there is none.
 
         Args:
@@ -105,14 +105,14 @@ class OptimalSolver:
         others = (each for each in self._fitting(temp_budget_bytes) if each.stages != plan.stages)
         return min(others, key=lambda each: each.predicted.step_s, default=None)
 
-    def _fitting(self, temp_budget_bytes: int | None) -> list[Plan]:
+    def _fitting(self, temp_budget_bytes: int | None) -> list[GraphPlan]:
         """Plans so far within a budget."""
         if temp_budget_bytes is None:
             return list(self._solved)
         return [plan for plan in self._solved if plan.predicted.temp_bytes <= temp_budget_bytes]
 
     @cached_property
-    def smallest(self) -> Plan:
+    def smallest(self) -> GraphPlan:
         """The plan of least predicted memory."""
         limit_bytes = _PROMISING * min(plan.predicted.temp_bytes for plan in self._lowest)
         polished = (
@@ -122,7 +122,7 @@ class OptimalSolver:
         return min(polished, key=lambda plan: plan.predicted.temp_bytes)
 
     @cached_property
-    def last_resorts(self) -> tuple[Plan, ...]:
+    def last_resorts(self) -> tuple[GraphPlan, ...]:
         """Plans to try before giving up.
 
         The smallest one, that of most stages, full recomputation, plans of other cuts that are as small as far as the
@@ -140,18 +140,18 @@ class OptimalSolver:
         return tuple(dict.fromkeys((smallest, *finer, floors[0].plan, *others, coarsest.plan)))
 
     @cached_property
-    def _lowest(self) -> tuple[Plan, ...]:
+    def _lowest(self) -> tuple[GraphPlan, ...]:
         """For each of the cuts that promise least memory the plan of least memory."""
         return (*self._of_low_floors, *self._of_low_bounds)
 
     @cached_property
-    def _of_low_floors(self) -> tuple[Plan, ...]:
+    def _of_low_floors(self) -> tuple[GraphPlan, ...]:
         """For each of the cuts of lowest floors the plan of least memory."""
         lowest = self.floors.within(_PROMISING)[:_LOWEST]
         return tuple(self._least(staged) for floor in lowest for staged in self._options_of(floor))
 
     @cached_property
-    def _of_low_bounds(self) -> tuple[Plan, ...]:
+    def _of_low_bounds(self) -> tuple[GraphPlan, ...]:
         """The same for the other cuts of lowest bounds.
 
         Where much is computed again together, to keep some of it takes less memory than to keep nothing; so a low bound
@@ -189,7 +189,7 @@ class OptimalSolver:
                     self._staged[stages] = (*self._staged[stages], moving)
         return self._staged[stages]
 
-    def _composed(self, staged: _Staged, budget_bytes: int | None) -> Plan:
+    def _composed(self, staged: _Staged, budget_bytes: int | None) -> GraphPlan:
         """The best combination of a cut's options; the one of least memory where none fits.
 
         Where the composition counts too little it is made again with less, where it counts far too much (what stands
@@ -197,7 +197,7 @@ class OptimalSolver:
         """
         _, options, seen, link = staged
         limit_bytes = sys.maxsize if budget_bytes is None else budget_bytes
-        fitting: Plan | None = None
+        fitting: GraphPlan | None = None
         too_large_bytes: int | None = None
         for _ in range(_ROUNDS):
             chosen = compose(options, seen, budget_bytes=limit_bytes, link=link)
@@ -224,7 +224,7 @@ class OptimalSolver:
                 limit_bytes = min(limit_bytes - 1, budget_bytes - misjudged_bytes)
         return fitting or self._least(staged)
 
-    def _with_bound(self, staged: _Staged, chosen: Sequence[int], plan: Plan, budget_bytes: int) -> Plan:
+    def _with_bound(self, staged: _Staged, chosen: Sequence[int], plan: GraphPlan, budget_bytes: int) -> GraphPlan:
         """A plan with the least that a combination within the budget takes."""
         _, options, seen, link = staged
         least_s = least_seconds(options, seen, budget_bytes=budget_bytes, link=link)
@@ -232,12 +232,12 @@ class OptimalSolver:
         misjudged_s = plan.predicted.step_s - seen.step_s(chosen) - stall_s
         return _bounded(plan, None if least_s is None else least_s + misjudged_s)
 
-    def _least(self, staged: _Staged) -> Plan:
+    def _least(self, staged: _Staged) -> GraphPlan:
         chosen = compose(staged[1], staged[2], budget_bytes=None, link=staged[3])
         assert chosen is not None, "without a limit there is always a combination"
         return self._plan(staged, chosen)
 
-    def _plan(self, staged: _Staged, chosen: Sequence[int], budget_bytes: int | None = None) -> Plan:
+    def _plan(self, staged: _Staged, chosen: Sequence[int], budget_bytes: int | None = None) -> GraphPlan:
         stages, options, *_ = staged
         taken = [stage[k] for stage, k in zip(options, chosen, strict=True)]
         saved = boundaries(self.problem, stages).union(*(option.saved for option in taken))
@@ -256,12 +256,12 @@ class OptimalSolver:
         return find_layers(self.floors)
 
 
-def _bounded(plan: Plan, bound_s: float | None) -> Plan:
+def _bounded(plan: GraphPlan, bound_s: float | None) -> GraphPlan:
     if bound_s is None:
         return plan
     return replace(plan, prediction=replace(plan.predicted, bound_s=min(bound_s, plan.predicted.step_s)))
 
 
-def solve_optimal(problem: Problem) -> Plan:
+def solve_optimal(problem: Problem) -> GraphPlan:
     """The cheapest plan within the problem's budget; see the module's docstring."""
     return OptimalSolver(problem).solve(problem.temp_budget_bytes)

@@ -150,6 +150,6 @@ def _columns(stage: Alone, change: Changes, steps: Sequence[Step]) -> list[int]:
     columns, last = [], 0
     for step in steps:
         if isinstance(step, Run):
-            last = change.place.get((stage.excerpt.op_position.get(step.op, -1), step.again), last)
+            last = change.place.get((stage.induced_subgraph.op_position.get(step.op, -1), step.again), last)
         columns.append(last)
     return columns

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from jaxckpt.cost import Replay
-from jaxckpt.ir import Offload, Partition, Phase, Plan, Save
-from jaxckpt.schedule import Excerpt, Run, excerpt, settled
-from jaxckpt.schedule.validate import of_turns, why_not_on_host
+from jaxckpt.ir import GraphPlan, Offload, Partition, Phase, Save
+from jaxckpt.schedule import Run, Subgraph, induced_subgraph, partition_with_axes
+from jaxckpt.schedule.validate import loop_values, why_not_on_host
 from jaxckpt.solve.optimal.active_stage import Labels, label
 from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import Stages, boundaries, members, stage_index
@@ -34,7 +34,7 @@ class Alone:
     """
 
     problem: Problem
-    excerpt: Excerpt
+    induced_subgraph: Subgraph
     ops: tuple[int, ...]
     saved: frozenset[int]
     chained: int
@@ -44,18 +44,26 @@ class Alone:
     def key(self) -> tuple[object, ...]:
         """Equal for stages of one step that have the same options, place by place."""
         problem = self.problem
-        sets = (self.saved, problem.worth_saving, problem.late_read, problem.needed, problem.fusion.materialised)
+        sets = (
+            self.saved,
+            problem.worth_saving,
+            problem.read_after_forward,
+            problem.needed,
+            problem.fusion.materialised,
+        )
         results, rows = problem.graph.results, problem.fusion.rules.of_rows
-        marks = tuple(tuple(v in some for some in (*sets, results, rows)) for v in self.excerpt.values)
-        musts = tuple((i, problem.must[v]) for i, v in enumerate(self.excerpt.values) if v in problem.must)
-        return self.excerpt.form, len(self.ops), self.chained, marks, musts
+        marks = tuple(tuple(v in some for some in (*sets, results, rows)) for v in self.induced_subgraph.values)
+        required_decisions = tuple(
+            (i, problem.must[v]) for i, v in enumerate(self.induced_subgraph.values) if v in problem.must
+        )
+        return self.induced_subgraph.form, len(self.ops), self.chained, marks, required_decisions
 
     @cached_property
     def own(self) -> Problem:
         """The excerpt as a step to plan."""
-        position, must = self.excerpt.position, self.problem.must
+        position, must = self.induced_subgraph.position, self.problem.must
         return Problem(
-            graph=self.excerpt.graph,
+            graph=self.induced_subgraph.graph,
             rates=self.problem.rates,
             whole=False,
             must={position[v]: decision for v, decision in must.items() if v in position},
@@ -65,9 +73,9 @@ class Alone:
         """Positions of those of some values that wait on the host while the stage is at work: what turns make."""
         if not away:
             return frozenset()
-        graph, position = self.excerpt.graph, self.excerpt.position
-        inside = frozenset(position[v] for v in away if v in position) & of_turns(graph)
-        return frozenset(v for v in inside if v >= self.excerpt.given and why_not_on_host(graph, v) is None)
+        graph, position = self.induced_subgraph.graph, self.induced_subgraph.position
+        inside = frozenset(position[v] for v in away if v in position) & loop_values(graph)
+        return frozenset(v for v in inside if v >= self.induced_subgraph.given and why_not_on_host(graph, v) is None)
 
     def cut(self, kept: Collection[int], shards: Collection[int]) -> frozenset[int]:
         """Positions of those of some values that wait as shards while the stage is at work.
@@ -77,22 +85,24 @@ class Alone:
         """
         if not shards:
             return frozenset()
-        graph, position = self.excerpt.graph, self.excerpt.position
+        graph, position = self.induced_subgraph.graph, self.induced_subgraph.position
         own = frozenset(position[v] for v in frozenset(shards).intersection(kept) - self.saved if v in position)
-        turned = frozenset(position[v] for v in shards if v in position) & of_turns(graph)
-        return frozenset(v for v in own | turned if v >= self.excerpt.given)
+        turned = frozenset(position[v] for v in shards if v in position) & loop_values(graph)
+        return frozenset(v for v in own | turned if v >= self.induced_subgraph.given)
 
     def waiting(self, untouched: Collection[int]) -> frozenset[int]:
         """What the stage leaves for its backward besides its boundary, if nothing is decided about some residuals.
 
         Loops' turns leave stacks, which are no buffers of a replay: these are not in it.
         """
-        ops, replayed = self.excerpt.graph.ops, self.replay((), untouched)
+        ops, replayed = self.induced_subgraph.graph.ops, self.replay((), untouched)
         late = (isinstance(step, Run) and ops[step.op].phase is not Phase.FORWARD for step in replayed.steps)
         first = next((i for i, is_late in enumerate(late) if is_late), len(replayed.steps))
         made = (v for op in self.ops for v in self.problem.graph.ops[op].writes)
         alive = {v for v in replayed.alive_at(first) if replayed.births[v] < first}
-        return frozenset(v for v in made if self.excerpt.position[v] in alive) & self.problem.needed - self.saved
+        return (
+            frozenset(v for v in made if self.induced_subgraph.position[v] in alive) & self.problem.needed - self.saved
+        )
 
     def replay(
         self,
@@ -106,18 +116,18 @@ class Alone:
         Of those that are away, what loops' turns make is on the host, the rest still on the device. Of those that wait
         as shards, what crosses into the next stage is still whole.
         """
-        position = self.excerpt.position
+        position = self.induced_subgraph.position
         saved = frozenset(position[v] for v in (*kept, *self.saved) if v in position)
         free = frozenset(position[v] for v in untouched if v in position)
         turning, cut = self.turning(away), self.cut(kept, shards)
         asked = saved, free, turning, cut
         if asked not in self.replayed:
             decisions = decisions_saving(self.own, saved, free)
-            decisions.update((v, decisions.get(v, Save())) for v in range(self.excerpt.given))
+            decisions.update((v, decisions.get(v, Save())) for v in range(self.induced_subgraph.given))
             decisions.update(dict.fromkeys(turning, Offload(prefetch=0)))
-            decisions.update((v, settled(self.excerpt.graph, v, Partition())) for v in cut)
-            stages = (0, self.excerpt.first + self.chained)
-            self.replayed[asked] = self.own.replay(Plan(fingerprint="", decisions=decisions, stages=stages))
+            decisions.update((v, partition_with_axes(self.induced_subgraph.graph, v, Partition())) for v in cut)
+            stages = (0, self.induced_subgraph.first + self.chained)
+            self.replayed[asked] = self.own.replay(GraphPlan(fingerprint="", decisions=decisions, stages=stages))
         return self.replayed[asked]
 
 
@@ -150,14 +160,14 @@ def take_apart(problem: Problem, stages: Stages, nothing: Replay | None = None) 
     """
     graph, fixed = problem.graph, boundaries(problem, stages)
     if nothing is None:
-        nothing = problem.replay(Plan(fingerprint="", decisions=decisions_saving(problem, fixed), stages=stages))
+        nothing = problem.replay(GraphPlan(fingerprint="", decisions=decisions_saving(problem, fixed), stages=stages))
     labels = label(problem, stages, nothing.steps)
     home = stage_index(graph, stages)
     late: list[set[int]] = [set() for _ in stages]
     for step, (_, stage) in zip(nothing.steps, labels.of_steps, strict=True):
         if isinstance(step, Run) and graph.ops[step.op].phase is Phase.BACKWARD:
             late[stage].add(step.op)
-    for value in problem.late_read - fixed:
+    for value in problem.read_after_forward - fixed:
         made = graph.producer[value]
         if made is not None and made in home:
             late[home[made]].update(r for r in graph.readers[value] if graph.ops[r].phase is not Phase.FORWARD)
@@ -166,8 +176,8 @@ def take_apart(problem: Problem, stages: Stages, nothing: Replay | None = None) 
     alone = []
     for ops, later in zip(members(graph, stages), late, strict=True):
         chained = _chained(problem, ops, there)
-        taken = excerpt(graph, sorted({*chained, *ops, *later}), there)
-        alone.append(Alone(problem=problem, excerpt=taken, ops=ops, saved=fixed, chained=len(chained)))
+        taken = induced_subgraph(graph, sorted({*chained, *ops, *later}), there)
+        alone.append(Alone(problem=problem, induced_subgraph=taken, ops=ops, saved=fixed, chained=len(chained)))
     return Cut(problem=problem, stages=stages, nothing=nothing, labels=labels, alone=tuple(alone))
 
 

@@ -125,7 +125,7 @@ def test_rotor_without_a_limit_runs_everything_once_and_never_gains_from_less_me
     assert optimum(links, memory=less) >= optimum(links, memory=less + 1)
 
 
-def stretches(length: int):
+def loop_splits(length: int):
     """Every way to split a chain into stretches that run again or keep everything, the last one not again."""
     for cuts in product([False, True], repeat=length - 1):
         edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), length]
@@ -157,7 +157,7 @@ def cost(links, chosen, memory) -> float:
 )
 def test_no_other_choice_of_stages_is_faster_than_rotors(sizes, memory):
     links = [Link(forward_s=f, backward_s=f, input=i, kept=k) for f, i, k in sizes]
-    best = min(cost(links, chosen, memory) for chosen in stretches(len(links)))
+    best = min(cost(links, chosen, memory) for chosen in loop_splits(len(links)))
     chosen = choices(links, memory)
     assert (inf if chosen is None else cost(links, chosen, memory)) == best
     if chosen is not None:

@@ -38,7 +38,7 @@ def test_exact_knapsacks_are_as_good_as_every_set_and_greedy_fits(pairs, percent
 def separates(partitioner: Partitioner, kept: frozenset[int], banned: frozenset[int]) -> bool:
     """Whether the backward follows from what is kept without any run of what is banned."""
     graph, problem = partitioner.problem.graph, partitioner.problem
-    pending, seen = [v for v in problem.late_read if v not in kept], set()
+    pending, seen = [v for v in problem.read_after_forward if v not in kept], set()
     while pending:
         value = pending.pop()
         if value in seen or value in kept or value in partitioner.free:

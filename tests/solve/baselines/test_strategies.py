@@ -44,7 +44,7 @@ def test_plans_of_any_strategy_can_be_laid_out_and_decide_only_what_exists(graph
 @given(graphs(), st.sampled_from(QUICK), st.data())
 def test_every_strategy_keeps_to_what_must_be(graph, strategy, data):
     free = Problem(graph=graph, rates=RATES)
-    values = sorted(v for v in free.late_read & free.worth_saving if not graph.ops[graph.producer[v]].effects)
+    values = sorted(v for v in free.read_after_forward & free.worth_saving if not graph.ops[graph.producer[v]].effects)
     if not values or strategy == "none":
         return
     value, decision = data.draw(st.sampled_from(values)), data.draw(st.sampled_from([Save(), Recompute()]))

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 from hypothesis import given
 
-from jaxckpt.ir import Plan
+from jaxckpt.ir import GraphPlan
 from jaxckpt.schedule import schedule
 from jaxckpt.solve import Problem, boundaries
 from jaxckpt.solve.optimal.options import StageShape, _again, stage_options, stage_shape
@@ -38,12 +38,12 @@ def test_the_last_option_leaves_a_stage_as_it_stands():
         for options in stage_options(take_apart(problem, stages)):
             *others, last = options
             if last.untouched:
-                assert last.untouched <= problem.late_read
+                assert last.untouched <= problem.read_after_forward
                 assert not last.saved
             assert not any(option.untouched for option in others)
     everywhere = frozenset().union(*(options[-1].untouched for options in stage_options(take_apart(problem, stages))))
     plan = decide(problem, boundaries(problem, stages), stages, "optimal", everywhere)
-    assert schedule(graph, plan).steps == schedule(graph, Plan(fingerprint="")).steps
+    assert schedule(graph, plan).steps == schedule(graph, GraphPlan(fingerprint="")).steps
 
 
 @given(graphs(most_ops=8))

@@ -31,8 +31,8 @@ def chosen(asked, decision=None, layers=16):
 @pytest.mark.parametrize(("copies_of_layers", "expected"), [(0.5, 1), (1.5, 2), (2.5, 3)])
 def test_a_copy_may_take_the_fewest_layers_that_are_long_enough(copies_of_layers, expected):
     made = chosen(problem(copies_of_layers=copies_of_layers))[2]
-    assert made.ahead == expected
-    assert made.behind in (expected - 1, expected)  # its own layer helps to hide the copy out
+    assert made.load_distance == expected
+    assert made.store_distance in (expected - 1, expected)  # its own layer helps to hide the copy out
 
 
 def test_no_copy_may_take_more_than_a_quarter_of_the_layers():
@@ -55,5 +55,5 @@ def test_a_plan_that_offloads_nothing_is_left_alone():
 @given(st.floats(0.1, 50), st.integers(0, 5))
 def test_nothing_is_waited_for_behind_the_end(copies_of_layers, leave):
     made = chosen(problem(8, copies_of_layers=copies_of_layers), Offload(leave=leave), layers=8)
-    ends = [home + 1 + decision.behind for home, decision in enumerate(made)]
+    ends = [home + 1 + decision.store_distance for home, decision in enumerate(made)]
     assert all(end <= 8 for end in ends)

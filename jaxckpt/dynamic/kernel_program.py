@@ -22,7 +22,7 @@ def program_of_kernels(problem: Problem) -> "Program":
       which what DTE adds to costs and times is nothing, as meant. Arguments are not in it: they are always there.
       Results are kept at the end, and have no bytes.
     """
-    from jaxckpt.dynamic.compare.kernel_calls import KernelCalls  # numba is behind it: a second
+    from jaxckpt.dynamic.kernel_calls import KernelCalls  # numba is behind it: a second
 
     return KernelCalls(problem, with_arguments=False).program()
 
@@ -38,7 +38,7 @@ def training_of_kernels(problem: Problem, *, steps: int) -> "Program":
       Calls as of `program_of_kernels`. Arguments are constants; a result takes over the memory of the donated argument
       whose place it takes, where its kernel is the last to read that.
     """
-    from jaxckpt.dynamic.compare.kernel_calls import KernelCalls
+    from jaxckpt.dynamic.kernel_calls import KernelCalls
     from jaxckpt.dynamic.training import state_of, trained
 
     kernels = KernelCalls(problem, with_arguments=True)

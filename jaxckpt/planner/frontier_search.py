@@ -103,7 +103,7 @@ def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
     )
 
 
-def _asked(planner: Planner, points: int) -> Iterator[ir.Plan]:
+def _asked(planner: Planner, points: int) -> Iterator[ir.GraphPlan]:
     """The model's plans from the smallest to the fastest, each faster than those before."""
     solver, nesting = planner.solver, planner.nesting
     with collector_paused():
@@ -116,7 +116,7 @@ def _asked(planner: Planner, points: int) -> Iterator[ir.Plan]:
             plans += [nesting.solve(budget, unplanned=False) for budget in budgets]
         plans.append(fastest)
     by_size = sorted(dict.fromkeys(plans), key=lambda p: (p.predicted.total_bytes, p.predicted.step_s))
-    best: list[ir.Plan] = []
+    best: list[ir.GraphPlan] = []
     for plan in by_size:
         if not best or plan.predicted.step_s < best[-1].predicted.step_s:
             best.append(plan)
@@ -128,7 +128,7 @@ def _spread(low: int, high: int, count: int) -> list[int]:
     return [low + (high - low) * i // count for i in range(count)]
 
 
-def _of_the_largest_gap(known: dict[ir.Plan, Candidate], asked: Sequence[ir.Plan]) -> ir.Plan | None:
+def _of_the_largest_gap(known: dict[ir.GraphPlan, Candidate], asked: Sequence[ir.GraphPlan]) -> ir.GraphPlan | None:
     """The plan nearest to the middle of the two neighbours that span most memory times time; None if all are known."""
     ends = sorted((plan for plan in asked if plan in known), key=lambda p: p.predicted.total_bytes)
     inner = [(gap, plan) for gap in pairwise([asked[0], *ends]) for plan in asked if _is_inside(plan, gap, known)]
@@ -140,12 +140,14 @@ def _of_the_largest_gap(known: dict[ir.Plan, Candidate], asked: Sequence[ir.Plan
     return min(within, key=lambda plan: abs(plan.predicted.total_bytes - middle))
 
 
-def _is_inside(plan: ir.Plan, gap: tuple[ir.Plan, ir.Plan], known: dict[ir.Plan, Candidate]) -> bool:
+def _is_inside(
+    plan: ir.GraphPlan, gap: tuple[ir.GraphPlan, ir.GraphPlan], known: dict[ir.GraphPlan, Candidate]
+) -> bool:
     low, high = (end.predicted.total_bytes for end in gap)
     return plan not in known and low <= plan.predicted.total_bytes <= high
 
 
-def _area(low: ir.Plan, high: ir.Plan) -> float:
+def _area(low: ir.GraphPlan, high: ir.GraphPlan) -> float:
     one, other = low.predicted, high.predicted
     return (other.total_bytes - one.total_bytes) * abs(one.step_s - other.step_s)
 
@@ -179,7 +181,7 @@ class _Offset:
     off_s: float
 
 
-def _expected(asked: Sequence[ir.Plan], compiled: Sequence[Candidate]) -> Iterator[ExpectedPoint]:
+def _expected(asked: Sequence[ir.GraphPlan], compiled: Sequence[Candidate]) -> Iterator[ExpectedPoint]:
     """What plans that were not compiled should take, within the compiled ends and as monotone as they are."""
     offsets = sorted((_offset(c) for c in compiled), key=lambda each: each.predicted_bytes)
     known = {candidate.plan for candidate in compiled}

@@ -97,7 +97,7 @@ class _Trial:
         self.plan: Plan | None = None
 
     @cached_property
-    def resorts(self) -> tuple[ir.Plan, ...]:
+    def resorts(self) -> tuple[ir.GraphPlan, ...]:
         """Plans of least memory, the smallest by prediction first."""
         resorts = *self.planner.solver.last_resorts, *self.planner.nested_resorts
         return tuple(sorted(resorts, key=lambda plan: plan.predicted.temp_bytes))
