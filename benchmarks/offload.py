@@ -113,7 +113,12 @@ def shown(called: str, footprint: Footprint | None, planner: Planner) -> dict[st
         "step_s": footprint.step_s,
         "stall_s": stall_s(memory, rates),
         **{
-            way: {"copies": h.copies, "size_bytes": h.size_bytes, "hidden_bytes": h.hidden_bytes, "whole": h.whole}
+            way: {
+                "copies": h.copies,
+                "size_bytes": h.size_bytes,
+                "hidden_bytes": h.hidden_bytes,
+                "whole": h.fully_hidden,
+            }
             for way, h in ways.items()
         },
     }

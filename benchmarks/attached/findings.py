@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.attached.planning import kernels_of_rows
 from benchmarks.attached.questions import BY_HAND, NONE, OFFLOAD
+from benchmarks.attached.regression import RateFit, TimedStep, calibration_from_fit, estimated_s, fit_rates
 from jaxckpt import Target
-from jaxckpt.calibration import Fit, TimedStep, calibration_from_fit, estimated_s, fit_rates
 from jaxckpt.cost import Rates
 from jaxckpt.machine import Calibration, calibration_from_toml
 
@@ -114,7 +114,7 @@ class Estimates:
     steps: tuple[TimedStep, ...]
     shipped: tuple[float, ...]
     calibrated: tuple[float, ...]
-    fit: Fit | None
+    fit: RateFit | None
 
     @property
     def fitted(self) -> tuple[float, ...]:

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 
 from benchmarks.attached.questions import BUDGETS, BY_HAND, LEAST, NONE, OFFLOAD, OFFLOAD_POLICY, Group
+from benchmarks.attached.regression import seconds_by_class
 from benchmarks.attached.store import Store
 from benchmarks.frontier import NAMED, by_hand, peak_by_role
 from benchmarks.models import MODELS, TrainingStep
 from benchmarks.models.blocks import naming
 from jaxckpt import InfeasibleBudgetError, Plan, Planner, Target, load_policy
-from jaxckpt.calibration import seconds_by_class
 from jaxckpt.compiler import Footprint, footprint
 from jaxckpt.hlo import Kernel
 from jaxckpt.ir import Offload

@@ -20,7 +20,7 @@ import numpy as np
 _ROUND_S = 1e-4
 """What one round of a loop should take at least; its counter is a kernel of some 2 microseconds."""
 
-Link = Callable[[Any], Any]
+ChainLink = Callable[[Any], Any]
 """From what is carried to what is carried: one repetition."""
 
 
@@ -43,7 +43,7 @@ class Probe:
     unit: str
     work: float
     guess_s: float
-    link: Link
+    link: ChainLink
     start: Callable[[], Any]
 
     @property
@@ -172,7 +172,7 @@ def matmul(speeds: Speeds, dtype: str, rows: int, depth: int, width: int) -> Pro
 
 
 def _passes(
-    speeds: Speeds, what: str, shape: tuple[int, int], dtype: str, passes: float, link: Link, start: Any = None
+    speeds: Speeds, what: str, shape: tuple[int, int], dtype: str, passes: float, link: ChainLink, start: Any = None
 ) -> Probe:
     """A probe of kernels that are bound by memory, by how many times they go over an array."""
     size_bytes = shape[0] * shape[1] * jnp.dtype(dtype).itemsize

@@ -28,7 +28,7 @@ from jaxckpt.machine import Calibration, Measured, Target
 _CHAIN_S = 0.01
 """What one chain should take: long beside the start of a program."""
 
-Progress = Callable[[str], None]
+ProgressCallback = Callable[[str], None]
 """Told what is being done, a short sentence at a time."""
 
 
@@ -36,7 +36,7 @@ def calibrate(
     *,
     seconds: float = 75.0,
     small: bool | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
     clock: Clock = time.perf_counter,
 ) -> Calibration:
     """Measures how fast the attached device is: products by type and size, memory, launches, the link to the host.
@@ -102,7 +102,7 @@ class _Session:
 
     device: Any
     small: bool
-    say: Progress
+    say: ProgressCallback
     clock: Clock
     seconds: float
     failures: list[str] = field(default_factory=list)

@@ -10,7 +10,7 @@ import typer
 from jaxckpt._errors import OutOfMemoryTextError
 from jaxckpt.cli.console import Shell
 from jaxckpt.oom.out_of_memory import OutOfMemory, read_out_of_memory
-from jaxckpt.oom.remedies import budget_bytes, findings, remedies, sort_buffers
+from jaxckpt.oom.remedies import classify_buffers, diagnoses, program_budget_bytes, remedies
 from jaxckpt.report import oom_report, print_report
 
 
@@ -30,14 +30,14 @@ def explain_oom(
 def oom_data(data: OutOfMemory) -> dict[str, Any]:
     """A message, its causes and remedies as plain data."""
     plain = dataclasses.asdict(data)
-    for buffer, sort in zip(plain["buffers"], sort_buffers(data.buffers), strict=True):
-        buffer["sort"] = sort
+    for buffer, kind in zip(plain["buffers"], classify_buffers(data.buffers), strict=True):
+        buffer["sort"] = kind
     return plain | {
         "available_bytes": data.available_bytes,
         "shortfall_bytes": data.shortfall_bytes,
         "need_bytes": data.need_bytes,
-        "budget_bytes": budget_bytes(data),
-        "findings": [dataclasses.asdict(finding) for finding in findings(data)],
+        "budget_bytes": program_budget_bytes(data),
+        "findings": [dataclasses.asdict(diagnosis) for diagnosis in diagnoses(data)],
         "remedies": [dataclasses.asdict(remedy) for remedy in remedies(data)],
     }
 

@@ -1,7 +1,7 @@
 """The proof: compile a step for a target and read what XLA says that it takes.
 
 Read in this order: `figures` (what it takes), `placement` (arguments on the target), `flat_step` (a step as flat
-arrays), `compile` (the compiler's answer), `program` (what its text adds), `refusals` (what it means when it
+arrays), `compile` (the compiler's answer), `program` (what its text adds), `failures` (what it means when it
 says no), `dump` (where it writes what it decided), `footprint` (all of it in one line), `file`.
 """
 

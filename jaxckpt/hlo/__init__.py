@@ -1,9 +1,10 @@
-"""What XLA wrote about a compiled program, read into plain data; no jax.
+"""XLA's dumps of a compiled program, read into plain data; no jax.
 
-Read in this order: `memory` (the data: kernels, buffers, allocations), `schema` (XLA's messages), `program` (who reads
-what, in which order), `origin` and `provenance` (where an instruction came from), `lifetimes`, `roles`, `work` (what it
-computes and moves), `crossings` (what it copies between device and host), `read` (all of it put together), `time` (an
-estimate of seconds), `transfers` (what hides the copies), `plain` (what is kept in files).
+Read in this order: `memory` (the data: kernels, buffers, allocations), `schema` (XLA's messages), `program` (def-use
+chains and the schedule), `origin` and `provenance` (where an instruction came from), `live_ranges`, `buffer_roles`,
+`instruction_cost` (FLOPs and bytes moved), `host_copies` (copies between device and host), `read` (all of it put
+together), `roofline` (an estimate of seconds), `transfers` (overlap of the copies with kernels), `serialize` (the form
+that is kept in files).
 """
 
 from jaxckpt.hlo.memory import (

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from jaxckpt.hlo.memory import Allocation, Part, Role, Space, Use
-from jaxckpt.hlo.program import Program
+from jaxckpt.hlo.program import HloProgram
 from jaxckpt.hlo.provenance import Provenance, Provenances
 from jaxckpt.hlo.shapes import HOST_SPACE, element_count
 
@@ -17,31 +17,31 @@ _EARLY = frozenset({Part.FORWARD, Part.BACKWARD, Part.RECOMPUTE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Consumers:
     """What happens to a value: the parts of the step that read it, and whether the step returns it."""
 
     parts: frozenset[Part]
     returned: bool
 
 
-def argument_role(allocation: Allocation, reading: Reading) -> Role:
+def argument_role(allocation: Allocation, consumers: Consumers) -> Role:
     """What an argument is for."""
     if not allocation.donated:
         return Role.INPUT
-    return Role.PARAMETER if reading.parts & _EARLY else Role.OPTIMIZER_STATE
+    return Role.PARAMETER if consumers.parts & _EARLY else Role.OPTIMIZER_STATE
 
 
 def temporary_role(
-    program: Program,
+    program: HloProgram,
     id_: int,
     *,
     allocation: Allocation,
     provenance: Provenance,
-    reading: Reading,
+    consumers: Consumers,
     elements: int,
     logits: Collection[int],
     is_first: bool,
-    is_late: bool,
+    is_after_forward: bool,
 ) -> Role:
     """What a buffer between arguments and results is for.
 
@@ -50,25 +50,25 @@ def temporary_role(
       id_: The instruction that makes it.
       allocation: Where it lies.
       provenance: Where it came from.
-      reading: What happens to it.
+      consumers: Parts of the step that read it, and whether the step returns it.
       elements: How many it has.
       logits: The element count of the logits, if there are any.
       is_first: Whether it is the first result of its instruction.
-      is_late: Whether it is made after the backward pass has begun.
+      is_after_forward: True if it is made after the backward pass has begun.
     """
     instruction = program.instructions[id_]
     if allocation.space is Space.HOST or _reaches_host(program, id_):
         return Role.HOST_COPY
     if program.is_collective(id_):
         return Role.COLLECTIVE
-    if instruction.opcode == "custom-call" and not is_first and not reading.parts:
+    if instruction.opcode == "custom-call" and not is_first and not consumers.parts:
         return Role.WORKSPACE
     if elements in logits and provenance.part in _EARLY:
         return Role.LOGITS
-    return _by_part(provenance.part, reading, is_late)
+    return _by_part(provenance.part, consumers, is_after_forward)
 
 
-def _reaches_host(program: Program, id_: int) -> bool:
+def _reaches_host(program: HloProgram, id_: int) -> bool:
     """Whether an instruction copies to host memory or from it; a TPU copies to its chip in the same way."""
     instruction = program.instructions[id_]
     if instruction.opcode not in ("copy", "copy-start"):
@@ -78,21 +78,21 @@ def _reaches_host(program: Program, id_: int) -> bool:
     return any(shape.layout.memory_space == HOST_SPACE for shape in shapes)
 
 
-def _by_part(part: Part, reading: Reading, is_late: bool) -> Role:
+def _by_part(part: Part, consumers: Consumers, is_after_forward: bool) -> Role:
     match part:
         case Part.FORWARD:
-            return Role.RESIDUAL if reading.parts & _LATE and not is_late else Role.ACTIVATION
+            return Role.RESIDUAL if consumers.parts & _LATE and not is_after_forward else Role.ACTIVATION
         case Part.RECOMPUTE:
             return Role.ACTIVATION
         case Part.BACKWARD:
-            return Role.GRADIENT if reading.returned or Part.UPDATE in reading.parts else Role.COTANGENT
+            return Role.GRADIENT if consumers.returned or Part.UPDATE in consumers.parts else Role.COTANGENT
         case Part.UPDATE:
             return Role.UPDATE
         case _:
             return Role.OTHER
 
 
-def logits_elements(program: Program, provenances: Provenances) -> frozenset[int]:
+def logits_elements(program: HloProgram, provenances: Provenances) -> frozenset[int]:
     """The element count of the logits: what the last product of the forward pass makes, if that widens its operand.
 
     Returns:
@@ -114,7 +114,7 @@ def logits_elements(program: Program, provenances: Provenances) -> frozenset[int
     return frozenset()
 
 
-def _reads_parameter(program: Program, id_: int) -> bool:
+def _reads_parameter(program: HloProgram, id_: int) -> bool:
     """Whether a kernel reads an argument of the program, perhaps converted or copied: scores of attention do not."""
     for operand in program.instructions[id_].operand_ids:
         while len(program.instructions[operand].operand_ids) == 1:

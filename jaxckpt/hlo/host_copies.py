@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxckpt.hlo.memory import Transfer
-from jaxckpt.hlo.program import Program
+from jaxckpt.hlo.program import HloProgram
 from jaxckpt.hlo.shapes import array_at, shape_bytes
 
 _HANDS_ON = frozenset({"parameter", "bitcast", "copy", "reshape", "constant"})
@@ -21,14 +21,14 @@ _HANDS_ON = frozenset({"parameter", "bitcast", "copy", "reshape", "constant"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crossing:
+class HostCopy:
     """What one instruction copies, and which way."""
 
     size_bytes: int
     to_host: bool
 
 
-class Crossings:
+class HostCopies:
     """The copies of a program.
 
     Args:
@@ -36,7 +36,7 @@ class Crossings:
       is_host: Whether an array of this shape, with its layout, lies in host memory.
     """
 
-    def __init__(self, program: Program, is_host: Callable[[Any], bool]):
+    def __init__(self, program: HloProgram, is_host: Callable[[Any], bool]):
         self._program = program
         self._is_host = is_host
         self._async_done = {
@@ -48,7 +48,7 @@ class Crossings:
             called: id_ for id_ in self._async_done for called in program.instructions[id_].called_computation_ids
         }
 
-    def of(self, id_: int) -> Crossing | None:
+    def of(self, id_: int) -> HostCopy | None:
         """What a kernel copies between device and host; None where it does anything else."""
         instruction = self._program.instructions[id_]
         if instruction.opcode == "copy-start":
@@ -66,26 +66,26 @@ class Crossings:
         """All copies, in the order in which they start."""
         program = self._program
         for id_ in program.kernels:
-            crossing = self.of(id_)
-            if crossing is not None:
+            copy = self.of(id_)
+            if copy is not None:
                 starts = program.position[id_]
                 yield Transfer(
-                    size_bytes=crossing.size_bytes,
-                    to_host=crossing.to_host,
+                    size_bytes=copy.size_bytes,
+                    to_host=copy.to_host,
                     starts=starts,
                     ends=max(starts, self._ends(id_)),
                     count=program.count[id_],
                 )
 
-    def _slice(self, instruction: Any) -> Crossing | None:
+    def _slice(self, instruction: Any) -> HostCopy | None:
         if instruction.opcode == "dynamic-slice":
             return self._crossing(shape_bytes(instruction.shape), self._operand(instruction, 0), instruction.shape)
         update = self._operand(instruction, 1)
         return self._crossing(shape_bytes(update), update, instruction.shape)
 
-    def _crossing(self, size_bytes: int, read: Any, made: Any) -> Crossing | None:
+    def _crossing(self, size_bytes: int, read: Any, made: Any) -> HostCopy | None:
         leaves, arrives = self._is_host(read), self._is_host(made)
-        return None if leaves == arrives else Crossing(size_bytes=size_bytes, to_host=arrives)
+        return None if leaves == arrives else HostCopy(size_bytes=size_bytes, to_host=arrives)
 
     def _ends(self, id_: int) -> int:
         """The position of the first kernel that runs after a copy is done."""

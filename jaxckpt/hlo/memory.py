@@ -350,12 +350,12 @@ def backward_position(kernels: Sequence[Kernel]) -> int:
     The first kernel of it behind nearly all of the forward's traffic: constants of the backward, such as the ones that
     the loss is multiplied with, are often written much earlier.
     """
-    late = (Part.BACKWARD, Part.RECOMPUTE)
+    after_forward = (Part.BACKWARD, Part.RECOMPUTE)
     ahead_bytes = _NEARLY_ALL * sum(k.traffic_bytes * k.count for k in kernels if k.part is Part.FORWARD)
     for at, kernel in enumerate(kernels):
         if kernel.part is Part.FORWARD:
             ahead_bytes -= kernel.traffic_bytes * kernel.count
-        elif kernel.part in late and ahead_bytes <= 0:
+        elif kernel.part in after_forward and ahead_bytes <= 0:
             return at
     return len(kernels)
 

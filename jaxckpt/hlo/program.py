@@ -20,11 +20,11 @@ _NO_WORK = frozenset(
 )  # fmt: skip
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 
-Place = tuple[int, tuple[int, ...]]
+ValueId = tuple[int, tuple[int, ...]]
 """A value: the id of an instruction, and the index of an array in its (possibly nested) tuple."""
 
 
-class Program:
+class HloProgram:
     """Questions to a module, answered once.
 
     Attributes:
@@ -78,7 +78,7 @@ class Program:
                 users[operand].append(id_)
         return users
 
-    def readers(self, place: Place) -> tuple[frozenset[int], bool]:
+    def readers(self, value: ValueId) -> tuple[frozenset[int], bool]:
         """Who reads a value.
 
         Returns:
@@ -86,8 +86,8 @@ class Program:
         """
         readers: set[int] = set()
         returned = False
-        seen = {place}
-        pending = [place]
+        seen = {value}
+        pending = [value]
         while pending:
             id_, index = pending.pop()
             if self._is_result(id_):
@@ -105,9 +105,9 @@ class Program:
         for called in self.instructions[id_].called_computation_ids:
             yield from self.computations[called].instructions
 
-    def defining(self, place: Place) -> Any:
+    def defining(self, value: ValueId) -> Any:
         """The instruction that computes a value: inside a fusion that makes several, the one of this result."""
-        id_, index = place
+        id_, index = value
         instruction = self.instructions[id_]
         if instruction.opcode != "fusion" or not instruction.called_computation_ids:
             return instruction
@@ -173,7 +173,7 @@ class Program:
                 return int(instruction.id)
         return None
 
-    def _onward(self, id_: int, index: tuple[int, ...]) -> Iterator[tuple[int, Place | None]]:
+    def _onward(self, id_: int, index: tuple[int, ...]) -> Iterator[tuple[int, ValueId | None]]:
         """For each use of a value the user, and where the user hands it on to; None where it reads it."""
         for user in self.users[id_]:
             instruction = self.instructions[user]
@@ -199,7 +199,7 @@ class Program:
             for caller in self._callers.get(computation, ()):
                 yield from self._out_of(caller, index)
 
-    def _out_of(self, caller: int, index: tuple[int, ...]) -> Iterator[tuple[int, Place | None]]:
+    def _out_of(self, caller: int, index: tuple[int, ...]) -> Iterator[tuple[int, ValueId | None]]:
         """Where the result of a computation is found by those that run it."""
         if self.instructions[caller].opcode == "async-start":
             for user in self.users[caller]:
@@ -210,7 +210,7 @@ class Program:
         if self.instructions[caller].opcode == "while":
             yield from self._to_parameters(caller, 0, index)
 
-    def _into(self, user: int, id_: int, index: tuple[int, ...]) -> Iterator[tuple[int, Place | None]]:
+    def _into(self, user: int, id_: int, index: tuple[int, ...]) -> Iterator[tuple[int, ValueId | None]]:
         instruction = self.instructions[user]
         for number, operand in enumerate(instruction.operand_ids):
             if operand != id_:
@@ -232,7 +232,7 @@ class Program:
             else:
                 yield user, None
 
-    def _to_parameters(self, user: int, number: int, index: tuple[int, ...]) -> Iterator[tuple[int, Place | None]]:
+    def _to_parameters(self, user: int, number: int, index: tuple[int, ...]) -> Iterator[tuple[int, ValueId | None]]:
         for called in self.instructions[user].called_computation_ids:
             parameter = self._parameter(called, number)
             if parameter is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxckpt.hlo.memory import Part
 from jaxckpt.hlo.origin import Origin, mark_depth, origin_of
-from jaxckpt.hlo.program import Program
+from jaxckpt.hlo.program import HloProgram
 
 _LATE = frozenset({Part.BACKWARD, Part.RECOMPUTE, Part.UPDATE})
 _SOURCES = frozenset({"parameter", "constant"})
@@ -38,7 +38,7 @@ class Provenance:
 class Provenances:
     """The provenance of each instruction of a program, found when asked."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: HloProgram):
         self._program = program
         self._origins = {
             id_: origin_of(instruction.metadata.op_name)
@@ -50,7 +50,7 @@ class Provenances:
         self._found: dict[int, Provenance] = {}
         for id_ in program.sequence:
             self._parts[id_] = self._part(id_)
-        self._correct_late()
+        self._correct_unmarked()
         for id_ in program.sequence:
             self._found[id_] = self._own(id_)
         for id_ in reversed(program.sequence):
@@ -75,16 +75,21 @@ class Provenances:
             source=self._source(defining) or around.source,
         )
 
-    def _correct_late(self) -> None:
+    def _correct_unmarked(self) -> None:
         """Unmarked work behind the start of the backward that reads nothing of it belongs to what reads it.
 
         Zeros that gradients are added to are such work, and the learning rate.
         """
-        late = False
+        after_forward = False
         for id_ in self._program.sequence:
-            late |= self._parts[id_] in _LATE
+            after_forward |= self._parts[id_] in _LATE
             origin = self._origin(id_)
-            if late and self._parts[id_] is Part.FORWARD and origin is not None and origin.part(self._depth) is None:
+            if (
+                after_forward
+                and self._parts[id_] is Part.FORWARD
+                and origin is not None
+                and origin.part(self._depth) is None
+            ):
                 readers, _ = self._program.readers((id_, ()))
                 parts = {self._parts.get(reader, Part.UNKNOWN) for reader in readers} & _LATE
                 self._parts[id_] = Part.BACKWARD if Part.BACKWARD in parts else Part.UPDATE

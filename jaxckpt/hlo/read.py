@@ -1,6 +1,6 @@
 """XLA's module and buffer assignment become a `MemoryMap`, and are held against XLA's own totals.
 
-Read after `memory`, `program`, `provenance`, `lifetimes`, `roles`, `work`, `crossings`.
+Read after `memory`, `program`, `provenance`, `live_ranges`, `buffer_roles`, `instruction_cost`, `host_copies`.
 """
 
 import re
@@ -14,14 +14,14 @@ from google.protobuf.message import DecodeError
 from jaxckpt._errors import HloError
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import schema
-from jaxckpt.hlo.buffer_roles import Reading, argument_role, logits_elements, temporary_role, use_of
-from jaxckpt.hlo.host_copies import Crossings
-from jaxckpt.hlo.lifetimes import Lifetime, lifetimes
+from jaxckpt.hlo.buffer_roles import Consumers, argument_role, logits_elements, temporary_role, use_of
+from jaxckpt.hlo.host_copies import HostCopies
+from jaxckpt.hlo.instruction_cost import instruction_cost
+from jaxckpt.hlo.live_ranges import LiveRange, live_ranges
 from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Role, Space, Use, backward_position
-from jaxckpt.hlo.program import Place, Program
+from jaxckpt.hlo.program import HloProgram, ValueId
 from jaxckpt.hlo.provenance import Provenances
 from jaxckpt.hlo.shapes import HOST_SPACE, TUPLE, array_at, dtype_of, element_count, shape_bytes
-from jaxckpt.hlo.work import work_of
 
 _REMATERIALISED = re.compile(r"\.remat\d*(\.|$)")
 """How XLA's rematerialisation pass names the copies that it makes."""
@@ -42,7 +42,7 @@ def memory_from_hlo(data: bytes, *, platform: str = "cuda", argument_paths: Sequ
       HloError: The bytes are something else, or hold no schedule or no assignment.
     """
     message = parse_hlo(data)
-    return _Reader(message, platform, argument_paths).memory()
+    return _MemoryReader(message, platform, argument_paths).memory()
 
 
 def parse_hlo(data: bytes) -> Any:
@@ -121,19 +121,19 @@ def _assignment_inconsistency(assignment: Any, instructions: Mapping[int, Any]) 
     return ""
 
 
-class _Reader:
+class _MemoryReader:
     def __init__(self, message: Any, platform: str, argument_paths: Sequence[str]):
         self.module = message.hlo_module
         self.assignment = message.buffer_assignment
         self.platform = platform
         self.paths = argument_paths
-        self.program = Program(self.module)
+        self.program = HloProgram(self.module)
         self.provenances = Provenances(self.program)
-        self.crossings = Crossings(self.program, lambda shape: self._space(shape.layout.memory_space) is Space.HOST)
+        self.host_copies = HostCopies(self.program, lambda shape: self._space(shape.layout.memory_space) is Space.HOST)
         self.end = max(0, len(self.program.kernels) - 1)
         self.disorder = 0
         self.backward = 0
-        self._readings: dict[Place, tuple[frozenset[int], bool]] = {}
+        self._reader_cache: dict[ValueId, tuple[frozenset[int], bool]] = {}
 
     def memory(self) -> MemoryMap:
         kernels = tuple(map(self._kernel, self.program.kernels))
@@ -148,7 +148,7 @@ class _Reader:
             buffers=buffers,
             allocations=allocations,
             problems=tuple(self._problems(buffers)),
-            transfers=tuple(self.crossings.transfers()),
+            transfers=tuple(self.host_copies.transfers()),
         )
 
     def _allocation(self, allocation: Any) -> Allocation:
@@ -172,7 +172,7 @@ class _Reader:
 
     def _kernel(self, id_: int) -> Kernel:
         instruction, provenance = self.program.instructions[id_], self.provenances.of(id_)
-        work = work_of(self.program, id_)
+        cost = instruction_cost(self.program, id_)
         return Kernel(
             name=instruction.name,
             opcode=instruction.opcode,
@@ -180,12 +180,12 @@ class _Reader:
             scope=provenance.scope,
             part=provenance.part,
             count=self.program.count[id_],
-            flops=work.flops,
-            matmul_flops=work.matmul_flops,
-            matmul_dtype=work.matmul_dtype,
-            traffic_bytes=work.traffic_bytes,
-            is_priced=work.is_priced,
-            is_copy=self.crossings.of(id_) is not None,
+            flops=cost.flops,
+            matmul_flops=cost.matmul_flops,
+            matmul_dtype=cost.matmul_dtype,
+            traffic_bytes=cost.traffic_bytes,
+            is_priced=cost.is_priced,
+            is_copy=self.host_copies.of(id_) is not None,
             by_xla=_REMATERIALISED.search(instruction.name) is not None,
             source=provenance.source,
         )
@@ -203,23 +203,23 @@ class _Reader:
     def _buffer(
         self, number: int, allocation: Allocation, message: Any, assigned: Any, logits: frozenset[int]
     ) -> Buffer | None:
-        place = self._place(assigned.logical_buffer_id)
-        id_, index = place
+        value = self._value_of(assigned.logical_buffer_id)
+        id_, index = value
         shape = array_at(self.program.instructions[id_].shape, index)
-        lifetime = self._lifetime(assigned.logical_buffer_id, allocation)
-        if allocation.use is Use.LOCAL or lifetime is None:
+        live_range = self._live_range(assigned.logical_buffer_id, allocation)
+        if allocation.use is Use.LOCAL or live_range is None:
             return None
         is_argument = allocation.use is Use.ARGUMENT
         if is_argument and self.program.instructions[id_].opcode != "parameter":
             return None  # a result that takes over an argument: the argument's own buffer says it all
-        provenance = self.provenances.inside(id_, self.program.defining(place))
+        provenance = self.provenances.inside(id_, self.program.defining(value))
         return Buffer(
             id=number,
             size_bytes=assigned.size,
             offset_bytes=assigned.offset,
             allocation=allocation.index,
-            born=lifetime.born,
-            dies=lifetime.dies,
+            born=live_range.born,
+            dies=live_range.dies,
             dtype=dtype_of(shape),
             shape=tuple(shape.dimensions),
             layout=tuple(shape.layout.minor_to_major),
@@ -227,29 +227,31 @@ class _Reader:
             op=provenance.op,
             scope=provenance.scope,
             part=provenance.part,
-            role=self._role(place, allocation, provenance, shape, logits),
+            role=self._role(value, allocation, provenance, shape, logits),
             count=self.program.count.get(id_, 1),
             source=provenance.source,
         )
 
-    def _role(self, place: Place, allocation: Allocation, provenance: Any, shape: Any, logits: frozenset[int]) -> Role:
+    def _role(
+        self, value: ValueId, allocation: Allocation, provenance: Any, shape: Any, logits: frozenset[int]
+    ) -> Role:
         if allocation.use is Use.CONSTANT:
             return Role.CONSTANT
-        reading = self._reading(place)
+        consumers = self._consumers(value)
         if allocation.use is Use.ARGUMENT:
-            return argument_role(allocation, reading)
+            return argument_role(allocation, consumers)
         if allocation.use is Use.OUTPUT:
             return Role.OUTPUT
         return temporary_role(
             self.program,
-            place[0],
+            value[0],
             allocation=allocation,
             provenance=provenance,
-            reading=reading,
+            consumers=consumers,
             elements=element_count(shape),
             logits=logits,
-            is_first=not any(place[1]),
-            is_late=self.program.position.get(place[0], 0) >= self.backward,
+            is_first=not any(value[1]),
+            is_after_forward=self.program.position.get(value[0], 0) >= self.backward,
         )
 
     def _path(self, allocation: Any) -> str:
@@ -262,21 +264,21 @@ class _Reader:
             return f"argument {number}"
         return str(self.program.instructions[parameter].metadata.op_name)
 
-    def _lifetime(self, buffer: int, allocation: Allocation) -> Lifetime | None:
+    def _live_range(self, buffer: int, allocation: Allocation) -> LiveRange | None:
         if allocation.use is not Use.TEMPORARY:
-            return Lifetime(born=0, dies=self.end)
-        if buffer in self._lifetimes or buffer in self._simulated:
-            return self._lifetimes.get(buffer)  # None: handed on within the kernel that made it
-        place = self._place(buffer)
-        if place[0] not in self._kernels or dtype_of(self._shape(place)) == "tuple":
+            return LiveRange(born=0, dies=self.end)
+        if buffer in self._live_ranges or buffer in self._simulated:
+            return self._live_ranges.get(buffer)  # None: handed on within the kernel that made it
+        value = self._value_of(buffer)
+        if value[0] not in self._kernels or dtype_of(self._shape(value)) == "tuple":
             return None  # what hands memory on, and tables of addresses
-        return Lifetime(born=self.program.position[place[0]], dies=self._last_read(buffer))
+        return LiveRange(born=self.program.position[value[0]], dies=self._last_read(buffer))
 
     @cached_property
-    def _lifetimes(self) -> Mapping[int, Lifetime]:
-        found: dict[int, Lifetime] = {}
+    def _live_ranges(self) -> Mapping[int, LiveRange]:
+        found: dict[int, LiveRange] = {}
         for trace in self.assignment.heap_simulator_traces:
-            lived, disorder = lifetimes(
+            lived, disorder = live_ranges(
                 trace, born=self._born, is_written=self._is_written, last_read=self._last_read, end=self.end
             )
             found.update(lived)
@@ -288,42 +290,42 @@ class _Reader:
         return frozenset(e.buffer_id for t in self.assignment.heap_simulator_traces for e in t.events)
 
     @cached_property
-    def _places(self) -> Mapping[int, Place]:
+    def _values(self) -> Mapping[int, ValueId]:
         return {
             buffer.id: (buffer.defined_at.instruction_id, tuple(buffer.defined_at.shape_index))
             for buffer in self.assignment.logical_buffers
         }
 
-    def _place(self, buffer: int) -> Place:
-        return self._places[buffer]
+    def _value_of(self, buffer: int) -> ValueId:
+        return self._values[buffer]
 
-    def _shape(self, place: Place) -> Any:
-        return array_at(self.program.instructions[place[0]].shape, place[1])
+    def _shape(self, value: ValueId) -> Any:
+        return array_at(self.program.instructions[value[0]].shape, value[1])
 
     def _born(self, buffer: int) -> int | None:
-        return self.program.position.get(self._places[buffer][0]) if buffer in self._places else None
+        return self.program.position.get(self._values[buffer][0]) if buffer in self._values else None
 
     def _is_written(self, buffer: int) -> bool:
-        return self._place(buffer)[0] in self._kernels
+        return self._value_of(buffer)[0] in self._kernels
 
     @cached_property
     def _kernels(self) -> frozenset[int]:
         return frozenset(self.program.kernels)
 
     def _last_read(self, buffer: int) -> int:
-        place = self._place(buffer)
-        readers, returned = self._read(place)
+        value = self._value_of(buffer)
+        readers, returned = self._readers_of(value)
         positions = [self.program.position[r] for r in readers if r in self.program.position]
-        return self.end if returned else max(positions, default=self.program.position.get(place[0], 0))
+        return self.end if returned else max(positions, default=self.program.position.get(value[0], 0))
 
-    def _read(self, place: Place) -> tuple[frozenset[int], bool]:
-        if place not in self._readings:
-            self._readings[place] = self.program.readers(place)
-        return self._readings[place]
+    def _readers_of(self, value: ValueId) -> tuple[frozenset[int], bool]:
+        if value not in self._reader_cache:
+            self._reader_cache[value] = self.program.readers(value)
+        return self._reader_cache[value]
 
-    def _reading(self, place: Place) -> Reading:
-        readers, returned = self._read(place)
-        return Reading(parts=frozenset(self.provenances.of(r).part for r in readers), returned=returned)
+    def _consumers(self, value: ValueId) -> Consumers:
+        readers, returned = self._readers_of(value)
+        return Consumers(parts=frozenset(self.provenances.of(r).part for r in readers), returned=returned)
 
     def _problems(self, buffers: Sequence[Buffer]) -> Iterator[str]:
         if self.disorder:

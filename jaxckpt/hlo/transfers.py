@@ -35,7 +35,7 @@ class Hiding:
     copies: int
     size_bytes: int
     hidden_bytes: float
-    whole: int
+    fully_hidden: int
 
     @property
     def share(self) -> float:
@@ -62,7 +62,9 @@ def hiding(memory: MemoryMap, rates: Rates, *, to_host: bool) -> Hiding:
         copies=round(sum(t.count for t in found)),
         size_bytes=round(sum(t.count * t.size_bytes for t in found)),
         hidden_bytes=sum(t.count * hidden for t, hidden in zip(found, hidden_bytes, strict=True)),
-        whole=round(sum(t.count for t, hidden in zip(found, hidden_bytes, strict=True) if t.size_bytes == hidden)),
+        fully_hidden=round(
+            sum(t.count for t, hidden in zip(found, hidden_bytes, strict=True) if t.size_bytes == hidden)
+        ),
     )
 
 

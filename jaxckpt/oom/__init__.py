@@ -1,7 +1,7 @@
 """Out-of-memory messages of XLA, read into data, with remedies.
 
-Read in this order: `lines` (a log without its decoration), `forms` (which allocator speaks), `figures`, `buffers`,
-`out_of_memory` (a message as data), `remedies` (what would lower the peak).
+Read in this order: `lines` (a log without its decoration), `message_patterns` (which allocator speaks), `figures`,
+`buffers`, `out_of_memory` (a message as data), `remedies` (what would lower the peak).
 """
 
 from jaxckpt.oom.out_of_memory import OutOfMemory, read_out_of_memory

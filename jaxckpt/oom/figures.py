@@ -49,7 +49,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
+class _TableRow:
     """A row of a table: its heading ("" where it needs none), how it looks, and the figure that it holds."""
 
     heading: str
@@ -57,8 +57,8 @@ class _Row:
     name: str
 
 
-def _row(heading: str, pattern: str, name: str) -> _Row:
-    return _Row(heading=heading, pattern=re.compile(pattern), name=name)
+def _row(heading: str, pattern: str, name: str) -> _TableRow:
+    return _TableRow(heading=heading, pattern=re.compile(pattern), name=name)
 
 
 _HEADINGS = {

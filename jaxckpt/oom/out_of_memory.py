@@ -17,8 +17,8 @@ from typing import Any
 from jaxckpt._errors import OutOfMemoryTextError
 from jaxckpt.oom.buffers import OomBuffer, buffers_in
 from jaxckpt.oom.figures import Figures, figures_in, pool_in, remat_in
-from jaxckpt.oom.forms import Form, Moment, Platform, form_of
 from jaxckpt.oom.lines import bytes_of, clean_lines
+from jaxckpt.oom.message_patterns import MessagePattern, Moment, Platform, pattern_of
 
 _ROUNDING = 0.01
 _MOST_WORDS = 400
@@ -117,12 +117,14 @@ def read_out_of_memory(text: str) -> OutOfMemory:
     """
     lines = clean_lines(text)
     signs = [
-        _Sign(at=at, form=form, facts=_facts(form, line)) for at, line in enumerate(lines) if (form := form_of(line))
+        _Sign(at=at, pattern=pattern, facts=_facts(pattern, line))
+        for at, line in enumerate(lines)
+        if (pattern := pattern_of(line))
     ]
     errors = _errors(signs)
     if not errors:
         raise _no_message(lines)
-    strong = [error for error in errors if not all(sign.form.is_weak for sign in error)]
+    strong = [error for error in errors if not all(sign.pattern.is_weak for sign in error)]
     return _read(lines, signs, (strong or errors)[0], others=max(0, len(strong) - 1))
 
 
@@ -131,7 +133,7 @@ class _Sign:
     """A line that says that memory ran out: its position, how it says so, and what it says beside."""
 
     at: int
-    form: Form
+    pattern: MessagePattern
     facts: dict[str, Any]
 
     @property
@@ -143,10 +145,10 @@ class _Sign:
 _SIZES = ("requested", "more", "limit", "free", "largest_free", "temp")
 
 
-def _facts(form: Form, line: str) -> dict[str, Any]:
-    """What a form's patterns find in its line, by fields of `OutOfMemory` and `Figures`."""
+def _facts(message: MessagePattern, line: str) -> dict[str, Any]:
+    """What a message pattern finds in its line, by fields of `OutOfMemory` and `Figures`."""
     groups: dict[str, str] = {}
-    for pattern in form.facts:
+    for pattern in message.facts:
         if (match := pattern.search(line)) is not None:
             groups |= {name: value for name, value in match.groupdict().items() if value is not None}
     sizes = {name: bytes_of(groups.pop(name)) for name in _SIZES if name in groups}
@@ -182,7 +184,7 @@ def _asks_the_same(error: Sequence[_Sign], sign: _Sign) -> bool:
 def _read(lines: Sequence[str], signs: Sequence[_Sign], error: Sequence[_Sign], *, others: int) -> OutOfMemory:
     stretches = list(_stretches(lines, signs, error))
     own = [line for stretch in stretches for line in stretch]
-    said = sorted(error, key=lambda sign: sign.form.is_weak)
+    said = sorted(error, key=lambda sign: sign.pattern.is_weak)
     facts = _merged(said)
     figures, unread = figures_in(own)
     if "temp_bytes" in facts:
@@ -193,9 +195,9 @@ def _read(lines: Sequence[str], signs: Sequence[_Sign], error: Sequence[_Sign], 
     return OutOfMemory(
         **pool_in(own) | facts,
         message=lines[said[0].at].strip()[:_MOST_WORDS],
-        moment=said[0].form.moment,
+        moment=said[0].pattern.moment,
         platform=_platform(said, own) or (Platform.GPU if refused is not None else None),
-        allocator=_first(sign.form.allocator for sign in said) or ("bfc" if device.endswith("_bfc") else ""),
+        allocator=_first(sign.pattern.allocator for sign in said) or ("bfc" if device.endswith("_bfc") else ""),
         target=_first(
             match[1] for line in lines[max(0, said[0].at - 3) : said[0].at + 1] if (match := _TARGET.search(line))
         ),
@@ -203,7 +205,7 @@ def _read(lines: Sequence[str], signs: Sequence[_Sign], error: Sequence[_Sign], 
         figures=Figures(**figures),
         buffers=max(map(buffers_in, stretches), key=lambda found: sum(len(buffer.lines) for buffer in found)),
         unread=unread,
-        repeats=max(0, sum(not sign.form.is_weak for sign in error) - 1),
+        repeats=max(0, sum(not sign.pattern.is_weak for sign in error) - 1),
         others=others,
     )
 
@@ -217,23 +219,23 @@ def _stretches(lines: Sequence[str], signs: Sequence[_Sign], error: Sequence[_Si
 
 def _merged(said: Sequence[_Sign]) -> dict[str, Any]:
     """The facts of all signs of one error, those of the strongest first."""
-    facts: dict[str, Any] = {"space": _first(sign.form.space for sign in said)}
+    facts: dict[str, Any] = {"space": _first(sign.pattern.space for sign in said)}
     for sign in reversed(said):
         facts |= {name: value for name, value in sign.facts.items() if value is not None}
     return facts
 
 
 def _platform(said: Sequence[_Sign], lines: Sequence[str]) -> Platform | None:
-    certain = next((sign.form.platform for sign in said if sign.form.platform), None)
+    certain = next((sign.pattern.platform for sign in said if sign.pattern.platform), None)
     if certain is not None:
         return certain
     shown = (platform for line in lines for platform, trace in _TRACES.items() if trace.search(line))
-    return next(shown, said[0].form.likely)
+    return next(shown, said[0].pattern.likely)
 
 
 def _refused(signs: Sequence[_Sign], *, until: int) -> int | None:
     """The smallest request that the driver refused up to a line."""
-    driver = (sign for sign in signs if sign.form.allocator == "driver" and sign.at <= until)
+    driver = (sign for sign in signs if sign.pattern.allocator == "driver" and sign.at <= until)
     return min((size for sign in driver if (size := sign.requested_bytes) is not None), default=None)
 
 

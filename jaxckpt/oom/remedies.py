@@ -14,7 +14,7 @@ from jaxckpt._units import format_bytes
 from jaxckpt.hlo.memory import Part
 from jaxckpt.ir import fold_layers
 from jaxckpt.oom.buffers import OomBuffer
-from jaxckpt.oom.forms import Moment, Platform
+from jaxckpt.oom.message_patterns import Moment, Platform
 from jaxckpt.oom.out_of_memory import OutOfMemory
 
 _CHUNKS = 8
@@ -47,7 +47,7 @@ class Cause(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Diagnosis:
     """A cause and the figures that show it."""
 
     cause: Cause
@@ -73,7 +73,7 @@ class Remedy:
     command: str = ""
 
 
-class Sort(enum.StrEnum):
+class BufferKind(enum.StrEnum):
     """What a listed buffer seems to be."""
 
     ARGUMENT = enum.auto()
@@ -86,7 +86,7 @@ class Sort(enum.StrEnum):
     OTHER = enum.auto()
 
 
-def sort_buffers(buffers: Iterable[OomBuffer]) -> tuple[Sort, ...]:
+def classify_buffers(buffers: Iterable[OomBuffer]) -> tuple[BufferKind, ...]:
     """What each buffer seems to be, by shape and origin; names decide nothing.
 
     Returns:
@@ -96,20 +96,20 @@ def sort_buffers(buffers: Iterable[OomBuffer]) -> tuple[Sort, ...]:
     """
     buffers = tuple(buffers)
     width = _vocabulary(buffers)
-    return tuple(_sort(buffer, width) for buffer in buffers)
+    return tuple(_kind(buffer, width) for buffer in buffers)
 
 
-def findings(data: OutOfMemory) -> tuple[Finding, ...]:
+def diagnoses(data: OutOfMemory) -> tuple[Diagnosis, ...]:
     """Why memory ran out, as far as the message proves it; at least one entry."""
-    found = tuple(_findings(data))
+    found = tuple(_diagnoses(data))
     if found:
         return found
-    return (Finding(cause=Cause.UNKNOWN, because="The message does not say how much memory there was."),)
+    return (Diagnosis(cause=Cause.UNKNOWN, because="The message does not say how much memory there was."),)
 
 
 def remedies(data: OutOfMemory) -> tuple[Remedy, ...]:
     """What would have helped, the cheapest first."""
-    causes = {finding.cause for finding in findings(data)}
+    causes = {diagnosis.cause for diagnosis in diagnoses(data)}
     if Cause.KERNEL in causes:
         return (
             Remedy(title="smaller blocks in that kernel", how="No decision on residuals changes a kernel's scratch."),
@@ -121,7 +121,7 @@ def remedies(data: OutOfMemory) -> tuple[Remedy, ...]:
     return (*_settings(data, causes), *_changes(data, causes), *_plans(data, causes))
 
 
-def budget_bytes(data: OutOfMemory) -> int | None:
+def program_budget_bytes(data: OutOfMemory) -> int | None:
     """What the program may take: the limit without what was in use and is not its own argument; None if unknown."""
     limit = data.limit_bytes
     if limit is None or data.moment is Moment.COMPILE or data.in_use_bytes is None:
@@ -130,61 +130,61 @@ def budget_bytes(data: OutOfMemory) -> int | None:
     return None if arguments is None else min(limit, max(0, limit - data.in_use_bytes + arguments))
 
 
-def _findings(data: OutOfMemory) -> Iterator[Finding]:
+def _diagnoses(data: OutOfMemory) -> Iterator[Diagnosis]:
     if data.space not in ("", "hbm", "host"):
-        yield Finding(cause=Cause.KERNEL, because=f"{data.space} is memory on the chip, scratch of one kernel.")
+        yield Diagnosis(cause=Cause.KERNEL, because=f"{data.space} is memory on the chip, scratch of one kernel.")
         return
     if data.space == "host" or data.platform is Platform.CPU:
-        yield Finding(cause=Cause.HOST, because="It was memory of the host that ran out.")
+        yield Diagnosis(cause=Cause.HOST, because="It was memory of the host that ran out.")
         return
     yield from _of_the_program(data)
     yield from _of_the_pool(data)
 
 
-def _of_the_program(data: OutOfMemory) -> Iterator[Finding]:
+def _of_the_program(data: OutOfMemory) -> Iterator[Diagnosis]:
     arguments, limit, need = data.figures.argument_bytes, data.limit_bytes, data.need_bytes
     target = data.figures.remat_target_bytes
     if arguments is not None and limit is not None and arguments > limit:
         because = f"Arguments alone take {format_bytes(arguments)} of {format_bytes(limit)}."
-        yield Finding(cause=Cause.ARGUMENTS, because=because)
+        yield Diagnosis(cause=Cause.ARGUMENTS, because=because)
     elif target is not None and target < 0:
         because = f"Arguments and results alone take {format_bytes(-target)} more than XLA may use."
-        yield Finding(cause=Cause.ARGUMENTS, because=because)
+        yield Diagnosis(cause=Cause.ARGUMENTS, because=because)
     if need is not None and limit is not None and need > limit:
         because = f"The program takes {format_bytes(need)}, and there are at most {format_bytes(limit)}."
-        yield Finding(cause=Cause.NEED, because=because)
+        yield Diagnosis(cause=Cause.NEED, because=because)
 
 
-def _of_the_pool(data: OutOfMemory) -> Iterator[Finding]:
+def _of_the_pool(data: OutOfMemory) -> Iterator[Diagnosis]:
     requested, limit, used, free = data.requested_bytes, data.limit_bytes, data.in_use_bytes, data.available_bytes
     if data.moment is not Moment.RUN:
         return
     if data.allocator == "driver" or data.refused_bytes is not None:
         refused = f" of {format_bytes(data.refused_bytes)}" if data.refused_bytes else ""
         because = f"The driver itself refused a request{refused}: others hold the device's memory."
-        yield Finding(cause=Cause.OTHERS, because=because)
+        yield Diagnosis(cause=Cause.OTHERS, because=because)
     elif requested and limit and used is not None and (data.free_bytes or requested) < requested <= limit - used:
         because = (
             f"The allocator might have taken {format_bytes(limit - used)} more, but the device had only"
             f" {format_bytes(data.free_bytes or 0)} left: others hold the rest."
         )
-        yield Finding(cause=Cause.OTHERS, because=because)
+        yield Diagnosis(cause=Cause.OTHERS, because=because)
     largest = data.largest_free_bytes
     if requested and free is not None and free >= requested:
         known = (
             f" the longest piece is {format_bytes(largest)}." if largest is not None else " no piece was long enough."
         )
         because = f"{format_bytes(free)} were free for a request of {format_bytes(requested)}, but{known}"
-        yield Finding(cause=Cause.FRAGMENTATION, because=because)
+        yield Diagnosis(cause=Cause.FRAGMENTATION, because=because)
     yield from _of_neighbours(data)
 
 
-def _of_neighbours(data: OutOfMemory) -> Iterator[Finding]:
+def _of_neighbours(data: OutOfMemory) -> Iterator[Diagnosis]:
     """The allocator's limit, and what else it had given out."""
     requested, limit, used, need = data.requested_bytes, data.limit_bytes, data.in_use_bytes, data.need_bytes
     if requested and limit and requested > limit:
         because = f"One request of {format_bytes(requested)} exceeds all of {format_bytes(limit)} that it may give out."
-        yield Finding(cause=Cause.LIMIT, because=because)
+        yield Diagnosis(cause=Cause.LIMIT, because=because)
     arguments = data.figures.argument_bytes
     if limit and used is not None and need is not None and arguments is not None and need <= limit:
         besides = used - arguments
@@ -193,7 +193,7 @@ def _of_neighbours(data: OutOfMemory) -> Iterator[Finding]:
                 f"The program takes {format_bytes(need)} of {format_bytes(limit)}, but {format_bytes(besides)} beside"
                 " its arguments were in use: other arrays and programs of this process."
             )
-            yield Finding(cause=Cause.OTHERS, because=because)
+            yield Diagnosis(cause=Cause.OTHERS, because=because)
 
 
 def _settings(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
@@ -261,11 +261,11 @@ def _changes(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
             saves_bytes=padding,
             is_bound_below=False,
         )
-    sorted_ = tuple(zip(data.buffers, sort_buffers(data.buffers), strict=True))
+    by_kind = tuple(zip(data.buffers, classify_buffers(data.buffers), strict=True))
     at_once = data.platform is Platform.GPU  # a TPU lists the largest buffers, whenever they are alive
-    yield from _attention([buffer for buffer, sort in sorted_ if sort is Sort.ATTENTION], at_once=at_once)
-    yield from _logits([buffer for buffer, sort in sorted_ if sort is Sort.LOGITS], at_once=at_once)
-    yield from _stacked([buffer for buffer, sort in sorted_ if sort is Sort.STACKED])
+    yield from _attention([buffer for buffer, kind in by_kind if kind is BufferKind.ATTENTION], at_once=at_once)
+    yield from _logits([buffer for buffer, kind in by_kind if kind is BufferKind.LOGITS], at_once=at_once)
+    yield from _stacked([buffer for buffer, kind in by_kind if kind is BufferKind.STACKED])
 
 
 def _donation(data: OutOfMemory) -> Iterator[Remedy]:
@@ -333,11 +333,11 @@ def _stacked(buffers: list[OomBuffer]) -> Iterator[Remedy]:
 def _plans(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
     if Cause.ARGUMENTS in causes:
         return
-    budget = budget_bytes(data)
+    budget = program_budget_bytes(data)
     held = [
         buffer
-        for buffer, sort in zip(data.buffers, sort_buffers(data.buffers), strict=True)
-        if sort in (Sort.FORWARD, Sort.STACKED, Sort.ATTENTION)
+        for buffer, kind in zip(data.buffers, classify_buffers(data.buffers), strict=True)
+        if kind in (BufferKind.FORWARD, BufferKind.STACKED, BufferKind.ATTENTION)
     ]
     shown = f"{format_bytes(_sum(held))} of the listed buffers were made by the forward pass. " if held else ""
     if budget:
@@ -354,20 +354,24 @@ def _typed(size_bytes: int) -> str:
     return f"{hundredths // 100}.{hundredths % 100:02}GiB" if hundredths >= 100 else f"{size_bytes // 2**20}MiB"
 
 
-def _sort(buffer: OomBuffer, vocabulary: int | None) -> Sort:
+def _kind(buffer: OomBuffer, vocabulary: int | None) -> BufferKind:
     shape = buffer.shape or ()
     if buffer.is_argument:
-        return Sort.ARGUMENT
+        return BufferKind.ARGUMENT
     if vocabulary is not None and _is_wide(buffer) and shape[-1] == vocabulary and not _in_loop(buffer):
-        return Sort.LOGITS
+        return BufferKind.LOGITS
     if len(shape) >= 3 and _is_float(buffer) and shape[-1] == shape[-2] >= _LEAST_SEQUENCE and buffer.part:
-        return Sort.ATTENTION
+        return BufferKind.ATTENTION
     if _in_loop(buffer) and buffer.op == "dynamic_update_slice" and buffer.part is Part.FORWARD and len(shape) > 1:
-        return Sort.STACKED
-    return _SORT_OF_PART.get(buffer.part, Sort.OTHER) if buffer.part else Sort.OTHER
+        return BufferKind.STACKED
+    return _KIND_OF_PART.get(buffer.part, BufferKind.OTHER) if buffer.part else BufferKind.OTHER
 
 
-_SORT_OF_PART = {Part.FORWARD: Sort.FORWARD, Part.BACKWARD: Sort.BACKWARD, Part.RECOMPUTE: Sort.RECOMPUTED}
+_KIND_OF_PART = {
+    Part.FORWARD: BufferKind.FORWARD,
+    Part.BACKWARD: BufferKind.BACKWARD,
+    Part.RECOMPUTE: BufferKind.RECOMPUTED,
+}
 
 
 def _vocabulary(buffers: tuple[OomBuffer, ...]) -> int | None:

@@ -9,7 +9,7 @@ from jaxckpt._units import format_bytes
 from jaxckpt.ir import fold_layers, layer_ranges
 from jaxckpt.oom.buffers import OomBuffer
 from jaxckpt.oom.out_of_memory import OutOfMemory
-from jaxckpt.oom.remedies import Remedy, Sort, findings, remedies, sort_buffers
+from jaxckpt.oom.remedies import BufferKind, Remedy, classify_buffers, diagnoses, remedies
 from jaxckpt.report.tree import Part, Section, Table, Text, columns
 
 _UNKNOWN = "not said"
@@ -70,7 +70,7 @@ def _size(size: int | None) -> str:
 
 
 def _causes(data: OutOfMemory) -> Table:
-    rows = tuple((str(finding.cause), finding.because) for finding in findings(data))
+    rows = tuple((str(diagnosis.cause), diagnosis.because) for diagnosis in diagnoses(data))
     return Table(title="Why", columns=columns("cause", "what shows it"), rows=rows)
 
 
@@ -87,13 +87,13 @@ def _buffers(data: OutOfMemory) -> Table:
 
 
 def _buffer_rows(data: OutOfMemory) -> Iterator[tuple[int, tuple[str, ...]]]:
-    def alike(pair: tuple[OomBuffer, Sort]) -> tuple[object, ...]:
-        buffer, sort = pair
-        return buffer.dtype, buffer.shape, buffer.size_bytes, buffer.op or buffer.label, buffer.part, sort
+    def alike(pair: tuple[OomBuffer, BufferKind]) -> tuple[object, ...]:
+        buffer, kind = pair
+        return buffer.dtype, buffer.shape, buffer.size_bytes, buffer.op or buffer.label, buffer.part, kind
 
-    pairs = zip(data.buffers, sort_buffers(data.buffers), strict=True)
+    pairs = zip(data.buffers, classify_buffers(data.buffers), strict=True)
     for group in fold_layers(pairs, scope=lambda pair: pair[0].scope, alike=alike):
-        first, sort = group.items[0]
+        first, kind = group.items[0]
         total_bytes = sum(buffer.size_bytes or 0 for buffer, _ in group.items)
         count = f"{len(group.items)} x " if len(group.items) > max(1, len(group.layers)) else ""
         yield (
@@ -101,7 +101,7 @@ def _buffer_rows(data: OutOfMemory) -> Iterator[tuple[int, tuple[str, ...]]]:
             (
                 group.scope or "/",
                 layer_ranges(sorted(group.layers)),
-                _words(sort),
+                _words(kind),
                 f"{count}{_value(first)}",
                 _size(first.size_bytes),
                 format_bytes(total_bytes),
@@ -110,14 +110,14 @@ def _buffer_rows(data: OutOfMemory) -> Iterator[tuple[int, tuple[str, ...]]]:
         )
 
 
-def _words(sort: Sort) -> str:
+def _words(kind: BufferKind) -> str:
     return {
-        Sort.STACKED: "stacked by a loop",
-        Sort.ATTENTION: "attention weights",
-        Sort.FORWARD: "forward value",
-        Sort.BACKWARD: "backward",
-        Sort.OTHER: "",
-    }.get(sort, str(sort))
+        BufferKind.STACKED: "stacked by a loop",
+        BufferKind.ATTENTION: "attention weights",
+        BufferKind.FORWARD: "forward value",
+        BufferKind.BACKWARD: "backward",
+        BufferKind.OTHER: "",
+    }.get(kind, str(kind))
 
 
 def _value(buffer: OomBuffer) -> str:

@@ -13,7 +13,7 @@ from jaxckpt.testing.snapshot import ScopeBytes, Snapshot, natural_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerance:
+class AllowedGrowth:
     """How much more than its snapshot a step may take.
 
     Attributes:
@@ -37,7 +37,7 @@ class Tolerance:
         return f"{100 * self.share:g}%, at least {format_bytes(self.least_bytes)}"
 
 
-def tolerance_from(share: float, least: str | int) -> Tolerance:
+def tolerance_from(share: float, least: str | int) -> AllowedGrowth:
     """Reads a tolerance as users give it.
 
     Args:
@@ -56,7 +56,7 @@ def tolerance_from(share: float, least: str | int) -> Tolerance:
             budget=share,
         )
     is_none = least == 0 and isinstance(least, int)
-    return Tolerance(share=share, least_bytes=0 if is_none else budget_bytes(least))
+    return AllowedGrowth(share=share, least_bytes=0 if is_none else budget_bytes(least))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Change:
 
     before: Snapshot
     after: Snapshot
-    tolerance: Tolerance
+    tolerance: AllowedGrowth
 
     @property
     def total_bytes(self) -> int:

@@ -28,16 +28,16 @@ def run_by_device(eqn: Any, operands: Sequence[Any], calls: frozenset[str]) -> l
     Returns:
       Its results.
     """
-    body = _Body(eqn, calls)
+    interpreter = _ShardMapInterpreter(eqn, calls)
     jaxpr = eqn.params["jaxpr"]
-    arguments = [body.spec(v.aval) for v in jaxpr.invars]
-    into = body.mapped(lambda *parts: [part[None] for part in parts], eqn.params["in_specs"], arguments)
-    results = [body.spec(atom.aval) for atom in jaxpr.outvars]
-    out = body.mapped(lambda *parts: [part[0] for part in parts], results, eqn.params["out_specs"])
-    return list(out(*body.run(jaxpr, (), into(*operands))))
+    arguments = [interpreter.spec(v.aval) for v in jaxpr.invars]
+    into = interpreter.mapped(lambda *parts: [part[None] for part in parts], eqn.params["in_specs"], arguments)
+    results = [interpreter.spec(atom.aval) for atom in jaxpr.outvars]
+    out = interpreter.mapped(lambda *parts: [part[0] for part in parts], results, eqn.params["out_specs"])
+    return list(out(*interpreter.run(jaxpr, (), into(*operands))))
 
 
-class _Body:
+class _ShardMapInterpreter:
     def __init__(self, eqn: Any, calls: frozenset[str]):
         self._mesh = eqn.params["mesh"]
         self._check_vma = eqn.params["check_vma"]

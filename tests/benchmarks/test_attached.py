@@ -13,13 +13,13 @@ from benchmarks.attached.__main__ import options_from, summary
 from benchmarks.attached.headline import is_out_of_memory, line_meets, plan_headline, run_case, run_headline
 from benchmarks.attached.planning import plan_file, plan_group, rows_of_kernels
 from benchmarks.attached.questions import ASCENDING, BY_HAND, FEW, NONE, OFFLOAD, ORDER, PLANS, Group, group, groups
+from benchmarks.attached.regression import TimedStep
 from benchmarks.attached.running import is_ready, run_group
 from benchmarks.attached.starting import differences, gradient_places, keep_sample, sample_of, start_of
 from benchmarks.attached.store import Store, read_result, write_result
 from benchmarks.models import MODELS
 from benchmarks.tables import filled
 from jaxckpt import Target
-from jaxckpt.calibration import TimedStep
 from jaxckpt.hlo import Kernel
 from jaxckpt.machine import Calibration, toml_from_calibration
 

@@ -58,8 +58,8 @@ def test_a_copy_is_hidden_by_the_work_between_its_start_and_its_end():
     memory = program(before=3.0, between=0.5)
     out, back = (hiding(memory, SECOND, to_host=way) for way in (True, False))
     assert (out.share, back.share) == (pytest.approx(0.5), pytest.approx(0.25))
-    assert (out.copies, out.whole) == (1, 0)
-    assert hiding(program(before=0.0, between=1.5), SECOND, to_host=True).whole == 1
+    assert (out.copies, out.fully_hidden) == (1, 0)
+    assert hiding(program(before=0.0, between=1.5), SECOND, to_host=True).fully_hidden == 1
 
 
 def test_what_is_not_hidden_delays_the_program():
@@ -77,7 +77,7 @@ def test_copies_of_a_loop_are_looked_at_turn_by_turn():
         transfers=(Transfer(size_bytes=MIB, to_host=True, starts=1, ends=3, count=turns),),
     )
     found = hiding(memory, SECOND, to_host=True)
-    assert (found.copies, found.size_bytes, found.whole) == (turns, turns * MIB, 0)
+    assert (found.copies, found.size_bytes, found.fully_hidden) == (turns, turns * MIB, 0)
     assert found.share == pytest.approx(0.5)
     assert stall_s(memory, SECOND) == pytest.approx(turns * 0.5)
     at_once = replace(memory, transfers=(replace(memory.transfers[0], ends=2),))  # nobody works meanwhile

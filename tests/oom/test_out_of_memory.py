@@ -11,10 +11,10 @@ from jaxckpt._errors import JaxckptError, OutOfMemoryTextError
 from jaxckpt.hlo.memory import Part
 from jaxckpt.oom.buffers import OomBuffer
 from jaxckpt.oom.figures import Figures
-from jaxckpt.oom.forms import Moment, Platform
 from jaxckpt.oom.lines import clean_lines
+from jaxckpt.oom.message_patterns import Moment, Platform
 from jaxckpt.oom.out_of_memory import OutOfMemory, read_out_of_memory
-from jaxckpt.oom.remedies import Cause, Sort, budget_bytes, findings, remedies, sort_buffers
+from jaxckpt.oom.remedies import BufferKind, Cause, classify_buffers, diagnoses, program_budget_bytes, remedies
 from jaxckpt.report import oom_report, render_text
 
 GIB, MIB = 2**30, 2**20
@@ -27,7 +27,7 @@ def tpu(gibibytes: float) -> int:
     return int(gibibytes * GIB)
 
 
-FORMS = {
+PATTERNS = {
     # The processor's client, of this jax: one sentence.
     "cpu_run": {"moment": "run", "platform": "cpu", "requested_bytes": 4398046511104},
     # LLVM gives up while XLA compiles for the processor.
@@ -106,18 +106,18 @@ CAUSES = {
 
 
 def test_every_text_of_the_corpus_has_its_facts_and_causes():
-    assert set(TEXTS) == set(FORMS) == set(CAUSES)
+    assert set(TEXTS) == set(PATTERNS) == set(CAUSES)
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_every_form_is_read(name):
     data = read_out_of_memory(TEXTS[name])
-    assert {key: getattr(data, key) for key in FORMS[name]} == FORMS[name]
+    assert {key: getattr(data, key) for key in PATTERNS[name]} == PATTERNS[name]
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_causes_are_told_apart(name):
-    assert {finding.cause for finding in findings(read_out_of_memory(TEXTS[name]))} == CAUSES[name]
+    assert {diagnosis.cause for diagnosis in diagnoses(read_out_of_memory(TEXTS[name]))} == CAUSES[name]
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -271,17 +271,29 @@ def test_a_size_that_contradicts_its_shape_is_not_believed():
 
 
 def test_logits_attention_and_stacks_are_told_by_shape_and_origin():
-    sorts = dict.fromkeys(sort_buffers(read_out_of_memory(TEXTS["gpu_bfc"]).buffers))
-    assert list(sorts) == [Sort.LOGITS, Sort.ATTENTION, Sort.FORWARD, Sort.ARGUMENT, Sort.OTHER]
-    tpu_sorts = sort_buffers(read_out_of_memory(TEXTS["tpu_compile"]).buffers)
-    assert tpu_sorts == (Sort.STACKED, Sort.FORWARD, Sort.STACKED, Sort.LOGITS, Sort.OTHER)
+    kinds = dict.fromkeys(classify_buffers(read_out_of_memory(TEXTS["gpu_bfc"]).buffers))
+    assert list(kinds) == [
+        BufferKind.LOGITS,
+        BufferKind.ATTENTION,
+        BufferKind.FORWARD,
+        BufferKind.ARGUMENT,
+        BufferKind.OTHER,
+    ]
+    tpu_kinds = classify_buffers(read_out_of_memory(TEXTS["tpu_compile"]).buffers)
+    assert tpu_kinds == (
+        BufferKind.STACKED,
+        BufferKind.FORWARD,
+        BufferKind.STACKED,
+        BufferKind.LOGITS,
+        BufferKind.OTHER,
+    )
 
 
 def test_a_wide_layer_is_not_taken_for_logits():
     wide = [
         OomBuffer(shape=(8, 512, 49152), dtype="bfloat16", scope=f"block_{i}/mlp", part=Part.FORWARD) for i in range(3)
     ]
-    assert set(sort_buffers(wide)) == {Sort.FORWARD}
+    assert set(classify_buffers(wide)) == {BufferKind.FORWARD}
 
 
 def helping(name: str):
@@ -319,9 +331,9 @@ def test_what_others_hold_is_not_in_the_budget():
         in_use_bytes=5 * GIB,
         figures=Figures(argument_bytes=2 * GIB, total_bytes=8 * GIB),
     )
-    assert budget_bytes(data) == 7 * GIB
-    (finding,) = findings(data)
-    assert finding.cause is Cause.OTHERS and "3.00 GiB beside its arguments" in finding.because
+    assert program_budget_bytes(data) == 7 * GIB
+    (diagnosis,) = diagnoses(data)
+    assert diagnosis.cause is Cause.OTHERS and "3.00 GiB beside its arguments" in diagnosis.because
 
 
 def test_arguments_that_exceed_all_leave_no_plan_to_make():

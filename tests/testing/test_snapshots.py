@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jaxckpt._errors import BudgetError, FootprintAssertionError, SnapshotFileError
 from jaxckpt.testing import SnapshotCheck, load_snapshot, save_snapshot, snapshot_from_footprint
-from jaxckpt.testing.change import Change, Tolerance, tolerance_from
+from jaxckpt.testing.change import AllowedGrowth, Change, tolerance_from
 from jaxckpt.testing.check import Mode
 from jaxckpt.testing.file import Owner, snapshot_path
 from jaxckpt.testing.snapshot import ScopeBytes, Snapshot, natural_order
@@ -21,7 +21,7 @@ from tests.testing.footprints import MIB, made
 
 OWNER = Owner(test="test_step[8]", name="eval")
 SNAPSHOT = snapshot_from_footprint(made(compiler_options=(("xla_flag", True),)))
-NONE = Tolerance(share=0, least_bytes=0)
+NONE = AllowedGrowth(share=0, least_bytes=0)
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +79,10 @@ def change(before=None, after=None, tolerance=NONE) -> Change:
     [
         (NONE, 0, False),
         (NONE, 1, True),
-        (Tolerance(share=0.01, least_bytes=MIB), MIB, False),
-        (Tolerance(share=0.01, least_bytes=MIB), MIB + 1, True),
-        (Tolerance(share=0.5, least_bytes=1), 48 * MIB, False),
-        (Tolerance(share=0.5, least_bytes=1), 49 * MIB, True),
+        (AllowedGrowth(share=0.01, least_bytes=MIB), MIB, False),
+        (AllowedGrowth(share=0.01, least_bytes=MIB), MIB + 1, True),
+        (AllowedGrowth(share=0.5, least_bytes=1), 48 * MIB, False),
+        (AllowedGrowth(share=0.5, least_bytes=1), 49 * MIB, True),
     ],
 )
 def test_growth_is_accepted_up_to_the_larger_of_share_and_bytes(tolerance, grown_bytes, fails):

@@ -29,7 +29,7 @@ class Platform(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class MessagePattern:
     """One way to say it.
 
     Attributes:
@@ -65,14 +65,14 @@ def _patterns(*facts: str) -> tuple[re.Pattern[str], ...]:
 _MODULE = r"HLO module: (?P<program>[\w.-]*\w)\.?\s"
 _DEVICE = r"\((?P<device>0x[0-9a-fx]+_\w+)\)"
 
-FORMS = (
-    Form(
+PATTERNS = (
+    MessagePattern(
         sign=re.compile(r"Ran out of memory in memory space \w+"),
         facts=_patterns(r"memory space (?P<space>\w+)\b", r"Used (?P<requested>SIZE) of (?P<limit>SIZE)\s", _MODULE),
         moment=Moment.COMPILE,
         platform=Platform.TPU,
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"Ran out of memory on HBM"),
         facts=_patterns(
             r"HLO temporaries \((?P<requested>SIZE)\)",
@@ -84,7 +84,7 @@ FORMS = (
         platform=Platform.TPU,
         space="hbm",
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"TPU TensorCore Hbm usage"),
         facts=_patterns(
             r"TensorCore Hbm usage: (?P<requested>SIZE), SparseCore Hbm usage:? (?P<more>SIZE)",
@@ -94,7 +94,7 @@ FORMS = (
         platform=Platform.TPU,
         space="hbm",
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"would exceed memory \(size="),
         facts=_patterns(
             r"Allocation \(size=(?P<count_requested>\d{1,20})\) would exceed memory \(size=(?P<count_limit>\d{1,20})\)",
@@ -104,7 +104,7 @@ FORMS = (
         platform=Platform.TPU,
         space="vmem",
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"Attempting to reserve"),
         facts=_patterns(
             r"Attempting to reserve (?P<requested>SIZE)",
@@ -116,7 +116,7 @@ FORMS = (
         platform=Platform.TPU,
         space="hbm",
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"Error allocating device buffer|Attempting to allocate [^\n]*That was not possible"),
         facts=_patterns(
             r"Attempting to allocate (?P<requested>SIZE)",
@@ -127,7 +127,7 @@ FORMS = (
         platform=Platform.TPU,
         space="hbm",
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"Failed to allocate [^\n]*(?:pinned host|host memory)"),
         facts=_patterns(
             r"Failed to allocate a (?P<count_requested>\d{1,20})-byte",
@@ -135,65 +135,67 @@ FORMS = (
         ),
         space="host",
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"ran out of memory trying to instantiate command buffer"),
         platform=Platform.GPU,
         allocator="driver",
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"Out of memory while trying to allocate"),
         facts=_patterns(r"trying to allocate (?P<requested>SIZE)EXACT"),
         platform=Platform.GPU,
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"Failed to allocate request for"),
         facts=_patterns(r"request for (?P<requested>SIZE)EXACT"),
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"Out of memory allocating"),
         facts=_patterns(r"memory allocating (?P<requested>SIZE)EXACT"),
         likely=Platform.CPU,
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"cuMemAllocAsync failed to allocate"),
         facts=_patterns(r"failed to allocate (?P<requested>SIZE)EXACT"),
         platform=Platform.GPU,
         allocator="cuda_async",
         is_weak=True,
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"Allocator \([^)\n]*\) ran out of memory trying (?!.*freed_by_count)"),
         facts=_patterns(r"Allocator \((?P<device>[^)\n]*)\)", r"to allocate (?P<requested>SIZE)EXACT"),
         platform=Platform.GPU,
         allocator="bfc",
         is_weak=True,
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"failed to allocate [^\n]* from device: "),
         facts=_patterns(r"failed to allocate (?P<requested>SIZE)EXACT"),
         platform=Platform.GPU,
         allocator="driver",
         is_weak=True,
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"LLVM ERROR: out of memory"),
         moment=Moment.COMPILE,
         platform=Platform.CPU,
         space="host",
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(r"std::bad_alloc"),
         moment=None,
         platform=Platform.CPU,
         space="host",
     ),
-    Form(
+    MessagePattern(
         sign=re.compile(
             r"(?:RESOURCE_EXHAUSTED|[Rr]esource ?[Ee]xhausted)[^\n]*(?:[Oo]ut of memory|OOM|[Mm]emory|[Aa]llocat|HBM)"
         ),
         moment=None,
     ),
-    Form(sign=re.compile(r"CUDA_ERROR_OUT_OF_MEMORY"), platform=Platform.GPU, allocator="driver", is_weak=True),
+    MessagePattern(
+        sign=re.compile(r"CUDA_ERROR_OUT_OF_MEMORY"), platform=Platform.GPU, allocator="driver", is_weak=True
+    ),
 )
 """All ways that we know; the general ones last."""
 
@@ -201,7 +203,7 @@ _WORDS = re.compile(r"memory|alloc|exhaust|hbm|reserve", re.IGNORECASE)
 """Every sign holds one of them; logs are long, and this is looked for first."""
 
 
-def form_of(line: str) -> Form | None:
+def pattern_of(line: str) -> MessagePattern | None:
     """The way in which a line says that memory ran out, None where it does not.
 
     Example:
@@ -210,4 +212,4 @@ def form_of(line: str) -> Form | None:
     """
     if _WORDS.search(line) is None:
         return None
-    return next((form for form in FORMS if form.sign.search(line) is not None), None)
+    return next((pattern for pattern in PATTERNS if pattern.sign.search(line) is not None), None)

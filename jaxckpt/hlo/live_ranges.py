@@ -16,7 +16,7 @@ _FREE, _SHARE = 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lifetime:
+class LiveRange:
     """Positions of the first and the last kernel during which a buffer is in use, both included."""
 
     born: int
@@ -41,14 +41,14 @@ class _Space:
     members: set[int] = field(default_factory=set)
 
 
-def lifetimes(
+def live_ranges(
     trace: Any,
     *,
     born: Callable[[int], int | None],
     is_written: Callable[[int], bool],
     last_read: Callable[[int], int],
     end: int,
-) -> tuple[Mapping[int, Lifetime], int]:
+) -> tuple[Mapping[int, LiveRange], int]:
     """Reads the events of one heap.
 
     Args:
@@ -80,7 +80,7 @@ class _Simulation:
         last_read: Callable[[int], int],
         end: int,
     ):
-        self.found: dict[int, Lifetime] = {}
+        self.found: dict[int, LiveRange] = {}
         self.disorder = 0
         self._born = born
         self._is_written = is_written
@@ -118,16 +118,16 @@ class _Simulation:
     def finish(self) -> None:
         """What is never freed lives to the end."""
         for space in {id(space): space for space in self._space.values() if space.members}.values():
-            self.found[space.holder] = Lifetime(born=space.born, dies=self._end)
+            self.found[space.holder] = LiveRange(born=space.born, dies=self._end)
 
     def _end_before(self, space: _Space | None, event: _Event) -> None:
         """A buffer freed just before another one takes its memory in the same kernel is gone when that one is there."""
         if space is not None and space.born < event.born <= self.found[space.holder].dies:
-            self.found[space.holder] = Lifetime(born=space.born, dies=event.born - 1)
+            self.found[space.holder] = LiveRange(born=space.born, dies=event.born - 1)
 
     def _hand_over(self, space: _Space, event: _Event) -> None:
         if event.born > space.born:
-            self.found[space.holder] = Lifetime(born=space.born, dies=event.born - 1)
+            self.found[space.holder] = LiveRange(born=space.born, dies=event.born - 1)
             space.born = event.born
         space.holder = event.buffer
         space.last_read = 0
@@ -139,7 +139,7 @@ class _Simulation:
         space.members.discard(buffer)
         if not space.members:
             dies = min(max(space.last_read, self._now), max(ahead, self._now))
-            self.found[space.holder] = Lifetime(born=space.born, dies=dies)
+            self.found[space.holder] = LiveRange(born=space.born, dies=dies)
 
 
 def _following(events: list[_Event], end: int) -> list[int]:

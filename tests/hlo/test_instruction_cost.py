@@ -3,9 +3,9 @@
 import pytest
 
 from jaxckpt import _compat
-from jaxckpt.hlo.program import Program
+from jaxckpt.hlo.instruction_cost import instruction_cost
+from jaxckpt.hlo.program import HloProgram
 from jaxckpt.hlo.schema import HloModule
-from jaxckpt.hlo.work import work_of
 
 ALL_ITERATIONS, ROWS, COLUMNS = 6, 2, 8
 STACK_BYTES = ALL_ITERATIONS * ROWS * COLUMNS * 2
@@ -30,8 +30,8 @@ def traffic_bytes(fused: str, *, result: str) -> int:
           c = bf16[{ALL_ITERATIONS},{ROWS},{COLUMNS}] parameter(2)
           ROOT made = {result} fusion(a, b, c), kind=kLoop, calls=fused
         }}"""
-    program = Program(HloModule.FromString(_compat.hlo_module_from_text(text)))
-    return work_of(program, program.by_name["made"]).traffic_bytes
+    program = HloProgram(HloModule.FromString(_compat.hlo_module_from_text(text)))
+    return instruction_cost(program, program.by_name["made"]).traffic_bytes
 
 
 UPDATED = f"""

@@ -2,7 +2,7 @@
 
 Read after `program`. A fusion does the work of all instructions in it and moves its operands and results once; of an
 operand that it only slices, the slice. Library calls carry the dimensions of their product in their configuration.
-What a library call does that we cannot read is 0 and said (`Work.is_priced`).
+What a library call does that we cannot read is 0 and said (`InstructionCost.is_priced`).
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxckpt.hlo.program import Program
+from jaxckpt.hlo.program import HloProgram
 from jaxckpt.hlo.shapes import TOKEN, TUPLE, dtype_of, element_count, shape_bytes
 
 _SILENT = frozenset(
@@ -34,7 +34,7 @@ _FREE_CALLS = frozenset({"Sharding", "AllocateBuffer", "ConcatBitcast", "SliceTo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class InstructionCost:
     """The work of one run of an instruction.
 
     Attributes:
@@ -52,13 +52,13 @@ class Work:
     is_priced: bool = True
 
 
-def work_of(program: Program, id_: int) -> Work:
+def instruction_cost(program: HloProgram, id_: int) -> InstructionCost:
     """The work of a scheduled instruction."""
     instruction = program.instructions[id_]
     products = list(_products(program, instruction))
     matmul_flops = sum(flops for flops, _ in products)
     dtype = next((dtype for flops, dtype in products if flops), "")
-    return Work(
+    return InstructionCost(
         flops=matmul_flops + _vector_flops(program, instruction),
         matmul_flops=matmul_flops,
         matmul_dtype=dtype,
@@ -67,7 +67,7 @@ def work_of(program: Program, id_: int) -> Work:
     )
 
 
-def _products(program: Program, instruction: Any) -> Iterator[tuple[int, str]]:
+def _products(program: HloProgram, instruction: Any) -> Iterator[tuple[int, str]]:
     """FLOPs and dtype of each matrix product that an instruction does, itself or inside."""
     if instruction.opcode == "dot":
         yield _dot_flops(program, instruction, instruction.dot_dimension_numbers)
@@ -83,7 +83,7 @@ def _products(program: Program, instruction: Any) -> Iterator[tuple[int, str]]:
             yield from _products(program, inner)
 
 
-def _dot_flops(program: Program, instruction: Any, dimensions: Any) -> tuple[int, str]:
+def _dot_flops(program: HloProgram, instruction: Any, dimensions: Any) -> tuple[int, str]:
     left = program.instructions[instruction.operand_ids[0]].shape
     contracted = 1
     for dimension in _contracting(dimensions):
@@ -114,7 +114,7 @@ def _configured_dimensions(instruction: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _convolution_flops(program: Program, instruction: Any) -> tuple[int, str]:
+def _convolution_flops(program: HloProgram, instruction: Any) -> tuple[int, str]:
     """Every result element sums over the kernel's window and its input features, whichever of the three it is."""
     numbers = instruction.convolution_dimension_numbers
     kernel = program.instructions[instruction.operand_ids[1]].shape
@@ -128,7 +128,7 @@ def _convolution_flops(program: Program, instruction: Any) -> tuple[int, str]:
     return 2 * result * window * features, dtype_of(kernel)
 
 
-def _vector_flops(program: Program, instruction: Any) -> int:
+def _vector_flops(program: HloProgram, instruction: Any) -> int:
     """One FLOP for each element calculated; of reductions for each element read."""
     if instruction.opcode == "fusion":
         return sum(_vector_flops(program, inner) for inner in program.inner(instruction.id))
@@ -139,7 +139,7 @@ def _vector_flops(program: Program, instruction: Any) -> int:
     return element_count(_result(instruction.shape))
 
 
-def _traffic_bytes(program: Program, instruction: Any) -> int:
+def _traffic_bytes(program: HloProgram, instruction: Any) -> int:
     if instruction.opcode in ("copy-done", "async-done", "copy-start", "async-start"):
         return 0
     if instruction.opcode == "fusion" and instruction.called_computation_ids:
@@ -155,7 +155,7 @@ def _traffic_bytes(program: Program, instruction: Any) -> int:
     return sum(map(_array_bytes, read)) + shape_bytes(_result(instruction.shape))
 
 
-def _fusion_bytes(program: Program, fusion: Any) -> int:
+def _fusion_bytes(program: HloProgram, fusion: Any) -> int:
     fused = program.computations[fusion.called_computation_ids[0]]
     read_bytes = sum(_read_bytes(program, i) for i in fused.instructions if i.opcode == "parameter")
     root = program.instructions[fused.root_id]
@@ -163,7 +163,7 @@ def _fusion_bytes(program: Program, fusion: Any) -> int:
     return read_bytes + sum(_written_bytes(program, each) for each in written)
 
 
-def _read_bytes(program: Program, parameter: Any) -> int:
+def _read_bytes(program: HloProgram, parameter: Any) -> int:
     """Of an operand that is only sliced, the slices; of one that is only updated in place, what is updated."""
     for some_bytes in (_sliced_bytes(program, parameter.id), _replaced_bytes(program, parameter.id)):
         if some_bytes is not None:
@@ -171,7 +171,7 @@ def _read_bytes(program: Program, parameter: Any) -> int:
     return _array_bytes(parameter.shape)
 
 
-def _replaced_bytes(program: Program, id_: int) -> int | None:
+def _replaced_bytes(program: HloProgram, id_: int) -> int | None:
     """Bytes read of an array that a fusion only updates in place, behind bitcasts too; None if it does more with it."""
     total_bytes = 0
     for user in (program.instructions[user] for user in program.users[id_]):
@@ -184,7 +184,7 @@ def _replaced_bytes(program: Program, id_: int) -> int | None:
     return total_bytes if program.users[id_] else None
 
 
-def _sliced_bytes(program: Program, id_: int) -> int | None:
+def _sliced_bytes(program: HloProgram, id_: int) -> int | None:
     """Bytes of the slices that are all that a fusion uses of an array, behind views too; None if it uses more."""
     total_bytes = 0
     for user in (program.instructions[user] for user in program.users[id_]):
@@ -197,7 +197,7 @@ def _sliced_bytes(program: Program, id_: int) -> int | None:
     return total_bytes or None
 
 
-def _written_bytes(program: Program, root: Any) -> int:
+def _written_bytes(program: HloProgram, root: Any) -> int:
     while root.opcode == "bitcast" and root.operand_ids:
         root = program.instructions[root.operand_ids[0]]
     if root.opcode in _IN_PLACE:
@@ -205,7 +205,7 @@ def _written_bytes(program: Program, root: Any) -> int:
     return 0 if root.opcode == "parameter" else shape_bytes(root.shape)
 
 
-def _updated_bytes(program: Program, instruction: Any) -> int:
+def _updated_bytes(program: HloProgram, instruction: Any) -> int:
     """Bytes of the part that an update in place writes."""
     operand = instruction.operand_ids[1 if instruction.opcode == "dynamic-update-slice" else -1]
     return shape_bytes(program.instructions[operand].shape)

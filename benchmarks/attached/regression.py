@@ -65,7 +65,7 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class RateFit:
     """Corrected rates.
 
     Attributes:
@@ -83,7 +83,7 @@ class Fit:
     held_out: Errors
 
 
-def fit_rates(steps: Sequence[TimedStep], rates: Rates, *, pull: float = _PULL) -> Fit:
+def fit_rates(steps: Sequence[TimedStep], rates: Rates, *, pull: float = _PULL) -> RateFit:
     """Corrects rates by steps that were timed.
 
     Args:
@@ -110,7 +110,7 @@ def fit_rates(steps: Sequence[TimedStep], rates: Rates, *, pull: float = _PULL) 
             others = _fitted([step for step in steps if step.group != group], rates, pull)
             held_out.extend(_errors([step for step in steps if step.group == group], corrected(rates, others)).relative)
     new = corrected(rates, factors)
-    return Fit(
+    return RateFit(
         factors=factors,
         rates=new,
         before=_errors(steps, rates),
@@ -164,7 +164,7 @@ def corrected(rates: Rates, factors: Mapping[str, float]) -> Rates:
     )
 
 
-def calibration_from_fit(fit: Fit, calibration: Calibration, *, steps: Sequence[TimedStep]) -> Calibration:
+def calibration_from_fit(fit: RateFit, calibration: Calibration, *, steps: Sequence[TimedStep]) -> Calibration:
     """A calibration with the fitted rates, which says so.
 
     Args:

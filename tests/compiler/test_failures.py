@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxckpt.compiler.refusals import REFUSALS, compile_error, explain
+from jaxckpt.compiler.failures import COMPILE_FAILURES, compile_error, failure_of
 from jaxckpt.machine import Target
 
 EXHAUSTED = (
@@ -36,6 +36,6 @@ def test_what_we_cannot_explain_keeps_the_compilers_words():
     assert "ZeroDivisionError" in str(compile_error(ZeroDivisionError(), name="f", target=Target("h200")))
 
 
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.meaning)
-def test_every_refusal_is_found_by_each_of_its_signs(refusal):
-    assert all(explain(f"INTERNAL: {sign} (code 3)") is refusal for sign in refusal.signs)
+@pytest.mark.parametrize("failure", COMPILE_FAILURES, ids=lambda failure: failure.meaning)
+def test_every_failure_is_found_by_each_of_its_signs(failure):
+    assert all(failure_of(f"INTERNAL: {sign} (code 3)") is failure for sign in failure.signs)

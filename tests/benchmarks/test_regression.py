@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxckpt.calibration import TimedStep, calibration_from_fit, corrected, estimated_s, fit_rates
+from benchmarks.attached.regression import TimedStep, calibration_from_fit, corrected, estimated_s, fit_rates
 from jaxckpt.cost import Rates
 from jaxckpt.hlo import Kernel, class_of, kernel_s
 from jaxckpt.machine import Calibration

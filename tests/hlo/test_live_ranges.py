@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxckpt.hlo.lifetimes import Lifetime, lifetimes
+from jaxckpt.hlo.live_ranges import LiveRange, live_ranges
 
 ALLOCATE, FREE, SHARE = 0, 1, 2
 
@@ -22,7 +22,7 @@ def trace(*events):
 
 def read(events, born, *, last_read=None, handed_on=(), end=9):
     last_read = last_read or {}
-    return lifetimes(
+    return live_ranges(
         trace(*events),
         born=born.get,
         is_written=lambda buffer: buffer not in handed_on,
@@ -34,44 +34,44 @@ def read(events, born, *, last_read=None, handed_on=(), end=9):
 def test_a_buffer_ends_at_its_last_reader_before_the_next_allocation():
     events = [(ALLOCATE, 1), (ALLOCATE, 2), (FREE, 1), (ALLOCATE, 3), (FREE, 2), (FREE, 3)]
     found, disorder = read(events, {1: 0, 2: 2, 3: 6}, last_read={1: 4, 2: 8, 3: 7})
-    assert found == {1: Lifetime(born=0, dies=4), 2: Lifetime(born=2, dies=8), 3: Lifetime(born=6, dies=7)}
+    assert found == {1: LiveRange(born=0, dies=4), 2: LiveRange(born=2, dies=8), 3: LiveRange(born=6, dies=7)}
     assert disorder == 0
 
 
 def test_a_reader_that_we_place_too_late_does_not_reach_into_the_next_allocation():
     found, _ = read([(ALLOCATE, 1), (FREE, 1), (ALLOCATE, 2), (FREE, 2)], {1: 0, 2: 3}, last_read={1: 8})
-    assert found[1] == Lifetime(born=0, dies=2)
+    assert found[1] == LiveRange(born=0, dies=2)
 
 
 def test_memory_that_is_taken_over_changes_hands():
     events = [(ALLOCATE, 1), (SHARE, 2, 1), (FREE, 1), (FREE, 2)]
     found, _ = read(events, {1: 0, 2: 4}, last_read={1: 4, 2: 7})
-    assert found == {1: Lifetime(born=0, dies=3), 2: Lifetime(born=4, dies=7)}
+    assert found == {1: LiveRange(born=0, dies=3), 2: LiveRange(born=4, dies=7)}
 
 
 def test_memory_freed_in_the_kernel_that_takes_it_changes_hands_too():
     events = [(ALLOCATE, 1), (ALLOCATE, 3), (FREE, 1), (SHARE, 2, 1), (FREE, 2), (FREE, 3)]
     found, _ = read(events, {1: 0, 2: 4, 3: 4}, last_read={1: 4, 2: 6})
-    assert found[1] == Lifetime(born=0, dies=3)
-    assert found[2] == Lifetime(born=4, dies=6)
+    assert found[1] == LiveRange(born=0, dies=3)
+    assert found[2] == LiveRange(born=4, dies=6)
 
 
 def test_what_only_hands_memory_on_has_no_life_of_its_own():
     events = [(ALLOCATE, 1), (SHARE, 2, 1), (FREE, 1), (SHARE, 3, 1), (FREE, 2), (FREE, 3)]
     found, _ = read(events, {1: 0, 2: 2, 3: 5}, last_read={3: 8}, handed_on={2})
-    assert found == {1: Lifetime(born=0, dies=4), 3: Lifetime(born=5, dies=8)}
+    assert found == {1: LiveRange(born=0, dies=4), 3: LiveRange(born=5, dies=8)}
 
 
 def test_memory_given_back_within_a_loop_and_taken_again_is_free_between():
     events = [(ALLOCATE, 1), (FREE, 1), (ALLOCATE, 2), (FREE, 2), (SHARE, 3, 1), (SHARE, 4, 1), (FREE, 3), (FREE, 4)]
     found, _ = read(events, {1: 0, 2: 2, 3: 5, 4: 7}, last_read={4: 8}, handed_on={4})
     assert found[1].dies <= 1
-    assert found[3] == Lifetime(born=5, dies=8)
+    assert found[3] == LiveRange(born=5, dies=8)
     assert 4 not in found
 
 
 def test_what_is_never_freed_lives_to_the_end():
-    assert read([(ALLOCATE, 1)], {1: 3})[0] == {1: Lifetime(born=3, dies=9)}
+    assert read([(ALLOCATE, 1)], {1: 3})[0] == {1: LiveRange(born=3, dies=9)}
 
 
 def test_events_out_of_order_are_counted():

@@ -15,7 +15,7 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class CompileFailure:
     """A way in which compiling fails.
 
     Attributes:
@@ -31,47 +31,47 @@ class Refusal:
     advice: str
 
 
-REFUSALS = (
-    Refusal(
+COMPILE_FAILURES = (
+    CompileFailure(
         signs=("RESOURCE_EXHAUSTED", "Ran out of memory"),
         meaning="it does not fit",
         needed="a step that the compiler can lay out in the memory of one device",
         advice="jaxckpt.plan(step, ..., budget=...), a smaller batch, or more devices",
     ),
-    Refusal(
+    CompileFailure(
         signs=("Unknown backend", "host_callbacks"),
         meaning="it calls back to Python, which does not compile without the device",
         needed="no jax.debug.print, pure_callback, io_callback or eqx.error_if in the step",
         advice='hand in the step without them (they take no device memory), or target="attached"',
     ),
-    Refusal(
+    CompileFailure(
         signs=("No such compile option", "While setting option"),
         meaning="an XLA option is unknown or has a wrong value",
         needed="options of this compiler, each of the right type",
         advice="leave the option out; its name is in the message above",
     ),
-    Refusal(
+    CompileFailure(
         signs=("Received incompatible devices", "incompatible devices for jitted", "context mesh"),
         meaning="the step names devices of its own beside those of the target",
         needed="a mesh of the target wherever the step names one (with_sharding_constraint, shard_map, set_mesh)",
         advice="trace the step with the mesh of jaxckpt.Target(...).mesh(shape, axis_names)",
     ),
-    Refusal(
+    CompileFailure(
         signs=("No supported GPU devices found", "abstract GPU device"),
         meaning="its Pallas kernel asks which GPU is attached",
         needed="a mesh that tells it, set while the step is traced",
         advice='with jax.set_mesh(jaxckpt.Target("h200").mesh((1,), ("device",))): around this call',
     ),
-    Refusal(
+    CompileFailure(
         signs=("No FFI handler registered",),
         meaning="it calls a kernel that was never registered for this platform",
         needed="jax.ffi.register_ffi_target for that kernel and platform",
         advice="import the library that brings the kernel before compiling",
     ),
 )
-"""All refusals that we can explain."""
+"""All failures that we can explain."""
 
-_UNEXPLAINED = Refusal(
+_UNEXPLAINED = CompileFailure(
     signs=(),
     meaning="the compiler refuses it",
     needed="a step that this compiler takes",
@@ -92,15 +92,15 @@ def compile_error(error: Exception, *, name: str, target: Target) -> CompileErro
       `available_bytes` hold the compiler's figures where it gave them (rounded as it printed them), else None.
     """
     message = str(error)
-    refusal = explain(message)
+    failure = failure_of(message)
     needed_bytes, available_bytes = _exceeded(message)
     return CompileError(
-        f'step "{name}" cannot be compiled for target "{target.name}": {refusal.meaning}.',
+        f'step "{name}" cannot be compiled for target "{target.name}": {failure.meaning}.',
         got=_first_line(message) or type(error).__name__,
-        needed=refusal.needed,
-        advice=refusal.advice,
+        needed=failure.needed,
+        advice=failure.advice,
         target=target.name,
-        resource_exhausted=refusal is REFUSALS[0],
+        resource_exhausted=failure is COMPILE_FAILURES[0],
         needed_bytes=needed_bytes,
         available_bytes=available_bytes,
     )
@@ -120,11 +120,11 @@ def no_figures_error(*, name: str, target: Target) -> CompileError:
     )
 
 
-def explain(message: str) -> Refusal:
+def failure_of(message: str) -> CompileFailure:
     """The refusal that a compiler's message stands for."""
-    for refusal in REFUSALS:
-        if any(sign in message for sign in refusal.signs):
-            return refusal
+    for failure in COMPILE_FAILURES:
+        if any(sign in message for sign in failure.signs):
+            return failure
     return _UNEXPLAINED
 
 
