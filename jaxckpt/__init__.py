@@ -1,12 +1,13 @@
 """Fits JAX training steps into memory, and proves it with the XLA compiler.
 
-You hand it the step you already have and the machine it must run on; it decides for every residual whether to keep
-or to recompute it, rewrites the step, and proves the result with the real compiler, on a machine that need not have
-the device.
+You hand it the step you already have and the machine it must run on. For every residual it decides whether to save,
+recompute, offload or shard it, rewrites the step, and proves the result with the real compiler, on a machine that need
+not have the device.
 
-To read the code, follow the data: `ir` (a step as plain data), `policy`, `cost`, `solve`, then `trace`, `mark` (scopes
-in users' code), `target`, `advise` (lint), `rewrite`, `numerics`, `measure`, `fit` (the loop), `versus`, `report`,
-`cli`.
+To read the code, follow the data: `ir` (a step as plain data), `schedule` (the order of work that a plan asks for),
+`cost` (bytes and seconds of a schedule), `policy`, `solve`; then `program`, `outline` and `trace` (jaxprs), `rewrite`
+(a plan carried out), `compiler` (what XLA says), `planner` (the search over all of these), `report`, `cli`. `dynamic`
+stands apart: evictors that decide at run time. docs/how-it-works.md follows one value all the way.
 """
 
 from importlib import import_module

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -64,3 +65,12 @@ def test_every_public_name_is_there_and_starts_nothing(tmp_path):
 def test_a_name_that_is_not_public_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'plann'"):
         _ = jaxckpt.plann
+
+
+@pytest.mark.parametrize("name", ["compare", "compare_evictors"])
+def test_the_former_room_still_gives_its_names_and_warns(name):
+    with pytest.warns(
+        DeprecationWarning, match=rf"jaxckpt\.versus\.{name} is jaxckpt\.(comparison|dynamic)\.{name} now"
+    ):
+        former = getattr(import_module("jaxckpt.versus"), name)
+    assert former in (getattr(jaxckpt.comparison, name, None), getattr(jaxckpt.dynamic, name, None))

@@ -1,6 +1,9 @@
 """The house: imports point one way, the pure rooms never see jax, one module touches jax's internals."""
 
 import ast
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +14,7 @@ ORDER = (
     {"_errors", "_shown", "_version"},  # `_shown` lets data ask for its report by name alone
     {"_units", "_files"},
     {"_compat"},
+    {"_compilers"},
     {"ir"},  # data
     {"schedule"},
     {"cost", "policy"},
@@ -29,17 +33,18 @@ ORDER = (
     {"testing"},  # its messages show the tables of reports
     {"dynamic"},  # a wing of its own: nothing in planning imports it
     {"cli"},
-    {"__init__", "__main__"},
+    {"__init__", "__main__", "versus"},
 )
 """A room imports only from the rows before its own, and never from its row."""
 
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 PURE = {"ir", "schedule", "policy", "cost", "solve", "hlo", "oom", "_errors", "_files", "_shown", "_units", "_version"}
-SHARED = {"_errors", "_files", "_shown", "_units", "_version", "_compat"}
+SHARED = {"_errors", "_files", "_shown", "_units", "_version", "_compat", "_compilers"}
 MAY_USE_INTERNALS = {
-    "annotate", "compiler", "linter", "machine", "outline", "planner", "program", "rewrite", "trace", "verifier",
-}  # fmt: skip
-NARROW = {"machine": {"cost", "_errors", "_files", "_units", "_compat"}}
+    *("_compilers", "annotate", "compiler", "linter", "machine", "outline"),
+    *("planner", "program", "rewrite", "trace", "verifier"),
+}
+NARROW = {"machine": {"cost", "_errors", "_files", "_units", "_compat", "_compilers"}}
 """Rooms that may import less than their row allows."""
 DOORS = {
     ("policy/policy.py", "jaxckpt.planner.explain"),
@@ -49,7 +54,6 @@ DOORS = {
 """Imports inside functions that open a later room when they are called. Users look for `explain` and `as_jax` on the
 policy, and name the evictors of `dynamic` as strategies like any other."""
 
-MOST_LINES = 500
 
 FILES = sorted(ROOT.rglob("*.py"))
 
@@ -107,11 +111,24 @@ def test_imports_point_one_way(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_open_with_a_sentence_and_end_in_time(path):
+def test_files_open_with_a_sentence(path):
     text = path.read_text()
     first, *_ = (ast.get_docstring(ast.parse(text)) or "").splitlines() or [""]
     assert first.endswith("."), f"opens with {first!r}"
-    assert len(text.splitlines()) <= MOST_LINES
+
+
+def test_carrying_out_a_plan_loads_no_solver_policy_or_lint():
+    code = "import sys, jaxckpt.rewrite.apply; print(*(m for m in sys.modules if m.startswith('jaxckpt.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    rooms = {room for module in done.stdout.split() if (room := module.split(".")[1])[0] != "_"}
+    assert rooms == {"ir", "schedule", "program", "outline", "trace", "rewrite"}
+
+
+def test_readme_tells_the_rooms_in_their_order():
+    told = re.findall(r"^\| `jaxckpt/(\w+)` \|", (ROOT.parent / "README.md").read_text(), flags=re.MULTILINE)
+    rooms = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
+    assert set(told) == rooms
+    assert [RANK[room] for room in told] == sorted(RANK[room] for room in told)
 
 
 @pytest.mark.parametrize(

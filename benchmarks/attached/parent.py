@@ -22,7 +22,7 @@ from benchmarks.attached.store import Store, read_result, write_result
 from benchmarks.record import made_with
 
 ROOT = Path(__file__).parents[2]
-FACTS = ROOT / "jaxckpt" / "target" / "facts"
+FACTS = ROOT / "jaxckpt" / "machine" / "facts"
 RESULT = "attached.json"
 _COMPILER = ("jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin")
 _NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/kfd")

@@ -1,9 +1,9 @@
-"""Lint of programs that a compiler would miscompile (`jaxckpt.machine.miscompilations`)."""
+"""Lint of programs that a compiler would miscompile (`jaxckpt.rewrite.known_bad`)."""
 
 from collections.abc import Iterator
 
 from jaxckpt.linter.context import Remark, Seen
-from jaxckpt.machine.miscompilations import misreads_offloaded_stacks
+from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks
 
 
 def miscompiled_offloads(seen: Seen) -> Iterator[Remark]:

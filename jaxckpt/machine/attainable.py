@@ -113,6 +113,6 @@ def _no_rates(name: str, facts: UnknownDeviceFacts) -> TargetError:
         got=f'device kind "{facts.description}" on platform "{facts.platform}"',
         needed="a calibration of it, or a fact file whose device_kinds names it",
         advice="jaxckpt calibrate -o mine.toml, and attached@mine.toml as the target; or a fact file like those of"
-        " jaxckpt/target/facts",
+        " jaxckpt/machine/facts",
         device_kind=facts.description,
     )

@@ -13,9 +13,9 @@ import jax
 from jax.experimental import topologies
 
 from jaxckpt import _compat
+from jaxckpt._compilers import require_compiler
 from jaxckpt._errors import TargetError
 from jaxckpt.machine.device_facts import Facts, GpuFacts, TpuFacts
-from jaxckpt.machine.packages import require_compiler
 from jaxckpt.machine.topology import GpuTopology, LocalTopology, Topology, TpuTopology
 
 _LOCK = threading.Lock()

@@ -61,7 +61,7 @@ def load_facts(path: str | pathlib.Path) -> Facts:
         path,
         called="fact file",
         needed=f"a TOML file, or one of the names {', '.join(sorted(known_facts()))}",
-        advice='jaxckpt.Target("h200"), or copy a file of jaxckpt/target/facts and change it',
+        advice='jaxckpt.Target("h200"), or copy a file of jaxckpt/machine/facts and change it',
     )
     return facts_from_toml(text, source=str(path))
 
@@ -156,6 +156,6 @@ def _bad_file(source: str, problems: Sequence[str]) -> TargetError:
         f"fact file {source} does not describe a device.",
         problems,
         needed='every key without default and no other; platform = "cuda", "tpu" or "cpu" chooses the keys',
-        advice="start from a file of jaxckpt/target/facts",
+        advice="start from a file of jaxckpt/machine/facts",
         source=source,
     )

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import jax
 
 from jaxckpt import _compat
+from jaxckpt._compilers import Compiler, compiler_for, install_command
 from jaxckpt._units import format_bytes
 from jaxckpt.machine.attached import attached_facts
 from jaxckpt.machine.device_facts import Facts
 from jaxckpt.machine.fact_files import known_facts
-from jaxckpt.machine.packages import Compiler, compiler_for, install_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from jaxckpt import _compat
+from jaxckpt._compilers import compiler_for
 from jaxckpt._errors import TargetError, UnknownTargetError
 from jaxckpt._units import format_bytes
 from jaxckpt.cost.rates import Rates
@@ -25,7 +26,6 @@ from jaxckpt.machine.calibration_file import Calibration, load_calibration, ship
 from jaxckpt.machine.device_facts import Facts, GpuFacts, TpuFacts, UnknownDeviceFacts
 from jaxckpt.machine.devices import devices_for
 from jaxckpt.machine.fact_files import known_facts, load_facts
-from jaxckpt.machine.packages import compiler_for
 from jaxckpt.machine.topology import Topology, cpu_topology, gpu_topology, tpu_topology
 
 

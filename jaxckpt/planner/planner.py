@@ -21,7 +21,6 @@ from jaxckpt._units import budget_bytes, budget_fraction
 from jaxckpt.compiler import Footprint, compile_flat
 from jaxckpt.hlo import stall_s
 from jaxckpt.machine import Target
-from jaxckpt.machine.miscompilations import misreads_offloaded_stacks
 from jaxckpt.planner.allowed import checked_allow, require_mesh
 from jaxckpt.planner.floor import Floor, floor_of
 from jaxckpt.planner.gc_pause import collector_paused
@@ -33,7 +32,7 @@ from jaxckpt.planner.search import Candidate, Search
 from jaxckpt.planner.verify_plan import run_beside
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite, with_planned_loops
-from jaxckpt.rewrite.known_bad import refuse_miscompiled
+from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks, refuse_miscompiled
 from jaxckpt.solve import (
     Offloading,
     OptimalSolver,

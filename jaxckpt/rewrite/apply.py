@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import jax.core
 
+from jaxckpt._compilers import compiler_for
 from jaxckpt.ir import Graph, GraphPlan
-from jaxckpt.machine.packages import compiler_for
 from jaxckpt.rewrite.agreement import require_agreement
 from jaxckpt.rewrite.check_plan import PlannedArgument, check_planned
 from jaxckpt.rewrite.known_bad import refuse_miscompiled

@@ -3,8 +3,8 @@
 import jax
 import pytest
 
+from jaxckpt._compilers import compiler_for
 from jaxckpt.machine import Target
-from jaxckpt.machine.packages import compiler_for
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxckpt._compilers import compiler_for
 from jaxckpt._errors import CompileError
 from jaxckpt.compiler import footprint
 from jaxckpt.machine import Target
-from jaxckpt.machine.packages import compiler_for
 
 
 @pytest.mark.slow

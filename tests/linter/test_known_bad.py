@@ -7,7 +7,7 @@ import pytest
 
 from jaxckpt.linter.context import Seen
 from jaxckpt.linter.known_bad import miscompiled_offloads
-from jaxckpt.machine.miscompilations import misreads_offloaded_stacks
+from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks
 from jaxckpt.trace import trace_step
 from tests.linter.test_loops import LARGE, OFFLOAD, SAVE, trained
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxckpt.machine.packages import compiler_for
+from jaxckpt._compilers import compiler_for
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import jax, jax.numpy as jnp
 before = None
 if {first}:
     before = jax.devices(), jax.default_backend()
-from jaxckpt.target import Target
+from jaxckpt.machine import Target
 devices = Target("h200").devices
 from jax._src import xla_bridge
 registered = "cuda" in xla_bridge._backend_factories

@@ -157,5 +157,5 @@ def test_a_layer_named_script_is_shown_in_a_notebook_and_not_run():
 
 
 def test_what_has_no_report_is_refused():
-    with pytest.raises(TypeError, match="Footprint"):
+    with pytest.raises(TypeError, match="a footprint"):
         report_of(3)

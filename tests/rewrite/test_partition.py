@@ -16,8 +16,8 @@ from jaxckpt import Policy
 from jaxckpt.hlo import Part
 from jaxckpt.ir import Offload, Partition, Save
 from jaxckpt.machine import Target, targets
-from jaxckpt.machine.miscompilations import misreads_offloaded_stacks
 from jaxckpt.policy import Match, Rule
+from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks
 from jaxckpt.schedule import decisions_with_axes, partition_with_axes
 from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import trace_step

@@ -18,9 +18,9 @@ import jaxckpt
 from jaxckpt import Planner, Policy, UnsupportedDecisionError
 from jaxckpt.ir import Offload, Save
 from jaxckpt.machine import Target, targets
-from jaxckpt.machine.miscompilations import misreads_offloaded_stacks
 from jaxckpt.policy import Match, Rule
 from jaxckpt.rewrite import rewrite
+from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks
 from jaxckpt.schedule import Move, schedule
 from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import trace_step

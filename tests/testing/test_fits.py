@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxckpt
+from jaxckpt._compilers import compiler_for
 from jaxckpt._errors import ArgumentError, BudgetError, FootprintAssertionError
 from jaxckpt.compiler import Footprint
-from jaxckpt.machine.packages import compiler_for
 from jaxckpt.testing import assert_fits
 from jaxckpt.testing.tables import holders_table
 from tests.testing.footprints import MIB, made

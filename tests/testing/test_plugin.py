@@ -10,7 +10,7 @@ import pytest
 # Before any inner run: what one of them imports first is forgotten when it ends, and jax does not bear that.
 import jaxckpt.testing.check
 import jaxckpt.testing.plugin
-from jaxckpt.machine.packages import compiler_for
+from jaxckpt._compilers import compiler_for
 
 pytest_plugins = ["pytester"]
 

@@ -4,9 +4,10 @@ import importlib.metadata
 
 import pytest
 
+from jaxckpt import _compilers
+from jaxckpt._compilers import Compiler, compiler_for, require_compiler
 from jaxckpt._errors import MissingPackageError, VersionMismatchError
-from jaxckpt.machine import Target, packages, targets
-from jaxckpt.machine.packages import Compiler, compiler_for, require_compiler
+from jaxckpt.machine import Target, targets
 
 JAXLIB = importlib.metadata.version("jaxlib")
 
@@ -17,15 +18,15 @@ def status(name):
 
 @pytest.fixture
 def no_cuda(monkeypatch):
-    monkeypatch.setattr(packages._compat, "cuda_plugin", lambda: None)
+    monkeypatch.setattr(_compilers._compat, "cuda_plugin", lambda: None)
 
 
 @pytest.fixture
 def old_cuda(monkeypatch):
-    monkeypatch.setattr(packages._compat, "cuda_plugin", lambda: ("xla_cuda12", None))
+    monkeypatch.setattr(_compilers._compat, "cuda_plugin", lambda: ("xla_cuda12", None))
     known = {"jax-cuda12-plugin": JAXLIB, "jax-cuda12-pjrt": "0.4.1"}
-    installed = packages._version
-    monkeypatch.setattr(packages, "_version", lambda name: known.get(name) or installed(name))
+    installed = _compilers._version
+    monkeypatch.setattr(_compilers, "_version", lambda name: known.get(name) or installed(name))
 
 
 def test_a_missing_plugin_is_an_import_error_with_the_line_to_type(no_cuda):
@@ -60,7 +61,7 @@ def test_a_plugin_half_of_which_is_of_another_version_is_refused(old_cuda):
 
 
 def test_missing_libtpu_is_told_with_its_own_extra(monkeypatch):
-    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(_compilers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match="tpu-targets"):
         require_compiler("tpu", target="v5e:1x1")
     assert status("v5e").install == 'pip install "jaxckpt[tpu-targets]"'
