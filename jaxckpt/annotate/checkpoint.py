@@ -24,7 +24,7 @@ from jaxckpt.annotate.open_body import AROUND, body_of, graph_of_body, unmarked
 from jaxckpt.annotate.tagging import tagged, tags_of
 from jaxckpt.ir import Graph, Save
 from jaxckpt.ir.scope import path_of_marks
-from jaxckpt.policy import Candidate, Match, Policy, Resolved, Rule, resolve
+from jaxckpt.policy import ForwardValue, Match, Policy, Resolved, Rule, resolve
 from jaxckpt.policy.rule import globs
 
 _NUMBER = re.compile(r"\d+")
@@ -136,8 +136,8 @@ def _is_of_another_layer(rule: Rule, layer: int | None) -> bool:
     match = Match(layers=rule.match.layers, every=rule.match.every)
     if layer is None or match == Match():
         return False
-    anything = Candidate(
-        value=0, scope="", layer=layer, name=None, primitive="", dtype="", size_bytes=0, flops=0, is_residual=True
+    anything = ForwardValue(
+        id=0, scope="", layer=layer, name=None, primitive="", dtype="", size_bytes=0, flops=0, is_residual=True
     )
     return not match.holds(anything)
 

@@ -84,7 +84,7 @@ def chunked(
         if not all(map(linen.is_made, modules)):
             return function(*args, **kwargs)
         split = _split_of(function, args, kwargs, axis=axis, chunks=chunks)
-        return _Work(split, join, out_axis, accumulate).run()
+        return _ChunkedCall(split, join, out_axis, accumulate).run()
 
     return in_chunks
 
@@ -118,7 +118,7 @@ class _Split:
         return self.length % self.size
 
 
-class _Work:
+class _ChunkedCall:
     """One call in chunks: the function is traced for a chunk, its loop is run, its results are joined."""
 
     def __init__(self, split: _Split, join: Any, out_axis: int, accumulate: str | None):

@@ -28,7 +28,7 @@ from jaxckpt.policy import Policy, new_mark
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class ScopeOptions:
     """A scope as it stands around calls.
 
     Attributes:
@@ -53,14 +53,14 @@ class Placed:
         return Checkpoint(policy=self.policy, prevent_cse=self.prevent_cse)
 
 
-def placed_on(target: Any, scope: Placed) -> Any:
+def with_scope(target: Any, scope: ScopeOptions) -> Any:
     """The target with a scope around its calls.
 
     Raises:
       ScopeError: It cannot be called, has no such methods, or is a module that Flax has bound already.
     """
     if isinstance(target, functools.partial) and isinstance(target.func, type):
-        return functools.partial(placed_on(target.func, scope), *target.args, **target.keywords)
+        return functools.partial(with_scope(target.func, scope), *target.args, **target.keywords)
     if isinstance(target, type):
         return _class(target, scope)
     if inspect.ismethod(target):
@@ -93,7 +93,7 @@ def _is_wrapped(target: Any) -> bool:
     return callable(target) and callable(getattr(target, "__wrapped__", None))
 
 
-def _class(cls: type, scope: Placed) -> type:
+def _class(cls: type, scope: ScopeOptions) -> type:
     for method in scope.methods:
         _require_method(cls, method)
     if linen.is_linen_class(cls):
@@ -102,7 +102,7 @@ def _class(cls: type, scope: Placed) -> type:
     return _subclass(cls, own)
 
 
-def _linen_class(cls: type, scope: Placed) -> type:
+def _linen_class(cls: type, scope: ScopeOptions) -> type:
     """Flax puts the module's name around its methods itself; a scope's own name goes around that."""
     if scope.policy is None and scope.name is None:
         return cls
@@ -146,12 +146,12 @@ def _require_method(cls: type, method: str) -> None:
     )
 
 
-def _name_of_method(cls: type, method: str, scope: Placed) -> str:
+def _name_of_method(cls: type, method: str, scope: ScopeOptions) -> str:
     name = scope.name or cls.__name__
     return name if method == "__call__" else f"{name}.{method}"
 
 
-def _object(target: Any, scope: Placed) -> Any:
+def _object(target: Any, scope: ScopeOptions) -> Any:
     if linen.is_linen(target):
         raise ScopeError(
             f"jaxckpt.scope({type(target).__name__}(...)) stands on a module that was made already.",
@@ -167,7 +167,7 @@ def _object(target: Any, scope: Placed) -> Any:
     return scoped
 
 
-def _function(function: Callable[..., Any], scope: Placed, *, name: str | None = None) -> Callable[..., Any]:
+def _function(function: Callable[..., Any], scope: ScopeOptions, *, name: str | None = None) -> Callable[..., Any]:
     name = name if name is not None else scope.name
     own = _own_name(function)
     static = _static_positions(function, scope.static_argnames)

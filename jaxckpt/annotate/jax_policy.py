@@ -18,7 +18,7 @@ from jaxckpt import ir
 from jaxckpt._errors import PolicyError
 from jaxckpt.annotate.checkpoint_policy import is_remat3, takes_only_names
 from jaxckpt.ir.scope import TAG
-from jaxckpt.policy import Candidate, Match, Policy, Rule
+from jaxckpt.policy import ForwardValue, Match, Policy, Rule
 from jaxckpt.program.inline import inline
 from jaxckpt.trace.flops import Works
 from jaxckpt.trace.size import aval_bytes
@@ -84,8 +84,8 @@ class JaxPolicy:
         name = params["name"] if primitive.name == "name" else None
         if name is not None and name.startswith(TAG):
             return Recompute  # a scope's own, which another policy keeps
-        asked = Candidate(
-            value=0, scope="", layer=None, name=name, primitive=primitive.name, dtype="", size_bytes=0, flops=0,
+        asked = ForwardValue(
+            id=0, scope="", layer=None, name=name, primitive=primitive.name, dtype="", size_bytes=0, flops=0,
             is_residual=True,
         )  # fmt: skip
         if any(_asks_of_the_result(rule.match) for rule in self.policy.rules):
@@ -109,7 +109,7 @@ def _asks_of_the_result(match: Match) -> bool:
     return any(getattr(match, key) is not None for key in _OF_THE_RESULT)
 
 
-def _with_result(asked: Candidate, primitive: Any, avals: tuple[Any, ...], params: dict[str, Any]) -> Candidate:
+def _with_result(asked: ForwardValue, primitive: Any, avals: tuple[Any, ...], params: dict[str, Any]) -> ForwardValue:
     """What is known of the results of an equation that JAX only says the operands of."""
     if not all(hasattr(aval, "dtype") for aval in avals):
         return asked

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import ScopeError
-from jaxckpt.annotate.decorate import Placed, marked, placed_on
+from jaxckpt.annotate.decorate import ScopeOptions, marked, with_scope
 from jaxckpt.policy import Policy, load_policy
 
 _Entered = tuple[tuple["Scope", contextlib.ExitStack], ...]
@@ -26,11 +26,11 @@ class Scope:
       placed: What is put there.
     """
 
-    placed: Placed
+    options: ScopeOptions
 
     def __call__(self, target: Any) -> Any:
         """The target with the scope around its calls."""
-        return placed_on(target, self.placed)
+        return with_scope(target, self.options)
 
     def __enter__(self) -> None:
         """Names what is traced from here on. It acts when the step goes through `jaxckpt.apply`."""
@@ -38,12 +38,12 @@ class Scope:
         if any(scope is self for scope, _ in entered):
             raise ScopeError(
                 "`with` enters a jaxckpt.scope inside itself.",
-                got=f"the scope {self.placed.name!r} again",
+                got=f"the scope {self.options.name!r} again",
                 needed="a scope of its own for each part",
-                advice=f"with jaxckpt.scope({self.placed.name or 'tail'!r}, ...):",
+                advice=f"with jaxckpt.scope({self.options.name or 'tail'!r}, ...):",
             )
         stack = contextlib.ExitStack()
-        stack.enter_context(marked(self.placed.name or "", self.placed.policy))
+        stack.enter_context(marked(self.options.name or "", self.options.policy))
         _ENTERED.set((*entered, (self, stack)))
 
     def __exit__(self, *error: object) -> None:
@@ -112,11 +112,11 @@ def scope(
                 advice=f"jaxckpt.scope({target!r})",
             )
         target, name = None, target
-    placed = Placed(
+    options = ScopeOptions(
         name=name,
         policy=load_policy(policy) if isinstance(policy, str | Path) else policy,
         methods=(methods,) if isinstance(methods, str) else tuple(methods),
         static_argnames=(static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames),
         prevent_cse=prevent_cse,
     )
-    return Scope(placed=placed) if target is None else placed_on(target, placed)
+    return Scope(options=options) if target is None else with_scope(target, options)

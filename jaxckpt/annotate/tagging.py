@@ -40,7 +40,7 @@ def tags_of(resolved: Iterable[Resolved], graph: Graph, variables: Sequence[Any]
     tags: dict[int, str] = {}
     there = {*graph.inputs, *graph.constants}
     for each in resolved:
-        value, tag = each.candidate.value, tag_of(each.decision)
+        value, tag = each.forward_value.id, tag_of(each.decision)
         made = graph.producer[value]
         assert made is not None, "what is decided about is made by an op"
         op = graph.ops[made]
@@ -69,13 +69,13 @@ def tagged(body: Body, tags: Mapping[Any, str], *, derivatives: bool = True) -> 
       tags: For variables of any of its levels.
       derivatives: Whether derivatives that read their own result read the tagged one.
     """
-    writer = _Writer(body, tags, derivatives=derivatives)
+    writer = _TagInserter(body, tags, derivatives=derivatives)
     return closed_jaxpr(
         body.program, list(map(Equation, writer.eqns)), [writer.current(atom) for atom in body.program.outvars]
     )
 
 
-class _Writer:
+class _TagInserter:
     """Writes one level; readers of what has a tag read what the tag gives."""
 
     def __init__(self, body: Body, tags: Mapping[Any, str], *, derivatives: bool):

@@ -16,10 +16,10 @@ from jaxckpt.compiler import Footprint
 from jaxckpt.cost import behind_views
 from jaxckpt.ir import GraphPlan, Offload, Recompute, Save
 from jaxckpt.ir.scope import TAG
-from jaxckpt.linter import Seen, primal_of_name
+from jaxckpt.linter import LintContext, primal_of_name
 from jaxckpt.machine import Target
 from jaxckpt.planner import Planner
-from jaxckpt.policy import Match, Policy, Resolved, Rule, candidates, load_policy
+from jaxckpt.policy import Match, Policy, Resolved, Rule, forward_values, load_policy
 from jaxckpt.solve import PolicyPlan, Problem, plan_from_policy
 
 _SAME = 1e-3
@@ -127,9 +127,9 @@ class _Judged:
 
     def __init__(self, planner: Planner, policy: Policy | None):
         self.planner = planner
-        self.seen = Seen(traced=planner.traced)
+        self.lint_context = LintContext(traced=planner.traced)
         self.by_name = policy is None
-        self.policy = _of_names(self.seen) if policy is None else policy
+        self.policy = _of_names(self.lint_context) if policy is None else policy
         self.compiles = 0
 
     @cached_property
@@ -141,7 +141,7 @@ class _Judged:
         """What is said of one rule."""
         rule = self.policy.rules[index]
         decided = [r for r in self.followed.resolved if r.rule == index and r.by.policy.name == self.policy.name]
-        arrays = {behind_views(self.planner.graph, r.candidate.value) for r in decided}
+        arrays = {behind_views(self.planner.graph, r.forward_value.id) for r in decided}
         change, why = self._change(index, decided)
         return Verdict(
             subject=_name(rule) if self.by_name else f"rule {index + 1} ({rule})",
@@ -179,7 +179,7 @@ class _Judged:
         if not decided:
             return self._why_nothing(index, rule)
         problem, plan = self.planner.problem, self.followed.plan
-        values = {r.candidate.value for r in decided}
+        values = {r.forward_value.id for r in decided}
         if isinstance(rule.decision, Recompute) or values & plan.decisions.keys():
             return _SAME_ANYWAY
         if values <= set(problem.graph.outputs):
@@ -194,13 +194,13 @@ class _Judged:
         """Why a rule decides about no value."""
         if any(index in r.others for r in self.followed.resolved):
             return _OVERRULED
-        matching = [c for c in candidates(self.planner.graph) if rule.match.holds(c)]
+        matching = [c for c in forward_values(self.planner.graph) if rule.match.holds(c)]
         if matching:
             return _OVERRULED if any(c.is_residual for c in matching) else _DEAD
         name = _name(rule)
         if not name:
             return _MATCHES_NOTHING
-        site = self.seen.named(rule.match.name or "")
+        site = self.lint_context.named(rule.match.name or "")
         if site is not None and site.loops:
             return _IN_LOOP.format(primitive=site.loops[0].primitive.name)
         if site is None and (primal := primal_of_name(name)) is not None:
@@ -208,10 +208,10 @@ class _Judged:
         return _NEVER_ATTACHED if site is None else _DEAD
 
 
-def _of_names(seen: Seen) -> Policy:
+def _of_names(context: LintContext) -> Policy:
     """The policy that saves every name of the step, and those that policies of JAX in it mention."""
-    mentioned = {name for _, read in seen.checkpoints for policy in read for name in policy.names}
-    names = dict.fromkeys([*seen.names, *sorted(mentioned)])
+    mentioned = {name for _, read in context.checkpoints for policy in read for name in policy.names}
+    names = dict.fromkeys([*context.names, *sorted(mentioned)])
     rules = (
         Rule(match=Match(name=glob.escape(name)), decision=Save(), optional=True)
         for name in names

@@ -14,8 +14,8 @@ import jax.extend.core as jex
 from jaxckpt import _compat
 from jaxckpt._errors import PolicyError
 from jaxckpt.ir import Graph, Op
-from jaxckpt.ir.scope import TRANSPOSE, is_recomputed, path_of_marks
-from jaxckpt.linter.finding import Place
+from jaxckpt.ir.scope import TRANSPOSE, Marks, is_recomputed, path_of_marks
+from jaxckpt.linter.finding import Location
 from jaxckpt.linter.jax_policies import ReadPolicy, read_policies
 from jaxckpt.machine import Target
 from jaxckpt.policy import Policy
@@ -27,29 +27,28 @@ from jaxckpt.trace import Traced
 from jaxckpt.trace.size import aval_bytes
 from jaxckpt.trace.source import Sources
 
-Marks = tuple[tuple[str, bool], ...]
 LOOPS = frozenset({"scan", "while"})
 _REMAT3 = "RematTraced"
 _HOST = "<host>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
+class Diagnostic:
     """What one lint says of one place.
 
     Attributes:
       where: The place.
-      said: What was seen, with names and sizes.
+      text: The defect, with names and sizes.
       fix: What to do.
     """
 
-    where: Place
-    said: str
+    where: Location
+    text: str
     fix: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Site:
+class EquationSite:
     """One equation of the raw trace.
 
     Attributes:
@@ -68,12 +67,12 @@ class Site:
         return str(self.eqn.primitive.name)
 
     @property
-    def is_again(self) -> bool:
+    def is_recomputed(self) -> bool:
         """Whether the user's `jax.checkpoint` computes it a second time."""
         return is_recomputed(self.marks)
 
     @property
-    def is_backward(self) -> bool:
+    def is_transposed(self) -> bool:
         """Whether differentiation transposed it."""
         return TRANSPOSE in self.marks
 
@@ -102,7 +101,7 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Seen:
+class LintContext:
     """A traced step, with what it is held against.
 
     Attributes:
@@ -127,7 +126,7 @@ class Seen:
         return Problem(graph=self.graph, rates=(self.target or Target("h200")).rates)
 
     @cached_property
-    def sites(self) -> tuple[Site, ...]:
+    def sites(self) -> tuple[EquationSite, ...]:
         """Every equation of the raw trace, bodies after what they belong to."""
         return tuple(_walk(open_jaxpr(self.traced.stage.jaxpr), (), ()))
 
@@ -138,14 +137,14 @@ class Seen:
         return inline(self.traced.stage.jaxpr, captured, keep_user_remat=True)
 
     @cached_property
-    def checkpoints(self) -> tuple[tuple[Site, tuple[ReadPolicy, ...]], ...]:
+    def checkpoints(self) -> tuple[tuple[EquationSite, tuple[ReadPolicy, ...]], ...]:
         """The user's checkpoints with what their policies say; in loops those of the forward pass too."""
         return tuple((site, read_policies(policy_of(site))) for site in self.sites if site.is_checkpoint)
 
     @cached_property
-    def names(self) -> dict[str, Site]:
+    def names(self) -> dict[str, EquationSite]:
         """Every `checkpoint_name` of the raw trace, with where it stands first."""
-        found: dict[str, Site] = {}
+        found: dict[str, EquationSite] = {}
         for site in self.sites:
             if site.primitive == "name":
                 found.setdefault(site.eqn.params["name"], site)
@@ -153,7 +152,7 @@ class Seen:
                 found.setdefault(str(getattr(prim, "name", "")), site)
         return found
 
-    def named(self, pattern: str) -> Site | None:
+    def named(self, pattern: str) -> EquationSite | None:
         """Where the first name stands that a glob matches; None where there is none."""
         return next((site for name, site in self.names.items() if globs(pattern, name)), None)
 
@@ -167,7 +166,7 @@ class Seen:
         return count
 
     @cached_property
-    def followed(self) -> PolicyPlan | PolicyError:
+    def policy_plan(self) -> PolicyPlan | PolicyError:
         """What the policy and the marks make of the step, or why they do not fit it."""
         try:
             return plan_from_policy(self.problem, self.policy)
@@ -177,38 +176,38 @@ class Seen:
     @property
     def fitting(self) -> PolicyPlan | None:
         """The same where they fit."""
-        return self.followed if isinstance(self.followed, PolicyPlan) else None
+        return self.policy_plan if isinstance(self.policy_plan, PolicyPlan) else None
 
-    def place(self, site: Site) -> Place:
+    def location_of(self, site: EquationSite) -> Location:
         """Where an equation stands; where JAX kept no line for it, that of what it stands in."""
         lines = map(self._sources.of, (site.eqn, *reversed(site.around)))
-        return Place(scope=path_of_marks(site.marks), source=next(filter(None, lines), ""))
+        return Location(scope=path_of_marks(site.marks), source=next(filter(None, lines), ""))
 
-    def place_of_value(self, value: int) -> Place:
+    def location_of_value(self, value: int) -> Location:
         """Where a value of the graph is made."""
         made = self.graph.producer[value]
-        return Place() if made is None else place_of_op(self.graph.ops[made])
+        return Location() if made is None else location_of_op(self.graph.ops[made])
 
 
-def place_of_op(op: Op) -> Place:
+def location_of_op(op: Op) -> Location:
     """Where an op of the graph stands."""
-    return Place(scope=op.scope, source=op.source)
+    return Location(scope=op.scope, source=op.source)
 
 
-def policy_of(site: Site) -> Any:
+def policy_of(site: EquationSite) -> Any:
     """The policy of a checkpoint."""
     prim = site.eqn.params.get("_prim")
     return getattr(prim, "policy", None) if prim is not None else site.eqn.params.get("policy")
 
 
-def within(sites: Sequence[Site], scope: Site) -> Iterator[Site]:
+def equations_inside(sites: Sequence[EquationSite], scope: EquationSite) -> Iterator[EquationSite]:
     """The equations in the body of another."""
     return (site for site in sites if any(eqn is scope.eqn for eqn in site.around))
 
 
-def _walk(jaxpr: Any, around: tuple[Any, ...], marks: Marks) -> Iterator[Site]:
+def _walk(jaxpr: Any, around: tuple[Any, ...], marks: Marks) -> Iterator[EquationSite]:
     for eqn in jaxpr.eqns:
         here = marks + _compat.name_stack_marks(eqn.source_info.name_stack)
-        yield Site(eqn=eqn, around=around, marks=here)
+        yield EquationSite(eqn=eqn, around=around, marks=here)
         for body in jex.jaxprs_in_params(eqn.params):
             yield from _walk(open_jaxpr(body), (*around, eqn), here)

@@ -8,7 +8,7 @@ from jaxckpt._shown import Shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Location:
     """Where something stands in the user's step.
 
     Attributes:
@@ -31,7 +31,7 @@ class Finding:
       code: What it is, a stable word: "unmatched-rule".
       title: The same as a sentence without figures.
       where: Its place, of several the first.
-      said: What was seen there, with names and sizes.
+      said: The defect, with names and sizes.
       fix: What to do.
       void: Whether what the user asked for has no effect or gives a wrong result. The rest is advice.
       count: How many such places there are.
@@ -39,7 +39,7 @@ class Finding:
 
     code: str
     title: str
-    where: Place
+    where: Location
     said: str
     fix: str
     void: bool = False

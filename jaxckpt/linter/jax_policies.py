@@ -1,7 +1,7 @@
 """What a policy of `jax.checkpoint` says, read off the callable: JAX's own ones are known, others are not.
 
 JAX's policies are functions over lists of names, or small classes with such lists; which of both depends on the
-version. Read before `seen`.
+version. Read before `context`.
 """
 
 import gc
@@ -13,14 +13,14 @@ from typing import Any, Literal
 
 import jax
 
-Kind = Literal["nothing", "everything", "dots", "dots_without_batch", "names", "stub", "other"]
-_KNOWN: tuple[tuple[str, Kind], ...] = (
+PolicyKind = Literal["nothing", "everything", "dots", "dots_without_batch", "names", "stub", "other"]
+_KNOWN: tuple[tuple[str, PolicyKind], ...] = (
     ("nothing_saveable", "nothing"),
     ("everything_saveable", "everything"),
     ("dots_saveable", "dots"),
     ("dots_with_no_batch_dims_saveable", "dots_without_batch"),
 )
-_MADE: dict[str, Kind] = {
+_MADE: dict[str, PolicyKind] = {
     "save_anything_except_these_names": "stub",
     "save_only_these_names": "names",
     "SaveOnlyTheseNames": "names",
@@ -42,7 +42,7 @@ class ReadPolicy:
       excluded: Names that it leaves out, all other names being saved.
     """
 
-    kind: Kind
+    kind: PolicyKind
     saved: frozenset[str] = frozenset()
     offloaded: frozenset[str] = frozenset()
     excluded: frozenset[str] = frozenset()

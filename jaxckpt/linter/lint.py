@@ -13,7 +13,7 @@ from typing import Any
 from jaxckpt._errors import PolicyError
 from jaxckpt.linter import known_bad, loops, policies, scopes
 from jaxckpt.linter import steps as whole
-from jaxckpt.linter.context import Remark, Seen
+from jaxckpt.linter.context import Diagnostic, LintContext
 from jaxckpt.linter.finding import Finding, Findings
 from jaxckpt.machine import Target
 from jaxckpt.policy import Policy, load_policy
@@ -35,27 +35,27 @@ class Lint:
 
     code: str
     title: str
-    check: Callable[[Seen], Iterator[Remark]]
+    check: Callable[[LintContext], Iterator[Diagnostic]]
     void: bool = False
 
-    def findings(self, seen: Seen) -> Iterator[Finding]:
+    def findings(self, context: LintContext) -> Iterator[Finding]:
         """What it finds in a step, one a place."""
-        for remark in self.check(seen):
+        for diagnostic in self.check(context):
             yield Finding(
                 code=self.code,
                 title=self.title,
-                where=remark.where,
-                said=remark.said,
-                fix=remark.fix,
+                where=diagnostic.where,
+                said=diagnostic.text,
+                fix=diagnostic.fix,
                 void=self.void,
             )
 
 
-def _void(code: str, title: str, check: Callable[[Seen], Iterator[Remark]]) -> Lint:
+def _void(code: str, title: str, check: Callable[[LintContext], Iterator[Diagnostic]]) -> Lint:
     return Lint(code=code, title=title, check=check, void=True)
 
 
-def _advice(code: str, title: str, check: Callable[[Seen], Iterator[Remark]]) -> Lint:
+def _advice(code: str, title: str, check: Callable[[LintContext], Iterator[Diagnostic]]) -> Lint:
     return Lint(code=code, title=title, check=check)
 
 
@@ -71,7 +71,7 @@ POLICY_LINTS = (
 )
 """Lints of a policy, and of the policies of marks, against the step."""
 
-VOID_POLICY_LINTS = tuple(each for each in POLICY_LINTS if each.void)
+POLICY_ERROR_LINTS = tuple(each for each in POLICY_LINTS if each.void)
 """Those of them that carrying out a policy must not pass over."""
 
 CHECKPOINT_LINTS = (
@@ -157,13 +157,13 @@ def lint_traced(
       traced: The step.
       policy: The policy to hold against it.
       target: The machine that it should run on.
-      lints: What to look for: `VOID_POLICY_LINTS` is what carrying out a policy needs.
+      lints: What to look for: `POLICY_ERROR_LINTS` is what carrying out a policy needs.
 
     Returns:
       Void findings first; findings of equal layers are one, with their number.
     """
-    seen = Seen(traced=traced, policy=policy, target=target)
-    found = _folded(finding for each in lints for finding in each.findings(seen))
+    context = LintContext(traced=traced, policy=policy, target=target)
+    found = _folded(finding for each in lints for finding in each.findings(context))
     return Findings(
         step=traced.name,
         policy="" if policy is None else policy.name,
@@ -171,7 +171,7 @@ def lint_traced(
     )
 
 
-def refuse_void(findings: Findings) -> None:
+def raise_on_errors(findings: Findings) -> None:
     """Raises where what was asked for has no effect or gives a wrong result; advice passes.
 
     Args:
@@ -200,6 +200,6 @@ def _folded(findings: Iterator[Finding]) -> Iterator[Finding]:
     for finding in findings:
         scope = _DIGITS.sub("*", finding.where.scope)
         place = (scope, finding.where.source)
-        told = () if any(place) else (finding.said,)
-        groups.setdefault((finding.code, *place, *told), []).append(finding)
+        message = () if any(place) else (finding.said,)
+        groups.setdefault((finding.code, *place, *message), []).append(finding)
     return (replace(group[0], count=len(group)) for group in groups.values())

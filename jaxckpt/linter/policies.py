@@ -1,6 +1,6 @@
 """Lints of a policy against a step: rules without effect, and rules whose effect is seldom meant.
 
-Read after `seen`.
+Read after `context`.
 """
 
 import re
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.cost import behind_views
 from jaxckpt.ir import Graph, Kind, Offload, Op, Phase, Recompute, Save, Trait
-from jaxckpt.linter.context import LOOPS, Remark, Seen, place_of_op
-from jaxckpt.linter.finding import Place
+from jaxckpt.linter.context import LOOPS, Diagnostic, LintContext, location_of_op
+from jaxckpt.linter.finding import Location
 from jaxckpt.linter.jax_policies import primal_of_name
 from jaxckpt.policy import Resolved
 
@@ -23,102 +23,102 @@ _NAME = re.compile(r"name = '([^']*)'")
 _NAMES_SHOWN = 12
 
 
-def unmatched_rules(seen: Seen) -> Iterator[Remark]:
+def unmatched_rules(context: LintContext) -> Iterator[Diagnostic]:
     """Rules, of the policy and of marks, that match nothing, and regions that hold nothing."""
-    for problem in _problems(seen):
+    for problem in _problems(context):
         if _primal(problem) is None:
-            yield Remark(where=Place(), said=f"{problem}.", fix=_how_to_match(seen, problem))
+            yield Diagnostic(where=Location(), text=f"{problem}.", fix=_how_to_match(context, problem))
 
 
-def rules_on_primals(seen: Seen) -> Iterator[Remark]:
+def rules_on_primals(context: LintContext) -> Iterator[Diagnostic]:
     """Rules on names that only the primal function of a `jax.custom_vjp` says."""
-    for problem in _problems(seen):
+    for problem in _problems(context):
         if (primal := _primal(problem)) is not None:
             yield on_primal(_name_in(problem), primal)
 
 
-def on_primal(name: str, primal: str) -> Remark:
+def on_primal(name: str, primal: str) -> Diagnostic:
     """What is said of a name that stands in the primal function of a `jax.custom_vjp` alone."""
-    return Remark(
-        where=Place(source=primal),
-        said=f"The name {name!r} is said in the primal function {primal} and not in its forward rule, which is what"
+    return Diagnostic(
+        where=Location(source=primal),
+        text=f"The name {name!r} is said in the primal function {primal} and not in its forward rule, which is what"
         " runs where there is a gradient.",
         fix=f'Put checkpoint_name(x, "{name}") into the forward rule that defvjp is given; that rule must not call the'
         " primal function for it.",
     )
 
 
-def small_offloads(seen: Seen) -> Iterator[Remark]:
+def small_offloads(context: LintContext) -> Iterator[Diagnostic]:
     """Values that a rule sends to host memory one by one, though they are small."""
-    for resolved, _ in _ruled(seen):
-        size_bytes = resolved.candidate.size_bytes
+    for resolved, _ in _ruled(context):
+        size_bytes = resolved.forward_value.size_bytes
         if isinstance(resolved.decision, Offload) and size_bytes < OFFLOAD_FLOOR_BYTES:
-            yield Remark(
-                where=seen.place_of_value(resolved.candidate.value),
-                said=f"{resolved.by} sends {_shown(seen.graph, resolved)} to {resolved.decision.space}; below"
+            yield Diagnostic(
+                where=context.location_of_value(resolved.forward_value.id),
+                text=f"{resolved.by} sends {_shown(context.graph, resolved)} to {resolved.decision.space}; below"
                 f" {format_bytes(OFFLOAD_FLOOR_BYTES)} a copy takes longer to start than to move.",
                 fix='Save it, or add min_bytes = "256KiB" to the rule.',
             )
 
 
-def saved_scores(seen: Seen) -> Iterator[Remark]:
+def saved_scores(context: LintContext) -> Iterator[Diagnostic]:
     """Rules on products that keep attention scores: batched products larger than what they are made of."""
-    for resolved, op in _ruled(seen):
+    for resolved, op in _ruled(context):
         match = resolved.by.policy.rules[resolved.rule or 0].match
         kept = isinstance(resolved.decision, Save | Offload) and match.primitive is not None and match.batched is None
-        read_bytes = sum(seen.graph.values[v].size_bytes for v in op.reads)
-        if kept and Trait.BATCHED in op.traits and resolved.candidate.size_bytes > read_bytes:
-            yield Remark(
-                where=seen.place_of_value(resolved.candidate.value),
-                said=f"{resolved.by} keeps {_shown(seen.graph, resolved)}, the result of a batched product of operands"
-                f" of {format_bytes(read_bytes)} together.",
+        read_bytes = sum(context.graph.values[v].size_bytes for v in op.reads)
+        if kept and Trait.BATCHED in op.traits and resolved.forward_value.size_bytes > read_bytes:
+            yield Diagnostic(
+                where=context.location_of_value(resolved.forward_value.id),
+                text=f"{resolved.by} keeps {_shown(context.graph, resolved)}, the result of a batched product of"
+                f" operands of {format_bytes(read_bytes)} together.",
                 fix="Add batched = false to the rule, or name the products that are worth it.",
             )
 
 
-def recomputed_kernels(seen: Seen) -> Iterator[Remark]:
+def recomputed_kernels(context: LintContext) -> Iterator[Diagnostic]:
     """Results of opaque kernels that no rule means and that a default computes again."""
-    for resolved in () if seen.fitting is None else seen.fitting.resolved:
-        made = seen.graph.producer[behind_views(seen.graph, resolved.candidate.value)]
-        op = _maker(seen.graph, resolved) if made is None else seen.graph.ops[made]
+    for resolved in () if context.fitting is None else context.fitting.resolved:
+        made = context.graph.producer[behind_views(context.graph, resolved.forward_value.id)]
+        op = _maker(context.graph, resolved) if made is None else context.graph.ops[made]
         if resolved.rule is None and isinstance(resolved.decision, Recompute) and is_kernel(op):
-            yield Remark(
-                where=seen.place_of_value(resolved.candidate.value),
-                said=f"{resolved.by}: {_shown(seen.graph, resolved)} comes from the kernel {op.primitive}, which runs"
-                " a second time for it.",
+            yield Diagnostic(
+                where=context.location_of_value(resolved.forward_value.id),
+                text=f"{resolved.by}: {_shown(context.graph, resolved)} comes from the kernel {op.primitive}, which"
+                " runs a second time for it.",
                 fix="Name what its forward rule returns for the backward (for attention the output and the"
                 " log-sum-exp) and save these names together.",
             )
 
 
-def saved_light_values(seen: Seen) -> Iterator[Remark]:
+def saved_light_values(context: LintContext) -> Iterator[Diagnostic]:
     """Rules that keep masks, broadcasts and casts, which cost nothing to make again."""
-    for resolved, _ in _ruled(seen):
-        if isinstance(resolved.decision, Save | Offload) and resolved.candidate.value in seen.problem.fusion.light:
-            yield Remark(
-                where=seen.place_of_value(resolved.candidate.value),
-                said=f"{resolved.by} keeps {_shown(seen.graph, resolved)}, which views and elementwise work make of"
+    for resolved, _ in _ruled(context):
+        if isinstance(resolved.decision, Save | Offload) and resolved.forward_value.id in context.problem.fusion.light:
+            yield Diagnostic(
+                where=context.location_of_value(resolved.forward_value.id),
+                text=f"{resolved.by} keeps {_shown(context.graph, resolved)}, which views and elementwise work make of"
                 " arguments and constants.",
                 fix="Take it out of the rule: it is made again where it is read, at no cost.",
             )
 
 
-def no_memory_saved(seen: Seen) -> Iterator[Remark]:
+def no_memory_saved(context: LintContext) -> Iterator[Diagnostic]:
     """A policy that computes much again, or would in a loop, and at whose peak as much is alive as without it."""
-    if seen.fitting is None or seen.fitting.plan.prediction is None:
+    if context.fitting is None or context.fitting.plan.prediction is None:
         return
-    planned, unplanned = seen.fitting.plan.prediction, seen.problem.plan({}, (0,), "none").prediction
+    planned, unplanned = context.fitting.plan.prediction, context.problem.plan({}, (0,), "none").prediction
     assert unplanned is not None, "solvers predict"
-    asks = any(isinstance(each.decision, Recompute) for each in seen.fitting.resolved)
-    repeats = planned.recompute_s > 0 or (asks and _in_loop(seen))
+    asks = any(isinstance(each.decision, Recompute) for each in context.fitting.resolved)
+    repeats = planned.recompute_s > 0 or (asks and _in_loop(context))
     if repeats and planned.temp_bytes >= unplanned.temp_bytes:
-        yield Remark(
-            where=Place(),
-            said=f"{format_seconds(planned.recompute_s)} of work run again, and {format_bytes(planned.temp_bytes)} of"
+        yield Diagnostic(
+            where=Location(),
+            text=f"{format_seconds(planned.recompute_s)} of work run again, and {format_bytes(planned.temp_bytes)} of"
             f" temporaries are expected, {format_bytes(unplanned.temp_bytes)} without the policy. So it is where"
             " what is kept is as large as what is not, where one scope or region is all of the forward pass or its"
             " last stage, and where the layers are in a loop.",
-            fix=_in_loop(seen)
+            fix=_in_loop(context)
             or 'Recompute layer by layer: a scope for each ("*/block_*"), or no scope, and stages are found.',
         )
 
@@ -130,9 +130,9 @@ def is_kernel(op: Op) -> bool:
     return op.primitive in KERNELS or (op.kind is Kind.OPAQUE and op.flops is None)
 
 
-def _problems(seen: Seen) -> tuple[str, ...]:
-    followed = seen.followed
-    return () if followed is seen.fitting else tuple(getattr(followed, "problems", ()) or (str(followed),))
+def _problems(context: LintContext) -> tuple[str, ...]:
+    policy_plan = context.policy_plan
+    return () if policy_plan is context.fitting else tuple(getattr(policy_plan, "problems", ()) or (str(policy_plan),))
 
 
 def _name_in(problem: str) -> str:
@@ -145,42 +145,42 @@ def _primal(problem: str) -> str | None:
     return primal_of_name(name) if name else None
 
 
-def _how_to_match(seen: Seen, problem: str) -> str:
+def _how_to_match(context: LintContext, problem: str) -> str:
     name = _name_in(problem)
-    site = seen.named(name) if name else None
+    site = context.named(name) if name else None
     if site is not None and site.loops:
         return (
-            f"The name stands inside a {site.loops[0].primitive.name} ({seen.place(site)}), of which only the whole is"
-            " decided about here: put jaxckpt.scope with this policy on the loop's body."
+            f"The name stands inside a {site.loops[0].primitive.name} ({context.location_of(site)}), of which only"
+            " the whole is decided about here: put jaxckpt.scope with this policy on the loop's body."
         )
-    if name and seen.names:
-        return f"Names of this step: {', '.join(sorted(seen.names)[:_NAMES_SHOWN])}."
+    if name and context.names:
+        return f"Names of this step: {', '.join(sorted(context.names)[:_NAMES_SHOWN])}."
     if name:
         return 'Name the value where it is made: x = jaxckpt.name(x, "...").'
     return "Correct the rule or take it out; jaxckpt.analyze(step, ...) lists scopes and names."
 
 
-def _in_loop(seen: Seen) -> str:
+def _in_loop(context: LintContext) -> str:
     """What to do where a loop stands in the forward pass; "" where there is none."""
-    loop = next((op for op in seen.graph.ops if op.phase is Phase.FORWARD and op.primitive in LOOPS), None)
+    loop = next((op for op in context.graph.ops if op.phase is Phase.FORWARD and op.primitive in LOOPS), None)
     if loop is None:
         return ""
-    return f"Put jaxckpt.scope with this policy on the body of the {loop.primitive} at {place_of_op(loop)}."
+    return f"Put jaxckpt.scope with this policy on the body of the {loop.primitive} at {location_of_op(loop)}."
 
 
-def _ruled(seen: Seen) -> Iterator[tuple[Resolved, Op]]:
+def _ruled(context: LintContext) -> Iterator[tuple[Resolved, Op]]:
     """What rules decided, with the op that makes each value."""
-    for resolved in () if seen.fitting is None else seen.fitting.resolved:
+    for resolved in () if context.fitting is None else context.fitting.resolved:
         if resolved.rule is not None:
-            yield resolved, _maker(seen.graph, resolved)
+            yield resolved, _maker(context.graph, resolved)
 
 
 def _maker(graph: Graph, resolved: Resolved) -> Op:
-    made = graph.producer[resolved.candidate.value]
+    made = graph.producer[resolved.forward_value.id]
     assert made is not None, "candidates are what ops make"
     return graph.ops[made]
 
 
 def _shown(graph: Graph, resolved: Resolved) -> str:
-    value = graph.values[resolved.candidate.value]
-    return f"{value} ({format_bytes(value.size_bytes)}) {value.name or resolved.candidate.primitive}"
+    value = graph.values[resolved.forward_value.id]
+    return f"{value} ({format_bytes(value.size_bytes)}) {value.name or resolved.forward_value.primitive}"

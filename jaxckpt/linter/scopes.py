@@ -1,6 +1,6 @@
 """Lints of the user's own `jax.checkpoint`s: where they stand, what their policies say, and what runs twice in them.
 
-Read after `seen`.
+Read after `context`.
 """
 
 import math
@@ -13,7 +13,7 @@ from jaxckpt import _compat
 from jaxckpt._units import format_bytes
 from jaxckpt.ir import Kind, Trait, kind_of, trait_of
 from jaxckpt.ir.scope import TAG, TRANSPOSE
-from jaxckpt.linter.context import Remark, Seen, Site, within
+from jaxckpt.linter.context import Diagnostic, EquationSite, LintContext, equations_inside
 from jaxckpt.linter.jax_policies import ReadPolicy, primal_of_name
 from jaxckpt.linter.policies import KERNELS, on_primal
 from jaxckpt.program.inline import REMATS, inline
@@ -26,168 +26,168 @@ _BARE = frozenset({Kind.VIEW, Kind.BARRIER})
 _SEEN_BY_REMAT3 = frozenset({"nothing", "names", "dots", "dots_without_batch"})
 
 
-def whole_function(seen: Seen) -> Iterator[Remark]:
+def whole_function(context: LintContext) -> Iterator[Diagnostic]:
     """A checkpoint around all that is differentiated."""
-    site, others = _last(seen)
+    site, others = _last(context)
     if site is not None and not others:
-        yield Remark(
-            where=seen.place(site),
-            said="One jax.checkpoint is around all that is differentiated: when the backward pass begins, everything"
+        yield Diagnostic(
+            where=context.location_of(site),
+            text="One jax.checkpoint is around all that is differentiated: when the backward pass begins, everything"
             " in it is computed again and kept, so the peak is the same and the forward pass runs twice.",
             fix="Put the checkpoint around each layer, or jaxckpt.apply(step, policy) around the step.",
         )
 
 
-def last_stage(seen: Seen) -> Iterator[Remark]:
+def last_stage(context: LintContext) -> Iterator[Diagnostic]:
     """A checkpoint around the last stage, with which the backward pass begins."""
-    site, others = _last(seen)
+    site, others = _last(context)
     if site is not None and others:
-        yield Remark(
-            where=seen.place(site),
-            said="This jax.checkpoint is around the last stage of the forward pass: what it drops is computed again at"
+        yield Diagnostic(
+            where=context.location_of(site),
+            text="This jax.checkpoint is around the last stage of the forward pass: what it drops is computed again at"
             " once, when nothing has been freed yet.",
             fix="Leave the last stage out of the checkpoint.",
         )
 
 
-def same_scope_twice(seen: Seen) -> Iterator[Remark]:
+def same_scope_twice(context: LintContext) -> Iterator[Diagnostic]:
     """A checkpoint whose body is nothing but another one."""
-    for site, _ in _differentiated(seen):
+    for site, _ in _differentiated(context):
         body = inline(site.eqn.params["jaxpr"], keep_user_remat=True).equations
         busy = [each.eqn for each in body if kind_of(each.eqn.primitive.name) not in _BARE]
         if len(busy) == 1 and busy[0].primitive.name in REMATS:
-            yield Remark(
-                where=seen.place(site),
-                said="A jax.checkpoint directly inside another of the same thing: the outer one saves nothing more, and"
+            yield Diagnostic(
+                where=context.location_of(site),
+                text="A jax.checkpoint directly inside another of the same thing: the outer one saves nothing more, and"
                 " its policy meets nothing.",
                 fix="Keep one of the two; with nn.scan and nn.remat, or a library that does it too, only the inner.",
             )
 
 
-def save_all_stubs(seen: Seen) -> Iterator[Remark]:
+def save_all_stubs(context: LintContext) -> Iterator[Diagnostic]:
     """JAX's `save_anything_except_these_names`, which saves everything."""
-    for site, read in seen.checkpoints:
+    for site, read in context.checkpoints:
         if any(policy.kind == "stub" for policy in read):
-            yield Remark(
-                where=seen.place(site),
-                said="save_anything_except_these_names is a stub in JAX: it saves every value, those names included.",
+            yield Diagnostic(
+                where=context.location_of(site),
+                text="save_anything_except_these_names is a stub in JAX: it saves every value, those names included.",
                 fix='jaxckpt.Policy with default = "save" and a rule name = "...", decision = "recompute".',
             )
 
 
-def unknown_names(seen: Seen) -> Iterator[Remark]:
+def unknown_names(context: LintContext) -> Iterator[Diagnostic]:
     """Policies of names none of which is in the step."""
-    for site, read in seen.checkpoints:
+    for site, read in context.checkpoints:
         for policy in read:
-            if policy.names and not policy.names & set(seen.names) and not any(map(primal_of_name, policy.names)):
-                yield _missing(seen, site, policy, "none of them")
+            if policy.names and not policy.names & set(context.names) and not any(map(primal_of_name, policy.names)):
+                yield _missing(context, site, policy, "none of them")
 
 
-def missing_names(seen: Seen) -> Iterator[Remark]:
+def missing_names(context: LintContext) -> Iterator[Diagnostic]:
     """Policies of names of which some are not in the step."""
-    for site, read in seen.checkpoints:
+    for site, read in context.checkpoints:
         for policy in read:
-            missing = policy.names - set(seen.names)
+            missing = policy.names - set(context.names)
             if missing and missing != policy.names and not any(map(primal_of_name, missing)):
-                yield _missing(seen, site, policy, ", ".join(sorted(policy.names & set(seen.names))))
+                yield _missing(context, site, policy, ", ".join(sorted(policy.names & set(context.names))))
 
 
-def names_on_primals(seen: Seen) -> Iterator[Remark]:
+def names_on_primals(context: LintContext) -> Iterator[Diagnostic]:
     """Policies of names that only the primal function of a `jax.custom_vjp` says."""
-    for _, read in seen.checkpoints:
-        for name in sorted({name for policy in read for name in policy.names} - set(seen.names)):
+    for _, read in context.checkpoints:
+        for name in sorted({name for policy in read for name in policy.names} - set(context.names)):
             if (primal := primal_of_name(name)) is not None:
                 yield on_primal(name, primal)
 
 
-def remat3_policies(seen: Seen) -> Iterator[Remark]:
+def remat3_policies(context: LintContext) -> Iterator[Diagnostic]:
     """Policies that `jax_remat3` does not ask about what they are about."""
     if not getattr(jax.config, "jax_remat3", False):
         return
-    for site, read in seen.checkpoints:
+    for site, read in context.checkpoints:
         if any(policy.kind not in _SEEN_BY_REMAT3 for policy in read) and not _is_ours(site):
-            yield Remark(
-                where=seen.place(site),
-                said="Under jax_remat3 a policy is asked about names, matrix products and convolutions alone; what"
+            yield Diagnostic(
+                where=context.location_of(site),
+                text="Under jax_remat3 a policy is asked about names, matrix products and convolutions alone; what"
                 " this one would save besides is computed again, without a word.",
                 fix="Name the values and save them by name, or jax.config.update('jax_remat3', False).",
             )
 
 
-def dots_saving_scores(seen: Seen) -> Iterator[Remark]:
+def dots_saving_scores(context: LintContext) -> Iterator[Diagnostic]:
     """JAX's policy of all products over attention."""
-    for site, read in _differentiated(seen):
-        scores = max(map(_scores_bytes, within(seen.sites, site)), default=0)
+    for site, read in _differentiated(context):
+        scores = max(map(_scores_bytes, equations_inside(context.sites, site)), default=0)
         if scores and any(policy.kind == "dots" for policy in read):
-            yield Remark(
-                where=seen.place(site),
-                said=f"dots_saveable keeps the result of every product, attention scores of {format_bytes(scores)}"
+            yield Diagnostic(
+                where=context.location_of(site),
+                text=f"dots_saveable keeps the result of every product, attention scores of {format_bytes(scores)}"
                 " each included.",
                 fix="jax.checkpoint_policies.dots_with_no_batch_dims_saveable, or save the names that are worth it.",
             )
 
 
-def dots_all_batched(seen: Seen) -> Iterator[Remark]:
+def dots_all_batched(context: LintContext) -> Iterator[Diagnostic]:
     """JAX's policy of products without batch dimensions where all have some, as under `vmap`."""
-    for site, read in _differentiated(seen):
-        products = [each for each in within(seen.sites, site) if each.primitive == "dot_general"]
+    for site, read in _differentiated(context):
+        products = [each for each in equations_inside(context.sites, site) if each.primitive == "dot_general"]
         unsaved = products and all(map(_is_batched, products))
         if unsaved and any(policy.kind == "dots_without_batch" for policy in read):
-            yield Remark(
-                where=seen.place(site),
-                said=f"All {len(products)} products in this scope have batch dimensions, so that"
+            yield Diagnostic(
+                where=context.location_of(site),
+                text=f"All {len(products)} products in this scope have batch dimensions, so that"
                 " dots_with_no_batch_dims_saveable saves none of them; vmap gives one to each.",
                 fix="Name the products and save them by name: names do not change under vmap.",
             )
 
 
-def callbacks_again(seen: Seen) -> Iterator[Remark]:
+def callbacks_again(context: LintContext) -> Iterator[Diagnostic]:
     """Calls to the host inside a checkpoint."""
-    for site in seen.sites:
-        if site.is_again and site.primitive in _CALLBACKS:
-            yield Remark(
-                where=seen.place(site),
-                said=f"{site.primitive} stands inside a jax.checkpoint, and so calls the host twice a step.",
+    for site in context.sites:
+        if site.is_recomputed and site.primitive in _CALLBACKS:
+            yield Diagnostic(
+                where=context.location_of(site),
+                text=f"{site.primitive} stands inside a jax.checkpoint, and so calls the host twice a step.",
                 fix="Move the call out of the checkpoint, or name its result and save that name.",
             )
 
 
-def kernels_again(seen: Seen) -> Iterator[Remark]:
+def kernels_again(context: LintContext) -> Iterator[Diagnostic]:
     """Opaque kernels that a checkpoint runs a second time."""
-    for site in seen.sites:
-        if site.is_again and site.primitive in KERNELS:
-            yield Remark(
-                where=seen.place(site),
-                said=f"The kernel {site.primitive} ({format_bytes(site.written_bytes)} written) runs a second time:"
+    for site in context.sites:
+        if site.is_recomputed and site.primitive in KERNELS:
+            yield Diagnostic(
+                where=context.location_of(site),
+                text=f"The kernel {site.primitive} ({format_bytes(site.written_bytes)} written) runs a second time:"
                 " no policy on products or names sees what it leaves for the backward.",
                 fix="Name what its forward rule returns for the backward (for attention the output and the"
                 " log-sum-exp) and save these names together.",
             )
 
 
-def _missing(seen: Seen, site: Site, policy: ReadPolicy, found: str) -> Remark:
-    there = ", ".join(sorted(seen.names)) or "none"
-    return Remark(
-        where=seen.place(site),
-        said=f"The policy names {', '.join(sorted(policy.names))}; in the step: {found}. The step's names: {there}.",
+def _missing(context: LintContext, site: EquationSite, policy: ReadPolicy, found: str) -> Diagnostic:
+    there = ", ".join(sorted(context.names)) or "none"
+    return Diagnostic(
+        where=context.location_of(site),
+        text=f"The policy names {', '.join(sorted(policy.names))}; in the step: {found}. The step's names: {there}.",
         fix="Correct the names, or name the values: x = jaxckpt.name(x, ...) where they are made.",
     )
 
 
-def _is_ours(site: Site) -> bool:
+def _is_ours(site: EquationSite) -> bool:
     policy = site.eqn.params.get("policy", getattr(site.eqn.params.get("_prim"), "policy", None))
     return type(policy).__module__.startswith("jaxckpt.")
 
 
-def _differentiated(seen: Seen) -> Iterator[tuple[Site, tuple[ReadPolicy, ...]]]:
-    return ((site, read) for site, read in seen.checkpoints if site.eqn.params.get("differentiated"))
+def _differentiated(context: LintContext) -> Iterator[tuple[EquationSite, tuple[ReadPolicy, ...]]]:
+    return ((site, read) for site, read in context.checkpoints if site.eqn.params.get("differentiated"))
 
 
-def _is_batched(site: Site) -> bool:
+def _is_batched(site: EquationSite) -> bool:
     return bool(site.eqn.params["dimension_numbers"][1][0])
 
 
-def _scores_bytes(site: Site) -> int:
+def _scores_bytes(site: EquationSite) -> int:
     """Bytes of the largest array of a batched product, where it is larger than the other two; 0 where there is none."""
     if site.primitive != "dot_general" or not _is_batched(site):
         return 0
@@ -195,13 +195,13 @@ def _scores_bytes(site: Site) -> int:
     return largest if largest > sum(smaller) else 0
 
 
-def _last(seen: Seen) -> tuple[Site | None, bool]:
+def _last(context: LintContext) -> tuple[EquationSite | None, bool]:
     """The checkpoint that the backward pass begins with, if it saves nothing; and whether there is other such work.
 
     It is the one that no product, loop or other checkpoint of the backward pass stands before. Of two such ones
     neither is the last.
     """
-    equations = seen.raw.equations
+    equations = context.raw.equations
     waits: set[Any] = set()
     first: list[Any] = []
     heavy = 0
@@ -218,23 +218,23 @@ def _last(seen: Seen) -> tuple[Site | None, bool]:
             waits.update(each.eqn.outvars)
     if len(first) != 1:
         return None, True
-    return _site_of(seen, first[0]), heavy > 1
+    return _site_of(context, first[0]), heavy > 1
 
 
-def _site_of(seen: Seen, eqn: Any) -> Site | None:
+def _site_of(context: LintContext, eqn: Any) -> EquationSite | None:
     """The checkpoint that an inlined equation is, if it saves nothing and computes something heavy again."""
-    for site, read in _differentiated(seen):
+    for site, read in _differentiated(context):
         same = site.eqn.params["jaxpr"] is eqn.params["jaxpr"] and not site.loops
-        if same and _saves_nothing(seen, site, read):
-            again = (each for each in within(seen.sites, site) if each.is_again)
+        if same and _saves_nothing(context, site, read):
+            again = (each for each in equations_inside(context.sites, site) if each.is_recomputed)
             return site if any(kind_of(each.primitive) in _HEAVY for each in again) else None
     return None
 
 
-def _saves_nothing(seen: Seen, site: Site, read: tuple[ReadPolicy, ...]) -> bool:
+def _saves_nothing(context: LintContext, site: EquationSite, read: tuple[ReadPolicy, ...]) -> bool:
     """Whether a checkpoint keeps nothing of what is in it; our own scopes keep what they tag."""
     if _is_ours(site):
-        return not any(name.startswith(TAG) for name in seen.names)
+        return not any(name.startswith(TAG) for name in context.names)
     return all(policy.kind == "nothing" for policy in read)
 
 
@@ -243,16 +243,20 @@ def _is_heavy_backward(each: Equation) -> bool:
     return TRANSPOSE in marks and kind_of(each.eqn.primitive.name) in _HEAVY
 
 
-def random_again(seen: Seen) -> Iterator[Remark]:
+def random_again(context: LintContext) -> Iterator[Diagnostic]:
     """Random draws that are made again in a step over several devices."""
-    if seen.device_count == 1:
+    if context.device_count == 1:
         return
     fix = "Name the mask (or the bits) and save it, or constrain its sharding where it is drawn."
-    for site in seen.sites:
-        if site.is_again and trait_of(site.primitive) is Trait.RANDOM and math.prod(site.eqn.outvars[0].aval.shape) > 1:
-            yield Remark(
-                where=seen.place(site),
-                said=f"{site.primitive} stands inside a jax.checkpoint in a step over {seen.device_count} devices:"
+    for site in context.sites:
+        if (
+            site.is_recomputed
+            and trait_of(site.primitive) is Trait.RANDOM
+            and math.prod(site.eqn.outvars[0].aval.shape) > 1
+        ):
+            yield Diagnostic(
+                where=context.location_of(site),
+                text=f"{site.primitive} stands inside a jax.checkpoint in a step over {context.device_count} devices:"
                 " the second draw may be partitioned otherwise than the first, and then gives other bits.",
                 fix=fix,
             )

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxckpt import ir
 from jaxckpt._errors import PolicyError
-from jaxckpt.linter import VOID_POLICY_LINTS, lint_traced, refuse_void
+from jaxckpt.linter import POLICY_ERROR_LINTS, lint_traced, raise_on_errors
 from jaxckpt.machine import Target
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import apply_decided
@@ -58,7 +58,7 @@ def apply(
         try:
             return plan_from_policy(Problem(graph=traced.graph, rates=_RATES), chosen).plan
         except PolicyError:
-            refuse_void(lint_traced(traced, policy=chosen, lints=VOID_POLICY_LINTS))
+            raise_on_errors(lint_traced(traced, policy=chosen, lints=POLICY_ERROR_LINTS))
             raise
 
     return apply_decided(step, decide, donate_argnums=donate_argnums, static_argnums=static_argnums)

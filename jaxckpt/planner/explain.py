@@ -114,7 +114,7 @@ def explain(
 
 
 def _explained(problem: Problem, followed: PolicyPlan) -> Iterator[Explained]:
-    decided = {each.candidate.value: each for each in followed.resolved}
+    decided = {each.forward_value.id: each for each in followed.resolved}
     for value in sorted({*decided, *followed.plan.decisions}):
         carried_out = followed.plan.decisions.get(value)
         resolved = decided.get(value)
@@ -130,7 +130,7 @@ def _explained(problem: Problem, followed: PolicyPlan) -> Iterator[Explained]:
 
 def _why(problem: Problem, resolved: Resolved, decisions: Mapping[int, Decision]) -> str:
     """Why something else happens than was decided."""
-    value = resolved.candidate.value
+    value = resolved.forward_value.id
     carried_out = decisions.get(value)
     if carried_out == resolved.decision:
         return ""

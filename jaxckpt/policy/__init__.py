@@ -8,14 +8,21 @@ policies that come with jaxckpt), `readers` (other systems' configurations).
 
 from jaxckpt.policy.library import load_policy, policies
 from jaxckpt.policy.policy import Policy, Regions
-from jaxckpt.policy.regions import Region, collect, entering, excluded, is_read_late, leaving
+from jaxckpt.policy.regions import (
+    Region,
+    excluded_ops,
+    find_regions,
+    is_read_after_forward,
+    region_inputs,
+    region_outputs,
+)
 from jaxckpt.policy.registry import digest_of, new_mark, policy_of_mark
-from jaxckpt.policy.resolve import Resolved, Ruling, candidates, resolve
-from jaxckpt.policy.rule import Candidate, Match, Rule
+from jaxckpt.policy.resolve import Resolved, Ruling, forward_values, resolve
+from jaxckpt.policy.rule import ForwardValue, Match, Rule
 from jaxckpt.policy.toml import policy_from_toml, toml_from_policy
 
 __all__ = [
-    "Candidate",
+    "ForwardValue",
     "Match",
     "Policy",
     "Region",
@@ -23,18 +30,18 @@ __all__ = [
     "Resolved",
     "Rule",
     "Ruling",
-    "candidates",
-    "collect",
     "digest_of",
-    "entering",
-    "excluded",
-    "is_read_late",
-    "leaving",
+    "excluded_ops",
+    "find_regions",
+    "forward_values",
+    "is_read_after_forward",
     "load_policy",
     "new_mark",
     "policies",
     "policy_from_toml",
     "policy_of_mark",
+    "region_inputs",
+    "region_outputs",
     "resolve",
     "toml_from_policy",
 ]

@@ -44,7 +44,7 @@ class Region:
         return max(self.ops) + 1
 
 
-def collect(regions: Regions, graph: Graph, *, stages: Sequence[int] = (0,)) -> tuple[Region, ...]:
+def find_regions(regions: Regions, graph: Graph, *, stages: Sequence[int] = (0,)) -> tuple[Region, ...]:
     """Finds the regions of a graph.
 
     Args:
@@ -56,15 +56,15 @@ def collect(regions: Regions, graph: Graph, *, stages: Sequence[int] = (0,)) -> 
       Regions that the backward reads something of, in the order of their first op.
     """
     home = {op.id: home for op in graph.ops if (home := _home(regions, op, stages)) is not None}
-    for op in excluded(regions, graph):
+    for op in excluded_ops(regions, graph):
         home.pop(op, None)
     if regions.output_recompute:
         home = dict.fromkeys(home, ("", 0))
     found = (Region(scope=home[min(ops)][0], ops=ops) for ops in _components(graph, home))
-    return tuple(sorted((r for r in found if is_read_late(graph, r.ops)), key=lambda region: region.start))
+    return tuple(sorted((r for r in found if is_read_after_forward(graph, r.ops)), key=lambda region: region.start))
 
 
-def excluded(regions: Regions, graph: Graph) -> frozenset[int]:
+def excluded_ops(regions: Regions, graph: Graph) -> frozenset[int]:
     """Forward ops of the scope that must not run twice."""
     gathers = _parameter_gathers(graph)
     return frozenset(
@@ -72,7 +72,7 @@ def excluded(regions: Regions, graph: Graph) -> frozenset[int]:
     )
 
 
-def leaving(graph: Graph, ops: frozenset[int]) -> frozenset[int]:
+def region_outputs(graph: Graph, ops: frozenset[int]) -> frozenset[int]:
     """Values made by some forward ops that forward ops outside of them read."""
     return frozenset(
         v
@@ -82,13 +82,13 @@ def leaving(graph: Graph, ops: frozenset[int]) -> frozenset[int]:
     )
 
 
-def entering(graph: Graph, ops: frozenset[int]) -> frozenset[int]:
+def region_inputs(graph: Graph, ops: frozenset[int]) -> frozenset[int]:
     """Values that some ops read and other forward ops make."""
     read = {v for op in ops for v in graph.ops[op].reads}
     return frozenset(v for v in read if (made := graph.producer[v]) is not None and made not in ops)
 
 
-def is_read_late(graph: Graph, ops: Iterable[int]) -> bool:
+def is_read_after_forward(graph: Graph, ops: Iterable[int]) -> bool:
     """Whether the backward or the update reads anything that some ops make."""
     return any(
         graph.ops[reader].phase is not Phase.FORWARD

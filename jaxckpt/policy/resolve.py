@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from jaxckpt._errors import PolicyError
 from jaxckpt.ir import Decision, Graph, Kind, Phase, Recompute, Save, Trait, fold_layers
 from jaxckpt.policy.policy import Policy
-from jaxckpt.policy.regions import collect, excluded
+from jaxckpt.policy.regions import excluded_ops, find_regions
 from jaxckpt.policy.registry import policy_of_mark
-from jaxckpt.policy.rule import Candidate, Match, Rule
+from jaxckpt.policy.rule import ForwardValue, Match, Rule
 
 _DEFAULT: dict[str, Decision] = {"save": Save(), "recompute": Recompute()}
 _MOST_NAMED = 12
@@ -60,7 +60,7 @@ class Resolved:
       overruled: What would have decided, in the order in which it would have: later rules, then policies further out.
     """
 
-    candidate: Candidate
+    forward_value: ForwardValue
     by: Ruling
     overruled: tuple[Ruling, ...] = ()
 
@@ -116,21 +116,21 @@ def resolve(
     Raises:
       PolicyError: Rules match nothing at all; each is named, with what is there instead. Or a mark's policy is gone.
     """
-    found = candidates(graph, crossing=crossing, layer=layer)
+    found = forward_values(graph, crossing=crossing, layer=layer)
     judges: dict[str, _Judge] = {}
     given = () if policy is None else (_Judge(policy, graph, stages, excused),)
     resolved = []
-    for candidate in found:
-        made = graph.producer[candidate.value]
+    for forward_value in found:
+        made = graph.producer[forward_value.id]
         assert made is not None, "candidates are what ops make"
         marks = dict.fromkeys(mark.partition(".")[0] for mark in reversed(graph.ops[made].policies))
         for mark in marks:
             if mark not in judges:
                 judges[mark] = _Judge(policy_of_mark(mark), graph, stages)
-        rulings = [list(judge.rulings(candidate)) for judge in (*map(judges.__getitem__, marks), *given)]
+        rulings = [list(judge.rulings(forward_value)) for judge in (*map(judges.__getitem__, marks), *given)]
         if rulings and rulings[0]:
             first, *others = [ruling for said in rulings for ruling in said]
-            resolved.append(Resolved(candidate=candidate, by=first, overruled=tuple(others)))
+            resolved.append(Resolved(forward_value=forward_value, by=first, overruled=tuple(others)))
     for judge in (*judges.values(), *given):
         judge.refuse_unmatched(found)
     return tuple(resolved)
@@ -147,28 +147,28 @@ class _Judge:
         self._once: frozenset[int] = frozenset()
         self._has_regions = policy.regions is None
         if policy.regions is not None:
-            found = collect(policy.regions, graph, stages=stages)
+            found = find_regions(policy.regions, graph, stages=stages)
             self._has_regions = bool(found)
             self._again = _made(graph, *(region.ops for region in found))
-            self._once = _made(graph, excluded(policy.regions, graph))
+            self._once = _made(graph, excluded_ops(policy.regions, graph))
 
-    def rulings(self, candidate: Candidate) -> Iterator[Ruling]:
+    def rulings(self, forward_value: ForwardValue) -> Iterator[Ruling]:
         """What it says of a value, the first first; nothing of a value that it does not mean."""
         policy = self._policy
-        matching = [index for index, rule in enumerate(policy.rules) if rule.match.holds(candidate)]
+        matching = [index for index, rule in enumerate(policy.rules) if rule.match.holds(forward_value)]
         self._matched.update(matching)
-        if not candidate.is_residual and not (matching and _means_it(policy.rules[matching[0]])):
+        if not forward_value.is_residual and not (matching and _means_it(policy.rules[matching[0]])):
             return
         for index in matching:
             yield Ruling(policy=policy, decision=policy.rules[index].decision, part=f"rule {index + 1}", rule=index)
-        if not candidate.is_residual:
+        if not forward_value.is_residual:
             return
-        if candidate.value in self._again or candidate.value in self._once:
-            decision = Recompute() if candidate.value in self._again else Save()
+        if forward_value.id in self._again or forward_value.id in self._once:
+            decision = Recompute() if forward_value.id in self._again else Save()
             yield Ruling(policy=policy, decision=decision, part="regions")
         yield Ruling(policy=policy, decision=_DEFAULT[policy.default], part="default")
 
-    def refuse_unmatched(self, found: Sequence[Candidate]) -> None:
+    def refuse_unmatched(self, found: Sequence[ForwardValue]) -> None:
         problems = [
             f"rule {number} ({rule}) matches nothing{_instead(rule, found)}"
             for number, rule in enumerate(self._policy.rules, 1)
@@ -197,9 +197,9 @@ def _made(graph: Graph, *groups: frozenset[int]) -> frozenset[int]:
     return frozenset(v for ops in groups for op in ops for v in graph.ops[op].writes)
 
 
-def candidates(
+def forward_values(
     graph: Graph, *, crossing: frozenset[int] = frozenset(), layer: int | None = None
-) -> tuple[Candidate, ...]:
+) -> tuple[ForwardValue, ...]:
     """The forward values of a graph, as rules see them.
 
     Args:
@@ -210,8 +210,8 @@ def candidates(
     layer_of = _layers(graph) if layer is None else {}
     between = _between_batched(graph)
     return tuple(
-        Candidate(
-            value=value,
+        ForwardValue(
+            id=value,
             scope=op.scope,
             layer=layer_of.get(op.scope, layer),
             name=graph.values[value].name,
@@ -263,7 +263,7 @@ def _layers(graph: Graph) -> dict[str, int]:
     }
 
 
-def _instead(rule: Rule, found: Sequence[Candidate]) -> str:
+def _instead(rule: Rule, found: Sequence[ForwardValue]) -> str:
     """What stands where a rule looked: the closest name, scope or primitive."""
     for key, there in (
         ("name", {each.name for each in found if each.name}),

@@ -22,11 +22,11 @@ _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class ForwardValue:
     """A forward value, as rules see it.
 
     Attributes:
-      value: Its id in the graph.
+      id: In the graph.
       scope: Of the op that makes it.
       layer: The number in its scope that counts layers; None where no layers are found.
       name: Its `checkpoint_name`, if it has one.
@@ -41,7 +41,7 @@ class Candidate:
       crosses: Whether it crosses from one stage of the forward pass to a later one; stages are found by structure.
     """
 
-    value: int
+    id: int
     scope: str
     layer: int | None
     name: str | None
@@ -80,7 +80,7 @@ class Match:
 
     Example:
       >>> match = Match(scope="*/block_*/attn", layers="0-3,7")
-      >>> match.holds(Candidate(value=5, scope="GPT/block_7/attn/qkv", layer=7, name=None, primitive="dot_general",
+      >>> match.holds(ForwardValue(id=5, scope="GPT/block_7/attn/qkv", layer=7, name=None, primitive="dot_general",
       ...     dtype="bfloat16", size_bytes=1024, flops=10, is_residual=True))
       True
     """
@@ -124,23 +124,23 @@ class Match:
         )
         return any(key is not None for key in said)
 
-    def holds(self, candidate: Candidate) -> bool:
+    def holds(self, forward_value: ForwardValue) -> bool:
         """Whether every key that is given holds for a value."""
-        return not any(self.failing(candidate))
+        return not any(self.failing(forward_value))
 
-    def failing(self, candidate: Candidate) -> Iterator[str]:
+    def failing(self, forward_value: ForwardValue) -> Iterator[str]:
         """The keys that do not hold for a value."""
         for each in fields(self):
             wanted = getattr(self, each.name)
-            if wanted is not None and not self._holds(each.name, wanted, candidate):
+            if wanted is not None and not self._holds(each.name, wanted, forward_value):
                 yield each.name
 
-    def _holds(self, key: str, wanted: Any, candidate: Candidate) -> bool:
+    def _holds(self, key: str, wanted: Any, forward_value: ForwardValue) -> bool:
         if key == "boundary":
-            return _crosses(wanted, self.scope, candidate)
+            return _crosses(wanted, self.scope, forward_value)
         if key == "scope" and self.boundary == "input":
             return True  # the boundary says it: the value is made outside
-        return _HOLDS[key](wanted, candidate)
+        return _HOLDS[key](wanted, forward_value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,14 +200,14 @@ def _in_scope(glob: str, scope: str) -> bool:
     return outermost(glob, scope) is not None
 
 
-def _crosses(boundary: str, scope: str | None, candidate: Candidate) -> bool:
+def _crosses(boundary: str, scope: str | None, forward_value: ForwardValue) -> bool:
     if scope is None:
-        return candidate.crosses
+        return forward_value.crosses
     if boundary == "output":
-        home = outermost(scope, candidate.scope)
-        return home is not None and any(home not in _around(reader) for reader in candidate.read_in)
-    outside = _around(candidate.scope)
-    homes = (outermost(scope, reader) for reader in candidate.read_in)
+        home = outermost(scope, forward_value.scope)
+        return home is not None and any(home not in _around(reader) for reader in forward_value.read_in)
+    outside = _around(forward_value.scope)
+    homes = (outermost(scope, reader) for reader in forward_value.read_in)
     return any(home is not None and home not in outside for home in homes)
 
 
@@ -238,7 +238,7 @@ def _layers(ranges: str) -> frozenset[int]:
     return frozenset(layers_from_ranges(ranges, most=_MOST_LAYERS))
 
 
-_HOLDS: Mapping[str, Callable[[Any, Candidate], bool]] = {
+_HOLDS: Mapping[str, Callable[[Any, ForwardValue], bool]] = {
     "scope": lambda glob, c: _in_scope(glob, c.scope),
     "name": lambda glob, c: globs(glob, c.name),
     "primitive": lambda glob, c: _is_primitive(glob, c.primitive),

@@ -60,7 +60,7 @@ def policy_from_toml(text: str) -> Policy:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise _wrong((f"it is no TOML: {error}",)) from error
-    reading = _Reading()
+    reading = _TomlReader()
     policy = reading.policy(document)
     if reading.problems:
         raise _wrong(tuple(reading.problems))
@@ -80,7 +80,7 @@ def _wrong(problems: tuple[str, ...]) -> PolicyError:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _TomlReader:
     """What was wrong so far."""
 
     problems: list[str] = field(default_factory=list)

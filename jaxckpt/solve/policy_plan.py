@@ -15,7 +15,17 @@ from dataclasses import dataclass
 
 from jaxckpt.cost import behind_views
 from jaxckpt.ir import Decision, Graph, GraphPlan, Kind, Offload, Partition, Phase, Recompute, Save, Trait
-from jaxckpt.policy import Policy, Resolved, collect, entering, excluded, is_read_late, leaving, policy_of_mark, resolve
+from jaxckpt.policy import (
+    Policy,
+    Resolved,
+    excluded_ops,
+    find_regions,
+    is_read_after_forward,
+    policy_of_mark,
+    region_inputs,
+    region_outputs,
+    resolve,
+)
 from jaxckpt.solve.full_recompute import find_blocks, solve_full
 from jaxckpt.solve.optimal.prefetch_schedule import timed
 from jaxckpt.solve.problem import Problem
@@ -149,15 +159,15 @@ def _parts(graph: Graph, policy: Policy | None, stages: tuple[int, ...]) -> Iter
         marked = policy_of_mark(mark)
         if marked.regions is not None:
             yield from _regions(graph, marked, ops, stages)
-        elif is_read_late(graph, ops):
+        elif is_read_after_forward(graph, ops):
             yield _Part(ops=ops)
 
 
 def _regions(graph: Graph, policy: Policy, among: frozenset[int], stages: tuple[int, ...]) -> Iterator[_Part]:
     if policy.regions is None:
         return
-    once = excluded(policy.regions, graph)
-    for region in collect(policy.regions, graph, stages=stages):
+    once = excluded_ops(policy.regions, graph)
+    for region in find_regions(policy.regions, graph, stages=stages):
         if ops := region.ops & among:
             yield _Part(ops=ops, merges=policy.regions.output_recompute, once=once)
 
@@ -168,19 +178,19 @@ class _Deciding:
     def __init__(self, problem: Problem, resolved: tuple[Resolved, ...]):
         self._problem = problem
         self._worth = problem.worth_saving
-        self._named = {r.candidate.value for r in resolved if r.names_value}
-        self._by_default = {r.candidate.value for r in resolved if r.by.part == "default"}
+        self._named = {r.forward_value.id for r in resolved if r.names_value}
+        self._by_default = {r.forward_value.id for r in resolved if r.by.part == "default"}
         self.starts: set[int] = set()
         self.decisions: dict[int, Decision] = {}
         meant: dict[int, Decision] = {}
         for r in resolved:
             if isinstance(r.decision, Recompute):
-                self.decisions[r.candidate.value] = r.decision
+                self.decisions[r.forward_value.id] = r.decision
             elif r.names_value:
-                self._named.add(shown := behind_views(problem.graph, r.candidate.value))
+                self._named.add(shown := behind_views(problem.graph, r.forward_value.id))
                 meant.setdefault(shown, r.decision)
-            elif r.candidate.value in self._worth and r.by.part != "default":
-                self.decisions[r.candidate.value] = r.decision
+            elif r.forward_value.id in self._worth and r.by.part != "default":
+                self.decisions[r.forward_value.id] = r.decision
         light = problem.fusion.light
         self.decisions.update((value, decision) for value, decision in meant.items() if value not in light)
         self._views_follow()
@@ -226,9 +236,9 @@ class _Deciding:
         graph = self._problem.graph
         self.starts |= {min(part.ops), max(part.ops) + 1}
         if not part.merges:
-            for value in leaving(graph, part.ops) - self._named:
+            for value in region_outputs(graph, part.ops) - self._named:
                 self._keep(value)
-        for value in entering(graph, part.ops):
+        for value in region_inputs(graph, part.ops):
             maker = graph.producer[value]
             if maker in part.once and graph.ops[maker].kind is not Kind.VIEW:
                 self.decisions.setdefault(value, Save())  # light or not: its op must not run twice

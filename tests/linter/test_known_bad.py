@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxckpt.linter.context import Seen
+from jaxckpt.linter.context import LintContext
 from jaxckpt.linter.known_bad import miscompiled_offloads
 from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks
 from jaxckpt.trace import trace_step
@@ -27,6 +27,6 @@ def test_only_the_versions_of_the_window_are_bad(version, expected):
 def test_an_offload_in_a_scan_is_refused_with_the_reason_for_such_a_compiler(policy, version, expected):
     traced = trace_step(trained(policy, name_input=True), *LARGE)
     target = SimpleNamespace(platform="cuda", compiler_version=version, name="h200")
-    remarks = list(miscompiled_offloads(dataclasses.replace(Seen(traced=traced), target=target)))
-    assert bool(remarks) == expected
-    assert all("openxla/xla#46308" in remark.said and "jax 0.12" in remark.fix for remark in remarks)
+    diagnostics = list(miscompiled_offloads(dataclasses.replace(LintContext(traced=traced), target=target)))
+    assert bool(diagnostics) == expected
+    assert all("openxla/xla#46308" in diagnostic.text and "jax 0.12" in diagnostic.fix for diagnostic in diagnostics)

@@ -7,7 +7,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import jaxckpt
 from jaxckpt import Policy, PolicyError
-from jaxckpt.linter import VOID_POLICY_LINTS, lint, lint_traced, refuse_void
+from jaxckpt.linter import POLICY_ERROR_LINTS, lint, lint_traced, raise_on_errors
 from jaxckpt.policy import Regions
 from jaxckpt.trace import trace_step
 from tests.linter.cases import BATCH, LAYERS, WEIGHT, Pair, found, spec, stacked
@@ -165,7 +165,7 @@ def test_void_findings_are_refused_all_at_once_with_their_fixes():
     two = policy('name = "prodct"\ndecision = "save"', 'scope = "nowhere/*"\ndecision = "save"')
     findings = lint(NAMED, WEIGHT, BATCH, policy=two)
     with pytest.raises(PolicyError, match="does not fit") as refused:
-        refuse_void(findings)
+        raise_on_errors(findings)
     assert len(refused.value.problems) == 2
     assert refused.value.findings == findings.void
     assert "(2)" in refused.value.got
@@ -174,13 +174,13 @@ def test_void_findings_are_refused_all_at_once_with_their_fixes():
 def test_advice_is_not_refused():
     findings = lint(NAMED, WEIGHT, BATCH, policy=saving("product", "offload"))
     assert "small-offload" in findings.codes
-    refuse_void(findings)
+    raise_on_errors(findings)
 
 
 def test_carrying_out_a_policy_asks_for_nothing_else():
     """The user's own checkpoints are undone then, whatever is wrong with them."""
     traced = trace_step(jax.grad(jax.checkpoint(lambda w, x: block_sum(w, x))), WEIGHT, BATCH)
-    assert not lint_traced(traced, policy=Policy(default="recompute"), lints=VOID_POLICY_LINTS).codes
+    assert not lint_traced(traced, policy=Policy(default="recompute"), lints=POLICY_ERROR_LINTS).codes
     assert lint_traced(traced).codes == ("whole-function",)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxckpt import PolicyError
 from jaxckpt.ir import Graph, Offload, Phase, Recompute, Save, Trait
-from jaxckpt.policy import Match, Policy, Rule, candidates, resolve
+from jaxckpt.policy import Match, Policy, Rule, forward_values, resolve
 from tests.graphs import graphs
 
 SCOPES = ("net", "net/block_0", "net/block_0/attn", "net/block_1", "net/block_1/mlp", "net/block_2", "head")
@@ -60,24 +60,24 @@ rules = st.builds(
 def cases(draw: st.DrawFn) -> tuple[Policy, Graph]:
     """A step, and a policy each of whose rules matches something in it."""
     graph = draw(models())
-    found = candidates(graph)
+    found = forward_values(graph)
     fitting = [rule for rule in draw(st.lists(rules, max_size=12)) if any(map(rule.match.holds, found))][:5]
     return Policy(rules=tuple(fitting), default=draw(st.sampled_from(["save", "recompute"]))), graph
 
 
-def holds(rule: Rule, candidate) -> bool:
-    return rule.match.holds(candidate)
+def holds(rule: Rule, forward_value) -> bool:
+    return rule.match.holds(forward_value)
 
 
 def decided(policy: Policy, graph: Graph) -> dict[int, tuple]:
-    return {each.candidate.value: (each.decision, each.rule) for each in resolve(policy, graph)}
+    return {each.forward_value.id: (each.decision, each.rule) for each in resolve(policy, graph)}
 
 
 @given(cases())
 def test_the_first_rule_that_matches_decides_and_the_others_are_the_later_ones(case):
     policy, graph = case
     for each in resolve(policy, graph):
-        matching = [index for index, rule in enumerate(policy.rules) if holds(rule, each.candidate)]
+        matching = [index for index, rule in enumerate(policy.rules) if holds(rule, each.forward_value)]
         assert matching == ([] if each.rule is None else [each.rule, *each.others])
         default = Save() if policy.default == "save" else Recompute()
         assert each.decision == (default if each.rule is None else policy.rules[each.rule].decision)
@@ -86,19 +86,19 @@ def test_the_first_rule_that_matches_decides_and_the_others_are_the_later_ones(c
 @given(cases())
 def test_every_residual_is_decided_about_and_other_values_only_by_rules_that_name_them(case):
     policy, graph = case
-    found = {each.candidate.value: each for each in resolve(policy, graph)}
-    for candidate in candidates(graph):
-        if candidate.is_residual:
-            assert candidate.value in found
-        elif candidate.value in found:
-            each = found[candidate.value]
+    found = {each.forward_value.id: each for each in resolve(policy, graph)}
+    for forward_value in forward_values(graph):
+        if forward_value.is_residual:
+            assert forward_value.id in found
+        elif forward_value.id in found:
+            each = found[forward_value.id]
             assert each.names_value and each.decision != Recompute()
 
 
 @given(cases(), rules)
 def test_a_rule_at_the_end_never_changes_what_earlier_ones_decided(case, last):
     policy, graph = case
-    assume(any(holds(last, candidate) for candidate in candidates(graph)))
+    assume(any(holds(last, forward_value) for forward_value in forward_values(graph)))
     before = decided(policy, graph)
     after = decided(dataclasses.replace(policy, rules=(*policy.rules, last)), graph)
     for value, (decision, rule) in before.items():
@@ -121,7 +121,7 @@ def test_a_rule_said_twice_changes_nothing(case):
 @given(cases())
 def test_what_stands_behind_a_rule_for_everything_never_decides(case):
     policy, graph = case
-    assume(candidates(graph))
+    assume(forward_values(graph))
     rules = (*policy.rules, Rule(decision=Save()), Rule(decision=Recompute()), *policy.rules)
     assert all(each.rule <= len(policy.rules) for each in resolve(dataclasses.replace(policy, rules=rules), graph))
 
@@ -137,7 +137,7 @@ def test_strength_and_notes_do_not_change_what_is_decided(case):
 @given(cases())
 def test_rules_that_share_no_value_may_stand_in_any_order(case):
     policy, graph = case
-    found = candidates(graph)
+    found = forward_values(graph)
     for i, (first, second) in enumerate(zip(policy.rules, policy.rules[1:], strict=False)):
         if not any(holds(first, each) and holds(second, each) for each in found):
             swapped = (*policy.rules[:i], second, first, *policy.rules[i + 2 :])

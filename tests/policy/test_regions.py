@@ -6,7 +6,7 @@ import pytest
 
 from jaxckpt._errors import PolicyError
 from jaxckpt.ir import Phase, Recompute, Save, Trait
-from jaxckpt.policy import Match, Policy, Regions, Rule, collect, resolve
+from jaxckpt.policy import Match, Policy, Regions, Rule, find_regions, resolve
 from jaxckpt.solve import Problem, plan_from_policy
 from tests.graphs import RATES, Builder
 
@@ -33,17 +33,17 @@ def ops(found):
 
 def test_neighbouring_scopes_stay_apart():
     graph = chain(scopes=["net/a", "net/a", "net/b", "net/b"])
-    assert ops(collect(Regions(scope="net/?"), graph)) == [[0, 1], [2, 3]]
+    assert ops(find_regions(Regions(scope="net/?"), graph)) == [[0, 1], [2, 3]]
 
 
 def test_merged_outputs_make_one_region_of_neighbours():
     graph = chain(scopes=["net/a", "net/a", "net/b", "net/b"])
-    assert ops(collect(Regions(scope="net/?", output_recompute=True), graph)) == [[0, 1, 2, 3]]
+    assert ops(find_regions(Regions(scope="net/?", output_recompute=True), graph)) == [[0, 1, 2, 3]]
 
 
 def test_an_excluded_op_splits_its_region():
     graph = chain(scopes=["net/a"] * 5, names=["sin", "sin", "normalise", "sin", "sin"])
-    assert ops(collect(Regions(scope="net/?", exclude=("normalise",)), graph)) == [[0, 1], [3, 4]]
+    assert ops(find_regions(Regions(scope="net/?", exclude=("normalise",)), graph)) == [[0, 1], [3, 4]]
 
 
 @pytest.mark.parametrize(
@@ -58,22 +58,22 @@ def test_an_excluded_op_splits_its_region():
 def test_random_draws_collectives_effects_and_scopes_can_be_excluded(regions, fact):
     scopes = ["net/a", "net/a", fact.get("scope", "net/a"), "net/a"]
     graph = chain(scopes=scopes, facts={2: {k: v for k, v in fact.items() if k != "scope"}})
-    assert ops(collect(regions, graph)) == [[0, 1], [3]]
+    assert ops(find_regions(regions, graph)) == [[0, 1], [3]]
 
 
 def test_random_draws_and_collectives_run_again_unless_told_otherwise():
     traits = {"traits": frozenset({Trait.RANDOM, Trait.COLLECTIVE})}
-    assert ops(collect(Regions(), chain(scopes=["net/a"] * 3, facts={1: traits}))) == [[0, 1, 2]]
+    assert ops(find_regions(Regions(), chain(scopes=["net/a"] * 3, facts={1: traits}))) == [[0, 1, 2]]
 
 
 def test_ops_of_two_meshes_are_two_regions():
     facts = {n: {"placement": "data=8" if n < 2 else "model=4"} for n in range(4)}
-    assert ops(collect(Regions(), chain(scopes=["net/a"] * 4, facts=facts))) == [[0, 1], [2, 3]]
+    assert ops(find_regions(Regions(), chain(scopes=["net/a"] * 4, facts=facts))) == [[0, 1], [2, 3]]
 
 
 def test_an_op_that_names_no_mesh_goes_with_its_operands():
     facts = {0: {"placement": "data=8"}, 2: {"placement": "data=8"}}
-    assert ops(collect(Regions(), chain(scopes=["net/a"] * 4, facts=facts))) == [[0, 1, 2, 3]]
+    assert ops(find_regions(Regions(), chain(scopes=["net/a"] * 4, facts=facts))) == [[0, 1, 2, 3]]
 
 
 def test_disconnected_parts_of_a_scope_are_two_regions():
@@ -82,7 +82,7 @@ def test_disconnected_parts_of_a_scope_are_two_regions():
     one = build.op("sin", x, size_bytes=64, scope="net/a")
     two = build.op("sin", y, size_bytes=64, scope="net/a")
     late = build.op("mul", one, two, size_bytes=64, phase=Phase.BACKWARD)
-    assert ops(collect(Regions(), build.graph(late))) == [[0], [1]]
+    assert ops(find_regions(Regions(), build.graph(late))) == [[0], [1]]
 
 
 def test_a_region_that_the_backward_never_reads_is_left_alone():
@@ -91,7 +91,7 @@ def test_a_region_that_the_backward_never_reads_is_left_alone():
     read = build.op("sin", x, size_bytes=64, scope="net/a")
     unread = build.op("cos", x, size_bytes=64, scope="net/b")
     late = build.op("neg", read, size_bytes=64, phase=Phase.BACKWARD)
-    assert ops(collect(Regions(scope="net/?"), build.graph(late, unread))) == [[0]]
+    assert ops(find_regions(Regions(scope="net/?"), build.graph(late, unread))) == [[0]]
 
 
 def test_gathered_parameters_are_kept_unless_told_otherwise():
@@ -101,14 +101,14 @@ def test_gathered_parameters_are_kept_unless_told_otherwise():
     y = build.op("dot_general", x, whole, size_bytes=64, scope="net/a")
     late = build.op("dot_general", y, whole, size_bytes=64, phase=Phase.BACKWARD)
     graph = build.graph(late)
-    assert ops(collect(Regions(), graph)) == [[1]]
-    assert ops(collect(Regions(recompute_gathered_parameters=True), graph)) == [[0, 1]]
+    assert ops(find_regions(Regions(), graph)) == [[1]]
+    assert ops(find_regions(Regions(recompute_gathered_parameters=True), graph)) == [[0, 1]]
 
 
 def test_what_lies_in_a_region_is_recomputed_and_what_is_excluded_saved():
     graph = chain(scopes=["net/a"] * 3, names=["sin", "normalise", "sin"])
     policy = Policy(default="save", regions=Regions(exclude=("normalise",)))
-    decided = {each.candidate.value: (each.decision, each.by.part) for each in resolve(policy, graph)}
+    decided = {each.forward_value.id: (each.decision, each.by.part) for each in resolve(policy, graph)}
     assert decided == {1: (Recompute(), "regions"), 2: (Save(), "regions"), 3: (Recompute(), "regions")}
 
 
@@ -155,7 +155,7 @@ def test_a_rule_comes_before_a_region():
 
 def test_regions_without_a_scope_are_the_blocks_found_by_structure():
     graph = chain(scopes=[""] * 6, names=["dot_general"] * 6)
-    assert ops(collect(Regions(scope=""), graph, stages=(0, 2, 4))) == [[0, 1], [2, 3], [4, 5]]
+    assert ops(find_regions(Regions(scope=""), graph, stages=(0, 2, 4))) == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_regions_that_hold_nothing_are_an_error():

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from jaxckpt import PolicyError
 from jaxckpt.ir import Offload, Phase, Recompute, Save
-from jaxckpt.policy import Candidate, Match, Policy, Rule, candidates, resolve
+from jaxckpt.policy import ForwardValue, Match, Policy, Rule, forward_values, resolve
 from tests.graphs import Builder
 
-PRODUCT = Candidate(
-    value=5,
+PRODUCT = ForwardValue(
+    id=5,
     scope="GPT/block_7/attn/qkv",
     layer=7,
     name="qkv",
@@ -95,11 +95,11 @@ def layered():
 
 
 def decided(policy):
-    return {each.candidate.value: (each.decision, each.rule) for each in resolve(policy, layered())}
+    return {each.forward_value.id: (each.decision, each.rule) for each in resolve(policy, layered())}
 
 
 def test_layers_are_found_in_scopes():
-    assert [c.layer for c in candidates(layered())] == [0, 0, 1, 1, 2, 2]
+    assert [c.layer for c in forward_values(layered())] == [0, 0, 1, 1, 2, 2]
 
 
 def test_the_first_rule_that_matches_decides_and_the_others_are_remembered():
@@ -108,8 +108,8 @@ def test_the_first_rule_that_matches_decides_and_the_others_are_remembered():
         Rule(match=Match(scope="net/*"), decision=Offload()),
         Rule(match=Match(primitive="tanh"), decision=Recompute()),
     )
-    resolved = {each.candidate.value: each for each in resolve(Policy(rules=rules), layered())}
-    tanhs = [value for value, each in resolved.items() if each.candidate.primitive == "tanh"]
+    resolved = {each.forward_value.id: each for each in resolve(Policy(rules=rules), layered())}
+    tanhs = [value for value, each in resolved.items() if each.forward_value.primitive == "tanh"]
     assert [resolved[v].rule for v in tanhs] == [1, 0, 1]
     assert [resolved[v].others for v in tanhs] == [(2,), (1, 2), (2,)]
     assert resolved[tanhs[1]].decision == Save()
@@ -161,7 +161,7 @@ def test_laws_of_precedence(rules, default):
     except PolicyError:
         return
     for each in resolved:
-        matching = [i for i, rule in enumerate(rules) if rule.match.holds(each.candidate)]
+        matching = [i for i, rule in enumerate(rules) if rule.match.holds(each.forward_value)]
         assert matching == ([each.rule, *each.others] if each.rule is not None else [])
     # What stands behind a rule for everything never decides.
     catch_all = Policy(rules=(*rules, Rule(decision=Save()), Rule(decision=Recompute())), default=default)

@@ -1,12 +1,12 @@
 """What is printed of findings."""
 
-from jaxckpt.linter import Finding, Findings, Place
+from jaxckpt.linter import Finding, Findings, Location
 from jaxckpt.report import findings_report, render_text, report_of
 
 VOID = Finding(
     code="unmatched-rule",
     title="a rule matches nothing",
-    where=Place(),
+    where=Location(),
     said="rule 1 matches nothing.",
     fix="Correct it.",
     void=True,
@@ -14,7 +14,7 @@ VOID = Finding(
 ADVICE = Finding(
     code="callback-again",
     title="a host call inside a checkpoint",
-    where=Place(scope="net/block_0", source="net.py:7"),
+    where=Location(scope="net/block_0", source="net.py:7"),
     said="debug_print stands inside.",
     fix="Move it.",
     count=3,

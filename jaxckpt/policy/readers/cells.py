@@ -7,24 +7,24 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxckpt.ir import Decision, Offload, Recompute, Save, layer_ranges
+from jaxckpt.ir import Decision, Offload, layer_ranges
 from jaxckpt.policy.readers.checks import Checks
-from jaxckpt.policy.readers.patterns import PatternError, place_of_pattern
+from jaxckpt.policy.readers.patterns import PatternError, target_of_pattern
 from jaxckpt.policy.rule import Match, Rule
 
-Layers = tuple[int, ...] | None
+LayerNumbers = tuple[int, ...] | None
 """Numbers of layers; None for all of them."""
 
 
 @dataclass(slots=True)
-class Said:
+class Notes:
     """What a reader has to say beside the policy."""
 
     understood: list[str] = field(default_factory=list)
     not_carried: list[str] = field(default_factory=list)
 
 
-def shown(layers: Layers) -> str:
+def layers_text(layers: LayerNumbers) -> str:
     """Layers as people read them."""
     if layers is None:
         return "all layers"
@@ -35,9 +35,9 @@ def shown(layers: Layers) -> str:
 
 def rule_of_pattern(
     pattern: str,
-    layers: Layers,
+    layers: LayerNumbers,
     decision: Decision,
-    said: Said,
+    notes: Notes,
     *,
     key: str,
     collective: bool = False,
@@ -48,14 +48,14 @@ def rule_of_pattern(
       pattern: A regular expression on the paths below a layer.
       layers: In which.
       decision: What happens.
-      said: Where it is said what could not.
+      notes: Gets what no rule can say.
       key: The setting that it stands in.
       collective: Whether only what devices exchange is meant.
     """
     if layers == ():
         return
     try:
-        place = place_of_pattern(pattern)
+        place = target_of_pattern(pattern)
         match = Match(
             scope=place.scope,
             primitive=place.primitive,
@@ -65,59 +65,56 @@ def rule_of_pattern(
         )
     except ValueError as error:
         why = str(error) if isinstance(error, PatternError) else f"is too much for a glob: {error}"
-        said.not_carried.append(f"{key}: the pattern {pattern!r} {why}; write a [[rule]] with its scopes.")
+        notes.not_carried.append(f"{key}: the pattern {pattern!r} {why}; write a [[rule]] with its scopes.")
         return
-    if place.loose:
-        said.not_carried.append(
-            f"{key}: the pattern {pattern!r} became {place.scope!r}, which also matches {place.loose}; write the "
-            "scopes out where that is too much."
+    if place.over_matches:
+        notes.not_carried.append(
+            f"{key}: the pattern {pattern!r} became {place.scope!r}, which also matches {place.over_matches}; write "
+            "the scopes out where that is too much."
         )
     if place.primitive is not None:
-        said.understood.append(
+        notes.understood.append(
             f"{key}: {pattern!r} ends in an operator, which is {place.primitive} in "
             f"{place.scope or 'any scope'}, as JAX has no scopes for operators."
         )
     yield Rule(match=match, decision=decision, note=f"{key}: {pattern}")
 
 
-def rules_of_swap(swaps: Iterable[tuple[str | None, Layers, int]], said: Said) -> Iterator[Rule]:
+def rules_of_swap(swaps: Iterable[tuple[str | None, LayerNumbers, int]], notes: Notes) -> Iterator[Rule]:
     """Offloads: operators first, then whole layers.
 
     Args:
       swaps: Pattern (None for the whole layer), layers, and how far ahead it is fetched back.
-      said: Where it is said what could not.
+      notes: Gets what no rule can say.
     """
     for pattern, layers, prefetch in sorted(swaps, key=lambda swap: swap[0] is None):
         moved = Offload(prefetch=prefetch)
         if pattern is not None:
-            yield from rule_of_pattern(pattern, layers, moved, said, key="op_swap")
+            yield from rule_of_pattern(pattern, layers, moved, notes, key="op_swap")
         elif layers is None:
             yield Rule(match=Match(every=1), decision=moved, note="layer_swap")
         elif layers:
             yield Rule(match=Match(layers=layer_ranges(layers)), decision=moved, note="layer_swap")
 
 
-def say_precedence(full: Layers, others: Iterable[tuple[str, Layers]], said: Said) -> None:
+def note_precedence(full: LayerNumbers, others: Iterable[tuple[str, LayerNumbers]], notes: Notes) -> None:
     """Says where a layer that is computed again whole overrules something else.
 
     Args:
       full: Layers that are computed again whole.
       others: Settings, and the layers that they are for.
-      said: Where it is said.
+      notes: Gets a sentence for each such layer.
     """
     for key, layers in others:
         both = layers if full is None else full if layers is None else tuple(sorted({*full} & {*layers}))
         if both is None or both:
-            said.understood.append(f"{key} gives way in {shown(both)}, which {_verb(both)} computed again whole.")
+            notes.understood.append(
+                f"{key} gives way in {layers_text(both)}, which {_verb(both)} computed again whole."
+            )
 
 
-def _verb(layers: Layers) -> str:
+def _verb(layers: LayerNumbers) -> str:
     return "is" if layers is not None and len(layers) == 1 else "are"
-
-
-def kept(decision: bool) -> Decision:
-    """What a switch of an operator's recomputation means."""
-    return Recompute() if decision else Save()
 
 
 def patterns_of(key: str, value: Any, checks: Checks) -> dict[str, Any]:

@@ -33,8 +33,8 @@ class Checks:
         for key in given:
             if key not in keys:
                 closest = difflib.get_close_matches(str(key), keys, n=1)
-                said = f"; the closest is {closest[0]!r}" if closest else f"; there are {', '.join(keys)}"
-                self.wrong(f"{key!r} is no {what}{said}")
+                hint = f"; the closest is {closest[0]!r}" if closest else f"; there are {', '.join(keys)}"
+                self.wrong(f"{key!r} is no {what}{hint}")
 
     def flag(self, settings: Mapping[str, Any], key: str, *, default: bool) -> bool:
         """The setting, which is true or false."""
@@ -69,8 +69,8 @@ class Checks:
         if isinstance(value, str) and value in words:
             return value
         closest = difflib.get_close_matches(str(value), words, n=1)
-        said = f"; the closest is {closest[0]!r}" if closest else ""
-        self.wrong(f"{key} = {value!r} is none of {', '.join(words)}{said}")
+        hint = f"; the closest is {closest[0]!r}" if closest else ""
+        self.wrong(f"{key} = {value!r} is none of {', '.join(words)}{hint}")
         return default
 
     def texts(self, settings: Mapping[str, Any], key: str, *, default: tuple[str, ...] = ()) -> tuple[str, ...]:

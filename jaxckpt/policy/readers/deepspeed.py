@@ -100,8 +100,8 @@ def _settings(config: Source | None, arguments: Mapping[str, Any], checks: Check
         block = {}
     checks.known(block, _DEFAULTS)
     checks.known(arguments, _KEY_OF_ARGUMENT, what="argument of configure")
-    said = {key: arguments[name] for name, key in _KEY_OF_ARGUMENT.items() if arguments.get(name) is not None}
-    given = {**block, **said}
+    by_argument = {key: arguments[name] for name, key in _KEY_OF_ARGUMENT.items() if arguments.get(name) is not None}
+    given = {**block, **by_argument}
     flags = {key: checks.flag(given, key, default=False) for key, usual in _DEFAULTS.items() if usual is False}
     return {**flags, "number_checkpoints": checks.number(given, "number_checkpoints", least=1)}
 
@@ -147,15 +147,15 @@ def _policy(decision: Decision, scope: str | None, num_layers: int | None, inter
 
 
 def _not_carried(settings: Mapping[str, Any], decision: Decision) -> list[str]:
-    said = []
+    notes = []
     if isinstance(decision, Offload):
-        said.append(
+        notes.append(
             "cpu_checkpointing keeps the last checkpoint on the device (keep_last_count = 1): here all are offloaded; "
             'put a rule with the last layer and decision = "save" first if its copy costs time.'
         )
     if isinstance(decision, Partition) or (isinstance(decision, Offload) and decision.shard):
         cut = "the first dimension that the axis divides" if decision.dim is None else f"dimension {decision.dim}"
-        said.append(
+        notes.append(
             f"partition_activations cuts the flattened value, here {cut} is cut: "
             + (
                 "what it divides nowhere stays whole, where DeepSpeed asserts."
@@ -164,22 +164,22 @@ def _not_carried(settings: Mapping[str, Any], decision: Decision) -> list[str]:
             )
         )
     if settings["contiguous_memory_optimization"]:
-        said.append(
+        notes.append(
             "contiguous_memory_optimization: XLA places all buffers of a step in one block before it runs, so there is "
             "nothing to do; layers under jax.lax.scan keep their inputs, or their shards, in one stacked buffer."
         )
     elif settings["number_checkpoints"] is not None:
-        said.append(
+        notes.append(
             "number_checkpoints sizes the buffers of contiguous_memory_optimization, which is off: it means nothing."
         )
     if settings["synchronize_checkpoint_boundary"]:
-        said.append(
+        notes.append(
             "synchronize_checkpoint_boundary waits for the device around each checkpoint: a compiled step runs as one "
             "program; call jax.block_until_ready on the step's results where you measure."
         )
     if settings["profile"]:
-        said.append(
+        notes.append(
             "profile times each checkpoint's forward and backward: a compiled step has no such borders; "
             "jaxckpt.timed_scopes(step, *args) times its scopes op by op, and jax.profiler.trace shows their names."
         )
-    return said
+    return notes

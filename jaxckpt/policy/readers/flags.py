@@ -110,5 +110,5 @@ def _refuse_lookalike(name: str, keys: Sequence[str], checks: Checks) -> None:
         )
     elif any(part in dashed for part in _OURS):
         closest = difflib.get_close_matches(dashed.replace("-", "_"), keys, n=1)
-        said = f"; the closest is --{closest[0].replace('_', '-')}" if closest else ""
-        checks.wrong(f"--{dashed} is no flag that is known here{said}")
+        hint = f"; the closest is --{closest[0].replace('_', '-')}" if closest else ""
+        checks.wrong(f"--{dashed} is no flag that is known here{hint}")

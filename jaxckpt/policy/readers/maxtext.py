@@ -24,7 +24,7 @@ from jaxckpt.policy.rule import Match, Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ready:
+class _NamedTensors:
     """Names that a ready policy keeps, and names that it offloads."""
 
     saved: tuple[str, ...] = ()
@@ -35,24 +35,24 @@ _QKV = ("query_proj", "value_proj", "key_proj", "kv_proj", "qkv_proj")
 _ATTENTION = (*_QKV, "out_proj")
 _MINIMAL = (*_ATTENTION, "mlpwi_0", "mlpwi_1", "mlpwi", "mlpwo")
 
-READY: Mapping[str, _Ready] = {
-    "full": _Ready(),
-    "minimal": _Ready(saved=_MINIMAL),
-    "minimal_with_context": _Ready(saved=(*_MINIMAL, "context")),
-    "minimal_flash": _Ready(saved=(*_MINIMAL, "context")),
-    "minimal_with_quantization": _Ready(saved=(*_MINIMAL, "quantization")),
-    "minimal_with_context_and_quantization": _Ready(saved=(*_MINIMAL, "context", "quantization")),
-    "save_dot_with_context_except_mlp": _Ready(saved=(*_ATTENTION, "context")),
-    "save_dot_except_mlpwi": _Ready(saved=(*_ATTENTION, "mlpwo")),
-    "save_dot_except_mlp": _Ready(saved=_ATTENTION),
-    "save_qkv_proj": _Ready(saved=_QKV),
-    "save_out_proj": _Ready(saved=("out_proj",)),
-    "qkv_proj_offloaded": _Ready(offloaded=("query_proj", "value_proj", "key_proj", "kv_proj")),
-    "minimal_offloaded": _Ready(offloaded=_MINIMAL),
+NAMED_TENSORS: Mapping[str, _NamedTensors] = {
+    "full": _NamedTensors(),
+    "minimal": _NamedTensors(saved=_MINIMAL),
+    "minimal_with_context": _NamedTensors(saved=(*_MINIMAL, "context")),
+    "minimal_flash": _NamedTensors(saved=(*_MINIMAL, "context")),
+    "minimal_with_quantization": _NamedTensors(saved=(*_MINIMAL, "quantization")),
+    "minimal_with_context_and_quantization": _NamedTensors(saved=(*_MINIMAL, "context", "quantization")),
+    "save_dot_with_context_except_mlp": _NamedTensors(saved=(*_ATTENTION, "context")),
+    "save_dot_except_mlpwi": _NamedTensors(saved=(*_ATTENTION, "mlpwo")),
+    "save_dot_except_mlp": _NamedTensors(saved=_ATTENTION),
+    "save_qkv_proj": _NamedTensors(saved=_QKV),
+    "save_out_proj": _NamedTensors(saved=("out_proj",)),
+    "qkv_proj_offloaded": _NamedTensors(offloaded=("query_proj", "value_proj", "key_proj", "kv_proj")),
+    "minimal_offloaded": _NamedTensors(offloaded=_MINIMAL),
 }
 """What each `remat_policy` names. "none" and "custom" are no lists; "minimal_flash" is an old name."""
 
-POLICIES = (*READY, "custom", "none")
+POLICIES = (*NAMED_TENSORS, "custom", "none")
 TENSORS = (
     "decoder_layer_input",
     *("context", "mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo", "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo"),
@@ -159,7 +159,7 @@ def _plain(value: str) -> Any:
 def _ready(word: str, prefetch: int | None) -> Policy:
     if word == "none":
         return Policy(name="maxtext-none", default="save", about="No remat: all is kept.")
-    ready = READY[word]
+    ready = NAMED_TENSORS[word]
     moved = Offload(prefetch=prefetch)
     listed: tuple[tuple[tuple[str, ...], Decision], ...] = ((ready.saved, Save()), (ready.offloaded, moved))
     rules = [Rule(match=Match(name=_any_of(names)), decision=decision) for names, decision in listed if names]

@@ -125,17 +125,17 @@ def policy_from_megatron(
     _validate(settings, checks)
     checks.done()
     where = {**SCOPES, **(scopes or {})}
-    said = [f"{_dashed(key)}: {why}." for key, why in _ELSEWHERE.items() if settings.get(key) not in (None, False)]
-    rules = list(_offloading(settings, {**OFFLOADED, **(scopes or {})}, prefetch, said))
+    notes = [f"{_dashed(key)}: {why}." for key, why in _ELSEWHERE.items() if settings.get(key) not in (None, False)]
+    rules = list(_offloading(settings, {**OFFLOADED, **(scopes or {})}, prefetch, notes))
     match settings.get("recompute_granularity"):
         case "full":
-            policy = _full(settings, rules, Partition(axis=model_axis, dim=dim), layer_scope, said)
+            policy = _full(settings, rules, Partition(axis=model_axis, dim=dim), layer_scope, notes)
         case "selective":
             modules = tuple(settings.get("recompute_modules") or (CORE_ATTENTION,))
-            policy = _selective(modules, rules, where, said)
+            policy = _selective(modules, rules, where, notes)
         case _:
             policy = Policy(name="megatron", rules=tuple(rules), default="save")
-    return Reading(system="megatron", policy=policy, not_carried=tuple(said))
+    return Reading(system="megatron", policy=policy, not_carried=tuple(notes))
 
 
 def _dashed(key: str) -> str:
@@ -207,17 +207,17 @@ def _validate_offloading(settings: Mapping[str, Any], granularity: str | None, s
 
 
 def _full(
-    settings: Mapping[str, Any], before: list[Rule], cut: Partition, layer_scope: str | None, said: list[str]
+    settings: Mapping[str, Any], before: list[Rule], cut: Partition, layer_scope: str | None, notes: list[str]
 ) -> Policy:
     count, layers = settings["recompute_num_layers"], settings.get("num_layers")
-    kept: Decision = Save()
+    saved: Decision = Save()
     if settings.get("distribute_saved_activations"):
-        kept = cut
-        said.append(
+        saved = cut
+        notes.append(
             f"--distribute-saved-activations cuts the flattened value, here dimension {cut.dim} is cut: it must divide "
             "by the axis; say dim=... for another one."
         )
-    starts = inputs(kept, scope=layer_scope, note="what layers read")
+    starts = inputs(saved, scope=layer_scope, note="what layers read")
     if settings["recompute_method"] == "block":
         again = recomputed(_first_of_stages(count, layers, settings.get("pipeline_model_parallel_size") or 1))
         return Policy(name="megatron-full-block", rules=(*before, *starts, again), default="save")
@@ -233,18 +233,18 @@ def _first_of_stages(count: int, layers: int | None, stages: int) -> list[int]:
     return [stage * size + layer for stage in range(stages) for layer in range(count)]
 
 
-def _selective(modules: tuple[str, ...], before: list[Rule], where: Mapping[str, str], said: list[str]) -> Policy:
+def _selective(modules: tuple[str, ...], before: list[Rule], where: Mapping[str, str], notes: list[str]) -> Policy:
     rules = list(before)
     for module in modules:
         if module not in where:
-            said.append(
+            notes.append(
                 f"--recompute-modules {module}: nobody knows what it is called in this model; say scopes={{{module!r}: "
                 "'*/glob'}."
             )
             continue
         rules += _module(module, where[module])
     if CORE_ATTENTION in modules:
-        said.append(
+        notes.append(
             "core_attn under a fused attention kernel: the kernel is one op whose scores are never in memory, and its "
             "rules match nothing there, which is an error; take them out (policy flash_attention says what to keep)."
         )
@@ -264,7 +264,7 @@ def _module(module: str, scope: str) -> Iterator[Rule]:
 
 
 def _offloading(
-    settings: Mapping[str, Any], where: Mapping[str, str], prefetch: int | None, said: list[str]
+    settings: Mapping[str, Any], where: Mapping[str, str], prefetch: int | None, notes: list[str]
 ) -> Iterator[Rule]:
     moved = Offload(prefetch=prefetch)
     count = settings.get("cpu_offloading_num_layers", 0) if settings.get("cpu_offloading") else 0
@@ -275,11 +275,11 @@ def _offloading(
         match = Match(scope=where[module], boundary="input", min_bytes=floor * _ELEMENT_BYTES)
         yield Rule(match=match, decision=moved, note=f"what {module} reads")
     if settings.get("offload_modules"):
-        said.append(
+        notes.append(
             f"--min-offloaded-tensor-size counts elements, here bytes count: {floor} elements of {_ELEMENT_BYTES} "
             "bytes; change min_bytes in the rules for float32."
         )
-        said.append(
+        notes.append(
             "--fine-grained-activation-offloading keeps the last group on the device: here all are offloaded; put a "
             'rule with the last layer and decision = "save" first if its copy costs time.'
         )

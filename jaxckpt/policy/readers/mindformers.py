@@ -14,18 +14,18 @@ from typing import Any
 from jaxckpt.ir import Partition, Recompute, Save
 from jaxckpt.policy.policy import Policy, Regions
 from jaxckpt.policy.readers.cells import (
-    Layers,
-    Said,
+    LayerNumbers,
+    Notes,
+    layers_text,
+    note_precedence,
     patterns_of,
     rule_of_pattern,
     rules_of_swap,
-    say_precedence,
-    shown,
 )
 from jaxckpt.policy.readers.checks import Checks
 from jaxckpt.policy.readers.layers import inputs, recomputed
 from jaxckpt.policy.readers.reading import Reading
-from jaxckpt.policy.readers.stages import Stages, stages_of
+from jaxckpt.policy.readers.stages import PipelineStages, stages_of
 from jaxckpt.policy.rule import Rule
 
 GRAPH_KEYS = (
@@ -87,7 +87,7 @@ def read_graph_mode(
         offset=offset or _model(document).get("offset", 0),
         by_number=checks.flag(swap, "swap", default=False),
         checks=checks,
-        said=Said(),
+        notes=Notes(),
     )
     full = layers.meant("recompute", settings.get("recompute", False))
     flags = {
@@ -97,10 +97,10 @@ def read_graph_mode(
     selected = {key: _selected(key, settings.get(key, False), layers) for key in _SELECTIONS}
     swaps = list(_swaps(swap, layers)) if layers.by_number else []
     checks.done()
-    policy = _policy(full, flags, selected, swaps, scope, model_axis, layers.said)
-    said = layers.said
+    policy = _policy(full, flags, selected, swaps, scope, model_axis, layers.notes)
+    notes = layers.notes
     return Reading(
-        system="mindspore", policy=policy, understood=tuple(said.understood), not_carried=tuple(said.not_carried)
+        system="mindspore", policy=policy, understood=tuple(notes.understood), not_carried=tuple(notes.not_carried)
     )
 
 
@@ -113,9 +113,9 @@ class _Counting:
     offset: Any
     by_number: bool
     checks: Checks
-    said: Said
+    notes: Notes
 
-    def meant(self, key: str, value: Any) -> Layers:
+    def meant(self, key: str, value: Any) -> LayerNumbers:
         """The layers that a setting means: true, false, numbers of layers (with swap), or counts by stage."""
         if isinstance(value, bool):
             return None if value else ()
@@ -123,7 +123,7 @@ class _Counting:
             self.checks.wrong(f"{key} = {str(value)[:80]!r} is neither true, false nor a list of layers")
             return ()
         found = self._numbers(key, value) if self.by_number else self._counts(key, value)
-        self.said.understood.append(f"{key} = {value}: {shown(found)}{self._how(value)}.")
+        self.notes.understood.append(f"{key} = {value}: {layers_text(found)}{self._how(value)}.")
         return found
 
     def _numbers(self, key: str, value: Sequence[Any]) -> tuple[int, ...]:
@@ -146,13 +146,13 @@ class _Counting:
             return ()
         counts = [[each if type(each) is int else _ALL if each else 0 for each in row] for row in rows]
         if not nested:
-            counts = stages.shared_out(counts[0])
+            counts = stages.spread_over_chunks(counts[0])
         if len(counts) != len(stages.sizes):
             self.checks.wrong(f"{key} has {len(counts)} rows for {len(stages.sizes)} rounds of interleaving")
             return ()
         return stages.layers(counts)
 
-    def _stages(self, value: Sequence[Any]) -> Stages | None:
+    def _stages(self, value: Sequence[Any]) -> PipelineStages | None:
         if self.num_layers is None:
             return None
         rows = [row for row in value if isinstance(row, (list, tuple))]
@@ -183,7 +183,7 @@ def _model(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return config if isinstance(config, Mapping) else {}
 
 
-def _selected(key: str, value: Any, layers: _Counting) -> dict[str, Layers]:
+def _selected(key: str, value: Any, layers: _Counting) -> dict[str, LayerNumbers]:
     """For each pattern of a setting the layers in which it holds."""
     if value is False or value is None:
         return {}
@@ -198,7 +198,7 @@ def _selected(key: str, value: Any, layers: _Counting) -> dict[str, Layers]:
     return dict.fromkeys(_SELECTIONS[key], meant)
 
 
-def _swaps(swap: Mapping[str, Any], layers: _Counting) -> Iterator[tuple[str | None, Layers, int]]:
+def _swaps(swap: Mapping[str, Any], layers: _Counting) -> Iterator[tuple[str | None, LayerNumbers, int]]:
     prefetch = layers.checks.number(swap, "default_prefetch", least=1)
     entries = [("layer_swap", None, each) for each in _entries(swap, "layer_swap", layers.checks)]
     operators = swap.get("op_swap")
@@ -234,18 +234,18 @@ def _tables(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _policy(
-    full: Layers,
+    full: LayerNumbers,
     flags: Mapping[str, bool],
-    selected: Mapping[str, Mapping[str, Layers]],
-    swaps: list[tuple[str | None, Layers, int]],
+    selected: Mapping[str, Mapping[str, LayerNumbers]],
+    swaps: list[tuple[str | None, LayerNumbers, int]],
     scope: str,
     axis: str,
-    said: Said,
+    notes: Notes,
 ) -> Policy:
     rules: list[Rule] = []
     for key in ("select_recompute_exclude", "select_comm_recompute_exclude"):
         for pattern, layers in selected[key].items():
-            rules += rule_of_pattern(pattern, layers, Save(), said, key=key, collective="comm" in key)
+            rules += rule_of_pattern(pattern, layers, Save(), notes, key=key, collective="comm" in key)
     regions = Regions(
         scope=scope,
         recompute_collectives=flags["mp_comm_recompute"],
@@ -258,15 +258,15 @@ def _policy(
         rules += () if as_regions else (recomputed(full),)
     for key in ("select_recompute", "select_comm_recompute"):
         for pattern, layers in selected[key].items():
-            rules += rule_of_pattern(pattern, layers, Recompute(), said, key=key, collective="comm" in key)
-    rules += rules_of_swap(swaps, said)
+            rules += rule_of_pattern(pattern, layers, Recompute(), notes, key=key, collective="comm" in key)
+    rules += rules_of_swap(swaps, notes)
     overruled = [
         (key, layers) for key in ("select_recompute", "select_comm_recompute") for layers in selected[key].values()
     ]
     overruled += [("swap", layers) for _, layers, _ in swaps]
-    say_precedence(full, dict.fromkeys(overruled), said)
+    note_precedence(full, dict.fromkeys(overruled), notes)
     if not as_regions:
-        _say_flags(flags, full, said)
+        _note_flags(flags, full, notes)
     return Policy(
         name="mindformers",
         rules=tuple(dict.fromkeys(rules)),
@@ -275,18 +275,20 @@ def _policy(
     )
 
 
-def _say_flags(flags: Mapping[str, bool], full: Layers, said: Said) -> None:
+def _note_flags(flags: Mapping[str, bool], full: LayerNumbers, notes: Notes) -> None:
     advice = 'say scope="*/layers_*" with recompute = true for all layers, or write [regions] for these scopes'
     if full == ():
         return
     if not flags["mp_comm_recompute"]:
-        said.not_carried.append(f"mp_comm_recompute = false: what devices exchange is kept in regions alone; {advice}.")
+        notes.not_carried.append(
+            f"mp_comm_recompute = false: what devices exchange is kept in regions alone; {advice}."
+        )
     if flags["parallel_optimizer_comm_recompute"]:
-        said.not_carried.append(
+        notes.not_carried.append(
             f"parallel_optimizer_comm_recompute = true: parameters are gathered again in regions alone; {advice}."
         )
     if flags["recompute_slice_activation"]:
-        said.not_carried.append(
+        notes.not_carried.append(
             "recompute_slice_activation leaves a value whole where dimension 0 does not divide: here a partition that "
             "does not divide is an error; say another dim in the rule."
         )

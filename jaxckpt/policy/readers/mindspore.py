@@ -111,15 +111,15 @@ def _cell(settings: Mapping[str, Any], scope: str, axis: str, checks: Checks) ->
         recompute_gathered_parameters=flags["parallel_optimizer_comm_recompute"],
         output_recompute=flags["output_recompute"],
     )
-    said: list[str] = []
+    notes: list[str] = []
     rules: tuple[Rule, ...] = ()
     if flags["recompute_slice_activation"]:
         rules = inputs(Partition(axis=axis, dim=0), scope=None if scope == "*" else scope, note="what the cell reads")
-        said.append(
+        notes.append(
             "recompute_slice_activation leaves a value whole, with a warning, where dimension 0 does not divide: here "
             "a partition that does not divide is an error; say another dim in the rule."
         )
     if "use_reentrant" in settings:
-        said.append("use_reentrant: it chooses between two ways of PyNative to run the same; there is one here.")
+        notes.append("use_reentrant: it chooses between two ways of PyNative to run the same; there is one here.")
     policy = Policy(name="mindspore-cell", rules=rules, regions=regions, default="save")
-    return Reading(system="mindspore", policy=policy, not_carried=tuple(said))
+    return Reading(system="mindspore", policy=policy, not_carried=tuple(notes))

@@ -31,7 +31,7 @@ PRIMITIVES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PatternTarget:
     """Where a pattern points in a JAX model.
 
     Attributes:
@@ -42,14 +42,14 @@ class Place:
 
     scope: str | None
     primitive: str | None
-    loose: str = ""
+    over_matches: str = ""
 
 
 class PatternError(ValueError):
     """A pattern that no glob says."""
 
 
-def place_of_pattern(pattern: str) -> Place:
+def target_of_pattern(pattern: str) -> PatternTarget:
     r"""The place that a regular expression on paths below a layer means.
 
     Args:
@@ -75,7 +75,7 @@ def place_of_pattern(pattern: str) -> Place:
     if parser.rest:
         raise PatternError(f"has {parser.rest[0]!r} where no glob has anything like it")
     scope, primitive = _operator(glob)
-    return Place(scope=scope, primitive=primitive, loose=parser.loose)
+    return PatternTarget(scope=scope, primitive=primitive, over_matches=parser.over_matches)
 
 
 def _operator(glob: str) -> tuple[str | None, str | None]:
@@ -94,7 +94,7 @@ class _Parser:
 
     def __init__(self, pattern: str):
         self.rest = pattern.removeprefix("^").removesuffix("$") if not pattern.endswith("\\$") else pattern
-        self.loose = ""
+        self.over_matches = ""
 
     def either(self) -> str:
         choices = [self.sequence()]
@@ -151,7 +151,7 @@ class _Parser:
         if atom == "?" and sign in "*+":
             return "*" if sign == "*" else "?*"
         if atom in ("[0-9]", "[a-zA-Z0-9_]") and sign in "*+":
-            self.loose = "any characters where it says a run of some"
+            self.over_matches = "any characters where it says a run of some"
             return f"{atom}*" if sign == "+" else "*"
         raise PatternError(f"repeats {atom!r}, which no glob does")
 

@@ -13,7 +13,14 @@ from typing import Any
 
 from jaxckpt.ir import Recompute, Save
 from jaxckpt.policy.policy import Policy
-from jaxckpt.policy.readers.cells import Layers, Said, patterns_of, rule_of_pattern, rules_of_swap, say_precedence
+from jaxckpt.policy.readers.cells import (
+    LayerNumbers,
+    Notes,
+    note_precedence,
+    patterns_of,
+    rule_of_pattern,
+    rules_of_swap,
+)
 from jaxckpt.policy.readers.checks import Checks
 from jaxckpt.policy.readers.layers import inputs, recomputed
 from jaxckpt.policy.readers.reading import Reading
@@ -50,7 +57,7 @@ def read_pynative(
         checks.wrong(f"recompute needs pipeline_parallel = 1, and it is {stages!r}")
     checks.number({"num_layers": num_layers}, "num_layers", least=1)
     most = num_layers if type(num_layers) is int else _MOST
-    said = Said()
+    notes = Notes()
     full = _full(blocks["recompute"], most, checks)
     selected = _selected(blocks["recompute"], most, checks)
     comm = _comm(blocks["recompute_comm"], most, checks)
@@ -59,19 +66,19 @@ def read_pynative(
     checks.done()
     rules: list[Rule] = []
     for pattern in excluded:
-        rules += rule_of_pattern(pattern, None, Save(), said, key="exclude_op")
+        rules += rule_of_pattern(pattern, None, Save(), notes, key="exclude_op")
     if full:
         rules += [*inputs(Save()), recomputed(full)]
-    for pattern, layers in _without_children(selected, said).items():
-        rules += rule_of_pattern(pattern, layers, Recompute(), said, key="select_module")
+    for pattern, layers in _without_children(selected, notes).items():
+        rules += rule_of_pattern(pattern, layers, Recompute(), notes, key="select_module")
     for pattern, layers in comm.items():
-        rules += rule_of_pattern(pattern, layers, Recompute(), said, key="recompute_comm", collective=True)
-    rules += rules_of_swap(swaps, said)
+        rules += rule_of_pattern(pattern, layers, Recompute(), notes, key="recompute_comm", collective=True)
+    rules += rules_of_swap(swaps, notes)
     overruled = [*(("select_module", e) for e in selected.values()), *(("recompute_comm", e) for e in comm.values())]
-    say_precedence(full, dict.fromkeys([*overruled, *(("swap", layers) for _, layers, _ in swaps)]), said)
+    note_precedence(full, dict.fromkeys([*overruled, *(("swap", layers) for _, layers, _ in swaps)]), notes)
     policy = Policy(name="mindformers-pynative", rules=tuple(dict.fromkeys(rules)), default="save")
     return Reading(
-        system="mindspore", policy=policy, understood=tuple(said.understood), not_carried=tuple(said.not_carried)
+        system="mindspore", policy=policy, understood=tuple(notes.understood), not_carried=tuple(notes.not_carried)
     )
 
 
@@ -146,11 +153,11 @@ def _comm(settings: Mapping[str, Any], most: int, checks: Checks) -> dict[str, t
     return {pattern: layers_of_specs(f"recompute_comm of {pattern}", e, most, checks) for pattern, e in table.items()}
 
 
-def _swaps(settings: Mapping[str, Any], most: int, checks: Checks) -> list[tuple[str | None, Layers, int]]:
+def _swaps(settings: Mapping[str, Any], most: int, checks: Checks) -> list[tuple[str | None, LayerNumbers, int]]:
     if not checks.flag(settings, "enable", default=False):
         return []
     prefetch = checks.number(settings, "default_prefetch", least=1, most=max(most - 1, 1)) or 1
-    swaps: list[tuple[str | None, Layers, int]] = []
+    swaps: list[tuple[str | None, LayerNumbers, int]] = []
     for key in ("layer_swap", "op_swap"):
         for each in _tables(settings, key, checks):
             name = each.get("op_name")
@@ -173,7 +180,7 @@ def _tables(settings: Mapping[str, Any], key: str, checks: Checks) -> Sequence[M
     return ()
 
 
-def _without_children(selected: Mapping[str, tuple[int, ...]], said: Said) -> dict[str, tuple[int, ...]]:
+def _without_children(selected: Mapping[str, tuple[int, ...]], notes: Notes) -> dict[str, tuple[int, ...]]:
     """Modules whose parent is computed again in a layer are not named there again."""
     left: dict[str, tuple[int, ...]] = {}
     for pattern, layers in selected.items():
@@ -186,5 +193,5 @@ def _without_children(selected: Mapping[str, tuple[int, ...]], said: Said) -> di
         }
         left[pattern] = tuple(layer for layer in layers if layer not in covered)
         if covered:
-            said.understood.append(f"select_module: {pattern!r} lies in a module that is computed again whole.")
+            notes.understood.append(f"select_module: {pattern!r} lies in a module that is computed again whole.")
     return left

@@ -14,7 +14,7 @@ from jaxckpt.policy.readers.checks import Checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stages:
+class PipelineStages:
     """How layers lie in stages.
 
     Attributes:
@@ -46,7 +46,7 @@ class Stages:
                 start += size
         return tuple(found)
 
-    def shared_out(self, counts: Sequence[int]) -> list[list[int]]:
+    def spread_over_chunks(self, counts: Sequence[int]) -> list[list[int]]:
         """A count for each stage, shared out over its chunks one layer at a time.
 
         Example:
@@ -64,7 +64,7 @@ class Stages:
         return shared
 
 
-def stages_of(num_layers: int, stages: int, rounds: int, offset: Sequence[Any] | int, checks: Checks) -> Stages:
+def stages_of(num_layers: int, stages: int, rounds: int, offset: Sequence[Any] | int, checks: Checks) -> PipelineStages:
     """An even share for each stage, and what `offset` adds.
 
     Args:
@@ -86,7 +86,7 @@ def stages_of(num_layers: int, stages: int, rounds: int, offset: Sequence[Any] |
             + (f" and {rounds} rounds of interleaving" if rounds > 1 else "")
         )
         more = [[0] * stages for _ in range(rounds)]
-    return Stages(sizes=tuple(tuple(share + each for each in row) for row in more))
+    return PipelineStages(sizes=tuple(tuple(share + each for each in row) for row in more))
 
 
 def _offsets(offset: Sequence[Any] | int, stages: int, rounds: int, checks: Checks) -> list[list[int]]:

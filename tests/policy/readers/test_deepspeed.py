@@ -35,8 +35,8 @@ def test_the_defaults_keep_what_layers_read_and_recompute_the_rest():
     assert reading.not_carried == () and reading.policy.default == "recompute"
     assert [rule.match for rule in reading.policy.rules] == [Match(boundary="input")]
     found = decided(reading.policy)
-    kept = {place for place, word in found.items() if word == "save"}
-    assert kept == {"embed:gather", *(f"block_{layer}/mlp/wo:dot_general" for layer in range(LAYERS))}
+    saved = {place for place, word in found.items() if word == "save"}
+    assert saved == {"embed:gather", *(f"block_{layer}/mlp/wo:dot_general" for layer in range(LAYERS))}
 
 
 def test_a_whole_configuration_its_block_a_file_and_a_mapping_say_the_same(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxckpt import PolicyError, read_policy
 from jaxckpt.ir import Save
 from jaxckpt.policy import Policy
-from jaxckpt.policy.readers.cells import Said, rule_of_pattern
+from jaxckpt.policy.readers.cells import Notes, rule_of_pattern
 from jaxckpt.policy.readers.deepspeed import _DEFAULTS, _KEY_OF_ARGUMENT
 from jaxckpt.policy.readers.maxtext import POLICIES, TENSORS
 from jaxckpt.policy.readers.megatron import _KEYS, MODULES, OFFLOADED
@@ -120,9 +120,9 @@ def test_any_recompute_config_is_read_or_refused(settings_, num_layers):
 
 @given(st.text(alphabet="ab.\\*+?|()[]{}^$,d2:=!-", max_size=12))
 def test_any_pattern_becomes_a_rule_or_is_said(pattern):
-    said = Said()
-    rules = list(rule_of_pattern(pattern, None, Save(), said, key="select"))
-    assert rules or said.not_carried
+    notes = Notes()
+    rules = list(rule_of_pattern(pattern, None, Save(), notes, key="select"))
+    assert rules or notes.not_carried
 
 
 @pytest.mark.parametrize("system", ["deepspeeed", "mega", ""])

@@ -6,7 +6,7 @@ from jaxckpt import PolicyError, read_policy
 from jaxckpt.ir import Offload, Save
 from jaxckpt.policy import Policy
 from jaxckpt.policy.readers import policy_from_maxtext
-from jaxckpt.policy.readers.maxtext import POLICIES, READY, TENSORS
+from jaxckpt.policy.readers.maxtext import NAMED_TENSORS, POLICIES, TENSORS
 from tests.policy.readers.transformer import decided
 
 MINIMAL = {
@@ -47,9 +47,9 @@ def test_every_value_of_remat_policy_is_read_and_written(word):
     assert Policy.from_toml(reading.policy.to_toml()) == reading.policy and reading.not_carried == ()
 
 
-@pytest.mark.parametrize("word", READY)
+@pytest.mark.parametrize("word", NAMED_TENSORS)
 def test_a_ready_policy_means_its_names_and_no_others(word):
-    ready = READY[word]
+    ready = NAMED_TENSORS[word]
     names = {*TENSORS, "quantization", "moe_mlpwi"}
     for decision, listed in ((Save(), ready.saved), (Offload(), ready.offloaded)):
         globs = [rule.match for rule in policy_from_maxtext(word).policy.rules if rule.decision == decision]

@@ -19,8 +19,8 @@ def test_no_flags_keep_everything():
 def test_full_uniform_keeps_the_input_of_each_segment():
     policy = policy_from_megatron(f"{FULL} uniform --recompute-num-layers 2 --num-layers 4").policy
     found = decided(policy)
-    kept = [layer for layer in range(LAYERS) if found[f"block_{layer}/mlp/wo:dot_general"] == "save"]
-    assert kept == [1, 3] and recomputed_layers(policy) == [0, 1, 2, 3]
+    saved = [layer for layer in range(LAYERS) if found[f"block_{layer}/mlp/wo:dot_general"] == "save"]
+    assert saved == [1, 3] and recomputed_layers(policy) == [0, 1, 2, 3]
 
 
 def test_full_uniform_by_one_needs_no_number_of_layers():

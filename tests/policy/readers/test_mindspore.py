@@ -8,7 +8,7 @@ from jaxckpt import PolicyError, read_policy
 from jaxckpt.ir import Offload, Partition, Recompute, Save
 from jaxckpt.policy import Match, Policy, Regions
 from jaxckpt.policy.readers import policy_from_mindspore
-from jaxckpt.policy.readers.patterns import PatternError, Place, place_of_pattern
+from jaxckpt.policy.readers.patterns import PatternError, PatternTarget, target_of_pattern
 from tests.policy.readers.transformer import decided, recomputed_layers
 
 
@@ -251,7 +251,7 @@ def test_no_mode_recomputes_nothing():
     ],
 )
 def test_a_pattern_becomes_globs(pattern, scope, primitive):
-    assert place_of_pattern(pattern) == Place(scope=scope, primitive=primitive)
+    assert target_of_pattern(pattern) == PatternTarget(scope=scope, primitive=primitive)
 
 
 def test_a_glob_that_is_wider_than_its_pattern_says_so():
@@ -263,6 +263,6 @@ def test_a_glob_that_is_wider_than_its_pattern_says_so():
 @pytest.mark.parametrize("pattern", [r"a{2}", r"(ab)+", r"(a)\1", r"(?=x)y", r"a\b", "(", "a,b", r"[\d]x"])
 def test_what_no_glob_says_is_said(pattern):
     with pytest.raises(PatternError):
-        place_of_pattern(pattern)
+        target_of_pattern(pattern)
     reading = read({"select_recompute": [pattern, "mlp"]})
     assert len(reading.policy.rules) == 1 and repr(pattern) in reading.not_carried[0]

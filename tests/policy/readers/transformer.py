@@ -19,11 +19,11 @@ def transformer():
     """Layers of attention and feed-forward, whose values are all read in the backward; and what crosses layers."""
     build = Builder()
     x = build.op("gather", build.input(SIZE), size_bytes=SIZE, scope="net/embed")
-    kept, crossing = [x], [x]
+    saved, crossing = [x], [x]
 
     def op(primitive, *reads, scope, **facts):
-        kept.append(build.op(primitive, *reads, size_bytes=SIZE, scope=scope, **facts))
-        return kept[-1]
+        saved.append(build.op(primitive, *reads, size_bytes=SIZE, scope=scope, **facts))
+        return saved[-1]
 
     for layer in range(LAYERS):
         at = f"net/block_{layer}"
@@ -37,7 +37,7 @@ def transformer():
         x = op("dot_general", gated, scope=f"{at}/mlp/wo")
         crossing.append(x)
     cotangent = build.op("dot_general", x, size_bytes=SIZE, phase=Phase.BACKWARD)
-    for value in reversed(kept):
+    for value in reversed(saved):
         cotangent = build.op("mul", cotangent, value, size_bytes=SIZE, phase=Phase.BACKWARD)
     for op_ in build.ops:
         for suffix, name in NAMES.items():
@@ -52,10 +52,8 @@ def transformer():
 def decided(policy: Policy) -> dict[str, str]:
     """For each value, by where it is made, the word for what happens to it."""
     graph, crossing = transformer()
-    return {
-        f"{each.candidate.scope.removeprefix('net/')}:{each.candidate.primitive}": type(each.decision).__name__.lower()
-        for each in resolve(policy, graph, crossing=crossing)
-    }
+    found = [(each.forward_value, each.decision) for each in resolve(policy, graph, crossing=crossing)]
+    return {f"{v.scope.removeprefix('net/')}:{v.primitive}": type(decision).__name__.lower() for v, decision in found}
 
 
 def recomputed_layers(policy: Policy) -> list[int]:
