@@ -44,7 +44,7 @@ class Cond:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limb:
+class BranchBody:
     """What is known of one branch when its cond is closed.
 
     Attributes:
@@ -58,30 +58,30 @@ class Limb:
     left: dict[Any, Atom]
 
 
-def cond_eqn(cond: Cond, limbs: Sequence[Limb], template: Any) -> Any:
+def cond_eqn(cond: Cond, bodies: Sequence[BranchBody], template: Any) -> Any:
     """The cond equation of some branches.
 
     Args:
       cond: What goes in and comes out.
-      limbs: Its branches, in their order.
+      bodies: Its branches, in their order.
       template: The cond that they were.
     """
-    operands = list(dict.fromkeys(outer for limb in limbs for outer in limb.operands.values()))
-    slots = list(dict.fromkeys(slot for limb in limbs for slot in limb.left))
+    operands = list(dict.fromkeys(outer for body in bodies for outer in body.operands.values()))
+    slots = list(dict.fromkeys(slot for body in bodies for slot in body.left))
     branches = []
-    for position, limb in enumerate(limbs):
-        own = {outer: inner for inner, outer in limb.operands.items()}
+    for position, body in enumerate(bodies):
+        own = {outer: inner for inner, outer in body.operands.items()}
         after: list[Any] = []
         given = [values[position] for _, values in cond.results]
         for slot in slots:
-            if slot in limb.left:
-                given.append(limb.left[slot])
+            if slot in body.left:
+                given.append(body.left[slot])
                 continue
-            eqns, zeros = nothing(slot.aval, template)
+            eqns, zeros = zeros_like_aval(slot.aval, template)
             after += eqns
             given.append(zeros)
         debug_info = template.params["branches"][position].debug_info
-        eqns = [*limb.eqns, *after]
+        eqns = [*body.eqns, *after]
         jaxpr = jex.Jaxpr(
             constvars=(),
             invars=[own.get(outer) or jex.Var(outer.aval) for outer in operands],
@@ -99,7 +99,7 @@ def cond_eqn(cond: Cond, limbs: Sequence[Limb], template: Any) -> Any:
     )
 
 
-def nothing(aval: Any, beside: Any) -> tuple[list[Any], Atom]:
+def zeros_like_aval(aval: Any, like: Any) -> tuple[list[Any], Atom]:
     """Zeros of some type, and the equations that make them; named like another equation."""
     sharding = None if aval.sharding.mesh.empty else aval.sharding
 
@@ -110,5 +110,5 @@ def nothing(aval: Any, beside: Any) -> tuple[list[Any], Atom]:
 
     closed = jax.make_jaxpr(zeros)()
     jaxpr = getattr(closed, "jaxpr", closed)
-    eqns = [eqn.replace(source_info=beside.source_info, ctx=beside.ctx) for eqn in jaxpr.eqns]
+    eqns = [eqn.replace(source_info=like.source_info, ctx=like.ctx) for eqn in jaxpr.eqns]
     return eqns, jaxpr.outvars[0]

@@ -31,9 +31,15 @@ import jax.numpy as jnp
 from jaxckpt import _compat
 from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
-from jaxckpt.outline.cond import Cond, Limb, cond_eqn, nothing
+from jaxckpt.outline.cond import BranchBody, Cond, cond_eqn, zeros_like_aval
 from jaxckpt.outline.shard_map import is_within, regions
-from jaxckpt.outline.stack_indexing import Counter, Numbers, counters, laid_out, may_lie_otherwise
+from jaxckpt.outline.stack_indexing import (
+    IterationCounter,
+    IterationNumbers,
+    has_layout_choice,
+    induction_variables,
+    row_major,
+)
 from jaxckpt.program.open_scan import BRANCHES, SHOWN, is_ours, paths_of, stacking_loops
 from jaxckpt.program.program import JAXPRS, Atom, Equation, Manual, OpenLoop, Program
 
@@ -102,9 +108,9 @@ class _Scan:
     zeros: list[Any] = field(default_factory=list)
     picked: dict[Any, Atom] = field(default_factory=dict)
     placed: list[tuple[Any, Atom, Any]] = field(default_factory=list)
-    laid_out: list[Any] = field(default_factory=list)
-    counter: Counter | None = None
-    numbers: Numbers | None = None
+    row_major: list[Any] = field(default_factory=list)
+    counter: IterationCounter | None = None
+    numbers: IterationNumbers | None = None
     own_counters: dict[Any, int] = field(default_factory=dict)
 
     def turn(self, *, first: Atom, carried: Any, following: Atom, last: Any = None) -> Any:
@@ -115,13 +121,13 @@ class _Scan:
         self.following, self.last = (*self.following, following), (*self.last, last)
         return last
 
-    def hand_on_laid_out(self, beside: Any) -> None:
+    def hand_on_laid_out(self, like: Any) -> None:
         """Says how that lies which a turn hands on."""
         following = list(self.following)
         for place, atom in enumerate(following):
-            if may_lie_otherwise(atom):
+            if has_layout_choice(atom):
                 following[place] = jex.Var(atom.aval)
-                self.laid_out += laid_out(atom, following[place], beside=beside)
+                self.row_major += row_major(atom, following[place], like=like)
         self.following = following
 
 
@@ -137,7 +143,7 @@ class _Filled:
 
     loops: Sequence[int]
     values: Sequence[Atom]
-    beside: Any
+    like: Any
 
 
 class _Closer:
@@ -181,7 +187,7 @@ class _Closer:
         """A value that the step stacks itself is not stacked a second time, but for what is there to be shown."""
         (stack,), loops = eqn.outvars, stacking_loops(eqn)
         if len(loops) > 1 or self._loops[loops[0]].nested:
-            self._whole[stack] = _Filled(loops=loops, values=eqn.invars, beside=eqn)
+            self._whole[stack] = _Filled(loops=loops, values=eqn.invars, like=eqn)
         else:
             self._scans[loops[0]].stacks.append((eqn.invars[0], stack))
         if SHOWN in eqn.params:
@@ -192,7 +198,7 @@ class _Closer:
 
     def _fill(self, stack: Any, filled: _Filled) -> None:
         """A stack that loops fill one after the other: zeros first, and each hands it on to the next."""
-        eqns, whole = nothing(stack.aval, filled.beside)
+        eqns, whole = zeros_like_aval(stack.aval, filled.like)
         self._scans[self._counted(filled.loops[0])[0]].zeros += eqns
         for loop, value in zip(filled.loops, filled.values, strict=True):
             last = stack if loop == filled.loops[-1] else jex.Var(stack.aval)
@@ -212,14 +218,14 @@ class _Closer:
         parent = self._loops[loop].parent
         return (parent, loop) if self._loops[loop].nested and parent is not None else (loop,)
 
-    def _count(self, loop: int) -> Counter:
+    def _count(self, loop: int) -> IterationCounter:
         """The counter of a loop's turns; that of groups is made for that of their turns."""
         scan, opened = self._scans[loop], self._loops[loop]
         if scan.counter is None:
             *groups, _ = self._counted(loop)
             around = self._count(groups[0]) if groups else None
             stride = next((i.eqn.params["length"] for i in self._loops if i.nested and i.parent == loop), 1)
-            scan.counter = Counter(opened, stride=stride, around=around)
+            scan.counter = IterationCounter(opened, stride=stride, around=around)
             scan.zeros += scan.counter.before
             scan.turn(first=scan.counter.first, carried=scan.counter.carried, following=scan.counter.following)
         return scan.counter
@@ -227,10 +233,10 @@ class _Closer:
     def _number(self, loop: int, equations: Sequence[Equation]) -> None:
         """Gives each turn its number, for its slices and for what it counts by itself, if there is any of it."""
         scan = self._scans[loop]
-        counting = counters(equations, scan.first, scan.carried, scan.following)
+        counting = induction_variables(equations, scan.first, scan.carried, scan.following)
         if not scan.picked and not counting:
             return
-        numbers = scan.numbers = Numbers(self._loops[loop])
+        numbers = scan.numbers = IterationNumbers(self._loops[loop])
         scan.zeros += numbers.before
         scan.slices[numbers.behind] = numbers.array
         for place, begin in counting.items():
@@ -320,7 +326,7 @@ class _Closer:
             length = prod(self._loops[each].length for each in counted)
             stack = jex.Var(_compat.stacked_aval(length, variable.aval))
             self._home[stack] = home[: -len(counted)]
-            self._whole[stack] = _Filled(loops=(loop,), values=[variable], beside=self._loops[loop].eqn)
+            self._whole[stack] = _Filled(loops=(loop,), values=[variable], like=self._loops[loop].eqn)
         else:
             stack = self._waiting(variable, loop)
             self._home[stack] = home[:-1]
@@ -333,7 +339,7 @@ class _Closer:
         assert equation.loop is not None, "turns are those of a loop"
         scan, path = self._scans[equation.loop], self._path(equation)
         if self._home[read] == path:
-            eqns, zeros = nothing(read.aval, equation.eqn)
+            eqns, zeros = zeros_like_aval(read.aval, equation.eqn)
             before = jex.Var(read.aval)
             scan.zeros += eqns
             self._last[made] = scan.turn(first=zeros, carried=before, following=read)
@@ -406,11 +412,11 @@ class _Closer:
 
     def _cond(self, cond: Cond, branches: "_Branches", depth: int) -> Any:
         """The cond of some branches, whose equations may be none."""
-        limbs = []
+        bodies = []
         for loop in cond.loops:
             scan = self._scans[loop]
-            limbs.append(
-                Limb(
+            bodies.append(
+                BranchBody(
                     operands={**{v: v for v in scan.constants}, **scan.slices},
                     eqns=list(self.level(branches.of(loop), depth + 1)),
                     left={slot: value for value, slot in scan.stacks},
@@ -418,7 +424,7 @@ class _Closer:
             )
         template = self._loops[cond.loops[0]].eqn
         stack = template.source_info.name_stack
-        eqn = cond_eqn(cond, limbs, template)
+        eqn = cond_eqn(cond, bodies, template)
         named = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack[: len(stack) - 1]))
         return self._within(named, self._parent(cond.loops[0]))
 
@@ -439,7 +445,7 @@ class _Closer:
         for carried, value, following in scan.placed:
             assert scan.counter is not None, "it was made for what is placed"
             yield from (self._within(eqn, loop) for eqn in scan.counter.place(carried, value, following))
-        yield from (self._within(eqn, loop) for eqn in scan.laid_out)
+        yield from (self._within(eqn, loop) for eqn in scan.row_major)
         if scan.counter is not None:
             yield from (self._within(eqn, loop) for eqn in scan.counter.advance())
 

@@ -5,7 +5,7 @@ would joining what stretches have stacked. So the whole array is a constant of t
 and from stretch to stretch, and each turn slices or updates it in the place of its counter. Compilers make the same of
 a scan's slices and stacks. Turns of a group count on from where the group begins, which the loop over groups counts.
 
-The turns of a loop may be numbered instead (`Numbers`): each reads its number from an array of all of them. XLA copies
+The turns of a loop may be numbered instead (`IterationNumbers`): each reads its number from an array of all. XLA copies
 slices whose place it knows ahead beside the kernels of a GPU, and then orders all kernels of the body anew with an eye
 on time alone. Products whose results are added up over the turns, the gradients of weights, come last then, and what
 they are made of stays until then: the body of a gradient that is accumulated may take twice the memory.
@@ -29,7 +29,7 @@ from jaxckpt import _compat
 from jaxckpt.program.program import Atom, Equation, OpenLoop
 
 
-class Counter:
+class IterationCounter:
     """The counter of a loop: of a stretch, of groups, or of the turns of a group.
 
     Args:
@@ -44,8 +44,8 @@ class Counter:
       before: Equations that make what the first turn gets; they stand before the loop.
     """
 
-    def __init__(self, opened: OpenLoop, *, stride: int = 1, around: "Counter | None" = None):
-        self._beside = opened.eqn
+    def __init__(self, opened: OpenLoop, *, stride: int = 1, around: "IterationCounter | None" = None):
+        self._like = opened.eqn
         length, reverse = opened.eqn.params["length"], opened.eqn.params["reverse"]
         aval = jax.typeof(jnp.int32(0))
         self._step = -stride if reverse else stride
@@ -55,22 +55,22 @@ class Counter:
         self.before: list[Any] = []
         if around is not None:
             self.first = jex.Var(aval)
-            self.before += _equations(lambda i: i + np.int32(begin), [around.carried], self.first, beside=self._beside)
+            self.before += _equations(lambda i: i + np.int32(begin), [around.carried], self.first, like=self._like)
 
     def advance(self) -> Iterator[Any]:
         """The equation of what a turn hands on."""
-        return _equations(lambda i: i + np.int32(self._step), [self.carried], self.following, beside=self._beside)
+        return _equations(lambda i: i + np.int32(self._step), [self.carried], self.following, like=self._like)
 
     def pick(self, array: Atom, variable: Any) -> Iterator[Any]:
         """The equations of the turn's slice of a whole array."""
-        return _equations(_slice, [array, self.carried], variable, beside=self._beside)
+        return _equations(_slice, [array, self.carried], variable, like=self._like)
 
     def place(self, array: Any, value: Atom, variable: Any) -> Iterator[Any]:
         """The equations of a whole array with the turn's value in its place."""
-        return _equations(_update, [array, value, self.carried], variable, beside=self._beside)
+        return _equations(_update, [array, value, self.carried], variable, like=self._like)
 
 
-class Numbers:
+class IterationNumbers:
     """The numbers of a loop's turns, in the order of the slices that they go through.
 
     What the array has is how many turns come behind: a number that is read as it is would be such a slice itself.
@@ -89,22 +89,22 @@ class Numbers:
         self._last = last = np.int32(opened.length - 1)
         aval = jax.typeof(jnp.int32(0))
         self.behind, self.array = jex.Var(aval), jex.Var(_compat.stacked_aval(opened.length, aval))
-        made = _equations(lambda: last - jax.lax.iota(np.int32, opened.length), [], self.array, beside=opened.eqn)
+        made = _equations(lambda: last - jax.lax.iota(np.int32, opened.length), [], self.array, like=opened.eqn)
         self.before = list(made)
 
     def pick(self, array: Atom, variable: Any) -> Iterator[Any]:
         """The equations of the turn's slice of an array."""
         reads = [array, self.behind]
-        return _equations(lambda a, i: _slice(a, self._last - i), reads, variable, beside=self._opened.eqn)
+        return _equations(lambda a, i: _slice(a, self._last - i), reads, variable, like=self._opened.eqn)
 
     def count(self, begin: int, variable: Any) -> Iterator[Any]:
         """The equations of a counter of the step's own, which the first turn begins with a number."""
         first = np.int32(begin)
         made = (lambda i: i + first) if self._opened.reverse else (lambda i: self._last - i + first)
-        return _equations(made, [self.behind], variable, beside=self._opened.eqn)
+        return _equations(made, [self.behind], variable, like=self._opened.eqn)
 
 
-def counters(
+def induction_variables(
     equations: Sequence[Equation], first: Mapping[int, Atom], carried: Mapping[int, Any], following: Sequence[Atom]
 ) -> Mapping[int, int]:
     """The places of a loop's carry that count its turns, each with the number that it begins with."""
@@ -121,17 +121,17 @@ def counters(
     return found
 
 
-def may_lie_otherwise(atom: Atom) -> bool:
+def has_layout_choice(atom: Atom) -> bool:
     """Whether a compiler has a choice how something lies: an array of numbers with more axes than one."""
     if not isinstance(atom, jex.Var) or len(getattr(atom.aval, "shape", ())) < 2:
         return False
     return jnp.issubdtype(atom.aval.dtype, np.generic)
 
 
-def laid_out(array: Any, variable: Any, *, beside: Any) -> Iterator[Any]:
+def row_major(array: Any, variable: Any, *, like: Any) -> Iterator[Any]:
     """The equation of an array that lies as it is indexed; named like another."""
     layout = Layout(tuple(range(len(array.aval.shape))))
-    return _equations(lambda each: with_layout_constraint(each, layout), [array], variable, beside=beside)
+    return _equations(lambda each: with_layout_constraint(each, layout), [array], variable, like=like)
 
 
 def _slice(array: Any, index: Any) -> Any:
@@ -149,7 +149,7 @@ def _place(array: Any, index: Any) -> tuple[Any, ...]:
     return (index, *(np.int32(0) for _ in array.shape[1:]))
 
 
-def _equations(made: Callable[..., Any], reads: Sequence[Atom], result: Any, *, beside: Any) -> Iterator[Any]:
+def _equations(made: Callable[..., Any], reads: Sequence[Atom], result: Any, *, like: Any) -> Iterator[Any]:
     """The equations of a function over atoms, the last of which makes a variable that exists; named like another."""
     closed = jax.make_jaxpr(made)(*(_spec(atom.aval) for atom in reads))
     jaxpr = getattr(closed, "jaxpr", closed)
@@ -160,8 +160,8 @@ def _equations(made: Callable[..., Any], reads: Sequence[Atom], result: Any, *, 
         yield eqn.replace(
             invars=[env[atom] if isinstance(atom, jex.Var) else atom for atom in eqn.invars],
             outvars=[env[variable] for variable in eqn.outvars],
-            source_info=beside.source_info,
-            ctx=beside.ctx,
+            source_info=like.source_info,
+            ctx=like.ctx,
         )
 
 

@@ -12,7 +12,7 @@ from jaxckpt import _compat
 from jaxckpt._errors import AgreementError
 from jaxckpt.planner.plan import Plan
 from jaxckpt.planner.plan_file import plan_from_text, text_from_plan
-from jaxckpt.rewrite import told
+from jaxckpt.rewrite import broadcast
 
 _FAILED = "failed: "
 
@@ -45,13 +45,13 @@ def plan_once(make: Callable[[], Plan]) -> Plan:
     if run is None:
         return make()
     if run.index:
-        return _received(told(run, None, what="plan_once"))
+        return _received(broadcast(run, None, what="plan_once"))
     try:
         plan = make()
     except Exception as error:
-        told(run, _FAILED + str(error), what="plan_once")
+        broadcast(run, _FAILED + str(error), what="plan_once")
         raise
-    told(run, text_from_plan(plan), what="plan_once")
+    broadcast(run, text_from_plan(plan), what="plan_once")
     return plan
 
 

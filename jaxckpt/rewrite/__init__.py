@@ -7,7 +7,7 @@ compiler would miscompile), `platforms` (where a step runs), `agreement` (that a
 same plan), `apply` (all of it as a function of the step's own signature).
 """
 
-from jaxckpt.rewrite.agreement import told
+from jaxckpt.rewrite.agreement import broadcast
 from jaxckpt.rewrite.apply import apply, apply_decided
 from jaxckpt.rewrite.check_plan import PlannedArgument
 from jaxckpt.rewrite.rewrite import Rewritten, rewrite
@@ -21,10 +21,10 @@ __all__ = [
     "TiledStep",
     "apply",
     "apply_decided",
+    "broadcast",
     "loops_split_together",
     "rewrite",
     "tileable_loops",
-    "told",
     "with_planned_loops",
     "with_split_loops",
     "with_tiled_loops",

@@ -27,7 +27,7 @@ from jaxckpt.trace import Traced
 PATIENCE_S = 600.0
 """How long a process waits for what another one says; planning the same step takes all of them about as long."""
 
-_turn: Callable[[], int] = itertools.count().__next__
+_next_exchange: Callable[[], int] = itertools.count().__next__
 """Which exchange comes next: it must be counted by process, since the store is shared by the whole run."""
 
 
@@ -45,7 +45,7 @@ def require_agreement(traced: Traced, plan: GraphPlan) -> None:
     run = _compat.distributed_run()
     if run is None or _is_of_this_process(traced):
         return
-    said = exchanged(run, f"{traced.name} {digest(plan)}", what=f"apply({traced.name})")
+    said = all_gather(run, f"{traced.name} {digest(plan)}", what=f"apply({traced.name})")
     if len(set(said.values())) == 1:
         return
     raise AgreementError(
@@ -64,34 +64,34 @@ def digest(plan: GraphPlan) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def exchanged(run: _compat.DistributedRun, text: str, *, what: str) -> Mapping[int, str]:
+def all_gather(run: _compat.DistributedRun, text: str, *, what: str) -> Mapping[int, str]:
     """What every process says in this turn, by process.
 
     Raises:
       AgreementError: One of them says nothing in time.
     """
-    turn = _turn()
-    run.write(f"jaxckpt/{turn}/{run.index}", text)
-    read = functools.partial(_read, run, turn, what=what)
+    exchange = _next_exchange()
+    run.write(f"jaxckpt/{exchange}/{run.index}", text)
+    read = functools.partial(_read, run, exchange, what=what)
     return {process: text if process == run.index else read(process) for process in range(run.count)}
 
 
-def told(run: _compat.DistributedRun, text: str | None, *, what: str) -> str:
+def broadcast(run: _compat.DistributedRun, text: str | None, *, what: str) -> str:
     """What process 0 says in this turn: `text` there, and what comes of it on all others."""
-    turn = _turn()
+    exchange = _next_exchange()
     if text is not None:
-        run.write(f"jaxckpt/{turn}/0", text)
+        run.write(f"jaxckpt/{exchange}/0", text)
         return text
-    return _read(run, turn, 0, what=what)
+    return _read(run, exchange, 0, what=what)
 
 
-def _read(run: _compat.DistributedRun, turn: int, process: int, *, what: str) -> str:
-    found = run.read(f"jaxckpt/{turn}/{process}", patience_s=PATIENCE_S)
+def _read(run: _compat.DistributedRun, exchange: int, process: int, *, what: str) -> str:
+    found = run.read(f"jaxckpt/{exchange}/{process}", patience_s=PATIENCE_S)
     if found is not None:
         return found
     raise AgreementError(
         f"{what}: process {process} of this run says nothing.",
-        got=f"process {run.index} waited for {PATIENCE_S:.0f} s, in its exchange number {turn}",
+        got=f"process {run.index} waited for {PATIENCE_S:.0f} s, in its exchange number {exchange}",
         needed=f"all {run.count} processes to plan and to apply the same steps in the same order",
         advice="look for an error of that process; what it alone runs should be over its own devices alone",
         process=process,

@@ -120,20 +120,20 @@ class _Applied:
         self._options = options
         self._jitted: Any = None
         self._static: frozenset[int | str] = frozenset()
-        self._ready: dict[int, _Ready] = {}
+        self._ready: dict[int, _CompiledStep] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         ready = self._known(args, kwargs) or self._rewrite(args, kwargs)
         return ready(jax.tree.leaves((ready.dynamic(args), ready.named(kwargs))))
 
-    def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Ready | None":
+    def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_CompiledStep | None":
         """What was rewritten for this trace; jit gives back the same jaxpr where nothing has changed."""
         if not self._ready:
             return None
         stage = trace_stage(self._jitted, args, kwargs, static=self._static)
         return self._ready.get(id(stage.jaxpr))
 
-    def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_Ready":
+    def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_CompiledStep":
         traced = trace_step(self._step, *args, kwargs=kwargs, **self._options)
         plan = self._decide(traced)
         rewritten = rewrite(traced, plan, stacked="tpu" in platforms(traced))
@@ -146,14 +146,14 @@ class _Applied:
                 version=compiler_for(platform).version or "",
             )
         require_agreement(traced, plan)
-        ready = _Ready(rewritten)
+        ready = _CompiledStep(rewritten)
         if not traced.closes_over_tracers():
             self._jitted, self._static = traced.jitted, traced.static
             self._ready[id(traced.stage.jaxpr)] = ready
         return ready
 
 
-class _Ready:
+class _CompiledStep:
     """A rewritten step as a function of flat arguments."""
 
     def __init__(self, rewritten: Rewritten):

@@ -28,7 +28,7 @@ from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.program import Equation
 from jaxckpt.program.open_shard_map import axes_of, from_shards, lifted_var, to_shards, varies
-from jaxckpt.rewrite.host_stack import Stacks
+from jaxckpt.rewrite.host_stack import HostStacks
 from jaxckpt.rewrite.moves import move_eqn, traced_eqn
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
 from jaxckpt.schedule.layout_copies import read_as_shaped
@@ -48,7 +48,7 @@ def equations(traced: Traced, schedule: Schedule, *, stacked: bool = False) -> t
       The equations, each with its loop, and for each of `Traced.program.outvars` the variable or literal that is
       returned.
     """
-    writer = _Writer(traced, schedule, stacked=stacked and (traced.mesh is None or traced.mesh.size <= 1))
+    writer = _Emitter(traced, schedule, stacked=stacked and (traced.mesh is None or traced.mesh.size <= 1))
     for number, step in enumerate(schedule.steps):
         match step:
             case Run():
@@ -64,7 +64,7 @@ _Pass = tuple[int, int | None]
 """An instance that passes a barrier, and the one that it is behind it, if anybody reads it there."""
 
 
-class _Writer:
+class _Emitter:
     def __init__(self, traced: Traced, schedule: Schedule, *, stacked: bool):
         self.eqns: list[Equation] = []
         self._traced = traced
@@ -75,7 +75,7 @@ class _Writer:
         """On a mesh flat arrays would have to be split anew."""
         self._lifted: set[int] = set()
         """Instances of a device's own values whose variable is the array of all devices' ones."""
-        self._stacks = Stacks(self._variables, schedule, stacked=stacked)
+        self._stacks = HostStacks(self._variables, schedule, stacked=stacked)
 
     def run(self, step: Run) -> None:
         eqn = self._ops[step.op]

@@ -35,7 +35,7 @@ class _Stack:
     written: int = 0
 
 
-class Stacks:
+class HostStacks:
     """The arrays of a step, and in which rows its instances wait; none where steps need none."""
 
     def __init__(self, variables: dict[int, Any], schedule: Schedule, *, stacked: bool):

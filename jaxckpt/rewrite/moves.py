@@ -20,11 +20,11 @@ from jaxckpt.schedule import Move
 
 HOST = "pinned_host"
 
-Split = tuple[tuple[str, ...], ...]
+AxesByDim = tuple[tuple[str, ...], ...]
 """For each dimension the mesh axes that it is split over."""
 
 
-def move_eqn(step: Move, variable: Any, whole: Any, mesh: Any, split: Split = ()) -> Any:
+def move_eqn(step: Move, variable: Any, whole: Any, mesh: Any, split: AxesByDim = ()) -> Any:
     """The equation of a move.
 
     Args:
@@ -50,7 +50,7 @@ def move_eqn(step: Move, variable: Any, whole: Any, mesh: Any, split: Split = ()
     return eqn.replace(invars=[variable], outvars=[jex.Var(eqn.outvars[0].aval)])
 
 
-def _constraint(step: Move, whole: Any, mesh: Any, split: Split) -> Callable[[Any], Any]:
+def _constraint(step: Move, whole: Any, mesh: Any, split: AxesByDim) -> Callable[[Any], Any]:
     """What splits a value, or makes it as it was: a change of its type where the axis is explicit."""
     decision = step.decision
     assert isinstance(decision, Partition), "offloads need no mesh"
@@ -80,7 +80,7 @@ def require_space(decision: Offload) -> None:
     )
 
 
-def require_axis(decision: Partition, shape: tuple[int, ...], mesh: Any, split: Split = ()) -> None:
+def require_axis(decision: Partition, shape: tuple[int, ...], mesh: Any, split: AxesByDim = ()) -> None:
     """Refuses a partition over an axis or of a dimension that is not there."""
     axes = {} if mesh is None else dict(mesh.shape)
     if decision.axis in axes and decision.dim is not None and decision.dim < len(shape):
@@ -98,7 +98,7 @@ def require_axis(decision: Partition, shape: tuple[int, ...], mesh: Any, split: 
     )
 
 
-def partitioned(decision: Partition, rank: int, mesh: Any, *, back: bool, split: Split = ()) -> NamedSharding:
+def partitioned(decision: Partition, rank: int, mesh: Any, *, back: bool, split: AxesByDim = ()) -> NamedSharding:
     """The sharding of a partitioned value, or of one that comes back as it was; other dimensions are left open."""
     assert decision.dim is not None, "a settled partition has a dimension"
     spec: list[Any] = [PartitionSpec.UNCONSTRAINED] * rank

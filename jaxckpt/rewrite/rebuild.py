@@ -13,7 +13,7 @@ from jaxckpt.program.program import Equation, OpenLoop
 from jaxckpt.trace.graph import graph_of
 from jaxckpt.trace.step import Traced
 
-Copies = Mapping[Any, Sequence[Any]]
+Replacements = Mapping[Any, Sequence[Any]]
 """For variables of a step those that stand for them; the others stand for themselves."""
 
 
@@ -21,7 +21,7 @@ def rebuilt(
     traced: Traced,
     equations: Iterable[tuple[Equation, Phase]],
     loops: Iterable[OpenLoop],
-    copies: Copies,
+    copies: Replacements,
 ) -> tuple[Traced, tuple[tuple[int, ...], ...]]:
     """Builds a step of other equations.
 

@@ -13,7 +13,7 @@ from jaxckpt.trace.step import Traced
 Asked = TypeVar("Asked", LoopTiling, LoopSplit)
 
 
-def asked_loops(
+def requested_loops(
     traced: Traced,
     asked: Sequence[Asked],
     groups: Sequence[tuple[int, ...]],

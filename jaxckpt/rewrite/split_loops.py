@@ -20,7 +20,7 @@ from jaxckpt.ir.loop import CARRY, END, STACK
 from jaxckpt.program.open_scan import STRETCHES, Sight, is_ours, paths_of, renumbered
 from jaxckpt.program.program import Atom, Equation, OpenLoop, Program
 from jaxckpt.rewrite.rebuild import rebuilt
-from jaxckpt.rewrite.requested_loops import asked_loops
+from jaxckpt.rewrite.requested_loops import requested_loops
 from jaxckpt.trace.step import Traced
 
 
@@ -36,7 +36,7 @@ class SplitStep:
       ops: The same for ops.
     """
 
-    whole: Traced
+    unsplit: Traced
     traced: Traced
     values: tuple[tuple[int, ...], ...] = field(repr=False)
     ops: tuple[tuple[int, ...], ...] = field(repr=False)
@@ -83,7 +83,7 @@ def with_split_loops(traced: Traced, loop_splits: Sequence[LoopSplit]) -> SplitS
     if not loop_splits:
         values, ops = len(traced.graph.values), len(traced.graph.ops)
         alone = tuple((i,) for i in range(max(values, ops)))
-        return SplitStep(whole=traced, traced=traced, values=alone[:values], ops=alone[:ops])
+        return SplitStep(unsplit=traced, traced=traced, values=alone[:values], ops=alone[:ops])
 
     def refused(asked: LoopSplit) -> tuple[str, str, str]:
         return (
@@ -93,7 +93,7 @@ def with_split_loops(traced: Traced, loop_splits: Sequence[LoopSplit]) -> SplitS
         )
 
     return _Splitter(
-        traced, asked_loops(traced, loop_splits, loops_split_together(traced), fits=_fits, refused=refused)
+        traced, requested_loops(traced, loop_splits, loops_split_together(traced), fits=_fits, refused=refused)
     ).split()
 
 
@@ -291,7 +291,7 @@ class _Splitter:
                 by_stretch.setdefault(variable, []).append(copy)
         traced, values = rebuilt(self._traced, self._made, self._loops, by_stretch)
         return SplitStep(
-            whole=self._traced,
+            unsplit=self._traced,
             traced=traced,
             values=values,
             ops=tuple(tuple(at for _, at in sorted(positions.items())) for positions in self._ops),

@@ -28,7 +28,7 @@ from jaxckpt.program.dce import prune
 from jaxckpt.program.open_scan import Sight, is_ours, renumbered, stacking_loops
 from jaxckpt.program.program import Atom, Equation, OpenLoop
 from jaxckpt.rewrite.rebuild import rebuilt
-from jaxckpt.rewrite.requested_loops import asked_loops
+from jaxckpt.rewrite.requested_loops import requested_loops
 from jaxckpt.rewrite.split_loops import loops_split_together, with_split_loops
 from jaxckpt.schedule.argument_derived import is_broadcast
 from jaxckpt.trace.step import Traced
@@ -102,7 +102,7 @@ def with_tiled_loops(traced: Traced, loop_tilings: Sequence[LoopTiling]) -> Tile
         )
 
     return _Nester(
-        traced, asked_loops(traced, loop_tilings, tileable_loops(traced), fits=_fits, refused=refused)
+        traced, requested_loops(traced, loop_tilings, tileable_loops(traced), fits=_fits, refused=refused)
     ).nest()
 
 
@@ -111,7 +111,7 @@ def _fits(asked: LoopTiling, length: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Body:
+class _Renaming:
     """Which variables and loops stand for those of a body: in it itself, or in a copy.
 
     Attributes:
@@ -162,8 +162,8 @@ class _Nester:
         self._own: dict[int, int] = {}
         """For each loop its id; of one that is nested that of the inner one."""
         self._outer: dict[int, int] = {}
-        self._here: dict[int, _Body] = {}
-        self._copies: dict[tuple[int, int], _Body] = {}
+        self._here: dict[int, _Renaming] = {}
+        self._copies: dict[tuple[int, int], _Renaming] = {}
         """For a loop, and a forward one that it reads, the copy of that one."""
         for loop in range(len(self._program.loops)):
             self._open(loop)
@@ -204,12 +204,12 @@ class _Nester:
         for forward in self._copied[loop]:
             self._copies[loop, forward] = self._copy_loops(forward, opened, outer, names)
         self._own[loop] = self._add_loop(_inner(opened, outer, nest))
-        self._here[loop] = _Body(names=names, loops=self._own)
+        self._here[loop] = _Renaming(names=names, loops=self._own)
 
-    def _copy_loops(self, forward: int, backward: OpenLoop, outer: int, names: dict[Any, Any]) -> _Body:
+    def _copy_loops(self, forward: int, backward: OpenLoop, outer: int, names: dict[Any, Any]) -> _Renaming:
         """The loop of a copy, and those inside of it."""
         loops: dict[int, int] = {}
-        body = _Body(
+        body = _Renaming(
             names=names,
             loops=loops,
             marks=backward.eqn.source_info.name_stack.extend(RECOMPUTED),
@@ -259,7 +259,7 @@ class _Nester:
         if loop in self._ends:
             self._handed[loop] = self._ended(loop, here, outer)
 
-    def _carried(self, loop: int, here: _Body) -> Iterator[tuple[int, Any]]:
+    def _carried(self, loop: int, here: _Renaming) -> Iterator[tuple[int, Any]]:
         """What each group gets from the one before, by its place in the carry."""
         for position in self._bodies[loop]:
             equation = self._program.equations[position]
@@ -281,7 +281,7 @@ class _Nester:
     def _is_of(self, equation: Equation, name: str, loop: int) -> bool:
         return equation.eqn.primitive.name == name and equation.eqn.params["loop"] == loop
 
-    def _turns(self, loop: int, body: _Body, begins: Mapping[int, Any], *, fresh: bool) -> None:
+    def _turns(self, loop: int, body: _Renaming, begins: Mapping[int, Any], *, fresh: bool) -> None:
         """The body of a loop, over the turns of a group."""
         for position in self._bodies[loop]:
             equation = self._program.equations[position]
@@ -303,7 +303,7 @@ class _Nester:
             assert equation.loop is not None, "it stands in the body"
             self._add(position, replace(equation, eqn=made, loop=body.loops[equation.loop]))
 
-    def _spread(self, forward: int, copy: _Body) -> None:
+    def _spread(self, forward: int, copy: _Renaming) -> None:
         """What a forward body reads from further out and is much larger than what it is made of, made in the copy.
 
         The backward does so too (`jaxckpt.schedule.schedule`), so that it need not be there until then.
@@ -329,7 +329,7 @@ class _Nester:
             made_here = eqn.replace(invars=reads_here, outvars=writes, source_info=copy.source(eqn))
             self._add(position, replace(equations[position], eqn=made_here, loop=copy.loops[forward]))
 
-    def _ended(self, loop: int, body: _Body, outer: int) -> Sequence[Any]:
+    def _ended(self, loop: int, body: _Renaming, outer: int) -> Sequence[Any]:
         """What the last turn of a group hands on."""
         position = self._ends[loop]
         eqn = self._program.equations[position].eqn
@@ -344,7 +344,7 @@ class _Nester:
         around: int | None,
         reads: Sequence[Atom],
         writes: Sequence[Any],
-        body: _Body | None = None,
+        body: _Renaming | None = None,
     ) -> None:
         """An equation that joins the body of a loop to what is around, which stands in some body."""
         equation = self._program.equations[position]
