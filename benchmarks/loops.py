@@ -95,11 +95,11 @@ def table(name: str) -> str:
         if "minimum_bytes" in plan:
             lines.append(f"| {label} | refused: at least {format_bytes(plan['minimum_bytes'])} | | | | | |")
             continue
-        lines.append(f"| {label} | {cells(plan)} | {off(plan)} | {loop_values(plan)} |")
+        lines.append(f"| {label} | {cells(plan)} | {off(plan)} | {values_in_loops(plan)} |")
     return "\n".join([*lines, "", f"jax {made['versions']['jax']}, {made['date']}.", ""])
 
 
-def loop_values(plan: dict[str, Any]) -> str:
+def values_in_loops(plan: dict[str, Any]) -> str:
     """Which turns are decided apart, and what a plan takes that decides the same for all; nothing where it is that.
 
     Of nested loops, which are for budgets that no such plan meets, the groups and the turns of each.

@@ -125,11 +125,11 @@ def kept_in_blocks(graph: Graph, plan: GraphPlan) -> tuple[int, float]:
             first.update({w: first[r] for r, w in zip(step.reads, step.writes, strict=True) if r in first})
             continue
         op = graph.ops[step.op]
-        if step.again or op.phase is not Phase.FORWARD:
+        if step.is_clone or op.phase is not Phase.FORWARD:
             kept.update(first[i] for i in step.reads if i in first)
         else:
             first.update(zip(step.writes, op.writes, strict=True))
-        if step.again and op.kind is Kind.CONTRACTION:
+        if step.is_clone and op.kind is Kind.CONTRACTION:
             flops += op.flops or 0
     in_blocks = (v for v in kept if "block_" in str(graph.ops[graph.producer[v]].scope))
     return sum(map(graph.residual_bytes, in_blocks)), flops

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxckpt.ir import GraphPlan, LoopSplit, LoopTiling, Offload, Phase, Recompute, Save, residuals
 from jaxckpt.rewrite import loops_split_together, rewrite, tileable_loops, with_split_loops, with_tiled_loops
-from jaxckpt.schedule.validate import why_not_on_host
+from jaxckpt.schedule.validate import reason_not_offloadable
 from jaxckpt.solve import OptimalSolver, Problem, solve
 from jaxckpt.trace import trace_step
 from jaxckpt.verifier.interpret import run_one_by_one
@@ -93,7 +93,7 @@ def draw_plan(data, graph):
     decisions = {}
     for residual in residuals(graph):
         choices = [None, Save()] if graph.ops[residual.op].effects else [None, Save(), Recompute(), Recompute()]
-        if why_not_on_host(graph, residual.value) is None:
+        if reason_not_offloadable(graph, residual.value) is None:
             choices += [Offload(prefetch=0), Offload(prefetch=1)]
         decision = data.draw(st.sampled_from(choices))
         if decision is not None:

@@ -45,9 +45,9 @@ from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.schedule import Run, Step
 from jaxckpt.schedule.argument_derived import is_broadcast_over, is_view_of
-from jaxckpt.schedule.layout import Orders
+from jaxckpt.schedule.layout import Layouts
 from jaxckpt.schedule.layout_copies import copied_views
-from jaxckpt.schedule.scatter_inits import scatters_into_addend
+from jaxckpt.schedule.scatter_inits import scatters_fused_with_add
 from jaxckpt.schedule.steps import run_of
 
 Sources = Mapping[int, int]
@@ -163,10 +163,10 @@ class Rules:
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        into_addend = scatters_into_addend(graph)
+        into_addend = scatters_fused_with_add(graph)
         addends = {graph.readers[graph.ops[op].writes[0]][0] for op in into_addend}
-        ops, orders, light = graph.ops, Orders(graph), _light(graph)
-        turned = {op for op in orders.turned if len({r for v in ops[op].writes for r in graph.readers[v]}) > 1}
+        ops, orders, light = graph.ops, Layouts(graph), _light(graph)
+        turned = {op for op in orders.transposed if len({r for v in ops[op].writes for r in graph.readers[v]}) > 1}
         copied = copied_views(graph)
         by_themselves = addends | turned | copied
         self.writes_memory = [
@@ -183,11 +183,11 @@ class Rules:
         self.is_slow = [op.primitive in _SLOW and op.phase is Phase.FORWARD for op in ops]
         self.passes_on = [(op.kind is Kind.VIEW and op.id not in copied) or op.id in into_addend for op in ops]
         self.fuses = [op.kind in _FUSES and not op.effects and op.id not in by_themselves for op in ops]
-        self.across = frozenset(op.id for op in ops if op.kind is Kind.REDUCTION and orders.lies_apart(op))
+        self.across = frozenset(op.id for op in ops if op.kind is Kind.REDUCTION and orders.reduces_strided_axes(op))
         self.is_row = [op.id not in self.across and is_row(graph, op) and is_used_as_it_is(graph, op) for op in ops]
         self.between = between_passes(graph, frozenset(op.id for op in ops if self.is_row[op.id]))
         self.apart = reducing(graph, self.between)
-        self.turned_stacks = frozenset(v.id for v in graph.values if graph.loops and orders.turns_as_stack(v.id))
+        self.turned_stacks = frozenset(v.id for v in graph.values if graph.loops and orders.transposes_stack(v.id))
         self.folds: frozenset[int] = frozenset()
         self.folds_unread: frozenset[int] = frozenset()
         forward = [op for op in ops if op.phase is Phase.FORWARD]
@@ -351,12 +351,14 @@ class Spread:
                 loaded[step.writes[0]] = loaded[step.reads[0]]
             elif rules.is_row[op]:
                 instance = step.writes[0]
-                folds = rules.folds if step.again or instance in late else rules.folds_unread
+                folds = rules.folds if step.is_clone or instance in late else rules.folds_unread
                 if op in folds and not (op in rules.apart and step.reads[0] in self.materialised):
                     self._folded.add(instance)
                 else:
                     self.materialised.add(instance)
-            elif rules.writes_memory[op] or (op in rules.between and (step.again or not late.isdisjoint(step.writes))):
+            elif rules.writes_memory[op] or (
+                op in rules.between and (step.is_clone or not late.isdisjoint(step.writes))
+            ):
                 self.materialised.update(step.writes)
             needed = loaded if rules.loads[op] else shown
             for position in rules.needs_memory[op]:
@@ -378,7 +380,7 @@ class Spread:
         for step in reversed(steps):
             if isinstance(step, Run):
                 passes_on = not writes_memory[step.op] and not late.isdisjoint(step.writes)
-                if passes_on or step.again or is_late[step.op]:
+                if passes_on or step.is_clone or is_late[step.op]:
                     late.update(step.reads)
         return late
 

@@ -116,7 +116,7 @@ class Turns:
 
     def is_again(self, step: Step) -> bool:
         """Whether a step computes again what was computed before."""
-        return (isinstance(step, Run) and step.again) or self.graph.is_in_clone(step.loop)
+        return (isinstance(step, Run) and step.is_clone) or self.graph.is_in_clone(step.loop)
 
     def until(self, at: int, source: int, size_bytes: int) -> int:
         """The last step for which a buffer must be there that is read at a step; -1 where another one is read."""

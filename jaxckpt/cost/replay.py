@@ -228,7 +228,7 @@ class _Replayer:
 
     def _barrier(self, at: int, step: Barrier) -> None:
         """A barrier hands buffers on."""
-        if step.why == "leave":
+        if step.why == "store":
             self._wait(at, step.reads)
         for read, write in zip(step.reads, step.writes, strict=True):
             sources = self.sources[read]
@@ -236,7 +236,7 @@ class _Replayer:
             self._touch(at, sources)
             self.size_bytes[write] = self.size_bytes[read]
             if read in self.copies:
-                self._hand_on(read, write, left=step.why == "leave")
+                self._hand_on(read, write, left=step.why == "store")
             else:
                 self.sources[write] = sources
             for source in sources:
@@ -248,10 +248,10 @@ class _Replayer:
         """A value put where it waits, or brought back; what comes back is a buffer of its own."""
         (read,), (write,) = step.reads, step.writes
         if isinstance(step.decision, Offload) and step.loop is not None:
-            self._send_turn(at, step) if not step.back else self._bring_turn(at, step)
+            self._send_turn(at, step) if not step.restores else self._bring_turn(at, step)
             return
         self._touch(at, self.sources[read])
-        if isinstance(step.decision, Offload) and not step.back:
+        if isinstance(step.decision, Offload) and not step.restores:
             self.leaving[write], self.size_bytes[write] = read, self.size_bytes[read]
             self.copies.send(write, self.size_bytes[read], now_s=self.clock_s)
             return
@@ -262,9 +262,9 @@ class _Replayer:
             self.copies.fetch(read, write, self.size_bytes[read], now_s=self.clock_s)
         else:
             parts = self.graph.axis_size(step.decision.axis or "")
-            self.size_bytes[write] = self.size_bytes[read] * parts if step.back else self.size_bytes[read] // parts
+            self.size_bytes[write] = self.size_bytes[read] * parts if step.restores else self.size_bytes[read] // parts
             moved_s = self._kernel_s(self.size_bytes[read] + self.size_bytes[write], 0.0)
-            if step.back:
+            if step.restores:
                 moved_s += self.rates.exchange_s(self.size_bytes[write] - self.size_bytes[read])
             self.seconds[at] += self.turns.number(step) * moved_s
         self.sources[write] = {write: self.size_bytes[write]}
@@ -276,17 +276,17 @@ class _Replayer:
         size_bytes, begin, end = self.size_bytes[read], self.turns.begin(loop), self.turns.end(loop)
         self.size_bytes[write], self.sources[write] = size_bytes, {}
         if self.sources[read] == {read: size_bytes} and read in self.births:
-            self.births[read] = begin if step.ahead else self.births[read]
+            self.births[read] = begin if step.is_pipelined else self.births[read]
             self.deaths[read] = end
         else:
             self._touch(at, self.sources[read])
-            self.turns.slot(begin if step.ahead else at, end, size_bytes)
+            self.turns.slot(begin if step.is_pipelined else at, end, size_bytes)
             self.seconds[at] += self.turns.number(step) * self._kernel_s(2 * size_bytes, 0.0)
-        if step.ahead:
+        if step.is_pipelined:
             self.last_turn[write] = self.turns.slot(end, end, size_bytes)
         self.copies.store(self._all_turns(write, size_bytes))
         now_s = self.clock_s + self.seconds[at]
-        self.turning.send(write, loop, size_bytes, now_s=now_s, ahead=step.ahead)
+        self.turning.send(write, loop, size_bytes, now_s=now_s, ahead=step.is_pipelined)
         self.seconds[at] += self.turning.wait_s(write, now_s=now_s)
 
     def _bring_turn(self, at: int, step: Move) -> None:
@@ -295,13 +295,13 @@ class _Replayer:
         assert loop is not None, "turns are those of a loop"
         size_bytes, begin, end = self.size_bytes[read], self.turns.begin(loop), self.turns.end(loop)
         self.size_bytes[write], self.sources[write] = size_bytes, {write: size_bytes}
-        self.births[write], self.deaths[write] = begin, end if step.ahead else at
-        if step.ahead:
+        self.births[write], self.deaths[write] = begin, end if step.is_pipelined else at
+        if step.is_pipelined:
             self.last_turn[read].death = max(self.last_turn[read].death, begin - 1)
             self.turns.slot(begin, end, size_bytes)
             self.seconds[at] += self.turns.number(step) * self._kernel_s(2 * size_bytes, 0.0)
         self.copies.store(-self._all_turns(write, size_bytes))
-        self.turning.bring(write, loop, size_bytes, ahead=step.ahead)
+        self.turning.bring(write, loop, size_bytes, ahead=step.is_pipelined)
 
     def _all_turns(self, instance: int, turn_bytes: int) -> int:
         value = self.schedule.origin[instance]
@@ -363,7 +363,7 @@ class _Replayer:
         else:
             kernel_s = 0.0 if ALL_ITERATIONS in op.effects else self._kernel_s(traffic_bytes, arithmetic_s)
         if op.exchange_bytes:  # of a copy the sums alone
-            kernel_s += self.rates.exchange_s(op.exchange_bytes - (op.gathered_bytes if step.again else 0))
+            kernel_s += self.rates.exchange_s(op.exchange_bytes - (op.gathered_bytes if step.is_clone else 0))
         kernel_s *= self.turns.number(step)
         self.seconds[at] += kernel_s
         if self.turns.is_again(step):

@@ -24,7 +24,7 @@ def updates_early(graph: Graph, schedule: Schedule) -> Iterator[Step]:
         begins.setdefault(step.loop, at)
         ready = at
         kept: Step | None = step
-        if isinstance(step, Run) and step.op in updates and not step.again:
+        if isinstance(step, Run) and step.op in updates and not step.is_clone:
             ready = max([made[i] for i in step.reads], default=at)
             ready = ready if step.loop is None else max(ready, begins[step.loop])
             moved[ready].append(step)

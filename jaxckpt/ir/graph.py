@@ -333,7 +333,7 @@ class Graph:
 
     def is_in_clone(self, loop: int | None) -> bool:
         """Whether an op of this loop stands in the copy of one, and computes the same again."""
-        return loop is not None and any(self.loops[around].again for around in self.path(loop))
+        return loop is not None and any(self.loops[around].is_clone for around in self.path(loop))
 
     @cached_property
     def indices(self) -> frozenset[int]:

@@ -42,7 +42,7 @@ class Loop:
       parent: The loop whose body it stands in, or None.
       rolled: Whether it is a loop for the compiler too; one of a single turn, or unrolled as a whole, is not.
       unroll: How many of its turns stand one after the other in a turn of the compiler's loop.
-      again: Whether it is a copy of a loop that ran before, and computes the same again (see `nest`).
+      is_clone: Whether it is a copy of a loop that ran before, and computes the same again (see `nest`).
       branch: Which branch of a cond it is, if it is no loop; it then has one turn.
     """
 
@@ -52,5 +52,5 @@ class Loop:
     parent: int | None = None
     rolled: bool = True
     unroll: int = 1
-    again: bool = False
+    is_clone: bool = False
     branch: Branch | None = None

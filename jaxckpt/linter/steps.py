@@ -108,7 +108,7 @@ def random_planned_again(context: LintContext) -> Iterator[Diagnostic]:
     if context.device_count == 1 or context.fitting is None or not context.fitting.plan.decisions:
         return
     graph = context.graph
-    again = {step.op for step in schedule(graph, context.fitting.plan).steps if isinstance(step, Run) and step.again}
+    again = {step.op for step in schedule(graph, context.fitting.plan).steps if isinstance(step, Run) and step.is_clone}
     for op in (graph.ops[i] for i in sorted(again)):
         made = graph.values[op.writes[0]] if op.writes else None
         if Trait.RANDOM in op.traits and made is not None and made.shape and not made.local:

@@ -31,7 +31,7 @@ from jaxckpt.program.open_shard_map import axes_of, from_shards, lifted_var, to_
 from jaxckpt.rewrite.host_stack import HostStacks
 from jaxckpt.rewrite.moves import move_eqn, traced_eqn
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
-from jaxckpt.schedule.layout_copies import read_as_shaped
+from jaxckpt.schedule.layout_copies import read_in_default_layout
 from jaxckpt.schedule.steps import Why
 from jaxckpt.trace import Traced
 
@@ -71,7 +71,7 @@ class _Emitter:
         self._schedule = schedule
         self._ops = [equation.eqn for equation in traced.program.equations]
         self._variables: dict[int, Any] = dict(enumerate(traced.variables))
-        self._as_shaped = frozenset[int]() if traced.graph.mesh else read_as_shaped(traced.graph)
+        self._as_shaped = frozenset[int]() if traced.graph.mesh else read_in_default_layout(traced.graph)
         """On a mesh flat arrays would have to be split anew."""
         self._lifted: set[int] = set()
         """Instances of a device's own values whose variable is the array of all devices' ones."""
@@ -79,13 +79,13 @@ class _Emitter:
 
     def run(self, step: Run) -> None:
         eqn = self._ops[step.op]
-        if step.again:
+        if step.is_clone:
             self._make(step.writes)
         reads = iter(step.reads)
         invars = [self._variables[next(reads)] if isinstance(atom, jex.Var) else atom for atom in eqn.invars]
         outvars = [self._variables[instance] for instance in step.writes]
         info = eqn.source_info
-        if step.again:
+        if step.is_clone:
             info = info.replace(name_stack=self._again_stack(step, info.name_stack))
         manual = self._traced.program.equations[step.op].manual
         if step.after is not None and _can_pass(self._variables[step.after]) and self._can_wait(step.after, manual):
@@ -253,7 +253,7 @@ class _Emitter:
 
     def move(self, step: Move, number: int) -> None:
         (read,), (write,) = step.reads, step.writes
-        near = self._beside(number, after=not step.back)
+        near = self._beside(number, after=not step.restores)
         beside = self._ops[near]
         whole = self._traced.variables[self._schedule.origin[read]].aval
         split = self._traced.graph.values[self._schedule.origin[read]].split
@@ -263,12 +263,12 @@ class _Emitter:
             eqns = self._stacks.move(step, moved)
         else:
             eqns = [move_eqn(step, moved, whole, self._traced.mesh, split)]
-        names = beside.source_info.name_stack.extend(OWN).extend("fetch" if step.back else "leave")
+        names = beside.source_info.name_stack.extend(OWN).extend("load" if step.restores else "store")
         info, ctx = beside.source_info.replace(name_stack=names), self._ctx(near, None)
         made = (eqn.replace(source_info=info, ctx=ctx) for eqn in eqns)
-        self.eqns.extend(Equation(eqn, loop=step.loop, ahead=step.ahead) for eqn in made)
+        self.eqns.extend(Equation(eqn, loop=step.loop, ahead=step.is_pipelined) for eqn in made)
         (moved,) = eqns[-1].outvars
-        if is_own and step.back:
+        if is_own and step.restores:
             self._lower(write, moved, self._home(read), near, step.loop)
             return
         self._variables[write] = moved
@@ -302,7 +302,7 @@ class _Emitter:
             made = self._traced.graph.producer[self._schedule.origin[step.reads[0]]]
             if made is not None:
                 return made
-        later = (s for s in self._schedule.steps[number:] if isinstance(s, Run) and not s.again)
+        later = (s for s in self._schedule.steps[number:] if isinstance(s, Run) and not s.is_clone)
         return next(later).op
 
 

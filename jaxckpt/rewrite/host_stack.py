@@ -51,7 +51,7 @@ class HostStacks:
         self._stacks: dict[tuple[tuple[int, ...], Any], _Stack] = {}
         self._places: dict[int, tuple[_Stack, int]] = {}
         for step in schedule.steps if stacked else ():
-            if isinstance(step, Move) and self._may_take(step) and not step.back:
+            if isinstance(step, Move) and self._may_take(step) and not step.restores:
                 self._stacks.setdefault(self._type(step), _Stack(0)).count += 1
 
     def takes(self, step: Move) -> bool:
@@ -69,7 +69,7 @@ class HostStacks:
           Equations, the last of which writes the value alone, or its array.
         """
         (read,), (write,) = step.reads, step.writes
-        if step.back:
+        if step.restores:
             row = self._places[read][1]
             return _eqns(lambda array: _onto_device(array, row), variable)
         stack = self._stacks[self._type(step)]

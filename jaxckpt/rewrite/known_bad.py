@@ -12,7 +12,7 @@ import re
 
 from jaxckpt._errors import UnsupportedDecisionError
 from jaxckpt.ir import Graph, GraphPlan, Offload
-from jaxckpt.schedule.validate import loop_values
+from jaxckpt.schedule.validate import values_in_loops
 
 FIRST_BAD, FIRST_GOOD = (0, 10, 2), (0, 12)
 """jax's GPU plugins from the one up to, not including, the other."""
@@ -50,7 +50,7 @@ def refuse_miscompiled(graph: Graph, plan: GraphPlan, *, called: str, platform: 
     """
     if not version or not plan.offloads or not misreads_offloaded_stacks(platform, version):
         return
-    turned = loop_values(graph)
+    turned = values_in_loops(graph)
     sent = [v for v, d in plan.decisions.items() if isinstance(d, Offload) and v in turned]
     if not sent:
         return

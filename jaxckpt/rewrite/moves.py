@@ -42,7 +42,7 @@ def move_eqn(step: Move, variable: Any, whole: Any, mesh: Any, split: AxesByDim 
     """
     if isinstance(step.decision, Offload):
         require_space(step.decision)
-        space = jax.memory.Space.Device if step.back else jax.memory.Space.Host
+        space = jax.memory.Space.Device if step.restores else jax.memory.Space.Host
         eqn = traced_eqn(lambda x: jax.device_put(x, space), variable.aval)
     else:
         require_axis(step.decision, whole.shape, mesh, split)
@@ -56,9 +56,9 @@ def _constraint(step: Move, whole: Any, mesh: Any, split: AxesByDim) -> Callable
     assert isinstance(decision, Partition), "offloads need no mesh"
     explicit = dict(zip(mesh.axis_names, mesh.axis_types, strict=True)).get(decision.axis) == AxisType.Explicit
     if not explicit:
-        sharding = partitioned(decision, len(whole.shape), mesh, back=step.back, split=split)
+        sharding = partitioned(decision, len(whole.shape), mesh, back=step.restores, split=split)
         return lambda x: jax.lax.with_sharding_constraint(x, sharding)
-    if step.back:
+    if step.restores:
         return lambda x: jax.sharding.reshard(x, whole.sharding)
     parts = [*whole.sharding.spec, *(None for _ in range(len(whole.shape) - len(whole.sharding.spec)))]
     here = parts[decision.dim]

@@ -12,7 +12,7 @@ from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.kind import Kind
 
 
-class RunningSums:
+class GradAccumulators:
     """Values outside of loops that the backward makes to add them to others, by where that is.
 
     Args:

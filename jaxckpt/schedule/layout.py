@@ -22,20 +22,20 @@ Order = tuple[int, ...]
 _PERMUTATION = re.compile(r"permutation=\(([\d,]+)\)")
 
 
-class Orders:
+class Layouts:
     """The order of every value that does not lie as its shape says.
 
     Args:
       graph: The step.
 
     Attributes:
-      turned: Ops whose results are a product turned to another's order.
+      transposed: Ops whose results are a product turned to another's order.
       met: Products that another was turned to.
     """
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.turned: set[int] = set()
+        self.transposed: set[int] = set()
         self.met: set[int] = set()
         self._order: dict[int, Order] = {}
         self._product: dict[int, int] = {}
@@ -47,11 +47,11 @@ class Orders:
         """The order of a value."""
         return self._order.get(value) or tuple(range(len(self.graph.values[value].shape)))
 
-    def turns_as_stack(self, value: int) -> bool:
+    def transposes_stack(self, value: int) -> bool:
         """Whether a later loop wants what all turns make of a value in another order."""
         return self._product.get(value) in self.met
 
-    def lies_apart(self, op: Op) -> bool:
+    def reduces_strided_axes(self, op: Op) -> bool:
         """Whether a reduction of the last axes goes over what does not lie together."""
         if not op.reads:
             return False
@@ -94,13 +94,13 @@ class Orders:
             assert made is not None, "a product is nobody's input"
             op = self.graph.ops[made]
             before = [v for v in self._whole(op) if self.of(v) != self.of(like)]
-            if op.kind is not Kind.ELEMENTWISE or len(before) != 1 or not self.is_worked(before[0]):
+            if op.kind is not Kind.ELEMENTWISE or len(before) != 1 or not self.is_elementwise_result(before[0]):
                 if not is_free:
-                    self.turned.add(op.id)
+                    self.transposed.add(op.id)
                 return
             value = before[0]
 
-    def is_worked(self, value: int) -> bool:
+    def is_elementwise_result(self, value: int) -> bool:
         """Whether elementwise work makes a value."""
         made = self.graph.producer[value]
         return made is not None and self.graph.ops[made].kind is Kind.ELEMENTWISE

@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from jaxckpt.ir import Graph, Kind, Op
 from jaxckpt.schedule.argument_derived import is_view_of
-from jaxckpt.schedule.layout import Orders, permutation_of
+from jaxckpt.schedule.layout import Layouts, permutation_of
 
 Steps = tuple[tuple[int, int], ...]
 """Length and stride of each axis, in elements."""
@@ -33,19 +33,19 @@ def copied_views(graph: Graph) -> frozenset[int]:
     return frozenset(view for op in graph.ops for view in _copied_for(graph, op))
 
 
-def read_as_shaped(graph: Graph) -> frozenset[int]:
+def read_in_default_layout(graph: Graph) -> frozenset[int]:
     """Results of elementwise work that lie otherwise than their shape says, and that a product reads only as it says.
 
     Example:
       With groups of query heads, `einsum("bqkgd,bskd->bkgqs", q, k)` lies as (b, k, s, q, g), and so does its softmax;
       `einsum("bkgqs,bskd->bqkgd", weights, v)` goes over (g, q) in one step.
     """
-    orders = Orders(graph)
+    orders = Layouts(graph)
     found = set()
     for op in graph.ops:
         for read, kinds in _operands(graph, op):
             order = orders.of(read)
-            if orders.is_worked(read) and order != tuple(range(len(order))):
+            if orders.is_elementwise_result(read) and order != tuple(range(len(order))):
                 shape = graph.values[read].shape
                 lying = dict(zip(order, _in_order(tuple(shape[axis] for axis in order)), strict=True))
                 if not _is_read(lying, kinds) and _is_read(dict(enumerate(_in_order(shape))), kinds):

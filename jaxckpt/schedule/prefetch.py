@@ -6,8 +6,8 @@ anything decided of layer l + k, or of a layer between: so each copy has k layer
 computes again it computes at once, so all of it is asked for when the first of it is. A value of the last k layers is
 not waited for: the backward comes too soon.
 
-In the body of a loop each turn moves its own value, and layers are turns: `is_ahead` says whether a turn moves that of
-the one before.
+In the body of a loop each turn moves its own value, and layers are turns: `is_pipelined` says whether a turn moves
+that of the one before.
 
 Read after `plan`; `schedule` carries it out. Complexity: linear in decisions and their readers, times the layers that a
 copy may take.
@@ -27,30 +27,30 @@ _LOOK_AHEAD = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Away:
+class TransferTimes:
     """The times of values that wait elsewhere.
 
     Attributes:
       values: Those values.
-      leave_before: For an op of the forward pass the values whose copies must be done before it.
-      fetch_before: For an op of the backward the values that start to come back before it, the last made first.
+      store_before: For an op of the forward pass the values whose copies must be done before it.
+      load_before: For an op of the backward the values that start to come back before it, the last made first.
     """
 
     values: frozenset[int]
-    leave_before: Mapping[int, tuple[int, ...]]
-    fetch_before: Mapping[int, tuple[int, ...]]
+    store_before: Mapping[int, tuple[int, ...]]
+    load_before: Mapping[int, tuple[int, ...]]
 
 
-def away(graph: Graph, plan: GraphPlan) -> Away:
+def transfer_times(graph: Graph, plan: GraphPlan) -> TransferTimes:
     """Finds the times for the values that a plan offloads or partitions."""
     moved = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload | Partition)}
     if not moved:
-        return Away(values=frozenset(), leave_before={}, fetch_before={})
+        return TransferTimes(values=frozenset(), store_before={}, load_before={})
     leave: defaultdict[int, list[int]] = defaultdict(list)
     fetch: defaultdict[int, list[int]] = defaultdict(list)
     layers = plan.layers or plan.stages
     home = {v: _index(layers, graph, v) for v in plan.decisions}
-    touched = first_touches(graph, plan)
+    touched = first_reads_by_layer(graph, plan)
     for value, decision in moved.items():
         made = graph.producer[value]
         if made is not None and graph.ops[made].loop is not None:
@@ -60,18 +60,18 @@ def away(graph: Graph, plan: GraphPlan) -> Away:
             left = home[value] + 1 + decision.store_distance
             if left < len(layers):
                 leave[layers[left]].append(value)
-        asks = asking_layer(graph, plan, value)
+        asks = last_consumer_layer(graph, plan, value)
         times = [touched[layer] for layer in range(asks, asks + ahead + 1) if layer in touched]
         if times:
             fetch[min(times)].append(value)
-    return Away(
+    return TransferTimes(
         values=frozenset(moved),
-        leave_before={op: tuple(values) for op, values in leave.items()},
-        fetch_before={op: tuple(sorted(values, reverse=True)) for op, values in fetch.items()},
+        store_before={op: tuple(values) for op, values in leave.items()},
+        load_before={op: tuple(sorted(values, reverse=True)) for op, values in fetch.items()},
     )
 
 
-def first_touches(graph: Graph, plan: GraphPlan) -> dict[int, int]:
+def first_reads_by_layer(graph: Graph, plan: GraphPlan) -> dict[int, int]:
     """For each of a plan's layers the first op after the forward pass that asks for one of its decided values."""
     layers = plan.layers or plan.stages
     asked: dict[int, int] = {}
@@ -93,7 +93,7 @@ def first_touches(graph: Graph, plan: GraphPlan) -> dict[int, int]:
     return touched
 
 
-def asking_layer(graph: Graph, plan: GraphPlan, value: int) -> int:
+def last_consumer_layer(graph: Graph, plan: GraphPlan, value: int) -> int:
     """The last layer whose backward asks for a value: its own, or one that computes something again from it."""
     layers = plan.layers or plan.stages
     forward = (op for op in graph.readers[value] if graph.ops[op].phase is Phase.FORWARD)
@@ -119,7 +119,7 @@ def _index(starts: tuple[int, ...], graph: Graph, value: int) -> int:
     return max(0, bisect_right(starts, -1 if made is None else made) - 1)
 
 
-def is_ahead(graph: Graph, value: int, decision: Decision) -> bool:
+def is_pipelined(graph: Graph, value: int, decision: Decision) -> bool:
     """Whether the turns of a loop move a value a turn ahead: out in the next turn, back in the one before it is read.
 
     The loop that reads the value must turn the other way, beside the one that makes it. Turn i of the one then sends

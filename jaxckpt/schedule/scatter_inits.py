@@ -14,14 +14,14 @@ _IN_MEMORY = frozenset({Kind.CONTRACTION, Kind.REDUCTION, Kind.SCATTER, Kind.OPA
 """What these make is in memory in any case, so that passing a barrier costs nothing."""
 
 
-def waits_of_zeros(graph: Graph) -> dict[int, int]:
+def initialiser_dependencies(graph: Graph) -> dict[int, int]:
     """For each op that makes such zeros, the value that comes last before the scatter.
 
     That is a value in memory which the scattered one is computed of, or where nobody reads that any more, the scattered
     one itself, if it is no larger than the zeros. Zeros whose scatter is added to something are left out: compilers
     scatter into that. So are those in the bodies of loops.
     """
-    found, added = {}, scatters_into_addend(graph)
+    found, added = {}, scatters_fused_with_add(graph)
     for op in graph.scatters:
         if op.phase is Phase.UPDATE or op.loop is not None or op.id in added:
             continue
@@ -62,7 +62,7 @@ def _in_memory(graph: Graph, value: int, phase: Phase) -> int | None:
     return None
 
 
-def scatters_into_addend(graph: Graph) -> frozenset[int]:
+def scatters_fused_with_add(graph: Graph) -> frozenset[int]:
     """Scatters over a constant whose only reader adds the result to something."""
     found = set()
     for op in graph.scatters:

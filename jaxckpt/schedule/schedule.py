@@ -49,12 +49,12 @@ from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.loop import BODY_INPUTS, BODY_OUTPUTS
 from jaxckpt.ir.plan import GraphPlan
 from jaxckpt.schedule.argument_derived import argument_roots, is_broadcast
-from jaxckpt.schedule.grad_accumulators import RunningSums
+from jaxckpt.schedule.grad_accumulators import GradAccumulators
 from jaxckpt.schedule.partition import plan_with_axes
-from jaxckpt.schedule.prefetch import away, is_ahead
-from jaxckpt.schedule.scatter_inits import waits_of_zeros
+from jaxckpt.schedule.prefetch import is_pipelined, transfer_times
+from jaxckpt.schedule.scatter_inits import initialiser_dependencies
 from jaxckpt.schedule.steps import Barrier, Move, Run, Schedule, Step, run_of
-from jaxckpt.schedule.validate import refuse_impossible
+from jaxckpt.schedule.validate import validate_decisions
 
 _BEGINS_EARLY = frozenset({"select_and_scatter_add"})
 """Ops that become two, of which the first needs no cotangent and leaves large indices."""
@@ -79,7 +79,7 @@ def schedule(graph: Graph, plan: GraphPlan) -> Schedule:
       GraphError: A value is dropped that an op with effects, or no forward op, makes.
       UnsupportedDecisionError: A value of a loop's body is offloaded that cannot wait in a stack on the host.
     """
-    refuse_impossible(graph, plan)
+    validate_decisions(graph, plan)
     return _Scheduler(graph, plan_with_axes(graph, plan)).run()
 
 
@@ -111,9 +111,9 @@ class _Scheduler:
         """Loops for which what stands further out is there; branches of one cond all before the first."""
         dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
         self.dropped = dropped - graph.slices - graph.indices
-        self.away = away(graph, plan)
+        self.away = transfer_times(graph, plan)
         self.in_turns = frozenset(v for v in self.away.values if self._loop_of(v) is not None)
-        self.ahead = frozenset(v for v in self.in_turns if is_ahead(graph, v, plan.decisions[v]))
+        self.ahead = frozenset(v for v in self.in_turns if is_pipelined(graph, v, plan.decisions[v]))
         self.stored: dict[int, int] = {}
         self.leaving: list[int] = []
         self.unheld: list[int] = []
@@ -128,16 +128,16 @@ class _Scheduler:
         self._outputs = frozenset(graph.outputs)
         self.kept = (graph.available | plan.decisions.keys()) - self.dropped
         """Values that are still there when the backward comes (rule 2)."""
-        self.waits = waits_of_zeros(graph) if self.dropped else {}
+        self.waits = initialiser_dependencies(graph) if self.dropped else {}
         self.dropped_of: defaultdict[int, list[int]] = defaultdict(list)
         """By stage what it has to compute again."""
         for v in sorted(self.dropped):
             self.dropped_of[stage_of(plan, self._op_of(v))].append(v)
 
     @cached_property
-    def sums(self) -> RunningSums:
+    def sums(self) -> GradAccumulators:
         """Asked for only where something is dropped."""
-        return RunningSums(self.graph)
+        return GradAccumulators(self.graph)
 
     def run(self) -> Schedule:
         changed = self._reading_what_changes()
@@ -147,7 +147,7 @@ class _Scheduler:
                 self._go_to(op.loop)
             if self.away.values:
                 self._leave(op.id)
-                for value in self.away.fetch_before.get(op.id, ()) if op.loop is None else ():
+                for value in self.away.load_before.get(op.id, ()) if op.loop is None else ():
                     self._fetch(value, op.id)
             if op.id in changed or self.away.values or op.id in self.waits:
                 reads = self._late_operands(op) if late else tuple(self.env[v] for v in op.reads)
@@ -314,23 +314,23 @@ class _Scheduler:
                 reads=(instance,),
                 writes=(moved,),
                 decision=decision,
-                back=back,
+                restores=back,
                 loop=self.loop,
-                ahead=value in self.ahead and isinstance(decision, Offload),
+                is_pipelined=value in self.ahead and isinstance(decision, Offload),
             )
         )
         return moved
 
     def _leave(self, op: int) -> None:
         """Holds the forward pass until the copies that must be done before an op are."""
-        self.leaving.extend(self.away.leave_before.get(op, ()))
+        self.leaving.extend(self.away.store_before.get(op, ()))
         front = self.graph.forward_frontier[op] if self.leaving and self.loop is None else None
         if front is None:
             return
         leaving, self.leaving = self.leaving, []
         reads = (self.env[front], *(self.stored[v] for v in leaving))
         writes = tuple(map(self._instance, (front, *leaving)))
-        self.steps.append(Barrier(reads=reads, writes=writes, why="leave"))
+        self.steps.append(Barrier(reads=reads, writes=writes, why="store"))
         self.env[front] = writes[0]
         self.stored.update(zip(leaving, writes[1:], strict=True))
 
@@ -341,9 +341,7 @@ class _Scheduler:
         done = self._done_before(reader)
         reads = (self.stored[value], *(self.env[v] for v in done))
         held, *kept = writes = tuple(map(self._instance, (value, *done)))
-        self.steps.append(
-            Barrier(reads=reads, writes=writes, trigger=self.graph.backward_frontier[reader], why="fetch")
-        )
+        self.steps.append(Barrier(reads=reads, writes=writes, trigger=self.graph.backward_frontier[reader], why="load"))
         for result, instance in zip(done, kept, strict=True):
             self.env[result] = instance
         self.fetched[value] = self._move(value, held, self._away_as(value)[0], back=True)
@@ -365,7 +363,7 @@ class _Scheduler:
             held = self.stored[value]
             if self.loop == self._loop_of(value):
                 reads, held, trigger = (held,), self._instance(value), self.graph.backward_frontier[reader]
-                self.steps.append(Barrier(reads=reads, writes=(held,), trigger=trigger, why="fetch", loop=self.loop))
+                self.steps.append(Barrier(reads=reads, writes=(held,), trigger=trigger, why="load", loop=self.loop))
             self.gathered[where] = self._moved(value, held, back=True)
         return self.gathered[where]
 
@@ -477,7 +475,7 @@ class _Scheduler:
         reads = tuple(again.env[v] for v in self.graph.ops[op].reads)
         writes = tuple(self._instance(v) for v in self.graph.ops[op].writes)
         after = again.env.get(self.waits[op]) if op in self.waits else None
-        self.steps.append(Run(op=op, reads=reads, writes=writes, again=True, loop=self.loop, after=after))
+        self.steps.append(Run(op=op, reads=reads, writes=writes, is_clone=True, loop=self.loop, after=after))
         for value, instance in zip(self.graph.ops[op].writes, writes, strict=True):
             again.env.setdefault(value, instance)
 

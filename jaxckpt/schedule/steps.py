@@ -11,7 +11,7 @@ from typing import Literal
 
 from jaxckpt.ir import Offload, Op, Partition
 
-Why = Literal["pin", "recompute", "leave", "fetch"]
+Why = Literal["pin", "recompute", "store", "load"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class Run:
       op: The op.
       reads: Instances.
       writes: Instances.
-      again: Whether it is a copy.
+      is_clone: Whether it is a copy.
       loop: The open loop in whose body it then runs.
       after: An instance that has to be there before it runs, which reads nothing.
     """
@@ -30,7 +30,7 @@ class Run:
     op: int
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    again: bool = False
+    is_clone: bool = False
     loop: int | None = None
     after: int | None = None
 
@@ -65,9 +65,9 @@ class Move:
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     decision: Offload | Partition
-    back: bool = False
+    restores: bool = False
     loop: int | None = None
-    ahead: bool = False
+    is_pipelined: bool = False
 
 
 Step = Run | Barrier | Move

@@ -2,7 +2,7 @@
 
 What the ops read and others make is either `given`, made by ops that stand before all others (one for each loop) and
 keep their bytes, or an input, which counts for nothing. What others read of them is returned. Two excerpts of one step
-have the same `form` where their ops do the same in the same order, as the layers of a model do.
+have the same `structure` where their ops do the same in the same order, as the layers of a model do.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -12,7 +12,7 @@ from functools import cached_property
 from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.kind import Kind
 
-Form = tuple[tuple[int, ...], ...]
+Structure = tuple[tuple[int, ...], ...]
 """For each value its signature, then for each op its signature, what it reads and what it writes, by position."""
 
 
@@ -26,7 +26,7 @@ class Subgraph:
       values: For each value of `graph` its id in the step: those given, inputs, then what the ops write.
       given: How many are given.
       inputs: How many are inputs.
-      form: Equal for excerpts of the same structure.
+      structure: Equal for excerpts of the same structure.
     """
 
     whole: Graph
@@ -34,7 +34,7 @@ class Subgraph:
     values: tuple[int, ...]
     given: int
     inputs: int
-    form: Form
+    structure: Structure
 
     @cached_property
     def position(self) -> dict[int, int]:
@@ -123,8 +123,10 @@ def induced_subgraph(graph: Graph, ops: Sequence[int], given: Collection[int]) -
     position = {v: i for i, v in enumerate(values)}
     like, alike = graph.value_signatures, graph.op_signatures
     loops = (graph.ops[made].loop for made in map(graph.producer.__getitem__, kept) if made is not None)
-    form = (
+    structure = (
         (len(kept), len(inputs), *(-1 if loop is None else loop for loop in loops), *(like[v] for v in values)),
         *((alike[op.id], *(position[v] for v in op.reads), -1, *(position[v] for v in op.writes)) for op in taken),
     )
-    return Subgraph(whole=graph, ops=tuple(ops), values=values, given=len(kept), inputs=len(inputs), form=form)
+    return Subgraph(
+        whole=graph, ops=tuple(ops), values=values, given=len(kept), inputs=len(inputs), structure=structure
+    )

@@ -16,7 +16,7 @@ from jaxckpt.ir.loop import Loop
 from jaxckpt.ir.plan import GraphPlan
 
 
-def refuse_impossible(graph: Graph, plan: GraphPlan) -> None:
+def validate_decisions(graph: Graph, plan: GraphPlan) -> None:
     """Refuses decisions that cannot be carried out.
 
     Args:
@@ -41,7 +41,7 @@ def refuse_impossible(graph: Graph, plan: GraphPlan) -> None:
                 value=value,
             )
     sent = [v for v, decision in plan.decisions.items() if isinstance(decision, Offload)]
-    refused = {v: why for v in sorted(sent) if (why := why_not_on_host(graph, v)) is not None}
+    refused = {v: why for v in sorted(sent) if (why := reason_not_offloadable(graph, v)) is not None}
     if refused:
         raise UnsupportedDecisionError(
             f"schedule: {len(refused)} of {len(sent)} values cannot wait on the host.",
@@ -54,7 +54,7 @@ def refuse_impossible(graph: Graph, plan: GraphPlan) -> None:
         )
 
 
-def why_not_on_host(graph: Graph, value: int) -> str | None:
+def reason_not_offloadable(graph: Graph, value: int) -> str | None:
     """Why a value cannot wait on the host; None where it can."""
     made = graph.producer[value]
     path = () if made is None else graph.path(graph.ops[made].loop)
@@ -80,7 +80,7 @@ def why_not_on_host(graph: Graph, value: int) -> str | None:
     return None
 
 
-def loop_values(graph: Graph) -> frozenset[int]:
+def values_in_loops(graph: Graph) -> frozenset[int]:
     """The values that the turns of loops make."""
     return frozenset(v for op in graph.ops if op.loop is not None for v in op.writes)
 

@@ -179,7 +179,7 @@ class Problem:
             recompute_s=replayed.recompute_s,
             saved_bytes=sum(map(graph.residual_bytes, saved)),
             recomputed_ops=sum(
-                isinstance(step, Run) and (step.again or graph.is_in_clone(step.loop)) for step in laid_out.steps
+                isinstance(step, Run) and (step.is_clone or graph.is_in_clone(step.loop)) for step in laid_out.steps
             ),
             host_bytes=replayed.host_bytes,
             stall_s=replayed.stall_s,
@@ -223,5 +223,5 @@ def decisions_saving(
 
 def _is_late(graph: Graph, step: Step) -> bool:
     if isinstance(step, Run):
-        return step.again or graph.ops[step.op].phase is not Phase.FORWARD
+        return step.is_clone or graph.ops[step.op].phase is not Phase.FORWARD
     return isinstance(step, Barrier) and step.trigger is not None

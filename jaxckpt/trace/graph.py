@@ -89,7 +89,7 @@ def _loop(number: int, loop: OpenLoop) -> Loop:
         parent=loop.parent,
         rolled=loop.length > unroll,
         unroll=unroll,
-        again=loop.again,
+        is_clone=loop.again,
     )
 
 

@@ -52,7 +52,7 @@ def kept_by_the_engine(step, *args):
     early, found = set(), set()
     for each in laid_out.steps:
         late = getattr(each, "trigger", None) is not None or (
-            isinstance(each, Run) and (each.again or traced.graph.ops[each.op].phase is not Phase.FORWARD)
+            isinstance(each, Run) and (each.is_clone or traced.graph.ops[each.op].phase is not Phase.FORWARD)
         )
         if late:
             found.update(laid_out.origin[i] for i in each.reads if i in early)

@@ -97,7 +97,7 @@ def test_what_must_be_decided_of_a_value_is_decided_of_its_copy():
     kept = NestedSolver(traced, OptimalSolver(replace(problem, must={hidden: Save()})))
     there = kept._solvers[0].problem
     copies = [v for v, decision in there.must.items() if decision == Save()]
-    assert {there.graph.loops[there.graph.ops[there.graph.producer[v]].loop].again for v in copies} >= {True}
+    assert {there.graph.loops[there.graph.ops[there.graph.producer[v]].loop].is_clone for v in copies} >= {True}
     plan = kept._solvers[0].smallest
     assert Save() in plan.decisions.values()
     sent = NestedSolver(traced, OptimalSolver(replace(problem, must={hidden: Offload()})))

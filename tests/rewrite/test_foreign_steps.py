@@ -38,7 +38,7 @@ def test_any_plan_gives_a_well_formed_step(entry):
         plan = random_plan(traced.graph, entry.name + attempt)
         rewritten = rewrite(traced, plan)
         check_order(traced.graph, rewritten.schedule)
-        again = [step.op for step in rewritten.schedule.steps if isinstance(step, Run) and step.again]
+        again = [step.op for step in rewritten.schedule.steps if isinstance(step, Run) and step.is_clone]
         assert bool(again) == any(isinstance(d, Recompute) for d in plan.decisions.values())
         assert not any(traced.graph.ops[op].effects for op in again)
 
@@ -89,5 +89,5 @@ def test_planned_steps_trace_to_graphs_again():
     plan = random_plan(traced.graph, entry.name)
     again = trace_step(apply(case.step, plan), *case.args)
     again.graph.validate()
-    copies = sum(isinstance(step, Run) and step.again for step in rewrite(traced, plan).schedule.steps)
+    copies = sum(isinstance(step, Run) and step.is_clone for step in rewrite(traced, plan).schedule.steps)
     assert len(again.graph.ops) > len(traced.graph.ops) + copies // 2

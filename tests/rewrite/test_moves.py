@@ -73,7 +73,7 @@ def test_offloaded_steps_give_the_same_numbers(default, prefetch):
 def test_each_offloaded_value_leaves_once_and_comes_back_once():
     _, rewritten = planned(keeping(Offload()), *arguments())
     moves = [move for move in rewritten.schedule.steps if isinstance(move, Move)]
-    assert [move.back for move in moves] == [False] * 4 + [True] * 4
+    assert [move.restores for move in moves] == [False] * 4 + [True] * 4
     puts = [eqn for eqn in equations(rewritten) if eqn.primitive.name == "device_put"]
     assert len(puts) == 8
     assert all("host" in str(eqn.outvars[0].aval) for eqn in puts[:4])
@@ -92,8 +92,8 @@ def test_nothing_in_the_backward_reads_what_was_left_on_the_device():
 
 def test_the_forward_pass_waits_for_copies_and_the_backward_starts_them_ahead():
     _, rewritten = planned(keeping(Offload(prefetch=1)), *arguments())
-    held = [step for step in rewritten.schedule.steps if getattr(step, "why", "") == "leave"]
-    fetched = [step for step in rewritten.schedule.steps if getattr(step, "why", "") == "fetch"]
+    held = [step for step in rewritten.schedule.steps if getattr(step, "why", "") == "store"]
+    fetched = [step for step in rewritten.schedule.steps if getattr(step, "why", "") == "load"]
     assert held
     assert all(step.trigger is not None for step in fetched)
     assert len(fetched) == 4

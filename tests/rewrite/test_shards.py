@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxckpt.ir import GraphPlan, Offload, Partition, Phase, Recompute, Save, residuals
 from jaxckpt.rewrite import rewrite
 from jaxckpt.schedule import partition_with_axes
-from jaxckpt.schedule.validate import why_not_on_host
+from jaxckpt.schedule.validate import reason_not_offloadable
 from jaxckpt.trace import trace_step
 from jaxckpt.verifier.interpret import run_one_by_one
 from tests.sharded import DOWN, STEPS, UP, X, around_blocks, block, blocks, body_with_scan, part, scan_of_bodies
@@ -38,7 +38,7 @@ def drawn(graph, seed, *, hosts=False):
     dice = random.Random(seed)
     choices = {v: dice.choice((Recompute(), Recompute(), Save(), None)) for v in dropped(graph)}
     for value in choices:
-        if hosts and why_not_on_host(graph, value) is None and dice.random() < 0.4:
+        if hosts and reason_not_offloadable(graph, value) is None and dice.random() < 0.4:
             choices[value] = Offload(prefetch=dice.choice((0, 1)))
     return plan_of(graph, {v: d for v, d in choices.items() if d}, stages=(0, len(graph.ops) // 5))
 
@@ -152,7 +152,7 @@ def test_a_devices_own_is_split_no_further_and_stays_off_the_host_in_loops():
     graph = trace_step(scan_of_bodies(check_vma=False, remat=False), WEIGHTS, X).graph
     own = next(op.writes[0] for op in graph.ops if op.primitive == "tanh")
     assert partition_with_axes(graph, own, Partition(axis="model", dim=0)) == Save()
-    assert "shard_map" in why_not_on_host(graph, own)
+    assert "shard_map" in reason_not_offloadable(graph, own)
 
 
 @pytest.mark.parametrize("check_vma", [False, True])

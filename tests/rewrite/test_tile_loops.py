@@ -53,7 +53,7 @@ def test_the_backward_runs_each_group_s_turns_again_before_its_own(outer, inner,
     forward, backward = scans(made.jaxpr)
     assert (forward.params["reverse"], backward.params["reverse"]) == (reverse, not reverse)
     assert [scan.params["reverse"] for scan in scans(body_of(backward))] == [reverse, not reverse]
-    assert [loop.again for loop in made.graph.loops] == [False, False, False, True, False]
+    assert [loop.is_clone for loop in made.graph.loops] == [False, False, False, True, False]
     assert_same_bits(step, (W, X), made)
 
 
@@ -94,7 +94,7 @@ def test_values_of_a_forward_body_have_a_copy_and_nothing_is_made_for_nobody():
     for value, copies in enumerate(made.values):
         producer = traced.graph.producer[value]
         if producer is not None and traced.graph.ops[producer].loop == 0 and value in late:
-            assert graph.loops[graph.ops[graph.producer[copies[-1]]].loop].again
+            assert graph.loops[graph.ops[graph.producer[copies[-1]]].loop].is_clone
         assert {str(graph.values[copy]) for copy in copies} == {str(traced.graph.values[value])}
     assert all(graph.readers[v] or v in graph.outputs for op in graph.ops if not op.effects for v in op.writes)
 
@@ -104,7 +104,7 @@ def test_scopes_are_those_of_the_step():
     traced = trace_step(step, *args)
     made = nest(traced).traced
     whole = Counter(op.scope for op in traced.graph.ops if op.loop is not None and op.phase is Phase.FORWARD)
-    again = {op.scope for op in made.graph.ops if op.loop is not None and made.graph.loops[op.loop].again}
+    again = {op.scope for op in made.graph.ops if op.loop is not None and made.graph.loops[op.loop].is_clone}
     assert again <= set(whole)
     assert any(scope.endswith("LayerNorm_0") for scope in again)
     assert_same_bits(step, args, made)
@@ -157,7 +157,7 @@ def test_a_mask_that_turns_read_is_made_again_in_the_copy():
     step = jax.value_and_grad(loss)
     made = made_of(step, *args)
     graph = made.graph
-    copy = next(loop.id for loop in graph.loops if loop.again)
+    copy = next(loop.id for loop in graph.loops if loop.is_clone)
     read = {v for op in graph.ops if op.loop == copy for v in op.reads}
     masks = [v for v in read if graph.values[v].shape == x.shape and graph.values[v].dtype == "bool"]
     assert masks

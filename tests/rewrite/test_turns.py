@@ -148,7 +148,7 @@ def test_each_turn_sends_once_and_fetches_once_and_a_turn_ahead_by_its_carry(pre
     _, kept = planned(scanned, Save(), *args)
     rewritten, other = rewrite(traced, plan), rewrite(traced, kept)
     moves = [step for step in rewritten.schedule.steps if isinstance(step, Move)]
-    assert [(move.back, move.ahead) for move in moves] == [(False, bool(prefetch)), (True, bool(prefetch))]
+    assert [(move.restores, move.is_pipelined) for move in moves] == [(False, bool(prefetch)), (True, bool(prefetch))]
     assert moves[0].loop != moves[1].loop
     scans, without = ([e for e in walk(r.jaxpr) if e.primitive.name == "scan"] for r in (rewritten, other))
     for scan, plain in zip(scans, without, strict=True):
@@ -162,7 +162,7 @@ def test_where_nobody_chooses_copies_stay_within_the_turn():
     traced, plan = planned(scanned, Offload(prefetch=1), *arguments())
     open_ = {v: Offload() if isinstance(d, Offload) else d for v, d in plan.decisions.items()}
     moves = [m for m in schedule(traced.graph, replace(plan, decisions=open_)).steps if isinstance(m, Move)]
-    assert [move.ahead for move in moves] == [False, False]
+    assert [move.is_pipelined for move in moves] == [False, False]
 
 
 ### What is refused

@@ -8,7 +8,7 @@ from jaxckpt.cost import fuse, replay
 from jaxckpt.cost.roofline import price
 from jaxckpt.ir import GraphPlan, Kind, Phase
 from jaxckpt.schedule import schedule
-from jaxckpt.schedule.layout import Orders
+from jaxckpt.schedule.layout import Layouts
 from jaxckpt.trace import trace_step
 from tests.graphs import RATES, Builder
 
@@ -53,19 +53,19 @@ def large(graph, primitive: str, phase: Phase):
 
 
 def test_a_transposed_product_lies_as_it_was_made(swapped):
-    orders = Orders(swapped)
+    orders = Layouts(swapped)
     (exponential,) = large(swapped, "exp", Phase.FORWARD)
     assert swapped.values[exponential.writes[0]].shape == (BATCH, GROUPS, HEADS, SEQUENCE, SEQUENCE)
     assert orders.of(exponential.writes[0]) == (0, 1, 4, 3, 2)
     for reduction in (
         op for op in swapped.ops if op.kind is Kind.REDUCTION and op in large(swapped, op.primitive, op.phase)
     ):
-        assert orders.lies_apart(reduction)
+        assert orders.reduces_strided_axes(reduction)
 
 
 def test_the_product_of_the_backward_pass_is_turned_behind_its_cast(swapped):
-    orders = Orders(swapped)
-    (turned,) = (swapped.ops[op] for op in orders.turned)
+    orders = Layouts(swapped)
+    (turned,) = (swapped.ops[op] for op in orders.transposed)
     assert (turned.primitive, turned.phase) == ("convert_element_type", Phase.BACKWARD)
     assert swapped.ops[swapped.producer[turned.reads[0]]].kind is Kind.CONTRACTION
     assert orders.of(turned.writes[0]) == (0, 1, 4, 3, 2)
@@ -73,7 +73,7 @@ def test_the_product_of_the_backward_pass_is_turned_behind_its_cast(swapped):
 
 def test_what_is_turned_is_in_memory_and_rows_that_lie_apart_are_not_held(swapped):
     rules = fuse(swapped).rules
-    (turned,) = Orders(swapped).turned
+    (turned,) = Layouts(swapped).transposed
     assert rules.writes_memory[turned]
     assert not rules.fuses[turned]
     assert not rules.folds
@@ -90,8 +90,8 @@ def test_the_turned_product_is_alive_beside_the_scores_as_float32(swapped, strai
 
 
 def test_nothing_is_turned_where_products_are_used_as_they_are(straight):
-    orders = Orders(straight)
-    assert not orders.turned
+    orders = Layouts(straight)
+    assert not orders.transposed
     assert large(straight, "exp", Phase.FORWARD)
     assert all(
         orders.of(v.id) == tuple(range(len(v.shape)))
@@ -127,7 +127,7 @@ def two_products(*permutations, shape=(8, 8, 8)):
 )
 def test_the_later_of_two_products_that_lie_otherwise_is_turned(first, second, turned):
     graph, result = two_products(first, second)
-    orders = Orders(graph)
+    orders = Layouts(graph)
     later = graph.ops[graph.producer[result]].reads[1]
-    assert orders.turned == ({graph.producer[later]} if turned else set())
+    assert orders.transposed == ({graph.producer[later]} if turned else set())
     assert orders.of(result) == tuple(first.index(axis) for axis in range(3))

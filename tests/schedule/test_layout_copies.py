@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxckpt.schedule.layout_copies import copied_views, read_as_shaped
+from jaxckpt.schedule.layout_copies import copied_views, read_in_default_layout
 from jaxckpt.trace import trace_step
 
 
@@ -61,7 +61,7 @@ def shaped(weigh, mix):
         return jnp.einsum(mix, jnp.exp(jnp.einsum(weigh, q, k)), v)
 
     graph = graph_of(mixed, GROUPED, SHARED, SHARED)
-    made = ((graph.ops[graph.producer[value]], graph.values[value]) for value in read_as_shaped(graph))
+    made = ((graph.ops[graph.producer[value]], graph.values[value]) for value in read_in_default_layout(graph))
     return {(op.primitive, value.shape) for op, value in made if op.phase.value == "forward"}
 
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from jaxckpt.ir import GraphPlan, Loop, Offload, Phase, Recompute, Save
 from jaxckpt.schedule import Barrier, Move, Run, schedule
-from jaxckpt.schedule.prefetch import is_ahead
-from jaxckpt.schedule.validate import why_not_on_host
+from jaxckpt.schedule.prefetch import is_pipelined
+from jaxckpt.schedule.validate import reason_not_offloadable
 from tests.graphs import chain, graphs
 from tests.schedule.test_schedule import droppable
 
@@ -24,9 +24,9 @@ def told(laid_out):
         origin = [laid_out.origin[i] for i in step.reads]
         match step:
             case Run():
-                lines.append(f"{step.op}{'*' if step.again else ''}")
+                lines.append(f"{step.op}{'*' if step.is_clone else ''}")
             case Move():
-                lines.append(f"{'back' if step.back else 'out'} {origin[0]}")
+                lines.append(f"{'back' if step.restores else 'out'} {origin[0]}")
             case Barrier():
                 lines.append(f"{step.why} {origin}")
     return lines
@@ -37,8 +37,8 @@ def test_a_value_has_left_a_stage_later_and_comes_back_a_stage_ahead():
     offload = Offload(prefetch=1)
     steps = told(schedule(graph, plan_of(graph, {1: offload, 2: offload, 3: offload}, stages=[0, 1, 2, 3])))
     assert steps == [
-        "0", "pin [1]", "out 1", "1", "pin [2]", "out 2", "leave [2, 1]", "2", "pin [3]", "out 3", "leave [3, 2]", "3",
-        "4", "fetch [3, 5]", "back 3", "fetch [2]", "back 2", "5", "fetch [1, 6]", "back 1", "6", "7",
+        "0", "pin [1]", "out 1", "1", "pin [2]", "out 2", "store [2, 1]", "2", "pin [3]", "out 3", "store [3, 2]", "3",
+        "4", "load [3, 5]", "back 3", "load [2]", "back 2", "5", "load [1, 6]", "back 1", "6", "7",
     ]  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def test_without_prefetch_a_value_comes_back_for_its_own_stage():
     decisions = dict.fromkeys((1, 2, 3), Offload(prefetch=0))
     steps = told(schedule(graph, plan_of(graph, decisions, stages=[0, 1, 2, 3])))
     assert [line for line in steps if line.startswith("back")] == ["back 3", "back 2", "back 1"]
-    assert "leave [1, 1]" in steps
+    assert "store [1, 1]" in steps
 
 
 def test_layers_are_counted_where_a_plan_has_them_and_the_way_out_by_itself():
@@ -55,7 +55,7 @@ def test_layers_are_counted_where_a_plan_has_them_and_the_way_out_by_itself():
     decisions = {1: Offload(prefetch=0, leave=1), 2: Recompute(), 3: Recompute()}
     plan = GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=(0,), layers=(0, 1, 2, 3, 4))
     steps = told(schedule(graph, plan))
-    assert steps.index("out 1") < steps.index("leave [2, 1]") < steps.index("2")
+    assert steps.index("out 1") < steps.index("store [2, 1]") < steps.index("2")
     assert steps.index("back 1") < steps.index("1*")  # one stage asks for all of it at once
 
 
@@ -63,7 +63,7 @@ def test_results_of_the_backward_are_finished_before_the_next_value_comes_back()
     graph = chain(4)
     decisions = dict.fromkeys((1, 2, 3), Offload(prefetch=0))
     steps = told(schedule(graph, plan_of(graph, decisions, stages=[0, 1, 2, 3])))
-    assert [line for line in steps if "fetch" in line] == ["fetch [3, 5]", "fetch [2, 6]", "fetch [1, 7]"]
+    assert [line for line in steps if "load" in line] == ["load [3, 5]", "load [2, 6]", "load [1, 7]"]
 
 
 @st.composite
@@ -81,12 +81,12 @@ def test_late_ops_read_only_what_came_back(planned):
     graph, plan = planned
     laid_out = schedule(graph, plan)
     away = {v for v, d in plan.decisions.items() if isinstance(d, Offload)}
-    back = {step.writes[0] for step in laid_out.steps if isinstance(step, Move) and step.back}
+    back = {step.writes[0] for step in laid_out.steps if isinstance(step, Move) and step.restores}
     behind = set(back)
     for step in laid_out.steps:
         if isinstance(step, Barrier):
             behind.update(w for r, w in zip(step.reads, step.writes, strict=True) if r in behind)
-        late = isinstance(step, Run) and (step.again or graph.ops[step.op].phase is not Phase.FORWARD)
+        late = isinstance(step, Run) and (step.is_clone or graph.ops[step.op].phase is not Phase.FORWARD)
         if late:
             assert all(i in behind for i in step.reads if laid_out.origin[i] in away)
 
@@ -108,7 +108,7 @@ def test_every_instance_is_written_once_and_before_it_is_read(planned):
 def test_a_value_leaves_once_and_comes_back_at_most_once(planned):
     graph, plan = planned
     laid_out = schedule(graph, plan)
-    moves = [(laid_out.origin[step.reads[0]], step.back) for step in laid_out.steps if isinstance(step, Move)]
+    moves = [(laid_out.origin[step.reads[0]], step.restores) for step in laid_out.steps if isinstance(step, Move)]
     out = [value for value, comes_back in moves if not comes_back]
     back = [value for value, comes_back in moves if comes_back]
     assert len(out) == len(set(out))
@@ -137,25 +137,25 @@ def test_each_turn_moves_its_own_value_and_no_layer_is_waited_for():
     laid_out = schedule(graph, plan_of(graph, {2: Offload(prefetch=0)}, stages=[0]))
     assert [line for line in told(laid_out) if not line[0].isdigit()] == ["out 2", "back 2"]
     moves = [step for step in laid_out.steps if isinstance(step, Move)]
-    assert [(move.loop, move.ahead) for move in moves] == [(2, False), (3, False)]
+    assert [(move.loop, move.is_pipelined) for move in moves] == [(2, False), (3, False)]
 
 
 def test_a_turn_ahead_needs_a_loop_beside_it_that_turns_the_other_way():
     ahead = Offload(prefetch=1)
-    assert is_ahead(looped(), 2, ahead)
+    assert is_pipelined(looped(), 2, ahead)
     for decision in (Offload(prefetch=0), Offload(), Save()):
-        assert not is_ahead(looped(), 2, decision)
-    assert not is_ahead(looped(reverse=False), 2, ahead)
-    assert not is_ahead(looped(turns=(5, 4)), 2, ahead)
-    assert not is_ahead(looped(parents=(None, 1)), 2, ahead)
-    assert not is_ahead(chain(4), 2, ahead)
+        assert not is_pipelined(looped(), 2, decision)
+    assert not is_pipelined(looped(reverse=False), 2, ahead)
+    assert not is_pipelined(looped(turns=(5, 4)), 2, ahead)
+    assert not is_pipelined(looped(parents=(None, 1)), 2, ahead)
+    assert not is_pipelined(chain(4), 2, ahead)
 
 
 def test_only_one_stack_can_be_on_the_host():
-    assert why_not_on_host(chain(4), 2) is None
-    assert why_not_on_host(looped(), 2) is None
-    assert "unroll=2" in why_not_on_host(looped(unroll=2), 2)
-    assert "a loop of one turn" in why_not_on_host(looped(turns=(1, 1)), 2)
-    assert "3 x 5 turns" in why_not_on_host(looped(parents=(0, 1)), 2)
-    assert why_not_on_host(looped(parents=(0, 0)), 2) is None  # the outer body holds the backward too
-    assert "in the body of one loop" in why_not_on_host(looped(turns=(1, 1), parents=(0, 0)), 2)
+    assert reason_not_offloadable(chain(4), 2) is None
+    assert reason_not_offloadable(looped(), 2) is None
+    assert "unroll=2" in reason_not_offloadable(looped(unroll=2), 2)
+    assert "a loop of one turn" in reason_not_offloadable(looped(turns=(1, 1)), 2)
+    assert "3 x 5 turns" in reason_not_offloadable(looped(parents=(0, 1)), 2)
+    assert reason_not_offloadable(looped(parents=(0, 0)), 2) is None  # the outer body holds the backward too
+    assert "in the body of one loop" in reason_not_offloadable(looped(turns=(1, 1), parents=(0, 0)), 2)

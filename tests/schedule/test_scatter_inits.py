@@ -2,7 +2,7 @@
 
 from jaxckpt.ir import GraphPlan, Phase, Recompute
 from jaxckpt.schedule import Run, schedule
-from jaxckpt.schedule.scatter_inits import waits_of_zeros
+from jaxckpt.schedule.scatter_inits import initialiser_dependencies
 from tests.graphs import Builder
 
 
@@ -29,15 +29,15 @@ def scattering(*, added=False, kept=False, last=False, size_bytes=400):
 
 def test_zeros_wait_for_what_is_in_memory_of_what_is_scattered_into_them():
     graph, _, product, zeros, _ = scattering()
-    assert waits_of_zeros(graph) == {graph.producer[zeros]: product}
+    assert initialiser_dependencies(graph) == {graph.producer[zeros]: product}
 
 
 def test_zeros_wait_for_what_is_scattered_where_nobody_reads_the_product_behind_them():
     """Compilers drop operands of a barrier that nobody reads behind it. What is larger than zeros is not put there."""
     graph, _, _, zeros, scaled = scattering(last=True)
-    assert waits_of_zeros(graph) == {graph.producer[zeros]: scaled}
+    assert initialiser_dependencies(graph) == {graph.producer[zeros]: scaled}
     graph, _, product, zeros, _ = scattering(last=True, size_bytes=8000)
-    assert waits_of_zeros(graph) == {graph.producer[zeros]: product}
+    assert initialiser_dependencies(graph) == {graph.producer[zeros]: product}
 
 
 def test_zeros_of_the_forward_pass_wait_for_the_last_product_of_what_is_summed_into_them():
@@ -50,7 +50,7 @@ def test_zeros_of_the_forward_pass_wait_for_the_last_product_of_what_is_summed_i
     zeros = build.op("broadcast_in_dim", size_bytes=4000)
     summed = build.op("scatter-add", zeros, places, messages, size_bytes=4000)
     graph = build.graph(build.op("dot_general", summed, size_bytes=4))
-    assert waits_of_zeros(graph) == {graph.producer[zeros]: hidden}
+    assert initialiser_dependencies(graph) == {graph.producer[zeros]: hidden}
 
 
 def test_zeros_may_wait_for_the_first_op_of_a_step():
@@ -59,19 +59,19 @@ def test_zeros_may_wait_for_the_first_op_of_a_step():
     first = build.op("dot_general", x, size_bytes=4000)
     zeros = build.op("broadcast_in_dim", size_bytes=4000)
     graph = build.graph(build.op("scatter-add", zeros, places, first, size_bytes=4000))
-    assert waits_of_zeros(graph) == {graph.producer[zeros]: first}
+    assert initialiser_dependencies(graph) == {graph.producer[zeros]: first}
 
 
 def test_zeros_that_are_filled_from_arguments_alone_wait_for_nothing():
     build = Builder()
     x, places = build.input(4000), build.input(8)
     zeros = build.op("broadcast_in_dim", size_bytes=4000)
-    assert waits_of_zeros(build.graph(build.op("scatter-add", zeros, places, x, size_bytes=4000))) == {}
+    assert initialiser_dependencies(build.graph(build.op("scatter-add", zeros, places, x, size_bytes=4000))) == {}
 
 
 def test_zeros_wait_for_nothing_where_the_scatter_is_into_something_else_or_others_read_them():
-    assert waits_of_zeros(scattering(added=True)[0]) == {}
-    assert waits_of_zeros(scattering(kept=True)[0]) == {}
+    assert initialiser_dependencies(scattering(added=True)[0]) == {}
+    assert initialiser_dependencies(scattering(kept=True)[0]) == {}
 
 
 def test_only_a_plan_that_computes_again_holds_zeros_back():

@@ -22,7 +22,7 @@ def told(schedule_):
     lines = []
     for step in schedule_.steps:
         if isinstance(step, Run):
-            lines.append(f"{step.op}{'*' if step.again else ''}")
+            lines.append(f"{step.op}{'*' if step.is_clone else ''}")
         else:
             origin = [schedule_.origin[i] for i in step.reads]
             trigger = "" if step.trigger is None else f" after {schedule_.origin[step.trigger]}"
@@ -77,7 +77,7 @@ def test_a_copy_reads_the_saved_value_behind_its_barrier():
     graph = chain(3)
     laid_out = schedule(graph, plan_of(graph, drop=[2], save=[1]))
     pin, wait = (step for step in laid_out.steps if isinstance(step, Barrier))
-    copy = next(step for step in laid_out.steps if isinstance(step, Run) and step.again)
+    copy = next(step for step in laid_out.steps if isinstance(step, Run) and step.is_clone)
     assert wait.reads == pin.writes
     assert copy.reads == wait.writes
 
@@ -183,7 +183,7 @@ def test_of_an_op_with_two_results_the_saved_one_is_not_replaced():
     laid_out = schedule(graph, plan_of(graph, drop=[right, followed], save=[left]))
     check_order(graph, laid_out)
     pin, wait = (step for step in laid_out.steps if isinstance(step, Barrier))
-    sort_again, sin_again = (step for step in laid_out.steps if isinstance(step, Run) and step.again)
+    sort_again, sin_again = (step for step in laid_out.steps if isinstance(step, Run) and step.is_clone)
     assert wait.reads == (x, *pin.writes)
     assert sort_again.reads == wait.writes[:1]
     assert sin_again.reads == wait.writes[1:]
@@ -201,7 +201,7 @@ def test_what_is_made_of_arguments_alone_opens_no_stage():
     graph = build.graph(build.op("mul", late, inside, size_bytes=4000, phase=Phase.BACKWARD))
     laid_out = schedule(graph, plan_of(graph, drop=[inside, turned], stages=[0, graph.producer[logits]]))
     check_order(graph, laid_out)
-    order = [(step.op, step.again) for step in laid_out.steps if isinstance(step, Run)]
+    order = [(step.op, step.is_clone) for step in laid_out.steps if isinstance(step, Run)]
     of_head = order.index((graph.producer[late], False))
     assert order[of_head - 1] == (graph.producer[turned], True)
     assert order.index((graph.producer[inside], True)) > of_head
@@ -245,8 +245,8 @@ def test_every_instance_is_written_before_it_is_read(case):
 def test_every_op_runs_once_in_its_own_order_and_effects_never_again(case):
     graph, plan = case
     runs = [step for step in schedule(graph, plan).steps if isinstance(step, Run)]
-    assert [run.op for run in runs if not run.again] == list(range(len(graph.ops)))
-    assert not any(graph.ops[run.op].effects for run in runs if run.again)
+    assert [run.op for run in runs if not run.is_clone] == list(range(len(graph.ops)))
+    assert not any(graph.ops[run.op].effects for run in runs if run.is_clone)
 
 
 @given(planned())
@@ -255,7 +255,7 @@ def test_late_ops_never_read_the_original_of_a_dropped_value(case):
     laid_out = schedule(graph, plan)
     dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
     for step in laid_out.steps:
-        if isinstance(step, Run) and not step.again and graph.ops[step.op].phase is not Phase.FORWARD:
+        if isinstance(step, Run) and not step.is_clone and graph.ops[step.op].phase is not Phase.FORWARD:
             assert not dropped & set(step.reads)
 
 

@@ -27,9 +27,9 @@ def test_any_ops_of_a_step_make_a_valid_step(graph, data):
 def test_layers_of_a_model_have_one_form():
     graph = chain(12)
     first, second = (induced_subgraph(graph, range(i, i + 3), ()) for i in (3, 6))
-    assert first.form == second.form
-    assert first.form != induced_subgraph(graph, range(3, 7), ()).form
-    assert first.form != induced_subgraph(graph, range(3, 6), {graph.ops[2].writes[0]}).form
+    assert first.structure == second.structure
+    assert first.structure != induced_subgraph(graph, range(3, 7), ()).structure
+    assert first.structure != induced_subgraph(graph, range(3, 6), {graph.ops[2].writes[0]}).structure
 
 
 @pytest.mark.parametrize("change", [{"size_bytes": 8}, {"flops": 2.0}, {"detail": "axis=1"}, {"phase": Phase.BACKWARD}])
@@ -38,7 +38,7 @@ def test_ops_that_differ_in_what_they_take_have_different_forms(change):
     first = build.op("sin", build.input(4), size_bytes=4)
     second = build.op("sin", first, **{"size_bytes": 4, **change})
     graph = build.graph(second)
-    assert induced_subgraph(graph, (0,), ()).form != induced_subgraph(graph, (1,), ()).form
+    assert induced_subgraph(graph, (0,), ()).structure != induced_subgraph(graph, (1,), ()).structure
 
 
 def test_what_the_backward_makes_for_others_is_returned():

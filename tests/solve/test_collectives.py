@@ -44,7 +44,7 @@ def again(problem, strategy):
     """Forward ops with an exchange that a plan runs a second time."""
     plan = solve(problem, strategy)
     ops = problem.graph.ops
-    runs = [s.op for s in schedule(problem.graph, plan).steps if isinstance(s, Run) and s.again]
+    runs = [s.op for s in schedule(problem.graph, plan).steps if isinstance(s, Run) and s.is_clone]
     assert runs
     return [op for op in runs if Trait.COLLECTIVE in ops[op].traits]
 

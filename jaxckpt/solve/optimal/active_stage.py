@@ -49,7 +49,7 @@ def label(problem: Problem, stages: Stages, steps: Sequence[Step]) -> Labels:
     now: Label = ("forward", 0)
     copies = 0
     for step in steps:
-        if not isinstance(step, Run) or step.again:
+        if not isinstance(step, Run) or step.is_clone:
             copies += 1
             labels.append(now)
             continue

@@ -27,7 +27,7 @@ from operator import le
 
 from jaxckpt.ir import Phase
 from jaxckpt.schedule import Run
-from jaxckpt.schedule.validate import loop_values, why_not_on_host
+from jaxckpt.schedule.validate import reason_not_offloadable, values_in_loops
 from jaxckpt.solve.optimal.options import Option
 from jaxckpt.solve.optimal.shard_options import in_shards
 from jaxckpt.solve.optimal.stage_problem import Cut
@@ -140,7 +140,7 @@ def link_of(cut: Cut, options: Sequence[Sequence[Option]]) -> Link:
     problem = cut.problem
     forward_s, backward_s = [0.0] * len(cut.stages), [0.0] * len(cut.stages)
     for step, seconds, (_, stage) in zip(cut.nothing.steps, cut.nothing.seconds, cut.labels.of_steps, strict=True):
-        is_forward = isinstance(step, Run) and not step.again and problem.graph.ops[step.op].phase is Phase.FORWARD
+        is_forward = isinstance(step, Run) and not step.is_clone and problem.graph.ops[step.op].phase is Phase.FORWARD
         (forward_s if is_forward else backward_s)[stage] += seconds
     return Link(
         copy_s=tuple(tuple(_copy_s(problem, option) for option in own) for own in options),
@@ -153,7 +153,7 @@ def link_of(cut: Cut, options: Sequence[Sequence[Option]]) -> Link:
 
 def _copy_s(problem: Problem, option: Option) -> float:
     """Seconds of an option's copies outside of loops, one way."""
-    outside = option.away - loop_values(problem.graph)
+    outside = option.away - values_in_loops(problem.graph)
     return sum(map(problem.graph.residual_bytes, outside)) / problem.rates.host_bandwidth_bytes_per_s
 
 
@@ -163,7 +163,7 @@ def _leaving(problem: Problem, before: int | None) -> Callable[[int], bool]:
 
     def may_leave(value: int) -> bool:
         made = graph.producer[value]
-        if made is None or (before is not None and made >= before) or why_not_on_host(graph, value) is not None:
+        if made is None or (before is not None and made >= before) or reason_not_offloadable(graph, value) is not None:
             return False
         if graph.ops[made].loop is not None and not problem.may_offload_turns:
             return False

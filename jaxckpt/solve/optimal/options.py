@@ -33,7 +33,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from jaxckpt.schedule import Run
-from jaxckpt.schedule.validate import loop_values
+from jaxckpt.schedule.validate import values_in_loops
 from jaxckpt.solve.optimal.stage_problem import Alone, Cut
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.silenced import quiet
@@ -138,7 +138,7 @@ def _untouched(stage: Alone, shape: StageShape) -> Iterator[Option]:
     residuals = frozenset(shape.values[i] for i in shape.needed) - problem.must.keys()
     if residuals:
         candidates = frozenset(shape.values[i] for i, _ in shape.candidates)
-        stacked = candidates & loop_values(problem.graph) & problem.needed & problem.fusion.materialised
+        stacked = candidates & values_in_loops(problem.graph) & problem.needed & problem.fusion.materialised
         waiting_bytes = sum(map(problem.graph.residual_bytes, stage.waiting(residuals) | stacked))
         yield Option(saved=frozenset(), saved_bytes=waiting_bytes, recompute_s=0.0, untouched=residuals)
 
@@ -194,7 +194,7 @@ def _by_op(stage: Alone, kept: frozenset[int]) -> dict[tuple[int, bool], float]:
     found = {}
     for step, seconds in zip(replayed.steps, replayed.seconds, strict=True):
         if isinstance(step, Run) and step.op >= first:
-            found[stage.induced_subgraph.ops[step.op - first], step.again] = seconds
+            found[stage.induced_subgraph.ops[step.op - first], step.is_clone] = seconds
     own = frozenset(stage.ops)
     return {key: seconds for key, seconds in found.items() if key[0] in own}
 

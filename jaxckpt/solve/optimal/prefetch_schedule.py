@@ -22,7 +22,7 @@ from math import inf
 from jaxckpt.ir import Decision, Graph, GraphPlan, Offload, Save
 from jaxckpt.schedule import Run, decisions_with_axes
 from jaxckpt.schedule.partition import sent_bytes
-from jaxckpt.schedule.prefetch import asking_layer, first_touches, is_ahead
+from jaxckpt.schedule.prefetch import first_reads_by_layer, is_pipelined, last_consumer_layer
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import Stages
 
@@ -64,7 +64,7 @@ def timed(
         return plan
     plan = replace(plan, layers=(*blocks, *_end(problem.graph, moved, blocks[-1])))
     clock = _Clock.of(problem, plan)
-    asks = {v: asking_layer(problem.graph, plan, v) for v in moved}
+    asks = {v: last_consumer_layer(problem.graph, plan, v) for v in moved}
     deadlines = _Deadlines.of(problem, clock, moved, asks, queued=queued)
     chosen = {v: _Choice(problem, clock, deadlines, queued).of(v, d, asks[v]) for v, d in moved.items()}
     return replace(plan, decisions={**plan.decisions, **chosen})
@@ -88,7 +88,7 @@ def _turned(problem: Problem, plan: GraphPlan, limit_bytes: int) -> GraphPlan:
     best = problem.replay(plan) if open_ else None
     for value in open_:
         ahead = replace(turned[value], prefetch=1, leave=0)
-        if best is None or not is_ahead(graph, value, ahead):
+        if best is None or not is_pipelined(graph, value, ahead):
             continue
         other = replace(plan, decisions={**plan.decisions, value: ahead})
         replayed = problem.replay(other)
@@ -122,8 +122,10 @@ class _Clock:
         began_s = accumulate(replayed.seconds, initial=0.0)
         return cls(
             layers=plan.layers,
-            at_s={s.op: t for s, t in zip(replayed.steps, began_s, strict=False) if isinstance(s, Run) and not s.again},
-            touched=first_touches(problem.graph, plan),
+            at_s={
+                s.op: t for s, t in zip(replayed.steps, began_s, strict=False) if isinstance(s, Run) and not s.is_clone
+            },
+            touched=first_reads_by_layer(problem.graph, plan),
         )
 
     def starts_s(self, asks: int, ahead: int) -> float:

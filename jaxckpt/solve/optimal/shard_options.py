@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from jaxckpt.ir import Partition
 from jaxckpt.schedule import partition_with_axes
-from jaxckpt.schedule.validate import loop_values
+from jaxckpt.schedule.validate import values_in_loops
 from jaxckpt.solve.optimal.options import Option
 from jaxckpt.solve.problem import Problem
 
@@ -49,7 +49,7 @@ def in_shards(problem: Problem, option: Option, boundary: frozenset[int] = froze
     counts = sorted({len(inner) * step // _STEPS for step in range(_STEPS + 1)} | ({1} if inner else set()))
     # What a loop's turns make is cut where the stage is tried, also where it crosses into the next one.
     crossing = boundary.intersection(cuts)
-    elsewhere = crossing - loop_values(graph)
+    elsewhere = crossing - values_in_loops(graph)
     for edge in dict.fromkeys((frozenset[int](), crossing)):
         for shards in (edge.union(inner[:count]) for count in counts):
             if shards:

@@ -121,7 +121,7 @@ def _changes(stage: Alone, options: Sequence[Option]) -> Changes:
     place: dict[tuple[int, bool], int] = {}
     for step in nothing.steps:
         if isinstance(step, Run):
-            place.setdefault((step.op, step.again), len(place))
+            place.setdefault((step.op, step.is_clone), len(place))
     # What is away is there while the stage is at work, but for what loops' turns make.
     replays = [stage.replay(option.saved, option.untouched, option.away, option.shards) for option in options]
     rows = np.stack([_live_bytes(replayed, place) for replayed in replays])
@@ -137,7 +137,7 @@ def _live_bytes(replayed: Replay, place: dict[tuple[int, bool], int]) -> NDArray
     seen: dict[int, int] = {}
     for step, live_bytes in zip(replayed.steps, replayed.live_bytes, strict=True):
         if isinstance(step, Run):
-            seen.setdefault(place[step.op, step.again], live_bytes)
+            seen.setdefault(place[step.op, step.is_clone], live_bytes)
     row = np.zeros(len(place), dtype=np.int64)
     last = 0
     for column in range(len(place)):
@@ -150,6 +150,6 @@ def _columns(stage: Alone, change: Changes, steps: Sequence[Step]) -> list[int]:
     columns, last = [], 0
     for step in steps:
         if isinstance(step, Run):
-            last = change.place.get((stage.induced_subgraph.op_position.get(step.op, -1), step.again), last)
+            last = change.place.get((stage.induced_subgraph.op_position.get(step.op, -1), step.is_clone), last)
         columns.append(last)
     return columns

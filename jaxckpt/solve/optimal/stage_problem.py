@@ -14,7 +14,7 @@ from functools import cached_property
 from jaxckpt.cost import Replay
 from jaxckpt.ir import GraphPlan, Offload, Partition, Phase, Save
 from jaxckpt.schedule import Run, Subgraph, induced_subgraph, partition_with_axes
-from jaxckpt.schedule.validate import loop_values, why_not_on_host
+from jaxckpt.schedule.validate import reason_not_offloadable, values_in_loops
 from jaxckpt.solve.optimal.active_stage import Labels, label
 from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import Stages, boundaries, members, stage_index
@@ -56,7 +56,7 @@ class Alone:
         required_decisions = tuple(
             (i, problem.must[v]) for i, v in enumerate(self.induced_subgraph.values) if v in problem.must
         )
-        return self.induced_subgraph.form, len(self.ops), self.chained, marks, required_decisions
+        return self.induced_subgraph.structure, len(self.ops), self.chained, marks, required_decisions
 
     @cached_property
     def own(self) -> Problem:
@@ -74,8 +74,10 @@ class Alone:
         if not away:
             return frozenset()
         graph, position = self.induced_subgraph.graph, self.induced_subgraph.position
-        inside = frozenset(position[v] for v in away if v in position) & loop_values(graph)
-        return frozenset(v for v in inside if v >= self.induced_subgraph.given and why_not_on_host(graph, v) is None)
+        inside = frozenset(position[v] for v in away if v in position) & values_in_loops(graph)
+        return frozenset(
+            v for v in inside if v >= self.induced_subgraph.given and reason_not_offloadable(graph, v) is None
+        )
 
     def cut(self, kept: Collection[int], shards: Collection[int]) -> frozenset[int]:
         """Positions of those of some values that wait as shards while the stage is at work.
@@ -87,7 +89,7 @@ class Alone:
             return frozenset()
         graph, position = self.induced_subgraph.graph, self.induced_subgraph.position
         own = frozenset(position[v] for v in frozenset(shards).intersection(kept) - self.saved if v in position)
-        turned = frozenset(position[v] for v in shards if v in position) & loop_values(graph)
+        turned = frozenset(position[v] for v in shards if v in position) & values_in_loops(graph)
         return frozenset(v for v in own | turned if v >= self.induced_subgraph.given)
 
     def waiting(self, untouched: Collection[int]) -> frozenset[int]:

@@ -39,7 +39,7 @@ def test_each_attention_is_found_once_without_a_name(name):
 def test_megatron_runs_the_first_product_of_each_attention_again_and_no_other(name):
     graph = traced(name)
     plan = solve(Problem(graph=graph, rates=RATES), "megatron")
-    again = [graph.ops[step.op] for step in schedule(graph, plan).steps if isinstance(step, Run) and step.again]
+    again = [graph.ops[step.op] for step in schedule(graph, plan).steps if isinstance(step, Run) and step.is_clone]
     products = [op for op in again if op.kind is Kind.CONTRACTION]
     assert len(products) == layers(name)
     assert all(Trait.BATCHED in op.traits for op in products)
@@ -102,7 +102,7 @@ def test_what_reads_nothing_that_stays_is_kept():
 def test_products_never_run_again_for_mindspore():
     graph = traced("gpt2-small")
     plan = solve(Problem(graph=graph, rates=RATES), "mindspore:1")
-    again = [graph.ops[step.op] for step in schedule(graph, plan).steps if isinstance(step, Run) and step.again]
+    again = [graph.ops[step.op] for step in schedule(graph, plan).steps if isinstance(step, Run) and step.is_clone]
     assert again
     assert not [op for op in again if op.kind is Kind.CONTRACTION]
 

@@ -67,7 +67,7 @@ def test_at_full_memory_nothing_costly_runs_again(graph):
     problem = Problem(graph=graph, rates=RATES)
     costly = {graph.producer[v] for v in Partitioner(problem).costly}
     plan = solve(problem, "mincut:1.0")
-    again = {step.op for step in schedule(graph, plan).steps if isinstance(step, Run) and step.again}
+    again = {step.op for step in schedule(graph, plan).steps if isinstance(step, Run) and step.is_clone}
     assert again.isdisjoint(costly)
 
 
