@@ -73,7 +73,7 @@ def planned(planner: Planner, name: str, budget: int) -> dict[str, Any]:
 def uniform(planner: Planner, budget: int) -> dict[str, Any] | None:
     """The fastest plan with the same decisions for all turns that was compiled and is within so many MiB, if one is."""
     whole = (c for c in planner.candidates() if not c.plan.loop_splits and not c.plan.loop_tilings)
-    fastest = min((c for c in whole if c.fits(budget * 2**20)), key=planner.compiled_s, default=None)
+    fastest = min((c for c in whole if c.fits(budget * 2**20)), key=planner.step_s_with_stalls, default=None)
     if fastest is None:
         return None
     return {"total_bytes": fastest.footprint.total_bytes, "step_s": fastest.footprint.step_s}

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "jaxckpt"
 ORDER = (
-    {"_errors", "_shown", "_version"},  # `_shown` lets data ask for its report by name alone
+    {"_errors", "_progress", "_shown", "_version"},  # `_shown` lets data ask for its report by name alone
     {"_units", "_files"},
     {"_compat"},
     {"_compilers"},
@@ -39,7 +39,7 @@ ORDER = (
 
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 PURE = {"ir", "schedule", "policy", "cost", "solve", "hlo", "oom", "_errors", "_files", "_shown", "_units", "_version"}
-SHARED = {"_errors", "_files", "_shown", "_units", "_version", "_compat", "_compilers"}
+SHARED = {"_errors", "_files", "_progress", "_shown", "_units", "_version", "_compat", "_compilers"}
 MAY_USE_INTERNALS = {
     *("_compilers", "annotate", "compiler", "linter", "machine", "outline"),
     *("planner", "program", "rewrite", "trace", "verifier"),

@@ -88,7 +88,7 @@ def found_batches(store: Store, target: Target, limit_bytes: int, small: bool) -
         planned = max(multiple, int(0.98 * planned * budget_bytes / total_bytes) // multiple * multiple)
     else:
         raise RuntimeError(f"no batch fits after {_ROUNDS} compiles; the last took {total_bytes} bytes")
-    plan = planner.finished(candidate)
+    plan = planner.as_plan(candidate)
     file = plan_file(store)
     file.with_suffix(".part").write_bytes(pickle.dumps(plan))
     file.with_suffix(".part").replace(file)

@@ -84,11 +84,11 @@ def made_plan(planner: Planner, version: str) -> Plan:
     if version == OFFLOAD:
         return planner.follow(load_policy(OFFLOAD_POLICY))
     if version == LEAST:
-        return planner.finished(planner.smallest())
+        return planner.as_plan(planner.smallest())
     try:
         return planner.plan(budget=BUDGETS[version])
     except InfeasibleBudgetError:
-        return planner.finished(planner.smallest(), notes=("The budget cannot be met.",))
+        return planner.as_plan(planner.smallest(), notes=("The budget cannot be met.",))
 
 
 def of_model(planner: Planner, plan: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxckpt._errors import TargetError
+from jaxckpt._progress import Progress, silent
 from jaxckpt.calibration.collectives import measured_collectives
 from jaxckpt.calibration.copies import can_copy, measured_copies
 from jaxckpt.calibration.device import driver_of, installed_versions, platform_of
@@ -28,15 +29,12 @@ from jaxckpt.machine import Calibration, Measured, Target
 _CHAIN_S = 0.01
 """What one chain should take: long beside the start of a program."""
 
-ProgressCallback = Callable[[str], None]
-"""Told what is being done, a short sentence at a time."""
-
 
 def calibrate(
     *,
     seconds: float = 75.0,
     small: bool | None = None,
-    progress: ProgressCallback | None = None,
+    progress: Progress | None = None,
     clock: Clock = time.perf_counter,
 ) -> Calibration:
     """Measures how fast the attached device is: products by type and size, memory, launches, the link to the host.
@@ -63,7 +61,7 @@ def calibrate(
     """
     device = jax.local_devices()[0]
     small = device.platform == "cpu" if small is None else small
-    session = _Session(device=device, small=small, say=progress or (lambda _: None), clock=clock, seconds=seconds)
+    session = _Session(device=device, small=small, say=progress or silent, clock=clock, seconds=seconds)
     measured = tuple(session.run())
     if not measured:
         raise TargetError(
@@ -102,7 +100,7 @@ class _Session:
 
     device: Any
     small: bool
-    say: ProgressCallback
+    say: Progress
     clock: Clock
     seconds: float
     failures: list[str] = field(default_factory=list)

@@ -5,12 +5,13 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
 from jaxckpt._errors import InfeasibleBudgetError, MissingPackageError
+from jaxckpt._progress import Progress, silent
 from jaxckpt.cli.console import Shell
 from jaxckpt.compiler import Footprint, footprint
 from jaxckpt.machine import Target
@@ -18,7 +19,6 @@ from jaxckpt.planner import Plan, Planner
 from jaxckpt.report import Section, Text, Version, footprints_report, print_report
 
 BUDGETS = ("10GiB", "8GiB", "6GiB", "5GiB", "4GiB")
-Progress = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ def run_demo(
     layers: int = 12,
     batch: int = 8,
     budgets: Sequence[str] = BUDGETS,
-    progress: Progress = lambda _: None,
+    progress: Progress = silent,
 ) -> DemoResult:
     """Plans GPT-2 small at several budgets and compiles JAX's own policies beside it.
 

@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import ComparisonError
+from jaxckpt._progress import Progress, silent
 from jaxckpt.comparison.comparison import Comparison
 from jaxckpt.comparison.differences import compare_footprints
 from jaxckpt.compiler import Footprint, footprint, footprint_of_dump, load_footprint
 from jaxckpt.machine import Target
 from jaxckpt.planner import Plan, Planner, load_plan
 from jaxckpt.policy import Policy, load_policy, policies
-
-Progress = Callable[[str], None]
-"""Told what is being done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +41,7 @@ class StepCall:
 
 
 Version = Callable[..., Any] | StepCall | Plan | Policy | Footprint | str | Path
-"""What can be compared. A new kind has its line in `_read`, and one in `_Work.footprint` if it must be compiled."""
+"""All that can be compared. A new kind is added in `_read`, and in `_VersionCompiler.footprint` if it is compiled."""
 _Read = StepCall | Plan | Policy | Footprint
 
 
@@ -93,7 +91,7 @@ def compare(
     planned = _read(step, target, shared) if step is not None else _first_step(read.values())
     _check(read, target, planned)
     machine = Target(target) if isinstance(target, str) else target
-    work = _Work(machine, planned if isinstance(planned, StepCall) else None, progress or (lambda _: None))
+    work = _VersionCompiler(machine, planned if isinstance(planned, StepCall) else None, progress or silent)
     return compare_footprints({name: work.footprint(name, version) for name, version in read.items()})
 
 
@@ -184,7 +182,7 @@ def _is_known(plan: Plan, target: Target | str | None) -> bool:
     return plan.footprint is not None and plan.footprint.memory is not None and plan.footprint.target == wanted
 
 
-class _Work:
+class _VersionCompiler:
     """Compiles what must be compiled; one trace serves all plans and policies of a target."""
 
     def __init__(self, target: Target | None, planned: StepCall | None, say: Progress):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import PolicyError
+from jaxckpt._progress import Progress
 from jaxckpt.comparison.verdict import Verdict, Verdicts, Word
 from jaxckpt.compiler import Footprint
 from jaxckpt.cost import behind_views
@@ -47,7 +48,7 @@ def verdicts(
     policy: Policy | str | Path | None = None,
     donate_argnums: int | tuple[int, ...] = (),
     static_argnums: int | tuple[int, ...] = (),
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Verdicts:
     """Says of each rule of a policy what it is worth, by compiling the step with and without it.
 
@@ -158,7 +159,7 @@ class _Judged:
 
     def measured(self, plan: GraphPlan) -> Footprint:
         """What the compiler says of a plan; compiled once."""
-        self.compiles += not self.planner.compiled_before(plan)
+        self.compiles += not self.planner.is_compiled(plan)
         return self.planner.measure(plan).footprint
 
     def _change(self, index: int, decided: list[Resolved]) -> tuple[_Change, str]:

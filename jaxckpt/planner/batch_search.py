@@ -18,11 +18,12 @@ from typing import Any
 
 from jaxckpt import ir
 from jaxckpt._errors import BatchError, InfeasibleBudgetError
+from jaxckpt._progress import Progress, silent
 from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.machine import Target
 from jaxckpt.planner.batches import BatchSearch, TriedBatch
 from jaxckpt.planner.plan import Plan
-from jaxckpt.planner.planner import Planner, Progress
+from jaxckpt.planner.planner import Planner
 from jaxckpt.planner.step_spec import made_step
 from jaxckpt.policy import Policy
 
@@ -83,7 +84,7 @@ def max_batch(
     memory_bytes = target.memory_bytes
     limit_bytes = memory_bytes if budget is None else budget_bytes(budget, baseline_bytes=memory_bytes)
     options = {"allow": allow, "max_compiles": max_compiles, "policy": policy, "compiler_options": compiler_options}
-    search = _Search(make_step, target, limit_bytes, multiples_of, options, progress or (lambda _: None))
+    search = _Search(make_step, target, limit_bytes, multiples_of, options, progress or silent)
     return search.run()
 
 
@@ -99,7 +100,7 @@ class _Trial:
     @cached_property
     def resorts(self) -> tuple[ir.GraphPlan, ...]:
         """Plans of least memory, the smallest by prediction first."""
-        resorts = *self.planner.solver.last_resorts, *self.planner.nested_resorts
+        resorts = *self.planner.solver.last_resorts, *self.planner.min_memory_tilings
         return tuple(sorted(resorts, key=lambda plan: plan.predicted.temp_bytes))
 
     @property
@@ -124,9 +125,9 @@ class _Trial:
         """Seconds of a step with the model's fastest plan within a budget."""
         temp_bytes = int((limit_bytes - self.fixed_bytes) / ratio)
         fastest = self.planner.solver.solve(temp_bytes)
-        if fastest.predicted.temp_bytes > temp_bytes and self.planner.nested_resorts:
-            assert self.planner.nesting is not None, "it knows of smaller plans"
-            fastest = self.planner.nesting.solve(temp_bytes, unplanned=False)
+        if fastest.predicted.temp_bytes > temp_bytes and self.planner.min_memory_tilings:
+            assert self.planner.tiling_solver is not None, "it knows of smaller plans"
+            fastest = self.planner.tiling_solver.solve(temp_bytes, unplanned=False)
         return fastest.predicted.step_s
 
     def compiled_bytes(self, limit_bytes: int) -> int:

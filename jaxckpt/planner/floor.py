@@ -47,11 +47,11 @@ class Holder(enum.StrEnum):
     """The program and its constants."""
     RESIDUALS = enum.auto()
     """Kept from forward to backward even in the smallest plan: what the rest is computed from again."""
-    AGAIN = enum.auto()
+    RECOMPUTED = "again"
     """Forward values of the part at work, computed or computed again for it."""
-    HEAD = enum.auto()
+    LOGITS = "head"
     """Logits, their gradient and what else is as wide."""
-    OP = enum.auto()
+    SINGLE_OP = "op"
     """What one op makes, far wider than what goes in, and values of the same size around it."""
     COTANGENTS = enum.auto()
     """Gradients of activations, on their way."""
@@ -64,11 +64,11 @@ class Holder(enum.StrEnum):
     TRANSFERS = enum.auto()
     """On the way to or from other devices or the host."""
     OTHER = enum.auto()
-    HOLES = enum.auto()
+    FRAGMENTATION = "holes"
     """Allocated, and not in use at the peak."""
 
 
-DECIDED = frozenset({Holder.RESIDUALS, Holder.AGAIN})
+DECIDED = frozenset({Holder.RESIDUALS, Holder.RECOMPUTED})
 """What another decision on residuals changes; in the smallest plan none of them lowers the peak."""
 
 
@@ -178,7 +178,7 @@ def _shares(footprint: Footprint) -> Iterator[Share]:
         yield Share(holder=holder, size_bytes=_sum(buffers), largest=tuple(buffers[:_NAMED]))
     holes = footprint.temp_bytes - memory.peak_bytes
     if holes:
-        yield Share(holder=Holder.HOLES, size_bytes=holes)
+        yield Share(holder=Holder.FRAGMENTATION, size_bytes=holes)
 
 
 def _held(memory: MemoryMap) -> Iterator[tuple[Buffer, Holder]]:
@@ -186,7 +186,7 @@ def _held(memory: MemoryMap) -> Iterator[tuple[Buffer, Holder]]:
     alive = memory.alive_at(memory.peak)
     around = frozenset(b.id for b in _around_op(memory, alive))
     for buffer in alive:
-        yield buffer, Holder.OP if buffer.id in around else _holder(buffer)
+        yield buffer, Holder.SINGLE_OP if buffer.id in around else _holder(buffer)
 
 
 def _holder(buffer: Buffer) -> Holder:
@@ -194,14 +194,14 @@ def _holder(buffer: Buffer) -> Holder:
         case Role.COLLECTIVE | Role.HOST_COPY:
             return Holder.TRANSFERS
         case Role.ACTIVATION:
-            return Holder.AGAIN
+            return Holder.RECOMPUTED
         case role:
             return _HOLDERS.get(role, Holder.OTHER)
 
 
 _HOLDERS = {
     Role.RESIDUAL: Holder.RESIDUALS,
-    Role.LOGITS: Holder.HEAD,
+    Role.LOGITS: Holder.LOGITS,
     Role.COTANGENT: Holder.COTANGENTS,
     Role.GRADIENT: Holder.GRADIENTS,
     Role.UPDATE: Holder.UPDATE,
@@ -332,8 +332,8 @@ def _update(memory: MemoryMap, share: Share) -> Iterator[Remedy]:
 
 
 _CHUNKED: Mapping[Holder, Callable[[MemoryMap, Share], Iterator[Remedy]]] = {
-    Holder.HEAD: _head,
-    Holder.OP: _op,
+    Holder.LOGITS: _head,
+    Holder.SINGLE_OP: _op,
     Holder.GRADIENTS: _gradients,
     Holder.UPDATE: _update,
 }

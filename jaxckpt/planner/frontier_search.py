@@ -15,10 +15,11 @@ from typing import Any
 
 from jaxckpt import ir
 from jaxckpt._errors import ArgumentError
+from jaxckpt._progress import Progress
 from jaxckpt.machine import Target
 from jaxckpt.planner.frontier import ExpectedPoint, Frontier, FrontierPoint
 from jaxckpt.planner.gc_pause import collector_paused
-from jaxckpt.planner.planner import Candidate, Planner, Progress
+from jaxckpt.planner.planner import CompiledPlan, Planner
 from jaxckpt.policy import Policy
 
 _ASKED = 3
@@ -105,12 +106,12 @@ def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
 
 def _asked(planner: Planner, points: int) -> Iterator[ir.GraphPlan]:
     """The model's plans from the smallest to the fastest, each faster than those before."""
-    solver, nesting = planner.solver, planner.nesting
+    solver, nesting = planner.solver, planner.tiling_solver
     with collector_paused():
         fastest = solver.solve(None)
         low, high = solver.smallest.predicted.temp_bytes, fastest.predicted.temp_bytes
         plans = [solver.solve(budget, unplanned=False) for budget in _spread(low, high, _ASKED * points)]
-        for least in planner.nested_resorts:
+        for least in planner.min_memory_tilings:
             assert nesting is not None, "it knows of smaller plans"
             budgets = _spread(least.predicted.temp_bytes, low, points)
             plans += [nesting.solve(budget, unplanned=False) for budget in budgets]
@@ -128,7 +129,7 @@ def _spread(low: int, high: int, count: int) -> list[int]:
     return [low + (high - low) * i // count for i in range(count)]
 
 
-def _of_the_largest_gap(known: dict[ir.GraphPlan, Candidate], asked: Sequence[ir.GraphPlan]) -> ir.GraphPlan | None:
+def _of_the_largest_gap(known: dict[ir.GraphPlan, CompiledPlan], asked: Sequence[ir.GraphPlan]) -> ir.GraphPlan | None:
     """The plan nearest to the middle of the two neighbours that span most memory times time; None if all are known."""
     ends = sorted((plan for plan in asked if plan in known), key=lambda p: p.predicted.total_bytes)
     inner = [(gap, plan) for gap in pairwise([asked[0], *ends]) for plan in asked if _is_inside(plan, gap, known)]
@@ -141,7 +142,7 @@ def _of_the_largest_gap(known: dict[ir.GraphPlan, Candidate], asked: Sequence[ir
 
 
 def _is_inside(
-    plan: ir.GraphPlan, gap: tuple[ir.GraphPlan, ir.GraphPlan], known: dict[ir.GraphPlan, Candidate]
+    plan: ir.GraphPlan, gap: tuple[ir.GraphPlan, ir.GraphPlan], known: dict[ir.GraphPlan, CompiledPlan]
 ) -> bool:
     low, high = (end.predicted.total_bytes for end in gap)
     return plan not in known and low <= plan.predicted.total_bytes <= high
@@ -152,7 +153,7 @@ def _area(low: ir.GraphPlan, high: ir.GraphPlan) -> float:
     return (other.total_bytes - one.total_bytes) * abs(one.step_s - other.step_s)
 
 
-def _undominated(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+def _undominated(candidates: Iterable[CompiledPlan]) -> Iterator[CompiledPlan]:
     """Those that none is as small as and as fast as, from the smallest to the fastest."""
     fastest_s = float("inf")
     for candidate in sorted(candidates, key=lambda c: (c.footprint.total_bytes, compiled_step_s(c))):
@@ -161,14 +162,14 @@ def _undominated(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
             yield candidate
 
 
-def compiled_step_s(candidate: Candidate) -> float:
+def compiled_step_s(candidate: CompiledPlan) -> float:
     """Estimated seconds of the compiled program; the model's where the compiler's was not read."""
     return candidate.footprint.step_s or candidate.plan.predicted.step_s
 
 
-def _point(planner: Planner, candidate: Candidate) -> FrontierPoint:
+def _point(planner: Planner, candidate: CompiledPlan) -> FrontierPoint:
     total_bytes = candidate.footprint.total_bytes
-    plan = planner.finished(candidate, budget_bytes=total_bytes)
+    plan = planner.as_plan(candidate, budget_bytes=total_bytes)
     return FrontierPoint(total_bytes=total_bytes, step_s=compiled_step_s(candidate), plan=plan)
 
 
@@ -181,7 +182,7 @@ class _Offset:
     off_s: float
 
 
-def _expected(asked: Sequence[ir.GraphPlan], compiled: Sequence[Candidate]) -> Iterator[ExpectedPoint]:
+def _expected(asked: Sequence[ir.GraphPlan], compiled: Sequence[CompiledPlan]) -> Iterator[ExpectedPoint]:
     """What plans that were not compiled should take, within the compiled ends and as monotone as they are."""
     offsets = sorted((_offset(c) for c in compiled), key=lambda each: each.predicted_bytes)
     known = {candidate.plan for candidate in compiled}
@@ -197,7 +198,7 @@ def _expected(asked: Sequence[ir.GraphPlan], compiled: Sequence[Candidate]) -> I
             yield point
 
 
-def _offset(candidate: Candidate) -> _Offset:
+def _offset(candidate: CompiledPlan) -> _Offset:
     expected = candidate.plan.predicted
     return _Offset(
         predicted_bytes=expected.total_bytes,

@@ -30,7 +30,7 @@ _FASTER = 0.999
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class PlanFigures:
     """What is known of a plan.
 
     Attributes:
@@ -50,7 +50,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class MixPoint:
     """A mixture of two plans, or one of the two themselves.
 
     Attributes:
@@ -59,11 +59,11 @@ class End:
     """
 
     turns: int
-    known: Known
+    known: PlanFigures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class Bracket:
     """Two plans with the same decisions for all turns, and what is known of their mixtures.
 
     Attributes:
@@ -75,10 +75,10 @@ class Pair:
 
     small: GraphPlan
     large: GraphPlan
-    fits: End
-    over: End
+    fits: MixPoint
+    over: MixPoint
 
-    def with_known(self, end: End, limit_bytes: int) -> "Pair":
+    def with_known(self, end: MixPoint, limit_bytes: int) -> "Bracket":
         """The same with one more mixture compiled."""
         return replace(self, fits=end) if end.known.total_bytes <= limit_bytes else replace(self, over=end)
 
@@ -103,7 +103,7 @@ class _Group:
         return LoopSplit(loop=self.loops[0], lengths=lengths)
 
 
-class Stretching:
+class LoopSplitter:
     """Plans of one step that decide differently for the last turns of its loops.
 
     Args:
@@ -123,7 +123,7 @@ class Stretching:
         """The turns of all loops that can be split; 0 where there is none."""
         return sum(group.turns for group in self._groups)
 
-    def pair(self, compiled: Sequence[Known], limit_bytes: int) -> Pair | None:
+    def pair(self, compiled: Sequence[PlanFigures], limit_bytes: int) -> Bracket | None:
         """The two plans whose mixture is expected to be the fastest one within a budget.
 
         Args:
@@ -152,10 +152,10 @@ class Stretching:
         if not guessed:
             return None
         one, other = min(guessed, key=lambda pair: guessed[pair])
-        fits, over = End(turns=0, known=one), End(turns=self.turns, known=other)
-        return Pair(small=one.plan, large=other.plan, fits=fits, over=over)
+        fits, over = MixPoint(turns=0, known=one), MixPoint(turns=self.turns, known=other)
+        return Bracket(small=one.plan, large=other.plan, fits=fits, over=over)
 
-    def filled(self, pair: Pair, limit_bytes: int) -> tuple[int, GraphPlan] | None:
+    def filled(self, pair: Bracket, limit_bytes: int) -> tuple[int, GraphPlan] | None:
         """The mixture with most turns of the larger plan that is expected to be within a budget, and these turns.
 
         None where one turn more than is known to fit is expected not to. Between the most turns expected to fit and the
@@ -174,7 +174,7 @@ class Stretching:
                 over, over_bytes = turns, expected_bytes
         return best
 
-    def _expected(self, nearest: Known, limit_bytes: int) -> Iterator[Known]:
+    def _expected(self, nearest: PlanFigures, limit_bytes: int) -> Iterator[PlanFigures]:
         """Larger plans that were not compiled: the model is off for them as it was for a compiled one."""
         fixed_bytes = nearest.plan.predicted.total_bytes - nearest.plan.predicted.temp_bytes
         asked_bytes = float(self._solver.smallest.predicted.temp_bytes)
@@ -188,7 +188,7 @@ class Stretching:
             total_bytes = plan.predicted.total_bytes + nearest.off_bytes
             if _is_plain(plan) and total_bytes > limit_bytes:
                 slower = nearest.step_s / nearest.plan.predicted.step_s
-                yield Known(plan=plan, total_bytes=total_bytes, step_s=slower * plan.predicted.step_s)
+                yield PlanFigures(plan=plan, total_bytes=total_bytes, step_s=slower * plan.predicted.step_s)
 
     @cached_property
     def _groups(self) -> tuple[_Group, ...]:
@@ -211,7 +211,7 @@ class Stretching:
         made = graph.producer[value]
         return frozenset(() if made is None else graph.path(graph.ops[made].loop))
 
-    def _of_turns(self, pair: Pair, turns: int) -> GraphPlan:
+    def _of_turns(self, pair: Bracket, turns: int) -> GraphPlan:
         """The plan that takes the larger one's decisions for so many turns: of the first loops, then of the next."""
         large: set[int] = set()
         loop_splits: tuple[LoopSplit, ...] = ()
@@ -225,7 +225,7 @@ class Stretching:
         plan = self._combined(pair, frozenset(large), loop_splits)
         return replace(plan, fingerprint=self._traced.graph.fingerprint, loop_splits=loop_splits)
 
-    def _combined(self, pair: Pair, large: frozenset[int], loop_splits: Sequence[LoopSplit]) -> GraphPlan:
+    def _combined(self, pair: Bracket, large: frozenset[int], loop_splits: Sequence[LoopSplit]) -> GraphPlan:
         """A mixture: the larger plan's decisions in some loops, in one that is split for the last turns alone."""
         split, problem = self._in(loop_splits)
         reverse = any(loop_splits[0].loop in group.loops and group.reverse for group in self._groups if loop_splits)
@@ -276,13 +276,13 @@ def _is_plain(plan: GraphPlan) -> bool:
     return not plan.loop_tilings and all(isinstance(decision, Save | Recompute) for decision in plan.decisions.values())
 
 
-def _guessed_s(small: Known, large: Known, limit_bytes: int) -> float:
+def _guessed_s(small: PlanFigures, large: PlanFigures, limit_bytes: int) -> float:
     """Seconds of the mixture of two plans that takes all of a budget."""
     share = (limit_bytes - small.total_bytes) / (large.total_bytes - small.total_bytes)
     return small.step_s + share * (large.step_s - small.step_s)
 
 
-def _off_bytes(pair: Pair, turns: int) -> int:
+def _off_bytes(pair: Bracket, turns: int) -> int:
     """How many bytes the model's figure of a mixture is expected to be too small."""
     fits, over = pair.fits, pair.over
     share = (turns - fits.turns) / (over.turns - fits.turns)

@@ -30,7 +30,7 @@ _WORTH = 0.05
 """A loop is nested if what its turns hand on takes at least this share of the temporaries of the smallest plan."""
 
 
-class NestedSolver:
+class TilingSolver:
     """Solves a step with its loops nested for any number of budgets, as the planner asks it.
 
     Args:

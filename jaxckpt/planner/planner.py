@@ -17,6 +17,7 @@ from typing import Any
 
 from jaxckpt import ir
 from jaxckpt._errors import InfeasibleBudgetError
+from jaxckpt._progress import Progress, silent
 from jaxckpt._units import budget_bytes, budget_fraction
 from jaxckpt.compiler import Footprint, compile_flat
 from jaxckpt.hlo import stall_s
@@ -24,12 +25,12 @@ from jaxckpt.machine import Target
 from jaxckpt.planner.allowed import checked_allow, require_mesh
 from jaxckpt.planner.floor import Floor, floor_of
 from jaxckpt.planner.gc_pause import collector_paused
-from jaxckpt.planner.loop_split import Stretching
-from jaxckpt.planner.loop_tiling import NestedSolver
+from jaxckpt.planner.loop_split import LoopSplitter
+from jaxckpt.planner.loop_tiling import TilingSolver
 from jaxckpt.planner.plan import Argument, Attempt, Described, Plan, describe
 from jaxckpt.planner.refusals import larger_arguments
-from jaxckpt.planner.search import Candidate, Search
-from jaxckpt.planner.verify_plan import run_beside
+from jaxckpt.planner.search import BudgetSearch, CompiledPlan
+from jaxckpt.planner.verify_plan import verification_note
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite, with_planned_loops
 from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks, refuse_miscompiled
@@ -46,9 +47,6 @@ from jaxckpt.solve import (
     unaliased_output_bytes,
 )
 from jaxckpt.trace import Traced, trace_step
-
-Progress = Callable[[str], None]
-"""Told what is being done, a short sentence at a time."""
 
 
 class Planner:
@@ -96,7 +94,7 @@ class Planner:
         self.target = Target(target) if isinstance(target, str) else target
         self.allow = checked_allow(allow)
         self.max_compiles = max_compiles
-        self._say = progress or (lambda _: None)
+        self._say = progress or silent
         self._step, self._args = step, args
         self._donate_argnums, self._static_argnums = donate_argnums, static_argnums
         self._say("tracing the step")
@@ -120,7 +118,7 @@ class Planner:
         self._footprints: dict[ir.GraphPlan, Footprint] = {}
         self._solvers: dict[str, StrategySolver] = {}
         self._decided: dict[tuple[object, ...], Traced] = {}
-        self._stretchings: dict[OptimalSolver, Stretching] = {}
+        self._stretchings: dict[OptimalSolver, LoopSplitter] = {}
 
     def plan(self, *, budget: str | int | float, strategy: str = "optimal") -> Plan:
         """The fastest plan whose compiled total is within the budget.
@@ -157,13 +155,17 @@ class Planner:
             raise min(refused, key=lambda error: error.minimum_bytes)
         return found
 
-    def _searches(self, budget: object, limit_bytes: int, solver: OptimalSolver | StrategySolver) -> Iterator[Search]:
+    def _searches(
+        self, budget: object, limit_bytes: int, solver: OptimalSolver | StrategySolver
+    ) -> Iterator[BudgetSearch]:
         """Searches for a budget, each to be run before the next: with a solver, those beside it, and nested loops."""
-        solvers, nesting = ((solver, *self.beside), self.nesting) if solver is self.solver else ((solver,), None)
+        solvers, nesting = (
+            ((solver, *self.fallback_solvers), self.tiling_solver) if solver is self.solver else ((solver,), None)
+        )
         attempts: tuple[Attempt, ...] = ()
-        tried: list[Candidate] = []
+        tried: list[CompiledPlan] = []
         for which in solvers:
-            search = Search(self, budget, limit_bytes, which, attempts, most=self.max_compiles, nesting=nesting)
+            search = BudgetSearch(self, budget, limit_bytes, which, attempts, most=self.max_compiles, nesting=nesting)
             yield search
             attempts, tried = (*attempts, *search.attempts), [*tried, *search.tried]
             if not any(self.problem.moves(candidate.plan) for candidate in search.tried):
@@ -171,7 +173,7 @@ class Planner:
         left = self.max_compiles - len(search.attempts)
         if nesting is not None and left and nesting.last_resorts and not any(each.fits(limit_bytes) for each in tried):
             off_bytes = min(each.footprint.total_bytes - each.plan.predicted.total_bytes for each in tried)
-            yield Search(self, budget, limit_bytes, nesting, attempts, most=left, off_bytes=max(0, off_bytes))
+            yield BudgetSearch(self, budget, limit_bytes, nesting, attempts, most=left, off_bytes=max(0, off_bytes))
 
     def follow(self, policy: Policy | None) -> Plan:
         """A policy carried over to the step, compiled and measured; no budget is kept. None: marks in the step alone.
@@ -180,7 +182,7 @@ class Planner:
           PolicyError: A rule matches nothing in the step.
         """
         candidate = self.measure(plan_from_policy(replace(self.problem, must={}), policy).plan)
-        return self.finished(candidate)
+        return self.as_plan(candidate)
 
     @cached_property
     def unplanned(self) -> Footprint:
@@ -195,33 +197,33 @@ class Planner:
             return OptimalSolver(self.problem)
 
     @property
-    def beside(self) -> Iterator[OptimalSolver]:
+    def fallback_solvers(self) -> Iterator[OptimalSolver]:
         """The same for plans that move less: copies and gathers may cost more as compiled than the work they spare."""
         if self.problem.may_offload and self.problem.may_partition:
-            yield self.staying
+            yield self.without_offload
         if self.problem.may_move:
-            yield self.recomputing
+            yield self.recompute_only
 
     @cached_property
-    def staying(self) -> OptimalSolver:
+    def without_offload(self) -> OptimalSolver:
         """For plans that send nothing to the host, and may keep shards."""
         return OptimalSolver(replace(self.problem, may_offload=False))
 
     @cached_property
-    def nesting(self) -> NestedSolver | None:
+    def tiling_solver(self) -> TilingSolver | None:
         """For plans that nest loops, where nothing else fits.
 
         For TPUs there are none: a run that compiled them for one did not end within ten minutes.
         """
-        return None if self.target.platform == "tpu" else NestedSolver(self.traced, self.solver)
+        return None if self.target.platform == "tpu" else TilingSolver(self.traced, self.solver)
 
     @property
-    def nested_resorts(self) -> tuple[ir.GraphPlan, ...]:
+    def min_memory_tilings(self) -> tuple[ir.GraphPlan, ...]:
         """Plans of nested loops that the model knows to be smaller than all others."""
-        return () if self.nesting is None else self.nesting.last_resorts
+        return () if self.tiling_solver is None else self.tiling_solver.last_resorts
 
     @cached_property
-    def recomputing(self) -> OptimalSolver:
+    def recompute_only(self) -> OptimalSolver:
         """For plans that neither send anything to the host nor keep shards."""
         return OptimalSolver(replace(self.problem, may_offload=False, may_partition=False))
 
@@ -239,12 +241,12 @@ class Planner:
         """Arguments and results that find no donated argument: what no plan changes."""
         return self.graph.argument_bytes + unaliased_output_bytes(self.graph)
 
-    def smallest(self) -> Candidate:
+    def smallest(self) -> CompiledPlan:
         """The plan of the smallest compiled total among those that the model knows for the least."""
-        tiled = map(self.measure, self.nested_resorts)
-        return min([self.smallest_whole(), *tiled], key=lambda c: c.footprint.total_bytes)
+        tiled = map(self.measure, self.min_memory_tilings)
+        return min([self.smallest_untiled(), *tiled], key=lambda c: c.footprint.total_bytes)
 
-    def smallest_whole(self) -> Candidate:
+    def smallest_untiled(self) -> CompiledPlan:
         """The same of plans for the step's own loops."""
         return min(map(self.measure, self.solver.last_resorts), key=lambda c: c.footprint.total_bytes)
 
@@ -252,11 +254,11 @@ class Planner:
         """What the smallest plan takes, by what it is for, and what would lower it beside a plan."""
         return floor_of(self.smallest().footprint, self.graph, step=self.traced.name)
 
-    def measure(self, plan: ir.GraphPlan) -> Candidate:
+    def measure(self, plan: ir.GraphPlan) -> CompiledPlan:
         """A plan with what the compiler says of it; compiled once."""
         if plan not in self._footprints:
             refuse_miscompiled(
-                self.decided(plan).graph,
+                self.with_planned_loops(plan).graph,
                 plan,
                 called=f"a plan for {self.target.name}",
                 platform=self.target.platform,
@@ -274,29 +276,29 @@ class Planner:
                 argument_paths=self.traced.paths,
             )
             self._footprints[plan] = compilation.footprint
-        return Candidate(plan, self._footprints[plan])
+        return CompiledPlan(plan, self._footprints[plan])
 
     def rewritten(self, plan: ir.GraphPlan) -> Rewritten:
         """The step with a plan carried out, over flat arguments."""
         return rewrite(self.traced, plan, stacked=self.target.platform == "tpu")
 
-    def decided(self, plan: ir.GraphPlan) -> Traced:
+    def with_planned_loops(self, plan: ir.GraphPlan) -> Traced:
         """The step whose values a plan decides on: its loops in the plan's stretches, and nested."""
         loops = plan.loop_splits, plan.loop_tilings
         if loops not in self._decided:
             self._decided[loops] = with_planned_loops(self.traced, plan)
         return self._decided[loops]
 
-    def stretching(self, solver: OptimalSolver) -> Stretching:
+    def loop_splitter(self, solver: OptimalSolver) -> LoopSplitter:
         """What decides differently for some turns of a loop, from a solver's plans that do not."""
-        return self._stretchings.setdefault(solver, Stretching(self.traced, solver))
+        return self._stretchings.setdefault(solver, LoopSplitter(self.traced, solver))
 
-    def candidates(self) -> tuple[Candidate, ...]:
+    def candidates(self) -> tuple[CompiledPlan, ...]:
         """What was measured so far of plans that may answer any budget."""
         may_be = {"optimal", "full", *(("none",) if self.problem.may_be_unplanned else ())}
-        return tuple(Candidate(plan, fp) for plan, fp in self._footprints.items() if plan.strategy in may_be)
+        return tuple(CompiledPlan(plan, fp) for plan, fp in self._footprints.items() if plan.strategy in may_be)
 
-    def compiled_s(self, candidate: Candidate) -> float:
+    def step_s_with_stalls(self, candidate: CompiledPlan) -> float:
         """Estimated seconds of a compiled step, with what its copies between device and host delay."""
         memory = candidate.footprint.memory
         waits_s = 0.0 if memory is None else stall_s(memory, self.problem.rates)
@@ -307,18 +309,18 @@ class Planner:
         """How many programs were compiled so far."""
         return len(self._footprints)
 
-    def compiled_before(self, plan: ir.GraphPlan) -> bool:
+    def is_compiled(self, plan: ir.GraphPlan) -> bool:
         """Whether `measure` would answer from memory."""
         return plan in self._footprints
 
-    def finished(self, candidate: Candidate, *, notes: tuple[str, ...] = (), **more: Any) -> Plan:
+    def as_plan(self, candidate: CompiledPlan, *, notes: tuple[str, ...] = (), **more: Any) -> Plan:
         """A measured candidate as users hold it; `more` are further fields of `Plan`.
 
         Raises:
           VerificationError: It moves values to the host, and what it computes there is not what the step computes.
         """
         if candidate.plan.offloads:
-            ran = run_beside(
+            ran = verification_note(
                 self._step,
                 self._args,
                 candidate.plan,
@@ -342,7 +344,7 @@ class Planner:
 
     def described(self, plan: ir.GraphPlan) -> Iterator[Described]:
         """What each decided value of a plan is."""
-        graph = self.decided(plan).graph
+        graph = self.with_planned_loops(plan).graph
         return (describe(graph, value) for value in plan.decisions)
 
     def arguments(self) -> Iterator[Argument]:

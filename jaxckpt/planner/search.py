@@ -20,8 +20,8 @@ from jaxckpt import ir
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler import Footprint
 from jaxckpt.planner.floor import floor_of
-from jaxckpt.planner.loop_split import End, Known, Pair, Stretching
-from jaxckpt.planner.loop_tiling import NestedSolver
+from jaxckpt.planner.loop_split import Bracket, LoopSplitter, MixPoint, PlanFigures
+from jaxckpt.planner.loop_tiling import TilingSolver
 from jaxckpt.planner.plan import Attempt, Plan
 from jaxckpt.planner.refusals import infeasible
 from jaxckpt.solve import OptimalSolver, StrategySolver
@@ -46,7 +46,7 @@ _SLOWER = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CompiledPlan:
     """A plan with what the compiler says of it."""
 
     plan: ir.GraphPlan
@@ -57,7 +57,7 @@ class Candidate:
         return self.footprint.total_bytes <= limit_bytes
 
 
-class Search:
+class BudgetSearch:
     """One budget's search.
 
     Args:
@@ -76,23 +76,23 @@ class Search:
         planner: "Planner",
         budget: object,
         limit_bytes: int,
-        solver: OptimalSolver | StrategySolver | NestedSolver,
+        solver: OptimalSolver | StrategySolver | TilingSolver,
         earlier: Sequence[Attempt] = (),
         *,
         most: int,
-        nesting: NestedSolver | None = None,
+        nesting: TilingSolver | None = None,
         off_bytes: int = 0,
     ):
         self.planner = planner
         self.most = most
-        self.nesting = nesting
+        self.tiling_solver = nesting
         self.off_bytes = off_bytes
         self.earlier = earlier
         self.solver = solver
         self.budget = budget
         self.limit_bytes = limit_bytes
         self.attempts: list[Attempt] = []
-        self.tried: list[Candidate] = []
+        self.tried: list[CompiledPlan] = []
         self.fitting: tuple[int, int] | None = None
         self.too_large: tuple[int, int] | None = None
         """The largest question (and its compiled total) that fits, and the smallest that does not, bytes."""
@@ -132,14 +132,14 @@ class Search:
         return [plan for plan in resorts if not self._was_tried(plan)]
 
     @cached_property
-    def _stretching(self) -> Stretching | None:
+    def _stretching(self) -> LoopSplitter | None:
         """What mixes plans, where there are loops to split.
 
         For TPUs there are none: two loops were seen to take 1.4 times the temporaries of one with the same decisions.
         """
         if not isinstance(self.solver, OptimalSolver) or self.planner.target.platform == "tpu":
             return None
-        stretching = self.planner.stretching(self.solver)
+        stretching = self.planner.loop_splitter(self.solver)
         return stretching if stretching.turns else None
 
     @property
@@ -155,9 +155,9 @@ class Search:
     @property
     def _may_nest(self) -> bool:
         """Whether it helps to nest loops; not asked before something was compiled and is too large."""
-        return bool(self.nesting and self.tried and self.most >= _NESTS and self.nesting.last_resorts)
+        return bool(self.tiling_solver and self.tried and self.most >= _NESTS and self.tiling_solver.last_resorts)
 
-    def _is_hopeless(self, candidate: Candidate) -> bool:
+    def _is_hopeless(self, candidate: CompiledPlan) -> bool:
         """Whether a plan of least memory is far too large, so that compiles are better spent on nested loops.
 
         Not while another one is left that should fit: which of them a compiler makes smallest is not known.
@@ -167,9 +167,9 @@ class Search:
         fixed_bytes = self.planner.fixed_bytes
         return candidate.footprint.total_bytes - fixed_bytes > _HOPELESS * (self.limit_bytes - fixed_bytes)
 
-    def _stretch(self, stretching: Stretching) -> None:
+    def _stretch(self, stretching: LoopSplitter) -> None:
         """Fills what the best plan leaves unused with the decisions of a larger one for some turns."""
-        pair: Pair | None = None
+        pair: Bracket | None = None
         aimed_bytes = self.limit_bytes - int(_MARGIN * self.limit_bytes)
         while len(self.attempts) < self.most:
             best = self._best()
@@ -181,21 +181,21 @@ class Search:
                 break
             turns, plan = filled
             candidate = self._try(plan, asked_bytes=plan.predicted.total_bytes)
-            pair = pair.with_known(End(turns=turns, known=self._known(candidate)), self.limit_bytes)
+            pair = pair.with_known(MixPoint(turns=turns, known=self._known(candidate)), self.limit_bytes)
 
     def _rival(self) -> ir.GraphPlan | None:
         """The plan of another cut, not tried yet, where the best one is slower than the model can explain."""
         best = self._best()
         if best is None or self.fitting is None or not isinstance(self.solver, OptimalSolver):
             return None
-        if self.planner.compiled_s(best) <= _SLOWER * best.plan.predicted.step_s:
+        if self.planner.step_s_with_stalls(best) <= _SLOWER * best.plan.predicted.step_s:
             return None
         rival = self.solver.rival(best.plan, self.fitting[0] - self.planner.fixed_bytes)
         return None if rival is None or self._was_tried(rival) else rival
 
-    def _known(self, candidate: Candidate) -> Known:
-        step_s = self.planner.compiled_s(candidate)
-        return Known(plan=candidate.plan, total_bytes=candidate.footprint.total_bytes, step_s=step_s)
+    def _known(self, candidate: CompiledPlan) -> PlanFigures:
+        step_s = self.planner.step_s_with_stalls(candidate)
+        return PlanFigures(plan=candidate.plan, total_bytes=candidate.footprint.total_bytes, step_s=step_s)
 
     def _next_question(self) -> int:
         margin_bytes = int(_MARGINS[min(self.unnoticed, len(_MARGINS) - 1)] * self.limit_bytes)
@@ -233,12 +233,12 @@ class Search:
     def _may_be_unplanned(self) -> bool:
         """Whether the step as it is might fit: nothing is known yet, or it is known to fit."""
         unplanned = self.solver.unplanned
-        if not self.planner.compiled_before(unplanned):
+        if not self.planner.is_compiled(unplanned):
             return True
         return self.planner.measure(unplanned).footprint.total_bytes <= self.limit_bytes
 
-    def _try(self, plan: ir.GraphPlan, *, asked_bytes: int) -> Candidate:
-        known = self.planner.compiled_before(plan)
+    def _try(self, plan: ir.GraphPlan, *, asked_bytes: int) -> CompiledPlan:
+        known = self.planner.is_compiled(plan)
         candidate = self.planner.measure(plan)
         total_bytes = candidate.footprint.total_bytes
         self.attempts.append(
@@ -261,7 +261,7 @@ class Search:
             self.too_large = min(before, question)
         return candidate
 
-    def _good_enough(self, candidate: Candidate) -> bool:
+    def _good_enough(self, candidate: CompiledPlan) -> bool:
         total_bytes = candidate.footprint.total_bytes
         if total_bytes > self.limit_bytes:
             return False
@@ -276,24 +276,24 @@ class Search:
             smallest = min(self.tried, key=lambda c: c.footprint.total_bytes).footprint
             floor = floor_of(smallest, self.planner.graph, step=self.planner.traced.name)
             raise infeasible(self.budget, self.limit_bytes, smallest, floor, target=self.planner.target.name)
-        return self.planner.finished(
+        return self.planner.as_plan(
             best,
             budget_bytes=self.limit_bytes,
             notes=tuple(self._notes(best)),
             attempts=(*self.earlier, *self.attempts),
         )
 
-    def _candidates(self) -> tuple[Candidate, ...]:
+    def _candidates(self) -> tuple[CompiledPlan, ...]:
         """What was compiled for this budget, and before for others."""
         others = self.planner.candidates() if isinstance(self.solver, OptimalSolver) else ()
         return tuple({candidate.plan: candidate for candidate in (*self.tried, *others)}.values())
 
-    def _best(self) -> Candidate | None:
+    def _best(self) -> CompiledPlan | None:
         """The fastest of them within the budget."""
         fitting = [c for c in self._candidates() if c.fits(self.limit_bytes)]
-        return min(fitting, key=lambda c: (self.planner.compiled_s(c), c.plan.predicted.step_s), default=None)
+        return min(fitting, key=lambda c: (self.planner.step_s_with_stalls(c), c.plan.predicted.step_s), default=None)
 
-    def _notes(self, best: Candidate) -> Iterator[str]:
+    def _notes(self, best: CompiledPlan) -> Iterator[str]:
         if not best.plan.decisions and not best.plan.loop_tilings:
             yield (
                 f"The step fits as it is ({format_bytes(best.footprint.total_bytes)} of"

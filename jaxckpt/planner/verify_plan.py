@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxckpt import ir
 from jaxckpt._errors import UnverifiableError
+from jaxckpt._progress import Progress, silent
 from jaxckpt.verifier import verify
 
 _MOST_FLOPS = 1e11
@@ -15,7 +16,7 @@ _MOST_BYTES = 2**30
 """Steps of more work, or larger arguments, are not run unasked."""
 
 
-def run_beside(
+def verification_note(
     step: Callable[..., Any],
     args: tuple[Any, ...],
     plan: ir.GraphPlan,
@@ -23,7 +24,7 @@ def run_beside(
     *,
     donate_argnums: int | tuple[int, ...] = (),
     static_argnums: int | tuple[int, ...] = (),
-    say: Callable[[str], None] = lambda _: None,
+    say: Progress = silent,
 ) -> str:
     """What comes of it, as a sentence for the plan's notes.
 

@@ -18,16 +18,16 @@ _WORDS = {
     Holder.RESULTS: "results that take over no argument",
     Holder.PROGRAM: "the program and its constants",
     Holder.RESIDUALS: "kept from forward to backward",
-    Holder.AGAIN: "forward values of the part at work",
-    Holder.HEAD: "logits, and what is as wide",
-    Holder.OP: "around one op",
+    Holder.RECOMPUTED: "forward values of the part at work",
+    Holder.LOGITS: "logits, and what is as wide",
+    Holder.SINGLE_OP: "around one op",
     Holder.COTANGENTS: "gradients of activations",
     Holder.GRADIENTS: "gradients of parameters",
     Holder.UPDATE: "the update",
     Holder.WORKSPACE: "scratch of kernels",
     Holder.TRANSFERS: "on the way to other devices or the host",
     Holder.OTHER: "other temporaries",
-    Holder.HOLES: "not in use at the peak",
+    Holder.FRAGMENTATION: "not in use at the peak",
 }
 
 

@@ -41,7 +41,7 @@ def small_arguments(length):
 
 def held_by(planner, plan):
     """The plan as users have it."""
-    return planner.finished(planner.measure(plan))
+    return planner.as_plan(planner.measure(plan))
 
 
 def assert_applied(planner, plan, args):

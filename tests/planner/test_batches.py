@@ -11,7 +11,7 @@ from jaxckpt._errors import BatchError, BudgetError, InfeasibleBudgetError, Step
 from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
 from jaxckpt.planner import Planner, batch_search
-from jaxckpt.planner.planner import Candidate
+from jaxckpt.planner.planner import CompiledPlan
 from jaxckpt.report import batches_report, render_text
 from tests.planner.test_planner import needs_compiler, step
 
@@ -38,7 +38,7 @@ class FakePlanner(Planner):
             temp_bytes=int(type(self).off * expected.temp_bytes),
             step_s=expected.step_s,
         )
-        return Candidate(plan, self._footprints[plan])
+        return CompiledPlan(plan, self._footprints[plan])
 
 
 @pytest.fixture

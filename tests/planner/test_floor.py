@@ -86,7 +86,7 @@ def assert_adds_up(floor):
 def test_a_loss_head_at_the_peak_is_named_with_the_chunks_that_lower_it(head_planner):
     floor = head_planner.floor()
     assert_adds_up(floor)
-    assert floor.shares[0].holder is Holder.HEAD
+    assert floor.shares[0].holder is Holder.LOGITS
     assert floor.of("head") >= TOKENS * VOCABULARY * 4
     assert floor.shares[0].largest[0].shape == (TOKENS, VOCABULARY)
     assert floor.undecided_share > 0.9
@@ -143,7 +143,7 @@ def test_one_op_at_the_peak_is_named():
     args = [Spec((64, 64), jnp.float32)] * 4, Spec((4096, 64), jnp.float32)
     floor = Planner(pairs_step, *args, target="h200").floor()
     assert_adds_up(floor)
-    assert floor.shares[0].holder is Holder.OP
+    assert floor.shares[0].holder is Holder.SINGLE_OP
     assert floor.of("op") >= 2 * 4096 * 4096 * 4
     assert floor.shares[0].largest[0].shape == (4096, 4096)
     assert floor.remedies[0].title == "one op in chunks"
@@ -172,7 +172,7 @@ def test_a_remedy_that_moves_the_peak_elsewhere_saves_only_the_difference():
     assert remedy.saves_bytes == 2 * MIB  # from 7 to the 5 of the update
 
 
-@pytest.mark.parametrize(("turns", "holder"), [(1, Holder.OP), (32, Holder.RESIDUALS)])
+@pytest.mark.parametrize(("turns", "holder"), [(1, Holder.SINGLE_OP), (32, Holder.RESIDUALS)])
 def test_what_all_turns_of_a_loop_stack_is_no_ones_op(turns, holder):
     memory = memory_map()
     stack = buffer(5, "GPT", 2, 4, 16 * MIB, op="dynamic_update_slice", count=turns)

@@ -8,7 +8,7 @@ import jaxckpt
 from jaxckpt._errors import ArgumentError, InfeasibleBudgetError
 from jaxckpt.compiler import Footprint
 from jaxckpt.planner import Planner, frontier_of
-from jaxckpt.planner.planner import Candidate
+from jaxckpt.planner.planner import CompiledPlan
 from jaxckpt.report import frontier_report, render_text
 from tests.memory_maps import MIB
 from tests.planner.test_planner import ARGS, needs_compiler, step
@@ -37,7 +37,7 @@ def modelled(monkeypatch):
                 temp_bytes=int(bytes_off * expected.temp_bytes),
                 step_s=time_off * expected.step_s,
             )
-            return Candidate(plan, planner._footprints[plan])
+            return CompiledPlan(plan, planner._footprints[plan])
 
         monkeypatch.setattr(planner, "measure", measure)
         return planner
@@ -139,7 +139,7 @@ def test_a_step_of_one_plan_has_a_frontier_of_one_point(monkeypatch):
     planner = Planner(shallow, jnp.ones((4, 4)), jnp.ones((2, 4)), target="h200")
     footprint = Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=7)
     measure = lambda plan: planner._footprints.setdefault(plan, footprint)  # noqa: E731
-    monkeypatch.setattr(planner, "measure", lambda plan: Candidate(plan, measure(plan)))
+    monkeypatch.setattr(planner, "measure", lambda plan: CompiledPlan(plan, measure(plan)))
     frontier = frontier_of(planner)
     assert len(frontier) == 1 and frontier.smallest == frontier.fastest
     assert "100%" in render_text(frontier_report(frontier))

@@ -10,7 +10,7 @@ import pytest
 from jaxckpt import Planner
 from jaxckpt.ir import LoopSplit, Offload
 from jaxckpt.machine import Target
-from jaxckpt.planner.loop_split import End, Known, Stretching
+from jaxckpt.planner.loop_split import LoopSplitter, MixPoint, PlanFigures
 from jaxckpt.program.inline import open_jaxpr
 from jaxckpt.rewrite import rewrite, with_split_loops
 from jaxckpt.solve import OptimalSolver, Problem
@@ -43,7 +43,7 @@ class Made:
         self.traced = trace_step(make_step(**options), *LARGE)
         self.problem = Problem(graph=self.traced.graph, rates=Target("h200").rates)
         self.solver = OptimalSolver(self.problem)
-        self.stretching = Stretching(self.traced, self.solver)
+        self.loop_splitter = LoopSplitter(self.traced, self.solver)
         self.small, self.large = map(known, (self.solver.smallest, self.solver.solve(None)))
 
     @property
@@ -53,12 +53,12 @@ class Made:
         return {self.solver.solve(few + share * (many - few) // 16) for share in range(1, 17)}
 
     def filled(self, limit_bytes):
-        pair = self.stretching.pair([self.small, self.large], limit_bytes)
-        return None if pair is None else self.stretching.filled(pair, limit_bytes)
+        pair = self.loop_splitter.pair([self.small, self.large], limit_bytes)
+        return None if pair is None else self.loop_splitter.filled(pair, limit_bytes)
 
 
 def known(plan):
-    return Known(plan=plan, total_bytes=plan.predicted.total_bytes, step_s=plan.predicted.step_s)
+    return PlanFigures(plan=plan, total_bytes=plan.predicted.total_bytes, step_s=plan.predicted.step_s)
 
 
 @pytest.fixture(scope="module")
@@ -147,27 +147,27 @@ def test_what_the_model_is_off_for_two_plans_is_counted_for_their_mixtures(made)
     turns, _ = made.filled(limit_bytes)
     more_bytes = (made.large.total_bytes - made.small.total_bytes) // 4
     larger = [replace(each, total_bytes=each.total_bytes + more_bytes) for each in (made.small, made.large)]
-    pair = made.stretching.pair(larger, limit_bytes)
-    fewer, plan = made.stretching.filled(pair, limit_bytes)
+    pair = made.loop_splitter.pair(larger, limit_bytes)
+    fewer, plan = made.loop_splitter.filled(pair, limit_bytes)
     assert fewer < turns
-    compiled = Known(plan=plan, total_bytes=limit_bytes + 1, step_s=plan.predicted.step_s)
-    again = made.stretching.filled(pair.with_known(End(turns=fewer, known=compiled), limit_bytes), limit_bytes)
+    compiled = PlanFigures(plan=plan, total_bytes=limit_bytes + 1, step_s=plan.predicted.step_s)
+    again = made.loop_splitter.filled(pair.with_known(MixPoint(turns=fewer, known=compiled), limit_bytes), limit_bytes)
     assert again is None or again[0] < fewer
 
 
 def test_nothing_is_mixed_where_it_would_not_be_faster(made):
-    assert made.stretching.pair([made.small, made.large], made.large.total_bytes) is None
-    assert made.stretching.pair([made.large], halfway(made)) is None
+    assert made.loop_splitter.pair([made.small, made.large], made.large.total_bytes) is None
+    assert made.loop_splitter.pair([made.large], halfway(made)) is None
     slow = [replace(known(plan), step_s=2 * made.small.step_s) for plan in made.plans]
-    assert made.stretching.pair([made.small, *slow], halfway(made)) is None
+    assert made.loop_splitter.pair([made.small, *slow], halfway(made)) is None
     away = replace(made.small.plan, decisions=dict.fromkeys(made.small.plan.decisions, Offload()))
-    assert made.stretching.pair([replace(made.small, plan=away), made.large], halfway(made)) is None
+    assert made.loop_splitter.pair([replace(made.small, plan=away), made.large], halfway(made)) is None
 
 
 def test_a_step_without_loops_has_nothing_to_mix():
     traced = trace_step(jax.grad(lambda w, x: (jnp.tanh(x @ w) ** 2).sum()), jnp.eye(4), jnp.ones((2, 4)))
     problem = Problem(graph=traced.graph, rates=Target("h200").rates)
-    assert Stretching(traced, OptimalSolver(problem)).turns == 0
+    assert LoopSplitter(traced, OptimalSolver(problem)).turns == 0
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +179,7 @@ def small_plan():
     everything = decide(problem, problem.read_after_forward & problem.worth_saving, (0,), "optimal")
     small, large = known(planner.solver.smallest), known(everything)
     large = replace(large, step_s=small.step_s / 2)
-    stretching = planner.stretching(planner.solver)
+    stretching = planner.loop_splitter(planner.solver)
     pair = stretching.pair([small, large], (small.total_bytes + large.total_bytes) // 2)
     _, plan = stretching.filled(pair, large.total_bytes - 1)
     return args, planner, plan
@@ -210,14 +210,14 @@ def test_a_mixture_is_refused_by_another_step_and_by_other_turns(small_plan):
 def test_a_budget_between_two_plans_is_filled_as_compiled():
     planner = Planner(STEP, *LARGE, target="h200")
     small, large = (planner.measure(plan) for plan in (planner.solver.smallest, planner.solver.solve(None)))
-    assert planner.compiled_s(large) < planner.compiled_s(small)
+    assert planner.step_s_with_stalls(large) < planner.step_s_with_stalls(small)
     limit_bytes = (3 * small.footprint.total_bytes + large.footprint.total_bytes) // 4
     plan = planner.plan(budget=limit_bytes)
     assert plan.loop_splits
     assert len(plan.attempts) <= planner.max_compiles
     assert plan.footprint.total_bytes <= limit_bytes
     uniform = [c for c in planner.candidates() if not c.plan.loop_splits and c.footprint.total_bytes <= limit_bytes]
-    assert all(planner.compiled_s(each) > plan.footprint.step_s for each in uniform)
+    assert all(planner.step_s_with_stalls(each) > plan.footprint.step_s for each in uniform)
     assert max(each.footprint.total_bytes for each in uniform) < plan.footprint.total_bytes
 
 

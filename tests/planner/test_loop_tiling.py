@@ -14,8 +14,8 @@ from jaxckpt import InfeasibleBudgetError, Planner
 from jaxckpt.ir import LoopTiling, Offload, Recompute, Save
 from jaxckpt.machine import Target
 from jaxckpt.planner import batch_search, frontier_of
-from jaxckpt.planner.loop_tiling import NestedSolver
-from jaxckpt.planner.search import Candidate, Search
+from jaxckpt.planner.loop_tiling import TilingSolver
+from jaxckpt.planner.search import BudgetSearch, CompiledPlan
 from jaxckpt.program.inline import open_jaxpr
 from jaxckpt.rewrite import rewrite
 from jaxckpt.solve import OptimalSolver, Problem
@@ -45,7 +45,7 @@ CARRY_BYTES = 16384 * 1024 * 2
 
 def solver_of(step, *args):
     traced = trace_step(step, *args)
-    return NestedSolver(traced, OptimalSolver(Problem(graph=traced.graph, rates=Target("h200").rates)))
+    return TilingSolver(traced, OptimalSolver(Problem(graph=traced.graph, rates=Target("h200").rates)))
 
 
 @pytest.fixture(scope="module")
@@ -94,13 +94,13 @@ def test_what_must_be_decided_of_a_value_is_decided_of_its_copy():
     traced = trace_step(step, *LARGE)
     problem = Problem(graph=traced.graph, rates=Target("h200").rates)
     hidden = next(v for v in problem.read_after_forward if traced.graph.values[v].name == "hidden")
-    kept = NestedSolver(traced, OptimalSolver(replace(problem, must={hidden: Save()})))
+    kept = TilingSolver(traced, OptimalSolver(replace(problem, must={hidden: Save()})))
     there = kept._solvers[0].problem
     copies = [v for v, decision in there.must.items() if decision == Save()]
     assert {there.graph.loops[there.graph.ops[there.graph.producer[v]].loop].is_clone for v in copies} >= {True}
     plan = kept._solvers[0].smallest
     assert Save() in plan.decisions.values()
-    sent = NestedSolver(traced, OptimalSolver(replace(problem, must={hidden: Offload()})))
+    sent = TilingSolver(traced, OptimalSolver(replace(problem, must={hidden: Offload()})))
     assert not sent.loop_tilings
     assert not sent.last_resorts
 
@@ -118,7 +118,7 @@ def small_plan():
     """A plan of nested loops for a step that runs here."""
     args = small_arguments(12)
     planner = Planner(STEP, *args, target="cpu", donate_argnums=(0,))
-    (plan,) = planner.nesting.last_resorts
+    (plan,) = planner.tiling_solver.last_resorts
     return args, planner, plan
 
 
@@ -150,7 +150,7 @@ def test_a_plan_of_nested_loops_is_refused_by_another_step_and_by_other_turns(sm
 @needs_compiler
 def test_a_budget_below_all_other_plans_is_met_as_compiled_and_a_refusal_names_the_nested_minimum():
     planner = Planner(STEP, *LARGE, target="h200")
-    whole, least = planner.smallest_whole(), planner.smallest()
+    whole, least = planner.smallest_untiled(), planner.smallest()
     assert least.plan.loop_tilings
     assert least.footprint.total_bytes < 0.75 * whole.footprint.total_bytes
     assert planner.floor().total_bytes == least.footprint.total_bytes
@@ -172,7 +172,7 @@ def test_a_frontier_goes_on_with_nested_loops_below_the_smallest_plan_of_the_loo
     whole = [not point.plan.loop_tilings for point in frontier]
     assert whole == sorted(whole) and {*whole} == {True, False}
     assert frontier.smallest.total_bytes == planner.smallest().footprint.total_bytes
-    assert frontier.smallest.total_bytes < planner.smallest_whole().footprint.total_bytes
+    assert frontier.smallest.total_bytes < planner.smallest_untiled().footprint.total_bytes
     below = [each for each in frontier.between if each.total_bytes < frontier.points[whole.count(False)].total_bytes]
     assert below
 
@@ -184,15 +184,15 @@ def test_the_largest_batch_is_that_of_nested_loops(monkeypatch, loop_tilings):
 
     monkeypatch.setattr(batch_search, "Planner", FakePlanner)
     if not loop_tilings:
-        monkeypatch.setattr(FakePlanner, "nesting", None)
+        monkeypatch.setattr(FakePlanner, "tiling_solver", None)
     found = jaxckpt.max_batch(make_step, target="h200", budget="256MiB", multiples_of=512)
     assert bool(found.largest.plan.loop_tilings) is loop_tilings
     assert found.largest.plan.footprint.total_bytes <= found.budget_bytes
     planner = FakePlanner(STEP, *make_step(found.batch)[1], target="h200")
-    whole_bytes = planner.smallest_whole().footprint.total_bytes
+    whole_bytes = planner.smallest_untiled().footprint.total_bytes
     assert (whole_bytes > found.budget_bytes) is loop_tilings
     following = FakePlanner(STEP, *make_step(found.batch + 512)[1], target="h200")
-    least = following.smallest_whole() if not loop_tilings else following.smallest()
+    least = following.smallest_untiled() if not loop_tilings else following.smallest()
     assert least.footprint.total_bytes > found.budget_bytes
 
 
@@ -205,8 +205,8 @@ def test_other_plans_of_least_memory_that_should_fit_are_compiled_before_loops_a
 
     smallest, other = plan(90), plan(other_bytes)
     solver, nesting = SimpleNamespace(last_resorts=(smallest, other)), SimpleNamespace(last_resorts=(plan(50),))
-    search = Search(SimpleNamespace(fixed_bytes=0), 100, 100, solver, most=4, nesting=nesting)
-    compiled = Candidate(smallest, SimpleNamespace(total_bytes=200))
+    search = BudgetSearch(SimpleNamespace(fixed_bytes=0), 100, 100, solver, most=4, nesting=nesting)
+    compiled = CompiledPlan(smallest, SimpleNamespace(total_bytes=200))
     search.tried.append(compiled)
     assert search._is_hopeless(compiled) is (other_bytes > 100)
 

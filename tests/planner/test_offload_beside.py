@@ -29,7 +29,7 @@ class Priced(FakePlanner):
 
     hosted_s = alone_s = 1.0
 
-    def compiled_s(self, candidate):
+    def step_s_with_stalls(self, candidate):
         return self.hosted_s if candidate.plan.offloads else self.alone_s
 
 
@@ -49,4 +49,4 @@ def test_the_one_that_compiles_to_less_time_is_returned(hosted_s):
 def test_without_leave_to_offload_nothing_is_measured_twice():
     planner = FakePlanner(step, *ARGS, target="h200")
     assert not planner.plan(budget=BUDGET).offloads
-    assert "recomputing" not in vars(planner)
+    assert "recompute_only" not in vars(planner)

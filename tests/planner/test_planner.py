@@ -18,7 +18,7 @@ from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Part
 from jaxckpt.machine import targets
 from jaxckpt.planner import Planner
-from jaxckpt.planner.planner import Candidate
+from jaxckpt.planner.planner import CompiledPlan
 
 pytestmark = pytest.mark.usefixtures("unpolished")
 
@@ -216,9 +216,9 @@ def test_a_model_that_is_too_hopeful_is_corrected_and_the_budget_used(monkeypatc
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
     measured = {}
     monkeypatch.setattr(
-        planner, "measure", lambda plan: Candidate(plan, measured.setdefault(plan, inflated(plan, factor)))
+        planner, "measure", lambda plan: CompiledPlan(plan, measured.setdefault(plan, inflated(plan, factor)))
     )
-    monkeypatch.setattr(planner, "compiled_before", measured.__contains__)
+    monkeypatch.setattr(planner, "is_compiled", measured.__contains__)
     largest = inflated(planner.solver.unplanned, factor).temp_bytes
     smallest = min(inflated(plan, factor).temp_bytes for plan in planner.solver.last_resorts)
     budget = planner.fixed_bytes + int(smallest + share * (largest - smallest))
@@ -239,8 +239,8 @@ def inflated(plan, factor):
 
 def test_a_plan_that_is_a_little_too_large_is_followed_by_a_corrected_one_and_no_last_resort(monkeypatch):
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
-    monkeypatch.setattr(planner, "measure", lambda plan: Candidate(plan, inflated(plan, 1.02)))
-    monkeypatch.setattr(planner, "compiled_before", lambda plan: False)
+    monkeypatch.setattr(planner, "measure", lambda plan: CompiledPlan(plan, inflated(plan, 1.02)))
+    monkeypatch.setattr(planner, "is_compiled", lambda plan: False)
     smallest, largest = (plan.predicted.temp_bytes for plan in (planner.solver.smallest, planner.solver.unplanned))
     full = planner.solver.solve((smallest + largest) // 2)
     plan = planner.plan(budget=full.predicted.total_bytes)
@@ -253,8 +253,10 @@ def test_plans_of_least_memory_that_should_fit_are_compiled_before_a_budget_is_r
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0, max_compiles=1)
     last = planner.solver.last_resorts[-1]
     assert last != planner.solver.smallest
-    monkeypatch.setattr(planner, "measure", lambda plan: Candidate(plan, inflated(plan, 1.0 if plan == last else 9.0)))
-    monkeypatch.setattr(planner, "compiled_before", lambda plan: False)
+    monkeypatch.setattr(
+        planner, "measure", lambda plan: CompiledPlan(plan, inflated(plan, 1.0 if plan == last else 9.0))
+    )
+    monkeypatch.setattr(planner, "is_compiled", lambda plan: False)
     plan = planner.plan(budget=last.predicted.total_bytes)
     assert plan.decisions == last.decisions
     assert plan.footprint.total_bytes == last.predicted.total_bytes
@@ -274,10 +276,10 @@ def test_a_correction_that_is_not_enough_is_followed_by_a_larger_one(monkeypatch
     def measure(plan):
         fits = plan.predicted.total_bytes <= enough_bytes
         off = (1.001 * limit_bytes - planner.fixed_bytes) / plan.predicted.temp_bytes
-        return Candidate(plan, inflated(plan, 1.0 if fits else off))
+        return CompiledPlan(plan, inflated(plan, 1.0 if fits else off))
 
     monkeypatch.setattr(planner, "measure", measure)
-    monkeypatch.setattr(planner, "compiled_before", lambda plan: False)
+    monkeypatch.setattr(planner, "is_compiled", lambda plan: False)
     plan = planner.plan(budget=limit_bytes)
     assert enough_bytes - 8 * MIB < plan.footprint.total_bytes <= enough_bytes
 
@@ -290,11 +292,11 @@ def test_a_plan_much_slower_than_the_model_said_is_held_against_one_of_another_c
     temp_bytes = (smallest + largest) // 2
     liked = planner.solver.solve(temp_bytes, unplanned=False)
     assert planner.solver.rival(liked, liked.predicted.temp_bytes).stages != liked.stages
-    monkeypatch.setattr(planner, "measure", lambda plan: Candidate(plan, inflated(plan, 1.0)))
-    monkeypatch.setattr(planner, "compiled_before", lambda plan: False)
+    monkeypatch.setattr(planner, "measure", lambda plan: CompiledPlan(plan, inflated(plan, 1.0)))
+    monkeypatch.setattr(planner, "is_compiled", lambda plan: False)
     monkeypatch.setattr(
         planner,
-        "compiled_s",
+        "step_s_with_stalls",
         lambda made: made.plan.predicted.step_s * (slower if made.plan.stages == liked.stages else 1.0),
     )
     plan = planner.plan(budget=planner.fixed_bytes + liked.predicted.temp_bytes)

@@ -11,7 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 import jaxckpt
 from jaxckpt import InfeasibleBudgetError, UnsupportedDecisionError
 from jaxckpt.ir import Partition, Save
-from jaxckpt.planner.planner import Candidate, Planner
+from jaxckpt.planner.planner import CompiledPlan, Planner
 from tests.planner.test_batches import FakePlanner
 from tests.planner.test_planner import needs_compiler
 
@@ -63,14 +63,14 @@ class Priced(Slow, FakePlanner):
     sharded_s = alone_s = 1.0
     misjudged = 1.0
 
-    def compiled_s(self, candidate):
+    def step_s_with_stalls(self, candidate):
         return self.sharded_s if shards(candidate.plan) else self.alone_s
 
     def measure(self, plan):
         found = super().measure(plan).footprint
         if shards(plan):
             found = self._footprints[plan] = replace(found, temp_bytes=int(self.misjudged * found.temp_bytes))
-        return Candidate(plan, found)
+        return CompiledPlan(plan, found)
 
 
 def made(allow=BOTH, **said):
@@ -115,7 +115,7 @@ def test_the_compiled_program_holds_an_nth_and_gathers_it():
 def test_without_leave_to_partition_nothing_is_measured_twice():
     planner = made(("recompute",))
     assert not shards(planner.plan(budget=BUDGET))
-    assert "recomputing" not in vars(planner)
+    assert "recompute_only" not in vars(planner)
 
 
 @pytest.mark.parametrize("sizes", [None, (1, 1)])

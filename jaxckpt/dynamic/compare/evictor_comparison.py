@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+from jaxckpt._progress import Progress, silent
 from jaxckpt._shown import Shown
 from jaxckpt.dynamic import Simulation, live_bytes, simulate
 from jaxckpt.dynamic.compare.unrolled_training import EVICTORS, memory_of, rule_as_run, trained_step
@@ -117,7 +118,7 @@ def compare_evictors(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     processes: int | None = 1,
-    progress: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Evictions:
     """Simulates rules of eviction on a step. All run in one kind of memory: a block with addresses and nothing outside.
 
@@ -148,7 +149,7 @@ def compare_evictors(
       >>> [(row.evictor, row.ok, row.overhead) for row in found.rows]
       [('dtr', True, 1.0), ('static optimum', True, 1.0)]
     """
-    say = progress or (lambda _: None)
+    say = progress or silent
     rules = {name: rule_as_run(name) for name in evictors}
     say("tracing the step")
     trained = trained_step(

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxckpt._errors import ArgumentError, InfeasibleBudgetError
+from jaxckpt._progress import Progress, silent
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.dynamic import MEMORIES, Evictor, Memory, Mode, Online, Simulation, Status, Task, evictor, live_bytes
 from jaxckpt.dynamic.eager.arrays import Arrays
@@ -28,9 +29,6 @@ _KINDS_KEPT = 16
 """Programs of so many kinds of arguments are kept."""
 _SAY_S = 0.5
 """Seconds between two words about progress."""
-
-Progress = Callable[[str], None]
-"""Told what is being done, a short sentence at a time."""
 
 
 class Runner:
@@ -86,7 +84,7 @@ class Runner:
         self._measure = measure and not self._rule.by_bytes
         self._limit = limit
         self._seed = seed
-        self._say = progress or (lambda _: None)
+        self._say = progress or silent
         self._prices = Prices(Target("attached").rates)
         self._operations = Operations()
         self._known: OrderedDict[int, Prepared] = OrderedDict()
