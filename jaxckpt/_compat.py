@@ -265,7 +265,7 @@ def lasting_effects(effects: Any) -> Any:
     return {effect for effect in effects if not isinstance(effect, core.NamedAxisEffect)}
 
 
-def waiting_spec(aval: Any, mesh: Any, *, check_vma: bool) -> Any:
+def per_device_spec(aval: Any, mesh: Any, *, check_vma: bool) -> Any:
     """The spec with which JAX hands a value from one `shard_map` to another: each device its own. jax 0.10.2, 0.12.0.1.
 
     The value has at least one dimension.

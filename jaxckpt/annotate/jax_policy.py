@@ -20,7 +20,7 @@ from jaxckpt.annotate.checkpoint_policy import is_remat3, takes_only_names
 from jaxckpt.ir.scope import TAG
 from jaxckpt.policy import ForwardValue, Match, Policy, Rule
 from jaxckpt.program.inline import inline
-from jaxckpt.trace.flops import Works
+from jaxckpt.trace.flops import WorkCounter
 from jaxckpt.trace.size import aval_bytes
 from jaxckpt.trace.traits import Traits
 
@@ -120,7 +120,7 @@ def _with_result(asked: ForwardValue, primitive: Any, avals: tuple[Any, ...], pa
         asked,
         dtype=str(made.dtype),
         size_bytes=sum(aval_bytes(v.aval) for v in equation.eqn.outvars),
-        flops=int(Works().of(equation.eqn).flops or 0),
+        flops=int(WorkCounter().of(equation.eqn).flops or 0),
         traits=Traits().of(equation.eqn),
     )
 

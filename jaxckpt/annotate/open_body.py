@@ -18,7 +18,7 @@ from jaxckpt import _compat
 from jaxckpt.annotate.checkpoint_policy import is_ours
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.scope import POLICY_MARK
-from jaxckpt.program import Equation, Program
+from jaxckpt.program import Equation, FlatProgram
 from jaxckpt.program.inline import inline
 from jaxckpt.trace.graph import graph_of
 
@@ -39,7 +39,7 @@ class Body:
       scopes: For positions of inner scopes, their bodies: they have decided already, but rules may mean what is there.
     """
 
-    program: Program
+    program: FlatProgram
     inner: dict[int, tuple["Body", ...]]
     scopes: dict[int, tuple["Body", ...]]
 
@@ -65,7 +65,7 @@ def _without_first(equation: Equation, name: str) -> Equation:
     return Equation(equation.eqn.replace(source_info=info))
 
 
-def _opened(program: Program) -> Body:
+def _opened(program: FlatProgram) -> Body:
     inner = {position: _bodies(equation.eqn) for position, equation in enumerate(program.equations)}
     scopes = {position: _inner_scopes(equation.eqn) for position, equation in enumerate(program.equations)}
     return Body(
@@ -179,7 +179,7 @@ def unmarked(stack: Any) -> Any:
     return _compat.name_stack_without(stack, drop)
 
 
-def _renamed(program: Program) -> Program:
+def _renamed(program: FlatProgram) -> FlatProgram:
     """The same level under variables of its own; JAX may use one body object for several loops."""
     fresh: dict[Any, Any] = {}
 

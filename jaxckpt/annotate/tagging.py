@@ -20,7 +20,7 @@ from jaxckpt.annotate.open_body import AROUND, Body, with_bodies
 from jaxckpt.ir import Graph, Kind, Offload, Op
 from jaxckpt.outline import closed_jaxpr
 from jaxckpt.policy import Resolved
-from jaxckpt.program import Equation, Program
+from jaxckpt.program import Equation, FlatProgram
 from jaxckpt.program.inline import inline
 
 _READS_ITS_RESULT = """
@@ -164,8 +164,8 @@ def _call_of(eqn: Any, operand: Any, tags: Sequence[str | None]) -> Callable[[An
     return call
 
 
-def _alone(eqn: Any, operand: Any) -> Program:
-    return Program(
+def _alone(eqn: Any, operand: Any) -> FlatProgram:
+    return FlatProgram(
         invars=(operand,),
         constants=(),
         equations=(Equation(eqn),),

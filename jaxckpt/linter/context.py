@@ -20,12 +20,12 @@ from jaxckpt.linter.jax_policies import ReadPolicy, read_policies
 from jaxckpt.machine import Target
 from jaxckpt.policy import Policy
 from jaxckpt.policy.rule import globs
-from jaxckpt.program import Program
+from jaxckpt.program import FlatProgram
 from jaxckpt.program.inline import REMATS, inline, open_jaxpr
 from jaxckpt.solve import PolicyPlan, Problem, plan_from_policy
 from jaxckpt.trace import Traced
 from jaxckpt.trace.size import aval_bytes
-from jaxckpt.trace.source import Sources
+from jaxckpt.trace.source import SourceLines
 
 LOOPS = frozenset({"scan", "while"})
 _REMAT3 = "RematTraced"
@@ -113,7 +113,7 @@ class LintContext:
     traced: Traced
     policy: Policy | None = None
     target: Target | None = None
-    _sources: Sources = field(default_factory=Sources, repr=False)
+    _sources: SourceLines = field(default_factory=SourceLines, repr=False)
 
     @property
     def graph(self) -> Graph:
@@ -131,7 +131,7 @@ class LintContext:
         return tuple(_walk(open_jaxpr(self.traced.stage.jaxpr), (), ()))
 
     @cached_property
-    def raw(self) -> Program:
+    def raw(self) -> FlatProgram:
         """The raw trace with calls inlined, but for the user's checkpoints and loops."""
         captured = _compat.captured_arrays(self.traced.stage)
         return inline(self.traced.stage.jaxpr, captured, keep_user_remat=True)

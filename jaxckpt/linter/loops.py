@@ -13,7 +13,7 @@ from jaxckpt._units import format_bytes
 from jaxckpt.ir import Kind, kind_of
 from jaxckpt.linter.context import Diagnostic, EquationSite, LintContext, equations_inside
 from jaxckpt.linter.policies import OFFLOAD_FLOOR_BYTES
-from jaxckpt.program import Program
+from jaxckpt.program import FlatProgram
 from jaxckpt.program.inline import inline, open_jaxpr
 from jaxckpt.trace.size import aval_bytes
 
@@ -112,17 +112,17 @@ def _named_carries(context: LintContext, *, offloaded: bool) -> Iterator[Diagnos
             )
 
 
-def _forward_scans(context: LintContext) -> Iterator[tuple[EquationSite, Program]]:
+def _forward_scans(context: LintContext) -> Iterator[tuple[EquationSite, FlatProgram]]:
     for site in context.sites:
         if site.primitive == "scan" and not site.is_transposed and not site.is_recomputed:
             yield site, inline(site.eqn.params["jaxpr"])
 
 
-def _makers(body: Program) -> Mapping[Any, Any]:
+def _makers(body: FlatProgram) -> Mapping[Any, Any]:
     return {variable: each.eqn for each in body.equations for variable in each.eqn.outvars}
 
 
-def _names_inside(body: Program) -> set[str]:
+def _names_inside(body: FlatProgram) -> set[str]:
     """Names on values that something in the body reads."""
     read = {variable for each in body.equations for variable in each.variables()}
     named = (each.eqn for each in body.equations if each.eqn.primitive.name == "name")

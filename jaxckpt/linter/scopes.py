@@ -16,8 +16,8 @@ from jaxckpt.ir.scope import TAG, TRANSPOSE
 from jaxckpt.linter.context import Diagnostic, EquationSite, LintContext, equations_inside
 from jaxckpt.linter.jax_policies import ReadPolicy, primal_of_name
 from jaxckpt.linter.policies import KERNELS, on_primal
+from jaxckpt.program.flat_program import Equation
 from jaxckpt.program.inline import REMATS, inline
-from jaxckpt.program.program import Equation
 from jaxckpt.trace.size import aval_bytes
 
 _CALLBACKS = frozenset({"debug_print", "debug_callback", "io_callback", "pure_callback", "outside_call"})

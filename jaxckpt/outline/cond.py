@@ -15,7 +15,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from jaxckpt.program.program import JAXPRS, Atom
+from jaxckpt.program.flat_program import JAXPRS, Atom
 
 
 @dataclass(slots=True)

@@ -5,18 +5,19 @@ that it goes through, and what another loop made in the same turn is stacked the
 is what `loop_end` and `loop_stack` read, and what other loops read of it. Variables keep their names on both sides of
 a body's border.
 
-An equation that runs a turn ahead (`Equation.ahead`) makes a carry: of what it reads, where the body makes that, so
-that a turn reads what the one before made, zeros in the first; else of what it gives, so that a turn gives it to the
-next. Two such loops that turn opposite ways meet in the same places of a stack, but for what the last turn of the one
-has made: the first turn of the other gets that itself.
+An equation that runs a turn ahead (`Equation.is_pipelined`) makes a carry: of what it reads, where the body makes
+that, so that a turn reads what the one before made, zeros in the first; else of what it gives, so that a turn gives it
+to the next. Two such loops that turn opposite ways meet in the same places of a stack, but for what the last turn of
+the one has made: the first turn of the other gets that itself.
 
-Branches of a cond become a cond in the same way: `fork` says what comes of what they read, give and leave for others.
+Branches of a cond become a cond in the same way: `cond` says what comes of what they read, give and leave for others.
 
 Stretches of one loop (`OpenLoop.offset`) go through whole arrays, and stack into one that each hands on to the next. So
-do the groups of a nested one (`OpenLoop.nested`), and in each its turns. Turns that are numbered (`OpenLoop.numbered`)
+do the groups of a nested one (`OpenLoop.is_inner_tile`), and in each its turns. Turns that are numbered
+(`OpenLoop.reads_iteration_number`)
 take their slices of whole arrays too.
 
-Read after `loops`, `fork`, `whole` and `regions`. Complexity: linear in equations times the depth of loops.
+Read after `loops`, `cond`, `whole` and `regions`. Complexity: linear in equations times the depth of loops.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,11 +41,11 @@ from jaxckpt.outline.stack_indexing import (
     induction_variables,
     row_major,
 )
-from jaxckpt.program.open_scan import BRANCHES, SHOWN, is_ours, paths_of, stacking_loops
-from jaxckpt.program.program import JAXPRS, Atom, Equation, Manual, OpenLoop, Program
+from jaxckpt.program.flat_program import JAXPRS, Atom, Equation, FlatProgram, ManualMesh, OpenLoop
+from jaxckpt.program.open_scan import BRANCHES, IS_PROBE, is_loop_boundary, loop_paths, stack_writers
 
 
-def closed_jaxpr(program: Program, equations: Sequence[Equation], outvars: Sequence[Atom]) -> Any:
+def closed_jaxpr(program: FlatProgram, equations: Sequence[Equation], outvars: Sequence[Atom]) -> Any:
     """A closed jaxpr with a program's arguments and constants, and equations and results of its own.
 
     Args:
@@ -67,12 +68,14 @@ def closed_jaxpr(program: Program, equations: Sequence[Equation], outvars: Seque
     return JAXPRS[1](jaxpr, [array for _, array in program.constants])
 
 
-def close(equations: Sequence[Equation], loops: Sequence[OpenLoop], manuals: Sequence[Manual] = ()) -> Iterator[Any]:
+def close(
+    equations: Sequence[Equation], loops: Sequence[OpenLoop], manuals: Sequence[ManualMesh] = ()
+) -> Iterator[Any]:
     """JAX's equations of the outermost level, loops as scans; those in the body of a `shard_map` are closed first."""
     if any(equation.manual is not None for equation in equations):
         closer = _Closer([e for e in equations if is_within(e)], loops, inside=True)
         equations = regions(equations, loops, manuals, lambda within: list(closer.level(within, 0)))
-    if not any(is_ours(equation.eqn) or equation.loop is not None for equation in equations):
+    if not any(is_loop_boundary(equation.eqn) or equation.loop is not None for equation in equations):
         return iter([equation.eqn for equation in equations])
     return _Closer(equations, loops).level(equations, 0)
 
@@ -150,7 +153,7 @@ class _Closer:
     def __init__(self, equations: Sequence[Equation], loops: Sequence[OpenLoop], *, inside: bool = False):
         """`inside`: the equations stand in bodies of `shard_map`, and so do the loops that count."""
         self._loops = loops
-        self._paths = [tuple(k for k in p if not inside or loops[k].manual is not None) for p in paths_of(loops)]
+        self._paths = [tuple(k for k in p if not inside or loops[k].manual is not None) for p in loop_paths(loops)]
         self._scans = [_Scan() for _ in loops]
         self._home = {v: self._path(equation) for equation in equations for v in equation.eqn.outvars}
         self._stacked: dict[Any, Any] = {}
@@ -167,15 +170,17 @@ class _Closer:
                 scan.hand_on_laid_out(opened.eqn)
         for stack, filled in self._whole.items():
             self._fill(stack, filled)
-        for loop in {each for inner, opened in enumerate(loops) if opened.nested for each in self._counted(inner)}:
+        for loop in {
+            each for inner, opened in enumerate(loops) if opened.is_inner_tile for each in self._counted(inner)
+        }:
             self._scans[loop].hand_on_laid_out(loops[loop].eqn)
         for loop, scan in enumerate(self._scans):
-            if loops[loop].numbered:
+            if loops[loop].reads_iteration_number:
                 self._number(loop, equations)
             elif scan.picked or scan.placed:
                 self._count(loop)
         self._last: dict[Any, Any] = {}
-        self._turned = {id(e.eqn): self._ahead(e) for e in equations if e.ahead}
+        self._turned = {id(e.eqn): self._ahead(e) for e in equations if e.is_pipelined}
 
     def _parent(self, loop: int) -> int | None:
         return next(iter(self._paths[loop][-2:-1]), None)
@@ -185,12 +190,12 @@ class _Closer:
 
     def _note_stack(self, eqn: Any) -> None:
         """A value that the step stacks itself is not stacked a second time, but for what is there to be shown."""
-        (stack,), loops = eqn.outvars, stacking_loops(eqn)
-        if len(loops) > 1 or self._loops[loops[0]].nested:
+        (stack,), loops = eqn.outvars, stack_writers(eqn)
+        if len(loops) > 1 or self._loops[loops[0]].is_inner_tile:
             self._whole[stack] = _Filled(loops=loops, values=eqn.invars, like=eqn)
         else:
             self._scans[loops[0]].stacks.append((eqn.invars[0], stack))
-        if SHOWN in eqn.params:
+        if IS_PROBE in eqn.params:
             return
         for loop, value in zip(loops, eqn.invars, strict=True):
             if isinstance(value, jex.Var) and self._home.get(value, ()) == self._paths[loop]:
@@ -216,7 +221,7 @@ class _Closer:
     def _counted(self, loop: int) -> tuple[int, ...]:
         """The loops through whose turns an array is gone through: the one of groups around, and itself."""
         parent = self._loops[loop].parent
-        return (parent, loop) if self._loops[loop].nested and parent is not None else (loop,)
+        return (parent, loop) if self._loops[loop].is_inner_tile and parent is not None else (loop,)
 
     def _count(self, loop: int) -> IterationCounter:
         """The counter of a loop's turns; that of groups is made for that of their turns."""
@@ -224,7 +229,7 @@ class _Closer:
         if scan.counter is None:
             *groups, _ = self._counted(loop)
             around = self._count(groups[0]) if groups else None
-            stride = next((i.eqn.params["length"] for i in self._loops if i.nested and i.parent == loop), 1)
+            stride = next((i.eqn.params["length"] for i in self._loops if i.is_inner_tile and i.parent == loop), 1)
             scan.counter = IterationCounter(opened, stride=stride, around=around)
             scan.zeros += scan.counter.before
             scan.turn(first=scan.counter.first, carried=scan.counter.carried, following=scan.counter.following)
@@ -246,7 +251,7 @@ class _Closer:
     def _connect(self, equation: Equation) -> None:
         """Notes what an equation reads from outside of its loop, and what it says of one."""
         eqn, path = equation.eqn, self._path(equation)
-        if not is_ours(eqn):
+        if not is_loop_boundary(eqn):
             for variable in equation.variables():
                 self._show(variable, path)
             return
@@ -256,7 +261,7 @@ class _Closer:
             return
         scan, inside = self._scans[loop], self._paths[loop]
         if eqn.primitive.name == STACK:
-            for stretch, value in zip(stacking_loops(eqn), eqn.invars, strict=True):
+            for stretch, value in zip(stack_writers(eqn), eqn.invars, strict=True):
                 if isinstance(value, jex.Var):
                     self._show(value, self._paths[stretch])
             return
@@ -278,7 +283,7 @@ class _Closer:
         """Whether turns pick their slices of an array themselves; of keys they do where no scan can."""
         opened = self._loops[loop]
         is_number = jnp.issubdtype(slice_.aval.dtype, jnp.generic)
-        return opened.nested or opened.offset is not None or (opened.numbered and is_number)
+        return opened.is_inner_tile or opened.offset is not None or (opened.reads_iteration_number and is_number)
 
     def _end_cond(self, eqn: Any, path: tuple[int, ...]) -> None:
         """What one of several branches gives."""
@@ -312,7 +317,7 @@ class _Closer:
     def _waiting(self, variable: Any, loop: int) -> Any:
         """The stack in which the values of all turns wait; of a branch a slot, which another branch may use too."""
         if loop not in self._conds:
-            return jex.Var(self._loops[loop].waiting(variable.aval))
+            return jex.Var(self._loops[loop].stacked_aval(variable.aval))
         return self._conds[loop].slot(variable.aval, [stack for _, stack in self._scans[loop].stacks])
 
     def _stack(self, variable: Any, home: tuple[int, ...], path: tuple[int, ...]) -> None:
@@ -369,8 +374,8 @@ class _Closer:
                     yield self._cond(self._conds[loop], branches, depth)
                 continue
             for equation in group:
-                if not is_ours(equation.eqn):
-                    eqn = self._turned[id(equation.eqn)] if equation.ahead else equation.eqn
+                if not is_loop_boundary(equation.eqn):
+                    eqn = self._turned[id(equation.eqn)] if equation.is_pipelined else equation.eqn
                     yield self._within(eqn, None if not depth else self._path(equation)[depth - 1])
                 elif branches.are_empty(equation.eqn):
                     yield self._cond(self._conds[equation.eqn.params["loop"]], branches, depth)
@@ -385,7 +390,7 @@ class _Closer:
 
     def _scan(self, loop: int, equations: list[Equation], depth: int) -> Any:
         scan, template = self._scans[loop], self._loops[loop].eqn
-        body = [e for e in equations if not is_ours(e.eqn) or e.loop != loop or e.eqn.params["loop"] != loop]
+        body = [e for e in equations if not is_loop_boundary(e.eqn) or e.loop != loop or e.eqn.params["loop"] != loop]
         places = sorted(scan.carried)
         invars = [*scan.constants, *(scan.carried[k] for k in places), *scan.slices]
         outvars = [*scan.following, *(value for value, _ in scan.stacks)]
@@ -482,12 +487,12 @@ def _conds_of(loops: Sequence[OpenLoop]) -> dict[int, Cond]:
     """For each branch its cond."""
     together: dict[int, list[int]] = {}
     for loop, opened in enumerate(loops):
-        if opened.fork is not None:
-            together.setdefault(opened.fork.branch.cond, []).append(loop)
+        if opened.cond_branch is not None:
+            together.setdefault(opened.cond_branch.branch.cond, []).append(loop)
     conds: dict[int, Cond] = {}
     for branches in together.values():
-        fork = loops[branches[0]].fork
-        assert fork is not None, "they are branches"
-        cond = Cond(loops=tuple(branches), index=fork.index)
+        cond_branch = loops[branches[0]].cond_branch
+        assert cond_branch is not None, "they are branches"
+        cond = Cond(loops=tuple(branches), index=cond_branch.index)
         conds.update(dict.fromkeys(branches, cond))
     return conds

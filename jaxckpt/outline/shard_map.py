@@ -20,8 +20,8 @@ import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt.ir.shard_map import FROM_SHARDS, TO_SHARDS
-from jaxckpt.program.open_shard_map import lifted_var
-from jaxckpt.program.program import Atom, Equation, Manual, OpenLoop
+from jaxckpt.program.flat_program import Atom, Equation, ManualMesh, OpenLoop
+from jaxckpt.program.open_shard_map import all_devices_var
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def is_within(equation: Equation) -> bool:
 def regions(
     equations: Sequence[Equation],
     loops: Sequence[OpenLoop],
-    manuals: Sequence[Manual],
+    manuals: Sequence[ManualMesh],
     level: Callable[[Sequence[Equation]], Sequence[Any]],
 ) -> list[Equation]:
     """Closes the bodies of `shard_map`.
@@ -128,18 +128,18 @@ def _found(equations: Sequence[Equation], loops: Sequence[OpenLoop]) -> list[Equ
     return found
 
 
-def _hand_over(found: Sequence[_Region], taken: dict[Any, _Operand], manuals: Sequence[Manual]) -> None:
+def _hand_over(found: Sequence[_Region], taken: dict[Any, _Operand], manuals: Sequence[ManualMesh]) -> None:
     """Gives from region to region what one makes and another reads."""
     home = {v: region for region in found for v in region.made()}
     for region in found:
         for variable in region.wanted():
             if variable not in taken:
-                array, spec = lifted_var(manuals[region.manual], variable)
+                array, spec = all_devices_var(manuals[region.manual], variable)
                 taken[variable] = _Operand(array, spec)
                 home[variable].given.append((variable, taken[variable]))
 
 
-def _eqn(region: _Region, manual: Manual, taken: dict[Any, _Operand]) -> Any:
+def _eqn(region: _Region, manual: ManualMesh, taken: dict[Any, _Operand]) -> Any:
     """The `shard_map` equation of a region."""
     operands = {v: taken[v] for v in region.wanted()}
     inside = _Inside(manual)
@@ -174,7 +174,7 @@ def _eqn(region: _Region, manual: Manual, taken: dict[Any, _Operand]) -> Any:
 class _Inside:
     """What stands at the borders of one body: values without dimensions get one on their way."""
 
-    def __init__(self, manual: Manual):
+    def __init__(self, manual: ManualMesh):
         self.before: list[Any] = []
         self.after: list[Any] = []
         self._manual = manual

@@ -26,7 +26,7 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxckpt import _compat
-from jaxckpt.program.program import Atom, Equation, OpenLoop
+from jaxckpt.program.flat_program import Atom, Equation, OpenLoop
 
 
 class IterationCounter:

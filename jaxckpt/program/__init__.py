@@ -5,9 +5,9 @@ Read in this order: `program` (equations of one level), `scope` (their name stac
 rematerialised clones), `dce` (dead code elimination). The way back is `jaxckpt.outline`.
 """
 
-from jaxckpt.program.program import Equation, Program
+from jaxckpt.program.flat_program import Equation, FlatProgram
 
 __all__ = [
     "Equation",
-    "Program",
+    "FlatProgram",
 ]

@@ -22,12 +22,12 @@ import numpy as np
 
 from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.loop import SLICE
+from jaxckpt.program.flat_program import JAXPRS, Atom, Equation, FlatProgram, OpenLoop
 from jaxckpt.program.inline import constants_of, open_jaxpr
-from jaxckpt.program.open_scan import Sight
-from jaxckpt.program.program import JAXPRS, Atom, Equation, OpenLoop, Program
+from jaxckpt.program.open_scan import Visibility
 
 
-def merge(program: Program) -> Program:
+def eliminate_common_subexpressions(program: FlatProgram) -> FlatProgram:
     """Replaces equations marked `again` by the earlier ones that compute the same.
 
     Args:
@@ -36,7 +36,7 @@ def merge(program: Program) -> Program:
     Returns:
       A program whose results are the same; without a checkpoint it is the program itself.
     """
-    if not any(equation.again or _rounds_nothing(equation.eqn) for equation in program.equations):
+    if not any(equation.in_user_remat or _rounds_nothing(equation.eqn) for equation in program.equations):
         return program
     merger = _Merger(program.loops)
     for equation in program.equations:
@@ -51,8 +51,8 @@ def merge(program: Program) -> Program:
 class _Merger:
     def __init__(self, loops: Sequence[OpenLoop]) -> None:
         self.equations: list[Equation] = []
-        self._sight = Sight(loops, self.current)
-        self._branches = frozenset(loop for loop, opened in enumerate(loops) if opened.fork is not None)
+        self._visibility = Visibility(loops, self.current)
+        self._branches = frozenset(loop for loop, opened in enumerate(loops) if opened.cond_branch is not None)
         self._loop: dict[Any, int | None] = {}
         self._instead: dict[Any, Atom] = {}
         self._made: dict[Hashable, Sequence[Any]] = {}
@@ -68,13 +68,13 @@ class _Merger:
         key: Hashable = self._keys.of(eqn, [self._numbered(atom) for atom in reads])
         if equation.manual is not None:
             key = (key, equation.manual)
-        if eqn.primitive.name == SLICE or not self._branches.isdisjoint(self._sight.path(equation.loop)):
-            key = (key, self._sight.shape(equation.loop))
+        if eqn.primitive.name == SLICE or not self._branches.isdisjoint(self._visibility.path(equation.loop)):
+            key = (key, self._visibility.iteration_space(equation.loop))
         rootless = not any(isinstance(atom, jex.Var) for atom in reads)
         seen = key in self._made and all(self._sees(equation.loop, v) for v in self._made[key])
-        if equation.again and seen and not rootless:
+        if equation.in_user_remat and seen and not rootless:
             self._instead.update(zip(eqn.outvars, self._made[key], strict=True))
-        elif equation.again and eqn.primitive.name == "optimization_barrier":
+        elif equation.in_user_remat and eqn.primitive.name == "optimization_barrier":
             self._instead.update(zip(eqn.outvars, reads, strict=True))
         else:
             first = self._made.setdefault(key, eqn.outvars)
@@ -86,15 +86,19 @@ class _Merger:
 
     def _sees(self, loop: int | None, atom: Atom) -> bool:
         """Whether an equation of a loop can read what may stand in another."""
-        return not isinstance(atom, jex.Var) or self._sight.sees(loop, self._loop.get(atom))
+        return not isinstance(atom, jex.Var) or self._visibility.can_read(loop, self._loop.get(atom))
 
     def current(self, atom: Atom) -> Atom:
         return self._instead.get(atom, atom) if isinstance(atom, jex.Var) else atom
 
     def settled(self, loop: OpenLoop) -> OpenLoop:
         """A loop; a branch with what says now whether it runs."""
-        fork = loop.fork
-        return loop if fork is None else replace(loop, fork=replace(fork, index=self.current(fork.index)))
+        cond_branch = loop.cond_branch
+        return (
+            loop
+            if cond_branch is None
+            else replace(loop, cond_branch=replace(cond_branch, index=self.current(cond_branch.index)))
+        )
 
     def _numbered(self, atom: Atom) -> Atom:
         """The first variable that holds the same; the forward pass itself may compute something twice."""

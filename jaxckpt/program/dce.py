@@ -10,10 +10,10 @@ from typing import Any
 import jax.extend.core as jex
 
 from jaxckpt.ir.loop import CARRY, END
-from jaxckpt.program.program import Equation, Program
+from jaxckpt.program.flat_program import Equation, FlatProgram
 
 
-def prune(program: Program) -> Program:
+def eliminate_dead_code(program: FlatProgram) -> FlatProgram:
     """Drops dead equations and the constants that only they read.
 
     Args:

@@ -2,12 +2,10 @@
 
 Calls (`jit`, `closed_call`, `remat2`, ...) are replaced by the equations of their bodies, under fresh variables and
 the joined name stack. Branches and kernels stay whole, and so do loops, bodies of `shard_map` and custom derivatives
-that nobody differentiated, unless they are asked for. What
-`jax.checkpoint` computes again (JAX puts it into a scope `rematted_computation`) is marked `again`; `merge` looks at
-those marks. A nested `jit` that asks for layouts stays whole too; one that asks for shardings is inlined between the
-constraints that say the same.
+that nobody differentiated, unless the caller asks for them. Equations that a user's `jax.checkpoint` recomputes (JAX
+names their scope `rematted_computation`) are marked `in_user_remat`, for `cse`. A nested `jit` that asks for layouts
+stays whole too; one that asks for shardings is inlined between the constraints that say the same.
 
-Read after `program`, `loops`, `branches` and `shards`.
 """
 
 from collections.abc import Sequence
@@ -19,11 +17,11 @@ import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt.ir.scope import is_recomputed
-from jaxckpt.program.open_cond import Forker, Key, may_fork
-from jaxckpt.program.open_scan import Opener, may_open
-from jaxckpt.program.open_shard_map import ShardOpener, may_open_shards
-from jaxckpt.program.program import Atom, Equation, Program
-from jaxckpt.program.scope import not_recomputed, once
+from jaxckpt.program.flat_program import Atom, CondKey, Equation, FlatProgram
+from jaxckpt.program.open_cond import CondOpener, can_open_cond
+from jaxckpt.program.open_scan import LoopOpener, can_open_loop
+from jaxckpt.program.open_shard_map import ShardMapOpener, can_open_shard_map
+from jaxckpt.program.scope import without_recompute_marks, without_repeats
 
 _JITS = frozenset({"jit", "pjit"})
 _CALLS = frozenset({"closed_call", "core_closed_call", "core_call", "call", "eval_jaxpr"})
@@ -37,20 +35,20 @@ def inline(
     captured: Sequence[Any] = (),
     *,
     keep_user_remat: bool = False,
-    enter_custom: bool = False,
+    inline_custom: bool = False,
     open_loops: bool = False,
-    whole: frozenset[Key] = frozenset(),
-) -> Program:
+    closed_conds: frozenset[CondKey] = frozenset(),
+) -> FlatProgram:
     """Flattens a closed jaxpr to one level.
 
     Args:
       closed: A closed jaxpr whose first arguments are those captured.
       captured: Arrays (or tracers) for these first arguments.
       keep_user_remat: Leaves `jax.checkpoint` of the user whole instead of inlining and marking it.
-      enter_custom: Inlines calls with custom derivatives too; nobody can differentiate the result as meant any more.
+      inline_custom: Inlines calls with custom derivatives too; nobody can differentiate the result as meant any more.
       open_loops: Opens the loops, the conds and the bodies of `shard_map` that belong to a gradient; see `loops`,
         `branches` and `shards`.
-      whole: Conds that stay whole all the same, by their keys.
+      closed_conds: Keys of conds that are not opened.
 
     Returns:
       A program that computes the same; nothing is merged or dropped yet.
@@ -58,15 +56,15 @@ def inline(
     jaxpr = open_jaxpr(closed)
     inliner = _Inliner(
         keep_user_remat=keep_user_remat,
-        entered=_CALLS | (_CUSTOM if enter_custom else frozenset()),
-        opener=Opener() if open_loops else None,
-        whole=whole,
+        entered=_CALLS | (_CUSTOM if inline_custom else frozenset()),
+        opener=LoopOpener() if open_loops else None,
+        closed_conds=closed_conds,
     )
     known = [*jaxpr.constvars, *jaxpr.invars[: len(captured)]]
     inliner.adopt(known, [*constants_of(closed), *captured])
     env: dict[Any, Atom] = {}
     inliner.walk(jaxpr, env, stack=None)
-    return Program(
+    return FlatProgram(
         invars=tuple(jaxpr.invars[len(captured) :]),
         constants=tuple(inliner.constants.values()),
         equations=tuple(inliner.equations),
@@ -95,12 +93,19 @@ def _debug_info(jaxpr: Any, captured: int) -> Any:
 
 
 class _Inliner:
-    def __init__(self, *, keep_user_remat: bool, entered: frozenset[str], opener: Opener | None, whole: frozenset[Key]):
+    def __init__(
+        self,
+        *,
+        keep_user_remat: bool,
+        entered: frozenset[str],
+        opener: LoopOpener | None,
+        closed_conds: frozenset[CondKey],
+    ):
         self.keep_user_remat = keep_user_remat
         self.entered = entered
         self.opener = opener
-        self.forker = None if opener is None else Forker(opener, whole)
-        self.shards = ShardOpener()
+        self.forker = None if opener is None else CondOpener(opener, closed_conds)
+        self.shards = ShardMapOpener()
         self.loop: int | None = None
         self.manual: int | None = None
         self.equations: list[Equation] = []
@@ -119,11 +124,11 @@ class _Inliner:
             own = eqn.source_info.name_stack
             here = own if stack is None else stack + own
             body = self._body(eqn)
-            if self.opener is not None and may_open(eqn, here):
+            if self.opener is not None and can_open_loop(eqn, here):
                 self._turn(self.opener, eqn, reads, env, stack=here)
-            elif self.forker is not None and may_fork(eqn, reads, here):
+            elif self.forker is not None and can_open_cond(eqn, reads, here):
                 self._fork(self.forker, eqn, reads, env, stack=here)
-            elif self.opener is not None and may_open_shards(eqn, here):
+            elif self.opener is not None and can_open_shard_map(eqn, here):
                 self._spread(eqn, reads, env, stack=here)
             elif body is None:
                 self._append(eqn, reads, env, stack=here, fresh=stack is not None)
@@ -167,13 +172,13 @@ class _Inliner:
     def _said_once(self, stack: Any) -> Any:
         """The name stack of a checkpoint without repetition; in the body of a loop the marks around stand outside."""
         if self.opener is None or self.loop is None:
-            return once(stack)
+            return without_repeats(stack)
         around = self.opener.loops[self.loop].eqn.source_info.name_stack
         own = stack[len(around) :]
         half = len(own) // 2
-        return stack[: len(around) + half] if half and own[:half] == own[half:] else once(stack)
+        return stack[: len(around) + half] if half and own[:half] == own[half:] else without_repeats(stack)
 
-    def _turn(self, opener: Opener, eqn: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any) -> None:
+    def _turn(self, opener: LoopOpener, eqn: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any) -> None:
         """Opens a loop: one turn of it stands in its place."""
         around = self.loop
         scan = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
@@ -200,7 +205,7 @@ class _Inliner:
             env[outer] = jex.Var(outer.aval)
             self._join(opener.stack(loop, value, env[outer]))
 
-    def _fork(self, forker: Forker, eqn: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any) -> None:
+    def _fork(self, forker: CondOpener, eqn: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any) -> None:
         """Opens a cond: its branches stand in its place, one after the other."""
         around, (index, *operands) = self.loop, reads
         named = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
@@ -242,9 +247,11 @@ class _Inliner:
         """An equation of ours under a name stack, if it is one, and marked as what it is there."""
         if not isinstance(joined, Equation):
             return joined
-        again = not self.keep_user_remat and _is_marked_again(stack)
-        info = joined.eqn.source_info.replace(name_stack=once(not_recomputed(stack)) if again else stack)
-        joined = replace(joined, eqn=joined.eqn.replace(source_info=info), again=again)
+        in_user_remat = not self.keep_user_remat and _is_marked_again(stack)
+        info = joined.eqn.source_info.replace(
+            name_stack=without_repeats(without_recompute_marks(stack)) if in_user_remat else stack
+        )
+        joined = replace(joined, eqn=joined.eqn.replace(source_info=info), in_user_remat=in_user_remat)
         if self.opener is not None:
             self.opener.note(joined)
         return joined
@@ -273,9 +280,9 @@ class _Inliner:
         return self.atom(jaxpr.outvars[0], env)
 
     def _append(self, eqn: Any, reads: list[Atom], env: dict[Any, Atom], *, stack: Any, fresh: bool) -> None:
-        again = not self.keep_user_remat and _is_marked_again(stack)
-        if again:
-            stack = once(not_recomputed(stack))
+        in_user_remat = not self.keep_user_remat and _is_marked_again(stack)
+        if in_user_remat:
+            stack = without_repeats(without_recompute_marks(stack))
         for variable in eqn.outvars:
             if fresh or isinstance(variable, jex.DropVar):
                 env[variable] = jex.Var(variable.aval)
@@ -287,7 +294,7 @@ class _Inliner:
                     effects=_compat.retarget_effects(eqn.effects, lambda v: env.get(v, v)),
                     source_info=eqn.source_info.replace(name_stack=stack),
                 ),
-                again,
+                in_user_remat,
                 self.loop,
                 manual=self.manual,
             )

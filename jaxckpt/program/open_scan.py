@@ -20,16 +20,16 @@ from jaxckpt import _compat
 from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
 from jaxckpt.ir.scope import JVP, TRANSPOSE
-from jaxckpt.program.program import Atom, Equation, Fork, OpenLoop, Program
+from jaxckpt.program.flat_program import Atom, CondBranch, Equation, FlatProgram, OpenLoop
 
 PRIMITIVES = {name: jex.Primitive(name) for name in (CARRY, SLICE, END, STACK, COND_END)}
 """They are never bound and never lowered: a program with open loops is closed first."""
 
-SHOWN = "shown"
+IS_PROBE = "shown"
 """A parameter of `loop_stack`: the stack is there to be looked at, and no other loop shall read it."""
 
 
-def may_open(eqn: Any, name_stack: Any) -> bool:
+def can_open_loop(eqn: Any, name_stack: Any) -> bool:
     """Whether a loop can be opened and it can help: a scan without effects that is part of a gradient."""
     if eqn.primitive.name != "scan" or _compat.lasting_effects(eqn.effects) or eqn.params["length"] < 1:
         return False
@@ -46,7 +46,7 @@ def has_transpose(jaxpr: Any) -> bool:
     )
 
 
-def paths_of(loops: Sequence[OpenLoop]) -> list[tuple[int, ...]]:
+def loop_paths(loops: Sequence[OpenLoop]) -> list[tuple[int, ...]]:
     """For each loop the loops around it and itself, outermost first."""
     paths: list[tuple[int, ...]] = []
     for loop in loops:
@@ -54,7 +54,7 @@ def paths_of(loops: Sequence[OpenLoop]) -> list[tuple[int, ...]]:
     return paths
 
 
-class Sight:
+class Visibility:
     """Tells from where the value of a loop's turn can be read.
 
     Args:
@@ -74,26 +74,30 @@ class Sight:
             loop = self._loops[loop].parent
         return tuple(reversed(found))
 
-    def sees(self, reader: int | None, maker: int | None) -> bool:
+    def can_read(self, reader: int | None, maker: int | None) -> bool:
         """Whether an equation of one loop can read what another makes: turn by turn, or from further out."""
         there, here = self.path(maker), self.path(reader)
         if there == here[: len(there)]:
             return True
-        return len(there) <= len(here) and self.shape(maker) == self.shape(reader)[: len(there)]
+        return len(there) <= len(here) and self.iteration_space(maker) == self.iteration_space(reader)[: len(there)]
 
-    def meets(self, loop: int, other: int) -> bool:
+    def same_iterations(self, loop: int, other: int) -> bool:
         """Whether two loops make the same turns: turn i of the one reads what turn i of the other has made."""
-        return self.shape(loop) == self.shape(other)
+        return self.iteration_space(loop) == self.iteration_space(other)
 
-    def shape(self, loop: int | None) -> tuple[Hashable, ...]:
+    def iteration_space(self, loop: int | None) -> tuple[Hashable, ...]:
         """How many turns each loop around makes, outermost first; for a branch which of what index it is."""
         return tuple(map(self._shape_of, self.path(loop)))
 
     def _shape_of(self, loop: int) -> Hashable:
         opened = self._loops[loop]
-        if opened.fork is None:
+        if opened.cond_branch is None:
             return opened.length
-        return (self._current(opened.fork.index), opened.fork.branch.position, opened.fork.branch.of)
+        return (
+            self._current(opened.cond_branch.index),
+            opened.cond_branch.branch.position,
+            opened.cond_branch.branch.of,
+        )
 
 
 @dataclass(slots=True)
@@ -104,18 +108,20 @@ class _Made:
     array: Atom | None = None
 
 
-class Opener:
+class LoopOpener:
     """Opens loops while a program is inlined."""
 
     def __init__(self) -> None:
         self.loops: list[OpenLoop] = []
-        self.sight = Sight(self.loops)
+        self.visibility = Visibility(self.loops)
         self._made: dict[Any, _Made] = {}
         self._stacked: dict[Any, tuple[int, Atom]] = {}
 
-    def begin(self, eqn: Any, parent: int | None, *, manual: int | None = None, fork: Fork | None = None) -> int:
+    def begin(
+        self, eqn: Any, parent: int | None, *, manual: int | None = None, cond_branch: CondBranch | None = None
+    ) -> int:
         """A new loop or branch; `eqn` is its scan or cond, with the whole name stack."""
-        self.loops.append(OpenLoop(eqn=eqn, parent=parent, manual=manual, fork=fork))
+        self.loops.append(OpenLoop(eqn=eqn, parent=parent, manual=manual, cond_branch=cond_branch))
         return len(self.loops) - 1
 
     def note(self, equation: Equation) -> None:
@@ -130,7 +136,7 @@ class Opener:
     def slice(self, loop: int, array: Atom, aval: Any) -> Equation | Atom:
         """The turn's slice of an array, or what an earlier loop made in the same turn."""
         source, value = self._stacked.get(array, (None, None)) if isinstance(array, jex.Var) else (None, None)
-        if source is None or not self.sight.meets(loop, source) or source in self.sight.path(loop):
+        if source is None or not self.visibility.same_iterations(loop, source) or source in self.visibility.path(loop):
             equation = self._ours(SLICE, loop, [array], [jex.Var(aval)], inside=True)
             self._made[equation.eqn.outvars[0]].array = array
             return equation
@@ -140,12 +146,12 @@ class Opener:
         return value
 
     def _sees_array(self, loop: int, array: Atom) -> bool:
-        return self.is_seen(self.loops[loop].parent, array)
+        return self.can_read_atom(self.loops[loop].parent, array)
 
-    def is_seen(self, loop: int | None, atom: Atom) -> bool:
+    def can_read_atom(self, loop: int | None, atom: Atom) -> bool:
         """Whether an equation of a loop can read an atom."""
         made = self._made.get(atom) if isinstance(atom, jex.Var) else None
-        return self.sight.sees(loop, None if made is None else made.loop)
+        return self.visibility.can_read(loop, None if made is None else made.loop)
 
     def end(self, loop: int, carried: Sequence[Atom], results: Sequence[Any]) -> Equation:
         """What the last turn handed on."""
@@ -173,57 +179,61 @@ class Opener:
         return equation
 
 
-def is_ours(eqn: Any) -> bool:
+def is_loop_boundary(eqn: Any) -> bool:
     """Whether an equation joins an open loop to what is around."""
     return eqn.primitive.name in PRIMITIVES
 
 
-STRETCHES = "stretches"
+STACK_WRITERS = "stretches"
 """A parameter of `loop_stack`: the loops that stack into it one after the other, where there are several."""
 
 
-def stacking_loops(eqn: Any) -> tuple[int, ...]:
+def stack_writers(eqn: Any) -> tuple[int, ...]:
     """For each operand of a `loop_stack` the loop that stacks it, in the order in which they run."""
-    return tuple(eqn.params.get(STRETCHES, (eqn.params["loop"],)))
+    return tuple(eqn.params.get(STACK_WRITERS, (eqn.params["loop"],)))
 
 
 BRANCHES = "branches"
 """A parameter of `cond_end`: the branches of its cond."""
 
 
-def renumbered(params: Mapping[str, Any], number: Callable[[int], int | None]) -> dict[str, Any]:
+def with_loop_ids(params: Mapping[str, Any], number: Callable[[int], int | None]) -> dict[str, Any]:
     """The parameters of an equation of ours where loops and branches have other numbers."""
     changed = dict(params, loop=number(params["loop"]))
-    for name in (STRETCHES, BRANCHES):
+    for name in (STACK_WRITERS, BRANCHES):
         if name in params:
             changed[name] = tuple(map(number, params[name]))
     return changed
 
 
-def is_sound(program: Program) -> bool:
+def is_sound(program: FlatProgram) -> bool:
     """Whether every equation sees what it reads, and the equations of each body are neighbours.
 
     Moving equations and finding equal ones keeps it so for all programs that we know; one for which it does not is
     traced with whole loops.
     """
-    sight = Sight(program.loops)
+    visibility = Visibility(program.loops)
     made: dict[Any, int | None] = {}
     left: set[int] = set()
     around: tuple[int, ...] = ()
     for equation in program.equations:
-        path = sight.path(equation.loop)
+        path = visibility.path(equation.loop)
         if not left.isdisjoint(path):
             return False
         left.update(set(around) - set(path))
         around = path
-        if not all(sight.sees(reader, made[v]) for v, reader in readings(equation, program.loops) if v in made):
+        if not all(
+            visibility.can_read(reader, made[v])
+            for v, reader in operands_and_loops(equation, program.loops)
+            if v in made
+        ):
             return False
         made.update(dict.fromkeys(equation.eqn.outvars, equation.loop))
     known = {*made, *program.invars, *(v for v, _ in program.constants)}
     return all(v in known for equation in program.equations for v in equation.variables())
 
 
-def readings(equation: Equation, loops: Sequence[OpenLoop]) -> Iterator[tuple[Any, int | None]]:
+def operands_and_loops(equation: Equation, loops: Sequence[OpenLoop]) -> Iterator[tuple[Any, int | None]]:
     """The variables that an equation reads, each with the loop whose turns read it."""
     eqn, reader = equation.eqn, equation.loop
     if eqn.primitive.name == COND_END:
@@ -231,9 +241,9 @@ def readings(equation: Equation, loops: Sequence[OpenLoop]) -> Iterator[tuple[An
         yield from ((atom, loop) for atom, loop in zip(eqn.invars, readers, strict=True) if isinstance(atom, jex.Var))
         return
     if eqn.primitive.name == STACK:
-        pairs = zip(eqn.invars, stacking_loops(eqn), strict=True)
+        pairs = zip(eqn.invars, stack_writers(eqn), strict=True)
         yield from ((atom, loop) for atom, loop in pairs if isinstance(atom, jex.Var))
         return
-    if is_ours(eqn):
+    if is_loop_boundary(eqn):
         reader = eqn.params["loop"] if eqn.primitive.name == END else loops[eqn.params["loop"]].parent
     yield from ((variable, reader) for variable in equation.variables())

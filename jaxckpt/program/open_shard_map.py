@@ -19,16 +19,16 @@ import jax.extend.core as jex
 from jaxckpt import _compat
 from jaxckpt.ir.scope import JVP, TRANSPOSE
 from jaxckpt.ir.shard_map import FROM_SHARDS, TO_SHARDS
+from jaxckpt.program.flat_program import Atom, Equation, ManualMesh
 from jaxckpt.program.open_scan import has_transpose
-from jaxckpt.program.program import Atom, Equation, Manual
 
 PRIMITIVES = {name: jex.Primitive(name) for name in (TO_SHARDS, FROM_SHARDS)}
 """They are never bound and never lowered: a program with open bodies is closed first."""
 
-Split = tuple[tuple[str, ...], ...]
+ValueSharding = tuple[tuple[str, ...], ...]
 
 
-def may_open_shards(eqn: Any, name_stack: Any) -> bool:
+def can_open_shard_map(eqn: Any, name_stack: Any) -> bool:
     """Whether a `shard_map` can be opened and it can help: without effects, over a whole mesh, part of a gradient."""
     if eqn.primitive.name != "shard_map" or _compat.lasting_effects(eqn.effects):
         return False
@@ -43,13 +43,13 @@ def may_open_shards(eqn: Any, name_stack: Any) -> bool:
     return JVP in marks or TRANSPOSE in marks or has_transpose(eqn.params["jaxpr"])
 
 
-class ShardOpener:
+class ShardMapOpener:
     """Opens bodies of `shard_map` while a program is inlined."""
 
     def __init__(self) -> None:
-        self.manuals: list[Manual] = []
+        self.manuals: list[ManualMesh] = []
         self._known: dict[Hashable, int] = {}
-        self._given: dict[Any, tuple[int, Split, Atom]] = {}
+        self._given: dict[Any, tuple[int, ValueSharding, Atom]] = {}
         self._taken: dict[Hashable, Any] = {}
 
     def begin(self, eqn: Any) -> int:
@@ -57,7 +57,7 @@ class ShardOpener:
         key = (eqn.params["mesh"], eqn.params["check_vma"])
         if key not in self._known:
             self._known[key] = len(self.manuals)
-            self.manuals.append(Manual(eqn=eqn))
+            self.manuals.append(ManualMesh(eqn=eqn))
         return self._known[key]
 
     def enter(self, manual: int, array: Atom, spec: Any, aval: Any, loop: int | None) -> Equation | Atom:
@@ -79,24 +79,24 @@ class ShardOpener:
         return from_shards(self.manuals[manual], value, result, spec, manual=manual, loop=loop)
 
 
-def split_of(spec: Any, rank: int) -> Split:
+def split_of(spec: Any, rank: int) -> ValueSharding:
     """The axes of each dimension that a spec names."""
     parts = (*spec, *(None for _ in range(rank - len(spec))))
     return tuple(part if isinstance(part, tuple) else () if part is None else (part,) for part in parts)
 
 
-def to_shards(asked: Manual, array: Atom, part: Any, spec: Any, *, manual: int, loop: int | None) -> Equation:
+def to_shards(asked: ManualMesh, array: Atom, part: Any, spec: Any, *, manual: int, loop: int | None) -> Equation:
     """The equation that shows a device its part of an array."""
     return _ours(asked, TO_SHARDS, array, part, spec, array.aval, manual=manual, loop=loop)
 
 
-def from_shards(asked: Manual, value: Atom, result: Any, spec: Any, *, manual: int, loop: int | None) -> Equation:
+def from_shards(asked: ManualMesh, value: Atom, result: Any, spec: Any, *, manual: int, loop: int | None) -> Equation:
     """The equation that makes an array of all devices' parts."""
     return _ours(asked, FROM_SHARDS, value, result, spec, result.aval, manual=manual, loop=loop)
 
 
 def _ours(
-    asked: Manual, name: str, read: Atom, write: Any, spec: Any, whole: Any, *, manual: int, loop: int | None
+    asked: ManualMesh, name: str, read: Atom, write: Any, spec: Any, whole: Any, *, manual: int, loop: int | None
 ) -> Equation:
     params = {"spec": spec, "split": split_of(spec, len(whole.shape)), "mesh": asked.mesh}
     eqn = asked.eqn.replace(
@@ -110,7 +110,7 @@ def is_local(equation: Equation) -> bool:
     return equation.manual is not None and equation.eqn.primitive.name != FROM_SHARDS
 
 
-def lifted_var(asked: Manual, variable: Any) -> tuple[Any, Any]:
+def all_devices_var(asked: ManualMesh, variable: Any) -> tuple[Any, Any]:
     """A variable for the array that holds all devices' values of a variable, and its spec."""
     aval, spec = _waiting(asked, variable.aval)
     with asked.eqn.ctx.manager:
@@ -118,16 +118,16 @@ def lifted_var(asked: Manual, variable: Any) -> tuple[Any, Any]:
     return jex.Var(whole), spec
 
 
-def axes_of(asked: Manual, variable: Any) -> Hashable:
+def varying_axes_key(asked: ManualMesh, variable: Any) -> Hashable:
     """Over which axes the values of devices may differ, as a key; all where types do not say."""
     return str(_waiting(asked, variable.aval)[1])
 
 
-def varies(asked: Manual, variable: Any) -> bool:
+def is_varying(asked: ManualMesh, variable: Any) -> bool:
     """Whether the type of a variable says that devices may have different values of it."""
     return asked.check_vma and any(_waiting(asked, variable.aval)[1])
 
 
-def _waiting(asked: Manual, aval: Any) -> tuple[Any, Any]:
+def _waiting(asked: ManualMesh, aval: Any) -> tuple[Any, Any]:
     aval = aval if aval.shape else _compat.stacked_aval(1, aval)
-    return aval, _compat.waiting_spec(aval, asked.mesh, check_vma=asked.check_vma)
+    return aval, _compat.per_device_spec(aval, asked.mesh, check_vma=asked.check_vma)

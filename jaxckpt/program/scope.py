@@ -26,20 +26,20 @@ def policy_digests(name_stack: Any) -> tuple[str, ...]:
     return policies_of_marks(_compat.name_stack_marks(name_stack))
 
 
-def once(name_stack: Any) -> Any:
+def without_repeats(name_stack: Any) -> Any:
     """The name stack without what `repeated` finds."""
     skipped = repeated(_compat.name_stack_marks(name_stack))
     return _compat.name_stack_without(name_stack, skipped) if skipped else name_stack
 
 
-def not_recomputed(name_stack: Any) -> Any:
+def without_recompute_marks(name_stack: Any) -> Any:
     """The name stack without the marks of recomputation."""
     marks = _compat.name_stack_marks(name_stack)
     skipped = frozenset(p for p, mark in enumerate(marks) if mark == (RECOMPUTED, False))
     return _compat.name_stack_without(name_stack, skipped) if skipped else name_stack
 
 
-def untransposed(name_stack: Any) -> Any:
+def forward_name_stack(name_stack: Any) -> Any:
     """The name stack of the forward equation that a backward one repeats: without its outermost transpose."""
     marks = _compat.name_stack_marks(name_stack)
     if TRANSPOSE not in marks:

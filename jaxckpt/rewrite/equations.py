@@ -27,7 +27,7 @@ from jaxckpt.ir import Kind, Op
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.program import Equation
-from jaxckpt.program.open_shard_map import axes_of, from_shards, lifted_var, to_shards, varies
+from jaxckpt.program.open_shard_map import all_devices_var, from_shards, is_varying, to_shards, varying_axes_key
 from jaxckpt.rewrite.host_stack import HostStacks
 from jaxckpt.rewrite.moves import move_eqn, traced_eqn
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
@@ -98,7 +98,7 @@ class _Emitter:
         """Whether literals can pass a barrier with a value: in a body only with what is the same on all devices."""
         if self._manual(awaited) != manual or manual is None:
             return self._manual(awaited) == manual
-        return not varies(self._traced.program.manuals[manual], self._variables[awaited])
+        return not is_varying(self._traced.program.manuals[manual], self._variables[awaited])
 
     def _waiting(self, step: Run, literals: list[Any], manual: int | None) -> list[Any]:
         """The literals of an op behind a barrier with what it waits for; everybody after it goes on with that."""
@@ -159,7 +159,7 @@ class _Emitter:
         manual = self._manual(instance)
         if manual is None:
             return None, None
-        return manual, axes_of(self._traced.program.manuals[manual], self._variables[instance])
+        return manual, varying_axes_key(self._traced.program.manuals[manual], self._variables[instance])
 
     def _bar(self, step: Barrier, passing: Sequence[_Pass], beside: int, manual: int | None) -> None:
         seen = [self._seen(read, beside, step.loop, manual=manual) for read, _ in passing]
@@ -194,7 +194,7 @@ class _Emitter:
             return variable
         assert own is not None, "nothing is shown to a body but by the step itself"
         asked = self._traced.program.manuals[own]
-        whole, spec = lifted_var(asked, variable)
+        whole, spec = all_devices_var(asked, variable)
         self._join(from_shards(asked, variable, whole, spec, manual=own, loop=loop), beside)
         return whole
 
@@ -214,7 +214,7 @@ class _Emitter:
         asked = self._traced.program.manuals[manual]
         self._make([instance])
         part = self._variables[instance]
-        spec = lifted_var(asked, part)[1]
+        spec = all_devices_var(asked, part)[1]
         self._join(to_shards(asked, whole, part, spec, manual=manual, loop=loop), beside)
 
     def _join(self, joined: Equation, beside: int) -> None:
@@ -266,7 +266,7 @@ class _Emitter:
         names = beside.source_info.name_stack.extend(OWN).extend("load" if step.restores else "store")
         info, ctx = beside.source_info.replace(name_stack=names), self._ctx(near, None)
         made = (eqn.replace(source_info=info, ctx=ctx) for eqn in eqns)
-        self.eqns.extend(Equation(eqn, loop=step.loop, ahead=step.is_pipelined) for eqn in made)
+        self.eqns.extend(Equation(eqn, loop=step.loop, is_pipelined=step.is_pipelined) for eqn in made)
         (moved,) = eqns[-1].outvars
         if is_own and step.restores:
             self._lower(write, moved, self._home(read), near, step.loop)

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxckpt.ir import Phase
 from jaxckpt.outline.outline import closed_jaxpr
-from jaxckpt.program.program import Equation, OpenLoop
+from jaxckpt.program.flat_program import Equation, OpenLoop
 from jaxckpt.trace.graph import graph_of
 from jaxckpt.trace.step import Traced
 

@@ -17,8 +17,8 @@ import jax.extend.core as jex
 from jaxckpt._errors import PlanMismatchError
 from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.outline import closed_jaxpr
+from jaxckpt.program.flat_program import FlatProgram
 from jaxckpt.program.inline import constants_of, open_jaxpr
-from jaxckpt.program.program import Program
 from jaxckpt.rewrite.equations import equations
 from jaxckpt.rewrite.tile_loops import with_planned_loops
 from jaxckpt.schedule import Schedule, schedule
@@ -83,7 +83,7 @@ def rewrite(traced: Traced, plan: GraphPlan, *, stacked: bool = False) -> Rewrit
     return Rewritten(traced=split, plan=plan, schedule=laid_out, jaxpr=closed)
 
 
-def _numbered(traced: Traced) -> Program:
+def _numbered(traced: Traced) -> FlatProgram:
     """The program of a step with the turns of those loops numbered in whose bodies forward and backward stand.
 
     Not where devices exchange data: there XLA orders the kernels of every body anew anyway.
@@ -94,7 +94,9 @@ def _numbered(traced: Traced) -> Program:
     early = {around for op in graph.ops if op.phase is Phase.FORWARD for around in graph.path(op.loop)}
     loops = list(program.loops)
     for at, opened in enumerate(loops):
-        whole = opened.offset is None and not opened.nested and opened.fork is None and opened.manual is None
+        whole = (
+            opened.offset is None and not opened.is_inner_tile and opened.cond_branch is None and opened.manual is None
+        )
         if whole and at in early & graph.loops_after_forward and graph.loops[at].rolled:
-            loops[at] = replace(opened, numbered=True)
+            loops[at] = replace(opened, reads_iteration_number=True)
     return program.replace(loops=tuple(loops))

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from jaxckpt.ir import LoopSplit, Phase
 from jaxckpt.ir.loop import CARRY, END, STACK
-from jaxckpt.program.open_scan import STRETCHES, Sight, is_ours, paths_of, renumbered
-from jaxckpt.program.program import Atom, Equation, OpenLoop, Program
+from jaxckpt.program.flat_program import Atom, Equation, FlatProgram, OpenLoop
+from jaxckpt.program.open_scan import STACK_WRITERS, Visibility, is_loop_boundary, loop_paths, with_loop_ids
 from jaxckpt.rewrite.rebuild import rebuilt
 from jaxckpt.rewrite.requested_loops import requested_loops
 from jaxckpt.trace.step import Traced
@@ -55,7 +55,12 @@ def loops_split_together(traced: Traced) -> tuple[tuple[int, ...], ...]:
     for loop in range(len(program.loops)):
         found.setdefault(groups.of(loop), []).append(loop)
     unfit = {loop for equation in program.equations for loop in _stacking_no_numbers(equation)}
-    unfit |= {around for path in paths_of(program.loops) if program.loops[path[-1]].fork is not None for around in path}
+    unfit |= {
+        around
+        for path in loop_paths(program.loops)
+        if program.loops[path[-1]].cond_branch is not None
+        for around in path
+    }
     return tuple(
         tuple(loops)
         for loops in found.values()
@@ -111,12 +116,12 @@ def _stacking_no_numbers(equation: Equation) -> Iterator[int]:
 class _Groups:
     """Which loops have to be split together: those of which one reads a value of the other's turn."""
 
-    def __init__(self, program: Program):
+    def __init__(self, program: FlatProgram):
         self._other = list(range(len(program.loops)))
-        sight = Sight(program.loops)
+        visibility = Visibility(program.loops)
         home: dict[Any, tuple[int, ...]] = {}
         for equation in program.equations:
-            here = sight.path(equation.loop)
+            here = visibility.path(equation.loop)
             for variable in equation.variables():
                 for one, other in zip(home.get(variable, ()), here, strict=False):
                     self._join(one, other)
@@ -154,7 +159,7 @@ class _Splitter:
     def __init__(self, traced: Traced, loop_splits: Mapping[int, LoopSplit]):
         self._traced = traced
         self._program = traced.program
-        self._sight = Sight(traced.program.loops)
+        self._visibility = Visibility(traced.program.loops)
         self._lengths = {loop: each.lengths for loop, each in loop_splits.items()}
         self._number: dict[tuple[int, int | None], int] = {}
         self._loops: list[OpenLoop] = []
@@ -169,7 +174,7 @@ class _Splitter:
 
     def _split_around(self, loop: int | None) -> int | None:
         """The loop that is split, itself or around."""
-        return next((around for around in self._sight.path(loop) if around in self._lengths), None)
+        return next((around for around in self._visibility.path(loop) if around in self._lengths), None)
 
     def _open(self, loop: int) -> None:
         """Numbers a loop anew, once for each stretch of the one that is split around it."""
@@ -238,8 +243,8 @@ class _Splitter:
         names = turning.names[index]
         reads = [self._named(atom, names) for atom in eqn.invars]
         params = eqn.params
-        if is_ours(eqn):
-            params = renumbered(params, lambda loop: self._renumbered(loop, index))
+        if is_loop_boundary(eqn):
+            params = with_loop_ids(params, lambda loop: self._renumbered(loop, index))
             begins = eqn.primitive.name == CARRY and eqn.params["loop"] == loop and index != turning.loop_splits[0]
             reads = [turning.handed[params["index"]]] if begins else reads
         names.update((v, jex.Var(v.aval)) for v in eqn.outvars)
@@ -250,15 +255,15 @@ class _Splitter:
         """An equation outside of what is split."""
         equation = self._program.equations[position]
         eqn, around = equation.eqn, self._renumbered(equation.loop, None)
-        if is_ours(eqn) and (turning := self._turning.get(eqn.params["loop"])) is not None:
+        if is_loop_boundary(eqn) and (turning := self._turning.get(eqn.params["loop"])) is not None:
             last = turning.loop_splits[-1]
             if eqn.primitive.name == END:
                 self._add(position, 0, self._ended(equation, turning, last))
             else:
                 self._add(position, 0, self._stacked(equation, turning))
             return
-        if is_ours(eqn):
-            eqn = eqn.replace(params=renumbered(eqn.params, lambda loop: self._renumbered(loop, None)))
+        if is_loop_boundary(eqn):
+            eqn = eqn.replace(params=with_loop_ids(eqn.params, lambda loop: self._renumbered(loop, None)))
         self._add(position, 0, replace(equation, eqn=eqn, loop=around))
 
     def _ended(self, equation: Equation, turning: _Turning, index: int) -> Equation:
@@ -276,7 +281,7 @@ class _Splitter:
         (value,) = eqn.invars
         reads = [self._named(value, turning.names[index]) for index in turning.loop_splits]
         loops = tuple(self._number[eqn.params["loop"], index] for index in turning.loop_splits)
-        params = {**eqn.params, "loop": loops[-1], STRETCHES: loops}
+        params = {**eqn.params, "loop": loops[-1], STACK_WRITERS: loops}
         return replace(
             equation, eqn=eqn.replace(invars=reads, params=params), loop=self._renumbered(equation.loop, None)
         )

@@ -6,8 +6,8 @@ turns, which reads what the copy makes. So the copy is a forward loop in the bod
 as where gradients are accumulated: what its turns leave waits for one group, and is decided on as elsewhere.
 
 What either of the two makes for nobody is left out. Inner loops go through whole arrays and stack into such
-(`OpenLoop.nested`): nothing is cut, joined or copied for it. Results are as they were, argument by argument and bit by
-bit.
+(`OpenLoop.is_inner_tile`): nothing is cut, joined or copied for it. Results are as they were, argument by argument and
+bit by bit.
 
 Read after `stretch`. Complexity: linear in equations, those of forward bodies once for each loop that reads them.
 """
@@ -24,9 +24,9 @@ from jaxckpt import _compat
 from jaxckpt.ir import GraphPlan, LoopTiling, Phase
 from jaxckpt.ir.loop import ALL_ITERATIONS, BODY_INPUTS, CARRY, END, SLICE, STACK
 from jaxckpt.ir.scope import RECOMPUTED
-from jaxckpt.program.dce import prune
-from jaxckpt.program.open_scan import Sight, is_ours, renumbered, stacking_loops
-from jaxckpt.program.program import Atom, Equation, OpenLoop
+from jaxckpt.program.dce import eliminate_dead_code
+from jaxckpt.program.flat_program import Atom, Equation, OpenLoop
+from jaxckpt.program.open_scan import Visibility, is_loop_boundary, stack_writers, with_loop_ids
 from jaxckpt.rewrite.rebuild import rebuilt
 from jaxckpt.rewrite.requested_loops import requested_loops
 from jaxckpt.rewrite.split_loops import loops_split_together, with_split_loops
@@ -148,7 +148,7 @@ class _Nester:
         self._traced = traced
         self._program = traced.program
         self._nests = loop_tilings
-        self._sight = Sight(traced.program.loops)
+        self._visibility = Visibility(traced.program.loops)
         self._bodies: defaultdict[int, list[int]] = defaultdict(list)
         """For each loop that is nested the positions of the equations of its body."""
         self._ends: dict[int, int] = {}
@@ -172,7 +172,7 @@ class _Nester:
 
     def _nested_around(self, loop: int | None) -> int | None:
         """The loop that is nested, itself or around."""
-        return next((around for around in self._sight.path(loop) if around in self._nests), None)
+        return next((around for around in self._visibility.path(loop) if around in self._nests), None)
 
     def _read_of(self, loop: int) -> Iterator[int]:
         """The forward loops of whose turns one that has some of the backward reads values."""
@@ -188,7 +188,7 @@ class _Nester:
     def _after(self, loop: int) -> Iterator[int]:
         """Positions of what stands behind a loop and reads values of its turns."""
         for position, equation in enumerate(self._program.equations):
-            if equation.eqn.primitive.name in (END, STACK) and loop in stacking_loops(equation.eqn):
+            if equation.eqn.primitive.name in (END, STACK) and loop in stack_writers(equation.eqn):
                 yield position
 
     def _open(self, loop: int) -> None:
@@ -216,11 +216,11 @@ class _Nester:
             around=self._program.loops[forward].eqn.source_info.name_stack,
         )
         for loop, opened in enumerate(self._program.loops):
-            if forward in self._sight.path(loop):
+            if forward in self._visibility.path(loop):
                 made = _inner(opened, outer, self._nests[forward]) if loop == forward else opened
                 eqn = made.eqn.replace(source_info=body.source(made.eqn))
                 parent = outer if loop == forward else loops[opened.parent]  # type: ignore[index]
-                loops[loop] = self._add_loop(replace(made, eqn=eqn, parent=parent, again=loop == forward))
+                loops[loop] = self._add_loop(replace(made, eqn=eqn, parent=parent, is_clone=loop == forward))
         return body
 
     def _add_loop(self, opened: OpenLoop) -> int:
@@ -236,7 +236,7 @@ class _Nester:
             else:
                 self._groups(loop)
         program = self._program.replace(equations=tuple(e for e, _ in self._made), loops=tuple(self._loops))
-        alive = set(map(id, prune(program).equations))
+        alive = set(map(id, eliminate_dead_code(program).equations))
         made = ((equation, phase) for equation, phase in self._made if id(equation) in alive)
         copies: dict[Any, list[Any]] = {}
         for body in self._here.values():
@@ -292,8 +292,8 @@ class _Nester:
             if fresh:
                 body.names.update((v, jex.Var(v.aval)) for v in eqn.outvars)
             params = eqn.params
-            if is_ours(eqn):
-                params = renumbered(params, body.loops.__getitem__)
+            if is_loop_boundary(eqn):
+                params = with_loop_ids(params, body.loops.__getitem__)
             made = eqn.replace(
                 invars=reads,
                 outvars=[body.named(v) for v in eqn.outvars],
@@ -318,7 +318,7 @@ class _Nester:
         wanted: set[int] = set()
         while pending:
             made = graph.producer[ids[pending.pop()]]
-            if made is not None and made not in wanted and not is_ours(equations[made].eqn):
+            if made is not None and made not in wanted and not is_loop_boundary(equations[made].eqn):
                 wanted.add(made)
                 pending.extend(equations[made].variables())
         for position in sorted(wanted):
@@ -358,16 +358,16 @@ class _Nester:
         """An equation outside of what is nested."""
         equation = self._program.equations[position]
         eqn, around = equation.eqn, None if equation.loop is None else self._own[equation.loop]
-        if not is_ours(eqn):
+        if not is_loop_boundary(eqn):
             self._add(position, replace(equation, loop=around))
             return
         loop = eqn.params["loop"]
         if self._is_of(equation, END, loop) and loop in self._nests:
             self._frame(position, self._outer[loop], around, self._handed[loop], eqn.outvars)
             return
-        reads, params = list(eqn.invars), renumbered(eqn.params, self._own.__getitem__)
+        reads, params = list(eqn.invars), with_loop_ids(eqn.params, self._own.__getitem__)
         if eqn.primitive.name == STACK:
-            here = (self._here.get(stretch) for stretch in stacking_loops(eqn))
+            here = (self._here.get(stretch) for stretch in stack_writers(eqn))
             reads = [atom if body is None else body.named(atom) for body, atom in zip(here, reads, strict=True)]
         self._add(position, replace(equation, eqn=eqn.replace(invars=reads, params=params), loop=around))
 
@@ -390,4 +390,4 @@ def _inner(opened: OpenLoop, outer: int, nest: LoopTiling) -> OpenLoop:
     """The loop over the turns of a group; it is a loop for the compiler too, however it is unrolled."""
     unroll = int(opened.eqn.params.get("unroll", 1))
     turns = _of_turns(opened, nest.inner, unroll=unroll if unroll < nest.inner else 1)
-    return replace(turns, parent=outer, offset=None, nested=True)
+    return replace(turns, parent=outer, offset=None, is_inner_tile=True)

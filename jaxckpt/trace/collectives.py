@@ -20,7 +20,7 @@ from typing import Any
 
 from jaxckpt.ir import Kind, Trait, trait_of
 from jaxckpt.ir.shard_map import TO_SHARDS
-from jaxckpt.trace.sharding import Split
+from jaxckpt.trace.sharding import ValueSharding
 
 _RESPLITS = frozenset({"sharding_constraint", "reshard", "mesh_cast"})
 
@@ -41,7 +41,7 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class OperandShardings:
     """What is known of the operands and the result of one equation.
 
     Attributes:
@@ -52,9 +52,9 @@ class Sight:
       size_of: Over how many devices an axis goes.
     """
 
-    reads: Sequence[Split]
+    reads: Sequence[ValueSharding]
     read_bytes: Sequence[int]
-    write: Split
+    write: ValueSharding
     write_bytes: int
     size_of: Callable[[str], int]
 
@@ -63,42 +63,42 @@ class Sight:
         return prod(map(self.size_of, dict.fromkeys(axes)))
 
 
-def shared(eqn: Any, kind: Kind, sight: Sight) -> Shared:
+def shared(eqn: Any, kind: Kind, operands: OperandShardings) -> Shared:
     """The part of one device in the work of an equation."""
     name = eqn.primitive.name
     if name == "shard_map":
         return Shared(ways=eqn.params["mesh"].size)
     if name == TO_SHARDS:
-        return _of_part(eqn, sight)
+        return _of_part(eqn, operands)
     if trait_of(name) is Trait.COLLECTIVE and name not in _RESPLITS:
-        return Shared(summed_bytes=_of_collective(eqn, sight))
+        return Shared(summed_bytes=_of_collective(eqn, operands))
     if name == "dot_general":
-        return _of_product(eqn, sight)
-    if kind is Kind.REDUCTION and "axes" in eqn.params and any(sight.reads[:1]):
-        lost = {axis for dim in eqn.params["axes"] for axis in sight.reads[0][dim]}
-        return Shared(ways=sight.ways(_flat(sight.reads[0])), summed_bytes=_all_reduced(sight, lost))
-    if name in _RESPLITS and any(sight.reads[:1]):
-        lost = _flat(sight.reads[0]) - _flat(sight.write)
-        got = sight.write_bytes - sight.write_bytes // sight.ways(lost)
-        return Shared(ways=sight.ways(_flat(sight.write)), summed_bytes=got)
-    most = max((sight.ways(_flat(split)) for split in (sight.write, *sight.reads)), default=1)
+        return _of_product(eqn, operands)
+    if kind is Kind.REDUCTION and "axes" in eqn.params and any(operands.reads[:1]):
+        lost = {axis for dim in eqn.params["axes"] for axis in operands.reads[0][dim]}
+        return Shared(ways=operands.ways(_flat(operands.reads[0])), summed_bytes=_all_reduced(operands, lost))
+    if name in _RESPLITS and any(operands.reads[:1]):
+        lost = _flat(operands.reads[0]) - _flat(operands.write)
+        got = operands.write_bytes - operands.write_bytes // operands.ways(lost)
+        return Shared(ways=operands.ways(_flat(operands.write)), summed_bytes=got)
+    most = max((operands.ways(_flat(split)) for split in (operands.write, *operands.reads)), default=1)
     return Shared(ways=most)
 
 
-def _of_part(eqn: Any, sight: Sight) -> Shared:
+def _of_part(eqn: Any, operands: OperandShardings) -> Shared:
     """What a device must get to see its part, where others have some of it."""
-    lost = _flat(sight.reads[0] if sight.reads else ()) - _flat(eqn.params["split"])
-    return Shared(summed_bytes=sight.write_bytes - sight.write_bytes // sight.ways(lost))
+    lost = _flat(operands.reads[0] if operands.reads else ()) - _flat(eqn.params["split"])
+    return Shared(summed_bytes=operands.write_bytes - operands.write_bytes // operands.ways(lost))
 
 
-def _of_collective(eqn: Any, sight: Sight) -> int:
+def _of_collective(eqn: Any, operands: OperandShardings) -> int:
     """What a device gets in an exchange that the step asks for itself."""
     name, params = eqn.primitive.name, eqn.params
     axes = params.get("axes", params.get("axis_name", ()))
     groups = params.get("axis_index_groups")
     named = axes if isinstance(axes, tuple | list) else (axes,)
-    ways = len(groups[0]) if groups else sight.ways(axis for axis in named if isinstance(axis, str))
-    read_bytes = sum(sight.read_bytes)
+    ways = len(groups[0]) if groups else operands.ways(axis for axis in named if isinstance(axis, str))
+    read_bytes = sum(operands.read_bytes)
     if name.startswith(("psum", "pmax", "pmin")):
         return 2 * read_bytes * (ways - 1) // ways
     if name.startswith("all_gather"):
@@ -108,10 +108,10 @@ def _of_collective(eqn: Any, sight: Sight) -> int:
     return read_bytes * (ways - 1) // ways
 
 
-def _of_product(eqn: Any, sight: Sight) -> Shared:
+def _of_product(eqn: Any, operands: OperandShardings) -> Shared:
     (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
-    left, right = (_padded(split, atom) for split, atom in zip(sight.reads, eqn.invars, strict=True))
-    write = sight.write or ((),) * len(eqn.outvars[0].aval.shape)
+    left, right = (_padded(split, atom) for split, atom in zip(operands.reads, eqn.invars, strict=True))
+    write = operands.write or ((),) * len(eqn.outvars[0].aval.shape)
     both = {axis for one, other in zip(left_sum, right_sum, strict=True) for axis in set(left[one]) & set(right[other])}
     batch = range(len(left_batch))
     free = [dim for dim in range(len(left)) if dim not in (*left_sum, *left_batch)]
@@ -121,24 +121,27 @@ def _of_product(eqn: Any, sight: Sight) -> Shared:
     place += len(free)
     right_goes = {**dict(zip(right_batch, batch, strict=True)), **{d: place + i for i, d in enumerate(later)}}
     gathered_bytes = 0
-    for split, goes, own_bytes in ((left, left_goes, sight.read_bytes[0]), (right, right_goes, sight.read_bytes[1])):
+    for split, goes, own_bytes in (
+        (left, left_goes, operands.read_bytes[0]),
+        (right, right_goes, operands.read_bytes[1]),
+    ):
         kept = [set(write[goes[dim]]) if dim in goes else both for dim in range(len(split))]
         lost = {axis for axes, there in zip(split, kept, strict=True) for axis in axes if axis not in there}
-        gathered_bytes += own_bytes * (sight.ways(lost) - 1)
+        gathered_bytes += own_bytes * (operands.ways(lost) - 1)
     scattered = both & _flat(write)
-    summed_bytes = sight.write_bytes * (sight.ways(scattered) - 1) + _all_reduced(sight, both - scattered)
-    return Shared(ways=sight.ways(_flat(write) | both), gathered_bytes=gathered_bytes, summed_bytes=summed_bytes)
+    summed_bytes = operands.write_bytes * (operands.ways(scattered) - 1) + _all_reduced(operands, both - scattered)
+    return Shared(ways=operands.ways(_flat(write) | both), gathered_bytes=gathered_bytes, summed_bytes=summed_bytes)
 
 
-def _all_reduced(sight: Sight, axes: set[str]) -> int:
+def _all_reduced(operands: OperandShardings, axes: set[str]) -> int:
     """What each device gets while a result is added up over some axes: scattered once, gathered once."""
-    ways = sight.ways(axes)
-    return 2 * sight.write_bytes * (ways - 1) // ways
+    ways = operands.ways(axes)
+    return 2 * operands.write_bytes * (ways - 1) // ways
 
 
-def _padded(split: Split, atom: Any) -> Split:
+def _padded(split: ValueSharding, atom: Any) -> ValueSharding:
     return split or ((),) * len(atom.aval.shape)
 
 
-def _flat(split: Split) -> set[str]:
+def _flat(split: ValueSharding) -> set[str]:
     return {axis for axes in split for axis in axes}

@@ -15,8 +15,8 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
+from jaxckpt.program.flat_program import JAXPRS
 from jaxckpt.program.inline import constants_of, open_jaxpr
-from jaxckpt.program.program import JAXPRS
 
 _NAMES = frozenset({"name", "debug_info", "debug", "name_and_src_info", "ctx_mesh", "context_mesh"})
 

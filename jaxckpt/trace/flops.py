@@ -16,13 +16,13 @@ from typing import Any
 import jax.extend.core as jex
 
 from jaxckpt.ir import Kind, kind_of
+from jaxckpt.program.flat_program import FlatProgram
 from jaxckpt.program.inline import REMATS, inline
-from jaxckpt.program.program import Program
 from jaxckpt.trace.size import aval_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class EquationWork:
     """What an equation does besides reading its operands and writing its results.
 
     Attributes:
@@ -35,16 +35,16 @@ class Work:
     traffic_bytes: int = 0
     workspace_bytes: int = 0
 
-    def times(self, trips: int) -> "Work":
+    def times(self, trips: int) -> "EquationWork":
         """The work of so many trips, in the workspace of one."""
-        return Work(
+        return EquationWork(
             flops=None if self.flops is None else trips * self.flops,
             traffic_bytes=trips * self.traffic_bytes,
             workspace_bytes=self.workspace_bytes,
         )
 
 
-UNPRICED = Work(flops=None)
+UNPRICED = EquationWork(flops=None)
 
 _FREE_NAMES = """
     sort cumsum cumprod cummax cummin cumlogsumexp top_k approx_top_k random_bits random_seed random_split
@@ -68,11 +68,11 @@ _ALONE = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.SCATTER})
 """Kinds whose operands must be in memory."""
 
 
-class Works:
+class WorkCounter:
     """Counts the work of equations, and remembers that of bodies; not for longer than the equations live."""
 
     def __init__(self) -> None:
-        self._bodies: dict[int, tuple[Work, bool]] = {}
+        self._bodies: dict[int, tuple[EquationWork, bool]] = {}
 
     def kind(self, eqn: Any) -> Kind:
         """The kind of an equation: its primitive's, but for calls of elementwise work and sums over one element."""
@@ -87,22 +87,22 @@ class Works:
                 return Kind.ELEMENTWISE
         return kind
 
-    def of(self, eqn: Any) -> Work:
+    def of(self, eqn: Any) -> EquationWork:
         """The work of an equation."""
         kind = self.kind(eqn)
         if kind is Kind.CONTRACTION:
-            return Work(flops=contraction_flops(eqn))
+            return EquationWork(flops=contraction_flops(eqn))
         if kind is not Kind.OPAQUE:
-            return Work()
+            return EquationWork()
         return self._of_opaque(eqn.primitive.name, eqn)
 
-    def _of_opaque(self, name: str, eqn: Any) -> Work:
+    def _of_opaque(self, name: str, eqn: Any) -> EquationWork:
         params = eqn.params
         if name == "scan":
             return self._of_body(params["jaxpr"])[0].times(params["length"])
         if name == "while":
             body = self._of_body(params["body_jaxpr"])[0]
-            return Work(flops=None, traffic_bytes=body.traffic_bytes, workspace_bytes=body.workspace_bytes)
+            return EquationWork(flops=None, traffic_bytes=body.traffic_bytes, workspace_bytes=body.workspace_bytes)
         if name == "cond":
             return _mean([self._of_body(branch)[0] for branch in params["branches"]])
         if name == "shard_map":
@@ -113,30 +113,30 @@ class Works:
             body = _call_body(params)
             return UNPRICED if body is None else self._of_body(body)[0]
         if name in _FREE:
-            return Work()
-        return Work(flops=_LINALG[name](eqn)) if name in _LINALG else UNPRICED
+            return EquationWork()
+        return EquationWork(flops=_LINALG[name](eqn)) if name in _LINALG else UNPRICED
 
-    def _of_body(self, jaxpr: Any) -> tuple[Work, bool]:
+    def _of_body(self, jaxpr: Any) -> tuple[EquationWork, bool]:
         """The work of a body, and whether all of it is elementwise."""
         if id(jaxpr) not in self._bodies:
             program = inline(jaxpr)
             self._bodies[id(jaxpr)] = (self._of_program(program), self._is_elementwise(program))
         return self._bodies[id(jaxpr)]
 
-    def _is_elementwise(self, program: Program) -> bool:
+    def _is_elementwise(self, program: FlatProgram) -> bool:
         fusible = (Kind.ELEMENTWISE, Kind.VIEW)
         return all(self.kind(equation.eqn) in fusible for equation in program.equations)
 
-    def _of_program(self, program: Program) -> Work:
+    def _of_program(self, program: FlatProgram) -> EquationWork:
         works = [self.of(equation.eqn) for equation in program.equations]
         stored = self._stored(program)
-        return Work(
+        return EquationWork(
             flops=_known([work.flops for work in works], sum),
             traffic_bytes=_traffic_bytes(program, stored) + sum(w.traffic_bytes for w in works),
             workspace_bytes=_peak_bytes(program, stored, works),
         )
 
-    def _stored(self, program: Program) -> dict[Any, int]:
+    def _stored(self, program: FlatProgram) -> dict[Any, int]:
         """The values of a body that no fusion keeps out of memory, with their bytes."""
         reader_kinds: dict[Any, list[Kind]] = {}
         for equation in program.equations:
@@ -164,7 +164,7 @@ def _is_stored(kind: Kind, readers: Sequence[Kind]) -> bool:
     return Kind.REDUCTION in readers and len(readers) > 1
 
 
-def _traffic_bytes(program: Program, stored: dict[Any, int]) -> int:
+def _traffic_bytes(program: FlatProgram, stored: dict[Any, int]) -> int:
     """Every stored value is written once; it and every operand of the body is read once by each reader."""
     total = sum(stored.values())
     operands = {v: aval_bytes(v.aval) for v in program.invars}
@@ -174,7 +174,7 @@ def _traffic_bytes(program: Program, stored: dict[Any, int]) -> int:
     return total
 
 
-def _peak_bytes(program: Program, stored: dict[Any, int], works: Sequence[Work]) -> int:
+def _peak_bytes(program: FlatProgram, stored: dict[Any, int], works: Sequence[EquationWork]) -> int:
     """The most bytes alive at once of values that a body makes and does not return."""
     returned = {id(atom) for atom in program.outvars}
     last = {v: i for i, equation in enumerate(program.equations) for v in equation.variables()}
@@ -191,9 +191,9 @@ def _peak_bytes(program: Program, stored: dict[Any, int], works: Sequence[Work])
     return peak
 
 
-def _mean(works: Sequence[Work]) -> Work:
+def _mean(works: Sequence[EquationWork]) -> EquationWork:
     """Branches of which each runs as often as the others, in the workspace of the greediest."""
-    return Work(
+    return EquationWork(
         flops=_known([work.flops for work in works], lambda flops: sum(flops) / max(1, len(works))),
         traffic_bytes=sum(work.traffic_bytes for work in works) // max(1, len(works)),
         workspace_bytes=max((work.workspace_bytes for work in works), default=0),
@@ -206,11 +206,11 @@ def _known(counts: Sequence[float | None], combine: Callable[[Sequence[float]], 
     return combine(known) if len(known) == len(counts) else None
 
 
-def _estimated(estimate: Any) -> Work:
+def _estimated(estimate: Any) -> EquationWork:
     """A kernel's own word on itself, where its author gave one."""
     if estimate is None:
         return UNPRICED
-    return Work(flops=float(estimate.flops), traffic_bytes=int(estimate.bytes_accessed))
+    return EquationWork(flops=float(estimate.flops), traffic_bytes=int(estimate.bytes_accessed))
 
 
 def _call_body(params: dict[str, Any]) -> Any:

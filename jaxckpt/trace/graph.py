@@ -19,15 +19,15 @@ from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.loop import ALL_ITERATIONS, CARRY, END, STACK
 from jaxckpt.ir.scope import TAG
 from jaxckpt.ir.shard_map import TO_SHARDS
+from jaxckpt.program.flat_program import Equation, FlatProgram, OpenLoop
 from jaxckpt.program.open_shard_map import is_local
-from jaxckpt.program.program import Equation, OpenLoop, Program
 from jaxckpt.program.scope import policy_digests, scope_path
-from jaxckpt.trace.collectives import Shared, Sight, shared
+from jaxckpt.trace.collectives import OperandShardings, Shared, shared
 from jaxckpt.trace.detail import Details
-from jaxckpt.trace.flops import Works
-from jaxckpt.trace.sharding import Split, meshes_of, split_of_sharding
+from jaxckpt.trace.flops import WorkCounter
+from jaxckpt.trace.sharding import ValueSharding, meshes_of, split_of_sharding
 from jaxckpt.trace.size import aval_bytes, split_bytes
-from jaxckpt.trace.source import Sources
+from jaxckpt.trace.source import SourceLines
 from jaxckpt.trace.traits import Traits, placement_of
 
 _UNREPEATABLE = frozenset({"rng_uniform", "pure_callback"})
@@ -36,16 +36,16 @@ the other calls the user's host function once more."""
 
 
 _CHEAP = frozenset({Kind.VIEW, Kind.ELEMENTWISE})
-_NOTHING_SPLIT: Mapping[Any, Split] = MappingProxyType({})
+_NOTHING_SPLIT: Mapping[Any, ValueSharding] = MappingProxyType({})
 
 
 def graph_of(
-    program: Program,
+    program: FlatProgram,
     phases: Sequence[Phase],
     *,
     shardings: Sequence[Any],
     donated: frozenset[int],
-    splits: Mapping[Any, Split] = _NOTHING_SPLIT,
+    splits: Mapping[Any, ValueSharding] = _NOTHING_SPLIT,
 ) -> tuple[Graph, tuple[Any, ...]]:
     """Builds the graph of a program.
 
@@ -79,8 +79,8 @@ def graph_of(
 
 
 def _loop(number: int, loop: OpenLoop) -> Loop:
-    if loop.fork is not None:
-        return Loop(id=number, length=1, reverse=False, parent=loop.parent, branch=loop.fork.branch)
+    if loop.cond_branch is not None:
+        return Loop(id=number, length=1, reverse=False, parent=loop.parent, branch=loop.cond_branch.branch)
     unroll = max(1, int(loop.eqn.params.get("unroll", 1)))
     return Loop(
         id=number,
@@ -89,7 +89,7 @@ def _loop(number: int, loop: OpenLoop) -> Loop:
         parent=loop.parent,
         rolled=loop.length > unroll,
         unroll=unroll,
-        is_clone=loop.again,
+        is_clone=loop.is_clone,
     )
 
 
@@ -99,7 +99,7 @@ def _array_sharding(array: Any) -> Any:
 
 
 class _Builder:
-    def __init__(self, splits: Mapping[Any, Split], axes: Mapping[str, int]) -> None:
+    def __init__(self, splits: Mapping[Any, ValueSharding], axes: Mapping[str, int]) -> None:
         self.variables: list[Any] = []
         self._splits = splits
         self._axes = axes
@@ -107,13 +107,13 @@ class _Builder:
         self.ids: dict[Any, int] = {}
         self.ops: list[Op] = []
         self._sizes: list[int] = []
-        self._split: list[Split] = []
+        self._split: list[ValueSharding] = []
         self._local: set[int] = set()
         self._names: dict[int, str] = {}
         self._untagged: dict[int, int] = {}
-        self._works = Works()
+        self._works = WorkCounter()
         self._details = Details()
-        self._sources = Sources()
+        self._sources = SourceLines()
         self._traits = Traits()
 
     def value(self, variable: Any, sharding: Any = None) -> int:
@@ -181,14 +181,14 @@ class _Builder:
         if not self._axes or not writes:
             return Shared()
         ids = [self.ids[atom] if isinstance(atom, jex.Var) else None for atom in eqn.invars]
-        sight = Sight(
+        operands = OperandShardings(
             reads=[() if i is None else self._split[i] for i in ids],
             read_bytes=[0 if i is None else self._sizes[i] for i in ids],
             write=self._split[writes[0]],
             write_bytes=self._sizes[writes[0]],
             size_of=self._axis_size,
         )
-        return shared(eqn, kind, sight)
+        return shared(eqn, kind, operands)
 
     def _axis_size(self, axis: str) -> int:
         _, slash, part = axis.rpartition("/")
@@ -217,7 +217,7 @@ class _Builder:
             self._names.setdefault(value, name)
 
 
-def _value(number: int, aval: Any, size_bytes: int, name: str | None, split: Split, local: bool) -> Value:
+def _value(number: int, aval: Any, size_bytes: int, name: str | None, split: ValueSharding, local: bool) -> Value:
     inner = getattr(aval, "inner_aval", aval)
     return Value(
         id=number,

@@ -6,7 +6,7 @@ is update where it follows from the backward or serves only what does, else forw
 puts one more `jvp(` around everything; marks are then read below it.
 
 Where nothing is marked at all (a backward written by hand, names stripped), the order itself is split where most
-bytes wait: see `phases_by_structure`. Read after `merge`; `hoist` follows.
+bytes wait: see `phases_from_liveness`. Read after `merge`; `move_to_forward` follows.
 """
 
 from bisect import bisect_right, insort
@@ -23,13 +23,13 @@ from jaxckpt.ir import Kind, Phase, kind_of
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.scope import JVP, TRANSPOSE, Marks
 from jaxckpt.ir.shard_map import TO_SHARDS
-from jaxckpt.program.open_scan import has_transpose, is_ours
-from jaxckpt.program.program import Equation, Program
+from jaxckpt.program.flat_program import Equation, FlatProgram
+from jaxckpt.program.open_scan import has_transpose, is_loop_boundary
 from jaxckpt.trace.size import aval_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phased:
+class PhaseAssignment:
     """The phases of a program's equations.
 
     Attributes:
@@ -43,7 +43,7 @@ class Phased:
     early: Mapping[int, Phase] = field(default_factory=dict)
 
 
-def phases_by_name(program: Program) -> Phased | None:
+def phases_from_marks(program: FlatProgram) -> PhaseAssignment | None:
     """The phase of each equation by the marks in its name stack.
 
     Args:
@@ -70,7 +70,7 @@ def phases_by_name(program: Program) -> Phased | None:
         for position, (phase, mark) in enumerate(zip(settled, marked, strict=True))
         if phase is Phase.FORWARD and mark is Phase.BACKWARD
     }
-    return Phased(phases=settled, early=again | _figures(program, settled, marked))
+    return PhaseAssignment(phases=settled, early=again | _figures(program, settled, marked))
 
 
 def _phase_of_marks(marks: Marks) -> Phase | None:
@@ -79,7 +79,7 @@ def _phase_of_marks(marks: Marks) -> Phase | None:
     return Phase.BACKWARD if marks[0] == TRANSPOSE else Phase.FORWARD
 
 
-def _settled(program: Program, marked: Sequence[Phase | None]) -> list[Phase]:
+def _settled(program: FlatProgram, marked: Sequence[Phase | None]) -> list[Phase]:
     """Marks, and for the unmarked the values that they read."""
     late: set[Any] = set()
     phases = []
@@ -87,7 +87,7 @@ def _settled(program: Program, marked: Sequence[Phase | None]) -> list[Phase]:
         follows = any(variable in late for variable in equation.variables())
         if mark is None:
             phase = Phase.UPDATE if follows else Phase.FORWARD
-        elif mark is Phase.BACKWARD and equation.again and not follows and is_movable(equation.eqn):
+        elif mark is Phase.BACKWARD and equation.in_user_remat and not follows and is_movable(equation.eqn):
             phase = Phase.FORWARD
         else:
             phase = mark
@@ -102,7 +102,7 @@ def _shows_slice(eqn: Any) -> bool:
     return eqn.primitive.name in (SLICE, TO_SHARDS)
 
 
-def _serving_update(program: Program, phases: list[Phase], marked: Sequence[Phase | None]) -> tuple[Phase, ...]:
+def _serving_update(program: FlatProgram, phases: list[Phase], marked: Sequence[Phase | None]) -> tuple[Phase, ...]:
     """Unmarked equations that only the update reads (step counts, learning rates) belong to the update."""
     readers: dict[Any, set[Phase]] = {}
     for position in reversed(range(len(phases))):
@@ -115,7 +115,7 @@ def _serving_update(program: Program, phases: list[Phase], marked: Sequence[Phas
     return tuple(phases)
 
 
-def _figures(program: Program, phases: Sequence[Phase], marked: Sequence[Phase | None]) -> dict[int, Phase]:
+def _figures(program: FlatProgram, phases: Sequence[Phase], marked: Sequence[Phase | None]) -> dict[int, Phase]:
     """Unmarked equations after the gradient that make no more of forward values than these are (metrics).
 
     The compiler runs them in the forward pass, lest it keep logits for an accuracy; so does the graph.
@@ -140,13 +140,13 @@ def is_movable(eqn: Any) -> bool:
     The loops that a checkpoint computes again carry other results than the forward's, so merging does not find
     them; ahead of the backward they would do the work twice.
     """
-    if _compat.lasting_effects(eqn.effects) or is_ours(eqn):
+    if _compat.lasting_effects(eqn.effects) or is_loop_boundary(eqn):
         return False
     opaque = kind_of(eqn.primitive.name) is Kind.OPAQUE
     return not (opaque and any(True for _ in jex.jaxprs_in_params(eqn.params)))
 
 
-def phases_by_structure(program: Program, size_bytes: Callable[[Any], int]) -> Phased:
+def phases_from_liveness(program: FlatProgram, size_bytes: Callable[[Any], int]) -> PhaseAssignment:
     """Splits the order where most bytes wait: what comes before is forward, what comes after backward.
 
     In a gradient the values that the backward reads again pile up until the loss, and the last one made is read
@@ -180,7 +180,7 @@ def phases_by_structure(program: Program, size_bytes: Callable[[Any], int]) -> P
     if not _read_in_reverse([p[bisect_right(p, split)] for p in waiting]):
         raise no_gradient(program, "a program in which no two values wait for a backward pass")
     forward = (Phase.FORWARD,) * split
-    return Phased(phases=forward + (Phase.BACKWARD,) * (len(program.equations) - split))
+    return PhaseAssignment(phases=forward + (Phase.BACKWARD,) * (len(program.equations) - split))
 
 
 def _read_in_reverse(reads: Sequence[int]) -> bool:
@@ -206,7 +206,7 @@ def _read_positions(equations: Sequence[Equation]) -> dict[Any, list[int]]:
     return {variable: positions for variable, positions in reads.items() if positions}
 
 
-def no_gradient(program: Program, found: str) -> NoGradientError:
+def no_gradient(program: FlatProgram, found: str) -> NoGradientError:
     """The error for a step without a backward pass, with what to do about it."""
     hidden = _hidden_gradient(program)
     needed = "a step that calls jax.grad, jax.value_and_grad or jax.vjp at its own level"
@@ -223,7 +223,7 @@ def no_gradient(program: Program, found: str) -> NoGradientError:
     )
 
 
-def _hidden_gradient(program: Program) -> str | None:
+def _hidden_gradient(program: FlatProgram) -> str | None:
     """The primitive of a loop or branch with a backward pass in its body."""
     for equation in program.equations:
         if any(map(has_transpose, jex.jaxprs_in_params(equation.eqn.params))):

@@ -24,19 +24,21 @@ from jax.sharding import AxisType, NamedSharding
 from jaxckpt import _compat
 from jaxckpt.ir.loop import STACK
 from jaxckpt.outline.outline import closed_jaxpr
+from jaxckpt.program.flat_program import Equation, FlatProgram, OpenLoop
 from jaxckpt.program.inline import open_jaxpr
-from jaxckpt.program.open_scan import PRIMITIVES, SHOWN, paths_of
+from jaxckpt.program.open_scan import IS_PROBE, PRIMITIVES, loop_paths
 from jaxckpt.program.open_shard_map import is_local
-from jaxckpt.program.program import Equation, OpenLoop, Program
 
-Split = tuple[tuple[str, ...], ...]
+ValueSharding = tuple[tuple[str, ...], ...]
 """For each dimension the mesh axes that it is split over; part of an axis is written "axis/4"."""
 
 _PLATFORMS = ("cuda", "tpu", "cpu")
 """Tried in this order; a step may hold kernels that only one of them has."""
 
 
-def splits(program: Program, shardings: Sequence[Any], out_shardings: Sequence[Any]) -> Mapping[Any, Split]:
+def propagate_shardings(
+    program: FlatProgram, shardings: Sequence[Any], out_shardings: Sequence[Any]
+) -> Mapping[Any, ValueSharding]:
     """How the values of a program are split.
 
     Args:
@@ -61,7 +63,7 @@ def splits(program: Program, shardings: Sequence[Any], out_shardings: Sequence[A
     if lowered is None:
         return {}
     arguments, made = _compat.propagated_splits(lowered, len(program.constants) + len(program.invars), len(results))
-    known: dict[Any, Split] = {}
+    known: dict[Any, ValueSharding] = {}
     known.update(zip((*(v for v, _ in program.constants), *program.invars), arguments, strict=True))
     for variable, split in zip(shown, made, strict=True):
         known[variable] = split[len(split) - len(variable.aval.shape) :] if split else ()
@@ -69,13 +71,13 @@ def splits(program: Program, shardings: Sequence[Any], out_shardings: Sequence[A
     return {**_of_constants(program, found), **found}
 
 
-def _of_constants(program: Program, found: Mapping[Any, Split]) -> dict[Any, Split]:
+def _of_constants(program: FlatProgram, found: Mapping[Any, ValueSharding]) -> dict[Any, ValueSharding]:
     """What is made of no argument is split as its reader: the pass makes it anew for each, so for our result too."""
     fixed: set[Any] = set()
     for equation in program.equations:
         if fixed.issuperset(equation.variables()):
             fixed.update(equation.eqn.outvars)
-    more: dict[Any, Split] = {}
+    more: dict[Any, ValueSharding] = {}
     for equation in reversed(program.equations):
         result = equation.eqn.outvars[0] if equation.eqn.outvars else None
         split = found.get(result, more.get(result))
@@ -85,13 +87,13 @@ def _of_constants(program: Program, found: Mapping[Any, Split]) -> dict[Any, Spl
     return more
 
 
-def split_of_type(aval: Any) -> Split:
+def split_of_type(aval: Any) -> ValueSharding:
     """What a type says of its split, on an explicit mesh."""
     sharding = getattr(aval, "sharding", None)
     return split_of_sharding(sharding, len(aval.shape)) if isinstance(sharding, NamedSharding) else ()
 
 
-def split_of_sharding(sharding: NamedSharding, rank: int) -> Split:
+def split_of_sharding(sharding: NamedSharding, rank: int) -> ValueSharding:
     """The axes of each dimension that a sharding names; () where it names none.
 
     Example:
@@ -105,7 +107,7 @@ def split_of_sharding(sharding: NamedSharding, rank: int) -> Split:
     return found if any(found) else ()
 
 
-def meshes_of(program: Program, shardings: Iterable[Any]) -> Iterator[Any]:
+def meshes_of(program: FlatProgram, shardings: Iterable[Any]) -> Iterator[Any]:
     """The meshes that shardings of arguments, constraints and types name, in this order."""
     equations = [equation.eqn for equation in program.equations]
     said = (
@@ -124,9 +126,9 @@ def _axes(part: Any) -> tuple[Any, ...]:
     return part if isinstance(part, tuple) else (part,)
 
 
-def _stacked(program: Program) -> tuple[list[Equation], dict[Any, Any]]:
+def _stacked(program: FlatProgram) -> tuple[list[Equation], dict[Any, Any]]:
     """The equations with a stack behind each loop for all that its body makes; for each value what shows it outside."""
-    paths = paths_of(program.loops)
+    paths = loop_paths(program.loops)
     shown: dict[Any, Any] = {}
     inside: dict[int, list[Any]] = {}
     made: list[Equation] = []
@@ -148,9 +150,9 @@ def _stacked(program: Program) -> tuple[list[Equation], dict[Any, Any]]:
 
 
 def _stacks(loop: int, opened: OpenLoop, inside: dict[int, list[Any]], shown: dict[Any, Any]) -> Iterator[Equation]:
-    said = {"loop": loop, "length": opened.length, "reverse": opened.reverse, SHOWN: True}
+    said = {"loop": loop, "length": opened.length, "reverse": opened.reverse, IS_PROBE: True}
     for variable in inside.pop(loop, []):
-        stack = jex.Var(opened.waiting(shown[variable].aval))
+        stack = jex.Var(opened.stacked_aval(shown[variable].aval))
         yield Equation(
             opened.eqn.replace(
                 primitive=PRIMITIVES[STACK],
@@ -171,7 +173,7 @@ def _is_array(variable: Any) -> bool:
 
 
 def _lowered(
-    closed: Any, program: Program, shardings: Sequence[Any], out_shardings: Sequence[Any], more: int
+    closed: Any, program: FlatProgram, shardings: Sequence[Any], out_shardings: Sequence[Any], more: int
 ) -> jax.stages.Lowered | None:
     """The program lowered, its constants as arguments; None where no platform takes it."""
     captured = len(program.constants)

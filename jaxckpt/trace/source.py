@@ -14,7 +14,7 @@ _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 _LINE = re.compile(r"(.*?:\d+)(?::\d+)? \(")
 
 
-class Sources:
+class SourceLines:
     """Looks up the user's lines; not for longer than the equations live, for it goes by identity."""
 
     def __init__(self) -> None:

@@ -19,18 +19,18 @@ from jaxckpt import _compat
 from jaxckpt._errors import ArgumentError, NoGradientError
 from jaxckpt.ir import Graph, Phase
 from jaxckpt.outline.outline import closed_jaxpr
-from jaxckpt.program.cse import merge
-from jaxckpt.program.dce import prune
+from jaxckpt.program.cse import eliminate_common_subexpressions
+from jaxckpt.program.dce import eliminate_dead_code
+from jaxckpt.program.flat_program import FlatProgram
 from jaxckpt.program.inline import inline
-from jaxckpt.program.open_cond import unread
+from jaxckpt.program.open_cond import conds_to_keep_closed
 from jaxckpt.program.open_scan import is_sound
-from jaxckpt.program.program import Program
 from jaxckpt.trace.arguments import argument_paths, check_arguments, leaf_sharding, without_automatic_shardings
 from jaxckpt.trace.graph import graph_of
-from jaxckpt.trace.phase import phases_by_name, phases_by_structure
-from jaxckpt.trace.sharding import splits
+from jaxckpt.trace.phase import phases_from_liveness, phases_from_marks
+from jaxckpt.trace.sharding import propagate_shardings
 from jaxckpt.trace.size import aval_bytes
-from jaxckpt.trace.to_forward import hoist
+from jaxckpt.trace.to_forward import move_to_forward
 
 _NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
@@ -59,7 +59,7 @@ class Traced:
     """
 
     graph: Graph = field(repr=False)
-    program: Program = field(repr=False)
+    program: FlatProgram = field(repr=False)
     jaxpr: Any = field(repr=False)
     variables: tuple[Any, ...] = field(repr=False)
     specs: tuple[jax.ShapeDtypeStruct, ...] = field(repr=False)
@@ -203,20 +203,20 @@ def _jitted(step: Callable[..., Any], static: tuple[int, ...]) -> tuple[Any, fro
     return step, frozenset((*positions, *names))
 
 
-def _phased(program: Program, *, eager: bool) -> tuple[Program, tuple[Phase, ...], str]:
+def _phased(program: FlatProgram, *, eager: bool) -> tuple[FlatProgram, tuple[Phase, ...], str]:
     """The program in its order, a phase an equation, and how they were found."""
     if eager:
         try:
-            phased = phases_by_name(program)
+            phased = phases_from_marks(program)
         except NoGradientError:
             phased = None
         phases = (Phase.FORWARD,) * len(program.equations) if phased is None else phased.phases
         return program, phases, "structure" if phased is None else "names"
-    phased = phases_by_name(program)
+    phased = phases_from_marks(program)
     source = "structure" if phased is None else "names"
     if phased is None:
-        phased = phases_by_structure(program, lambda variable: aval_bytes(variable.aval))
-    return *hoist(program, phased), source
+        phased = phases_from_liveness(program, lambda variable: aval_bytes(variable.aval))
+    return *move_to_forward(program, phased), source
 
 
 def _read(call: _Call, stage: Any, *, keep_user_remat: bool, eager: bool, open_loops: bool) -> Traced:
@@ -226,19 +226,19 @@ def _read(call: _Call, stage: Any, *, keep_user_remat: bool, eager: bool, open_l
         stage.jaxpr,
         _compat.captured_arrays(stage),
         keep_user_remat=keep_user_remat,
-        enter_custom=eager,
+        inline_custom=eager,
         open_loops=not eager and open_loops,
     )
-    inlined = prune(merge(opened()))
-    if whole := unread(inlined):
-        inlined = prune(merge(opened(whole=whole)))
+    inlined = eliminate_dead_code(eliminate_common_subexpressions(opened()))
+    if closed_conds := conds_to_keep_closed(inlined):
+        inlined = eliminate_dead_code(eliminate_common_subexpressions(opened(closed_conds=closed_conds)))
     program, phases, source = _phased(inlined, eager=eager)
     if not is_sound(program):
         return _read(call, stage, keep_user_remat=keep_user_remat, eager=eager, open_loops=False)
     donated = call.donated | {i for i, is_donated in enumerate(leaves.donated) if is_donated}
     asked = _compat.jit_in_shardings(stage)
     shardings = [ours or theirs for ours, theirs in zip(asked, call.shardings, strict=True)]
-    split = {} if eager else splits(program, shardings, leaves.out_shardings)
+    split = {} if eager else propagate_shardings(program, shardings, leaves.out_shardings)
     graph, variables = graph_of(program, phases, shardings=shardings, donated=donated, splits=split)
     return Traced(
         graph=graph,

@@ -17,10 +17,10 @@ import jax.extend.core as jex
 from jaxckpt.ir import Phase
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.shard_map import TO_SHARDS
-from jaxckpt.program.open_scan import Sight
-from jaxckpt.program.program import Equation, Program
-from jaxckpt.program.scope import untransposed
-from jaxckpt.trace.phase import Phased
+from jaxckpt.program.flat_program import Equation, FlatProgram
+from jaxckpt.program.open_scan import Visibility
+from jaxckpt.program.scope import forward_name_stack
+from jaxckpt.trace.phase import PhaseAssignment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class _Place:
     loop: int | None
 
 
-def hoist(program: Program, phased: Phased) -> tuple[Program, tuple[Phase, ...]]:
+def move_to_forward(program: FlatProgram, phased: PhaseAssignment) -> tuple[FlatProgram, tuple[Phase, ...]]:
     """Moves the early equations of a program to the forward pass.
 
     Args:
@@ -56,16 +56,16 @@ def hoist(program: Program, phased: Phased) -> tuple[Program, tuple[Phase, ...]]
 
 def _as_forward(equation: Equation, place: _Place, slices: Mapping[Any, Any]) -> Equation:
     info = equation.eqn.source_info
-    forward = info.replace(name_stack=untransposed(info.name_stack))
+    forward = info.replace(name_stack=forward_name_stack(info.name_stack))
     reads = [slices.get(atom, atom) if isinstance(atom, jex.Var) else atom for atom in equation.eqn.invars]
     if place.loop == equation.loop:
         reads = equation.eqn.invars
     return replace(equation, eqn=equation.eqn.replace(source_info=forward, invars=reads), loop=place.loop)
 
 
-def _places(program: Program, moved: frozenset[int]) -> tuple[dict[int, _Place], dict[Any, Any]]:
+def _places(program: FlatProgram, moved: frozenset[int]) -> tuple[dict[int, _Place], dict[Any, Any]]:
     """Where each moved equation goes; those that stay are left out. And for slices the earlier ones that are equal."""
-    sight = Sight(program.loops)
+    visibility = Visibility(program.loops)
     at: dict[Any, _Place] = {}
     places: dict[int, _Place] = {}
     slices: dict[Any, Any] = {}
@@ -73,11 +73,11 @@ def _places(program: Program, moved: frozenset[int]) -> tuple[dict[int, _Place],
     for position, equation in enumerate(program.equations):
         if equation.eqn.primitive.name == SLICE:
             shown = equation.eqn.outvars[0]
-            slices[shown] = first.setdefault((equation.eqn.invars[0], sight.shape(equation.loop)), shown)
+            slices[shown] = first.setdefault((equation.eqn.invars[0], visibility.iteration_space(equation.loop)), shown)
         elif equation.eqn.primitive.name == TO_SHARDS:
             (array,), (shown,) = equation.eqn.invars, equation.eqn.outvars
             array = slices.get(array, array) if isinstance(array, jex.Var) else array
-            key = (array, equation.eqn.params["split"], equation.manual, sight.shape(equation.loop))
+            key = (array, equation.eqn.params["split"], equation.manual, visibility.iteration_space(equation.loop))
             slices[shown] = shown if isinstance(array, jex.Literal) else first.setdefault(key, shown)
         anchors = [at[v] for v in (slices.get(v, v) for v in equation.variables()) if v in at]
         place = _Place(behind=position, loop=equation.loop)
@@ -85,14 +85,14 @@ def _places(program: Program, moved: frozenset[int]) -> tuple[dict[int, _Place],
             if not anchors:
                 continue
             last = max(anchors, key=lambda anchor: anchor.behind)
-            if all(sight.sees(last.loop, anchor.loop) for anchor in anchors):
+            if all(visibility.can_read(last.loop, anchor.loop) for anchor in anchors):
                 places[position] = place = last
         at.update(dict.fromkeys(equation.eqn.outvars, place))
     _place_rootless(program, moved, places)
     return places, slices
 
 
-def _place_rootless(program: Program, moved: frozenset[int], places: dict[int, _Place]) -> None:
+def _place_rootless(program: FlatProgram, moved: frozenset[int], places: dict[int, _Place]) -> None:
     """Equations that read no other one go where the first moved equation wants them."""
     wanted: dict[Any, _Place] = {}
     for position in reversed(range(len(program.equations))):

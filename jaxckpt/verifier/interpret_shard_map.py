@@ -45,7 +45,7 @@ class _ShardMapInterpreter:
 
     def spec(self, aval: Any) -> Any:
         """How a value lies between two operations."""
-        return _compat.waiting_spec(aval, self._mesh, check_vma=self._check_vma)
+        return _compat.per_device_spec(aval, self._mesh, check_vma=self._check_vma)
 
     def mapped(self, function: Callable[..., Any], in_specs: Sequence[Any], out_specs: Sequence[Any]) -> Any:
         """A function of one device's parts as a compiled one of arrays."""

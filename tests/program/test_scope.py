@@ -7,7 +7,7 @@ import pytest
 from jaxckpt import _compat
 from jaxckpt.ir import Phase
 from jaxckpt.ir.scope import path_of_marks, repeated
-from jaxckpt.program.scope import untransposed
+from jaxckpt.program.scope import forward_name_stack
 from jaxckpt.trace import trace_step
 
 MARKS = {"jvp", "transpose", "vmap"}
@@ -85,5 +85,5 @@ def test_untransposed_names_the_forward_equation():
     stacks = [eqn.source_info.name_stack for eqn in closed.jaxpr.eqns]
     backward = next(s for s in stacks if "transpose" in str(s) and "net" in str(s))
     assert str(backward) == "transpose(jvp(net))"
-    assert str(untransposed(backward)) == "jvp(net)"
+    assert str(forward_name_stack(backward)) == "jvp(net)"
     assert _compat.name_stack_marks(backward) == marks(">transpose >jvp net")

@@ -7,7 +7,7 @@ import pytest
 from jaxckpt.ir import Kind
 from jaxckpt.program.inline import inline
 from jaxckpt.trace import trace_step
-from jaxckpt.trace.flops import Works
+from jaxckpt.trace.flops import WorkCounter
 
 W, X = jnp.full((4, 4), 0.3), jnp.linspace(0.1, 1.0, 12).reshape(3, 4)
 PRODUCT = 2 * 3 * 4 * 4
@@ -16,7 +16,7 @@ PRODUCT = 2 * 3 * 4 * 4
 def work(function, *args, primitive):
     program = inline(jax.make_jaxpr(function)(*args))
     eqns = [e.eqn for e in program.equations if e.eqn.primitive.name == primitive]
-    return Works().of(eqns[0])
+    return WorkCounter().of(eqns[0])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_zeros_between_the_elements_of_a_dilated_operand_are_not_multiplied():
 def test_ragged_products():
     sizes = jnp.array([2, 1], jnp.int32)
     program = inline(jax.make_jaxpr(lambda a, b: jax.lax.ragged_dot(a, b, sizes))(X, jnp.ones((2, 4, 5))))
-    (found,) = [Works().of(e.eqn).flops for e in program.equations if "ragged" in e.eqn.primitive.name]
+    (found,) = [WorkCounter().of(e.eqn).flops for e in program.equations if "ragged" in e.eqn.primitive.name]
     assert found == 2 * 3 * 4 * 5
 
 
@@ -159,4 +159,4 @@ def test_the_graph_carries_the_work():
 @pytest.mark.parametrize(("shape", "kind"), [((4, 1), Kind.VIEW), ((4, 2), Kind.REDUCTION)])
 def test_a_sum_over_axes_of_length_one_is_a_view(shape, kind):
     (eqn,) = jax.make_jaxpr(lambda x: x.sum(1))(jnp.ones(shape)).eqns
-    assert Works().kind(eqn) is kind
+    assert WorkCounter().kind(eqn) is kind

@@ -116,7 +116,7 @@ def test_bodies_of_shard_map_hand_over_residuals_by_device(check_vma):
     for variable in residuals:
         at = forward.outvars.index(variable)
         inner, spec = forward.params["jaxpr"].outvars[at].aval, forward.params["out_specs"][at]
-        assert _compat.waiting_spec(inner, mesh, check_vma=check_vma) == spec
+        assert _compat.per_device_spec(inner, mesh, check_vma=check_vma) == spec
         assert backward.params["in_specs"][backward.invars.index(variable)] == spec
         with forward.ctx.manager:
             assert _compat.unsharded_aval(inner, spec, mesh, check_vma=check_vma).shape == variable.aval.shape
