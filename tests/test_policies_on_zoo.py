@@ -149,7 +149,7 @@ def planned_again(name: str, policy: str) -> int:
     """How many products the plan of a policy runs again; the plan is made anew, by its own way."""
     graph = graph_of(name)
     plan = plan_from_policy(Problem(graph=graph, rates=RATES), load_policy(policy)).plan
-    again = [graph.ops[step.op] for step in schedule(graph, plan).steps if getattr(step, "again", False)]
+    again = [graph.ops[step.op] for step in schedule(graph, plan).steps if getattr(step, "is_clone", False)]
     assert all(op.phase is Phase.FORWARD for op in again)
     products = [op.id for op in again if op.primitive == "dot_general"]
     assert len(set(products)) == len(products), "twice, not three times"

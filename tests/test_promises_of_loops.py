@@ -120,7 +120,7 @@ def test_full_recomputation_of_loops_in_loops_and_around_a_gradient_gives_the_sa
     step, args = build(made)
     traced = trace_step(step, *args)
     plan = solve(Problem(graph=traced.graph, rates=RATES), "full")
-    again = [step for step in rewrite(traced, plan).schedule.steps if getattr(step, "again", False)]
+    again = [step for step in rewrite(traced, plan).schedule.steps if getattr(step, "is_clone", False)]
     assert {traced.graph.ops[step.op].phase for step in again} == {Phase.FORWARD}
     assert len({step.loop for step in again}) >= 3
     assert_same_bits(step, args, traced, plan)

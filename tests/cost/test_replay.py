@@ -77,7 +77,7 @@ def test_dropping_products_lowers_the_peak_and_costs_their_seconds():
     plan = GraphPlan(fingerprint="", decisions=drop, stages=tuple(range(0, 8, 2)))
     plain, plan = replayed(graph), replayed(graph, plan)
     assert plan.peak_bytes < plain.peak_bytes
-    copies = sum(1 for step in plan.steps if getattr(step, "again", False))
+    copies = sum(1 for step in plan.steps if getattr(step, "is_clone", False))
     assert copies == len(drop)
     assert plan.recompute_s == pytest.approx(plan.step_s - plain.step_s)
 

@@ -105,7 +105,7 @@ def test_any_decisions_in_branches_give_the_same_bits(name):
     expected = run_one_by_one(jax.make_jaxpr(step)(*ARGS), *flat)
     for plan in (plan_of(graph, {}), plan_of(graph, dropped(graph)), drawn(graph, 3)):
         rewritten = rewrite(traced, plan)
-        assert not plan.decisions or any(getattr(each, "again", False) for each in rewritten.schedule.steps)
+        assert not plan.decisions or any(getattr(each, "is_clone", False) for each in rewritten.schedule.steps)
         for one, other in zip(run_one_by_one(rewritten.jaxpr, *flat), expected, strict=True):
             np.testing.assert_array_equal(one, other)
 

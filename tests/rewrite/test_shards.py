@@ -75,7 +75,7 @@ def test_any_decisions_in_bodies_give_the_same_bits():
     expected = run_one_by_one(jax.make_jaxpr(step)(WEIGHTS, X), *flat)
     for plan in (plan_of(traced.graph, dropped(traced.graph)), drawn(traced.graph, 3)):
         rewritten = rewrite(traced, plan)
-        assert any(getattr(each, "again", False) for each in rewritten.schedule.steps)
+        assert any(getattr(each, "is_clone", False) for each in rewritten.schedule.steps)
         for one, other in zip(run_one_by_one(rewritten.jaxpr, *flat), expected, strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -91,7 +91,7 @@ def test_planned_steps_with_bodies_compute_the_same(name, check_vma, remat):
     expected = jax.jit(step)(WEIGHTS, X)
     for plan in (plan_of(graph, dropped(graph)), drawn(graph, 1, hosts=True)):
         rewritten = rewrite(traced, plan)
-        assert any(getattr(each, "again", False) for each in rewritten.schedule.steps)
+        assert any(getattr(each, "is_clone", False) for each in rewritten.schedule.steps)
         assert_same(jax.jit(rewritten.call)(*jax.tree.leaves((WEIGHTS, X))), expected)
 
 
