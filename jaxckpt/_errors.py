@@ -3,9 +3,39 @@
 A message says, in this order: what was called, what we got, what was needed, what to do. The facts behind
 the sentence are attributes of the exception, so that programs need not parse it. Each class is also the
 builtin that a caller would expect (`ValueError`, `LookupError`, ...), under one root, `JaxckptError`.
+
+`closest_names` and `did_you_mean` make the suggestions for unknown names in all messages.
 """
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
+
+
+def closest_names(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> tuple[str, ...]:
+    """The known names most like a misspelt one, best first; none where nothing is close.
+
+    Args:
+      name: As it was given.
+      known: The names that exist.
+      most: How many at most.
+      cutoff: The least similarity, of 0 to 1 (`difflib.get_close_matches`).
+
+    Example:
+      >>> closest_names("min_byte", ["max_bytes", "min_bytes", "every"])
+      ('min_bytes',)
+    """
+    return tuple(difflib.get_close_matches(name, known, n=most, cutoff=cutoff))
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """The end of a message about an unknown name: the closest known name, or "" where none is close.
+
+    Example:
+      >>> did_you_mean("min_byte", ["max_bytes", "min_bytes"]), did_you_mean("colour", ["min_bytes"])
+      ("; the closest is 'min_bytes'", '')
+    """
+    return "".join(f"; the closest is {each!r}" for each in closest_names(name, known, cutoff=cutoff))
 
 
 class JaxckptError(Exception):

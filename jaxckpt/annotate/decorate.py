@@ -9,7 +9,6 @@ Read after `linen`, `nnx`.
 
 import contextlib
 import copy
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ import jax
 import jax.extend.source_info_util as source_info
 
 from jaxckpt import _compat
-from jaxckpt._errors import ScopeError
+from jaxckpt._errors import ScopeError, closest_names
 from jaxckpt.annotate import linen, nnx
 from jaxckpt.annotate.checkpoint import Checkpoint, saves_all
 from jaxckpt.ir.scope import POLICY_MARK
@@ -135,13 +134,13 @@ def _with_marks(method: Callable[..., Any], name: str, policy: Policy | None) ->
 def _require_method(cls: type, method: str) -> None:
     if callable(getattr(cls, method, None)):
         return
-    there = [name for name in dir(cls) if callable(getattr(cls, name, None)) and not name.startswith("__")]
-    closest = difflib.get_close_matches(method, there, n=1, cutoff=0.5)
+    known = [name for name in dir(cls) if callable(getattr(cls, name, None)) and not name.startswith("__")]
+    (suggested, *_) = (*closest_names(method, known, cutoff=0.5), *known, "__call__")
     raise ScopeError(
         f"jaxckpt.scope({cls.__name__}): it has no method {method!r}.",
         got=f"methods = {method!r}",
-        needed=f"methods of {cls.__name__}: {', '.join(there) or 'it has none'}",
-        advice=f"methods=({(closest or there or ['__call__'])[0]!r},)",
+        needed=f"methods of {cls.__name__}: {', '.join(known) or 'it has none'}",
+        advice=f"methods=({suggested!r},)",
         method=method,
     )
 
@@ -214,12 +213,12 @@ def _static_positions(function: Callable[..., Any], names: Sequence[str]) -> fro
     known = [p.name for p in parameters]
     missing = [name for name in names if name not in known]
     if missing and not takes_any:
-        closest = difflib.get_close_matches(missing[0], known, n=1, cutoff=0.5)
+        (suggested, *_) = (*closest_names(missing[0], known, cutoff=0.5), *known, "flag")
         raise ScopeError(
             f"jaxckpt.scope: {_own_name(function) or 'the function'} has no argument {missing[0]!r}.",
             got=f"static_argnames = {tuple(names)!r}",
             needed=f"names of its arguments: {', '.join(known) or 'it has none'}",
-            advice=f"static_argnames=({(closest or known or ['flag'])[0]!r},)",
+            advice=f"static_argnames=({suggested!r},)",
             argument=missing[0],
         )
     return frozenset(known.index(name) for name in names if name in known)

@@ -4,7 +4,6 @@ The function takes nothing and returns `(step, args)`, or a dict with "step", "a
 "donate_argnums" and "static_argnums".
 """
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -14,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxckpt._errors import StepReferenceError
+from jaxckpt._errors import StepReferenceError, closest_names
 from jaxckpt.planner.step_spec import MadeStep, made_step
 
 
@@ -139,7 +138,7 @@ def _required_parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def _closest(word: str, known: list[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(word, known, n=1)), None)
+    return next(iter(closest_names(word, known)), None)
 
 
 def _wrong(reference: str, got: str, needed: str, advice: str | None = None) -> StepReferenceError:

@@ -5,7 +5,6 @@ file must say `platform = "cuda" | "tpu" | "cpu"`, which chooses the class. Ever
 is said at once. The files of this package lie in `facts/`; a user's own works in the same way. No jax here.
 """
 
-import difflib
 import functools
 import importlib.resources
 import pathlib
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from jaxckpt._errors import TargetError
+from jaxckpt._errors import TargetError, did_you_mean
 from jaxckpt.machine.device_facts import CpuFacts, Facts, GpuFacts, TpuFacts
 from jaxckpt.machine.toml_table import refusal, table_of, text_of
 
@@ -112,17 +111,12 @@ def _table_problems(table: Mapping[str, Any], schema: type) -> Iterator[str]:
             yield f"{name} is missing: {_expected(field)}"
     for name, value in table.items():
         if name not in keys:
-            yield f"{name} is no key{_closest(name, set(keys) - set(table))}"
+            yield f"{name} is no key{did_you_mean(name, set(keys) - set(table))}"
         elif not _fits(value, keys[name]):
             yield f"{name} = {value!r} should be {_expected(keys[name])}"
     measured = any(name.startswith("measured_") for name in table if name != "measured_source")
     if measured and "measured_source" not in table:
         yield "measured_source is missing: a measured figure needs its source"
-
-
-def _closest(name: str, candidates: set[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(candidates), n=1)
-    return f'; the closest is "{close[0]}"' if close else ""
 
 
 def _kind(field: Field) -> str:

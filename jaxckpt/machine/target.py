@@ -5,7 +5,6 @@ a mesh of them, rates for a cost model. It is frozen data, equal to any other of
 one loads no compiler and, but for "attached", looks at no device. Read after `device_facts` and `topology`.
 """
 
-import difflib
 import math
 import pathlib
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import numpy as np
 
 from jaxckpt import _compat
 from jaxckpt._compilers import compiler_for
-from jaxckpt._errors import TargetError, UnknownTargetError
+from jaxckpt._errors import TargetError, UnknownTargetError, closest_names
 from jaxckpt._units import format_bytes
 from jaxckpt.cost.rates import Rates
 from jaxckpt.machine.attached import attached_facts, attached_topology
@@ -301,7 +300,7 @@ def _refuse_other_device(target: Target, calibration: Calibration) -> None:
 
 def _unknown(name: Any, kind: str) -> UnknownTargetError:
     names = sorted((*known_facts(), "attached"))
-    closest = tuple(difflib.get_close_matches(kind.lower(), names, n=3, cutoff=0.5))
+    closest = closest_names(kind.lower(), names, most=3, cutoff=0.5)
     return UnknownTargetError(
         f"target {name!r} is not known.",
         got=repr(name),

@@ -15,11 +15,10 @@ A value that no policy is meant for is left to the compiler.
 Read after `rule`, `policy`, `regions`.
 """
 
-import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jaxckpt._errors import PolicyError
+from jaxckpt._errors import PolicyError, closest_names
 from jaxckpt.ir import Decision, Graph, Kind, Phase, Recompute, Save, Trait, fold_layers
 from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.regions import excluded_ops, find_regions
@@ -273,8 +272,7 @@ def _instead(rule: Rule, found: Sequence[ForwardValue]) -> str:
         wanted = getattr(rule.match, key)
         if wanted is None or any(not list(_only(rule, key).failing(each)) for each in found):
             continue
-        closest = difflib.get_close_matches(wanted, sorted(there), n=1, cutoff=0.5)
-        if closest:
+        if closest := closest_names(wanted, there, cutoff=0.5):
             return f"; the closest {key} is {closest[0]!r}"
         listed = sorted(there)[:_MOST_NAMED]
         return f"; {key}s here: {', '.join(listed)}" if listed else f"; nothing here has a {key}"

@@ -8,13 +8,12 @@ error with the closest one that we do. How a file that is there is changed witho
 Read after `policy`.
 """
 
-import difflib
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, cast, get_args
 
-from jaxckpt._errors import BudgetError, PolicyError
+from jaxckpt._errors import BudgetError, PolicyError, did_you_mean
 from jaxckpt._units import format_bytes, parse_bytes
 from jaxckpt.ir import Decision, Offload, Partition, Recompute, Save
 from jaxckpt.policy.policy import Policy, Regions
@@ -163,9 +162,7 @@ class _TomlReader:
     def _known(self, table: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
         for key in table:
             if key not in keys:
-                closest = difflib.get_close_matches(key, keys, n=1)
-                said = f"; the closest is {closest[0]!r}" if closest else ""
-                self.problems.append(f"{where}{key!r} is no key{said}")
+                self.problems.append(f"{where}{key!r} is no key{did_you_mean(key, keys)}")
 
     def _text(self, table: Mapping[str, Any], key: str, where: str, *, default: str = "") -> str:
         value = table.get(key, default)

@@ -8,13 +8,12 @@ Read after `problem`; the table is `jaxckpt.solve.STRATEGIES`.
 """
 
 import copy
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NoReturn
 
-from jaxckpt._errors import UnknownStrategyError
+from jaxckpt._errors import UnknownStrategyError, closest_names, did_you_mean
 from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.no_recompute import solve_none
 from jaxckpt.solve.problem import Problem
@@ -177,12 +176,13 @@ class StrategySolver:
 
 
 def _refuse(text: str, strategies: Mapping[str, Strategy]) -> NoReturn:
-    closest = difflib.get_close_matches(text.partition(":")[0], strategies, n=1, cutoff=0.5)
+    name = text.partition(":")[0]
+    (suggested, *_) = (*closest_names(name, strategies, cutoff=0.5), "optimal")
     raise UnknownStrategyError(
         f"solve(strategy={text!r}) names no solver.",
         got=repr(text),
-        needed=f"one of {', '.join(map(repr, strategies))}" + (f"; the closest is {closest[0]!r}" if closest else ""),
-        advice=f'strategy="{closest[0] if closest else "optimal"}"',
+        needed=f"one of {', '.join(map(repr, strategies))}{did_you_mean(name, strategies, cutoff=0.5)}",
+        advice=f'strategy="{suggested}"',
         strategy=text,
     )
 

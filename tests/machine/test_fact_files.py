@@ -63,7 +63,7 @@ def test_all_problems_of_a_file_are_told_at_once_and_numbered():
     assert caught.value.problems == (
         "f32_flops is missing: a number above 0",
         "device_memory_bytes = '32 GiB' should be a whole number above 0",
-        'f32_flop is no key; the closest is "f32_flops"',
+        "f32_flop is no key; the closest is 'f32_flops'",
         "colour is no key",
     )
     assert str(caught.value).startswith("fact file laptop.toml does not describe a device.\n  Got:    (1) ")

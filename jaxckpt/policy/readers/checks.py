@@ -3,11 +3,10 @@
 Read after `reading`.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from jaxckpt._errors import PolicyError
+from jaxckpt._errors import PolicyError, did_you_mean
 
 
 class Checks:
@@ -32,8 +31,7 @@ class Checks:
         keys = tuple(keys)
         for key in given:
             if key not in keys:
-                closest = difflib.get_close_matches(str(key), keys, n=1)
-                hint = f"; the closest is {closest[0]!r}" if closest else f"; there are {', '.join(keys)}"
+                hint = did_you_mean(str(key), keys) or f"; there are {', '.join(keys)}"
                 self.wrong(f"{key!r} is no {what}{hint}")
 
     def flag(self, settings: Mapping[str, Any], key: str, *, default: bool) -> bool:
@@ -68,9 +66,7 @@ class Checks:
         value = settings.get(key, default)
         if isinstance(value, str) and value in words:
             return value
-        closest = difflib.get_close_matches(str(value), words, n=1)
-        hint = f"; the closest is {closest[0]!r}" if closest else ""
-        self.wrong(f"{key} = {value!r} is none of {', '.join(words)}{hint}")
+        self.wrong(f"{key} = {value!r} is none of {', '.join(words)}{did_you_mean(str(value), words)}")
         return default
 
     def texts(self, settings: Mapping[str, Any], key: str, *, default: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -7,10 +7,10 @@ Source: `deepspeed/runtime/activation_checkpointing/{config,checkpointing}.py` a
 Read after `layers`.
 """
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from jaxckpt._errors import closest_names
 from jaxckpt.ir import Decision, Offload, Partition, Save
 from jaxckpt.policy.policy import Policy, Regions
 from jaxckpt.policy.readers.checks import Checks
@@ -108,7 +108,7 @@ def _settings(config: Source | None, arguments: Mapping[str, Any], checks: Check
 
 def _resembles(key: object) -> bool:
     """Whether a key of the whole configuration was probably meant to be ours."""
-    return bool(difflib.get_close_matches(str(key), (_BLOCK, *_DEFAULTS), n=1, cutoff=0.8))
+    return bool(closest_names(str(key), (_BLOCK, *_DEFAULTS), cutoff=0.8))
 
 
 def _validate(settings: Mapping[str, Any], num_layers: int | None, interval: int, checks: Checks) -> None:

@@ -3,11 +3,11 @@
 Read after `checks`.
 """
 
-import difflib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxckpt._errors import closest_names
 from jaxckpt.policy.readers.checks import Checks
 
 _OURS = ("recompute", "offload", "saved-activations", "checkpoint-activations")
@@ -109,6 +109,6 @@ def _refuse_lookalike(name: str, keys: Sequence[str], checks: Checks) -> None:
             "--recompute-method"
         )
     elif any(part in dashed for part in _OURS):
-        closest = difflib.get_close_matches(dashed.replace("-", "_"), keys, n=1)
-        hint = f"; the closest is --{closest[0].replace('_', '-')}" if closest else ""
+        closest = closest_names(dashed, [key.replace("_", "-") for key in keys])
+        hint = "".join(f"; the closest is --{each}" for each in closest)
         checks.wrong(f"--{dashed} is no flag that is known here{hint}")

@@ -3,11 +3,10 @@
 Read after the readers.
 """
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jaxckpt._errors import PolicyError
+from jaxckpt._errors import PolicyError, closest_names
 from jaxckpt.policy.readers.deepspeed import policy_from_deepspeed
 from jaxckpt.policy.readers.maxtext import policy_from_maxtext
 from jaxckpt.policy.readers.megatron import policy_from_megatron
@@ -44,7 +43,7 @@ def read_policy(config: Any, system: str, **settings: Any) -> Reading:
     """
     reader = READERS.get(system)
     if reader is None:
-        closest = difflib.get_close_matches(system, READERS, n=1) or ["deepspeed"]
+        closest = closest_names(system, READERS) or ("deepspeed",)
         raise PolicyError(
             f"read_policy(..., system={system!r}): nobody here reads that.",
             got=repr(system),
