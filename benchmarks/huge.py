@@ -178,7 +178,7 @@ def of_model(name: str) -> dict[str, Any]:
             "peak_resident_bytes": peak_bytes,
         },
         "versions": {
-            "as written": of_plan(planner, planner.solver.unplanned),
+            "as written": of_plan(planner, planner.solver.empty_plan),
             f"**jaxckpt**, {SHARE:.0%}": of_plan(planner, plan),
         },
     }

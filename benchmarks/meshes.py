@@ -174,7 +174,7 @@ def of_layout(name: str, layout: Layout) -> dict[str, Any]:
     """The step as it is, with `jax.checkpoint` on each block, and planned; with and without XLA's scheduler."""
     step, args = step_over(layout)
     planner = Planner(step, *args, target=TARGET, compiler_options=PLAIN, max_compiles=3)
-    found: dict[str, Any] = {"about": layout.about, "as written": row(planner, planner.solver.unplanned)}
+    found: dict[str, Any] = {"about": layout.about, "as written": row(planner, planner.solver.empty_plan)}
     for called, options in {"scheduler on": (), "scheduler off": PLAIN}.items():
         by_hand, _ = step_over(layout, remat=True)
         compiled = jaxckpt.footprint(by_hand, *args, target=TARGET, compiler_options=options)
@@ -273,7 +273,7 @@ def bodies() -> dict[str, Any]:
     """Tensor parallelism of eight, each block in `shard_map`: as written, with `jax.checkpoint`, and planned."""
     step, args = step_by_hand()
     planner = Planner(step, *args, target=TARGET, compiler_options=PLAIN, max_compiles=3)
-    found: dict[str, Any] = {"as written": row(planner, planner.solver.unplanned)}
+    found: dict[str, Any] = {"as written": row(planner, planner.solver.empty_plan)}
     by_hand, _ = step_by_hand(remat=True)
     compiled = jaxckpt.footprint(by_hand, *args, target=TARGET, compiler_options=PLAIN)
     found["`jax.checkpoint` on each block"] = {

@@ -100,7 +100,7 @@ def keeping(solver: OptimalSolver, graph: Graph, *, most_bytes: int) -> tuple[Gr
 
     With it stands what it keeps and does again.
     """
-    low, high = 0, solver.unplanned.predicted.temp_bytes
+    low, high = 0, solver.empty_plan.predicted.temp_bytes
     plan = solver.solve(low)
     found = [(plan, *kept_in_blocks(graph, plan))]
     for _ in range(_STEPS):

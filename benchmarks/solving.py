@@ -46,7 +46,7 @@ def of_size(layers: int) -> dict[str, Any]:
         trace_s = time.perf_counter() - began
         began = time.perf_counter()
         solver = OptimalSolver(Problem(graph=graph, rates=Target("h200").rates))
-        most_bytes = solver.unplanned.predicted.temp_bytes
+        most_bytes = solver.empty_plan.predicted.temp_bytes
         solve_s, gap = [], []
         for share in SHARES:
             plan = solver.solve(int(share * most_bytes))

@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="module")
-def unpolished():
+def no_local_search():
     """Plans of small steps are not polished: what is done with plans does not hang on their last per cent."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxckpt.solve.optimal.local_search._OP_RUNS", 0)

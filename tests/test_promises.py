@@ -51,9 +51,9 @@ def problem_of(program: Program) -> tuple[Case, Problem]:
 def test_optimal_plans_at_random_budgets_compute_the_same(program, share):
     case, problem = problem_of(program)
     solver = OptimalSolver(problem)
-    budget_bytes = int(solver.unplanned.prediction.temp_bytes * share)
-    plan = solver.solve(budget_bytes, unplanned=False)
-    smallest_bytes = solver.smallest.prediction.temp_bytes
+    budget_bytes = int(solver.empty_plan.prediction.temp_bytes * share)
+    plan = solver.solve(budget_bytes, allow_empty=False)
+    smallest_bytes = solver.min_memory_plan.prediction.temp_bytes
     assert plan.prediction.temp_bytes <= max(budget_bytes, smallest_bytes)
     assert_computes_the_same(case, plan)
 

@@ -108,9 +108,9 @@ def test_plans_of_solvers_for_loops_give_the_same_bits(made, share):
     step, args = build(made)
     traced = trace_step(step, *args)
     solver = OptimalSolver(Problem(graph=traced.graph, rates=RATES))
-    budget_bytes = int(solver.unplanned.predicted.temp_bytes * share)
-    plan = solver.solve(budget_bytes, unplanned=False)
-    assert plan.predicted.temp_bytes <= max(budget_bytes, solver.smallest.predicted.temp_bytes)
+    budget_bytes = int(solver.empty_plan.predicted.temp_bytes * share)
+    plan = solver.solve(budget_bytes, allow_empty=False)
+    assert plan.predicted.temp_bytes <= max(budget_bytes, solver.min_memory_plan.predicted.temp_bytes)
     assert_same_bits(step, args, traced, plan)
 
 

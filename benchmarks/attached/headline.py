@@ -119,7 +119,7 @@ def smallest_total(planner: Planner) -> int:
 
 def least_plan(planner: Planner) -> Any:
     """The plan of the least temporaries by the model: what the largest batch needs."""
-    return min(planner.solver.last_resorts, key=lambda plan: plan.predicted.temp_bytes)
+    return min(planner.solver.min_memory_plans, key=lambda plan: plan.predicted.temp_bytes)
 
 
 def run_headline(

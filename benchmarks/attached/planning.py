@@ -68,7 +68,7 @@ def planned(planner: Planner | None, version: str, file: Path) -> dict[str, Any]
     """A plan, kept in a file, and what is predicted of it; of "none" the step as it is."""
     assert planner is not None
     if version == NONE:
-        return figures(planner.unplanned, planner.target) | of_model(planner, planner.solver.unplanned)
+        return figures(planner.unplanned, planner.target) | of_model(planner, planner.solver.empty_plan)
     plan = made_plan(planner, version)
     assert plan.footprint is not None
     file.with_suffix(".part").write_bytes(pickle.dumps(plan))

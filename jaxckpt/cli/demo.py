@@ -98,7 +98,7 @@ def run_demo(
     model = gpt2.training_step(layers=layers, batch=batch)
     planning = time.perf_counter()
     planner = Planner(model.step, *model.args, target=machine, donate_argnums=model.donate_argnums, progress=progress)
-    _ = planner.solver.solve(planner.solver.unplanned.prediction.temp_bytes // 2)
+    _ = planner.solver.solve(planner.solver.empty_plan.prediction.temp_bytes // 2)
     planning_s = time.perf_counter() - planning
     plans: dict[str, Plan] = {}
     refused: dict[str, InfeasibleBudgetError] = {}

@@ -23,7 +23,7 @@ from jaxckpt.dynamic.kernel_program import program_of_kernels
 from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.solve.no_recompute import solve_none
 from jaxckpt.solve.problem import Problem, decide
-from jaxckpt.solve.stages import Stages, boundaries, stagings
+from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts
 
 if TYPE_CHECKING:
     from jaxckpt.dynamic.program import Program
@@ -49,11 +49,11 @@ def sweep_evicted(problem: Problem, *, evictor: str) -> Iterator[GraphPlan]:
     Returns:
       At least one plan: that which recomputes nothing but what must be.
     """
-    if problem.may_be_unplanned:
+    if problem.allows_empty_plan:
         yield solve_none(problem)
     else:
         yield decide(problem, problem.needed & problem.worth_saving, (0,), evictor)
-    cuts: tuple[Stages, ...] = stagings(problem)
+    cuts: tuple[StageStarts, ...] = candidate_cuts(problem)
     seen: set[frozenset[int]] = set()
     for saved in _records(problem, evictor):
         if saved in seen:
@@ -66,8 +66,8 @@ def sweep_evicted(problem: Problem, *, evictor: str) -> Iterator[GraphPlan]:
         yield from made
 
 
-def _with_cut(problem: Problem, saved: frozenset[int], stages: Stages, evictor: str) -> Iterator[GraphPlan]:
-    saved |= problem.must_keep
+def _with_cut(problem: Problem, saved: frozenset[int], stages: StageStarts, evictor: str) -> Iterator[GraphPlan]:
+    saved |= problem.never_recomputed
     crossing = boundaries(problem, stages)
     yield decide(problem, saved | crossing, stages, evictor)
     if not crossing <= saved:

@@ -100,7 +100,7 @@ class _Trial:
     @cached_property
     def resorts(self) -> tuple[ir.GraphPlan, ...]:
         """Plans of least memory, the smallest by prediction first."""
-        resorts = *self.planner.solver.last_resorts, *self.planner.min_memory_tilings
+        resorts = *self.planner.solver.min_memory_plans, *self.planner.min_memory_tilings
         return tuple(sorted(resorts, key=lambda plan: plan.predicted.temp_bytes))
 
     @property
@@ -119,7 +119,7 @@ class _Trial:
 
     def unplanned_bytes(self, ratio: float) -> int:
         """The total of the step as it is, as expected."""
-        return self.fixed_bytes + int(ratio * self.planner.solver.unplanned.predicted.temp_bytes)
+        return self.fixed_bytes + int(ratio * self.planner.solver.empty_plan.predicted.temp_bytes)
 
     def expected_step_s(self, limit_bytes: int, ratio: float) -> float:
         """Seconds of a step with the model's fastest plan within a budget."""
@@ -127,7 +127,7 @@ class _Trial:
         fastest = self.planner.solver.solve(temp_bytes)
         if fastest.predicted.temp_bytes > temp_bytes and self.planner.min_memory_tilings:
             assert self.planner.tiling_solver is not None, "it knows of smaller plans"
-            fastest = self.planner.tiling_solver.solve(temp_bytes, unplanned=False)
+            fastest = self.planner.tiling_solver.solve(temp_bytes, allow_empty=False)
         return fastest.predicted.step_s
 
     def compiled_bytes(self, limit_bytes: int) -> int:

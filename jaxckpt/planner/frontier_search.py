@@ -109,12 +109,12 @@ def _asked(planner: Planner, points: int) -> Iterator[ir.GraphPlan]:
     solver, nesting = planner.solver, planner.tiling_solver
     with collector_paused():
         fastest = solver.solve(None)
-        low, high = solver.smallest.predicted.temp_bytes, fastest.predicted.temp_bytes
-        plans = [solver.solve(budget, unplanned=False) for budget in _spread(low, high, _ASKED * points)]
+        low, high = solver.min_memory_plan.predicted.temp_bytes, fastest.predicted.temp_bytes
+        plans = [solver.solve(budget, allow_empty=False) for budget in _spread(low, high, _ASKED * points)]
         for least in planner.min_memory_tilings:
             assert nesting is not None, "it knows of smaller plans"
             budgets = _spread(least.predicted.temp_bytes, low, points)
-            plans += [nesting.solve(budget, unplanned=False) for budget in budgets]
+            plans += [nesting.solve(budget, allow_empty=False) for budget in budgets]
         plans.append(fastest)
     by_size = sorted(dict.fromkeys(plans), key=lambda p: (p.predicted.total_bytes, p.predicted.step_s))
     best: list[ir.GraphPlan] = []

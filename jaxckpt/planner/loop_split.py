@@ -177,7 +177,7 @@ class LoopSplitter:
     def _expected(self, nearest: PlanFigures, limit_bytes: int) -> Iterator[PlanFigures]:
         """Larger plans that were not compiled: the model is off for them as it was for a compiled one."""
         fixed_bytes = nearest.plan.predicted.total_bytes - nearest.plan.predicted.temp_bytes
-        asked_bytes = float(self._solver.smallest.predicted.temp_bytes)
+        asked_bytes = float(self._solver.min_memory_plan.predicted.temp_bytes)
         while asked_bytes <= limit_bytes - nearest.off_bytes - fixed_bytes:
             asked_bytes *= _GROWTH
         for _ in range(_ASKED):
@@ -266,8 +266,8 @@ class LoopSplitter:
         (only,) = loop_splits
         if only not in self._split:
             split = with_split_loops(self._traced, loop_splits)
-            must = {copy: d for value, d in self._problem.must.items() for copy in split.values[value]}
-            self._split[only] = split, replace(self._problem, graph=split.traced.graph, must=must)
+            required = {copy: d for value, d in self._problem.required.items() for copy in split.values[value]}
+            self._split[only] = split, replace(self._problem, graph=split.traced.graph, required=required)
         return self._split[only]
 
 

@@ -54,27 +54,29 @@ class TilingSolver:
         )
 
     @property
-    def unplanned(self) -> GraphPlan:
+    def empty_plan(self) -> GraphPlan:
         """The step as it is."""
-        return self._solver.unplanned
+        return self._solver.empty_plan
 
     @cached_property
-    def last_resorts(self) -> tuple[GraphPlan, ...]:
+    def min_memory_plans(self) -> tuple[GraphPlan, ...]:
         """The plan of least predicted memory; none where that is no less than without nested loops."""
-        least_bytes = self._solver.smallest.predicted.temp_bytes
-        smaller = [each.smallest for each in self._solvers if each.smallest.predicted.temp_bytes < least_bytes]
+        least_bytes = self._solver.min_memory_plan.predicted.temp_bytes
+        smaller = [
+            each.min_memory_plan for each in self._solvers if each.min_memory_plan.predicted.temp_bytes < least_bytes
+        ]
         return tuple(sorted(smaller, key=lambda plan: plan.predicted.temp_bytes)[:1])
 
-    def solve(self, temp_budget_bytes: int | None, *, unplanned: bool = True) -> GraphPlan:
+    def solve(self, temp_budget_bytes: int | None, *, allow_empty: bool = True) -> GraphPlan:
         """The fastest plan whose predicted temporaries fit, else the one of least memory; there must be one.
 
         Args:
           temp_budget_bytes: What temporaries may take; None for no limit.
-          unplanned: Whether the step as it is may be the answer.
+          allow_empty: True if the empty plan, the step as written, may be the answer.
         """
-        tiled = [each.solve(temp_budget_bytes, unplanned=False) for each in self._solvers]
-        whole = [self.unplanned] if unplanned and self.problem.may_be_unplanned else []
-        return cheapest((*whole, *tiled, *self.last_resorts), temp_budget_bytes)
+        tiled = [each.solve(temp_budget_bytes, allow_empty=False) for each in self._solvers]
+        whole = [self.empty_plan] if allow_empty and self.problem.allows_empty_plan else []
+        return cheapest((*whole, *tiled, *self.min_memory_plans), temp_budget_bytes)
 
     @cached_property
     def _solvers(self) -> tuple[OptimalSolver, ...]:
@@ -83,17 +85,17 @@ class TilingSolver:
     def _nested(self, loop_tilings: tuple[LoopTiling, ...]) -> Problem:
         """The problem of the step with loops nested; what must be decided of a value is decided of its copies too."""
         made = with_tiled_loops(self._traced, loop_tilings)
-        must = {copy: d for value, d in self.problem.must.items() for copy in made.values[value]}
+        required = {copy: d for value, d in self.problem.required.items() for copy in made.values[value]}
         fingerprint = self._traced.graph.fingerprint
         return replace(
-            self.problem, graph=made.traced.graph, must=must, loop_tilings=loop_tilings, fingerprint=fingerprint
+            self.problem, graph=made.traced.graph, required=required, loop_tilings=loop_tilings, fingerprint=fingerprint
         )
 
     @cached_property
     def _groups(self) -> tuple[tuple[int, ...], ...]:
         """Loops that are nested together, outer ones before those in their bodies, which then are not."""
         graph = self._traced.graph
-        if any(isinstance(decision, Offload | Partition) for decision in self.problem.must.values()):
+        if any(isinstance(decision, Offload | Partition) for decision in self.problem.required.values()):
             return ()
         found: list[tuple[int, ...]] = []
         for group in tileable_loops(self._traced):
@@ -107,7 +109,7 @@ class TilingSolver:
         graph = self._traced.graph
         forward = [loop for loop in group if loop not in graph.loops_after_forward]
         handed = (op.writes[0] for op in graph.ops if op.primitive == CARRY and op.loop in forward)
-        return sum(map(graph.residual_bytes, handed)) >= _WORTH * self._solver.smallest.predicted.temp_bytes
+        return sum(map(graph.residual_bytes, handed)) >= _WORTH * self._solver.min_memory_plan.predicted.temp_bytes
 
 
 def _pairs(turns: int) -> Iterator[tuple[int, int]]:

@@ -39,10 +39,10 @@ from jaxckpt.solve import (
     OptimalSolver,
     Problem,
     StrategySolver,
-    collectives_kept,
     named_strategy,
     plan_from_policy,
     required_decisions,
+    saved_collectives,
     solve,
     unaliased_output_bytes,
 )
@@ -109,12 +109,12 @@ class Planner:
             rates=offloading.rates(self.target.rates),
             offloading=offloading,
             may_offload="offload" in allow,
-            may_offload_turns=not misreads_offloaded_stacks(self.target.platform, self.target.compiler_version),
+            may_offload_loop_values=not misreads_offloaded_stacks(self.target.platform, self.target.compiler_version),
             may_partition="partition" in allow,
         )
         chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
-        kept = {} if recompute_collectives else collectives_kept(free)
-        self.problem = replace(free, must={**kept, **required_decisions(free, chosen)})
+        kept = {} if recompute_collectives else saved_collectives(free)
+        self.problem = replace(free, required={**kept, **required_decisions(free, chosen)})
         self._footprints: dict[ir.GraphPlan, Footprint] = {}
         self._solvers: dict[str, StrategySolver] = {}
         self._decided: dict[tuple[object, ...], Traced] = {}
@@ -171,7 +171,12 @@ class Planner:
             if not any(self.problem.moves(candidate.plan) for candidate in search.tried):
                 break
         left = self.max_compiles - len(search.attempts)
-        if nesting is not None and left and nesting.last_resorts and not any(each.fits(limit_bytes) for each in tried):
+        if (
+            nesting is not None
+            and left
+            and nesting.min_memory_plans
+            and not any(each.fits(limit_bytes) for each in tried)
+        ):
             off_bytes = min(each.footprint.total_bytes - each.plan.predicted.total_bytes for each in tried)
             yield BudgetSearch(self, budget, limit_bytes, nesting, attempts, most=left, off_bytes=max(0, off_bytes))
 
@@ -181,7 +186,7 @@ class Planner:
         Raises:
           PolicyError: A rule matches nothing in the step.
         """
-        candidate = self.measure(plan_from_policy(replace(self.problem, must={}), policy).plan)
+        candidate = self.measure(plan_from_policy(replace(self.problem, required={}), policy).plan)
         return self.as_plan(candidate)
 
     @cached_property
@@ -220,7 +225,7 @@ class Planner:
     @property
     def min_memory_tilings(self) -> tuple[ir.GraphPlan, ...]:
         """Plans of nested loops that the model knows to be smaller than all others."""
-        return () if self.tiling_solver is None else self.tiling_solver.last_resorts
+        return () if self.tiling_solver is None else self.tiling_solver.min_memory_plans
 
     @cached_property
     def recompute_only(self) -> OptimalSolver:
@@ -248,7 +253,7 @@ class Planner:
 
     def smallest_untiled(self) -> CompiledPlan:
         """The same of plans for the step's own loops."""
-        return min(map(self.measure, self.solver.last_resorts), key=lambda c: c.footprint.total_bytes)
+        return min(map(self.measure, self.solver.min_memory_plans), key=lambda c: c.footprint.total_bytes)
 
     def floor(self) -> Floor:
         """What the smallest plan takes, by what it is for, and what would lower it beside a plan."""
@@ -295,7 +300,7 @@ class Planner:
 
     def candidates(self) -> tuple[CompiledPlan, ...]:
         """What was measured so far of plans that may answer any budget."""
-        may_be = {"optimal", "full", *(("none",) if self.problem.may_be_unplanned else ())}
+        may_be = {"optimal", "full", *(("none",) if self.problem.allows_empty_plan else ())}
         return tuple(CompiledPlan(plan, fp) for plan, fp in self._footprints.items() if plan.strategy in may_be)
 
     def step_s_with_stalls(self, candidate: CompiledPlan) -> float:

@@ -110,7 +110,7 @@ class BudgetSearch:
             plan = self._answer(asked_bytes)
             if plan is None:
                 break
-            if plan in self.solver.last_resorts:  # it answers no question but its own
+            if plan in self.solver.min_memory_plans:  # it answers no question but its own
                 asked_bytes = plan.predicted.total_bytes
             candidate = self._try(plan, asked_bytes=asked_bytes)
             if self._good_enough(candidate) or self._is_hopeless(candidate):
@@ -128,7 +128,7 @@ class BudgetSearch:
     @property
     def _promising(self) -> list[ir.GraphPlan]:
         """Plans of least memory that should fit and were not tried."""
-        resorts = (plan for plan in self.solver.last_resorts if plan.predicted.total_bytes <= self.limit_bytes)
+        resorts = (plan for plan in self.solver.min_memory_plans if plan.predicted.total_bytes <= self.limit_bytes)
         return [plan for plan in resorts if not self._was_tried(plan)]
 
     @cached_property
@@ -155,14 +155,14 @@ class BudgetSearch:
     @property
     def _may_nest(self) -> bool:
         """Whether it helps to nest loops; not asked before something was compiled and is too large."""
-        return bool(self.tiling_solver and self.tried and self.most >= _NESTS and self.tiling_solver.last_resorts)
+        return bool(self.tiling_solver and self.tried and self.most >= _NESTS and self.tiling_solver.min_memory_plans)
 
     def _is_hopeless(self, candidate: CompiledPlan) -> bool:
         """Whether a plan of least memory is far too large, so that compiles are better spent on nested loops.
 
         Not while another one is left that should fit: which of them a compiler makes smallest is not known.
         """
-        if not self._may_nest or self.fitting or candidate.plan not in self.solver.last_resorts or self._promising:
+        if not self._may_nest or self.fitting or candidate.plan not in self.solver.min_memory_plans or self._promising:
             return False
         fixed_bytes = self.planner.fixed_bytes
         return candidate.footprint.total_bytes - fixed_bytes > _HOPELESS * (self.limit_bytes - fixed_bytes)
@@ -190,7 +190,7 @@ class BudgetSearch:
             return None
         if self.planner.step_s_with_stalls(best) <= _SLOWER * best.plan.predicted.step_s:
             return None
-        rival = self.solver.rival(best.plan, self.fitting[0] - self.planner.fixed_bytes)
+        rival = self.solver.alternative_plan(best.plan, self.fitting[0] - self.planner.fixed_bytes)
         return None if rival is None or self._was_tried(rival) else rival
 
     def _known(self, candidate: CompiledPlan) -> PlanFigures:
@@ -218,11 +218,11 @@ class BudgetSearch:
         nothing new is left.
         """
         solver = self.solver
-        resorts = [plan for plan in solver.last_resorts if not self._was_tried(plan)]
+        resorts = [plan for plan in solver.min_memory_plans if not self._was_tried(plan)]
         left = self.most - len(self.attempts) - (0 if self.fitting else self._reserved)
         if self.fitting or self._promising or left > min(1, len(resorts)):
             temp_bytes = asked_bytes - self.planner.fixed_bytes
-            plan = solver.solve(temp_bytes, unplanned=self._may_be_unplanned())
+            plan = solver.solve(temp_bytes, allow_empty=self._may_be_unplanned())
             if not self._was_tried(plan):
                 return plan
         return None if self.fitting or not resorts else resorts[0]
@@ -232,7 +232,7 @@ class BudgetSearch:
 
     def _may_be_unplanned(self) -> bool:
         """Whether the step as it is might fit: nothing is known yet, or it is known to fit."""
-        unplanned = self.solver.unplanned
+        unplanned = self.solver.empty_plan
         if not self.planner.is_compiled(unplanned):
             return True
         return self.planner.measure(unplanned).footprint.total_bytes <= self.limit_bytes

@@ -16,7 +16,7 @@ from jaxckpt.solve.full_recompute import solve_full
 from jaxckpt.solve.no_recompute import solve_none
 from jaxckpt.solve.offloading import Offloading
 from jaxckpt.solve.optimal.solver import OptimalSolver, solve_optimal
-from jaxckpt.solve.policy_plan import PolicyPlan, collectives_kept, plan_from_policy, required_decisions
+from jaxckpt.solve.policy_plan import PolicyPlan, plan_from_policy, required_decisions, saved_collectives
 from jaxckpt.solve.problem import Problem, unaliased_output_bytes
 from jaxckpt.solve.stages import boundaries
 from jaxckpt.solve.strategy import Solver, Strategy, StrategySolver, strategy_named
@@ -83,10 +83,10 @@ __all__ = [
     "Strategy",
     "StrategySolver",
     "boundaries",
-    "collectives_kept",
     "named_strategy",
     "plan_from_policy",
     "required_decisions",
+    "saved_collectives",
     "solve",
     "solve_full",
     "solve_none",

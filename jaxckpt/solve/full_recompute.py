@@ -13,14 +13,14 @@ from itertools import accumulate, pairwise
 from jaxckpt.cost import Replay
 from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.problem import Problem, decisions_saving
-from jaxckpt.solve.stages import Stages, boundaries, needed_bytes, stagings
+from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts, needed_bytes
 
 _NEARLY_SMALLEST = 1.1
 """A cut whose peak is within this of the smallest one is nearly as small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Floor:
+class CutMinimum:
     """The least that a cut takes: its boundaries are kept, nothing else.
 
     Attributes:
@@ -37,7 +37,7 @@ class Floor:
         return self.replay.peak_bytes
 
 
-class Floors:
+class CutMinima:
     """The floors of a step's cuts, each replayed when it is asked for.
 
     A cut takes at least its boundaries and what one stage leaves for the backward, which is computed again at once.
@@ -45,7 +45,7 @@ class Floors:
 
     Args:
       problem: The step.
-      before_head: Whether cuts have one more before the head, as for `stagings`.
+      before_head: Whether cuts have one more before the head, as for `candidate_cuts`.
 
     Attributes:
       bounds: Every cut with its bound in bytes, by rising bound.
@@ -54,36 +54,36 @@ class Floors:
     def __init__(self, problem: Problem, *, before_head: bool = False):
         self.problem = problem
         before = [0, *accumulate(needed_bytes(problem, of_a_turn=True))]
-        cuts = stagings(problem, before_head=before_head)
+        cuts = candidate_cuts(problem, before_head=before_head)
         self.bounds = tuple(sorted((_least_bytes(problem, stages, before), stages) for stages in cuts))
-        self._known: dict[Stages, Floor] = {}
+        self._known: dict[StageStarts, CutMinimum] = {}
 
-    def of(self, stages: Stages) -> Floor:
+    def of(self, stages: StageStarts) -> CutMinimum:
         """The floor of a cut."""
         if stages not in self._known:
             decisions = decisions_saving(self.problem, boundaries(self.problem, stages))
-            plan, replay = self.problem.planned(decisions, stages, "full")
-            self._known[stages] = Floor(plan=plan, replay=replay)
+            plan, replay = self.problem.plan_and_replay(decisions, stages, "full")
+            self._known[stages] = CutMinimum(plan=plan, replay=replay)
         return self._known[stages]
 
-    def within(self, factor: float) -> tuple[Floor, ...]:
+    def within(self, factor: float) -> tuple[CutMinimum, ...]:
         """The floors of all cuts but of those that cannot come within a factor of the lowest; the lowest is first."""
-        found: list[Floor] = []
+        found: list[CutMinimum] = []
         best_bytes = math.inf
         for least_bytes, stages in self.bounds:
             if least_bytes > factor * best_bytes:
                 break
             found.append(self.of(stages))
             best_bytes = min(best_bytes, found[-1].temp_bytes)
-        return tuple(sorted(found, key=lambda floor: (floor.temp_bytes, len(floor.plan.stages))))
+        return tuple(sorted(found, key=lambda minimum: (minimum.temp_bytes, len(minimum.plan.stages))))
 
 
 def solve_full(problem: Problem) -> GraphPlan:
     """Saves boundaries alone, of the cut with the smallest peak."""
-    return Floors(problem).within(_NEARLY_SMALLEST)[0].plan
+    return CutMinima(problem).within(_NEARLY_SMALLEST)[0].plan
 
 
-def _least_bytes(problem: Problem, stages: Stages, before: Sequence[int]) -> int:
+def _least_bytes(problem: Problem, stages: StageStarts, before: Sequence[int]) -> int:
     """What crosses, and the most that a stage leaves for the backward; `before` has what is left before each op."""
     graph = problem.graph
     begins = [0, *(bisect_left(graph.forward, start) for start in stages[1:]), len(graph.forward)]
@@ -91,24 +91,24 @@ def _least_bytes(problem: Problem, stages: Stages, before: Sequence[int]) -> int
     return most_bytes + sum(map(graph.residual_bytes, boundaries(problem, stages)))
 
 
-def find_blocks(problem: Problem) -> Stages:
+def find_blocks(problem: Problem) -> StageStarts:
     """The blocks of a model: the finest cut nearly as small as the smallest, across which nothing larger goes."""
-    found = Floors(problem).within(_NEARLY_SMALLEST)
+    found = CutMinima(problem).within(_NEARLY_SMALLEST)
     most_bytes = _most_crossing_bytes(problem, found[0].plan.stages)
     near = [f.plan.stages for f in found if f.temp_bytes <= _NEARLY_SMALLEST * found[0].temp_bytes]
     return max((s for s in near if _most_crossing_bytes(problem, s) <= most_bytes), key=len)
 
 
-def find_layers(floors: Floors) -> Stages:
+def finest_layers(cut_minima: CutMinima) -> StageStarts:
     """The finest cut across which nothing larger goes than across the one of the smallest peak, whatever its own peak.
 
     Args:
-      floors: Of the step.
+      cut_minima: Of the step.
     """
-    problem = floors.problem
-    most_bytes = _most_crossing_bytes(problem, floors.within(1.0)[0].plan.stages)
-    return max((s for _, s in floors.bounds if _most_crossing_bytes(problem, s) <= most_bytes), key=len)
+    problem = cut_minima.problem
+    most_bytes = _most_crossing_bytes(problem, cut_minima.within(1.0)[0].plan.stages)
+    return max((s for _, s in cut_minima.bounds if _most_crossing_bytes(problem, s) <= most_bytes), key=len)
 
 
-def _most_crossing_bytes(problem: Problem, stages: Stages) -> int:
+def _most_crossing_bytes(problem: Problem, stages: StageStarts) -> int:
     return max(map(problem.graph.residual_bytes, boundaries(problem, stages)), default=0)

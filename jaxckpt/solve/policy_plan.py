@@ -27,9 +27,9 @@ from jaxckpt.policy import (
     resolve,
 )
 from jaxckpt.solve.full_recompute import find_blocks, solve_full
-from jaxckpt.solve.optimal.prefetch_schedule import timed
+from jaxckpt.solve.optimal.prefetch_schedule import with_prefetch_distances
 from jaxckpt.solve.problem import Problem
-from jaxckpt.solve.stages import Stages, boundaries
+from jaxckpt.solve.stages import StageStarts, boundaries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +70,19 @@ def plan_from_policy(problem: Problem, policy: Policy | None) -> PolicyPlan:
         stages = (0,)
     name = policy.name if policy is not None else "marks"
     plans = [
-        planned(problem, decisions, stages, name) for decisions in (deciding.decisions, deciding.without_end(stages))
+        plan_with_transfers(problem, decisions, stages, name)
+        for decisions in (deciding.decisions, deciding.without_end(stages))
     ]
     return PolicyPlan(resolved=resolved, plan=min(reversed(plans), key=lambda plan: plan.predicted.temp_bytes))
 
 
-def planned(problem: Problem, decisions: Mapping[int, Decision], stages: Stages, name: str) -> GraphPlan:
+def plan_with_transfers(
+    problem: Problem, decisions: Mapping[int, Decision], stages: StageStarts, name: str
+) -> GraphPlan:
     """The plan of some decisions, with time for the copies of what they offload."""
     if not any(isinstance(decision, Offload) for decision in decisions.values()):
         return problem.plan(decisions, stages, name)
-    there = timed(problem, decisions, stages, find_blocks(problem))
+    there = with_prefetch_distances(problem, decisions, stages, find_blocks(problem))
     return problem.plan(there.decisions, stages, name, layers=there.layers)
 
 
@@ -106,7 +109,7 @@ def required_decisions(problem: Problem, policy: Policy | None) -> dict[int, Dec
     return {v: d for v, d in decisions.items() if not isinstance(d, Recompute) or v in problem.read_after_forward}
 
 
-def collectives_kept(problem: Problem) -> dict[int, Decision]:
+def saved_collectives(problem: Problem) -> dict[int, Decision]:
     """Decisions that save what devices have exchanged data for, so that no exchange of the forward pass is repeated.
 
     That are results of collectives, of products and reductions that leave partial sums on several devices, and of

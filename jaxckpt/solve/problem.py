@@ -22,25 +22,25 @@ class Problem:
       graph: The step.
       rates: What the target can do.
       temp_budget_bytes: What temporaries may take, bytes per device; None for no limit.
-      must: Decisions that no solver may change, by value.
+      required: Decisions that no solver may change, by value.
       offloading: What is asked of what goes to the host.
-      may_offload: Whether a solver may send values to the host by itself.
-      may_offload_turns: Whether, where it may, also what the turns of loops make.
-      may_partition: Whether a solver may keep values as shards by itself.
-      whole: Whether the graph is a step, and not a part that was taken out of one.
-      nests: Loops of a step that are nested in the graph.
+      may_offload: True if a solver may offload values by itself.
+      may_offload_loop_values: True if a solver that may offload may also offload values produced in loop bodies.
+      may_partition: True if a solver may save values as shards by itself.
+      is_full_step: True if the graph is a step, and not a subgraph taken out of one.
+      loop_tilings: Loops of the step that are tiled in the graph.
       fingerprint: Of the graph of that step, for plans; None where it is the graph itself.
     """
 
     graph: Graph
     rates: Rates
     temp_budget_bytes: int | None = None
-    must: Mapping[int, Decision] = field(default_factory=dict)
+    required: Mapping[int, Decision] = field(default_factory=dict)
     offloading: Offloading = field(default_factory=Offloading)
     may_offload: bool = False
-    may_offload_turns: bool = True
+    may_offload_loop_values: bool = True
     may_partition: bool = False
-    whole: bool = True
+    is_full_step: bool = True
     loop_tilings: tuple[LoopTiling, ...] = ()
     fingerprint: str | None = None
 
@@ -72,7 +72,7 @@ class Problem:
     def worth_saving(self) -> frozenset[int]:
         """Values that a plan may save: in memory, or much smaller than their sources; never light ones."""
         free = (self.fusion.materialised | self.fusion.optional) - self.fusion.light - self.graph.results
-        return free - {v for v, decision in self.must.items() if isinstance(decision, Recompute)}
+        return free - {v for v, decision in self.required.items() if isinstance(decision, Recompute)}
 
     @cached_property
     def reach(self) -> Mapping[int, tuple[int, int]]:
@@ -86,24 +86,24 @@ class Problem:
         return {v: (op, last[v]) for v, op in made if v in last and v in self.worth_saving}
 
     @property
-    def must_keep(self) -> frozenset[int]:
-        """Values that every plan keeps, in some form."""
-        return frozenset(v for v, decision in self.must.items() if not isinstance(decision, Recompute))
+    def never_recomputed(self) -> frozenset[int]:
+        """Values that no plan recomputes: a required decision saves, offloads or shards them."""
+        return frozenset(v for v, decision in self.required.items() if not isinstance(decision, Recompute))
 
     @property
-    def may_be_unplanned(self) -> bool:
-        """Whether the step as it is does what must be done."""
-        return all(isinstance(decision, Save) for decision in self.must.values())
+    def allows_empty_plan(self) -> bool:
+        """True if the step as written satisfies all required decisions."""
+        return all(isinstance(decision, Save) for decision in self.required.values())
 
     @property
     def may_move(self) -> bool:
-        """Whether a solver may let values wait elsewhere, or in parts, by itself."""
+        """True if a solver may offload or shard values by itself."""
         return self.may_offload or self.may_partition
 
     def moves(self, plan: GraphPlan) -> bool:
-        """Whether a plan lets values wait elsewhere, or in parts, that it need not."""
+        """True if a plan offloads or shards a value without a required decision."""
         moved = (v for v, decision in plan.decisions.items() if isinstance(decision, Offload | Partition))
-        return any(v not in self.must for v in moved)
+        return any(v not in self.required for v in moved)
 
     @cached_property
     def op_s(self) -> tuple[float, ...]:
@@ -124,9 +124,9 @@ class Problem:
         layers: tuple[int, ...] = (),
     ) -> GraphPlan:
         """A plan with its prediction, without saves that nothing reads."""
-        return self.planned(decisions, stages, strategy, layers=layers)[0]
+        return self.plan_and_replay(decisions, stages, strategy, layers=layers)[0]
 
-    def planned(
+    def plan_and_replay(
         self,
         decisions: Mapping[int, Decision],
         stages: tuple[int, ...],
@@ -161,7 +161,9 @@ class Problem:
         return self._replay(schedule(self.graph, plan))
 
     def _replay(self, laid_out: Schedule) -> Replay:
-        return replay(self.graph, laid_out, fusion=self.fusion, prices=self.prices, rates=self.rates, whole=self.whole)
+        return replay(
+            self.graph, laid_out, fusion=self.fusion, prices=self.prices, rates=self.rates, whole=self.is_full_step
+        )
 
     def predict(self, plan: GraphPlan) -> Prediction:
         """What the plan takes, in the figures that users see."""
@@ -218,7 +220,7 @@ def decisions_saving(
         op = graph.producer[v]
         if op is not None and not graph.ops[op].effects:
             decisions[v] = Recompute()
-    return {**decisions, **problem.must}
+    return {**decisions, **problem.required}
 
 
 def _is_late(graph: Graph, step: Step) -> bool:

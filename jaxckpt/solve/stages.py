@@ -6,7 +6,7 @@ skips is cut where it hurts least. No scope or name is looked at: a model withou
 
 The cut is the cheapest one (fewest bytes crossing, summed over cuts) in which no stage makes more than a given
 number of bytes that the backward needs; a dynamic programme with a sliding minimum finds it in linear time.
-`stagings` offers one for each of several limits; which is best depends on what else is alive at the peak, so
+`candidate_cuts` offers one for each of several limits; which is best depends on what else is alive at the peak, so
 solvers try them.
 
 Read after `problem`. Compare Chen et al. 2016, section 4, whose segments have a limit of equal bytes too.
@@ -20,7 +20,7 @@ from itertools import accumulate
 from jaxckpt.ir import Graph
 from jaxckpt.solve.problem import Problem
 
-Stages = tuple[int, ...]
+StageStarts = tuple[int, ...]
 """The id of the first op of each stage, ascending."""
 
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -30,7 +30,7 @@ _CUT_BYTES = 4096
 """What a cut costs besides the bytes that cross it, so that empty stages are not made."""
 
 
-def stagings(problem: Problem, *, before_head: bool = False) -> tuple[Stages, ...]:
+def candidate_cuts(problem: Problem, *, before_head: bool = False) -> tuple[StageStarts, ...]:
     """Cuts of the forward pass, from one stage to many, each different from the others.
 
     Args:
@@ -43,7 +43,7 @@ def stagings(problem: Problem, *, before_head: bool = False) -> tuple[Stages, ..
         return ((0,),)
     made_bytes, crossing_bytes = needed_bytes(problem), crossing(problem)
     total_bytes = sum(made_bytes)
-    found: dict[Stages, None] = {}
+    found: dict[StageStarts, None] = {}
     for count in _COUNTS:
         if count > len(forward):
             break
@@ -69,14 +69,14 @@ def _before_head(starts: list[int], made_bytes: list[int], crossing_bytes: list[
     return [*starts, narrow]
 
 
-def boundaries(problem: Problem, stages: Stages) -> frozenset[int]:
+def boundaries(problem: Problem, stages: StageStarts) -> frozenset[int]:
     """Values in memory that a later stage of the forward pass reads, and those that must be kept: they are saved."""
     begins, reach = stages[1:], problem.reach
     crosses = (v for v, (made, last) in reach.items() if bisect_right(begins, made) < bisect_right(begins, last))
-    return frozenset(crosses) | problem.must_keep
+    return frozenset(crosses) | problem.never_recomputed
 
 
-def stage_index(graph: Graph, stages: Stages) -> dict[int, int]:
+def stage_index(graph: Graph, stages: StageStarts) -> dict[int, int]:
     """For each forward op the index of its stage."""
     bounds = (*(bisect_left(graph.forward, start) for start in stages[1:]), len(graph.forward))
     home, begin = dict[int, int](), 0
@@ -86,7 +86,7 @@ def stage_index(graph: Graph, stages: Stages) -> dict[int, int]:
     return home
 
 
-def members(graph: Graph, stages: Stages) -> tuple[tuple[int, ...], ...]:
+def members(graph: Graph, stages: StageStarts) -> tuple[tuple[int, ...], ...]:
     """The forward ops of each stage."""
     found: list[list[int]] = [[] for _ in stages]
     for op, stage in stage_index(graph, stages).items():

@@ -137,25 +137,25 @@ class StrategySolver:
         self.problem = problem
         self._solver = solver
 
-    def solve(self, temp_budget_bytes: int | None, *, unplanned: bool = True) -> GraphPlan:
+    def solve(self, temp_budget_bytes: int | None, *, allow_empty: bool = True) -> GraphPlan:
         """The strategy's plan; one that reads the budget leaves the step as it is where that fits and is faster.
 
         Args:
           temp_budget_bytes: What temporaries may take; None for no limit.
-          unplanned: Whether the step as it is may be the answer.
+          allow_empty: True if the empty plan, the step as written, may be the answer.
         """
         plan = self._asked(temp_budget_bytes)
-        if self._solver.budgeted and unplanned and self.problem.may_be_unplanned:
-            return cheapest((self.unplanned, plan), temp_budget_bytes)
+        if self._solver.budgeted and allow_empty and self.problem.allows_empty_plan:
+            return cheapest((self.empty_plan, plan), temp_budget_bytes)
         return plan
 
     @cached_property
-    def unplanned(self) -> GraphPlan:
+    def empty_plan(self) -> GraphPlan:
         """The step as it is."""
         return solve_none(self.problem)
 
     @cached_property
-    def last_resorts(self) -> tuple[GraphPlan, ...]:
+    def min_memory_plans(self) -> tuple[GraphPlan, ...]:
         """The plan of least predicted memory that it knows."""
         return (self._asked(0),)
 

@@ -15,7 +15,7 @@ from jaxckpt._errors import ChunkError
 from jaxckpt.annotate import chunked
 from tests.planner.test_planner import needs_compiler
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 FEW = settings(max_examples=5)
 

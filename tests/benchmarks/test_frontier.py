@@ -28,7 +28,7 @@ from benchmarks.frontier_tables import (
 from benchmarks.models import MODELS, PLANNER
 from benchmarks.models.blocks import KEPT, naming, rematerialised
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 GIB = 2**30
 

@@ -12,7 +12,7 @@ from jaxckpt.cli.demo import DemoResult, demo_report, run_demo
 from jaxckpt.report import render_text
 from tests.report.test_reports import FOOTPRINT, GIB, plan
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 
 def result() -> DemoResult:

@@ -11,7 +11,7 @@ from jaxckpt.planner import load_plan
 from tests.cli.test_cli import exit_code, shell, train  # noqa: F401  a fixture
 from tests.planner.test_planner import needs_compiler
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 MAKER = """
 

@@ -41,14 +41,14 @@ def test_records_of_any_graph_are_plans_that_can_be_laid_out(graph, evictor):
     free = Problem(graph=graph, rates=RATES)
     values = sorted(v for v in free.read_after_forward & free.worth_saving if not graph.ops[graph.producer[v]].effects)
     required_decisions = ({}, {values[0]: Recompute()}, {values[-1]: Save()}) if values else ({},)
-    for must in required_decisions:
-        problem = Problem(graph=graph, rates=RATES, must=must)
+    for required in required_decisions:
+        problem = Problem(graph=graph, rates=RATES, required=required)
         plans = list(sweep_evicted(problem, evictor=evictor))
         assert plans
         for plan in plans:
             schedule(graph, plan)
             assert plan.prediction == problem.predict(plan)
-            assert all(plan.decisions.get(v, Save()) == decision for v, decision in must.items())
+            assert all(plan.decisions.get(v, Save()) == decision for v, decision in required.items())
 
 
 @pytest.mark.parametrize("strategy", ["dtr", "dte", "coop"])

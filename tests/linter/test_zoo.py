@@ -6,7 +6,7 @@ from jaxckpt import NoGradientError
 from jaxckpt.linter import lint
 from tests.zoo import ZOO
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 UNDONATED = {"equinox_transformer", "tied_transformer", "curvature"}
 """Steps whose authors do not donate their state; that is said, and is right."""

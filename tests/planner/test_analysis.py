@@ -10,7 +10,7 @@ import pytest
 from jaxckpt._errors import NoGradientError, UnknownTargetError
 from jaxckpt.planner import analyze
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 LAYERS, ROWS, WIDTH = 4, 512, 64
 WEIGHTS = [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS

@@ -15,7 +15,7 @@ from jaxckpt.policy import Match, Rule
 from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import trace_step
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 GPU = any(status.name == "h200" and status.usable for status in targets())
 

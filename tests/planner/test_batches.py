@@ -15,7 +15,7 @@ from jaxckpt.planner.planner import CompiledPlan
 from jaxckpt.report import batches_report, render_text
 from tests.planner.test_planner import needs_compiler, step
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 WEIGHTS = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 8
 
@@ -104,7 +104,7 @@ def test_with_a_model_that_is_off_by_a_factor_the_answer_is_still_the_largest(of
     def smallest(batch):
         made = make_step(batch)
         planner = FakePlanner(made["step"], *made["args"], target="h200", donate_argnums=0)
-        plans = planner.solver.last_resorts
+        plans = planner.solver.min_memory_plans
         return planner.fixed_bytes + min(int(off * plan.prediction.temp_bytes) for plan in plans)
 
     assert found.batch % multiple == 0

@@ -10,7 +10,7 @@ from jaxckpt.planner import Planner
 from jaxckpt.policy import Policy
 from tests.planner.test_planner import needs_compiler
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 MESH = AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,))
 WIDTH, HEAD, BATCH, TOKENS, BLOCKS = 1024, 64, 8, 1024, 3
@@ -57,7 +57,7 @@ def planner():
 
 @needs_compiler
 def test_bodies_are_predicted_by_device(planner):
-    predicted, compiled = planner.solver.unplanned.predicted, planner.unplanned
+    predicted, compiled = planner.solver.empty_plan.predicted, planner.unplanned
     assert predicted.argument_bytes == compiled.argument_bytes
     assert predicted.total_bytes == pytest.approx(compiled.total_bytes, rel=0.1)
 

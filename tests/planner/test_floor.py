@@ -13,7 +13,7 @@ from jaxckpt.report import floor_report, render_text
 from tests.memory_maps import MIB, buffer, made_footprint, memory_map
 from tests.planner.test_planner import needs_compiler
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 Spec = jax.ShapeDtypeStruct
 TOKENS, WIDTH, VOCABULARY = 4096, 256, 32768

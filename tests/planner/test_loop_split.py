@@ -28,7 +28,7 @@ from tests.planner.scanned import (
 )
 from tests.planner.test_planner import needs_compiler
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 LENGTH = 12
 
@@ -44,7 +44,7 @@ class Made:
         self.problem = Problem(graph=self.traced.graph, rates=Target("h200").rates)
         self.solver = OptimalSolver(self.problem)
         self.loop_splitter = LoopSplitter(self.traced, self.solver)
-        self.small, self.large = map(known, (self.solver.smallest, self.solver.solve(None)))
+        self.small, self.large = map(known, (self.solver.min_memory_plan, self.solver.solve(None)))
 
     @property
     def plans(self):
@@ -177,7 +177,7 @@ def small_plan():
     planner = Planner(STEP, *args, target="cpu")
     problem = planner.problem
     everything = decide(problem, problem.read_after_forward & problem.worth_saving, (0,), "optimal")
-    small, large = known(planner.solver.smallest), known(everything)
+    small, large = known(planner.solver.min_memory_plan), known(everything)
     large = replace(large, step_s=small.step_s / 2)
     stretching = planner.loop_splitter(planner.solver)
     pair = stretching.pair([small, large], (small.total_bytes + large.total_bytes) // 2)
@@ -209,7 +209,7 @@ def test_a_mixture_is_refused_by_another_step_and_by_other_turns(small_plan):
 @needs_compiler
 def test_a_budget_between_two_plans_is_filled_as_compiled():
     planner = Planner(STEP, *LARGE, target="h200")
-    small, large = (planner.measure(plan) for plan in (planner.solver.smallest, planner.solver.solve(None)))
+    small, large = (planner.measure(plan) for plan in (planner.solver.min_memory_plan, planner.solver.solve(None)))
     assert planner.step_s_with_stalls(large) < planner.step_s_with_stalls(small)
     limit_bytes = (3 * small.footprint.total_bytes + large.footprint.total_bytes) // 4
     plan = planner.plan(budget=limit_bytes)

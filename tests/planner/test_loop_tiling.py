@@ -34,7 +34,7 @@ from tests.planner.test_batches import FakePlanner
 from tests.planner.test_frontier import assert_monotone
 from tests.planner.test_planner import needs_compiler
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 LENGTH = 36
 
@@ -62,12 +62,12 @@ def test_pairs_of_divisors_are_tried_from_the_root_on_and_a_prime_number_has_non
     assert [[(nest.outer, nest.inner) for nest in loop_tilings] for loop_tilings in solver.loop_tilings] == [
         [pair] for pair in pairs
     ]
-    assert len(solver.last_resorts) == bool(pairs and turns > 4)
+    assert len(solver.min_memory_plans) == bool(pairs and turns > 4)
 
 
 def test_the_least_memory_grows_with_the_root_of_the_turns(made):
-    (plan,) = made.last_resorts
-    whole = made._solver.smallest
+    (plan,) = made.min_memory_plans
+    whole = made._solver.min_memory_plan
     assert plan.loop_tilings == (LoopTiling(loop=0, outer=6, inner=6),)
     spared_bytes = whole.predicted.temp_bytes - plan.predicted.temp_bytes
     assert spared_bytes == pytest.approx((LENGTH - 12) * CARRY_BYTES, rel=0.15)
@@ -76,8 +76,8 @@ def test_the_least_memory_grows_with_the_root_of_the_turns(made):
 
 
 def test_with_more_memory_turns_keep_more_and_run_twice_only(made):
-    (least,) = made.last_resorts
-    more = made.solve(2 * least.predicted.temp_bytes, unplanned=False)
+    (least,) = made.min_memory_plans
+    more = made.solve(2 * least.predicted.temp_bytes, allow_empty=False)
     assert more.loop_tilings
     assert more.predicted.step_s < least.predicted.step_s
     assert more.predicted.temp_bytes <= 2 * least.predicted.temp_bytes
@@ -94,15 +94,15 @@ def test_what_must_be_decided_of_a_value_is_decided_of_its_copy():
     traced = trace_step(step, *LARGE)
     problem = Problem(graph=traced.graph, rates=Target("h200").rates)
     hidden = next(v for v in problem.read_after_forward if traced.graph.values[v].name == "hidden")
-    kept = TilingSolver(traced, OptimalSolver(replace(problem, must={hidden: Save()})))
+    kept = TilingSolver(traced, OptimalSolver(replace(problem, required={hidden: Save()})))
     there = kept._solvers[0].problem
-    copies = [v for v, decision in there.must.items() if decision == Save()]
+    copies = [v for v, decision in there.required.items() if decision == Save()]
     assert {there.graph.loops[there.graph.ops[there.graph.producer[v]].loop].is_clone for v in copies} >= {True}
-    plan = kept._solvers[0].smallest
+    plan = kept._solvers[0].min_memory_plan
     assert Save() in plan.decisions.values()
-    sent = TilingSolver(traced, OptimalSolver(replace(problem, must={hidden: Offload()})))
+    sent = TilingSolver(traced, OptimalSolver(replace(problem, required={hidden: Offload()})))
     assert not sent.loop_tilings
-    assert not sent.last_resorts
+    assert not sent.min_memory_plans
 
 
 def test_loops_that_hand_on_little_are_not_nested():
@@ -118,7 +118,7 @@ def small_plan():
     """A plan of nested loops for a step that runs here."""
     args = small_arguments(12)
     planner = Planner(STEP, *args, target="cpu", donate_argnums=(0,))
-    (plan,) = planner.tiling_solver.last_resorts
+    (plan,) = planner.tiling_solver.min_memory_plans
     return args, planner, plan
 
 
@@ -204,7 +204,7 @@ def test_other_plans_of_least_memory_that_should_fit_are_compiled_before_loops_a
         return SimpleNamespace(predicted=SimpleNamespace(total_bytes=size_bytes))
 
     smallest, other = plan(90), plan(other_bytes)
-    solver, nesting = SimpleNamespace(last_resorts=(smallest, other)), SimpleNamespace(last_resorts=(plan(50),))
+    solver, nesting = SimpleNamespace(min_memory_plans=(smallest, other)), SimpleNamespace(min_memory_plans=(plan(50),))
     search = BudgetSearch(SimpleNamespace(fixed_bytes=0), 100, 100, solver, most=4, nesting=nesting)
     compiled = CompiledPlan(smallest, SimpleNamespace(total_bytes=200))
     search.tried.append(compiled)
@@ -222,7 +222,7 @@ def test_nested_loops_take_no_more_than_checkpoints_nested_by_hand(made):
 
     marked = jaxckpt.footprint(jax.value_and_grad(by_hand), *LARGE, target="h200")
     planner = Planner(STEP, *LARGE, target="h200")
-    (plan,) = made.last_resorts
+    (plan,) = made.min_memory_plans
     found = planner.measure(plan).footprint
     assert found.total_bytes <= 1.01 * marked.total_bytes
     assert found.step_s <= 1.01 * marked.step_s

@@ -7,7 +7,7 @@ import pytest
 import jaxckpt
 from jaxckpt.solve import solve
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 LENGTH, ROWS, WIDTH = 16, 2048, 512
 ARGS = (

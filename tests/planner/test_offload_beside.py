@@ -7,7 +7,7 @@ import pytest
 from jaxckpt.solve import Offloading
 from tests.planner.test_batches import FakePlanner
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 WIDTH, LAYERS = 1024, 8
 ARGS = ([jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS, jax.ShapeDtypeStruct((8192, WIDTH), jnp.float32))

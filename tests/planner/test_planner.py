@@ -20,7 +20,7 @@ from jaxckpt.machine import targets
 from jaxckpt.planner import Planner
 from jaxckpt.planner.planner import CompiledPlan
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 GPU = any(status.name == "h200" and status.usable for status in targets())
 needs_compiler = pytest.mark.skipif(not GPU, reason="needs the CUDA plugin: pip install 'jaxckpt[gpu-targets]'")
@@ -219,8 +219,8 @@ def test_a_model_that_is_too_hopeful_is_corrected_and_the_budget_used(monkeypatc
         planner, "measure", lambda plan: CompiledPlan(plan, measured.setdefault(plan, inflated(plan, factor)))
     )
     monkeypatch.setattr(planner, "is_compiled", measured.__contains__)
-    largest = inflated(planner.solver.unplanned, factor).temp_bytes
-    smallest = min(inflated(plan, factor).temp_bytes for plan in planner.solver.last_resorts)
+    largest = inflated(planner.solver.empty_plan, factor).temp_bytes
+    smallest = min(inflated(plan, factor).temp_bytes for plan in planner.solver.min_memory_plans)
     budget = planner.fixed_bytes + int(smallest + share * (largest - smallest))
     plan = planner.plan(budget=budget)
     assert plan.footprint.total_bytes <= budget
@@ -241,7 +241,9 @@ def test_a_plan_that_is_a_little_too_large_is_followed_by_a_corrected_one_and_no
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
     monkeypatch.setattr(planner, "measure", lambda plan: CompiledPlan(plan, inflated(plan, 1.02)))
     monkeypatch.setattr(planner, "is_compiled", lambda plan: False)
-    smallest, largest = (plan.predicted.temp_bytes for plan in (planner.solver.smallest, planner.solver.unplanned))
+    smallest, largest = (
+        plan.predicted.temp_bytes for plan in (planner.solver.min_memory_plan, planner.solver.empty_plan)
+    )
     full = planner.solver.solve((smallest + largest) // 2)
     plan = planner.plan(budget=full.predicted.total_bytes)
     assert len(plan.attempts) >= 2
@@ -251,8 +253,8 @@ def test_a_plan_that_is_a_little_too_large_is_followed_by_a_corrected_one_and_no
 def test_plans_of_least_memory_that_should_fit_are_compiled_before_a_budget_is_refused(monkeypatch):
     """Of all plans the compiler agrees about the one alone that would be tried last."""
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0, max_compiles=1)
-    last = planner.solver.last_resorts[-1]
-    assert last != planner.solver.smallest
+    last = planner.solver.min_memory_plans[-1]
+    assert last != planner.solver.min_memory_plan
     monkeypatch.setattr(
         planner, "measure", lambda plan: CompiledPlan(plan, inflated(plan, 1.0 if plan == last else 9.0))
     )
@@ -260,7 +262,7 @@ def test_plans_of_least_memory_that_should_fit_are_compiled_before_a_budget_is_r
     plan = planner.plan(budget=last.predicted.total_bytes)
     assert plan.decisions == last.decisions
     assert plan.footprint.total_bytes == last.predicted.total_bytes
-    below = min(each.predicted.total_bytes for each in planner.solver.last_resorts) - MIB
+    below = min(each.predicted.total_bytes for each in planner.solver.min_memory_plans) - MIB
     with pytest.raises(InfeasibleBudgetError) as refused:
         planner.plan(budget=below)
     assert refused.value.minimum_bytes > below
@@ -269,7 +271,9 @@ def test_plans_of_least_memory_that_should_fit_are_compiled_before_a_budget_is_r
 def test_a_correction_that_is_not_enough_is_followed_by_a_larger_one(monkeypatch):
     """The compiler takes a little more than the budget, whatever it is asked for, until it is asked for much less."""
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
-    smallest, largest = (plan.predicted.temp_bytes for plan in (planner.solver.smallest, planner.solver.unplanned))
+    smallest, largest = (
+        plan.predicted.temp_bytes for plan in (planner.solver.min_memory_plan, planner.solver.empty_plan)
+    )
     limit_bytes = planner.fixed_bytes + (smallest + 3 * largest) // 4
     enough_bytes = limit_bytes - limit_bytes // 4
 
@@ -288,10 +292,12 @@ def test_a_correction_that_is_not_enough_is_followed_by_a_larger_one(monkeypatch
 def test_a_plan_much_slower_than_the_model_said_is_held_against_one_of_another_cut(monkeypatch, slower, compiles):
     """The compiler agrees on bytes; of the cut that the model likes best it thinks less."""
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
-    smallest, largest = (plan.predicted.temp_bytes for plan in (planner.solver.smallest, planner.solver.unplanned))
+    smallest, largest = (
+        plan.predicted.temp_bytes for plan in (planner.solver.min_memory_plan, planner.solver.empty_plan)
+    )
     temp_bytes = (smallest + largest) // 2
-    liked = planner.solver.solve(temp_bytes, unplanned=False)
-    assert planner.solver.rival(liked, liked.predicted.temp_bytes).stages != liked.stages
+    liked = planner.solver.solve(temp_bytes, allow_empty=False)
+    assert planner.solver.alternative_plan(liked, liked.predicted.temp_bytes).stages != liked.stages
     monkeypatch.setattr(planner, "measure", lambda plan: CompiledPlan(plan, inflated(plan, 1.0)))
     monkeypatch.setattr(planner, "is_compiled", lambda plan: False)
     monkeypatch.setattr(

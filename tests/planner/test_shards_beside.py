@@ -15,7 +15,7 @@ from jaxckpt.planner.planner import CompiledPlan, Planner
 from tests.planner.test_batches import FakePlanner
 from tests.planner.test_planner import needs_compiler
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 WIDTH, LAYERS, ROWS = 256, 8, 4096
 MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)

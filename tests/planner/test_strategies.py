@@ -8,7 +8,7 @@ from jaxckpt._errors import InfeasibleBudgetError, PolicyError, TooLargeError, U
 from jaxckpt.machine import targets
 from jaxckpt.planner import Planner
 
-pytestmark = pytest.mark.usefixtures("unpolished")
+pytestmark = pytest.mark.usefixtures("no_local_search")
 
 GPU = any(status.name == "h200" and status.usable for status in targets())
 needs_compiler = pytest.mark.skipif(not GPU, reason="needs the CUDA plugin: pip install 'jaxckpt[gpu-targets]'")

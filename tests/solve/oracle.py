@@ -18,7 +18,7 @@ def every_plan(problem: Problem) -> Iterator[GraphPlan]:
     first, *others = problem.graph.forward
     for saved in subsets(sorted(problem.worth_saving & problem.needed)):
         for cuts in subsets(others):
-            yield decide(problem, frozenset(saved) | problem.must_keep, (first, *cuts), "oracle")
+            yield decide(problem, frozenset(saved) | problem.never_recomputed, (first, *cuts), "oracle")
 
 
 def frontier(problem: Problem) -> list[tuple[int, float]]:

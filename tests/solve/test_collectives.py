@@ -9,7 +9,7 @@ import jaxckpt
 from jaxckpt.ir import Phase, Recompute, Save, Trait
 from jaxckpt.machine import Target
 from jaxckpt.schedule import Run, schedule
-from jaxckpt.solve import Problem, collectives_kept, solve
+from jaxckpt.solve import Problem, saved_collectives, solve
 from jaxckpt.trace import trace_step
 
 MESH = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -52,11 +52,11 @@ def again(problem, strategy):
 @pytest.mark.parametrize("strategy", ["full", "every:2"])
 def test_no_exchange_is_repeated_where_collectives_are_kept(strategy):
     free = problem_of(*megatron())
-    kept = collectives_kept(free)
+    kept = saved_collectives(free)
     products = [op for op in free.graph.ops if op.phase is Phase.FORWARD and Trait.COLLECTIVE in op.traits]
     assert len(kept) == sum(op.primitive == "dot_general" for op in products) == LAYERS
     assert set(kept.values()) == {Save()}
-    bound = Problem(graph=free.graph, rates=free.rates, must=kept)
+    bound = Problem(graph=free.graph, rates=free.rates, required=kept)
     assert again(free, strategy)
     assert not again(bound, strategy)
 
@@ -82,7 +82,7 @@ def test_gathered_parameters_are_never_kept():
     assert len(gathered) == LAYERS
     assert all(graph.ops[graph.producer[v]].exchange_bytes == WIDTH * WIDTH * 4 // 2 for v in gathered)
     assert gathered.isdisjoint(problem.worth_saving)
-    assert gathered.isdisjoint(collectives_kept(problem))
+    assert gathered.isdisjoint(saved_collectives(problem))
     plan = solve(problem, "full")
     assert not [v for v in gathered if isinstance(plan.decisions.get(v, Recompute()), Save)]
 
@@ -97,4 +97,4 @@ def test_the_planner_takes_shardings_and_donation_from_the_steps_own_jit():
     assert len(planner.traced.donated) == 2 * LAYERS
     assert planner.fixed_bytes == planner.graph.argument_bytes  # gradients take over the weights' memory
     told = jaxckpt.Planner(jitted, *whole, target="h200:8", recompute_collectives=False)
-    assert len(told.problem.must) == LAYERS
+    assert len(told.problem.required) == LAYERS

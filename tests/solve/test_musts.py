@@ -16,13 +16,13 @@ POLICY = Policy(
 )
 
 
-def problem(must=None):
-    return Problem(graph=chain(8), rates=RATES, must=must or {})
+def problem(required=None):
+    return Problem(graph=chain(8), rates=RATES, required=required or {})
 
 
 def test_rules_that_say_must_are_demanded_and_nothing_else():
-    must = required_decisions(problem(), POLICY)
-    assert set(must.values()) == {Save()}
+    required = required_decisions(problem(), POLICY)
+    assert set(required.values()) == {Save()}
     prefer = dataclasses.replace(POLICY, rules=tuple(dataclasses.replace(r, strength="prefer") for r in POLICY.rules))
     assert required_decisions(problem(), prefer) == {}
     assert required_decisions(problem(), Policy(default="recompute")) == {}
@@ -37,9 +37,9 @@ def test_every_solver_keeps_to_what_must_be(strategy, decision):
 
 
 @given(st.dictionaries(st.integers(1, 7), st.sampled_from([Save(), Recompute()]), max_size=4), st.integers(4, 40))
-def test_the_optimum_keeps_to_what_must_be_at_any_budget(must, kilobytes):
-    plan = OptimalSolver(problem(must)).solve(kilobytes * 1000)
-    for value, decision in must.items():
+def test_the_optimum_keeps_to_what_must_be_at_any_budget(required, kilobytes):
+    plan = OptimalSolver(problem(required)).solve(kilobytes * 1000)
+    for value, decision in required.items():
         if plan.strategy != "none":
             assert plan.decisions[value] == decision
         else:

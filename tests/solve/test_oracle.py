@@ -50,7 +50,7 @@ def test_the_optimum_of_a_chain_is_the_best_of_all_plans_wherever_it_fits(length
 @pytest.mark.parametrize("length", [3, 4, 5, 6])
 def test_the_optimum_of_a_chain_reaches_the_least_memory_of_all_plans(length):
     solver = OptimalSolver(Problem(graph=chain(length, flops=1e8), rates=RATES))
-    assert solver.smallest.prediction.temp_bytes == best_of_chain(length)[0][0]
+    assert solver.min_memory_plan.prediction.temp_bytes == best_of_chain(length)[0][0]
 
 
 @st.composite

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxckpt.ir import Phase
 from jaxckpt.solve import Problem
-from jaxckpt.solve.stages import _CUT_BYTES, _cheapest_cut, boundaries, stage_index, stagings
+from jaxckpt.solve.stages import _CUT_BYTES, _cheapest_cut, boundaries, candidate_cuts, stage_index
 from tests.graphs import RATES, Builder, graphs
 
 
@@ -32,7 +32,7 @@ def blocks(count: int):
 def test_blocks_are_cut_at_their_joints_without_any_name():
     graph, joints = blocks(8)
     problem = Problem(graph=graph, rates=RATES)
-    found = [boundaries(problem, stages) for stages in stagings(problem)]
+    found = [boundaries(problem, stages) for stages in candidate_cuts(problem)]
     finest = max((b for b in found if b <= set(joints)), key=len)
     assert len(finest) >= 6
 
@@ -56,19 +56,19 @@ def test_a_cut_has_one_more_before_a_head_that_makes_much_of_little(head_bytes, 
         cotangent = build.op("dot_general", value, cotangent, size_bytes=4, phase=Phase.BACKWARD)
     problem = Problem(graph=build.graph(cotangent), rates=RATES)
     head = problem.graph.producer[made[-1]]
-    several = [stages for stages in stagings(problem, before_head=True) if len(stages) > 1]
+    several = [stages for stages in candidate_cuts(problem, before_head=True) if len(stages) > 1]
     assert several
     if narrow:
         assert all(head in stages for stages in several)
     else:
-        assert several == [stages for stages in stagings(problem) if len(stages) > 1]
-    assert (0,) in stagings(problem, before_head=True)
+        assert several == [stages for stages in candidate_cuts(problem) if len(stages) > 1]
+    assert (0,) in candidate_cuts(problem, before_head=True)
 
 
 @given(graphs())
 def test_every_forward_op_has_a_stage_and_stages_ascend(graph):
     problem = Problem(graph=graph, rates=RATES)
-    for stages in stagings(problem):
+    for stages in candidate_cuts(problem):
         assert list(stages) == sorted(set(stages))
         home = stage_index(graph, stages)
         assert set(home) == {op.id for op in graph.ops if op.phase is Phase.FORWARD}

@@ -41,7 +41,9 @@ def solve_names(problem: Problem, names: str = "*") -> GraphPlan:
 
 def _followed(problem: Problem, policy: Policy) -> GraphPlan:
     plan = plan_from_policy(problem, policy).plan
-    return problem.plan({**plan.decisions, **problem.must}, plan.stages, plan.strategy) if problem.must else plan
+    return (
+        problem.plan({**plan.decisions, **problem.required}, plan.stages, plan.strategy) if problem.required else plan
+    )
 
 
 def _where_there_are_any(policy: Policy) -> Policy:

@@ -14,10 +14,10 @@ from itertools import accumulate, pairwise
 from jaxckpt.ir import Decision, GraphPlan, Recompute, Save
 from jaxckpt.solve.full_recompute import find_blocks
 from jaxckpt.solve.problem import Problem, decide
-from jaxckpt.solve.stages import Stages, boundaries, crossing, members, needed_bytes
+from jaxckpt.solve.stages import StageStarts, boundaries, crossing, members, needed_bytes
 
 
-def chain(problem: Problem) -> Stages:
+def chain(problem: Problem) -> StageStarts:
     """The first op of each stage of the finest chain."""
     ops = problem.graph.forward
     if not ops:
@@ -35,7 +35,7 @@ def chain(problem: Problem) -> Stages:
     return tuple(ops[i] for i in cuts)
 
 
-def segments(problem: Problem, starts: Stages, strategy: str) -> GraphPlan:
+def segments(problem: Problem, starts: StageStarts, strategy: str) -> GraphPlan:
     """Keeps what crosses from segment to segment; of the last one everything, where that takes no more memory."""
     whole = decide(problem, boundaries(problem, starts), starts, strategy)
     return min(
@@ -44,41 +44,41 @@ def segments(problem: Problem, starts: Stages, strategy: str) -> GraphPlan:
     )
 
 
-def recompute(problem: Problem, starts: Stages, again: Iterable[int], strategy: str) -> GraphPlan:
+def recompute(problem: Problem, starts: StageStarts, again: Iterable[int], strategy: str) -> GraphPlan:
     """Computes some segments again, by their index; the others are left as they are."""
     graph, ops = problem.graph, members(problem.graph, starts)
     within = {v for k in again for op in ops[k] for v in graph.ops[op].writes}
     saved = boundaries(problem, starts)
     decisions: dict[int, Decision] = {v: Save() for v in saved}
     decisions |= {v: Recompute() for v in _repeatable(problem, problem.read_after_forward & within) - saved}
-    return problem.plan({**decisions, **problem.must}, starts, strategy)
+    return problem.plan({**decisions, **problem.required}, starts, strategy)
 
 
-def drop(problem: Problem, dropped: Iterable[int], stages: Stages, strategy: str) -> GraphPlan:
+def drop(problem: Problem, dropped: Iterable[int], stages: StageStarts, strategy: str) -> GraphPlan:
     """Computes some values again, with all that is computed of them inside a kernel.
 
     What their kernels start from is kept, and pinned; the rest is left as it is.
     """
-    graph, keeping = problem.graph, problem.must_keep | frozenset(problem.graph.outputs)
+    graph, keeping = problem.graph, problem.never_recomputed | frozenset(problem.graph.outputs)
     gone = _repeatable(problem, dropped) - keeping
     standing_on = {v for v in problem.read_after_forward if not gone.isdisjoint(problem.fusion.sources[v])}
-    kernels = [kernel(problem, v) for v in sorted(gone | standing_on)]
+    kernels = [fused_kernel(problem, v) for v in sorted(gone | standing_on)]
     inside = {v for kernel in kernels for op in kernel.ops for v in graph.ops[op].writes}
     starts = frozenset(v for kernel in kernels for v in kernel.reads) - gone
     decisions: dict[int, Decision] = {v: Save() for v in starts & problem.worth_saving}
     decisions |= {v: Recompute() for v in _repeatable(problem, problem.read_after_forward & inside) - keeping - starts}
-    return problem.plan({**decisions, **problem.must}, stages, strategy)
+    return problem.plan({**decisions, **problem.required}, stages, strategy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class FusedKernel:
     """What computes a value: its ops, and what they read from memory."""
 
     ops: frozenset[int]
     reads: frozenset[int]
 
 
-def kernel(problem: Problem, value: int) -> Kernel:
+def fused_kernel(problem: Problem, value: int) -> FusedKernel:
     """The op that makes a value with all that is fused into it."""
     graph, written = problem.graph, problem.fusion.materialised
     ops: set[int] = set()
@@ -91,10 +91,10 @@ def kernel(problem: Problem, value: int) -> Kernel:
         ops.add(op)
         for read in graph.ops[op].reads:
             (reads.add if read in written or graph.producer[read] is None else pending.append)(read)
-    return Kernel(ops=frozenset(ops), reads=frozenset(reads))
+    return FusedKernel(ops=frozenset(ops), reads=frozenset(reads))
 
 
-def closed(problem: Problem, stages: Stages, saved: frozenset[int]) -> Stages:
+def closed(problem: Problem, stages: StageStarts, saved: frozenset[int]) -> StageStarts:
     """Those cuts of a chain over which nothing is computed again: all that crosses them is saved."""
     kept = saved | frozenset(problem.graph.outputs)
     return (stages[0], *(cut for cut in stages[1:] if boundaries(problem, (0, cut)) <= kept))
@@ -107,7 +107,7 @@ def _repeatable(problem: Problem, values: Iterable[int]) -> frozenset[int]:
     return frozenset(v for v, op in made.items() if op is not None and not graph.ops[op].effects)
 
 
-def _limits(ops: tuple[int, ...], blocks: Stages, crossing_bytes: list[int]) -> list[int]:
+def _limits(ops: tuple[int, ...], blocks: StageStarts, crossing_bytes: list[int]) -> list[int]:
     """For each forward op what may cross before it: the larger of what crosses at the ends of its block."""
     position = {op: i for i, op in enumerate(ops)}
     edges = [0, *(position[op] for op in blocks[1:] if op in position), len(ops)]

@@ -29,7 +29,7 @@ from scipy.sparse import csr_array
 
 from jaxckpt._errors import TooLargeError
 from jaxckpt.ir import GraphPlan, Phase
-from jaxckpt.solve.baselines.chain import chain, closed, kernel
+from jaxckpt.solve.baselines.chain import chain, closed, fused_kernel
 from jaxckpt.solve.full_recompute import solve_full
 from jaxckpt.solve.no_recompute import solve_none
 from jaxckpt.solve.problem import Problem, decide
@@ -81,7 +81,7 @@ def solve_checkmate(problem: Problem) -> GraphPlan:
     """
     kernels, made = _kernels(problem)
     if problem.temp_budget_bytes is None:
-        return solve_none(problem) if problem.may_be_unplanned else solve_full(problem)
+        return solve_none(problem) if problem.allows_empty_plan else solve_full(problem)
     first = next((k for k, op in enumerate(made) if problem.graph.ops[op].phase is not Phase.FORWARD), len(made) - 1)
     plans, stages = [solve_full(problem)], chain(problem)
     for share in _SHARES:
@@ -89,7 +89,7 @@ def solve_checkmate(problem: Problem) -> GraphPlan:
         if solved is None:
             break
         kept = {v for k in solved.kept[first] for v in problem.graph.ops[made[k]].writes}
-        saved = frozenset(kept & problem.worth_saving) | problem.must_keep
+        saved = frozenset(kept & problem.worth_saving) | problem.never_recomputed
         plans.append(decide(problem, saved, closed(problem, stages, saved), "checkmate"))
         if plans[-1].predicted.temp_bytes <= problem.temp_budget_bytes:
             break
@@ -244,7 +244,7 @@ def _kernels(problem: Problem) -> tuple[Kernels, tuple[int, ...]]:
     graph, outputs = problem.graph, frozenset(problem.graph.outputs)
     position = {v: k for k, op in enumerate(made) for v in graph.ops[op].writes}
     read = [
-        {position[v] for w in problem.graph.ops[op].writes for v in kernel(problem, w).reads if v in position}
+        {position[v] for w in problem.graph.ops[op].writes for v in fused_kernel(problem, w).reads if v in position}
         for op in made
     ]
     written = [[graph.values[v].size_bytes for v in graph.ops[op].writes if v not in outputs] for op in made]

@@ -38,7 +38,7 @@ def solve_megatron(problem: Problem, scope: str | None = None) -> GraphPlan:
         _refuse(graph, scope)
     starts = sorted({0, *(min(core) for core in cores), *(max(core) + 1 for core in cores)})
     dropped = {v for core in cores for op in core for v in graph.ops[op].writes}
-    return drop(problem, dropped - problem.must_keep, tuple(starts), "megatron")
+    return drop(problem, dropped - problem.never_recomputed, tuple(starts), "megatron")
 
 
 def attention_cores(graph: Graph) -> tuple[frozenset[int], ...]:

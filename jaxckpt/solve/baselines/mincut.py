@@ -51,7 +51,7 @@ def sweep_min_cut(
     """
     partitioner, stages = Partitioner(problem), chain(problem)
     for saved in dict.fromkeys(partitioner.saved(fraction, knapsack) for fraction in fractions):
-        yield decide(problem, saved | problem.must_keep, closed(problem, stages, saved), "mincut")
+        yield decide(problem, saved | problem.never_recomputed, closed(problem, stages, saved), "mincut")
 
 
 def solve_min_cut(problem: Problem, knapsack: str, fraction: float) -> GraphPlan:
@@ -80,7 +80,7 @@ def read_option(text: str) -> Solver:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class MinCut:
     """A minimum cut.
 
     Attributes:
@@ -100,11 +100,11 @@ class Partitioner:
     def __init__(self, problem: Problem):
         self.problem = problem
         graph = problem.graph
-        self.free = {*graph.inputs, *graph.constants, *graph.outputs, *problem.must_keep}
+        self.free = {*graph.inputs, *graph.constants, *graph.outputs, *problem.never_recomputed}
         self.free.update(v for op in graph.ops if op.effects for v in op.writes)
         self.distance = self._distances()
         """For each value from which the backward is reached, in how few ops."""
-        self._cuts: dict[frozenset[int], Cut] = {}
+        self._cuts: dict[frozenset[int], MinCut] = {}
         self.savable = frozenset(v for v in problem.worth_saving - self.free if v in self.distance)
 
     def saved(self, fraction: float, knapsack: str) -> frozenset[int]:
@@ -147,17 +147,17 @@ class Partitioner:
             )
         )
 
-    def cut(self, banned: frozenset[int]) -> Cut:
+    def cut(self, banned: frozenset[int]) -> MinCut:
         """The cheapest values to keep so that nothing banned runs again."""
         if banned not in self._cuts:
             self._cuts[banned] = self._cut(banned)
         return self._cuts[banned]
 
-    def _cut(self, banned: frozenset[int]) -> Cut:
+    def _cut(self, banned: frozenset[int]) -> MinCut:
         graph, problem = self.problem.graph, self.problem
         nodes = {v: 2 * k + 2 for k, v in enumerate(v for v in sorted(self.distance) if v not in self.free)}
         if not nodes:
-            return Cut(saved=frozenset(), flow=0, capacity={})
+            return MinCut(saved=frozenset(), flow=0, capacity={})
         capacity = self._capacities()
         edges = [(node, node + 1, capacity.get(v, _ENDLESS)) for v, node in nodes.items()]
         edges += [(0, nodes[v], _ENDLESS) for v in banned & nodes.keys()]
@@ -173,7 +173,7 @@ class Partitioner:
         residual.eliminate_zeros()
         reached = set(breadth_first_order(residual, 0, return_predecessors=False).tolist())
         saved = frozenset(v for v, node in nodes.items() if node in reached and node + 1 not in reached)
-        return Cut(saved=saved, flow=int(result.flow_value), capacity=capacity)
+        return MinCut(saved=saved, flow=int(result.flow_value), capacity=capacity)
 
     def _capacities(self) -> dict[int, int]:
         """What keeping a value costs: its bytes, more the further the backward, doubled where no kernel writes it."""

@@ -18,7 +18,7 @@ from functools import partial
 from jaxckpt._errors import BudgetError
 from jaxckpt._units import parse_bytes
 from jaxckpt.ir import GraphPlan, Kind, Phase
-from jaxckpt.solve.baselines.chain import chain, drop, kernel
+from jaxckpt.solve.baselines.chain import chain, drop, fused_kernel
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.strategy import Solver
 
@@ -42,8 +42,8 @@ def solve_mindspore(problem: Problem, increment_bytes: int = DEFAULT_BYTES, peak
     for op in graph.ops:
         if op.phase is not Phase.FORWARD or op.effects or op.kind in _NOT_FUSED:
             continue
-        for value in problem.needed.intersection(op.writes) & problem.worth_saving - problem.must_keep:
-            fused = kernel(problem, value)
+        for value in problem.needed.intersection(op.writes) & problem.worth_saving - problem.never_recomputed:
+            fused = fused_kernel(problem, value)
             if any(graph.ops[k].primitive == "reduce_sum" for k in fused.ops):
                 continue
             alive_anyway = (problem.needed - dropped) | {v for v in fused.reads if graph.producer[v] is None}

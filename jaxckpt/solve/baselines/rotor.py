@@ -30,7 +30,7 @@ _SWEPT = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class ChainStage:
     """A stage of a chain.
 
     Attributes:
@@ -61,7 +61,7 @@ def sweep_rotor(problem: Problem) -> Iterator[GraphPlan]:
         yield recompute(problem, starts, (k for k, (_, _, again) in enumerate(chosen) if again), "rotor")
 
 
-def optimum(links: Sequence[Link], memory: int) -> float:
+def optimum(links: Sequence[ChainStage], memory: int) -> float:
     """The least seconds of forward and backward over a chain, stages run as often as it takes.
 
     Args:
@@ -95,7 +95,7 @@ def optimum(links: Sequence[Link], memory: int) -> float:
     return float(best[0, len(links) - 1][room])
 
 
-def choices(links: Sequence[Link], memory: int) -> tuple[tuple[int, int, bool], ...] | None:
+def choices(links: Sequence[ChainStage], memory: int) -> tuple[tuple[int, int, bool], ...] | None:
     """The least time in which every stage runs at most twice.
 
     Args:
@@ -127,7 +127,7 @@ def choices(links: Sequence[Link], memory: int) -> tuple[tuple[int, int, bool], 
     return None if np.isinf(best[0][room]) else _walk(links, taken, room)
 
 
-def _walk(links: Sequence[Link], taken: Sequence[np.ndarray], room: int) -> tuple[tuple[int, int, bool], ...]:
+def _walk(links: Sequence[ChainStage], taken: Sequence[np.ndarray], room: int) -> tuple[tuple[int, int, bool], ...]:
     """The stretches that the programme took; neighbours that keep everything are one."""
     found: list[tuple[int, int, bool]] = []
     s = 0
@@ -143,7 +143,7 @@ def _walk(links: Sequence[Link], taken: Sequence[np.ndarray], room: int) -> tupl
     return tuple(found)
 
 
-def _needed(link: Link) -> int:
+def _needed(link: ChainStage) -> int:
     """m_all: the slots that a stage needs at work, forward with everything kept, or backward."""
     return link.kept + max(link.forward_over, link.backward_over)
 
@@ -156,7 +156,7 @@ def _with_less(seconds: np.ndarray, slots: int) -> np.ndarray:
     return shifted
 
 
-def _links(problem: Problem, stages: tuple[int, ...]) -> list[Link]:
+def _links(problem: Problem, stages: tuple[int, ...]) -> list[ChainStage]:
     """The chain in slots."""
     graph, needs, kept_bytes = problem.graph, crossing(problem), needed_bytes(problem)
     position = {op: i for i, op in enumerate(graph.forward)}
@@ -166,7 +166,7 @@ def _links(problem: Problem, stages: tuple[int, ...]) -> list[Link]:
     slot_bytes = max(1.0, (sum(kept) + sum(enter)) / _SLOTS)
     backward_s = sum(problem.op_s[op.id] for op in graph.ops if op.phase is not Phase.FORWARD) / len(stages)
     return [
-        Link(
+        ChainStage(
             forward_s=sum(problem.op_s[op] for op in within),
             backward_s=backward_s,
             input=round(into / slot_bytes),

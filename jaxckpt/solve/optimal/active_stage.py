@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from jaxckpt.ir import Phase
 from jaxckpt.schedule import Run, Step
 from jaxckpt.solve.problem import Problem
-from jaxckpt.solve.stages import Stages, boundaries, stage_index
+from jaxckpt.solve.stages import StageStarts, boundaries, stage_index
 
-Label = tuple[str, int]
+ActiveStage = tuple[str, int]
 """A window: "forward" or "backward", and a stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labels:
+class StageActivity:
     """Who is at work when.
 
     Attributes:
@@ -27,31 +27,31 @@ class Labels:
       order: The stages in the order in which they begin to go backward.
     """
 
-    of_steps: tuple[Label, ...]
+    of_steps: tuple[ActiveStage, ...]
     order: tuple[int, ...]
 
-    def waiting(self, label: Label, count: int) -> tuple[int, ...]:
+    def waiting(self, active_stages: ActiveStage, count: int) -> tuple[int, ...]:
         """Those of `count` stages whose kept values wait in a window."""
-        part, stage = label
+        part, stage = active_stages
         if part == "forward":
             return tuple(range(stage))
         done = set(self.order[: self.order.index(stage) + 1]) if stage in self.order else {stage}
         return tuple(t for t in range(count) if t not in done)
 
 
-def label(problem: Problem, stages: Stages, steps: Sequence[Step]) -> Labels:
+def active_stages(problem: Problem, stages: StageStarts, steps: Sequence[Step]) -> StageActivity:
     """Labels the steps of a replay with the stages of a cut."""
     graph = problem.graph
     home = stage_index(graph, stages)
     quiet = boundaries(problem, stages) | problem.fusion.light
-    labels: list[Label] = []
+    activity: list[ActiveStage] = []
     begun: dict[int, None] = {}
-    now: Label = ("forward", 0)
+    now: ActiveStage = ("forward", 0)
     copies = 0
     for step in steps:
         if not isinstance(step, Run) or step.is_clone:
             copies += 1
-            labels.append(now)
+            activity.append(now)
             continue
         op = graph.ops[step.op]
         if op.phase is Phase.FORWARD:
@@ -61,10 +61,10 @@ def label(problem: Problem, stages: Stages, steps: Sequence[Step]) -> Labels:
                 if stage not in begun:
                     begun[stage] = None
                     now = ("backward", stage)
-                    labels[len(labels) - copies :] = [now] * copies
+                    activity[len(activity) - copies :] = [now] * copies
         copies = 0
-        labels.append(now)
-    return Labels(of_steps=tuple(labels), order=tuple(begun))
+        activity.append(now)
+    return StageActivity(of_steps=tuple(activity), order=tuple(begun))
 
 
 def _made_inside(

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, lil_array
 
-from jaxckpt.solve.optimal.offload_options import Link
+from jaxckpt.solve.optimal.offload_options import HostLink
 from jaxckpt.solve.optimal.options import Option
-from jaxckpt.solve.optimal.stage_memory import Seen
+from jaxckpt.solve.optimal.stage_memory import StageMemory
 from jaxckpt.solve.silenced import quiet
 
 _LARGEST = 1e4
@@ -35,7 +35,7 @@ _LARGEST = 1e4
 
 
 def compose(
-    options: Sequence[Sequence[Option]], seen: Seen, *, budget_bytes: int | None, link: Link | None = None
+    options: Sequence[Sequence[Option]], seen: StageMemory, *, budget_bytes: int | None, link: HostLink | None = None
 ) -> tuple[int, ...] | None:
     """The best combination of options.
 
@@ -59,7 +59,7 @@ def compose(
 
 
 def least_seconds(
-    options: Sequence[Sequence[Option]], seen: Seen, *, budget_bytes: int, link: Link | None = None
+    options: Sequence[Sequence[Option]], seen: StageMemory, *, budget_bytes: int, link: HostLink | None = None
 ) -> float | None:
     """Seconds below which no combination gets within a budget, nor any mix of options in parts: the linear relaxation.
 
@@ -77,10 +77,10 @@ def least_seconds(
 
 def _programme(
     options: Sequence[Sequence[Option]],
-    seen: Seen,
+    seen: StageMemory,
     budget_bytes: int | None,
     first: NDArray[np.intp],
-    link: Link | None,
+    link: HostLink | None,
 ) -> dict[str, Any]:
     """Columns: one for each option, one for what waits in each window, the peak, and what copies delay each way.
 
@@ -131,7 +131,7 @@ def _programme(
     }
 
 
-def _of_link(link: Link, columns: int, unit: float) -> Iterator[LinearConstraint]:
+def _of_link(link: HostLink, columns: int, unit: float) -> Iterator[LinearConstraint]:
     """What copies delay each way, in the last two columns; and what the host has."""
     copies_us = [np.array(own) * 1e6 for own in link.copy_s]
     first = np.cumsum([0, *map(len, copies_us)])

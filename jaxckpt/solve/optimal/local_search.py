@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from jaxckpt.ir import GraphPlan, Save
 from jaxckpt.solve.problem import Problem, decisions_saving
-from jaxckpt.solve.stages import Stages, boundaries
+from jaxckpt.solve.stages import StageStarts, boundaries
 
 _OP_RUNS = 60_000
 """Ops of a graph times replays."""
@@ -25,11 +25,13 @@ class _State:
     """What is kept, where the forward pass is cut, and which residuals are left to the compiler."""
 
     saved: frozenset[int]
-    stages: Stages
+    stages: StageStarts
     untouched: frozenset[int]
 
 
-def polish(problem: Problem, plan: GraphPlan, temp_budget_bytes: int | None, *, share: float = 1.0) -> GraphPlan:
+def improve_locally(
+    problem: Problem, plan: GraphPlan, temp_budget_bytes: int | None, *, share: float = 1.0
+) -> GraphPlan:
     """The plan after all single changes that make it better.
 
     Args:
@@ -72,7 +74,7 @@ _Rank = tuple[float, float, list[int]]
 def _judged(problem: Problem, state: _State, strategy: str, temp_budget_bytes: int | None) -> tuple[GraphPlan, _Rank]:
     """The plan of a state with its rank; without a budget seconds do not count."""
     decisions = decisions_saving(problem, state.saved, state.untouched)
-    plan, replay = problem.planned(decisions, state.stages, strategy)
+    plan, replay = problem.plan_and_replay(decisions, state.stages, strategy)
     alive = sorted(replay.live_bytes, reverse=True)
     if temp_budget_bytes is None:
         return plan, (0.0, 0.0, alive)
@@ -92,7 +94,7 @@ def _changes(problem: Problem, state: _State) -> Iterator[_State]:
     saved, stages, untouched = state.saved, state.stages, state.untouched
     larger = sorted(problem.worth_saving & problem.needed, key=lambda v: (-problem.graph.residual_bytes(v), v))
     for value in larger:
-        if value in saved and value not in problem.must_keep:
+        if value in saved and value not in problem.never_recomputed:
             yield _State(saved=saved - {value}, stages=stages, untouched=untouched)
         elif value not in saved:
             yield _State(saved=saved | {value}, stages=stages, untouched=untouched - {value})

@@ -29,17 +29,17 @@ from jaxckpt.ir import Phase
 from jaxckpt.schedule import Run
 from jaxckpt.schedule.validate import reason_not_offloadable, values_in_loops
 from jaxckpt.solve.optimal.options import Option
-from jaxckpt.solve.optimal.shard_options import in_shards
-from jaxckpt.solve.optimal.stage_problem import Cut
+from jaxckpt.solve.optimal.shard_options import shard_variants
+from jaxckpt.solve.optimal.stage_problem import StagedProblem
 from jaxckpt.solve.problem import Problem
-from jaxckpt.solve.stages import Stages
+from jaxckpt.solve.stages import StageStarts
 
 _STEPS = 2
 """The values of an option go to the host in so many steps: half of them, all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class HostLink:
     """The link to the host beside the stages of a cut.
 
     Attributes:
@@ -72,7 +72,9 @@ class Link:
         )
 
 
-def with_companions(cut: Cut, options: Sequence[Sequence[Option]], layers: Stages) -> tuple[tuple[Option, ...], ...]:
+def with_moved_variants(
+    cut: StagedProblem, options: Sequence[Sequence[Option]], layers: StageStarts
+) -> tuple[tuple[Option, ...], ...]:
     """The options of every stage, with those that keep some of the same values on the host, or as shards, behind them.
 
     Args:
@@ -83,13 +85,13 @@ def with_companions(cut: Cut, options: Sequence[Sequence[Option]], layers: Stage
     problem, found = cut.problem, []
     kept = problem.offloading.last_layers_kept
     before = None if not kept else layers[max(0, len(layers) - kept)]
-    for alone, own in zip(cut.alone, options, strict=True):
-        made = {v for op in alone.ops for v in problem.graph.ops[op].writes}
-        edge, others = alone.saved & made, list[Option]()
+    for subproblems, own in zip(cut.subproblems, options, strict=True):
+        made = {v for op in subproblems.ops for v in problem.graph.ops[op].writes}
+        edge, others = subproblems.saved & made, list[Option]()
         if problem.may_offload:
-            others += [other for option in own for other in companions(problem, option, edge, before)]
+            others += [other for option in own for other in offload_variants(problem, option, edge, before)]
         if problem.may_partition:
-            others += [other for option in own for other in in_shards(problem, option, edge)]
+            others += [other for option in own for other in shard_variants(problem, option, edge)]
         found.append((*own, *_not_worse([*own, *others], others)))
     return tuple(found)
 
@@ -109,7 +111,7 @@ def _not_worse(options: Sequence[Option], among: Sequence[Option]) -> Iterator[O
             yield option
 
 
-def companions(
+def offload_variants(
     problem: Problem, option: Option, boundary: frozenset[int] = frozenset(), before: int | None = None
 ) -> Iterator[Option]:
     """The options that keep the same, some of it on the host.
@@ -135,14 +137,14 @@ def companions(
                 yield replace(option, away=away, away_bytes=away_bytes, saved_bytes=option.saved_bytes - away_bytes)
 
 
-def link_of(cut: Cut, options: Sequence[Sequence[Option]]) -> Link:
+def host_link(cut: StagedProblem, options: Sequence[Sequence[Option]]) -> HostLink:
     """The link beside the stages of a cut."""
     problem = cut.problem
     forward_s, backward_s = [0.0] * len(cut.stages), [0.0] * len(cut.stages)
-    for step, seconds, (_, stage) in zip(cut.nothing.steps, cut.nothing.seconds, cut.labels.of_steps, strict=True):
+    for step, seconds, (_, stage) in zip(cut.nothing.steps, cut.nothing.seconds, cut.activity.of_steps, strict=True):
         is_forward = isinstance(step, Run) and not step.is_clone and problem.graph.ops[step.op].phase is Phase.FORWARD
         (forward_s if is_forward else backward_s)[stage] += seconds
-    return Link(
+    return HostLink(
         copy_s=tuple(tuple(_copy_s(problem, option) for option in own) for own in options),
         host_bytes=tuple(tuple(option.away_bytes for option in own) for own in options),
         forward_s=tuple(forward_s),
@@ -165,8 +167,8 @@ def _leaving(problem: Problem, before: int | None) -> Callable[[int], bool]:
         made = graph.producer[value]
         if made is None or (before is not None and made >= before) or reason_not_offloadable(graph, value) is not None:
             return False
-        if graph.ops[made].loop is not None and not problem.may_offload_turns:
+        if graph.ops[made].loop is not None and not problem.may_offload_loop_values:
             return False
-        return value not in problem.must and graph.values[value].size_bytes >= problem.offloading.min_bytes
+        return value not in problem.required and graph.values[value].size_bytes >= problem.offloading.min_bytes
 
     return may_leave

@@ -21,7 +21,7 @@ compiler keeps what it likes, nothing is pinned.
 
 Stages of the same structure have the same options: one of them is solved.
 
-Read after `alone`. The programme is Checkmate's (Jain et al. 2020) for a single backward visit to the stage;
+Read after `subproblems`. The programme is Checkmate's (Jain et al. 2020) for a single backward visit to the stage;
 HiGHS, through scipy, solves it.
 """
 
@@ -34,7 +34,7 @@ from scipy.sparse import csr_array
 
 from jaxckpt.schedule import Run
 from jaxckpt.schedule.validate import values_in_loops
-from jaxckpt.solve.optimal.stage_problem import Alone, Cut
+from jaxckpt.solve.optimal.stage_problem import StagedProblem, StageProblem
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.silenced import quiet
 
@@ -94,11 +94,13 @@ class StageShape:
     again_s: tuple[float, ...]
 
 
-Known = dict[tuple[object, ...], tuple[Alone, tuple["Option", ...]]]
-"""Stages that were solved, with their options, by `Alone.key`."""
+SolvedStages = dict[tuple[object, ...], tuple[StageProblem, tuple["Option", ...]]]
+"""Stages that were solved, with their options, by `StageProblem.key`."""
 
 
-def stage_options(cut: Cut, *, most: int = 12, known: Known | None = None) -> tuple[tuple[Option, ...], ...]:
+def stage_options(
+    cut: StagedProblem, *, most: int = 12, known: SolvedStages | None = None
+) -> tuple[tuple[Option, ...], ...]:
     """The options of every stage, from the one that keeps nothing more to the one that keeps most.
 
     Args:
@@ -112,7 +114,7 @@ def stage_options(cut: Cut, *, most: int = 12, known: Known | None = None) -> tu
     """
     known = {} if known is None else known
     options = []
-    for stage in cut.alone:
+    for stage in cut.subproblems:
         if stage.key not in known:
             known[stage.key] = stage, _solved(stage, most)
         like, own = known[stage.key]
@@ -120,22 +122,22 @@ def stage_options(cut: Cut, *, most: int = 12, known: Known | None = None) -> tu
     return tuple(options)
 
 
-def _solved(stage: Alone, most: int) -> tuple[Option, ...]:
+def _solved(stage: StageProblem, most: int) -> tuple[Option, ...]:
     shape = stage_shape(stage)
     return (*(_option(stage.problem, shape, kept) for kept in _frontier(shape, most)), *_untouched(stage, shape))
 
 
-def _moved(option: Option, like: Alone, stage: Alone) -> Option:
+def _moved(option: Option, like: StageProblem, stage: StageProblem) -> Option:
     """The option of a stage as one of another stage of the same structure."""
     position, values = like.induced_subgraph.position, stage.induced_subgraph.values
     saved, untouched = (frozenset(values[position[v]] for v in some) for some in (option.saved, option.untouched))
     return replace(option, saved=saved, untouched=untouched)
 
 
-def _untouched(stage: Alone, shape: StageShape) -> Iterator[Option]:
+def _untouched(stage: StageProblem, shape: StageShape) -> Iterator[Option]:
     """The stage as its author wrote it, where there is something to decide."""
     problem = stage.problem
-    residuals = frozenset(shape.values[i] for i in shape.needed) - problem.must.keys()
+    residuals = frozenset(shape.values[i] for i in shape.needed) - problem.required.keys()
     if residuals:
         candidates = frozenset(shape.values[i] for i, _ in shape.candidates)
         stacked = candidates & values_in_loops(problem.graph) & problem.needed & problem.fusion.materialised
@@ -143,7 +145,7 @@ def _untouched(stage: Alone, shape: StageShape) -> Iterator[Option]:
         yield Option(saved=frozenset(), saved_bytes=waiting_bytes, recompute_s=0.0, untouched=residuals)
 
 
-def stage_shape(stage: Alone) -> StageShape:
+def stage_shape(stage: StageProblem) -> StageShape:
     """A stage reduced to what decides its options."""
     problem = stage.problem
     graph, seconds = problem.graph, _in_context(stage)
@@ -174,7 +176,7 @@ class _Seconds:
     pins: Mapping[int, float]
 
 
-def _in_context(stage: Alone) -> _Seconds:
+def _in_context(stage: StageProblem) -> _Seconds:
     """The seconds of copies where nothing is kept, and of pins where everything is."""
     problem = stage.problem
     nothing = _by_op(stage, frozenset())
@@ -188,7 +190,7 @@ def _in_context(stage: Alone) -> _Seconds:
     return _Seconds(again=again, pins=pins)
 
 
-def _by_op(stage: Alone, kept: frozenset[int]) -> dict[tuple[int, bool], float]:
+def _by_op(stage: StageProblem, kept: frozenset[int]) -> dict[tuple[int, bool], float]:
     """Seconds of each of the stage's forward ops, and of its copy, if it keeps `kept`."""
     replayed, first = stage.replay(kept), stage.induced_subgraph.first
     found = {}

@@ -24,7 +24,7 @@ from jaxckpt.schedule import Run, decisions_with_axes
 from jaxckpt.schedule.partition import sent_bytes
 from jaxckpt.schedule.prefetch import first_reads_by_layer, is_pipelined, last_consumer_layer
 from jaxckpt.solve.problem import Problem
-from jaxckpt.solve.stages import Stages
+from jaxckpt.solve.stages import StageStarts
 
 _SMALL = 1 / 16
 """What is waited at behind the forward pass takes at most this share of the smallest value that moves."""
@@ -33,11 +33,11 @@ _MOST_LAYERS = 4
 """Copies may take at most the layers over this."""
 
 
-def timed(
+def with_prefetch_distances(
     problem: Problem,
     decisions: Mapping[int, Decision],
-    stages: Stages,
-    blocks: Stages,
+    stages: StageStarts,
+    blocks: StageStarts,
     *,
     queued: bool = False,
     limit_bytes: int | None = None,

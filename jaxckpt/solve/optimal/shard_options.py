@@ -5,9 +5,9 @@ them, all of them, with or without what crosses into the next stage. A value tha
 then waits in an nth of its bytes, and costs a slice in the forward pass and a gather in the backward. Unlike copies to
 the host nothing runs beside the work, so nothing queues, and what the stages' options cost adds up.
 
-What a stage keeps for itself is cut where the stage is tried by itself (`alone`), so bytes and seconds are those of a
-replay. What crosses into the next stage is gathered there: its slice and its gather are added to the seconds of the
-stage that makes it.
+What a stage keeps for itself is sharded in its subproblem (`stage_problem`), so bytes and seconds come from a replay.
+What crosses into the next stage is gathered there: its slice and its gather are added to the seconds of the stage that
+produces the value.
 
 Which values: large floating point ones that are whole over an axis that divides them, of which no policy says
 otherwise. Axis and dimension are those that a policy's open partition gets (`jaxckpt.schedule.partition`).
@@ -30,7 +30,7 @@ _STEPS = 2
 """The values of an option are cut in so many steps: half of them, all of them."""
 
 
-def in_shards(problem: Problem, option: Option, boundary: frozenset[int] = frozenset()) -> Iterator[Option]:
+def shard_variants(problem: Problem, option: Option, boundary: frozenset[int] = frozenset()) -> Iterator[Option]:
     """The options that keep the same, some of it as shards.
 
     Args:
@@ -65,7 +65,7 @@ def in_shards(problem: Problem, option: Option, boundary: frozenset[int] = froze
 def partition_of(problem: Problem, value: int) -> Partition | None:
     """How a value waits as shards where the planner chooses; None where it stays whole."""
     graph = problem.graph
-    if not graph.mesh or value in problem.must or graph.producer[value] is None or value in graph.results:
+    if not graph.mesh or value in problem.required or graph.producer[value] is None or value in graph.results:
         return None
     if graph.values[value].size_bytes < _MIN_BYTES:
         return None

@@ -6,8 +6,8 @@ What the composition misjudged is taken off the budget and composed again. Among
 fits is returned, with a bound on what the best one takes; where none fits, the one of least memory. On small graphs it
 is polished.
 
-Read after `stages`, `options`, `windows`, `compose`, `polish`. Compare Rockmate (Zhao et al. 2023), which solves blocks
-by integer programming and composes them by rotor's dynamic programme.
+Read after `stages`, `options`, `stage_memory`, `compose`, `local_search`. Compare Rockmate (Zhao et al. 2023), which
+solves blocks by integer programming and composes them by rotor's dynamic programme.
 """
 
 import sys
@@ -16,18 +16,18 @@ from dataclasses import replace
 from functools import cached_property
 
 from jaxckpt.ir import GraphPlan, Offload, Save
-from jaxckpt.solve.full_recompute import Floor, Floors, find_layers
+from jaxckpt.solve.full_recompute import CutMinima, CutMinimum, finest_layers
 from jaxckpt.solve.no_recompute import solve_none
 from jaxckpt.solve.optimal.compose import compose, least_seconds
-from jaxckpt.solve.optimal.local_search import polish
-from jaxckpt.solve.optimal.offload_options import Link, link_of, with_companions
-from jaxckpt.solve.optimal.options import Known, Option, stage_options
-from jaxckpt.solve.optimal.prefetch_schedule import timed
+from jaxckpt.solve.optimal.local_search import improve_locally
+from jaxckpt.solve.optimal.offload_options import HostLink, host_link, with_moved_variants
+from jaxckpt.solve.optimal.options import Option, SolvedStages, stage_options
+from jaxckpt.solve.optimal.prefetch_schedule import with_prefetch_distances
 from jaxckpt.solve.optimal.shard_options import partition_of
-from jaxckpt.solve.optimal.stage_memory import Seen, Tried, look
-from jaxckpt.solve.optimal.stage_problem import take_apart
+from jaxckpt.solve.optimal.stage_memory import ProfiledStages, StageMemory, profile_stages
+from jaxckpt.solve.optimal.stage_problem import split_into_stages
 from jaxckpt.solve.problem import Problem, decisions_saving
-from jaxckpt.solve.stages import Stages, boundaries
+from jaxckpt.solve.stages import StageStarts, boundaries
 
 _TRIED = 2
 """How many cuts are tried for a budget."""
@@ -45,7 +45,7 @@ _ROUNDS = 4
 _FAR = 0.02
 """A composition that counts more than this share of the budget too much is made again with more."""
 
-_Staged = tuple[Stages, tuple[tuple[Option, ...], ...], Seen, Link | None]
+_Staged = tuple[StageStarts, tuple[tuple[Option, ...], ...], StageMemory, HostLink | None]
 
 
 class OptimalSolver:
@@ -53,15 +53,15 @@ class OptimalSolver:
 
     def __init__(self, problem: Problem):
         self.problem = problem
-        self.unplanned = solve_none(problem)
-        self.floors = Floors(problem, before_head=True)
-        self._staged: dict[Stages, tuple[_Staged, ...]] = {}
-        self._known: Known = {}
-        self._tried: Tried = {}
+        self.empty_plan = solve_none(problem)
+        self.cut_minima = CutMinima(problem, before_head=True)
+        self._staged: dict[StageStarts, tuple[_Staged, ...]] = {}
+        self._known: SolvedStages = {}
+        self._tried: ProfiledStages = {}
         self._solved: dict[GraphPlan, None] = {}
         """Plans for budgets so far: more memory never gives a slower plan."""
 
-    def solve(self, temp_budget_bytes: int | None, *, unplanned: bool = True) -> GraphPlan:
+    def solve(self, temp_budget_bytes: int | None, *, allow_empty: bool = True) -> GraphPlan:
         """The fastest plan whose predicted temporaries fit, else the one of least memory.
 
         The step as it is is the fastest, but for loops: to stack what a body makes can take longer than to make it
@@ -69,33 +69,35 @@ class OptimalSolver:
 
         Args:
           temp_budget_bytes: What temporaries may take; None for no limit.
-          unplanned: Whether the step as it is may be the answer.
+          allow_empty: True if the empty plan, the step as written, may be the answer.
         """
-        unplanned = unplanned and self.problem.may_be_unplanned
-        fits = temp_budget_bytes is None or self.unplanned.predicted.temp_bytes <= temp_budget_bytes
-        if unplanned and fits and not self.problem.graph.loops:
-            return self.unplanned
+        allow_empty = allow_empty and self.problem.allows_empty_plan
+        fits = temp_budget_bytes is None or self.empty_plan.predicted.temp_bytes <= temp_budget_bytes
+        if allow_empty and fits and not self.problem.graph.loops:
+            return self.empty_plan
         cuts = list(self._within(temp_budget_bytes))
         if self.problem.may_move:  # where boundaries wait on the host or as shards there may be more of them
-            cuts.append(self._options_of(self.floors.of(self._layers))[1:])
+            cuts.append(self._options_of(self.cut_minima.of(self._layers))[1:])
         plans = [self._composed(staged, temp_budget_bytes) for cut in cuts for staged in cut]
         self._solved.update(dict.fromkeys(plans))
         if not (fitting := self._fitting(temp_budget_bytes)):
-            self._solved[self.smallest] = None
+            self._solved[self.min_memory_plan] = None
             if not (fitting := self._fitting(temp_budget_bytes)):
-                return min([self.smallest, *plans], key=lambda plan: plan.predicted.temp_bytes)
+                return min([self.min_memory_plan, *plans], key=lambda plan: plan.predicted.temp_bytes)
         best = min(fitting, key=lambda plan: plan.predicted.step_s)
         if temp_budget_bytes is not None:
             here = [plan for plan in fitting if not self.problem.moves(plan)] or [best]
-            polished = polish(self.problem, min(here, key=lambda plan: plan.predicted.step_s), temp_budget_bytes)
+            polished = improve_locally(
+                self.problem, min(here, key=lambda plan: plan.predicted.step_s), temp_budget_bytes
+            )
             self._solved[polished] = None
             best = min(best, polished, key=lambda plan: plan.predicted.step_s)
-        if unplanned and fits and self.unplanned.predicted.step_s <= best.predicted.step_s:
-            return self.unplanned
+        if allow_empty and fits and self.empty_plan.predicted.step_s <= best.predicted.step_s:
+            return self.empty_plan
         bounds_s = [plan.predicted.bound_s for plan in plans if plan.predicted.bound_s is not None]
         return _bounded(best, min(bounds_s, default=None))
 
-    def rival(self, plan: GraphPlan, temp_budget_bytes: int) -> GraphPlan | None:
+    def alternative_plan(self, plan: GraphPlan, temp_budget_bytes: int) -> GraphPlan | None:
         """The fastest plan so far within a budget that cuts the step otherwise than another one; None if there is none.
 
         Args:
@@ -112,17 +114,19 @@ class OptimalSolver:
         return [plan for plan in self._solved if plan.predicted.temp_bytes <= temp_budget_bytes]
 
     @cached_property
-    def smallest(self) -> GraphPlan:
+    def min_memory_plan(self) -> GraphPlan:
         """The plan of least predicted memory."""
         limit_bytes = _PROMISING * min(plan.predicted.temp_bytes for plan in self._lowest)
         polished = (
-            polish(self.problem, plan, None, share=1.0 if plan.predicted.temp_bytes <= limit_bytes else _HARDLY)
+            improve_locally(
+                self.problem, plan, None, share=1.0 if plan.predicted.temp_bytes <= limit_bytes else _HARDLY
+            )
             for plan in self._lowest
         )
         return min(polished, key=lambda plan: plan.predicted.temp_bytes)
 
     @cached_property
-    def last_resorts(self) -> tuple[GraphPlan, ...]:
+    def min_memory_plans(self) -> tuple[GraphPlan, ...]:
         """Plans to try before giving up.
 
         The smallest one, that of most stages, full recomputation, plans of other cuts that are as small as far as the
@@ -130,14 +134,16 @@ class OptimalSolver:
         them a compiler makes smallest is its affair. A compiler may start all that a stage computes again at once: more
         stages leave it less to start. It may hold at a cut what the model does not see: fewer have fewer such places.
         """
-        smallest, floors = self.smallest, self.floors.within(_PROMISING)
+        min_memory_plan, cut_minima = self.min_memory_plan, self.cut_minima.within(_PROMISING)
         finest = max(self._of_low_floors, key=lambda plan: len(plan.stages))
-        limit_bytes = _EQUAL * smallest.predicted.temp_bytes
+        limit_bytes = _EQUAL * min_memory_plan.predicted.temp_bytes
         equal = (plan for plan in self._lowest if plan.predicted.temp_bytes <= limit_bytes)
-        near = [floor for floor in floors if floor.temp_bytes <= _PROMISING * floors[0].temp_bytes]
-        coarsest = min(near, key=lambda floor: (len(floor.plan.stages) == 1, len(floor.plan.stages)))
-        finer, others = ([plan for plan in some if plan.stages != smallest.stages] for some in ((finest,), equal))
-        return tuple(dict.fromkeys((smallest, *finer, floors[0].plan, *others, coarsest.plan)))
+        near = [minimum for minimum in cut_minima if minimum.temp_bytes <= _PROMISING * cut_minima[0].temp_bytes]
+        coarsest = min(near, key=lambda minimum: (len(minimum.plan.stages) == 1, len(minimum.plan.stages)))
+        finer, others = (
+            [plan for plan in some if plan.stages != min_memory_plan.stages] for some in ((finest,), equal)
+        )
+        return tuple(dict.fromkeys((min_memory_plan, *finer, cut_minima[0].plan, *others, coarsest.plan)))
 
     @cached_property
     def _lowest(self) -> tuple[GraphPlan, ...]:
@@ -147,8 +153,8 @@ class OptimalSolver:
     @cached_property
     def _of_low_floors(self) -> tuple[GraphPlan, ...]:
         """For each of the cuts of lowest floors the plan of least memory."""
-        lowest = self.floors.within(_PROMISING)[:_LOWEST]
-        return tuple(self._least(staged) for floor in lowest for staged in self._options_of(floor))
+        lowest = self.cut_minima.within(_PROMISING)[:_LOWEST]
+        return tuple(self._least(staged) for minimum in lowest for staged in self._options_of(minimum))
 
     @cached_property
     def _of_low_bounds(self) -> tuple[GraphPlan, ...]:
@@ -158,34 +164,34 @@ class OptimalSolver:
         promises something where the floor does not.
         """
         seen = {plan.stages for plan in self._of_low_floors}
-        others = (self.floors.of(stages) for _, stages in self.floors.bounds[:_LOWEST] if stages not in seen)
-        return tuple(self._least(staged) for floor in others for staged in self._options_of(floor))
+        others = (self.cut_minima.of(stages) for _, stages in self.cut_minima.bounds[:_LOWEST] if stages not in seen)
+        return tuple(self._least(staged) for minimum in others for staged in self._options_of(minimum))
 
     def _within(self, budget_bytes: int | None) -> Iterator[tuple[_Staged, ...]]:
         """The cuts of least memory by their bounds, of those whose floor is within the budget; at least one."""
         found = 0
-        for least_bytes, stages in self.floors.bounds:
+        for least_bytes, stages in self.cut_minima.bounds:
             if found == _TRIED or (budget_bytes is not None and least_bytes > budget_bytes and found):
                 break
-            floor = self.floors.of(stages)
-            if budget_bytes is None or floor.temp_bytes <= budget_bytes:
+            minimum = self.cut_minima.of(stages)
+            if budget_bytes is None or minimum.temp_bytes <= budget_bytes:
                 found += 1
-                yield self._options_of(floor)
+                yield self._options_of(minimum)
         if not found:
-            yield self._options_of(self.floors.within(1.0)[0])
+            yield self._options_of(self.cut_minima.within(1.0)[0])
 
-    def _options_of(self, floor: Floor) -> tuple[_Staged, ...]:
+    def _options_of(self, minimum: CutMinimum) -> tuple[_Staged, ...]:
         """The options of a cut's stages; a second time with those that let values wait elsewhere, or as shards."""
-        stages = floor.plan.stages
+        stages = minimum.plan.stages
         if stages not in self._staged:
-            cut = take_apart(self.problem, stages, floor.replay)
+            cut = split_into_stages(self.problem, stages, minimum.replay)
             options = stage_options(cut, known=self._known)
-            self._staged[stages] = ((stages, options, look(cut, options, self._tried), None),)
+            self._staged[stages] = ((stages, options, profile_stages(cut, options, self._tried), None),)
             if self.problem.may_move:
-                more = with_companions(cut, options, self._layers)
+                more = with_moved_variants(cut, options, self._layers)
                 if more != options:
-                    link = link_of(cut, more) if self.problem.may_offload else None
-                    moving = stages, more, look(cut, more, self._tried), link
+                    link = host_link(cut, more) if self.problem.may_offload else None
+                    moving = stages, more, profile_stages(cut, more, self._tried), link
                     self._staged[stages] = (*self._staged[stages], moving)
         return self._staged[stages]
 
@@ -247,13 +253,15 @@ class OptimalSolver:
         decisions = decisions_saving(self.problem, saved, untouched) | cuts | dict.fromkeys(away, Offload())
         if not away:
             return self.problem.plan(decisions, stages, "optimal")
-        there = timed(self.problem, decisions, stages, self._layers, queued=True, limit_bytes=budget_bytes)
+        there = with_prefetch_distances(
+            self.problem, decisions, stages, self._layers, queued=True, limit_bytes=budget_bytes
+        )
         return self.problem.plan(there.decisions, stages, "optimal", layers=there.layers)
 
     @cached_property
-    def _layers(self) -> Stages:
+    def _layers(self) -> StageStarts:
         """The layers that copies are counted in."""
-        return find_layers(self.floors)
+        return finest_layers(self.cut_minima)
 
 
 def _bounded(plan: GraphPlan, bound_s: float | None) -> GraphPlan:

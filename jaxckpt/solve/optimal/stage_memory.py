@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from jaxckpt.cost import Replay
 from jaxckpt.schedule import Run, Step
-from jaxckpt.solve.optimal.active_stage import Label
+from jaxckpt.solve.optimal.active_stage import ActiveStage
 from jaxckpt.solve.optimal.options import Option
-from jaxckpt.solve.optimal.stage_problem import Alone, Cut
+from jaxckpt.solve.optimal.stage_problem import StagedProblem, StageProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class StageMemory:
     """What replays say of a cut.
 
     Attributes:
@@ -75,11 +75,13 @@ class Changes:
     seconds: tuple[float, ...]
 
 
-Tried = dict[tuple[object, ...], Changes]
-"""By `Alone.key`, how many options the stage has, and what of each waits elsewhere while the stage is at work."""
+ProfiledStages = dict[tuple[object, ...], Changes]
+"""By `StageProblem.key`, number of options, and which values of each are elsewhere while the stage is active."""
 
 
-def look(cut: Cut, options: Sequence[Sequence[Option]], tried: Tried | None = None) -> Seen:
+def profile_stages(
+    cut: StagedProblem, options: Sequence[Sequence[Option]], tried: ProfiledStages | None = None
+) -> StageMemory:
     """Tries every option of a cut's stages.
 
     Args:
@@ -90,33 +92,33 @@ def look(cut: Cut, options: Sequence[Sequence[Option]], tried: Tried | None = No
     tried = {} if tried is None else tried
     live_bytes = np.array(cut.nothing.live_bytes, dtype=np.int64)
     seconds = [0.0] * len(cut.stages)
-    at: defaultdict[Label, list[int]] = defaultdict(list)
-    for i, label in enumerate(cut.labels.of_steps):
-        at[label].append(i)
-        seconds[label[1]] += cut.nothing.seconds[i]
+    at: defaultdict[ActiveStage, list[int]] = defaultdict(list)
+    for i, active_stages in enumerate(cut.activity.of_steps):
+        at[active_stages].append(i)
+        seconds[active_stages[1]] += cut.nothing.seconds[i]
     changes = []
-    for alone, own in zip(cut.alone, options, strict=True):
-        elsewhere = ((alone.turning(option.away), alone.cut(option.saved, option.shards)) for option in own)
-        key = alone.key, len(own), *elsewhere
+    for subproblems, own in zip(cut.subproblems, options, strict=True):
+        elsewhere = ((subproblems.turning(option.away), subproblems.cut(option.saved, option.shards)) for option in own)
+        key = subproblems.key, len(own), *elsewhere
         if key not in tried:
-            tried[key] = _changes(alone, own)
+            tried[key] = _changes(subproblems, own)
         changes.append(tried[key])
     windows = []
-    for label, steps in at.items():
-        stage = label[1]
+    for active_stages, steps in at.items():
+        stage = active_stages[1]
         change = changes[stage]
-        columns = _columns(cut.alone[stage], change, [cut.nothing.steps[i] for i in steps])
+        columns = _columns(cut.subproblems[stage], change, [cut.nothing.steps[i] for i in steps])
         own_bytes = (live_bytes[steps] + change.live_bytes[:, columns]).max(axis=1)
-        waiting = cut.labels.waiting(label, len(cut.stages))
+        waiting = cut.activity.waiting(active_stages, len(cut.stages))
         windows.append(Window(stage=stage, waiting=waiting, own_bytes=tuple(map(int, own_bytes))))
     stage_s = (
         tuple(whole_s + more_s + option.gather_s for more_s, option in zip(change.seconds, own, strict=True))
         for whole_s, change, own in zip(seconds, changes, options, strict=True)
     )
-    return Seen(windows=tuple(windows), stage_s=tuple(stage_s))
+    return StageMemory(windows=tuple(windows), stage_s=tuple(stage_s))
 
 
-def _changes(stage: Alone, options: Sequence[Option]) -> Changes:
+def _changes(stage: StageProblem, options: Sequence[Option]) -> Changes:
     nothing = stage.replay(())
     place: dict[tuple[int, bool], int] = {}
     for step in nothing.steps:
@@ -145,7 +147,7 @@ def _live_bytes(replayed: Replay, place: dict[tuple[int, bool], int]) -> NDArray
     return row
 
 
-def _columns(stage: Alone, change: Changes, steps: Sequence[Step]) -> list[int]:
+def _columns(stage: StageProblem, change: Changes, steps: Sequence[Step]) -> list[int]:
     """For each step of a window of the whole step the column that tells of it: its own, or that of the step before."""
     columns, last = [], 0
     for step in steps:

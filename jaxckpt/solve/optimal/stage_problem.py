@@ -4,7 +4,7 @@ What a stage keeps changes bytes and seconds while the stage is at work and nowh
 So a stage is taken out of the step, and its options are tried there; stages of one structure are tried once. What
 crosses from other stages is given; where a chain of elementwise work comes from an earlier stage, its ops come along.
 
-Read after `labels`. Complexity: linear in the ops of the stages.
+Read after `activity`. Complexity: linear in the ops of the stages.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,13 +15,13 @@ from jaxckpt.cost import Replay
 from jaxckpt.ir import GraphPlan, Offload, Partition, Phase, Save
 from jaxckpt.schedule import Run, Subgraph, induced_subgraph, partition_with_axes
 from jaxckpt.schedule.validate import reason_not_offloadable, values_in_loops
-from jaxckpt.solve.optimal.active_stage import Labels, label
+from jaxckpt.solve.optimal.active_stage import StageActivity, active_stages
 from jaxckpt.solve.problem import Problem, decisions_saving
-from jaxckpt.solve.stages import Stages, boundaries, members, stage_index
+from jaxckpt.solve.stages import StageStarts, boundaries, members, stage_index
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Alone:
+class StageProblem:
     """A stage by itself.
 
     Attributes:
@@ -54,19 +54,19 @@ class Alone:
         results, rows = problem.graph.results, problem.fusion.rules.of_rows
         marks = tuple(tuple(v in some for some in (*sets, results, rows)) for v in self.induced_subgraph.values)
         required_decisions = tuple(
-            (i, problem.must[v]) for i, v in enumerate(self.induced_subgraph.values) if v in problem.must
+            (i, problem.required[v]) for i, v in enumerate(self.induced_subgraph.values) if v in problem.required
         )
         return self.induced_subgraph.structure, len(self.ops), self.chained, marks, required_decisions
 
     @cached_property
     def own(self) -> Problem:
         """The excerpt as a step to plan."""
-        position, must = self.induced_subgraph.position, self.problem.must
+        position, required = self.induced_subgraph.position, self.problem.required
         return Problem(
             graph=self.induced_subgraph.graph,
             rates=self.problem.rates,
-            whole=False,
-            must={position[v]: decision for v, decision in must.items() if v in position},
+            is_full_step=False,
+            required={position[v]: decision for v, decision in required.items() if v in position},
         )
 
     def turning(self, away: Collection[int]) -> frozenset[int]:
@@ -134,7 +134,7 @@ class Alone:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Cut:
+class StagedProblem:
     """A cut of the forward pass, taken apart.
 
     Attributes:
@@ -146,13 +146,13 @@ class Cut:
     """
 
     problem: Problem
-    stages: Stages
+    stages: StageStarts
     nothing: Replay
-    labels: Labels
-    alone: tuple[Alone, ...]
+    activity: StageActivity
+    subproblems: tuple[StageProblem, ...]
 
 
-def take_apart(problem: Problem, stages: Stages, nothing: Replay | None = None) -> Cut:
+def split_into_stages(problem: Problem, stages: StageStarts, nothing: Replay | None = None) -> StagedProblem:
     """Takes the stages of a cut out of their step.
 
     Args:
@@ -163,10 +163,10 @@ def take_apart(problem: Problem, stages: Stages, nothing: Replay | None = None) 
     graph, fixed = problem.graph, boundaries(problem, stages)
     if nothing is None:
         nothing = problem.replay(GraphPlan(fingerprint="", decisions=decisions_saving(problem, fixed), stages=stages))
-    labels = label(problem, stages, nothing.steps)
+    activity = active_stages(problem, stages, nothing.steps)
     home = stage_index(graph, stages)
     late: list[set[int]] = [set() for _ in stages]
-    for step, (_, stage) in zip(nothing.steps, labels.of_steps, strict=True):
+    for step, (_, stage) in zip(nothing.steps, activity.of_steps, strict=True):
         if isinstance(step, Run) and graph.ops[step.op].phase is Phase.BACKWARD:
             late[stage].add(step.op)
     for value in problem.read_after_forward - fixed:
@@ -175,12 +175,16 @@ def take_apart(problem: Problem, stages: Stages, nothing: Replay | None = None) 
             late[home[made]].update(r for r in graph.readers[value] if graph.ops[r].phase is not Phase.FORWARD)
     effects = frozenset(v for op in home if graph.ops[op].effects for v in graph.ops[op].writes)
     there = fixed | effects | frozenset(v for v in graph.results if graph.producer[v] in home)
-    alone = []
+    subproblems = []
     for ops, later in zip(members(graph, stages), late, strict=True):
         chained = _chained(problem, ops, there)
         taken = induced_subgraph(graph, sorted({*chained, *ops, *later}), there)
-        alone.append(Alone(problem=problem, induced_subgraph=taken, ops=ops, saved=fixed, chained=len(chained)))
-    return Cut(problem=problem, stages=stages, nothing=nothing, labels=labels, alone=tuple(alone))
+        subproblems.append(
+            StageProblem(problem=problem, induced_subgraph=taken, ops=ops, saved=fixed, chained=len(chained))
+        )
+    return StagedProblem(
+        problem=problem, stages=stages, nothing=nothing, activity=activity, subproblems=tuple(subproblems)
+    )
 
 
 def _chained(problem: Problem, ops: Sequence[int], there: frozenset[int]) -> set[int]:

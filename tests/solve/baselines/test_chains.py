@@ -12,7 +12,7 @@ from jaxckpt.ir import Recompute, Save
 from jaxckpt.solve import Problem, boundaries, solve
 from jaxckpt.solve.baselines.chain import chain as stages_of
 from jaxckpt.solve.baselines.revolve import advances, first_sweep
-from jaxckpt.solve.baselines.rotor import Link, choices, optimum
+from jaxckpt.solve.baselines.rotor import ChainStage, choices, optimum
 from jaxckpt.solve.baselines.sqrt import greedy
 from tests.graphs import RATES, chain, graphs
 
@@ -112,13 +112,13 @@ def test_the_first_sweep_keeps_as_many_snapshots_as_there_are_with_shrinking_dis
 
 @pytest.mark.parametrize(("steps", "snapshots"), [(6, 2), (10, 3), (12, 12), (9, 1)])
 def test_rotor_is_revolve_where_stages_are_equal_and_only_one_fits_whole(steps, snapshots):
-    links = [Link(forward_s=1, backward_s=0, input=1, kept=50)] * steps
+    links = [ChainStage(forward_s=1, backward_s=0, input=1, kept=50)] * steps
     assert optimum(links, memory=1 + snapshots + 50) == advances(steps, snapshots) + steps
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 6)), min_size=1, max_size=6), st.data())
 def test_rotor_without_a_limit_runs_everything_once_and_never_gains_from_less_memory(sizes, data):
-    links = [Link(forward_s=f, backward_s=2 * f, input=i, kept=i + k) for f, i, k in sizes]
+    links = [ChainStage(forward_s=f, backward_s=2 * f, input=i, kept=i + k) for f, i, k in sizes]
     most = sum(link.input + link.kept for link in links)
     assert optimum(links, memory=most) == sum(link.forward_s + link.backward_s for link in links)
     less = data.draw(st.integers(1, most))
@@ -156,7 +156,7 @@ def cost(links, chosen, memory) -> float:
     st.integers(1, 40),
 )
 def test_no_other_choice_of_stages_is_faster_than_rotors(sizes, memory):
-    links = [Link(forward_s=f, backward_s=f, input=i, kept=k) for f, i, k in sizes]
+    links = [ChainStage(forward_s=f, backward_s=f, input=i, kept=k) for f, i, k in sizes]
     best = min(cost(links, chosen, memory) for chosen in loop_splits(len(links)))
     chosen = choices(links, memory)
     assert (inf if chosen is None else cost(links, chosen, memory)) == best

@@ -49,7 +49,7 @@ def test_every_strategy_keeps_to_what_must_be(graph, strategy, data):
         return
     value, decision = data.draw(st.sampled_from(values)), data.draw(st.sampled_from([Save(), Recompute()]))
     with suppress(PolicyError):
-        plan = solve(dataclasses.replace(free, must={value: decision}), strategy)
+        plan = solve(dataclasses.replace(free, required={value: decision}), strategy)
         recomputes = any(isinstance(d, Recompute) for d in plan.decisions.values())
         assert plan.decisions.get(value, Save()) == decision
         assert recomputes or decision == Save()
@@ -58,15 +58,15 @@ def test_every_strategy_keeps_to_what_must_be(graph, strategy, data):
 @given(graphs(), st.sampled_from(["revolve", "rotor", "mincut"]))
 def test_more_memory_never_gives_a_slower_plan_of_a_sweep(graph, strategy):
     solver = StrategySolver(Problem(graph=graph, rates=RATES), named_strategy(strategy))
-    (smallest,) = solver.last_resorts
-    most = solver.unplanned.prediction.temp_bytes
+    (smallest,) = solver.min_memory_plans
+    most = solver.empty_plan.prediction.temp_bytes
     seconds = []
     for tenth in range(1, 12):
         plan = solver.solve(most * tenth // 10)
         if plan.prediction.temp_bytes <= most * tenth // 10:
             seconds.append(plan.prediction.step_s)
         else:
-            assert plan in (smallest, solver.unplanned)
+            assert plan in (smallest, solver.empty_plan)
     assert seconds == sorted(seconds, reverse=True)
 
 
@@ -154,7 +154,7 @@ def test_an_option_where_none_is_taken_is_refused():
 def test_only_what_reads_the_budget_is_asked_again(text, budgeted):
     assert named_strategy(text).budgeted == budgeted
     solver = StrategySolver(Problem(graph=chain(9, flops=1e9), rates=RATES), named_strategy(text))
-    plans = {solver.solve(size, unplanned=False) for size in (10_000, 22_000, 30_000)}
+    plans = {solver.solve(size, allow_empty=False) for size in (10_000, 22_000, 30_000)}
     assert budgeted or len(plans) == 1
 
 

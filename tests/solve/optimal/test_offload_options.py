@@ -13,7 +13,7 @@ from jaxckpt.cost import Copies
 from jaxckpt.ir import Offload
 from jaxckpt.machine import Target
 from jaxckpt.solve import Offloading, OptimalSolver, Problem
-from jaxckpt.solve.optimal.offload_options import Link, companions
+from jaxckpt.solve.optimal.offload_options import HostLink, offload_variants
 from jaxckpt.solve.optimal.options import Option
 from jaxckpt.trace import trace_step
 from tests.graphs import RATES, chain
@@ -70,7 +70,7 @@ def links(draw):
     stages = draw(st.integers(1, 6))
     copy_s = tuple(tuple(draw(st.lists(seconds, min_size=1, max_size=3))) for _ in range(stages))
     work = [tuple(draw(st.lists(seconds, min_size=stages, max_size=stages))) for _ in range(2)]
-    link = Link(copy_s=copy_s, host_bytes=(), forward_s=work[0], backward_s=work[1])
+    link = HostLink(copy_s=copy_s, host_bytes=(), forward_s=work[0], backward_s=work[1])
     return link, [draw(st.integers(0, len(own) - 1)) for own in copy_s]
 
 
@@ -84,11 +84,11 @@ def test_what_copies_delay_is_what_two_streams_show(made):
 
 
 def test_the_optimum_offloads_what_the_link_carries_in_time_and_is_faster_for_it():
-    alone, hosted = solved(problem(may_offload=False)), solved(problem())
-    assert not away(alone)
+    on_device, hosted = solved(problem(may_offload=False)), solved(problem())
+    assert not away(on_device)
     assert away(hosted)
     assert hosted.predicted.temp_bytes <= 5 * BYTES
-    assert hosted.predicted.step_s < alone.predicted.step_s
+    assert hosted.predicted.step_s < on_device.predicted.step_s
 
 
 def test_nothing_goes_over_a_link_that_is_too_slow():
@@ -98,9 +98,9 @@ def test_nothing_goes_over_a_link_that_is_too_slow():
 @pytest.mark.parametrize("layers", [0.1, 1.0, 2.0, 10.0])
 @pytest.mark.parametrize("kept", [5, 6, 8])
 def test_a_plan_that_may_offload_is_never_slower(layers, kept):
-    alone, hosted = (solved(problem(copy_s=layers * WORK_S, may_offload=may), kept) for may in (False, True))
-    assert hosted.predicted.step_s <= alone.predicted.step_s * 1.0001
-    assert hosted.predicted.temp_bytes <= max(kept * BYTES, alone.predicted.temp_bytes)
+    on_device, hosted = (solved(problem(copy_s=layers * WORK_S, may_offload=may), kept) for may in (False, True))
+    assert hosted.predicted.step_s <= on_device.predicted.step_s * 1.0001
+    assert hosted.predicted.temp_bytes <= max(kept * BYTES, on_device.predicted.temp_bytes)
 
 
 def test_the_host_is_not_filled_beyond_its_bytes():
@@ -118,7 +118,7 @@ def test_small_values_and_those_of_the_last_layers_stay():
 def test_an_option_has_companions_that_keep_the_same_with_less_on_the_device():
     asked = problem()
     option = Option(saved=frozenset({1, 2, 3}), saved_bytes=3 * BYTES, recompute_s=1.0)
-    found = list(companions(asked, option, frozenset({4})))
+    found = list(offload_variants(asked, option, frozenset({4})))
     assert [len(each.away) for each in found] == [1, 3, 1, 2, 4]
     assert {each.saved for each in found} == {option.saved}
     assert all(each.saved_bytes + each.away_bytes == option.saved_bytes for each in found)
@@ -138,7 +138,7 @@ def scanned(weights, x, inner=0):
     return jax.value_and_grad(lambda weights: (jax.lax.scan(turn, x, weights)[0] ** 2).mean())(weights)
 
 
-def looped(*, bandwidth=400e9, may_offload=True, may_offload_turns=True, **options):
+def looped(*, bandwidth=400e9, may_offload=True, may_offload_loop_values=True, **options):
     described = [(8, 4096, 16384), (8, 16384, 4096), (8192, 4096)]
     up, down, x = (jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in described)
     asked = Offloading(bandwidth_bytes_per_s=bandwidth)
@@ -147,7 +147,7 @@ def looped(*, bandwidth=400e9, may_offload=True, may_offload_turns=True, **optio
         rates=asked.rates(Target("h200").rates),
         offloading=asked,
         may_offload=may_offload,
-        may_offload_turns=may_offload_turns,
+        may_offload_loop_values=may_offload_loop_values,
     )
 
 
@@ -161,17 +161,17 @@ BUDGET = 2864 * 2**20
 
 def test_what_turns_make_goes_to_the_host_where_the_link_is_fast_enough_and_is_faster_for_it():
     asked = looped()
-    alone, hosted = (OptimalSolver(replace(asked, may_offload=may)).solve(BUDGET) for may in (False, True))
-    assert not away(alone)
+    on_device, hosted = (OptimalSolver(replace(asked, may_offload=may)).solve(BUDGET) for may in (False, True))
+    assert not away(on_device)
     assert in_loops(asked, hosted)
     assert hosted.predicted.temp_bytes <= BUDGET
-    assert hosted.predicted.step_s < 0.95 * alone.predicted.step_s
+    assert hosted.predicted.step_s < 0.95 * on_device.predicted.step_s
     assert hosted.predicted.host_bytes == 8 * 8192 * 16384 * 2
     slow = looped(bandwidth=1e9)
     assert not in_loops(slow, OptimalSolver(slow).solve(BUDGET))
 
 
-@pytest.mark.parametrize("options", [{"may_offload_turns": False}, {"inner": 2}])
+@pytest.mark.parametrize("options", [{"may_offload_loop_values": False}, {"inner": 2}])
 def test_planners_choose_otherwise_where_the_compiler_fails_on_it(options):
     asked = looped(**options)
     assert not in_loops(asked, OptimalSolver(asked).solve(BUDGET))

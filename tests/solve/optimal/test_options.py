@@ -10,9 +10,9 @@ from jaxckpt.ir import GraphPlan
 from jaxckpt.schedule import schedule
 from jaxckpt.solve import Problem, boundaries
 from jaxckpt.solve.optimal.options import StageShape, _again, stage_options, stage_shape
-from jaxckpt.solve.optimal.stage_problem import take_apart
+from jaxckpt.solve.optimal.stage_problem import split_into_stages
 from jaxckpt.solve.problem import decide
-from jaxckpt.solve.stages import stagings
+from jaxckpt.solve.stages import candidate_cuts
 from tests.graphs import RATES, chain, graphs
 
 
@@ -34,14 +34,16 @@ def decided(options):
 def test_the_last_option_leaves_a_stage_as_it_stands():
     graph = chain(12)
     problem = Problem(graph=graph, rates=RATES)
-    for stages in stagings(problem):
-        for options in stage_options(take_apart(problem, stages)):
+    for stages in candidate_cuts(problem):
+        for options in stage_options(split_into_stages(problem, stages)):
             *others, last = options
             if last.untouched:
                 assert last.untouched <= problem.read_after_forward
                 assert not last.saved
             assert not any(option.untouched for option in others)
-    everywhere = frozenset().union(*(options[-1].untouched for options in stage_options(take_apart(problem, stages))))
+    everywhere = frozenset().union(
+        *(options[-1].untouched for options in stage_options(split_into_stages(problem, stages)))
+    )
     plan = decide(problem, boundaries(problem, stages), stages, "optimal", everywhere)
     assert schedule(graph, plan).steps == schedule(graph, GraphPlan(fingerprint="")).steps
 
@@ -49,9 +51,9 @@ def test_the_last_option_leaves_a_stage_as_it_stands():
 @given(graphs(most_ops=8))
 def test_no_subset_of_the_same_bytes_is_faster_than_an_option(graph):
     problem = Problem(graph=graph, rates=RATES)
-    for stages in stagings(problem):
-        cut = take_apart(problem, stages)
-        for stage, options in zip(cut.alone, stage_options(cut, most=64), strict=True):
+    for stages in candidate_cuts(problem):
+        cut = split_into_stages(problem, stages)
+        for stage, options in zip(cut.subproblems, stage_options(cut, most=64), strict=True):
             shape = stage_shape(stage)
             for option in decided(options):
                 best = min(seconds for size, seconds in every_choice(shape) if size <= option.saved_bytes)
@@ -61,8 +63,8 @@ def test_no_subset_of_the_same_bytes_is_faster_than_an_option(graph):
 @given(graphs())
 def test_options_start_with_nothing_and_get_faster_as_they_grow(graph):
     problem = Problem(graph=graph, rates=RATES)
-    for stages in stagings(problem):
-        for options in stage_options(take_apart(problem, stages)):
+    for stages in candidate_cuts(problem):
+        for options in stage_options(split_into_stages(problem, stages)):
             assert options[0].saved == frozenset()
             kept = decided(options)
             assert [o.saved_bytes for o in kept] == sorted(o.saved_bytes for o in kept)
@@ -71,11 +73,11 @@ def test_options_start_with_nothing_and_get_faster_as_they_grow(graph):
 
 
 def test_stages_of_one_structure_share_their_options():
-    cut = take_apart(Problem(graph=chain(12), rates=RATES), tuple(range(0, 12, 3)))
-    assert len({stage.key for stage in cut.alone[1:-1]}) == 1
+    cut = split_into_stages(Problem(graph=chain(12), rates=RATES), tuple(range(0, 12, 3)))
+    assert len({stage.key for stage in cut.subproblems[1:-1]}) == 1
     known = {}
     first, second = stage_options(cut, known=known)[1:-1]
-    assert len(known) == len({stage.key for stage in cut.alone})
+    assert len(known) == len({stage.key for stage in cut.subproblems})
     moved = [frozenset(v + 3 for v in option.saved) for option in first]
     assert [option.saved for option in second] == moved
 
@@ -83,7 +85,7 @@ def test_stages_of_one_structure_share_their_options():
 @given(graphs())
 def test_what_ops_with_effects_write_is_never_a_candidate(graph):
     problem = Problem(graph=graph, rates=RATES)
-    for stages in stagings(problem):
-        for options in stage_options(take_apart(problem, stages)):
+    for stages in candidate_cuts(problem):
+        for options in stage_options(split_into_stages(problem, stages)):
             for option in options:
                 assert all(not graph.ops[graph.producer[v]].effects for v in option.saved)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxckpt.ir import Offload, Save
 from jaxckpt.solve import Offloading, Problem
-from jaxckpt.solve.optimal.prefetch_schedule import timed
+from jaxckpt.solve.optimal.prefetch_schedule import with_prefetch_distances
 from tests.graphs import RATES, chain
 
 BYTES = 4 * 1024
@@ -24,7 +24,9 @@ def problem(layers=16, *, copies_of_layers=1.0, **offloading):
 
 def chosen(asked, decision=None, layers=16):
     values = range(1, layers)
-    plan = timed(asked, dict.fromkeys(values, decision or Offload()), tuple(range(layers)), tuple(range(layers)))
+    plan = with_prefetch_distances(
+        asked, dict.fromkeys(values, decision or Offload()), tuple(range(layers)), tuple(range(layers))
+    )
     return [plan.decisions[v] for v in values]
 
 
@@ -48,7 +50,7 @@ def test_what_a_rule_says_of_layers_is_kept():
 
 def test_a_plan_that_offloads_nothing_is_left_alone():
     asked = problem()
-    plan = timed(asked, {1: Save()}, (0,), (0,))
+    plan = with_prefetch_distances(asked, {1: Save()}, (0,), (0,))
     assert (plan.decisions, plan.layers) == ({1: Save()}, ())
 
 

@@ -11,7 +11,7 @@ from jaxckpt.ir import Offload, Partition, Save
 from jaxckpt.machine import Target
 from jaxckpt.solve import Offloading, OptimalSolver, Problem
 from jaxckpt.solve.optimal.options import Option
-from jaxckpt.solve.optimal.shard_options import in_shards, partition_of
+from jaxckpt.solve.optimal.shard_options import partition_of, shard_variants
 from jaxckpt.trace import trace_step
 from tests.graphs import RATES, chain
 
@@ -46,11 +46,11 @@ def cut(plan):
 
 
 def test_the_optimum_keeps_shards_where_gathers_are_cheap_and_is_faster_for_it():
-    alone, sharded = solved(problem(may_partition=False)), solved(problem())
-    assert not cut(alone)
+    replicated, sharded = solved(problem(may_partition=False)), solved(problem())
+    assert not cut(replicated)
     assert set(cut(sharded).values()) == {Partition(axis="model", dim=0)}
     assert sharded.predicted.temp_bytes <= 5 * BYTES
-    assert sharded.predicted.step_s < 0.9 * alone.predicted.step_s
+    assert sharded.predicted.step_s < 0.9 * replicated.predicted.step_s
 
 
 def test_nothing_is_cut_where_the_links_are_slower_than_the_work():
@@ -60,9 +60,11 @@ def test_nothing_is_cut_where_the_links_are_slower_than_the_work():
 @pytest.mark.parametrize("gather_s", [0.01, 0.3, 3.0])
 @pytest.mark.parametrize("kept", [4, 7])
 def test_a_plan_that_may_keep_shards_is_never_slower(gather_s, kept):
-    alone, sharded = (solved(problem(gather_s=gather_s * WORK_S, may_partition=may), kept) for may in (False, True))
-    assert sharded.predicted.step_s <= alone.predicted.step_s * 1.0001
-    assert sharded.predicted.temp_bytes <= max(kept * BYTES, alone.predicted.temp_bytes)
+    replicated, sharded = (
+        solved(problem(gather_s=gather_s * WORK_S, may_partition=may), kept) for may in (False, True)
+    )
+    assert sharded.predicted.step_s <= replicated.predicted.step_s * 1.0001
+    assert sharded.predicted.temp_bytes <= max(kept * BYTES, replicated.predicted.temp_bytes)
 
 
 def test_one_plan_may_use_the_host_and_shards():
@@ -78,7 +80,7 @@ def test_one_plan_may_use_the_host_and_shards():
 
 def test_what_a_policy_demands_stays_as_it_is():
     made = min(cut(solved(problem())))
-    assert solved(problem(must={made: Save()})).decisions[made] == Save()
+    assert solved(problem(required={made: Save()})).decisions[made] == Save()
 
 
 ### Which values
@@ -91,7 +93,7 @@ def test_a_value_is_cut_only_where_a_mesh_divides_it_and_it_is_large():
     assert partition_of(problem(ways=0), value) is None
     assert partition_of(problem(ways=1), value) is None
     assert partition_of(problem(ways=3), value) is None
-    assert partition_of(problem(must={value: Save()}), value) is None
+    assert partition_of(problem(required={value: Save()}), value) is None
     assert partition_of(asked, asked.graph.inputs[0]) is None
     assert partition_of(asked, asked.graph.outputs[0]) is None
 
@@ -108,7 +110,7 @@ def test_integers_small_values_and_what_is_split_already_stay_whole(other):
 def test_an_option_has_companions_that_keep_the_same_in_fewer_bytes():
     asked = problem()
     option = Option(saved=frozenset({1, 2, 3}), saved_bytes=3 * BYTES, recompute_s=1.0)
-    found = list(in_shards(asked, option, frozenset({4})))
+    found = list(shard_variants(asked, option, frozenset({4})))
     assert [len(each.shards) for each in found] == [1, 3, 1, 2, 4]
     assert {each.saved for each in found} == {option.saved}
     spared_bytes = BYTES - BYTES // WAYS
@@ -141,11 +143,11 @@ BUDGET = 2864 * 2**20
 
 
 def test_what_turns_make_waits_in_a_stack_of_shards_where_gathers_are_cheap():
-    alone, sharded = (OptimalSolver(looped(may)).solve(BUDGET) for may in (False, True))
+    replicated, sharded = (OptimalSolver(looped(may)).solve(BUDGET) for may in (False, True))
     asked = looped(True)
     inside = [v for v in cut(sharded) if asked.graph.ops[asked.graph.producer[v]].loop is not None]
-    assert not cut(alone)
+    assert not cut(replicated)
     assert inside
     assert sharded.predicted.temp_bytes <= BUDGET
-    assert sharded.predicted.step_s < 0.95 * alone.predicted.step_s
+    assert sharded.predicted.step_s < 0.95 * replicated.predicted.step_s
     assert not cut(OptimalSolver(looped(True, bandwidth=1e9)).solve(BUDGET))

@@ -12,9 +12,9 @@ from jaxckpt.schedule import schedule
 from jaxckpt.solve import OptimalSolver, Problem, solve
 from jaxckpt.solve.optimal.compose import compose, least_seconds
 from jaxckpt.solve.optimal.options import stage_options
-from jaxckpt.solve.optimal.stage_memory import look
-from jaxckpt.solve.optimal.stage_problem import take_apart
-from jaxckpt.solve.stages import stagings
+from jaxckpt.solve.optimal.stage_memory import profile_stages
+from jaxckpt.solve.optimal.stage_problem import split_into_stages
+from jaxckpt.solve.stages import candidate_cuts
 from tests.graphs import RATES, chain, graphs
 
 
@@ -37,7 +37,7 @@ def test_plans_can_be_laid_out_and_decide_only_what_exists(graph):
 @given(graphs())
 def test_a_plan_fits_its_budget_wherever_a_smaller_plan_is_known(graph):
     solver = OptimalSolver(Problem(graph=graph, rates=RATES))
-    smallest_bytes = solver.smallest.prediction.temp_bytes
+    smallest_bytes = solver.min_memory_plan.prediction.temp_bytes
     for budget_bytes in budgets(solver.problem):
         plan = solver.solve(budget_bytes)
         assert plan.prediction.temp_bytes <= max(budget_bytes, smallest_bytes)
@@ -47,12 +47,12 @@ def test_a_plan_fits_its_budget_wherever_a_smaller_plan_is_known(graph):
 def test_enough_memory_means_the_step_as_it_is(graph):
     solver = OptimalSolver(Problem(graph=graph, rates=RATES))
     assert not solver.solve(None).decisions
-    assert not solver.solve(solver.unplanned.prediction.temp_bytes).decisions
+    assert not solver.solve(solver.empty_plan.prediction.temp_bytes).decisions
 
 
 def test_more_memory_never_gives_a_slower_plan():
     solver = OptimalSolver(Problem(graph=chain(24, flops=1e9), rates=RATES))
-    most = solver.unplanned.prediction.temp_bytes
+    most = solver.empty_plan.prediction.temp_bytes
     seconds = [solver.solve(int(most * k / 40)).prediction.step_s for k in range(12, 41)]
     assert seconds == sorted(seconds, reverse=True)
     assert len(set(seconds)) > 5
@@ -60,8 +60,8 @@ def test_more_memory_never_gives_a_slower_plan():
 
 def test_a_chain_fits_into_a_third_of_its_memory():
     solver = OptimalSolver(Problem(graph=chain(36, flops=1e9), rates=RATES))
-    plan = solver.solve(solver.unplanned.prediction.temp_bytes // 3)
-    assert plan.prediction.temp_bytes <= solver.unplanned.prediction.temp_bytes // 3
+    plan = solver.solve(solver.empty_plan.prediction.temp_bytes // 3)
+    assert plan.prediction.temp_bytes <= solver.empty_plan.prediction.temp_bytes // 3
     assert plan.prediction.recomputed_ops <= 36
 
 
@@ -74,10 +74,10 @@ def test_the_same_problem_gives_the_same_plan(graph):
 @given(graphs(most_ops=7))
 def test_no_combination_of_options_within_the_budget_is_faster(graph):
     problem = Problem(graph=graph, rates=RATES)
-    stages = max(stagings(problem), key=len)[:4]
-    cut = take_apart(problem, stages)
+    stages = max(candidate_cuts(problem), key=len)[:4]
+    cut = split_into_stages(problem, stages)
     options = stage_options(cut, most=4)
-    seen = look(cut, options)
+    seen = profile_stages(cut, options)
 
     def peak(chosen):
         kept = [stage[k].saved_bytes for stage, k in zip(options, chosen, strict=True)]
@@ -100,13 +100,13 @@ def test_no_combination_of_options_within_the_budget_is_faster(graph):
 
 def test_a_plan_says_how_much_the_best_one_could_save():
     solver = OptimalSolver(Problem(graph=chain(24, flops=1e9), rates=RATES))
-    most = solver.unplanned.predicted.temp_bytes
+    most = solver.empty_plan.predicted.temp_bytes
     gaps = [solver.solve(int(share * most)).predicted.gap for share in (0.4, 0.6, 0.8)]
     assert all(0 <= gap < 0.2 for gap in gaps)
 
 
 def test_plans_that_differ_in_their_bound_alone_are_the_same_plan():
-    plan = OptimalSolver(Problem(graph=chain(12, flops=1e9), rates=RATES)).unplanned
+    plan = OptimalSolver(Problem(graph=chain(12, flops=1e9), rates=RATES)).empty_plan
     bounded = dataclasses.replace(plan, prediction=dataclasses.replace(plan.predicted, bound_s=0.0))
     assert plan == bounded
     assert bounded.predicted.gap == 1.0

@@ -9,10 +9,10 @@ from hypothesis import given
 
 from jaxckpt.solve import Problem, boundaries
 from jaxckpt.solve.optimal.options import stage_options
-from jaxckpt.solve.optimal.stage_memory import look
-from jaxckpt.solve.optimal.stage_problem import take_apart
+from jaxckpt.solve.optimal.stage_memory import profile_stages
+from jaxckpt.solve.optimal.stage_problem import split_into_stages
 from jaxckpt.solve.problem import decide
-from jaxckpt.solve.stages import stagings
+from jaxckpt.solve.stages import candidate_cuts
 from jaxckpt.trace import trace_step
 from tests.graphs import RATES, chain, graphs
 
@@ -20,9 +20,9 @@ from tests.graphs import RATES, chain, graphs
 @pytest.mark.parametrize(("length", "stage"), [(12, 3), (12, 4), (9, 3)])
 def test_stages_by_themselves_tell_the_peak_and_the_seconds_of_every_combination_of_a_chain(length, stage):
     problem, stages = Problem(graph=chain(length, flops=1e9), rates=RATES), tuple(range(0, length, stage))
-    cut = take_apart(problem, stages)
+    cut = split_into_stages(problem, stages)
     options = stage_options(cut, most=4)
-    seen = look(cut, options)
+    seen = profile_stages(cut, options)
     for chosen in product(*(range(len(own)) for own in options)):
         taken = [own[k] for own, k in zip(options, chosen, strict=True)]
         saved = boundaries(problem, stages).union(*(option.saved for option in taken))
@@ -36,18 +36,18 @@ def test_stages_by_themselves_tell_the_peak_and_the_seconds_of_every_combination
 @given(graphs())
 def test_where_stages_keep_nothing_windows_are_what_the_whole_replay_shows(graph):
     problem = Problem(graph=graph, rates=RATES)
-    for stages in stagings(problem):
-        cut = take_apart(problem, stages)
+    for stages in candidate_cuts(problem):
+        cut = split_into_stages(problem, stages)
         options = stage_options(cut, most=3)
-        seen = look(cut, options)
+        seen = profile_stages(cut, options)
         assert seen.peak_bytes(options, [0] * len(options)) == cut.nothing.peak_bytes
         assert sum(own[0] for own in seen.stage_s) == pytest.approx(cut.nothing.step_s)
 
 
 def test_stages_of_one_structure_are_tried_once():
-    cut = take_apart(Problem(graph=chain(24), rates=RATES), tuple(range(0, 24, 3)))
+    cut = split_into_stages(Problem(graph=chain(24), rates=RATES), tuple(range(0, 24, 3)))
     tried = {}
-    look(cut, stage_options(cut), tried)
+    profile_stages(cut, stage_options(cut), tried)
     assert len(tried) < len(cut.stages) == 8
 
 
@@ -67,10 +67,10 @@ def test_a_stage_left_untouched_leaves_what_the_compiler_keeps_of_it():
 
     x = jax.ShapeDtypeStruct((128, 256), "bfloat16")
     problem = Problem(graph=trace_step(step, params, x, donate_argnums=0).graph, rates=RATES)
-    stages = next(stages for stages in stagings(problem) if len(stages) > 6)
-    cut = take_apart(problem, stages)
+    stages = next(stages for stages in candidate_cuts(problem) if len(stages) > 6)
+    cut = split_into_stages(problem, stages)
     options = stage_options(cut)
     last = [len(own) - 1 for own in options]
     untouched = frozenset[int]().union(*(own[k].untouched for own, k in zip(options, last, strict=True)))
     whole = decide(problem, boundaries(problem, stages), stages, "optimal", untouched).predicted
-    assert look(cut, options).peak_bytes(options, last) == pytest.approx(whole.temp_bytes, rel=0.03)
+    assert profile_stages(cut, options).peak_bytes(options, last) == pytest.approx(whole.temp_bytes, rel=0.03)
