@@ -14,7 +14,7 @@ from jaxckpt._errors import PolicyError
 from jaxckpt._progress import Progress
 from jaxckpt.comparison.verdict import Verdict, Verdicts, Word
 from jaxckpt.compiler import Footprint
-from jaxckpt.cost import behind_views
+from jaxckpt.cost import strip_views
 from jaxckpt.ir import GraphPlan, Offload, Recompute, Save
 from jaxckpt.ir.scope import TAG
 from jaxckpt.linter import LintContext, primal_of_name
@@ -142,7 +142,7 @@ class _Judged:
         """What is said of one rule."""
         rule = self.policy.rules[index]
         decided = [r for r in self.followed.resolved if r.rule == index and r.by.policy.name == self.policy.name]
-        arrays = {behind_views(self.planner.graph, r.forward_value.id) for r in decided}
+        arrays = {strip_views(self.planner.graph, r.forward_value.id) for r in decided}
         change, why = self._change(index, decided)
         return Verdict(
             subject=_name(rule) if self.by_name else f"rule {index + 1} ({rule})",
@@ -187,7 +187,7 @@ class _Judged:
             return _RETURNED
         if not values & problem.read_after_forward:
             return _DEAD
-        if values & problem.read_after_forward <= problem.fusion.light:
+        if values & problem.read_after_forward <= problem.fusion.argument_derived:
             return _LIGHT
         return _SAME_ANYWAY if values & problem.worth_saving else _NO_ARRAY
 

@@ -1,17 +1,18 @@
-"""What a step takes in bytes and seconds on a target, before any compiler is asked; plain Python, no jax.
+"""Bytes and seconds of a step on a target, predicted before anything is compiled; plain Python, no jax.
 
-Read in this order: `rates` (what a device can do), `rows`, `orders`, `strides` and `fusion` (which values a compiler
-really writes to memory), `price` (the arithmetic of each op), `copies` (between device and host, beside the kernels),
-`turns` (what loops add) and `turning` (copies in their bodies), `replay` (bytes alive after every step of a schedule,
-and the seconds that it takes).
+Read in this order: `rates` (what a device can do), `row_fusion` and `fusion` (which values a compiler really writes to
+memory), `roofline` (the arithmetic of each op), `transfers` (between device and host, while kernels run),
+`loop_liveness` (what loops add) and `loop_transfers` (copies in their bodies), `output_reuse` and `update_order`,
+`replay` (bytes alive after every step of a schedule, and the seconds that it takes).
 """
 
-from jaxckpt.cost.fusion import Fusion, behind_views, fuse
+from jaxckpt.cost.fusion import Fusion, fuse, strip_views
 from jaxckpt.cost.rates import Rates
 from jaxckpt.cost.replay import Replay, replay
-from jaxckpt.cost.roofline import Prices, price
-from jaxckpt.cost.transfers import Copies
+from jaxckpt.cost.roofline import ArithmeticCosts, arithmetic_costs
+from jaxckpt.cost.transfers import HostLinkQueue
 
 __all__ = [
-    "Copies", "Fusion", "Prices", "Rates", "Replay", "behind_views", "fuse", "price", "replay",
+    "ArithmeticCosts", "Fusion", "HostLinkQueue", "Rates", "Replay", "arithmetic_costs", "fuse", "replay",
+    "strip_views",
 ]  # fmt: skip

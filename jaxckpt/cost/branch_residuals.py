@@ -22,7 +22,7 @@ class Span:
 
 
 @dataclass(slots=True)
-class Slot:
+class ResidualSlot:
     """A place for values of which at most one is there.
 
     Attributes:
@@ -34,7 +34,7 @@ class Slot:
     homes: list[tuple[int, ...]] = field(default_factory=list)
 
 
-class Slots:
+class ResidualSlots:
     """The slots of a step.
 
     Args:
@@ -43,7 +43,7 @@ class Slots:
 
     def __init__(self, graph: Graph):
         self._graph = graph
-        self._slots: dict[tuple[int, int], list[Slot]] = {}
+        self._slots: dict[tuple[int, int], list[ResidualSlot]] = {}
 
     def place(self, new: Span, home: tuple[int, ...], common: int) -> Span:
         """Where a value waits: in a slot that exists, which then is there for it too, or in a new one.
@@ -62,7 +62,7 @@ class Slots:
         slots = self._slots.setdefault((cond, new.size_bytes), [])
         slot = next((slot for slot in slots if all(self._exclude(home, other) for other in slot.homes)), None)
         if slot is None:
-            slots.append(slot := Slot(new))
+            slots.append(slot := ResidualSlot(new))
         slot.homes.append(home)
         slot.span.birth, slot.span.death = min(slot.span.birth, new.birth), max(slot.span.death, new.death)
         return slot.span

@@ -15,14 +15,14 @@ Read after `jaxckpt.ir.loop`; `replay` asks.
 from collections.abc import Container, Iterator, Sequence
 from math import prod
 
-from jaxckpt.cost.branch_residuals import Slots, Span
+from jaxckpt.cost.branch_residuals import ResidualSlots, Span
 from jaxckpt.ir import Graph
 from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.loop import CARRY, END, STACK
 from jaxckpt.schedule import Run, Step
 
 
-class Turns:
+class LoopLiveness:
     """The loops of one replay.
 
     Args:
@@ -46,7 +46,7 @@ class Turns:
         self.wanted: dict[int, int] = {}
         self.copies: dict[tuple[int, int | None], Span] = {}
         self.in_slots: set[int] = set()
-        self.shared = Slots(graph)
+        self.shared = ResidualSlots(graph)
         self.stacks: dict[int, int] = {}
         self.slots: list[Span] = []
         self._loop: dict[int, int | None] = {}

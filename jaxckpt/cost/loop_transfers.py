@@ -10,11 +10,11 @@ Read after `copies` and `turns`; `replay` asks.
 
 from collections import defaultdict
 
-from jaxckpt.cost.transfers import Copies
+from jaxckpt.cost.transfers import HostLinkQueue
 from jaxckpt.ir import Graph
 
 
-class TurnCopies:
+class LoopTransfers:
     """The copies in the bodies of the loops of one replay.
 
     Args:
@@ -26,7 +26,7 @@ class TurnCopies:
         self._graph = graph
         self._bandwidth_bytes_per_s = bandwidth_bytes_per_s
         self._began_s: dict[int, float] = {}
-        self._copies: dict[int, Copies] = {}
+        self._copies: dict[int, HostLinkQueue] = {}
         self._at_end: defaultdict[int, list[int]] = defaultdict(list)
         self._loop: dict[int, int] = {}
         self.stall_s = 0.0
@@ -35,22 +35,22 @@ class TurnCopies:
     def __contains__(self, instance: int) -> bool:
         return instance in self._loop
 
-    def enter(self, loop: int | None, *, now_s: float) -> None:
+    def begin_iteration(self, loop: int | None, *, now_s: float) -> None:
         """Begins a turn of a loop, and of those around it that have not begun."""
         for around in self._graph.path(loop):
             self._began_s.setdefault(around, now_s)
 
-    def send(self, instance: int, loop: int, size_bytes: int, *, now_s: float, ahead: bool) -> None:
+    def store(self, instance: int, loop: int, size_bytes: int, *, now_s: float, ahead: bool) -> None:
         """Copies to the host what a turn has made; a turn ahead: what the one before has made, from its start on."""
         self._loop[instance] = loop
         start_s = 0.0 if ahead else self._in_turn_s(loop, now_s)
-        self._of(loop).send(instance, size_bytes, now_s=start_s)
+        self._of(loop).store(instance, size_bytes, now_s=start_s)
         if not ahead:
             self._at_end[loop].append(instance)
 
-    def bring(self, instance: int, loop: int, size_bytes: int, *, ahead: bool) -> None:
+    def load(self, instance: int, loop: int, size_bytes: int, *, ahead: bool) -> None:
         """Copies back what a turn reads, from its start on; a turn ahead: what the next one reads."""
-        self._of(loop).bring(instance, size_bytes, now_s=0.0)
+        self._of(loop).load(instance, size_bytes, now_s=0.0)
         if ahead:
             self._at_end[loop].append(instance)
         self._loop[instance] = loop
@@ -62,7 +62,7 @@ class TurnCopies:
             return 0.0
         return self._waited_s(instance, loop, now_s)
 
-    def leave_s(self, loop: int, *, now_s: float) -> float:
+    def end_wait_s(self, loop: int, *, now_s: float) -> float:
         """Seconds that all turns of a loop together wait at their end."""
         return sum(self._waited_s(instance, loop, now_s) for instance in self._at_end.pop(loop, ()))
 
@@ -74,5 +74,5 @@ class TurnCopies:
     def _in_turn_s(self, loop: int, now_s: float) -> float:
         return (now_s - self._began_s[loop]) / self._graph.runs_per_step(loop)
 
-    def _of(self, loop: int) -> Copies:
-        return self._copies.setdefault(loop, Copies(self._bandwidth_bytes_per_s))
+    def _of(self, loop: int) -> HostLinkQueue:
+        return self._copies.setdefault(loop, HostLinkQueue(self._bandwidth_bytes_per_s))

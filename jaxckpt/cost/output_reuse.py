@@ -16,7 +16,7 @@ _SMALLEST_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Life:
+class BufferLiveRange:
     """A buffer, and the steps from the one that writes it to the last one that reads it."""
 
     buffer: int
@@ -34,7 +34,7 @@ class _Room:
     births: list[int] = field(default_factory=list)
     deaths: list[int] = field(default_factory=list)
 
-    def take(self, life: Life) -> bool:
+    def take(self, life: BufferLiveRange) -> bool:
         """Lets a temporary in, where it fits."""
         if life.size_bytes > self.size_bytes or life.death >= self.until:
             return False
@@ -48,7 +48,7 @@ class _Room:
         return True
 
 
-def guests(temporaries: Iterable[Life], results: Sequence[Life]) -> frozenset[int]:
+def placed_in_outputs(temporaries: Iterable[BufferLiveRange], results: Sequence[BufferLiveRange]) -> frozenset[int]:
     """The temporaries that need no memory of their own.
 
     Args:

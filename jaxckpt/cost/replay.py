@@ -30,13 +30,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from jaxckpt.cost.branch_residuals import Span
-from jaxckpt.cost.fusion import Fusion, Sources, Spread
-from jaxckpt.cost.loop_liveness import Turns
-from jaxckpt.cost.loop_transfers import TurnCopies
-from jaxckpt.cost.output_reuse import Life, guests
+from jaxckpt.cost.fusion import Fusion, FusionAnalysis, SourceBytes
+from jaxckpt.cost.loop_liveness import LoopLiveness
+from jaxckpt.cost.loop_transfers import LoopTransfers
+from jaxckpt.cost.output_reuse import BufferLiveRange, placed_in_outputs
 from jaxckpt.cost.rates import Rates
-from jaxckpt.cost.roofline import Prices
-from jaxckpt.cost.transfers import Copies
+from jaxckpt.cost.roofline import ArithmeticCosts
+from jaxckpt.cost.transfers import HostLinkQueue
 from jaxckpt.cost.update_order import updates_early
 from jaxckpt.ir import Graph, Kind, Offload, Op, Phase, Trait
 from jaxckpt.ir.loop import ALL_ITERATIONS, STACK
@@ -94,7 +94,13 @@ class Replay:
 
 
 def replay(
-    graph: Graph, schedule: Schedule, *, fusion: Fusion, prices: Prices, rates: Rates, whole: bool = True
+    graph: Graph,
+    schedule: Schedule,
+    *,
+    fusion: Fusion,
+    arithmetic: ArithmeticCosts,
+    rates: Rates,
+    is_full_step: bool = True,
 ) -> Replay:
     """Replays a schedule symbolically.
 
@@ -102,28 +108,36 @@ def replay(
       graph: The step.
       schedule: What is run, from `jaxckpt.schedule.schedule`.
       fusion: `fuse(graph)`.
-      prices: `price(graph, rates)`.
+      arithmetic: `arithmetic_costs(graph, rates)`.
       rates: What the target can do.
-      whole: Whether the graph is a step, whose results have their memory from the start, and no part of one.
+      is_full_step: True if the graph is a step, whose results have memory from the start; False for a part of one.
 
     Returns:
       Bytes and seconds. `peak_bytes` is of temporaries alone: neither arguments nor results.
     """
-    return _Replayer(graph, schedule, fusion, prices, rates, whole).run()
+    return _Replayer(graph, schedule, fusion, arithmetic, rates, is_full_step).run()
 
 
 class _Replayer:
     """The pass."""
 
-    def __init__(self, graph: Graph, schedule: Schedule, fusion: Fusion, prices: Prices, rates: Rates, whole: bool):
+    def __init__(
+        self,
+        graph: Graph,
+        schedule: Schedule,
+        fusion: Fusion,
+        arithmetic: ArithmeticCosts,
+        rates: Rates,
+        is_full_step: bool,
+    ):
         self.graph = graph
-        self.whole = whole
+        self.is_full_step = is_full_step
         self.schedule = schedule
-        self.prices = prices
+        self.arithmetic = arithmetic
         self.rates = rates
         self.steps = tuple(updates_early(graph, schedule))
-        self.spread = Spread(fusion.rules, self.steps, schedule.origin, schedule.outputs)
-        self.turns = Turns(graph, self.steps)
+        self.spread = FusionAnalysis(fusion.rules, self.steps, schedule.origin, schedule.outputs)
+        self.turns = LoopLiveness(graph, self.steps)
         self.moves = any(isinstance(step, Move) for step in self.steps)
         self.loop: int | None = None
         self.size_bytes = self.spread.size_bytes
@@ -149,8 +163,8 @@ class _Replayer:
         self.reduced: set[int] = set()
         """Buffers that reductions write."""
         self.clock_s = 0.0
-        self.copies = Copies(rates.host_bandwidth_bytes_per_s)
-        self.turning = TurnCopies(graph, rates.host_bandwidth_bytes_per_s)
+        self.copies = HostLinkQueue(rates.host_bandwidth_bytes_per_s)
+        self.turning = LoopTransfers(graph, rates.host_bandwidth_bytes_per_s)
         self.last_turn: dict[int, Span] = {}
         """For each instance that turns send ahead what the last of them has made."""
         self.leaving: dict[int, int] = {}
@@ -161,7 +175,7 @@ class _Replayer:
             if step.loop != self.loop:
                 self.looped.clear()
                 self.loop = step.loop
-                self.turning.enter(step.loop, now_s=self.clock_s)
+                self.turning.begin_iteration(step.loop, now_s=self.clock_s)
             if isinstance(step, Run):
                 self._run(at, step)
             elif isinstance(step, Barrier):
@@ -170,7 +184,7 @@ class _Replayer:
                 self._move(at, step)
             for loop in self.graph.path(step.loop):
                 if at == self.turns.end(loop):
-                    self.seconds[at] += self.turning.leave_s(loop, now_s=self.clock_s + self.seconds[at])
+                    self.seconds[at] += self.turning.end_wait_s(loop, now_s=self.clock_s + self.seconds[at])
             self.clock_s += self.seconds[at]
         for instance in self.schedule.outputs:
             self.elsewhere.update(self.sources[instance])
@@ -184,7 +198,7 @@ class _Replayer:
             step_s=sum(self.seconds),
             recompute_s=self.recompute_s,
             stall_s=self.copies.stall_s + self.turning.stall_s,
-            host_bytes=self.copies.most_bytes,
+            host_bytes=self.copies.peak_host_bytes,
         )
 
     def _stack(self) -> None:
@@ -200,7 +214,7 @@ class _Replayer:
             elif made is not None and id(span) not in filled:
                 self._add_stack_s(made, source, span.size_bytes)
                 filled.add(id(span))
-            if self.schedule.origin[source] in self.spread.rules.turned_stacks:
+            if self.schedule.origin[source] in self.spread.rules.transposed_stacks:
                 at = self.turns.wanted[source]
                 self.seconds[at] += self._kernel_s(2 * span.size_bytes, 0.0)
                 self.workspace_bytes[at] = max(self.workspace_bytes.get(at, 0), span.size_bytes)
@@ -253,13 +267,13 @@ class _Replayer:
         self._touch(at, self.sources[read])
         if isinstance(step.decision, Offload) and not step.restores:
             self.leaving[write], self.size_bytes[write] = read, self.size_bytes[read]
-            self.copies.send(write, self.size_bytes[read], now_s=self.clock_s)
+            self.copies.store(write, self.size_bytes[read], now_s=self.clock_s)
             return
         self.births[write] = self.deaths[write] = at
         if isinstance(step.decision, Offload):
             self.size_bytes[write] = self.size_bytes[read]
             self._touch_leaving(at, read)
-            self.copies.fetch(read, write, self.size_bytes[read], now_s=self.clock_s)
+            self.copies.load_stored(read, write, self.size_bytes[read], now_s=self.clock_s)
         else:
             parts = self.graph.axis_size(step.decision.axis or "")
             self.size_bytes[write] = self.size_bytes[read] * parts if step.restores else self.size_bytes[read] // parts
@@ -284,9 +298,9 @@ class _Replayer:
             self.seconds[at] += self.turns.number(step) * self._kernel_s(2 * size_bytes, 0.0)
         if step.is_pipelined:
             self.last_turn[write] = self.turns.slot(end, end, size_bytes)
-        self.copies.store(self._all_turns(write, size_bytes))
+        self.copies.add_host_bytes(self._all_turns(write, size_bytes))
         now_s = self.clock_s + self.seconds[at]
-        self.turning.send(write, loop, size_bytes, now_s=now_s, ahead=step.is_pipelined)
+        self.turning.store(write, loop, size_bytes, now_s=now_s, ahead=step.is_pipelined)
         self.seconds[at] += self.turning.wait_s(write, now_s=now_s)
 
     def _bring_turn(self, at: int, step: Move) -> None:
@@ -300,8 +314,8 @@ class _Replayer:
             self.last_turn[read].death = max(self.last_turn[read].death, begin - 1)
             self.turns.slot(begin, end, size_bytes)
             self.seconds[at] += self.turns.number(step) * self._kernel_s(2 * size_bytes, 0.0)
-        self.copies.store(-self._all_turns(write, size_bytes))
-        self.turning.bring(write, loop, size_bytes, ahead=step.is_pipelined)
+        self.copies.add_host_bytes(-self._all_turns(write, size_bytes))
+        self.turning.load(write, loop, size_bytes, ahead=step.is_pipelined)
 
     def _all_turns(self, instance: int, turn_bytes: int) -> int:
         value = self.schedule.origin[instance]
@@ -309,7 +323,7 @@ class _Replayer:
 
     def _hand_on(self, read: int, write: int, *, left: bool) -> None:
         """What is on the host passes a barrier under a new id; one that has left holds nothing here any more."""
-        self.copies.rename(read, write)
+        self.copies.pass_on(read, write)
         source = self.leaving.pop(read, None)
         if source is not None and not left:
             self.leaving[write] = source
@@ -331,7 +345,7 @@ class _Replayer:
         for instance in step.reads:  # far quicker than `max` over a generator
             if seconds[instance] > before_s:
                 before_s = seconds[instance]
-        chain_s = self.prices.vector_s[step.op] + before_s
+        chain_s = self.arithmetic.vector_s[step.op] + before_s
         materialised = self.spread.materialised
         written = []
         for instance in step.writes:
@@ -341,9 +355,11 @@ class _Replayer:
                 seconds[instance] = chain_s
         op = self.graph.ops[step.op]
         if written or op.effects:
-            self._kernel(at, op, step, through, written, max(chain_s, self.prices.matrix_s[op.id]))
+            self._kernel(at, op, step, through, written, max(chain_s, self.arithmetic.matrix_s[op.id]))
 
-    def _kernel(self, at: int, op: Op, step: Run, reads: Sources, written: Sequence[int], arithmetic_s: float) -> None:
+    def _kernel(
+        self, at: int, op: Op, step: Run, reads: SourceBytes, written: Sequence[int], arithmetic_s: float
+    ) -> None:
         """The kernel that an op starts: its reads live until now, its writes from now on."""
         for position in self.spread.rules.needs_memory[op.id]:
             self._copy_slices(at, step.reads[position])
@@ -352,7 +368,7 @@ class _Replayer:
             traffic_bytes = self._scatter_bytes(step, reads)
         if op.primitive == STACK:
             traffic_bytes = 0
-        if needed_bytes := op.workspace_bytes + self.prices.padding_bytes[op.id]:
+        if needed_bytes := op.workspace_bytes + self.arithmetic.padding_bytes[op.id]:
             self.workspace_bytes[at] = needed_bytes
         kernel = at
         if self.spread.rules.fuses[op.id]:
@@ -401,14 +417,14 @@ class _Replayer:
         dimensions = len(self.graph.values[op.writes[0]].shape)
         return dimensions > (_STACKED if Trait.BATCHED in op.traits else _FLAT)
 
-    def _scatter_bytes(self, step: Run, reads: Sources) -> int:
+    def _scatter_bytes(self, step: Run, reads: SourceBytes) -> int:
         """A scatter goes over its updates, and over as much of what it updates."""
         base = step.reads[0]
         updates = step.reads[1 if self.graph.ops[step.op].primitive == "dynamic_update_slice" else -1]
         others = (size_bytes for source, size_bytes in reads.items() if source not in self.sources[base])
         return sum(others) + 2 * self.size_bytes[updates]
 
-    def _loop_of(self, at: int, op: Op, step: Run, reads: Sources) -> int:
+    def _loop_of(self, at: int, op: Op, step: Run, reads: SourceBytes) -> int:
         """The kernel of a loop: an earlier one over the same largest array that need not be waited for, or its own.
 
         Of an update it is that of any array: gradient, parameter and moments are of one size.
@@ -422,10 +438,10 @@ class _Replayer:
         if far or max(self.made_by.get(source, -1) for source in reads) > kernel:
             return at
         waits = any(source in self.reduced and self.made_by[source] == kernel for source in reads)
-        holds = op.kind is Kind.REDUCTION and op.id not in self.spread.rules.across
+        holds = op.kind is Kind.REDUCTION and op.id not in self.spread.rules.strided_reductions
         return at if waits and not holds else kernel
 
-    def _loop_s(self, kernel: int, reads: Sources, traffic_bytes: int, arithmetic_s: float) -> float:
+    def _loop_s(self, kernel: int, reads: SourceBytes, traffic_bytes: int, arithmetic_s: float) -> float:
         """Seconds that a loop adds to a kernel, its own or one that it joins."""
         joins = kernel in self.kernels
         before_s = self.kernels.get(kernel, (0.0, 0.0))
@@ -441,7 +457,7 @@ class _Replayer:
         traffic_s = traffic_bytes / self.rates.memory_bandwidth_bytes_per_s
         return self.rates.launch_s + max(arithmetic_s, traffic_s)
 
-    def _touch(self, at: int, reads: Sources) -> None:
+    def _touch(self, at: int, reads: SourceBytes) -> None:
         for source in reads:
             if source in self.births:
                 if not self.graph.loops:
@@ -459,17 +475,17 @@ class _Replayer:
 
     def _guests(self) -> frozenset[int]:
         """Temporaries in the memory of results that take over no argument."""
-        results = {self.schedule.outputs[i] for i in self.graph.unaliased_outputs} if self.whole else set()
+        results = {self.schedule.outputs[i] for i in self.graph.unaliased_outputs} if self.is_full_step else set()
         temporaries = [self._life(buffer) for buffer in self.births if buffer not in self.elsewhere]
         temporaries += (
-            Life(buffer=slot, size_bytes=span.size_bytes, birth=span.birth, death=span.death)
+            BufferLiveRange(buffer=slot, size_bytes=span.size_bytes, birth=span.birth, death=span.death)
             for slot, span in self.turns.slots_of_branches.items()
         )
-        return guests(temporaries, [self._life(result) for result in results if result in self.births])
+        return placed_in_outputs(temporaries, [self._life(result) for result in results if result in self.births])
 
-    def _life(self, buffer: int) -> Life:
+    def _life(self, buffer: int) -> BufferLiveRange:
         birth, death = self.births[buffer], self.deaths[buffer]
-        return Life(buffer=buffer, size_bytes=self.size_bytes[buffer], birth=birth, death=death)
+        return BufferLiveRange(buffer=buffer, size_bytes=self.size_bytes[buffer], birth=birth, death=death)
 
     def _live_bytes(self, length: int) -> tuple[int, ...]:
         """Sweeps births and deaths; a kernel may write over a buffer of the same size and shape that dies there."""

@@ -24,7 +24,7 @@ _ALIGNED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
+class ArithmeticCosts:
     """Arithmetic seconds of each op.
 
     Attributes:
@@ -41,9 +41,9 @@ class Prices:
     unpriced: tuple[str, ...]
 
 
-def price(graph: Graph, rates: Rates) -> Prices:
+def arithmetic_costs(graph: Graph, rates: Rates) -> ArithmeticCosts:
     """Prices every op of a graph."""
-    return Prices(
+    return ArithmeticCosts(
         vector_s=tuple(_vector_s(graph, op, rates) for op in graph.ops),
         matrix_s=tuple(_matrix_s(graph, op, rates) for op in graph.ops),
         padding_bytes=tuple(_padding_bytes(graph, op) for op in graph.ops),

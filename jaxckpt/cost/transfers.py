@@ -4,7 +4,7 @@ A model of two copy engines with one bandwidth. Read after `rates`.
 """
 
 
-class Copies:
+class HostLinkQueue:
     """The copies of one schedule, in the order in which they are started.
 
     Args:
@@ -23,7 +23,7 @@ class Copies:
         self._in_s = 0.0
         self._done_s: dict[int, float] = {}
         self._host_bytes = 0
-        self.most_bytes = 0
+        self.peak_host_bytes = 0
         """The largest number of bytes on the host at once."""
         self.stall_s = 0.0
         """Seconds of waiting so far."""
@@ -31,26 +31,26 @@ class Copies:
     def __contains__(self, instance: int) -> bool:
         return instance in self._done_s
 
-    def send(self, instance: int, size_bytes: int, *, now_s: float) -> None:
+    def store(self, instance: int, size_bytes: int, *, now_s: float) -> None:
         """Starts a copy to the host, that of `instance`."""
         self._out_s = self._done_s[instance] = max(self._out_s, now_s) + size_bytes / self._bandwidth_bytes_per_s
-        self.store(size_bytes)
+        self.add_host_bytes(size_bytes)
 
-    def fetch(self, stored: int, instance: int, size_bytes: int, *, now_s: float) -> None:
+    def load_stored(self, stored: int, instance: int, size_bytes: int, *, now_s: float) -> None:
         """Starts to bring `stored` back as `instance`, once it has arrived on the host."""
-        self.bring(instance, size_bytes, now_s=max(now_s, self._done_s.get(stored, now_s)))
-        self.store(-size_bytes)
+        self.load(instance, size_bytes, now_s=max(now_s, self._done_s.get(stored, now_s)))
+        self.add_host_bytes(-size_bytes)
 
-    def bring(self, instance: int, size_bytes: int, *, now_s: float) -> None:
+    def load(self, instance: int, size_bytes: int, *, now_s: float) -> None:
         """Starts a copy from the host, of what has long been there, as `instance`."""
         self._in_s = self._done_s[instance] = max(self._in_s, now_s) + size_bytes / self._bandwidth_bytes_per_s
 
-    def store(self, size_bytes: int) -> None:
+    def add_host_bytes(self, size_bytes: int) -> None:
         """So many bytes more are on the host; fewer, where it is negative."""
         self._host_bytes += size_bytes
-        self.most_bytes = max(self.most_bytes, self._host_bytes)
+        self.peak_host_bytes = max(self.peak_host_bytes, self._host_bytes)
 
-    def rename(self, instance: int, new: int) -> None:
+    def pass_on(self, instance: int, new: int) -> None:
         """The same copy under another id."""
         self._done_s[new] = self._done_s[instance]
 

@@ -16,7 +16,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import accumulate
 
-from jaxckpt.cost import Copies, Rates
+from jaxckpt.cost import HostLinkQueue, Rates
 from jaxckpt.hlo.memory import MemoryMap
 from jaxckpt.hlo.roofline import kernel_s
 
@@ -85,12 +85,12 @@ def _stall_of_turn_s(memory: MemoryMap, rates: Rates, count: float) -> float:
     ends: defaultdict[int, list[int]] = defaultdict(list)
     for transfer in transfers:
         ends[transfer.ends].append(transfer.starts)
-    copies, now_s = Copies(rates.host_bandwidth_bytes_per_s), 0.0
+    copies, now_s = HostLinkQueue(rates.host_bandwidth_bytes_per_s), 0.0
     for at, kernel in enumerate((*memory.kernels, None)):
         for started in ends[at]:
             now_s += copies.wait(started, now_s=now_s)
         if at in starts:
-            start = copies.send if starts[at].to_host else copies.bring
+            start = copies.store if starts[at].to_host else copies.load
             start(at, starts[at].size_bytes, now_s=now_s)
         if kernel is not None:
             now_s += kernel.count * kernel_s(kernel, rates) / count

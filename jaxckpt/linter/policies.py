@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes, format_seconds
-from jaxckpt.cost import behind_views
+from jaxckpt.cost import strip_views
 from jaxckpt.ir import Graph, Kind, Offload, Op, Phase, Recompute, Save, Trait
 from jaxckpt.linter.context import LOOPS, Diagnostic, LintContext, location_of_op
 from jaxckpt.linter.finding import Location
@@ -79,7 +79,7 @@ def saved_scores(context: LintContext) -> Iterator[Diagnostic]:
 def recomputed_kernels(context: LintContext) -> Iterator[Diagnostic]:
     """Results of opaque kernels that no rule means and that a default computes again."""
     for resolved in () if context.fitting is None else context.fitting.resolved:
-        made = context.graph.producer[behind_views(context.graph, resolved.forward_value.id)]
+        made = context.graph.producer[strip_views(context.graph, resolved.forward_value.id)]
         op = _maker(context.graph, resolved) if made is None else context.graph.ops[made]
         if resolved.rule is None and isinstance(resolved.decision, Recompute) and is_kernel(op):
             yield Diagnostic(
@@ -94,7 +94,10 @@ def recomputed_kernels(context: LintContext) -> Iterator[Diagnostic]:
 def saved_light_values(context: LintContext) -> Iterator[Diagnostic]:
     """Rules that keep masks, broadcasts and casts, which cost nothing to make again."""
     for resolved, _ in _ruled(context):
-        if isinstance(resolved.decision, Save | Offload) and resolved.forward_value.id in context.problem.fusion.light:
+        if (
+            isinstance(resolved.decision, Save | Offload)
+            and resolved.forward_value.id in context.problem.fusion.argument_derived
+        ):
             yield Diagnostic(
                 where=context.location_of_value(resolved.forward_value.id),
                 text=f"{resolved.by} keeps {_shown(context.graph, resolved)}, which views and elementwise work make of"

@@ -84,7 +84,7 @@ def renamed_parameters(context: LintContext) -> Iterator[Diagnostic]:
 
 def gathered_parameters(context: LintContext) -> Iterator[Diagnostic]:
     """Parameters that are gathered in the forward pass and kept for the backward."""
-    graph, light = context.graph, context.problem.fusion.light
+    graph, derived = context.graph, context.problem.fusion.argument_derived
     decided = context.fitting.plan.decisions if context.fitting is not None else {}
     for op in graph.ops:
         if op.phase is not Phase.FORWARD or op.primitive not in _GATHERS or not op.reads or len(op.writes) != 1:
@@ -92,7 +92,7 @@ def gathered_parameters(context: LintContext) -> Iterator[Diagnostic]:
         (value,) = op.writes
         late = any(graph.ops[reader].phase is not Phase.FORWARD for reader in _seen_through(graph, value))
         grown = graph.values[value].size_bytes > sum(graph.values[v].size_bytes for v in op.reads)
-        if late and grown and light.issuperset(op.reads) and not isinstance(decided.get(value), Recompute):
+        if late and grown and derived.issuperset(op.reads) and not isinstance(decided.get(value), Recompute):
             yield Diagnostic(
                 where=location_of_op(op),
                 text=f"{graph.values[value]} ({format_bytes(graph.values[value].size_bytes)} a device) is gathered from"

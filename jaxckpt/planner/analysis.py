@@ -113,7 +113,7 @@ def analyze(
     problem = Problem(graph=traced.graph, rates=target.rates)
     unplanned, full = (solve(problem, strategy).predicted for strategy in ("none", "full"))
     graph = traced.graph
-    unpriced = problem.prices.unpriced
+    unpriced = problem.arithmetic.unpriced
     return Analysis(
         step=traced.name,
         target=target.name,

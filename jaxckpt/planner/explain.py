@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from jaxckpt._shown import Shown
-from jaxckpt.cost import behind_views
+from jaxckpt.cost import strip_views
 from jaxckpt.ir import Decision, Recompute, Save
 from jaxckpt.machine import Target
 from jaxckpt.planner.plan import Described, describe
@@ -142,11 +142,11 @@ def _why(problem: Problem, resolved: Resolved, decisions: Mapping[int, Decision]
         return "saving by default leaves the step as it was written"
     if isinstance(carried_out, Save):
         return "it crosses to a later stage"
-    if behind_views(problem.graph, value) in decisions:
+    if strip_views(problem.graph, value) in decisions:
         return "it is a view of an array that is kept"
     if isinstance(resolved.decision, Recompute):
         return "it leaves its stage as a view of what is kept"
-    if value in problem.fusion.light:
+    if value in problem.fusion.argument_derived:
         return "it costs nothing to make again"
     if value not in problem.worth_saving:
         return "it is no array of its own: compilers compute it where it is read"

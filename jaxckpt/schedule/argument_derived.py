@@ -1,17 +1,31 @@
-"""What a value is made of, where that is views and elementwise work on arguments alone: a transposed parameter, a mask.
+"""Argument-derived values: made of arguments by views and elementwise ops alone: a transposed parameter, a mask.
 
-Read after `graph`; `schedule` and `jaxckpt.rewrite.tile_loops` ask.
+The ops after the forward pass are derived too in `argument_roots`, and not in `argument_derived_values`, which is for
+what a plan may save. `jaxckpt.linter.loops` has the same rule for the jaxpr of one loop's body, whose arguments are
+those of the body, and `jaxckpt.trace.graph` for a graph that it is still building.
+
+Read after `graph`; `schedule`, `jaxckpt.cost` and `jaxckpt.rewrite.tile_loops` ask.
 """
 
-from jaxckpt.ir.graph import Graph, Op
+from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.kind import Kind
 
-_SPREAD = 1 / 8
-"""A value is spread out where what it is made of takes at most this share of its bytes."""
+_BROADCAST = 1 / 8
+"""A value is a broadcast where the arguments that it is made of take at most this share of its bytes."""
+
+
+def argument_derived_values(graph: Graph) -> frozenset[int]:
+    """All argument-derived values of the forward pass, the arguments and constants themselves too."""
+    derived = {*graph.inputs, *graph.constants}
+    for op in graph.ops:
+        is_cheap = op.kind in (Kind.VIEW, Kind.ELEMENTWISE) and not op.effects
+        if is_cheap and op.phase is Phase.FORWARD and derived.issuperset(op.reads):
+            derived.update(op.writes)
+    return frozenset(derived)
 
 
 def argument_roots(graph: Graph, value: int) -> set[int] | None:
-    """The arguments that a value is made of, if by views and elementwise work alone; else None."""
+    """The arguments that a value is made of by views and elementwise ops alone; None where another op is in between."""
     pending, seen, roots = [value], set[int](), set[int]()
     while pending:
         read = pending.pop()
@@ -27,18 +41,19 @@ def argument_roots(graph: Graph, value: int) -> set[int] | None:
 
 
 def is_broadcast(graph: Graph, value: int) -> bool:
-    """Whether a value is much larger than what it is made of, by views and elementwise work: a mask, zeros.
+    """True if a value is derived from arguments that are much smaller: a mask, zeros.
 
-    The body of a loop that asks for it makes it itself: it never need be in memory.
+    The body of a loop that reads such a value computes it; the value need never be in memory.
     """
     roots = argument_roots(graph, value)
     return (
-        roots is not None and sum(graph.values[v].size_bytes for v in roots) <= _SPREAD * graph.values[value].size_bytes
+        roots is not None
+        and sum(graph.values[v].size_bytes for v in roots) <= _BROADCAST * graph.values[value].size_bytes
     )
 
 
 def is_broadcast_over(graph: Graph, value: int, size_bytes: int) -> bool:
-    """Whether an array of a size repeats a smaller one, or a constant, where this value stands for it."""
+    """True if an array of `size_bytes` repeats `value`: a smaller array, or a view that repeats one or a constant."""
     if graph.values[value].size_bytes < size_bytes:
         return True
     made = graph.producer[value]
@@ -49,7 +64,7 @@ def is_broadcast_over(graph: Graph, value: int, size_bytes: int) -> bool:
 
 
 def is_view_of(graph: Graph, op: Op) -> bool:
-    """Whether an op is a view of one array of the same size."""
+    """True if an op is a view of one array of the same size."""
     if op.kind is not Kind.VIEW or len(op.reads) != 1 or len(op.writes) != 1:
         return False
     return graph.values[op.reads[0]].size_bytes == graph.values[op.writes[0]].size_bytes

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from jaxckpt.ir import Graph, Kind, Op
 
-Order = tuple[int, ...]
+AxisOrder = tuple[int, ...]
 """Axes of a value, those that lie furthest apart first."""
 
 _PERMUTATION = re.compile(r"permutation=\(([\d,]+)\)")
@@ -36,20 +36,20 @@ class Layouts:
     def __init__(self, graph: Graph):
         self.graph = graph
         self.transposed: set[int] = set()
-        self.met: set[int] = set()
-        self._order: dict[int, Order] = {}
+        self.transposed_to: set[int] = set()
+        self._order: dict[int, AxisOrder] = {}
         self._product: dict[int, int] = {}
         """For each value of elementwise work and transpositions the product whose order it has."""
         for op in graph.ops:
             self._settle(op)
 
-    def of(self, value: int) -> Order:
+    def of(self, value: int) -> AxisOrder:
         """The order of a value."""
         return self._order.get(value) or tuple(range(len(self.graph.values[value].shape)))
 
     def transposes_stack(self, value: int) -> bool:
         """Whether a later loop wants what all turns make of a value in another order."""
-        return self._product.get(value) in self.met
+        return self._product.get(value) in self.transposed_to
 
     def reduces_strided_axes(self, op: Op) -> bool:
         """Whether a reduction of the last axes goes over what does not lie together."""
@@ -75,7 +75,7 @@ class Layouts:
                     self._bring(other, whole[0])
             self._put(op.writes[0], self.of(whole[0]), whole[0])
 
-    def _put(self, value: int, order: Order, like: int) -> None:
+    def _put(self, value: int, order: AxisOrder, like: int) -> None:
         self._order[value], self._product[value] = order, self._product[like]
 
     def _whole(self, op: Op) -> Iterator[int]:
@@ -87,7 +87,7 @@ class Layouts:
         """A value, and what it is made of down to its product, gets the order of another."""
         is_free = _exchanges(self.of(value), self.of(like))
         if not is_free:
-            self.met.add(self._product[like])
+            self.transposed_to.add(self._product[like])
         while True:
             self._put(value, self.of(like), like)
             made = self.graph.producer[value]
@@ -106,14 +106,14 @@ class Layouts:
         return made is not None and self.graph.ops[made].kind is Kind.ELEMENTWISE
 
 
-def _exchanges(order: Order, other: Order) -> bool:
+def _exchanges(order: AxisOrder, other: AxisOrder) -> bool:
     """Whether two blocks at the end of an order stand in the other the other way round, as rows and columns may."""
     same = next(i for i, (a, b) in enumerate(zip(order, other, strict=True)) if a != b)
     tail, turned = order[same:], other[same:]
     return any(tail[k:] + tail[:k] == turned for k in range(1, len(tail)))
 
 
-def permutation_of(op: Op) -> Order:
+def permutation_of(op: Op) -> AxisOrder:
     """The axes of the operand in the order of the result's."""
     found = _PERMUTATION.fullmatch(op.detail)
     assert found, f"a transposition says what it does: {op.detail!r}"

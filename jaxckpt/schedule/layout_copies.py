@@ -9,7 +9,7 @@ What elementwise work makes of a product lies as that product does, which may be
 it is written in the right one. A value that is pinned is not: a compiler hands on the order in which it came, and
 turns it afterwards, for each product that reads it. So it has to be pinned as its shape says.
 
-Read after `orders`. Complexity: linear in ops.
+Read after `layouts`. Complexity: linear in ops.
 """
 
 import re
@@ -40,12 +40,12 @@ def read_in_default_layout(graph: Graph) -> frozenset[int]:
       With groups of query heads, `einsum("bqkgd,bskd->bkgqs", q, k)` lies as (b, k, s, q, g), and so does its softmax;
       `einsum("bkgqs,bskd->bqkgd", weights, v)` goes over (g, q) in one step.
     """
-    orders = Layouts(graph)
+    layouts = Layouts(graph)
     found = set()
     for op in graph.ops:
         for read, kinds in _operands(graph, op):
-            order = orders.of(read)
-            if orders.is_elementwise_result(read) and order != tuple(range(len(order))):
+            order = layouts.of(read)
+            if layouts.is_elementwise_result(read) and order != tuple(range(len(order))):
                 shape = graph.values[read].shape
                 lying = dict(zip(order, _in_order(tuple(shape[axis] for axis in order)), strict=True))
                 if not _is_read(lying, kinds) and _is_read(dict(enumerate(_in_order(shape))), kinds):

@@ -13,7 +13,7 @@ Read after `jaxckpt.policy.resolve` and `stages`.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from jaxckpt.cost import behind_views
+from jaxckpt.cost import strip_views
 from jaxckpt.ir import Decision, Graph, GraphPlan, Kind, Offload, Partition, Phase, Recompute, Save, Trait
 from jaxckpt.policy import (
     Policy,
@@ -190,12 +190,12 @@ class _Deciding:
             if isinstance(r.decision, Recompute):
                 self.decisions[r.forward_value.id] = r.decision
             elif r.names_value:
-                self._named.add(shown := behind_views(problem.graph, r.forward_value.id))
+                self._named.add(shown := strip_views(problem.graph, r.forward_value.id))
                 meant.setdefault(shown, r.decision)
             elif r.forward_value.id in self._worth and r.by.part != "default":
                 self.decisions[r.forward_value.id] = r.decision
-        light = problem.fusion.light
-        self.decisions.update((value, decision) for value, decision in meant.items() if value not in light)
+        derived = problem.fusion.argument_derived
+        self.decisions.update((value, decision) for value, decision in meant.items() if value not in derived)
         self._views_follow()
         for value in problem.graph.results.intersection(self.decisions):
             del self.decisions[value]
@@ -204,7 +204,7 @@ class _Deciding:
         """Views of what waits elsewhere are made of it when it is back; else they would keep it here."""
         away = {v for v, decision in self.decisions.items() if isinstance(decision, Offload | Partition)}
         for value in self._problem.read_after_forward if away else ():
-            shown = behind_views(self._problem.graph, value)
+            shown = strip_views(self._problem.graph, value)
             if shown != value and shown in away:
                 self.decisions[value] = Recompute()
                 self._by_default.discard(value)
@@ -244,14 +244,14 @@ class _Deciding:
         for value in region_inputs(graph, part.ops):
             maker = graph.producer[value]
             if maker in part.once and graph.ops[maker].kind is not Kind.VIEW:
-                self.decisions.setdefault(value, Save())  # light or not: its op must not run twice
+                self.decisions.setdefault(value, Save())  # argument-derived or not: its op must not run twice
             for source in self._problem.fusion.sources[value]:
                 made = graph.producer[source]
                 if made is not None and made not in part.ops and source not in self.decisions:
                     self._keep(source)
 
     def _keep(self, value: int) -> None:
-        if value in self._worth or value in self._problem.fusion.entering:
+        if value in self._worth or value in self._problem.fusion.fused_into_dots:
             self.decisions[value] = Save()
         else:
             self.decisions.pop(value, None)

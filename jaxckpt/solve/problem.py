@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from jaxckpt.cost import Fusion, Prices, Rates, Replay, fuse, price, replay
+from jaxckpt.cost import ArithmeticCosts, Fusion, Rates, Replay, arithmetic_costs, fuse, replay
 from jaxckpt.ir import Decision, Graph, GraphPlan, LoopTiling, Offload, Partition, Phase, Prediction, Recompute, Save
 from jaxckpt.schedule import Barrier, Run, Schedule, Step, decisions_with_axes, schedule
 from jaxckpt.solve.offloading import Offloading
@@ -50,9 +50,9 @@ class Problem:
         return fuse(self.graph)
 
     @cached_property
-    def prices(self) -> Prices:
+    def arithmetic(self) -> ArithmeticCosts:
         """The arithmetic of each op."""
-        return price(self.graph, self.rates)
+        return arithmetic_costs(self.graph, self.rates)
 
     @cached_property
     def needed(self) -> frozenset[int]:
@@ -70,8 +70,8 @@ class Problem:
 
     @cached_property
     def worth_saving(self) -> frozenset[int]:
-        """Values that a plan may save: in memory, or much smaller than their sources; never light ones."""
-        free = (self.fusion.materialised | self.fusion.optional) - self.fusion.light - self.graph.results
+        """Values that a plan may save: in memory, or much smaller than their sources; never argument-derived ones."""
+        free = (self.fusion.materialised | self.fusion.optional) - self.fusion.argument_derived - self.graph.results
         return free - {v for v, decision in self.required.items() if isinstance(decision, Recompute)}
 
     @cached_property
@@ -162,7 +162,12 @@ class Problem:
 
     def _replay(self, laid_out: Schedule) -> Replay:
         return replay(
-            self.graph, laid_out, fusion=self.fusion, prices=self.prices, rates=self.rates, whole=self.is_full_step
+            self.graph,
+            laid_out,
+            fusion=self.fusion,
+            arithmetic=self.arithmetic,
+            rates=self.rates,
+            is_full_step=self.is_full_step,
         )
 
     def predict(self, plan: GraphPlan) -> Prediction:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxckpt.cost.branch_residuals import Slots, Span
+from jaxckpt.cost.branch_residuals import ResidualSlots, Span
 from jaxckpt.ir import Graph, Loop
 from jaxckpt.ir.branch import Branch
 
@@ -17,7 +17,7 @@ GRAPH = Graph(values=(), ops=(), inputs=(), loops=LOOPS)
 
 
 def placed(*homes, sizes=None):
-    slots = Slots(GRAPH)
+    slots = ResidualSlots(GRAPH)
     spans = [
         slots.place(Span(birth=i, death=10 + i, size_bytes=(sizes or {}).get(i, 64)), home, 0)
         for i, home in enumerate(homes)
@@ -53,4 +53,4 @@ def test_a_shared_slot_is_there_for_all_of_its_values():
 def test_what_no_branch_makes_waits_alone():
     graph = Graph(values=(), ops=(), inputs=(), loops=(Loop(id=0, length=4, reverse=False),))
     new = Span(birth=0, death=1, size_bytes=64)
-    assert Slots(graph).place(new, (0,), 0) is new
+    assert ResidualSlots(graph).place(new, (0,), 0) is new

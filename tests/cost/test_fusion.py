@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from jaxckpt.cost import fuse
-from jaxckpt.cost.fusion import Spread
+from jaxckpt.cost.fusion import FusionAnalysis
 from jaxckpt.ir import GraphPlan, Phase, Recompute
 from jaxckpt.schedule import Run, schedule
 from tests.graphs import Builder, graphs
@@ -105,7 +105,7 @@ def test_a_reduction_of_rows_folds_into_the_kernel_that_reads_the_rows_anyway():
     fusion = fuse(build.graph(out))
     assert total not in fusion.materialised
     assert fusion.sources[total] == {product: 4000}
-    assert total in fusion.rules.of_rows
+    assert total in fusion.rules.inside_row_kernels
 
 
 def test_a_reduction_of_rows_that_a_backward_reads_is_written():
@@ -114,7 +114,7 @@ def test_a_reduction_of_rows_that_a_backward_reads_is_written():
     total, out = rows(build, product, late=True)
     fusion = fuse(build.graph(out, len(build.values) - 2))
     assert total in fusion.materialised
-    assert total in fusion.rules.of_rows
+    assert total in fusion.rules.inside_row_kernels
 
 
 def test_what_takes_long_to_compute_is_not_computed_in_two_kernels():
@@ -174,7 +174,7 @@ def test_a_softmax_whose_backward_makes_it_again_is_one_kernel_in_the_forward_pa
     powers, total, graph = softmax((64, 197))
     drop = {value: Recompute() for value in (powers, total)}
     laid_out = schedule(graph, GraphPlan(fingerprint=graph.fingerprint, decisions=drop))
-    spread = Spread(fuse(graph).rules, laid_out.steps, laid_out.origin, laid_out.outputs)
+    spread = FusionAnalysis(fuse(graph).rules, laid_out.steps, laid_out.origin, laid_out.outputs)
     for step in laid_out.steps:
         if isinstance(step, Run):
             spread.run(step)
@@ -236,8 +236,8 @@ def test_casts_of_arguments_are_light_and_products_are_not():
     cast = build.op("convert_element_type", build.input(4000), size_bytes=2000)
     product = build.op("dot_general", cast, size_bytes=4000)
     fusion = fuse(build.graph(product))
-    assert cast in fusion.light and cast in fusion.materialised
-    assert product not in fusion.light
+    assert cast in fusion.argument_derived and cast in fusion.materialised
+    assert product not in fusion.argument_derived
 
 
 @given(graphs())

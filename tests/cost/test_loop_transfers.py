@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxckpt.cost.loop_transfers import TurnCopies
+from jaxckpt.cost.loop_transfers import LoopTransfers
 from jaxckpt.ir import Graph, Offload, Save
 from jaxckpt.ir.loop import Loop
 from jaxckpt.machine import Target
@@ -21,38 +21,38 @@ ALL_ITERATIONS, MIB = 5, 2**20
 def copies():
     """One MiB a second, in the body of a loop of five turns that began at second ten."""
     loops = (Loop(id=0, length=ALL_ITERATIONS, reverse=False),)
-    made = TurnCopies(Graph(values=(), ops=(), inputs=(), loops=loops), float(MIB))
-    made.enter(0, now_s=10.0)
+    made = LoopTransfers(Graph(values=(), ops=(), inputs=(), loops=loops), float(MIB))
+    made.begin_iteration(0, now_s=10.0)
     return made
 
 
 def test_a_copy_out_is_waited_for_at_the_end_of_its_turn():
     link = copies()
-    link.send(7, 0, 2 * MIB, now_s=10.0 + ALL_ITERATIONS * 1.0, ahead=False)  # made a second after the turn's start
+    link.store(7, 0, 2 * MIB, now_s=10.0 + ALL_ITERATIONS * 1.0, ahead=False)  # made a second after the turn's start
     assert link.wait_s(7, now_s=10.0 + ALL_ITERATIONS * 1.5) == 0
-    assert link.leave_s(0, now_s=10.0 + ALL_ITERATIONS * 2.0) == pytest.approx(ALL_ITERATIONS * 1.0)
+    assert link.end_wait_s(0, now_s=10.0 + ALL_ITERATIONS * 2.0) == pytest.approx(ALL_ITERATIONS * 1.0)
     assert link.stall_s == pytest.approx(ALL_ITERATIONS * 1.0)
 
 
 def test_a_copy_out_of_the_turn_before_has_until_its_value_is_made_anew():
     link = copies()
-    link.send(7, 0, 2 * MIB, now_s=10.0 + ALL_ITERATIONS * 1.5, ahead=True)
+    link.store(7, 0, 2 * MIB, now_s=10.0 + ALL_ITERATIONS * 1.5, ahead=True)
     assert link.wait_s(7, now_s=10.0 + ALL_ITERATIONS * 1.5) == pytest.approx(ALL_ITERATIONS * 0.5)
-    assert link.leave_s(0, now_s=10.0 + ALL_ITERATIONS * 4.0) == 0
+    assert link.end_wait_s(0, now_s=10.0 + ALL_ITERATIONS * 4.0) == 0
 
 
 def test_a_copy_back_is_waited_for_where_it_is_read_and_one_for_the_next_turn_at_the_end():
     for ahead, waited in ((False, 1.0), (True, 0.0)):
         link = copies()
-        link.bring(7, 0, 2 * MIB, ahead=ahead)
+        link.load(7, 0, 2 * MIB, ahead=ahead)
         assert link.wait_s(7, now_s=10.0 + ALL_ITERATIONS * 1.0) == pytest.approx(ALL_ITERATIONS * waited)
-        assert link.leave_s(0, now_s=10.0 + ALL_ITERATIONS * 2.0) == 0
+        assert link.end_wait_s(0, now_s=10.0 + ALL_ITERATIONS * 2.0) == 0
 
 
 def test_copies_of_a_turn_queue_on_the_link():
     link = copies()
-    link.bring(7, 0, MIB, ahead=False)
-    link.bring(8, 0, MIB, ahead=False)
+    link.load(7, 0, MIB, ahead=False)
+    link.load(8, 0, MIB, ahead=False)
     assert link.wait_s(8, now_s=10.0) == pytest.approx(ALL_ITERATIONS * 2.0)
 
 

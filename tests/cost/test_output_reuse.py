@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxckpt.cost.output_reuse import Life, guests
+from jaxckpt.cost.output_reuse import BufferLiveRange, placed_in_outputs
 from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.solve import Problem
 from tests.graphs import RATES, Builder
@@ -14,7 +14,7 @@ MIB = 2**20
 @st.composite
 def lives(draw, first):
     birth = draw(st.integers(0, 20))
-    return Life(
+    return BufferLiveRange(
         buffer=first,
         size_bytes=draw(st.integers(1, 4)) * MIB,
         birth=birth,
@@ -28,7 +28,7 @@ def all_lives(first):
 
 @given(all_lives(0), all_lives(100))
 def test_at_no_time_do_guests_take_more_than_the_results_that_are_not_written(temporaries, results):
-    found = guests(temporaries, results)
+    found = placed_in_outputs(temporaries, results)
     for at in range(30):
         alive = [life for life in temporaries if life.buffer in found and life.birth <= at <= life.death]
         free = [result for result in results if result.birth > at]
@@ -40,7 +40,7 @@ def test_at_no_time_do_guests_take_more_than_the_results_that_are_not_written(te
 
 @given(all_lives(0), all_lives(100))
 def test_what_is_no_guest_found_no_room_of_its_size(temporaries, results):
-    found = guests(temporaries, results)
+    found = placed_in_outputs(temporaries, results)
     for life in temporaries:
         if life.buffer not in found and not any(other.buffer in found for other in temporaries):
             assert all(result.size_bytes < life.size_bytes or result.birth <= life.death for result in results)

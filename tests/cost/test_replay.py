@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxckpt.cost import fuse, price, replay
+from jaxckpt.cost import arithmetic_costs, fuse, replay
 from jaxckpt.ir import Graph, GraphPlan, Phase, Recompute, Save, Trait, residuals
 from jaxckpt.schedule import Barrier, Schedule, schedule
 from tests.graphs import RATES, Builder, chain, graphs, without_fusion
@@ -15,7 +15,7 @@ from tests.graphs import RATES, Builder, chain, graphs, without_fusion
 def replayed(graph: Graph, plan: GraphPlan | None = None):
     laid_out = schedule(graph, plan or GraphPlan(fingerprint=""))
     fusion = fuse(graph)
-    return replay(graph, laid_out, fusion=fusion, prices=price(graph, RATES), rates=RATES)
+    return replay(graph, laid_out, fusion=fusion, arithmetic=arithmetic_costs(graph, RATES), rates=RATES)
 
 
 def counted_by_hand(graph: Graph, laid_out: Schedule) -> list[int]:
@@ -146,9 +146,9 @@ def test_zeros_that_wait_for_something_are_kept_for_no_others():
     graph = build.graph(build.op("dot_general", scattered, size_bytes=4))
     as_it_is = schedule(graph, GraphPlan(fingerprint=""))
     held = [replace(step, after=between) if zeros in step.writes else step for step in as_it_is.steps]
-    fusion, prices = fuse(graph), price(graph, RATES)
+    fusion, arithmetic = fuse(graph), arithmetic_costs(graph, RATES)
     alive = [
-        replay(graph, laid_out, fusion=fusion, prices=prices, rates=RATES).deaths[first]
+        replay(graph, laid_out, fusion=fusion, arithmetic=arithmetic, rates=RATES).deaths[first]
         for laid_out in (as_it_is, replace(as_it_is, steps=tuple(held)))
     ]
     assert alive == [3, 1]
@@ -192,7 +192,7 @@ def test_a_reduction_becomes_one_kernel_with_the_loop_that_writes_what_it_reads(
             pin = Barrier(reads=(stream,), writes=(behind,))
             laid_out = Schedule(steps=(add, pin, *rest), origin=(*laid_out.origin, stream), outputs=laid_out.outputs)
         fusion = fuse(graph)
-        got = replay(graph, laid_out, fusion=fusion, prices=price(graph, RATES), rates=RATES)
+        got = replay(graph, laid_out, fusion=fusion, arithmetic=arithmetic_costs(graph, RATES), rates=RATES)
         return next(s for step, s in zip(got.steps, got.seconds, strict=True) if step.writes == (total,))
 
     assert seconds(pinned=False) < 1e-9
@@ -228,7 +228,7 @@ def test_what_devices_exchange_takes_the_time_of_the_links_and_a_copy_gathers_no
         gradient = build.op("dot_general", loss, kept, size_bytes=4000, phase=Phase.BACKWARD)
         graph = build.graph(gradient)
         laid_out = schedule(graph, GraphPlan(fingerprint="", decisions={kept: Recompute()}, stages=(0,)))
-        found = replay(graph, laid_out, fusion=fuse(graph), prices=price(graph, rates), rates=rates)
+        found = replay(graph, laid_out, fusion=fuse(graph), arithmetic=arithmetic_costs(graph, rates), rates=rates)
         return found.step_s, found.recompute_s
 
     step_s, recompute_s = seconds()

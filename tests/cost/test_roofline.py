@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxckpt.cost import price
+from jaxckpt.cost import arithmetic_costs
 from tests.graphs import RATES, Builder
 
 
@@ -13,7 +13,7 @@ def padding_bytes(left, right, result, *, contracted):
     for length in result:
         flops *= length
     product = build.shaped("dot_general", *operands, shape=result, flops=flops)
-    return price(build.graph(product), RATES).padding_bytes[2]
+    return arithmetic_costs(build.graph(product), RATES).padding_bytes[2]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxckpt.cost import fuse, replay
-from jaxckpt.cost.roofline import price
+from jaxckpt.cost.roofline import arithmetic_costs
 from jaxckpt.ir import GraphPlan, Kind, Phase
 from jaxckpt.schedule import schedule
 from jaxckpt.schedule.layout import Layouts
@@ -53,22 +53,22 @@ def large(graph, primitive: str, phase: Phase):
 
 
 def test_a_transposed_product_lies_as_it_was_made(swapped):
-    orders = Layouts(swapped)
+    layouts = Layouts(swapped)
     (exponential,) = large(swapped, "exp", Phase.FORWARD)
     assert swapped.values[exponential.writes[0]].shape == (BATCH, GROUPS, HEADS, SEQUENCE, SEQUENCE)
-    assert orders.of(exponential.writes[0]) == (0, 1, 4, 3, 2)
+    assert layouts.of(exponential.writes[0]) == (0, 1, 4, 3, 2)
     for reduction in (
         op for op in swapped.ops if op.kind is Kind.REDUCTION and op in large(swapped, op.primitive, op.phase)
     ):
-        assert orders.reduces_strided_axes(reduction)
+        assert layouts.reduces_strided_axes(reduction)
 
 
 def test_the_product_of_the_backward_pass_is_turned_behind_its_cast(swapped):
-    orders = Layouts(swapped)
-    (turned,) = (swapped.ops[op] for op in orders.transposed)
+    layouts = Layouts(swapped)
+    (turned,) = (swapped.ops[op] for op in layouts.transposed)
     assert (turned.primitive, turned.phase) == ("convert_element_type", Phase.BACKWARD)
     assert swapped.ops[swapped.producer[turned.reads[0]]].kind is Kind.CONTRACTION
-    assert orders.of(turned.writes[0]) == (0, 1, 4, 3, 2)
+    assert layouts.of(turned.writes[0]) == (0, 1, 4, 3, 2)
 
 
 def test_what_is_turned_is_in_memory_and_rows_that_lie_apart_are_not_held(swapped):
@@ -76,29 +76,29 @@ def test_what_is_turned_is_in_memory_and_rows_that_lie_apart_are_not_held(swappe
     (turned,) = Layouts(swapped).transposed
     assert rules.writes_memory[turned]
     assert not rules.fuses[turned]
-    assert not rules.folds
+    assert not rules.folded_reductions
     assert swapped.ops[turned].writes[0] in fuse(swapped).materialised
 
 
 def test_the_turned_product_is_alive_beside_the_scores_as_float32(swapped, straight):
     def peak_bytes(graph):
-        prices = price(graph, RATES)
+        arithmetic = arithmetic_costs(graph, RATES)
         laid_out = schedule(graph, GraphPlan(fingerprint=""))
-        return replay(graph, laid_out, fusion=fuse(graph), prices=prices, rates=RATES).peak_bytes
+        return replay(graph, laid_out, fusion=fuse(graph), arithmetic=arithmetic, rates=RATES).peak_bytes
 
     assert peak_bytes(swapped) - peak_bytes(straight) >= SCORES_BYTES
 
 
 def test_nothing_is_turned_where_products_are_used_as_they_are(straight):
-    orders = Layouts(straight)
-    assert not orders.transposed
+    layouts = Layouts(straight)
+    assert not layouts.transposed
     assert large(straight, "exp", Phase.FORWARD)
     assert all(
-        orders.of(v.id) == tuple(range(len(v.shape)))
+        layouts.of(v.id) == tuple(range(len(v.shape)))
         for v in straight.values
         if len(v.shape) == 4 and v.shape[-1] == SEQUENCE and v.shape[-2] == SEQUENCE
     )
-    assert fuse(straight).rules.folds
+    assert fuse(straight).rules.folded_reductions
 
 
 def two_products(*permutations, shape=(8, 8, 8)):
@@ -127,7 +127,7 @@ def two_products(*permutations, shape=(8, 8, 8)):
 )
 def test_the_later_of_two_products_that_lie_otherwise_is_turned(first, second, turned):
     graph, result = two_products(first, second)
-    orders = Layouts(graph)
+    layouts = Layouts(graph)
     later = graph.ops[graph.producer[result]].reads[1]
-    assert orders.transposed == ({graph.producer[later]} if turned else set())
-    assert orders.of(result) == tuple(first.index(axis) for axis in range(3))
+    assert layouts.transposed == ({graph.producer[later]} if turned else set())
+    assert layouts.of(result) == tuple(first.index(axis) for axis in range(3))

@@ -43,7 +43,7 @@ def active_stages(problem: Problem, stages: StageStarts, steps: Sequence[Step]) 
     """Labels the steps of a replay with the stages of a cut."""
     graph = problem.graph
     home = stage_index(graph, stages)
-    quiet = boundaries(problem, stages) | problem.fusion.light
+    quiet = boundaries(problem, stages) | problem.fusion.argument_derived
     activity: list[ActiveStage] = []
     begun: dict[int, None] = {}
     now: ActiveStage = ("forward", 0)

@@ -51,7 +51,7 @@ class StageProblem:
             problem.needed,
             problem.fusion.materialised,
         )
-        results, rows = problem.graph.results, problem.fusion.rules.of_rows
+        results, rows = problem.graph.results, problem.fusion.rules.inside_row_kernels
         marks = tuple(tuple(v in some for some in (*sets, results, rows)) for v in self.induced_subgraph.values)
         required_decisions = tuple(
             (i, problem.required[v]) for i, v in enumerate(self.induced_subgraph.values) if v in problem.required
@@ -189,13 +189,13 @@ def split_into_stages(problem: Problem, stages: StageStarts, nothing: Replay | N
 
 def _chained(problem: Problem, ops: Sequence[int], there: frozenset[int]) -> set[int]:
     """Ops of earlier stages that make what these read, from what is there."""
-    graph, light = problem.graph, problem.fusion.light
+    graph, derived = problem.graph, problem.fusion.argument_derived
     own, chained = frozenset(ops), set[int]()
     pending = [v for op in ops for v in graph.ops[op].reads]
     while pending:
         value = pending.pop()
         made = graph.producer[value]
-        if made is None or made in own or made in chained or value in there or value in light:
+        if made is None or made in own or made in chained or value in there or value in derived:
             continue
         chained.add(made)
         pending.extend(graph.ops[made].reads)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxckpt.cost import Copies
+from jaxckpt.cost import HostLinkQueue
 from jaxckpt.ir import Offload
 from jaxckpt.machine import Target
 from jaxckpt.solve import Offloading, OptimalSolver, Problem
@@ -49,14 +49,14 @@ def away(plan):
 def simulated_s(link, chosen):
     """Two streams: kernels stage by stage, and a queue of copies each way."""
     copies_s = [own[k] for own, k in zip(link.copy_s, chosen, strict=True)]
-    out, now_s = Copies(1e9), 0.0
+    out, now_s = HostLinkQueue(1e9), 0.0
     for stage, copy_s in enumerate(copies_s):
         now_s += link.forward_s[stage]
-        out.send(stage, copy_s * 1e9, now_s=now_s)
+        out.store(stage, copy_s * 1e9, now_s=now_s)
     waited_s = max(out.wait(stage, now_s=now_s) for stage in range(len(copies_s)))
-    back, now_s = Copies(1e9), 0.0
+    back, now_s = HostLinkQueue(1e9), 0.0
     for stage in reversed(range(len(copies_s))):
-        back.bring(stage, copies_s[stage] * 1e9, now_s=0.0)
+        back.load(stage, copies_s[stage] * 1e9, now_s=0.0)
     for stage in reversed(range(len(copies_s))):
         now_s += back.wait(stage, now_s=now_s) + link.backward_s[stage]
     return waited_s + back.stall_s
