@@ -146,7 +146,7 @@ def calibrated_rates(parts: Parts) -> Rates | None:
     try:
         return Target(kind, calibrated=made).rates
     except LookupError:
-        return made.alone(name=kind, memory_bytes=parts["device"]["memory"].get("bytes_limit", 0))
+        return made.as_rates(name=kind, memory_bytes=parts["device"]["memory"].get("bytes_limit", 0))
 
 
 def fitted_calibration(parts: Parts) -> Calibration | None:

@@ -1,25 +1,54 @@
-"""Compiling for a GPU that is not there: what only a GPU would need is left out, and each kernel is compiled once.
+"""Options that make XLA compile faster for a GPU that is not attached, and a cache of compiled kernels.
 
-Neither changes what memory a program takes. Without a device there is nothing to tune kernels on, yet XLA's autotuner
-would compile each kernel by itself to see whether it can be compiled. And plans of one step differ in what is run,
-hardly in the kernels: compiled ones are kept in a file, for as long as the process runs, and taken from there.
+Neither changes the memory that a program takes. Without a device there is nothing to tune kernels on, yet XLA's
+autotuner would compile each kernel by itself to see whether the kernel can be compiled: the option turns the autotuner
+off. Plans of one step run hardly different kernels: the cache keeps compiled kernels in a file.
 """
 
+import functools
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 from jaxckpt.machine import Facts, Target
 
 _MOST_BYTES = 1 << 26
-"""XLA reads all of the file for each compile: a larger one is begun anew."""
-_files: dict[Facts, Path] = {}
-"""One for each device: XLA finds a kernel by what it computes, whatever it was compiled for."""
-_busy = threading.Lock()
-"""XLA writes the file without one."""
+"""XLA reads all of the file for each compile, so that a larger file is deleted. No benchmark fixed the exact size."""
+
+
+class KernelCache:
+    """Files of compiled kernels, one for each device; the end of the process deletes them.
+
+    XLA finds a kernel by what the kernel computes, whatever it was compiled for. XLA writes the file without a lock,
+    so that the cache lends its files to one compile at a time.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="jaxckpt-kernels-", ignore_cleanup_errors=True)
+        self._files: dict[Facts, Path] = {}
+        self._lent = threading.Lock()
+
+    @contextmanager
+    def file(self, facts: Facts) -> Iterator[Path | None]:
+        """Lends the file of a device; None while another compile has one."""
+        if not self._lent.acquire(blocking=False):
+            yield None
+            return
+        try:
+            file = self._files.setdefault(facts, Path(self._folder.name) / f"{len(self._files)}.kernels")
+            if file.exists() and file.stat().st_size > _MOST_BYTES:
+                file.unlink()
+            yield file
+        finally:
+            self._lent.release()
+
+
+@functools.cache
+def process_cache() -> KernelCache:
+    """The cache of this process, made at the first compile that uses it."""
+    return KernelCache()
 
 
 @contextmanager
@@ -32,21 +61,6 @@ def quick_options(target: Target) -> Iterator[dict[str, object]]:
     if not (target.compile_only and target.platform == "cuda"):
         yield {}
         return
-    options: dict[str, object] = {"xla_gpu_autotune_level": 0}
-    alone = _busy.acquire(blocking=False)
-    try:
-        if alone:
-            file = _files.setdefault(target.facts, Path(_folder().name) / f"{len(_files)}.kernels")
-            if file.exists() and file.stat().st_size > _MOST_BYTES:
-                file.unlink()
-            options["xla_gpu_kernel_cache_file"] = str(file)
-        yield options
-    finally:
-        if alone:
-            _busy.release()
-
-
-@cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    """One for the process; it is gone when the process ends."""
-    return tempfile.TemporaryDirectory(prefix="jaxckpt-kernels-", ignore_cleanup_errors=True)
+    with process_cache().file(target.facts) as file:
+        cached = {} if file is None else {"xla_gpu_kernel_cache_file": str(file)}
+        yield {"xla_gpu_autotune_level": 0, **cached}

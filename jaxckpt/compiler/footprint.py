@@ -6,11 +6,12 @@ jax nor a compiler, so that a footprint can be kept in a plan, compared and show
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from jaxckpt._errors import PlanFileError
+from jaxckpt._records import RecordError, read_record, table_from_record
 from jaxckpt._shown import Shown
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import MemoryMap
@@ -132,11 +133,7 @@ class Footprint(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """The same as numbers, texts and lists, ready for TOML or JSON."""
-        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "memory"}
-        plain["compiler_options"] = [list(option) for option in self.compiler_options]
-        plain["caveats"] = list(self.caveats)
-        plain["undonated"] = [list(pair) for pair in self.undonated]
-        return plain
+        return table_from_record(self)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Footprint":
@@ -149,23 +146,16 @@ class Footprint(Shown):
           An equal footprint.
 
         Raises:
-          PlanFileError: Keys are missing or unknown; all of them are named.
+          PlanFileError: Keys are missing or unknown, or values are of other types; all of them are named.
         """
-        names = {each.name for each in fields(cls)} - {"memory"}
-        required = {each.name for each in fields(cls) if each.default is MISSING}
-        missing, unknown = sorted(required - set(plain)), sorted(set(plain) - names)
-        if missing or unknown:
+        try:
+            return read_record(cls, plain)
+        except RecordError as error:
             raise PlanFileError(
-                "a footprint cannot be read: its keys are not ours.",
-                got=f"missing {missing}, unknown {unknown}",
-                needed=f"{', '.join(sorted(required))}, and perhaps {', '.join(sorted(names - required))}",
+                "a footprint cannot be read.",
+                got=str(error),
+                needed="the keys of a footprint, each of its type, as footprint.to_dict writes them",
                 advice="read it with the version of jaxckpt that wrote it",
-                missing=tuple(missing),
-                unknown=tuple(unknown),
-            )
-        values = dict(plain)
-        options = values.get("compiler_options", ())
-        values["compiler_options"] = tuple(tuple(option) for option in options)
-        values["caveats"] = tuple(values.get("caveats", ()))
-        values["undonated"] = tuple((path, size_bytes) for path, size_bytes in values.get("undonated", ()))
-        return cls(**values)
+                missing=error.missing,
+                unknown=error.unknown,
+            ) from error

@@ -4,15 +4,12 @@ Read after `figures`.
 """
 
 import gzip
-import hashlib
 import json
-import zlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from jaxckpt._errors import FootprintFileError, HloError, PlanFileError
 from jaxckpt._files import write_whole
+from jaxckpt._records import RecordError, digest, parse_json, read_document
 from jaxckpt.compiler.footprint import Footprint
 from jaxckpt.hlo import memory_from_plain, plain_from_memory
 
@@ -44,7 +41,7 @@ def save_footprint(footprint: Footprint, path: str | Path) -> None:
         "footprint": footprint.to_dict(),
         "memory": None if footprint.memory is None else plain_from_memory(footprint.memory),
     }
-    document = {"format": FORMAT, "version": VERSION, "digest": _digest(contents), **contents}
+    document = {"format": FORMAT, "version": VERSION, "digest": digest(contents), **contents}
     data = json.dumps(document, separators=(",", ":")).encode()
     write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
@@ -59,41 +56,16 @@ def load_footprint(path: str | Path) -> Footprint:
       FootprintFileError: The file is not there, is none of ours, or is not as it was written.
     """
     path = Path(path)
-    document = _document(path)
-    contents = {key: document.get(key) for key in ("footprint", "memory")}
-    if document.get("digest") != _digest(contents):
-        raise _unreadable(path, "its digest is not that of its contents: it was changed after it was written")
-    return _footprint(path, contents)
-
-
-def _document(path: Path) -> Mapping[str, Any]:
     try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
-        document = json.loads(text)
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(path, f"it cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise _unreadable(path, f"it is no JSON: {error}") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise _unreadable(path, "some other JSON")
-    if document.get("version") != VERSION:
-        raise _unreadable(path, f"version {document.get('version')!r}")
-    return document
-
-
-def _footprint(path: Path, contents: Mapping[str, Any]) -> Footprint:
-    try:
+        document = read_document(path, parse_json, format_=FORMAT, version=VERSION)
+        contents = {key: document.get(key) for key in ("footprint", "memory")}
+        if document.get("digest") != digest(contents):
+            raise RecordError(["its digest is not that of its contents: it was changed after it was written"])
         figures = Footprint.from_dict(contents["footprint"])
         memory = None if contents["memory"] is None else memory_from_plain(contents["memory"])
-    except (HloError, PlanFileError, TypeError, ValueError) as error:
+    except (RecordError, HloError, PlanFileError) as error:
         raise _unreadable(path, str(error)) from error
     return figures.with_memory(memory)
-
-
-def _digest(contents: Any) -> str:
-    text = json.dumps(contents, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _unreadable(path: Path, problem: str) -> FootprintFileError:

@@ -9,6 +9,9 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
+
+from jaxckpt._records import COLUMNS
 
 _NEARLY_ALL = 0.9
 """The share of the forward pass's traffic that lies behind where the backward begins."""
@@ -237,11 +240,11 @@ class MemoryMap:
     """
 
     program: str
-    kernels: tuple[Kernel, ...]
-    buffers: tuple[Buffer, ...]
-    allocations: tuple[Allocation, ...]
+    kernels: Annotated[tuple[Kernel, ...], COLUMNS]
+    buffers: Annotated[tuple[Buffer, ...], COLUMNS]
+    allocations: Annotated[tuple[Allocation, ...], COLUMNS]
     problems: tuple[str, ...] = ()
-    transfers: tuple[Transfer, ...] = ()
+    transfers: Annotated[tuple[Transfer, ...], COLUMNS] = ()
 
     @cached_property
     def by_index(self) -> dict[int, Allocation]:

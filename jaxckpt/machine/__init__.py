@@ -12,7 +12,6 @@ from jaxckpt.machine.calibration_file import (
     Measured,
     calibration_from_toml,
     load_calibration,
-    shipped_calibration,
     toml_from_calibration,
 )
 from jaxckpt.machine.device_facts import CpuFacts, Facts, GpuFacts, TpuFacts, UnknownDeviceFacts
@@ -41,7 +40,6 @@ __all__ = [
     "load_calibration",
     "load_facts",
     "rates_from_facts",
-    "shipped_calibration",
     "targets",
     "toml_from_calibration",
 ]

@@ -5,25 +5,31 @@ says nothing of memory sizes or of what the compiler asks of a device; those sta
 it is `jaxckpt.calibration`; here it is data, read and written. No jax. Read after `attainable`.
 """
 
-import functools
-import importlib.resources
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
-from jaxckpt._errors import TargetError
 from jaxckpt._files import write_whole
+from jaxckpt._records import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    TABLE,
+    RecordError,
+    parse_toml,
+    read_record,
+    table_from_record,
+)
 from jaxckpt.cost.rates import Rates
-from jaxckpt.machine.toml_table import refusal, table_of, text_of
+from jaxckpt.machine.toml_table import text_of, wrong_file
 
 FORM = "jaxckpt calibration 1"
 """The first key of every file."""
 
 _SPEEDS = ("vector_flops_per_s", "memory_bandwidth_bytes_per_s", "host_bandwidth_bytes_per_s", "launch_s")
-_PAIRS = ("matmul_flops_per_s", "factors", "versions")
-_TEXTS = ("device_kind", "platform", "driver", "date", "source")
+_Rate = Annotated[float, POSITIVE]
+_Amount = Annotated[float, NOT_NEGATIVE]
+_RateTable = Annotated[tuple[tuple[str, _Rate], ...], TABLE]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +88,17 @@ class Calibration:
     driver: str
     date: str
     source: str
-    versions: tuple[tuple[str, str], ...] = ()
+    versions: Annotated[tuple[tuple[str, str], ...], TABLE] = ()
     device_count: int = 1
-    seconds: float = 0.0
+    seconds: _Amount = 0.0
     smoke: bool = False
-    matmul_flops_per_s: tuple[tuple[str, float], ...] = ()
-    matmul_ramp_flops: float = 0.0
-    vector_flops_per_s: float | None = None
-    memory_bandwidth_bytes_per_s: float | None = None
-    host_bandwidth_bytes_per_s: float | None = None
-    launch_s: float | None = None
-    factors: tuple[tuple[str, float], ...] = ()
+    matmul_flops_per_s: _RateTable = ()
+    matmul_ramp_flops: _Amount = 0.0
+    vector_flops_per_s: _Rate | None = None
+    memory_bandwidth_bytes_per_s: _Rate | None = None
+    host_bandwidth_bytes_per_s: _Rate | None = None
+    launch_s: _Rate | None = None
+    factors: _RateTable = ()
     measured: tuple[Measured, ...] = ()
 
     def over(self, rates: Rates) -> Rates:
@@ -116,8 +122,8 @@ class Calibration:
             **speeds,
         )
 
-    def alone(self, *, name: str, memory_bytes: int) -> Rates | None:
-        """The rates of a device that is in no fact file; None where too little was measured to do without."""
+    def as_rates(self, *, name: str, memory_bytes: int) -> Rates | None:
+        """Rates of a device that is in no fact file; None where too little was measured to do without facts."""
         speeds = {each: getattr(self, each) for each in _SPEEDS}
         if None in speeds.values() or not self.matmul_flops_per_s:
             return None
@@ -139,15 +145,13 @@ def _matmul(derived: dict[str, float], measured: dict[str, float]) -> dict[str, 
 
 def toml_from_calibration(calibration: Calibration) -> str:
     """The text of a calibration's file."""
+    table = table_from_record(calibration)
+    measured = table.pop("measured")
     lines = [f"form = {_written(FORM)}"]
-    for field in fields(Calibration):
-        value = getattr(calibration, field.name)
-        if value is None or value == () or field.name == "measured":
-            continue
-        lines.append(f"{field.name} = {_written(dict(value) if field.name in _PAIRS else value)}")
-    for each in calibration.measured:
+    lines.extend(f"{key} = {_written(value)}" for key, value in table.items() if value != {})
+    for each in measured:
         lines.append("\n[[measured]]")
-        lines.extend(f"{field.name} = {_written(getattr(each, field.name))}" for field in fields(Measured))
+        lines.extend(f"{key} = {_written(value)}" for key, value in each.items())
     return "\n".join([*lines, ""])
 
 
@@ -192,66 +196,17 @@ def calibration_from_toml(text: str, *, source: str) -> Calibration:
     Raises:
       TargetError: All that is wrong with the text, numbered; the sentences are also in `problems`.
     """
-    refused = functools.partial(_bad_file, source)
-    table = table_of(text, refused=refused)
-    problems = list(_problems(table))
-    if problems:
-        raise refused(problems)
-    del table["form"]
-    for name in _PAIRS:
-        table[name] = tuple(table.get(name, {}).items())
-    measured = tuple(Measured(**each) for each in table.pop("measured", ()))
-    return Calibration(**table, measured=measured)
-
-
-def _problems(table: Mapping[str, Any]) -> Iterator[str]:
-    known = {field.name for field in fields(Calibration)}
-    if table.get("form") != FORM:
-        yield f"form = {table.get('form')!r} should be {FORM!r}"
-    for name in _TEXTS:
-        if not isinstance(table.get(name), str):
-            yield f"{name} is missing: a text"
-    for name, value in table.items():
-        if name in _TEXTS or name == "form":
-            continue
-        if name not in known:
-            yield f"{name} is no key"
-        elif name in _PAIRS and not _is_pairs(value, str if name == "versions" else float):
-            yield f"{name} should be a table of {'texts' if name == 'versions' else 'numbers above 0'}"
-        elif name in _SPEEDS and not _is_rate(value):
-            yield f"{name} = {value!r} should be a number above 0"
-        elif name in ("seconds", "device_count", "matmul_ramp_flops") and not _is_number(value):
-            yield f"{name} = {value!r} should be a number"
-    for number, each in enumerate(table.get("measured", ()), 1):
-        if not {"what", "detail", "value", "unit"} <= set(each) <= {field.name for field in fields(Measured)}:
-            yield f"measured {number} has the keys {', '.join(each)}"
-
-
-def _is_pairs(value: Any, kind: type) -> bool:
-    check = _is_rate if kind is float else lambda each: isinstance(each, str)
-    return isinstance(value, dict) and all(map(check, value.values()))
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
-
-
-def _is_rate(value: Any) -> bool:
-    return _is_number(value) and value > 0
-
-
-def _bad_file(source: str, problems: Sequence[str]) -> TargetError:
-    return refusal(
-        f"{source} is no calibration.",
-        problems,
-        needed="what `jaxckpt calibrate` writes",
-        advice="jaxckpt calibrate -o FILE, on the machine that has the device",
-        source=source,
-    )
-
-
-@functools.cache
-def shipped_calibration(kind: str) -> Calibration | None:
-    """The calibration that this package ships for a device, by the name of its fact file; None where there is none."""
-    file = importlib.resources.files("jaxckpt.machine") / "measured" / f"{kind}.toml"
-    return calibration_from_toml(file.read_text("utf-8"), source=f"{kind}.toml") if file.is_file() else None
+    try:
+        table = parse_toml(text)
+        form = table.pop("form", None)
+        if form != FORM:
+            raise RecordError([f"form = {form!r} should be {FORM!r}"])
+        return read_record(Calibration, table)
+    except RecordError as error:
+        raise wrong_file(
+            f"{source} is no calibration.",
+            error,
+            needed="what `jaxckpt calibrate` writes",
+            advice="jaxckpt calibrate -o FILE, on the machine that has the device",
+            source=source,
+        ) from error

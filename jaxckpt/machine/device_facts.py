@@ -1,19 +1,26 @@
-"""A device is described by facts: what its datasheet says, what its compiler asks, and what was measured.
+"""Facts of a device: figures of its datasheet, figures that its compiler asks for, and measured figures.
 
-One frozen class a platform. The fields are the keys of the fact files (`fact_files`), a field without default is
-a required key. Bytes are bytes, bandwidths are bytes per second, clocks GHz; FLOP/s are dense and count a
-multiply-add as two. No jax here, and nothing is computed but what follows from one device's own facts.
+One frozen class for each platform. The fields are the keys of the fact files (`fact_files`). Bytes are bytes,
+bandwidths are bytes per second, clocks GHz; FLOP/s are dense and count a multiply-add as two. No jax here, and nothing
+is computed but what follows from one device's own facts.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
+
+from jaxckpt._records import NOT_EMPTY, POSITIVE
+
+Count = Annotated[int, POSITIVE]
+Rate = Annotated[float, POSITIVE]
+Text = Annotated[str, NOT_EMPTY]
 
 _TENSOR_UNITS_PER_CORE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """What XLA's CUDA compiler and a cost model need to know of a GPU that is not there.
+    """Facts of a GPU for XLA's CUDA compiler and a cost model; the GPU need not be attached.
 
     Attributes:
       description: For people.
@@ -37,37 +44,37 @@ class GpuFacts:
     The other attributes are fields of XLA's `GpuDeviceInfoProto` under their own names.
     """
 
-    description: str
-    compute_capability: str
-    device_memory_bytes: int
-    memory_bandwidth: int
-    core_count: int
-    fpus_per_core: int
-    clock_ghz: float
-    l2_cache_bytes: int
-    shared_memory_per_core: int
-    shared_memory_per_block: int
-    shared_memory_per_block_optin: int
-    threads_per_core_limit: int
-    threads_per_block_limit: int = 1024
-    threads_per_warp: int = 32
+    description: Text
+    compute_capability: Text
+    device_memory_bytes: Count
+    memory_bandwidth: Count
+    core_count: Count
+    fpus_per_core: Count
+    clock_ghz: Rate
+    l2_cache_bytes: Count
+    shared_memory_per_core: Count
+    shared_memory_per_block: Count
+    shared_memory_per_block_optin: Count
+    threads_per_core_limit: Count
+    threads_per_block_limit: Count = 1024
+    threads_per_warp: Count = 32
     block_dim_limit: tuple[int, ...] = (2147483647, 65535, 65535)
     thread_dim_limit: tuple[int, ...] = (1024, 1024, 64)
-    registers_per_core_limit: int = 65536
-    registers_per_block_limit: int = 65536
-    tensor_clock_ghz: float | None = None
-    tensor_ops_per_clock: int | None = None
-    bf16_flops: float | None = None
-    f64_flops: float | None = None
-    pcie_bandwidth: int | None = None
-    host_link_bandwidth: float | None = None
-    nvlink_links: int | None = None
-    nvlink_bandwidth: float | None = None
-    launch_s: float = 1e-6  # XLA's own kKernelLaunchOverhead, gpu_performance_model_base.h
+    registers_per_core_limit: Count = 65536
+    registers_per_block_limit: Count = 65536
+    tensor_clock_ghz: Rate | None = None
+    tensor_ops_per_clock: Count | None = None
+    bf16_flops: Rate | None = None
+    f64_flops: Rate | None = None
+    pcie_bandwidth: Count | None = None
+    host_link_bandwidth: Rate | None = None
+    nvlink_links: Count | None = None
+    nvlink_bandwidth: Rate | None = None
+    launch_s: Rate = 1e-6  # XLA's own kKernelLaunchOverhead, gpu_performance_model_base.h
     device_kinds: tuple[str, ...] = ()
-    measured_memory_bandwidth: float | None = None
-    measured_bf16_flops: float | None = None
-    measured_source: str | None = None
+    measured_memory_bandwidth: Rate | None = None
+    measured_bf16_flops: Rate | None = None
+    measured_source: Text | None = None
 
     @property
     def platform(self) -> str:
@@ -95,7 +102,8 @@ class GpuFacts:
         return float(links or self.pcie_bandwidth or 0)
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with the values together, a sentence each."""
+        """Contradictions between the values, a sentence each."""
+        yield from _unsourced(self)
         major, dot, minor = self.compute_capability.rstrip("a").partition(".")
         if not (dot and major.isdigit() and minor.isdigit()):
             yield f'compute_capability = "{self.compute_capability}" is not like "9.0" or "9.0a"'
@@ -110,7 +118,7 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuFacts:
-    """What a cost model needs to know of a TPU chip; its compiler knows the chip by name.
+    """Facts of a TPU chip for a cost model; the compiler knows the chip by name.
 
     Attributes:
       description: For people.
@@ -131,22 +139,22 @@ class TpuFacts:
       measured_source: Where the measured figures come from; they need one.
     """
 
-    description: str
-    device_memory_bytes: int
-    memory_bandwidth: int
-    bf16_flops: float
-    vector_flops: float
-    host_link_bandwidth: float
-    chip_name: str
-    default_topology: str
+    description: Text
+    device_memory_bytes: Count
+    memory_bandwidth: Count
+    bf16_flops: Rate
+    vector_flops: Rate
+    host_link_bandwidth: Rate
+    chip_name: Text
+    default_topology: Text
     topologies: tuple[str, ...]
-    chip_config_name: str = "default"
-    int8_flops: float | None = None
-    launch_s: float = 1e-6  # not measured
+    chip_config_name: Text = "default"
+    int8_flops: Rate | None = None
+    launch_s: Rate = 1e-6  # not measured
     device_kinds: tuple[str, ...] = ()
-    measured_memory_bandwidth: float | None = None
-    measured_bf16_flops: float | None = None
-    measured_source: str | None = None
+    measured_memory_bandwidth: Rate | None = None
+    measured_bf16_flops: Rate | None = None
+    measured_source: Text | None = None
 
     @property
     def platform(self) -> str:
@@ -154,7 +162,8 @@ class TpuFacts:
         return "tpu"
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with the values together, a sentence each."""
+        """Contradictions between the values, a sentence each."""
+        yield from _unsourced(self)
         for topology in (self.default_topology, *self.topologies):
             if not all(part.isdigit() for part in topology.split("x")):
                 yield f'"{topology}" is no topology such as "2x2" or "2x2x1"'
@@ -162,7 +171,7 @@ class TpuFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuFacts:
-    """What a cost model needs to know of a processor.
+    """Facts of a processor for a cost model.
 
     Attributes:
       description: For people.
@@ -175,15 +184,15 @@ class CpuFacts:
       measured_source: Where the measured figure comes from; it needs one.
     """
 
-    description: str
-    device_memory_bytes: int
-    memory_bandwidth: int
-    f32_flops: float
-    host_link_bandwidth: float
-    launch_s: float = 1e-6  # not measured
+    description: Text
+    device_memory_bytes: Count
+    memory_bandwidth: Count
+    f32_flops: Rate
+    host_link_bandwidth: Rate
+    launch_s: Rate = 1e-6  # not measured
     device_kinds: tuple[str, ...] = ()
-    measured_memory_bandwidth: float | None = None
-    measured_source: str | None = None
+    measured_memory_bandwidth: Rate | None = None
+    measured_source: Text | None = None
 
     @property
     def platform(self) -> str:
@@ -191,8 +200,8 @@ class CpuFacts:
         return "cpu"
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with the values together, a sentence each."""
-        return iter(())
+        """Contradictions between the values, a sentence each."""
+        return _unsourced(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,5 +221,11 @@ class UnknownDeviceFacts:
     device_kinds: tuple[str, ...] = ()
 
 
+def _unsourced(facts: GpuFacts | TpuFacts | CpuFacts) -> Iterator[str]:
+    figures = (facts.measured_memory_bandwidth, None if isinstance(facts, CpuFacts) else facts.measured_bf16_flops)
+    if any(figures) and facts.measured_source is None:
+        yield "measured_source is missing: a measured figure needs its source"
+
+
 Facts = GpuFacts | TpuFacts | CpuFacts | UnknownDeviceFacts
-"""What is known of one device."""
+"""Facts of one device."""

@@ -1,29 +1,20 @@
-"""A fact file says in TOML what a device is; this module reads one and refuses what it does not understand.
+"""Fact files: TOML files that describe a device each.
 
-The classes of `device_facts` are the schema: a key is a field, a field without default is a required key, and a
-file must say `platform = "cuda" | "tpu" | "cpu"`, which chooses the class. Everything that is wrong with a file
-is said at once. The files of this package lie in `facts/`; a user's own works in the same way. No jax here.
+The classes of `device_facts` are the schema (`jaxckpt._records`), and `platform = "cuda" | "tpu" | "cpu"` chooses the
+class. The error of a wrong file has all problems. The files of this package lie in `facts/`; a user's own file works in
+the same way. No jax here.
 """
 
 import functools
 import importlib.resources
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields
-from typing import Any
+from collections.abc import Mapping
 
-from jaxckpt._errors import TargetError, did_you_mean
+from jaxckpt._records import RecordError, parse_toml, read_record
 from jaxckpt.machine.device_facts import CpuFacts, Facts, GpuFacts, TpuFacts
-from jaxckpt.machine.toml_table import refusal, table_of, text_of
+from jaxckpt.machine.toml_table import text_of, wrong_file
 
-_SCHEMAS: Mapping[str, type] = {"cuda": GpuFacts, "tpu": TpuFacts, "cpu": CpuFacts}
-_EXPECTED = {
-    "str": "a text",
-    "int": "a whole number above 0",
-    "float": "a number above 0",
-    "tuple[int, ...]": "whole numbers",
-    "tuple[str, ...]": "texts",
-}
+_CLASSES: Mapping[str, type] = {"cuda": GpuFacts, "tpu": TpuFacts, "cpu": CpuFacts}
 
 
 @functools.cache
@@ -88,68 +79,20 @@ def facts_from_toml(text: str, *, source: str) -> Facts:
       >>> facts_from_toml(toml, source="laptop.toml").description
       'my laptop'
     """
-    refused = functools.partial(_bad_file, source)
-    table = table_of(text, refused=refused)
-    platform = table.pop("platform", None)
-    if platform not in _SCHEMAS:
-        raise refused([f'platform = {platform!r} is none of "cuda", "tpu", "cpu"'])
-    schema = _SCHEMAS[platform]
-    problems = list(_table_problems(table, schema))
-    if problems:
-        raise refused(problems)
-    facts = schema(**{key: _frozen(value) for key, value in table.items()})
-    problems = list(facts.problems())
-    if problems:
-        raise refused(problems)
+    try:
+        table = parse_toml(text)
+        platform = table.pop("platform", None)
+        if platform not in _CLASSES:
+            raise RecordError([f'platform = {platform!r} is none of "cuda", "tpu", "cpu"'])
+        facts: GpuFacts | TpuFacts | CpuFacts = read_record(_CLASSES[platform], table)
+        if problems := tuple(facts.problems()):
+            raise RecordError(problems)
+    except RecordError as error:
+        raise wrong_file(
+            f"fact file {source} does not describe a device.",
+            error,
+            needed='every key without default and no other; platform = "cuda", "tpu" or "cpu" chooses the keys',
+            advice="start from a file of jaxckpt/machine/facts",
+            source=source,
+        ) from error
     return facts
-
-
-def _table_problems(table: Mapping[str, Any], schema: type) -> Iterator[str]:
-    keys = {field.name: field for field in fields(schema)}
-    for name, field in keys.items():
-        if name not in table and field.default is MISSING:
-            yield f"{name} is missing: {_expected(field)}"
-    for name, value in table.items():
-        if name not in keys:
-            yield f"{name} is no key{did_you_mean(name, set(keys) - set(table))}"
-        elif not _fits(value, keys[name]):
-            yield f"{name} = {value!r} should be {_expected(keys[name])}"
-    measured = any(name.startswith("measured_") for name in table if name != "measured_source")
-    if measured and "measured_source" not in table:
-        yield "measured_source is missing: a measured figure needs its source"
-
-
-def _kind(field: Field) -> str:
-    """The type of a field as text, without the None that stands for "not given"."""
-    type_ = field.type
-    return str(getattr(type_, "__name__", type_) if isinstance(type_, type) else type_).removesuffix(" | None")
-
-
-def _expected(field: Field) -> str:
-    return _EXPECTED[_kind(field)]
-
-
-def _fits(value: Any, field: Field) -> bool:
-    kind = _kind(field)
-    if kind == "str":
-        return isinstance(value, str) and bool(value)
-    if kind == "int":
-        return isinstance(value, int) and not isinstance(value, bool) and value > 0
-    if kind == "float":
-        return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-    member = int if kind == "tuple[int, ...]" else str
-    return isinstance(value, list) and all(isinstance(each, member) for each in value)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _bad_file(source: str, problems: Sequence[str]) -> TargetError:
-    return refusal(
-        f"fact file {source} does not describe a device.",
-        problems,
-        needed='every key without default and no other; platform = "cuda", "tpu" or "cpu" chooses the keys',
-        advice="start from a file of jaxckpt/machine/facts",
-        source=source,
-    )

@@ -1,4 +1,4 @@
-"""A target is the machine that a step must fit on, whether it stands here or not.
+"""Targets: machines that a step must fit on, attached or not.
 
 `Target("h200:8")` is a name read once: facts of the device, topology, and from there devices for the compiler,
 a mesh of them, rates for a cost model. It is frozen data, equal to any other of the same name and facts; making
@@ -8,7 +8,7 @@ one loads no compiler and, but for "attached", looks at no device. Read after `d
 import math
 import pathlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from jaxckpt._units import format_bytes
 from jaxckpt.cost.rates import Rates
 from jaxckpt.machine.attached import attached_facts, attached_topology
 from jaxckpt.machine.attainable import rates_from_facts
-from jaxckpt.machine.calibration_file import Calibration, load_calibration, shipped_calibration
+from jaxckpt.machine.calibration_file import Calibration, load_calibration
 from jaxckpt.machine.device_facts import Facts, GpuFacts, TpuFacts, UnknownDeviceFacts
 from jaxckpt.machine.devices import devices_for
 from jaxckpt.machine.fact_files import known_facts, load_facts
@@ -46,8 +46,7 @@ class Target:
 
     Args:
       name: One of the above.
-      calibrated: A calibration or its file, as `jaxckpt calibrate` writes it; None takes the one that this package
-        ships for the device, if there is one.
+      calibrated: A calibration or its file, as `jaxckpt calibrate` writes it; None takes the datasheet's figures.
 
     Raises:
       UnknownTargetError: No device has this name; the closest names are in the message and in `closest`.
@@ -68,16 +67,16 @@ class Target:
 
     def __init__(self, name: "str | Target", *, calibrated: Calibration | str | pathlib.Path | None = None):
         if isinstance(name, Target):
-            self._set(name._kind, name.facts, name.topology, calibrated or name.calibration)
+            self._fill(name._kind, name.facts, name.topology, calibrated or name.calibration)
             return
         if isinstance(name, str) and calibrated is None:
             name, calibrated = _calibration_split(name)
         kind, colon, text = _split(name)
         if kind == "attached" and not colon:
-            self._set(kind, attached_facts(), attached_topology(), calibrated)
+            self._fill(kind, attached_facts(), attached_topology(), calibrated)
             return
         facts = load_facts(kind) if kind.endswith(".toml") else _named_facts(kind, name)
-        self._set(kind, facts, _topology(text if colon else None, facts, called=name), calibrated)
+        self._fill(kind, facts, _topology(text if colon else None, facts, called=name), calibrated)
 
     @classmethod
     def from_facts(cls, path: str | pathlib.Path, topology: str | None = None) -> "Target":
@@ -97,30 +96,24 @@ class Target:
         target = object.__new__(cls)
         facts = load_facts(path)
         called = f"{path}" if topology is None else f"{path}:{topology}"
-        target._set(str(path), facts, _topology(topology, facts, called=called))
+        target._fill(str(path), facts, _topology(topology, facts, called=called), None)
         return target
 
-    def _set(
-        self,
-        kind: str,
-        facts: Facts,
-        topology: Topology,
-        calibrated: Calibration | str | pathlib.Path | None = None,
+    def _fill(
+        self, kind: str, facts: Facts, topology: Topology, calibrated: Calibration | str | pathlib.Path | None
     ) -> None:
-        for attribute, value in (
-            ("name", kind + topology.suffix),
-            ("facts", facts),
-            ("topology", topology),
-            ("calibration", None),
-            ("_kind", kind),
-        ):
-            object.__setattr__(self, attribute, value)
-        if calibrated is None:
-            calibration = shipped_calibration(self.kind)
-        else:
-            calibration = calibrated if isinstance(calibrated, Calibration) else load_calibration(calibrated)
-            _refuse_other_device(self, calibration)
-        object.__setattr__(self, "calibration", calibration)
+        """Sets the fields of a new target, once.
+
+        The constructor takes a name and not the fields, so that it sets the fields of the frozen dataclass itself, in
+        the way in which the constructor that `dataclass` generates does.
+        """
+        name = kind + topology.suffix
+        if calibrated is not None and not isinstance(calibrated, Calibration):
+            calibrated = load_calibration(calibrated)
+        if calibrated is not None:
+            _refuse_other_device(name, facts, calibrated)
+        for field, value in zip(fields(self), (name, facts, topology, calibrated, kind), strict=True):
+            object.__setattr__(self, field.name, value)
 
     def __repr__(self) -> str:
         return f"Target({self.name!r})"
@@ -158,17 +151,17 @@ class Target:
 
     @property
     def memory_bytes(self) -> int:
-        """What one program can have of one device's memory; not what is free at the moment."""
+        """Memory of one device that one program can have; more than what is free at the moment."""
         return self.facts.device_memory_bytes
 
     @property
     def attached(self) -> bool:
-        """Whether this is `Target("attached")`, the devices that this process has by default."""
+        """True if this is `Target("attached")`, the devices that this process has by default."""
         return self._kind == "attached"
 
     @property
     def compile_only(self) -> bool:
-        """Whether the devices are for the compiler alone, so that nothing can run on them."""
+        """True if the devices are for the compiler only, so that nothing can run on them."""
         return isinstance(self.facts, GpuFacts | TpuFacts) and not self.attached
 
     @property
@@ -181,8 +174,8 @@ class Target:
         if self.calibration is None:
             return rates_from_facts(self.name, self.facts)
         if isinstance(self.facts, UnknownDeviceFacts):
-            alone = self.calibration.alone(name=self.name, memory_bytes=self.memory_bytes)
-            return alone or rates_from_facts(self.name, self.facts)
+            measured = self.calibration.as_rates(name=self.name, memory_bytes=self.memory_bytes)
+            return measured or rates_from_facts(self.name, self.facts)
         return self.calibration.over(rates_from_facts(self.name, self.facts))
 
     @property
@@ -257,7 +250,7 @@ def _split(name: str) -> tuple[str, str, str]:
 
 
 def _calibration_split(name: str) -> tuple[str, str | None]:
-    """What is before an "@" and the calibration behind it; a path may itself hold one."""
+    """The name before an "@" and the calibration behind it; a path may itself hold an "@"."""
     before, at, after = name.partition("@")
     return (before, after) if at and "/" not in before else (name, None)
 
@@ -282,23 +275,23 @@ def _bigger(target: Target, count: int) -> str:
     return ""
 
 
-def _refuse_other_device(target: Target, calibration: Calibration) -> None:
+def _refuse_other_device(name: str, facts: Facts, calibration: Calibration) -> None:
     """A calibration is of one kind of device; processors all have the same name, and a user's file may give none."""
-    kinds = target.facts.device_kinds
-    same = calibration.device_kind in kinds if kinds else calibration.platform == target.platform
+    kinds = facts.device_kinds
+    same = calibration.device_kind in kinds if kinds else calibration.platform == facts.platform
     if same:
         return
     raise TargetError(
-        f'the calibration is not of target "{target.name}".',
+        f'the calibration is not of target "{name}".',
         got=f'measured on "{calibration.device_kind}" ({calibration.platform})',
-        needed=" or ".join(f'"{kind}"' for kind in kinds) or f'a device of platform "{target.platform}"',
-        advice=f"jaxckpt calibrate on a {target.facts.description}, or the target that was measured",
-        target=target.name,
+        needed=" or ".join(f'"{kind}"' for kind in kinds) or f'a device of platform "{facts.platform}"',
+        advice=f"jaxckpt calibrate on a {facts.description}, or the target that was measured",
+        target=name,
         device_kind=calibration.device_kind,
     )
 
 
-def _unknown(name: Any, kind: str) -> UnknownTargetError:
+def _unknown(name: object, kind: str) -> UnknownTargetError:
     names = sorted((*known_facts(), "attached"))
     closest = closest_names(kind.lower(), names, most=3, cutoff=0.5)
     return UnknownTargetError(

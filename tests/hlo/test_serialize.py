@@ -26,7 +26,7 @@ def test_what_is_kept_comes_back_equal(scanned_step):
         (lambda plain: plain["buffers"]["size_bytes"].__setitem__(0, 1.5), "1.5"),
         (lambda plain: plain["buffers"]["size_bytes"].__setitem__(0, True), "True"),
         (lambda plain: plain["buffers"]["dies"].__setitem__(0, 10**9), "lives from"),
-        (lambda plain: plain["buffers"]["allocation"].__setitem__(0, 10**9), "not there"),
+        (lambda plain: plain["buffers"]["allocation"].__setitem__(0, 10**9), "does not exist"),
         (lambda plain: plain["buffers"]["offset_bytes"].__setitem__(0, -1), "does not lie"),
         (lambda plain: plain.update(problems=[3]), "3"),
     ],

@@ -11,7 +11,6 @@ from jaxckpt.machine import (
     calibration_from_toml,
     load_calibration,
     rates_from_facts,
-    shipped_calibration,
     toml_from_calibration,
 )
 from jaxckpt.machine.device_facts import UnknownDeviceFacts
@@ -100,13 +99,13 @@ def test_a_device_in_no_fact_file_has_rates_once_it_is_calibrated_whole():
     facts = UnknownDeviceFacts(description="NVIDIA X1", platform="cuda", device_memory_bytes=2**30)
     with pytest.raises(TargetError):
         rates_from_facts("attached", facts)
-    assert H200.alone(name="attached", memory_bytes=2**30) is None, "nothing was measured of the host"
+    assert H200.as_rates(name="attached", memory_bytes=2**30) is None, "nothing was measured of the host"
     whole = Calibration(
         device_kind="NVIDIA X1", platform="cuda", driver="", date="", source="x",
         matmul_flops_per_s=(("bfloat16", 1e14),), vector_flops_per_s=1e13, memory_bandwidth_bytes_per_s=1e12,
         host_bandwidth_bytes_per_s=1e10, launch_s=1e-6,
     )  # fmt: skip
-    assert whole.alone(name="attached", memory_bytes=2**30).matmul("float16") == 1e14
+    assert whole.as_rates(name="attached", memory_bytes=2**30).matmul("float16") == 1e14
 
 
 @pytest.mark.parametrize(
@@ -115,8 +114,8 @@ def test_a_device_in_no_fact_file_has_rates_once_it_is_calibrated_whole():
         ("form = 'other'", "form = 'other'"),
         ("launch_s = -1.0", "launch_s = -1.0 should be a number above 0"),
         ("colour = 'red'", "colour is no key"),
-        ("factors = { reduction = 'much' }", "factors should be a table of numbers above 0"),
-        ("[[measured]]\nwhat = 'x'", "measured 1 has the keys what"),
+        ("factors = { reduction = 'much' }", "factors.reduction = 'much' should be a number above 0"),
+        ("[[measured]]\nwhat = 'x'", "measured 1: detail is missing: a text"),
         ("= 3", "no TOML"),
     ],
 )
@@ -134,5 +133,5 @@ def test_a_file_that_is_not_there_says_how_to_make_it(tmp_path):
         load_calibration(tmp_path / "none.toml")
 
 
-def test_a_device_without_a_shipped_calibration_has_none():
-    assert shipped_calibration("cpu") is None and Target("cpu").calibration is None
+def test_a_target_has_no_calibration_unless_given():
+    assert Target("cpu").calibration is None
