@@ -1,8 +1,8 @@
-"""Parts of a forward pass that are computed again whole: collected as subgraphs, split by what must not run twice.
+"""Recomputation regions: connected components (union-find) of the forward ops of a scope, without excluded ops.
 
-As OneFlow's pass does it, on a `Graph`: the forward ops of a scope, less those that are excluded, fall into connected
-components, one at least for each scope and mesh. A component that the backward never reads is left alone. What
-crosses into a component is saved, what lies in it is computed again.
+As in OneFlow's pass, on a `Graph`: the forward ops of a scope, without the excluded ones, form connected components, at
+least one for each scope and mesh. Inputs of a component are saved, values inside it are recomputed. A component that
+neither backward nor update reads is no region.
 
 Read after `policy`. Complexity: linear in ops and reads.
 """
@@ -23,10 +23,10 @@ _GATHERS = frozenset({"sharding_constraint", "reshard", "all_gather", "all_gathe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """Forward ops that are computed again together.
+    """Forward ops that are recomputed together.
 
     Attributes:
-      scope: The scope that they stand in; "" for a region of several.
+      scope: The scope of the ops; "" for a region of several scopes.
       ops: Their ids.
     """
 
@@ -40,7 +40,7 @@ class Region:
 
     @property
     def stop(self) -> int:
-        """The op behind the last one."""
+        """The op after the last one."""
         return max(self.ops) + 1
 
 
@@ -48,12 +48,12 @@ def find_regions(regions: Regions, graph: Graph, *, stages: Sequence[int] = (0,)
     """Finds the regions of a graph.
 
     Args:
-      regions: Which scopes, and what is excluded.
+      regions: The scopes, and the excluded ops.
       graph: The step.
       stages: Ids of the first ops of the blocks that were found by structure, for regions without a scope.
 
     Returns:
-      Regions that the backward reads something of, in the order of their first op.
+      Regions with a value that the backward or the update reads, in the order of their first op.
     """
     home = {op.id: home for op in graph.ops if (home := _home(regions, op, stages)) is not None}
     for op in excluded_ops(regions, graph):
@@ -65,7 +65,7 @@ def find_regions(regions: Regions, graph: Graph, *, stages: Sequence[int] = (0,)
 
 
 def excluded_ops(regions: Regions, graph: Graph) -> frozenset[int]:
-    """Forward ops of the scope that must not run twice."""
+    """Forward ops of the regions' scopes that must not run twice."""
     gathers = _parameter_gathers(graph)
     return frozenset(
         op.id for op in graph.ops if _home(regions, op, (0,)) is not None and _is_excluded(regions, graph, op, gathers)
@@ -73,7 +73,7 @@ def excluded_ops(regions: Regions, graph: Graph) -> frozenset[int]:
 
 
 def region_outputs(graph: Graph, ops: frozenset[int]) -> frozenset[int]:
-    """Values made by some forward ops that forward ops outside of them read."""
+    """Values that a region hands to forward ops outside it."""
     return frozenset(
         v
         for op in ops
@@ -83,13 +83,13 @@ def region_outputs(graph: Graph, ops: frozenset[int]) -> frozenset[int]:
 
 
 def region_inputs(graph: Graph, ops: frozenset[int]) -> frozenset[int]:
-    """Values that some ops read and other forward ops make."""
+    """Values that a region reads from forward ops outside it."""
     read = {v for op in ops for v in graph.ops[op].reads}
     return frozenset(v for v in read if (made := graph.producer[v]) is not None and made not in ops)
 
 
 def is_read_after_forward(graph: Graph, ops: Iterable[int]) -> bool:
-    """Whether the backward or the update reads anything that some ops make."""
+    """True if the backward or the update reads a result of the ops."""
     return any(
         graph.ops[reader].phase is not Phase.FORWARD
         for op in ops
@@ -99,7 +99,7 @@ def is_read_after_forward(graph: Graph, ops: Iterable[int]) -> bool:
 
 
 def _home(regions: Regions, op: Op, stages: Sequence[int]) -> _Home | None:
-    """The scope, or the block, that an op is collected for; None where it is not meant."""
+    """The scope or block of an op; None for an op outside the regions' scopes and after the forward pass."""
     if op.phase is not Phase.FORWARD:
         return None
     if not regions.scope:
@@ -109,26 +109,25 @@ def _home(regions: Regions, op: Op, stages: Sequence[int]) -> _Home | None:
 
 
 def _is_excluded(regions: Regions, graph: Graph, op: Op, gathers: frozenset[int]) -> bool:
-    if op.effects:
-        return True
-    if Trait.RANDOM in op.traits and not regions.recompute_random:
+    if op.effects or (Trait.RANDOM in op.traits and not regions.recompute_random):
         return True
     if op.id in gathers:
         return not regions.recompute_gathered_parameters
     if Trait.COLLECTIVE in op.traits and not regions.recompute_collectives:
         return True
-    names = [graph.values[v].name for v in op.writes]
-    return any(
-        globs(glob, text) or outermost(glob, op.scope) is not None
-        for glob in regions.exclude
-        for text in (op.primitive, *names)
-    )
+    return any(_is_named(graph, op, glob) for glob in regions.exclude)
+
+
+def _is_named(graph: Graph, op: Op, glob: str) -> bool:
+    """True if a glob matches the primitive of an op, the name of a result, or a scope around the op."""
+    names = (graph.values[v].name for v in op.writes)
+    return any(globs(glob, text) for text in (op.primitive, *names)) or outermost(glob, op.scope) is not None
 
 
 def _parameter_gathers(graph: Graph) -> frozenset[int]:
-    """Ops that bring an argument of the step, or what is cheaply made of one, to more devices.
+    """Ops that gather an argument of the step, or an argument-derived value, on more devices.
 
-    What the body of a `shard_map` gathers is gathered by hand, the batch like the parameters: a collective as others.
+    A gather in the body of a `shard_map` counts as any other collective: users gather batches there too.
     """
     plain = {*graph.inputs, *graph.constants}
     found: set[int] = set()
@@ -144,23 +143,23 @@ def _parameter_gathers(graph: Graph) -> frozenset[int]:
 
 
 def _components(graph: Graph, home: dict[int, _Home]) -> Iterator[frozenset[int]]:
-    """Connected ops of one home and one mesh."""
+    """Connected ops of one home and one mesh: union-find with path halving."""
     parent = {op: op for op in home}
-
-    def root(op: int) -> int:
-        while parent[op] != op:
-            parent[op] = parent[parent[op]]
-            op = parent[op]
-        return op
-
     mesh: dict[int, str] = {}
     for op in home:
-        makers = [m for v in graph.ops[op].reads if (m := graph.producer[v]) in home]
-        mesh[op] = graph.ops[op].placement or next((mesh[m] for m in makers if mesh[m]), "")
-        for maker in makers:
-            if home[maker] == home[op] and mesh[maker] in (mesh[op], ""):
-                parent[root(op)] = root(maker)
+        producers = [m for v in graph.ops[op].reads if (m := graph.producer[v]) in home]
+        mesh[op] = graph.ops[op].placement or next((mesh[m] for m in producers if mesh[m]), "")
+        for producer in producers:
+            if home[producer] == home[op] and mesh[producer] in (mesh[op], ""):
+                parent[_root(parent, op)] = _root(parent, producer)
     members: defaultdict[int, set[int]] = defaultdict(set)
     for op in home:
-        members[root(op)].add(op)
+        members[_root(parent, op)].add(op)
     yield from map(frozenset, members.values())
+
+
+def _root(parent: dict[int, int], op: int) -> int:
+    while parent[op] != op:
+        parent[op] = parent[parent[op]]
+        op = parent[op]
+    return op

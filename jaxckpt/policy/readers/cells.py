@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxckpt.ir import Decision, Offload, layer_ranges
+from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.readers.checks import Checks
 from jaxckpt.policy.readers.patterns import PatternError, target_of_pattern
+from jaxckpt.policy.readers.reading import Reading
 from jaxckpt.policy.rule import Match, Rule
 
 LayerNumbers = tuple[int, ...] | None
@@ -18,10 +20,16 @@ LayerNumbers = tuple[int, ...] | None
 
 @dataclass(slots=True)
 class Notes:
-    """What a reader has to say beside the policy."""
+    """Sentences that a reader of MindSpore's settings collects for its `Reading`."""
 
     understood: list[str] = field(default_factory=list)
     not_carried: list[str] = field(default_factory=list)
+
+    def reading(self, policy: Policy) -> Reading:
+        """The policy with these sentences."""
+        return Reading(
+            system="mindspore", policy=policy, understood=tuple(self.understood), not_carried=tuple(self.not_carried)
+        )
 
 
 def layers_text(layers: LayerNumbers) -> str:
@@ -42,15 +50,15 @@ def rule_of_pattern(
     key: str,
     collective: bool = False,
 ) -> Iterator[Rule]:
-    """The rule about what a pattern means in some layers; none where it cannot be said.
+    """The rule for a pattern in some layers; none where no rule can express it.
 
     Args:
       pattern: A regular expression on the paths below a layer.
       layers: In which.
-      decision: What happens.
+      decision: For the values that match.
       notes: Gets what no rule can say.
-      key: The setting that it stands in.
-      collective: Whether only what devices exchange is meant.
+      key: The setting that holds the pattern.
+      collective: True for values that devices exchange alone.
     """
     if layers == ():
         return
@@ -81,10 +89,10 @@ def rule_of_pattern(
 
 
 def rules_of_swap(swaps: Iterable[tuple[str | None, LayerNumbers, int]], notes: Notes) -> Iterator[Rule]:
-    """Offloads: operators first, then whole layers.
+    """The rules that offload: operators first, then full layers.
 
     Args:
-      swaps: Pattern (None for the whole layer), layers, and how far ahead it is fetched back.
+      swaps: Pattern (None for the full layer), layers, and the prefetch distance.
       notes: Gets what no rule can say.
     """
     for pattern, layers, prefetch in sorted(swaps, key=lambda swap: swap[0] is None):
@@ -98,10 +106,10 @@ def rules_of_swap(swaps: Iterable[tuple[str | None, LayerNumbers, int]], notes: 
 
 
 def note_precedence(full: LayerNumbers, others: Iterable[tuple[str, LayerNumbers]], notes: Notes) -> None:
-    """Says where a layer that is computed again whole overrules something else.
+    """Notes where full recomputation of a layer overrules another setting.
 
     Args:
-      full: Layers that are computed again whole.
+      full: Layers that are fully recomputed.
       others: Settings, and the layers that they are for.
       notes: Gets a sentence for each such layer.
     """
@@ -109,7 +117,7 @@ def note_precedence(full: LayerNumbers, others: Iterable[tuple[str, LayerNumbers
         both = layers if full is None else full if layers is None else tuple(sorted({*full} & {*layers}))
         if both is None or both:
             notes.understood.append(
-                f"{key} gives way in {layers_text(both)}, which {_verb(both)} computed again whole."
+                f"{key} gives way in {layers_text(both)}, which {_verb(both)} recomputed as a whole."
             )
 
 
@@ -117,8 +125,8 @@ def _verb(layers: LayerNumbers) -> str:
     return "is" if layers is not None and len(layers) == 1 else "are"
 
 
-def patterns_of(key: str, value: Any, checks: Checks) -> dict[str, Any]:
-    """A table of patterns, each with what is said of it.
+def patterns_of(key: str, value: object, checks: Checks) -> dict[str, Any]:
+    """A table of patterns, each with its setting.
 
     Args:
       key: The setting.

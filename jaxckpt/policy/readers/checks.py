@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, collected, so that all of it is said at once.
+"""Checks of a configuration that collect all problems, so that one error names them all.
 
 Read after `reading`.
 """
@@ -10,7 +10,7 @@ from jaxckpt._errors import PolicyError, did_you_mean
 
 
 class Checks:
-    """Looks at settings one by one and remembers what is wrong.
+    """Checks settings one by one and collects problems.
 
     Args:
       reader: The function that was called, for messages.
@@ -23,11 +23,11 @@ class Checks:
         self.problems: list[str] = []
 
     def wrong(self, problem: str) -> None:
-        """Remembers a problem."""
+        """Adds a problem."""
         self.problems.append(problem)
 
     def known(self, given: Iterable[object], keys: Iterable[str], *, what: str = "key") -> None:
-        """Each of the given is one of the keys; else the closest is said."""
+        """Requires that each given key is known; the problem names the closest known key."""
         keys = tuple(keys)
         for key in given:
             if key not in keys:
@@ -35,7 +35,7 @@ class Checks:
                 self.wrong(f"{key!r} is no {what}{hint}")
 
     def flag(self, settings: Mapping[str, Any], key: str, *, default: bool) -> bool:
-        """The setting, which is true or false."""
+        """The setting, which must be true or false."""
         value = settings.get(key, default)
         if isinstance(value, bool):
             return value
@@ -43,7 +43,7 @@ class Checks:
         return default
 
     def number(self, settings: Mapping[str, Any], key: str, *, least: int, most: int = 100_000) -> int | None:
-        """The setting, which is a whole number or not given."""
+        """The setting, which must be a whole number; None where it is not given."""
         value = settings.get(key)
         if value is None:
             return None
@@ -53,7 +53,7 @@ class Checks:
         return None
 
     def table(self, settings: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-        """The setting, which is a table or not given."""
+        """The setting, which must be a table; empty where it is not given."""
         value = settings.get(key)
         if value is None or isinstance(value, Mapping):
             return value or {}
@@ -61,7 +61,7 @@ class Checks:
         return {}
 
     def one_of(self, settings: Mapping[str, Any], key: str, words: Iterable[str], *, default: str) -> str:
-        """The setting, which is one of some words; else the closest is said."""
+        """The setting, which must be one of some words; the problem names the closest word."""
         words = tuple(words)
         value = settings.get(key, default)
         if isinstance(value, str) and value in words:
@@ -70,7 +70,7 @@ class Checks:
         return default
 
     def texts(self, settings: Mapping[str, Any], key: str, *, default: tuple[str, ...] = ()) -> tuple[str, ...]:
-        """The setting, which is a list of texts."""
+        """The setting, which must be a list of texts."""
         value = settings.get(key)
         if value is None:
             return default
@@ -80,16 +80,16 @@ class Checks:
         return default
 
     def done(self) -> None:
-        """Ends the looking.
+        """Ends the checks.
 
         Raises:
-          PolicyError: Something was wrong; all of it is numbered.
+          PolicyError: There are problems; the message numbers them.
         """
         if self.problems:
             self.refuse()
 
     def refuse(self, *, cause: Exception | None = None) -> NoReturn:
-        """Raises what was found.
+        """Raises an error with all problems.
 
         Raises:
           PolicyError: Always.

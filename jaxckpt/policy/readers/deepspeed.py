@@ -1,13 +1,13 @@
 """DeepSpeed's `activation_checkpointing`: the JSON block, and the arguments of `deepspeed.checkpointing.configure`.
 
-DeepSpeed checkpoints functions, mostly one a layer: what a function reads is kept, everything in it is computed again.
-It reads six keys and leaves others in silence; here a key that is none is an error. Arguments beat the JSON.
+DeepSpeed checkpoints functions, mostly one a layer: inputs of the function are saved, everything in it is recomputed.
+DeepSpeed reads six keys and ignores others; here an unknown key is an error. Arguments override the JSON.
 
 Source: `deepspeed/runtime/activation_checkpointing/{config,checkpointing}.py` and the configuration's documentation.
 Read after `layers`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxckpt._errors import closest_names
@@ -36,7 +36,7 @@ _KEY_OF_ARGUMENT = {
     "synchronize": "synchronize_checkpoint_boundary",
     "profile": "profile",
 }
-"""`configure` and the JSON call the same things by different names."""
+"""The JSON key of each argument of `configure`."""
 
 
 def policy_from_deepspeed(
@@ -90,24 +90,29 @@ def policy_from_deepspeed(
 
 
 def _settings(config: Source | None, arguments: Mapping[str, Any], checks: Checks) -> dict[str, Any]:
-    """Defaults, then the JSON, then the arguments."""
-    document = {} if config is None else mapping_of(config, checks)
-    block = document.get(_BLOCK, document if any(key in _DEFAULTS for key in document) else {})
-    if config is not None and _BLOCK not in document and not block and document:
-        checks.known((key for key in document if _resembles(key)), (_BLOCK, *_DEFAULTS))
-    if not isinstance(block, Mapping):
-        checks.wrong(f"{_BLOCK} = {block!r} is no table")
-        block = {}
-    checks.known(block, _DEFAULTS)
+    """The defaults, overridden by the JSON, overridden by the arguments."""
+    block = {} if config is None else _block(mapping_of(config, checks), checks)
     checks.known(arguments, _KEY_OF_ARGUMENT, what="argument of configure")
-    by_argument = {key: arguments[name] for name, key in _KEY_OF_ARGUMENT.items() if arguments.get(name) is not None}
-    given = {**block, **by_argument}
+    given = dict(block)
+    given |= {key: arguments[name] for name, key in _KEY_OF_ARGUMENT.items() if arguments.get(name) is not None}
     flags = {key: checks.flag(given, key, default=False) for key, usual in _DEFAULTS.items() if usual is False}
     return {**flags, "number_checkpoints": checks.number(given, "number_checkpoints", least=1)}
 
 
-def _resembles(key: object) -> bool:
-    """Whether a key of the whole configuration was probably meant to be ours."""
+def _block(document: Mapping[str, Any], checks: Checks) -> Mapping[str, Any]:
+    """The block of a full configuration, or the configuration where it is the block itself; empty where it has none."""
+    block = document.get(_BLOCK, document if any(key in _DEFAULTS for key in document) else {})
+    if _BLOCK not in document and not block:
+        checks.known((key for key in document if _is_misspelt(key)), (_BLOCK, *_DEFAULTS))
+    if not isinstance(block, Mapping):
+        checks.wrong(f"{_BLOCK} = {block!r} is no table")
+        return {}
+    checks.known(block, _DEFAULTS)
+    return block
+
+
+def _is_misspelt(key: object) -> bool:
+    """True if a key of a full configuration resembles one that is read here."""
     return bool(closest_names(str(key), (_BLOCK, *_DEFAULTS), cutoff=0.8))
 
 
@@ -146,40 +151,35 @@ def _policy(decision: Decision, scope: str | None, num_layers: int | None, inter
     return Policy(name="deepspeed", rules=rules, regions=Regions(scope=scope), default="save", about=about)
 
 
-def _not_carried(settings: Mapping[str, Any], decision: Decision) -> list[str]:
-    notes = []
+def _not_carried(settings: Mapping[str, Any], decision: Decision) -> Iterator[str]:
+    """What the policy leaves out: first of the decision, then of other settings."""
     if isinstance(decision, Offload):
-        notes.append(
+        yield (
             "cpu_checkpointing keeps the last checkpoint on the device (keep_last_count = 1): here all are offloaded; "
             'put a rule with the last layer and decision = "save" first if its copy costs time.'
         )
     if isinstance(decision, Partition) or (isinstance(decision, Offload) and decision.shard):
-        cut = "the first dimension that the axis divides" if decision.dim is None else f"dimension {decision.dim}"
-        notes.append(
-            f"partition_activations cuts the flattened value, here {cut} is cut: "
-            + (
-                "what it divides nowhere stays whole, where DeepSpeed asserts."
-                if decision.dim is None
-                else "or refused."
+        if decision.dim is None:
+            split = (
+                "the first dimension that the axis divides; a value without one stays whole, where DeepSpeed asserts."
             )
-        )
+        else:
+            split = f"dimension {decision.dim}; a value whose dimension the axis does not divide is refused."
+        yield f"partition_activations splits the flattened value in DeepSpeed, here {split}"
     if settings["contiguous_memory_optimization"]:
-        notes.append(
+        yield (
             "contiguous_memory_optimization: XLA places all buffers of a step in one block before it runs, so there is "
             "nothing to do; layers under jax.lax.scan keep their inputs, or their shards, in one stacked buffer."
         )
     elif settings["number_checkpoints"] is not None:
-        notes.append(
-            "number_checkpoints sizes the buffers of contiguous_memory_optimization, which is off: it means nothing."
-        )
+        yield "number_checkpoints sizes the buffers of contiguous_memory_optimization, which is off: no effect."
     if settings["synchronize_checkpoint_boundary"]:
-        notes.append(
+        yield (
             "synchronize_checkpoint_boundary waits for the device around each checkpoint: a compiled step runs as one "
-            "program; call jax.block_until_ready on the step's results where you measure."
+            "program; call jax.block_until_ready on the step's results before you read a clock."
         )
     if settings["profile"]:
-        notes.append(
-            "profile times each checkpoint's forward and backward: a compiled step has no such borders; "
+        yield (
+            "profile times each checkpoint's forward and backward: a compiled step has no checkpoint boundaries; "
             "jaxckpt.timed_scopes(step, *args) times its scopes op by op, and jax.profiler.trace shows their names."
         )
-    return notes

@@ -1,15 +1,15 @@
 """MaxText's `remat_policy`, and its per-tensor settings `device | remat | offload`.
 
-MaxText's policies name tensors that are kept or offloaded, and pass over those that the model does not have. Here a
-ready policy is one rule for the whole list, of which at least one name must be there; each tensor that is set by
-itself (`remat_policy = custom`) is a rule of its own, and an error where the name is nowhere in the step.
+MaxText's policies name tensors that are saved or offloaded, and ignore names that the model does not have. Here such
+a policy is one rule for the list, of which at least one name must be in the step; each tensor that is set by itself
+(`remat_policy = custom`) is a rule of its own, and an error where the step does not have the name.
 
 Source: MaxText `layers/decoders.py` (`get_remat_policy`), `configs/types.py` (`RematAndOffload`).
 Read after `source`.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from jaxckpt.policy.rule import Match, Rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _NamedTensors:
-    """Names that a ready policy keeps, and names that it offloads."""
+    """Names of tensors that a value of `remat_policy` saves, and of those that it offloads."""
 
     saved: tuple[str, ...] = ()
     offloaded: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ NAMED_TENSORS: Mapping[str, _NamedTensors] = {
     "qkv_proj_offloaded": _NamedTensors(offloaded=("query_proj", "value_proj", "key_proj", "kv_proj")),
     "minimal_offloaded": _NamedTensors(offloaded=_MINIMAL),
 }
-"""What each `remat_policy` names. "none" and "custom" are no lists; "minimal_flash" is an old name."""
+"""The tensors of each `remat_policy`. "none" and "custom" have no lists; "minimal_flash" is an old name."""
 
 POLICIES = (*NAMED_TENSORS, "custom", "none")
 TENSORS = (
@@ -71,9 +71,10 @@ _FLAGS = {
     "parameter_memory_host_offload": "a policy is about residuals; give the parameters a sharding with "
     "memory_kind='pinned_host'",
 }
-"""Flags beside the policy that no policy says, and what to do."""
+"""Flags that no policy can express, and what to do instead."""
 
 _VISION = "remat_policy_for_vit"
+_KEYS = ("remat_policy", _VISION, *TENSORS, *_FLAGS)
 _SETTING = re.compile(r"(\w+)=(\S*)")
 
 
@@ -83,8 +84,8 @@ def policy_from_maxtext(
     """Reads MaxText's remat settings.
 
     Args:
-      config: A value of `remat_policy` ("minimal"); or MaxText's configuration, in which other keys are passed over: a
-        mapping, a YAML file or its text, or what its command line says ("remat_policy=custom context=device").
+      config: A value of `remat_policy` ("minimal"); or MaxText's configuration, in which other keys are ignored: a
+        mapping, a YAML file or its text, or its command line ("remat_policy=custom context=device").
       prefetch: How many layers ahead offloaded tensors are fetched back; None: chosen from bandwidths.
       **settings: `remat_policy` and tensors; they beat the configuration.
 
@@ -92,7 +93,7 @@ def policy_from_maxtext(
       The policy and what it does not carry.
 
     Raises:
-      PolicyError: The policy, a tensor or a place is unknown; the closest is said.
+      PolicyError: The policy, a tensor or a place is unknown; the message names the closest one.
       MissingPackageError: The configuration is YAML, and nothing is installed that reads it.
 
     Example:
@@ -105,63 +106,67 @@ def policy_from_maxtext(
         needed=f"remat_policy: one of {', '.join(POLICIES)}; with custom {', '.join(_PLACES)} for any of "
         f"{', '.join(TENSORS)}",
     )
-    given = {**_read(config, checks), **settings}
-    checks.known(given, ("remat_policy", _VISION, *TENSORS, *_FLAGS), what="tensor that can be set")
+    given = {**_settings_of(config, checks), **settings}
+    checks.known(given, _KEYS, what="tensor that can be set")
     word = checks.one_of(given, "remat_policy", POLICIES, default="full")
     places = {name: checks.one_of(given, name, _PLACES, default="remat") for name in TENSORS if name in given}
     flags = [flag for flag in _FLAGS if checks.flag(given, flag, default=False)]
     if word == "custom" and places.get(_INPUT) == "remat":
-        checks.wrong(
-            f"{_INPUT} = 'remat': what layers start from cannot be computed again; it is 'device' or 'offload'"
-        )
+        checks.wrong(f"{_INPUT} = 'remat': the input of a layer cannot be recomputed; it is 'device' or 'offload'")
     checks.done()
-    not_carried = [f"{flag}: {_FLAGS[flag]}." for flag in flags]
-    if given.get(_VISION) is not None:
-        not_carried.append(
-            f"{_VISION} = {given[_VISION]!r} is for the vision encoder alone: read it as a second policy and mark the "
-            "encoder with jaxckpt.scope(..., policy=...)."
+    policy = _custom(places, prefetch) if word == "custom" else _named(word, prefetch)
+    not_carried = tuple(_not_carried(word, places, flags, given.get(_VISION)))
+    return Reading(system="maxtext", policy=policy, not_carried=not_carried)
+
+
+def _not_carried(word: str, places: Mapping[str, str], flags: Iterable[str], vision: object) -> Iterator[str]:
+    """What the policy leaves out: flags, the policy of a vision encoder, tensors that MaxText ignores too."""
+    for flag in flags:
+        yield f"{flag}: {_FLAGS[flag]}."
+    if vision is not None:
+        yield (
+            f"{_VISION} = {vision!r} is for the vision encoder alone: read it as a second policy and mark the encoder "
+            "with jaxckpt.scope(..., policy=...)."
         )
-    if word != "custom":
-        not_carried += [
-            f'{name} = "{place}": MaxText looks at it with remat_policy = "custom" alone, and this is "{word}".'
-            for name, place in places.items()
-            if place != ("device" if name == _INPUT else "remat")
-        ]
-    policy = _custom(places, prefetch) if word == "custom" else _ready(word, prefetch)
-    return Reading(system="maxtext", policy=policy, not_carried=tuple(not_carried))
+    for name, place in places.items() if word != "custom" else ():
+        if place != ("device" if name == _INPUT else "remat"):
+            yield f'{name} = "{place}": MaxText reads it with remat_policy = "custom" alone, and this is "{word}".'
 
 
-def _read(config: Mapping[str, Any] | str | Path | None, checks: Checks) -> dict[str, Any]:
-    """The keys that are ours; of other keys those that say where a tensor is, which are then unknown."""
+def _settings_of(config: Mapping[str, Any] | str | Path | None, checks: Checks) -> dict[str, Any]:
+    """The known keys of a configuration, and unknown ones that place a tensor, which are then refused as unknown."""
+    return {
+        str(key): value
+        for key, value in _document(config, checks).items()
+        if key in _KEYS or (isinstance(value, str) and value in ("remat", "offload"))
+    }
+
+
+def _document(config: Mapping[str, Any] | str | Path | None, checks: Checks) -> Mapping[str, Any]:
+    """All keys of a configuration: a word, a mapping, a command line, or YAML."""
     if config is None:
         return {}
     if isinstance(config, str) and re.fullmatch(r"\w+", config):
         return {"remat_policy": config}
     if isinstance(config, Mapping):
-        document: Mapping[str, Any] = config
-    else:
-        text = text_of(config, checks)
-        pairs = _SETTING.findall(text)
-        document = {key: _plain(value) for key, value in pairs} if pairs else mapping_of(text, checks, yaml=True)
-    ours = ("remat_policy", _VISION, *TENSORS, *_FLAGS)
-    return {
-        str(key): value
-        for key, value in document.items()
-        if key in ours or (isinstance(value, str) and value in ("remat", "offload"))
-    }
+        return config
+    text = text_of(config, checks)
+    pairs = _SETTING.findall(text)
+    return {key: _plain(value) for key, value in pairs} if pairs else mapping_of(text, checks, yaml=True)
 
 
-def _plain(value: str) -> Any:
+def _plain(value: str) -> str | bool:
+    """A value of a command line, without quotes."""
     value = value.strip("'\"")
     return {"true": True, "false": False}.get(value.lower(), value)
 
 
-def _ready(word: str, prefetch: int | None) -> Policy:
+def _named(word: str, prefetch: int | None) -> Policy:
     if word == "none":
         return Policy(name="maxtext-none", default="save", about="No remat: all is kept.")
-    ready = NAMED_TENSORS[word]
+    named = NAMED_TENSORS[word]
     moved = Offload(prefetch=prefetch)
-    listed: tuple[tuple[tuple[str, ...], Decision], ...] = ((ready.saved, Save()), (ready.offloaded, moved))
+    listed: tuple[tuple[tuple[str, ...], Decision], ...] = ((named.saved, Save()), (named.offloaded, moved))
     rules = [Rule(match=Match(name=_any_of(names)), decision=decision) for names, decision in listed if names]
     about = "As MaxText's policy of this name; the model's tensors carry MaxText's names (checkpoint_name)."
     return Policy(name=f"maxtext-{word}", rules=(*rules, *inputs(Save())), about=about)

@@ -1,9 +1,9 @@
 """Megatron-LM's flags: full and selective recomputation, distributed saved activations, offloading.
 
-Full: the input of each segment of layers is kept (`uniform`), or the first layers of each pipeline stage are computed
-again (`block`). Selective: parts of a layer, first of all the core attention (scores, softmax, dropout), are computed
-again and all else is kept. Flags of Megatron that say nothing of residuals are passed over; one that looks like ours
-and is none is an error.
+Full: the input of each segment of layers is saved (`uniform`), or the first layers of each pipeline stage are
+recomputed (`block`). Selective: modules of a layer, above all the core attention (scores, softmax, dropout), are
+recomputed and all else is saved. Flags of Megatron that do not concern residuals are ignored; an unknown flag that
+resembles one of those read here is an error.
 
 Source: Megatron-LM `training/arguments.py`, `core/transformer/transformer_config.py`; selective recomputation:
 Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (2022), section 5.
@@ -31,7 +31,7 @@ SCOPES: Mapping[str, str] = {
     "shared_experts": "*shared_expert*",
     "mla_up_proj": "*up_proj*",
 }
-"""Where a part of Megatron's layers is looked for in a JAX model, unless `scopes` says otherwise."""
+"""Globs on the scopes of a JAX model for the modules of Megatron's layers; the argument `scopes` overrides them."""
 
 MODULES = (*SCOPES, "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc")
 OFFLOADED: Mapping[str, str] = {
@@ -71,10 +71,10 @@ _ELSEWHERE: Mapping[str, str] = {
     "memory_kind='pinned_host'",
     "cpu_offloading_double_buffering": "XLA places the buffers of copies itself",
 }
-"""Flags that no policy says, and what to do."""
+"""Flags that no policy can express, and what to do instead."""
 
-_ALONE = (*_SWITCHES, "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
-"""Flags behind which nothing need stand."""
+_VALUELESS = (*_SWITCHES, "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
+"""Flags that are true where no value follows."""
 
 _KEYS = tuple(dict.fromkeys((*_NUMBERS, *_SWITCHES, *_LISTS, *_WORDS, *_ELSEWHERE)))
 _DEFAULT_FLOOR = 1024 * 1024
@@ -114,28 +114,39 @@ def policy_from_megatron(
       >>> print(policy_from_megatron(flags.split()).policy)
       policy "megatron-full-block": (1) boundary = 'input': save; (2) layers = '0-1': recompute; the rest: save
     """
-    checks = Checks("policy_from_megatron", needed=f"flags such as {', '.join(_dashed(key) for key in _KEYS)}")
-    settings = settings_of_flags(flags, keys=_KEYS, switches=_ALONE, lists=_LISTS, numbers=_NUMBERS, checks=checks)
-    if num_layers is not None:
-        settings["num_layers"] = num_layers
-    _check_kinds(settings, checks)
-    checks.done()
-    if settings.get("recompute_activations") and "recompute_granularity" not in settings:
-        settings["recompute_granularity"] = "selective"
-    _validate(settings, checks)
-    checks.done()
-    where = {**SCOPES, **(scopes or {})}
+    settings = _settings(flags, num_layers)
+    overrides = scopes or {}
     notes = [f"{_dashed(key)}: {why}." for key, why in _ELSEWHERE.items() if settings.get(key) not in (None, False)]
-    rules = list(_offloading(settings, {**OFFLOADED, **(scopes or {})}, prefetch, notes))
+    rules = list(_offloading(settings, {**OFFLOADED, **overrides}, prefetch, notes))
     match settings.get("recompute_granularity"):
         case "full":
             policy = _full(settings, rules, Partition(axis=model_axis, dim=dim), layer_scope, notes)
         case "selective":
             modules = tuple(settings.get("recompute_modules") or (CORE_ATTENTION,))
-            policy = _selective(modules, rules, where, notes)
+            policy = _selective(modules, rules, {**SCOPES, **overrides}, notes)
         case _:
             policy = Policy(name="megatron", rules=tuple(rules), default="save")
     return Reading(system="megatron", policy=policy, not_carried=tuple(notes))
+
+
+def _settings(flags: Sequence[str] | Mapping[str, Any], num_layers: int | None) -> dict[str, Any]:
+    """The flags by key.
+
+    Raises:
+      PolicyError: A flag is unknown, has a value of another kind, or contradicts another flag.
+    """
+    checks = Checks("policy_from_megatron", needed=f"flags such as {', '.join(_dashed(key) for key in _KEYS)}")
+    settings = settings_of_flags(flags, keys=_KEYS, switches=_VALUELESS, lists=_LISTS, numbers=_NUMBERS, checks=checks)
+    if num_layers is not None:
+        settings["num_layers"] = num_layers
+    _check_kinds(settings, checks)
+    checks.done()
+    if settings.get("recompute_activations"):
+        settings.setdefault("recompute_granularity", "selective")
+    for problem in _contradictions(settings):
+        checks.wrong(problem)
+    checks.done()
+    return settings
 
 
 def _dashed(key: str) -> str:
@@ -144,9 +155,7 @@ def _dashed(key: str) -> str:
 
 def _check_kinds(settings: Mapping[str, Any], checks: Checks) -> None:
     for key in _NUMBERS:
-        checks.number(
-            settings, key, least=0 if key in ("cpu_offloading_num_layers", "min_offloaded_tensor_size") else 1
-        )
+        checks.number(settings, key, least=1 if key in _VALUES else 0)
     for key in _SWITCHES:
         checks.flag(settings, key, default=False)
     checks.one_of(settings, "recompute_granularity", ("full", "selective"), default="full")
@@ -155,55 +164,80 @@ def _check_kinds(settings: Mapping[str, Any], checks: Checks) -> None:
     checks.known(checks.texts(settings, "offload_modules"), OFFLOADED, what="module to offload")
 
 
-def _validate(settings: Mapping[str, Any], checks: Checks) -> None:
-    """What Megatron refuses; a setting that it would ignore is refused as well."""
-    granularity, method = settings.get("recompute_granularity"), settings.get("recompute_method")
-    count, layers = settings.get("recompute_num_layers"), settings.get("num_layers")
-    stages = settings.get("pipeline_model_parallel_size") or 1
-    if granularity == "full":
-        if method is None:
-            checks.wrong("--recompute-granularity full needs --recompute-method uniform or block")
-        if count is None:
-            checks.wrong("--recompute-granularity full needs --recompute-num-layers")
-        elif ((count > 1 and method == "uniform") or (stages > 1 and method == "block")) and layers is None:
-            checks.wrong("--num-layers is needed to say which layers are meant")
-        if layers is not None and layers % stages:
-            checks.wrong(f"--num-layers {layers} does not divide by --pipeline-model-parallel-size {stages}")
-        elif layers is not None and count is not None and count > layers // stages:
-            checks.wrong(f"--recompute-num-layers {count} is more than the {layers // stages} layers of a stage")
-    else:
-        for key in ("recompute_method", "recompute_num_layers"):
-            if settings.get(key) is not None:
-                checks.wrong(f"{_dashed(key)} is for --recompute-granularity full, and this is {granularity or 'none'}")
+def _contradictions(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Flags that Megatron refuses together, and flags that Megatron would ignore."""
+    granularity = settings.get("recompute_granularity")
+    yield from _full_problems(settings) if granularity == "full" else _problems_without_full(settings)
     if settings.get("recompute_modules") and granularity != "selective":
-        checks.wrong(
-            f"--recompute-modules is for --recompute-granularity selective, and this is {granularity or 'none'}"
-        )
+        yield f"--recompute-modules is for --recompute-granularity selective, and this is {granularity or 'none'}"
     if settings.get("distribute_saved_activations"):
-        if granularity != "full":
-            checks.wrong("--distribute-saved-activations is for --recompute-granularity full alone")
-        if settings.get("sequence_parallel"):
-            checks.wrong("--distribute-saved-activations must be off with --sequence-parallel")
-        if settings.get("tensor_model_parallel_size") == 1:
-            checks.wrong("--distribute-saved-activations needs --tensor-model-parallel-size above 1")
-    if settings.get("offload_modules") and not settings.get("fine_grained_activation_offloading"):
-        checks.wrong("--offload-modules is for --fine-grained-activation-offloading, which is off")
-    if settings.get("fine_grained_activation_offloading") and not settings.get("offload_modules"):
-        checks.wrong("--fine-grained-activation-offloading needs --offload-modules")
+        yield from _distribution_problems(settings)
+    yield from _fine_grained_problems(settings)
     if settings.get("cpu_offloading"):
-        _validate_offloading(settings, granularity, stages, checks)
+        yield from _offloading_problems(settings)
 
 
-def _validate_offloading(settings: Mapping[str, Any], granularity: str | None, stages: int, checks: Checks) -> None:
+def _stage_count(settings: Mapping[str, Any]) -> int:
+    """Stages of the pipeline."""
+    return settings.get("pipeline_model_parallel_size") or 1
+
+
+def _full_problems(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Contradictions of full recomputation."""
+    method, count = settings.get("recompute_method"), settings.get("recompute_num_layers")
+    layers, stages = settings.get("num_layers"), _stage_count(settings)
+    if method is None:
+        yield "--recompute-granularity full needs --recompute-method uniform or block"
+    if count is None:
+        yield "--recompute-granularity full needs --recompute-num-layers"
+    if layers is None:
+        if count is not None and {"uniform": count, "block": stages}.get(method or "", 1) > 1:
+            yield "--num-layers is needed to say which layers are meant"
+        return
+    if layers % stages:
+        yield f"--num-layers {layers} does not divide by --pipeline-model-parallel-size {stages}"
+    elif (count or 0) > layers // stages:
+        yield f"--recompute-num-layers {count} is more than the {layers // stages} layers of a stage"
+
+
+def _problems_without_full(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Flags of full recomputation where another granularity is chosen, or none."""
+    granularity = settings.get("recompute_granularity") or "none"
+    for key in ("recompute_method", "recompute_num_layers"):
+        if settings.get(key) is not None:
+            yield f"{_dashed(key)} is for --recompute-granularity full, and this is {granularity}"
+
+
+def _distribution_problems(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Contradictions of `--distribute-saved-activations`."""
+    if settings.get("recompute_granularity") != "full":
+        yield "--distribute-saved-activations is for --recompute-granularity full alone"
+    if settings.get("sequence_parallel"):
+        yield "--distribute-saved-activations must be off with --sequence-parallel"
+    if settings.get("tensor_model_parallel_size") == 1:
+        yield "--distribute-saved-activations needs --tensor-model-parallel-size above 1"
+
+
+def _fine_grained_problems(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Contradictions of `--fine-grained-activation-offloading`."""
+    is_on, has_modules = (settings.get(key) for key in ("fine_grained_activation_offloading", "offload_modules"))
+    if has_modules and not is_on:
+        yield "--offload-modules is for --fine-grained-activation-offloading, which is off"
+    if is_on and not has_modules:
+        yield "--fine-grained-activation-offloading needs --offload-modules"
+
+
+def _offloading_problems(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Contradictions of `--cpu-offloading`."""
     count, layers = settings.get("cpu_offloading_num_layers"), settings.get("num_layers")
     if count is None:
-        checks.wrong("--cpu-offloading needs --cpu-offloading-num-layers")
+        yield "--cpu-offloading needs --cpu-offloading-num-layers"
     elif layers is not None and count >= layers:
-        checks.wrong(f"--cpu-offloading-num-layers {count} must be below the {layers} layers of the model")
-    if stages > 1:
-        checks.wrong("--cpu-offloading has no support for pipeline parallelism")
-    if granularity is not None:
-        checks.wrong("--cpu-offloading does not work with recomputation")
+        yield f"--cpu-offloading-num-layers {count} must be below the {layers} layers of the model"
+    if _stage_count(settings) > 1:
+        yield "--cpu-offloading has no support for pipeline parallelism"
+    if settings.get("recompute_granularity") is not None:
+        yield "--cpu-offloading does not work with recomputation"
 
 
 def _full(
@@ -214,13 +248,13 @@ def _full(
     if settings.get("distribute_saved_activations"):
         saved = cut
         notes.append(
-            f"--distribute-saved-activations cuts the flattened value, here dimension {cut.dim} is cut: it must divide "
-            "by the axis; say dim=... for another one."
+            f"--distribute-saved-activations splits the flattened value in Megatron, here dimension {cut.dim}: the "
+            "axis must divide it; give dim=... for another one."
         )
     starts = inputs(saved, scope=layer_scope, note="what layers read")
     if settings["recompute_method"] == "block":
-        again = recomputed(_first_of_stages(count, layers, settings.get("pipeline_model_parallel_size") or 1))
-        return Policy(name="megatron-full-block", rules=(*before, *starts, again), default="save")
+        first = recomputed(_first_of_stages(count, layers, _stage_count(settings)))
+        return Policy(name="megatron-full-block", rules=(*before, *starts, first), default="save")
     segments = within_segments(count, num_layers=layers, scope=layer_scope) if layers is not None else ()
     rules = (*before, *segments, *starts)
     if layer_scope is None:
@@ -229,6 +263,7 @@ def _full(
 
 
 def _first_of_stages(count: int, layers: int | None, stages: int) -> list[int]:
+    """The first layers of each pipeline stage."""
     size = (layers or count) // stages
     return [stage * size + layer for stage in range(stages) for layer in range(count)]
 
@@ -238,7 +273,7 @@ def _selective(modules: tuple[str, ...], before: list[Rule], where: Mapping[str,
     for module in modules:
         if module not in where:
             notes.append(
-                f"--recompute-modules {module}: nobody knows what it is called in this model; say scopes={{{module!r}: "
+                f"--recompute-modules {module}: its scope in this model is not known; give scopes={{{module!r}: "
                 "'*/glob'}."
             )
             continue

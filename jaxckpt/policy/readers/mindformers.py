@@ -1,8 +1,7 @@
 r"""mindformers in graph mode: `recompute_config`, `swap_config`, and lists of how many layers of each stage.
 
-Precedence, as mindformers has it: what is excluded is kept, whatever else says so; a layer that is computed again whole
-beats a selection of its operators; recomputing beats swapping. Rules stand in that order, the first that matches
-decides.
+Precedence, as in mindformers: excluded operators are saved; full recomputation of a layer overrides a selection of its
+operators; recomputing overrides swapping. The rules are in that order, and the first that matches decides.
 
 Read after `stages`, `cells`.
 """
@@ -11,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxckpt.ir import Partition, Recompute, Save
+from jaxckpt.ir import Decision, Partition, Recompute, Save
 from jaxckpt.policy.policy import Policy, Regions
 from jaxckpt.policy.readers.cells import (
     LayerNumbers,
@@ -39,13 +38,19 @@ GRAPH_KEYS = (
     "recompute_slice_activation",
 )
 _SWAP_KEYS = ("swap", "default_prefetch", "layer_swap", "op_swap")
+_ENTRY_KEYS = {
+    "layer_swap": ("layers", "backward_prefetch"),
+    "op_swap": ("layers", "backward_prefetch", "op_name"),
+}
+_EXCLUSIONS = ("select_recompute_exclude", "select_comm_recompute_exclude")
+_RECOMPUTED = ("select_recompute", "select_comm_recompute")
 _SELECTIONS: Mapping[str, tuple[str, ...]] = {
     "select_recompute_exclude": (),
     "select_comm_recompute_exclude": (),
     "select_recompute": (r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"),
     "select_comm_recompute": (r".*\.norm",),
 }
-"""Settings for operators in order of precedence, and the patterns that they mean where none are given."""
+"""Settings for operators in order of precedence, and the patterns of each where the setting gives none."""
 
 _ALL = 2**31 - 1
 
@@ -74,9 +79,9 @@ def read_graph_mode(
     Raises:
       PolicyError: A key is unknown or a list does not fit.
     """
-    whole = "recompute_config" in document or "swap_config" in document
-    settings = checks.table(document, "recompute_config") if whole else document
-    swap = checks.table(document, "swap_config") if whole else {}
+    is_full = "recompute_config" in document or "swap_config" in document
+    settings = checks.table(document, "recompute_config") if is_full else document
+    swap = checks.table(document, "swap_config") if is_full else {}
     checks.known(settings, GRAPH_KEYS)
     checks.known(swap, _SWAP_KEYS, what="key of swap_config")
     layers = _Counting(
@@ -97,16 +102,12 @@ def read_graph_mode(
     selected = {key: _selected(key, settings.get(key, False), layers) for key in _SELECTIONS}
     swaps = list(_swaps(swap, layers)) if layers.by_number else []
     checks.done()
-    policy = _policy(full, flags, selected, swaps, scope, model_axis, layers.notes)
-    notes = layers.notes
-    return Reading(
-        system="mindspore", policy=policy, understood=tuple(notes.understood), not_carried=tuple(notes.not_carried)
-    )
+    return layers.notes.reading(_policy(full, flags, selected, swaps, scope, model_axis, layers.notes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Counting:
-    """How layers are counted, and where it is said."""
+    """How settings count layers; collects problems and notes."""
 
     num_layers: int | None
     stages: int | None
@@ -115,8 +116,8 @@ class _Counting:
     checks: Checks
     notes: Notes
 
-    def meant(self, key: str, value: Any) -> LayerNumbers:
-        """The layers that a setting means: true, false, numbers of layers (with swap), or counts by stage."""
+    def meant(self, key: str, value: object) -> LayerNumbers:
+        """The layers of a setting: true, false, numbers of layers (with swap), or counts by stage."""
         if isinstance(value, bool):
             return None if value else ()
         if not isinstance(value, (list, tuple)) or not value:
@@ -134,18 +135,19 @@ class _Counting:
         return ()
 
     def _counts(self, key: str, value: Sequence[Any]) -> tuple[int, ...]:
+        """The layers of a list of counts by stage, or of such lists by round of interleaving."""
         stages = self._stages(value)
         if stages is None:
-            self.checks.wrong(f"{key} = {str(value)[:80]} counts layers by stage: say num_layers")
+            self.checks.wrong(f"{key} = {str(value)[:80]} counts layers by stage: give num_layers")
             return ()
         width = len(stages.sizes[0])
-        nested = any(isinstance(row, (list, tuple)) for row in value)
-        rows = [[row] * width if isinstance(row, bool) else row for row in value] if nested else [value]
-        if not all(isinstance(row, (list, tuple)) and len(row) == width and all(map(_is_count, row)) for row in rows):
+        is_nested = any(isinstance(row, (list, tuple)) for row in value)
+        rows = [_row_of_counts(row, width) for row in value] if is_nested else [value]
+        if not all(_is_row_of_counts(row, width) for row in rows):
             self.checks.wrong(f"{key} = {str(value)[:80]} is not one count, true or false for each of {width} stages")
             return ()
-        counts = [[each if type(each) is int else _ALL if each else 0 for each in row] for row in rows]
-        if not nested:
+        counts = [[_layer_count(each) for each in row] for row in rows]
+        if not is_nested:
             counts = stages.spread_over_chunks(counts[0])
         if len(counts) != len(stages.sizes):
             self.checks.wrong(f"{key} has {len(counts)} rows for {len(stages.sizes)} rounds of interleaving")
@@ -168,23 +170,39 @@ class _Counting:
         return f", of stages of {sizes[0] if len(sizes) == 1 else sizes} layers"
 
 
-def _is_count(value: Any) -> bool:
+def _row_of_counts(row: object, width: int) -> object:
+    """One row of nested counts; true or false is for all stages."""
+    return [row] * width if isinstance(row, bool) else row
+
+
+def _is_row_of_counts(row: object, width: int) -> bool:
+    return isinstance(row, (list, tuple)) and len(row) == width and all(map(_is_count, row))
+
+
+def _is_count(value: object) -> bool:
     return isinstance(value, bool) or (type(value) is int and value >= 0)
 
 
-def _number(value: Any) -> int | None:
+def _layer_count(value: bool | int) -> int:
+    """A count of layers; true means all of a stage."""
+    if isinstance(value, bool):
+        return _ALL if value else 0
+    return value
+
+
+def _number(value: object) -> int | None:
     return value if type(value) is int and 0 < value <= 100_000 else None
 
 
 def _model(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The model's own part of a whole configuration."""
+    """The model's part of a full configuration."""
     model = document.get("model")
     config = model.get("model_config") if isinstance(model, Mapping) else None
     return config if isinstance(config, Mapping) else {}
 
 
-def _selected(key: str, value: Any, layers: _Counting) -> dict[str, LayerNumbers]:
-    """For each pattern of a setting the layers in which it holds."""
+def _selected(key: str, value: object, layers: _Counting) -> dict[str, LayerNumbers]:
+    """The layers of each pattern of a setting."""
     if value is False or value is None:
         return {}
     is_patterns = isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(e, str) for e in value))
@@ -199,28 +217,33 @@ def _selected(key: str, value: Any, layers: _Counting) -> dict[str, LayerNumbers
 
 
 def _swaps(swap: Mapping[str, Any], layers: _Counting) -> Iterator[tuple[str | None, LayerNumbers, int]]:
-    prefetch = layers.checks.number(swap, "default_prefetch", least=1)
-    entries = [("layer_swap", None, each) for each in _entries(swap, "layer_swap", layers.checks)]
-    operators = swap.get("op_swap")
-    if isinstance(operators, Mapping):
-        operators = [{**each, "op_name": name} for name, listed in operators.items() for each in _tables(listed)]
-    entries += [
-        ("op_swap", each.get("op_name"), each) for each in _entries({"op_swap": operators}, "op_swap", layers.checks)
-    ]
-    for key, name, each in entries:
-        layers.checks.known(each, ("layers", "backward_prefetch", *(("op_name",) if key == "op_swap" else ())))
+    """Pattern (None for full layers), layers and prefetch distance of each entry; without entries all layers."""
+    checks = layers.checks
+    usual = checks.number(swap, "default_prefetch", least=1) or 1
+    entries = [("layer_swap", each) for each in _entries("layer_swap", swap.get("layer_swap"), checks)]
+    entries += [("op_swap", each) for each in _entries("op_swap", _operator_swaps(swap), checks)]
+    for key, entry in entries:
+        checks.known(entry, _ENTRY_KEYS[key])
+        name = entry.get("op_name")
         if key == "op_swap" and not isinstance(name, str):
-            layers.checks.wrong(f"op_swap: op_name = {name!r} is no pattern")
+            checks.wrong(f"op_swap: op_name = {name!r} is no pattern")
             continue
-        ahead = layers.checks.number(each, "backward_prefetch", least=0)
-        ahead = (prefetch or 1) if ahead is None else ahead
-        yield (None if key == "layer_swap" else name), layers.meant(f"{key} layers", each.get("layers", True)), ahead
+        prefetch = checks.number(entry, "backward_prefetch", least=0)
+        meant = layers.meant(f"{key} layers", entry.get("layers", True))
+        yield (name if key == "op_swap" else None), meant, usual if prefetch is None else prefetch
     if not entries:
-        yield None, None, prefetch or 1
+        yield None, None, usual
 
 
-def _entries(swap: Mapping[str, Any], key: str, checks: Checks) -> list[Mapping[str, Any]]:
-    value = swap.get(key)
+def _operator_swaps(swap: Mapping[str, Any]) -> object:
+    """`op_swap` as a list of tables, each with its pattern; something else as it was given."""
+    operators = swap.get("op_swap")
+    if not isinstance(operators, Mapping):
+        return operators
+    return [{**each, "op_name": name} for name, listed in operators.items() for each in _tables(listed)]
+
+
+def _entries(key: str, value: object, checks: Checks) -> list[Mapping[str, Any]]:
     if value is None:
         return []
     tables = _tables(value)
@@ -229,7 +252,7 @@ def _entries(swap: Mapping[str, Any], key: str, checks: Checks) -> list[Mapping[
     return tables
 
 
-def _tables(value: Any) -> list[Mapping[str, Any]]:
+def _tables(value: object) -> list[Mapping[str, Any]]:
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, (list, tuple)) else []
 
 
@@ -242,31 +265,24 @@ def _policy(
     axis: str,
     notes: Notes,
 ) -> Policy:
-    rules: list[Rule] = []
-    for key in ("select_recompute_exclude", "select_comm_recompute_exclude"):
-        for pattern, layers in selected[key].items():
-            rules += rule_of_pattern(pattern, layers, Save(), notes, key=key, collective="comm" in key)
+    """The rules in order of precedence: excluded operators, full layers, selected operators, swaps."""
+    as_regions = full is None and scope != "*"
+    rules = list(_rules_of_selections(_EXCLUSIONS, selected, Save(), notes))
+    if full != ():
+        saved = Partition(axis=axis, dim=0) if flags["recompute_slice_activation"] else Save()
+        rules += inputs(saved, scope=scope) if as_regions else (*inputs(saved), recomputed(full))
+    rules += _rules_of_selections(_RECOMPUTED, selected, Recompute(), notes)
+    rules += rules_of_swap(swaps, notes)
+    overruled = [(key, layers) for key in _RECOMPUTED for layers in selected[key].values()]
+    overruled += [("swap", layers) for _, layers, _ in swaps]
+    note_precedence(full, dict.fromkeys(overruled), notes)
+    if not as_regions:
+        _note_flags(flags, full, notes)
     regions = Regions(
         scope=scope,
         recompute_collectives=flags["mp_comm_recompute"],
         recompute_gathered_parameters=flags["parallel_optimizer_comm_recompute"],
     )
-    as_regions = full is None and scope != "*"
-    if full != ():
-        sliced = flags["recompute_slice_activation"]
-        rules += inputs(Partition(axis=axis, dim=0) if sliced else Save(), scope=scope if as_regions else None)
-        rules += () if as_regions else (recomputed(full),)
-    for key in ("select_recompute", "select_comm_recompute"):
-        for pattern, layers in selected[key].items():
-            rules += rule_of_pattern(pattern, layers, Recompute(), notes, key=key, collective="comm" in key)
-    rules += rules_of_swap(swaps, notes)
-    overruled = [
-        (key, layers) for key in ("select_recompute", "select_comm_recompute") for layers in selected[key].values()
-    ]
-    overruled += [("swap", layers) for _, layers, _ in swaps]
-    note_precedence(full, dict.fromkeys(overruled), notes)
-    if not as_regions:
-        _note_flags(flags, full, notes)
     return Policy(
         name="mindformers",
         rules=tuple(dict.fromkeys(rules)),
@@ -275,8 +291,16 @@ def _policy(
     )
 
 
+def _rules_of_selections(
+    keys: Sequence[str], selected: Mapping[str, Mapping[str, LayerNumbers]], decision: Decision, notes: Notes
+) -> Iterator[Rule]:
+    for key in keys:
+        for pattern, layers in selected[key].items():
+            yield from rule_of_pattern(pattern, layers, decision, notes, key=key, collective="comm" in key)
+
+
 def _note_flags(flags: Mapping[str, bool], full: LayerNumbers, notes: Notes) -> None:
-    advice = 'say scope="*/layers_*" with recompute = true for all layers, or write [regions] for these scopes'
+    advice = 'give scope="*/layers_*" with recompute = true for all layers, or write [regions] for these scopes'
     if full == ():
         return
     if not flags["mp_comm_recompute"]:
@@ -290,5 +314,5 @@ def _note_flags(flags: Mapping[str, bool], full: LayerNumbers, notes: Notes) -> 
     if flags["recompute_slice_activation"]:
         notes.not_carried.append(
             "recompute_slice_activation leaves a value whole where dimension 0 does not divide: here a partition that "
-            "does not divide is an error; say another dim in the rule."
+            "does not divide is an error; give another dim in the rule."
         )

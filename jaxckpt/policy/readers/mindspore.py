@@ -1,8 +1,8 @@
 """MindSpore's recomputation: `Cell.recompute`, and the settings of mindformers for graph mode and for PyNative.
 
-A cell that is recomputed is a region: what it reads is kept, what it makes for the next one is kept, everything between
-is computed again. mindformers says which layers and which operators of theirs; how is in `mindformers` (graph mode) and
-`pynative`.
+A cell that is recomputed is a region: its inputs and its outputs for the next cell are saved, everything between is
+recomputed. mindformers selects layers and operators of layers: `mindformers` reads its graph mode, `pynative` its
+PyNative mode.
 
 Source: MindSpore `nn/cell.py` (`Cell.recompute`), `frontend/optimizer/recompute.cc`; mindformers
 `modules/transformer/transformer.py`, `parallel_core/training_graph/.../layer_setting.py`, `pynative`.
@@ -117,9 +117,9 @@ def _cell(settings: Mapping[str, Any], scope: str, axis: str, checks: Checks) ->
         rules = inputs(Partition(axis=axis, dim=0), scope=None if scope == "*" else scope, note="what the cell reads")
         notes.append(
             "recompute_slice_activation leaves a value whole, with a warning, where dimension 0 does not divide: here "
-            "a partition that does not divide is an error; say another dim in the rule."
+            "a partition that does not divide is an error; give another dim in the rule."
         )
     if "use_reentrant" in settings:
-        notes.append("use_reentrant: it chooses between two ways of PyNative to run the same; there is one here.")
+        notes.append("use_reentrant: it chooses between two implementations of PyNative; there is one here.")
     policy = Policy(name="mindspore-cell", rules=rules, regions=regions, default="save")
     return Reading(system="mindspore", policy=policy, not_carried=tuple(notes))

@@ -1,9 +1,8 @@
 """Patterns on paths of modules: regular expressions, as mindformers takes them, as globs where that is possible.
 
 A path such as `feed_forward.w1.activation.silu` leads from a layer through its modules to a module or to an operator
-of one. Dots of the path become "/"; an operator at its end becomes a primitive of JAX, for JAX has no scopes for them.
-
-Not here: repetitions of more than one character, references and look-arounds, which no glob says.
+of one. Dots of the path become "/"; an operator at the end becomes a primitive of JAX, because JAX has no scopes for
+operators. Repetitions of more than one character, references and look-arounds cannot be expressed by globs.
 """
 
 import re
@@ -32,7 +31,7 @@ PRIMITIVES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternTarget:
-    """Where a pattern points in a JAX model.
+    """The scopes and primitives of a JAX model that a pattern matches.
 
     Attributes:
       scope: Glob on the scope, or None.
@@ -46,22 +45,22 @@ class PatternTarget:
 
 
 class PatternError(ValueError):
-    """A pattern that no glob says."""
+    """A pattern that no glob can express."""
 
 
 def target_of_pattern(pattern: str) -> PatternTarget:
-    r"""The place that a regular expression on paths below a layer means.
+    r"""The globs for a regular expression on paths below a layer.
 
     Args:
-      pattern: Such as r"feed_forward\.mul"; it matches whole paths.
+      pattern: Such as r"feed_forward\.mul"; it matches full paths.
 
     Raises:
-      PatternError: It is no regular expression, or one that no glob says.
+      PatternError: The text is no regular expression, or no glob can express it.
 
     Example:
-      >>> place_of_pattern(r"feed_forward\.mul")
-      Place(scope='*/feed_forward', primitive='mul', loose='')
-      >>> place_of_pattern(r"(attention|attn)\.w[qkv]").scope
+      >>> target_of_pattern(r"feed_forward\.mul")
+      PatternTarget(scope='*/feed_forward', primitive='mul', over_matches='')
+      >>> target_of_pattern(r"(attention|attn)\.w[qkv]").scope
       '*/{attention,attn}/w[qkv]'
     """
     try:
@@ -79,7 +78,7 @@ def target_of_pattern(pattern: str) -> PatternTarget:
 
 
 def _operator(glob: str) -> tuple[str | None, str | None]:
-    """The operator at the end of a path apart from the modules before it."""
+    """The modules of a path and the operator at its end, each as a glob or None."""
     modules, _, last = glob.rpartition("/")
     if last in PRIMITIVES and "{" not in modules:
         return (f"*/{modules}" if modules else None), PRIMITIVES[last]
@@ -87,6 +86,8 @@ def _operator(glob: str) -> tuple[str | None, str | None]:
 
 
 _ESCAPED = {".": "/", "d": "[0-9]", "w": "[a-zA-Z0-9_]", "-": "-", "_": "_", "/": "/"}
+_CHARACTERS = ("?", _ESCAPED["d"], _ESCAPED["w"])
+"""Globs of one character of many, whose repetition is "*"."""
 
 
 class _Parser:
@@ -135,24 +136,23 @@ class _Parser:
     def choice(self) -> str:
         """One character of several."""
         inside, _, self.rest = self.rest.partition("]")
-        if not inside or "\\" in inside or "[" in inside or "," in inside or "{" in inside or "}" in inside:
+        if not inside or any(sign in inside for sign in "\\[,{}"):
             raise PatternError("has a set of characters that no glob says")
         return f"[!{inside[1:]}]" if inside.startswith("^") else f"[{inside}]"
 
     def repeated(self, atom: str) -> str:
-        sign = self.rest[:1]
-        if not sign or sign not in "*+?{":
+        """An atom with the repetition that follows it."""
+        if not self.rest.startswith(("*", "+", "?", "{")):
             return atom
-        self.take(1)
-        if self.rest[:1] in ("?", "+") and self.rest:
-            self.take(1)  # lazy or possessive: what matches in the end is the same for whole paths
+        sign = self.take(1)
+        if self.rest.startswith(("?", "+")):
+            self.take(1)  # lazy or possessive: the match of a full path is the same
         if sign == "?":
             return f"{{,{atom}}}"
-        if atom == "?" and sign in "*+":
-            return "*" if sign == "*" else "?*"
-        if atom in ("[0-9]", "[a-zA-Z0-9_]") and sign in "*+":
-            self.over_matches = "any characters where it says a run of some"
-            return f"{atom}*" if sign == "+" else "*"
+        if atom in _CHARACTERS and sign in "*+":
+            if atom != "?":
+                self.over_matches = "any characters where the pattern has a run of some"
+            return "*" if sign == "*" else f"{atom}*"
         raise PatternError(f"repeats {atom!r}, which no glob does")
 
     def take(self, count: int) -> str:

@@ -1,14 +1,14 @@
 """mindformers in PyNative mode: `recompute`, `recompute_comm` and `swap`, with layers such as "0-3".
 
-Layers count from 0, both ends are meant, and a list of them must ascend. A pattern on modules matches whole paths below
-a layer. A layer that is computed again whole beats a selection of its modules, a module beats what lies in it, and
-recomputing beats swapping.
+Layers count from 0, a range includes both ends, and a list of ranges must ascend. A pattern on modules matches full
+paths below a layer. Full recomputation of a layer overrides a selection of its modules, a module overrides modules
+inside it, and recomputing overrides swapping.
 
 Read after `cells`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxckpt.ir import Recompute, Save
@@ -51,10 +51,7 @@ def read_pynative(
     blocks = {key: checks.table(document, key) for key in _BLOCKS}
     for (key, block), keys in zip(blocks.items(), (PYNATIVE_KEYS, _COMM_KEYS, _SWAP_KEYS), strict=True):
         checks.known(block, keys, what=f"key of {key}")
-    parallelism = document.get("parallelism")
-    stages = pipeline_stages or (parallelism.get("pipeline_parallel") if isinstance(parallelism, Mapping) else None)
-    if stages not in (None, 1):
-        checks.wrong(f"recompute needs pipeline_parallel = 1, and it is {stages!r}")
+    _require_one_stage(document, pipeline_stages, checks)
     checks.number({"num_layers": num_layers}, "num_layers", least=1)
     most = num_layers if type(num_layers) is int else _MOST
     notes = Notes()
@@ -64,25 +61,41 @@ def read_pynative(
     swaps = _swaps(blocks["swap"], most, checks)
     excluded = checks.texts(blocks["recompute"], "exclude_op")
     checks.done()
-    rules: list[Rule] = []
-    for pattern in excluded:
-        rules += rule_of_pattern(pattern, None, Save(), notes, key="exclude_op")
-    if full:
-        rules += [*inputs(Save()), recomputed(full)]
-    for pattern, layers in _without_children(selected, notes).items():
-        rules += rule_of_pattern(pattern, layers, Recompute(), notes, key="select_module")
-    for pattern, layers in comm.items():
-        rules += rule_of_pattern(pattern, layers, Recompute(), notes, key="recompute_comm", collective=True)
+    rules = list(_rules(excluded, full, selected, comm, notes))
     rules += rules_of_swap(swaps, notes)
-    overruled = [*(("select_module", e) for e in selected.values()), *(("recompute_comm", e) for e in comm.values())]
+    overruled = [("select_module", layers) for layers in selected.values()]
+    overruled += [("recompute_comm", layers) for layers in comm.values()]
     note_precedence(full, dict.fromkeys([*overruled, *(("swap", layers) for _, layers, _ in swaps)]), notes)
     policy = Policy(name="mindformers-pynative", rules=tuple(dict.fromkeys(rules)), default="save")
-    return Reading(
-        system="mindspore", policy=policy, understood=tuple(notes.understood), not_carried=tuple(notes.not_carried)
-    )
+    return notes.reading(policy)
 
 
-def layers_of_specs(key: str, specs: Any, most: int, checks: Checks) -> tuple[int, ...]:
+def _rules(
+    excluded: Sequence[str],
+    full: tuple[int, ...],
+    selected: Mapping[str, tuple[int, ...]],
+    comm: Mapping[str, tuple[int, ...]],
+    notes: Notes,
+) -> Iterator[Rule]:
+    """The rules that recompute, in order of precedence."""
+    for pattern in excluded:
+        yield from rule_of_pattern(pattern, None, Save(), notes, key="exclude_op")
+    if full:
+        yield from (*inputs(Save()), recomputed(full))
+    for pattern, layers in _without_children(selected, notes).items():
+        yield from rule_of_pattern(pattern, layers, Recompute(), notes, key="select_module")
+    for pattern, layers in comm.items():
+        yield from rule_of_pattern(pattern, layers, Recompute(), notes, key="recompute_comm", collective=True)
+
+
+def _require_one_stage(document: Mapping[str, Any], pipeline_stages: int | None, checks: Checks) -> None:
+    parallelism = document.get("parallelism")
+    stages = pipeline_stages or (parallelism.get("pipeline_parallel") if isinstance(parallelism, Mapping) else None)
+    if stages not in (None, 1):
+        checks.wrong(f"recompute needs pipeline_parallel = 1, and it is {stages!r}")
+
+
+def layers_of_specs(key: str, specs: object, most: int, checks: Checks) -> tuple[int, ...]:
     """The layers that texts such as "0-3" and "5" mean.
 
     Args:
@@ -100,11 +113,11 @@ def layers_of_specs(key: str, specs: Any, most: int, checks: Checks) -> tuple[in
         return ()
     found: list[int] = []
     for spec in specs:
-        match = _LAYER.fullmatch(str(spec)) if isinstance(spec, (str, int)) and not isinstance(spec, bool) else None
-        if match is None:
+        span = _range_of_spec(spec)
+        if span is None:
             checks.wrong(f"{key}: {str(spec)[:80]!r} is neither a layer nor a range such as '0-3'")
             return ()
-        first, last = int(match[1]), int(match[2] or match[1])
+        first, last = span
         if last < first:
             checks.wrong(f"{key}: {spec!r} begins behind its end")
         elif last >= most:
@@ -114,6 +127,12 @@ def layers_of_specs(key: str, specs: Any, most: int, checks: Checks) -> tuple[in
         else:
             found.extend(range(first, last + 1))
     return tuple(found)
+
+
+def _range_of_spec(spec: object) -> tuple[int, int] | None:
+    """First and last layer of a text such as "0-3"; None where it is no such text."""
+    match = _LAYER.fullmatch(str(spec)) if isinstance(spec, (str, int)) and not isinstance(spec, bool) else None
+    return None if match is None else (int(match[1]), int(match[2] or match[1]))
 
 
 def _full(settings: Mapping[str, Any], most: int, checks: Checks) -> tuple[int, ...]:
@@ -181,7 +200,7 @@ def _tables(settings: Mapping[str, Any], key: str, checks: Checks) -> Sequence[M
 
 
 def _without_children(selected: Mapping[str, tuple[int, ...]], notes: Notes) -> dict[str, tuple[int, ...]]:
-    """Modules whose parent is computed again in a layer are not named there again."""
+    """The selected modules, each without layers in which its parent module is recomputed."""
     left: dict[str, tuple[int, ...]] = {}
     for pattern, layers in selected.items():
         covered = {
@@ -193,5 +212,5 @@ def _without_children(selected: Mapping[str, tuple[int, ...]], notes: Notes) -> 
         }
         left[pattern] = tuple(layer for layer in layers if layer not in covered)
         if covered:
-            notes.understood.append(f"select_module: {pattern!r} lies in a module that is computed again whole.")
+            notes.understood.append(f"select_module: {pattern!r} lies in a module that is recomputed as a whole.")
     return left

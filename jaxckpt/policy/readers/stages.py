@@ -1,7 +1,8 @@
 """Layers by pipeline stage: mindformers' lists of how many layers of each stage are meant, as numbers of layers.
 
 A list `[3, 4]` means the first three layers of the first stage and the first four of the second. With interleaving a
-stage holds several chunks of layers; a flat list is then shared out over them in turn, a nested one says each.
+stage holds several chunks of layers; a flat list is then distributed over the chunks one layer at a time, a nested list
+gives a count for each chunk.
 
 Read after `checks`.
 """
@@ -15,7 +16,7 @@ from jaxckpt.policy.readers.checks import Checks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStages:
-    """How layers lie in stages.
+    """The layers of each pipeline stage.
 
     Attributes:
       sizes: For each round of interleaving, the number of layers of each stage.
@@ -35,7 +36,7 @@ class PipelineStages:
           counts: For each round of interleaving, one number a stage; more than there are means all.
 
         Example:
-          >>> Stages(sizes=((4, 4),)).layers([[1, 9]])
+          >>> PipelineStages(sizes=((4, 4),)).layers([[1, 9]])
           (0, 4, 5, 6, 7)
         """
         found: list[int] = []
@@ -47,21 +48,21 @@ class PipelineStages:
         return tuple(found)
 
     def spread_over_chunks(self, counts: Sequence[int]) -> list[list[int]]:
-        """A count for each stage, shared out over its chunks one layer at a time.
+        """Counts by stage, distributed over the chunks of each stage one layer at a time.
 
         Example:
-          >>> Stages(sizes=((2, 2), (2, 2))).shared_out([3, 1])
+          >>> PipelineStages(sizes=((2, 2), (2, 2))).spread_over_chunks([3, 1])
           [[2, 1], [1, 0]]
         """
-        shared = [[0] * len(counts) for _ in self.sizes]
+        counted = [[0] * len(counts) for _ in self.sizes]
         for stage, count in enumerate(counts):
             left = min(count, sum(sizes[stage] for sizes in self.sizes))
             while left:
-                for chunk, sizes in zip(shared, self.sizes, strict=True):
+                for chunk, sizes in zip(counted, self.sizes, strict=True):
                     if left and chunk[stage] < sizes[stage]:
                         chunk[stage] += 1
                         left -= 1
-        return shared
+        return counted
 
 
 def stages_of(num_layers: int, stages: int, rounds: int, offset: Sequence[Any] | int, checks: Checks) -> PipelineStages:
@@ -90,10 +91,16 @@ def stages_of(num_layers: int, stages: int, rounds: int, offset: Sequence[Any] |
 
 
 def _offsets(offset: Sequence[Any] | int, stages: int, rounds: int, checks: Checks) -> list[list[int]]:
-    rows = offset if isinstance(offset, (list, tuple)) and any(isinstance(e, (list, tuple)) for e in offset) else None
-    rows = [offset] * rounds if rows is None else rows
-    spread = [list(row) if isinstance(row, (list, tuple)) else [row] * stages for row in rows]
-    if len(spread) == rounds and all(len(row) == stages and all(type(e) is int for e in row) for row in spread):
-        return spread
+    """One offset for each round of interleaving and stage; zeros where the setting is wrong."""
+    rows: Sequence[Any] = [offset] * rounds
+    if isinstance(offset, (list, tuple)) and any(isinstance(row, (list, tuple)) for row in offset):
+        rows = offset
+    by_round: list[list[Any]] = [list(row) if isinstance(row, (list, tuple)) else [row] * stages for row in rows]
+    if len(by_round) == rounds and all(_is_row(row, stages) for row in by_round):
+        return by_round
     checks.wrong(f"offset = {offset!r} is not one whole number for each of {stages} stages")
     return [[0] * stages for _ in range(rounds)]
+
+
+def _is_row(row: list[Any], stages: int) -> bool:
+    return len(row) == stages and all(type(each) is int for each in row)

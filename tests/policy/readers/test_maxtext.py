@@ -102,7 +102,7 @@ def test_a_file_is_read(tmp_path):
         ({"remat_policy": "minimall"}, "closest is 'minimal'"),
         ({"remat_policy": "custom", "contxt": "offload"}, "closest is 'context'"),
         ({"remat_policy": "custom", "context": "host"}, "none of device, remat, offload"),
-        ({"remat_policy": "custom", "decoder_layer_input": "remat"}, "cannot be computed again"),
+        ({"remat_policy": "custom", "decoder_layer_input": "remat"}, "cannot be recomputed"),
         ({"optimizer_memory_host_offload": "yes"}, "neither true nor false"),
     ],
 )

@@ -109,7 +109,7 @@ def test_full_beats_select_and_exclusion_beats_both():
     found = decided(reading.policy)
     assert recomputed_layers(reading.policy) == [0, 1]
     assert found["block_0/mlp:mul"] == "save" and found["block_3/attn/key:dot_general"] == "recompute"
-    assert "select_recompute gives way in layers 0-1, which are computed again whole." in reading.understood
+    assert "select_recompute gives way in layers 0-1, which are recomputed as a whole." in reading.understood
 
 
 def test_recomputing_beats_swapping():
@@ -118,7 +118,7 @@ def test_recomputing_beats_swapping():
     found = decided(reading.policy)
     assert recomputed_layers(reading.policy) == [0, 1] and found["block_2/mlp:mul"] == "offload"
     assert reading.policy.rules[-1].decision == Offload(prefetch=2)
-    assert "swap gives way in layer 1, which is computed again whole." in reading.understood
+    assert "swap gives way in layer 1, which is recomputed as a whole." in reading.understood
     assert any("by number because swap is on" in said for said in reading.understood)
 
 
@@ -162,7 +162,7 @@ def test_what_is_wrong_is_an_error(config, said):
 
 
 def test_counts_by_stage_need_the_number_of_layers():
-    with pytest.raises(PolicyError, match="say num_layers"):
+    with pytest.raises(PolicyError, match="give num_layers"):
         policy_from_mindspore({"recompute": [1, 2]})
 
 
