@@ -331,7 +331,7 @@ def parse_toml(text: str) -> Table:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # tomllib's own error, and what its parser lets through
-        raise RecordError([f"no TOML: {error}"]) from error
+        raise RecordError([f"it is no TOML: {error}"]) from error
 
 
 def parse_json(text: str) -> Any:
@@ -343,7 +343,7 @@ def parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RecordError([f"no JSON: {error}"]) from error
+        raise RecordError([f"it is no JSON: {error}"]) from error
 
 
 def read_document(path: Path, parse: Callable[[str], Any], *, format_: str, version: int) -> Table:
@@ -362,7 +362,7 @@ def read_document(path: Path, parse: Callable[[str], Any], *, format_: str, vers
         data = path.read_bytes()
         text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()
     except UnicodeDecodeError as error:
-        raise RecordError([f"no text: {error}"]) from error
+        raise RecordError([f"it is no text: {error}"]) from error
     except (OSError, EOFError, zlib.error) as error:
         raise RecordError([f"it cannot be read: {getattr(error, 'strerror', None) or error}"]) from error
     document = parse(text)

@@ -1,4 +1,4 @@
-"""Snapshots as small TOML files that a person can read in a review, one a test and name.
+"""Snapshots as small TOML files that a person can read in a review, one for each test and name.
 
 Equal layers are one line, so that what a change of code does to the memory is what `git diff` shows. A digest of the
 contents tells an edited or badly merged file from one that was written: a snapshot with a larger total would pass
@@ -7,19 +7,17 @@ whatever it should have caught.
 Read after `snapshot`.
 """
 
-import hashlib
-import json
 import re
-import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tomlkit
 
 from jaxckpt._errors import SnapshotFileError
 from jaxckpt._files import write_whole
+from jaxckpt._records import NOT_NEGATIVE, Table, digest, parse_toml, read_document, read_record, table_from_record
 from jaxckpt._units import format_bytes
 from jaxckpt.ir import fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
 from jaxckpt.testing.snapshot import ScopeBytes, Snapshot, natural_order
@@ -32,11 +30,6 @@ _HEADER = (
     "What a step takes of one device's memory, kept by jaxckpt. Bytes of a scope are those of one layer.",
     "Not to be edited: pytest --jaxckpt-update writes it anew.",
 )
-_TEXTS = ("target", "jax_version", "compiler_version")
-_FIGURES = ("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes", "program_bytes", "host_bytes")
-_OWNER = ("format", "version", "digest", "test", "name")
-_KEYS = {*_OWNER, *_TEXTS, *_FIGURES, "compiler_options", "total_bytes", "depth", "is_mapped", "scopes"}
-_ROW_KEYS = ({"scope", "held_bytes", "peak_bytes"}, {"scope", "layers", "held_bytes", "peak_bytes"})
 _MOST_LAYERS = 100_000
 
 _PLAIN_TEST = re.compile(r"[A-Za-z0-9_:]{1,80}(\[(?!.*--)[A-Za-z0-9_.=+,-]{0,60}\])?")
@@ -76,7 +69,7 @@ def snapshot_path(module: Path, owner: Owner) -> Path:
     words = f"{owner.test}--{owner.name}" if owner.name else owner.test
     stem = words.replace("::", ".").replace("[", "-").replace("]", "")
     if not (_PLAIN_TEST.fullmatch(owner.test) and _PLAIN_NAME.fullmatch(owner.name)):
-        stem = f"{re.sub(r'[^A-Za-z0-9_.=+,-]+', '_', stem)[:80]}-{_digest([owner.test, owner.name])[:8]}"
+        stem = f"{re.sub(r'[^A-Za-z0-9_.=+,-]+', '_', stem)[:80]}-{digest([owner.test, owner.name])[:8]}"
     return module.parent / FOLDER / module.stem / f"{stem}.toml"
 
 
@@ -94,8 +87,8 @@ def save_snapshot(snapshot: Snapshot, path: str | Path, *, owner: Owner) -> None
     """
     path = Path(path)
     try:
-        text = _text(_document(snapshot, owner))
-        if _snapshot(tomllib.loads(text), owner) != snapshot:
+        text = _text(_table(snapshot, owner))
+        if _snapshot(parse_toml(text), owner) != snapshot:
             raise ValueError("it does not read back equal")
         data = text.encode()
     except (ValueError, TypeError) as error:
@@ -125,20 +118,8 @@ def load_snapshot(path: str | Path, *, owner: Owner) -> Snapshot:
     """
     path = Path(path)
     try:
-        document = tomllib.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise _unreadable(path, f"it cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise _unreadable(path, f"it is no text: {error}") from error
+        return _snapshot(read_document(path, parse_toml, format_=FORMAT, version=VERSION), owner)
     except (ValueError, RecursionError) as error:
-        raise _unreadable(path, f"it is no TOML: {error}") from error
-    if document.get("format") != FORMAT:
-        raise _unreadable(path, "some other TOML")
-    if document.get("version") != VERSION:
-        raise _unreadable(path, f"version {document.get('version')!r}")
-    try:
-        return _snapshot(document, owner)
-    except (ValueError, TypeError, RecursionError) as error:
         raise _unreadable(path, str(error)) from error
 
 
@@ -152,95 +133,104 @@ def _unreadable(path: Path, problem: str) -> SnapshotFileError:
     )
 
 
-### As plain data
+### As a record
+
+_Bytes = Annotated[int, NOT_NEGATIVE]
 
 
-def _document(snapshot: Snapshot, owner: Owner) -> dict[str, Any]:
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "test": owner.test,
-        "name": owner.name,
-        **{key: getattr(snapshot, key) for key in _TEXTS},
-        "compiler_options": [list(pair) for pair in snapshot.compiler_options],
-        "total_bytes": snapshot.total_bytes,
-        **{key: getattr(snapshot, key) for key in _FIGURES},
-        "depth": snapshot.depth,
-        "is_mapped": snapshot.is_mapped,
-        "scopes": list(_rows(snapshot)),
-    }
-    return document | {"digest": _digest(document)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A scope in a file, or one scope of several layers."""
+
+    scope: str
+    layers: str | None = None
+    held_bytes: _Bytes
+    peak_bytes: _Bytes
 
 
-def _rows(snapshot: Snapshot) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SnapshotFile:
+    """The keys of a file, in their order."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    test: str
+    name: str
+    target: str
+    jax_version: str
+    compiler_version: str
+    compiler_options: tuple[tuple[str, str], ...]
+    total_bytes: int
+    argument_bytes: _Bytes
+    output_bytes: _Bytes
+    alias_bytes: _Bytes
+    temp_bytes: _Bytes
+    program_bytes: _Bytes
+    host_bytes: _Bytes
+    depth: Annotated[int, NOT_NEGATIVE]
+    is_mapped: bool
+    scopes: tuple[_Line, ...]
+    digest: str = ""
+
+
+_COPIED = {each.name for each in fields(_SnapshotFile)} & {each.name for each in fields(Snapshot)} - {"scopes"}
+"""Keys with the value of a snapshot's field."""
+
+
+def _table(snapshot: Snapshot, owner: Owner) -> Table:
+    copied = {key: getattr(snapshot, key) for key in _COPIED}
+    file = _SnapshotFile(
+        **copied,
+        test=owner.test,
+        name=owner.name,
+        total_bytes=snapshot.total_bytes,
+        scopes=tuple(_lines(snapshot)),
+    )
+    table = table_from_record(file)
+    return table | {"digest": _digest(table)}
+
+
+def _digest(table: Mapping[str, Any]) -> str:
+    return digest({key: value for key, value in table.items() if key != "digest"})
+
+
+def _lines(snapshot: Snapshot) -> Iterator[_Line]:
     def alike(each: ScopeBytes) -> tuple[int, int]:
         return each.held_bytes, each.peak_bytes
 
     for group in fold_layers(snapshot.scopes, scope=lambda each: each.scope, alike=alike):
-        first = group.items[0]
-        layers = {"layers": layer_ranges(group.layers)} if group.layers else {}
-        yield {"scope": group.scope, **layers, "held_bytes": first.held_bytes, "peak_bytes": first.peak_bytes}
+        layers = layer_ranges(group.layers) if group.layers else None
+        held_bytes, peak_bytes = alike(group.items[0])
+        yield _Line(scope=group.scope, layers=layers, held_bytes=held_bytes, peak_bytes=peak_bytes)
 
 
-def _snapshot(document: Mapping[str, Any], owner: Owner) -> Snapshot:
-    """What a document says.
+def _snapshot(table: Table, owner: Owner) -> Snapshot:
+    """The snapshot in a file's table.
 
     Raises:
-      ValueError: It is not as it was written, or another's.
-      TypeError: A value is of another type.
+      ValueError: The table is not as it was written, or is another test's.
     """
-    if set(document) != _KEYS:
-        raise ValueError(f"keys are missing or unknown: {', '.join(sorted(set(document) ^ _KEYS))}")
-    contents = {key: value for key, value in document.items() if key != "digest"}
-    if document["digest"] != _digest(contents):
+    file = read_record(_SnapshotFile, table)
+    if file.digest != _digest(table):
         raise ValueError("its digest is not that of its contents: it was edited or merged after it was written")
-    found = Owner(test=_typed(str, document["test"]), name=_typed(str, document["name"]))
+    found = Owner(test=file.test, name=file.name)
     if found != owner:
         raise ValueError(f"it is the snapshot of {found}, not of {owner}")
-    snapshot = Snapshot(
-        **{key: _typed(str, document[key]) for key in _TEXTS},
-        **{key: _typed(int, document[key]) for key in _FIGURES},
-        compiler_options=tuple(_pair(pair) for pair in _typed(list, document["compiler_options"])),
-        depth=_typed(int, document["depth"]),
-        is_mapped=_typed(bool, document["is_mapped"]),
-        scopes=tuple(sorted(_scopes(document["scopes"]), key=lambda each: natural_order(each.scope))),
-    )
-    if document["total_bytes"] != snapshot.total_bytes:
-        raise ValueError(f"its total is {document['total_bytes']}, and its parts add up to {snapshot.total_bytes}")
+    copied: dict[str, Any] = {key: getattr(file, key) for key in _COPIED}
+    scopes = sorted(_scopes(file.scopes), key=lambda each: natural_order(each.scope))
+    snapshot = Snapshot(**copied, scopes=tuple(scopes))
+    if file.total_bytes != snapshot.total_bytes:
+        raise ValueError(f"its total is {file.total_bytes}, and its parts add up to {snapshot.total_bytes}")
     return snapshot
 
 
-def _scopes(rows: Any) -> Iterator[ScopeBytes]:
-    for row in _typed(list, rows):
-        if set(_typed(dict, row)) not in _ROW_KEYS:
-            raise ValueError(f"a scope with {', '.join(sorted(row))}")
-        scope, held_bytes, peak_bytes = (
-            _typed(str, row["scope"]),
-            *(_typed(int, row[key]) for key in ("held_bytes", "peak_bytes")),
-        )
-        scopes = [scope]
-        if "layers" in row:
-            layers = layers_from_ranges(_typed(str, row["layers"]), most=_MOST_LAYERS)
-            scopes = [unfolded_scope(scope, layer) for layer in layers]
-        yield from (ScopeBytes(scope=each, held_bytes=held_bytes, peak_bytes=peak_bytes) for each in scopes)
-
-
-def _pair(pair: Any) -> tuple[str, str]:
-    name, value = _typed(list, pair)
-    return _typed(str, name), _typed(str, value)
-
-
-def _typed(kind: type, value: Any) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r} is no {kind.__name__}")
-    if kind is int and value < 0:
-        raise ValueError(f"{value!r} is negative")
-    return value
-
-
-def _digest(contents: Any) -> str:
-    text = json.dumps(contents, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _scopes(lines: Iterable[_Line]) -> Iterator[ScopeBytes]:
+    for line in lines:
+        scopes = [line.scope]
+        if line.layers is not None:
+            layers = layers_from_ranges(line.layers, most=_MOST_LAYERS)
+            scopes = [unfolded_scope(line.scope, layer) for layer in layers]
+        yield from (ScopeBytes(scope=each, held_bytes=line.held_bytes, peak_bytes=line.peak_bytes) for each in scopes)
 
 
 ### As text
@@ -251,11 +241,11 @@ def _text(document: Mapping[str, Any]) -> str:
     for line in _HEADER:
         written.add(tomlkit.comment(line))
     for key, entry in document.items():
-        written.add(key, _lines(entry) if key == "scopes" else _item(key, entry))
+        written.add(key, _array(entry) if key == "scopes" else _item(key, entry))
     return tomlkit.dumps(written)
 
 
-def _lines(rows: list[dict[str, Any]]) -> Any:
+def _array(rows: list[dict[str, Any]]) -> Any:
     """One line a scope, with its bytes in units for people behind it."""
     lines = tomlkit.array()
     for row in rows:

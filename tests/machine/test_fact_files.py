@@ -77,7 +77,7 @@ def test_all_problems_of_a_file_are_told_at_once_and_numbered():
         (("f32_flops = 1e12", "f32_flops = 0"), "f32_flops = 0 should be a number above 0"),
         (("f32_flops = 1e12", "f32_flops = true"), "f32_flops = True should be a number above 0"),
         (('"my laptop"', '""'), "description = '' should be a text"),
-        (("f32_flops = 1e12", "f32_flops = "), "no TOML: "),
+        (("f32_flops = 1e12", "f32_flops = "), "it is no TOML: "),
         (
             ("f32_flops = 1e12", "f32_flops = 1e12\nmeasured_memory_bandwidth = 5e10"),
             "measured_source is missing",
