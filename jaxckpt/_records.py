@@ -215,7 +215,13 @@ class _Reader:
             else:
                 self.unknown.append(key)
                 self.problems.append(f"{where}{key} is no key{did_you_mean(key, sorted(hints.keys() - table.keys()))}")
-        return kind(**values) if len(self.problems) == before else None
+        if len(self.problems) > before:
+            return None
+        try:
+            return kind(**values)
+        except ValueError as error:  # a record may refuse values that do not go together
+            self.problems.append(": ".join(filter(None, (where.rstrip(".: "), str(error)))))
+            return None
 
     def value(self, hint: Any, value: Any, where: str) -> Any:
         """A value of a hinted type."""

@@ -7,22 +7,15 @@ that is wrong; nothing is executed.
 Read after `document`.
 """
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import PlanFileError
 from jaxckpt._files import write_whole
+from jaxckpt._records import RecordError, Table, parse_toml, read_document
 from jaxckpt._units import format_bytes, format_seconds
-from jaxckpt.planner.document import (
-    FORMAT,
-    VERSION,
-    Document,
-    document_from_plan,
-    plan_from_document,
-    problems_of_document,
-)
+from jaxckpt.planner.document import FORMAT, VERSION, document_from_plan, plan_from_document
 from jaxckpt.planner.plan import Plan
 
 _HEADER = (
@@ -30,7 +23,6 @@ _HEADER = (
     "Read it with jaxckpt.load_plan. It fits only the step that it was made for, and only as it stands: its figures",
     "were measured for these decisions. What is to be written by hand is a policy.",
 )
-_MOST_SHOWN = 20
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
@@ -73,7 +65,7 @@ def text_from_plan(plan: Plan) -> str:
 
 def plan_from_text(text: str) -> Plan:
     """The plan that `text_from_plan` wrote, by the same version of jaxckpt: another process of one run."""
-    return plan_from_document(tomllib.loads(text))
+    return plan_from_document(parse_toml(text))
 
 
 def load_plan(path: str | Path) -> Plan:
@@ -88,31 +80,16 @@ def load_plan(path: str | Path) -> Plan:
     """
     path = Path(path)
     try:
-        document = tomllib.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise _unreadable(path, f"it cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise _unreadable(path, f"it is no text: {error}") from error
-    except (ValueError, RecursionError) as error:  # tomllib's own error, and what its parser lets through
-        raise _unreadable(path, f"it is no TOML: {error}") from error
-    if document.get("format") != FORMAT or document.get("version") != VERSION:
-        raise _unreadable(path, f"format {document.get('format')!r}, version {document.get('version')!r}")
-    problems = problems_of_document(document)
-    if problems:
-        raise _unreadable(path, *problems)
-    return plan_from_document(document)
-
-
-def _unreadable(path: Path, *problems: str) -> PlanFileError:
-    numbered = [f"({i}) {problem}" for i, problem in enumerate(problems, 1)] if len(problems) > 1 else list(problems)
-    return PlanFileError(
-        f"load_plan({str(path)!r}): this is no plan that we can read.",
-        got="; ".join(numbered[:_MOST_SHOWN]) + ("; ..." if len(numbered) > _MOST_SHOWN else ""),
-        needed=f'a file with format = "{FORMAT}", version = {VERSION}, as plan.save writes it',
-        advice="plan again, take the file from where it was saved, or read it with the jaxckpt that wrote it",
-        path=path,
-        problems=problems,
-    )
+        return plan_from_document(read_document(path, parse_toml, format_=FORMAT, version=VERSION))
+    except RecordError as error:
+        raise PlanFileError(
+            f"load_plan({str(path)!r}): this is no plan that we can read.",
+            got=str(error),
+            needed=f'a file with format = "{FORMAT}", version = {VERSION}, as plan.save writes it',
+            advice="plan again, take the file from where it was saved, or read it with the jaxckpt that wrote it",
+            path=path,
+            problems=error.problems,
+        ) from error
 
 
 def _checked_text(plan: Plan, path: Path) -> str:
@@ -140,7 +117,7 @@ def _checked_text(plan: Plan, path: Path) -> str:
 ### The text
 
 
-def _text(document: Document) -> str:
+def _text(document: Table) -> str:
     import tomlkit  # only to write: planning needs none
 
     written = tomlkit.document()

@@ -270,10 +270,10 @@ def edited(path, *changes: tuple[str, str]) -> tuple[str, ...]:
 def test_all_that_is_wrong_is_named_at_once(saved):
     found = edited(saved, ('target = "h200"', "target = 3"), ('strategy = "none"', ""), ("notes = []", "nots = []"))
     assert set(found) == {
-        "target is not a text",
-        "strategy is missing",
-        "notes is missing",
-        "nots is no key of ours",
+        "target = 3 should be a text",
+        "strategy is missing: a text",
+        "notes is missing: a list of texts",
+        "nots is no key; the closest is 'notes'",
     }
 
 
@@ -285,10 +285,10 @@ def test_all_that_is_wrong_is_named_at_once(saved):
         ('layers = "0-11"', 'layers = "0-99999999999"', "does not name 12 layers"),
         ('layers = "0-11"', 'layers = "0-5,0-5"', "do not go with 12"),
         ('layers = "0-11"', "", "ids elsewhere"),
-        ('decision = "save"', 'decision = "forget"', "not one of save, recompute"),
-        ('decision = "save"', 'decision = "save"\nspace = "host"', "space is no key of ours"),
-        ('decision = "save"', 'decision = "partition"\ndim = true', "dim is not"),
-        ("shape = [8, 4]", "shape = [8, true]", "shape is not a list of whole numbers"),
+        ('decision = "save"', 'decision = "forget"', "should be one of save, recompute"),
+        ('decision = "save"', 'decision = "save"\nspace = "host"', "space is no key"),
+        ('decision = "save"', 'decision = "partition"\ndim = true', "dim = True should be a whole number"),
+        ("shape = [8, 4]", "shape = [8, true]", "shape 2 = True should be a whole number"),
         ("[10]", "[11]", "changed after it was written"),
         ("size_bytes = 1048576", "size_bytes = 1048577", "changed after it was written"),
     ],
