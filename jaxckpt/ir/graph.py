@@ -138,6 +138,11 @@ class Graph:
         return tuple(producer)
 
     @cached_property
+    def loop_of(self) -> tuple[int | None, ...]:
+        """For each value the innermost open loop in whose body it is made, or None."""
+        return tuple(None if op is None else self.ops[op].loop for op in self.producer)
+
+    @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
         """For each value the ops that read it, in order, each once."""
         readers: list[list[int]] = [[] for _ in self.values]
@@ -365,8 +370,7 @@ class Graph:
             prod(self.loops[around].length for around in self.path(loop.id) if around not in late)
             for loop in self.loops
         ]
-        loop_of = (None if made is None else self.ops[made].loop for made in self.producer)
-        return tuple(1 if loop is None else turns[loop] for loop in loop_of)
+        return tuple(1 if loop is None else turns[loop] for loop in self.loop_of)
 
     def residual_bytes(self, value: int) -> int:
         """Bytes on one device that a value takes while it waits for the backward: those of all turns of its loop."""

@@ -28,7 +28,7 @@ class GradAccumulators:
         readers = ((v, graph.readers[v]) for op in graph.ops if _makes_addends(op) for v in op.writes)
         self.ends = {v: read[0] for v, read in readers if len(read) == 1 and _adds(graph.ops[read[0]])}
 
-    def crossing(self, op: int) -> list[int]:
+    def live_at(self, op: int) -> list[int]:
         """Values made before an op that are added behind the next product after it."""
         products = self._products
         return [v for v, end in self.ends.items() if self._made(v) < op and products[op] < products[end]]

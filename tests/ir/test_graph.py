@@ -40,7 +40,7 @@ def test_names_scopes_and_lines_do_not_change_the_fingerprint():
 
 
 @pytest.mark.parametrize("changes", [{"primitive": "conv"}, {"detail": "axes=(1,)"}, {"reads": (0, 0)}], ids=str)
-def test_what_is_computed_changes_the_fingerprint(changes):
+def test_a_change_of_computation_changes_the_fingerprint(changes):
     graph = chain(3)
     assert replaced(graph, 0, **changes).fingerprint != graph.fingerprint
 
@@ -51,7 +51,7 @@ def test_donation_does_not_change_the_fingerprint():
 
 
 @given(graphs())
-def test_residuals_are_the_forward_values_that_later_ops_read(graph):
+def test_residuals_are_forward_values_read_after_it(graph):
     for residual in residuals(graph):
         assert graph.ops[residual.op].phase is Phase.FORWARD
         assert residual.value in graph.ops[residual.op].writes
@@ -71,7 +71,7 @@ def test_arguments_are_no_residuals():
 ### What the forward pass cannot do without
 
 
-def test_the_forward_pass_waits_for_the_end_of_its_longest_chain_and_never_for_what_only_the_backward_reads():
+def test_the_forward_frontier_is_the_end_of_the_longest_chain():
     build = Builder()
     x = build.input(4)
     stream = build.op("dot_general", x, size_bytes=4)
@@ -88,7 +88,7 @@ def test_the_forward_pass_waits_for_the_end_of_its_longest_chain_and_never_for_w
 
 
 @given(graphs())
-def test_a_front_is_made_before_its_op_and_leads_to_the_end(graph):
+def test_a_frontier_precedes_its_op_and_leads_to_the_end(graph):
     for op, front in zip(graph.ops, graph.forward_frontier, strict=True):
         if front is not None:
             assert graph.producer[front] < op.id

@@ -31,16 +31,16 @@ def test_the_number_that_puts_most_together_is_the_layer():
     assert folded(*scopes) == [("net/stage_0/block_*", "0-4"), ("net/stage_1/block_*", "0-4")]
 
 
-def test_of_two_that_do_equally_well_the_outer_one_is_the_layer():
+def test_of_two_equal_numbers_the_outer_one_is_the_layer():
     assert folded("a_0/b_0", "a_0/b_1", "a_1/b_0", "a_1/b_1") == [("a_*/b_0", "0-1"), ("a_*/b_1", "0-1")]
 
 
 @pytest.mark.parametrize("scope", ["head", "", "GPT2/head", "block_3", "a*b_1"])
-def test_what_stands_alone_keeps_its_scope(scope):
+def test_a_single_item_keeps_its_scope(scope):
     assert folded(scope, scope) == [(scope, "")]
 
 
-def test_a_scope_with_a_star_of_its_own_stays_apart_from_a_folded_one():
+def test_a_scope_with_its_own_star_is_not_folded():
     assert folded("x_*", "x_0", "x_1") == [("x_*", ""), ("x_*", "0-1")]
 
 
@@ -67,12 +67,12 @@ def test_layer_numbers_read_back(numbers):
 
 
 @pytest.mark.parametrize("text", ["", "a", "1-", "-1", "3-1", "0-3", "0-999999999999", "1,", "0-1,2-3"])
-def test_what_names_no_three_layers_is_refused(text):
+def test_text_that_names_too_many_layers_is_refused(text):
     with pytest.raises(ValueError, match="layers"):
         layers_from_ranges(text, most=3)
 
 
-def test_a_number_that_stands_twice_counts_once():
+def test_a_repeated_number_counts_once():
     scopes = [f"GPT/block_{n}/block_{n}.attn/qkv_0" for n in range(3)]
     (group,) = fold_layers(scopes, scope=str, alike=lambda _: None)
     assert (group.scope, group.layers) == ("GPT/block_*/block_*.attn/qkv_0", (0, 1, 2))

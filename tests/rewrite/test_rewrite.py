@@ -386,7 +386,7 @@ def test_what_the_machine_does_not_have_is_refused(traced, decision, said):
     assert isinstance(caught.value, NotImplementedError)
 
 
-def test_what_cannot_be_computed_again_is_refused(traced):
+def test_values_that_cannot_be_recomputed_are_refused(traced):
     with pytest.raises(GraphError, match="cannot be computed again"):
         rewrite(traced, plan_of(traced.graph, drop=[traced.graph.inputs[0]]))
 

@@ -52,7 +52,7 @@ def large(graph, primitive: str, phase: Phase):
     ]
 
 
-def test_a_transposed_product_lies_as_it_was_made(swapped):
+def test_a_transposed_product_keeps_its_layout(swapped):
     layouts = Layouts(swapped)
     (exponential,) = large(swapped, "exp", Phase.FORWARD)
     assert swapped.values[exponential.writes[0]].shape == (BATCH, GROUPS, HEADS, SEQUENCE, SEQUENCE)
@@ -63,7 +63,7 @@ def test_a_transposed_product_lies_as_it_was_made(swapped):
         assert layouts.reduces_strided_axes(reduction)
 
 
-def test_the_product_of_the_backward_pass_is_turned_behind_its_cast(swapped):
+def test_the_backward_product_is_transposed_after_its_cast(swapped):
     layouts = Layouts(swapped)
     (turned,) = (swapped.ops[op] for op in layouts.transposed)
     assert (turned.primitive, turned.phase) == ("convert_element_type", Phase.BACKWARD)
@@ -71,7 +71,7 @@ def test_the_product_of_the_backward_pass_is_turned_behind_its_cast(swapped):
     assert layouts.of(turned.writes[0]) == (0, 1, 4, 3, 2)
 
 
-def test_what_is_turned_is_in_memory_and_rows_that_lie_apart_are_not_held(swapped):
+def test_transposed_products_are_materialised_but_not_rows(swapped):
     rules = fuse(swapped).rules
     (turned,) = Layouts(swapped).transposed
     assert rules.writes_memory[turned]
@@ -80,7 +80,7 @@ def test_what_is_turned_is_in_memory_and_rows_that_lie_apart_are_not_held(swappe
     assert swapped.ops[turned].writes[0] in fuse(swapped).materialised
 
 
-def test_the_turned_product_is_alive_beside_the_scores_as_float32(swapped, straight):
+def test_transposed_product_and_float32_scores_live_together(swapped, straight):
     def peak_bytes(graph):
         arithmetic = arithmetic_costs(graph, RATES)
         laid_out = schedule(graph, GraphPlan(fingerprint=""))
@@ -89,7 +89,7 @@ def test_the_turned_product_is_alive_beside_the_scores_as_float32(swapped, strai
     assert peak_bytes(swapped) - peak_bytes(straight) >= SCORES_BYTES
 
 
-def test_nothing_is_turned_where_products_are_used_as_they_are(straight):
+def test_products_of_one_layout_are_not_transposed(straight):
     layouts = Layouts(straight)
     assert not layouts.transposed
     assert large(straight, "exp", Phase.FORWARD)
@@ -125,7 +125,7 @@ def two_products(*permutations, shape=(8, 8, 8)):
         ((1, 0, 2), (0, 1, 2), True),
     ],
 )
-def test_the_later_of_two_products_that_lie_otherwise_is_turned(first, second, turned):
+def test_the_later_of_two_products_is_transposed(first, second, turned):
     graph, result = two_products(first, second)
     layouts = Layouts(graph)
     later = graph.ops[graph.producer[result]].reads[1]

@@ -23,7 +23,7 @@ def copied(function, *shapes):
 X, W, HEADS = (2, 8, 12), (12, 12), (2, 8, 3, 4)
 
 
-def test_heads_between_batch_and_sequence_are_turned_once_for_each_operand():
+def test_heads_between_batch_and_sequence_cost_a_copy_an_operand():
     def scores(x, w):
         q, k = (jnp.reshape(x @ w, HEADS) for _ in range(2))
         return jnp.einsum("bqhd,bkhd->bhqk", q, jnp.sin(k))
@@ -47,7 +47,7 @@ def test_heads_are_taken_back_into_the_width_by_a_copy():
         pytest.param(lambda x, w: jnp.einsum("bsd,btd->bst", x @ w, x), id="batch outermost"),
     ],
 )
-def test_what_can_be_read_as_it_lies_is_not_copied(function):
+def test_operands_in_a_readable_layout_are_not_copied(function):
     assert copied(function, X, W) == []
 
 
@@ -65,7 +65,7 @@ def shaped(weigh, mix):
     return {(op.primitive, value.shape) for op, value in made if op.phase.value == "forward"}
 
 
-def test_weights_of_grouped_heads_are_read_as_their_shape_says():
+def test_weights_of_grouped_heads_need_the_default_layout():
     assert shaped("bqkgd,bskd->bkgqs", "bkgqs,bskd->bqkgd") == {("exp", (2, 2, 3, 8, 8))}
 
 
@@ -76,5 +76,5 @@ def test_weights_of_grouped_heads_are_read_as_their_shape_says():
         pytest.param("bqkgd,bskd->bkqgs", "bkqgs,bskd->bqkgd", id="groups beside queries"),
     ],
 )
-def test_what_is_read_as_it_lies_may_be_pinned_so(weigh, mix):
+def test_a_readable_layout_may_be_pinned(weigh, mix):
     assert shaped(weigh, mix) == set()

@@ -27,12 +27,12 @@ def scattering(*, added=False, kept=False, last=False, size_bytes=400):
     return build.graph(*outputs), hidden, product, zeros, scaled
 
 
-def test_zeros_wait_for_what_is_in_memory_of_what_is_scattered_into_them():
+def test_zeros_wait_for_the_last_materialised_source():
     graph, _, product, zeros, _ = scattering()
     assert initialiser_dependencies(graph) == {graph.producer[zeros]: product}
 
 
-def test_zeros_wait_for_what_is_scattered_where_nobody_reads_the_product_behind_them():
+def test_zeros_wait_for_the_scattered_value_of_dead_products():
     """Compilers drop operands of a barrier that nobody reads behind it. What is larger than zeros is not put there."""
     graph, _, _, zeros, scaled = scattering(last=True)
     assert initialiser_dependencies(graph) == {graph.producer[zeros]: scaled}
@@ -40,7 +40,7 @@ def test_zeros_wait_for_what_is_scattered_where_nobody_reads_the_product_behind_
     assert initialiser_dependencies(graph) == {graph.producer[zeros]: product}
 
 
-def test_zeros_of_the_forward_pass_wait_for_the_last_product_of_what_is_summed_into_them():
+def test_zeros_of_the_forward_wait_for_its_last_product():
     """The messages of edges: rows picked of a product, times what the degrees give."""
     build = Builder()
     x, places = build.input(4000), build.input(8)
@@ -62,19 +62,19 @@ def test_zeros_may_wait_for_the_first_op_of_a_step():
     assert initialiser_dependencies(graph) == {graph.producer[zeros]: first}
 
 
-def test_zeros_that_are_filled_from_arguments_alone_wait_for_nothing():
+def test_zeros_filled_from_arguments_wait_for_nothing():
     build = Builder()
     x, places = build.input(4000), build.input(8)
     zeros = build.op("broadcast_in_dim", size_bytes=4000)
     assert initialiser_dependencies(build.graph(build.op("scatter-add", zeros, places, x, size_bytes=4000))) == {}
 
 
-def test_zeros_wait_for_nothing_where_the_scatter_is_into_something_else_or_others_read_them():
+def test_zeros_with_other_readers_or_addends_wait_for_nothing():
     assert initialiser_dependencies(scattering(added=True)[0]) == {}
     assert initialiser_dependencies(scattering(kept=True)[0]) == {}
 
 
-def test_only_a_plan_that_computes_again_holds_zeros_back():
+def test_zeros_wait_only_under_a_plan_that_recomputes():
     graph, hidden, product, zeros, _ = scattering()
 
     def awaited(**decisions):

@@ -1,33 +1,22 @@
-"""What a plan asks for, in which order: golden schedules by hand, then the rules on random graphs."""
+"""The order of steps under a plan: golden schedules by hand, then the rules on random graphs."""
 
-import dataclasses
+import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxckpt._errors import GraphError
-from jaxckpt.ir import GraphPlan, Phase, Recompute, Save, residuals
+from jaxckpt.ir import GraphPlan, Loop, Offload, Phase, Recompute, Save, residuals
 from jaxckpt.schedule import Barrier, Run, schedule
 from tests.graphs import Builder, chain, graphs
+from tests.schedule.as_text import as_text
 
 
 def plan_of(graph, *, drop=(), save=(), stages=(0,)):
     decisions = {v: Recompute() for v in drop} | {v: Save() for v in save}
     return GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
-
-
-def told(schedule_):
-    """A schedule as short text: op numbers, copies with a star, barriers with what they pass and wait for."""
-    lines = []
-    for step in schedule_.steps:
-        if isinstance(step, Run):
-            lines.append(f"{step.op}{'*' if step.is_clone else ''}")
-        else:
-            origin = [schedule_.origin[i] for i in step.reads]
-            trigger = "" if step.trigger is None else f" after {schedule_.origin[step.trigger]}"
-            lines.append(f"barrier {origin}{trigger}")
-    return lines
 
 
 def droppable(graph):
@@ -44,36 +33,61 @@ def planned(draw):
     return graph, GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
 
 
-def test_a_chain_that_drops_one_value_computes_it_again_before_its_reader():
+@pytest.mark.parametrize(
+    ("decisions", "stages"),
+    [
+        ({1: Save(), 3: Recompute()}, (0,)),
+        ({2: Recompute()}, (0,)),
+        ({1: Recompute(), 2: Recompute()}, (0,)),
+        ({1: Recompute(), 2: Recompute(), 3: Recompute()}, (0, 2)),
+        ({2: Offload(prefetch=0)}, (0, 1, 2, 3)),
+    ],
+)
+def test_the_documented_schedules_are_made(decisions, stages):
+    graph = chain(4)
+    plan = GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=stages)
+    assert "  ".join(as_text(schedule(graph, plan))) in sys.modules[schedule.__module__].__doc__
+
+
+def test_a_body_recomputes_what_it_reads_of_another_body():
+    graph = chain(4)
+    loops = (Loop(id=0, length=3, reverse=False), Loop(id=1, length=3, reverse=True))
+    in_loops = replace(
+        graph, ops=tuple(replace(op, loop=int(op.phase is Phase.BACKWARD)) for op in graph.ops), loops=loops
+    )
+    assert "  ".join(as_text(schedule(in_loops, plan_of(in_loops, drop=[2])))) == "0  1  2  3  4  5  1*  6  7"
+
+
+def test_a_dropped_value_is_recomputed_before_its_reader():
     graph = chain(3)
     # Values: 0 the input, 1-3 the products, 4 the first cotangent (of op 3), 5 and 6 the others.
-    assert told(schedule(graph, plan_of(graph, drop=[2]))) == [
+    assert as_text(schedule(graph, plan_of(graph, drop=[2]))) == [
         "0", "1", "2", "3", "barrier [1] after 4", "1*", "4", "5",
     ]  # fmt: skip
 
 
 def test_a_stage_recomputes_all_it_dropped_behind_one_barrier():
     graph = chain(4)
-    steps = told(schedule(graph, plan_of(graph, drop=[1, 2, 3])))
+    steps = as_text(schedule(graph, plan_of(graph, drop=[1, 2, 3])))
     assert steps == ["0", "1", "2", "3", "4", "barrier [0] after 5", "0*", "1*", "2*", "5", "6", "7"]
 
 
 def test_each_stage_waits_for_its_own_cotangent():
     graph = chain(4)
-    steps = told(schedule(graph, plan_of(graph, drop=[1, 3], save=[2], stages=(0, 2))))
+    steps = as_text(schedule(graph, plan_of(graph, drop=[1, 3], save=[2], stages=(0, 2))))
     assert steps == [
-        "0", "1", "barrier [2]", "2", "3", "4", "barrier [2] after 5", "2*", "5", "6",
+        "0", "1", "pin [2]", "2", "3", "4", "barrier [2] after 5", "2*", "5", "6",
         "barrier [0] after 7", "0*", "7",
     ]  # fmt: skip
 
 
-def test_saved_values_are_pinned_only_where_something_is_dropped():
+def test_values_are_pinned_only_where_some_are_dropped():
     graph = chain(3)
-    assert told(schedule(graph, plan_of(graph, save=[1, 2]))) == ["0", "1", "2", "3", "4", "5"]
-    assert "barrier [1]" in told(schedule(graph, plan_of(graph, drop=[2], save=[1])))
+    assert as_text(schedule(graph, plan_of(graph, save=[1, 2]))) == ["0", "1", "2", "3", "4", "5"]
+    assert "pin [1]" in as_text(schedule(graph, plan_of(graph, drop=[2], save=[1])))
 
 
-def test_a_copy_reads_the_saved_value_behind_its_barrier():
+def test_a_clone_reads_the_saved_value_behind_its_barrier():
     graph = chain(3)
     laid_out = schedule(graph, plan_of(graph, drop=[2], save=[1]))
     pin, wait = (step for step in laid_out.steps if isinstance(step, Barrier))
@@ -82,7 +96,7 @@ def test_a_copy_reads_the_saved_value_behind_its_barrier():
     assert copy.reads == wait.writes
 
 
-def test_forward_values_that_come_late_wait_for_their_own_reader():
+def test_values_of_a_second_forward_wait_for_their_own_reader():
     """Two gradients in one step: the second forward pass stands behind the first backward."""
     build = Builder()
     x = build.input(4000)
@@ -94,12 +108,12 @@ def test_forward_values_that_come_late_wait_for_their_own_reader():
     graph = build.graph(last)
     laid_out = schedule(graph, plan_of(graph, drop=[first, third]))
     check_order(graph, laid_out)
-    assert told(laid_out) == [
+    assert as_text(laid_out) == [
         "0", "barrier [0]", "0*", "1", "2", "3", f"barrier [{cotangent}] after {cotangent}", "2*", "3*", "4",
     ]  # fmt: skip
 
 
-def test_the_gradient_of_a_pooling_waits_with_its_saved_operand_for_its_cotangent():
+def test_a_pooling_gradient_reads_behind_its_cotangent():
     build = Builder()
     x = build.input(4000)
     early, kept = (build.op("dot_general", x, size_bytes=4000) for _ in range(2))
@@ -107,13 +121,13 @@ def test_the_gradient_of_a_pooling_waits_with_its_saved_operand_for_its_cotangen
     cotangent = build.op("dot_general", early, pooled, size_bytes=1000, phase=Phase.BACKWARD)
     spread = build.op("select_and_scatter_add", cotangent, kept, size_bytes=4000, phase=Phase.BACKWARD)
     graph = build.graph(spread)
-    assert told(schedule(graph, plan_of(graph, drop=[early], save=[kept])))[-3:] == [
+    assert as_text(schedule(graph, plan_of(graph, drop=[early], save=[kept])))[-3:] == [
         "3", f"barrier [{kept}] after {cotangent}", "4",
     ]  # fmt: skip
-    assert told(schedule(graph, plan_of(graph, save=[kept]))) == ["0", "1", "2", "3", "4"]
+    assert as_text(schedule(graph, plan_of(graph, save=[kept]))) == ["0", "1", "2", "3", "4"]
 
 
-def test_a_gradient_that_layers_add_to_passes_the_barriers_on_its_way():
+def test_a_shared_gradient_passes_the_barriers_on_its_way():
     """Two layers share a bias: what the later one adds to its gradient is there before the earlier one begins."""
     build = Builder()
     x, bias = build.input(4000), build.input(4000)
@@ -137,7 +151,7 @@ def test_a_gradient_that_layers_add_to_passes_the_barriers_on_its_way():
     assert opens_first.writes[-1] in adds.reads
 
 
-def test_a_sum_that_the_backward_has_just_added_to_passes_the_barrier_that_waits_for_it():
+def test_a_sum_that_is_the_frontier_passes_its_own_barrier():
     """Layers share their weight: the chain of sums of its gradient is longer than that of cotangents."""
     build = Builder()
     x, weight = build.input(4000), build.input(4000)
@@ -170,13 +184,13 @@ def test_a_sum_before_the_next_product_passes_no_barrier():
     assert part not in passed
 
 
-def test_of_an_op_with_two_results_the_saved_one_is_not_replaced():
+def test_a_clone_does_not_replace_the_saved_one_of_two_results():
     """Left is saved, right is dropped: the copy of their op makes both, but what follows left reads the saved one."""
     build = Builder()
     x = build.input(4000)
     left = build.op("sort", x, size_bytes=2000)
     right = build.value(2000)
-    build.ops[0] = dataclasses.replace(build.ops[0], writes=(left, right))
+    build.ops[0] = replace(build.ops[0], writes=(left, right))
     followed = build.op("sin", left, size_bytes=2000)
     cotangent = build.op("mul", right, size_bytes=2000, phase=Phase.BACKWARD)
     graph = build.graph(build.op("mul", followed, cotangent, size_bytes=2000, phase=Phase.BACKWARD))
@@ -189,7 +203,7 @@ def test_of_an_op_with_two_results_the_saved_one_is_not_replaced():
     assert sin_again.reads == wait.writes[1:]
 
 
-def test_what_is_made_of_arguments_alone_opens_no_stage():
+def test_argument_derived_values_open_no_stage():
     """A head tied to the embedding reads the embedding's transpose, which the last block's stage holds."""
     build = Builder()
     table = build.input(4000)
@@ -208,7 +222,7 @@ def test_what_is_made_of_arguments_alone_opens_no_stage():
 
 
 @pytest.mark.parametrize("kind", ["input", "effects", "backward"])
-def test_what_cannot_be_computed_again_is_refused(kind):
+def test_values_that_cannot_be_recomputed_are_refused(kind):
     build = Builder()
     x = build.input(4000)
     loud = build.op("io", x, size_bytes=4000, effects=("io",))
@@ -242,7 +256,7 @@ def test_every_instance_is_written_before_it_is_read(case):
 
 
 @given(planned())
-def test_every_op_runs_once_in_its_own_order_and_effects_never_again(case):
+def test_every_op_runs_once_in_order_and_effects_have_no_clone(case):
     graph, plan = case
     runs = [step for step in schedule(graph, plan).steps if isinstance(step, Run)]
     assert [run.op for run in runs if not run.is_clone] == list(range(len(graph.ops)))
@@ -250,7 +264,7 @@ def test_every_op_runs_once_in_its_own_order_and_effects_never_again(case):
 
 
 @given(planned())
-def test_late_ops_never_read_the_original_of_a_dropped_value(case):
+def test_ops_after_forward_never_read_dropped_originals(case):
     graph, plan = case
     laid_out = schedule(graph, plan)
     dropped = {v for v, d in plan.decisions.items() if isinstance(d, Recompute)}
@@ -260,7 +274,7 @@ def test_late_ops_never_read_the_original_of_a_dropped_value(case):
 
 
 @given(planned())
-def test_what_waits_for_a_stage_is_kept_anyway(case):
+def test_barriers_of_stages_hold_only_available_values(case):
     """A barrier in the backward holds arguments, saved values, results and residuals; nothing new lives long."""
     graph, plan = case
     laid_out = schedule(graph, plan)

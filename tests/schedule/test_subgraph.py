@@ -24,7 +24,7 @@ def test_any_ops_of_a_step_make_a_valid_step(graph, data):
     assert given_values.isdisjoint(taken.values[v] for v in taken.graph.inputs)
 
 
-def test_layers_of_a_model_have_one_form():
+def test_layers_of_a_model_have_one_structure():
     graph = chain(12)
     first, second = (induced_subgraph(graph, range(i, i + 3), ()) for i in (3, 6))
     assert first.structure == second.structure
@@ -33,7 +33,7 @@ def test_layers_of_a_model_have_one_form():
 
 
 @pytest.mark.parametrize("change", [{"size_bytes": 8}, {"flops": 2.0}, {"detail": "axis=1"}, {"phase": Phase.BACKWARD}])
-def test_ops_that_differ_in_what_they_take_have_different_forms(change):
+def test_different_ops_have_different_structures(change):
     build = Builder()
     first = build.op("sin", build.input(4), size_bytes=4)
     second = build.op("sin", first, **{"size_bytes": 4, **change})
@@ -41,7 +41,7 @@ def test_ops_that_differ_in_what_they_take_have_different_forms(change):
     assert induced_subgraph(graph, (0,), ()).structure != induced_subgraph(graph, (1,), ()).structure
 
 
-def test_what_the_backward_makes_for_others_is_returned():
+def test_backward_results_that_others_read_are_returned():
     build = Builder()
     x = build.op("sin", build.input(4), size_bytes=4)
     y = build.op("cos", x, size_bytes=4, phase=Phase.BACKWARD)

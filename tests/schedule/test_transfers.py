@@ -1,6 +1,7 @@
-"""Values that wait elsewhere: when they leave, when they come back, and that nobody reads what is gone."""
+"""Stores and loads: when they start and end, and that every reader after the forward reads a loaded instance."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from jaxckpt.schedule import Barrier, Move, Run, schedule
 from jaxckpt.schedule.prefetch import is_pipelined
 from jaxckpt.schedule.validate import reason_not_offloadable
 from tests.graphs import chain, graphs
+from tests.schedule.as_text import as_text
 from tests.schedule.test_schedule import droppable
 
 
@@ -17,53 +19,40 @@ def plan_of(graph, decisions, stages):
     return GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=tuple(stages))
 
 
-def told(laid_out):
-    """Op numbers; "out" and "back" with the value that moves; what barriers hold."""
-    lines = []
-    for step in laid_out.steps:
-        origin = [laid_out.origin[i] for i in step.reads]
-        match step:
-            case Run():
-                lines.append(f"{step.op}{'*' if step.is_clone else ''}")
-            case Move():
-                lines.append(f"{'back' if step.restores else 'out'} {origin[0]}")
-            case Barrier():
-                lines.append(f"{step.why} {origin}")
-    return lines
-
-
-def test_a_value_has_left_a_stage_later_and_comes_back_a_stage_ahead():
+def test_a_store_ends_a_stage_later_a_load_starts_a_stage_ahead():
     graph = chain(4)  # values: 0 the input, 1-4 the products; 5-7 cotangents
     offload = Offload(prefetch=1)
-    steps = told(schedule(graph, plan_of(graph, {1: offload, 2: offload, 3: offload}, stages=[0, 1, 2, 3])))
+    steps = as_text(schedule(graph, plan_of(graph, {1: offload, 2: offload, 3: offload}, stages=[0, 1, 2, 3])))
     assert steps == [
-        "0", "pin [1]", "out 1", "1", "pin [2]", "out 2", "store [2, 1]", "2", "pin [3]", "out 3", "store [3, 2]", "3",
-        "4", "load [3, 5]", "back 3", "load [2]", "back 2", "5", "load [1, 6]", "back 1", "6", "7",
+        "0", "pin [1]", "store 1", "1", "pin [2]", "store 2", "barrier [2, 1]", "2",
+        "pin [3]", "store 3", "barrier [3, 2]", "3", "4", "barrier [3, 5] after 5", "load 3",
+        "barrier [2] after 5", "load 2", "5", "barrier [1, 6] after 6", "load 1", "6", "7",
     ]  # fmt: skip
 
 
-def test_without_prefetch_a_value_comes_back_for_its_own_stage():
+def test_without_prefetch_a_value_is_loaded_for_its_own_stage():
     graph = chain(4)
     decisions = dict.fromkeys((1, 2, 3), Offload(prefetch=0))
-    steps = told(schedule(graph, plan_of(graph, decisions, stages=[0, 1, 2, 3])))
-    assert [line for line in steps if line.startswith("back")] == ["back 3", "back 2", "back 1"]
-    assert "store [1, 1]" in steps
+    steps = as_text(schedule(graph, plan_of(graph, decisions, stages=[0, 1, 2, 3])))
+    assert [line for line in steps if line.startswith("load")] == ["load 3", "load 2", "load 1"]
+    assert "barrier [1, 1]" in steps
 
 
-def test_layers_are_counted_where_a_plan_has_them_and_the_way_out_by_itself():
+def test_distances_count_layers_and_stores_have_their_own():
     graph = chain(4)
     decisions = {1: Offload(prefetch=0, leave=1), 2: Recompute(), 3: Recompute()}
     plan = GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=(0,), layers=(0, 1, 2, 3, 4))
-    steps = told(schedule(graph, plan))
-    assert steps.index("out 1") < steps.index("store [2, 1]") < steps.index("2")
-    assert steps.index("back 1") < steps.index("1*")  # one stage asks for all of it at once
+    steps = as_text(schedule(graph, plan))
+    assert steps.index("store 1") < steps.index("barrier [2, 1]") < steps.index("2")
+    assert steps.index("load 1") < steps.index("1*")  # one stage asks for all of it at once
 
 
-def test_results_of_the_backward_are_finished_before_the_next_value_comes_back():
+def test_a_load_waits_for_results_of_the_backward():
     graph = chain(4)
     decisions = dict.fromkeys((1, 2, 3), Offload(prefetch=0))
-    steps = told(schedule(graph, plan_of(graph, decisions, stages=[0, 1, 2, 3])))
-    assert [line for line in steps if "load" in line] == ["load [3, 5]", "load [2, 6]", "load [1, 7]"]
+    steps = as_text(schedule(graph, plan_of(graph, decisions, stages=[0, 1, 2, 3])))
+    barriers = [before for before, step in pairwise(steps) if step.startswith("load")]
+    assert barriers == ["barrier [3, 5] after 5", "barrier [2, 6] after 6", "barrier [1, 7] after 7"]
 
 
 @st.composite
@@ -77,7 +66,7 @@ def offloaded(draw):
 
 
 @given(offloaded())
-def test_late_ops_read_only_what_came_back(planned):
+def test_ops_after_forward_read_only_loaded_instances(planned):
     graph, plan = planned
     laid_out = schedule(graph, plan)
     away = {v for v, d in plan.decisions.items() if isinstance(d, Offload)}
@@ -105,7 +94,7 @@ def test_every_instance_is_written_once_and_before_it_is_read(planned):
 
 
 @given(offloaded())
-def test_a_value_leaves_once_and_comes_back_at_most_once(planned):
+def test_a_value_is_stored_once_and_loaded_at_most_once(planned):
     graph, plan = planned
     laid_out = schedule(graph, plan)
     moves = [(laid_out.origin[step.reads[0]], step.restores) for step in laid_out.steps if isinstance(step, Move)]
@@ -132,15 +121,15 @@ def looped(*, turns=(5, 5), reverse=True, parents=(None, None), unroll=1):
     return replace(graph, ops=ops, loops=loops)
 
 
-def test_each_turn_moves_its_own_value_and_no_layer_is_waited_for():
+def test_each_iteration_moves_its_own_value_without_barriers():
     graph = looped()
     laid_out = schedule(graph, plan_of(graph, {2: Offload(prefetch=0)}, stages=[0]))
-    assert [line for line in told(laid_out) if not line[0].isdigit()] == ["out 2", "back 2"]
+    assert [line for line in as_text(laid_out) if not line[0].isdigit()] == ["store 2", "load 2"]
     moves = [step for step in laid_out.steps if isinstance(step, Move)]
     assert [(move.loop, move.is_pipelined) for move in moves] == [(2, False), (3, False)]
 
 
-def test_a_turn_ahead_needs_a_loop_beside_it_that_turns_the_other_way():
+def test_pipelined_copies_need_a_sibling_loop_in_reverse():
     ahead = Offload(prefetch=1)
     assert is_pipelined(looped(), 2, ahead)
     for decision in (Offload(prefetch=0), Offload(), Save()):

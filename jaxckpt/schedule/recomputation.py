@@ -1,0 +1,248 @@
+"""Operands of ops after the forward pass, and the clones that recompute them where they are not available.
+
+Demand-driven: a value is recomputed when the first op asks for its stage, from the nearest available values on every
+path (rematerialisation by backward slicing). The rules are numbered in `schedule`.
+
+Read after `availability`, `transfers`, `grad_accumulators` and `scatter_inits`.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from jaxckpt.ir.graph import Graph, Op, Phase
+from jaxckpt.ir.loop import BODY_INPUTS, BODY_OUTPUTS
+from jaxckpt.ir.plan import GraphPlan
+from jaxckpt.schedule.argument_derived import argument_roots
+from jaxckpt.schedule.availability import Availability
+from jaxckpt.schedule.grad_accumulators import GradAccumulators
+from jaxckpt.schedule.scatter_inits import initialiser_dependencies
+from jaxckpt.schedule.steps import Run
+from jaxckpt.schedule.transfers import Transfers
+from jaxckpt.schedule.writer import StepWriter
+
+_OF_BRANCH = -1
+"""The stage of all that one branch of a cond recomputes for another one."""
+
+
+@dataclass(slots=True)
+class _Clones:
+    """Clones of one stage: the instances that they read and write, and their ops."""
+
+    instances: dict[int, int] = field(default_factory=dict)
+    ops: set[int] = field(default_factory=set)
+
+
+class Recomputation:
+    """Clones of forward ops, written where the first op after the forward pass needs them.
+
+    Args:
+      graph: The step.
+      plan: Decisions for it.
+      writer: Takes the steps.
+      availability: Says which values have to be recomputed.
+      transfers: Loads offloaded values.
+
+    Attributes:
+      initialisers: For each op that makes the zeros of a scatter the value that it waits for (rule 10).
+    """
+
+    def __init__(
+        self, graph: Graph, plan: GraphPlan, writer: StepWriter, availability: Availability, transfers: Transfers
+    ):
+        self._graph, self._plan, self._writer = graph, plan, writer
+        self._availability, self._transfers = availability, transfers
+        self.initialisers = initialiser_dependencies(graph) if availability.dropped else {}
+        self._clones: dict[tuple[int, int | None], _Clones] = {}
+        """By stage, or ~value for a value that is recomputed by itself, and by the loop in whose body they stand."""
+        self._dropped_of: defaultdict[int, list[int]] = defaultdict(list)
+        """By stage the values that it has to recompute."""
+        for value in sorted(availability.dropped):
+            self._dropped_of[self._stage_of(value)].append(value)
+
+    @cached_property
+    def accumulators(self) -> GradAccumulators:
+        """Running sums of gradients (rule 9); computed only where something is recomputed."""
+        return GradAccumulators(self._graph)
+
+    def operands(self, op: Op) -> tuple[int, ...]:
+        """The instances that an op after the forward pass reads."""
+        if op.primitive in BODY_OUTPUTS:
+            return tuple(self._writer.current[v] for v in op.reads)
+        if op.primitive in BODY_INPUTS:
+            return self._operands_from_outside(op, op.id)
+        return tuple(self._operand(v, op.id) for v in op.reads)
+
+    def prepare(self, loop: int) -> None:
+        """Loads or recomputes, before a loop begins, the values from outside of it that its body needs (rule 7)."""
+        graph, availability = self._graph, self._availability
+        depth = len(graph.path(loop))
+        ops = [op for op in graph.ops if op.phase is not Phase.FORWARD and loop in graph.path(op.loop)]
+        with self._writer.within(graph.loops[loop].parent):
+            missing = self._missing_in(loop, ops)
+            loop_inputs = self._loop_inputs(loop, ops, missing)
+            for value in sorted(v for v in missing if availability.depth(v) < depth):
+                if value in loop_inputs or not availability.is_broadcast(value):
+                    self._operand(value, ops[0].id)
+
+    def _loop_inputs(self, loop: int, ops: Sequence[Op], missing: Collection[int]) -> set[int]:
+        """Initial carries and scanned arrays that a body reads, those of its clones' slices too."""
+        graph, depth = self._graph, len(self._graph.path(loop))
+        sliced = (v for v in graph.slices.intersection(missing) if self._availability.depth(v) == depth)
+        entries = [op for op in ops if op.loop == loop and op.primitive in BODY_INPUTS]
+        return {v for op in (*entries, *(graph.ops[self._producer(s)] for s in sliced)) for v in op.reads}
+
+    def _missing_in(self, loop: int, ops: Sequence[Op]) -> set[int]:
+        """Values that clones in a body have to make; loads the transferred ones from outside that are found."""
+        graph, availability = self._graph, self._availability
+        depth = len(graph.path(loop))
+        missing: set[int] = set()
+        pending = [v for op in ops for v in op.reads]
+        while pending:
+            value = pending.pop()
+            if value in self._transfers.values and availability.depth(value) < depth:
+                self._operand(value, ops[0].id)
+            producer = graph.producer[value]
+            if producer is not None and value not in missing and not availability.is_available(value, loop):
+                missing.add(value)
+                pending.extend(graph.ops[producer].reads)
+        return missing
+
+    def _operand(self, value: int, reader: int) -> int:
+        """The instance of a value that an op after the forward pass reads, or a clone for it."""
+        if value in self._transfers.values:
+            return self._transfers.loaded(value, reader)
+        if self._availability.is_available(value, self._writer.loop):
+            return self._writer.current[value]
+        return self._sliced(value, reader) if value in self._graph.slices else self._recomputed(value, reader)
+
+    def _operands_from_outside(self, op: Op, reader: int) -> tuple[int, ...]:
+        """Operands of an op that reads what stands around the body that is written: made before the loop begins."""
+        writer, body = self._writer, self._writer.loop
+        with writer.within(None if body is None else self._graph.loops[body].parent):
+            return tuple(
+                writer.current[v] if self._availability.is_available(v, body) else self._operand(v, reader)
+                for v in op.reads
+            )
+
+    def _sliced(self, value: int, reader: int) -> int:
+        """A slice of a scanned array, cut in the body that is written: another loop cut it before."""
+        body = self._availability.body_for(value, self._writer.loop)
+        clones = self._clones.setdefault((~value, body), _Clones())
+        if value not in clones.instances:
+            op = self._graph.ops[self._producer(value)]
+            clones.instances.update(zip(op.reads, self._operands_from_outside(op, reader), strict=True))
+            self._clone(op.id, clones)
+        return clones.instances[value]
+
+    def _recomputed(self, value: int, reader: int) -> int:
+        clones = self._clones_for(value, reader)
+        if value not in clones.instances:
+            ops, sources = self._backward_slice([value], known=clones.instances)
+            self._read_sources(ops, sources, clones, reader)
+            for op in sorted(ops - clones.ops):
+                self._clone(op, clones)
+        return clones.instances[value]
+
+    def _clones_for(self, value: int, reader: int) -> _Clones:
+        """The clones that a value belongs to: those of its stage, which opens now if need be, or its own (rule 3)."""
+        availability = self._availability
+        body = availability.body_for(value, self._writer.loop)
+        stage = self._stage_in(value, body)
+        is_repeated = availability.depth(value) < len(self._graph.path(body))
+        if is_repeated or ((stage, body) not in self._clones and argument_roots(self._graph, value) is not None):
+            return self._clones.setdefault((~value, body), _Clones())
+        if (stage, body) not in self._clones:
+            self._clones[stage, body] = _Clones()
+            self._open(stage, body, reader)
+        return self._clones[stage, body]
+
+    def _stage_in(self, value: int, body: int | None) -> int:
+        """The stage that recomputes a value; in a branch of another cond all stages are one.
+
+        No barrier keeps clones of two stages apart there, so a compiler would merge them.
+        """
+        in_branch = body is not None and self._graph.loops[body].branch is not None
+        return _OF_BRANCH if in_branch and body != self._graph.loop_of[value] else self._stage_of(value)
+
+    def _stage_of(self, value: int) -> int:
+        return max(0, bisect_right(self._plan.stages, self._producer(value)) - 1)
+
+    def _open(self, stage: int, body: int | None, reader: int) -> None:
+        """Starts a stage behind one barrier: everything that it has to recompute by now begins there.
+
+        Forward ops can stand behind the first backward op, where a step takes two gradients or counts its steps. Their
+        results do not exist yet, and wait for their own reader.
+        """
+        wanted = [v for v in self._dropped_of[stage] if self._producer(v) < reader and self._is_read_in(body, v)]
+        self._read_sources(*self._backward_slice(wanted), self._clones[stage, body], reader)
+
+    def _read_sources(self, ops: Collection[int], sources: Collection[int], clones: _Clones, reader: int) -> None:
+        """Passes the sources of clones through a barrier with the frontier of the backward (rules 3 and 9).
+
+        In the body of another loop than that of the ops no barrier is needed (rule 7).
+        """
+        writer, graph = self._writer, self._graph
+        in_loop = writer.loop is not None and graph.loops[writer.loop].rolled
+        instances = {v: self._operand(v, reader) for v in sorted(sources)}
+        if instances and not (in_loop and all(graph.ops[op].loop != writer.loop for op in ops)):
+            sums = self.accumulators.live_at(reader) if writer.loop is None else []
+            passed = writer.barrier(
+                (*instances.values(), *(writer.current[v] for v in sums)),
+                trigger=graph.backward_frontier[reader],
+                why="recompute",
+            )
+            instances = dict(zip(instances, passed, strict=False))
+            for value, instance in zip(sums, passed[len(instances) :], strict=True):
+                writer.current[value] = instance
+        clones.instances.update(instances)
+
+    def _backward_slice(self, wanted: Collection[int], known: Collection[int] = ()) -> tuple[set[int], set[int]]:
+        """The ops of one body that have to run again for some values, and the values that they start from."""
+        depth = max(map(self._availability.depth, wanted), default=0)
+        ops, sources = set[int](), set[int]()
+        pending = [v for v in wanted if v not in known]
+        while pending:
+            op = self._producer(pending.pop())
+            if op in ops:
+                continue
+            ops.add(op)
+            for read in self._graph.ops[op].reads:
+                if read not in known:
+                    pending.append(read) if self._is_recomputed_at(depth, read) else sources.add(read)
+        return ops, sources
+
+    def _is_recomputed_at(self, depth: int, value: int) -> bool:
+        """True if a value is recomputed together with its readers, in a body of this depth."""
+        availability = self._availability
+        return (
+            not availability.is_available(value, self._writer.loop)
+            and value not in self._graph.slices
+            and availability.depth(value) == depth
+        )
+
+    def _clone(self, op: int, clones: _Clones) -> None:
+        clones.ops.add(op)
+        writer, own = self._writer, self._graph.ops[op]
+        reads = tuple(clones.instances[v] for v in own.reads)
+        writes = tuple(map(writer.new_instance, own.writes))
+        after = clones.instances.get(self.initialisers[op]) if op in self.initialisers else None
+        writer.steps.append(Run(op=op, reads=reads, writes=writes, is_clone=True, loop=writer.loop, after=after))
+        for value, instance in zip(own.writes, writes, strict=True):
+            clones.instances.setdefault(value, instance)
+
+    def _is_read_in(self, body: int | None, value: int) -> bool:
+        """True if a value is recomputed in a loop's body itself (outside of all for None) for an op there."""
+        if self._availability.depth(value) != len(self._graph.path(body)):
+            return False
+        readers = (self._graph.ops[reader] for reader in self._graph.readers[value])
+        return any(
+            op.phase is not Phase.FORWARD and (body is None or body in self._graph.path(op.loop)) for op in readers
+        )
+
+    def _producer(self, value: int) -> int:
+        op = self._graph.producer[value]
+        assert op is not None, "only inputs and constants have no producer, and they are always available"
+        return op

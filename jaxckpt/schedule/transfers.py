@@ -1,0 +1,160 @@
+"""Stores and loads of offloaded values, and of shards of partitioned ones (software prefetching).
+
+1. A value is stored as soon as it is pinned, and the forward pass waits for the store where `prefetch` says.
+
+     before: 0  1  2            after: 0  pin [1]  store 1  1  barrier [2, 1]  2
+
+2. A load starts behind the end of the longest chain of backward ops so far, and behind every result of the backward
+   that is still to be read. A compiler that hides copies would otherwise postpone weight gradients, and so keep their
+   operands.
+
+     before: 4  5  6            after: 4  barrier [3, 5] after 5  load 3  5  6
+
+3. In the body of a loop every iteration stores and loads its own value, or, where the copies are pipelined over
+   iterations, stores that of the one before and loads that of the next one.
+
+A shard is cut before it is stored, and gathered when a loaded shard is first read.
+
+Read after `prefetch` and `writer`.
+"""
+
+from collections.abc import Sequence
+
+from jaxckpt.ir.decision import Offload, Partition
+from jaxckpt.ir.graph import Graph, Op
+from jaxckpt.ir.plan import GraphPlan
+from jaxckpt.schedule.prefetch import is_pipelined, transfer_times
+from jaxckpt.schedule.steps import Move
+from jaxckpt.schedule.writer import StepWriter
+
+
+class Transfers:
+    """Copies of the values that a plan offloads or partitions.
+
+    Args:
+      graph: The step.
+      plan: Decisions for it.
+      writer: Takes the steps.
+
+    Attributes:
+      values: Values that are offloaded or partitioned.
+      in_bodies: Those of them that iterations of a loop make, each its own.
+    """
+
+    def __init__(self, graph: Graph, plan: GraphPlan, writer: StepWriter):
+        self._graph, self._plan, self._writer = graph, plan, writer
+        self._outputs = frozenset(graph.outputs)
+        self._times = transfer_times(graph, plan)
+        self.values = self._times.values
+        self.in_bodies = frozenset(v for v in self.values if graph.loop_of[v] is not None)
+        self._pipelined = frozenset(v for v in self.in_bodies if is_pipelined(graph, v, plan.decisions[v]))
+        self._stored: dict[int, int] = {}
+        """The instance of a value on the host, or its shard."""
+        self._unfinished_stores: list[int] = []
+        self._backward_results: list[int] = []
+        """Results of the backward since the last load."""
+        self._loaded: dict[int, int] = {}
+        self._gathered: dict[int, int] = {}
+        self._loaded_in: dict[tuple[int, int | None], int] = {}
+        """Instances of values of `in_bodies`, by the loop in whose body they were loaded."""
+
+    def before(self, op: Op) -> None:
+        """Waits for the stores that have to be finished before an op, and starts the loads that begin there."""
+        self._wait_for_stores(op.id)
+        if op.loop is None:
+            for value in self._times.load_before.get(op.id, ()):
+                self.start_load(value, op.id)
+
+    def after_backward(self, results: Sequence[int]) -> None:
+        """Notes results of the backward: the next load waits for them."""
+        self._backward_results.extend(results)
+
+    def store(self, value: int) -> None:
+        """Stores the current instance of a value."""
+        decision, cut = self._forms(value)
+        instance = self._writer.current[value]
+        if cut is not None:
+            instance = self._move(value, instance, cut, restores=False)
+        self._stored[value] = self._move(value, instance, decision, restores=False)
+
+    def start_load(self, value: int, reader: int) -> None:
+        """Loads a value that is made outside of loops, unless it is loaded already (rule 2)."""
+        if value in self._loaded:
+            return
+        writer = self._writer
+        done = self._unread_backward_results(reader)
+        held, *results = writer.barrier(
+            (self._stored[value], *(writer.current[v] for v in done)),
+            trigger=self._graph.backward_frontier[reader],
+            why="load",
+        )
+        for result, instance in zip(done, results, strict=True):
+            writer.current[result] = instance
+        self._loaded[value] = self._move(value, held, self._forms(value)[0], restores=True)
+
+    def loaded(self, value: int, reader: int) -> int:
+        """The instance of a value that an op after the forward pass reads, loaded and gathered."""
+        if value in self.in_bodies:
+            return self._loaded_in_body(value, reader)
+        self.start_load(value, reader)
+        cut = self._forms(value)[1]
+        if cut is None:
+            return self._loaded[value]
+        if value not in self._gathered:
+            self._gathered[value] = self._move(value, self._loaded[value], cut, restores=True)
+        return self._gathered[value]
+
+    def _loaded_in_body(self, value: int, reader: int) -> int:
+        """An iteration's value; in the body of another loop than its own the load waits for nothing."""
+        writer, path = self._writer, self._graph.path(self._writer.loop)
+        where = next(((value, loop) for loop in path if (value, loop) in self._loaded_in), (value, writer.loop))
+        if where not in self._loaded_in:
+            instance = self._stored[value]
+            if writer.loop == self._graph.loop_of[value]:
+                trigger = self._graph.backward_frontier[reader]
+                (instance,) = writer.barrier((instance,), trigger=trigger, why="load")
+            decision, cut = self._forms(value)
+            instance = self._move(value, instance, decision, restores=True)
+            self._loaded_in[where] = instance if cut is None else self._move(value, instance, cut, restores=True)
+        return self._loaded_in[where]
+
+    def _wait_for_stores(self, op: int) -> None:
+        """Holds the forward pass until the stores that must be finished before an op are (rule 1)."""
+        self._unfinished_stores.extend(self._times.store_before.get(op, ()))
+        writer = self._writer
+        frontier = self._graph.forward_frontier[op] if self._unfinished_stores and writer.loop is None else None
+        if frontier is None:
+            return
+        stores, self._unfinished_stores = self._unfinished_stores, []
+        reads = (writer.current[frontier], *(self._stored[v] for v in stores))
+        writer.current[frontier], *finished = writer.barrier(reads, why="store")
+        self._stored.update(zip(stores, finished, strict=True))
+
+    def _unread_backward_results(self, reader: int) -> tuple[int, ...]:
+        """Results of the backward since the last load that are still to be read: weight gradients, mostly."""
+        readers, outputs = self._graph.readers, self._outputs
+        done = (v for v in self._backward_results if v in outputs or (readers[v] and readers[v][-1] >= reader))
+        found = tuple(done)
+        self._backward_results.clear()
+        return found
+
+    def _forms(self, value: int) -> tuple[Offload | Partition, Partition | None]:
+        """The decision for a value, and the partition that an offload cuts the value by before it is stored."""
+        decision = self._plan.decisions[value]
+        assert isinstance(decision, Offload | Partition), "only these are transferred"
+        return decision, decision.partition if isinstance(decision, Offload) else None
+
+    def _move(self, value: int, instance: int, decision: Offload | Partition, *, restores: bool) -> int:
+        writer = self._writer
+        moved = writer.new_instance(value)
+        writer.steps.append(
+            Move(
+                reads=(instance,),
+                writes=(moved,),
+                decision=decision,
+                restores=restores,
+                loop=writer.loop,
+                is_pipelined=value in self._pipelined and isinstance(decision, Offload),
+            )
+        )
+        return moved
