@@ -1,4 +1,4 @@
-"""What every verb shares: where it prints, how it says what it is doing, and how it fails.
+"""Output, progress and errors, the same for every command.
 
 Results go to standard output, progress and errors to standard error, so that both can be read by programs. Progress is
 a spinner with running seconds on a terminal, and plain lines elsewhere and beside JSON.

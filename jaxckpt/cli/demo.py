@@ -16,14 +16,14 @@ from jaxckpt.cli.console import Shell
 from jaxckpt.compiler import Footprint, footprint
 from jaxckpt.machine import Target
 from jaxckpt.planner import Plan, Planner
-from jaxckpt.report import Section, Text, Version, footprints_report, print_report
+from jaxckpt.report import LabelledFootprint, Section, Text, footprints_report, print_report
 
 BUDGETS = ("10GiB", "8GiB", "6GiB", "5GiB", "4GiB")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """What the demo found.
+    """Results of the demo.
 
     Attributes:
       target: The machine compiled for.
@@ -127,11 +127,11 @@ def run_demo(
 
 def demo_report(result: DemoResult) -> Section:
     """The demo's table and what it refused."""
-    versions = [Version(name=name, footprint=made) for name, made in result.baselines.items()]
+    versions = [LabelledFootprint(name=name, footprint=made) for name, made in result.baselines.items()]
     for plan in result.plans.values():
         assert plan.footprint is not None
         versions.append(
-            Version(
+            LabelledFootprint(
                 name="jaxckpt, unmarked model",
                 budget_bytes=plan.budget_bytes,
                 footprint=plan.footprint,

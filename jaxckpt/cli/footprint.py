@@ -83,7 +83,7 @@ def _made(reference: str, target: str, say: Say) -> tuple[Footprint, bytes | Non
 
 
 def _refuse_early(path: Path) -> None:
-    """What is wrong with a file's name is said before anything is compiled."""
+    """Refuses an output file of unknown suffix before anything is compiled."""
     require_report_folder(path)
     if not path.name.endswith(_FORMS):
         raise ReportFileError(

@@ -66,7 +66,7 @@ def plan(
 
 
 def _refuse_early(reference: str, budgets: list[str], output: Path | None) -> None:
-    """What is wrong with the words alone is said before anything is compiled."""
+    """Refuses mistyped options before anything is compiled."""
     for text in budgets:
         budget_bytes(budget_as_typed(text), baseline_bytes=1)
     if output is None:

@@ -56,7 +56,7 @@ def load_maker(reference: str) -> Callable[[int], Any]:
 
 
 def _takes_one(function: Callable[..., Any]) -> bool:
-    """Whether it can be called with one positional argument."""
+    """True if the function can be called with one positional argument."""
     try:
         inspect.signature(function).bind(1)
     except TypeError:

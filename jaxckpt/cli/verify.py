@@ -40,7 +40,7 @@ def verify(
 
 
 def _planned_form(reference: str, policy: str | None, plan: Path | None) -> Callable[[MadeStep], Any]:
-    """What makes the planned step; files are read, and mistakes said, before the user's code runs."""
+    """Function that makes the planned step; plan and policy files are read and checked before the user's code runs."""
     if (policy is None) == (plan is None):
         raise PolicyError(
             "jaxckpt verify: a step is held against what a policy or a plan makes of it.",

@@ -14,7 +14,7 @@ from jaxckpt.report.comparison import comparison_report
 from jaxckpt.report.explanation import explanation_report
 from jaxckpt.report.export import comparison_data, to_csv, to_json
 from jaxckpt.report.floor import floor_report
-from jaxckpt.report.footprints import Version, footprints_report
+from jaxckpt.report.footprints import LabelledFootprint, footprints_report
 from jaxckpt.report.frontier import frontier_report
 from jaxckpt.report.html import render_html, render_page, require_report_folder, save_page, save_text
 from jaxckpt.report.lint import findings_report
@@ -25,21 +25,21 @@ from jaxckpt.report.plan import plan_report
 from jaxckpt.report.policy import policy_report
 from jaxckpt.report.shown import html_of, report_of
 from jaxckpt.report.text import print_report, render_text
-from jaxckpt.report.tree import Chart, Column, Line, Part, Point, Scatter, Section, Table, Text
+from jaxckpt.report.tree import Chart, Column, Element, Line, Point, Scatter, Section, Table, Text
 from jaxckpt.report.verdicts import verdicts_report
 from jaxckpt.report.verification import verification_report
 
 __all__ = [
     "Chart",
     "Column",
+    "Element",
+    "LabelledFootprint",
     "Line",
-    "Part",
     "Point",
     "Scatter",
     "Section",
     "Table",
     "Text",
-    "Version",
     "analysis_report",
     "batches_report",
     "calibration_report",

@@ -5,12 +5,12 @@ Read after `tree`.
 
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.planner.batches import BatchSearch, TriedBatch
-from jaxckpt.report.tree import Part, Section, Table, Text, columns
+from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 
 def batches_report(search: BatchSearch) -> Section:
     """The two answers, the batches tried and how sure each figure is."""
-    parts: tuple[Part, ...] = (_answers(search), _tried(search), Text(text=_notes(search)))
+    parts: tuple[Element, ...] = (_answers(search), _tried(search), Text(text=_notes(search)))
     budget = format_bytes(search.budget_bytes)
     return Section(title=f"Batches of {search.step} in {budget} on {search.target}", parts=parts)
 

@@ -1,4 +1,4 @@
-"""What was measured of a device, as a report."""
+"""Report of a calibration: the rates measured on a device."""
 
 from jaxckpt._units import format_seconds
 from jaxckpt.machine import Calibration, Measured

@@ -69,8 +69,8 @@ class _Frame:
             value = 10**scaled if self.chart.log else scaled
             yield _text(_LEFT - 6, self.y(value) + 4, f"{value:.3g}", "end")
         yield _text((_LEFT + end) / 2, _HEIGHT - 8, escaped(self.chart.x_heading), "middle")
-        turn = f'transform="rotate(-90 12 {(_TOP + base) / 2:g})" '
-        yield _text(12, (_TOP + base) / 2, escaped(self.chart.y_heading), "middle", turn)
+        rotated = f'transform="rotate(-90 12 {(_TOP + base) / 2:g})" '
+        yield _text(12, (_TOP + base) / 2, escaped(self.chart.y_heading), "middle", rotated)
 
     def line(self, line: Line, color: str, number: int, escaped: Callable[[str], str]) -> Iterator[str]:
         """One line with its points and its name at the right."""

@@ -31,7 +31,7 @@ def comparison_report(comparison: Comparison, *, depth: int | None = None) -> Se
       >>> comparison_report(compare_footprints({"a": made, "b": made})).parts[0].rows[1]
       ('b', '8 B', '0 B', '1 B', '7 B')
     """
-    parts: list[tree.Part] = [_totals(comparison)]
+    parts: list[tree.Element] = [_totals(comparison)]
     parts += [Text(text=f"Note: {note}") for note in comparison.notes]
     if len(comparison.versions) > 1:
         if sum(version.footprint.step_s > 0 for version in comparison.versions) > 1:
@@ -42,7 +42,7 @@ def comparison_report(comparison: Comparison, *, depth: int | None = None) -> Se
     return Section(title=f"{against} against {first}" if others else first, parts=tuple(parts))
 
 
-def _differences(comparison: Comparison, depth: int | None) -> Iterator[tree.Part]:
+def _differences(comparison: Comparison, depth: int | None) -> Iterator[tree.Element]:
     if any(figures is not None for line in comparison.scopes for figures in line.figures):
         held = _scopes(comparison, depth, "held from forward to backward", lambda row: row.held_bytes)
         at_peak = _scopes(comparison, depth, "at the peak", lambda row: row.peak_bytes)

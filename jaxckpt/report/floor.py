@@ -11,7 +11,7 @@ from jaxckpt.hlo import Buffer
 from jaxckpt.oom.remedies import Remedy
 from jaxckpt.planner.floor import DECIDED, Floor, Holder, Share
 from jaxckpt.report.memory import short_source, value_text
-from jaxckpt.report.tree import Part, Section, Table, Text, columns
+from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 _WORDS = {
     Holder.ARGUMENTS: "arguments",
@@ -33,7 +33,7 @@ _WORDS = {
 
 def floor_report(floor: Floor) -> Section:
     """The shares of the smallest total, the largest buffers of each, and remedies, what saves most first."""
-    parts: list[Part] = [Text(text=_summary(floor)), _shares(floor)]
+    parts: list[Element] = [Text(text=_summary(floor)), _shares(floor)]
     if floor.remedies:
         parts.append(_remedies(floor.remedies))
     of = f" of {floor.step}" if floor.step else ""

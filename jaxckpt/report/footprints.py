@@ -10,7 +10,7 @@ from jaxckpt.report.tree import Table, columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
+class LabelledFootprint:
     """One version of a step: its name, what it takes, and what was expected of it, if anything was."""
 
     name: str
@@ -19,7 +19,7 @@ class Version:
     budget_bytes: int | None = None
 
 
-def footprints_report(title: str, versions: Iterable[Version], *, notes: tuple[str, ...] = ()) -> Table:
+def footprints_report(title: str, versions: Iterable[LabelledFootprint], *, notes: tuple[str, ...] = ()) -> Table:
     """One row a version; a column that says nothing of any of them is left out."""
     rows = [dict(_cells(version)) for version in versions]
     shown = [heading for heading in _HEADINGS if any(row.get(heading) for row in rows)]
@@ -46,7 +46,7 @@ _HEADINGS = (
 )
 
 
-def _cells(version: Version) -> Iterator[tuple[str, str]]:
+def _cells(version: LabelledFootprint) -> Iterator[tuple[str, str]]:
     made, prediction = version.footprint, version.prediction
     yield "version", version.name
     if version.budget_bytes is not None:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.ir import Recompute
 from jaxckpt.planner.frontier import Frontier, FrontierPoint
-from jaxckpt.report.tree import Part, Point, Scatter, Section, Table, Text, columns
+from jaxckpt.report.tree import Element, Point, Scatter, Section, Table, Text, columns
 
 
 def frontier_report(frontier: Frontier) -> Section:
     """Memory and time of every compiled plan, against the step as it is; and what is expected between them."""
-    parts: tuple[Part, ...] = (_table(frontier), _picture(frontier), Text(text=_notes(frontier)))
+    parts: tuple[Element, ...] = (_table(frontier), _picture(frontier), Text(text=_notes(frontier)))
     return Section(title=f"Memory against time: {frontier.step} on {frontier.target}", parts=parts)
 
 

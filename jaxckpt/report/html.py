@@ -17,7 +17,7 @@ from jaxckpt._errors import ReportFileError
 from jaxckpt._files import write_whole
 from jaxckpt.report.chart import chart_lines
 from jaxckpt.report.scatter import svg_lines
-from jaxckpt.report.tree import Chart, Column, Part, Scatter, Section, Table, Text
+from jaxckpt.report.tree import Chart, Column, Element, Scatter, Section, Table, Text
 
 _CLASS = "jaxckpt-report"
 _DEEPEST = 6
@@ -55,7 +55,7 @@ _RULES = (
 _PAGE = "body { margin: 2em; background: Canvas; color: CanvasText } :root { color-scheme: light dark }"
 
 
-def render_html(part: Part) -> str:
+def render_html(part: Element) -> str:
     """A report as a piece of HTML, for a notebook or another page.
 
     Args:
@@ -72,7 +72,7 @@ def render_html(part: Part) -> str:
     return f'<div class="{_CLASS}"><style>{"".join(_style())}</style>{inner}</div>'
 
 
-def render_page(part: Part, *, title: str = "jaxckpt") -> str:
+def render_page(part: Element, *, title: str = "jaxckpt") -> str:
     """A report as a whole page that needs nothing else.
 
     Args:
@@ -90,7 +90,7 @@ def render_page(part: Part, *, title: str = "jaxckpt") -> str:
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>{render_html(part)}</body></html>\n'
 
 
-def save_page(part: Part, path: str | Path, *, title: str = "jaxckpt") -> None:
+def save_page(part: Element, path: str | Path, *, title: str = "jaxckpt") -> None:
     """Writes a report as a page, whole or not at all.
 
     Args:
@@ -147,7 +147,7 @@ def _style() -> Iterator[str]:
         yield f"{chosen} {{ {rules} }}\n"
 
 
-def _lowered(part: Part, level: int) -> Iterator[str]:
+def _lowered(part: Element, level: int) -> Iterator[str]:
     match part:
         case Section():
             yield from _section(part, level)
@@ -186,7 +186,7 @@ def _table(table: Table) -> Iterator[str]:
 
 
 def _hidden_line(table: Table) -> str:
-    """What unfolds the hidden rows; where no row is shown at first, the table's title stands here."""
+    """Control that unfolds the hidden rows; it carries the table's title where every row is hidden at first."""
     if table.shown or not table.title:
         return table.rest_line
     return f"{table.title}: {table.rest_line}" if table.rest else table.title

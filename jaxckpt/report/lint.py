@@ -12,7 +12,7 @@ _NO_PROOF = "Nothing was compiled or run; that nothing is said of something is n
 
 
 def findings_report(findings: Findings) -> Section:
-    """What was found in a step.
+    """Report of the findings of `jaxckpt.lint`.
 
     Args:
       findings: The data.

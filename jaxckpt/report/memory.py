@@ -33,7 +33,7 @@ def footprint_report(footprint: Footprint, *, depth: int | None = None) -> Secti
       >>> footprint_report(made).title
       '2 KiB on h200'
     """
-    parts: list[tree.Part] = [_totals(footprint)]
+    parts: list[tree.Element] = [_totals(footprint)]
     parts += [Text(text=f"Note: {sentence}") for sentence in _sentences(footprint)]
     if footprint.undonated:
         parts.append(_undonated(footprint))
@@ -44,7 +44,7 @@ def footprint_report(footprint: Footprint, *, depth: int | None = None) -> Secti
 
 
 def value_text(buffer: Buffer) -> str:
-    """What a buffer is, in a few characters.
+    """Short text of a buffer: dtype, shape, role.
 
     Example:
       >>> logits = Buffer(id=0, size_bytes=8, offset_bytes=0, allocation=0, born=0, dies=0, dtype="float32", shape=(2,))
@@ -97,8 +97,8 @@ def _undonated(footprint: Footprint) -> Table:
     )
 
 
-def _memory(footprint: Footprint, memory: MemoryMap, depth: int | None) -> list[tree.Part]:
-    parts: list[tree.Part] = []
+def _memory(footprint: Footprint, memory: MemoryMap, depth: int | None) -> list[tree.Element]:
+    parts: list[tree.Element] = []
     if memory.kernels and memory.peak_bytes:
         parts.append(_peak(memory))
     parts.append(_scopes(memory, depth))
@@ -163,7 +163,7 @@ def _buffer_rows(buffers: Iterable[Buffer]) -> Iterator[tuple[int, tuple[str, ..
 
 
 def role_text(buffer: Buffer) -> str:
-    """What a buffer is for, in words."""
+    """Role of a buffer in words."""
     return str(buffer.role).replace("_", " ")
 
 
@@ -176,11 +176,11 @@ def _roles(alive: tuple[Buffer, ...]) -> Table:
     sizes: Counter[str] = Counter()
     for buffer in alive:
         sizes[role_text(buffer)] += buffer.size_bytes
-    whole = sum(sizes.values())
+    total = sum(sizes.values())
     return Table(
         title="By role",
         columns=columns("role", ">bytes", ">share"),
-        rows=tuple((role, format_bytes(size), f"{size / whole:.0%}") for role, size in sizes.most_common()),
+        rows=tuple((role, format_bytes(size), f"{size / total:.0%}") for role, size in sizes.most_common()),
     )
 
 
@@ -193,11 +193,11 @@ def _scopes(memory: MemoryMap, depth: int | None) -> Section:
         ">at the peak",
         ">largest",
         ">GFLOP",
-        ">again",
+        ">recomputed",
         ">traffic",
     )
-    whole, *scopes = memory.scopes(depth)
-    folded = [_scope_row((whole,), "whole step", "")]
+    total, *scopes = memory.scopes(depth)
+    folded = [_scope_row((total,), "whole step", "")]
     groups = fold_layers(scopes, scope=lambda row: row.scope, alike=lambda _: None)
     by_size = sorted(groups, key=lambda group: -sum(row.held_bytes + row.peak_bytes for row in group.items))
     folded += [_scope_row(group.items, group.scope, layer_ranges(sorted(group.layers))) for group in by_size]
@@ -209,8 +209,8 @@ def _scopes(memory: MemoryMap, depth: int | None) -> Section:
         rest=f"and {len(folded) - _SCOPE_ROWS} more scopes",
         notes=(
             "Held: from the forward pass to the backward, by each layer and by all. Largest: the most that a layer has"
-            " alive at one time, wherever that is. Again: the share of arithmetic that recomputes. The rest is of all"
-            " layers. All below a scope counts in it.",
+            " alive at one time. Recomputed: the share of its arithmetic that runs a second time. The other columns are"
+            " sums over all layers. A scope includes all below it.",
         ),
     )
     every = Table(
@@ -226,7 +226,7 @@ def _scopes(memory: MemoryMap, depth: int | None) -> Section:
 
 def _scope_row(rows: tuple[ScopeMemory, ...], scope: str, layers: str) -> tuple[str, ...]:
     flops = sum(row.flops for row in rows)
-    again = sum(row.recomputed_flops for row in rows)
+    recomputed = sum(row.recomputed_flops for row in rows)
     held = sum(row.held_bytes for row in rows)
     at_peak = sum(row.peak_bytes for row in rows)
     return (
@@ -237,7 +237,7 @@ def _scope_row(rows: tuple[ScopeMemory, ...], scope: str, layers: str) -> tuple[
         format_bytes(at_peak),
         format_bytes(max(row.largest_bytes for row in rows)),
         f"{flops / 1e9:.4g}",
-        f"{again / flops:.0%}" if again and flops else "",
+        f"{recomputed / flops:.0%}" if recomputed and flops else "",
         format_bytes(sum(row.traffic_bytes for row in rows)),
     )
 

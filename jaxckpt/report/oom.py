@@ -10,14 +10,14 @@ from jaxckpt.ir import fold_layers, layer_ranges
 from jaxckpt.oom.buffers import OomBuffer
 from jaxckpt.oom.out_of_memory import OutOfMemory
 from jaxckpt.oom.remedies import BufferKind, Remedy, classify_buffers, diagnoses, remedies
-from jaxckpt.report.tree import Part, Section, Table, Text, columns
+from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 _UNKNOWN = "not said"
 
 
 def oom_report(data: OutOfMemory) -> Section:
-    """What happened, why, the buffers with equal layers folded, and remedies from the cheapest on."""
-    parts: list[Part] = [Text(text=data.message), _sums(data), _causes(data)]
+    """Report of an out-of-memory message: cause, buffers with equal layers folded, remedies from the cheapest on."""
+    parts: list[Element] = [Text(text=data.message), _sums(data), _causes(data)]
     if data.buffers:
         parts.append(_buffers(data))
     helping = remedies(data)

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.ir import Recompute, fold_layers, layer_ranges
 from jaxckpt.planner import Described, Plan
-from jaxckpt.report.tree import Part, Section, Table, Text, columns
+from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 _MOST_ROWS = 24
 
 
 def plan_report(plan: Plan) -> Section:
     """The summary of a plan, its decisions folded over layers, and the compiles that led to it."""
-    parts: list[Part] = [_summary(plan), *(Text(text=f"Note: {note}") for note in plan.notes)]
+    parts: list[Element] = [_summary(plan), *(Text(text=f"Note: {note}") for note in plan.notes)]
     if plan.decisions:
         parts += [_kept(plan), _dropped(plan)]
     if plan.attempts:

@@ -37,8 +37,8 @@ def _axes(scatter: Scatter, escaped: Callable[[str], str]) -> Iterator[str]:
     yield f'<path d="M{_LEFT:g} {_TOP:g}V{base:g}H{end:g}" fill="none" {line}/>'
     middle = (_LEFT + end) / 2
     yield _text(middle, _HEIGHT - 8, escaped(scatter.x_heading), anchor="middle")
-    turn = f'transform="rotate(-90 12 {(_TOP + base) / 2:g})" '
-    yield _text(12, (_TOP + base) / 2, escaped(scatter.y_heading), anchor="middle", more=turn)
+    rotated = f'transform="rotate(-90 12 {(_TOP + base) / 2:g})" '
+    yield _text(12, (_TOP + base) / 2, escaped(scatter.y_heading), anchor="middle", more=rotated)
     if not scatter.points:
         return
     for point in _ends(scatter.points, lambda p: p.x):

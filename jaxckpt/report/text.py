@@ -11,13 +11,13 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from jaxckpt.report.tree import Chart, Part, Point, Scatter, Section, Table, Text
+from jaxckpt.report.tree import Chart, Element, Point, Scatter, Section, Table, Text
 
 _PLOT_WIDTH, _PLOT_HEIGHT = 60, 10
 _MARKS = "123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def print_report(part: Part, console: Console, *, unfold: bool = False) -> None:
+def print_report(part: Element, console: Console, *, unfold: bool = False) -> None:
     """Draws a report on a console.
 
     Args:
@@ -40,7 +40,7 @@ def print_report(part: Part, console: Console, *, unfold: bool = False) -> None:
             pass  # its numbers are in a table beside it
 
 
-def render_text(part: Part, *, width: int = 120, unfold: bool = False) -> str:
+def render_text(part: Element, *, width: int = 120, unfold: bool = False) -> str:
     """A report as plain text.
 
     Args:

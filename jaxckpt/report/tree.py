@@ -48,7 +48,7 @@ class Table:
 
     @property
     def rest_line(self) -> str:
-        """What the hidden rows are; "" where there are none."""
+        """Name of the hidden rows; "" where no row is hidden."""
         return (self.rest or f"and {len(self.hidden)} more") if self.hidden else ""
 
     def __post_init__(self) -> None:
@@ -160,11 +160,11 @@ class Section:
     """
 
     title: str
-    parts: tuple["Part", ...]
+    parts: tuple["Element", ...]
     folded: bool = False
 
 
-Part = Section | Table | Text | Scatter | Chart
+Element = Section | Table | Text | Scatter | Chart
 
 
 def _share(value: float, values: list[float]) -> float:

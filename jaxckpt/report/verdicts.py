@@ -9,20 +9,20 @@ from jaxckpt.report.tree import Section, Table, Text, columns
 
 
 def verdicts_report(verdicts: Verdicts) -> Section:
-    """What each rule or name is worth.
+    """Report of the bytes and seconds that each rule or name is worth.
 
     Args:
       verdicts: The data.
     """
     host = f", host {format_bytes(verdicts.host_bytes)}" if verdicts.host_bytes else ""
-    whole = (
+    total = (
         f"With all of them {format_bytes(verdicts.total_bytes)}{host}, {verdicts.flops / 1e9:.3g} GFLOP and"
         f" {format_seconds(verdicts.step_s)} a step (estimated) on {verdicts.target}; {verdicts.compiles} programs were"
         " compiled. Changes are with the row less without it, beside all others."
     )
     headings = columns("rule or name", "verdict", ">values", ">memory", ">host", ">GFLOP", ">step", "why")
     table = Table(title="", columns=headings, rows=tuple(map(_row, verdicts.verdicts)))
-    return Section(title=f'{verdicts.step} under "{verdicts.policy}"', parts=(Text(text=whole), table))
+    return Section(title=f'{verdicts.step} under "{verdicts.policy}"', parts=(Text(text=total), table))
 
 
 def _row(verdict: Verdict) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ class AllowedGrowth:
         """More bytes than a figure that are still accepted.
 
         Example:
-          >>> Tolerance(share=0.01, least_bytes=2**20).allowed_bytes(2**30)
+          >>> AllowedGrowth(share=0.01, least_bytes=2**20).allowed_bytes(2**30)
           10737418
         """
         return max(int(self.share * before_bytes), self.least_bytes)
@@ -85,7 +85,7 @@ class ScopeChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What became of a snapshot.
+    """Outcome of holding a footprint against its snapshot.
 
     Attributes:
       before: The one that was kept.
@@ -109,13 +109,13 @@ class Change:
 
     @property
     def is_costlier(self) -> bool:
-        """Whether device or host memory grew by more than is accepted."""
+        """True if device or host memory grew by more than is accepted."""
         device = self.total_bytes > self.tolerance.allowed_bytes(self.before.total_bytes)
         return device or self.host_bytes > self.tolerance.allowed_bytes(self.before.host_bytes)
 
     @property
     def is_comparable(self) -> bool:
-        """Whether both are of one machine."""
+        """True if both footprints are of one machine."""
         return self.before.target == self.after.target
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What the fixture does with a step: measure it, compare it with its snapshot, write or accept where that is asked.
+"""The snapshot fixture: measures a step, compares it with its snapshot, and writes or accepts a new one on request.
 
 Read after `file` and `change`.
 """
@@ -22,8 +22,8 @@ from jaxckpt.testing.snapshot import DEPTH, Snapshot, snapshot_from_footprint
 from jaxckpt.testing.tables import change_report, signed_bytes
 
 
-class Mode(enum.StrEnum):
-    """What may be written."""
+class WriteMode(enum.StrEnum):
+    """Which snapshots may be written."""
 
     WRITE = enum.auto()
     """Snapshots that are missing."""
@@ -46,7 +46,7 @@ class SnapshotCheck:
 
     module: Path
     test: str
-    mode: Mode = Mode.WRITE
+    mode: WriteMode = WriteMode.WRITE
     say: Callable[[str], None] = print
     _names: set[str] = field(default_factory=set)
 
@@ -105,7 +105,7 @@ class SnapshotCheck:
             static_argnums=static_argnums,
             compiler_options=compiler_options,
         )
-        if before is None or self.mode is Mode.UPDATE:
+        if before is None or self.mode is WriteMode.UPDATE:
             self._write(snapshot_from_footprint(made, depth=depth), before, path, owner)
             return made
         after = snapshot_from_footprint(made, depth=before.depth)
@@ -130,15 +130,15 @@ class SnapshotCheck:
         self._names.add(owner.name)
 
     def _before(self, path: Path, owner: Owner) -> Snapshot | None:
-        """What was kept; nothing where it is missing and may be written."""
-        if not path.exists() and self.mode is Mode.STRICT:
+        """The saved snapshot; None where it is missing and may be written."""
+        if not path.exists() and self.mode is WriteMode.STRICT:
             raise _missing(self._node(), owner, path)
         if not path.exists():
             return None
         try:
             return load_snapshot(path, owner=owner)
         except SnapshotFileError:
-            if self.mode is Mode.UPDATE:  # which is how a damaged one is mended
+            if self.mode is WriteMode.UPDATE:  # which is how a damaged one is mended
                 return None
             raise
 
@@ -152,7 +152,7 @@ class SnapshotCheck:
         self.say(f"{owner}: {format_bytes(after.total_bytes)} on {after.target}{was}, {done}: {path}")
 
     def _node(self) -> str:
-        """What pytest calls the test, seen from where it was started."""
+        """Id of the test as pytest prints it, relative to the folder that pytest was started in."""
         return f"{os.path.relpath(self.module)}::{self.test}"
 
 

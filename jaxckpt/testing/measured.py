@@ -1,4 +1,4 @@
-"""What a test gives, a step or a footprint that it has already, becomes a footprint."""
+"""Footprint of what a test passes: a step, or a footprint."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -62,9 +62,9 @@ def _sentences(terminalreporter: Any) -> Iterator[str]:
 
 
 def _mode(config: pytest.Config) -> Any:
-    from jaxckpt.testing.check import Mode
+    from jaxckpt.testing.check import WriteMode
 
     if config.getoption("jaxckpt_update"):
-        return Mode.UPDATE
+        return WriteMode.UPDATE
     on_ci = os.environ.get("CI", "").lower() not in ("", "0", "false", "no")
-    return Mode.STRICT if on_ci or config.getoption("jaxckpt_strict") else Mode.WRITE
+    return WriteMode.STRICT if on_ci or config.getoption("jaxckpt_strict") else WriteMode.WRITE

@@ -1,4 +1,4 @@
-"""What is kept of a footprint between two runs of a test suite: totals, versions, and bytes by scope.
+"""Snapshot of a footprint between two runs of a test suite: totals, versions, and bytes by scope.
 
 Every temporary belongs to exactly one scope here, that of the instruction that makes it, cut to a depth; so the bytes
 of all scopes add up to what is alive at the peak, and no byte is compared twice.
@@ -79,7 +79,7 @@ class Snapshot:
 
 
 def snapshot_from_footprint(footprint: Footprint, *, depth: int = DEPTH) -> Snapshot:
-    """What is kept of a footprint.
+    """Snapshot of a footprint.
 
     Args:
       footprint: With a memory map, or there will be no scopes.

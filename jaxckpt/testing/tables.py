@@ -1,4 +1,4 @@
-"""What assertions show below their four lines: the largest holders of a footprint, or two snapshots by layer.
+"""Tables below an assertion's four lines: the largest buffers of a footprint, or two snapshots by layer.
 
 Read after `change`.
 """
@@ -74,7 +74,7 @@ def _holders(footprint: Footprint, depth: int) -> Iterator[tuple[int, tuple[str,
 
 
 def _outside_scopes(footprint: Footprint) -> Iterator[tuple[str, int]]:
-    """What of the total no scope holds at the peak."""
+    """Bytes of the total that no scope holds at the peak."""
     memory = footprint.memory
     yield "(arguments)", footprint.argument_bytes
     yield "(results)", footprint.output_bytes - footprint.alias_bytes

@@ -12,10 +12,10 @@ from jaxckpt.ir import Prediction
 from jaxckpt.machine import TargetStatus
 from jaxckpt.planner import Analysis, Attempt, Described, Plan, ScopeResiduals
 from jaxckpt.report import (
+    LabelledFootprint,
     Section,
     Table,
     Text,
-    Version,
     analysis_report,
     footprints_report,
     plan_report,
@@ -198,8 +198,8 @@ def test_targets_say_what_to_install():
 
 
 def test_footprints_stand_side_by_side_and_empty_columns_are_left_out():
-    bare = Version(name="no remat", footprint=FOOTPRINT)
-    planned = Version(name="planned", footprint=FOOTPRINT, prediction=PREDICTION, budget_bytes=4 * GIB)
+    bare = LabelledFootprint(name="no remat", footprint=FOOTPRINT)
+    planned = LabelledFootprint(name="planned", footprint=FOOTPRINT, prediction=PREDICTION, budget_bytes=4 * GIB)
     assert [c.heading for c in footprints_report("t", [bare]).columns] == [
         "version", "total", "arguments", "temp", "compile",
     ]  # fmt: skip
@@ -212,7 +212,9 @@ def test_footprints_stand_side_by_side_and_empty_columns_are_left_out():
 
 
 def test_host_memory_has_a_column_where_there_is_any():
-    offloading = Version(name="offloading", footprint=dataclasses.replace(FOOTPRINT, host_temp_bytes=576 * MIB))
+    offloading = LabelledFootprint(
+        name="offloading", footprint=dataclasses.replace(FOOTPRINT, host_temp_bytes=576 * MIB)
+    )
     table = footprints_report("t", [offloading])
     assert "576 MiB" in table.rows[0]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jaxckpt._errors import BudgetError, FootprintAssertionError, SnapshotFileError
 from jaxckpt.testing import SnapshotCheck, load_snapshot, save_snapshot, snapshot_from_footprint
 from jaxckpt.testing.change import AllowedGrowth, Change, tolerance_from
-from jaxckpt.testing.check import Mode
+from jaxckpt.testing.check import WriteMode
 from jaxckpt.testing.file import Owner, snapshot_path
 from jaxckpt.testing.snapshot import ScopeBytes, Snapshot, natural_order
 from tests.testing.footprints import MIB, made
@@ -306,7 +306,7 @@ def test_an_unchanged_snapshot_is_not_written_again(tmp_path):
     (path,) = tmp_path.rglob("*.toml")
     before = path.stat().st_mtime_ns, path.stat().st_ino
     said = []
-    check(tmp_path, mode=Mode.UPDATE, say=said.append)(made())
+    check(tmp_path, mode=WriteMode.UPDATE, say=said.append)(made())
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == before
     assert said == []
 
@@ -323,7 +323,7 @@ def test_what_is_wrong_with_the_file_is_said_before_anything_is_compiled(tmp_pat
         raise RuntimeError("traced")
 
     with pytest.raises(SnapshotFileError, match="there is no snapshot"):
-        check(tmp_path, mode=Mode.STRICT)(never, 1.0)
+        check(tmp_path, mode=WriteMode.STRICT)(never, 1.0)
 
 
 def test_the_difference_folds_layers_that_changed_alike(tmp_path):

@@ -15,7 +15,7 @@ from jaxckpt._files import write_whole
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import Buffer, MemoryMap
 from jaxckpt.report.picture.groups import Group, family_label, plain_text
-from jaxckpt.report.picture.layout import KEYS, Key, Picture, Rectangle, described, layout
+from jaxckpt.report.picture.layout import KEYS, ColourKey, Picture, Rectangle, described, layout
 from jaxckpt.report.picture.palette import colours, part_colour
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _CALLED_SHARE = 0.04
 _MOST_CALLED = 5
 
 
-def memory_figure(memory: MemoryMap, *, color: Key = "layer", title: str | None = None) -> "Figure":
+def memory_figure(memory: MemoryMap, *, color: ColourKey = "layer", title: str | None = None) -> "Figure":
     """Draws where the temporaries of a step are, kernel by kernel.
 
     Args:
@@ -84,7 +84,7 @@ def memory_figure(memory: MemoryMap, *, color: Key = "layer", title: str | None 
     return figure
 
 
-def save_figure(memory: MemoryMap, path: str | Path, *, color: Key = "layer", title: str | None = None) -> None:
+def save_figure(memory: MemoryMap, path: str | Path, *, color: ColourKey = "layer", title: str | None = None) -> None:
     """Draws a memory map into a file.
 
     Args:
@@ -132,7 +132,7 @@ def _require_matplotlib() -> None:
         ) from error
 
 
-def _draw_map(axes: "Axes", picture: Picture, key: Key) -> None:
+def _draw_map(axes: "Axes", picture: Picture, key: ColourKey) -> None:
     from matplotlib.collections import PolyCollection
 
     shades = colours(picture.groups[key])
@@ -233,7 +233,7 @@ def _middle(rectangle: Rectangle) -> float:
 
 
 def _draw_ribbon(axes: "Axes", picture: Picture) -> None:
-    """What each kernel belongs to."""
+    """Group of each kernel."""
     from matplotlib.collections import PolyCollection
 
     corners = [((s.start, 0), (s.start, 1), (s.stop, 1), (s.stop, 0)) for s in picture.parts]
@@ -247,7 +247,7 @@ def _draw_ribbon(axes: "Axes", picture: Picture) -> None:
         spine.set_visible(False)
 
 
-def _draw_curve(axes: "Axes", picture: Picture, key: Key) -> None:
+def _draw_curve(axes: "Axes", picture: Picture, key: ColourKey) -> None:
     import numpy as np
 
     edges = np.array([*(s.start for s in picture.samples), *(s.stop for s in picture.samples[-1:])], float)
@@ -302,7 +302,7 @@ def _mark_peak(axes: "Axes", picture: Picture, *, label: bool = False) -> None:
         )
 
 
-def _draw_legend(figure: "Figure", picture: Picture, key: Key) -> None:
+def _draw_legend(figure: "Figure", picture: Picture, key: ColourKey) -> None:
     """Groups from the top of the stack down, a family as one entry with its gradient."""
     from matplotlib.patches import Rectangle as Patch
 

@@ -20,7 +20,7 @@ SMALLEST_FAMILY = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """What is drawn in one colour.
+    """Buffers that are drawn in one colour.
 
     Attributes:
       key: The scope of a layer, or the value of a role or part; "" for what belongs to none.

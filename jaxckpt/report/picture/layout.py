@@ -16,9 +16,9 @@ import numpy as np
 from jaxckpt.hlo import Buffer, MemoryMap, Part, Role
 from jaxckpt.report.picture.groups import Group, layer_groups
 
-Key = Literal["layer", "role", "part"]
-"""What buffers can be told apart by."""
-KEYS: tuple[Key, ...] = get_args(Key)
+ColourKey = Literal["layer", "role", "part"]
+"""Ways to colour buffers: by scope, by role, ..."""
+KEYS: tuple[ColourKey, ...] = get_args(ColourKey)
 
 _LATE = (Part.BACKWARD, Part.RECOMPUTE)
 _FOLDED_PIXELS = 8
@@ -89,10 +89,10 @@ class Picture:
 
     memory: MemoryMap
     extent_bytes: int
-    groups: dict[Key, tuple[Group, ...]]
+    groups: dict[ColourKey, tuple[Group, ...]]
     rectangles: tuple[Rectangle, ...]
     samples: tuple[Sample, ...]
-    curves: dict[Key, tuple[tuple[int, ...], ...]]
+    curves: dict[ColourKey, tuple[tuple[int, ...], ...]]
     parts: tuple[Stretch, ...]
     phases: tuple[Stretch, ...]
 
@@ -155,7 +155,7 @@ class _Placed:
     groups: tuple[int, int, int]
 
 
-def _placed(memory: MemoryMap) -> tuple[list[_Placed], dict[Key, tuple[Group, ...]]]:
+def _placed(memory: MemoryMap) -> tuple[list[_Placed], dict[ColourKey, tuple[Group, ...]]]:
     buffers = memory.temporaries
     layers, layer_of = layer_groups(buffers)
     roles = [role for role in Role if any(b.role is role for b in buffers)]
@@ -204,7 +204,7 @@ def _rectangles(
 
 
 def _cell(each: _Placed, pixel_bytes: float, pixel_kernels: float) -> tuple[int, ...]:
-    """What buffers that are folded have in common; a buffer that can be seen has it for itself."""
+    """Key that folded buffers share; a visible buffer has a key of its own."""
     buffer = each.buffer
     if buffer.size_bytes >= pixel_bytes and buffer.dies + 1 - buffer.born >= pixel_kernels:
         return (buffer.id,)
@@ -244,7 +244,7 @@ def _samples(live_bytes: Sequence[int], points: int) -> tuple[Sample, ...]:
 
 
 def _curves(
-    placed: list[_Placed], key: Key, count: int, samples: tuple[Sample, ...], memory: MemoryMap
+    placed: list[_Placed], key: ColourKey, count: int, samples: tuple[Sample, ...], memory: MemoryMap
 ) -> tuple[tuple[int, ...], ...]:
     length, at = len(memory.kernels), [sample.at for sample in samples]
     members: list[list[Buffer]] = [[] for _ in range(count)]
@@ -262,7 +262,7 @@ def _live_at(buffers: list[Buffer], length: int, at: list[int]) -> tuple[int, ..
 
 
 def _parts(memory: MemoryMap, width: int) -> tuple[Stretch, ...]:
-    """What most kernels of each pixel belong to."""
+    """Group that most kernels of each pixel belong to."""
     parts = [kernel.part for kernel in memory.kernels]
     step = max(1, -(-len(parts) // width))
     pixels = [(at, Counter(parts[at : at + step]).most_common(1)[0][0]) for at in range(0, len(parts), step)]

@@ -50,7 +50,7 @@ def memory_page(memory: MemoryMap, *, title: str | None = None) -> str:
 
 
 def page_data(picture: Picture) -> dict[str, Any]:
-    """What the page's script draws, as numbers, texts, lists and dicts.
+    """Data that the page's script draws: numbers, texts, lists and dicts.
 
     Args:
       picture: Its shapes.
@@ -156,7 +156,7 @@ def _largest(picture: Picture, texts: _Texts) -> list[list[int]]:
 
 
 def _figures(memory: MemoryMap) -> Iterable[tuple[str, int | float | str]]:
-    """What the page says in its head: a label, and bytes, a ratio or a text."""
+    """Figures in the head of the page: a label, and bytes, a ratio or a text."""
     yield "temporaries alive at the peak", memory.peak_bytes
     yield "temporaries allocated", memory.temp_bytes
     yield "fragmentation", f"{memory.fragmentation:.3f}"

@@ -51,8 +51,8 @@ def colours(groups: Sequence[Group]) -> tuple[str, ...]:
       >>> colours([Group(key="", label="no scope"), Group(key="logits", label="logits")])
       ('#9a9da3', '#d55e00')
     """
-    alone = [group for group in groups if group.family is None and group.key and group.key not in _FIXED]
-    hues = {group.key: _HUES[at % len(_HUES)] for at, group in enumerate(alone)}
+    single = [group for group in groups if group.family is None and group.key and group.key not in _FIXED]
+    hues = {group.key: _HUES[at % len(_HUES)] for at, group in enumerate(single)}
     return tuple(_colour(group, hues) for group in groups)
 
 
