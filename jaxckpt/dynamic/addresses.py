@@ -72,9 +72,9 @@ class AddressMap:
     simulation: Simulation
 
     def at(self, execution: int) -> tuple[Residence, ...]:
-        """What lies in memory during an execution, by address."""
-        there = (each for each in self.residences if each.begin <= execution < each.end)
-        return tuple(sorted(there, key=lambda each: each.address))
+        """Storages in memory during an execution, by address."""
+        resident = (each for each in self.residences if each.begin <= execution < each.end)
+        return tuple(sorted(resident, key=lambda each: each.address))
 
 
 def address_map(
@@ -138,11 +138,11 @@ def _residences(
     constants = {step.tensor for step in program.steps if isinstance(step, Constant)}
     pairs = (pair for call in program.calls for pair in zip(call.writes, call.replaces, strict=False))
     passed_on = {new for new, old in pairs if old is not None}
-    there: dict[int, tuple[int, int]] = {}
+    resident: dict[int, tuple[int, int]] = {}
     executed = 0
 
     def left(storage: int, end: int) -> Residence:
-        address, begin = there.pop(storage)
+        address, begin = resident.pop(storage)
         tensor = parts.storage_ids[storage]
         is_state = tensor in constants or tensor in passed_on
         kind = "state" if is_state else "dense" if machine.storages[storage].dense else "cheap"
@@ -154,10 +154,10 @@ def _residences(
             executed += 1
         elif what == state.EVENT_PLACE:
             # A new state gets its place behind the execution that made it; all others before theirs.
-            there[which] = figure, executed
-        elif what in (state.EVENT_EVICT, state.EVENT_FREE, state.EVENT_TAKE) and which in there:
+            resident[which] = figure, executed
+        elif what in (state.EVENT_EVICT, state.EVENT_FREE, state.EVENT_TAKE) and which in resident:
             yield left(which, executed)
-    for storage in tuple(there):
+    for storage in tuple(resident):
         yield left(storage, count)
 
 

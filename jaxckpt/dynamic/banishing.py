@@ -8,9 +8,9 @@ Source: Kirisame et al., ICLR 2021, section 4 (banishing).
 """
 
 from jaxckpt.dynamic.compiled import compiled
-from jaxckpt.dynamic.eviction import forget, free, note, unseat
+from jaxckpt.dynamic.eviction import forget, free, note, remove_candidate
 from jaxckpt.dynamic.memory import Dealloc
-from jaxckpt.dynamic.score import soil
+from jaxckpt.dynamic.score import mark_dirty
 from jaxckpt.dynamic.state import EVENT_FREE, Machine
 from jaxckpt.dynamic.union_find import leave
 
@@ -18,20 +18,20 @@ BANISH = int(Dealloc.BANISH)
 
 
 @compiled
-def is_missed(m: Machine, s: int) -> bool:
-    """Whether an evicted value that the program may still ask for is computed from a storage."""
+def is_needed(m: Machine, s: int) -> bool:
+    """True if an evicted value that the program may still read is computed from a storage."""
     return reach(m, s, False)
 
 
 @compiled
-def pin_made_of(m: Machine, s: int) -> None:
-    """What is computed from a storage that goes for good stays, or goes for good where nobody asks for it."""
+def pin_descendants(m: Machine, s: int) -> None:
+    """Pins the values in memory that are computed from a storage which is freed for good."""
     reach(m, s, True)
 
 
 @compiled
 def reach(m: Machine, s: int, pin: bool) -> bool:
-    """Walks down from a storage through evicted ones; whether one of them is still asked for."""
+    """Walks from a storage down through evicted ones; True if the program may still read one of them."""
     st, now, depth = m.storages, m.now[0], 1
     now.walk += 1
     m.walk[0] = s
@@ -47,10 +47,10 @@ def reach(m: Machine, s: int, pin: bool) -> bool:
             st[other].mark = now.walk
             if st[other].material:
                 if pin:
-                    unseat(m, other)
+                    remove_candidate(m, other)
                     st[other].pinned = 1
                     if st[other].refs == 0:
-                        wait(m, other)  # nobody asks for it: it goes as soon as nothing evicted needs it
+                        defer_free(m, other)  # nobody asks for it: it goes as soon as nothing evicted needs it
             elif m.calls[m.tensors[m.tensors_of[st[other].tensor]].call].times == 0:
                 continue  # it is being made right now
             elif not pin and (st[other].refs > 0 or now.dealloc == BANISH):
@@ -69,9 +69,9 @@ def reach(m: Machine, s: int, pin: bool) -> bool:
 def banish(m: Machine, s: int) -> bool:
     """Frees a storage for good, if nothing evicted needs it; whether it is gone."""
     st = m.storages[s]
-    if st.gone or st.lent or st.locks > 0 or st.refs > 0 or is_missed(m, s):
+    if st.gone or st.lent or st.locks > 0 or st.refs > 0 or is_needed(m, s):
         return False
-    pin_made_of(m, s)
+    pin_descendants(m, s)
     if st.material:
         free(m, s)
         forget(m, s)
@@ -79,13 +79,13 @@ def banish(m: Machine, s: int) -> bool:
         note(m, EVENT_FREE, s)
     elif st.node >= 0:
         leave(m, s)
-    soil(m, s)
+    mark_dirty(m, s)
     st.gone = 1
     return True
 
 
 @compiled
-def wait(m: Machine, s: int) -> None:
+def defer_free(m: Machine, s: int) -> None:
     """Remembers a storage that is to be freed as soon as nothing evicted needs it."""
     now = m.now[0]
     if not m.storages[s].waits:
@@ -95,7 +95,7 @@ def wait(m: Machine, s: int) -> None:
 
 
 @compiled
-def free_waiting(m: Machine) -> None:
+def free_deferred(m: Machine) -> None:
     """Frees for good what could not be freed when it was released, where it can be by now; once a call."""
     now = m.now[0]
     if now.tried == now.issued or now.waiting == 0:

@@ -21,7 +21,7 @@ except ImportError:  # the fast way is an extra
     numba = None
 
 COMPILED = numba is not None and not numba.config.DISABLE_JIT
-"""Whether the loops run as machine code; numba's own NUMBA_DISABLE_JIT=1 says no."""
+"""True if the loops run as machine code; numba's own NUMBA_DISABLE_JIT=1 turns that off."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -14,13 +14,23 @@ order of events is that of its simulator.
 
 from typing import Any
 
-from jaxckpt.dynamic.banishing import banish, free_waiting, is_missed, pin_made_of, wait
+from jaxckpt.dynamic.banishing import banish, defer_free, free_deferred, is_needed, pin_descendants
 from jaxckpt.dynamic.compiled import compiled, entered, sources
-from jaxckpt.dynamic.eviction import evict, evict_one, evict_window, forget, lock, note, seat, unlock, unseat
+from jaxckpt.dynamic.eviction import (
+    add_candidate,
+    evict,
+    evict_one,
+    evict_window,
+    forget,
+    lock,
+    note,
+    remove_candidate,
+    unlock,
+)
 from jaxckpt.dynamic.evictors import Cost, Search
 from jaxckpt.dynamic.memory import Dealloc, Mode
 from jaxckpt.dynamic.pool import allocate, largest_free
-from jaxckpt.dynamic.score import soil
+from jaxckpt.dynamic.score import mark_dirty
 from jaxckpt.dynamic.state import (
     CONSTANT,
     DONE,
@@ -50,7 +60,7 @@ def make_room(m: Machine, need: int) -> bool:
     """Evicts until `need` bytes more are within the budget; whether they are."""
     now = m.now[0]
     if now.memory + need > now.budget:
-        free_waiting(m)
+        free_deferred(m)
     while now.memory + need > now.budget:
         if not evict_one(m):
             return False
@@ -65,7 +75,7 @@ def give_block(m: Machine, s: int) -> bool:
         return True
     block = allocate(m.blocks, s, st.bytes, st.dense != 0)
     if block < 0 and now.waiting:
-        free_waiting(m)
+        free_deferred(m)
         block = allocate(m.blocks, s, st.bytes, st.dense != 0)
     if block < 0:
         area = m.blocks.area[0]
@@ -87,19 +97,19 @@ def give_block(m: Machine, s: int) -> bool:
 
 @compiled
 def may_take(m: Machine, t: int) -> bool:
-    """Whether a result may take over the memory of the tensor whose new state it is."""
+    """True if a result may take over the memory of the tensor whose new state it is."""
     now, old = m.now[0], m.tensors[t].replaces
     if old < 0 or not now.in_place or m.storages[m.tensors[t].storage].material:
         return False
     st = m.storages[old]
     if not st.material or st.locks != 1 or st.refs != 1 or st.kept or st.lent or st.bytes == 0:
         return False
-    return st.bytes == m.storages[m.tensors[t].storage].bytes and not (stays(st) and is_missed(m, old))
+    return st.bytes == m.storages[m.tensors[t].storage].bytes and not (stays(st) and is_needed(m, old))
 
 
 @compiled
 def stays(storage: Any) -> bool:
-    """Whether nothing could bring a storage back."""
+    """True if nothing could bring a storage back."""
     return storage.fixed or storage.pinned
 
 
@@ -112,7 +122,9 @@ def room_for_results(m: Machine, call: int) -> bool:
         copy = now.mode == COUNTED or not m.tensors[t].defined
         m.tensors[t].takes = may_take(m, t)
         if m.tensors[t].takes and stays(m.storages[m.tensors[t].replaces]):
-            pin_made_of(m, m.tensors[t].replaces)  # or room would be made by evicting what only that could bring back
+            pin_descendants(
+                m, m.tensors[t].replaces
+            )  # or room would be made by evicting what only that could bring back
         if not m.tensors[t].shared and copy and not m.tensors[t].takes:
             need += m.storages[m.tensors[t].storage].bytes
     now.needed, now.failed = need, call
@@ -161,7 +173,7 @@ def blocks_for_results(m: Machine, call: int) -> bool:
 
 
 @compiled
-def compute(m: Machine, t: int, again: int) -> bool:
+def compute(m: Machine, t: int, repeated: int) -> bool:
     """Runs the call that makes a tensor; all its results are there afterwards. Whether there was room."""
     now, call = m.now[0], m.tensors[t].call
     if not room_for_results(m, call):
@@ -171,15 +183,15 @@ def compute(m: Machine, t: int, again: int) -> bool:
     note(m, EVENT_RUN, call)
     now.clock += c.cost
     now.runs += 1
-    if again:
-        now.again += c.cost
+    if repeated:
+        now.repeated_price += c.cost
         now.recomputed += 1
     else:
         now.first += c.cost
     for i in range(c.out, c.out + c.outs):
         if i != t:
-            appear(m, i, again)
-    appear(m, t, again)
+            appear(m, i, repeated)
+    appear(m, t, repeated)
     c.times += 1
     for i in range(c.out, c.out + c.outs):
         if m.tensors[i].takes:
@@ -188,7 +200,7 @@ def compute(m: Machine, t: int, again: int) -> bool:
 
 
 @compiled
-def appear(m: Machine, t: int, again: int) -> None:
+def appear(m: Machine, t: int, repeated: int) -> None:
     """A result is there: its storage becomes a candidate, unless it was there and this is a copy."""
     s = m.tensors[t].storage
     st = m.storages[s]
@@ -200,9 +212,9 @@ def appear(m: Machine, t: int, again: int) -> None:
     if st.material:
         return
     st.material = 1
-    st.times += again
-    seat(m, s)
-    soil(m, s)
+    st.times += repeated
+    add_candidate(m, s)
+    mark_dirty(m, s)
     if st.node >= 0:
         leave(m, s)
 
@@ -221,17 +233,17 @@ def take(m: Machine, t: int) -> None:
     m.now[0].taken += 1
     forget(m, old)
     if stays(before):
-        pin_made_of(m, old)
+        pin_descendants(m, old)
         before.gone = 1
     else:
         if m.now[0].cost == CLASSES or m.now[0].cost == NEIGHBOURS:
             join_neighbours(m, old)
-        soil(m, old)
+        mark_dirty(m, old)
     note(m, EVENT_TAKE, old)
 
 
 @compiled
-def let_go(m: Machine, s: int) -> None:
+def release_storage(m: Machine, s: int) -> None:
     """The program will not ask for a storage again."""
     st, now = m.storages[s], m.now[0]
     if not st.material or now.dealloc == NONE or st.locks > 0:
@@ -240,16 +252,16 @@ def let_go(m: Machine, s: int) -> None:
         now.eager += 1
         evict(m, s)
     elif not st.lent and not banish(m, s):
-        wait(m, s)
+        defer_free(m, s)
 
 
 @compiled
-def push(m: Machine, t: int, again: int) -> None:
+def push(m: Machine, t: int, repeated: int) -> None:
     """A tensor is to be made: its operands are accessed, and those that are there are locked."""
     now = m.now[0]
     f = m.frames[now.frames]
     c = m.calls[m.tensors[t].call]
-    f.tensor, f.next, f.again, f.held = t, 0, again, now.held
+    f.tensor, f.next, f.repeated, f.held = t, 0, repeated, now.held
     now.frames += 1
     for i in range(c.args):
         p = m.args[c.arg + i]
@@ -263,11 +275,11 @@ def push(m: Machine, t: int, again: int) -> None:
 
 
 @compiled
-def materialise(m: Machine, t: int, again: int) -> bool:
+def materialise(m: Machine, t: int, repeated: int) -> bool:
     """Makes a tensor, and before it whatever was evicted of what it is made of; whether that could be done."""
     now = m.now[0]
     base = now.frames
-    push(m, t, again)
+    push(m, t, repeated)
     while now.frames > base:
         f = m.frames[now.frames - 1]
         c = m.calls[m.tensors[f.tensor].call]
@@ -288,13 +300,13 @@ def materialise(m: Machine, t: int, again: int) -> bool:
                 return False
             push(m, waiting, 1)
             continue
-        if not compute(m, f.tensor, f.again):
+        if not compute(m, f.tensor, f.repeated):
             return False
         now.frames -= 1
         now.held = f.held
         for i in range(c.args):
             unlock_operand(m, m.tensors[m.args[c.arg + i]].storage, m.tensors[f.tensor].storage)
-        if now.again > now.limit or now.recomputed > now.most:
+        if now.repeated_price > now.limit or now.recomputed > now.most:
             now.status, now.failed = THRASHED, m.tensors[f.tensor].call
             return False
     return True
@@ -302,7 +314,7 @@ def materialise(m: Machine, t: int, again: int) -> bool:
 
 @compiled
 def is_spent(m: Machine, s: int) -> bool:
-    """Whether all that was computed from a storage is there, or gone for good."""
+    """True if every value computed from a storage is in memory or freed for good."""
     for i in range(m.storages[s].down, m.storages[s].down + m.storages[s].downs):
         if m.down.call[i] > m.now[0].issued:
             break
@@ -326,7 +338,7 @@ def unlock_operand(m: Machine, s: int, made: int) -> None:
         banish(m, s)
     elif now.dealloc == EAGER and stays(st):
         if not banish(m, s):
-            wait(m, s)
+            defer_free(m, s)
     elif now.dealloc == EAGER and now.drops and s != made and is_spent(m, s):
         now.eager += 1
         evict(m, s)
@@ -387,7 +399,7 @@ def keep(m: Machine, t: int) -> bool:
         if not materialise(m, t, 1):
             return False
     s = m.tensors[t].storage
-    unseat(m, s)
+    remove_candidate(m, s)
     m.storages[s].pinned = m.storages[s].kept = 1
     return True
 
@@ -406,7 +418,7 @@ def advance(m: Machine, end: int) -> int:
             s = m.tensors[which].storage
             m.storages[s].refs -= 1
             if m.storages[s].refs == 0:
-                let_go(m, s)
+                release_storage(m, s)
         elif what == GET:
             m.storages[m.tensors[which].storage].refs += 1
         elif what == KEEP:

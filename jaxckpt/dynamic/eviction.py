@@ -6,7 +6,7 @@ A storage is a candidate while nothing uses it, it can be recomputed, and it is 
 from jaxckpt.dynamic.compiled import compiled, now_ns
 from jaxckpt.dynamic.evictors import Cost
 from jaxckpt.dynamic.pool import FREE, release
-from jaxckpt.dynamic.score import soil
+from jaxckpt.dynamic.score import mark_dirty
 from jaxckpt.dynamic.search import least, window
 from jaxckpt.dynamic.state import EVENT_EVICT, Machine
 from jaxckpt.dynamic.union_find import join_neighbours
@@ -26,35 +26,35 @@ def note(m: Machine, what: int, which: int, figure: int = 0) -> None:
 
 
 @compiled
-def seat(m: Machine, s: int) -> None:
+def add_candidate(m: Machine, s: int) -> None:
     """Makes a storage a candidate, the last in line."""
     st, now = m.storages[s], m.now[0]
-    if st.seat >= 0 or st.fixed or st.pinned or st.bytes < now.least:
+    if st.slot >= 0 or st.fixed or st.pinned or st.bytes < now.least:
         return
     now.stamp += 1
     st.stamp = now.stamp
-    st.seat = now.evictable
+    st.slot = now.evictable
     m.pool[now.evictable] = s
     now.evictable += 1
 
 
 @compiled
-def unseat(m: Machine, s: int) -> None:
+def remove_candidate(m: Machine, s: int) -> None:
     """Takes a storage from among the candidates."""
-    now, place = m.now[0], m.storages[s].seat
+    now, place = m.now[0], m.storages[s].slot
     if place < 0:
         return
     now.evictable -= 1
     last = m.pool[now.evictable]
     m.pool[place] = last
-    m.storages[last].seat = place
-    m.storages[s].seat = -1
+    m.storages[last].slot = place
+    m.storages[s].slot = -1
 
 
 @compiled
 def lock(m: Machine, s: int) -> None:
     """Keeps a storage in memory while it is used."""
-    unseat(m, s)
+    remove_candidate(m, s)
     m.storages[s].locks += 1
 
 
@@ -63,7 +63,7 @@ def unlock(m: Machine, s: int) -> None:
     """Ends one use."""
     m.storages[s].locks -= 1
     if m.storages[s].locks == 0:
-        seat(m, s)
+        add_candidate(m, s)
 
 
 @compiled
@@ -75,7 +75,7 @@ def evict(m: Machine, s: int) -> None:
     if m.now[0].cost == CLASSES or m.now[0].cost == NEIGHBOURS:
         join_neighbours(m, s)
     st.dirty = 1
-    soil(m, s)
+    mark_dirty(m, s)
     note(m, EVENT_EVICT, s)
 
 
@@ -93,7 +93,7 @@ def free(m: Machine, s: int) -> None:
 def forget(m: Machine, s: int) -> None:
     """A storage is no longer in memory."""
     st = m.storages[s]
-    unseat(m, s)
+    remove_candidate(m, s)
     st.material = 0
     for i in range(st.tensor, st.tensor + st.tensors):
         m.tensors[m.tensors_of[i]].defined = 0

@@ -21,7 +21,7 @@ class UnknownEvictorError(JaxckptError, LookupError):
 
 
 class Cost(enum.IntEnum):
-    """What it costs to bring a value back."""
+    """Cost of recomputing an evicted value."""
 
     NONE = 0
     """One for every value."""
@@ -40,7 +40,7 @@ class Cost(enum.IntEnum):
 
 
 class Size(enum.IntEnum):
-    """What is gained in memory."""
+    """Bytes gained by evicting a value."""
 
     ONE = 0
     """Size does not matter, or the search sums sizes itself."""

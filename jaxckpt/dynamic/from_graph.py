@@ -8,7 +8,7 @@ up to the result that takes the argument's place. Read after `program`.
 from collections.abc import Iterator, Sequence
 
 from jaxckpt.cost.rates import Rates
-from jaxckpt.dynamic.program import Call, Constant, Keep, Note, Program, Release, Run, Step, Tensor
+from jaxckpt.dynamic.program import Call, Constant, Keep, Note, Program, Release, RunCall, Statement, Tensor
 from jaxckpt.dynamic.training import state_of, trained
 from jaxckpt.ir import Graph, Kind, Op, Phase
 
@@ -31,7 +31,7 @@ def program_from_graph(
       A program with one call for each op, in traced order. Results are kept at the end; donated arguments go at
       their release, all others stay for good. An op that writes nothing is given an empty result.
     """
-    writer = _Writer(graph, prices or [_traffic_bytes(graph, op, views) for op in graph.ops], views)
+    writer = _ProgramWriter(graph, prices or [_traffic_bytes(graph, op, views) for op in graph.ops], views)
     one = writer.program()
     if steps == 1:
         return one
@@ -39,7 +39,7 @@ def program_from_graph(
     return trained(one, steps=steps, state=state)
 
 
-class _Writer:
+class _ProgramWriter:
     """Collects tensors, calls and steps while it walks the graph."""
 
     def __init__(self, graph: Graph, prices: Sequence[float], views: frozenset[str]):
@@ -54,22 +54,22 @@ class _Writer:
         self.results = dict.fromkeys(graph.outputs)
 
     def program(self) -> Program:
-        steps: list[Step] = [*self._arguments()]
-        turn = next((op.id for op in self.graph.ops if op.phase is Phase.BACKWARD), None)
+        steps: list[Statement] = [*self._arguments()]
+        first_backward = next((op.id for op in self.graph.ops if op.phase is Phase.BACKWARD), None)
         for op in self.graph.ops:
-            steps += [Note("BACKWARD")] if op.id == turn else []
+            steps += [Note("BACKWARD")] if op.id == first_backward else []
             steps += self._call(op)
         steps += [Keep(self.ids[v]) for v in self.results]
         return Program(tensors=tuple(self.tensors), calls=tuple(self.calls), steps=tuple(steps))
 
-    def _arguments(self) -> Iterator[Step]:
+    def _arguments(self) -> Iterator[Statement]:
         for v in dict.fromkeys((*self.graph.inputs, *self.graph.constants)):
             donated = v in self.graph.donated
             yield Constant(self._tensor(v), lent=not donated)
             if donated and v not in self.last_reader and v not in self.results:
                 yield Release(self.ids[v])
 
-    def _call(self, op: Op) -> Iterator[Step]:
+    def _call(self, op: Op) -> Iterator[Statement]:
         reads = tuple(self.ids[v] for v in op.reads)
         viewed = reads[0] if op.primitive in self.views and len(reads) == len(op.writes) == 1 else None
         writes = tuple(self._tensor(v, viewed) for v in op.writes) or (self._empty(op),)
@@ -84,7 +84,7 @@ class _Writer:
                 replaces=self._replaced(op),
             )
         )
-        yield Run(len(self.calls) - 1)
+        yield RunCall(len(self.calls) - 1)
         dying = (v for v in dict.fromkeys((*op.reads, *op.writes)) if self.last_reader[v] == op.id)
         yield from (Release(self.ids[v]) for v in dying if v not in self.results)
         yield from (Release(t) for t in writes if not op.writes)

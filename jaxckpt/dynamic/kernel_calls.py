@@ -5,7 +5,7 @@ Read after `kernels`, which loads this file when it is first asked: numba is beh
 
 from dataclasses import replace
 
-from jaxckpt.dynamic.program import Call, Constant, Keep, Program, Release, Run, Step, Tensor
+from jaxckpt.dynamic.program import Call, Constant, Keep, Program, Release, RunCall, Statement, Tensor
 from jaxckpt.dynamic.training import state_of
 from jaxckpt.ir import Kind
 from jaxckpt.solve.problem import Problem
@@ -32,7 +32,7 @@ class KernelCalls:
     def program(self) -> Program:
         """One step."""
         donated = self.problem.graph.donated
-        steps: list[Step] = [Constant(self._tensor(v), lent=v not in donated) for v in self.arguments]
+        steps: list[Statement] = [Constant(self._tensor(v), lent=v not in donated) for v in self.arguments]
         calls = self._calls()
         steps += self._in_order(calls)
         steps += [Keep(self.ids[v]) for v in self._kept()]
@@ -67,9 +67,9 @@ class KernelCalls:
             )
         return calls
 
-    def _in_order(self, calls: list[Call]) -> list[Step]:
+    def _in_order(self, calls: list[Call]) -> list[Statement]:
         """Runs all calls, each followed by the releases of what it was the last to read; says what replaces what."""
-        graph, steps = self.problem.graph, list[Step]()
+        graph, steps = self.problem.graph, list[Statement]()
         last = {t: i for i, call in enumerate(calls) for t in (*call.writes, *call.reads)}
         stay = {self.ids[v] for v in (*self._kept(), *(v for v in self.arguments if v not in graph.donated))}
         stay |= {self.ids[v] for v in self.arguments if v in self.results}
@@ -78,5 +78,5 @@ class KernelCalls:
             dying = [t for t in dict.fromkeys((*call.writes, *call.reads)) if last[t] == i and t not in stay]
             taken = tuple(old.get(t) if old.get(t) in dying else None for t in call.writes)
             calls[i] = replace(call, replaces=taken) if any(t is not None for t in taken) else call
-            steps += [Run(i), *map(Release, dying)]
+            steps += [RunCall(i), *map(Release, dying)]
         return steps

@@ -22,7 +22,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxckpt.dynamic.program import Call, Constant, Get, Keep, Note, Program, ProgramError, Release, Run, Step, Tensor
+from jaxckpt.dynamic.program import (
+    Call,
+    Constant,
+    Get,
+    Keep,
+    Note,
+    Program,
+    ProgramError,
+    Release,
+    RunCall,
+    Statement,
+    Tensor,
+)
 
 _NEEDED = {
     "CONSTANT": ("NAME",),
@@ -67,7 +79,7 @@ def program_from_log(lines: Iterable[str], *, start: bool = True) -> Program:
     """
     found = [(number, _parsed(number, line)) for number, line in enumerate(lines, 1) if line.strip()]
     marks = [i for i, (_, said) in enumerate(found) if said.get("ANNOTATION") == "START"]
-    return _Reader(found[marks[0] + 1 :] if marks and start else found).program()
+    return _LogReader(found[marks[0] + 1 :] if marks and start else found).program()
 
 
 def _parsed(number: int, line: str) -> dict[str, Any]:
@@ -91,14 +103,14 @@ def _bad(number: int, line: object, needed: str) -> ProgramError:
     )
 
 
-class _Reader:
+class _LogReader:
     """Collects tensors, calls and steps while it goes through a log."""
 
     def __init__(self, found: list[tuple[int, dict[str, Any]]]):
         self.found = iter(found)
         self.tensors: list[Tensor] = []
         self.calls: list[Call] = []
-        self.steps: list[Step] = []
+        self.steps: list[Statement] = []
         self.named: dict[str, int] = {}
         self.names: list[int] = []
         """For each tensor how many names it has."""
@@ -165,7 +177,7 @@ class _Reader:
     def _run(self, said: dict[str, Any], reads: tuple[int, ...], writes: tuple[int, ...], old: tuple[int, ...]) -> None:
         price = float(said["TIME"])
         self.calls.append(Call(name=said["NAME"], price=price, reads=reads, writes=writes, replaces=old))
-        self.steps.append(Run(len(self.calls) - 1))
+        self.steps.append(RunCall(len(self.calls) - 1))
 
     def _drop(self, tensor: int) -> None:
         self.names[tensor] -= 1
@@ -220,7 +232,7 @@ def log_from_program(program: Program) -> Iterator[str]:
             case Constant(tensor=t):
                 yield _line("CONSTANT", NAME=names[t])
                 yield _line("MEMORY", NAME=names[t], MEMORY=str(program.tensors[t].size_bytes))
-            case Run(call=c):
+            case RunCall(call=c):
                 yield from _written(program, program.calls[c], names)
             case Get(tensor=t):
                 copies += 1

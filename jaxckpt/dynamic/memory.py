@@ -1,4 +1,4 @@
-"""What a budget means, and how the memory under it is laid out, as data.
+"""Meaning of a budget, and layout of the memory under it, as data.
 
 Three systems mean three things by a budget. Coop reserves it and can have no byte more (`HARD`: what is free in small
 pieces is of no use). DTE starts to evict when it is reached, and goes on when nothing can be (`HINT`). DTR's prototype
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 class Mode(enum.IntEnum):
-    """What a budget means."""
+    """Meaning of a budget."""
 
     COUNTED = 0
     """Bytes alive never exceed it; they have no addresses."""
@@ -24,7 +24,7 @@ class Mode(enum.IntEnum):
 
 
 class Dealloc(enum.IntEnum):
-    """What happens when the program releases the last name of a value."""
+    """Treatment of a value whose last name the program releases."""
 
     NONE = 0
     """Nothing; it waits for eviction."""

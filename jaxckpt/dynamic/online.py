@@ -69,7 +69,7 @@ class Online:
 
     @property
     def live_bytes(self) -> int:
-        """What is in memory now, by the program's own sizes."""
+        """Bytes in memory now, by the program's own sizes."""
         return int(self._machine.now["memory"][0])
 
     def reprice(self, call: int, price: float) -> None:

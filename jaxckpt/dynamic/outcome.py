@@ -20,7 +20,7 @@ STATUS = {
 }
 """How a run ended, by the machine's own number for it."""
 KINDS = (EventKind.RUN, EventKind.EVICT, EventKind.FREE, EventKind.TAKE)
-"""What happened, by the machine's own number for it."""
+"""Event kinds by the machine's own number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ def machine_of(parts: state.Layout, task: Task, *, record: int) -> state.Machine
 
 
 def events_of(parts: state.Layout, machine: state.Machine) -> Iterator[Event]:
-    """What the machine has written down of values; where they lie is `addresses`'s to say."""
+    """Events that the machine recorded; `addresses` reads the positions in memory."""
     for what, which, _ in machine.events[: int(machine.now[0].events)].tolist():
         if what < len(KINDS):
             kind = KINDS[what]
@@ -73,7 +73,7 @@ def simulation_of(task: Task, machine: state.Machine, *, run_s: float, events: t
         base_operations=int(now.runs - now.recomputed),
         recomputations=int(now.recomputed),
         base_price=float(now.first),
-        recompute_price=float(now.again),
+        recompute_price=float(now.repeated_price),
         forced_evictions=int(now.forced),
         eager_evictions=int(now.eager),
         banished=int(now.banished),
@@ -95,7 +95,7 @@ def _reason(status: Status, task: Task, machine: state.Machine) -> str:
     where = "a constant" if now.failed < 0 else f"call {int(now.failed)}"
     if status is Status.THRASH:
         return (
-            f"{int(now.recomputed)} recomputations of price {now.again:g} at {where}, "
+            f"{int(now.recomputed)} recomputations of price {now.repeated_price:g} at {where}, "
             f"step {int(now.step)} of {len(machine.steps)}"
         )
     if status is Status.LOST:

@@ -22,17 +22,17 @@ FREE = -1
 """The owner of a block that nobody has."""
 
 BLOCK = np.dtype(
-    [("start", "i8"), ("bytes", "i8"), ("owner", "i4"), ("before", "i4"), ("after", "i4"), ("seat", "i4")], align=True
+    [("start", "i8"), ("bytes", "i8"), ("owner", "i4"), ("before", "i4"), ("after", "i4"), ("slot", "i4")], align=True
 )
 AREA = np.dtype(
     [
         *((name, "i8") for name in ("bytes", "zone", "small", "free_bytes", "free_blocks", "head", "spare", "made")),
-        *((name, "i4") for name in ("groups", "first", "dense_turn", "cheap_turn")),
+        *((name, "i4") for name in ("groups", "first", "dense_next", "cheap_next")),
     ],
     align=True,
 )
 
-ALL_ITERATIONS = {1: (0,), 2: (0, 1), 4: (0, 1, 3, 2), 6: (3, 1, 0, 5, 4, 2)}
+GROUP_ORDER = {1: (0,), 2: (0, 1), 4: (0, 1, 3, 2), 6: (3, 1, 0, 5, 4, 2)}
 """The order in which groups are tried; even ones fill from the left. Group i is for dense values where i is 0 or 3
 modulo 4, and for cheap ones elsewhere."""
 
@@ -45,16 +45,16 @@ class Blocks(NamedTuple):
     """A pool.
 
     Attributes:
-      area: One record: sizes, counts, whose turn it is.
+      area: One record: sizes, counts, the next group of each kind.
       blocks: By id; `before` and `after` are the neighbours in memory.
       free: Ids of free blocks, in no order.
-      turns: The order of groups.
+      order: The order in which groups are tried.
     """
 
     area: Any
     blocks: Any
     free: Any
-    turns: Any
+    order: Any
 
 
 def make_blocks(size: int, *, most: int, groups: int = 1, zone: int = 0, small: int = 0, first: bool = False) -> Blocks:
@@ -71,7 +71,7 @@ def make_blocks(size: int, *, most: int, groups: int = 1, zone: int = 0, small: 
     Raises:
       PoolError: Another number of groups.
     """
-    if groups not in ALL_ITERATIONS:
+    if groups not in GROUP_ORDER:
         raise PoolError(
             f"groups={groups} cannot be laid out.",
             got=repr(groups),
@@ -83,12 +83,10 @@ def make_blocks(size: int, *, most: int, groups: int = 1, zone: int = 0, small: 
     area[:] = np.zeros(1, dtype=AREA)[0]
     for name, value in {"bytes": size, "zone": size - zone, "small": small, "groups": groups, "first": first}.items():
         area[name] = value
-    area["cheap_turn"] = 1 if groups > 1 else 0
+    area["cheap_next"] = 1 if groups > 1 else 0
     area["spare"] = area["head"] = -1
     blocks = np.recarray(2 * most + 4, dtype=BLOCK)
-    pool = Blocks(
-        area, blocks, np.zeros(2 * most + 4, dtype=np.int32), np.array(ALL_ITERATIONS[groups], dtype=np.int32)
-    )
+    pool = Blocks(area, blocks, np.zeros(2 * most + 4, dtype=np.int32), np.array(GROUP_ORDER[groups], dtype=np.int32))
     if size > zone:
         _append(pool, 0, size - zone)
     if zone:
@@ -120,7 +118,7 @@ def new_block(pool: Blocks, start: int, size: int) -> int:
         block = area.made
         area.made += 1
     b = pool.blocks[block]
-    b.start, b.bytes, b.owner, b.seat = start, size, FREE, -1
+    b.start, b.bytes, b.owner, b.slot = start, size, FREE, -1
     return block
 
 
@@ -129,7 +127,7 @@ def add_free(pool: Blocks, block: int) -> None:
     """Puts a block among the free ones."""
     area = pool.area[0]
     pool.blocks[block].owner = FREE
-    pool.blocks[block].seat = area.free_blocks
+    pool.blocks[block].slot = area.free_blocks
     pool.free[area.free_blocks] = block
     area.free_blocks += 1
 
@@ -140,10 +138,10 @@ def drop_free(pool: Blocks, block: int) -> None:
     area = pool.area[0]
     area.free_blocks -= 1
     last = pool.free[area.free_blocks]
-    seat = pool.blocks[block].seat
-    pool.free[seat] = last
-    pool.blocks[last].seat = seat
-    pool.blocks[block].seat = -1
+    slot = pool.blocks[block].slot
+    pool.free[slot] = last
+    pool.blocks[last].slot = slot
+    pool.blocks[block].slot = -1
 
 
 @compiled
@@ -218,24 +216,24 @@ def best_anywhere(pool: Blocks, size: int) -> int:
 
 @compiled
 def is_dense_group(group: int) -> bool:
-    """Whether a group is for dense values."""
+    """True if a group is for dense values."""
     return (group // 2) % 2 == group % 2
 
 
 @compiled
-def next_turn(pool: Blocks, dense: bool) -> None:
+def next_group(pool: Blocks, dense: bool) -> None:
     """Moves on to the next group of the same kind."""
     area = pool.area[0]
-    turn = area.dense_turn if dense else area.cheap_turn
+    at = area.dense_next if dense else area.cheap_next
     if area.groups == 1:
         return
-    turn = (turn + 1) % area.groups
-    while is_dense_group(pool.turns[turn]) != dense:
-        turn = (turn + 1) % area.groups
+    at = (at + 1) % area.groups
+    while is_dense_group(pool.order[at]) != dense:
+        at = (at + 1) % area.groups
     if dense:
-        area.dense_turn = turn
+        area.dense_next = at
     else:
-        area.cheap_turn = turn
+        area.cheap_next = at
 
 
 @compiled
@@ -245,21 +243,21 @@ def allocate(pool: Blocks, owner: int, size: int, dense: bool) -> int:
     if 0 < size <= area.small:
         block = best_in_zone(pool, size)
         if block >= 0:
-            return carve(pool, block, pool.blocks[block].start, size, owner)
+            return split_block(pool, block, pool.blocks[block].start, size, owner)
     for _ in range(area.groups):
-        group = pool.turns[area.dense_turn if dense else area.cheap_turn]
+        group = pool.order[area.dense_next if dense else area.cheap_next]
         block = best_in_group(pool, size, group)
         if block >= 0:
-            return carve(pool, block, place(pool, block, size, group), size, owner)
-        next_turn(pool, dense)
+            return split_block(pool, block, place(pool, block, size, group), size, owner)
+        next_group(pool, dense)
     block = best_anywhere(pool, size)
     if block < 0:
         return -1
-    return carve(pool, block, pool.blocks[block].start, size, owner)
+    return split_block(pool, block, pool.blocks[block].start, size, owner)
 
 
 @compiled
-def carve(pool: Blocks, block: int, start: int, size: int, owner: int) -> int:
+def split_block(pool: Blocks, block: int, start: int, size: int, owner: int) -> int:
     """Splits a free block into what lies before, the value's own, and what lies behind."""
     b = pool.blocks[block]
     drop_free(pool, block)
@@ -299,16 +297,16 @@ def release(pool: Blocks, block: int) -> None:
     after = pool.blocks[block].after
     if after >= 0 and pool.blocks[after].owner == FREE and pool.blocks[after].start != area.zone:
         drop_free(pool, after)
-        swallow(pool, block, after)
+        coalesce(pool, block, after)
     before = pool.blocks[block].before
     if before >= 0 and pool.blocks[before].owner == FREE and pool.blocks[block].start != area.zone:
-        swallow(pool, before, block)
+        coalesce(pool, before, block)
     else:
         add_free(pool, block)
 
 
 @compiled
-def swallow(pool: Blocks, block: int, after: int) -> None:
+def coalesce(pool: Blocks, block: int, after: int) -> None:
     """Makes one block of two neighbours."""
     b, gone = pool.blocks[block], pool.blocks[after]
     b.bytes += gone.bytes
@@ -316,7 +314,7 @@ def swallow(pool: Blocks, block: int, after: int) -> None:
     if gone.after >= 0:
         pool.blocks[gone.after].before = block
     gone.after = pool.area[0].spare
-    gone.seat = -1
+    gone.slot = -1
     pool.area[0].spare = after
 
 

@@ -1,4 +1,4 @@
-"""What the dynamic engine runs: calls over tensors in the order in which a program issues them.
+"""Program of the dynamic engine: calls over tensors, in the order in which an eager framework issues them.
 
 Nothing here knows the future or the past: a `Program` is a list of steps, each of which an eager framework would have
 done one after the other. A tensor owns its storage, or is a view of another one's. `program_from_graph` makes one of a
@@ -66,7 +66,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunCall:
     """A call is issued."""
 
     call: int
@@ -100,7 +100,7 @@ class Note:
     text: str
 
 
-Step = Constant | Run | Get | Release | Keep | Note
+Statement = Constant | RunCall | Get | Release | Keep | Note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class Program:
 
     tensors: tuple[Tensor, ...]
     calls: tuple[Call, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[Statement, ...]
 
     @cached_property
     def storage(self) -> tuple[int, ...]:
@@ -175,7 +175,7 @@ def _problems(program: Program) -> list[str]:
     for step in program.steps:
         if isinstance(step, Constant):
             known.add(step.tensor)
-        elif isinstance(step, Run):
+        elif isinstance(step, RunCall):
             call = program.calls[step.call]
             found += [f"call {step.call} is issued as number {issued}"] if step.call != issued else []
             found += [f"call {step.call} reads {t} before it is made" for t in call.reads if t not in known]
@@ -211,13 +211,13 @@ def unit_chain(length: int, *, releases: bool = True) -> Program:
     """
     names = [f"f{i}" for i in range(length)] + [f"b{i}" for i in reversed(range(length))]
     reads: list[tuple[int, ...]] = [() if i == 0 else (i - 1,) for i in range(length)]
-    steps: list[Step] = [Run(i) for i in range(length)]
+    steps: list[Statement] = [RunCall(i) for i in range(length)]
     for back in range(length, 2 * length):
         k = 2 * length - 1 - back
         gradient = (back - 1,) if back > length else ()
         reads.append((k - 1, *gradient) if k > 0 and gradient else gradient)
         steps += [Release(k)] if releases else []
-        steps.append(Run(back))
+        steps.append(RunCall(back))
         steps += [Release(back - 1)] if releases and gradient else []
     return Program(
         tensors=tuple(Tensor(name=name, size_bytes=1) for name in names),

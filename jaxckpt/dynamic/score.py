@@ -1,4 +1,4 @@
-"""What a value costs to bring back, what it gains in memory, how little it is needed: cost / (size * staleness).
+"""Score of an evictable value: cost of recomputing it / (bytes gained * staleness).
 
 One function for each word of `evictors`. c(t) is the price of the calls that make a storage's tensors, m(t) its bytes;
 an evicted neighbour is a storage that a call of t read, or that was computed from t, and that is not in memory.
@@ -36,7 +36,7 @@ def score(m: Machine, s: int) -> float:
 
 @compiled
 def cost(m: Machine, s: int) -> float:
-    """What it costs to bring a value back."""
+    """Cost of recomputing an evicted value."""
     now = m.now[0]
     own = m.storages[s].cost if now.own else 0.0
     if now.cost == LOCAL:
@@ -54,7 +54,7 @@ def cost(m: Machine, s: int) -> float:
 
 @compiled
 def size(m: Machine, s: int) -> float:
-    """What is gained in memory."""
+    """Bytes gained by evicting a value."""
     kind = m.now[0].gain
     if kind == BYTES:
         return float(m.storages[s].bytes)
@@ -149,8 +149,8 @@ def neighbourhood(m: Machine, s: int) -> float:
 
 
 @compiled
-def walk(m: Machine, s: int, upward: bool, soil: bool) -> float:
-    """The cost of evicted storages that are reached through evicted ones; with `soil`, marks where that ends."""
+def walk(m: Machine, s: int, upward: bool, mark: bool) -> float:
+    """Cost of the evicted storages reached through evicted ones; with `mark`, marks as dirty where the walk ends."""
     st, now, total = m.storages, m.now[0], 0.0
     now.walk += 1
     st[s].mark = now.walk
@@ -170,7 +170,7 @@ def walk(m: Machine, s: int, upward: bool, soil: bool) -> float:
                 continue
             st[other].mark = now.walk
             if st[other].material:
-                if soil:
+                if mark:
                     st[other].dirty = 1
             else:
                 total += st[other].cost
@@ -180,7 +180,7 @@ def walk(m: Machine, s: int, upward: bool, soil: bool) -> float:
 
 
 @compiled
-def soil(m: Machine, s: int) -> None:
+def mark_dirty(m: Machine, s: int) -> None:
     """Says that a storage came or went to all whose evicted neighbourhood it is in."""
     if m.now[0].cost == EXACT or m.now[0].cost == ANCESTORS:
         m.storages[s].dirty = 1
@@ -200,7 +200,7 @@ def regenerate(m: Machine) -> None:
         time, size = st[s].cost, float(st[s].bytes)
         for i in range(st[s].up, st[s].up + st[s].ups):
             other = m.up.storage[i]
-            if m.up.call[i] <= now.issued and other < s and is_away(st[other]):
+            if m.up.call[i] <= now.issued and other < s and is_evicted(st[other]):
                 time += m.regen[1, other]
                 size += m.regen[2, other]
         m.regen[1, s], m.regen[2, s] = time, size
@@ -210,12 +210,12 @@ def regenerate(m: Machine) -> None:
             if m.down.call[i] > now.issued:
                 break
             other = m.down.storage[i]
-            if other > s and is_away(st[other]) and st[other].refs > 0:
+            if other > s and is_evicted(st[other]) and st[other].refs > 0:
                 runs += m.regen[0, other]
         m.regen[0, s] = runs
 
 
 @compiled
-def is_away(storage: Any) -> bool:
-    """Whether a storage was evicted and may come back."""
+def is_evicted(storage: Any) -> bool:
+    """True if a storage is evicted and may be recomputed."""
     return not storage.material and not storage.gone

@@ -78,7 +78,7 @@ def window(m: Machine, need: int) -> tuple[int, int]:
         m.window_blocks[count] = block
         if b.owner == FREE:
             m.window[1, count] = 0.0
-        elif m.storages[b.owner].seat < 0:
+        elif m.storages[b.owner].slot < 0:
             m.window[1, count] = -1.0
         else:
             m.window[1, count] = score(m, b.owner)

@@ -141,18 +141,18 @@ def _all(program: Program, tasks: list[Task], processes: int | None) -> list[Sim
         state.machine(parts, budget=0, rule=_PLAIN, memory=Memory(), limit=0, most=0, seed=0), 0
     )  # compiled before it is needed
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_begin, initargs=(parts,)) as pool:
-        return list(pool.map(_there, tasks))
+        return list(pool.map(_simulated_in_worker, tasks))
 
 
 _HERE: list[state.Layout] = []
-"""What a process of the pool works on; set once, when it starts."""
+"""Program and options of a worker process; set once, when the process starts."""
 
 
 def _begin(parts: state.Layout) -> None:
     _HERE[:] = [parts]
 
 
-def _there(task: Task) -> Simulation:
+def _simulated_in_worker(task: Task) -> Simulation:
     return _one(_HERE[0], task)
 
 
@@ -163,7 +163,7 @@ def _one(parts: state.Layout, task: Task) -> Simulation:
     run_s = time.perf_counter() - begin
     events: tuple[Event, ...] = ()
     if task.record:
-        again = machine_of(parts, task, record=int(machine.now[0].events))
-        run(again, len(again.steps))
-        events = tuple(events_of(parts, again))
+        repeat = machine_of(parts, task, record=int(machine.now[0].events))
+        run(repeat, len(repeat.steps))
+        events = tuple(events_of(parts, repeat))
     return simulation_of(task, machine, run_s=run_s, events=events)

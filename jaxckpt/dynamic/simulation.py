@@ -1,4 +1,4 @@
-"""What came of running a program under a budget, as frozen data."""
+"""Result of running a program under a budget, as frozen data."""
 
 import enum
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ class Status(enum.StrEnum):
     THRASH = "thrash"
     """Recomputations reached their limit."""
     LOST = "lost"
-    """What is needed again was freed for good."""
+    """A value that is read was freed for good."""
 
 
 class EventKind(enum.StrEnum):
-    """What happened."""
+    """Kind of an event."""
 
     RUN = "run"
     EVICT = "evict"
@@ -96,7 +96,7 @@ class Simulation(Shown):
 
     @property
     def ok(self) -> bool:
-        """Whether the program came to its end."""
+        """True if the program ran to its end."""
         return self.status is Status.OK
 
     @property

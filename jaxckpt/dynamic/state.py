@@ -15,14 +15,14 @@ import numpy as np
 from jaxckpt.dynamic.evictors import Evictor
 from jaxckpt.dynamic.memory import Fit, Memory, Mode
 from jaxckpt.dynamic.pool import Blocks, make_blocks
-from jaxckpt.dynamic.program import Constant, Get, Keep, Note, Program, Release, Run
+from jaxckpt.dynamic.program import Constant, Get, Keep, Note, Program, Release, RunCall
 
 RUN, GET, RELEASE, KEEP, CONSTANT = range(5)
-"""What a step does."""
+"""Codes of statements."""
 RUNNING, DONE, OUT_OF_MEMORY, THRASHED, LOST = range(5)
 """How it ended."""
 EVENT_RUN, EVENT_EVICT, EVENT_FREE, EVENT_TAKE, EVENT_PLACE, EVENT_REFUSE = range(6)
-"""What the record says: call run, storage evicted, storage freed for good, storage's memory taken over; storage given
+"""Codes of events: call run, storage evicted, storage freed for good, storage's memory taken over; storage given
 an address, storage refused one while so many bytes were free."""
 
 STORAGE = np.dtype(
@@ -35,7 +35,7 @@ STORAGE = np.dtype(
         ("mark", "i8"),  # of the last walk that came by
         ("refs", "i4"),
         ("locks", "i4"),
-        ("seat", "i4"),  # its place among the evictable, or -1
+        ("slot", "i4"),  # its place among the evictable, or -1
         ("node", "i4"),  # its node in the union-find, or -1
         ("block", "i4"),  # its block in the pool, or -1
         ("times", "i4"),  # how often it was recomputed
@@ -73,7 +73,10 @@ CALL = np.dtype(
 )
 NOW = np.dtype(
     [
-        *((name, "f8") for name in ("clock", "first", "again", "limit", "free_share", "largest_share", "penalty")),
+        *(
+            (name, "f8")
+            for name in ("clock", "first", "repeated_price", "limit", "free_share", "largest_share", "penalty")
+        ),
         *((name, "f8") for name in ("nudge", "regret")),
         *((name, "i8") for name in ("budget", "memory", "peak", "stamp", "walk", "issued", "step", "evictable")),
         *((name, "i8") for name in ("runs", "forced", "eager", "banished", "taken", "searches", "looked", "search_ns")),
@@ -84,7 +87,7 @@ NOW = np.dtype(
     align=True,
 )
 NODE = np.dtype([("parent", "i4"), ("mark", "i8"), ("value", "f8")], align=True)
-FRAME = np.dtype([("tensor", "i4"), ("next", "i4"), ("phase", "i4"), ("held", "i4"), ("again", "i1")], align=True)
+FRAME = np.dtype([("tensor", "i4"), ("next", "i4"), ("phase", "i4"), ("held", "i4"), ("repeated", "i1")], align=True)
 
 
 class Links(NamedTuple):
@@ -162,7 +165,7 @@ class Layout(NamedTuple):
     """For each storage the tensor that owns it."""
 
 
-_CODES = {Run: RUN, Get: GET, Release: RELEASE, Keep: KEEP, Constant: CONSTANT}
+_CODES = {RunCall: RUN, Get: GET, Release: RELEASE, Keep: KEEP, Constant: CONSTANT}
 
 
 def layout(program: Program) -> Layout:
@@ -194,14 +197,14 @@ def layout(program: Program) -> Layout:
 
 
 def _step(step: Any) -> tuple[int, int]:
-    return _CODES[type(step)], step.call if isinstance(step, Run) else step.tensor
+    return _CODES[type(step)], step.call if isinstance(step, RunCall) else step.tensor
 
 
 def _storages(program: Program, roots: tuple[int, ...]) -> Any:
     storages = np.recarray(len(roots), dtype=STORAGE)
     storages[:] = np.zeros(1, dtype=STORAGE)[0]
     storages["bytes"] = [program.tensors[t].size_bytes for t in roots]
-    for name in ("seat", "node", "block"):
+    for name in ("slot", "node", "block"):
         storages[name] = -1
     storages["last"] = -np.inf
     made = [program.producer[t] for t in roots]
@@ -280,11 +283,13 @@ def machine(
     storages["bytes"] = -(-storages["bytes"] // memory.alignment) * memory.alignment
     budget = budget or max(1, 2 * int(storages["bytes"].sum()) + memory.small_bytes * memory.small_slots)
     addressed = memory.mode in (Mode.HINT, Mode.HARD)
-    whole = max(budget, memory.capacity or 2 * total) if memory.mode is Mode.HINT else budget
+    capacity = max(budget, memory.capacity or 2 * total) if memory.mode is Mode.HINT else budget
     zone = memory.small_bytes * memory.small_slots if addressed else 0
-    zone = 0 if zone > whole // 16 else zone
+    zone = 0 if zone > capacity // 16 else zone
     small = memory.small_bytes if zone else 0
-    blocks = make_blocks(whole, most=count, groups=memory.groups, zone=zone, small=small, first=memory.fit is Fit.FIRST)
+    blocks = make_blocks(
+        capacity, most=count, groups=memory.groups, zone=zone, small=small, first=memory.fit is Fit.FIRST
+    )
     return Machine(
         now=_now(budget, rule, memory, limit=limit, most=most, seed=seed, small=small),
         storages=storages,

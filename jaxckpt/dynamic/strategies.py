@@ -1,4 +1,4 @@
-"""What a rule of eviction drops while the step runs, frozen into a plan.
+"""Plans from evictors: what a rule evicts in a simulated run is recomputed, the rest is saved.
 
 The step is simulated as the kernels that it compiles to, over the values that they write to memory, under one budget
 after the other; arguments and results are outside of it. A forward value that was computed again in the backward pass
@@ -82,10 +82,10 @@ def _records(problem: Problem, evictor: str) -> Iterator[frozenset[int]]:
     memory = replace(dynamic.MEMORIES.get(rule.name, dynamic.Memory()), small_bytes=0)
     if memory.mode is dynamic.Mode.HINT:
         memory = replace(memory, mode=dynamic.Mode.HARD)
-    whole = dynamic.live_bytes(program)
-    for share in _SHARES if whole else ():
+    full_bytes = dynamic.live_bytes(program)
+    for share in _SHARES if full_bytes else ():
         found = dynamic.simulate(
-            program, budget=max(1, int(share * whole)), evictor=rule, memory=memory, limit=_LIMIT, record=True
+            program, budget=max(1, int(share * full_bytes)), evictor=rule, memory=memory, limit=_LIMIT, record=True
         )
         if found.ok:
             yield _stayed(problem, program, found)
@@ -94,15 +94,15 @@ def _records(problem: Problem, evictor: str) -> Iterator[frozenset[int]]:
 def _stayed(problem: Problem, program: "Program", found: "Simulation") -> frozenset[int]:
     """The values that the backward pass needs and that were not computed again in it."""
     ops = problem.graph.ops
-    late, again = False, set[int]()
+    after_forward, recomputed = False, set[int]()
     run: set[int] = set()
     for event in found.events:
         if event.kind != "run":
             continue
         op = ops[int(program.calls[event.id].name)]
-        if event.id in run and late and op.phase is Phase.FORWARD:
-            again.update(op.writes)
+        if event.id in run and after_forward and op.phase is Phase.FORWARD:
+            recomputed.update(op.writes)
         run.add(event.id)
-        late |= op.phase is not Phase.FORWARD
+        after_forward |= op.phase is not Phase.FORWARD
     kept = problem.needed & problem.worth_saving & problem.fusion.materialised
-    return frozenset(kept - again)
+    return frozenset(kept - recomputed)

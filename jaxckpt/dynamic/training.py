@@ -7,7 +7,7 @@ they are updated do they move, and what stays for good then lies between what co
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jaxckpt.dynamic.program import Call, Constant, Keep, Note, Program, Release, Run, Step, Tensor
+from jaxckpt.dynamic.program import Call, Constant, Keep, Note, Program, Release, RunCall, Statement, Tensor
 from jaxckpt.ir import Graph
 
 
@@ -54,7 +54,7 @@ class _Repeated:
         self.tensors: list[Tensor] = []
 
     def program(self) -> Program:
-        one, steps, calls = self.one, list[Step](), list[Call]()
+        one, steps, calls = self.one, list[Statement](), list[Call]()
         ids: dict[int, int] = {}
         for time in range(self.times):
             ids = self._ids(ids)
@@ -82,13 +82,13 @@ class _Repeated:
             self.tensors.append(replace(tensor, view_of=view_of))
         return ids
 
-    def _steps(self, ids: Mapping[int, int], calls: int, *, first: bool, last: bool) -> list[Step]:
-        found: list[Step] = []
+    def _steps(self, ids: Mapping[int, int], calls: int, *, first: bool, last: bool) -> list[Statement]:
+        found: list[Statement] = []
         passed_on = set(self.state.values()) | self.constants
         for step in self.one.steps:
             match step:
-                case Run(call):
-                    found.append(Run(call + calls))
+                case RunCall(call):
+                    found.append(RunCall(call + calls))
                 case Note():
                     found.append(step)
                 case Constant(tensor, lent):

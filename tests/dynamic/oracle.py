@@ -6,7 +6,7 @@ of members with the costs that the splitting approximation leaves in them.
 
 import math
 
-from jaxckpt.dynamic.program import Constant, Get, Keep, Release, Run
+from jaxckpt.dynamic.program import Constant, Get, Keep, Release, RunCall
 
 
 class OutOfMemory(Exception):
@@ -33,7 +33,7 @@ class Reference:
                     self.pinned.add(t)
                     self.refs[t] = 1
                     self.last[t] = self.clock
-                case Run(call=c):
+                case RunCall(call=c):
                     self.issue(c)
                 case Get(tensor=t):
                     self.refs[self.program.storage[t]] += 1

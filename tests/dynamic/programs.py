@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from jaxckpt.dynamic.program import Call, Constant, Get, Keep, Program, Release, Run, Tensor
+from jaxckpt.dynamic.program import Call, Constant, Get, Keep, Program, Release, RunCall, Tensor
 
 
 @st.composite
@@ -33,7 +33,7 @@ def programs(draw, *, most_calls=24, multiple=True, donated=False, once=False):
                 dense=draw(st.booleans()),
             )
         )
-        steps.append(Run(number))
+        steps.append(RunCall(number))
         for _ in range(draw(st.integers(0, 2))):
             t = draw(st.sampled_from(sorted(names)))
             if names[t]:

@@ -12,7 +12,7 @@ from jaxckpt.dynamic import (
     program_of_kernels,
     simulate,
 )
-from jaxckpt.dynamic.program import Constant, Keep, Note, Release, Run
+from jaxckpt.dynamic.program import Constant, Keep, Note, Release, RunCall
 from jaxckpt.machine import Target
 from jaxckpt.solve import Problem
 from jaxckpt.trace import trace_step
@@ -43,7 +43,7 @@ def test_a_call_an_op_in_order_and_a_valid_program():
     program = program_from_graph(graph)
     program.validate()
     assert [call.name for call in program.calls] == [op.primitive for op in graph.ops]
-    assert sum(isinstance(step, Run) for step in program.steps) == len(graph.ops)
+    assert sum(isinstance(step, RunCall) for step in program.steps) == len(graph.ops)
     assert [step.text for step in program.steps if isinstance(step, Note)] == ["BACKWARD"]
     assert sum(isinstance(step, Keep) for step in program.steps) == 1
 

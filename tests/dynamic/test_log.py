@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from jaxckpt.dynamic import ProgramError, log_from_program, program_from_log, read_log, simulate, unit_chain, write_log
-from jaxckpt.dynamic.program import Get, Keep, Note, Release, Run
+from jaxckpt.dynamic.program import Get, Keep, Note, Release, RunCall
 from tests.dynamic.programs import programs
 
 
@@ -47,7 +47,19 @@ def test_every_instruction_is_read():
     assert program.calls[2].replaces == (1,) and program.tensors[4].size_bytes == 8
     kinds = [type(step).__name__ for step in program.steps]
     assert kinds == [
-        *["Constant", "Run", "Run", "Get", "Release", "Note", "Run", "Release", "Release", "Get", "Release"],
+        *[
+            "Constant",
+            "RunCall",
+            "RunCall",
+            "Get",
+            "Release",
+            "Note",
+            "RunCall",
+            "Release",
+            "Release",
+            "Get",
+            "Release",
+        ],
         *["Keep"] * 3,
     ]
     assert {step.tensor for step in program.steps if isinstance(step, Keep)} == {0, 2, 4}
@@ -70,8 +82,8 @@ def test_what_is_written_is_read_back(program):
     assert [(c.price, c.reads, c.writes) for c in again.calls] == [(c.price, c.reads, c.writes) for c in program.calls]
     assert [t.size_bytes for t in again.tensors] == [t.size_bytes for t in program.tensors]
     assert [t.view_of for t in again.tensors] == [t.view_of for t in program.tensors]
-    wanted = [step for step in program.steps if isinstance(step, (Run, Get, Release))]
-    assert [step for step in again.steps if isinstance(step, (Run, Get, Release))] == wanted
+    wanted = [step for step in program.steps if isinstance(step, (RunCall, Get, Release))]
+    assert [step for step in again.steps if isinstance(step, (RunCall, Get, Release))] == wanted
 
 
 def test_the_unit_chain_counts_the_same_from_a_file(tmp_path):

@@ -32,7 +32,7 @@ from jaxckpt.dynamic import (
     simulate,
     unit_chain,
 )
-from jaxckpt.dynamic.program import Constant, Keep, Release, Run
+from jaxckpt.dynamic.program import Constant, Keep, Release, RunCall
 from tests.dynamic.programs import programs
 
 RULES = {rule.name: rule for rule in (*EVICTORS.values(), *ablations(), sampled("dtr_eq"), sampled("dte"))}
@@ -146,7 +146,7 @@ def rows(*sizes, price=1.0, **facts):
     """One call for each size, none of which reads anything; then one that needs as much as the first two have."""
     tensors = tuple(Tensor(name=f"t{i}", size_bytes=size) for i, size in enumerate(sizes))
     calls = tuple(Call(name="make", price=price, reads=(), writes=(i,), **facts) for i in range(len(sizes)))
-    return Program(tensors=tensors, calls=calls, steps=tuple(Run(i) for i in range(len(sizes))))
+    return Program(tensors=tensors, calls=calls, steps=tuple(RunCall(i) for i in range(len(sizes))))
 
 
 def evicted(found):
@@ -167,7 +167,7 @@ def test_dte_prefers_what_lies_beside_free_memory():
     # a b c d fill the memory; b is released, so a and c have free bytes beside them, d has none.
     tensors = tuple(Tensor(name=n, size_bytes=s) for n, s in (("a", 4), ("b", 2), ("c", 4), ("d", 4), ("e", 6)))
     calls = tuple(Call(name="make", price=1, reads=(), writes=(i,)) for i in range(5))
-    program = Program(tensors=tensors, calls=calls, steps=(*map(Run, range(4)), Release(1), Run(4)))
+    program = Program(tensors=tensors, calls=calls, steps=(*map(RunCall, range(4)), Release(1), RunCall(4)))
     rule = replace(EVICTORS["dte"], nudge=1.0, by_bytes=False)
     found = simulate(program, budget=14, evictor=rule, memory=Memory(mode=Mode.HARD), record=True)
     assert evicted(found) == [1, 0], "released, then the stalest that has the free bytes beside it"
@@ -215,7 +215,7 @@ def test_fragmentation_is_what_is_free_when_a_request_is_refused():
     program = Program(
         tensors=tuple(Tensor(name=n, size_bytes=s) for n, s in (("a", 3), ("b", 3), ("c", 3), ("d", 5))),
         calls=tuple(Call(name="make", price=1, reads=(), writes=(i,)) for i in range(4)),
-        steps=(Run(0), Run(1), Run(2), Release(0), Release(2), Run(3)),
+        steps=(RunCall(0), RunCall(1), RunCall(2), Release(0), Release(2), RunCall(3)),
     )
     found = simulate(program, budget=10, evictor="lru", memory=Memory(mode=Mode.HARD))
     assert found.ok and found.refused == 1 and found.forced_evictions == 1
@@ -232,7 +232,7 @@ def update(*, once=False):
             Call(name="update", price=1, reads=(0,), writes=(2,), replaces=(0,), once=once),
             Call(name="read", price=1, reads=(1, 2), writes=(3,)),
         ),
-        steps=(Constant(0, lent=False), Run(0), Run(1), Release(0), Run(2), Keep(2), Keep(3)),
+        steps=(Constant(0, lent=False), RunCall(0), RunCall(1), Release(0), RunCall(2), Keep(2), Keep(3)),
     )
 
 
@@ -272,7 +272,7 @@ def network(layers=24):
     def call(name, price, size, reads, dense=False):
         tensors.append(Tensor(name=name, size_bytes=size))
         calls.append(Call(name=name, price=price, reads=tuple(reads), writes=(len(tensors) - 1,), dense=dense))
-        steps.append(Run(len(calls) - 1))
+        steps.append(RunCall(len(calls) - 1))
         return len(tensors) - 1
 
     for i in range(layers):

@@ -13,7 +13,7 @@ from jaxckpt.dynamic.eager.program import Prepared
 
 
 class Arrays:
-    """What is in memory, by tensor.
+    """Arrays in memory, by tensor.
 
     Args:
       prepared: The step.
@@ -59,7 +59,7 @@ class Arrays:
 
     def _run(self, call: int, taken: frozenset[int]) -> float:
         operation = self._prepared.operations[call]
-        again = self._there_already(operation)
+        repeated = self._already_in_memory(operation)
         donated = tuple(i for i, t in enumerate(operation.operands) if isinstance(t, int) and self._storage[t] in taken)
         operands = [t.value if isinstance(t, Literal) else self._here[t] for t in operation.operands]
         for storage in taken:
@@ -69,11 +69,11 @@ class Arrays:
             self._here[t] = result
             self.live_bytes += 0 if operation.is_view else result.nbytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
-        for view in again:
+        for view in repeated:
             self._view(view)
         return seconds
 
-    def _there_already(self, operation: Operation) -> list[int]:
+    def _already_in_memory(self, operation: Operation) -> list[int]:
         """Drops results of an operation that are here, since it makes them again; which views of them were here."""
         views = []
         for t in () if operation.is_view else operation.writes:

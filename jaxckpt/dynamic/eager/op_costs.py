@@ -1,4 +1,4 @@
-"""What operations cost, in seconds: measured while they run, and the cost model where that tells nothing.
+"""Seconds of operations: measured while they run, and by the cost model where a measurement tells nothing.
 
 The first run of a kind of operation compiles it, so it is the second one that is measured. The least that was measured
 counts, for what else the machine does only adds to it. Where that is hardly more than the way through Python, the cost
@@ -15,7 +15,7 @@ _SHORTEST_S = 2e-4
 """An operation that takes less is mostly dispatched, not worked on."""
 
 
-class Prices:
+class OpCosts:
     """Prices by kind of operation; kept from step to step.
 
     Args:

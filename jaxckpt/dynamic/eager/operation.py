@@ -15,7 +15,7 @@ import jax.extend.core as jex
 VIEWS = frozenset({"name", "random_wrap", "random_unwrap"})
 """Primitives whose result shares its operand's memory when JAX runs them eagerly."""
 _WHOLE = frozenset({"shard_map"})
-"""What cannot be bound outside of `jax.jit`."""
+"""Primitives that cannot be bound outside of `jax.jit`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Operation:
 
     @property
     def is_view(self) -> bool:
-        """Whether the result shares the operand's memory."""
+        """Primitives whose result shares the operand's memory."""
         return self.eqn.primitive.name in VIEWS
 
 
@@ -49,7 +49,7 @@ class Literal:
 
 
 def operand_of(atom: Any, tensor_of: Callable[[Any], int]) -> int | Literal:
-    """What an equation's atom is: a tensor or a literal."""
+    """Operand of an equation: a tensor or a literal."""
     return tensor_of(atom) if isinstance(atom, jex.Var) else Literal(atom.val, atom.aval.dtype)
 
 

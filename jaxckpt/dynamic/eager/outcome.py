@@ -1,4 +1,4 @@
-"""What came of running a step eagerly under a budget, as frozen data."""
+"""Result of running a step eagerly under a budget, as frozen data."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

@@ -17,7 +17,7 @@ from jaxckpt._progress import Progress, silent
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.dynamic import MEMORIES, Evictor, Memory, Mode, Online, Simulation, Status, Task, evictor, live_bytes
 from jaxckpt.dynamic.eager.arrays import Arrays
-from jaxckpt.dynamic.eager.op_costs import Prices
+from jaxckpt.dynamic.eager.op_costs import OpCosts
 from jaxckpt.dynamic.eager.operation import VIEWS, Literal, Operations
 from jaxckpt.dynamic.eager.outcome import EagerRun
 from jaxckpt.dynamic.eager.program import Prepared, prepare
@@ -85,7 +85,7 @@ class Runner:
         self._limit = limit
         self._seed = seed
         self._say = progress or silent
-        self._prices = Prices(Target("attached").rates)
+        self._prices = OpCosts(Target("attached").rates)
         self._operations = Operations()
         self._known: OrderedDict[int, Prepared] = OrderedDict()
 

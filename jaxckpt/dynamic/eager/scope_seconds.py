@@ -21,7 +21,7 @@ from jaxckpt.trace import Traced, trace_step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeSeconds:
-    """What one scope took.
+    """Seconds of one scope.
 
     Attributes:
       scope: The outermost names of its ops; "" for ops without a scope.
@@ -73,15 +73,15 @@ def timed_scopes(
     traced = trace_step(step, *args, static_argnums=static_argnums, eager=True)
     static = traced.static
     flat = jax.tree.leaves(tuple(arg for i, arg in enumerate(args) if i not in static))
-    rows: dict[str, _Row] = {}
+    rows: dict[str, _ScopeRow] = {}
     for op, seconds in zip(traced.graph.ops, _run(traced, flat), strict=True):
         scope = "/".join(op.scope.split("/")[:depth])
-        rows.setdefault(scope, _Row()).add(op.phase, seconds)
+        rows.setdefault(scope, _ScopeRow()).add(op.phase, seconds)
     return tuple(row.named(scope) for scope, row in rows.items())
 
 
 @dataclass(slots=True)
-class _Row:
+class _ScopeRow:
     seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
     ops: int = 0
 
