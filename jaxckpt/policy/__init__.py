@@ -1,9 +1,9 @@
 """Policies: rules written by people that give decisions on any step.
 
-Read in this order: `rule` (what matches, and what happens), `policy` (ordered rules), `toml` (how they are written),
-`edit` (how files keep their comments), `schema` (how editors know them), `regions` (parts that are computed again
-whole), `resolve` (what they decide about a graph), `interned` (policies by their digest), `library` (files, and
-policies that come with jaxckpt), `readers` (other systems' configurations).
+Read in this order: `rule` (match and decision), `policy` (ordered rules), `toml` (their files), `edit` (edits that keep
+comments), `schema` (for editors), `regions` (parts that are recomputed as a whole), `resolve` (decisions for a graph),
+`registry` (policies by their digest), `library` (files, and policies that come with jaxckpt), `readers` (other systems'
+configurations).
 """
 
 from jaxckpt.policy.library import load_policy, policies

@@ -1,9 +1,9 @@
-"""A policy file is changed where the policy has changed, and keeps its comments and its layout everywhere else.
+"""Edits of a policy file that keep its comments and layout where the policy did not change.
 
-The text falls into parts: what stands above the first table, and each table with the comments right above it. A part
-that says the same as before stays as it is; in one that does not, the keys that changed are set; rules that are new are
-written, rules that are gone are taken out with their comments. The result is read again: where it does not say what it
-should (a layout that is not understood), the policy is written anew.
+1. The text is split into parts: the text above the first table, and each table with the comments right above it.
+2. A part whose entries are the same stays as it is; in another part the changed keys are set.
+3. New rules are written; removed rules go with their comments.
+4. The result is parsed. Where it is not the policy (a layout that is not understood), the policy is written anew.
 
 Read after `toml`.
 """
@@ -23,14 +23,14 @@ _KEYS = ("name", "for", "about", "default")
 
 
 def edited(text: str, policy: Policy) -> str:
-    r"""The text of a policy file, changed to say what a policy says.
+    r"""The text of a policy file, edited so that it holds another policy.
 
     Args:
       text: Of the file as it is.
-      policy: What it shall say.
+      policy: The policy that the file should hold.
 
     Returns:
-      Text from which an equal policy is read, with the comments of what did not change.
+      Text from which an equal policy is read, with the comments of the unchanged parts.
 
     Example:
       >>> before = 'default = "save"  # fits\n\n[[rule]]\nname = "qkv"  # wide\ndecision = "save"\n'
@@ -50,27 +50,27 @@ def edited(text: str, policy: Policy) -> str:
         if policy_from_toml(changed) == policy:
             return changed
     except (PolicyError, ValueError, IndexError, KeyError):
-        pass  # a layout that is not understood: what it says matters more than how
+        pass  # a layout that is not understood: the content matters more than the comments
     return toml_from_policy(policy)
 
 
 def _parts(text: str, before: Policy, after: Policy) -> Iterator[str]:
-    top, *tables = _cut(text)
+    top, tables = _split(text)
     yield _set(top, policy_entries(before), policy_entries(after))
-    rules = [part for name, part in tables if name == "rule"]
-    regions = [part for name, part in tables if name == "regions"]
+    rules, regions = ([part for name, part in tables if name == wanted] for wanted in ("rule", "regions"))
     if len(rules) != len(before.rules) or len(rules) + len(regions) != len(tables):
         raise ValueError("tables that are no rules")
-    if after.regions is not None and before.regions is not None:
-        yield _set(regions[0], region_entries(before.regions), region_entries(after.regions))
-    elif after.regions is not None:
-        yield _written(Policy(regions=after.regions), "[regions]")
+    if after.regions is not None:
+        if before.regions is None:
+            yield _written(Policy(regions=after.regions), "[regions]")
+        else:
+            yield _set(regions[0], region_entries(before.regions), region_entries(after.regions))
     for part in _rules(rules, before.rules, after.rules):
         yield part if part.endswith("\n") else part + "\n"
 
 
-def _cut(text: str) -> list[Any]:
-    """What stands above the tables, then each table's name and text."""
+def _split(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """The text above the tables, and the name and text of each table."""
     found: list[list[str]] = [[]]
     names: list[str] = []
     for line in text.splitlines(keepends=True):
@@ -87,7 +87,7 @@ def _cut(text: str) -> list[Any]:
         else:
             found[-1].append(line)
     top, *tables = ("".join(lines) for lines in found)
-    return [top, *zip(names, tables, strict=True)]
+    return top, list(zip(names, tables, strict=True))
 
 
 def _rules(parts: Sequence[str], before: Sequence[Rule], after: Sequence[Rule]) -> Iterator[str]:
@@ -110,20 +110,25 @@ def _written(policy: Policy, header: str) -> str:
 
 
 def _set(part: str, before: Iterable[tuple[str, Any]], after: Iterable[tuple[str, Any]]) -> str:
-    """A part with the keys set that changed."""
+    """A part with the changed keys set and the removed ones deleted."""
     import tomlkit  # only to write: planning needs none
 
     old, new = dict(before), dict(after)
     if old == new:
         return part
     document = tomlkit.parse(part)
-    table: Any = document
-    if len(document) == 1 and not set(document) & set(_KEYS):
-        (table,) = document.values()
-        table = table[0] if isinstance(table, list) else table
+    table = _table_of(document)
     for key in [key for key in table if key in old and key not in new]:
         del table[key]
     for key, value in new.items():
         if key not in old or old[key] != value:
             table[key] = value  # the comment behind it stays
     return tomlkit.dumps(document)
+
+
+def _table_of(document: Any) -> Any:
+    """The one table of a part; the document itself for the keys above the tables."""
+    if len(document) != 1 or set(document) & set(_KEYS):
+        return document
+    (table,) = document.values()
+    return table[0] if isinstance(table, list) else table

@@ -10,13 +10,13 @@ from jaxckpt.policy.policy import Policy
 
 
 def load_policy(path: str | Path) -> Policy:
-    """Reads a policy from a TOML file, or a ready one by its name.
+    """Reads a policy from a TOML file, or one that comes with jaxckpt by its name.
 
     Args:
       path: Of a file; or the name of one of those that come with jaxckpt (`jaxckpt.policies()`).
 
     Raises:
-      PolicyError: There is no such file or name, or it cannot be read; the closest name is said.
+      PolicyError: There is no such file or name, or the file is no policy.
     """
     path = Path(path)
     found = path if path.is_file() else _folder() / f"{path}.toml"
@@ -41,7 +41,7 @@ def policies() -> tuple[str, ...]:
 
 
 def _folder() -> Path:
-    """Where the ready policies are: in the package, or beside it in a checkout."""
+    """The folder of the policies that come with jaxckpt: in the package, or next to the package in a checkout."""
     package = Path(__file__).parents[1]
     shipped = package / "policies_data"
     return shipped if shipped.is_dir() else package.parent / "policies"

@@ -1,7 +1,7 @@
-"""A policy: ordered rules that give a decision for the values of any step, and what happens to the rest.
+"""A policy: ordered rules that give a decision for the values of any step, and a default for all other residuals.
 
-The first rule that matches decides. A rule that matches nothing anywhere is an error when the policy meets a step, not
-before. How a policy is written as TOML is in `toml`; how it meets a graph, in `resolve`.
+The first rule that matches decides. A rule that matches no value of a step is an error when the policy is resolved for
+that step. `toml` reads and writes policies; `resolve` decides about the values of a graph.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Policies by their digest, so that a mark in a trace can name one.
+"""Registry of policies by digest, so that a mark in a name stack can name a policy.
 
-A trace holds text alone (name stacks), and outlives the call that made it. The digest is a function of the policy's
-content: equal policies have one digest in every process. The table only ever grows, by one entry a policy.
+A trace holds text alone (name stacks), and outlives the call that traced it. The digest is a function of the policy's
+content: equal policies have one digest in every process. The registry only grows, by one entry for each policy.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from jaxckpt._errors import PolicyError
 from jaxckpt.policy.policy import Policy
 
 _COUNT = itertools.count()
-_HELD: dict[str, Policy] = {}
+_BY_DIGEST: dict[str, Policy] = {}
 
 
 def digest_of(policy: Policy) -> str:
@@ -22,12 +22,12 @@ def digest_of(policy: Policy) -> str:
       True
     """
     digest = hashlib.sha256(policy.to_toml().encode()).hexdigest()[:12]
-    _HELD.setdefault(digest, policy)
+    _BY_DIGEST.setdefault(digest, policy)
     return digest
 
 
 def new_mark(policy: Policy) -> str:
-    """What a scope with a policy writes into a trace: the policy's digest, and a number for each time it is entered.
+    """The mark that a scope with a policy writes into a trace: the policy's digest, and a number for each entry.
 
     Example:
       >>> policy = Policy(name="mine")
@@ -38,17 +38,17 @@ def new_mark(policy: Policy) -> str:
 
 
 def policy_of_mark(mark: str) -> Policy:
-    """The policy that a mark means.
+    """The policy of a mark.
 
     Raises:
       PolicyError: No scope of this process was made with it.
     """
     digest, _, _ = mark.partition(".")
-    if digest not in _HELD:
+    if digest not in _BY_DIGEST:
         raise PolicyError(
-            f"a mark in this step means the policy {digest}, which this process has not seen.",
-            got=f"policies of this process: {', '.join(sorted(_HELD)) or 'none'}",
+            f"a mark in this step names the policy {digest}, which this process does not know.",
+            got=f"policies of this process: {', '.join(sorted(_BY_DIGEST)) or 'none'}",
             needed="a step that was traced in this process",
             advice="trace the step here, instead of loading its trace",
         )
-    return _HELD[digest]
+    return _BY_DIGEST[digest]

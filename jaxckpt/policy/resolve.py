@@ -1,25 +1,26 @@
-"""Policies meet a graph: each value gets its decision, and who decided is remembered.
+"""Resolution of policies for a graph: the decision for each value, and the rule that decided.
 
-Who decides about a value, in this order:
+In this order:
 
-1. The policy of the innermost mark around the op that makes it; without a mark, the policy given. Policies further out
-   are overruled, whatever they say.
-2. Of that policy the first rule that matches. A rule that names values (by name, primitive, trait or boundary) decides
-   about any forward value: to save a product keeps what is computed of it from being computed again. A rule that only
-   names places decides about residuals alone; so do the following.
-3. Its regions: what lies in one is recomputed, what an excluded op makes is saved.
-4. Its default.
+1. The policy of the innermost mark around the op that writes the value; without a mark, the policy that is given.
+   Policies further out are overruled.
+2. The first rule of that policy that matches. A rule that names values (by name, primitive, trait or boundary) decides
+   about any forward value: a product that is saved spares the ops that the product is computed of. A rule that names
+   places alone decides about residuals alone, as do regions and the default.
+3. The policy's regions: values inside are recomputed, results of excluded ops are saved.
+4. The policy's default.
 
-A value that no policy is meant for is left to the compiler.
+The compiler decides about a value to which no policy applies.
 
 Read after `rule`, `policy`, `regions`.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxckpt._errors import PolicyError, closest_names
-from jaxckpt.ir import Decision, Graph, Kind, Phase, Recompute, Save, Trait, fold_layers
+from jaxckpt.ir import Decision, Graph, Kind, Op, Phase, Recompute, Save, Trait, fold_layers
 from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.regions import excluded_ops, find_regions
 from jaxckpt.policy.registry import policy_of_mark
@@ -31,11 +32,11 @@ _MOST_NAMED = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """What one part of a policy says of a value.
+    """The decision of one part of a policy about a value.
 
     Attributes:
       policy: The policy.
-      decision: What it wants.
+      decision: Its decision.
       rule: Index of the rule; None for regions and the default.
       part: "rule 2", "regions" or "default".
     """
@@ -51,12 +52,12 @@ class Ruling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """What was decided about one value.
+    """The decision about one value.
 
     Attributes:
       candidate: The value.
-      by: What decided.
-      overruled: What would have decided, in the order in which it would have: later rules, then policies further out.
+      by: The ruling that decided.
+      overruled: The other rulings, in their order: later rules, then policies further out.
     """
 
     forward_value: ForwardValue
@@ -65,7 +66,7 @@ class Resolved:
 
     @property
     def decision(self) -> Decision:
-        """What happens to it."""
+        """The decision."""
         return self.by.decision
 
     @property
@@ -75,17 +76,17 @@ class Resolved:
 
     @property
     def others(self) -> tuple[int, ...]:
-        """Indices of later rules of the same policy that match it too."""
+        """Indices of later rules of the same policy that match the value too."""
         return tuple(r.rule for r in self.overruled if r.policy is self.by.policy and r.rule is not None)
 
     @property
     def names_value(self) -> bool:
-        """Whether a rule decided that names this very value."""
+        """True if a rule decided that names values, and not places alone."""
         return self.rule is not None and self.by.policy.rules[self.rule].match.names_values
 
     @property
     def strength(self) -> str:
-        """Whether a planner may overrule it ("prefer") or not ("must")."""
+        """ "prefer" if a planner may overrule the decision, else "must"."""
         return "prefer" if self.rule is None else self.by.policy.rules[self.rule].strength
 
 
@@ -101,7 +102,7 @@ def resolve(
     """Decides about the values of a graph.
 
     Args:
-      policy: The rules for all that has no mark around it; None for marks alone.
+      policy: The rules for values without a mark around them; None for marks alone.
       graph: The step.
       crossing: Values that cross from stage to stage, for rules about boundaries without a scope.
       stages: First ops of the stages, for regions without a scope.
@@ -109,74 +110,78 @@ def resolve(
       excused: Indices of the policy's rules that may match nothing.
 
     Returns:
-      One entry for each residual that a policy is meant for, and for each other forward value that a rule names, in
+      One entry for each residual to which a policy applies, and for each other forward value that a rule names, in
       order.
 
     Raises:
-      PolicyError: Rules match nothing at all; each is named, with what is there instead. Or a mark's policy is gone.
+      PolicyError: Rules match nothing; the message names each, with the closest match. Or a mark's policy is unknown.
     """
     found = forward_values(graph, crossing=crossing, layer=layer)
-    judges: dict[str, _Judge] = {}
-    given = () if policy is None else (_Judge(policy, graph, stages, excused),)
+    given = () if policy is None else (_Resolver(policy, graph, stages, excused),)
+    of_marks: dict[str, _Resolver] = {}
     resolved = []
-    for forward_value in found:
-        made = graph.producer[forward_value.id]
-        assert made is not None, "candidates are what ops make"
-        marks = dict.fromkeys(mark.partition(".")[0] for mark in reversed(graph.ops[made].policies))
-        for mark in marks:
-            if mark not in judges:
-                judges[mark] = _Judge(policy_of_mark(mark), graph, stages)
-        rulings = [list(judge.rulings(forward_value)) for judge in (*map(judges.__getitem__, marks), *given)]
-        if rulings and rulings[0]:
-            first, *others = [ruling for said in rulings for ruling in said]
-            resolved.append(Resolved(forward_value=forward_value, by=first, overruled=tuple(others)))
-    for judge in (*judges.values(), *given):
-        judge.refuse_unmatched(found)
+    for value in found:
+        digests = _digests_of_marks(graph, value)
+        for digest in digests:
+            if digest not in of_marks:
+                of_marks[digest] = _Resolver(policy_of_mark(digest), graph, stages)
+        innermost, *outer = [tuple(r.rulings(value)) for r in (*map(of_marks.__getitem__, digests), *given)] or [()]
+        if innermost:
+            overruled = (*innermost[1:], *itertools.chain.from_iterable(outer))
+            resolved.append(Resolved(forward_value=value, by=innermost[0], overruled=overruled))
+    for resolver in (*of_marks.values(), *given):
+        resolver.refuse_unmatched(found)
     return tuple(resolved)
 
 
-class _Judge:
-    """One policy over one graph, and which of its rules have matched."""
+def _digests_of_marks(graph: Graph, value: ForwardValue) -> tuple[str, ...]:
+    """Digests of the policies of the marks around a value's op, innermost first."""
+    producer = graph.producer[value.id]
+    assert producer is not None, "ops write forward values"
+    return tuple(dict.fromkeys(mark.partition(".")[0] for mark in reversed(graph.ops[producer].policies)))
+
+
+class _Resolver:
+    """One policy over one graph, with the rules that have matched so far."""
 
     def __init__(self, policy: Policy, graph: Graph, stages: Sequence[int], excused: frozenset[int] = frozenset()):
         self._policy = policy
         self._excused = excused
         self._matched: set[int] = set()
-        self._again: frozenset[int] = frozenset()
-        self._once: frozenset[int] = frozenset()
+        self._of_regions: dict[int, Decision] = {}
         self._has_regions = policy.regions is None
         if policy.regions is not None:
-            found = find_regions(policy.regions, graph, stages=stages)
-            self._has_regions = bool(found)
-            self._again = _made(graph, *(region.ops for region in found))
-            self._once = _made(graph, excluded_ops(policy.regions, graph))
+            regions = find_regions(policy.regions, graph, stages=stages)
+            self._has_regions = bool(regions)
+            self._of_regions.update(dict.fromkeys(_written(graph, excluded_ops(policy.regions, graph)), Save()))
+            for region in regions:
+                self._of_regions.update(dict.fromkeys(_written(graph, region.ops), Recompute()))
 
-    def rulings(self, forward_value: ForwardValue) -> Iterator[Ruling]:
-        """What it says of a value, the first first; nothing of a value that it does not mean."""
+    def rulings(self, value: ForwardValue) -> Iterator[Ruling]:
+        """The rulings on a value in order, the first decides; none where the policy does not apply to the value."""
         policy = self._policy
-        matching = [index for index, rule in enumerate(policy.rules) if rule.match.holds(forward_value)]
+        matching = [index for index, rule in enumerate(policy.rules) if rule.match.holds(value)]
         self._matched.update(matching)
-        if not forward_value.is_residual and not (matching and _means_it(policy.rules[matching[0]])):
+        if not value.is_residual and not (matching and _decides_without_readers(policy.rules[matching[0]])):
             return
         for index in matching:
             yield Ruling(policy=policy, decision=policy.rules[index].decision, part=f"rule {index + 1}", rule=index)
-        if not forward_value.is_residual:
+        if not value.is_residual:
             return
-        if forward_value.id in self._again or forward_value.id in self._once:
-            decision = Recompute() if forward_value.id in self._again else Save()
-            yield Ruling(policy=policy, decision=decision, part="regions")
+        if value.id in self._of_regions:
+            yield Ruling(policy=policy, decision=self._of_regions[value.id], part="regions")
         yield Ruling(policy=policy, decision=_DEFAULT[policy.default], part="default")
 
     def refuse_unmatched(self, found: Sequence[ForwardValue]) -> None:
         problems = [
-            f"rule {number} ({rule}) matches nothing{_instead(rule, found)}"
+            f"rule {number} ({rule}) matches nothing{_suggestion(rule, found)}"
             for number, rule in enumerate(self._policy.rules, 1)
             if number - 1 not in self._matched | self._excused and (not rule.optional or not self._matched)
         ]
         if not self._has_regions:
             scopes = list(dict.fromkeys(each.scope for each in found if each.scope))[:_MOST_NAMED]
-            there = f"scopes here: {', '.join(scopes)}" if scopes else "nothing here has a scope"
-            problems.append(f"its regions ({self._policy.regions}) hold nothing that the backward reads; {there}")
+            hint = f"scopes here: {', '.join(scopes)}" if scopes else "nothing here has a scope"
+            problems.append(f"its regions ({self._policy.regions}) hold nothing that the backward reads; {hint}")
         if problems:
             raise PolicyError(
                 f'policy "{self._policy.name}" does not fit this step.',
@@ -187,19 +192,19 @@ class _Judge:
             )
 
 
-def _means_it(rule: Rule) -> bool:
-    """Whether a rule decides about a value that the backward does not read."""
+def _decides_without_readers(rule: Rule) -> bool:
+    """True if a rule decides about a value that the backward does not read."""
     return rule.match.names_values and not isinstance(rule.decision, Recompute)
 
 
-def _made(graph: Graph, *groups: frozenset[int]) -> frozenset[int]:
-    return frozenset(v for ops in groups for op in ops for v in graph.ops[op].writes)
+def _written(graph: Graph, ops: frozenset[int]) -> Iterator[int]:
+    return (v for op in ops for v in graph.ops[op].writes)
 
 
 def forward_values(
     graph: Graph, *, crossing: frozenset[int] = frozenset(), layer: int | None = None
 ) -> tuple[ForwardValue, ...]:
-    """The forward values of a graph, as rules see them.
+    """The forward values of a graph, with the properties that rules match.
 
     Args:
       graph: The step.
@@ -231,19 +236,22 @@ def forward_values(
 
 
 def _between_batched(graph: Graph) -> frozenset[int]:
-    """Forward values that come from a batched product and lead to one, with no other product on the way."""
+    """Forward values between two batched products, with no other product on the way."""
     forward = [op for op in graph.ops if op.phase is Phase.FORWARD]
-    behind: set[int] = set()
+    after: set[int] = set()
     for op in forward:
-        is_batched = Trait.BATCHED in op.traits
-        if is_batched or (op.kind is not Kind.CONTRACTION and not behind.isdisjoint(op.reads)):
-            behind.update(op.writes)
+        if _carries_on(op, after, op.reads):
+            after.update(op.writes)
     before: set[int] = set()
     for op in reversed(forward):
-        is_batched = Trait.BATCHED in op.traits
-        if is_batched or (op.kind is not Kind.CONTRACTION and not before.isdisjoint(op.writes)):
+        if _carries_on(op, before, op.writes):
             before.update(op.reads)
-    return frozenset(behind & before)
+    return frozenset(after & before)
+
+
+def _carries_on(op: Op, reached: set[int], values: tuple[int, ...]) -> bool:
+    """True for a batched product, and for an op that is no product and touches a reached value."""
+    return Trait.BATCHED in op.traits or (op.kind is not Kind.CONTRACTION and not reached.isdisjoint(values))
 
 
 def _forward_readers(graph: Graph, value: int) -> tuple[str, ...]:
@@ -252,7 +260,7 @@ def _forward_readers(graph: Graph, value: int) -> tuple[str, ...]:
 
 
 def _layers(graph: Graph) -> dict[str, int]:
-    """For each scope the number that counts layers: the one that puts most scopes together."""
+    """The layer of each scope: the number in its path that groups most scopes."""
     scopes = list(dict.fromkeys(op.scope for op in graph.ops if op.phase is Phase.FORWARD))
     return {
         scope: layer
@@ -262,22 +270,14 @@ def _layers(graph: Graph) -> dict[str, int]:
     }
 
 
-def _instead(rule: Rule, found: Sequence[ForwardValue]) -> str:
-    """What stands where a rule looked: the closest name, scope or primitive."""
-    for key, there in (
-        ("name", {each.name for each in found if each.name}),
-        ("scope", {each.scope for each in found if each.scope}),
-        ("primitive", {each.primitive for each in found}),
-    ):
+def _suggestion(rule: Rule, found: Sequence[ForwardValue]) -> str:
+    """The end of a message about a rule that matches nothing: the closest name, scope or primitive of the step."""
+    for key in ("name", "scope", "primitive"):
         wanted = getattr(rule.match, key)
-        if wanted is None or any(not list(_only(rule, key).failing(each)) for each in found):
+        if wanted is None or any(Match(**{key: wanted}).holds(value) for value in found):
             continue
-        if closest := closest_names(wanted, there, cutoff=0.5):
+        known = sorted({text for value in found if (text := getattr(value, key))})
+        if closest := closest_names(wanted, known, cutoff=0.5):
             return f"; the closest {key} is {closest[0]!r}"
-        listed = sorted(there)[:_MOST_NAMED]
-        return f"; {key}s here: {', '.join(listed)}" if listed else f"; nothing here has a {key}"
+        return f"; {key}s here: {', '.join(known[:_MOST_NAMED])}" if known else f"; nothing here has a {key}"
     return ", though each of its keys does"
-
-
-def _only(rule: Rule, key: str) -> Match:
-    return Match(**{key: getattr(rule.match, key)})

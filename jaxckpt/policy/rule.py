@@ -1,7 +1,7 @@
-"""A rule says of some values what happens to them between the forward and the backward pass.
+"""Rules: a match on forward values, and the decision for them between the forward and the backward pass.
 
-What it matches is a conjunction: every key that is given must hold. What is said of scopes, names and primitives are
-globs, in which "*" also passes "/" and "{query,key}_proj" means either.
+A match is a conjunction: every key that is given must hold. Keys on scopes, names and primitives are globs, in which
+"*" also matches "/" and "{query,key}_proj" means either.
 """
 
 import re
@@ -23,7 +23,7 @@ _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardValue:
-    """A forward value, as rules see it.
+    """The properties of a forward value that rules match.
 
     Attributes:
       id: In the graph.
@@ -34,11 +34,11 @@ class ForwardValue:
       dtype: Its type.
       size_bytes: On one device.
       flops: Arithmetic of the op that makes it.
-      is_residual: Whether the backward reads it.
+      is_residual: True if the backward or the update reads the value.
       traits: Of the op that makes it.
       read_in: Scopes of the forward ops that read it.
-      between_batched: Whether it lies between two batched products, and no other product.
-      crosses: Whether it crosses from one stage of the forward pass to a later one; stages are found by structure.
+      between_batched: True if the value is between two batched products, with no other product on the way.
+      crosses: True if the value crosses from one stage of the forward pass (found by structure) to a later one.
     """
 
     id: int
@@ -112,8 +112,8 @@ class Match:
 
     @property
     def names_values(self) -> bool:
-        """Whether it means the very values that it matches, and not all that lies in some place."""
-        said = (
+        """True if a key names values (name, primitive, trait, boundary), and not places alone."""
+        naming = (
             self.name,
             self.primitive,
             self.batched,
@@ -122,10 +122,10 @@ class Match:
             self.collective,
             self.boundary,
         )
-        return any(key is not None for key in said)
+        return any(key is not None for key in naming)
 
     def holds(self, forward_value: ForwardValue) -> bool:
-        """Whether every key that is given holds for a value."""
+        """True if every key that is given holds for a value."""
         return not any(self.failing(forward_value))
 
     def failing(self, forward_value: ForwardValue) -> Iterator[str]:
@@ -135,11 +135,11 @@ class Match:
             if wanted is not None and not self._holds(each.name, wanted, forward_value):
                 yield each.name
 
-    def _holds(self, key: str, wanted: Any, forward_value: ForwardValue) -> bool:
+    def _holds(self, key: str, wanted: object, forward_value: ForwardValue) -> bool:
         if key == "boundary":
-            return _crosses(wanted, self.scope, forward_value)
+            return _crosses(str(wanted), self.scope, forward_value)
         if key == "scope" and self.boundary == "input":
-            return True  # the boundary says it: the value is made outside
+            return True  # the boundary key checks the scope: the value comes from outside it
         return _HOLDS[key](wanted, forward_value)
 
 
@@ -191,12 +191,12 @@ def _split(glob: str) -> list[str]:
 
 
 def globs(glob: str, text: str | None) -> bool:
-    """Whether a glob matches a text; nothing matches None."""
+    """True if a glob matches a text; no glob matches None."""
     return text is not None and _pattern(glob).match(text) is not None
 
 
 def _in_scope(glob: str, scope: str) -> bool:
-    """The scope itself or one around it."""
+    """True if a glob matches the scope or one around it."""
     return outermost(glob, scope) is not None
 
 
@@ -212,13 +212,13 @@ def _crosses(boundary: str, scope: str | None, forward_value: ForwardValue) -> b
 
 
 def _around(scope: str) -> list[str]:
-    """The scope and all around it, innermost first."""
+    """The scope and all scopes around it, innermost first."""
     names = scope.split("/")
     return ["/".join(names[:end]) for end in range(len(names), 0, -1)]
 
 
 def outermost(glob: str, scope: str) -> str | None:
-    """Of a scope and those around it the outermost that a glob matches.
+    """The outermost scope that a glob matches, of a scope and those around it.
 
     Example:
       >>> outermost("*/block_*", "GPT/block_3/attn/qkv")

@@ -1,11 +1,11 @@
 """The JSON schema of policy files, by which editors complete and check them.
 
-It is made of the dataclasses and of the words that `toml` reads, so that it cannot drift from them; what a key means is
-taken from their docstrings. `python -m jaxckpt.policy.schema` writes `policies/policy.schema.json`, and a file that
-begins with `#:schema ./policy.schema.json` is found to follow it (the directive of Taplo, which editors use for TOML).
+The schema is generated from the dataclasses and the words that `toml` reads, and its descriptions from their
+docstrings. `python -m jaxckpt.policy.schema` writes `policies/policy.schema.json`; editors check a file that begins
+with `#:schema ./policy.schema.json` (the directive of Taplo, a TOML language server).
 
-What `toml` reads, the schema allows. The schema allows a little more: whether a list of layers ascends, or an amount of
-memory is one, is for `toml` to say.
+The schema allows every file that `toml` reads, and a few more: `toml` alone checks that a list of layers ascends and
+that an amount of memory is one.
 
 Read after `toml`.
 """
@@ -13,7 +13,7 @@ Read after `toml`.
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from jaxckpt.policy.toml import (
 )
 
 FILE = Path(__file__).parents[2] / "policies" / "policy.schema.json"
-"""Where the schema is kept in a checkout."""
+"""The file of the schema in a checkout."""
 
 _ENTRY = re.compile(r"^ {2,8}(\w+): (.*?)(?=^ {2,8}\w+: |^\s*$|\Z)", re.MULTILINE | re.DOTALL)
 
@@ -46,8 +46,8 @@ def policy_schema() -> dict[str, Any]:
       >>> sorted(policy_schema()["properties"])
       ['about', 'default', 'for', 'name', 'regions', 'rule']
     """
-    said = _said(Policy)
-    texts = {key: {"type": "string", "description": said[attribute]} for key, attribute in TEXT_KEYS.items()}
+    docs = _docs(Policy)
+    texts = {key: {"type": "string", "description": docs[attribute]} for key, attribute in TEXT_KEYS.items()}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A policy of jaxckpt",
@@ -56,9 +56,9 @@ def policy_schema() -> dict[str, Any]:
         "additionalProperties": False,
         "properties": {
             **texts,
-            "default": {"enum": list(DEFAULTS), "default": "recompute", "description": said["default"]},
+            "default": {"enum": list(DEFAULTS), "default": "recompute", "description": docs["default"]},
             "regions": _regions(),
-            "rule": {"type": "array", "description": said["rules"], "items": {"oneOf": list(_rules())}},
+            "rule": {"type": "array", "description": docs["rules"], "items": {"oneOf": list(_rules())}},
         },
     }
 
@@ -69,7 +69,7 @@ def schema_text() -> str:
 
 
 def _regions() -> dict[str, Any]:
-    said = _said(Regions)
+    docs = _docs(Regions)
     kinds: dict[type, dict[str, Any]] = {
         bool: {"type": "boolean"},
         str: {"type": "string"},
@@ -77,10 +77,10 @@ def _regions() -> dict[str, Any]:
     }
     return {
         "type": "object",
-        "description": _said(Policy)["regions"],
+        "description": _docs(Policy)["regions"],
         "additionalProperties": False,
         "properties": {
-            each.name: {**kinds[type(each.default)], "default": each.default, "description": said[each.name]}
+            each.name: {**kinds[type(each.default)], "default": each.default, "description": docs[each.name]}
             for each in fields(Regions)
         },
     }
@@ -88,7 +88,7 @@ def _regions() -> dict[str, Any]:
 
 def _rules() -> Iterator[dict[str, Any]]:
     """One form of rule for each decision, with the keys that belong to it."""
-    match, rule = _said(Match), _said(Rule)
+    match, rule = _docs(Match), _docs(Rule)
     keys = {each.name: {**_match_key(each.name), "description": match[each.name]} for each in fields(Match)}
     for word, kind in DECISIONS.items():
         own = {each.name: _own_key(kind, each) for each in fields(kind)}
@@ -121,15 +121,15 @@ def _match_key(key: str) -> dict[str, Any]:
     return {"enum": list(BOUNDARIES)} if key == "boundary" else {"type": "string"}
 
 
-def _own_key(kind: type[Decision], key: Any) -> dict[str, Any]:
-    """A key of a decision, such as `prefetch` or `axis`; of None as a default nothing is said."""
+def _own_key(kind: type[Decision], key: "Field[Any]") -> dict[str, Any]:
+    """The schema of a decision's key, such as `prefetch` or `axis`; a default of None is left out."""
     kind_of_key = {int: "integer", str: "string", bool: "boolean"}[type_of_key(key)]
-    made = {"type": kind_of_key, "description": _said(kind)[key.name]}
-    return made if key.default in (MISSING, None) else {**made, "default": key.default}
+    schema = {"type": kind_of_key, "description": _docs(kind)[key.name]}
+    return schema if key.default in (MISSING, None) else {**schema, "default": key.default}
 
 
-def _said(kind: type) -> dict[str, str]:
-    """What the docstring of a dataclass says of each attribute."""
+def _docs(kind: type) -> dict[str, str]:
+    """The description of each attribute in the docstring of a dataclass."""
     _, _, attributes = (kind.__doc__ or "").partition("Attributes:\n")
     attributes = attributes.partition("Example:")[0]
     return {match[1]: " ".join(match[2].split()) for match in _ENTRY.finditer(attributes)}

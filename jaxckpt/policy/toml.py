@@ -1,16 +1,16 @@
 """Policies as TOML that people write, review and share.
 
 A file holds `name`, `for`, `about`, `default`, a table `[regions]` with the keys of `Regions`, and any number of
-`[[rule]]` tables. A rule's keys are those of `Match`, then `decision` with what belongs to it (`space` and `prefetch`
-of an offload, `axis` and `dim` of a partition), `strength`, `optional` and `note`. A key that we do not know is an
-error with the closest one that we do. How a file that is there is changed without losing its comments is in `edit`.
+`[[rule]]` tables. A rule's keys are those of `Match`, then `decision` with its own keys (`space` and `prefetch` of an
+offload, `axis` and `dim` of a partition), `strength`, `optional` and `note`. An unknown key is an error that names the
+closest known one. `edit` changes an existing file without losing its comments.
 
 Read after `policy`.
 """
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, cast, get_args
 
 from jaxckpt._errors import BudgetError, PolicyError, did_you_mean
@@ -25,7 +25,7 @@ DECISIONS: Mapping[str, type[Decision]] = {
     "offload": Offload,
     "partition": Partition,
 }
-"""The words for decisions in files, and what they mean."""
+"""The words for decisions in files."""
 
 DEFAULTS = ("save", "recompute")
 STRENGTHS = ("must", "prefer")
@@ -35,6 +35,11 @@ BYTES = ("min_bytes", "max_bytes")
 
 NUMBERS = (*BYTES, "every", "min_flops")
 FLAGS = ("batched", "between_batched", "random", "collective")
+_TYPES: Mapping[str, tuple[type, str]] = {
+    **dict.fromkeys(NUMBERS, (int, "number")),
+    **dict.fromkeys(FLAGS, (bool, "true or false")),
+}
+"""Type of a match key, with its name in messages; every other key is a text."""
 TEXT_KEYS = {"name": "name", "for": "models", "about": "about"}
 """A policy's texts: the key in files, and the attribute."""
 
@@ -80,7 +85,7 @@ def _wrong(problems: tuple[str, ...]) -> PolicyError:
 
 @dataclass(slots=True)
 class _TomlReader:
-    """What was wrong so far."""
+    """Builds a policy from a parsed file and collects problems."""
 
     problems: list[str] = field(default_factory=list)
 
@@ -100,7 +105,7 @@ class _TomlReader:
             rules=tuple(rule for rule in read if rule is not None),
         )
 
-    def _regions(self, table: Any) -> Regions | None:
+    def _regions(self, table: object) -> Regions | None:
         if not isinstance(table, dict):
             self.problems.append("regions is no table: write [regions]")
             return None
@@ -142,22 +147,25 @@ class _TomlReader:
     def _match_key(self, table: Mapping[str, Any], key: str, where: str) -> Any:
         value = table[key]
         if key in BYTES and isinstance(value, str):
-            try:
-                return parse_bytes(value, called=key)
-            except BudgetError as error:
-                self.problems.append(f"{where}{key} = {value!r} is no amount of memory: {error.needed}")
-                return 0
+            return self._bytes(key, value, where)
         if key == "boundary":
             return self._one_of(table, key, BOUNDARIES, where, default=None)
-        is_number = key in NUMBERS
-        if key == "layers" and isinstance(value, int) and not isinstance(value, bool):
+        if key == "layers" and type(value) is int:
             return str(value)
-        if is_number and isinstance(value, float) and value.is_integer():
+        if key in NUMBERS and isinstance(value, float) and value.is_integer():
             return int(value)
-        wanted, called = (int, "number") if is_number else (bool, "true or false") if key in FLAGS else (str, "text")
+        wanted, called = _TYPES.get(key, (str, "text"))
         if type(value) is not wanted:
             self.problems.append(f"{where}{key} = {value!r} is no {called}")
         return value
+
+    def _bytes(self, key: str, value: str, where: str) -> int:
+        """The bytes of an amount with a unit; 0 where the text is none."""
+        try:
+            return parse_bytes(value, called=key)
+        except BudgetError as error:
+            self.problems.append(f"{where}{key} = {value!r} is no amount of memory: {error.needed}")
+            return 0
 
     def _known(self, table: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
         for key in table:
@@ -180,14 +188,14 @@ class _TomlReader:
     def _one_of(self, table: Mapping[str, Any], key: str, words: tuple[str, ...], where: str, *, default: Any) -> Any:
         value = table.get(key, default)
         if value not in words:
-            said = f"{key} = {value!r}" if key in table else f"{key} is missing"
-            self.problems.append(f"{where}{said}; it is one of {', '.join(words)}")
+            problem = f"{key} = {value!r}" if key in table else f"{key} is missing"
+            self.problems.append(f"{where}{problem}; it is one of {', '.join(words)}")
             return default
         return value
 
 
 def _decision(kind: type[Decision], given: Mapping[str, Any]) -> Decision:
-    """A decision with what the table says of it, each of its type."""
+    """A decision with the keys that the table gives."""
     wanted = {each.name: type_of_key(each) for each in fields(kind)}
     for key, value in given.items():
         if type(value) is not wanted[key]:
@@ -198,13 +206,13 @@ def _decision(kind: type[Decision], given: Mapping[str, Any]) -> Decision:
     return kind(**given)
 
 
-def type_of_key(each: Any) -> type:
-    """The type of what a file says of a field; what may be None is left out of files where it is."""
-    said, *_ = (kind for kind in (get_args(each.type) or (each.type,)) if kind is not type(None))
-    return cast(type, said)
+def type_of_key(each: "Field[Any]") -> type:
+    """The type of a field in files; an optional field is left out of files where it is None."""
+    wanted, *_ = (kind for kind in (get_args(each.type) or (each.type,)) if kind is not type(None))
+    return cast(type, wanted)
 
 
-def _has_default(each: Any) -> bool:
+def _has_default(each: "Field[Any]") -> bool:
     return each.default is not MISSING or each.default_factory is not MISSING
 
 
@@ -212,7 +220,7 @@ def _has_default(each: Any) -> bool:
 
 
 def toml_from_policy(policy: Policy) -> str:
-    """A policy as TOML; what is as it would be anyway is left out."""
+    """A policy as TOML, without keys that have their default."""
     import tomlkit  # only to write: planning needs none
 
     document = tomlkit.document()
@@ -229,7 +237,7 @@ def toml_from_policy(policy: Policy) -> str:
 
 
 def policy_entries(policy: Policy) -> Iterator[tuple[str, Any]]:
-    """What stands above the tables of a policy's file."""
+    """The keys and values above the tables of a policy's file."""
     import tomlkit  # only to write: planning needs none
 
     for key, attribute in TEXT_KEYS.items():
@@ -239,7 +247,7 @@ def policy_entries(policy: Policy) -> Iterator[tuple[str, Any]]:
 
 
 def region_entries(regions: Regions) -> Iterator[tuple[str, Any]]:
-    """What stands in `[regions]`: the scope, and what is not as it would be anyway."""
+    """The keys and values of `[regions]`: the scope, and those that differ from their default."""
     for each in fields(regions):
         value = getattr(regions, each.name)
         if each.name == "scope" or value != each.default:
@@ -247,22 +255,30 @@ def region_entries(regions: Regions) -> Iterator[tuple[str, Any]]:
 
 
 def rule_entries(rule: Rule) -> Iterator[tuple[str, Any]]:
-    """What stands in a `[[rule]]`."""
-    for each in fields(rule.match):
-        value = getattr(rule.match, each.name)
-        if value is not None:
-            yield each.name, _exact_bytes(value) if each.name in BYTES else value
-    words: dict[type, str] = {kind: word for word, kind in DECISIONS.items()}
-    yield "decision", words[type(rule.decision)]
-    for each in fields(rule.decision):
-        if (value := getattr(rule.decision, each.name)) is not None and value is not False:
-            yield each.name, value
+    """The keys and values of a `[[rule]]`."""
+    yield from _match_entries(rule.match)
+    yield from _decision_entries(rule.decision)
     if rule.strength != "must":
         yield "strength", rule.strength
     if rule.optional:
         yield "optional", True
     if rule.note:
         yield "note", rule.note
+
+
+def _match_entries(match: Match) -> Iterator[tuple[str, Any]]:
+    for each in fields(match):
+        value = getattr(match, each.name)
+        if value is not None:
+            yield each.name, _exact_bytes(value) if each.name in BYTES else value
+
+
+def _decision_entries(decision: Decision) -> Iterator[tuple[str, Any]]:
+    words: dict[type, str] = {kind: word for word, kind in DECISIONS.items()}
+    yield "decision", words[type(decision)]
+    for each in fields(decision):
+        if (value := getattr(decision, each.name)) is not None and value is not False:
+            yield each.name, value
 
 
 def _table(entries: Iterator[tuple[str, Any]]) -> Any:
@@ -275,7 +291,7 @@ def _table(entries: Iterator[tuple[str, Any]]) -> Any:
 
 
 def _exact_bytes(size_bytes: int) -> int | str:
-    """An amount with its unit where that says it exactly."""
+    """An amount with its unit where the unit is exact, else the number of bytes."""
     text = format_bytes(size_bytes).replace(" ", "")
     unit: Callable[[str], int] = parse_bytes
     return text if size_bytes >= 1024 and unit(text) == size_bytes else size_bytes

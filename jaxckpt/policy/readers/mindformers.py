@@ -170,7 +170,7 @@ class _Counting:
         return f", of stages of {sizes[0] if len(sizes) == 1 else sizes} layers"
 
 
-def _row_of_counts(row: object, width: int) -> object:
+def _row_of_counts(row: Any, width: int) -> Any:
     """One row of nested counts; true or false is for all stages."""
     return [row] * width if isinstance(row, bool) else row
 
