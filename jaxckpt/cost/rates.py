@@ -109,3 +109,12 @@ class Rates:
         """
         slower = self.link_bandwidth_bytes_per_s or self.memory_bandwidth_bytes_per_s
         return size_bytes / min(slower, self.memory_bandwidth_bytes_per_s)
+
+    def kernel_s(self, traffic_bytes: float, arithmetic_s: float = 0.0) -> float:
+        """Seconds of one kernel: its launch, then its traffic or its arithmetic, whichever takes longer.
+
+        Args:
+          traffic_bytes: What it reads and writes of device memory.
+          arithmetic_s: Seconds of its arithmetic.
+        """
+        return self.launch_s + max(arithmetic_s, traffic_bytes / self.memory_bandwidth_bytes_per_s)

@@ -1,0 +1,179 @@
+"""First pass of a replay: the kernels that a schedule runs, what each reads and writes, and its seconds.
+
+A kernel runs where a materialised instance is written: it reads the instance's sources and writes it. Any other op is
+part of the kernels that read its results, and its arithmetic is added to theirs. Loops over the same array share a
+pass (`shared_passes`). What devices exchange takes the time of the links, and nothing hides it; a clone of a product
+gathers no operand anew, as its gradients need the same operands gathered. The body of a loop is run once, and its
+seconds count for every iteration.
+
+Read after `fusion`, `roofline` and `shared_passes`; `replay` asks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jaxckpt.cost.fusion import FusionAnalysis, FusionRules, SourceBytes
+from jaxckpt.cost.rates import Rates
+from jaxckpt.cost.roofline import ArithmeticCosts
+from jaxckpt.cost.shared_passes import SharedPasses
+from jaxckpt.ir import Graph, Kind, Offload, Op
+from jaxckpt.ir.loop import ALL_ITERATIONS, STACK
+from jaxckpt.schedule import Barrier, Move, Run, Schedule, Step
+
+
+class StepKernel(NamedTuple):
+    """A kernel, or the part of a shared one that a step adds.
+
+    Attributes:
+      reads: Buffers, each with the bytes that are read of it.
+      writes: Instances, each a buffer from then on.
+      seconds: In all iterations of the loops around.
+    """
+
+    reads: SourceBytes
+    writes: Sequence[int]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleKernels:
+    """What the steps of a schedule run.
+
+    Attributes:
+      steps: In order.
+      by_step: For each step the kernel that it starts, or adds to; None where it runs in later ones, or is no op.
+      sources: For each instance the buffers that are read to have it; a buffer is its own source.
+      size_bytes: Of each instance.
+      on_link: Instances on the host, or just back from it, outside of loops.
+      recompute_s: Seconds of the kernels of clones.
+    """
+
+    steps: Sequence[Step]
+    by_step: Sequence[StepKernel | None]
+    sources: Sequence[SourceBytes]
+    size_bytes: Sequence[int]
+    on_link: frozenset[int]
+    recompute_s: float
+
+
+def kernels_of(
+    graph: Graph, schedule: Schedule, *, rules: FusionRules, arithmetic: ArithmeticCosts, rates: Rates
+) -> ScheduleKernels:
+    """The kernels of a schedule."""
+    return _KernelPass(graph, schedule, rules, arithmetic, rates).run(schedule.steps)
+
+
+class _KernelPass:
+    def __init__(self, graph: Graph, schedule: Schedule, rules: FusionRules, arithmetic: ArithmeticCosts, rates: Rates):
+        self.graph = graph
+        self.rates = rates
+        self.arithmetic = arithmetic
+        self.fusion = FusionAnalysis(rules, schedule.steps, schedule.origin, schedule.outputs)
+        self.passes = SharedPasses(rates, rules.strided_reductions)
+        self.chain_s = [0.0] * len(schedule.origin)
+        """For each instance that is not in memory the seconds of the arithmetic that leads to it."""
+        self.on_link: set[int] = set()
+        self.recompute_s = 0.0
+
+    def run(self, steps: Sequence[Step]) -> ScheduleKernels:
+        by_step: list[StepKernel | None] = [None] * len(steps)
+        loop: int | None = None
+        for at, step in enumerate(steps):
+            if step.loop != loop:
+                loop = step.loop
+                self.passes.enter_loop()
+            if isinstance(step, Run):
+                by_step[at] = self._run(at, step)
+            elif isinstance(step, Barrier):
+                self._barrier(at, step)
+            else:
+                self._move(step)
+        return ScheduleKernels(
+            steps=steps,
+            by_step=by_step,
+            sources=self.fusion.sources,
+            size_bytes=self.fusion.size_bytes,
+            on_link=frozenset(self.on_link),
+            recompute_s=self.recompute_s,
+        )
+
+    def _barrier(self, at: int, step: Barrier) -> None:
+        """What passes a barrier stays in the buffers that it is in."""
+        sources, size_bytes = self.fusion.sources, self.fusion.size_bytes
+        for read, write in zip(step.reads, step.writes, strict=True):
+            size_bytes[write] = size_bytes[read]
+            if read in self.on_link:
+                self.on_link.add(write)
+            else:
+                sources[write] = sources[read]
+            self.passes.pass_barrier(at, sources[read])
+
+    def _move(self, step: Move) -> None:
+        """A value on the host has no buffer; one that is loaded, a shard and a gathered value are buffers."""
+        (read,), (write,) = step.reads, step.writes
+        sources, size_bytes = self.fusion.sources, self.fusion.size_bytes
+        size_bytes[write] = size_bytes[read]
+        if isinstance(step.decision, Offload):
+            if step.loop is None:
+                self.on_link.add(write)
+            if not step.restores:
+                return
+        else:
+            parts = self.graph.axis_size(step.decision.axis or "")
+            size_bytes[write] = size_bytes[read] * parts if step.restores else size_bytes[read] // parts
+        sources[write] = {write: size_bytes[write]}
+
+    def _run(self, at: int, step: Run) -> StepKernel | None:
+        reads = self.fusion.run(step)
+        chain_s, before_s = self.chain_s, 0.0
+        for instance in step.reads:  # far quicker than `max` over a generator
+            if chain_s[instance] > before_s:
+                before_s = chain_s[instance]
+        arithmetic_s = self.arithmetic.vector_s[step.op] + before_s
+        materialised = self.fusion.materialised
+        written = []
+        for instance in step.writes:
+            if instance in materialised:
+                written.append(instance)
+            else:
+                chain_s[instance] = arithmetic_s
+        op = self.graph.ops[step.op]
+        if not written and not op.effects:
+            return None
+        arithmetic_s = max(arithmetic_s, self.arithmetic.matrix_s[op.id])
+        seconds = self._seconds(at, op, step, reads, written, arithmetic_s)
+        if step.is_clone or self.graph.is_in_clone(step.loop):
+            self.recompute_s += seconds
+        return StepKernel(reads, written, seconds)
+
+    def _seconds(
+        self, at: int, op: Op, step: Run, reads: SourceBytes, written: Sequence[int], arithmetic_s: float
+    ) -> float:
+        traffic_bytes = self._traffic_bytes(op, step, reads, written)
+        kernel = at
+        if self.fusion.rules.fuses[op.id] and not self.fusion.holds_rows(step):
+            kernel, kernel_s = self.passes.join(at, op, reads, traffic_bytes, arithmetic_s)
+            self.passes.touch(kernel, (*reads, *written))
+        elif ALL_ITERATIONS in op.effects:
+            kernel_s = 0.0
+        else:
+            kernel_s = self.rates.kernel_s(traffic_bytes, arithmetic_s)
+        self.passes.write(kernel, op, written)
+        if op.exchange_bytes:
+            kernel_s += self.rates.exchange_s(op.exchange_bytes - (op.gathered_bytes if step.is_clone else 0))
+        return kernel_s * self.graph.runs_per_step(step.loop)
+
+    def _traffic_bytes(self, op: Op, step: Run, reads: SourceBytes, written: Sequence[int]) -> int:
+        """Bytes that one run of a kernel reads and writes.
+
+        A scatter goes over its updates, and over as much of what it updates. The loop that fills a stack writes it.
+        """
+        size_bytes, sources = self.fusion.size_bytes, self.fusion.sources
+        if op.primitive == STACK:
+            return 0
+        if op.kind is Kind.SCATTER and len(step.reads) > 1:
+            base, updates = step.reads[0], step.reads[1 if op.primitive == "dynamic_update_slice" else -1]
+            others = sum(size for source, size in reads.items() if source not in sources[base])
+            return others + 2 * size_bytes[updates]
+        return sum(reads.values()) + sum(size_bytes[instance] for instance in written) + op.traffic_bytes

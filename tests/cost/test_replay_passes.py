@@ -1,0 +1,151 @@
+"""Golden results of each pass of a replay, on one small step: kernels, live ranges, times, bytes alive."""
+
+from jaxckpt.cost import arithmetic_costs, fuse
+from jaxckpt.cost.buffer_liveness import Buffers, live_buffers
+from jaxckpt.cost.clock import Load, PassOn, Store, Wait, clock
+from jaxckpt.cost.kernels import kernels_of
+from jaxckpt.cost.peak import live_bytes
+from jaxckpt.cost.shared_passes import SharedPasses
+from jaxckpt.ir import Graph, GraphPlan, Offload, Phase
+from jaxckpt.schedule import schedule
+from tests.graphs import RATES, Builder
+
+MB = 10**6
+LAUNCH_S, MB_S = RATES.launch_s, MB / RATES.memory_bandwidth_bytes_per_s
+
+
+def step() -> Graph:
+    """A product, elementwise work that is fused into its reduction, and a gradient that reads the product."""
+    build = Builder()
+    x = build.input(MB)
+    product = build.op("dot_general", x, size_bytes=MB)
+    negated = build.op("neg", product, size_bytes=MB)
+    total = build.op("reduce_sum", negated, size_bytes=4)
+    gradient = build.op("dot_general", product, total, size_bytes=MB, phase=Phase.BACKWARD)
+    return build.graph(gradient)
+
+
+X, PRODUCT, NEGATED, TOTAL, GRADIENT = range(5)
+
+
+def passes(graph: Graph, decisions=()):
+    """The schedule of a plan, its kernels and its buffers."""
+    laid_out = schedule(graph, GraphPlan(fingerprint="", decisions=dict(decisions)))
+    model = {"rules": fuse(graph).rules, "arithmetic": arithmetic_costs(graph, RATES), "rates": RATES}
+    kernels = kernels_of(graph, laid_out, **model)
+    return laid_out, kernels, live_buffers(graph, laid_out, kernels, **model)
+
+
+def test_a_kernel_runs_where_memory_is_written():
+    _, kernels, _ = passes(step())
+    found = [kernel and (dict(kernel.reads), list(kernel.writes)) for kernel in kernels.by_step]
+    assert found == [
+        ({X: MB}, [PRODUCT]),
+        None,  # fused into the reduction
+        ({PRODUCT: MB}, [TOTAL]),
+        ({PRODUCT: MB, TOTAL: 4}, [GRADIENT]),
+    ]
+    assert [kernel.seconds for kernel in kernels.by_step if kernel][0] == LAUNCH_S + 2 * MB_S
+
+
+def test_a_buffer_lives_to_the_last_kernel_that_reads_it():
+    _, _, buffers = passes(step())
+    assert (buffers.births, buffers.deaths) == (
+        {PRODUCT: 0, TOTAL: 2, GRADIENT: 3},
+        {PRODUCT: 3, TOTAL: 3, GRADIENT: 3},
+    )
+
+
+def test_an_offloaded_buffer_lives_until_its_copy_is_waited_for_and_again_when_loaded():
+    laid_out, _, buffers = passes(step(), {PRODUCT: Offload()})
+    events = [event for step in buffers.events for event in step if not isinstance(event, float)]
+    (store,) = (event for event in events if isinstance(event, Store))
+    (load,) = (event for event in events if isinstance(event, Load))
+    assert [laid_out.origin[i] for i in (store.instance, load.stored, load.instance)] == [PRODUCT] * 3
+    assert events.index(store) < events.index(load) < events.index(Wait(load.instance))
+    assert buffers.deaths[PRODUCT] < buffers.births[load.instance] < buffers.deaths[load.instance]
+
+
+def test_kernels_run_while_a_copy_is_under_way_and_wait_where_they_need_it():
+    graph = step()
+    laid_out, _, _ = passes(graph)
+    copied_s = MB / RATES.host_bandwidth_bytes_per_s
+    events = [[1e-6, Store(8, MB)], [PassOn(8, 9)], [2e-6, Wait(9)], [3e-6, Wait(7)]]
+    times = clock(
+        graph,
+        laid_out.steps,
+        events,
+        last_step=lambda loop: -1,
+        host_bandwidth_bytes_per_s=RATES.host_bandwidth_bytes_per_s,
+    )
+    assert times.seconds == [1e-6, 0.0, 2e-6 + (copied_s - (1e-6 + 2e-6)), 3e-6]
+    assert (times.stall_s, times.host_bytes) == (copied_s - 3e-6, MB)
+
+
+def buffers_of(*ranges: tuple[int, int], length: int = 3, **facts) -> Buffers:
+    graph = step()
+    loops = passes(graph)[2].loops
+    births, deaths = ({i: each[k] for i, each in enumerate(ranges)} for k in (0, 1))
+    size_bytes = [MB] * len(ranges)
+    return Buffers(
+        size_bytes=size_bytes, loops=loops, events=[[] for _ in range(length)], births=births, deaths=deaths, **facts
+    )
+
+
+def test_bytes_alive_are_those_of_the_live_ranges_and_of_workspaces():
+    buffers = buffers_of((0, 1), (1, 2), workspace_bytes={2: 5})
+    assert live_bytes(buffers, external=(), results=()) == (MB, 2 * MB, MB + 5)
+    assert live_bytes(buffers, external={0}, results=()) == (0, MB, MB + 5)
+
+
+def test_a_kernel_writes_over_a_buffer_that_dies_in_it_if_no_kernel_of_another_shape_made_that():
+    assert live_bytes(buffers_of((0, 1), (1, 2), in_place={1}), external=(), results=()) == (MB, MB, MB)
+    reshaped = buffers_of((0, 1), (1, 2), in_place={1}, reshaped={0})
+    assert live_bytes(reshaped, external=(), results=()) == (MB, 2 * MB, MB)
+
+
+def test_a_temporary_fits_in_a_result_that_is_not_written_yet():
+    assert live_bytes(buffers_of((0, 1), (2, 2)), external={1}, results={1}) == (0, 0, 0)
+
+
+### Shared passes
+
+
+def joined(*primitives, between=None, far=0):
+    """The kernels of loops over one array, as the steps that start them, each after `between`."""
+    build = Builder()
+    x = build.input(MB)
+    for primitive in primitives:
+        build.op(primitive, x, size_bytes=4)
+    graph = build.graph(len(primitives))
+    shared, found = SharedPasses(RATES, frozenset()), []
+    for at, op in enumerate(graph.ops):
+        if between is not None and at:
+            between(shared, at)
+        kernel, _ = shared.join(at * (1 + far), op, {x: MB}, MB, 0.0)
+        shared.touch(kernel, (x, *op.writes))
+        shared.write(kernel, op, op.writes)
+        found.append(kernel)
+    return found
+
+
+def test_loops_over_one_array_are_one_kernel_unless_something_is_between_them():
+    assert joined("reduce_max", "reduce_sum") == [0, 0]
+    assert joined("reduce_max", "reduce_sum", between=lambda shared, at: shared.pass_barrier(at, {0: MB})) == [0, 1]
+    assert joined("reduce_max", "reduce_sum", between=lambda shared, at: shared.enter_loop()) == [0, 1]
+    assert joined("reduce_max", "reduce_sum", far=48) == [0, 49]
+
+
+def test_a_loop_that_joins_a_kernel_reads_the_shared_array_for_free():
+    shared, op = SharedPasses(RATES, frozenset()), step().ops[1]
+    _, first_s = shared.join(0, op, {0: MB}, MB, 0.0)
+    shared.touch(0, {0})
+    _, second_s = shared.join(1, op, {0: MB}, MB, 0.0)
+    assert (first_s, second_s) == (LAUNCH_S + MB_S, 0.0)
+
+
+def test_no_loop_joins_the_reduction_whose_result_it_reads():
+    shared, (_, negate, reduce, _) = SharedPasses(RATES, frozenset()), step().ops
+    shared.touch(shared.join(0, reduce, {PRODUCT: MB}, MB, 0.0)[0], {PRODUCT})
+    shared.write(0, reduce, reduce.writes)
+    assert shared.join(1, negate, {PRODUCT: MB, TOTAL: 4}, MB, 0.0)[0] == 1
