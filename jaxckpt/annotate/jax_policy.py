@@ -21,8 +21,8 @@ from jaxckpt.ir.scope import TAG
 from jaxckpt.policy import ForwardValue, Match, Policy, Rule
 from jaxckpt.program.inline import inline
 from jaxckpt.trace.flops import WorkCounter
-from jaxckpt.trace.size import aval_bytes
-from jaxckpt.trace.traits import Traits
+from jaxckpt.trace.op_facts import TraitFinder
+from jaxckpt.trace.sharding import aval_bytes
 
 _PLACES = ("scope", "layers", "every", "boundary", "between_batched")
 """Keys about where a value stands, which JAX does not say."""
@@ -121,7 +121,7 @@ def _with_result(asked: ForwardValue, primitive: Any, avals: tuple[Any, ...], pa
         dtype=str(made.dtype),
         size_bytes=sum(aval_bytes(v.aval) for v in equation.eqn.outvars),
         flops=int(WorkCounter().of(equation.eqn).flops or 0),
-        traits=Traits().of(equation.eqn),
+        traits=TraitFinder().of(equation.eqn),
     )
 
 

@@ -24,8 +24,8 @@ from jaxckpt.program import FlatProgram
 from jaxckpt.program.inline import REMATS, inline, open_jaxpr
 from jaxckpt.solve import PolicyPlan, Problem, plan_from_policy
 from jaxckpt.trace import Traced
-from jaxckpt.trace.size import aval_bytes
-from jaxckpt.trace.source import SourceLines
+from jaxckpt.trace.op_facts import SourceLines
+from jaxckpt.trace.sharding import aval_bytes
 
 LOOPS = frozenset({"scan", "while"})
 _REMAT3 = "RematTraced"

@@ -15,7 +15,7 @@ from jaxckpt.linter.context import Diagnostic, EquationSite, LintContext, equati
 from jaxckpt.linter.policies import OFFLOAD_FLOOR_BYTES
 from jaxckpt.program import FlatProgram
 from jaxckpt.program.inline import inline, open_jaxpr
-from jaxckpt.trace.size import aval_bytes
+from jaxckpt.trace.sharding import aval_bytes
 
 _PASSES_ON = frozenset({Kind.VIEW, Kind.BARRIER})
 _CHEAP = frozenset({Kind.VIEW, Kind.ELEMENTWISE})

@@ -18,7 +18,7 @@ from jaxckpt.linter.jax_policies import ReadPolicy, primal_of_name
 from jaxckpt.linter.policies import KERNELS, on_primal
 from jaxckpt.program.flat_program import Equation
 from jaxckpt.program.inline import REMATS, inline
-from jaxckpt.trace.size import aval_bytes
+from jaxckpt.trace.sharding import aval_bytes
 
 _CALLBACKS = frozenset({"debug_print", "debug_callback", "io_callback", "pure_callback", "outside_call"})
 _HEAVY = frozenset({Kind.CONTRACTION, Kind.OPAQUE})

@@ -17,6 +17,8 @@ from jaxckpt.ir.branch import Branch
 
 JAXPRS = (jex.Jaxpr, jex.ClosedJaxpr)  # pyright: ignore[reportPrivateImportUsage]  # one class since jax 0.11
 """The types of a body: an open jaxpr or a closed one."""
+AnyJaxpr: TypeAlias = jex.Jaxpr | jex.ClosedJaxpr
+"""An open jaxpr or a closed one."""
 Atom: TypeAlias = jex.Var | jex.Literal
 """An operand or result of an equation."""
 CondKey: TypeAlias = tuple[int, ...]

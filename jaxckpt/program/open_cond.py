@@ -1,35 +1,33 @@
-"""Conds are opened: the equations of their branches stand in the program, each branch a loop of one turn.
+"""Opens conds: the equations of their branches join the program, each branch as a loop of one iteration.
 
-Opened are conds without effects that belong to a gradient. What a later cond takes as an earlier one over the same
-index gave it is, in one branch, the value that this branch has made: the later branch reads it there. That is what a
-residual of a branch is, and it is decided on like any other. A cond of which nobody reads a branch in that way is left
-whole (`conds_to_keep_closed`): nothing in it waits, and all of it may be computed again.
+1. Opened are conds without effects that belong to a gradient.
+2. A later cond over the same index reads, in each branch, what the same branch of an earlier cond computes: the
+   residual of a branch.
+3. A cond with no such residual stays closed (`conds_to_keep_closed`): there is nothing in it to decide on, and all of
+   it may be recomputed.
 
-`jaxckpt.outline.cond` puts branches back into cond equations.
-
-Read after `program` and `loops`; `inline` calls it.
+`outline` puts branches back into cond equations.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax.core
 import jax.extend.core as jex
+from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
 from jaxckpt.ir.branch import Branch
-from jaxckpt.ir.scope import JVP, TRANSPOSE
 from jaxckpt.program.flat_program import Atom, CondBranch, CondKey, Equation, FlatProgram
-from jaxckpt.program.open_scan import LoopOpener, has_transpose, loop_paths, operands_and_loops
+from jaxckpt.program.open_scan import LoopOpener, belongs_to_gradient, has_transpose, loop_paths, operands_and_loops
 
 _UNDEFINED = frozenset({"empty", "empty2"})
-"""Primitives that make what a branch gives in the place of another one's residual: anything."""
+"""Primitives of undefined arrays: a branch returns one in place of another branch's residual."""
 
 
-def can_open_cond(eqn: Any, reads: Sequence[Atom], name_stack: Any) -> bool:
-    """Whether a cond can be opened and it may help: without effects, over arrays, part of a gradient.
+def can_open_cond(eqn: jex.JaxprEqn, reads: Sequence[Atom], name_stack: NameStack) -> bool:
+    """True if an equation is a cond over arrays, without effects, that is part of a gradient.
 
-    Which branch is a platform's is known when the step is compiled, and all others are gone by then.
+    A cond over platforms is not opened: the compiler keeps one branch.
     """
     if eqn.primitive.name != "cond" or not isinstance(reads[0], jex.Var) or _compat.lasting_effects(eqn.effects):
         return False
@@ -37,35 +35,41 @@ def can_open_cond(eqn: Any, reads: Sequence[Atom], name_stack: Any) -> bool:
         return False
     if not all(isinstance(atom.aval, jax.core.ShapedArray) for atom in (*eqn.invars, *eqn.outvars)):
         return False
-    marks = _compat.name_stack_marks(name_stack)
-    return JVP in marks or TRANSPOSE in marks or any(map(has_transpose, eqn.params["branches"]))
+    return belongs_to_gradient(name_stack, eqn.params["branches"])
 
 
 class CondOpener:
     """Opens the branches of conds while a program is inlined.
 
     Args:
-      opener: Opens its loops, and numbers branches among them.
-      whole: Conds that stay whole, by their keys.
+      loop_opener: Opens loops, and numbers branches among them.
+      closed: Keys of the conds that stay closed.
     """
 
-    def __init__(self, opener: LoopOpener, closed_conds: frozenset[CondKey]) -> None:
-        self._opener = opener
-        self._whole = closed_conds
+    def __init__(self, loop_opener: LoopOpener, closed: frozenset[CondKey]) -> None:
+        self._loop_opener = loop_opener
+        self._closed = closed
         self._conds = 0
-        self._number: dict[CondKey, int] = {}
-        self._given: dict[Any, tuple[Sequence[int], Sequence[Atom]]] = {}
-        self._undefined: set[Any] = set()
+        self._last_number: dict[CondKey, int] = {}
+        self._results: dict[jex.Var, tuple[Sequence[int], Sequence[Atom]]] = {}
+        self._undefined: set[jex.Var] = set()
 
-    def begin(self, eqn: Any, index: Atom, parent: int | None, *, manual: int | None) -> list[int]:
-        """Its branches, as loops, none where it stays whole; `eqn` is the cond, under its whole name stack."""
+    def begin(self, eqn: jex.JaxprEqn, index: Atom, parent: int | None, *, manual: int | None) -> list[int]:
+        """The branches of a cond, as loops; none where the cond stays closed.
+
+        Args:
+          eqn: The cond, under its full name stack.
+          index: Selects the branch.
+          parent: The loop whose body contains the cond.
+          manual: As `Equation.manual`.
+        """
         key = self._key(parent)
-        if key in self._whole:
+        if key in self._closed:
             return []
         cond, of = self._conds, len(eqn.params["branches"])
         self._conds += 1
         return [
-            self._opener.begin(
+            self._loop_opener.begin(
                 _named(eqn, position),
                 parent,
                 manual=manual,
@@ -74,82 +78,83 @@ class CondOpener:
             for position in range(of)
         ]
 
-    def name_stack(self, loop: int) -> Any:
-        """The name stack of what stands in a branch."""
-        return self._opener.loops[loop].eqn.source_info.name_stack
+    def name_stack(self, loop: int) -> NameStack:
+        """The name stack of the equations in a branch."""
+        return self._loop_opener.loops[loop].eqn.source_info.name_stack
 
     def _key(self, parent: int | None) -> CondKey:
-        forks = (self._opener.loops[loop].cond_branch for loop in reversed(self._opener.visibility.path(parent)))
-        around = next((cond_branch for cond_branch in forks if cond_branch is not None), None)
+        path = self._loop_opener.visibility.path(parent)
+        enclosing = (self._loop_opener.loops[loop].cond_branch for loop in reversed(path))
+        around = next((branch for branch in enclosing if branch is not None), None)
         outer = () if around is None else (*around.key, around.branch.position)
-        self._number[outer] = number = self._number.get(outer, -1) + 1
+        self._last_number[outer] = number = self._last_number.get(outer, -1) + 1
         return (*outer, number)
 
-    def inside(self, loop: int, operand: Atom) -> Atom:
-        """What an operand is in a branch: what the same branch of an earlier cond has made, or the operand itself."""
-        if not isinstance(operand, jex.Var) or operand not in self._given:
+    def inner_operand(self, loop: int, operand: Atom) -> Atom:
+        """The operand as a branch reads it: a result of the same branch of an earlier cond, or the operand itself."""
+        if not isinstance(operand, jex.Var) or operand not in self._results:
             return operand
-        cond_branch = self._opener.loops[loop].cond_branch
-        assert cond_branch is not None, "it is a branch"
-        loops, values = self._given[operand]
-        position = cond_branch.branch.position
-        if len(loops) != cond_branch.branch.of or not self._opener.visibility.same_iterations(loop, loops[position]):
+        own = self._loop_opener.loops[loop].cond_branch
+        assert own is not None, "it is a branch"
+        loops, values = self._results[operand]
+        position = own.branch.position
+        if len(loops) != own.branch.of or not self._loop_opener.visibility.same_iterations(loop, loops[position]):
             return operand
-        return values[position] if self._opener.can_read_atom(loop, values[position]) else operand
+        return values[position] if self._loop_opener.can_read(loop, values[position]) else operand
 
     def note(self, equation: Equation) -> None:
-        """Remembers what is made of nothing: it stands in the place of other branches' residuals."""
+        """Remembers undefined arrays, which a branch returns in place of another branch's residual."""
         eqn = equation.eqn
-        views = eqn.primitive.name == "broadcast_in_dim" and self._is_undefined(eqn.invars[0])
-        if views or eqn.primitive.name in _UNDEFINED:
+        is_view = eqn.primitive.name == "broadcast_in_dim" and self._is_undefined(eqn.invars[0])
+        if is_view or eqn.primitive.name in _UNDEFINED:
             self._undefined.update(eqn.outvars)
 
-    def end(self, loops: Sequence[int], index: Atom, values: Sequence[Atom], result: Any) -> Equation | Atom:
-        """What a cond gives, of a value of each branch; the value itself where all mean one that was there before."""
+    def end(self, loops: Sequence[int], index: Atom, values: Sequence[Atom], result: jex.Var) -> Equation | Atom:
+        """The equation of a cond's result, from a value of each branch.
+
+        Where all branches return one value from outside the cond, that value.
+        """
         known = [value for value in values if not self._is_undefined(value)] or list(values[:1])
-        parent = self._opener.loops[loops[0]].parent
-        if all(value is known[0] for value in known) and self._opener.can_read_atom(parent, known[0]):
+        parent = self._loop_opener.loops[loops[0]].parent
+        if all(value is known[0] for value in known) and self._loop_opener.can_read(parent, known[0]):
             return known[0]
-        self._given[result] = (loops, values)
-        return self._opener.fork_end(loops, index, values, result)
+        self._results[result] = (loops, values)
+        return self._loop_opener.cond_end(loops, index, values, result)
 
     def _is_undefined(self, atom: Atom) -> bool:
         return isinstance(atom, jex.Var) and atom in self._undefined
 
 
 def conds_to_keep_closed(program: FlatProgram) -> frozenset[CondKey]:
-    """The conds of which no branch makes or reads what waits for another cond, and in which there is no gradient.
+    """The conds without a gradient inside whose branches neither compute nor read a residual of a branch.
 
     Args:
-      program: As it stands when all dead equations are dropped.
+      program: After dead code elimination.
     """
-    forks = {
-        loop.cond_branch.branch.cond: (loop.cond_branch, loop.eqn)
-        for loop in program.loops
-        if loop.cond_branch is not None
-    }
-    read = set(_sharing(program))
+    branches = [(loop.cond_branch, loop.eqn) for loop in program.loops if loop.cond_branch is not None]
+    with_residuals = set(_conds_with_residuals(program))
     return frozenset(
-        cond_branch.key
-        for cond, (cond_branch, eqn) in forks.items()
-        if cond not in read and not any(map(has_transpose, eqn.params["branches"]))
+        of_cond.key
+        for of_cond, eqn in branches
+        if of_cond.branch.cond not in with_residuals and not any(map(has_transpose, eqn.params["branches"]))
     )
 
 
-def _named(eqn: Any, position: int) -> Any:
+def _named(eqn: jex.JaxprEqn, position: int) -> jex.JaxprEqn:
     """A cond under a name stack that ends with one of its branches."""
     info = eqn.source_info
     return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(f"branch_{position}")))
 
 
-def _sharing(program: FlatProgram) -> Iterator[int]:
-    """Conds of which a branch makes what the branch of another one reads, and those others."""
+def _conds_with_residuals(program: FlatProgram) -> Iterator[int]:
+    """Pairs of conds, one after the other, of which a branch of one computes what a branch of the other reads."""
     paths = loop_paths(program.loops)
     home = {v: equation.loop for equation in program.equations for v in equation.eqn.outvars}
     for equation in program.equations:
         for variable, reader in operands_and_loops(equation, program.loops):
-            made = home.get(variable)
-            if made is not None and reader is not None:
-                differ = set(paths[made]) ^ set(paths[reader])
-                forks = [cond_branch for loop in differ if (cond_branch := program.loops[loop].cond_branch) is not None]
-                yield from (cond_branch.branch.cond for cond_branch in forks if len(forks) > 1)
+            source = home.get(variable)
+            if source is None or reader is None:
+                continue
+            differing = (program.loops[loop].cond_branch for loop in set(paths[source]) ^ set(paths[reader]))
+            conds = [branch.branch.cond for branch in differing if branch is not None]
+            yield from conds if len(conds) > 1 else ()

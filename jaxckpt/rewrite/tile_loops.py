@@ -24,9 +24,9 @@ from jaxckpt import _compat
 from jaxckpt.ir import GraphPlan, LoopTiling, Phase
 from jaxckpt.ir.loop import ALL_ITERATIONS, BODY_INPUTS, CARRY, END, SLICE, STACK
 from jaxckpt.ir.scope import RECOMPUTED
-from jaxckpt.program.dce import eliminate_dead_code
 from jaxckpt.program.flat_program import Atom, Equation, OpenLoop
 from jaxckpt.program.open_scan import Visibility, is_loop_boundary, stack_writers, with_loop_ids
+from jaxckpt.program.simplify import eliminate_dead_code
 from jaxckpt.rewrite.rebuild import rebuilt
 from jaxckpt.rewrite.requested_loops import requested_loops
 from jaxckpt.rewrite.split_loops import loops_split_together, with_split_loops

@@ -1,38 +1,40 @@
-"""How an equation's work is divided among the devices of a mesh, and what they must tell each other for it.
+"""How an equation's work is divided among the devices of a mesh, and which bytes they exchange (SPMD partitioning).
 
-Read off the splits of what it reads and writes, as the partitioner does: a product whose operands are both split along
-what is summed gives partial sums, which are added up over those devices; so does a reduction over a split dimension.
-Where the result is split over them too, each device adds up its part alone (the gradients of fully sharded data
-parallelism). An operand that is split where the result is not has to be gathered first (the parameters of the same),
-and so has what a constraint asks for whole.
+Read off the shardings of operands and results, as the partitioner does:
 
-In the body of a `shard_map` the exchanges are the step's own, and what they give and take is one device's.
+1. A product whose operands are both sharded along the summed dimension gives partial sums: an all-reduce over those
+   devices. So does a reduction over a sharded dimension.
+2. Where the result is sharded over them too, each device adds up its own part: a reduce-scatter (the gradients of fully
+   sharded data parallelism).
+3. An operand that is sharded where the result is not is gathered first: an all-gather (the parameters of the same). So
+   is the operand of a constraint that asks for less sharding.
+4. In the body of a `shard_map` the step itself calls collectives, and operands and results are one device's.
 
-An estimate: rings of devices, one result a run; the partitioner may find a cheaper way, or merge several.
-
-Read after `split`.
+An estimate: rings of devices, one result at a time; the partitioner may find a cheaper way, or merge several exchanges.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+
+import jax.extend.core as jex
 
 from jaxckpt.ir import Kind, Trait, trait_of
 from jaxckpt.ir.shard_map import TO_SHARDS
-from jaxckpt.trace.sharding import ValueSharding
+from jaxckpt.program.flat_program import Atom
+from jaxckpt.program.open_shard_map import ValueSharding
 
-_RESPLITS = frozenset({"sharding_constraint", "reshard", "mesh_cast"})
+_RESHARDS = frozenset({"sharding_constraint", "reshard", "mesh_cast"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """The part of one device.
+class DeviceShare:
+    """The share of one device in the work of an equation.
 
     Attributes:
       ways: Over how many devices the work is divided.
-      gathered_bytes: What it gets of operands that others have a part of.
-      summed_bytes: What it gets to add up partial sums, or to make whole what the equation gives.
+      gathered_bytes: Bytes of operands that the device receives from others.
+      summed_bytes: Bytes that it receives to add up partial sums, or to complete the result.
     """
 
     ways: int = 1
@@ -42,14 +44,14 @@ class Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperandShardings:
-    """What is known of the operands and the result of one equation.
+    """Shardings and sizes of the operands and the result of one equation.
 
     Attributes:
-      reads: Splits of its operands, in order; () for literals.
+      reads: Shardings of its operands, in order; () for literals.
       read_bytes: Their bytes on one device.
-      write: Split of its first result.
+      write: Sharding of its first result.
       write_bytes: Its bytes on one device.
-      size_of: Over how many devices an axis goes.
+      size_of: The number of devices along an axis.
     """
 
     reads: Sequence[ValueSharding]
@@ -58,41 +60,47 @@ class OperandShardings:
     write_bytes: int
     size_of: Callable[[str], int]
 
-    def ways(self, axes: Any) -> int:
-        """Over how many devices some axes go together."""
+    def ways(self, axes: Iterable[str]) -> int:
+        """The number of devices along some axes together."""
         return prod(map(self.size_of, dict.fromkeys(axes)))
 
+    @property
+    def first_read(self) -> ValueSharding:
+        """The sharding of the first operand; () where there is none."""
+        return self.reads[0] if self.reads else ()
 
-def shared(eqn: Any, kind: Kind, operands: OperandShardings) -> Shared:
-    """The part of one device in the work of an equation."""
+
+def device_share(eqn: jex.JaxprEqn, kind: Kind, operands: OperandShardings) -> DeviceShare:
+    """The share of one device in the work of an equation."""
     name = eqn.primitive.name
     if name == "shard_map":
-        return Shared(ways=eqn.params["mesh"].size)
+        return DeviceShare(ways=eqn.params["mesh"].size)
     if name == TO_SHARDS:
-        return _of_part(eqn, operands)
-    if trait_of(name) is Trait.COLLECTIVE and name not in _RESPLITS:
-        return Shared(summed_bytes=_of_collective(eqn, operands))
+        return DeviceShare(summed_bytes=_resharded_bytes(operands, eqn.params["split"]))
+    if trait_of(name) is Trait.COLLECTIVE and name not in _RESHARDS:
+        return DeviceShare(summed_bytes=_collective_bytes(eqn, operands))
     if name == "dot_general":
-        return _of_product(eqn, operands)
-    if kind is Kind.REDUCTION and "axes" in eqn.params and any(operands.reads[:1]):
-        lost = {axis for dim in eqn.params["axes"] for axis in operands.reads[0][dim]}
-        return Shared(ways=operands.ways(_flat(operands.reads[0])), summed_bytes=_all_reduced(operands, lost))
-    if name in _RESPLITS and any(operands.reads[:1]):
-        lost = _flat(operands.reads[0]) - _flat(operands.write)
-        got = operands.write_bytes - operands.write_bytes // operands.ways(lost)
-        return Shared(ways=operands.ways(_flat(operands.write)), summed_bytes=got)
-    most = max((operands.ways(_flat(split)) for split in (operands.write, *operands.reads)), default=1)
-    return Shared(ways=most)
+        return _share_of_product(eqn, operands)
+    if operands.first_read:
+        if kind is Kind.REDUCTION and "axes" in eqn.params:
+            summed = {axis for dim in eqn.params["axes"] for axis in operands.first_read[dim]}
+            ways = operands.ways(_axes(operands.first_read))
+            return DeviceShare(ways=ways, summed_bytes=_all_reduce_bytes(operands, summed))
+        if name in _RESHARDS:
+            ways = operands.ways(_axes(operands.write))
+            return DeviceShare(ways=ways, summed_bytes=_resharded_bytes(operands, operands.write))
+    shardings = (operands.write, *operands.reads)
+    return DeviceShare(ways=max(operands.ways(_axes(sharding)) for sharding in shardings))
 
 
-def _of_part(eqn: Any, operands: OperandShardings) -> Shared:
-    """What a device must get to see its part, where others have some of it."""
-    lost = _flat(operands.reads[0] if operands.reads else ()) - _flat(eqn.params["split"])
-    return Shared(summed_bytes=operands.write_bytes - operands.write_bytes // operands.ways(lost))
+def _resharded_bytes(operands: OperandShardings, sharding: ValueSharding) -> int:
+    """Bytes of its result that a device receives where the operand is sharded over more axes."""
+    gathered = _axes(operands.first_read) - _axes(sharding)
+    return operands.write_bytes - operands.write_bytes // operands.ways(gathered)
 
 
-def _of_collective(eqn: Any, operands: OperandShardings) -> int:
-    """What a device gets in an exchange that the step asks for itself."""
+def _collective_bytes(eqn: jex.JaxprEqn, operands: OperandShardings) -> int:
+    """Bytes that a device receives in a collective that the step calls."""
     name, params = eqn.primitive.name, eqn.params
     axes = params.get("axes", params.get("axis_name", ()))
     groups = params.get("axis_index_groups")
@@ -108,40 +116,45 @@ def _of_collective(eqn: Any, operands: OperandShardings) -> int:
     return read_bytes * (ways - 1) // ways
 
 
-def _of_product(eqn: Any, operands: OperandShardings) -> Shared:
+def _share_of_product(eqn: jex.JaxprEqn, operands: OperandShardings) -> DeviceShare:
     (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
-    left, right = (_padded(split, atom) for split, atom in zip(operands.reads, eqn.invars, strict=True))
+    left, right = (_padded(sharding, atom) for sharding, atom in zip(operands.reads, eqn.invars, strict=True))
     write = operands.write or ((),) * len(eqn.outvars[0].aval.shape)
-    both = {axis for one, other in zip(left_sum, right_sum, strict=True) for axis in set(left[one]) & set(right[other])}
-    batch = range(len(left_batch))
-    free = [dim for dim in range(len(left)) if dim not in (*left_sum, *left_batch)]
-    later = [dim for dim in range(len(right)) if dim not in (*right_sum, *right_batch)]
-    place = len(left_batch)
-    left_goes = {**dict(zip(left_batch, batch, strict=True)), **{d: place + i for i, d in enumerate(free)}}
-    place += len(free)
-    right_goes = {**dict(zip(right_batch, batch, strict=True)), **{d: place + i for i, d in enumerate(later)}}
+    pairs = zip(left_sum, right_sum, strict=True)
+    summed = {axis for one, other in pairs for axis in set(left[one]) & set(right[other])}
+    left_place = _result_dimensions(len(left), left_batch, left_sum, first_free=len(left_batch))
+    right_free = len(left) - len(left_sum)
+    right_place = _result_dimensions(len(right), right_batch, right_sum, first_free=right_free)
     gathered_bytes = 0
-    for split, goes, own_bytes in (
-        (left, left_goes, operands.read_bytes[0]),
-        (right, right_goes, operands.read_bytes[1]),
-    ):
-        kept = [set(write[goes[dim]]) if dim in goes else both for dim in range(len(split))]
-        lost = {axis for axes, there in zip(split, kept, strict=True) for axis in axes if axis not in there}
-        gathered_bytes += own_bytes * (operands.ways(lost) - 1)
-    scattered = both & _flat(write)
-    summed_bytes = operands.write_bytes * (operands.ways(scattered) - 1) + _all_reduced(operands, both - scattered)
-    return Shared(ways=operands.ways(_flat(write) | both), gathered_bytes=gathered_bytes, summed_bytes=summed_bytes)
+    both = zip((left, right), (left_place, right_place), operands.read_bytes, strict=True)
+    for sharding, place, own_bytes in both:
+        kept = [set(write[place[dim]]) if dim in place else summed for dim in range(len(sharding))]
+        gathered = {axis for axes, same in zip(sharding, kept, strict=True) for axis in axes if axis not in same}
+        gathered_bytes += own_bytes * (operands.ways(gathered) - 1)
+    scattered = summed & _axes(write)
+    scattered_bytes = operands.write_bytes * (operands.ways(scattered) - 1)
+    return DeviceShare(
+        ways=operands.ways(_axes(write) | summed),
+        gathered_bytes=gathered_bytes,
+        summed_bytes=scattered_bytes + _all_reduce_bytes(operands, summed - scattered),
+    )
 
 
-def _all_reduced(operands: OperandShardings, axes: set[str]) -> int:
-    """What each device gets while a result is added up over some axes: scattered once, gathered once."""
+def _result_dimensions(rank: int, batch: Sequence[int], summed: Sequence[int], *, first_free: int) -> dict[int, int]:
+    """For each batch and free dimension of a product's operand its dimension of the result."""
+    free = [dim for dim in range(rank) if dim not in (*summed, *batch)]
+    return {dim: i for i, dim in enumerate(batch)} | {dim: first_free + i for i, dim in enumerate(free)}
+
+
+def _all_reduce_bytes(operands: OperandShardings, axes: set[str]) -> int:
+    """Bytes that a device receives in an all-reduce of the result over some axes: scattered once, gathered once."""
     ways = operands.ways(axes)
     return 2 * operands.write_bytes * (ways - 1) // ways
 
 
-def _padded(split: ValueSharding, atom: Any) -> ValueSharding:
-    return split or ((),) * len(atom.aval.shape)
+def _padded(sharding: ValueSharding, atom: Atom) -> ValueSharding:
+    return sharding or ((),) * len(atom.aval.shape)
 
 
-def _flat(split: ValueSharding) -> set[str]:
-    return {axis for axes in split for axis in axes}
+def _axes(sharding: ValueSharding) -> set[str]:
+    return {axis for axes in sharding for axis in axes}

@@ -1,33 +1,33 @@
-"""The arithmetic inside an equation: flops of contractions, and what loops, branches and calls do inside.
+"""The work of an equation (FLOP counting): flops of contractions; flops, traffic, workspace of loops, branches, calls.
 
-A body is inlined and walked: its flops are summed, and its traffic and workspace are estimated with the fusions that
-every compiler makes (chains of elementwise work run as one kernel). What a loop runs an unknown number of times,
-and what no table knows, has flops None: unpriced, not free. All counts are over global shapes; `graph` divides them
-among the devices.
+1. A body is inlined: its flops are summed, its traffic and workspace are estimated with the fusions that every compiler
+   makes (chains of elementwise work run as one kernel).
+2. A body that runs an unknown number of times, and a primitive that no table has, gets flops None: unpriced, not free.
+3. All counts are over global shapes; `graph` divides them among the devices.
 
-Read after `inline`. Complexity: linear in the equations of all bodies, each body once.
+Complexity: linear in the equations of all bodies, each body once.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.extend.core as jex
 
 from jaxckpt.ir import Kind, kind_of
-from jaxckpt.program.flat_program import FlatProgram
-from jaxckpt.program.inline import REMATS, inline
-from jaxckpt.trace.size import aval_bytes
+from jaxckpt.program.flat_program import AnyJaxpr, FlatProgram
+from jaxckpt.program.inline import CALLS, CUSTOM_DERIVATIVES, JITS, REMATS, called_jaxpr, inline
+from jaxckpt.trace.sharding import aval_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EquationWork:
-    """What an equation does besides reading its operands and writing its results.
+    """The work of an equation besides reading its operands and writing its results.
 
     Attributes:
-      flops: Floating-point operations; None where nobody knows.
-      traffic_bytes: Bytes moved inside a body, all trips together.
+      flops: Floating-point operations; None where unknown.
+      traffic_bytes: Bytes moved inside a body, all iterations together.
       workspace_bytes: Device bytes that a body needs while it runs.
     """
 
@@ -35,11 +35,11 @@ class EquationWork:
     traffic_bytes: int = 0
     workspace_bytes: int = 0
 
-    def times(self, trips: int) -> "EquationWork":
-        """The work of so many trips, in the workspace of one."""
+    def times(self, iterations: int) -> "EquationWork":
+        """The work of so many iterations, in the workspace of one."""
         return EquationWork(
-            flops=None if self.flops is None else trips * self.flops,
-            traffic_bytes=trips * self.traffic_bytes,
+            flops=None if self.flops is None else iterations * self.flops,
+            traffic_bytes=iterations * self.traffic_bytes,
             workspace_bytes=self.workspace_bytes,
         )
 
@@ -58,46 +58,41 @@ _SUMS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "red
 _FREE = frozenset(_FREE_NAMES.split())
 """Primitives outside the table of kinds that do no floating-point arithmetic worth counting."""
 
-_CALLS = frozenset(
-    {
-        *("jit", "pjit", "closed_call", "core_closed_call", "core_call", "call", "eval_jaxpr"),
-        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin"),
-    }
-)
-_ALONE = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.SCATTER})
-"""Kinds whose operands must be in memory."""
+_CALLS = JITS | CALLS | CUSTOM_DERIVATIVES
+_READ_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.SCATTER})
+"""Kinds whose operands must be materialised."""
 
 
 class WorkCounter:
-    """Counts the work of equations, and remembers that of bodies; not for longer than the equations live."""
+    """Counts the work of equations; remembers that of bodies by identity, so it must not outlive the equations."""
 
     def __init__(self) -> None:
         self._bodies: dict[int, tuple[EquationWork, bool]] = {}
 
-    def kind(self, eqn: Any) -> Kind:
+    def kind(self, eqn: jex.JaxprEqn) -> Kind:
         """The kind of an equation: its primitive's, but for calls of elementwise work and sums over one element."""
         kind = kind_of(eqn.primitive.name)
-        if eqn.primitive.name == "device_put" and _stays(eqn.params):
+        if eqn.primitive.name == "device_put" and _moves_nothing(eqn.params):
             return Kind.VIEW
         if eqn.primitive.name in _SUMS and eqn.invars[0].aval.size == eqn.outvars[0].aval.size:
             return Kind.VIEW  # over axes of length 1
         if kind is Kind.OPAQUE and eqn.primitive.name in _CALLS and not eqn.effects:
-            body = _call_body(eqn.params)
+            body = called_jaxpr(eqn.params)
             if body is not None and self._of_body(body)[1]:
                 return Kind.ELEMENTWISE
         return kind
 
-    def of(self, eqn: Any) -> EquationWork:
+    def of(self, eqn: jex.JaxprEqn) -> EquationWork:
         """The work of an equation."""
         kind = self.kind(eqn)
         if kind is Kind.CONTRACTION:
             return EquationWork(flops=contraction_flops(eqn))
         if kind is not Kind.OPAQUE:
             return EquationWork()
-        return self._of_opaque(eqn.primitive.name, eqn)
+        return self._of_region(eqn.primitive.name, eqn.params) or self._of_opaque(eqn.primitive.name, eqn)
 
-    def _of_opaque(self, name: str, eqn: Any) -> EquationWork:
-        params = eqn.params
+    def _of_region(self, name: str, params: Mapping[str, Any]) -> EquationWork | None:
+        """The work of a loop, a cond or a `shard_map`; None for other primitives."""
         if name == "scan":
             return self._of_body(params["jaxpr"])[0].times(params["length"])
         if name == "while":
@@ -107,16 +102,19 @@ class WorkCounter:
             return _mean([self._of_body(branch)[0] for branch in params["branches"]])
         if name == "shard_map":
             return self._of_body(params["jaxpr"])[0].times(params["mesh"].size)
+        return None
+
+    def _of_opaque(self, name: str, eqn: jex.JaxprEqn) -> EquationWork:
         if name == "pallas_call":
-            return _estimated(params.get("cost_estimate"))
+            return _estimated(eqn.params.get("cost_estimate"))
         if name in _CALLS or name in REMATS:
-            body = _call_body(params)
+            body = called_jaxpr(eqn.params)
             return UNPRICED if body is None else self._of_body(body)[0]
         if name in _FREE:
             return EquationWork()
         return EquationWork(flops=_LINALG[name](eqn)) if name in _LINALG else UNPRICED
 
-    def _of_body(self, jaxpr: Any) -> tuple[EquationWork, bool]:
+    def _of_body(self, jaxpr: AnyJaxpr) -> tuple[EquationWork, bool]:
         """The work of a body, and whether all of it is elementwise."""
         if id(jaxpr) not in self._bodies:
             program = inline(jaxpr)
@@ -129,70 +127,70 @@ class WorkCounter:
 
     def _of_program(self, program: FlatProgram) -> EquationWork:
         works = [self.of(equation.eqn) for equation in program.equations]
-        stored = self._stored(program)
+        materialised = self._materialised(program)
         return EquationWork(
             flops=_known([work.flops for work in works], sum),
-            traffic_bytes=_traffic_bytes(program, stored) + sum(w.traffic_bytes for w in works),
-            workspace_bytes=_peak_bytes(program, stored, works),
+            traffic_bytes=_traffic_bytes(program, materialised) + sum(w.traffic_bytes for w in works),
+            workspace_bytes=_peak_bytes(program, materialised, works),
         )
 
-    def _stored(self, program: FlatProgram) -> dict[Any, int]:
+    def _materialised(self, program: FlatProgram) -> dict[jex.Var, int]:
         """The values of a body that no fusion keeps out of memory, with their bytes."""
-        reader_kinds: dict[Any, list[Kind]] = {}
+        reader_kinds: dict[jex.Var, list[Kind]] = {}
         for equation in program.equations:
             for variable in set(equation.variables()):
                 reader_kinds.setdefault(variable, []).append(self.kind(equation.eqn))
-        stored = {v: aval_bytes(v.aval) for v in program.outvars if isinstance(v, jex.Var)}
+        materialised = {v: aval_bytes(v.aval) for v in program.outvars if isinstance(v, jex.Var)}
         for equation in program.equations:
             kind = self.kind(equation.eqn)
             for variable in equation.eqn.outvars:
-                if _is_stored(kind, reader_kinds.get(variable, [])):
-                    stored[variable] = aval_bytes(variable.aval)
-        return stored
+                if _is_materialised(kind, reader_kinds.get(variable, [])):
+                    materialised[variable] = aval_bytes(variable.aval)
+        return materialised
 
 
-def _stays(params: dict[str, Any]) -> bool:
-    """Whether a `device_put` names no place to go; `jnp.asarray` leaves such ones behind."""
+def _moves_nothing(params: Mapping[str, Any]) -> bool:
+    """True if a `device_put` names no destination; `jnp.asarray` traces to such ones."""
     return all(device is None for device in params.get("devices", ()))
 
 
-def _is_stored(kind: Kind, readers: Sequence[Kind]) -> bool:
+def _is_materialised(kind: Kind, readers: Sequence[Kind]) -> bool:
     if kind is Kind.VIEW:
         return False
-    if kind is not Kind.ELEMENTWISE or any(reader in _ALONE for reader in readers):
+    if kind is not Kind.ELEMENTWISE or any(reader in _READ_MEMORY for reader in readers):
         return True
     return Kind.REDUCTION in readers and len(readers) > 1
 
 
-def _traffic_bytes(program: FlatProgram, stored: dict[Any, int]) -> int:
-    """Every stored value is written once; it and every operand of the body is read once by each reader."""
-    total = sum(stored.values())
+def _traffic_bytes(program: FlatProgram, materialised: dict[jex.Var, int]) -> int:
+    """Every materialised value is written once; each reader reads it, and each operand of the body, once."""
+    total = sum(materialised.values())
     operands = {v: aval_bytes(v.aval) for v in program.invars}
     operands.update((v, aval_bytes(v.aval)) for v, _ in program.constants)
     for equation in program.equations:
-        total += sum(stored.get(v, 0) or operands.get(v, 0) for v in set(equation.variables()))
+        total += sum(materialised.get(v, 0) or operands.get(v, 0) for v in set(equation.variables()))
     return total
 
 
-def _peak_bytes(program: FlatProgram, stored: dict[Any, int], works: Sequence[EquationWork]) -> int:
-    """The most bytes alive at once of values that a body makes and does not return."""
+def _peak_bytes(program: FlatProgram, materialised: dict[jex.Var, int], works: Sequence[EquationWork]) -> int:
+    """The most bytes live at once of values that a body computes and does not return (liveness)."""
     returned = {id(atom) for atom in program.outvars}
     last = {v: i for i, equation in enumerate(program.equations) for v in equation.variables()}
     dying: dict[int, int] = {}
     alive = peak = 0
     for position, (equation, work) in enumerate(zip(program.equations, works, strict=True)):
         for variable in equation.eqn.outvars:
-            if variable in stored and id(variable) not in returned:
-                alive += stored[variable]
+            if variable in materialised and id(variable) not in returned:
+                alive += materialised[variable]
                 end = last.get(variable, position)
-                dying[end] = dying.get(end, 0) + stored[variable]
+                dying[end] = dying.get(end, 0) + materialised[variable]
         peak = max(peak, alive + work.workspace_bytes)
         alive -= dying.pop(position, 0)
     return peak
 
 
 def _mean(works: Sequence[EquationWork]) -> EquationWork:
-    """Branches of which each runs as often as the others, in the workspace of the greediest."""
+    """The work of branches that run equally often, in the largest workspace."""
     return EquationWork(
         flops=_known([work.flops for work in works], lambda flops: sum(flops) / max(1, len(works))),
         traffic_bytes=sum(work.traffic_bytes for work in works) // max(1, len(works)),
@@ -201,26 +199,19 @@ def _mean(works: Sequence[EquationWork]) -> EquationWork:
 
 
 def _known(counts: Sequence[float | None], combine: Callable[[Sequence[float]], float]) -> float | None:
-    """Counts combined, or None where one of them is not known."""
+    """Counts combined, or None where one of them is unknown."""
     known = [count for count in counts if count is not None]
     return combine(known) if len(known) == len(counts) else None
 
 
 def _estimated(estimate: Any) -> EquationWork:
-    """A kernel's own word on itself, where its author gave one."""
+    """The work that a kernel's author estimated, if they did."""
     if estimate is None:
         return UNPRICED
     return EquationWork(flops=float(estimate.flops), traffic_bytes=int(estimate.bytes_accessed))
 
 
-def _call_body(params: dict[str, Any]) -> Any:
-    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        if key in params:
-            return params[key]
-    return None
-
-
-def contraction_flops(eqn: Any) -> float | None:
+def contraction_flops(eqn: jex.JaxprEqn) -> float | None:
     """Multiplications and additions of a matrix product or convolution; None for one that is not in the table.
 
     Example: 2 * batch * M * N * K of a `dot_general`; 2 * output elements * kernel elements per output channel
@@ -243,30 +234,30 @@ def contraction_flops(eqn: Any) -> float | None:
     return None
 
 
-def _product_flops(eqn: Any, dimension_numbers: Any, *, group: Sequence[int]) -> float:
-    """Each element of the left operand meets every free element of the right one."""
+def _product_flops(eqn: jex.JaxprEqn, dimension_numbers: Sequence[Any], *, group: Sequence[int]) -> float:
+    """Each element of the left operand is multiplied with every free element of the right one."""
     (_, contracted), (_, batch) = dimension_numbers
     left, right = (operand.aval.shape for operand in eqn.invars[:2])
     bound = {*contracted, *batch, *group}
     return 2.0 * math.prod(left) * math.prod(n for i, n in enumerate(right) if i not in bound)
 
 
-def _fft_flops(eqn: Any) -> float:
+def _fft_flops(eqn: jex.JaxprEqn) -> float:
     length = math.prod(eqn.params["fft_lengths"])
     return 5.0 * math.prod(eqn.outvars[0].aval.shape) * math.log2(max(2, length))
 
 
-def _cholesky_flops(eqn: Any) -> float:
+def _cholesky_flops(eqn: jex.JaxprEqn) -> float:
     shape = eqn.invars[0].aval.shape
     return math.prod(shape) * shape[-1] / 3
 
 
-def _triangular_solve_flops(eqn: Any) -> float:
+def _triangular_solve_flops(eqn: jex.JaxprEqn) -> float:
     matrix, right = (operand.aval.shape for operand in eqn.invars)
     return float(math.prod(right) * matrix[-1])
 
 
-_LINALG: dict[str, Callable[[Any], float]] = {
+_LINALG: dict[str, Callable[[jex.JaxprEqn], float]] = {
     "fft": _fft_flops,
     "cholesky": _cholesky_flops,
     "triangular_solve": _triangular_solve_flops,

@@ -25,7 +25,7 @@ from jaxckpt.ir.scope import JVP, TRANSPOSE, Marks
 from jaxckpt.ir.shard_map import TO_SHARDS
 from jaxckpt.program.flat_program import Equation, FlatProgram
 from jaxckpt.program.open_scan import has_transpose, is_loop_boundary
-from jaxckpt.trace.size import aval_bytes
+from jaxckpt.trace.sharding import aval_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

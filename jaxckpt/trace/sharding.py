@@ -1,25 +1,33 @@
-"""How each value of a step is split over the mesh, by the compiler's own propagation.
+"""Shardings of a step's values over the mesh (SPMD sharding propagation), and their bytes on one device.
 
-On automatic meshes the user says how some arrays are split, and XLA spreads that over the others long after tracing.
-The pass that does it (Shardy) runs on the lowered program in a moment and without a compiler for the target: the step
-is lowered once with all its values as results, propagated, and the results' splits are read. What the body of an open
-loop makes is stacked for it, apart from the stack that another loop reads, which may be split as its reader wants it.
-What stands in the open body of a `shard_map` is each device's own, and split no further. Nothing is compiled or run.
-On explicit meshes types say it already.
+On automatic meshes the user gives the shardings of some arrays, and XLA's partitioner propagates them to the others
+long after tracing. Its pass for that (Shardy) runs on the lowered program in a moment, without a compiler for the
+target:
 
-It is what the partitioner starts from, not what it ends with: it may still change the split of what it finds better
-placed, and it pads what does not divide.
+1. The step is lowered once with all its values as results, propagated, and the shardings of the results are read.
+   Nothing is compiled or run.
+2. Values in the body of an open loop are stacked for it, apart from the stack that another loop reads, which may be
+   sharded as its reader wants it.
+3. Values in the open body of a `shard_map` are each device's own, and sharded no further.
 
-Read after `close`. Complexity: one lowering of the step.
+On explicit meshes types carry the shardings. The partitioner may still change a sharding and pads what does not divide.
+
+Bytes: arguments count by their shardings, results of a constraint by that constraint, values of explicit meshes by
+their types, all others by the propagated sharding. Key arrays count as the words that they are made of.
+
+Complexity: one lowering of the step.
 """
 
+import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.core
 import jax.extend.core as jex
-from jax.sharding import AxisType, NamedSharding
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, Sharding
 
 from jaxckpt import _compat
 from jaxckpt.ir.loop import STACK
@@ -27,57 +35,62 @@ from jaxckpt.outline.outline import closed_jaxpr
 from jaxckpt.program.flat_program import Equation, FlatProgram, OpenLoop
 from jaxckpt.program.inline import open_jaxpr
 from jaxckpt.program.open_scan import IS_PROBE, PRIMITIVES, loop_paths
-from jaxckpt.program.open_shard_map import is_local
-
-ValueSharding = tuple[tuple[str, ...], ...]
-"""For each dimension the mesh axes that it is split over; part of an axis is written "axis/4"."""
+from jaxckpt.program.open_shard_map import ValueSharding, is_local
 
 _PLATFORMS = ("cuda", "tpu", "cpu")
-"""Tried in this order; a step may hold kernels that only one of them has."""
+"""Tried in this order; a step may contain kernels that only one of them has."""
+_BITS = 8
+"""Bits of a byte."""
 
 
 def propagate_shardings(
-    program: FlatProgram, shardings: Sequence[Any], out_shardings: Sequence[Any]
-) -> Mapping[Any, ValueSharding]:
-    """How the values of a program are split.
+    program: FlatProgram, shardings: Sequence[Sharding | None], out_shardings: Sequence[Sharding | None]
+) -> Mapping[jex.Var, ValueSharding]:
+    """The shardings of a program's values.
 
     Args:
       program: One level deep.
       shardings: For each flat argument its sharding, or None.
-      out_shardings: What is asked of each result, or None.
+      out_shardings: The sharding that the step's jit asks of each result, or None.
 
     Returns:
-      By variable; what is whole on each device, or not known, is left out. Empty where there is no mesh, and where no
-      platform can lower the step: then what types, arguments and constraints say is all that is known.
+      By variable; values that are replicated, or of unknown sharding, are left out. Empty where there is no mesh, and
+      where no platform can lower the step: then only types, arguments and constraints say how values are sharded.
     """
     meshes = list(meshes_of(program, (*shardings, *out_shardings)))
     if all(mesh.size == 1 for mesh in meshes):
         return {}
     if all(kind == AxisType.Explicit for mesh in meshes for kind in mesh.axis_types):
-        variables = (v for equation in program.equations for v in equation.eqn.outvars)
-        return {v: found for v in (*program.invars, *variables) if any(found := split_of_type(v.aval))}
-    stacks, shown = _stacked(program)
-    results = list(shown.values())
-    closed = closed_jaxpr(program, stacks, [*program.outvars, *results])
-    lowered = _lowered(closed, program, shardings, out_shardings, len(results))
-    if lowered is None:
-        return {}
-    arguments, made = _compat.propagated_splits(lowered, len(program.constants) + len(program.invars), len(results))
-    known: dict[Any, ValueSharding] = {}
-    known.update(zip((*(v for v, _ in program.constants), *program.invars), arguments, strict=True))
-    for variable, split in zip(shown, made, strict=True):
-        known[variable] = split[len(split) - len(variable.aval.shape) :] if split else ()
-    found = {v: split[: len(v.aval.shape)] for v, split in known.items() if any(split)}
+        variables = (*program.invars, *(v for equation in program.equations for v in equation.eqn.outvars))
+        return {v: found for v in variables if any(found := split_of_type(v.aval))}
+    found = _propagated(program, shardings, out_shardings)
     return {**_of_constants(program, found), **found}
 
 
-def _of_constants(program: FlatProgram, found: Mapping[Any, ValueSharding]) -> dict[Any, ValueSharding]:
-    """What is made of no argument is split as its reader: the pass makes it anew for each, so for our result too."""
-    fixed: set[Any] = set()
+def _propagated(
+    program: FlatProgram, shardings: Sequence[Sharding | None], out_shardings: Sequence[Sharding | None]
+) -> dict[jex.Var, ValueSharding]:
+    equations, probes = _with_probes(program)
+    results = list(probes.values())
+    closed = closed_jaxpr(program, equations, [*program.outvars, *results])
+    lowered = _lowered(closed, program, shardings, out_shardings, len(results))
+    if lowered is None:
+        return {}
+    arguments = [*(v for v, _ in program.constants), *program.invars]
+    of_arguments, of_probes = _compat.propagated_splits(lowered, len(arguments), len(results))
+    splits = dict(zip(arguments, of_arguments, strict=True))
+    for variable, split in zip(probes, of_probes, strict=True):
+        splits[variable] = split[len(split) - len(variable.aval.shape) :]
+    return {v: split[: len(v.aval.shape)] for v, split in splits.items() if any(split)}
+
+
+def _of_constants(program: FlatProgram, found: Mapping[jex.Var, ValueSharding]) -> dict[jex.Var, ValueSharding]:
+    """Values made of no argument take their reader's sharding: the pass clones them for each reader and probe."""
+    fixed: set[jex.Var] = set()
     for equation in program.equations:
         if fixed.issuperset(equation.variables()):
             fixed.update(equation.eqn.outvars)
-    more: dict[Any, ValueSharding] = {}
+    more: dict[jex.Var, ValueSharding] = {}
     for equation in reversed(program.equations):
         result = equation.eqn.outvars[0] if equation.eqn.outvars else None
         split = found.get(result, more.get(result))
@@ -87,8 +100,8 @@ def _of_constants(program: FlatProgram, found: Mapping[Any, ValueSharding]) -> d
     return more
 
 
-def split_of_type(aval: Any) -> ValueSharding:
-    """What a type says of its split, on an explicit mesh."""
+def split_of_type(aval: jax.core.AbstractValue) -> ValueSharding:
+    """The sharding that a type carries, on an explicit mesh."""
     sharding = getattr(aval, "sharding", None)
     return split_of_sharding(sharding, len(aval.shape)) if isinstance(sharding, NamedSharding) else ()
 
@@ -103,77 +116,87 @@ def split_of_sharding(sharding: NamedSharding, rank: int) -> ValueSharding:
       ((), ('data', 'model'), ())
     """
     parts = (*sharding.spec, *(None for _ in range(rank - len(sharding.spec))))[:rank]
-    found = tuple(tuple(axis for axis in _axes(part) if isinstance(axis, str)) for part in parts)
+    found = tuple(_axes(part) for part in parts)
     return found if any(found) else ()
 
 
-def meshes_of(program: FlatProgram, shardings: Iterable[Any]) -> Iterator[Any]:
+def meshes_of(program: FlatProgram, shardings: Iterable[Sharding | None]) -> Iterator[Any]:
     """The meshes that shardings of arguments, constraints and types name, in this order."""
     equations = [equation.eqn for equation in program.equations]
-    said = (
+    named = (
         *shardings,
         *(eqn.params.get("sharding") for eqn in equations),
         *(getattr(v.aval, "sharding", None) for v in program.invars),
     )
-    for sharding in said:
+    for sharding in named:
         if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
             yield sharding.mesh
     yield from (eqn.params["mesh"] for eqn in equations if eqn.primitive.name == "shard_map")
     yield from (manual.mesh for manual in program.manuals)
 
 
-def _axes(part: Any) -> tuple[Any, ...]:
-    return part if isinstance(part, tuple) else (part,)
+def _axes(part: object) -> tuple[str, ...]:
+    """The mesh axes that one dimension's part of a spec names."""
+    return tuple(axis for axis in (part if isinstance(part, tuple) else (part,)) if isinstance(axis, str))
 
 
-def _stacked(program: FlatProgram) -> tuple[list[Equation], dict[Any, Any]]:
-    """The equations with a stack behind each loop for all that its body makes; for each value what shows it outside."""
+def _with_probes(program: FlatProgram) -> tuple[list[Equation], dict[jex.Var, jex.Var]]:
+    """The equations, with a stack after each loop of every value in its body; and for each value its probe.
+
+    A probe is a variable of the outermost level: the value itself, or the stack of it.
+    """
     paths = loop_paths(program.loops)
-    shown: dict[Any, Any] = {}
-    inside: dict[int, list[Any]] = {}
-    made: list[Equation] = []
+    probes: dict[jex.Var, jex.Var] = {}
+    inside: dict[int, list[jex.Var]] = {}
+    equations: list[Equation] = []
     around: tuple[int, ...] = ()
     for equation in (*program.equations, None):
         path = () if equation is None or equation.loop is None else paths[equation.loop]
         for loop in reversed(around):
             if loop not in path:
-                made += _stacks(loop, program.loops[loop], inside, shown)
+                equations += _stacks(loop, program.loops[loop], inside, probes)
         around = path
         if equation is None:
             break
-        made.append(equation)
+        equations.append(equation)
         for variable in () if is_local(equation) else filter(_is_array, equation.eqn.outvars):
-            shown[variable] = variable
+            probes[variable] = variable
             if path:
                 inside.setdefault(path[-1], []).append(variable)
-    return made, shown
+    return equations, probes
 
 
-def _stacks(loop: int, opened: OpenLoop, inside: dict[int, list[Any]], shown: dict[Any, Any]) -> Iterator[Equation]:
-    said = {"loop": loop, "length": opened.length, "reverse": opened.reverse, IS_PROBE: True}
+def _stacks(
+    loop: int, opened: OpenLoop, inside: dict[int, list[jex.Var]], probes: dict[jex.Var, jex.Var]
+) -> Iterator[Equation]:
+    params = {"loop": loop, "length": opened.length, "reverse": opened.reverse, IS_PROBE: True}
     for variable in inside.pop(loop, []):
-        stack = jex.Var(opened.stacked_aval(shown[variable].aval))
+        stack = jex.Var(opened.stacked_aval(probes[variable].aval))
         yield Equation(
             opened.eqn.replace(
                 primitive=PRIMITIVES[STACK],
-                invars=[shown[variable]],
+                invars=[probes[variable]],
                 outvars=[stack],
-                params=said,
+                params=params,
                 effects=frozenset(),
             ),
             loop=opened.parent,
         )
-        shown[variable] = stack
+        probes[variable] = stack
         if opened.parent is not None:
             inside.setdefault(opened.parent, []).append(variable)
 
 
-def _is_array(variable: Any) -> bool:
+def _is_array(variable: jex.Var) -> bool:
     return isinstance(variable.aval, jax.core.ShapedArray)
 
 
 def _lowered(
-    closed: Any, program: FlatProgram, shardings: Sequence[Any], out_shardings: Sequence[Any], more: int
+    closed: jex.ClosedJaxpr,
+    program: FlatProgram,
+    shardings: Sequence[Sharding | None],
+    out_shardings: Sequence[Sharding | None],
+    probes: int,
 ) -> jax.stages.Lowered | None:
     """The program lowered, its constants as arguments; None where no platform takes it."""
     captured = len(program.constants)
@@ -181,11 +204,11 @@ def _lowered(
     def flat(*leaves: Any) -> Sequence[Any]:
         return tuple(jax.core.eval_jaxpr(open_jaxpr(closed), leaves[:captured], *leaves[captured:]))
 
-    said = [*(getattr(array, "sharding", None) for _, array in program.constants), *shardings]
+    of_leaves = [*(getattr(array, "sharding", None) for _, array in program.constants), *shardings]
     variables = [*(v for v, _ in program.constants), *program.invars]
-    specs = [_spec(v.aval, sharding) for v, sharding in zip(variables, said, strict=True)]
-    asked = (*map(_over_mesh, out_shardings), *(None for _ in range(more)))
-    traced = jax.jit(flat, keep_unused=True, out_shardings=asked).trace(*specs)
+    specs = [_spec(v.aval, sharding) for v, sharding in zip(variables, of_leaves, strict=True)]
+    of_results = (*map(_over_mesh, out_shardings), *(None for _ in range(probes)))
+    traced = jax.jit(flat, keep_unused=True, out_shardings=of_results).trace(*specs)
     for platform in _PLATFORMS:
         try:
             return traced.lower(lowering_platforms=(platform,))
@@ -194,7 +217,7 @@ def _lowered(
     return None
 
 
-def _spec(aval: Any, sharding: Any) -> Any:
+def _spec(aval: jax.core.AbstractValue, sharding: Sharding | None) -> Any:
     if not isinstance(aval, jax.core.ShapedArray):
         return aval
     return jax.ShapeDtypeStruct(
@@ -202,8 +225,59 @@ def _spec(aval: Any, sharding: Any) -> Any:
     )
 
 
-def _over_mesh(sharding: Any) -> NamedSharding | None:
+def _over_mesh(sharding: Sharding | None) -> NamedSharding | None:
     """A sharding over a mesh, in device memory; others are left to the compiler."""
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
         return None
     return NamedSharding(sharding.mesh, sharding.spec)
+
+
+def aval_bytes(aval: jax.core.AbstractValue | jax.ShapeDtypeStruct, sharding: Sharding | None = None) -> int:
+    """Bytes of an abstract value on one device; 0 for tokens.
+
+    Args:
+      aval: An abstract array, a reference to one, or a token.
+      sharding: How it is sharded, if its type does not say.
+    """
+    aval = getattr(aval, "inner_aval", aval)
+    if not hasattr(aval, "shape"):
+        return 0
+    sharding = sharding if sharding is not None else getattr(aval, "sharding", None)
+    return -(-math.prod(_shard_shape(aval.shape, sharding)) * dtype_bits(aval.dtype) // _BITS)
+
+
+def split_bytes(aval: jax.core.ShapedArray | jax.ShapeDtypeStruct, ways: Sequence[int]) -> int:
+    """Bytes of an array on one device, its dimensions split over so many devices each; padded, as the compiler does.
+
+    Example:
+      >>> split_bytes(jax.ShapeDtypeStruct((5, 8), "float32"), (2, 4))
+      24
+    """
+    shard = (-(-size // parts) for size, parts in zip(aval.shape, ways, strict=True))
+    return -(-math.prod(shard) * dtype_bits(aval.dtype) // _BITS)
+
+
+def _shard_shape(shape: tuple[int, ...], sharding: Sharding | None) -> tuple[int, ...]:
+    """The largest shard; dimensions that do not divide are padded, as the compiler does."""
+    if not isinstance(sharding, NamedSharding):
+        return tuple(sharding.shard_shape(shape)) if sharding is not None else shape
+    parts = (*sharding.spec, *(None for _ in range(len(shape) - len(sharding.spec))))
+    ways = (math.prod(sharding.mesh.shape[axis] for axis in _axes(part)) for part in parts)
+    return tuple(-(-size // count) for size, count in zip(shape, ways, strict=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def dtype_bits(dtype: Any) -> int:
+    """Bits of one element as the compiler stores it: a bool is a byte, an int4 half of one, a float0 nothing."""
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        if not jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            return 0
+        words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
+        return math.prod(words.shape) * dtype_bits(words.dtype)
+    if dtype == jnp.bool_ or dtype == jax.dtypes.float0:
+        return dtype.itemsize * _BITS
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.finfo(dtype).bits
+    return dtype.itemsize * _BITS

@@ -19,17 +19,15 @@ from jaxckpt import _compat
 from jaxckpt._errors import ArgumentError, NoGradientError
 from jaxckpt.ir import Graph, Phase
 from jaxckpt.outline.outline import closed_jaxpr
-from jaxckpt.program.cse import eliminate_common_subexpressions
-from jaxckpt.program.dce import eliminate_dead_code
 from jaxckpt.program.flat_program import FlatProgram
 from jaxckpt.program.inline import inline
 from jaxckpt.program.open_cond import conds_to_keep_closed
 from jaxckpt.program.open_scan import is_sound
+from jaxckpt.program.simplify import eliminate_common_subexpressions, eliminate_dead_code
 from jaxckpt.trace.arguments import argument_paths, check_arguments, leaf_sharding, without_automatic_shardings
 from jaxckpt.trace.graph import graph_of
 from jaxckpt.trace.phase import phases_from_liveness, phases_from_marks
-from jaxckpt.trace.sharding import propagate_shardings
-from jaxckpt.trace.size import aval_bytes
+from jaxckpt.trace.sharding import aval_bytes, propagate_shardings
 from jaxckpt.trace.to_forward import move_to_forward
 
 _NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})

@@ -17,15 +17,10 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxckpt import _compat
+from jaxckpt.program.inline import CALLS, CUSTOM_DERIVATIVES, JITS, REMATS, called_jaxpr
 from jaxckpt.verifier.interpret_shard_map import run_by_device
 
-_CALLS = frozenset(
-    {
-        *("jit", "pjit", "closed_call", "core_closed_call", "core_call", "call", "eval_jaxpr"),
-        *("remat2", "remat", "checkpoint"),
-        *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-    }
-)
+_CALLS = JITS | CALLS | REMATS | CUSTOM_DERIVATIVES
 
 
 def run_one_by_one(closed: Any, *flat: Any) -> list[Any]:
@@ -71,8 +66,7 @@ def _done_after(jaxpr: Any) -> Iterator[list[Any]]:
 def _run(eqn: Any, operands: list[Any]) -> Sequence[Any]:
     name = eqn.primitive.name
     if name in _CALLS:
-        body = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
-        return run_one_by_one(body, *operands)
+        return run_one_by_one(called_jaxpr(eqn.params), *operands)
     if name in _LOOPS:
         return _LOOPS[name](eqn.params, operands)
     with eqn.ctx.manager:

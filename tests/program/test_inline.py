@@ -132,8 +132,8 @@ def test_a_nested_jit_that_asks_for_shardings_leaves_constraints():
 def test_checkpoints_are_opened_and_marked_unless_kept():
     step = jax.grad(lambda x: jnp.sum(jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)))(x)))
     opened, kept = flattened(step, X), flattened(step, X, keep_user_remat=True)
-    assert any(equation.again for equation in opened.equations)
-    assert not any(equation.again for equation in kept.equations)
+    assert any(equation.in_user_remat for equation in opened.equations)
+    assert not any(equation.in_user_remat for equation in kept.equations)
     assert "remat2" in primitives(kept)
     assert "remat2" not in primitives(opened)
     assert not any("rematted" in name for name in scopes(opened))

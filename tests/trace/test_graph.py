@@ -13,8 +13,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxckpt.ir import Kind
 from jaxckpt.trace import trace_step
-from jaxckpt.trace.detail import Details
-from jaxckpt.trace.size import aval_bytes, dtype_bits
+from jaxckpt.trace.op_facts import Details
+from jaxckpt.trace.sharding import aval_bytes, dtype_bits
 
 W, X = jnp.full((4, 4), 0.3), jnp.linspace(0.1, 1.0, 12).reshape(3, 4)
 

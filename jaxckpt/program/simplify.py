@@ -1,0 +1,218 @@
+"""Common subexpression elimination (value numbering) of rematerialised clones, and dead code elimination.
+
+Two equations with the same primitive, parameters and operands compute the same. Rules:
+
+1. Only clones (`Equation.in_user_remat`) are replaced, by any earlier equation. So a user's `jax.checkpoint` is undone
+   and nothing else changes.
+2. `optimization_barrier`s among the clones go, and so do roundings of a value to its own precision, which a
+   checkpoint's policy leaves on what it saves: both exist to forbid rule 1.
+3. Bodies are equal if their equations are. Other parameters that cannot be compared are equal if they are one object.
+4. A clone that reads nothing (zeros, an iota) stays: replaced, it would tie one end of the step to the other. It still
+   counts as equal where others read it.
+5. Slices of one array in bodies of open loops with equal trip counts are equal iteration by iteration. So a clone in a
+   backward loop finds its original in the forward loop.
+
+Complexity: linear.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from jaxckpt.ir.branch import COND_END
+from jaxckpt.ir.loop import CARRY, END, SLICE
+from jaxckpt.program.flat_program import JAXPRS, AnyJaxpr, Atom, Equation, FlatProgram, OpenLoop
+from jaxckpt.program.inline import CUSTOM_DERIVATIVES, JITS, constants_of, open_jaxpr
+from jaxckpt.program.open_scan import Visibility
+
+
+def eliminate_common_subexpressions(program: FlatProgram) -> FlatProgram:
+    """Replaces clones of the user's own `jax.checkpoint` by the earlier equations that compute the same.
+
+    Args:
+      program: Inlined; effects of a replaced equation happen once.
+
+    Returns:
+      A program with the same results; without a checkpoint it is the program itself.
+    """
+    if not any(equation.in_user_remat or _is_identity_rounding(equation.eqn) for equation in program.equations):
+        return program
+    elimination = _Elimination(program.loops)
+    for equation in program.equations:
+        elimination.add(equation)
+    return program.replace(
+        equations=tuple(elimination.equations),
+        outvars=tuple(map(elimination.current, program.outvars)),
+        loops=tuple(map(elimination.current_loop, program.loops)),
+    )
+
+
+def eliminate_dead_code(program: FlatProgram) -> FlatProgram:
+    """Drops equations whose results nobody reads and that have no effects, and constants that only they read.
+
+    An equation is kept or dropped with all its results. An open loop that is needed for anything keeps its whole carry.
+
+    Args:
+      program: Any program.
+
+    Returns:
+      A program with the same results and the same effects.
+    """
+    producer = {v: equation for equation in program.equations for v in equation.eqn.outvars}
+    carries: dict[int, list[Equation]] = {}
+    for equation in program.equations:
+        if equation.eqn.primitive.name in (CARRY, END):
+            carries.setdefault(equation.eqn.params["loop"], []).append(equation)
+    results = [atom for atom in program.outvars if isinstance(atom, jex.Var)]
+    needed: dict[int, Equation] = {}
+    pending = [equation for equation in program.equations if equation.effects]
+    pending += [producer[variable] for variable in results if variable in producer]
+    while pending:
+        equation = pending.pop()
+        if id(equation) in needed:
+            continue
+        needed[id(equation)] = equation
+        pending += [producer[variable] for variable in equation.variables() if variable in producer]
+        if equation.eqn.primitive.name in (CARRY, END):
+            pending += carries[equation.eqn.params["loop"]]
+    read = set(results).union(*(equation.variables() for equation in needed.values()))
+    return program.replace(
+        equations=tuple(equation for equation in program.equations if id(equation) in needed),
+        constants=tuple(constant for constant in program.constants if constant[0] in read),
+    )
+
+
+class _Elimination:
+    """Value numbering of one program, equation by equation."""
+
+    def __init__(self, loops: Sequence[OpenLoop]) -> None:
+        self.equations: list[Equation] = []
+        self._visibility = Visibility(loops, self.current)
+        self._branches = frozenset(loop for loop, opened in enumerate(loops) if opened.cond_branch is not None)
+        self._loop: dict[jex.Var, int | None] = {}
+        self._replacement: dict[jex.Var, Atom] = {}
+        self._results: dict[Hashable, Sequence[jex.Var]] = {}
+        self._number: dict[jex.Var, jex.Var] = {}
+        self._keys = _EquationKeys()
+
+    def add(self, equation: Equation) -> None:
+        eqn = equation.eqn
+        reads = list(map(self.current, eqn.invars))
+        if _is_identity_rounding(eqn):
+            self._replacement.update(zip(eqn.outvars, reads, strict=True))
+            return
+        key = self._key(equation, reads)
+        earlier = self._results.get(key)
+        if equation.in_user_remat and earlier is not None and self._can_share(equation.loop, reads, earlier):
+            self._replacement.update(zip(eqn.outvars, earlier, strict=True))
+        elif equation.in_user_remat and eqn.primitive.name == "optimization_barrier":
+            self._replacement.update(zip(eqn.outvars, reads, strict=True))
+        else:
+            self._number.update(zip(eqn.outvars, self._results.setdefault(key, eqn.outvars), strict=True))
+            self._loop.update(dict.fromkeys(eqn.outvars, equation.loop))
+            changed = any(new is not old for new, old in zip(reads, eqn.invars, strict=True))
+            self.equations.append(replace(equation, eqn=eqn.replace(invars=reads) if changed else eqn))
+
+    def current(self, atom: Atom) -> Atom:
+        """The atom itself, or the earlier one that replaces it."""
+        return self._replacement.get(atom, atom) if isinstance(atom, jex.Var) else atom
+
+    def current_loop(self, loop: OpenLoop) -> OpenLoop:
+        """A loop; a branch with the current index of its cond."""
+        if (branch := loop.cond_branch) is None:
+            return loop
+        return replace(loop, cond_branch=replace(branch, index=self.current(branch.index)))
+
+    def _key(self, equation: Equation, reads: Sequence[Atom]) -> Hashable:
+        key = self._keys.of(equation.eqn, list(map(self._numbered, reads)))
+        if equation.manual is not None:
+            key = (key, equation.manual)
+        in_branch = not self._branches.isdisjoint(self._visibility.path(equation.loop))
+        if in_branch or equation.eqn.primitive.name == SLICE:
+            key = (key, self._visibility.iteration_space(equation.loop))
+        return key
+
+    def _numbered(self, atom: Atom) -> Atom:
+        """The first variable with the same value; the forward pass itself may compute something twice."""
+        return self._number.get(atom, atom) if isinstance(atom, jex.Var) else atom
+
+    def _can_share(self, loop: int | None, reads: Sequence[Atom], earlier: Sequence[jex.Var]) -> bool:
+        """True if an equation in a loop may be replaced: it reads something, and the loop can read earlier results."""
+        reads_nothing = not any(isinstance(atom, jex.Var) for atom in reads)
+        return not reads_nothing and all(self._visibility.can_read(loop, self._loop.get(v)) for v in earlier)
+
+
+def _is_identity_rounding(eqn: jex.JaxprEqn) -> bool:
+    if eqn.primitive.name != "reduce_precision":
+        return False
+    own = jnp.finfo(eqn.outvars[0].aval.dtype)
+    return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (own.nexp, own.nmant)
+
+
+class _EquationKeys:
+    """Computes keys that are equal only for equations that compute the same."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[int, Hashable] = {}
+
+    def of(self, eqn: jex.JaxprEqn, operands: Sequence[Atom | int]) -> Hashable:
+        """The key of an equation over operands: variables, their numbers, or literals."""
+        params = tuple(
+            (name, self._comparable(param))
+            for name, param in sorted(eqn.params.items())
+            if _changes_result(eqn.primitive.name, name)
+        )
+        return (eqn.primitive, params, tuple(map(_operand, operands)), id(eqn.ctx))
+
+    def _comparable(self, param: object) -> Hashable:
+        """A parameter with its type: 1, 1.0 and True are equal in Python, and not the same parameter."""
+        if isinstance(param, JAXPRS):
+            if id(param) not in self._bodies:
+                self._bodies[id(param)] = self._body(param)
+            return self._bodies[id(param)]
+        if isinstance(param, (tuple, list)):
+            return (type(param), tuple(map(self._comparable, param)))
+        try:
+            hash(param)
+        except TypeError:
+            return id(param)
+        return (type(param), param)
+
+    def _body(self, closed: AnyJaxpr) -> Hashable:
+        """Types of the arguments, the constants as objects, the equations over numbered variables."""
+        jaxpr = open_jaxpr(closed)
+        arguments = [*jaxpr.constvars, *jaxpr.invars]
+        numbers: dict[jex.Var, int] = {v: i for i, v in enumerate(arguments)}
+        keys: list[Hashable] = [tuple(str(v.aval) for v in arguments), *map(id, constants_of(closed))]
+        for eqn in jaxpr.eqns:
+            keys.append(self.of(eqn, [_number(numbers, v) for v in eqn.invars]))
+            for variable in eqn.outvars:
+                numbers[variable] = len(numbers)
+        keys.extend(_operand(_number(numbers, v)) for v in jaxpr.outvars)
+        return tuple(keys)
+
+
+def _changes_result(primitive: str, param: str) -> bool:
+    """False for parameters that the result does not depend on: names, rules of custom derivatives, ids of loops."""
+    if primitive in CUSTOM_DERIVATIVES:
+        return param in ("call_jaxpr", "fun_jaxpr")
+    if primitive in (SLICE, COND_END):
+        return False
+    return not (primitive in JITS and param == "name")
+
+
+def _number(numbers: dict[jex.Var, int], atom: Atom) -> Atom | int:
+    return numbers[atom] if isinstance(atom, jex.Var) else atom
+
+
+def _operand(atom: Atom | int) -> Hashable:
+    """A literal as its type and its bits, so that nan equals nan and 0.0 does not equal -0.0."""
+    if not isinstance(atom, jex.Literal):
+        return atom
+    try:
+        return (str(atom.aval), np.asarray(atom.val).tobytes())
+    except TypeError:
+        return id(atom.val)
