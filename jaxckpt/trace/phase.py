@@ -1,19 +1,20 @@
-"""Every equation gets its phase, from the marks that differentiation leaves in the name stack.
+"""The phase of every equation, from the marks that differentiation leaves in the name stack.
 
-The outermost mark decides: `transpose(` is backward, `jvp(` outside any transpose is forward, so that a gradient
-inside the loss (`jvp(transpose(jvp(...)))`) belongs to the forward of the outer one. An equation without a mark
-is update where it follows from the backward or serves only what does, else forward. A forward-over-reverse product
-puts one more `jvp(` around everything; marks are then read below it.
+1. The outermost mark decides: `transpose(` is backward, `jvp(` outside any transpose is forward. So a gradient inside
+   the loss (`jvp(transpose(jvp(...)))`) belongs to the forward pass of the outer one.
+2. An equation without a mark is update if it follows from the backward pass or only such equations read it; else it is
+   forward.
+3. A forward-over-reverse product puts one more `jvp(` around everything; marks are then read below it.
+4. Without any marks (a backward written by hand, names stripped) the order is split by liveness, at the point where
+   most bytes are live: `phases_from_liveness`.
 
-Where nothing is marked at all (a backward written by hand, names stripped), the order itself is split where most
-bytes wait: see `phases_from_liveness`. Read after `merge`; `move_to_forward` follows.
+`to_forward` comes next.
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
 import jax.extend.core as jex
 
@@ -34,20 +35,20 @@ class PhaseAssignment:
 
     Attributes:
       phases: One an equation.
-      early: Positions of forward equations that stand behind the start of the backward pass and read nothing of it:
-        what the user's checkpoint computes again, and figures taken from the forward pass after the gradient. Each
-        with the phase that it has if it stays where it stands.
+      displaced: Positions of forward equations behind the start of the backward pass that read nothing of it: clones of
+        the user's checkpoint, and metrics computed from forward values after the gradient. Each with the phase that
+        the equation has if it is not moved.
     """
 
     phases: tuple[Phase, ...]
-    early: Mapping[int, Phase] = field(default_factory=dict)
+    displaced: Mapping[int, Phase] = field(default_factory=dict)
 
 
 def phases_from_marks(program: FlatProgram) -> PhaseAssignment | None:
     """The phase of each equation by the marks in its name stack.
 
     Args:
-      program: Inlined and merged.
+      program: Inlined and simplified.
 
     Returns:
       The phases, or None where no equation carries a mark.
@@ -55,22 +56,28 @@ def phases_from_marks(program: FlatProgram) -> PhaseAssignment | None:
     Raises:
       NoGradientError: There are marks, and none of them is a transpose.
     """
+    marked = _marked_phases(program)
+    if marked is None:
+        return None
+    phases = _with_serving_update(program, _with_unmarked(program, marked), marked)
+    clones = {
+        position: Phase.BACKWARD
+        for position, (phase, mark) in enumerate(zip(phases, marked, strict=True))
+        if phase is Phase.FORWARD and mark is Phase.BACKWARD
+    }
+    return PhaseAssignment(phases=phases, displaced=clones | _metrics(program, phases, marked))
+
+
+def _marked_phases(program: FlatProgram) -> list[Phase | None] | None:
+    """The phase that each equation's outermost mark gives; None where no equation carries a mark."""
     stacks = [_compat.name_stack_marks(e.eqn.source_info.name_stack) for e in program.equations]
     transforms = [tuple(mark for mark in stack if mark in (JVP, TRANSPOSE)) for stack in stacks]
     if not any(transforms):
         return None
-    if not any(TRANSPOSE in marks for marks in transforms):
+    depths = [marks.index(TRANSPOSE) for marks in transforms if TRANSPOSE in marks]
+    if not depths:
         raise no_gradient(program, "equations marked by differentiation, but none of a backward pass")
-    depth = min(marks.index(TRANSPOSE) for marks in transforms if TRANSPOSE in marks)
-    marked = [_phase_of_marks(marks[depth:]) for marks in transforms]
-    phases = _settled(program, marked)
-    settled = _serving_update(program, phases, marked)
-    again = {
-        position: Phase.BACKWARD
-        for position, (phase, mark) in enumerate(zip(settled, marked, strict=True))
-        if phase is Phase.FORWARD and mark is Phase.BACKWARD
-    }
-    return PhaseAssignment(phases=settled, early=again | _figures(program, settled, marked))
+    return [_phase_of_marks(marks[min(depths) :]) for marks in transforms]
 
 
 def _phase_of_marks(marks: Marks) -> Phase | None:
@@ -79,32 +86,34 @@ def _phase_of_marks(marks: Marks) -> Phase | None:
     return Phase.BACKWARD if marks[0] == TRANSPOSE else Phase.FORWARD
 
 
-def _settled(program: FlatProgram, marked: Sequence[Phase | None]) -> list[Phase]:
-    """Marks, and for the unmarked the values that they read."""
-    late: set[Any] = set()
+def _with_unmarked(program: FlatProgram, marked: Sequence[Phase | None]) -> list[Phase]:
+    """The phases by marks; for unmarked equations, and early clones, by the values that they read."""
+    after_forward: set[jex.Var] = set()
     phases = []
     for equation, mark in zip(program.equations, marked, strict=True):
-        follows = any(variable in late for variable in equation.variables())
-        if mark is None:
-            phase = Phase.UPDATE if follows else Phase.FORWARD
-        elif mark is Phase.BACKWARD and equation.in_user_remat and not follows and is_movable(equation.eqn):
-            phase = Phase.FORWARD
-        else:
-            phase = mark
+        follows = not after_forward.isdisjoint(equation.variables())
+        phase = _phase_of(equation, mark, follows=follows)
         phases.append(phase)
-        if phase is not Phase.FORWARD and (follows or not _shows_slice(equation.eqn)):
-            late.update(equation.eqn.outvars)
+        # A slice, or a device's shard, of a forward value is available before the backward loop or body that reads it.
+        is_part = equation.eqn.primitive.name in (SLICE, TO_SHARDS)
+        if phase is not Phase.FORWARD and (follows or not is_part):
+            after_forward.update(equation.eqn.outvars)
     return phases
 
 
-def _shows_slice(eqn: Any) -> bool:
-    """A slice or a device's part of what the forward pass made is there before the backward that goes through it."""
-    return eqn.primitive.name in (SLICE, TO_SHARDS)
+def _phase_of(equation: Equation, mark: Phase | None, *, follows: bool) -> Phase:
+    """The phase of an equation that follows from the backward pass, or does not."""
+    if mark is None:
+        return Phase.UPDATE if follows else Phase.FORWARD
+    is_forward_clone = equation.in_user_remat and not follows and is_movable(equation.eqn)
+    return Phase.FORWARD if mark is Phase.BACKWARD and is_forward_clone else mark
 
 
-def _serving_update(program: FlatProgram, phases: list[Phase], marked: Sequence[Phase | None]) -> tuple[Phase, ...]:
+def _with_serving_update(
+    program: FlatProgram, phases: list[Phase], marked: Sequence[Phase | None]
+) -> tuple[Phase, ...]:
     """Unmarked equations that only the update reads (step counts, learning rates) belong to the update."""
-    readers: dict[Any, set[Phase]] = {}
+    readers: dict[jex.Var, set[Phase]] = {}
     for position in reversed(range(len(phases))):
         equation = program.equations[position]
         read_by = set().union(*(readers.get(v, ()) for v in equation.eqn.outvars))
@@ -115,30 +124,35 @@ def _serving_update(program: FlatProgram, phases: list[Phase], marked: Sequence[
     return tuple(phases)
 
 
-def _figures(program: FlatProgram, phases: Sequence[Phase], marked: Sequence[Phase | None]) -> dict[int, Phase]:
-    """Unmarked equations after the gradient that make no more of forward values than these are (metrics).
+def _metrics(program: FlatProgram, phases: Sequence[Phase], marked: Sequence[Phase | None]) -> dict[int, Phase]:
+    """Unmarked equations after the gradient whose results are no larger than the forward values that they read.
 
     The compiler runs them in the forward pass, lest it keep logits for an accuracy; so does the graph.
     """
-    figures: dict[int, Phase] = {}
-    forward: set[Any] = set()
+    found: dict[int, Phase] = {}
+    forward: set[jex.Var] = set()
     start = phases.index(Phase.BACKWARD) if Phase.BACKWARD in phases else len(phases)
     for position, (equation, phase) in enumerate(zip(program.equations, phases, strict=True)):
         if phase is not Phase.FORWARD:
             continue
-        if position > start and marked[position] is None and is_movable(equation.eqn):
-            read_bytes = sum(aval_bytes(v.aval) for v in equation.variables() if v in forward)
-            if read_bytes and read_bytes >= sum(aval_bytes(v.aval) for v in equation.eqn.outvars):
-                figures[position] = Phase.FORWARD
+        is_behind = position > start and marked[position] is None
+        if is_behind and is_movable(equation.eqn) and _shrinks(equation, forward):
+            found[position] = Phase.FORWARD
         forward.update(equation.eqn.outvars)
-    return figures
+    return found
 
 
-def is_movable(eqn: Any) -> bool:
-    """Whether an equation may be computed elsewhere: no effects, no loop or branch, no part of an open loop's frame.
+def _shrinks(equation: Equation, forward: Set[jex.Var]) -> bool:
+    """True if an equation reads forward values, and its results take no more bytes than those."""
+    read_bytes = sum(aval_bytes(v.aval) for v in equation.variables() if v in forward)
+    return 0 < read_bytes >= sum(aval_bytes(v.aval) for v in equation.eqn.outvars)
 
-    The loops that a checkpoint computes again carry other results than the forward's, so merging does not find
-    them; ahead of the backward they would do the work twice.
+
+def is_movable(eqn: jex.JaxprEqn) -> bool:
+    """True if an equation may be computed at another place: no effects, no loop or branch, no boundary of an open loop.
+
+    The loops that a checkpoint recomputes carry other results than the forward's, so common subexpression elimination
+    does not find them; moved before the backward pass they would do the work twice.
     """
     if _compat.lasting_effects(eqn.effects) or is_loop_boundary(eqn):
         return False
@@ -146,12 +160,12 @@ def is_movable(eqn: Any) -> bool:
     return not (opaque and any(True for _ in jex.jaxprs_in_params(eqn.params)))
 
 
-def phases_from_liveness(program: FlatProgram, size_bytes: Callable[[Any], int]) -> PhaseAssignment:
-    """Splits the order where most bytes wait: what comes before is forward, what comes after backward.
+def phases_from_liveness(program: FlatProgram, size_bytes: Callable[[jex.Var], int]) -> PhaseAssignment:
+    """Splits the order where most bytes are live: equations before are forward, those after backward.
 
-    In a gradient the values that the backward reads again pile up until the loss, and the last one made is read
-    first. A value waits at a split if it is read before and after it, but not by the equation that comes first;
-    so gradients that wait for their update do not count.
+    In a gradient the residuals pile up until the loss, and the last one computed is read first. A value counts at a
+    split if equations before and after the split read it, but not the first one after; so gradients that are live until
+    the update do not count.
 
     Args:
       program: No equation carries a mark.
@@ -161,44 +175,44 @@ def phases_from_liveness(program: FlatProgram, size_bytes: Callable[[Any], int])
       The phases; none is update, which cannot be told from the backward.
 
     Raises:
-      NoGradientError: Fewer than two values wait at the best split, they are not read last made first, or the only
+      NoGradientError: Fewer than two values are live at the best split, they are not read in reverse order, or the only
         gradient is in the body of a loop or branch.
     """
-    if _hidden_gradient(program) is not None:
+    if _primitive_with_gradient(program) is not None:
         raise no_gradient(program, "no gradient at the step's own level")
     reads = _read_positions(program.equations)
-    waiting_bytes = [0] * (len(program.equations) + 1)
+    change_bytes = [0] * (len(program.equations) + 1)
     read_bytes = [0] * len(program.equations)
     for variable, positions in reads.items():
-        waiting_bytes[positions[0] + 1] += size_bytes(variable)
-        waiting_bytes[positions[-1] + 1] -= size_bytes(variable)
+        change_bytes[positions[0] + 1] += size_bytes(variable)
+        change_bytes[positions[-1] + 1] -= size_bytes(variable)
         for position in positions:
             read_bytes[position] += size_bytes(variable)
-    totals = [a - b for a, b in zip(accumulate(waiting_bytes), read_bytes, strict=False)]
-    split = max(range(len(totals)), key=totals.__getitem__, default=0)
-    waiting = [p for p in reads.values() if p[0] < split < p[-1] and split not in p]
-    if not _read_in_reverse([p[bisect_right(p, split)] for p in waiting]):
+    live_bytes = [a - b for a, b in zip(accumulate(change_bytes), read_bytes, strict=False)]
+    split = max(range(len(live_bytes)), key=live_bytes.__getitem__, default=0)
+    live = [p for p in reads.values() if p[0] < split < p[-1] and split not in p]
+    if not _read_in_reverse([p[bisect_right(p, split)] for p in live]):
         raise no_gradient(program, "a program in which no two values wait for a backward pass")
     forward = (Phase.FORWARD,) * split
     return PhaseAssignment(phases=forward + (Phase.BACKWARD,) * (len(program.equations) - split))
 
 
 def _read_in_reverse(reads: Sequence[int]) -> bool:
-    """Whether values, in the order in which they were made, are mostly read in the opposite order.
+    """True if values, in the order in which they are computed, are mostly read in the opposite order.
 
-    Counts the pairs of which the later one is read first.
+    Counts inversions: pairs of which the later value is read first.
     """
     seen: list[int] = []
-    turned = 0
+    inversions = 0
     for position in reads:
-        turned += len(seen) - bisect_right(seen, position)
+        inversions += len(seen) - bisect_right(seen, position)
         insort(seen, position)
-    return 4 * turned > len(reads) * (len(reads) - 1)
+    return 4 * inversions > len(reads) * (len(reads) - 1)
 
 
-def _read_positions(equations: Sequence[Equation]) -> dict[Any, list[int]]:
-    """For each variable that an equation makes, in that order, where it is read, ascending, each position once."""
-    reads: dict[Any, list[int]] = {v: [] for equation in equations for v in equation.eqn.outvars}
+def _read_positions(equations: Sequence[Equation]) -> dict[jex.Var, list[int]]:
+    """For each result that is read, in order, the positions of its readers, ascending, each once."""
+    reads: dict[jex.Var, list[int]] = {v: [] for equation in equations for v in equation.eqn.outvars}
     for position, equation in enumerate(equations):
         for variable in dict.fromkeys(equation.variables()):
             if variable in reads:
@@ -207,8 +221,8 @@ def _read_positions(equations: Sequence[Equation]) -> dict[Any, list[int]]:
 
 
 def no_gradient(program: FlatProgram, found: str) -> NoGradientError:
-    """The error for a step without a backward pass, with what to do about it."""
-    hidden = _hidden_gradient(program)
+    """The error for a step without a backward pass, with advice."""
+    hidden = _primitive_with_gradient(program)
     needed = "a step that calls jax.grad, jax.value_and_grad or jax.vjp at its own level"
     advice = "the function with the gradient in it, as you jit it: loss, backward and update together"
     if hidden is not None:
@@ -223,8 +237,8 @@ def no_gradient(program: FlatProgram, found: str) -> NoGradientError:
     )
 
 
-def _hidden_gradient(program: FlatProgram) -> str | None:
-    """The primitive of a loop or branch with a backward pass in its body."""
+def _primitive_with_gradient(program: FlatProgram) -> str | None:
+    """The primitive of an equation with a backward pass in its body."""
     for equation in program.equations:
         if any(map(has_transpose, jex.jaxprs_in_params(equation.eqn.params))):
             return equation.eqn.primitive.name

@@ -1,109 +1,121 @@
-"""Forward equations that stand in the backward pass go back to the forward pass.
+"""Moves forward equations out of the backward pass, back to the forward pass.
 
-After merging, some equations of a user's checkpoint have no original: residuals that only the backward needs (a mask,
-a derivative's factor). Without the checkpoint JAX would have made them in the forward pass; so they are moved to just
-behind what they read, under the forward's name stack, and the graph is that of the step without checkpoints. With
-them go figures that the user takes from the forward pass after calling the gradient.
+Some clones of a user's checkpoint have no original after common subexpression elimination: residuals that only the
+backward pass needs (a mask, a derivative's factor). Without the checkpoint JAX would compute them in the forward pass.
+So each is moved to just behind the equations that it reads, under the forward's name stack, and the graph is that of
+the step without checkpoints. Metrics that the user computes from forward values after the gradient are moved as well.
 
-Read after `phase`, which has found them.
+`phase` has found both.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax.extend.core as jex
 
 from jaxckpt.ir import Phase
 from jaxckpt.ir.loop import SLICE
 from jaxckpt.ir.shard_map import TO_SHARDS
-from jaxckpt.program.flat_program import Equation, FlatProgram
+from jaxckpt.program.flat_program import Atom, Equation, FlatProgram
 from jaxckpt.program.open_scan import Visibility
 from jaxckpt.program.scope import forward_name_stack
 from jaxckpt.trace.phase import PhaseAssignment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """Where an equation goes: behind which position, and into which open loop's body."""
+class _Target:
+    """The new place of an equation: behind which position, and in which open loop's body."""
 
     behind: int
     loop: int | None
 
 
-def move_to_forward(program: FlatProgram, phased: PhaseAssignment) -> tuple[FlatProgram, tuple[Phase, ...]]:
-    """Moves the early equations of a program to the forward pass.
+def move_to_forward(program: FlatProgram, assignment: PhaseAssignment) -> tuple[FlatProgram, tuple[Phase, ...]]:
+    """Moves the displaced equations of a program to the forward pass.
 
     Args:
-      program: Merged and pruned.
-      phased: Its phases.
+      program: Inlined and simplified.
+      assignment: Its phases.
 
     Returns:
-      The program in its new order, and one phase an equation in that order. An early equation that reads arguments
+      The program in its new order, and one phase an equation in that order. A displaced equation that reads arguments
       and constants alone, and is read by the backward alone, stays where it is.
     """
-    if not phased.early:
-        return program, phased.phases
-    places, slices = _places(program, frozenset(phased.early))
-    positions = range(len(phased.phases))
-    order = sorted(positions, key=lambda p: (places[p].behind, 1, p) if p in places else (p, 0, 0))
+    if not assignment.displaced:
+        return program, assignment.phases
+    displaced, phases = frozenset(assignment.displaced), assignment.phases
+    same = _first_equal_parts(program)
+    targets = _targets(program, displaced, same)
+    _add_rootless(program, displaced, targets)
+    order = sorted(range(len(phases)), key=lambda p: (targets[p].behind, 1, p) if p in targets else (p, 0, 0))
     equations = tuple(
-        _as_forward(program.equations[p], places[p], slices) if p in places else program.equations[p] for p in order
+        _as_forward(program.equations[p], targets[p], same) if p in targets else program.equations[p] for p in order
     )
-    phases = tuple(phased.phases[p] if p in places else phased.early.get(p, phased.phases[p]) for p in order)
+    phases = tuple(phases[p] if p in targets else assignment.displaced.get(p, phases[p]) for p in order)
     return program.replace(equations=equations), phases
 
 
-def _as_forward(equation: Equation, place: _Place, slices: Mapping[Any, Any]) -> Equation:
+def _as_forward(equation: Equation, target: _Target, same: Mapping[jex.Var, jex.Var]) -> Equation:
     info = equation.eqn.source_info
     forward = info.replace(name_stack=forward_name_stack(info.name_stack))
-    reads = [slices.get(atom, atom) if isinstance(atom, jex.Var) else atom for atom in equation.eqn.invars]
-    if place.loop == equation.loop:
-        reads = equation.eqn.invars
-    return replace(equation, eqn=equation.eqn.replace(source_info=forward, invars=reads), loop=place.loop)
+    reads = equation.eqn.invars
+    if target.loop != equation.loop:
+        reads = [_first(atom, same) for atom in reads]
+    return replace(equation, eqn=equation.eqn.replace(source_info=forward, invars=reads), loop=target.loop)
 
 
-def _places(program: FlatProgram, moved: frozenset[int]) -> tuple[dict[int, _Place], dict[Any, Any]]:
-    """Where each moved equation goes; those that stay are left out. And for slices the earlier ones that are equal."""
+def _first(atom: Atom, same: Mapping[jex.Var, jex.Var]) -> Atom:
+    return same.get(atom, atom) if isinstance(atom, jex.Var) else atom
+
+
+def _first_equal_parts(program: FlatProgram) -> dict[jex.Var, jex.Var]:
+    """For each slice and each shard of an array the first equal one; slices are equal iteration by iteration."""
     visibility = Visibility(program.loops)
-    at: dict[Any, _Place] = {}
-    places: dict[int, _Place] = {}
-    slices: dict[Any, Any] = {}
-    first: dict[Any, Any] = {}
-    for position, equation in enumerate(program.equations):
-        if equation.eqn.primitive.name == SLICE:
-            shown = equation.eqn.outvars[0]
-            slices[shown] = first.setdefault((equation.eqn.invars[0], visibility.iteration_space(equation.loop)), shown)
-        elif equation.eqn.primitive.name == TO_SHARDS:
-            (array,), (shown,) = equation.eqn.invars, equation.eqn.outvars
-            array = slices.get(array, array) if isinstance(array, jex.Var) else array
-            key = (array, equation.eqn.params["split"], equation.manual, visibility.iteration_space(equation.loop))
-            slices[shown] = shown if isinstance(array, jex.Literal) else first.setdefault(key, shown)
-        anchors = [at[v] for v in (slices.get(v, v) for v in equation.variables()) if v in at]
-        place = _Place(behind=position, loop=equation.loop)
-        if position in moved:
-            if not anchors:
-                continue
-            last = max(anchors, key=lambda anchor: anchor.behind)
-            if all(visibility.can_read(last.loop, anchor.loop) for anchor in anchors):
-                places[position] = place = last
-        at.update(dict.fromkeys(equation.eqn.outvars, place))
-    _place_rootless(program, moved, places)
-    return places, slices
-
-
-def _place_rootless(program: FlatProgram, moved: frozenset[int], places: dict[int, _Place]) -> None:
-    """Equations that read no other one go where the first moved equation wants them."""
-    wanted: dict[Any, _Place] = {}
-    for position in reversed(range(len(program.equations))):
-        equation = program.equations[position]
-        if position not in moved:
+    same: dict[jex.Var, jex.Var] = {}
+    first: dict[object, jex.Var] = {}
+    for equation in program.equations:
+        if equation.eqn.primitive.name not in (SLICE, TO_SHARDS):
             continue
-        if position not in places:
+        (array,), (part,) = equation.eqn.invars, equation.eqn.outvars
+        space = visibility.iteration_space(equation.loop)
+        if equation.eqn.primitive.name == SLICE:
+            same[part] = first.setdefault((array, space), part)
+        elif isinstance(array, jex.Literal):
+            same[part] = part
+        else:
+            key = (_first(array, same), equation.eqn.params["split"], equation.manual, space)
+            same[part] = first.setdefault(key, part)
+    return same
+
+
+def _targets(program: FlatProgram, displaced: frozenset[int], same: Mapping[jex.Var, jex.Var]) -> dict[int, _Target]:
+    """For each displaced position the last equation that it reads, unless it reads arguments and constants alone."""
+    visibility = Visibility(program.loops)
+    place: dict[jex.Var, _Target] = {}
+    targets: dict[int, _Target] = {}
+    for position, equation in enumerate(program.equations):
+        own = _Target(behind=position, loop=equation.loop)
+        if position in displaced:
+            read = [place[v] for v in (same.get(v, v) for v in equation.variables()) if v in place]
+            if not read:
+                continue
+            last = max(read, key=lambda target: target.behind)
+            if all(visibility.can_read(last.loop, target.loop) for target in read):
+                targets[position] = own = last
+        place.update(dict.fromkeys(equation.eqn.outvars, own))
+    return targets
+
+
+def _add_rootless(program: FlatProgram, displaced: frozenset[int], targets: dict[int, _Target]) -> None:
+    """Displaced equations that read no other one go where the first moved equation that reads them goes."""
+    wanted: dict[jex.Var, _Target] = {}
+    for position in sorted(displaced, reverse=True):
+        equation = program.equations[position]
+        if position not in targets:
             readers = [wanted[v] for v in equation.eqn.outvars if v in wanted]
             if not readers or any(reader.loop != readers[0].loop for reader in readers):
                 continue
-            places[position] = min(readers, key=lambda reader: reader.behind)
+            targets[position] = min(readers, key=lambda reader: reader.behind)
         for variable in equation.variables():
-            before = wanted.get(variable, places[position])
-            wanted[variable] = min(places[position], before, key=lambda place: place.behind)
+            before = wanted.get(variable, targets[position])
+            wanted[variable] = min(targets[position], before, key=lambda target: target.behind)

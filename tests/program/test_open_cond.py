@@ -1,4 +1,4 @@
-"""Conds are opened, found again in what their branches share, and closed into the conds that they were."""
+"""Conds are opened, residuals of branches connect them, and outlining restores the conds."""
 
 import jax
 import pytest
@@ -17,12 +17,12 @@ def traced():
     return trace_step(layers(wide, narrow, skipped), *ARGS)
 
 
-def test_branches_stand_in_the_graph_beside_each_other(traced):
+def test_branches_of_a_cond_are_siblings_in_the_graph(traced):
     graph = traced.graph
     graph.validate()
     assert "cond" not in {op.primitive for op in graph.ops}
     assert [loop.branch for loop in graph.loops[:3]] == [Branch(cond=0, position=i, of=3) for i in range(3)]
-    assert graph.beside[1] == (0, 1, 2)
+    assert graph.sibling_branches[1] == (0, 1, 2)
     assert graph.runs_per_step(0) == pytest.approx(1 / 3)
     assert {op.scope for op in graph.ops if op.primitive == "tanh"} == {"branch_1"}
 

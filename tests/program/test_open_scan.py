@@ -1,4 +1,4 @@
-"""Loops are opened, found again in what they share, and closed into the scans that they were."""
+"""Loops are opened, residuals connect them, and outlining restores the scans."""
 
 from collections import Counter
 
