@@ -48,6 +48,7 @@ from jaxckpt._errors import (
 from jaxckpt._version import __version__
 
 if TYPE_CHECKING:
+    from jaxckpt._step import Step
     from jaxckpt.annotate import chunked, name, scope
     from jaxckpt.calibration import calibrate
     from jaxckpt.comparison import Comparison, Verdicts, compare, verdicts
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
         Frontier,
         Plan,
         Planner,
+        PlanOptions,
         analyze,
         apply,
         explain,
@@ -89,9 +91,11 @@ _HOMES = {
     "Frontier": "planner",
     "Offloading": "solve",
     "Plan": "planner",
+    "PlanOptions": "planner",
     "Planner": "planner",
     "Policy": "policy",
     "Reading": "policy.readers",
+    "Step": "_step",
     "Target": "machine",
     "Verdicts": "comparison",
     "Verification": "verifier",
@@ -155,6 +159,7 @@ __all__ = [
     "Plan",
     "PlanFileError",
     "PlanMismatchError",
+    "PlanOptions",
     "Planner",
     "Policy",
     "PolicyError",
@@ -162,6 +167,7 @@ __all__ = [
     "ReportFileError",
     "ScopeError",
     "SnapshotFileError",
+    "Step",
     "StepReferenceError",
     "Target",
     "TargetError",

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "jaxckpt"
 ORDER = (
     {"_errors", "_progress", "_shown", "_version"},  # `_shown` lets data ask for its report by name alone
-    {"_units", "_files", "_records"},
+    {"_units", "_files", "_records", "_step"},
     {"_compat"},
     {"_compilers"},
     {"ir"},  # data
@@ -42,7 +42,10 @@ PURE = {
     *("ir", "schedule", "policy", "cost", "solve", "hlo", "oom"),
     *("_errors", "_files", "_records", "_shown", "_units", "_version"),
 }
-SHARED = {"_errors", "_files", "_progress", "_records", "_shown", "_units", "_version", "_compat", "_compilers"}
+SHARED = {
+    *("_errors", "_files", "_progress", "_records", "_shown", "_step", "_units", "_version"),
+    *("_compat", "_compilers"),
+}
 MAY_USE_INTERNALS = {
     *("_compilers", "annotate", "compiler", "linter", "machine", "outline"),
     *("planner", "program", "rewrite", "trace", "verifier"),

@@ -20,9 +20,9 @@ def analyze(
     """Show what a training step keeps from forward to backward, by scope."""
     shell = Shell(json=json)
     with shell.progress() as say:
-        referred = load_step(reference)
+        step = load_step(reference)
         say("tracing the step")
-        analysis = analyze_step(referred.step, *referred.args, target=target, **referred.options)
+        analysis = analyze_step(step, target=target)
     if json:
         shell.print_json(dataclasses.asdict(analysis))
     else:

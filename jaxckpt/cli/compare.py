@@ -8,7 +8,7 @@ import typer
 from jaxckpt._errors import StepReferenceError
 from jaxckpt.cli.console import Shell
 from jaxckpt.cli.reference import load_step
-from jaxckpt.comparison import StepCall, Version
+from jaxckpt.comparison import Version
 from jaxckpt.comparison import compare as compare_versions
 from jaxckpt.report import (
     comparison_data,
@@ -79,5 +79,4 @@ def _version(word: str) -> Version:
     """A file or folder by its path, anything else as a step."""
     if Path(word).exists() or ":" not in word:
         return word
-    referred = load_step(word)
-    return StepCall(step=referred.step, args=referred.args, **referred.options)
+    return load_step(word)

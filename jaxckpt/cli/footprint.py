@@ -76,9 +76,9 @@ def _made(reference: str, target: str, say: Say) -> tuple[Footprint, bytes | Non
     if Path(reference).exists():
         say(f"reading {reference}")
         return footprint_of_path(reference, target=target), None
-    referred = load_step(reference)
+    step = load_step(reference)
     say(f"compiling for {target}")
-    compiled = compile_step(referred.step, *referred.args, target=target, **referred.options)
+    compiled = compile_step(step.function, *step.args, target=target, **step.argnums)
     return compiled.footprint, compiled.program
 
 

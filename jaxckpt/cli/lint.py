@@ -23,9 +23,9 @@ def lint(
     shell = Shell(json=json)
     with shell.progress() as say:
         chosen = None if policy is None else load_policy(policy)  # mistakes are said before the user's code runs
-        referred = load_step(reference)
+        step = load_step(reference)
         say("tracing the step")
-        findings = lint_step(referred.step, *referred.args, policy=chosen, target=target, **referred.options)
+        findings = lint_step(step.function, *step.args, policy=chosen, target=target, **step.argnums)
     if json:
         shell.print_json(findings_data(findings))
     else:

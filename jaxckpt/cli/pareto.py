@@ -25,8 +25,8 @@ def pareto(
         require_report_folder(html)
     shell = Shell(json=json)
     with shell.progress() as say:
-        made = load_step(reference)
-        frontier = pareto_of(made.step, *made.args, target=target, points=points, progress=say, **made.options)
+        step = load_step(reference)
+        frontier = pareto_of(step, target=target, points=points, progress=say)
     report = frontier_report(frontier)
     if html is not None:
         save_page(report, html, title=f"jaxckpt pareto {reference}")

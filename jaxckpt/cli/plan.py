@@ -9,8 +9,7 @@ from jaxckpt._errors import InfeasibleBudgetError, PlanFileError
 from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.cli.console import Shell, print_error
 from jaxckpt.cli.reference import load_step
-from jaxckpt.planner import Plan, Planner, require_folder
-from jaxckpt.planner.allowed import checked_allow
+from jaxckpt.planner import Plan, Planner, PlanOptions, require_folder
 from jaxckpt.report import plan_report, print_report
 from jaxckpt.solve import STRATEGIES, named_strategy
 
@@ -30,22 +29,14 @@ def plan(
 ) -> None:
     """Fit a training step into a budget of memory."""
     named_strategy(strategy)
-    allowed = checked_allow(tuple(word.strip() for word in allow.split(",") if word.strip()))
+    words = tuple(word.strip() for word in allow.split(",") if word.strip())
+    options = PlanOptions(allow=words, max_compiles=max_compiles)
     _refuse_early(reference, budget, output)
     shell = Shell(json=json)
     plans: list[Plan] = []
     refused: dict[str, InfeasibleBudgetError] = {}
     with shell.progress() as say:
-        referred = load_step(reference)
-        planner = Planner(
-            referred.step,
-            *referred.args,
-            target=target,
-            allow=allowed,
-            max_compiles=max_compiles,
-            progress=say,
-            **referred.options,
-        )
+        planner = Planner(load_step(reference), target=target, options=options, progress=say)
         for text in budget:
             try:
                 plans.append(planner.plan(budget=budget_as_typed(text), strategy=strategy))

@@ -14,10 +14,11 @@ from types import ModuleType
 from typing import Any
 
 from jaxckpt._errors import StepReferenceError, closest_names
-from jaxckpt.planner.step_spec import MadeStep, made_step
+from jaxckpt._step import Step
+from jaxckpt.planner.step_spec import step_from_spec
 
 
-def load_step(reference: str) -> MadeStep:
+def load_step(reference: str) -> Step:
     """Imports a reference and calls it.
 
     Raises:
@@ -34,7 +35,7 @@ def load_step(reference: str) -> MadeStep:
             "a function that takes nothing and returns (step, args)",
             f"def make_step(): return {name}, (...)",
         )
-    return made_step(function(), called=repr(reference), reference=reference)
+    return step_from_spec(function(), called=repr(reference), reference=reference)
 
 
 def load_maker(reference: str) -> Callable[[int], Any]:

@@ -33,10 +33,10 @@ def simulate(
         require_report_folder(path)
     shell = Shell(json=json)
     with shell.progress() as say:
-        made = load_step(reference)
+        step = load_step(reference)
         found = compare_evictors(
-            made.step,
-            *made.args,
+            step.function,
+            *step.args,
             evictors=names,
             ratios=shares,
             target=target,
@@ -44,12 +44,19 @@ def simulate(
             steps=steps,
             optimum=optimum,
             progress=say,
-            **made.options,
+            **step.argnums,
         )
         if watch is not None:
             say(f"following every value at {at:g}")
             maps = address_maps(
-                made.step, *made.args, ratio=at, evictors=names, target=target, basis=basis, steps=steps, **made.options
+                step.function,
+                *step.args,
+                ratio=at,
+                evictors=names,
+                target=target,
+                basis=basis,
+                steps=steps,
+                **step.argnums,
             )
             save_text(stepper_page(maps, title=f"{reference} at {at:g} of its memory"), watch)
     report = evictions_report(found)

@@ -22,8 +22,8 @@ def verdicts(
     shell = Shell(json=json)
     with shell.progress() as say:
         chosen = None if policy is None else load_policy(policy)  # mistakes are said before the user's code runs
-        referred = load_step(reference)
-        said = judge(referred.step, *referred.args, policy=chosen, target=target, progress=say, **referred.options)
+        step = load_step(reference)
+        said = judge(step, policy=chosen, target=target, progress=say)
     if json:
         shell.print_json(dataclasses.asdict(said))
     else:

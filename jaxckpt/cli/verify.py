@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from jaxckpt._errors import PolicyError
+from jaxckpt._step import Step
 from jaxckpt.cli.console import Shell
 from jaxckpt.cli.reference import load_step
-from jaxckpt.planner import MadeStep, apply, load_plan
+from jaxckpt.planner import apply, load_plan
 from jaxckpt.report import print_report, verification_report
 from jaxckpt.verifier import Verification
 from jaxckpt.verifier import verify as verify_step
@@ -27,11 +28,9 @@ def verify(
     shell = Shell(json=json)
     with shell.progress() as say:
         planned_form = _planned_form(reference, policy, plan)
-        referred = load_step(reference)
+        step = load_step(reference)
         say("running the step and the planned step")
-        verification = verify_step(
-            referred.step, planned_form(referred), *referred.args, exact=exact, **referred.options
-        )
+        verification = verify_step(step.function, planned_form(step), *step.args, exact=exact, **step.argnums)
     if json:
         shell.print_json(verification_data(verification))
     else:
@@ -39,7 +38,7 @@ def verify(
     verification.check()
 
 
-def _planned_form(reference: str, policy: str | None, plan: Path | None) -> Callable[[MadeStep], Any]:
+def _planned_form(reference: str, policy: str | None, plan: Path | None) -> Callable[[Step], Any]:
     """Function that makes the planned step; plan and policy files are read and checked before the user's code runs."""
     if (policy is None) == (plan is None):
         raise PolicyError(
@@ -50,9 +49,9 @@ def _planned_form(reference: str, policy: str | None, plan: Path | None) -> Call
         )
     if plan is not None:
         loaded = load_plan(plan)
-        return lambda referred: loaded.apply(referred.step)
+        return lambda step: loaded.apply(step.function)
     chosen = policy
-    return lambda referred: apply(referred.step, chosen, static_argnums=referred.options.get("static_argnums", ()))
+    return lambda step: apply(step.function, chosen, static_argnums=step.static_argnums)
 
 
 def verification_data(verification: Verification) -> dict[str, Any]:

@@ -5,7 +5,7 @@ Read in this order: `comparison` (the data), `differences` (how footprints are h
 each rule is worth); `trained`, `evictions` and `address_maps` (rules of eviction).
 """
 
-from jaxckpt.comparison.compare import StepCall, Version, compare, footprint_of_path
+from jaxckpt.comparison.compare import Version, compare, footprint_of_path
 from jaxckpt.comparison.comparison import (
     BufferChange,
     ComparedVersion,
@@ -29,7 +29,6 @@ __all__ = [
     "RecomputedOp",
     "Row",
     "ScopeFigures",
-    "StepCall",
     "Verdict",
     "Verdicts",
     "Version",

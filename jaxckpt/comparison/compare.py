@@ -9,12 +9,13 @@ Read after `differences`.
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import ComparisonError
 from jaxckpt._progress import Progress, silent
+from jaxckpt._step import Step
 from jaxckpt.comparison.comparison import Comparison
 from jaxckpt.comparison.differences import compare_footprints
 from jaxckpt.compiler import Footprint, footprint, footprint_of_dump, load_footprint
@@ -22,27 +23,9 @@ from jaxckpt.machine import Target
 from jaxckpt.planner import Plan, Planner, load_plan
 from jaxckpt.policy import Policy, load_policy, policies
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCall:
-    """A step with arguments of its own: a version that does not share those of the others.
-
-    Attributes:
-      step: Plain or jitted.
-      args: Its arguments.
-      donate_argnums: As for `jaxckpt.footprint`.
-      static_argnums: As for `jaxckpt.footprint`.
-    """
-
-    step: Callable[..., Any]
-    args: tuple[Any, ...] = ()
-    donate_argnums: int | Sequence[int] = ()
-    static_argnums: int | Sequence[int] = ()
-
-
-Version = Callable[..., Any] | StepCall | Plan | Policy | Footprint | str | Path
+Version = Callable[..., Any] | Step | Plan | Policy | Footprint | str | Path
 """All that can be compared. A new kind is added in `_read`, and in `_VersionCompiler.footprint` if it is compiled."""
-_Read = StepCall | Plan | Policy | Footprint
+_Read = Step | Plan | Policy | Footprint
 
 
 def compare(
@@ -51,7 +34,7 @@ def compare(
     target: Target | str | None = None,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
-    step: Callable[..., Any] | StepCall | None = None,
+    step: Callable[..., Any] | Step | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """What versions of a step take, side by side; the first is what the others are held against.
@@ -86,12 +69,13 @@ def compare(
       >>> twice.names, twice["twice"].argument_bytes
       (('once', 'twice'), 32)
     """
-    shared = {"args": args, "donate_argnums": donate_argnums, "static_argnums": static_argnums}
-    read = {name: _read(version, target, shared) for name, version in versions.items()}
-    planned = _read(step, target, shared) if step is not None else _first_step(read.values())
+    argnums = {"donate_argnums": donate_argnums, "static_argnums": static_argnums}
+    with_args = partial(Step, args=args, **argnums)
+    read = {name: _read(version, target, with_args) for name, version in versions.items()}
+    planned = _read(step, target, with_args) if step is not None else _first_step(read.values())
     _check(read, target, planned)
     machine = Target(target) if isinstance(target, str) else target
-    work = _VersionCompiler(machine, planned if isinstance(planned, StepCall) else None, progress or silent)
+    work = _VersionCompiler(machine, planned if isinstance(planned, Step) else None, progress or silent)
     return compare_footprints({name: work.footprint(name, version) for name, version in read.items()})
 
 
@@ -112,17 +96,17 @@ def footprint_of_path(path: str | Path, *, target: Target | str | None = None) -
     return footprint_of_dump(path, target=target)
 
 
-def _read(version: Any, target: Target | str | None, shared: Mapping[str, Any]) -> Any:
-    """A version as one of `_Read`; what is none of them comes back as it is, to be refused with the others."""
+def _read(version: Any, target: Target | str | None, with_args: Callable[..., Step]) -> Any:
+    """A version as one of `_Read`; an object of another kind is returned as it is, to be refused with the others."""
     match version:
-        case StepCall() | Plan() | Policy() | Footprint():
+        case Step() | Plan() | Policy() | Footprint():
             return version
         case str() if version in policies() and not Path(version).exists():
             return load_policy(version)
         case str() | Path():
             return _read_path(Path(version), target)
         case _ if callable(version):
-            return StepCall(step=version, **shared)
+            return with_args(version)
         case _:
             return version
 
@@ -141,11 +125,11 @@ def _is_policy(path: Path) -> bool:
         return False
 
 
-def _first_step(versions: Any) -> StepCall | None:
-    return next((version for version in versions if isinstance(version, StepCall)), None)
+def _first_step(versions: Any) -> Step | None:
+    return next((version for version in versions if isinstance(version, Step)), None)
 
 
-def _check(versions: Mapping[str, Any], target: Target | str | None, planned: StepCall | None) -> None:
+def _check(versions: Mapping[str, Any], target: Target | str | None, planned: Step | None) -> None:
     problems = list(_problems(versions, target, planned))
     if not problems:
         return
@@ -159,11 +143,11 @@ def _check(versions: Mapping[str, Any], target: Target | str | None, planned: St
     )
 
 
-def _problems(versions: Mapping[str, Any], target: Target | str | None, planned: StepCall | None) -> Iterator[str]:
+def _problems(versions: Mapping[str, Any], target: Target | str | None, planned: Step | None) -> Iterator[str]:
     if not versions:
         yield "no version at all"
     for name, version in versions.items():
-        if isinstance(version, StepCall):
+        if isinstance(version, Step):
             if target is None:
                 yield f"{name!r} is a step, and there is no target to compile it for"
         elif isinstance(version, Plan):
@@ -185,7 +169,7 @@ def _is_known(plan: Plan, target: Target | str | None) -> bool:
 class _VersionCompiler:
     """Compiles what must be compiled; one trace serves all plans and policies of a target."""
 
-    def __init__(self, target: Target | None, planned: StepCall | None, say: Progress):
+    def __init__(self, target: Target | None, planned: Step | None, say: Progress):
         self._target = target
         self._planned = planned
         self._say = say
@@ -200,7 +184,7 @@ class _VersionCompiler:
                 return self._of_plan(name, version)
             case Policy():
                 return self._of_policy(name, version)
-            case StepCall():
+            case Step():
                 return self._of_step(name, version)
 
     def _of_plan(self, name: str, plan: Plan) -> Footprint:
@@ -219,27 +203,10 @@ class _VersionCompiler:
     def _planner(self, target: Target) -> Planner:
         if target.name not in self._planners:
             assert self._planned is not None, "checked before"
-            self._planners[target.name] = Planner(
-                self._planned.step,
-                *self._planned.args,
-                target=target,
-                donate_argnums=_positions(self._planned.donate_argnums),
-                static_argnums=_positions(self._planned.static_argnums),
-                progress=self._say,
-            )
+            self._planners[target.name] = Planner(self._planned, target=target, progress=self._say)
         return self._planners[target.name]
 
-    def _of_step(self, name: str, call: StepCall) -> Footprint:
+    def _of_step(self, name: str, call: Step) -> Footprint:
         assert self._target is not None, "checked before"
         self._say(f"compiling {name} for {self._target.name}")
-        return footprint(
-            call.step,
-            *call.args,
-            target=self._target,
-            donate_argnums=call.donate_argnums,
-            static_argnums=call.static_argnums,
-        )
-
-
-def _positions(argnums: int | Sequence[int]) -> int | tuple[int, ...]:
-    return argnums if isinstance(argnums, int) else tuple(argnums)
+        return footprint(call.function, *call.args, target=self._target, **call.argnums)

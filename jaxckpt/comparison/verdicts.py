@@ -4,7 +4,7 @@ The step is traced once. Rules whose absence changes nothing in the plan cost no
 """
 
 import glob
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxckpt._errors import PolicyError
 from jaxckpt._progress import Progress
+from jaxckpt._step import Step
 from jaxckpt.comparison.verdict import Verdict, Verdicts, Word
 from jaxckpt.compiler import Footprint
 from jaxckpt.cost import strip_views
@@ -42,18 +43,18 @@ _STAYS = "0 bytes moved to the host"
 
 
 def verdicts(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Step,
     *args: Any,
     target: Target | str,
     policy: Policy | str | Path | None = None,
-    donate_argnums: int | tuple[int, ...] = (),
-    static_argnums: int | tuple[int, ...] = (),
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
     progress: Progress | None = None,
 ) -> Verdicts:
     """Says of each rule of a policy what it is worth, by compiling the step with and without it.
 
     Args:
-      step: Loss, gradient and, if it is there, update: a function, plain or jitted.
+      step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
       *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
       target: The machine to compile for.
       policy: A policy, its path, or the name of a ready one. None: every `checkpoint_name` of the step is saved, the
@@ -82,11 +83,8 @@ def verdicts(
     """
     chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
     planner = Planner(
-        step,
-        *args,
+        Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums),
         target=target,
-        donate_argnums=donate_argnums,
-        static_argnums=static_argnums,
         progress=progress,
     )
     judged = _Judged(planner, chosen)

@@ -17,10 +17,11 @@ from jaxckpt.planner.explain import Explained, Explanation, explain
 from jaxckpt.planner.floor import Floor, Holder, Share, floor_of
 from jaxckpt.planner.frontier import ExpectedPoint, Frontier, FrontierPoint
 from jaxckpt.planner.frontier_search import frontier_of, pareto
+from jaxckpt.planner.options import PlanOptions
 from jaxckpt.planner.plan import Argument, Attempt, Described, Plan
 from jaxckpt.planner.plan_file import load_plan, require_folder, save_plan
 from jaxckpt.planner.planner import Planner, plan
-from jaxckpt.planner.step_spec import MadeStep, made_step
+from jaxckpt.planner.step_spec import step_from_spec
 
 __all__ = [
     "Analysis",
@@ -35,8 +36,8 @@ __all__ = [
     "Frontier",
     "FrontierPoint",
     "Holder",
-    "MadeStep",
     "Plan",
+    "PlanOptions",
     "Planner",
     "ScopeResiduals",
     "Share",
@@ -47,11 +48,11 @@ __all__ = [
     "floor_of",
     "frontier_of",
     "load_plan",
-    "made_step",
     "max_batch",
     "pareto",
     "plan",
     "plan_once",
     "require_folder",
     "save_plan",
+    "step_from_spec",
 ]

@@ -7,11 +7,12 @@ kernel is counted as the arrays that the kernel reads, each once. The numbers of
 Read after `jaxckpt.solve.problem`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxckpt._shown import Shown
+from jaxckpt._step import Step
 from jaxckpt.ir import Phase
 from jaxckpt.machine import Target
 from jaxckpt.planner.plan import Described, describe
@@ -86,16 +87,16 @@ class Analysis(Shown):
 
 
 def analyze(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Step,
     *args: Any,
     target: Target | str = "h200",
-    donate_argnums: int | tuple[int, ...] = (),
-    static_argnums: int | tuple[int, ...] = (),
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
 ) -> Analysis:
     """Finds a training step's residuals and what they weigh, by scope.
 
     Args:
-      step: Loss, gradient and, if it is there, update: a function, plain or jitted.
+      step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
       *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
       target: The machine whose rates price recomputation; it need not be there, nor any package for it.
       donate_argnums: Arguments whose memory the results may take.
@@ -109,7 +110,8 @@ def analyze(
       ArgumentError: An argument is neither an array nor a description of one.
     """
     target = Target(target)
-    traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    traced = trace_step(call.function, *call.args, **call.argnums)
     problem = Problem(graph=traced.graph, rates=target.rates)
     unplanned, full = (solve(problem, strategy).predicted for strategy in ("none", "full"))
     graph = traced.graph

@@ -11,10 +11,10 @@ the best of them compiled.
 Read after `planner`, `batches`, `returned`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from jaxckpt import ir
 from jaxckpt._errors import BatchError, InfeasibleBudgetError
@@ -22,10 +22,10 @@ from jaxckpt._progress import Progress, silent
 from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.machine import Target
 from jaxckpt.planner.batches import BatchSearch, TriedBatch
+from jaxckpt.planner.options import PlanKeywords, PlanOptions
 from jaxckpt.planner.plan import Plan
 from jaxckpt.planner.planner import Planner
-from jaxckpt.planner.step_spec import made_step
-from jaxckpt.policy import Policy
+from jaxckpt.planner.step_spec import step_from_spec
 
 _ROUNDS = 6
 """So many batches are compiled at most on the way to the largest one."""
@@ -35,32 +35,32 @@ _PLANNED = 2
 """So many batches are compiled for the highest throughput, beside the largest."""
 
 
+_DEFAULT = PlanOptions()
+
+
 def max_batch(
     make_step: Callable[[int], Any],
     *,
     target: Target | str,
     budget: str | int | float | None = None,
     multiples_of: int = 1,
-    allow: tuple[str, ...] = ("recompute",),
-    max_compiles: int = 4,
-    policy: Policy | str | Path | None = None,
-    compiler_options: Sequence[tuple[str, Any]] = (),
+    options: PlanOptions = _DEFAULT,
     progress: Progress | None = None,
+    **keywords: Unpack[PlanKeywords],
 ) -> BatchSearch:
     """Finds the largest batch that fits with a plan, and the batch and plan of highest estimated throughput.
 
     Args:
-      make_step: Given a batch size, returns `(step, args)`, or a dict with "step", "args" and, if need be,
-        "donate_argnums" and "static_argnums"; args may be `jax.ShapeDtypeStruct`s. Its memory must grow with the batch.
+      make_step: Given a batch size, returns a `jaxckpt.Step`, `(step, args)`, or a dict with "step", "args" and, if
+        need be, "donate_argnums" and "static_argnums"; args may be `jax.ShapeDtypeStruct`s. The memory of the step must
+        grow with the batch.
       target: A `Target` or its name ("h200").
       budget: "6GiB", "6GB", bytes, or a share of the device's memory (0.9, "90%"); None for all that one program can
         have of it.
       multiples_of: Only multiples are tried: devices over which the batch is laid out, or what a kernel likes.
-      allow: As for `jaxckpt.plan`.
-      max_compiles: At most so many compiles for the plan of one batch.
-      policy: As for `jaxckpt.plan`.
-      compiler_options: As for `jaxckpt.plan`.
-      progress: Told what is being done.
+      options: What the planner may do, as one object; `max_compiles` is for the plan of one batch.
+      progress: Called with a sentence before each longer piece of work.
+      **keywords: Fields of `PlanOptions`, which go before those of `options`.
 
     Returns:
       The largest batch and the fastest one, each with a plan that fits as compiled, and all batches that were looked
@@ -83,8 +83,7 @@ def max_batch(
     target = Target(target)
     memory_bytes = target.memory_bytes
     limit_bytes = memory_bytes if budget is None else budget_bytes(budget, baseline_bytes=memory_bytes)
-    options = {"allow": allow, "max_compiles": max_compiles, "policy": policy, "compiler_options": compiler_options}
-    search = _Search(make_step, target, limit_bytes, multiples_of, options, progress or silent)
+    search = _Search(make_step, target, limit_bytes, multiples_of, replace(options, **keywords), progress or silent)
     return search.run()
 
 
@@ -151,7 +150,7 @@ class _Search:
         target: Target,
         limit_bytes: int,
         multiples_of: int,
-        options: dict[str, Any],
+        options: PlanOptions,
         say: Progress,
     ):
         self.make_step, self.target, self.limit_bytes = make_step, target, limit_bytes
@@ -189,10 +188,8 @@ class _Search:
             batch = count * self.multiples_of
             self.say(f"batch {batch}")
             called = f"{getattr(self.make_step, '__name__', 'make_step')}({batch})"
-            made = made_step(self.make_step(batch), called=called, reference=called)
-            planner = Planner(
-                made.step, *made.args, target=self.target, progress=self.say, **made.options, **self.options
-            )
+            step = step_from_spec(self.make_step(batch), called=called, reference=called)
+            planner = Planner(step, target=self.target, options=self.options, progress=self.say)
             self.trials[count] = _Trial(batch, planner)
         return self.trials[count]
 

@@ -3,12 +3,13 @@
 Read after `jaxckpt.solve.policy_plan`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from jaxckpt._shown import Shown
+from jaxckpt._step import Step
 from jaxckpt.cost import strip_views
 from jaxckpt.ir import Decision, Recompute, Save
 from jaxckpt.machine import Target
@@ -67,17 +68,17 @@ class Explanation(Shown):
 
 
 def explain(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Step,
     *args: Any,
     policy: Policy | str | Path | None = None,
     target: Target | str = "h200",
-    donate_argnums: int | tuple[int, ...] = (),
-    static_argnums: int | tuple[int, ...] = (),
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
 ) -> Explanation:
     """Says for each residual which rule decides about it, and which would have.
 
     Args:
-      step: Loss, gradient and, if it is there, update: a function, plain or jitted.
+      step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
       *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
       policy: A policy, its path, or the name of a ready one; None for the policies of scopes in the step alone.
       target: The machine whose rates price recomputation; nothing is compiled.
@@ -99,7 +100,8 @@ def explain(
       [('dot_general', 'rule 1 of "dots"'), ('dot_general', 'rule 1 of "dots"')]
     """
     chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
-    traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    traced = trace_step(call.function, *call.args, **call.argnums)
     problem = Problem(graph=traced.graph, rates=Target(target).rates)
     followed = plan_from_policy(problem, chosen)
     prediction, unplanned = followed.plan.predicted, solve(problem, "none").predicted

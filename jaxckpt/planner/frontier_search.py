@@ -8,49 +8,50 @@ Read after `planner`, `frontier`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from jaxckpt import ir
 from jaxckpt._errors import ArgumentError
 from jaxckpt._progress import Progress
+from jaxckpt._step import Step
 from jaxckpt.machine import Target
 from jaxckpt.planner.frontier import ExpectedPoint, Frontier, FrontierPoint
 from jaxckpt.planner.gc_pause import collector_paused
+from jaxckpt.planner.options import PlanKeywords, PlanOptions
 from jaxckpt.planner.planner import CompiledPlan, Planner
-from jaxckpt.policy import Policy
 
 _ASKED = 3
 """For each point to compile so many budgets are asked of the model."""
 
 
+_DEFAULT = PlanOptions()
+
+
 def pareto(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Step,
     *args: Any,
     target: Target | str,
     points: int = 8,
-    donate_argnums: int | tuple[int, ...] = (),
-    static_argnums: int | tuple[int, ...] = (),
-    allow: tuple[str, ...] = ("recompute",),
-    policy: Policy | str | Path | None = None,
-    compiler_options: Sequence[tuple[str, Any]] = (),
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    options: PlanOptions = _DEFAULT,
     progress: Progress | None = None,
+    **keywords: Unpack[PlanKeywords],
 ) -> Frontier:
-    """What each amount of memory costs in time: plans from the smallest total to the fastest.
+    """Finds the time that each amount of memory costs: plans from the smallest total to the fastest.
 
     Args:
-      step: Loss, gradient and, if it is there, update: a function, plain or jitted.
+      step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
       *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
       target: A `Target` or its name ("h200").
-      points: So many plans are compiled, two or more; fewer where the model knows no more that differ.
-      donate_argnums: As for `jaxckpt.plan`.
-      static_argnums: As for `jaxckpt.plan`.
-      allow: As for `jaxckpt.plan`.
-      policy: As for `jaxckpt.plan`.
-      compiler_options: As for `jaxckpt.plan`.
-      progress: Told what is being done.
+      points: Number of plans to compile, two or more; fewer where the model knows no more that differ.
+      donate_argnums: Arguments whose memory the results may take; taken over from a jitted step.
+      static_argnums: Arguments that are not traced; taken over from a jitted step.
+      options: What the planner may do, as one object; `max_compiles` is not read.
+      progress: Called with a sentence before each longer piece of work.
+      **keywords: Fields of `PlanOptions`, which go before those of `options`.
 
     Returns:
       Compiled plans of which none beats another in both memory and estimated time, and what the model expects between
@@ -65,14 +66,9 @@ def pareto(
             "pareto(points=...) needs two ends.", got=f"points = {points!r}", needed="2 or more", advice="points=8"
         )
     planner = Planner(
-        step,
-        *args,
+        Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums),
         target=target,
-        donate_argnums=donate_argnums,
-        static_argnums=static_argnums,
-        allow=allow,
-        policy=policy,
-        compiler_options=compiler_options,
+        options=replace(options, **keywords),
         progress=progress,
     )
     return frontier_of(planner, points=points)

@@ -1,4 +1,4 @@
-"""The loop that keeps the promise: predict, compile, compare, correct, solve again.
+"""Planning: predict, compile, compare, correct, solve anew.
 
 A `Planner` holds one traced step on one target and answers any number of budgets. For each it solves with the
 model's prediction, compiles the rewritten step with the real compiler, and compares. A plan that is too large, or that
@@ -6,27 +6,28 @@ leaves much of the budget unused, corrects the model by the difference and is so
 compiled total is within the budget is returned; of all that were measured so far, for other budgets too, the one of
 the least estimated time.
 
-Read after `jaxckpt.solve`, `jaxckpt.rewrite`, `jaxckpt.compiler`; `search` is the loop itself.
+The loop itself is in `search`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from jaxckpt import ir
 from jaxckpt._errors import InfeasibleBudgetError
 from jaxckpt._progress import Progress, silent
+from jaxckpt._step import Step
 from jaxckpt._units import budget_bytes, budget_fraction
 from jaxckpt.compiler import Footprint, compile_flat
 from jaxckpt.hlo import stall_s
 from jaxckpt.machine import Target
-from jaxckpt.planner.allowed import checked_allow, require_mesh
 from jaxckpt.planner.floor import Floor, floor_of
 from jaxckpt.planner.gc_pause import collector_paused
 from jaxckpt.planner.loop_split import LoopSplitter
 from jaxckpt.planner.loop_tiling import TilingSolver
+from jaxckpt.planner.options import PlanKeywords, PlanOptions, require_mesh
 from jaxckpt.planner.plan import Argument, Attempt, Described, Plan, describe
 from jaxckpt.planner.refusals import larger_arguments
 from jaxckpt.planner.search import BudgetSearch, CompiledPlan
@@ -48,77 +49,86 @@ from jaxckpt.solve import (
 )
 from jaxckpt.trace import Traced, trace_step
 
+_DEFAULT = PlanOptions()
+
 
 class Planner:
     """Plans one step on one target, for any number of budgets.
 
     Args:
-      step: Loss, gradient and, if it is there, update: a function, plain or jitted.
+      step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
       *args: Its arguments: arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), or both.
       target: A `Target` or its name ("h200").
       donate_argnums: Arguments whose memory the results may take; taken over from a jitted step.
       static_argnums: Arguments that are not traced; taken over from a jitted step.
-      allow: What the planner may do with a residual besides saving it: "recompute", and beside it "offload" (to the
-        host) and "partition" (as shards over a mesh axis on which every device holds all of it).
-      max_compiles: At most so many compiles for one plan; only before a budget is refused, plans of least memory
-        that should fit are compiled beyond them.
-      policy: What no plan may change: rules that say "must", of this policy and of marks in the step. The rest of it,
-        and rules that say "prefer", are left to the planner.
-      offload: What is asked of what goes to the host; None for the target's own bandwidth and nothing more.
-      compiler_options: XLA options as pairs of name and value; they go before those of a jitted step.
-      recompute_collectives: Whether what devices exchanged data for in the forward pass may be computed again;
-        otherwise it is saved. Parameters gathered for use are gathered again all the same.
+      options: What the planner may do, as one object.
       progress: Called with a sentence before each longer piece of work.
+      **keywords: Fields of `PlanOptions`, which go before those of `options`: allow, policy, offload,
+        compiler_options, recompute_collectives, max_compiles.
+
+    Attributes:
+      step: The step with its arguments.
+      target: The machine.
+      options: All options.
+      traced: The traced step.
+      problem: The traced step with the target's rates and the options, as solvers take it.
 
     Raises:
       NoGradientError: The step has no backward pass.
       UnsupportedDecisionError: Partitions are allowed, and the step is on no mesh.
+      UnknownStrategyError: `allow` has an unknown word.
       ArgumentError: An argument is neither an array nor a description of one.
     """
 
     def __init__(
         self,
-        step: Callable[..., Any],
+        step: Callable[..., Any] | Step,
         *args: Any,
         target: Target | str,
-        donate_argnums: int | tuple[int, ...] = (),
-        static_argnums: int | tuple[int, ...] = (),
-        allow: tuple[str, ...] = ("recompute",),
-        max_compiles: int = 4,
-        policy: Policy | str | Path | None = None,
-        offload: Offloading | None = None,
-        compiler_options: Sequence[tuple[str, Any]] = (),
-        recompute_collectives: bool = True,
+        donate_argnums: int | Sequence[int] = (),
+        static_argnums: int | Sequence[int] = (),
+        options: PlanOptions = _DEFAULT,
         progress: Progress | None = None,
+        **keywords: Unpack[PlanKeywords],
     ):
         self.target = Target(target) if isinstance(target, str) else target
-        self.allow = checked_allow(allow)
-        self.max_compiles = max_compiles
+        self.options = replace(options, **keywords)
+        self.step = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
         self._say = progress or silent
-        self._step, self._args = step, args
-        self._donate_argnums, self._static_argnums = donate_argnums, static_argnums
         self._say("tracing the step")
         with collector_paused():
-            self.traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-        self.compiler_options = tuple({**dict(self.traced.compiler_options), **dict(compiler_options)}.items())
-        self.graph = self.traced.graph
-        require_mesh(self.allow, self.graph)
-        offloading = offload or Offloading()
+            self.traced = trace_step(self.step.function, *self.step.args, **self.step.argnums)
+        require_mesh(self.options.allow, self.graph)
+        self.problem = self._problem()
+        self._footprints: dict[ir.GraphPlan, Footprint] = {}
+        self._solvers: dict[str, StrategySolver] = {}
+        self._planned_loops: dict[tuple[object, ...], Traced] = {}
+        self._splitters: dict[OptimalSolver, LoopSplitter] = {}
+
+    def _problem(self) -> Problem:
+        options = self.options
+        offloading = options.offload or Offloading()
         free = Problem(
             graph=self.graph,
             rates=offloading.rates(self.target.rates),
             offloading=offloading,
-            may_offload="offload" in allow,
+            may_offload="offload" in options.allow,
             may_offload_loop_values=not misreads_offloaded_stacks(self.target.platform, self.target.compiler_version),
-            may_partition="partition" in allow,
+            may_partition="partition" in options.allow,
         )
-        chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
-        kept = {} if recompute_collectives else saved_collectives(free)
-        self.problem = replace(free, required={**kept, **required_decisions(free, chosen)})
-        self._footprints: dict[ir.GraphPlan, Footprint] = {}
-        self._solvers: dict[str, StrategySolver] = {}
-        self._decided: dict[tuple[object, ...], Traced] = {}
-        self._stretchings: dict[OptimalSolver, LoopSplitter] = {}
+        policy = load_policy(options.policy) if isinstance(options.policy, str | Path) else options.policy
+        saved = {} if options.recompute_collectives else saved_collectives(free)
+        return replace(free, required={**saved, **required_decisions(free, policy)})
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The traced step as plain data."""
+        return self.traced.graph
+
+    @property
+    def compiler_options(self) -> tuple[tuple[str, Any], ...]:
+        """XLA options that every compile takes: those of the step's jit, and before them those of `options`."""
+        return tuple({**dict(self.traced.compiler_options), **dict(self.options.compiler_options)}.items())
 
     def plan(self, *, budget: str | int | float, strategy: str = "optimal") -> Plan:
         """The fastest plan whose compiled total is within the budget.
@@ -126,7 +136,7 @@ class Planner:
         Args:
           budget: "6GiB", "6GB", bytes, or a share of the unplanned step's footprint (0.5, "50%").
           strategy: "optimal", or another of `jaxckpt.solve.STRATEGIES`, with an option behind a colon where it takes
-            one ("every:4"). One that reads the budget is asked again until its plan fits as compiled.
+            one ("every:4"). A strategy that reads the budget is asked for less until its plan fits as compiled.
 
         Returns:
           A plan with its footprint.
@@ -158,30 +168,31 @@ class Planner:
     def _searches(
         self, budget: object, limit_bytes: int, solver: OptimalSolver | StrategySolver
     ) -> Iterator[BudgetSearch]:
-        """Searches for a budget, each to be run before the next: with a solver, those beside it, and nested loops."""
-        solvers, nesting = (
-            ((solver, *self.fallback_solvers), self.tiling_solver) if solver is self.solver else ((solver,), None)
-        )
+        """Searches for a budget, each to be run before the next is taken.
+
+        The optimal solver's own comes first, then those of plans that move less, if any plan moved something. The last
+        one is over tiled loops, if no plan fits and a compile is left.
+        """
+        is_optimal = solver is self.solver
+        tiling = self.tiling_solver if is_optimal else None
         attempts: tuple[Attempt, ...] = ()
         tried: list[CompiledPlan] = []
-        for which in solvers:
-            search = BudgetSearch(self, budget, limit_bytes, which, attempts, most=self.max_compiles, nesting=nesting)
+        for each in (solver, *self.fallback_solvers) if is_optimal else (solver,):
+            most = self.options.max_compiles
+            search = BudgetSearch(self, budget, limit_bytes, each, attempts, most=most, tiling_solver=tiling)
             yield search
             attempts, tried = (*attempts, *search.attempts), [*tried, *search.tried]
-            if not any(self.problem.moves(candidate.plan) for candidate in search.tried):
+            if not any(self.problem.moves(compiled.plan) for compiled in search.tried):
                 break
-        left = self.max_compiles - len(search.attempts)
-        if (
-            nesting is not None
-            and left
-            and nesting.min_memory_plans
-            and not any(each.fits(limit_bytes) for each in tried)
-        ):
-            off_bytes = min(each.footprint.total_bytes - each.plan.predicted.total_bytes for each in tried)
-            yield BudgetSearch(self, budget, limit_bytes, nesting, attempts, most=left, off_bytes=max(0, off_bytes))
+        left = self.options.max_compiles - len(search.attempts)
+        if tiling is None or not left or any(compiled.fits(limit_bytes) for compiled in tried):
+            return
+        if tiling.min_memory_plans:
+            error_bytes = max(0, min(compiled.model_error_bytes for compiled in tried))
+            yield BudgetSearch(self, budget, limit_bytes, tiling, attempts, most=left, model_error_bytes=error_bytes)
 
     def follow(self, policy: Policy | None) -> Plan:
-        """A policy carried over to the step, compiled and measured; no budget is kept. None: marks in the step alone.
+        """Compiles the plan that a policy makes of the step, without a budget; None for the marks in the step only.
 
         Raises:
           PolicyError: A rule matches nothing in the step.
@@ -196,14 +207,17 @@ class Planner:
 
     @cached_property
     def solver(self) -> OptimalSolver:
-        """The optimal solver, with all that does not depend on the budget done."""
+        """The optimal solver; all that does not depend on the budget is done."""
         self._say(f"solving ({len(self.graph.ops)} ops)")
         with collector_paused():
             return OptimalSolver(self.problem)
 
     @property
     def fallback_solvers(self) -> Iterator[OptimalSolver]:
-        """The same for plans that move less: copies and gathers may cost more as compiled than the work they spare."""
+        """Optimal solvers for plans that move fewer values.
+
+        Copies and gathers may cost more, as compiled, than the work that they spare.
+        """
         if self.problem.may_offload and self.problem.may_partition:
             yield self.without_offload
         if self.problem.may_move:
@@ -211,29 +225,29 @@ class Planner:
 
     @cached_property
     def without_offload(self) -> OptimalSolver:
-        """For plans that send nothing to the host, and may keep shards."""
+        """The optimal solver for plans that send nothing to the host; they may keep shards."""
         return OptimalSolver(replace(self.problem, may_offload=False))
 
     @cached_property
     def tiling_solver(self) -> TilingSolver | None:
-        """For plans that nest loops, where nothing else fits.
+        """The solver for plans that tile loops, which are for budgets that no other plan meets.
 
-        For TPUs there are none: a run that compiled them for one did not end within ten minutes.
+        None for TPUs: a run that compiled tiled loops for one did not end within ten minutes.
         """
         return None if self.target.platform == "tpu" else TilingSolver(self.traced, self.solver)
 
     @property
     def min_memory_tilings(self) -> tuple[ir.GraphPlan, ...]:
-        """Plans of nested loops that the model knows to be smaller than all others."""
+        """Plans of tiled loops that the model predicts to be smaller than all others."""
         return () if self.tiling_solver is None else self.tiling_solver.min_memory_plans
 
     @cached_property
     def recompute_only(self) -> OptimalSolver:
-        """For plans that neither send anything to the host nor keep shards."""
+        """The optimal solver for plans that neither send anything to the host nor keep shards."""
         return OptimalSolver(replace(self.problem, may_offload=False, may_partition=False))
 
     def _solver_named(self, strategy: str) -> OptimalSolver | StrategySolver:
-        """A strategy's solver, with what it has done for earlier budgets."""
+        """A strategy's solver, which keeps its work for earlier budgets."""
         named = named_strategy(strategy)
         if strategy == "optimal":
             return self.solver
@@ -243,24 +257,24 @@ class Planner:
 
     @property
     def fixed_bytes(self) -> int:
-        """Arguments and results that find no donated argument: what no plan changes."""
+        """Bytes that no plan changes: arguments, and results that reuse no donated argument."""
         return self.graph.argument_bytes + unaliased_output_bytes(self.graph)
 
     def smallest(self) -> CompiledPlan:
-        """The plan of the smallest compiled total among those that the model knows for the least."""
+        """The plan of the smallest compiled total among those of least predicted memory."""
         tiled = map(self.measure, self.min_memory_tilings)
         return min([self.smallest_untiled(), *tiled], key=lambda c: c.footprint.total_bytes)
 
     def smallest_untiled(self) -> CompiledPlan:
-        """The same of plans for the step's own loops."""
+        """The plan of the smallest compiled total among those of least predicted memory that tile no loop."""
         return min(map(self.measure, self.solver.min_memory_plans), key=lambda c: c.footprint.total_bytes)
 
     def floor(self) -> Floor:
-        """What the smallest plan takes, by what it is for, and what would lower it beside a plan."""
+        """The memory of the smallest plan by purpose, with remedies other than a plan."""
         return floor_of(self.smallest().footprint, self.graph, step=self.traced.name)
 
     def measure(self, plan: ir.GraphPlan) -> CompiledPlan:
-        """A plan with what the compiler says of it; compiled once."""
+        """A plan with its compiled footprint; each plan is compiled once."""
         if plan not in self._footprints:
             refuse_miscompiled(
                 self.with_planned_loops(plan).graph,
@@ -288,53 +302,48 @@ class Planner:
         return rewrite(self.traced, plan, stacked=self.target.platform == "tpu")
 
     def with_planned_loops(self, plan: ir.GraphPlan) -> Traced:
-        """The step whose values a plan decides on: its loops in the plan's stretches, and nested."""
+        """The step whose values a plan decides on: its loops are split and tiled as the plan says."""
         loops = plan.loop_splits, plan.loop_tilings
-        if loops not in self._decided:
-            self._decided[loops] = with_planned_loops(self.traced, plan)
-        return self._decided[loops]
+        if loops not in self._planned_loops:
+            self._planned_loops[loops] = with_planned_loops(self.traced, plan)
+        return self._planned_loops[loops]
 
     def loop_splitter(self, solver: OptimalSolver) -> LoopSplitter:
-        """What decides differently for some turns of a loop, from a solver's plans that do not."""
-        return self._stretchings.setdefault(solver, LoopSplitter(self.traced, solver))
+        """Splits loops, so that a mixture of two plans of a solver can be carried out."""
+        return self._splitters.setdefault(solver, LoopSplitter(self.traced, solver))
 
     def candidates(self) -> tuple[CompiledPlan, ...]:
-        """What was measured so far of plans that may answer any budget."""
+        """Compiled plans that may answer any budget."""
         may_be = {"optimal", "full", *(("none",) if self.problem.allows_empty_plan else ())}
         return tuple(CompiledPlan(plan, fp) for plan, fp in self._footprints.items() if plan.strategy in may_be)
 
     def step_s_with_stalls(self, candidate: CompiledPlan) -> float:
-        """Estimated seconds of a compiled step, with what its copies between device and host delay."""
+        """Estimated seconds of a compiled step, with the time that it waits for copies between device and host."""
         memory = candidate.footprint.memory
-        waits_s = 0.0 if memory is None else stall_s(memory, self.problem.rates)
-        return candidate.footprint.step_s + waits_s
+        return candidate.footprint.step_s + (0.0 if memory is None else stall_s(memory, self.problem.rates))
 
     @property
     def compile_count(self) -> int:
-        """How many programs were compiled so far."""
+        """Number of programs that were compiled so far."""
         return len(self._footprints)
 
     def is_compiled(self, plan: ir.GraphPlan) -> bool:
-        """Whether `measure` would answer from memory."""
+        """True if `measure` would compile nothing for this plan."""
         return plan in self._footprints
 
     def as_plan(self, candidate: CompiledPlan, *, notes: tuple[str, ...] = (), **more: Any) -> Plan:
-        """A measured candidate as users hold it; `more` are further fields of `Plan`.
+        """Returns a compiled plan as users hold it.
+
+        Args:
+          candidate: The compiled plan.
+          notes: Sentences for `Plan.notes`.
+          **more: Further fields of `Plan`.
 
         Raises:
-          VerificationError: It moves values to the host, and what it computes there is not what the step computes.
+          VerificationError: The plan moves values to the host, and computes something else than the step.
         """
         if candidate.plan.offloads:
-            ran = verification_note(
-                self._step,
-                self._args,
-                candidate.plan,
-                self.graph,
-                donate_argnums=self._donate_argnums,
-                static_argnums=self._static_argnums,
-                say=self._say,
-            )
-            notes = (*notes, ran)
+            notes = (*notes, verification_note(self.step, candidate.plan, self.graph, say=self._say))
         shared = {field.name: getattr(candidate.plan, field.name) for field in fields(ir.GraphPlan)}
         return Plan(
             **shared,
@@ -348,40 +357,49 @@ class Planner:
         )
 
     def described(self, plan: ir.GraphPlan) -> Iterator[Described]:
-        """What each decided value of a plan is."""
+        """Descriptions of the values that a plan decides on."""
         graph = self.with_planned_loops(plan).graph
         return (describe(graph, value) for value in plan.decisions)
 
     def arguments(self) -> Iterator[Argument]:
-        """What the step was traced with."""
+        """Descriptions of the flat arguments that the step was traced with."""
         for path, spec in zip(self.traced.paths, self.traced.specs, strict=True):
             yield Argument(path=path, shape=tuple(spec.shape), dtype=str(spec.dtype))
 
 
 def plan(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Step,
     *args: Any,
     budget: str | int | float,
     target: Target | str,
-    donate_argnums: int | tuple[int, ...] = (),
-    static_argnums: int | tuple[int, ...] = (),
     strategy: str = "optimal",
-    allow: tuple[str, ...] = ("recompute",),
-    max_compiles: int = 4,
-    policy: Policy | str | Path | None = None,
-    offload: Offloading | None = None,
-    compiler_options: Sequence[tuple[str, Any]] = (),
-    recompute_collectives: bool = True,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    options: PlanOptions = _DEFAULT,
     progress: Progress | None = None,
+    **keywords: Unpack[PlanKeywords],
 ) -> Plan:
     """Fits a training step into a budget of memory, proved by the compiler.
 
-    The step is traced, solved, rewritten and compiled for the target; nothing is run, and the target need not be
-    there. See `Planner` for the arguments, and to plan several budgets of one step.
+    The step is traced, solved, rewritten and compiled for the target; nothing is run, and the machine needs no such
+    device. To plan several budgets of one step, use a `Planner`.
+
+    Args:
+      step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
+      *args: Its arguments: arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), or both.
+      budget: "6GiB", "6GB", bytes, or a share of the unplanned step's footprint (0.5, "50%").
+      target: A `Target` or its name ("h200").
+      strategy: "optimal", or another of `jaxckpt.solve.STRATEGIES`; see `Planner.plan`.
+      donate_argnums: Arguments whose memory the results may take; taken over from a jitted step.
+      static_argnums: Arguments that are not traced; taken over from a jitted step.
+      options: What the planner may do, as one object.
+      progress: Called with a sentence before each longer piece of work.
+      **keywords: Fields of `PlanOptions`, which go before those of `options`: allow, policy, offload,
+        compiler_options, recompute_collectives, max_compiles.
 
     Returns:
       A plan whose compiled total (arguments + results - donated + temporaries, bytes per device) is within the
-      budget. `plan.apply(step)` is the step that does it.
+      budget. `plan.apply(step)` is the step that carries the plan out.
 
     Raises:
       InfeasibleBudgetError: No plan fits.
@@ -389,17 +407,9 @@ def plan(
       UnknownStrategyError: The call cannot be understood or carried out; the message says what to do.
     """
     planner = Planner(
-        step,
-        *args,
+        Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums),
         target=target,
-        donate_argnums=donate_argnums,
-        static_argnums=static_argnums,
-        allow=allow,
-        max_compiles=max_compiles,
-        policy=policy,
-        offload=offload,
-        compiler_options=compiler_options,
-        recompute_collectives=recompute_collectives,
+        options=replace(options, **keywords),
         progress=progress,
     )
     return planner.plan(budget=budget, strategy=strategy)

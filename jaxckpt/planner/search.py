@@ -1,20 +1,19 @@
-"""The search for one budget: what total to ask of the solver, so that the compiled total is the budget.
+"""The search for one budget: finds the total to ask of the solver so that the compiled total is the budget.
 
-The model is asked for the budget itself first. Where the compiled total differs, the next question is moved by the
-difference; once one plan was too large and another one fits, it is interpolated between the two. Where
-that leaves memory unused, the last compiles are for plans that decide differently for the last turns of loops
-(`stretching`). Where nothing fits, no plan is left out that should: those of least memory are compiled however many
-compiles there were, and one is left for a search over nested loops (`nesting`). Where a program is
-much slower than the model said, the model is not trusted to tell two good plans apart, and the best one of another cut
-is compiled too.
-
-Read after `planner`, whose searches these are.
+1. The first question is the budget itself.
+2. Where the compiled total differs, the next question is moved by the difference. Once one plan is too large and
+   another one fits, the next question is interpolated between the two (a secant search).
+3. Where the best plan leaves memory unused, the last compiles are for split loops (`loop_split`).
+4. Where the best plan is much slower than predicted, the model cannot rank good plans, and the best plan of another cut
+   is compiled too.
+5. Where nothing fits, plans of least memory that should fit are compiled however many compiles there were. One compile
+   is left for a search over tiled loops (`loop_tiling`).
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxckpt import ir
 from jaxckpt._units import format_bytes
@@ -29,32 +28,48 @@ from jaxckpt.solve import OptimalSolver, StrategySolver
 if TYPE_CHECKING:
     from jaxckpt.planner.planner import Planner
 
+# No benchmark fixed the exact values below; `python -m benchmarks.frontier` and `python -m benchmarks.loops` show what
+# they come to: planned totals against budgets.
 _WELL_USED = 0.985
-"""A plan that takes at least this share of what the budget leaves for temporaries is not tried to be bettered."""
+"""The search ends with a plan that takes at least this share of the bytes that the budget leaves for temporaries."""
 _MARGIN = 0.001
-"""Taken off the budget, as a share of it, when the model is corrected by a measured difference."""
+"""Taken off a corrected question, as a share of the budget: compiled totals are not exactly linear in the question."""
 _MARGINS = (_MARGIN, 0.02, 0.1)
-"""The same after corrections of which the compiler hardly took notice: none, one, more."""
-_NOTICED = 0.5
-"""The share of what is asked less that a compiled total must be smaller by."""
-_NESTS = 3
-"""Of fewer compiles none is left for nested loops."""
-_HOPELESS = 1.05
-"""Where the smallest plan takes so many times the temporaries that the budget allows, the others are not tried."""
-_SLOWER = 1.05
-"""A plan that takes so many times the seconds that it should is held against one of another cut."""
+"""Margins after no, one, and more ineffective corrections: a larger step is needed to reach another plan."""
+_EFFECTIVE = 0.5
+"""A correction is effective if the compiled total falls by at least this share of the bytes that were asked less."""
+_LEAST_COMPILES_TO_TILE = 3
+"""Searches of fewer compiles leave none for tiled loops: two are needed to correct the model once."""
+_TOO_LARGE = 1.05
+"""The search gives up where a plan of least memory takes more than this many times the temporaries that may be. Other
+plans of least memory differ from it by less."""
+_TOO_SLOW = 1.05
+"""A plan that takes this many times the predicted seconds is compared with one of another cut: in ViT and T5 the model
+is off by more than two good plans differ (`python -m benchmarks.frontier`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledPlan:
-    """A plan with what the compiler says of it."""
+    """A plan with its compiled footprint."""
 
     plan: ir.GraphPlan
     footprint: Footprint
 
+    @property
+    def model_error_bytes(self) -> int:
+        """Compiled minus predicted total: positive where the model predicts too little."""
+        return self.footprint.total_bytes - self.plan.predicted.total_bytes
+
     def fits(self, limit_bytes: int) -> bool:
-        """Whether it is within a budget, bytes per device."""
+        """True if the compiled total is within a budget, bytes per device."""
         return self.footprint.total_bytes <= limit_bytes
+
+
+class _Asked(NamedTuple):
+    """A total that the solver was asked for, and the compiled total of its plan."""
+
+    asked_bytes: int
+    compiled_bytes: int
 
 
 class BudgetSearch:
@@ -62,13 +77,13 @@ class BudgetSearch:
 
     Args:
       planner: Compiles, and remembers what it has compiled.
-      budget: As the user said it.
-      limit_bytes: The same in bytes.
-      solver: What to ask.
-      earlier: Attempts of searches before, for the plan's list.
-      most: How many compiles.
-      nesting: What another search asks where all plans of this one are too large: a compile is left for it.
-      off_bytes: How many bytes the model's figures are expected to be too small.
+      budget: The budget as the user wrote it.
+      limit_bytes: The budget in bytes.
+      solver: Answers a budget of temporaries with a plan.
+      earlier_attempts: Attempts of searches before, for the plan's list.
+      most: The most compiles.
+      tiling_solver: The solver of the search that follows where no plan of this one fits: a compile is left for it.
+      model_error_bytes: Expected model error, taken off the first question.
     """
 
     def __init__(
@@ -77,198 +92,205 @@ class BudgetSearch:
         budget: object,
         limit_bytes: int,
         solver: OptimalSolver | StrategySolver | TilingSolver,
-        earlier: Sequence[Attempt] = (),
+        earlier_attempts: Sequence[Attempt] = (),
         *,
         most: int,
-        nesting: TilingSolver | None = None,
-        off_bytes: int = 0,
+        tiling_solver: TilingSolver | None = None,
+        model_error_bytes: int = 0,
     ):
         self.planner = planner
         self.most = most
-        self.tiling_solver = nesting
-        self.off_bytes = off_bytes
-        self.earlier = earlier
+        self.tiling_solver = tiling_solver
+        self.model_error_bytes = model_error_bytes
+        self.earlier_attempts = earlier_attempts
         self.solver = solver
         self.budget = budget
         self.limit_bytes = limit_bytes
         self.attempts: list[Attempt] = []
         self.tried: list[CompiledPlan] = []
-        self.fitting: tuple[int, int] | None = None
-        self.too_large: tuple[int, int] | None = None
-        """The largest question (and its compiled total) that fits, and the smallest that does not, bytes."""
-        self.unnoticed = 0
-        """How often less was asked and the compiled total was hardly smaller."""
+        self.fitting: _Asked | None = None
+        """The largest question whose plan fits."""
+        self.too_large: _Asked | None = None
+        """The smallest question whose plan does not fit."""
+        self.ineffective_corrections = 0
+        """How often less was asked for and the compiled total was hardly smaller."""
 
     def run(self) -> Plan:
-        """The fastest plan that was compiled, for this budget or before, and is within it.
+        """Returns the fastest plan within the budget, of those compiled for this budget or before.
 
         Raises:
-          InfeasibleBudgetError: None is.
+          InfeasibleBudgetError: No compiled plan is within the budget.
         """
-        while len(self.attempts) < self.most - self._reserved:
-            asked_bytes = self._next_question()
-            plan = self._answer(asked_bytes)
-            if plan is None:
-                break
-            if plan in self.solver.min_memory_plans:  # it answers no question but its own
-                asked_bytes = plan.predicted.total_bytes
-            candidate = self._try(plan, asked_bytes=asked_bytes)
-            if self._good_enough(candidate) or self._is_hopeless(candidate):
-                break
-        if self._stretching is not None:
-            self._stretch(self._stretching)
-        rival = self._rival()
-        if rival is not None and len(self.attempts) < self.most:
-            self._try(rival, asked_bytes=rival.predicted.total_bytes)
-        for plan in self._promising:
+        self._correct()
+        if self._splitter is not None:
+            self._split_loops(self._splitter)
+        alternative = self._alternative()
+        if alternative is not None and len(self.attempts) < self.most:
+            self._compile(alternative, asked_bytes=alternative.predicted.total_bytes)
+        for plan in self._untried_feasible:
             if self._best() is None:
-                self._try(plan, asked_bytes=plan.predicted.total_bytes)
+                self._compile(plan, asked_bytes=plan.predicted.total_bytes)
         return self._finish()
 
+    def _correct(self) -> None:
+        """Asks, compiles and corrects the question, until a plan uses the budget well or no compile is left for it."""
+        while len(self.attempts) < self.most - self._reserved_compiles:
+            asked_bytes = self._next_question()
+            plan = self._plan_for(asked_bytes)
+            if plan is None:
+                break
+            if plan in self.solver.min_memory_plans:  # such a plan answers no question but its own
+                asked_bytes = plan.predicted.total_bytes
+            compiled = self._compile(plan, asked_bytes=asked_bytes)
+            if self._good_enough(compiled) or self._should_give_up(compiled):
+                break
+
     @property
-    def _promising(self) -> list[ir.GraphPlan]:
+    def _untried_feasible(self) -> list[ir.GraphPlan]:
         """Plans of least memory that should fit and were not tried."""
-        resorts = (plan for plan in self.solver.min_memory_plans if plan.predicted.total_bytes <= self.limit_bytes)
-        return [plan for plan in resorts if not self._was_tried(plan)]
+        feasible = (plan for plan in self.solver.min_memory_plans if plan.predicted.total_bytes <= self.limit_bytes)
+        return [plan for plan in feasible if not self._was_tried(plan)]
 
     @cached_property
-    def _stretching(self) -> LoopSplitter | None:
-        """What mixes plans, where there are loops to split.
+    def _splitter(self) -> LoopSplitter | None:
+        """Mixes plans, where there are loops to split.
 
-        For TPUs there are none: two loops were seen to take 1.4 times the temporaries of one with the same decisions.
+        None for TPUs: two loops were seen to take 1.4 times the temporaries of one with the same decisions.
         """
         if not isinstance(self.solver, OptimalSolver) or self.planner.target.platform == "tpu":
             return None
-        stretching = self.planner.loop_splitter(self.solver)
-        return stretching if stretching.turns else None
+        splitter = self.planner.loop_splitter(self.solver)
+        return splitter if splitter.iterations else None
 
     @property
-    def _reserved(self) -> int:
-        """Compiles that are left: once a plan fits, for other decisions in some turns, or for a plan of another cut.
+    def _reserved_compiles(self) -> int:
+        """Compiles that corrections leave.
 
-        Where none fits yet, one is left for nested loops.
+        Once a plan fits: one for a split loop or a plan of another cut. While none fits: one for tiled loops.
         """
         if self.fitting is None:
-            return int(self._may_nest)
-        return int(self._stretching is not None or self._rival() is not None)
+            return int(self._may_tile)
+        return int(self._splitter is not None or self._alternative() is not None)
 
     @property
-    def _may_nest(self) -> bool:
-        """Whether it helps to nest loops; not asked before something was compiled and is too large."""
-        return bool(self.tiling_solver and self.tried and self.most >= _NESTS and self.tiling_solver.min_memory_plans)
+    def _may_tile(self) -> bool:
+        """True if tiled loops may help; False before anything was compiled: tiling is costly to solve for."""
+        enough = self.most >= _LEAST_COMPILES_TO_TILE
+        return bool(self.tiling_solver and self.tried and enough and self.tiling_solver.min_memory_plans)
 
-    def _is_hopeless(self, candidate: CompiledPlan) -> bool:
-        """Whether a plan of least memory is far too large, so that compiles are better spent on nested loops.
+    def _should_give_up(self, compiled: CompiledPlan) -> bool:
+        """True if a plan of least memory is far too large, so that compiles are better spent on tiled loops.
 
-        Not while another one is left that should fit: which of them a compiler makes smallest is not known.
+        False while another plan of least memory should fit: the model does not know which of them compiles smallest.
         """
-        if not self._may_nest or self.fitting or candidate.plan not in self.solver.min_memory_plans or self._promising:
+        is_smallest = compiled.plan in self.solver.min_memory_plans
+        if not self._may_tile or self.fitting or not is_smallest or self._untried_feasible:
             return False
         fixed_bytes = self.planner.fixed_bytes
-        return candidate.footprint.total_bytes - fixed_bytes > _HOPELESS * (self.limit_bytes - fixed_bytes)
+        return compiled.footprint.total_bytes - fixed_bytes > _TOO_LARGE * (self.limit_bytes - fixed_bytes)
 
-    def _stretch(self, stretching: LoopSplitter) -> None:
-        """Fills what the best plan leaves unused with the decisions of a larger one for some turns."""
-        pair: Bracket | None = None
+    def _split_loops(self, splitter: LoopSplitter) -> None:
+        """Fills what the best plan leaves unused with the decisions of a larger plan for some iterations."""
+        bracket: Bracket | None = None
         aimed_bytes = self.limit_bytes - int(_MARGIN * self.limit_bytes)
         while len(self.attempts) < self.most:
             best = self._best()
             if best is None or self._good_enough(best):
                 break
-            pair = pair or stretching.pair([self._known(c) for c in self._candidates()], self.limit_bytes)
-            filled = None if pair is None else stretching.filled(pair, aimed_bytes)
-            if pair is None or filled is None or self._was_tried(filled[1]):
+            bracket = bracket or splitter.bracket([self._figures(c) for c in self._candidates()], self.limit_bytes)
+            mix = None if bracket is None else splitter.largest_feasible_mix(bracket, aimed_bytes)
+            if bracket is None or mix is None or self._was_tried(mix[1]):
                 break
-            turns, plan = filled
-            candidate = self._try(plan, asked_bytes=plan.predicted.total_bytes)
-            pair = pair.with_known(MixPoint(turns=turns, known=self._known(candidate)), self.limit_bytes)
+            iterations, plan = mix
+            compiled = self._compile(plan, asked_bytes=plan.predicted.total_bytes)
+            point = MixPoint(iterations=iterations, figures=self._figures(compiled))
+            bracket = bracket.narrowed(point, self.limit_bytes)
 
-    def _rival(self) -> ir.GraphPlan | None:
-        """The plan of another cut, not tried yet, where the best one is slower than the model can explain."""
+    def _alternative(self) -> ir.GraphPlan | None:
+        """The fastest untried plan of another cut, where the best plan is slower than the model can explain."""
         best = self._best()
         if best is None or self.fitting is None or not isinstance(self.solver, OptimalSolver):
             return None
-        if self.planner.step_s_with_stalls(best) <= _SLOWER * best.plan.predicted.step_s:
+        if self.planner.step_s_with_stalls(best) <= _TOO_SLOW * best.plan.predicted.step_s:
             return None
-        rival = self.solver.alternative_plan(best.plan, self.fitting[0] - self.planner.fixed_bytes)
-        return None if rival is None or self._was_tried(rival) else rival
+        plan = self.solver.alternative_plan(best.plan, self.fitting.asked_bytes - self.planner.fixed_bytes)
+        return None if plan is None or self._was_tried(plan) else plan
 
-    def _known(self, candidate: CompiledPlan) -> PlanFigures:
-        step_s = self.planner.step_s_with_stalls(candidate)
-        return PlanFigures(plan=candidate.plan, total_bytes=candidate.footprint.total_bytes, step_s=step_s)
+    def _figures(self, compiled: CompiledPlan) -> PlanFigures:
+        step_s = self.planner.step_s_with_stalls(compiled)
+        return PlanFigures(plan=compiled.plan, total_bytes=compiled.footprint.total_bytes, step_s=step_s)
 
     def _next_question(self) -> int:
-        margin_bytes = int(_MARGINS[min(self.unnoticed, len(_MARGINS) - 1)] * self.limit_bytes)
+        margin_bytes = int(_MARGINS[min(self.ineffective_corrections, len(_MARGINS) - 1)] * self.limit_bytes)
         if self.fitting and self.too_large:
             (low, low_total), (high, high_total) = self.fitting, self.too_large
             share = (self.limit_bytes - low_total) / max(1, high_total - low_total)
             return low + int((high - low) * min(0.8, max(0.2, share)))
-        if self.too_large:
-            asked_bytes, total_bytes = self.too_large
-            return asked_bytes - (total_bytes - self.limit_bytes) - margin_bytes
-        if self.fitting:
-            asked_bytes, total_bytes = self.fitting
-            return asked_bytes + (self.limit_bytes - total_bytes) - margin_bytes
-        return self.limit_bytes - self.off_bytes
+        known = self.too_large or self.fitting
+        if known is None:
+            return self.limit_bytes - self.model_error_bytes
+        return known.asked_bytes + (self.limit_bytes - known.compiled_bytes) - margin_bytes
 
-    def _answer(self, asked_bytes: int) -> ir.GraphPlan | None:
-        """The plan for a question; a last resort where the solver knows no less.
+    def _plan_for(self, asked_bytes: int) -> ir.GraphPlan | None:
+        """The plan for a question; a plan of least memory where the solver has no new plan; None if none is left.
 
-        With the last compile too, if none is left that should fit: those are compiled anyway before a refusal. None if
-        nothing new is left.
+        The last compile is for the question too if no plan of least memory should fit: those that should are compiled
+        before a refusal in any case.
         """
         solver = self.solver
-        resorts = [plan for plan in solver.min_memory_plans if not self._was_tried(plan)]
-        left = self.most - len(self.attempts) - (0 if self.fitting else self._reserved)
-        if self.fitting or self._promising or left > min(1, len(resorts)):
+        smallest = [plan for plan in solver.min_memory_plans if not self._was_tried(plan)]
+        left = self.most - len(self.attempts) - (0 if self.fitting else self._reserved_compiles)
+        if self.fitting or self._untried_feasible or left > min(1, len(smallest)):
             temp_bytes = asked_bytes - self.planner.fixed_bytes
             plan = solver.solve(temp_bytes, allow_empty=self._may_be_unplanned())
             if not self._was_tried(plan):
                 return plan
-        return None if self.fitting or not resorts else resorts[0]
+        return None if self.fitting or not smallest else smallest[0]
 
     def _was_tried(self, plan: ir.GraphPlan) -> bool:
-        return any(plan == candidate.plan for candidate in self.tried)
+        return any(plan == compiled.plan for compiled in self.tried)
 
     def _may_be_unplanned(self) -> bool:
-        """Whether the step as it is might fit: nothing is known yet, or it is known to fit."""
+        """True if the step as it is may fit: it was not compiled, or is compiled and fits."""
         unplanned = self.solver.empty_plan
         if not self.planner.is_compiled(unplanned):
             return True
-        return self.planner.measure(unplanned).footprint.total_bytes <= self.limit_bytes
+        return self.planner.measure(unplanned).fits(self.limit_bytes)
 
-    def _try(self, plan: ir.GraphPlan, *, asked_bytes: int) -> CompiledPlan:
-        known = self.planner.is_compiled(plan)
-        candidate = self.planner.measure(plan)
-        total_bytes = candidate.footprint.total_bytes
+    def _compile(self, plan: ir.GraphPlan, *, asked_bytes: int) -> CompiledPlan:
+        """Compiles a plan, and narrows the questions that fit and those that do not."""
+        was_compiled = self.planner.is_compiled(plan)
+        compiled = self.planner.measure(plan)
+        total_bytes = compiled.footprint.total_bytes
         self.attempts.append(
             Attempt(
                 strategy=plan.strategy,
                 predicted_bytes=plan.predicted.total_bytes,
                 measured_bytes=total_bytes,
                 step_s=plan.predicted.step_s,
-                compile_s=0.0 if known else candidate.footprint.compile_s,
+                compile_s=0.0 if was_compiled else compiled.footprint.compile_s,
             )
         )
-        self.tried.append(candidate)
+        self.tried.append(compiled)
         if total_bytes <= self.limit_bytes:
-            self.fitting = max(self.fitting or (0, 0), (asked_bytes, total_bytes))
-        else:  # every question down to what the plan was predicted to take has this answer
-            question = (min(asked_bytes, plan.predicted.total_bytes), total_bytes)
-            before = self.too_large or question
-            if before[1] - question[1] < _NOTICED * (before[0] - question[0]):
-                self.unnoticed += 1
-            self.too_large = min(before, question)
-        return candidate
+            self.fitting = max(self.fitting or _Asked(0, 0), _Asked(asked_bytes, total_bytes))
+        else:
+            # The solver gives this plan for every question from its predicted total up to `asked_bytes`.
+            asked = _Asked(min(asked_bytes, plan.predicted.total_bytes), total_bytes)
+            before = self.too_large or asked
+            asked_less_bytes = before.asked_bytes - asked.asked_bytes
+            if before.compiled_bytes - asked.compiled_bytes < _EFFECTIVE * asked_less_bytes:
+                self.ineffective_corrections += 1
+            self.too_large = min(before, asked)
+        return compiled
 
-    def _good_enough(self, candidate: CompiledPlan) -> bool:
-        total_bytes = candidate.footprint.total_bytes
-        if total_bytes > self.limit_bytes:
+    def _good_enough(self, compiled: CompiledPlan) -> bool:
+        if not compiled.fits(self.limit_bytes):
             return False
-        if not candidate.plan.decisions and not candidate.plan.loop_tilings:
+        if _is_unplanned(compiled.plan):
             return True
         fixed_bytes = self.planner.fixed_bytes
-        return total_bytes - fixed_bytes >= _WELL_USED * (self.limit_bytes - fixed_bytes)
+        return compiled.footprint.total_bytes - fixed_bytes >= _WELL_USED * (self.limit_bytes - fixed_bytes)
 
     def _finish(self) -> Plan:
         best = self._best()
@@ -280,27 +302,32 @@ class BudgetSearch:
             best,
             budget_bytes=self.limit_bytes,
             notes=tuple(self._notes(best)),
-            attempts=(*self.earlier, *self.attempts),
+            attempts=(*self.earlier_attempts, *self.attempts),
         )
 
     def _candidates(self) -> tuple[CompiledPlan, ...]:
-        """What was compiled for this budget, and before for others."""
+        """Plans that were compiled for this budget, and before for others."""
         others = self.planner.candidates() if isinstance(self.solver, OptimalSolver) else ()
-        return tuple({candidate.plan: candidate for candidate in (*self.tried, *others)}.values())
+        return tuple({compiled.plan: compiled for compiled in (*self.tried, *others)}.values())
 
     def _best(self) -> CompiledPlan | None:
-        """The fastest of them within the budget."""
+        """The fastest candidate within the budget."""
         fitting = [c for c in self._candidates() if c.fits(self.limit_bytes)]
         return min(fitting, key=lambda c: (self.planner.step_s_with_stalls(c), c.plan.predicted.step_s), default=None)
 
     def _notes(self, best: CompiledPlan) -> Iterator[str]:
-        if not best.plan.decisions and not best.plan.loop_tilings:
+        if _is_unplanned(best.plan):
             yield (
                 f"The step fits as it is ({format_bytes(best.footprint.total_bytes)} of"
                 f" {format_bytes(self.limit_bytes)}): everything is saved, nothing is recomputed."
             )
-        for nest in best.plan.loop_tilings:
+        for tiling in best.plan.loop_tilings:
             yield (
-                f"No plan of loop {nest.loop} as it is was within the budget. It is nested: {nest.outer} groups of"
-                f" {nest.inner} turns, which run once more before their backward."
+                f"No plan of loop {tiling.loop} as it is was within the budget. The loop is tiled (nested):"
+                f" {tiling.outer} groups of {tiling.inner} iterations, which run once more before their backward."
             )
+
+
+def _is_unplanned(plan: ir.GraphPlan) -> bool:
+    """True if a plan leaves the step as it is."""
+    return not plan.decisions and not plan.loop_tilings

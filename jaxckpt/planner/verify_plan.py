@@ -1,44 +1,31 @@
-"""A plan that moves values to the host is run beside its step, where both are small enough for this machine.
+"""Checks a plan that offloads: the planned step and the step are run, where both are small enough for this machine.
 
-Copies to the host and back have been miscompiled before, so they are looked at without being asked.
+XLA has miscompiled copies to the host and back before, so plans with such copies are checked without being asked.
 """
-
-from collections.abc import Callable
-from typing import Any
 
 from jaxckpt import ir
 from jaxckpt._errors import UnverifiableError
 from jaxckpt._progress import Progress, silent
+from jaxckpt._step import Step
 from jaxckpt.verifier import verify
 
 _MOST_FLOPS = 1e11
 _MOST_BYTES = 2**30
-"""Steps of more work, or larger arguments, are not run unasked."""
+"""Steps of more work, or larger arguments, are not run unasked. Both bound the seconds and the memory of the check on a
+CPU; no benchmark fixed the exact values."""
 
 
-def verification_note(
-    step: Callable[..., Any],
-    args: tuple[Any, ...],
-    plan: ir.GraphPlan,
-    graph: ir.Graph,
-    *,
-    donate_argnums: int | tuple[int, ...] = (),
-    static_argnums: int | tuple[int, ...] = (),
-    say: Progress = silent,
-) -> str:
-    """What comes of it, as a sentence for the plan's notes.
+def verification_note(step: Step, plan: ir.GraphPlan, graph: ir.Graph, *, say: Progress = silent) -> str:
+    """Runs a planned step and the step, and returns a sentence on it for the plan's notes.
 
     Args:
-      step: As the user wrote it.
-      args: Its arguments.
-      plan: What to carry out.
-      graph: Of the step.
-      donate_argnums: As for `Planner`.
-      static_argnums: As for `Planner`.
-      say: Told before anything is run.
+      step: The step with its arguments.
+      plan: The plan.
+      graph: The traced step.
+      say: Called before anything is run.
 
     Raises:
-      VerificationError: What the plan computes is not what the step computes.
+      VerificationError: The planned step computes something else than the step.
     """
     ask = "jaxckpt.verify(step, plan.apply(step), *smaller_arguments) compares it with the step"
     flops = sum(op.flops or 0 for op in graph.ops)
@@ -46,7 +33,7 @@ def verification_note(
         return f"Not run: {flops / 1e9:.0f} GFLOP are too many for a check on this machine. {ask}."
     say("running the plan beside the step")
     try:
-        verification = verify(step, plan, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+        verification = verify(step.function, plan, *step.args, **step.argnums)
     except UnverifiableError as error:
         return f"Not run: {error.args[0].splitlines()[0]} {ask}."
     verification.check()

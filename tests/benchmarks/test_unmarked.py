@@ -23,4 +23,4 @@ def test_a_cut_that_is_as_small_as_far_as_the_model_can_tell_is_a_last_resort_to
 def test_290_mib_of_temporaries_are_enough(planner):
     plan = planner.plan(budget=planner.fixed_bytes + 290 * 2**20)
     assert plan.footprint.temp_bytes <= 290 * 2**20
-    assert len(plan.attempts) <= planner.max_compiles
+    assert len(plan.attempts) <= planner.options.max_compiles

@@ -42,10 +42,8 @@ def test_exactly_and_as_json(train):
 
 
 def test_a_plan_of_a_file_is_verified(train, tmp_path):
-    referred = load_step(f"{train}:make_step")
-    Planner(referred.step, *referred.args, target="cpu").plan(budget="1GiB", strategy="full").save(
-        tmp_path / "plan.toml"
-    )
+    step = load_step(f"{train}:make_step")
+    Planner(step, target="cpu").plan(budget="1GiB", strategy="full").save(tmp_path / "plan.toml")
     shown = shell(f"{train}:make_step", "--plan", tmp_path / "plan.toml", "--exact")
     assert shown.exit_code == 0, shown.output
     assert "bit for bit" in shown.output

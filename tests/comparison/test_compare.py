@@ -8,7 +8,7 @@ import pytest
 
 import jaxckpt
 from jaxckpt import ComparisonError, PlanMismatchError, Policy
-from jaxckpt.comparison import StepCall, compare
+from jaxckpt.comparison import compare
 from jaxckpt.compiler import compile_step
 from jaxckpt.compiler.dump_folder import dump_options
 from tests.compiler.conftest import h200
@@ -107,8 +107,8 @@ def test_saved_footprints_saved_plans_and_dumps_are_read_by_their_paths(tmp_path
     assert "carrying out plan" in said
 
 
-def call() -> StepCall:
-    return StepCall(step=step, args=(WEIGHTS, BATCH), donate_argnums=(0,))
+def call() -> jaxckpt.Step:
+    return jaxckpt.Step(step, args=(WEIGHTS, BATCH), donate_argnums=(0,))
 
 
 def test_all_that_is_wrong_is_numbered_before_anything_is_compiled(plan):

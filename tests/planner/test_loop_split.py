@@ -53,8 +53,8 @@ class Made:
         return {self.solver.solve(few + share * (many - few) // 16) for share in range(1, 17)}
 
     def filled(self, limit_bytes):
-        pair = self.loop_splitter.pair([self.small, self.large], limit_bytes)
-        return None if pair is None else self.loop_splitter.filled(pair, limit_bytes)
+        pair = self.loop_splitter.bracket([self.small, self.large], limit_bytes)
+        return None if pair is None else self.loop_splitter.largest_feasible_mix(pair, limit_bytes)
 
 
 def known(plan):
@@ -147,27 +147,29 @@ def test_what_the_model_is_off_for_two_plans_is_counted_for_their_mixtures(made)
     turns, _ = made.filled(limit_bytes)
     more_bytes = (made.large.total_bytes - made.small.total_bytes) // 4
     larger = [replace(each, total_bytes=each.total_bytes + more_bytes) for each in (made.small, made.large)]
-    pair = made.loop_splitter.pair(larger, limit_bytes)
-    fewer, plan = made.loop_splitter.filled(pair, limit_bytes)
+    pair = made.loop_splitter.bracket(larger, limit_bytes)
+    fewer, plan = made.loop_splitter.largest_feasible_mix(pair, limit_bytes)
     assert fewer < turns
     compiled = PlanFigures(plan=plan, total_bytes=limit_bytes + 1, step_s=plan.predicted.step_s)
-    again = made.loop_splitter.filled(pair.with_known(MixPoint(turns=fewer, known=compiled), limit_bytes), limit_bytes)
+    again = made.loop_splitter.largest_feasible_mix(
+        pair.narrowed(MixPoint(iterations=fewer, figures=compiled), limit_bytes), limit_bytes
+    )
     assert again is None or again[0] < fewer
 
 
 def test_nothing_is_mixed_where_it_would_not_be_faster(made):
-    assert made.loop_splitter.pair([made.small, made.large], made.large.total_bytes) is None
-    assert made.loop_splitter.pair([made.large], halfway(made)) is None
+    assert made.loop_splitter.bracket([made.small, made.large], made.large.total_bytes) is None
+    assert made.loop_splitter.bracket([made.large], halfway(made)) is None
     slow = [replace(known(plan), step_s=2 * made.small.step_s) for plan in made.plans]
-    assert made.loop_splitter.pair([made.small, *slow], halfway(made)) is None
+    assert made.loop_splitter.bracket([made.small, *slow], halfway(made)) is None
     away = replace(made.small.plan, decisions=dict.fromkeys(made.small.plan.decisions, Offload()))
-    assert made.loop_splitter.pair([replace(made.small, plan=away), made.large], halfway(made)) is None
+    assert made.loop_splitter.bracket([replace(made.small, plan=away), made.large], halfway(made)) is None
 
 
 def test_a_step_without_loops_has_nothing_to_mix():
     traced = trace_step(jax.grad(lambda w, x: (jnp.tanh(x @ w) ** 2).sum()), jnp.eye(4), jnp.ones((2, 4)))
     problem = Problem(graph=traced.graph, rates=Target("h200").rates)
-    assert LoopSplitter(traced, OptimalSolver(problem)).turns == 0
+    assert LoopSplitter(traced, OptimalSolver(problem)).iterations == 0
 
 
 @pytest.fixture(scope="module")
@@ -179,9 +181,9 @@ def small_plan():
     everything = decide(problem, problem.read_after_forward & problem.worth_saving, (0,), "optimal")
     small, large = known(planner.solver.min_memory_plan), known(everything)
     large = replace(large, step_s=small.step_s / 2)
-    stretching = planner.loop_splitter(planner.solver)
-    pair = stretching.pair([small, large], (small.total_bytes + large.total_bytes) // 2)
-    _, plan = stretching.filled(pair, large.total_bytes - 1)
+    splitter = planner.loop_splitter(planner.solver)
+    pair = splitter.bracket([small, large], (small.total_bytes + large.total_bytes) // 2)
+    _, plan = splitter.largest_feasible_mix(pair, large.total_bytes - 1)
     return args, planner, plan
 
 
@@ -214,7 +216,7 @@ def test_a_budget_between_two_plans_is_filled_as_compiled():
     limit_bytes = (3 * small.footprint.total_bytes + large.footprint.total_bytes) // 4
     plan = planner.plan(budget=limit_bytes)
     assert plan.loop_splits
-    assert len(plan.attempts) <= planner.max_compiles
+    assert len(plan.attempts) <= planner.options.max_compiles
     assert plan.footprint.total_bytes <= limit_bytes
     uniform = [c for c in planner.candidates() if not c.plan.loop_splits and c.footprint.total_bytes <= limit_bytes]
     assert all(planner.step_s_with_stalls(each) > plan.footprint.step_s for each in uniform)

@@ -157,7 +157,7 @@ def test_a_budget_below_all_other_plans_is_met_as_compiled_and_a_refusal_names_t
     plan = planner.plan(budget=(whole.footprint.total_bytes + least.footprint.total_bytes) // 2)
     assert plan.loop_tilings
     assert plan.budget_bytes >= plan.footprint.total_bytes
-    assert len(plan.attempts) <= planner.max_compiles
+    assert len(plan.attempts) <= planner.options.max_compiles
     assert any("nested" in note for note in plan.notes)
     assert not planner.plan(budget=whole.footprint.total_bytes).loop_tilings
     with pytest.raises(InfeasibleBudgetError) as refused:
@@ -205,10 +205,10 @@ def test_other_plans_of_least_memory_that_should_fit_are_compiled_before_loops_a
 
     smallest, other = plan(90), plan(other_bytes)
     solver, nesting = SimpleNamespace(min_memory_plans=(smallest, other)), SimpleNamespace(min_memory_plans=(plan(50),))
-    search = BudgetSearch(SimpleNamespace(fixed_bytes=0), 100, 100, solver, most=4, nesting=nesting)
+    search = BudgetSearch(SimpleNamespace(fixed_bytes=0), 100, 100, solver, most=4, tiling_solver=nesting)
     compiled = CompiledPlan(smallest, SimpleNamespace(total_bytes=200))
     search.tried.append(compiled)
-    assert search._is_hopeless(compiled) is (other_bytes > 100)
+    assert search._should_give_up(compiled) is (other_bytes > 100)
 
 
 @needs_compiler

@@ -1,0 +1,80 @@
+"""A training step with its arguments, as one object: `Step`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxckpt._errors import ArgumentError
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Step:
+    """A training step with its arguments and with the positions that `jax.jit` wants to know.
+
+    Functions of jaxckpt that take `step, *args` take a `Step` in the place of both.
+
+    Attributes:
+      function: Loss, gradient and, if there is one, the update: a function, plain or jitted.
+      args: Its arguments: arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), or pytrees of both.
+      donate_argnums: Positions of arguments whose memory the results may take; a jitted step brings its own.
+      static_argnums: Positions of arguments that are not traced; a jitted step brings its own.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> Step(jnp.sin, (jnp.ones((8, 4)),), donate_argnums=0)
+      Step(sin, float32[8,4], donate_argnums=0)
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    donate_argnums: int | Sequence[int] = ()
+    static_argnums: int | Sequence[int] = ()
+
+    @classmethod
+    def of(
+        cls,
+        step: "Callable[..., Any] | Step",
+        args: Sequence[Any],
+        *,
+        donate_argnums: int | Sequence[int] = (),
+        static_argnums: int | Sequence[int] = (),
+    ) -> "Step":
+        """Returns the step that a public function was called with.
+
+        Args:
+          step: A function, or a `Step` already.
+          args: Arguments of the function; none where there is a `Step`.
+          donate_argnums: As `Step`'s; none where there is a `Step`.
+          static_argnums: As `Step`'s; none where there is a `Step`.
+
+        Raises:
+          ArgumentError: A `Step` is given together with what it holds itself.
+        """
+        if not isinstance(step, Step):
+            return cls(step, tuple(args), donate_argnums=donate_argnums, static_argnums=static_argnums)
+        if args or donate_argnums != () or static_argnums != ():
+            raise ArgumentError(
+                "a jaxckpt.Step brings its own arguments, and further ones were given.",
+                got=f"{step!r}, {len(args)} further arguments, donate_argnums={donate_argnums!r},"
+                f" static_argnums={static_argnums!r}",
+                needed="the Step without any of these, or the function with them",
+                advice="jaxckpt.plan(step, budget=..., target=...)",
+            )
+        return step
+
+    @property
+    def argnums(self) -> dict[str, int | Sequence[int]]:
+        """Both kinds of positions, as keywords for functions that take `step, *args`."""
+        return {"donate_argnums": self.donate_argnums, "static_argnums": self.static_argnums}
+
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        positions = (f"{key}={value!r}" for key, value in self.argnums.items() if value != ())
+        return f"Step({', '.join((name, *map(_described, self.args), *positions))})"
+
+
+def _described(arg: Any) -> str:
+    """Type and shape of an array, the type alone of anything else: pytrees of parameters fill pages."""
+    if hasattr(arg, "shape") and hasattr(arg, "dtype"):
+        return f"{arg.dtype}[{','.join(map(str, arg.shape))}]"
+    return type(arg).__name__

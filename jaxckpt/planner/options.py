@@ -1,0 +1,108 @@
+"""Options of planning: what a planner may decide, under which policy, with how many compiles."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypedDict
+
+from jaxckpt._errors import UnknownStrategyError, UnsupportedDecisionError
+from jaxckpt.ir import Graph, Partition
+from jaxckpt.policy import Policy
+from jaxckpt.solve import Offloading
+
+_DECISIONS = ("recompute", "offload", "partition")
+_STATE = ("offload_parameters", "offload_optimizer_state")
+"""Words that users of other tools try. They are about arguments of the step, which lie where the caller puts them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """Options of `jaxckpt.plan` and of all that plans: `Planner`, `pareto`, `max_batch`.
+
+    Each of these takes the fields as keywords too; a keyword goes before the field of `options`.
+
+    Attributes:
+      allow: What the planner may do with a residual besides saving it: "recompute", and with it "offload" (to the host)
+        and "partition" (as shards over a mesh axis on which every device holds all of it).
+      policy: A policy, its path, or the name of one that comes with jaxckpt. No plan changes what its rules, and those
+        of marks in the step, say with "must". The rest of it, and rules that say "prefer", are left to the planner.
+      offload: Limits for what goes to the host; None for the target's own bandwidth and no further limit.
+      compiler_options: XLA options as pairs of name and value; they go before those of a jitted step.
+      recompute_collectives: True if results of collectives of the forward pass may be recomputed; otherwise they are
+        saved. Parameters that are gathered for use are gathered a second time in either case.
+      max_compiles: The most compiles for one plan. Before a budget is refused, plans of least memory that should fit
+        are compiled beyond this number.
+
+    Raises:
+      UnknownStrategyError: `allow` has an unknown word, or lacks "recompute".
+
+    Example:
+      >>> PlanOptions(allow=("recompute", "offload"), max_compiles=6).allow
+      ('recompute', 'offload')
+    """
+
+    allow: tuple[str, ...] = ("recompute",)
+    policy: Policy | str | Path | None = None
+    offload: Offloading | None = None
+    compiler_options: Sequence[tuple[str, Any]] = ()
+    recompute_collectives: bool = True
+    max_compiles: int = 4
+
+    def __post_init__(self) -> None:
+        _check_allow(self.allow)
+
+
+class PlanKeywords(TypedDict, total=False):
+    """The fields of `PlanOptions` as keywords of a function."""
+
+    allow: tuple[str, ...]
+    policy: Policy | str | Path | None
+    offload: Offloading | None
+    compiler_options: Sequence[tuple[str, Any]]
+    recompute_collectives: bool
+    max_compiles: int
+
+
+def require_mesh(allow: tuple[str, ...], graph: Graph) -> None:
+    """Refuses to keep shards where there is no mesh to keep them on.
+
+    Raises:
+      UnsupportedDecisionError: Partitions are allowed, and the step has no mesh of several devices.
+    """
+    if "partition" not in allow or any(size > 1 for _, size in graph.mesh):
+        return
+    axes = ", ".join(f"{axis} ({size} device)" for axis, size in graph.mesh)
+    raise UnsupportedDecisionError(
+        f"plan(allow={allow!r}) asks for values as shards, and the step is on no mesh of several devices.",
+        got=f"mesh axes: {axes or 'none: no argument has a sharding'}",
+        needed="arguments with shardings, or a step jitted with in_shardings, over a mesh axis of two devices or more",
+        advice=f"allow={tuple(word for word in allow if word != 'partition')!r}, or shardings over the target's devices"
+        ' (target="h200:8")',
+        decisions=(Partition(),),
+    )
+
+
+def _check_allow(allow: tuple[str, ...]) -> None:
+    unknown = [word for word in allow if word not in _DECISIONS]
+    if state := [word for word in unknown if word in _STATE]:
+        raise _no_plan_of_state(allow, state)
+    if unknown or "recompute" not in allow:
+        raise UnknownStrategyError(
+            f"plan(allow={allow!r}) asks for what the planner cannot decide.",
+            got=", ".join(map(repr, unknown)) or "no recomputation",
+            needed='"recompute", and with it "offload" where values may be sent to the host, "partition" where they may'
+            " be kept as shards over a mesh",
+            advice='allow=("recompute",), ("recompute", "offload"), ("recompute", "partition") or all three',
+            unknown=tuple(unknown),
+        )
+
+
+def _no_plan_of_state(allow: tuple[str, ...], state: list[str]) -> UnknownStrategyError:
+    return UnknownStrategyError(
+        f"plan(allow={allow!r}) asks for arguments of the step on the host; a plan moves only residuals.",
+        got=", ".join(map(repr, state)),
+        needed='"recompute" and "offload"; parameters and optimiser state lie where the caller puts them',
+        advice="jax.device_put(state, sharding.with_memory_kind('pinned_host')) before the step, and in the step"
+        " jax.device_put(leaf, jax.memory.Space.Device) where it is read",
+        unknown=tuple(state),
+    )
