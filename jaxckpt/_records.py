@@ -126,13 +126,13 @@ def _parsed(hint: Any) -> _Hint:
 
 
 @functools.cache
-def _hints(kind: type) -> Mapping[str, Any]:
+def _hints(kind: Any) -> Mapping[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
     return {each.name: hints[each.name] for each in fields(kind) if each.compare}
 
 
 @functools.cache
-def _required(kind: type) -> tuple[str, ...]:
+def _required(kind: Any) -> tuple[str, ...]:
     return tuple(each.name for each in fields(kind) if each.compare and each.default is each.default_factory is MISSING)
 
 
@@ -200,7 +200,7 @@ class _Reader:
         self.missing: list[str] = []
         self.unknown: list[str] = []
 
-    def record(self, kind: type, table: Any, where: str) -> Any:
+    def record(self, kind: Any, table: Any, where: str) -> Any:
         """A record of a table whose keys have `where` before them."""
         if not isinstance(table, dict):
             return self._wrong(where.rstrip(".: ") or "it", table, "a table")
@@ -259,7 +259,7 @@ class _Reader:
             return tuple(self.record(first, each, f"{place}: ") for each, place in zip(value, places, strict=True))
         return tuple(map(self.value, hints, value, places))
 
-    def _columns(self, kind: type, columns: Mapping[str, Any], where: str) -> Any:
+    def _columns(self, kind: Any, columns: Mapping[str, Any], where: str) -> Any:
         """Records of which each field is a list, all of one length."""
         hints, before = _hints(kind), len(self.problems)
         absent = hints.keys() - columns.keys()
@@ -297,7 +297,8 @@ class _Reader:
 
 def table_from_record(record: Any) -> Table:
     """The table that `read_record` reads; None is left out."""
-    hints = _hints(type(record))
+    kind: type = type(record)
+    hints = _hints(kind)
     values = {name: _plain(hint, getattr(record, name)) for name, hint in hints.items()}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -315,8 +316,8 @@ def _plain(hint: Any, value: Any) -> Any:
     if parsed.form == COLUMNS:
         hints = _hints(parsed.items[0])
         return {name: [_plain(each, getattr(item, name)) for item in value] for name, each in hints.items()}
-    hints = parsed.items[:1] * len(value) if parsed.items[1:] == (...,) else parsed.items
-    return [_plain(each, item) for each, item in zip(hints, value, strict=True)]
+    items = parsed.items[:1] * len(value) if parsed.items[1:] == (...,) else parsed.items
+    return [_plain(each, item) for each, item in zip(items, value, strict=True)]
 
 
 ### Documents

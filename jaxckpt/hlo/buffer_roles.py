@@ -1,7 +1,7 @@
-"""What each buffer is for, by who makes it and who reads it.
+"""Roles of buffers, classified by producer and consumers.
 
-Nothing is guessed from names: a parameter is an argument that comes back changed and that the forward pass reads; a
-residual is made by the forward pass and read after it. Read after `provenance`.
+Nothing is guessed from names: a parameter is a donated argument that the forward pass reads; a residual is made by the
+forward pass and read after it. Read after `provenance`.
 """
 
 from collections.abc import Collection
@@ -12,23 +12,23 @@ from jaxckpt.hlo.program import HloProgram
 from jaxckpt.hlo.provenance import Provenance, Provenances
 from jaxckpt.hlo.shapes import HOST_SPACE, element_count
 
-_LATE = frozenset({Part.BACKWARD, Part.RECOMPUTE, Part.UPDATE})
-_EARLY = frozenset({Part.FORWARD, Part.BACKWARD, Part.RECOMPUTE})
+_AFTER_FORWARD = frozenset({Part.BACKWARD, Part.RECOMPUTE, Part.UPDATE})
+_BEFORE_UPDATE = frozenset({Part.FORWARD, Part.BACKWARD, Part.RECOMPUTE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumers:
-    """What happens to a value: the parts of the step that read it, and whether the step returns it."""
+    """Consumers of a value: the parts of the step that read the value, and whether the step returns it."""
 
     parts: frozenset[Part]
     returned: bool
 
 
 def argument_role(allocation: Allocation, consumers: Consumers) -> Role:
-    """What an argument is for."""
+    """The role of an argument."""
     if not allocation.donated:
         return Role.INPUT
-    return Role.PARAMETER if consumers.parts & _EARLY else Role.OPTIMIZER_STATE
+    return Role.PARAMETER if consumers.parts & _BEFORE_UPDATE else Role.OPTIMIZER_STATE
 
 
 def temporary_role(
@@ -43,7 +43,7 @@ def temporary_role(
     is_first: bool,
     is_after_forward: bool,
 ) -> Role:
-    """What a buffer between arguments and results is for.
+    """The role of a buffer between arguments and results.
 
     Args:
       program: Its program.
@@ -53,7 +53,7 @@ def temporary_role(
       consumers: Parts of the step that read it, and whether the step returns it.
       elements: How many it has.
       logits: The element count of the logits, if there are any.
-      is_first: Whether it is the first result of its instruction.
+      is_first: True if it is the first result of its instruction.
       is_after_forward: True if it is made after the backward pass has begun.
     """
     instruction = program.instructions[id_]
@@ -63,13 +63,13 @@ def temporary_role(
         return Role.COLLECTIVE
     if instruction.opcode == "custom-call" and not is_first and not consumers.parts:
         return Role.WORKSPACE
-    if elements in logits and provenance.part in _EARLY:
+    if elements in logits and provenance.part in _BEFORE_UPDATE:
         return Role.LOGITS
     return _by_part(provenance.part, consumers, is_after_forward)
 
 
 def _reaches_host(program: HloProgram, id_: int) -> bool:
-    """Whether an instruction copies to host memory or from it; a TPU copies to its chip in the same way."""
+    """True if an instruction copies to host memory or from it; a TPU copies to its chip in the same way."""
     instruction = program.instructions[id_]
     if instruction.opcode not in ("copy", "copy-start"):
         return False
@@ -81,7 +81,7 @@ def _reaches_host(program: HloProgram, id_: int) -> bool:
 def _by_part(part: Part, consumers: Consumers, is_after_forward: bool) -> Role:
     match part:
         case Part.FORWARD:
-            return Role.RESIDUAL if consumers.parts & _LATE and not is_after_forward else Role.ACTIVATION
+            return Role.RESIDUAL if consumers.parts & _AFTER_FORWARD and not is_after_forward else Role.ACTIVATION
         case Part.RECOMPUTE:
             return Role.ACTIVATION
         case Part.BACKWARD:
@@ -93,29 +93,33 @@ def _by_part(part: Part, consumers: Consumers, is_after_forward: bool) -> Role:
 
 
 def logits_elements(program: HloProgram, provenances: Provenances) -> frozenset[int]:
-    """The element count of the logits: what the last product of the forward pass makes, if that widens its operand.
+    """The element count of the logits: results of the last product of the forward pass, if it widens its operand.
 
     Returns:
       One count, or none: a last product that does not widen, or that multiplies no parameter, makes no logits.
     """
     for id_ in reversed(program.kernels):
-        if provenances.of(id_).part is not Part.FORWARD:
-            continue
-        for instruction in (program.instructions[id_], *program.inner(id_)):
-            if instruction.opcode in ("dot", "custom-call") and instruction.operand_ids:
-                shape = instruction.shape.tuple_shapes[0] if instruction.shape.tuple_shapes else instruction.shape
-                left = program.instructions[instruction.operand_ids[0]].shape
-                if not shape.dimensions or not left.dimensions:
-                    continue
-                widens = element_count(shape) >= 4 * element_count(left)
-                if not widens or not _reads_parameter(program, id_):
-                    return frozenset()
-                return frozenset({element_count(shape)})
+        product = _product_elements(program, id_) if provenances.of(id_).part is Part.FORWARD else None
+        if product is not None:
+            result, operand = product
+            widens = result >= 4 * operand
+            return frozenset({result}) if widens and _reads_parameter(program, id_) else frozenset()
     return frozenset()
 
 
+def _product_elements(program: HloProgram, id_: int) -> tuple[int, int] | None:
+    """Elements of the result and of the left operand of the first matrix product in a kernel; None without one."""
+    for instruction in (program.instructions[id_], *program.inner(id_)):
+        if instruction.opcode in ("dot", "custom-call") and instruction.operand_ids:
+            result = instruction.shape.tuple_shapes[0] if instruction.shape.tuple_shapes else instruction.shape
+            left = program.instructions[instruction.operand_ids[0]].shape
+            if result.dimensions and left.dimensions:
+                return element_count(result), element_count(left)
+    return None
+
+
 def _reads_parameter(program: HloProgram, id_: int) -> bool:
-    """Whether a kernel reads an argument of the program, perhaps converted or copied: scores of attention do not."""
+    """True if a kernel reads an argument of the program, perhaps converted or copied: scores of attention do not."""
     for operand in program.instructions[id_].operand_ids:
         while len(program.instructions[operand].operand_ids) == 1:
             (operand,) = program.instructions[operand].operand_ids
@@ -125,7 +129,7 @@ def _reads_parameter(program: HloProgram, id_: int) -> bool:
 
 
 def use_of(*, is_parameter: bool, is_constant: bool, is_local: bool, is_live_out: bool) -> Use:
-    """What an allocation is for, by XLA's flags; a donated argument is an argument."""
+    """The use of an allocation by XLA's flags; a donated argument is an argument."""
     if is_parameter:
         return Use.ARGUMENT
     if is_constant:

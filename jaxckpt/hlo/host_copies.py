@@ -1,28 +1,30 @@
-"""Copies between device and host in a compiled program: where each starts, and where somebody waits for it.
+"""Copies between device and host in a compiled program: the kernel that starts each, and the kernel that waits for it.
 
-XLA writes them in two ways. A whole array is copied by `copy-start` and waited for by `copy-done`. In the body of a
-loop a turn's slice is put into a stack in host memory by a `dynamic-update-slice`, or taken from it by a
-`dynamic-slice`: a kernel of its own that a copy engine carries out, mostly between `async-start` and `async-done`, and
-waited for at once where it is not.
+XLA writes them in two ways:
+
+1. `copy-start` copies a full array, and `copy-done` waits for the copy.
+2. In the body of a loop `dynamic-update-slice` stores the slice of an iteration in a residual stack in host memory, and
+   `dynamic-slice` loads the slice. A copy engine carries out this kernel, mostly between `async-start` and
+   `async-done`; a kernel without these is waited for at once.
 
 Read after `memory` and `program`.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from jaxckpt.hlo.memory import Transfer
 from jaxckpt.hlo.program import HloProgram
+from jaxckpt.hlo.schema import Instruction, Shape
 from jaxckpt.hlo.shapes import array_at, shape_bytes
 
-_HANDS_ON = frozenset({"parameter", "bitcast", "copy", "reshape", "constant"})
-"""What may stand beside the slice in a kernel that only copies it."""
+_VIEWS = frozenset({"parameter", "bitcast", "copy", "reshape", "constant"})
+"""Opcodes that a kernel which only copies a slice may hold besides the slice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCopy:
-    """What one instruction copies, and which way."""
+    """Bytes that one instruction copies, and the direction."""
 
     size_bytes: int
     to_host: bool
@@ -33,10 +35,10 @@ class HostCopies:
 
     Args:
       program: The module.
-      is_host: Whether an array of this shape, with its layout, lies in host memory.
+      is_host: True if an array of this shape, with its layout, lies in host memory.
     """
 
-    def __init__(self, program: HloProgram, is_host: Callable[[Any], bool]):
+    def __init__(self, program: HloProgram, is_host: Callable[[Shape], bool]):
         self._program = program
         self._is_host = is_host
         self._async_done = {
@@ -49,16 +51,16 @@ class HostCopies:
         }
 
     def of(self, id_: int) -> HostCopy | None:
-        """What a kernel copies between device and host; None where it does anything else."""
+        """The copy that a kernel makes between device and host; None where the kernel does anything else."""
         instruction = self._program.instructions[id_]
         if instruction.opcode == "copy-start":
-            made = array_at(instruction.shape, (0,))
-            return self._crossing(shape_bytes(made), self._operand(instruction, 0), made)
+            result = array_at(instruction.shape, (0,))
+            return self._copy(shape_bytes(result), self._operand(instruction, 0), result)
         found = None
         for inner in self._program.inner(id_) if instruction.opcode == "fusion" else (instruction,):
             if inner.opcode in ("dynamic-slice", "dynamic-update-slice") and found is None:
                 found = self._slice(inner)
-            elif inner.opcode not in _HANDS_ON:
+            elif inner.opcode not in _VIEWS:
                 return None
         return found
 
@@ -77,15 +79,15 @@ class HostCopies:
                     count=program.count[id_],
                 )
 
-    def _slice(self, instruction: Any) -> HostCopy | None:
+    def _slice(self, instruction: Instruction) -> HostCopy | None:
         if instruction.opcode == "dynamic-slice":
-            return self._crossing(shape_bytes(instruction.shape), self._operand(instruction, 0), instruction.shape)
+            return self._copy(shape_bytes(instruction.shape), self._operand(instruction, 0), instruction.shape)
         update = self._operand(instruction, 1)
-        return self._crossing(shape_bytes(update), update, instruction.shape)
+        return self._copy(shape_bytes(update), update, instruction.shape)
 
-    def _crossing(self, size_bytes: int, read: Any, made: Any) -> HostCopy | None:
-        leaves, arrives = self._is_host(read), self._is_host(made)
-        return None if leaves == arrives else HostCopy(size_bytes=size_bytes, to_host=arrives)
+    def _copy(self, size_bytes: int, read: Shape, result: Shape) -> HostCopy | None:
+        from_host, to_host = self._is_host(read), self._is_host(result)
+        return None if from_host == to_host else HostCopy(size_bytes=size_bytes, to_host=to_host)
 
     def _ends(self, id_: int) -> int:
         """The position of the first kernel that runs after a copy is done."""
@@ -96,5 +98,5 @@ class HostCopies:
         start = self._starts.get(program.home[id_])
         return program.position[id_ if start is None else self._async_done[start]] + 1
 
-    def _operand(self, instruction: Any, number: int) -> Any:
+    def _operand(self, instruction: Instruction, number: int) -> Shape:
         return self._program.instructions[instruction.operand_ids[number]].shape

@@ -1,8 +1,8 @@
-"""What an instruction computes and moves: FLOPs of its matrix products, of the rest, and bytes of memory traffic.
+"""Cost analysis of instructions: FLOPs of matrix products, of other arithmetic, and bytes of memory traffic.
 
-Read after `program`. A fusion does the work of all instructions in it and moves its operands and results once; of an
-operand that it only slices, the slice. Library calls carry the dimensions of their product in their configuration.
-What a library call does that we cannot read is 0 and said (`InstructionCost.is_priced`).
+A fusion does the work of all its instructions and moves its operands and results once; of an operand that it only
+slices, the slice. Library calls carry the dimensions of their product in their configuration. Work of a library call
+that cannot be read is 0, and `InstructionCost.is_priced` is False. Read after `program`.
 """
 
 import json
@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxckpt.hlo.program import HloProgram
+from jaxckpt.hlo.schema import Instruction, Message, Shape
 from jaxckpt.hlo.shapes import TOKEN, TUPLE, dtype_of, element_count, shape_bytes
 
-_SILENT = frozenset(
+_NO_ARITHMETIC = frozenset(
     {
         "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "broadcast", "reshape", "transpose", "slice",
         "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "iota", "copy", "gather", "scatter", "reverse",
@@ -22,10 +23,10 @@ _SILENT = frozenset(
         "rng-get-and-update-state", "infeed", "outfeed", "send", "recv", "send-done", "recv-done", "domain",
     }
 )  # fmt: skip
-"""Opcodes that calculate nothing themselves."""
+"""Opcodes without arithmetic of their own."""
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
-_SHOWS = frozenset({"bitcast", "transpose", "reshape", "copy", "convert"})
-"""A loop over elements computes of these what is asked for."""
+_ELEMENT_VIEWS = frozenset({"bitcast", "transpose", "reshape", "copy", "convert"})
+"""Opcodes of which a loop fusion computes only the elements that are read."""
 _IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
 """They take over the place of their first operand and write a part of it; a scatter reads that part too."""
 _PRODUCTS = ("__cublas$", "__triton_gemm", "cublas", "__onednn$matmul")
@@ -42,7 +43,7 @@ class InstructionCost:
       matmul_flops: That of matrix products and convolutions.
       matmul_dtype: Of their operands; of the first, where there are several.
       traffic_bytes: Operands read and results written.
-      is_priced: Whether all of the arithmetic could be read.
+      is_priced: True if all of the arithmetic could be read.
     """
 
     flops: int = 0
@@ -67,7 +68,7 @@ def instruction_cost(program: HloProgram, id_: int) -> InstructionCost:
     )
 
 
-def _products(program: HloProgram, instruction: Any) -> Iterator[tuple[int, str]]:
+def _products(program: HloProgram, instruction: Instruction) -> Iterator[tuple[int, str]]:
     """FLOPs and dtype of each matrix product that an instruction does, itself or inside."""
     if instruction.opcode == "dot":
         yield _dot_flops(program, instruction, instruction.dot_dimension_numbers)
@@ -83,7 +84,7 @@ def _products(program: HloProgram, instruction: Any) -> Iterator[tuple[int, str]
             yield from _products(program, inner)
 
 
-def _dot_flops(program: HloProgram, instruction: Any, dimensions: Any) -> tuple[int, str]:
+def _dot_flops(program: HloProgram, instruction: Instruction, dimensions: Message) -> tuple[int, str]:
     left = program.instructions[instruction.operand_ids[0]].shape
     contracted = 1
     for dimension in _contracting(dimensions):
@@ -92,13 +93,13 @@ def _dot_flops(program: HloProgram, instruction: Any, dimensions: Any) -> tuple[
     return 2 * element_count(_result(instruction.shape)) * contracted, dtype_of(left)
 
 
-def _contracting(dimensions: Any) -> tuple[int, ...]:
+def _contracting(dimensions: Message) -> tuple[int, ...]:
     if isinstance(dimensions, Mapping):
         return tuple(int(each) for each in dimensions.get("lhs_contracting_dimensions", ()))
     return tuple(dimensions.lhs_contracting_dimensions)
 
 
-def _configured_dimensions(instruction: Any) -> Mapping[str, Any]:
+def _configured_dimensions(instruction: Instruction) -> Mapping[str, Any]:
     """The dimension numbers in the configuration of a library's product; none where it cannot be read."""
     try:
         config = json.loads(instruction.backend_config)
@@ -114,7 +115,7 @@ def _configured_dimensions(instruction: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _convolution_flops(program: HloProgram, instruction: Any) -> tuple[int, str]:
+def _convolution_flops(program: HloProgram, instruction: Instruction) -> tuple[int, str]:
     """Every result element sums over the kernel's window and its input features, whichever of the three it is."""
     numbers = instruction.convolution_dimension_numbers
     kernel = program.instructions[instruction.operand_ids[1]].shape
@@ -128,18 +129,18 @@ def _convolution_flops(program: HloProgram, instruction: Any) -> tuple[int, str]
     return 2 * result * window * features, dtype_of(kernel)
 
 
-def _vector_flops(program: HloProgram, instruction: Any) -> int:
+def _vector_flops(program: HloProgram, instruction: Instruction) -> int:
     """One FLOP for each element calculated; of reductions for each element read."""
     if instruction.opcode == "fusion":
         return sum(_vector_flops(program, inner) for inner in program.inner(instruction.id))
-    if instruction.opcode in _SILENT or instruction.opcode in ("dot", "convolution"):
+    if instruction.opcode in _NO_ARITHMETIC or instruction.opcode in ("dot", "convolution"):
         return 0
     if instruction.opcode in ("reduce", "reduce-window"):
         return max((element_count(program.instructions[o].shape) for o in instruction.operand_ids), default=0)
     return element_count(_result(instruction.shape))
 
 
-def _traffic_bytes(program: HloProgram, instruction: Any) -> int:
+def _traffic_bytes(program: HloProgram, instruction: Instruction) -> int:
     if instruction.opcode in ("copy-done", "async-done", "copy-start", "async-start"):
         return 0
     if instruction.opcode == "fusion" and instruction.called_computation_ids:
@@ -155,7 +156,7 @@ def _traffic_bytes(program: HloProgram, instruction: Any) -> int:
     return sum(map(_array_bytes, read)) + shape_bytes(_result(instruction.shape))
 
 
-def _fusion_bytes(program: HloProgram, fusion: Any) -> int:
+def _fusion_bytes(program: HloProgram, fusion: Instruction) -> int:
     fused = program.computations[fusion.called_computation_ids[0]]
     read_bytes = sum(_read_bytes(program, i) for i in fused.instructions if i.opcode == "parameter")
     root = program.instructions[fused.root_id]
@@ -163,7 +164,7 @@ def _fusion_bytes(program: HloProgram, fusion: Any) -> int:
     return read_bytes + sum(_written_bytes(program, each) for each in written)
 
 
-def _read_bytes(program: HloProgram, parameter: Any) -> int:
+def _read_bytes(program: HloProgram, parameter: Instruction) -> int:
     """Of an operand that is only sliced, the slices; of one that is only updated in place, what is updated."""
     for some_bytes in (_sliced_bytes(program, parameter.id), _replaced_bytes(program, parameter.id)):
         if some_bytes is not None:
@@ -188,7 +189,7 @@ def _sliced_bytes(program: HloProgram, id_: int) -> int | None:
     """Bytes of the slices that are all that a fusion uses of an array, behind views too; None if it uses more."""
     total_bytes = 0
     for user in (program.instructions[user] for user in program.users[id_]):
-        if user.opcode in _SHOWS and (inner_bytes := _sliced_bytes(program, user.id)) is not None:
+        if user.opcode in _ELEMENT_VIEWS and (inner_bytes := _sliced_bytes(program, user.id)) is not None:
             total_bytes += inner_bytes
         elif user.opcode in _SLICES and user.operand_ids[0] == id_:
             total_bytes += shape_bytes(user.shape)
@@ -197,7 +198,7 @@ def _sliced_bytes(program: HloProgram, id_: int) -> int | None:
     return total_bytes or None
 
 
-def _written_bytes(program: HloProgram, root: Any) -> int:
+def _written_bytes(program: HloProgram, root: Instruction) -> int:
     while root.opcode == "bitcast" and root.operand_ids:
         root = program.instructions[root.operand_ids[0]]
     if root.opcode in _IN_PLACE:
@@ -205,25 +206,25 @@ def _written_bytes(program: HloProgram, root: Any) -> int:
     return 0 if root.opcode == "parameter" else shape_bytes(root.shape)
 
 
-def _updated_bytes(program: HloProgram, instruction: Any) -> int:
+def _updated_bytes(program: HloProgram, instruction: Instruction) -> int:
     """Bytes of the part that an update in place writes."""
     operand = instruction.operand_ids[1 if instruction.opcode == "dynamic-update-slice" else -1]
     return shape_bytes(program.instructions[operand].shape)
 
 
-def _array_bytes(shape: Any) -> int:
-    """Bytes of an operand; of a tuple none: what reads one reads its parts."""
+def _array_bytes(shape: Shape) -> int:
+    """Bytes of an operand; of a tuple none: its reader reads its parts."""
     return 0 if shape.element_type in (TUPLE, TOKEN) else shape_bytes(shape)
 
 
-def _result(shape: Any) -> Any:
-    """The first array of a result: library calls return their scratch beside it."""
+def _result(shape: Shape) -> Shape:
+    """The first array of a result: library calls return their scratch too."""
     while shape.element_type == TUPLE and shape.tuple_shapes:
         shape = shape.tuple_shapes[0]
     return shape
 
 
-def _is_foreign(instruction: Any) -> bool:
+def _is_foreign(instruction: Instruction) -> bool:
     if instruction.opcode != "custom-call":
         return False
     target = instruction.custom_call_target

@@ -1,16 +1,18 @@
-"""From when to when a buffer is in use: XLA's simulation of its own heap, read back.
+"""Live ranges of buffers (liveness, lifetime analysis), read back from XLA's simulation of its own heap.
 
-The simulation is a list of events in the order of the schedule: a buffer is allocated where the instruction that
-defines it runs, freed behind its last reader, or takes over the memory of another one. An event names the buffer's
-definition, not the instruction at which it happens; so a free is placed between the allocations around it, and there at
-the buffer's last reader. Within such a gap no memory is asked for, so the peak is XLA's own whatever we choose.
+The simulation is a list of events in the order of the schedule: a buffer is allocated by the instruction that defines
+it, freed behind its last reader, or takes over the memory of another buffer. An event names the buffer's definition,
+not the instruction at which the event happens. A free is therefore placed between the allocations around it, and there
+at the buffer's last reader. No memory is asked for between these allocations, so that the peak is XLA's own in any
+case.
 
 Read after `program`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+
+from jaxckpt.hlo.schema import Message
 
 _FREE, _SHARE = 1, 2
 
@@ -33,7 +35,7 @@ class _Event:
 
 @dataclass(slots=True)
 class _Space:
-    """Memory that one buffer after the other holds: the last one that took it over, and all that are not freed yet."""
+    """Memory that buffers hold one after the other: the last that took the memory over, and all not freed yet."""
 
     holder: int
     born: int
@@ -42,7 +44,7 @@ class _Space:
 
 
 def live_ranges(
-    trace: Any,
+    trace: Message,
     *,
     born: Callable[[int], int | None],
     is_written: Callable[[int], bool],
@@ -54,15 +56,15 @@ def live_ranges(
     Args:
       trace: The message (`schema.HeapSimulatorTrace`).
       born: For a buffer's id the position of the kernel that defines it, None where there is none.
-      is_written: Whether a kernel writes a buffer; else it only hands on another one's memory, as what enters and
-        leaves a loop does, and that other one lives on.
+      is_written: True if a kernel writes the buffer; otherwise the buffer only passes on memory of another buffer, as
+        operands and results of loops do, and the other buffer lives on.
       last_read: For a buffer's id the position of its last reader.
       end: Position of the last kernel.
 
     Returns:
-      Lifetimes by the buffer's id, and how many events are not in the order of the schedule (0 when we understand it).
-      A buffer that another one takes over ends where that one begins; one that hands its memory on within the
-      kernel that made it, or only hands memory on, has no lifetime of its own.
+      Live ranges by the buffer's id, and how many events are not in the order of the schedule (0 if all is
+      well). A buffer whose memory another buffer takes over ends where the other begins. A buffer without a live range
+      hands its memory on within the kernel that makes it, or is no kernel's result.
     """
     simulation = _Simulation(born, is_written, last_read, end)
     events = list(simulation.known(trace.events))
@@ -89,7 +91,7 @@ class _Simulation:
         self._now = 0
         self._space: dict[int, _Space] = {}
 
-    def known(self, events: Iterable[Any]) -> Iterator[_Event]:
+    def known(self, events: Iterable[Message]) -> Iterator[_Event]:
         for event in events:
             at = self._born(event.buffer_id)
             if at is not None:
@@ -116,12 +118,12 @@ class _Simulation:
         self._space[event.buffer] = space
 
     def finish(self) -> None:
-        """What is never freed lives to the end."""
+        """Buffers that are never freed live to the end."""
         for space in {id(space): space for space in self._space.values() if space.members}.values():
             self.found[space.holder] = LiveRange(born=space.born, dies=self._end)
 
     def _end_before(self, space: _Space | None, event: _Event) -> None:
-        """A buffer freed just before another one takes its memory in the same kernel is gone when that one is there."""
+        """Ends a buffer before the kernel at which another buffer takes its memory, if the free came just before."""
         if space is not None and space.born < event.born <= self.found[space.holder].dies:
             self.found[space.holder] = LiveRange(born=space.born, dies=event.born - 1)
 
@@ -143,7 +145,7 @@ class _Simulation:
 
 
 def _following(events: list[_Event], end: int) -> list[int]:
-    """For each event the last position before the next allocation: a buffer freed here is gone by then."""
+    """For each event the last position before the next allocation, by which a buffer that is freed here has ended."""
     following, ahead = [end] * len(events), end
     for index in range(len(events) - 1, -1, -1):
         following[index] = ahead

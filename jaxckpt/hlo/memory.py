@@ -1,4 +1,4 @@
-"""Where the bytes of a compiled program are, as plain data: kernels in order, buffers with addresses and lifetimes.
+"""Where the bytes of a compiled program are, as plain data: kernels in order, buffers with addresses and live ranges.
 
 A `MemoryMap` is what XLA's buffer assignment says, with every buffer told apart by the part of the model that made it.
 Time is the position of a kernel in the schedule; a buffer lives from `born` to `dies`, both included, and takes
@@ -14,7 +14,7 @@ from typing import Annotated
 from jaxckpt._records import COLUMNS
 
 _NEARLY_ALL = 0.9
-"""The share of the forward pass's traffic that lies behind where the backward begins."""
+"""The share of the forward pass's traffic that must precede the backward; no benchmark fixed the exact value."""
 
 
 class Part(enum.StrEnum):
@@ -23,15 +23,15 @@ class Part(enum.StrEnum):
     FORWARD = enum.auto()
     BACKWARD = enum.auto()
     RECOMPUTE = enum.auto()
-    """Forward work done again in the backward pass."""
+    """Forward work that is recomputed in the backward pass."""
     UPDATE = enum.auto()
-    """What follows from gradients without being one: clipping, the optimiser, new parameters."""
+    """Work on finished gradients: clipping, the optimiser, new parameters."""
     UNKNOWN = enum.auto()
     """XLA says of nothing around it where it came from."""
 
 
 class Role(enum.StrEnum):
-    """What a buffer is for."""
+    """Roles of a buffer."""
 
     PARAMETER = enum.auto()
     """An argument that the step returns changed, and that the forward pass reads."""
@@ -64,7 +64,7 @@ class Role(enum.StrEnum):
 
 
 class Use(enum.StrEnum):
-    """What an allocation is for, in the terms of XLA's memory statistics."""
+    """Uses of an allocation, in the terms of XLA's memory statistics."""
 
     ARGUMENT = enum.auto()
     OUTPUT = enum.auto()
@@ -98,9 +98,9 @@ class Kernel:
       matmul_flops: The part of it that matrix units do.
       matmul_dtype: Their operands' dtype, "" where there is none.
       traffic_bytes: Operands and results of one run.
-      is_priced: Whether all of its arithmetic could be read; `flops` is too low where not.
-      is_copy: Whether it only copies between device and host, beside the other kernels: see `Transfer`.
-      by_xla: Whether XLA's own rematerialisation pass added it.
+      is_priced: True if all of its arithmetic could be read; `flops` is too low where not.
+      is_copy: True if it only copies between device and host while other kernels run: see `Transfer`.
+      by_xla: True if XLA's own rematerialisation pass added it.
       source: "file.py:line" of the user's code, "" where unknown.
     """
 
@@ -170,7 +170,7 @@ class Allocation:
       size_bytes: All of it.
       use: What for.
       space: Where.
-      donated: Whether it is an argument that a result takes over.
+      donated: True if it is an argument that a result takes over.
     """
 
     index: int
@@ -182,14 +182,14 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transfer:
-    """One copy between device and host, beside the kernels.
+    """One copy between device and host, which overlaps kernels.
 
     Attributes:
       size_bytes: What it copies, once.
       to_host: The way.
       starts: Position of the kernel that starts it.
       ends: Position of the kernel that waits for it; one behind the last where only the end of the program does.
-      count: How often in one step: in the body of a loop it starts and ends in every turn.
+      count: How often in one step: in the body of a loop it starts and ends in every iteration.
     """
 
     size_bytes: int
@@ -201,18 +201,18 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeMemory:
-    """What one scope takes, all below it included.
+    """Memory and work of one scope, all scopes below it included.
 
     Attributes:
-      scope: Its path; "" is the whole step.
-      held_bytes: What its forward pass leaves for the backward: bytes alive where the backward begins.
+      scope: Its path; "" is the full step.
+      held_bytes: Its residuals: bytes of its forward pass alive where the backward begins.
       peak_bytes: Its bytes among the temporaries alive at the peak.
       largest_bytes: The most temporaries of it that are alive at one time, wherever that is.
       flops: Arithmetic in one step.
-      recomputed_flops: The part that is done a second time.
+      recomputed_flops: The recomputed part.
       traffic_bytes: What its kernels read and write in one step.
       kernels: How many are scheduled.
-      recomputed_kernels: Of these, how many do forward work again.
+      recomputed_kernels: Of these, how many recompute forward work.
     """
 
     scope: str
@@ -233,7 +233,7 @@ class MemoryMap:
     Attributes:
       program: XLA's name of the module.
       kernels: In the order in which they are scheduled; bodies of loops stand where the loop is.
-      buffers: With their places and lifetimes.
+      buffers: With their addresses and live ranges.
       allocations: What XLA asks for.
       problems: Where the sums do not reconcile with XLA's figures; empty when all is well.
       transfers: Copies between device and host, in the order in which they are started.
@@ -258,7 +258,7 @@ class MemoryMap:
 
     @cached_property
     def temp_bytes(self) -> int:
-        """What XLA allocates for temporaries in device memory."""
+        """Bytes that XLA allocates for temporaries in device memory."""
         return sum(a.size_bytes for a in self.allocations if _is_temporary(a))
 
     @cached_property
@@ -294,7 +294,7 @@ class MemoryMap:
 
     @property
     def fragmentation(self) -> float:
-        """What is allocated for temporaries over what of it is ever alive at once; 1.0 is none."""
+        """Bytes allocated for temporaries over the most alive at once; 1.0 is none."""
         return self.temp_bytes / self.peak_bytes if self.peak_bytes else 1.0
 
     def alive_at(self, position: int) -> tuple[Buffer, ...]:
@@ -307,7 +307,7 @@ class MemoryMap:
         return tuple(b for b in self.alive_at(self.backward) if b.born < self.backward and b.dies >= self.backward)
 
     def scopes(self, depth: int | None = None) -> tuple[ScopeMemory, ...]:
-        """What every scope takes, in the order of first use; the whole step first.
+        """Memory and work of every scope, in the order of first use; the full step first.
 
         Args:
           depth: Scopes deeper than so many names are added up; None for all.
@@ -333,18 +333,26 @@ class MemoryMap:
     def _scope(self, scope: str) -> ScopeMemory:
         kernels = [k for k in self.kernels if is_below(k.scope, scope)]
         buffers = [b for b in self.temporaries if is_below(b.scope, scope)]
-        again = [k for k in kernels if k.part is Part.RECOMPUTE]
+        recomputed = [k for k in kernels if k.part is Part.RECOMPUTE]
         return ScopeMemory(
             scope=scope,
-            held_bytes=sum(b.size_bytes for b in self._held if is_below(b.scope, scope)),
-            peak_bytes=sum(b.size_bytes for b in self._at_peak if is_below(b.scope, scope)),
+            held_bytes=_bytes_below(self._held, scope),
+            peak_bytes=_bytes_below(self._at_peak, scope),
             largest_bytes=max(_live_bytes(buffers, len(self.kernels)), default=0),
-            flops=round(sum(k.flops * k.count for k in kernels)),
-            recomputed_flops=round(sum(k.flops * k.count for k in again)),
+            flops=_step_flops(kernels),
+            recomputed_flops=_step_flops(recomputed),
             traffic_bytes=round(sum(k.traffic_bytes * k.count for k in kernels)),
             kernels=len(kernels),
-            recomputed_kernels=len(again),
+            recomputed_kernels=len(recomputed),
         )
+
+
+def _bytes_below(buffers: Sequence[Buffer], scope: str) -> int:
+    return sum(b.size_bytes for b in buffers if is_below(b.scope, scope))
+
+
+def _step_flops(kernels: Sequence[Kernel]) -> int:
+    return round(sum(k.flops * k.count for k in kernels))
 
 
 def backward_position(kernels: Sequence[Kernel]) -> int:
@@ -364,7 +372,7 @@ def backward_position(kernels: Sequence[Kernel]) -> int:
 
 
 def is_below(path: str, scope: str) -> bool:
-    """Whether a path of names is a scope or lies in it.
+    """True if a path of names is a scope or lies in the scope.
 
     Example:
       >>> is_below("GPT/block_1/qkv", "GPT/block_1"), is_below("GPT/block_10", "GPT/block_1")

@@ -1,10 +1,8 @@
-"""XLA's op names say where in the user's program an instruction came from.
+"""Origins of instructions in the user's program, parsed from XLA's op names.
 
 `jit(step)/transpose(jvp(GPT))/block_3/qkv/dot_general` is the backward of the matrix product in the scope
-GPT/block_3/qkv. The text is JAX's name stack with the primitive behind it; names of jitted functions and of the bodies
-of loops are in it too and are no scopes.
-
-What marks mean is in `jaxckpt.ir.scope`.
+GPT/block_3/qkv. The text is JAX's name stack and the primitive; names of jitted functions and of the bodies of loops
+are in the text too and are no scopes. `jaxckpt.ir.scope` explains marks.
 """
 
 import functools

@@ -1,16 +1,17 @@
-"""A compiled module as one can ask it: instructions by id and name, the order in which they run, who reads what.
+"""Def-use chains and the flat schedule of a compiled module.
 
-Read after `schema`. The order is that of XLA's own live ranges: the condition and the body of a loop stand before the
-loop itself, what runs asynchronously behind its start. Reading follows a value through everything that only hands it
-on: tuples, views, loops, calls.
+The order is that of XLA's own live ranges: the condition and the body of a loop precede the loop itself, asynchronous
+work follows its start. Readers of a value are found through all instructions that only pass the value on: tuples,
+views, loops, calls. Read after `schema`.
 """
 
 import json
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from typing import Any
 
-_HANDS_ON = frozenset({"bitcast", "opt-barrier", "domain", "add-dependency"})
+from jaxckpt.hlo.schema import Computation, Instruction, Message
+
+_VIEWS = frozenset({"bitcast", "opt-barrier", "domain", "add-dependency"})
 _CALLS = frozenset({"while", "call", "conditional", "async-start"})
 _NO_WORK = frozenset(
     {
@@ -25,7 +26,7 @@ ValueId = tuple[int, tuple[int, ...]]
 
 
 class HloProgram:
-    """Questions to a module, answered once.
+    """A module's instructions, schedule and def-use chains.
 
     Attributes:
       module: The message (`schema.HloModule`).
@@ -39,10 +40,10 @@ class HloProgram:
         as often as the others, so that it may be a fraction.
     """
 
-    def __init__(self, module: Any):
+    def __init__(self, module: Message):
         self.module = module
-        self.computations: dict[int, Any] = {c.id: c for c in module.computations}
-        self.instructions: dict[int, Any] = {i.id: i for c in module.computations for i in c.instructions}
+        self.computations: dict[int, Computation] = {c.id: c for c in module.computations}
+        self.instructions: dict[int, Instruction] = {i.id: i for c in module.computations for i in c.instructions}
         self.home: dict[int, int] = {i.id: c.id for c in module.computations for i in c.instructions}
         self.is_scheduled = bool(module.schedule.sequences)
         self._order = {s.key: list(s.value.instruction_ids) for s in module.schedule.sequences}
@@ -79,7 +80,7 @@ class HloProgram:
         return users
 
     def readers(self, value: ValueId) -> tuple[frozenset[int], bool]:
-        """Who reads a value.
+        """Readers of a value.
 
         Returns:
           Ids of the instructions that work on it, and whether the program returns it.
@@ -92,20 +93,20 @@ class HloProgram:
             id_, index = pending.pop()
             if self._is_result(id_):
                 returned = True
-            for reader, onward in self._onward(id_, index):
-                if onward is None:
+            for reader, passed_on in self._uses(id_, index):
+                if passed_on is None:
                     readers.add(reader)
-                elif onward not in seen:
-                    seen.add(onward)
-                    pending.append(onward)
+                elif passed_on not in seen:
+                    seen.add(passed_on)
+                    pending.append(passed_on)
         return frozenset(readers), returned
 
-    def inner(self, id_: int) -> Iterable[Any]:
+    def inner(self, id_: int) -> Iterable[Instruction]:
         """The instructions of the computations that an instruction calls, those of a fusion for one."""
         for called in self.instructions[id_].called_computation_ids:
             yield from self.computations[called].instructions
 
-    def defining(self, value: ValueId) -> Any:
+    def defining(self, value: ValueId) -> Instruction:
         """The instruction that computes a value: inside a fusion that makes several, the one of this result."""
         id_, index = value
         instruction = self.instructions[id_]
@@ -118,7 +119,7 @@ class HloProgram:
         return instruction
 
     def is_collective(self, id_: int) -> bool:
-        """Whether an instruction talks to other devices."""
+        """True if an instruction exchanges data with other devices."""
         return bool(self.instructions[id_].opcode.startswith(_COLLECTIVES))
 
     def trip_count(self, id_: int) -> int:
@@ -173,34 +174,38 @@ class HloProgram:
                 return int(instruction.id)
         return None
 
-    def _onward(self, id_: int, index: tuple[int, ...]) -> Iterator[tuple[int, ValueId | None]]:
-        """For each use of a value the user, and where the user hands it on to; None where it reads it."""
+    def _uses(self, id_: int, index: tuple[int, ...]) -> Iterator[tuple[int, ValueId | None]]:
+        """For each use of a value the user and the value that it passes on; None where the user reads the value."""
         for user in self.users[id_]:
-            instruction = self.instructions[user]
-            match instruction.opcode:
-                case "get-tuple-element":
-                    if index and index[0] == instruction.tuple_index:
-                        yield user, (user, index[1:])
-                case "tuple":
-                    for number, operand in enumerate(instruction.operand_ids):
-                        if operand == id_:
-                            yield user, (user, (number, *index))
-                case "copy-done":  # of what its start made, (copy, original, context), the first
-                    if index[:1] == (0,):
-                        yield user, (user, index[1:])
-                case opcode if opcode in _CALLS:
-                    yield from self._into(user, id_, index)
-                case opcode if opcode in _HANDS_ON:
-                    yield user, (user, index)
-                case _:
-                    yield user, None
+            yield from self._uses_by(user, id_, index)
         computation = self.home[id_]
         if id_ == self.computations[computation].root_id:
             for caller in self._callers.get(computation, ()):
-                yield from self._out_of(caller, index)
+                yield from self._uses_of_result(caller, index)
 
-    def _out_of(self, caller: int, index: tuple[int, ...]) -> Iterator[tuple[int, ValueId | None]]:
-        """Where the result of a computation is found by those that run it."""
+    def _uses_by(self, user: int, id_: int, index: tuple[int, ...]) -> Iterator[tuple[int, ValueId | None]]:
+        """The uses of a value by one instruction."""
+        instruction = self.instructions[user]
+        match instruction.opcode:
+            case "get-tuple-element":
+                if index and index[0] == instruction.tuple_index:
+                    yield user, (user, index[1:])
+            case "tuple":
+                for number, operand in enumerate(instruction.operand_ids):
+                    if operand == id_:
+                        yield user, (user, (number, *index))
+            case "copy-done":  # of what its start made, (copy, original, context), the first
+                if index[:1] == (0,):
+                    yield user, (user, index[1:])
+            case opcode if opcode in _CALLS:
+                yield from self._uses_in_call(user, id_, index)
+            case opcode if opcode in _VIEWS:
+                yield user, (user, index)
+            case _:
+                yield user, None
+
+    def _uses_of_result(self, caller: int, index: tuple[int, ...]) -> Iterator[tuple[int, ValueId | None]]:
+        """Uses of a computation's result by the instruction that runs the computation."""
         if self.instructions[caller].opcode == "async-start":
             for user in self.users[caller]:
                 if self.instructions[user].opcode == "async-done":
@@ -210,13 +215,13 @@ class HloProgram:
         if self.instructions[caller].opcode == "while":
             yield from self._to_parameters(caller, 0, index)
 
-    def _into(self, user: int, id_: int, index: tuple[int, ...]) -> Iterator[tuple[int, ValueId | None]]:
+    def _uses_in_call(self, user: int, id_: int, index: tuple[int, ...]) -> Iterator[tuple[int, ValueId | None]]:
         instruction = self.instructions[user]
         for number, operand in enumerate(instruction.operand_ids):
             if operand != id_:
                 continue
             if instruction.opcode == "while":
-                yield user, None  # the next round reads it again
+                yield user, None  # the next iteration reads it too
                 yield user, (user, index)
                 yield from self._to_parameters(user, 0, index)
             elif instruction.opcode == "async-start":

@@ -1,8 +1,8 @@
-"""Every instruction gets a scope, an op, a line and a part of the step: from its own op name, or from its neighbours.
+"""Provenance of every instruction: scope, op, line and part of the step, from its op name or from its neighbours.
 
-XLA keeps op names through most of its passes. What it adds itself (copies, views, converted weights) has none and takes
-them from what it reads, or else from what reads it. An unmarked instruction is update where it follows from the
-backward pass, else forward; the same rule as for jaxprs in `jaxckpt.trace.phase`.
+XLA keeps op names through most of its passes. Instructions that XLA adds (copies, views, converted weights) have no op
+name and take the provenance of an operand, or else of a user. An unmarked instruction is update where it follows from
+the backward pass, else forward; the same rule as for jaxprs in `jaxckpt.trace.phase`.
 
 Read after `origin` and `program`.
 """
@@ -10,13 +10,13 @@ Read after `origin` and `program`.
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from jaxckpt.hlo.memory import Part
 from jaxckpt.hlo.origin import Origin, mark_depth, origin_of
 from jaxckpt.hlo.program import HloProgram
+from jaxckpt.hlo.schema import Instruction
 
-_LATE = frozenset({Part.BACKWARD, Part.RECOMPUTE, Part.UPDATE})
+_AFTER_FORWARD = frozenset({Part.BACKWARD, Part.RECOMPUTE, Part.UPDATE})
 _SOURCES = frozenset({"parameter", "constant"})
 
 
@@ -31,7 +31,7 @@ class Provenance:
 
     @property
     def is_known(self) -> bool:
-        """Whether XLA says anything."""
+        """True if XLA gives a part."""
         return self.part is not Part.UNKNOWN
 
 
@@ -61,7 +61,7 @@ class Provenances:
         """The provenance of a scheduled instruction."""
         return self._found.get(id_, Provenance())
 
-    def inside(self, id_: int, defining: Any) -> Provenance:
+    def inside(self, id_: int, defining: Instruction) -> Provenance:
         """The provenance of one result of a fusion, by the instruction inside that makes it."""
         around = self.of(id_)
         origin = self._origins.get(defining.id)
@@ -76,13 +76,13 @@ class Provenances:
         )
 
     def _correct_unmarked(self) -> None:
-        """Unmarked work behind the start of the backward that reads nothing of it belongs to what reads it.
+        """Gives unmarked forward work after the start of the backward the part of its readers.
 
-        Zeros that gradients are added to are such work, and the learning rate.
+        Initialisers of gradient accumulators are such work, and the learning rate.
         """
         after_forward = False
         for id_ in self._program.sequence:
-            after_forward |= self._parts[id_] in _LATE
+            after_forward |= self._parts[id_] in _AFTER_FORWARD
             origin = self._origin(id_)
             if (
                 after_forward
@@ -91,7 +91,7 @@ class Provenances:
                 and origin.part(self._depth) is None
             ):
                 readers, _ = self._program.readers((id_, ()))
-                parts = {self._parts.get(reader, Part.UNKNOWN) for reader in readers} & _LATE
+                parts = {self._parts.get(reader, Part.UNKNOWN) for reader in readers} & _AFTER_FORWARD
                 self._parts[id_] = Part.BACKWARD if Part.BACKWARD in parts else Part.UPDATE
 
     def _part(self, id_: int) -> Part:
@@ -106,10 +106,10 @@ class Provenances:
         read = {self._parts.get(operand, Part.UNKNOWN) for operand in instruction.operand_ids}
         if origin is None:
             return next((each for each in Part if each in read and each is not Part.UNKNOWN), Part.UNKNOWN)
-        return Part.UPDATE if read & _LATE else Part.FORWARD
+        return Part.UPDATE if read & _AFTER_FORWARD else Part.FORWARD
 
     def _origin(self, id_: int) -> Origin | None:
-        """Its own, else that of anything fused into it."""
+        """The origin of an instruction, else of the first instruction fused into it."""
         if id_ in self._origins:
             return self._origins[id_]
         if self._program.instructions[id_].opcode != "fusion":
@@ -131,7 +131,7 @@ class Provenances:
         known = (self._found[id_] for id_ in ids if id_ in self._found)
         return next((each for each in known if each.is_known), Provenance())
 
-    def _source(self, instruction: Any) -> str:
+    def _source(self, instruction: Instruction) -> str:
         metadata = instruction.metadata
         if metadata.source_file:
             return f"{metadata.source_file}:{metadata.source_line}"

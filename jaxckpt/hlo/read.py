@@ -1,13 +1,12 @@
-"""XLA's module and buffer assignment become a `MemoryMap`, and are held against XLA's own totals.
+"""Reads XLA's module and buffer assignment into a `MemoryMap`, and compares sums with XLA's own totals.
 
 Read after `memory`, `program`, `provenance`, `live_ranges`, `buffer_roles`, `instruction_cost`, `host_copies`.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -20,7 +19,8 @@ from jaxckpt.hlo.instruction_cost import instruction_cost
 from jaxckpt.hlo.live_ranges import LiveRange, live_ranges
 from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Role, Space, Use, backward_position
 from jaxckpt.hlo.program import HloProgram, ValueId
-from jaxckpt.hlo.provenance import Provenances
+from jaxckpt.hlo.provenance import Provenance, Provenances
+from jaxckpt.hlo.schema import Computation, Instruction, Message, Shape
 from jaxckpt.hlo.shapes import HOST_SPACE, TUPLE, array_at, dtype_of, element_count, shape_bytes
 
 _REMATERIALISED = re.compile(r"\.remat\d*(\.|$)")
@@ -45,7 +45,7 @@ def memory_from_hlo(data: bytes, *, platform: str = "cuda", argument_paths: Sequ
     return _MemoryReader(message, platform, argument_paths).memory()
 
 
-def parse_hlo(data: bytes) -> Any:
+def parse_hlo(data: bytes) -> Message:
     """The message in some bytes.
 
     Raises:
@@ -61,8 +61,8 @@ def parse_hlo(data: bytes) -> Any:
         raise _damaged(f"module {message.hlo_module.name!r} without a schedule")
     if not message.buffer_assignment.buffer_allocations:
         raise _damaged(f"module {message.hlo_module.name!r} without a buffer assignment")
-    problem = _inconsistency(message)
-    if problem:
+    problem = next(_inconsistencies(message), None)
+    if problem is not None:
         raise _damaged(f"module {message.hlo_module.name!r} in which {problem}")
     return message
 
@@ -76,53 +76,60 @@ def _damaged(got: str) -> HloError:
     )
 
 
-def _inconsistency(message: Any) -> str:
-    """What in a message points nowhere; "" where all is well. A cut or edited file is found out here."""
-    module, assignment = message.hlo_module, message.buffer_assignment
+def _inconsistencies(message: Message) -> Iterator[str]:
+    """References to things that do not exist, as in a cut or edited file; those behind the first may raise."""
+    module = message.hlo_module
     computations = {c.id: c for c in module.computations}
     if module.entry_computation_id not in computations:
-        return "the entry computation is missing"
-    known = {i.id for c in module.computations for i in c.instructions}
+        yield "the entry computation is missing"
     for computation in module.computations:
-        here = {i.id for i in computation.instructions}
-        if computation.root_id not in here:
-            return f"computation {computation.name!r} has no root"
-        for instruction in computation.instructions:
-            if not here.issuperset(instruction.operand_ids):
-                return f"{instruction.name!r} reads an instruction that is missing"
-            if not computations.keys() >= set(instruction.called_computation_ids):
-                return f"{instruction.name!r} calls a computation that is missing"
-            if instruction.opcode == "while" and len(instruction.called_computation_ids) != 2:
-                return f"the loop {instruction.name!r} has no body and condition"
+        yield from _computation_inconsistencies(computation, computations.keys())
+    instructions = {i.id: i for c in module.computations for i in c.instructions}
     for sequence in module.schedule.sequences:
-        if not known.issuperset(sequence.value.instruction_ids):
-            return "the schedule runs an instruction that is missing"
+        if not instructions.keys() >= set(sequence.value.instruction_ids):
+            yield "the schedule runs an instruction that is missing"
     if module.entry_computation_id not in {s.key for s in module.schedule.sequences}:
-        return "the entry computation is not scheduled"
-    return _assignment_inconsistency(assignment, {i.id: i for c in module.computations for i in c.instructions})
-
-
-def _assignment_inconsistency(assignment: Any, instructions: Mapping[int, Any]) -> str:
-    buffers = {b.id: b for b in assignment.logical_buffers}
+        yield "the entry computation is not scheduled"
+    buffers = {b.id: b for b in message.buffer_assignment.logical_buffers}
     for buffer in buffers.values():
-        if buffer.defined_at.instruction_id not in instructions:
-            return f"buffer {buffer.id} is defined by an instruction that is missing"
-        shape = array_at(instructions[buffer.defined_at.instruction_id].shape, tuple(buffer.defined_at.shape_index))
-        if shape.element_type != TUPLE and buffer.size < shape_bytes(shape):
-            return f"buffer {buffer.id} of {buffer.size} bytes is smaller than its array"
-    for allocation in assignment.buffer_allocations:
-        for assigned in allocation.assigned:
-            if assigned.logical_buffer_id not in buffers:
-                return f"allocation {allocation.index} holds a buffer that is missing"
-            if assigned.size != buffers[assigned.logical_buffer_id].size:
-                return f"buffer {assigned.logical_buffer_id} has another size where it lies"
-            if assigned.offset < 0 or assigned.offset + assigned.size > allocation.size:
-                return f"allocation {allocation.index} is smaller than a buffer in it"
-    return ""
+        yield from _buffer_inconsistencies(buffer, instructions)
+    for allocation in message.buffer_assignment.buffer_allocations:
+        yield from _allocation_inconsistencies(allocation, buffers)
+
+
+def _computation_inconsistencies(computation: Computation, computations: Collection[int]) -> Iterator[str]:
+    own = {i.id for i in computation.instructions}
+    if computation.root_id not in own:
+        yield f"computation {computation.name!r} has no root"
+    for instruction in computation.instructions:
+        if not own.issuperset(instruction.operand_ids):
+            yield f"{instruction.name!r} reads an instruction that is missing"
+        if not set(instruction.called_computation_ids).issubset(computations):
+            yield f"{instruction.name!r} calls a computation that is missing"
+        if instruction.opcode == "while" and len(instruction.called_computation_ids) != 2:
+            yield f"the loop {instruction.name!r} has no body and condition"
+
+
+def _buffer_inconsistencies(buffer: Message, instructions: Mapping[int, Instruction]) -> Iterator[str]:
+    if buffer.defined_at.instruction_id not in instructions:
+        yield f"buffer {buffer.id} is defined by an instruction that is missing"
+    shape = array_at(instructions[buffer.defined_at.instruction_id].shape, tuple(buffer.defined_at.shape_index))
+    if shape.element_type != TUPLE and buffer.size < shape_bytes(shape):
+        yield f"buffer {buffer.id} of {buffer.size} bytes is smaller than its array"
+
+
+def _allocation_inconsistencies(allocation: Message, buffers: Mapping[int, Message]) -> Iterator[str]:
+    for assigned in allocation.assigned:
+        if assigned.logical_buffer_id not in buffers:
+            yield f"allocation {allocation.index} holds a buffer that is missing"
+        if assigned.size != buffers[assigned.logical_buffer_id].size:
+            yield f"buffer {assigned.logical_buffer_id} has another size where it lies"
+        if assigned.offset < 0 or assigned.offset + assigned.size > allocation.size:
+            yield f"allocation {allocation.index} is smaller than a buffer in it"
 
 
 class _MemoryReader:
-    def __init__(self, message: Any, platform: str, argument_paths: Sequence[str]):
+    def __init__(self, message: Message, platform: str, argument_paths: Sequence[str]):
         self.module = message.hlo_module
         self.assignment = message.buffer_assignment
         self.platform = platform
@@ -151,7 +158,7 @@ class _MemoryReader:
             transfers=tuple(self.host_copies.transfers()),
         )
 
-    def _allocation(self, allocation: Any) -> Allocation:
+    def _allocation(self, allocation: Message) -> Allocation:
         return Allocation(
             index=allocation.index,
             size_bytes=allocation.size,
@@ -201,7 +208,12 @@ class _MemoryReader:
                     number += 1
 
     def _buffer(
-        self, number: int, allocation: Allocation, message: Any, assigned: Any, logits: frozenset[int]
+        self,
+        number: int,
+        allocation: Allocation,
+        message: Message,
+        assigned: Message,
+        logits: frozenset[int],
     ) -> Buffer | None:
         value = self._value_of(assigned.logical_buffer_id)
         id_, index = value
@@ -233,7 +245,12 @@ class _MemoryReader:
         )
 
     def _role(
-        self, value: ValueId, allocation: Allocation, provenance: Any, shape: Any, logits: frozenset[int]
+        self,
+        value: ValueId,
+        allocation: Allocation,
+        provenance: Provenance,
+        shape: Shape,
+        logits: frozenset[int],
     ) -> Role:
         if allocation.use is Use.CONSTANT:
             return Role.CONSTANT
@@ -254,8 +271,8 @@ class _MemoryReader:
             is_after_forward=self.program.position.get(value[0], 0) >= self.backward,
         )
 
-    def _path(self, allocation: Any) -> str:
-        """The leaf that an argument's allocation is; XLA's own name where nobody told us."""
+    def _path(self, allocation: Message) -> str:
+        """The path of the leaf that an argument's allocation is; XLA's own name where no paths were given."""
         number = allocation.parameter_number
         if number < len(self.paths):
             return str(self.paths[number])
@@ -299,7 +316,7 @@ class _MemoryReader:
     def _value_of(self, buffer: int) -> ValueId:
         return self._values[buffer]
 
-    def _shape(self, value: ValueId) -> Any:
+    def _shape(self, value: ValueId) -> Shape:
         return array_at(self.program.instructions[value[0]].shape, value[1])
 
     def _born(self, buffer: int) -> int | None:

@@ -1,10 +1,12 @@
-"""How long a compiled program takes on a device, by roofline.
+"""Seconds of a compiled program on a device, estimated by roofline.
 
-Each kernel takes its arithmetic or its traffic, whichever is longer, times what kernels of its class were measured to
-take of their roofline (`Rates.factors`, all 1 where nothing was measured), and a launch. An estimate: kernels run one
-after the other, what devices exchange takes the time of the links between those of one host, copies between device and
-host take none of it (`transfers` says what they delay), and what a library's kernel calculates may be unknown
-(`Kernel.is_priced`).
+Each kernel takes the longer of its arithmetic and its traffic, times the measured factor of its class (`Rates.factors`,
+all 1 where nothing was measured), and a launch. The estimate assumes:
+
+1. Kernels run one after the other.
+2. Collectives take the time of the links between devices of one host.
+3. Copies between device and host take no time here; `transfers` has their delays.
+4. The arithmetic of a library's kernel may be unknown (`Kernel.is_priced`).
 """
 
 from jaxckpt.cost import Rates
@@ -17,11 +19,11 @@ _WAITS = (
 _EXCHANGES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 
 CLASSES = ("matmul", "convolution", "reduction", "transpose", "scatter", "library", "elementwise")
-"""What `class_of` tells apart."""
+"""All classes of `class_of`."""
 
 
 def class_of(kernel: Kernel) -> str:
-    """The class of kernels that one belongs to: those of a class miss their roofline by much the same.
+    """The class of a kernel: kernels of a class miss their roofline by much the same factor.
 
     Args:
       kernel: Any.

@@ -5,8 +5,8 @@ jaxlib writes these messages and ships no classes for them. Names and numbers of
 loses nothing.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -174,6 +174,62 @@ def _classes() -> Mapping[str, Any]:
         name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _MESSAGES
     }
 
+
+class ArrayLayout(Protocol):
+    """`xla.LayoutProto`."""
+
+    minor_to_major: Sequence[int]
+    memory_space: int
+
+
+class Shape(Protocol):
+    """`xla.ShapeProto`."""
+
+    element_type: int
+    dimensions: Sequence[int]
+    tuple_shapes: "Sequence[Shape]"
+    layout: ArrayLayout
+
+
+class Metadata(Protocol):
+    """`xla.OpMetadata`."""
+
+    op_name: str
+    source_file: str
+    source_line: int
+    stack_frame_id: int
+
+
+class Instruction(Protocol):
+    """`xla.HloInstructionProto`."""
+
+    id: int
+    name: str
+    opcode: str
+    shape: Shape
+    metadata: Metadata
+    parameter_number: int
+    tuple_index: int
+    window: "Message"
+    convolution_dimension_numbers: "Message"
+    dot_dimension_numbers: "Message"
+    custom_call_target: str
+    operand_ids: Sequence[int]
+    called_computation_ids: Sequence[int]
+    backend_config: bytes
+
+
+class Computation(Protocol):
+    """`xla.HloComputationProto`."""
+
+    id: int
+    name: str
+    root_id: int
+    instructions: Sequence[Instruction]
+
+
+Message: TypeAlias = Any
+"""Any other message of `_MESSAGES`; protobuf makes its classes at run time, without types."""
 
 _CLASSES = _classes()
 Hlo: Any = _CLASSES["Hlo"]

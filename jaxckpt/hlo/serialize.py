@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxckpt._errors import HloError
 from jaxckpt._records import RecordError, read_record, table_from_record
-from jaxckpt.hlo.memory import MemoryMap
+from jaxckpt.hlo.memory import Allocation, Buffer, MemoryMap
 
 
 def plain_from_memory(memory: MemoryMap) -> dict[str, Any]:
@@ -47,10 +47,13 @@ def _problems(memory: MemoryMap) -> Iterator[str]:
     if any(not 0 <= t.starts <= min(t.ends, last) or t.ends > last + 1 for t in memory.transfers):
         yield "copies that end before they start, or behind the last kernel"
     for buffer in memory.buffers:
-        if not 0 <= buffer.born <= buffer.dies <= last:
-            yield f"buffer {buffer.id} that lives from {buffer.born} to {buffer.dies} of {last}"
-        allocation = memory.by_index.get(buffer.allocation)
-        if allocation is None:
-            yield f"buffer {buffer.id} in allocation {buffer.allocation}, which does not exist"
-        elif not 0 <= buffer.offset_bytes <= allocation.size_bytes - buffer.size_bytes:
-            yield f"buffer {buffer.id} that does not lie in its allocation"
+        yield from _buffer_problems(buffer, memory.by_index.get(buffer.allocation), last)
+
+
+def _buffer_problems(buffer: Buffer, allocation: Allocation | None, last: int) -> Iterator[str]:
+    if not 0 <= buffer.born <= buffer.dies <= last:
+        yield f"buffer {buffer.id} that lives from {buffer.born} to {buffer.dies} of {last}"
+    if allocation is None:
+        yield f"buffer {buffer.id} in allocation {buffer.allocation}, which does not exist"
+    elif not 0 <= buffer.offset_bytes <= allocation.size_bytes - buffer.size_bytes:
+        yield f"buffer {buffer.id} that does not lie in its allocation"

@@ -3,7 +3,7 @@
 Numbers are those of `xla/xla_data.proto`, `PrimitiveType`.
 """
 
-from typing import Any
+from jaxckpt.hlo.schema import Shape
 
 _ELEMENTS: dict[int, tuple[str, int]] = {
     1: ("bool", 8),
@@ -41,7 +41,7 @@ TUPLE = 13
 TOKEN = 17
 
 
-def dtype_of(shape: Any) -> str:
+def dtype_of(shape: Shape) -> str:
     """Numpy's name of a shape's element type; "tuple", "token", or XLA's number where it is new to us."""
     if shape.element_type == TUPLE:
         return "tuple"
@@ -51,7 +51,7 @@ def dtype_of(shape: Any) -> str:
     return known[0] if known else f"type{shape.element_type}"
 
 
-def element_count(shape: Any) -> int:
+def element_count(shape: Shape) -> int:
     """How many elements an array of this shape has."""
     count = 1
     for size in shape.dimensions:
@@ -59,7 +59,7 @@ def element_count(shape: Any) -> int:
     return count
 
 
-def shape_bytes(shape: Any) -> int:
+def shape_bytes(shape: Shape) -> int:
     """Bytes of all arrays of a shape, without padding; 0 for tokens and element types that are new to us."""
     if shape.element_type == TUPLE:
         return sum(shape_bytes(each) for each in shape.tuple_shapes)
@@ -67,7 +67,7 @@ def shape_bytes(shape: Any) -> int:
     return 0 if known is None else -(-element_count(shape) * known[1] // 8)
 
 
-def array_at(shape: Any, index: tuple[int, ...]) -> Any:
+def array_at(shape: Shape, index: tuple[int, ...]) -> Shape:
     """The shape at an index of a (nested) tuple; what is found so far where the index leads nowhere."""
     for position in index:
         if position >= len(shape.tuple_shapes):

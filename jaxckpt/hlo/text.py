@@ -1,20 +1,19 @@
-"""XLA's buffer assignment as text, `*-buffer-assignment.txt`: what `--xla_dump_to` writes when nobody asks for protos.
+"""XLA's buffer assignment as text, `*-buffer-assignment.txt`: the file of `--xla_dump_to` without protos.
 
-Each allocation is a line with its flags, then one line a value with its place. It becomes the same message that XLA
-writes in binary dumps, so that everything after it is the same; what the text leaves out is when buffers are freed, and
-that is found by their readers.
+Each allocation is a line with its flags, then one line for each value with its address. The text becomes the message
+that XLA writes in binary dumps. The text does not say when buffers are freed; `read` frees them behind their readers.
 
 Read after `read`.
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from jaxckpt._errors import HloError
 from jaxckpt.hlo import schema
+from jaxckpt.hlo.schema import Message
 
 _ALLOCATION = re.compile(r"allocation (\d+): size (\d+)(?:, page \d+)?((?:, [^\n]*)?):")
 _VALUE = re.compile(r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @(\d+)> \(size=(\d+),offset=(\d+)\): .*")
@@ -56,7 +55,7 @@ def _lines(assignment: str) -> Iterator[str]:
         yield line
 
 
-def _read_line(assignment: Any, line: str, known: Mapping[str, int]) -> None:
+def _read_line(assignment: Message, line: str, known: Mapping[str, int]) -> None:
     allocation, value = _ALLOCATION.fullmatch(line), _VALUE.fullmatch(line)
     if allocation is not None:
         _add_allocation(assignment, int(allocation[1]), int(allocation[2]), allocation[3])
@@ -68,7 +67,7 @@ def _read_line(assignment: Any, line: str, known: Mapping[str, int]) -> None:
         raise _damaged(f"the line {line[:100]!r}")
 
 
-def _add_allocation(assignment: Any, index: int, size_bytes: int, flags: str) -> None:
+def _add_allocation(assignment: Message, index: int, size_bytes: int, flags: str) -> None:
     parameter = _PARAMETER.search(flags.partition("shape |")[0])
     assignment.buffer_allocations.add(
         index=index,
@@ -87,7 +86,7 @@ def _color(flags: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _add_value(assignment: Any, instruction: int, value: re.Match[str]) -> None:
+def _add_value(assignment: Message, instruction: int, value: re.Match[str]) -> None:
     number = len(assignment.logical_buffers) + 1
     index = [int(each) for each in (value[2] or "{}")[1:-1].split(",") if each]
     buffer = assignment.logical_buffers.add(id=number, size=int(value[4]), color=int(value[3]))

@@ -1,15 +1,14 @@
-"""What hides the copies between device and host in a compiled program.
+"""Overlap of copies between device and host with the kernels of a compiled program.
 
-XLA makes two instructions of a copy, one that starts it and one that waits for it; both stand in the schedule. What
-runs between them hides the copy. Two figures say how well: of each copy by itself, the part of it that the work in
-between is long enough for; and of all together, the seconds by which they delay the program where they queue, one
-after the other on one link each way. A program can hide each of its copies and still ask more of the link than it
-carries.
+XLA makes two scheduled instructions of a copy: one starts the copy and one waits for it. Kernels between the two hide
+the copy. Two figures say how well: `hiding`, for each copy by itself, the part that the kernels in between are long
+enough for; and `stall_s`, the seconds by which all copies delay the program when they queue on one link each way. A
+program can hide each of its copies and still ask more of the link than the link carries.
 
-A copy in the body of a loop starts and is waited for in every turn, so a turn is looked at by itself and counts as
-often as the loop turns. Copies of a loop and of what is around it are taken not to meet on the link.
+A copy in the body of a loop starts and is waited for in every iteration, so that one iteration is simulated by itself
+and counts as often as the loop iterates. Copies of a loop and around the loop are assumed not to meet on the link.
 
-Read after `memory` and `time`.
+Read after `memory` and `roofline`.
 """
 
 from collections import defaultdict
@@ -17,19 +16,19 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from jaxckpt.cost import HostLinkQueue, Rates
-from jaxckpt.hlo.memory import MemoryMap
+from jaxckpt.hlo.memory import MemoryMap, Transfer
 from jaxckpt.hlo.roofline import kernel_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hiding:
-    """What is hidden of a program's copies one way, each looked at by itself.
+    """Hidden part of a program's copies one way, each by itself.
 
     Attributes:
-      copies: How many there are in one step, those of a loop in each turn.
+      copies: How many there are in one step, those of a loop in each iteration.
       size_bytes: All of them together.
       hidden_bytes: Of each copy the part that the work between its start and its end is long enough for, added up.
-      whole: How many copies are hidden whole.
+      whole: How many copies are hidden completely.
     """
 
     copies: int
@@ -44,7 +43,7 @@ class Hiding:
 
 
 def hiding(memory: MemoryMap, rates: Rates, *, to_host: bool) -> Hiding:
-    """What is hidden of the copies one way.
+    """Hidden part of the copies one way.
 
     Args:
       memory: Of the compiled program.
@@ -52,19 +51,17 @@ def hiding(memory: MemoryMap, rates: Rates, *, to_host: bool) -> Hiding:
       to_host: The way.
     """
     clock_s = list(accumulate((k.count * kernel_s(k, rates) for k in memory.kernels), initial=0.0))
-    found = [t for t in memory.transfers if t.to_host is to_host]
-    work_s = [(clock_s[t.ends] - clock_s[t.starts]) / t.count for t in found]
-    hidden_bytes = [
-        min(float(t.size_bytes), seconds * rates.host_bandwidth_bytes_per_s)
-        for t, seconds in zip(found, work_s, strict=True)
-    ]
+
+    def hidden_bytes(transfer: Transfer) -> float:
+        kernels_s = (clock_s[transfer.ends] - clock_s[transfer.starts]) / transfer.count
+        return min(float(transfer.size_bytes), kernels_s * rates.host_bandwidth_bytes_per_s)
+
+    copies = [(t.count, t.size_bytes, hidden_bytes(t)) for t in memory.transfers if t.to_host is to_host]
     return Hiding(
-        copies=round(sum(t.count for t in found)),
-        size_bytes=round(sum(t.count * t.size_bytes for t in found)),
-        hidden_bytes=sum(t.count * hidden for t, hidden in zip(found, hidden_bytes, strict=True)),
-        fully_hidden=round(
-            sum(t.count for t, hidden in zip(found, hidden_bytes, strict=True) if t.size_bytes == hidden)
-        ),
+        copies=round(sum(count for count, _, _ in copies)),
+        size_bytes=round(sum(count * size for count, size, _ in copies)),
+        hidden_bytes=sum(count * hidden for count, _, hidden in copies),
+        fully_hidden=round(sum(count for count, size, hidden in copies if size == hidden)),
     )
 
 
@@ -75,11 +72,11 @@ def stall_s(memory: MemoryMap, rates: Rates) -> float:
       memory: Of the compiled program.
       rates: What the device and its link to the host can do.
     """
-    return sum(count * _stall_of_turn_s(memory, rates, count) for count in {t.count for t in memory.transfers})
+    return sum(count * _stall_per_iteration_s(memory, rates, count) for count in {t.count for t in memory.transfers})
 
 
-def _stall_of_turn_s(memory: MemoryMap, rates: Rates, count: float) -> float:
-    """What the copies that run so often delay one turn of their loops, or the program where they run once."""
+def _stall_per_iteration_s(memory: MemoryMap, rates: Rates, count: float) -> float:
+    """Seconds by which copies of one count delay one iteration of their loop, or the program where they run once."""
     transfers = [t for t in memory.transfers if t.count == count]
     starts = {t.starts: t for t in transfers}
     ends: defaultdict[int, list[int]] = defaultdict(list)

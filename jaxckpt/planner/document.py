@@ -23,7 +23,12 @@ from jaxckpt.planner.plan import Argument, Attempt, Described, Plan
 FORMAT = "jaxckpt-plan"
 VERSION = 1
 
-_DECISIONS = {"save": ir.Save, "recompute": ir.Recompute, "offload": ir.Offload, "partition": ir.Partition}
+_DECISIONS: Mapping[str, type[ir.Decision]] = {
+    "save": ir.Save,
+    "recompute": ir.Recompute,
+    "offload": ir.Offload,
+    "partition": ir.Partition,
+}
 _WORD = {kind: word for word, kind in _DECISIONS.items()}
 _ARGUMENT = re.compile(r"(?P<path>.*) (?P<dtype>[^ \[\]]+)\[(?P<shape>[0-9]*(?:,[0-9]+)*)\]", re.DOTALL)
 _Line = Annotated[str, Limit(" such as \"[0]['w'] float32[8,4]\"", lambda line: _ARGUMENT.fullmatch(line) is not None)]
