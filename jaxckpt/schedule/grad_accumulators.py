@@ -1,7 +1,7 @@
-"""Sums of the backward that are added to again and again: gradients of what several layers share.
+"""Gradient accumulators: running sums of the backward, where several layers share a parameter or an activation.
 
-A bias that all layers read, or what an encoder made for every layer of a decoder, has a gradient to which each of them
-adds. Compilers may put all of these additions off to the end; what is added then waits for that.
+A bias that all layers read, or an encoder's output that every decoder layer reads, has a gradient to which each of them
+adds. A compiler may postpone all of these additions to the end, and then keeps every addend until there.
 
 Read after `graph`.
 """
@@ -13,34 +13,35 @@ from jaxckpt.ir.kind import Kind
 
 
 class GradAccumulators:
-    """Values outside of loops that the backward makes to add them to others, by where that is.
+    """Values that the backward computes, outside of loops, only to add them to others.
 
     Args:
       graph: The step.
 
     Attributes:
-      ends: For each of these values the op that adds it, its only reader.
+      added_by: For each of these values the op that adds it, its only reader.
     """
 
     def __init__(self, graph: Graph):
         self._graph = graph
         self._products = tuple(accumulate(op.kind is Kind.CONTRACTION for op in graph.ops))
+        """For each op the number of matrix products up to it."""
         readers = ((v, graph.readers[v]) for op in graph.ops if _makes_addends(op) for v in op.writes)
-        self.ends = {v: read[0] for v, read in readers if len(read) == 1 and _adds(graph.ops[read[0]])}
+        self.added_by = {v: read[0] for v, read in readers if len(read) == 1 and _adds(graph.ops[read[0]])}
 
     def live_at(self, op: int) -> list[int]:
-        """Values made before an op that are added behind the next product after it."""
+        """Values computed before an op that are added only behind the next matrix product after it."""
         products = self._products
-        return [v for v, end in self.ends.items() if self._made(v) < op and products[op] < products[end]]
+        return [v for v, by in self.added_by.items() if self._producer(v) < op and products[op] < products[by]]
 
-    def _made(self, value: int) -> int:
-        made = self._graph.producer[value]
-        assert made is not None, "ops write them"
-        return made
+    def _producer(self, value: int) -> int:
+        op = self._graph.producer[value]
+        assert op is not None, "ops write them"
+        return op
 
 
 def _makes_addends(op: Op) -> bool:
-    """Views and casts are made where they are read."""
+    """True for ops of the backward but views and casts, which fuse into the addition."""
     rearranges = op.kind is Kind.VIEW or op.primitive == "convert_element_type"
     return op.phase is Phase.BACKWARD and op.loop is None and not rearranges
 

@@ -1,18 +1,18 @@
-"""Over which axis and dimension a partitioned value is split, where its decision leaves that open.
+"""Axis and dimension over which a partitioned value is sharded, where its decision leaves them open.
 
-The same holds for what is cut on its way to the host (`Offload.shard`): what stays whole here goes there whole.
+The same holds for a value that is cut on its way to the host (`Offload.shard`).
 
 The rules are those of DeepSpeed's `partition_activations` where it has any: floating point values of at least as many
-elements as there are ranks are cut, others stay whole. Where it asserts that the size divides, these choose:
+elements as there are ranks are sharded, others stay whole. Where DeepSpeed asserts that the size divides, these choose:
 
-1. A decision that says both axis and dimension is carried out as it stands, or refused when the step is rewritten. One
-   over an axis that the value is split over already changes nothing: the value is saved.
-2. An axis left open is the one with most devices over which the value is whole and that divides a dimension.
-3. A dimension left open is the first one that is whole on each device and that the axis divides: what is gathered along
-   it lies together.
-4. What is a device's own already, in the body of a `shard_map`, is saved; so is what a branch of a cond makes.
-5. Where there is none, or the value is no floating point array, or has fewer elements than the axis has devices, it is
-   saved whole.
+1. A decision that names both axis and dimension is carried out as it stands, or refused when the step is rewritten. One
+   over an axis that the value is sharded over already changes nothing: the value is saved.
+2. An open axis becomes the one with most devices over which the value is replicated and that divides a dimension.
+3. An open dimension becomes the first one that is not sharded and that the axis divides: parts gathered along it are
+   contiguous.
+4. A value that is one device's own already, in the body of a `shard_map`, is saved; so is a value of a cond's branch.
+5. Where no axis divides it, or the value is no floating point array, or has fewer elements than the axis has devices,
+   the value is saved whole.
 
 Read after `graph` and `plan`.
 """
@@ -22,59 +22,55 @@ from dataclasses import replace
 from math import prod
 
 from jaxckpt.ir.decision import Decision, Offload, Partition, Save
-from jaxckpt.ir.graph import Graph
+from jaxckpt.ir.graph import Graph, Value
 from jaxckpt.ir.plan import GraphPlan
 
 
 def partition_with_axes(graph: Graph, value: int, decision: Partition) -> Partition | Save:
-    """What becomes of a partition.
+    """A partition with nothing left open, or `Save` where the value stays whole.
 
     Args:
-      graph: The step, with its mesh and splits.
-      value: What is to be partitioned.
+      graph: The step, with its mesh and shardings.
+      value: The partitioned value.
       decision: Over what; the axis, the dimension or both may be open.
-
-    Returns:
-      A partition with axis and dimension, or `Save` where the value stays whole.
     """
-    shown = graph.values[value]
-    over = {axis for axes in shown.split for axis in axes}
-    if shown.local or decision.axis in over or _is_of_branch(graph, value):
+    array = graph.values[value]
+    sharded_over = {axis for axes in array.split for axis in axes}
+    if array.local or decision.axis in sharded_over or graph.is_branched(graph.loop_of[value]):
         return Save()
     if decision.axis is not None and decision.dim is not None:
         return decision
     if not graph.mesh or decision.axis not in (None, *dict(graph.mesh)):
         return decision  # the rewriter says which axes there are
-    if "float" not in shown.dtype:
+    if "float" not in array.dtype:
         return Save()
-    named = [axis for axis, _ in graph.mesh] if decision.axis is None else [decision.axis]
-    for axis in sorted(named, key=lambda axis: -graph.axis_size(axis)):
+    candidates = [axis for axis, _ in graph.mesh] if decision.axis is None else [decision.axis]
+    for axis in sorted(candidates, key=lambda axis: -graph.axis_size(axis)):
         ways = graph.axis_size(axis)
-        if ways < 2 or axis in over or prod(shown.shape) < ways:
-            continue
-        dims = range(len(shown.shape)) if decision.dim is None else (decision.dim,)
-        for dim in dims:
-            if dim < len(shown.shape) and not (shown.split and shown.split[dim]) and shown.shape[dim] % ways == 0:
+        if ways > 1 and axis not in sharded_over and prod(array.shape) >= ways:
+            dims = range(len(array.shape)) if decision.dim is None else (decision.dim,)
+            dim = next((dim for dim in dims if _divides(array, dim, ways)), None)
+            if dim is not None:
                 return Partition(axis=axis, dim=dim)
     return Save()
 
 
-def _is_of_branch(graph: Graph, value: int) -> bool:
-    made = graph.producer[value]
-    return made is not None and graph.is_branched(graph.ops[made].loop)
+def _divides(array: Value, dim: int, ways: int) -> bool:
+    """True if a dimension exists, is not sharded, and can be cut into so many equal parts."""
+    return dim < len(array.shape) and not (array.split and array.split[dim]) and array.shape[dim] % ways == 0
 
 
 def decisions_with_axes(graph: Graph, decisions: Mapping[int, Decision]) -> Mapping[int, Decision]:
     """Decisions with nothing left open; the same ones where nothing is."""
     changed = {
-        value: said
+        value: closed
         for value, decision in decisions.items()
-        if isinstance(decision, Partition | Offload) and (said := _settled(graph, value, decision)) != decision
+        if isinstance(decision, Partition | Offload) and (closed := _with_axes(graph, value, decision)) != decision
     }
     return {**decisions, **changed} if changed else decisions
 
 
-def _settled(graph: Graph, value: int, decision: Partition | Offload) -> Decision:
+def _with_axes(graph: Graph, value: int, decision: Partition | Offload) -> Decision:
     if isinstance(decision, Partition):
         return partition_with_axes(graph, value, decision)
     if decision.partition is None:
@@ -86,12 +82,12 @@ def _settled(graph: Graph, value: int, decision: Partition | Offload) -> Decisio
 
 
 def sent_bytes(graph: Graph, value: int, decision: Offload) -> int:
-    """What a device sends to the host of a value, or of one turn of it.
+    """Bytes of an offloaded value that one device stores on the host, in one iteration where a loop makes it.
 
     Args:
       graph: The step.
-      value: What is offloaded.
-      decision: How, with nothing left open.
+      value: The value.
+      decision: The decision for it, with nothing left open.
     """
     return graph.values[value].size_bytes // (graph.axis_size(decision.axis) if decision.axis is not None else 1)
 

@@ -1,16 +1,14 @@
-"""When values that wait elsewhere must have left, and when they start on their way back.
+"""Prefetch distances as times: before which op a store must be finished, and before which a load starts.
 
-The clock is that of a plan's layers (its stages, where it has none). A value of layer l whose copy out may take k
-layers has left when layer l + k has run. One whose copy back may take k layers starts when the backward first asks for
-anything decided of layer l + k, or of a layer between: so each copy has k layers of work to hide behind. What a stage
-computes again it computes at once, so all of it is asked for when the first of it is. A value of the last k layers is
-not waited for: the backward comes too soon.
+Distances count layers (stages, where a plan has no layers), so that each copy has k layers of work to hide behind:
 
-In the body of a loop each turn moves its own value, and layers are turns: `is_pipelined` says whether a turn moves
-that of the one before.
+1. A value of layer l with store distance k has been stored before layer l + 1 + k begins. The forward pass does not
+   wait for values of the last layers: the backward comes too soon.
+2. A value that layer l is the last to need is loaded, with load distance k, before the backward first reads a decided
+   value of one of the layers l to l + k. A stage reads all that it recomputes when it reads the first of it.
+3. In the body of a loop each iteration copies its own value, and iterations take the place of layers (`is_pipelined`).
 
-Read after `plan`; `schedule` carries it out. Complexity: linear in decisions and their readers, times the layers that a
-copy may take.
+Read after `plan`; `transfers` writes the copies. Complexity: linear in decisions and readers, times the distances.
 """
 
 from bisect import bisect_right
@@ -22,18 +20,19 @@ from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Phase
 from jaxckpt.ir.plan import GraphPlan
 
-_LOOK_AHEAD = 32
-"""So many values behind a reader are looked at for one that is computed again."""
+_MOST_DESCENDANTS = 32
+"""So many values computed from one are searched for one that is recomputed. Bounds the search on long chains; no
+benchmark fixed the number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferTimes:
-    """The times of values that wait elsewhere.
+    """Times of the copies of offloaded and partitioned values.
 
     Attributes:
       values: Those values.
-      store_before: For an op of the forward pass the values whose copies must be done before it.
-      load_before: For an op of the backward the values that start to come back before it, the last made first.
+      store_before: For an op of the forward pass the values whose stores must be finished before it.
+      load_before: For an op of the backward the values whose loads start before it, the last computed first.
     """
 
     values: frozenset[int]
@@ -42,72 +41,75 @@ class TransferTimes:
 
 
 def transfer_times(graph: Graph, plan: GraphPlan) -> TransferTimes:
-    """Finds the times for the values that a plan offloads or partitions."""
+    """Times for the values that a plan offloads or partitions."""
     moved = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload | Partition)}
     if not moved:
         return TransferTimes(values=frozenset(), store_before={}, load_before={})
-    leave: defaultdict[int, list[int]] = defaultdict(list)
-    fetch: defaultdict[int, list[int]] = defaultdict(list)
+    stores: defaultdict[int, list[int]] = defaultdict(list)
+    loads: defaultdict[int, list[int]] = defaultdict(list)
     layers = plan.layers or plan.stages
-    home = {v: _index(layers, graph, v) for v in plan.decisions}
-    touched = first_reads_by_layer(graph, plan)
+    first_reads = first_reads_by_layer(graph, plan)
     for value, decision in moved.items():
-        made = graph.producer[value]
-        if made is not None and graph.ops[made].loop is not None:
+        if graph.loop_of[value] is not None:
             continue
-        ahead = decision.load_distance if isinstance(decision, Offload) else 0
+        distance = 0
         if isinstance(decision, Offload):
-            left = home[value] + 1 + decision.store_distance
-            if left < len(layers):
-                leave[layers[left]].append(value)
-        asks = last_consumer_layer(graph, plan, value)
-        times = [touched[layer] for layer in range(asks, asks + ahead + 1) if layer in touched]
+            distance = decision.load_distance
+            finished = _index(layers, graph, value) + 1 + decision.store_distance
+            if finished < len(layers):
+                stores[layers[finished]].append(value)
+        last = last_consumer_layer(graph, plan, value)
+        times = [first_reads[layer] for layer in range(last, last + distance + 1) if layer in first_reads]
         if times:
-            fetch[min(times)].append(value)
+            loads[min(times)].append(value)
     return TransferTimes(
         values=frozenset(moved),
-        store_before={op: tuple(values) for op, values in leave.items()},
-        load_before={op: tuple(sorted(values, reverse=True)) for op, values in fetch.items()},
+        store_before={op: tuple(values) for op, values in stores.items()},
+        load_before={op: tuple(sorted(values, reverse=True)) for op, values in loads.items()},
     )
 
 
 def first_reads_by_layer(graph: Graph, plan: GraphPlan) -> dict[int, int]:
-    """For each of a plan's layers the first op after the forward pass that asks for one of its decided values."""
+    """For each of a plan's layers the first op after the forward pass that reads one of its decided values."""
     layers = plan.layers or plan.stages
-    asked: dict[int, int] = {}
-    for value in plan.decisions:
-        late = next((r for r in graph.readers[value] if graph.ops[r].phase is not Phase.FORWARD), None)
-        if late is not None:
-            asked[value] = late
+    first_reads = {v: op for v in plan.decisions if (op := _first_read(graph, v)) is not None}
     opened: dict[int, int] = {}
-    for value, op in asked.items():
+    """For each stage the op that makes it recompute."""
+    for value, op in first_reads.items():
         if isinstance(plan.decisions[value], Recompute):
             stage = _index(plan.stages, graph, value)
             opened[stage] = min(op, opened.get(stage, op))
-    touched: dict[int, int] = {}
+    found: dict[int, int] = {}
     for value in plan.decisions:
-        times = [t for t in (asked.get(value), opened.get(_index(plan.stages, graph, value))) if t is not None]
-        if times:
-            layer = _index(layers, graph, value)
-            touched[layer] = min(*times, touched.get(layer, times[0]))
-    return touched
+        layer = _index(layers, graph, value)
+        for op in (first_reads.get(value), opened.get(_index(plan.stages, graph, value))):
+            if op is not None:
+                found[layer] = min(op, found.get(layer, op))
+    return found
+
+
+def _first_read(graph: Graph, value: int) -> int | None:
+    return next((op for op in graph.readers[value] if graph.ops[op].phase is not Phase.FORWARD), None)
 
 
 def last_consumer_layer(graph: Graph, plan: GraphPlan, value: int) -> int:
-    """The last layer whose backward asks for a value: its own, or one that computes something again from it."""
+    """The last layer whose backward needs a value: the value's own, or one that recomputes something from it."""
     layers = plan.layers or plan.stages
-    forward = (op for op in graph.readers[value] if graph.ops[op].phase is Phase.FORWARD)
-    again = (op for op in forward if any(isinstance(plan.decisions.get(v), Recompute) for v in _made_from(graph, op)))
-    return max([_index(layers, graph, value), *(bisect_right(layers, op) - 1 for op in again)])
+    consumers = (
+        op
+        for op in graph.readers[value]
+        if graph.ops[op].phase is Phase.FORWARD
+        and any(isinstance(plan.decisions.get(v), Recompute) for v in _descendants(graph, op))
+    )
+    return max([_index(layers, graph, value), *(bisect_right(layers, op) - 1 for op in consumers)])
 
 
-def _made_from(graph: Graph, op: int) -> Iterator[int]:
-    """What an op makes, and the next values that are made of that."""
+def _descendants(graph: Graph, op: int) -> Iterator[int]:
+    """Results of an op and of the forward ops that read them, breadth first, up to a bound."""
     seen: set[int] = set()
     pending = [op]
-    while pending and len(seen) < _LOOK_AHEAD:
-        at = pending.pop(0)
-        for value in graph.ops[at].writes:
+    while pending and len(seen) < _MOST_DESCENDANTS:
+        for value in graph.ops[pending.pop(0)].writes:
             if value not in seen:
                 seen.add(value)
                 yield value
@@ -115,34 +117,31 @@ def _made_from(graph: Graph, op: int) -> Iterator[int]:
 
 
 def _index(starts: tuple[int, ...], graph: Graph, value: int) -> int:
-    made = graph.producer[value]
-    return max(0, bisect_right(starts, -1 if made is None else made) - 1)
+    """The layer (or stage) that computes a value, by the first ops of all; 0 for arguments."""
+    producer = graph.producer[value]
+    return max(0, bisect_right(starts, -1 if producer is None else producer) - 1)
 
 
 def is_pipelined(graph: Graph, value: int, decision: Decision) -> bool:
-    """Whether the turns of a loop move a value a turn ahead: out in the next turn, back in the one before it is read.
+    """True if the copies of a value are software-pipelined over the iterations of its loop.
 
-    The loop that reads the value must turn the other way, beside the one that makes it. Turn i of the one then sends
-    what turn i - 1 made, turn i of the other fetches the same for its next one, and the last turn's value stays on the
-    device, where it is wanted at once.
+    Iteration i then stores the value of iteration i - 1, and iteration i of the loop that reads the value loads the one
+    of its next iteration. The last iteration's value stays on the device, where it is read at once. So the loop that
+    reads the value must be a sibling of the loop that computes it, and run in reverse.
 
     Args:
       graph: The step.
-      value: What moves.
-      decision: How.
+      value: The value.
+      decision: The decision for it.
     """
-    made = graph.producer[value]
-    if not isinstance(decision, Offload) or not decision.prefetch or made is None:
+    home = graph.loop_of[value]
+    if not isinstance(decision, Offload) or not decision.prefetch or home is None:
         return False
-    home = graph.ops[made].loop
-    return (
-        home is not None
-        and graph.loops[home].rolled
-        and all(_is_twin(graph, home, loop) for loop in _loops_reading(graph, value, home))
-    )
+    return graph.loops[home].rolled and all(_mirrors(graph, home, loop) for loop in _loops_reading(graph, value, home))
 
 
-def _is_twin(graph: Graph, home: int, loop: int | None) -> bool:
+def _mirrors(graph: Graph, home: int, loop: int | None) -> bool:
+    """True if a loop is a sibling of another one, as long, and runs in reverse."""
     if loop is None:
         return False
     one, other = graph.loops[home], graph.loops[loop]
@@ -150,13 +149,13 @@ def _is_twin(graph: Graph, home: int, loop: int | None) -> bool:
 
 
 def _loops_reading(graph: Graph, value: int, home: int) -> set[int | None]:
-    """The loops in whose bodies something late reads a value of another loop, or what that loop makes of it."""
+    """Loops whose ops after the forward pass read a value of the loop `home`, or what that loop computes from it."""
     found: set[int | None] = set()
     seen, pending = {value}, [value]
     while pending:
         for op in (graph.ops[reader] for reader in graph.readers[pending.pop()]):
             if op.phase is not Phase.FORWARD:
-                found.add(next((around for around in graph.path(op.loop) if _is_twin(graph, home, around)), op.loop))
+                found.add(next((around for around in graph.path(op.loop) if _mirrors(graph, home, around)), op.loop))
             elif op.loop == home:
                 pending.extend(v for v in op.writes if v not in seen)
                 seen.update(op.writes)

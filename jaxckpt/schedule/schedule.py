@@ -126,7 +126,7 @@ class _Scheduler:
 
     def _ops_that_change(self) -> set[int]:
         """Ops that read a value which is pinned, dropped or passed on by a barrier, and those that wait for one."""
-        sums = self.recomputation.accumulators.ends if self.dropped else ()
+        sums = self.recomputation.accumulators.added_by if self.dropped else ()
         readers = {op for v in (*self.pinned, *self.dropped, *sums) for op in self.graph.readers[v]}
         return readers | self.recomputation.initialisers.keys()
 

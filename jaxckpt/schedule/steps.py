@@ -1,7 +1,7 @@
-"""What a schedule is made of: an op run, values passed through a barrier, a value moved to where it waits.
+"""Steps of a schedule: an op that runs, values passed through a barrier, a value stored or loaded.
 
 Steps read and write *instances*. Instance `i < len(graph.values)` is value `i` itself; later instances are values
-passed through a barrier or computed again.
+passed through a barrier, moved or recomputed.
 
 Read after `decision`.
 """
@@ -22,9 +22,9 @@ class Run:
       op: The op.
       reads: Instances.
       writes: Instances.
-      is_clone: Whether it is a copy.
-      loop: The open loop in whose body it then runs.
-      after: An instance that has to be there before it runs, which reads nothing.
+      is_clone: True if the op runs a second time, to recompute what it writes.
+      loop: The open loop in whose body the op runs.
+      after: An instance that must exist before the op runs, which itself reads nothing (see `scatter_inits`).
     """
 
     op: int
@@ -37,9 +37,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Barrier:
-    """Instances passed on under new ids, all of them after `trigger` (an instance) is there.
+    """Instances passed on under new ids, none of them before the instance `trigger` exists.
 
-    A pin is a barrier over one instance without a trigger. `why` says what it is for, `loop` in whose body it stands.
+    A pin is a barrier over one instance without a trigger. `why` says what the barrier is for, `loop` in whose body it
+    stands.
     """
 
     reads: tuple[int, ...]
@@ -51,15 +52,15 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A value put into the form in which it waits, or brought back from it.
+    """A value stored on the host, or loaded; or cut into shards, or gathered.
 
     Attributes:
-      reads: The instance that is there, alone.
-      writes: The instance that comes of it, alone.
-      decision: Where and how it waits.
-      back: Whether it comes back.
-      loop: The open loop in whose body; a shard of what a turn makes waits in a stack, and is gathered in each turn.
-      ahead: Whether a turn moves what the one before it made, or what the next one reads.
+      reads: The one instance that is moved.
+      writes: The one instance that results.
+      decision: `Offload` to store and load, `Partition` to cut and gather.
+      restores: True if the value is loaded or gathered.
+      loop: The open loop in whose body the move stands: each iteration moves its own value.
+      is_pipelined: True if an iteration stores the value of the one before it, or loads that of the next one.
     """
 
     reads: tuple[int, ...]
@@ -74,7 +75,7 @@ Step = Run | Barrier | Move
 
 
 def run_of(op: Op) -> Run:
-    """The op itself, with no clone and no barrier, as a step of a schedule."""
+    """The op itself as a step of a schedule, unchanged."""
     return Run(op=op.id, reads=op.reads, writes=op.writes, loop=op.loop)
 
 

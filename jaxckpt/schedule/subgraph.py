@@ -1,8 +1,8 @@
-"""Some ops of a step as a small step of their own.
+"""Induced subgraphs: some ops of a step as a small step of their own.
 
-What the ops read and others make is either `given`, made by ops that stand before all others (one for each loop) and
-keep their bytes, or an input, which counts for nothing. What others read of them is returned. Two excerpts of one step
-have the same `structure` where their ops do the same in the same order, as the layers of a model do.
+A value that the ops read and others write is either `given` or an input. Ops that stand before all others (one for each
+loop) write the given values, so that their bytes count; those of inputs do not. A value that others read is returned.
+Two subgraphs have the same `structure` where their ops do the same in the same order, as the layers of a model do.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -21,15 +21,15 @@ class Subgraph:
     """Some ops of a step.
 
     Attributes:
-      whole: The step.
-      ops: Ids of its ops, ascending. In `graph` they follow those that make what is given.
-      values: For each value of `graph` its id in the step: those given, inputs, then what the ops write.
-      given: How many are given.
-      inputs: How many are inputs.
-      structure: Equal for excerpts of the same structure.
+      step: The step.
+      ops: Ids of its ops, ascending. In `graph` they follow those that write the given values.
+      values: For each value of `graph` its id in the step: given values, inputs, then what the ops write.
+      given: Number of given values.
+      inputs: Number of inputs.
+      structure: Equal for subgraphs whose ops do the same in the same order.
     """
 
-    whole: Graph
+    step: Graph
     ops: tuple[int, ...]
     values: tuple[int, ...]
     given: int
@@ -53,29 +53,28 @@ class Subgraph:
 
     @cached_property
     def _givers(self) -> dict[int | None, list[int]]:
-        """What is given, by the loop that it is made in."""
-        whole = self.whole
+        """Positions of given values, by the loop that writes them."""
+        step = self.step
         givers: dict[int | None, list[int]] = {None: []}
         for i, value in enumerate(self.values[: self.given]):
-            made = whole.producer[value]
-            givers.setdefault(None if made is None else whole.ops[made].loop, []).append(i)
+            givers.setdefault(step.loop_of[value], []).append(i)
         return givers
 
     @cached_property
     def graph(self) -> Graph:
-        """The excerpt as a step."""
-        whole, position = self.whole, self.position
-        made = frozenset(self.values[self.given + self.inputs :])
+        """The subgraph as a step."""
+        step, position = self.step, self.position
+        written = frozenset(self.values[self.given + self.inputs :])
         inside = frozenset(self.ops)
-        returned = frozenset(whole.outputs)
-        leaves = (v for v in self.values if v in made and (v in returned or self._is_read_late(v, inside)))
+        results = frozenset(step.outputs)
+        returned = (v for v in self.values if v in written and (v in results or self._is_read_outside(v, inside)))
         return Graph(
-            values=tuple(replace(whole.values[v], id=i) for i, v in enumerate(self.values)),
+            values=tuple(replace(step.values[v], id=i) for i, v in enumerate(self.values)),
             ops=tuple(self._ops()),
             inputs=tuple(range(self.given, self.given + self.inputs)),
-            outputs=tuple(position[v] for v in leaves),
-            mesh=whole.mesh,
-            loops=whole.loops,
+            outputs=tuple(position[v] for v in returned),
+            mesh=step.mesh,
+            loops=step.loops,
         )
 
     def _ops(self) -> Iterator[Op]:
@@ -91,28 +90,25 @@ class Subgraph:
                 loop=loop,
             )
         position = self.position
-        for op in (self.whole.ops[op] for op in self.ops):
+        for op in (self.step.ops[op] for op in self.ops):
             reads, writes = (tuple(position[v] for v in some) for some in (op.reads, op.writes))
             yield replace(op, id=self.op_position[op.id], reads=reads, writes=writes)
 
-    def _is_read_late(self, value: int, inside: Collection[int]) -> bool:
-        """Whether an op of the backward makes a value that somebody outside reads."""
-        made = self.whole.producer[value]
-        if made is None or self.whole.ops[made].phase is Phase.FORWARD:
+    def _is_read_outside(self, value: int, inside: Collection[int]) -> bool:
+        """True if an op of the backward or the update writes a value, and an op outside reads it."""
+        producer = self.step.producer[value]
+        if producer is None or self.step.ops[producer].phase is Phase.FORWARD:
             return False
-        return any(reader not in inside for reader in self.whole.readers[value])
+        return any(reader not in inside for reader in self.step.readers[value])
 
 
 def induced_subgraph(graph: Graph, ops: Sequence[int], given: Collection[int]) -> Subgraph:
-    """Takes some ops of a step.
+    """The subgraph that some ops of a step induce.
 
     Args:
       graph: The step.
       ops: Ids, ascending.
       given: Values that others make and keep; those of them that the ops read are given, other reads are inputs.
-
-    Returns:
-      The excerpt.
     """
     taken = [graph.ops[op] for op in ops]
     written = [v for op in taken for v in op.writes]
@@ -120,13 +116,22 @@ def induced_subgraph(graph: Graph, ops: Sequence[int], given: Collection[int]) -
     outside = list(dict.fromkeys(v for op in taken for v in op.reads if v not in inside))
     kept, inputs = [v for v in outside if v in given], [v for v in outside if v not in given]
     values = (*kept, *inputs, *written)
+    return Subgraph(
+        step=graph,
+        ops=tuple(ops),
+        values=values,
+        given=len(kept),
+        inputs=len(inputs),
+        structure=_structure(graph, taken, kept, inputs, values),
+    )
+
+
+def _structure(
+    graph: Graph, ops: Sequence[Op], given: Sequence[int], inputs: Sequence[int], values: Sequence[int]
+) -> Structure:
     position = {v: i for i, v in enumerate(values)}
     like, alike = graph.value_signatures, graph.op_signatures
-    loops = (graph.ops[made].loop for made in map(graph.producer.__getitem__, kept) if made is not None)
-    structure = (
-        (len(kept), len(inputs), *(-1 if loop is None else loop for loop in loops), *(like[v] for v in values)),
-        *((alike[op.id], *(position[v] for v in op.reads), -1, *(position[v] for v in op.writes)) for op in taken),
-    )
-    return Subgraph(
-        whole=graph, ops=tuple(ops), values=values, given=len(kept), inputs=len(inputs), structure=structure
-    )
+    loops = (graph.loop_of[v] for v in given if graph.producer[v] is not None)
+    header = (len(given), len(inputs), *(-1 if loop is None else loop for loop in loops), *(like[v] for v in values))
+    lines = ((alike[op.id], *(position[v] for v in op.reads), -1, *(position[v] for v in op.writes)) for op in ops)
+    return (header, *lines)

@@ -387,7 +387,7 @@ def test_what_the_machine_does_not_have_is_refused(traced, decision, said):
 
 
 def test_values_that_cannot_be_recomputed_are_refused(traced):
-    with pytest.raises(GraphError, match="cannot be computed again"):
+    with pytest.raises(GraphError, match="cannot be recomputed"):
         rewrite(traced, plan_of(traced.graph, drop=[traced.graph.inputs[0]]))
 
 

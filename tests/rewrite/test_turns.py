@@ -171,7 +171,7 @@ def test_where_nobody_chooses_copies_stay_within_the_turn():
 @pytest.mark.parametrize(
     ("step", "reason"),
     [
-        (with_tiled_loops, r"loops in one another \(2 x 2 turns\) would make a stack of stacks"),
+        (with_tiled_loops, r"nested loops \(2 x 2 iterations\) would need a stack of stacks"),
         (functools.partial(scanned, unroll=2), r"unrolled \(unroll=2\)"),
         (functools.partial(scanned, unroll=LAYERS), r"unrolled \(unroll=4\)"),
         (

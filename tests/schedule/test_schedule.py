@@ -229,7 +229,7 @@ def test_values_that_cannot_be_recomputed_are_refused(kind):
     late = build.op("mul", loud, x, size_bytes=4000, phase=Phase.BACKWARD)
     graph = build.graph(build.op("mul", late, loud, size_bytes=4000, phase=Phase.BACKWARD))
     value = {"input": x, "effects": loud, "backward": late}[kind]
-    with pytest.raises(GraphError, match=f"value {value} cannot be computed again"):
+    with pytest.raises(GraphError, match=f"value {value} cannot be recomputed"):
         schedule(graph, plan_of(graph, drop=[value]))
 
 

@@ -144,7 +144,7 @@ def test_only_one_stack_can_be_on_the_host():
     assert reason_not_offloadable(chain(4), 2) is None
     assert reason_not_offloadable(looped(), 2) is None
     assert "unroll=2" in reason_not_offloadable(looped(unroll=2), 2)
-    assert "a loop of one turn" in reason_not_offloadable(looped(turns=(1, 1)), 2)
-    assert "3 x 5 turns" in reason_not_offloadable(looped(parents=(0, 1)), 2)
+    assert "a loop of one iteration" in reason_not_offloadable(looped(turns=(1, 1)), 2)
+    assert "3 x 5 iterations" in reason_not_offloadable(looped(parents=(0, 1)), 2)
     assert reason_not_offloadable(looped(parents=(0, 0)), 2) is None  # the outer body holds the backward too
     assert "in the body of one loop" in reason_not_offloadable(looped(turns=(1, 1), parents=(0, 0)), 2)
