@@ -1,13 +1,12 @@
-"""Open bodies of `shard_map` become `shard_map` equations again: neighbouring equations of one mesh are a body.
+"""Outlining of `shard_map`: neighbouring equations of one mesh in open bodies become the body of one equation.
 
-What a body needs is found from what it reads: an array by the spec under which a device is shown its part, what another
-body made as JAX hands residuals over, each device its own. What it gives is what `from_shards` reads, and what other
-bodies read of it. So a body may be cut anywhere, and part of it may stand a second time elsewhere; the compiler sees
-neither, for it puts the bodies of one program into one.
+1. A body reads an array by the spec under which a device sees its part.
+2. It reads what another body makes as JAX hands residuals over, each device its own; a value without dimensions has one
+   on its way.
+3. It gives what `from_shards` reads, and what other bodies read of it.
 
-A value without dimensions has one on its way from body to body.
-
-Read after `shards`; `close` calls it, which also closes the loops in a body. Complexity: linear.
+So a body may be cut anywhere, and part of it may be cloned elsewhere; the compiler sees neither, for it puts the bodies
+of one program into one. Complexity: linear.
 """
 
 import functools
@@ -17,19 +16,24 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
+from jax.sharding import PartitionSpec
 
 from jaxckpt import _compat
 from jaxckpt.ir.shard_map import FROM_SHARDS, TO_SHARDS
+from jaxckpt.outline.emit import body_jaxpr
 from jaxckpt.program.flat_program import Atom, Equation, ManualMesh, OpenLoop
 from jaxckpt.program.open_shard_map import all_devices_var
+
+NameStack = Any
+"""The names around an equation; the type is not one of JAX's public ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """How an array comes into a body, or goes out of it."""
+    """An array outside of a body, and the spec by which the body reads or gives it."""
 
     array: Atom
-    spec: Any
+    spec: PartitionSpec
 
 
 @dataclass(slots=True)
@@ -42,31 +46,31 @@ class _Region:
       within: The equations, those of loops in the body too.
       joins: Those that lead in and out.
       eqns: JAX's equations of the body.
-      given: What goes out, each with the value that it is made of.
+      given: Its results, each with the value in the body.
     """
 
     manual: int
     loop: int | None
     within: list[Equation] = field(default_factory=list)
     joins: list[Equation] = field(default_factory=list)
-    eqns: list[Any] = field(default_factory=list)
+    eqns: list[jex.JaxprEqn] = field(default_factory=list)
     given: list[tuple[Atom, _Operand]] = field(default_factory=list)
 
-    def made(self) -> Iterator[Any]:
-        """What its equations make."""
+    def produced(self) -> Iterator[jex.Var]:
+        """The variables that its equations write."""
         return (v for eqn in self.eqns for v in eqn.outvars)
 
-    def wanted(self) -> Iterator[Any]:
-        """What it reads and does not make, in order; a variable may come twice."""
-        made = set(self.made())
+    def read(self) -> Iterator[jex.Var]:
+        """The variables that it reads and does not produce, in order; a variable may come twice."""
+        produced = set(self.produced())
         atoms = (atom for eqn in self.eqns for atom in eqn.invars)
         for atom in (*atoms, *(value for value, _ in self.given)):
-            if isinstance(atom, jex.Var) and atom not in made:
+            if isinstance(atom, jex.Var) and atom not in produced:
                 yield atom
 
 
 def is_within(equation: Equation) -> bool:
-    """Whether an equation stands in the body of a `shard_map`, and does not lead into it or out of it."""
+    """True if an equation is in the body of a `shard_map`, and does not lead into the body or out of it."""
     return equation.manual is not None and equation.eqn.primitive.name not in (TO_SHARDS, FROM_SHARDS)
 
 
@@ -74,39 +78,35 @@ def regions(
     equations: Sequence[Equation],
     loops: Sequence[OpenLoop],
     manuals: Sequence[ManualMesh],
-    level: Callable[[Sequence[Equation]], Sequence[Any]],
+    level: Callable[[Sequence[Equation]], Sequence[jex.JaxprEqn]],
 ) -> list[Equation]:
-    """Closes the bodies of `shard_map`.
+    """Outlines the bodies of `shard_map`.
 
     Args:
       equations: In order; those in bodies among the others.
       loops: Of the program.
       manuals: Of the program.
-      level: Makes JAX's equations of neighbouring ones of a body: closes the loops among them.
+      level: Makes JAX's equations of neighbouring ones of a body: outlines the loops among them.
 
     Returns:
       Equations outside of all bodies.
     """
     found = _found(equations, loops)
-    taken: dict[Any, _Operand] = {}
-    for region in (each for each in found if isinstance(each, _Region)):
+    bodies = [each for each in found if isinstance(each, _Region)]
+    operands: dict[jex.Var, _Operand] = {}
+    for region in bodies:
         region.eqns = list(level(region.within))
-        for join in region.joins:
-            (read,), (write,), spec = join.eqn.invars, join.eqn.outvars, join.eqn.params["spec"]
-            if join.eqn.primitive.name == TO_SHARDS:
-                taken[write] = _Operand(read, spec)
-            else:
-                region.given.append((read, _Operand(write, spec)))
-    _hand_over([each for each in found if isinstance(each, _Region)], taken, manuals)
+        operands.update(_joined(region))
+    _hand_over(bodies, operands, manuals)
     return [
-        Equation(_eqn(each, manuals[each.manual], taken), loop=each.loop) if isinstance(each, _Region) else each
+        Equation(_eqn(each, manuals[each.manual], operands), loop=each.loop) if isinstance(each, _Region) else each
         for each in found
         if isinstance(each, Equation) or each.given
     ]
 
 
 def _found(equations: Sequence[Equation], loops: Sequence[OpenLoop]) -> list[Equation | _Region]:
-    """Equations outside of bodies, and the regions between them. What leads out of a region leads into a later one."""
+    """Equations outside of bodies, and the regions between them, in order."""
     found: list[Equation | _Region] = []
     for equation in equations:
         if equation.manual is None:
@@ -116,50 +116,52 @@ def _found(equations: Sequence[Equation], loops: Sequence[OpenLoop]) -> list[Equ
         while loop is not None and loops[loop].manual is not None:
             loop = loops[loop].parent
         region = found[-1] if found else None
-        enters = equation.eqn.primitive.name == TO_SHARDS
-        if (
-            not isinstance(region, _Region)
-            or (region.manual, region.loop) != (equation.manual, loop)
-            or (enters and any(equation.eqn.invars[0] is join.eqn.outvars[0] for join in region.joins))
-        ):
+        if not isinstance(region, _Region) or not _continues(region, equation, loop):
             region = _Region(equation.manual, loop)
             found.append(region)
         (region.within if is_within(equation) else region.joins).append(equation)
     return found
 
 
-def _hand_over(found: Sequence[_Region], taken: dict[Any, _Operand], manuals: Sequence[ManualMesh]) -> None:
-    """Gives from region to region what one makes and another reads."""
-    home = {v: region for region in found for v in region.made()}
-    for region in found:
-        for variable in region.wanted():
-            if variable not in taken:
+def _continues(region: _Region, equation: Equation, loop: int | None) -> bool:
+    """True if an equation belongs to a region: a body cannot read an array that the same body gives."""
+    enters = equation.eqn.primitive.name == TO_SHARDS
+    if enters and any(equation.eqn.invars[0] is join.eqn.outvars[0] for join in region.joins):
+        return False
+    return (region.manual, region.loop) == (equation.manual, loop)
+
+
+def _joined(region: _Region) -> dict[jex.Var, _Operand]:
+    """The variables of a region that are parts of arrays; notes its results."""
+    operands = {}
+    for join in region.joins:
+        (read,), (write,), spec = join.eqn.invars, join.eqn.outvars, join.eqn.params["spec"]
+        if join.eqn.primitive.name == TO_SHARDS:
+            operands[write] = _Operand(read, spec)
+        else:
+            region.given.append((read, _Operand(write, spec)))
+    return operands
+
+
+def _hand_over(bodies: Sequence[_Region], operands: dict[jex.Var, _Operand], manuals: Sequence[ManualMesh]) -> None:
+    """Lets regions give what other regions read."""
+    home = {v: region for region in bodies for v in region.produced()}
+    for region in bodies:
+        for variable in region.read():
+            if variable not in operands:
                 array, spec = all_devices_var(manuals[region.manual], variable)
-                taken[variable] = _Operand(array, spec)
-                home[variable].given.append((variable, taken[variable]))
+                operands[variable] = _Operand(array, spec)
+                home[variable].given.append((variable, operands[variable]))
 
 
-def _eqn(region: _Region, manual: ManualMesh, taken: dict[Any, _Operand]) -> Any:
+def _eqn(region: _Region, manual: ManualMesh, known: dict[jex.Var, _Operand]) -> jex.JaxprEqn:
     """The `shard_map` equation of a region."""
-    operands = {v: taken[v] for v in region.wanted()}
-    inside = _Inside(manual)
-    invars = [inside.entered(variable, operand.array) for variable, operand in operands.items()]
-    outvars = [inside.left(value, operand.array) for value, operand in region.given]
+    operands = {v: known[v] for v in region.read()}
     named = [*region.eqns, *(join.eqn for join in region.joins)]
     stack = _common([eqn.source_info.name_stack for eqn in named])
-    eqns = [*inside.before, *(_below(eqn, stack) for eqn in region.eqns), *inside.after]
-    debug_info = jex.DebugInfo("jaxckpt", manual.eqn.params["jaxpr"].debug_info.func_src_info, None, None)
-    jaxpr = jex.Jaxpr(
-        constvars=(),
-        invars=invars,
-        outvars=outvars,
-        eqns=eqns,
-        effects=frozenset().union(*(eqn.effects for eqn in eqns)),
-        debug_info=debug_info,
-    )
     params = dict(
         manual.eqn.params,
-        jaxpr=jaxpr,
+        jaxpr=_body(region, manual, operands, stack),
         in_specs=tuple(operand.spec for operand in operands.values()),
         out_specs=tuple(operand.spec for _, operand in region.given),
     )
@@ -171,51 +173,59 @@ def _eqn(region: _Region, manual: ManualMesh, taken: dict[Any, _Operand]) -> Any
     )
 
 
-class _Inside:
-    """What stands at the borders of one body: values without dimensions get one on their way."""
+def _body(region: _Region, manual: ManualMesh, operands: dict[jex.Var, _Operand], stack: NameStack) -> jex.Jaxpr:
+    border = _Border(manual)
+    invars = [border.entered(variable, operand.array) for variable, operand in operands.items()]
+    outvars = [border.given(value, operand.array) for value, operand in region.given]
+    eqns = [*border.before, *(_below(eqn, stack) for eqn in region.eqns), *border.after]
+    return body_jaxpr(invars, outvars, eqns, manual.eqn.params["jaxpr"])
+
+
+class _Border:
+    """The border of one body, where values without dimensions get one."""
 
     def __init__(self, manual: ManualMesh):
-        self.before: list[Any] = []
-        self.after: list[Any] = []
+        self.before: list[jex.JaxprEqn] = []
+        self.after: list[jex.JaxprEqn] = []
         self._manual = manual
 
-    def entered(self, variable: Any, array: Atom) -> Any:
+    def entered(self, variable: jex.Var, array: Atom) -> jex.Var:
         """The argument of the body that gives a variable."""
         if len(array.aval.shape) == len(variable.aval.shape):
             return variable
-        long = jex.Var(_compat.stacked_aval(1, variable.aval))
-        self.before.append(self._made(1, long, variable))
-        return long
+        row = jex.Var(_compat.stacked_aval(1, variable.aval))
+        self.before.append(self._reshaped(1, row, variable))
+        return row
 
-    def left(self, value: Atom, array: Atom) -> Atom:
-        """What a body returns for a value."""
+    def given(self, value: Atom, array: Atom) -> Atom:
+        """The result of the body for a value."""
         if len(array.aval.shape) == len(value.aval.shape):
             return value
-        long = jex.Var(_compat.stacked_aval(1, value.aval))
-        self.after.append(self._made(0, value, long))
-        return long
+        row = jex.Var(_compat.stacked_aval(1, value.aval))
+        self.after.append(self._reshaped(0, value, row))
+        return row
 
-    def _made(self, rank: int, read: Atom, write: Any) -> Any:
+    def _reshaped(self, rank: int, read: Atom, write: jex.Var) -> jex.JaxprEqn:
         return _reshapes()[rank].replace(invars=[read], outvars=[write], ctx=self._manual.inner_ctx)
 
 
 @functools.cache
-def _reshapes() -> tuple[Any, Any]:
-    """The equations that give a value a dimension and take it away, from the public functions."""
-    made = (
+def _reshapes() -> tuple[jex.JaxprEqn, jex.JaxprEqn]:
+    """The equations that add a dimension to a scalar and remove it, from the public functions."""
+    closed_jaxprs = (
         jax.make_jaxpr(lambda x: jax.lax.broadcast(x, (1,)))(jax.ShapeDtypeStruct((), "float32")),
         jax.make_jaxpr(lambda x: jax.lax.squeeze(x, (0,)))(jax.ShapeDtypeStruct((1,), "float32")),
     )
-    one, other = (getattr(closed, "jaxpr", closed).eqns[0] for closed in made)
+    one, other = (getattr(closed, "jaxpr", closed).eqns[0] for closed in closed_jaxprs)
     return one, other
 
 
-def _common(stacks: Sequence[Any]) -> Any:
+def _common(stacks: Sequence[NameStack]) -> NameStack:
     """The names that all equations have in common."""
     return stacks[0][: min(_compat.common_names(stacks[0], stack) for stack in stacks)]
 
 
-def _below(eqn: Any, stack: Any) -> Any:
-    """An equation under the names that a body's `shard_map` does not say."""
+def _below(eqn: jex.JaxprEqn, stack: NameStack) -> jex.JaxprEqn:
+    """An equation in a body, whose name stacks begin behind those of its `shard_map`."""
     own = eqn.source_info.name_stack[len(stack) :]
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=own))

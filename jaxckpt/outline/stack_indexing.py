@@ -1,159 +1,227 @@
-"""How turns of a loop read and write their part of a whole array: by a counter handed on, or a number of each turn.
+"""Iterations that read and write their part of an array by an index: by a counter in the carry, or a number of each.
 
-A scan's own slices and stacks are as long as the scan. Cutting an array for each stretch would copy all of it, and so
-would joining what stretches have stacked. So the whole array is a constant of the scan, or handed on from turn to turn
-and from stretch to stretch, and each turn slices or updates it in the place of its counter. Compilers make the same of
-a scan's slices and stacks. Turns of a group count on from where the group begins, which the loop over groups counts.
+A scan's own slices and stacks are as long as the scan. To cut an array for each part of a split loop would copy the
+array, and so would joining what the parts have stacked. So the array is a constant of the scan, or part of its carry,
+and each iteration slices or updates the array at a counter. Compilers make the same of a scan's slices and stacks.
+The iterations of a tile count on from where the tile begins, which the loop over tiles counts.
 
-The turns of a loop may be numbered instead (`IterationNumbers`): each reads its number from an array of all. XLA copies
-slices whose place it knows ahead beside the kernels of a GPU, and then orders all kernels of the body anew with an eye
-on time alone. Products whose results are added up over the turns, the gradients of weights, come last then, and what
-they are made of stays until then: the body of a gradient that is accumulated may take twice the memory.
+The iterations of a loop may be numbered instead (`OpenLoop.reads_iteration_number`): each reads its number from an
+array of all. XLA copies slices whose place is a function of the trip counter beside the kernels of a GPU, and then
+orders all kernels of the body anew with an eye on time alone. Products whose results are added up over the iterations,
+the gradients of weights, come last then, and their operands stay until then: the body of a gradient that is accumulated
+may take twice the memory (`benchmarks.accumulation`).
 
-What a stretch hands on lies as it is indexed, the last axis innermost: a compiler gives each loop a layout of its own,
-and without a word it may turn what layers pass on, so that they pass on in other kernels than those of the whole loop.
-
-Read after `program`; `close` asks.
+The carry of a part, or a tile, has a row-major layout: a compiler gives each loop a layout of its own, and might
+transpose what layers pass on, which then fuses into other kernels than in the unsplit loop.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxckpt import _compat
+from jaxckpt.outline.interfaces import (
+    ArrayUpdate,
+    Carry,
+    FilledArray,
+    LoopInterface,
+    LoopTree,
+    zeros_like_aval,
+)
 from jaxckpt.program.flat_program import Atom, Equation, OpenLoop
 
 
-class IterationCounter:
-    """The counter of a loop: of a stretch, of groups, or of the turns of a group.
-
-    Args:
-      opened: The loop.
-      stride: How many slices a turn of it goes through.
-      around: For the turns of a group, the counter of the groups.
-
-    Attributes:
-      first: What its first turn gets.
-      carried: What every turn gets: the place of its (first) slice.
-      following: What a turn hands on.
-      before: Equations that make what the first turn gets; they stand before the loop.
-    """
-
-    def __init__(self, opened: OpenLoop, *, stride: int = 1, around: "IterationCounter | None" = None):
-        self._like = opened.eqn
-        length, reverse = opened.eqn.params["length"], opened.eqn.params["reverse"]
-        aval = jax.typeof(jnp.int32(0))
-        self._step = -stride if reverse else stride
-        begin = (opened.offset or 0) + ((length - 1) * stride if reverse else 0)
-        self.first: Atom = jex.Literal(np.int32(begin), aval)
-        self.carried, self.following = jex.Var(aval), jex.Var(aval)
-        self.before: list[Any] = []
-        if around is not None:
-            self.first = jex.Var(aval)
-            self.before += _equations(lambda i: i + np.int32(begin), [around.carried], self.first, like=self._like)
-
-    def advance(self) -> Iterator[Any]:
-        """The equation of what a turn hands on."""
-        return _equations(lambda i: i + np.int32(self._step), [self.carried], self.following, like=self._like)
-
-    def pick(self, array: Atom, variable: Any) -> Iterator[Any]:
-        """The equations of the turn's slice of a whole array."""
-        return _equations(_slice, [array, self.carried], variable, like=self._like)
-
-    def place(self, array: Any, value: Atom, variable: Any) -> Iterator[Any]:
-        """The equations of a whole array with the turn's value in its place."""
-        return _equations(_update, [array, value, self.carried], variable, like=self._like)
-
-
-class IterationNumbers:
-    """The numbers of a loop's turns, in the order of the slices that they go through.
-
-    What the array has is how many turns come behind: a number that is read as it is would be such a slice itself.
-
-    Args:
-      opened: The loop.
-
-    Attributes:
-      array: Of every turn how many come behind.
-      behind: The turn's own part of it.
-      before: Equations that make the array; they stand before the loop.
-    """
-
-    def __init__(self, opened: OpenLoop):
-        self._opened = opened
-        self._last = last = np.int32(opened.length - 1)
-        aval = jax.typeof(jnp.int32(0))
-        self.behind, self.array = jex.Var(aval), jex.Var(_compat.stacked_aval(opened.length, aval))
-        made = _equations(lambda: last - jax.lax.iota(np.int32, opened.length), [], self.array, like=opened.eqn)
-        self.before = list(made)
-
-    def pick(self, array: Atom, variable: Any) -> Iterator[Any]:
-        """The equations of the turn's slice of an array."""
-        reads = [array, self.behind]
-        return _equations(lambda a, i: _slice(a, self._last - i), reads, variable, like=self._opened.eqn)
-
-    def count(self, begin: int, variable: Any) -> Iterator[Any]:
-        """The equations of a counter of the step's own, which the first turn begins with a number."""
-        first = np.int32(begin)
-        made = (lambda i: i + first) if self._opened.reverse else (lambda i: self._last - i + first)
-        return _equations(made, [self.behind], variable, like=self._opened.eqn)
-
-
-def induction_variables(
-    equations: Sequence[Equation], first: Mapping[int, Atom], carried: Mapping[int, Any], following: Sequence[Atom]
-) -> Mapping[int, int]:
-    """The places of a loop's carry that count its turns, each with the number that it begins with."""
-    found = {}
-    makers = {variable: equation.eqn for equation in equations for variable in equation.eqn.outvars}
-    for place, atom in first.items():
-        made = makers.get(following[place]) if isinstance(following[place], jex.Var) else None
-        if made is None or made.primitive.name != "add" or not isinstance(atom, jex.Literal):
-            continue
-        adds_one = any(isinstance(read, jex.Literal) and read.val == 1 for read in made.invars)
-        is_number = carried[place].aval.dtype == np.int32
-        if adds_one and is_number and carried[place] in made.invars:
-            found[place] = int(atom.val)
-    return found
+def with_row_major_carry(interface: LoopInterface, like: jex.JaxprEqn) -> LoopInterface:
+    """A loop whose iterations hand on arrays in row-major layout; its equations have the source of another one."""
+    carries, eqns = [], []
+    for carry in interface.carries:
+        following = carry.following
+        if has_layout_choice(following):
+            following = jex.Var(following.aval)
+            layout = Layout(tuple(range(len(following.aval.shape))))
+            eqns += _equations(
+                lambda array, layout=layout: with_layout_constraint(array, layout),
+                [carry.following],
+                following,
+                like=like,
+            )
+        carries.append(replace(carry, following=following))
+    return replace(interface, carries=tuple(carries), after=(*interface.after, *eqns))
 
 
 def has_layout_choice(atom: Atom) -> bool:
-    """Whether a compiler has a choice how something lies: an array of numbers with more axes than one."""
+    """True if a compiler can choose the layout of an atom: an array of numbers with two axes or more."""
     if not isinstance(atom, jex.Var) or len(getattr(atom.aval, "shape", ())) < 2:
         return False
     return jnp.issubdtype(atom.aval.dtype, np.generic)
 
 
-def row_major(array: Any, variable: Any, *, like: Any) -> Iterator[Any]:
-    """The equation of an array that lies as it is indexed; named like another."""
-    layout = Layout(tuple(range(len(array.aval.shape))))
-    return _equations(lambda each: with_layout_constraint(each, layout), [array], variable, like=like)
+def with_filled_arrays(
+    loops: Sequence[LoopInterface], tree: LoopTree, filled: Mapping[jex.Var, FilledArray]
+) -> tuple[LoopInterface, ...]:
+    """Loops that fill arrays one after the other: the first one gets zeros, and each hands its array on to the next."""
+    found = list(loops)
+    for stack, array in filled.items():
+        eqns, init = zeros_like_aval(stack.aval, array.like)
+        first = tree.iterating(array.loops[0])[0]
+        found[first] = replace(found[first], before=(*found[first].before, *eqns))
+        for loop, value in zip(array.loops, array.values, strict=True):
+            final = stack if loop == array.loops[-1] else jex.Var(stack.aval)
+            _fill(found, tree.iterating(loop), value, init=init, final=final)
+            init = final
+    return tuple(found)
 
 
-def _slice(array: Any, index: Any) -> Any:
+def _fill(found: list[LoopInterface], iterating: Sequence[int], value: Atom, *, init: Atom, final: jex.Var) -> None:
+    """A loop's part of an array; the first iteration of a tile gets the array from the loop over tiles."""
+    for loop in iterating:
+        carry = Carry(init, jex.Var(final.aval), jex.Var(final.aval), final)
+        found[loop] = replace(found[loop], carries=(*found[loop].carries, carry))
+        init, final = carry.current, carry.following
+    innermost = iterating[-1]
+    update = ArrayUpdate(init, value, final)
+    found[innermost] = replace(found[innermost], updates=(*found[innermost].updates, update))
+
+
+def with_numbers(interface: LoopInterface, opened: OpenLoop, equations: Sequence[Equation]) -> LoopInterface:
+    """A loop whose iterations read their numbers from an array, for their slices and for induction variables, if any.
+
+    The array has how many iterations come behind: a number that is read as it is would be such a slice itself.
+    """
+    counting = induction_variables(equations, interface.carries)
+    if not interface.picked and not counting:
+        return interface
+    last = np.int32(opened.length - 1)
+    aval = jax.typeof(jnp.int32(0))
+    behind, array = jex.Var(aval), jex.Var(_compat.stacked_aval(opened.length, aval))
+    before = _equations(lambda: last - jax.lax.iota(np.int32, opened.length), [], array, like=opened.eqn)
+    start: list[jex.JaxprEqn] = []
+    carries = list(interface.carries)
+    for place, begin in counting.items():
+        first = np.int32(begin)
+        count = (lambda i, n=first: i + n) if opened.reverse else (lambda i, n=first: last - i + n)
+        start += _equations(count, [behind], carries[place].current, like=opened.eqn)
+        carries[place] = replace(carries[place], current=jex.Var(aval))
+    for variable, picked in interface.picked.items():
+        start += _equations(lambda a, i: _slice(a, last - i), [picked, behind], variable, like=opened.eqn)
+    return replace(
+        interface,
+        carries=tuple(carries),
+        slices={**interface.slices, behind: array},
+        picked={},
+        before=(*interface.before, *before),
+        start=tuple(start),
+    )
+
+
+def induction_variables(equations: Sequence[Equation], carries: Sequence[Carry]) -> Mapping[int, int]:
+    """The places of a carry that an iteration increases by one, each with its first number."""
+    producer = {variable: equation.eqn for equation in equations for variable in equation.eqn.outvars}
+    return {
+        place: int(carry.init.val)
+        for place, carry in enumerate(carries)
+        if isinstance(carry.init, jex.Literal)
+        and isinstance(carry.following, jex.Var)
+        and _adds_one(producer.get(carry.following), carry.current)
+    }
+
+
+def _adds_one(eqn: jex.JaxprEqn | None, variable: jex.Var) -> bool:
+    """True if an equation adds one to a 32 bit number."""
+    if eqn is None or eqn.primitive.name != "add" or variable.aval.dtype != np.int32:
+        return False
+    return variable in eqn.invars and any(isinstance(read, jex.Literal) and read.val == 1 for read in eqn.invars)
+
+
+def with_counters(loops: Sequence[LoopInterface], tree: LoopTree) -> tuple[LoopInterface, ...]:
+    """Loops that slice and update arrays at a counter in their carry; loops over tiles count for those in the tiles."""
+    counters: dict[int, _Counter] = {}
+    for loop, interface in enumerate(loops):
+        around = None
+        for each in tree.iterating(loop) if interface.picked or interface.updates else ():
+            if each not in counters:
+                stride = next((i.length for i in tree.loops if i.is_inner_tile and i.parent == each), 1)
+                counters[each] = _counter(tree.loops[each], stride=stride, around=around)
+            around = counters[each].carry.current
+    found = list(loops)
+    for loop, counter in counters.items():
+        found[loop] = _with_counter(loops[loop], counter, tree.loops[loop].eqn)
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    """The place of an iteration's slice, its first one in a loop over tiles.
+
+    Attributes:
+      carry: The counter in the carry.
+      before: Equations of the initial counter.
+      advance: Equations of the following counter.
+    """
+
+    carry: Carry
+    before: tuple[jex.JaxprEqn, ...]
+    advance: tuple[jex.JaxprEqn, ...]
+
+
+def _counter(opened: OpenLoop, *, stride: int, around: jex.Var | None) -> _Counter:
+    """A counter of slices, `stride` in an iteration; for the iterations of a tile it goes on from that `around`."""
+    aval = jax.typeof(jnp.int32(0))
+    begin = np.int32((opened.offset or 0) + ((opened.length - 1) * stride if opened.reverse else 0))
+    step = np.int32(-stride if opened.reverse else stride)
+    init: Atom = jex.Literal(begin, aval) if around is None else jex.Var(aval)
+    carry = Carry(init, jex.Var(aval), jex.Var(aval), jex.Var(aval))
+    before = () if around is None else _equations(lambda i: i + begin, [around], init, like=opened.eqn)
+    advance = _equations(lambda i: i + step, [carry.current], carry.following, like=opened.eqn)
+    return _Counter(carry, tuple(before), tuple(advance))
+
+
+def _with_counter(interface: LoopInterface, counter: _Counter, like: jex.JaxprEqn) -> LoopInterface:
+    place = counter.carry.current
+    start, updates = list(interface.start), []
+    for variable, array in interface.picked.items():
+        start += _equations(_slice, [array, place], variable, like=like)
+    for update in interface.updates:
+        updates += _equations(_update, [update.array, update.value, place], update.result, like=like)
+    return replace(
+        interface,
+        carries=(*interface.carries, counter.carry),
+        picked={},
+        updates=(),
+        before=(*interface.before, *counter.before),
+        start=tuple(start),
+        after=(*updates, *interface.after, *counter.advance),
+    )
+
+
+def _slice(array: jax.Array, index: jax.Array) -> jax.Array:
     one = (1, *array.shape[1:])
     sliced = jax.lax.dynamic_slice(array, _place(array, index), one, allow_negative_indices=False)
     return jax.lax.squeeze(sliced, (0,))
 
 
-def _update(array: Any, value: Any, index: Any) -> Any:
+def _update(array: jax.Array, value: jax.Array, index: jax.Array) -> jax.Array:
     one = jax.lax.expand_dims(value, (0,))
     return jax.lax.dynamic_update_slice(array, one, _place(array, index), allow_negative_indices=False)
 
 
-def _place(array: Any, index: Any) -> tuple[Any, ...]:
+def _place(array: jax.Array, index: jax.Array) -> tuple[jax.Array | np.int32, ...]:
     return (index, *(np.int32(0) for _ in array.shape[1:]))
 
 
-def _equations(made: Callable[..., Any], reads: Sequence[Atom], result: Any, *, like: Any) -> Iterator[Any]:
-    """The equations of a function over atoms, the last of which makes a variable that exists; named like another."""
-    closed = jax.make_jaxpr(made)(*(_spec(atom.aval) for atom in reads))
+def _equations(
+    function: Callable[..., jax.Array], reads: Sequence[Atom], result: Atom, *, like: jex.JaxprEqn
+) -> Iterator[jex.JaxprEqn]:
+    """The equations of a function over atoms, the last of which writes `result`, with the source of another one."""
+    closed = jax.make_jaxpr(function)(*(_spec(atom.aval) for atom in reads))
     jaxpr = getattr(closed, "jaxpr", closed)
-    env: dict[Any, Atom] = {**dict(zip(jaxpr.invars, reads, strict=True)), jaxpr.outvars[0]: result}
+    env: dict[jex.Var, Atom] = {**dict(zip(jaxpr.invars, reads, strict=True)), jaxpr.outvars[0]: result}
     for eqn in jaxpr.eqns:
         for variable in eqn.outvars:
             env.setdefault(variable, jex.Var(variable.aval))
@@ -165,6 +233,6 @@ def _equations(made: Callable[..., Any], reads: Sequence[Atom], result: Any, *, 
         )
 
 
-def _spec(aval: Any) -> jax.ShapeDtypeStruct:
+def _spec(aval: jax.core.ShapedArray) -> jax.ShapeDtypeStruct:
     sharding = None if aval.sharding.mesh.empty else aval.sharding
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)

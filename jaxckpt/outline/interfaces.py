@@ -1,0 +1,438 @@
+"""Interfaces of open loops and branches: what each reads from outside of its body, and what it gives.
+
+Lambda lifting: the free variables of a body become constants, carries and slices of its scan, or operands of its cond.
+
+1. A value from further out is a constant.
+2. A value that another loop makes in the same iteration is stacked there, and this loop goes through the stack:
+   of `y = f(x)` in loop A and `g(y)` in loop B, A stacks y and B slices the stack.
+3. A branch gives such a value in a slot of its cond, which branches share where their values have one type.
+4. An equation that runs an iteration ahead (`Equation.is_pipelined`, software pipelining) makes a carry: of the
+   variable that it reads, where the body makes that variable, so that an iteration reads the value of the one before,
+   zeros in the first; else of its result, so that an iteration gives the result to the next. Two such loops that run
+   in opposite directions meet in the same places of a stack, but for the last value of the one: the first iteration
+   of the other gets it as the initial carry.
+
+Variables keep their names on both sides of a body's border. Complexity: linear in equations times the depth of loops.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from jaxckpt import _compat
+from jaxckpt.ir.branch import COND_END
+from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
+from jaxckpt.program.flat_program import Atom, Equation, OpenLoop
+from jaxckpt.program.open_scan import BRANCHES, IS_PROBE, is_loop_boundary, loop_paths, stack_writers
+
+Path = tuple[int, ...]
+"""The loops around an equation, outermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopTree:
+    """The loops and branches of a program, and for each its path: the loops around it and itself."""
+
+    loops: Sequence[OpenLoop]
+    paths: Sequence[Path]
+
+    def parent(self, loop: int) -> int | None:
+        """The loop around a loop, where it is of this tree."""
+        return next(iter(self.paths[loop][-2:-1]), None)
+
+    def path(self, equation: Equation) -> Path:
+        """The loops around an equation."""
+        return () if equation.loop is None else self.paths[equation.loop]
+
+    def iterating(self, loop: int) -> tuple[int, ...]:
+        """The loops whose iterations go through an array of a loop: of a tile the loop over tiles, and itself."""
+        parent = self.loops[loop].parent
+        return (parent, loop) if self.loops[loop].is_inner_tile and parent is not None else (loop,)
+
+
+def loop_tree(loops: Sequence[OpenLoop], *, in_shard_map: bool = False) -> LoopTree:
+    """The tree of some loops; in bodies of `shard_map` those outside of such bodies are not part of any path."""
+    paths = [tuple(k for k in path if not in_shard_map or loops[k].manual is not None) for path in loop_paths(loops)]
+    return LoopTree(loops, paths)
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """One place of a loop's carry.
+
+    Attributes:
+      init: The value of the first iteration.
+      current: The variable of every iteration.
+      following: The value that an iteration hands to the next.
+      final: The variable of the value that the last iteration hands on.
+    """
+
+    init: Atom
+    current: jex.Var
+    following: Atom
+    final: jex.Var
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayUpdate:
+    """An iteration's value in its place of a carried array: the array before, the value, the array afterwards."""
+
+    array: jex.Var
+    value: Atom
+    result: jex.Var
+
+
+@dataclass(frozen=True, slots=True)
+class LoopInterface:
+    """The inputs and results of a loop or branch.
+
+    Attributes:
+      constants: Variables from further out.
+      carries: Of a loop, its carry.
+      slices: Variables of slices, each with its array; of a branch, its own variables, each with the one outside.
+      stacks: Values, each with the variable of its stack; of a branch, with the slot.
+      picked: Variables of slices that the body takes by an index of its own, each with its array.
+      updates: Values that the body puts into arrays by an index of its own.
+      before: Equations that make initial carries and arrays; they stand in front of the loop.
+      start: Equations at the start of the body.
+      after: Equations at the end of the body.
+    """
+
+    constants: tuple[jex.Var, ...] = ()
+    carries: tuple[Carry, ...] = ()
+    slices: Mapping[jex.Var, Atom] = field(default_factory=dict)
+    stacks: tuple[tuple[Atom, jex.Var], ...] = ()
+    picked: Mapping[jex.Var, Atom] = field(default_factory=dict)
+    updates: tuple[ArrayUpdate, ...] = ()
+    before: tuple[jex.JaxprEqn, ...] = ()
+    start: tuple[jex.JaxprEqn, ...] = ()
+    after: tuple[jex.JaxprEqn, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FilledArray:
+    """An array that several loops fill, or tiles.
+
+    Attributes:
+      loops: The loops, in the order in which they run; of tiles the loop in a tile.
+      values: For each loop the value of an iteration.
+      like: The equation whose source the equations of its zeros have.
+    """
+
+    loops: Sequence[int]
+    values: Sequence[Atom]
+    like: jex.JaxprEqn
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """Which values are stacked.
+
+    Attributes:
+      by_loop: For each loop the values that its scan stacks, each with its stack.
+      filled: Stacks that several loops fill, or tiles.
+      of: For a value the stack in which another loop finds it.
+    """
+
+    by_loop: Mapping[int, Sequence[tuple[Atom, jex.Var]]]
+    filled: Mapping[jex.Var, FilledArray]
+    of: Mapping[jex.Var, jex.Var]
+
+
+@dataclass(frozen=True, slots=True)
+class Cond:
+    """A cond.
+
+    Attributes:
+      branches: Its branches, as loops, in order.
+      index: The atom that selects the branch.
+      results: Its results, each with a value of every branch.
+    """
+
+    branches: tuple[int, ...]
+    index: Atom
+    results: tuple[tuple[jex.Var, Sequence[Atom]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pipelined:
+    """An equation that runs an iteration ahead.
+
+    Attributes:
+      loop: Its loop.
+      eqn: The equation as it stands in the body.
+      carry: The place of the carry that it makes.
+      before: Equations of the initial carry.
+    """
+
+    loop: int
+    eqn: jex.JaxprEqn
+    carry: Carry
+    before: Sequence[jex.JaxprEqn] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Interfaces:
+    """The interfaces of all loops and branches.
+
+    Attributes:
+      loops: For each loop or branch its own.
+      filled: Arrays that several loops fill, or tiles.
+      conds: For each branch its cond.
+      pipelined: By `id` of JAX's equation.
+    """
+
+    loops: tuple[LoopInterface, ...]
+    filled: Mapping[jex.Var, FilledArray]
+    conds: Mapping[int, Cond]
+    pipelined: Mapping[int, Pipelined]
+
+
+def own_stacks(equations: Sequence[Equation], tree: LoopTree) -> Stacks:
+    """The stacks that the step makes itself.
+
+    A value of such a stack is not stacked a second time for another loop, unless the stack is an output alone.
+    """
+    home = {v: tree.path(equation) for equation in equations for v in equation.eqn.outvars}
+    by_loop: dict[int, list[tuple[Atom, jex.Var]]] = {}
+    filled: dict[jex.Var, FilledArray] = {}
+    of: dict[jex.Var, jex.Var] = {}
+    for eqn in (equation.eqn for equation in equations if equation.eqn.primitive.name == STACK):
+        (stack,), loops = eqn.outvars, stack_writers(eqn)
+        if len(loops) > 1 or tree.loops[loops[0]].is_inner_tile:
+            filled[stack] = FilledArray(loops, eqn.invars, eqn)
+        else:
+            by_loop.setdefault(loops[0], []).append((eqn.invars[0], stack))
+        for loop, value in () if IS_PROBE in eqn.params else zip(loops, eqn.invars, strict=True):
+            if _is_of_body(value, home, tree.paths[loop]):
+                of.setdefault(value, stack)
+    return Stacks(by_loop, filled, of)
+
+
+def _is_of_body(value: Atom, home: Mapping[jex.Var, Path], path: Path) -> bool:
+    """True if an equation of a loop's own body makes a value."""
+    return isinstance(value, jex.Var) and home.get(value, ()) == path
+
+
+def loop_interfaces(equations: Sequence[Equation], tree: LoopTree, stacks: Stacks) -> Interfaces:
+    """The interfaces of all loops and branches, from what their equations read.
+
+    Args:
+      equations: Of all levels.
+      tree: Their loops.
+      stacks: The stacks that the step makes itself; more are made where another loop reads a value.
+    """
+    builder = _InterfaceBuilder(equations, tree, stacks)
+    for equation in equations:
+        builder.connect(equation)
+    # Pipelined equations come last: they read what they carry from loops whose interface is known.
+    pipelined = {id(e.eqn): builder.pipeline(e) for e in equations if e.is_pipelined}
+    return Interfaces(tuple(builder.interfaces()), builder.filled, builder.conds, pipelined)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """An interface while it is found; see `LoopInterface`.
+
+    Attributes:
+      inits: For each place of the carry the value of the first iteration, and the variable of every one.
+      following: For each place the value that an iteration hands to the next.
+      final: For each place the variable of the last one.
+    """
+
+    stacks: list[tuple[Atom, jex.Var]]
+    constants: dict[jex.Var, None] = field(default_factory=dict)
+    inits: dict[int, tuple[Atom, jex.Var]] = field(default_factory=dict)
+    following: Sequence[Atom] = ()
+    final: Sequence[jex.Var] = ()
+    slices: dict[jex.Var, Atom] = field(default_factory=dict)
+    picked: dict[jex.Var, Atom] = field(default_factory=dict)
+
+
+class _InterfaceBuilder:
+    def __init__(self, equations: Sequence[Equation], tree: LoopTree, stacks: Stacks):
+        self._tree = tree
+        self._drafts = [_Draft(list(stacks.by_loop.get(loop, ()))) for loop in range(len(tree.loops))]
+        self._home = {v: tree.path(equation) for equation in equations for v in equation.eqn.outvars}
+        """For each variable the loops around the equation that makes it."""
+        self._stack_of = dict(stacks.of)
+        self._slots: dict[tuple[Path, jax.core.AbstractValue], list[jex.Var]] = {}
+        """For each cond, by its branches, and type the slots."""
+        self.filled = dict(stacks.filled)
+        self.conds = _conds_of(tree.loops)
+        self._connect = {
+            CARRY: self._connect_carry,
+            SLICE: self._connect_slice,
+            END: self._connect_end,
+            STACK: self._connect_stack,
+            COND_END: self._connect_cond,
+        }
+        self._finals: dict[jex.Var, jex.Var] = {}
+        """For the result of a pipelined equation, the variable of what its last iteration carries."""
+
+    def interfaces(self) -> Iterator[LoopInterface]:
+        for draft in self._drafts:
+            inits = [draft.inits[place] for place in sorted(draft.inits)]
+            carries = [
+                Carry(init, current, following, final)
+                for (init, current), following, final in zip(inits, draft.following, draft.final, strict=True)
+            ]
+            yield LoopInterface(
+                constants=tuple(draft.constants),
+                carries=tuple(carries),
+                slices=draft.slices,
+                stacks=tuple(draft.stacks),
+                picked=draft.picked,
+            )
+
+    def connect(self, equation: Equation) -> None:
+        """Notes what an equation reads from outside of its loop, and what it says of a loop."""
+        if is_loop_boundary(equation.eqn):
+            self._connect[equation.eqn.primitive.name](equation)
+        else:
+            self._make_visible(equation.variables(), self._tree.path(equation))
+
+    def _connect_carry(self, equation: Equation) -> None:
+        eqn, loop = equation.eqn, equation.eqn.params["loop"]
+        self._make_visible(equation.variables(), self._tree.paths[loop][:-1])
+        self._drafts[loop].inits[eqn.params["index"]] = (eqn.invars[0], eqn.outvars[0])
+
+    def _connect_slice(self, equation: Equation) -> None:
+        """A scan of parts, tiles or numbered iterations has the array as a constant, any other one goes through it."""
+        eqn, loop = equation.eqn, equation.eqn.params["loop"]
+        path, draft = self._tree.paths[loop], self._drafts[loop]
+        picks = _picks_slices(self._tree.loops[loop], eqn.outvars[0].aval)
+        self._make_visible(equation.variables(), path if picks else path[:-1])
+        (draft.picked if picks else draft.slices)[eqn.outvars[0]] = eqn.invars[0]
+
+    def _connect_end(self, equation: Equation) -> None:
+        eqn, loop = equation.eqn, equation.eqn.params["loop"]
+        self._make_visible(equation.variables(), self._tree.paths[loop])
+        self._drafts[loop].following, self._drafts[loop].final = eqn.invars, eqn.outvars
+
+    def _connect_stack(self, equation: Equation) -> None:
+        for loop, value in zip(stack_writers(equation.eqn), equation.eqn.invars, strict=True):
+            self._make_visible([value], self._tree.paths[loop])
+
+    def _connect_cond(self, equation: Equation) -> None:
+        """A result of a cond: its index is read outside, its values in the branches."""
+        index, *values = equation.eqn.invars
+        branches = equation.eqn.params[BRANCHES]
+        cond = self.conds[branches[0]]
+        found = Cond(cond.branches, index, (*cond.results, (equation.eqn.outvars[0], values)))
+        self.conds.update(dict.fromkeys(found.branches, found))
+        self._make_visible([index], self._tree.path(equation))
+        for value, branch in zip(values, branches, strict=True):
+            self._make_visible([value], self._tree.paths[branch])
+
+    def _make_visible(self, atoms: Iterable[Atom], path: Path) -> None:
+        """Makes atoms readable in a body."""
+        for variable in atoms:
+            if not isinstance(variable, jex.Var):
+                continue
+            home = self._home.get(variable, ())
+            level = path[: len(home)]
+            for loop in path[len(home) :]:
+                self._drafts[loop].constants.setdefault(variable)
+            if home != level:
+                self._slice(variable, home, level, path)
+
+    def _slice(self, variable: jex.Var, home: Path, level: Path, path: Path) -> None:
+        """Makes a value of another loop's iteration readable in the same iteration of a loop."""
+        if variable not in self._stack_of:
+            self._stack(variable, home, path)
+        stack, draft = self._stack_of[variable], self._drafts[level[-1]]
+        if stack in self.filled:
+            draft.picked[variable] = stack
+            self._make_visible([stack], level)
+        else:
+            draft.slices[variable] = stack
+            self._make_visible([stack], level[:-1])
+
+    def _stack(self, variable: jex.Var, home: Path, path: Path) -> None:
+        """Stacks a value for another body: of a tile the values of all tiles, unless that body is in the same tile.
+
+        Of keys, which are no numbers, there is one stack for each tile, and a stack of these stacks.
+        """
+        loop = home[-1]
+        iterating = self._tree.iterating(loop)
+        if len(iterating) > 1 and iterating[0] not in path and _is_number(variable.aval):
+            length = prod(self._tree.loops[each].length for each in iterating)
+            stack = jex.Var(_compat.stacked_aval(length, variable.aval))
+            self._home[stack] = home[: -len(iterating)]
+            self.filled[stack] = FilledArray((loop,), [variable], self._tree.loops[loop].eqn)
+        else:
+            stack = self._stack_of_all(variable, loop)
+            self._home[stack] = home[:-1]
+            self._drafts[loop].stacks.append((variable, stack))
+        self._stack_of[variable] = stack
+
+    def _stack_of_all(self, variable: jex.Var, loop: int) -> jex.Var:
+        """A stack of the values of all iterations; of a branch a slot that it does not use yet."""
+        if loop not in self.conds:
+            return jex.Var(self._tree.loops[loop].stacked_aval(variable.aval))
+        taken = [slot for _, slot in self._drafts[loop].stacks]
+        slots = self._slots.setdefault((self.conds[loop].branches, variable.aval), [])
+        free = [slot for slot in slots if slot not in taken]
+        if not free:
+            slots.append(jex.Var(variable.aval))
+        return free[0] if free else slots[-1]
+
+    def pipeline(self, equation: Equation) -> Pipelined:
+        """An equation an iteration later than what it reads, or an iteration earlier than what reads its result."""
+        (read,), (result,), loop = equation.eqn.invars, equation.eqn.outvars, equation.loop
+        assert loop is not None, "iterations are those of a loop"
+        path = self._tree.paths[loop]
+        if self._home[read] == path:
+            before, zeros = zeros_like_aval(read.aval, equation.eqn)
+            carry = Carry(init=zeros, current=jex.Var(read.aval), following=read, final=jex.Var(read.aval))
+            self._finals[result] = carry.final
+            self._home[carry.final] = path[:-1]
+            return Pipelined(loop, equation.eqn.replace(invars=[carry.current]), carry, before)
+        init = self._finals[read]
+        self._make_visible([init], path[:-1])
+        carry = Carry(init=init, current=result, following=jex.Var(result.aval), final=jex.Var(result.aval))
+        return Pipelined(loop, equation.eqn.replace(outvars=[carry.following]), carry)
+
+
+def _picks_slices(opened: OpenLoop, aval: jax.core.AbstractValue) -> bool:
+    """True if iterations take their slices of an array by an index; of keys only where no scan can take them."""
+    return opened.is_inner_tile or opened.offset is not None or (opened.reads_iteration_number and _is_number(aval))
+
+
+def _is_number(aval: jax.core.AbstractValue) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.generic)
+
+
+def _conds_of(loops: Sequence[OpenLoop]) -> dict[int, Cond]:
+    """For each branch its cond."""
+    together: dict[int, list[int]] = {}
+    for loop, opened in enumerate(loops):
+        if opened.cond_branch is not None:
+            together.setdefault(opened.cond_branch.branch.cond, []).append(loop)
+    conds: dict[int, Cond] = {}
+    for branches in together.values():
+        cond_branch = loops[branches[0]].cond_branch
+        assert cond_branch is not None, "they are branches"
+        conds.update(dict.fromkeys(branches, Cond(tuple(branches), cond_branch.index)))
+    return conds
+
+
+def zeros_like_aval(aval: jax.core.AbstractValue, like: jex.JaxprEqn) -> tuple[list[jex.JaxprEqn], Atom]:
+    """Zeros of some type, and the equations that make them, with the source of another equation."""
+    sharding = None if aval.sharding.mesh.empty else aval.sharding
+
+    def zeros() -> jax.Array:
+        if not jnp.issubdtype(aval.dtype, jax.dtypes.extended):
+            return jax.lax.full(aval.shape, 0, aval.dtype, sharding=sharding)
+        return jax.lax.full(aval.shape, jax.random.key(0, impl=str(jax.random.key_impl(aval))))
+
+    closed = jax.make_jaxpr(zeros)()
+    jaxpr = getattr(closed, "jaxpr", closed)
+    eqns = [eqn.replace(source_info=like.source_info, ctx=like.ctx) for eqn in jaxpr.eqns]
+    return eqns, jaxpr.outvars[0]

@@ -1,0 +1,403 @@
+"""Each pass of outlining on a step that needs it: the scans and conds that come of it, as texts.
+
+`e f = scan 4 reverse [a=x | b=y | c=z]` has a as a constant, b as its carry and goes through z by slices c.
+"""
+
+import textwrap
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from jaxckpt.ir import GraphPlan, LoopSplit, LoopTiling, Offload, Recompute, residuals
+from jaxckpt.outline.interfaces import loop_interfaces, loop_tree, own_stacks
+from jaxckpt.rewrite import rewrite, with_split_loops, with_tiled_loops
+from jaxckpt.trace import trace_step
+from tests.outline.text import text_of
+
+W = jnp.arange(1.0, 5.0)
+X = jnp.float32(1)
+
+
+def layer(x, w):
+    return jnp.sin(x * w), None
+
+
+def loss(w, x):
+    return jax.lax.scan(layer, x, w)[0].sum()
+
+
+def with_stacks(w, x):
+    x, (cosines, streams) = jax.lax.scan(lambda x, w: (jnp.sin(x) * w, (jnp.cos(x), x)), x, w)
+    return x + cosines.sum(), streams
+
+
+def accumulated(w, xs):
+    return jax.lax.scan(lambda total, x: (total + jax.grad(lambda w: jnp.sin(w * x))(w), None), X, xs)[0]
+
+
+def switched(w, which):
+    return jax.lax.switch(which, [jnp.sin, lambda w: jnp.sin(jnp.cos(w)), lambda w: w], w)
+
+
+def planned(traced, decision, among=lambda op: True):
+    graph = traced.graph
+    decisions = {r.value: decision for r in residuals(graph) if among(graph.ops[r.op])}
+    return rewrite(traced, GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=(0,))).jaxpr
+
+
+def split(step, *args, lengths):
+    return with_split_loops(trace_step(step, *args), [LoopSplit(loop=0, lengths=lengths)]).traced
+
+
+def tiled(step, *args):
+    return with_tiled_loops(trace_step(step, *args), [LoopTiling(loop=0, outer=2, inner=2)]).traced
+
+
+def golden(jaxpr, expected):
+    assert text_of(jaxpr) == textwrap.dedent(expected).strip()
+
+
+def test_values_of_the_same_iteration_go_through_a_stack():
+    jaxpr = trace_step(jax.grad(loss), W, X).jaxpr
+    golden(
+        jaxpr,
+        """
+        e f g = scan 4 [- | c=a | d=b]
+          h = mul c d
+          i = sin h
+          j = cos h
+          -> i j c
+        m n = scan 4 reverse [- | k=1.0 | l=b j=f c=g]
+          o = mul k j
+          p = mul c o
+          q = mul o l
+          -> q p
+        """,
+    )
+
+
+def test_a_value_that_the_step_stacks_is_not_stacked_twice():
+    jaxpr = trace_step(jax.grad(with_stacks, has_aux=True), W, X).jaxpr
+    golden(
+        jaxpr,
+        """
+        e f g h i = scan 4 [- | c=a | d=b]
+          j = sin c
+          k = cos c
+          l = mul j d
+          m = sin c
+          -> l c m j k
+        n = broadcast_in_dim 1.0
+        r s = scan 4 reverse [- | o=1.0 | p=n q=b m=g j=h k=i]
+          t = neg p
+          u = mul t m
+          v = mul j o
+          w = mul o q
+          x = mul w k
+          y = add_any u x
+          -> y v
+        """,
+    )
+
+
+def test_equations_an_iteration_ahead_are_carried():
+    jaxpr = planned(trace_step(jax.grad(loss), W, X), Offload(prefetch=1), lambda op: op.primitive == "cos")
+    golden(
+        jaxpr,
+        """
+        f g h i = scan 4 [- | c=a d=0.0 | e=b]
+          j = mul c e
+          k = sin j
+          l = cos j
+          m = device_put d
+          -> k l m c
+        q r s = scan 4 reverse [- | n=1.0 o=g | p=b m=h c=i]
+          t = device_put m
+          u = mul n o
+          v = mul c u
+          w = mul u p
+          -> w t v
+        """,
+    )
+
+
+def test_parts_of_a_loop_index_and_fill_the_same_arrays():
+    jaxpr = split(jax.grad(loss), W, X, lengths=(1, 3)).jaxpr
+    golden(
+        jaxpr,
+        """
+        e f g h = scan 1 [a=a | c=b d=0 | -]
+          i = dynamic_slice a d
+          j = squeeze i
+          k = mul c j
+          l = sin k
+          m = cos k
+          n = add d 1
+          -> l n m c
+        q r s t = scan 3 [a=a | o=e p=1 | -]
+          u = dynamic_slice a p
+          v = squeeze u
+          w = mul o v
+          x = sin w
+          y = cos w
+          z = add p 1
+          -> x z y o
+        aa = broadcast_in_dim 0.0
+        ae af ag = scan 3 reverse [a=a | ab=1.0 ac=aa ad=3 | y=s o=t]
+          ah = dynamic_slice a ad
+          ai = squeeze ah
+          aj = mul ab y
+          ak = mul o aj
+          al = mul aj ai
+          am = broadcast_in_dim ak
+          an = dynamic_update_slice ac am ad
+          ao = add ad -1
+          -> al an ao
+        as at au = scan 1 reverse [a=a | ap=ae aq=af ar=0 | m=g c=h]
+          av = dynamic_slice a ar
+          aw = squeeze av
+          ax = mul ap m
+          ay = mul c ax
+          az = mul ax aw
+          ba = broadcast_in_dim ay
+          bb = dynamic_update_slice aq ba ar
+          bc = add ar -1
+          -> az bb bc
+        """,
+    )
+
+
+def test_parts_carry_row_major_arrays():
+    jaxpr = with_split_loops(
+        trace_step(jax.value_and_grad(loss), jnp.ones((2, 2, 2)), jnp.ones((2, 2))), [LoopSplit(loop=0, lengths=(1, 1))]
+    ).traced.jaxpr
+    golden(
+        jaxpr,
+        """
+        e f g h = scan 1 [a=a | c=b d=0 | -]
+          i = dynamic_slice a d 0 0
+          j = squeeze i
+          k = mul c j
+          l = sin k
+          m = cos k
+          n = layout_constraint l
+          o = add d 1
+          -> n o m c
+        r s t u = scan 1 [a=a | p=e q=1 | -]
+          v = dynamic_slice a q 0 0
+          w = squeeze v
+          x = mul p w
+          y = sin x
+          z = cos x
+          aa = layout_constraint y
+          ab = add q 1
+          -> aa ab z p
+        ac = reduce_sum r
+        ad = broadcast_in_dim 1.0
+        ae = broadcast_in_dim 0.0
+        ai aj ak = scan 1 reverse [a=a | af=ad ag=ae ah=1 | z=t p=u]
+          al = dynamic_slice a ah 0 0
+          am = squeeze al
+          an = mul af z
+          ao = mul p an
+          ap = mul an am
+          aq = broadcast_in_dim ao
+          ar = dynamic_update_slice ag aq ah 0 0
+          as = layout_constraint ap
+          at = add ah -1
+          -> as ar at
+        ax ay az = scan 1 reverse [a=a | au=ai av=aj aw=0 | m=g c=h]
+          ba = dynamic_slice a aw 0 0
+          bb = squeeze ba
+          bc = mul au m
+          bd = mul c bc
+          be = mul bc bb
+          bf = broadcast_in_dim bd
+          bg = dynamic_update_slice av bf aw 0 0
+          bh = layout_constraint be
+          bi = add aw -1
+          -> bh bg bi
+        """,
+    )
+
+
+def test_tiles_count_on_from_the_loop_around():
+    jaxpr = tiled(jax.grad(loss), W, X).jaxpr
+    golden(
+        jaxpr,
+        """
+        e f g = scan 2 [a=a | c=b d=0 | -]
+          h = add d 0
+          k l = scan 2 [a=a | i=c j=h | -]
+            m = dynamic_slice a j
+            n = squeeze m
+            o = mul i n
+            p = sin o
+            q = add j 1
+            -> p q
+          r = add d 2
+          -> k r c
+        s = broadcast_in_dim 0.0
+        w x y = scan 2 reverse [a=a | t=1.0 u=s v=2 | c=g]
+          z = add v 0
+          ac ad ae af = scan 2 [a=a | aa=c ab=z | -]
+            ag = dynamic_slice a ab
+            ah = squeeze ag
+            ai = mul aa ah
+            aj = sin ai
+            ak = cos ai
+            al = add ab 1
+            -> aj al ak aa
+          am = add v 1
+          aq ar as = scan 2 reverse [a=a | an=t ao=u ap=am | ak=ae aa=af]
+            at = dynamic_slice a ap
+            au = squeeze at
+            av = mul an ak
+            aw = mul aa av
+            ax = mul av au
+            ay = broadcast_in_dim aw
+            az = dynamic_update_slice ao ay ap
+            ba = add ap -1
+            -> ax az ba
+          bb = add v -2
+          -> aq ar bb
+        """,
+    )
+
+
+def test_tiles_carry_row_major_arrays_that_they_fill():
+    jaxpr = tiled(jax.grad(loss), jnp.ones((4, 2, 2)), jnp.ones((2, 2))).jaxpr
+    golden(
+        jaxpr,
+        """
+        e f g = scan 2 [a=a | c=b d=0 | -]
+          h = add d 0
+          k l = scan 2 [a=a | i=c j=h | -]
+            m = dynamic_slice a j 0 0
+            n = squeeze m
+            o = mul i n
+            p = sin o
+            q = layout_constraint p
+            r = add j 1
+            -> q r
+          s = layout_constraint k
+          t = add d 2
+          -> s t c
+        u = broadcast_in_dim 1.0
+        v = broadcast_in_dim 0.0
+        z aa ab = scan 2 reverse [a=a | w=u x=v y=2 | c=g]
+          ac = add y 0
+          af ag ah ai = scan 2 [a=a | ad=c ae=ac | -]
+            aj = dynamic_slice a ae 0 0
+            ak = squeeze aj
+            al = mul ad ak
+            am = sin al
+            an = cos al
+            ao = layout_constraint am
+            ap = add ae 1
+            -> ao ap an ad
+          aq = add y 1
+          au av aw = scan 2 reverse [a=a | ar=w as=x at=aq | an=ah ad=ai]
+            ax = dynamic_slice a at 0 0
+            ay = squeeze ax
+            az = mul ar an
+            ba = mul ad az
+            bb = mul az ay
+            bc = broadcast_in_dim ba
+            bd = dynamic_update_slice as bc at 0 0
+            be = layout_constraint bb
+            bf = layout_constraint bd
+            bg = add at -1
+            -> be bf bg
+          bh = layout_constraint au
+          bi = layout_constraint av
+          bj = add y -2
+          -> bh bi bj
+        """,
+    )
+
+
+def test_numbered_iterations_slice_by_an_array_of_numbers():
+    jaxpr = planned(trace_step(accumulated, X, W), Recompute())
+    golden(
+        jaxpr,
+        """
+        a = iota
+        b = sub 3 a
+        h = scan 4 [c=c d=d | f=e | g=b]
+          i = sub 3 g
+          j = dynamic_slice c i
+          k = squeeze j
+          l = mul d k
+          m = cos l
+          n o = optimization_barrier d k
+          p = mul n o
+          q = cos p
+          r = mul 1.0 q
+          s = mul r k
+          t = add f s
+          -> t
+        """,
+    )
+
+
+def test_branches_share_slots_of_one_type():
+    jaxpr = trace_step(jax.grad(switched), X, 0).jaxpr
+    golden(
+        jaxpr,
+        """
+        b = convert_element_type a
+        c = clamp 0 b 2
+        e f = cond c d
+          branch d
+            g = cos d
+            -> g 0.0
+          branch d
+            h = cos d
+            i = sin d
+            j = cos h
+            -> j i
+          branch k
+            -> 0.0 0.0
+        l = cond c e f
+          branch g m
+            n = mul 1.0 g
+            -> n
+          branch j i
+            o = mul 1.0 j
+            p = neg o
+            q = mul p i
+            -> q
+          branch r s
+            -> 1.0
+        """,
+    )
+
+
+def test_own_stacks_are_found_with_the_values_that_other_loops_read():
+    program = trace_step(jax.grad(with_stacks, has_aux=True), W, X).program
+    found = own_stacks(program.equations, loop_tree(program.loops))
+    assert not found.filled
+    assert {loop: len(stacks) for loop, stacks in found.by_loop.items()} == {0: 1, 1: 1}
+    assert list(found.of.items()) == [*found.by_loop[0], *found.by_loop[1]]
+
+
+def test_own_stacks_of_several_loops_are_filled_by_these():
+    program = split(jax.grad(loss), W, X, lengths=(1, 3)).program
+    found = own_stacks(program.equations, loop_tree(program.loops))
+    ((stack, array),) = found.filled.items()
+    assert [program.loops[loop].offset for loop in array.loops] == [1, 0]
+    assert stack is program.outvars[0]
+    assert not found.by_loop
+
+
+def test_an_interface_has_what_a_body_reads_and_gives():
+    program = trace_step(jax.grad(loss), W, X).program
+    tree = loop_tree(program.loops)
+    forward, backward = loop_interfaces(program.equations, tree, own_stacks(program.equations, tree)).loops
+    assert not forward.constants
+    assert [type(carry.init) for carry in (*forward.carries, *backward.carries)] == [jex.Var, jex.Literal]
+    assert list(forward.slices.values()) == [program.invars[0]]
+    assert {stack for _, stack in forward.stacks} < {*backward.slices.values()}
+    assert [stack for _, stack in backward.stacks] == [program.outvars[0]]
