@@ -1,16 +1,18 @@
-"""A traced step with loops split into stretches: each is a loop of its own, over the same whole arrays.
+"""Loop splitting: a traced step whose loops are cut into parts, each a loop of its own over the same arrays.
 
 Index-set splitting. Loops that share values of iterations (`loops_split_together`) are split at the same iterations:
-each part is a loop of its own, with a copy of the body under new variables, in the order in which iterations run. The
-last carry of a part is the first carry of the next, and the residual stacks of all parts are one array. Results do not
-change by a bit.
 
-Read after `rebuilt`. Complexity: linear in equations, times the stretches of their loop.
+    for i in range(8): f(i)    ->    for i in range(3): f(i)
+                                     for i in range(3, 8): f(i)
+
+Each part has a copy of the body under new variables. The last carry of a part is the first carry of the next, and the
+residual stacks of all parts are one array. Results do not change by a bit.
+
+Complexity: linear in equations, times the parts of their loop.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import jax.extend.core as jex
 import jax.numpy as jnp
@@ -19,8 +21,7 @@ from jaxckpt.ir import LoopSplit, Phase
 from jaxckpt.ir.loop import CARRY, END, STACK
 from jaxckpt.program.flat_program import Atom, Equation, FlatProgram, OpenLoop
 from jaxckpt.program.open_scan import STACK_WRITERS, Visibility, is_loop_boundary, loop_paths, with_loop_ids
-from jaxckpt.rewrite.rebuild import rebuilt
-from jaxckpt.rewrite.requested_loops import requested_loops
+from jaxckpt.rewrite.loop_transforms import requested_loops, with_equations
 from jaxckpt.trace.step import Traced
 
 
@@ -29,9 +30,9 @@ class SplitStep:
     """A step whose loops are split.
 
     Attributes:
-      whole: The step as it was traced.
+      unsplit: The step as it was traced.
       traced: The split step; where nothing is split, the same.
-      values: For each value of the whole step its ids in the split one: one, or one for each stretch, as the slices of
+      values: For each value of the unsplit step its ids in the split one: one, or one for each part, as the slices of
         an array are counted.
       ops: The same for ops.
     """
@@ -45,31 +46,36 @@ class SplitStep:
 def loops_split_together(traced: Traced) -> tuple[tuple[int, ...], ...]:
     """The loops of a step that can be split, by those that have to be split together; in order of their ids.
 
-    A loop on its own, or with a gradient in its body, leaves nothing from turn to turn that a split would change. Those
-    in the body of a `shard_map`, and with open branches in their own, stay whole.
+    1. A loop that shares no values of iterations, or has a gradient in its body, has no residual stack to split.
+    2. Loops in the body of a `shard_map`, and those with open branches in their own, cannot be split.
+    3. Nor can loops that stack keys, since the parts fill an array that begins with zeros.
     """
-    program = traced.program
+    graph, program = traced.graph, traced.program
     groups = _Groups(program)
-    late = traced.graph.loops_after_forward
     found: dict[int, list[int]] = {}
     for loop in range(len(program.loops)):
         found.setdefault(groups.of(loop), []).append(loop)
-    unfit = {loop for equation in program.equations for loop in _stacking_no_numbers(equation)}
-    unfit |= {
-        around
-        for path in loop_paths(program.loops)
-        if program.loops[path[-1]].cond_branch is not None
-        for around in path
-    }
+    unfit = set(_unsplittable(program))
     return tuple(
         tuple(loops)
         for loops in found.values()
         if len(loops) > 1
-        and any(loop not in late for loop in loops)
-        and traced.graph.loops[loops[0]].length > 1
+        and not graph.loops_after_forward.issuperset(loops)
+        and graph.loops[loops[0]].length > 1
         and unfit.isdisjoint(loops)
-        and all(program.loops[loop].manual is None for loop in loops)
     )
+
+
+def _unsplittable(program: FlatProgram) -> Iterator[int]:
+    """Loops that cannot be split by themselves."""
+    for path in loop_paths(program.loops):
+        if program.loops[path[-1]].cond_branch is not None:
+            yield from path
+        if program.loops[path[-1]].manual is not None:
+            yield path[-1]
+    for eqn in (equation.eqn for equation in program.equations):
+        if eqn.primitive.name == STACK and not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.generic):
+            yield eqn.params["loop"]
 
 
 def with_split_loops(traced: Traced, loop_splits: Sequence[LoopSplit]) -> SplitStep:
@@ -83,43 +89,34 @@ def with_split_loops(traced: Traced, loop_splits: Sequence[LoopSplit]) -> SplitS
       The split step, and what became of values and ops.
 
     Raises:
-      PlanMismatchError: There is no such loop, it does not have that many turns, or it cannot be split.
+      PlanMismatchError: There is no such loop, it does not have that many iterations, or it cannot be split.
     """
     if not loop_splits:
-        values, ops = len(traced.graph.values), len(traced.graph.ops)
-        alone = tuple((i,) for i in range(max(values, ops)))
-        return SplitStep(unsplit=traced, traced=traced, values=alone[:values], ops=alone[:ops])
+        values, ops = (tuple((i,) for i in range(len(each))) for each in (traced.graph.values, traced.graph.ops))
+        return SplitStep(unsplit=traced, traced=traced, values=values, ops=ops)
 
-    def refused(asked: LoopSplit) -> tuple[str, str, str]:
+    def refusal(request: LoopSplit) -> tuple[str, str, str]:
         return (
             f"with_split_loops({traced.name}): the loop cannot be split like that.",
-            f"loop {asked.loop} in stretches of {' + '.join(map(str, asked.lengths))} turns",
-            "stretches that make all turns of a loop that can be split, each once",
+            f"loop {request.loop} in parts of {' + '.join(map(str, request.lengths))} iterations",
+            "parts that make all iterations of a loop that can be split, each once",
         )
 
-    return _Splitter(
-        traced, requested_loops(traced, loop_splits, loops_split_together(traced), fits=_fits, refused=refused)
-    ).split()
+    groups = loops_split_together(traced)
+    return _Splitter(traced, requested_loops(traced, loop_splits, groups, fits=_fits, refusal=refusal)).split()
 
 
-def _fits(asked: LoopSplit, length: int) -> bool:
-    return sum(asked.lengths) == length and min(asked.lengths) >= 1
-
-
-def _stacking_no_numbers(equation: Equation) -> Iterator[int]:
-    """The loop of an equation that stacks what zeros cannot stand for: keys, which are no numbers."""
-    eqn = equation.eqn
-    if eqn.primitive.name == STACK and not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.generic):
-        yield eqn.params["loop"]
+def _fits(request: LoopSplit, length: int) -> bool:
+    return sum(request.lengths) == length and min(request.lengths) >= 1
 
 
 class _Groups:
-    """Which loops have to be split together: those of which one reads a value of the other's turn."""
+    """Loops that have to be split together (disjoint sets): one reads a value of the other's iteration."""
 
     def __init__(self, program: FlatProgram):
         self._other = list(range(len(program.loops)))
         visibility = Visibility(program.loops)
-        home: dict[Any, tuple[int, ...]] = {}
+        home: dict[jex.Var, tuple[int, ...]] = {}
         for equation in program.equations:
             here = visibility.path(equation.loop)
             for variable in equation.variables():
@@ -138,21 +135,25 @@ class _Groups:
         self._other[second] = first
 
 
+Names = dict[jex.Var, jex.Var]
+"""For variables of a body those of a copy."""
+
+
 @dataclass(slots=True)
-class _Turning:
+class _SplitLoop:
     """A loop that is split.
 
     Attributes:
-      loop_splits: Indices of its stretches, in the order in which they run.
-      names: For each stretch, by index, the variables that stand for those of the body.
-      end: The position of the equation of what the last turn hands on, if there is one.
-      handed: What the stretch before has handed on.
+      order: Indices of its parts, in the order in which they run.
+      names: For each part, by index, the variables that stand for those of the body.
+      end: The position of its END equation, if there is one.
+      handed: The carry that the part before has handed on.
     """
 
-    loop_splits: tuple[int, ...]
-    names: tuple[dict[Any, Any], ...]
+    order: tuple[int, ...]
+    names: tuple[Names, ...]
     end: int | None = None
-    handed: Sequence[Atom] = ()
+    handed: Sequence[jex.Var] = ()
 
 
 class _Splitter:
@@ -161,48 +162,47 @@ class _Splitter:
         self._program = traced.program
         self._visibility = Visibility(traced.program.loops)
         self._lengths = {loop: each.lengths for loop, each in loop_splits.items()}
-        self._number: dict[tuple[int, int | None], int] = {}
+        self._ids: dict[tuple[int, int | None], int] = {}
+        """For a loop, and the index of a part of the loop that is split around it, its new id."""
         self._loops: list[OpenLoop] = []
         for loop in range(len(self._program.loops)):
             self._open(loop)
-        self._turning = dict(self._turned())
-        for position, equation in enumerate(self._program.equations):
-            if equation.eqn.primitive.name == END and (loop := equation.eqn.params["loop"]) in self._turning:
-                self._turning[loop].end = position
-        self._made: list[tuple[Equation, Phase]] = []
+        self._split_loops = dict(self._found_split_loops())
+        self._written: list[tuple[Equation, Phase]] = []
         self._ops: list[dict[int, int]] = [{} for _ in self._program.equations]
+        """For each equation its positions among those written, by part."""
 
     def _split_around(self, loop: int | None) -> int | None:
         """The loop that is split, itself or around."""
         return next((around for around in self._visibility.path(loop) if around in self._lengths), None)
 
     def _open(self, loop: int) -> None:
-        """Numbers a loop anew, once for each stretch of the one that is split around it."""
+        """Gives a loop new ids, one for each part of the loop that is split around it."""
         opened, around = self._program.loops[loop], self._split_around(loop)
         lengths = () if around is None else self._lengths[around]
         for index in range(len(lengths)) if lengths else (None,):
-            self._number[loop, index] = len(self._loops)
-            made = replace(opened, parent=self._renumbered(opened.parent, index))
+            self._ids[loop, index] = len(self._loops)
+            part = replace(opened, parent=self._new_id(opened.parent, index))
             if index is not None and loop == around:
-                offset = sum(lengths[:index])
                 params = dict(opened.eqn.params, length=lengths[index])
-                made = replace(made, eqn=opened.eqn.replace(params=params), offset=offset)
-            self._loops.append(made)
+                part = replace(part, eqn=opened.eqn.replace(params=params), offset=sum(lengths[:index]))
+            self._loops.append(part)
 
-    def _renumbered(self, loop: int | None, index: int | None) -> int | None:
+    def _new_id(self, loop: int | None, index: int | None) -> int | None:
         if loop is None:
             return None
-        return self._number[(loop, index) if (loop, index) in self._number else (loop, None)]
+        return self._ids[(loop, index) if (loop, index) in self._ids else (loop, None)]
 
-    def _turned(self) -> Iterator[tuple[int, _Turning]]:
-        """Loops that are split together share the variables of a stretch."""
+    def _found_split_loops(self) -> Iterator[tuple[int, _SplitLoop]]:
+        """Loops that are split together share the variables of a part."""
         groups = _Groups(self._program)
-        names: dict[int, tuple[dict[Any, Any], ...]] = {}
+        names: dict[int, tuple[Names, ...]] = {}
+        ends = {e.eqn.params["loop"]: i for i, e in enumerate(self._program.equations) if e.eqn.primitive.name == END}
         for loop, lengths in self._lengths.items():
             indices = range(len(lengths))
             known = names.setdefault(groups.of(loop), tuple({} for _ in indices))
-            reverse = self._program.loops[loop].eqn.params["reverse"]
-            yield loop, _Turning(loop_splits=tuple(reversed(indices) if reverse else indices), names=known)
+            order = tuple(reversed(indices) if self._program.loops[loop].reverse else indices)
+            yield loop, _SplitLoop(order, known, ends.get(loop))
 
     def split(self) -> SplitStep:
         body: list[int] = []
@@ -210,94 +210,90 @@ class _Splitter:
         for position, equation in enumerate(self._program.equations):
             split = self._split_around(equation.loop)
             if split != around:
-                self._bodies(around, body)
+                self._write_parts(around, body)
                 around, body = split, []
             if split is None:
-                self._outside(position)
+                self._write_outside(position)
             else:
                 body.append(position)
-        self._bodies(around, body)
-        return self._stretched()
+        self._write_parts(around, body)
+        return self._split_step()
 
-    def _add(self, position: int, index: int, equation: Equation) -> None:
-        self._ops[position][index] = len(self._made)
-        self._made.append((equation, self._traced.graph.ops[position].phase))
+    def _write(self, position: int, index: int, equation: Equation) -> None:
+        self._ops[position][index] = len(self._written)
+        self._written.append((equation, self._traced.graph.ops[position].phase))
 
-    def _bodies(self, loop: int | None, positions: Sequence[int]) -> None:
-        """The body of a loop once for each stretch, and what each hands on to the next."""
+    def _write_parts(self, loop: int | None, positions: Sequence[int]) -> None:
+        """The body of a loop once for each part, and the carry that each hands on to the next."""
         if loop is None:
             return
-        turning = self._turning[loop]
-        for index in turning.loop_splits:
+        split = self._split_loops[loop]
+        for index in split.order:
             for position in positions:
-                self._add(position, index, self._of_stretch(self._program.equations[position], loop, index))
-            if turning.end is not None and index != turning.loop_splits[-1]:
-                ended = self._ended(self._program.equations[turning.end], turning, index)
-                turning.handed = [jex.Var(v.aval) for v in ended.eqn.outvars]
-                ended = replace(ended, eqn=ended.eqn.replace(outvars=turning.handed))
-                self._made.append((ended, self._traced.graph.ops[turning.end].phase))
+                self._write(position, index, self._in_part(self._program.equations[position], loop, index))
+            if split.end is not None and index != split.order[-1]:
+                ended = self._end(self._program.equations[split.end], split, index)
+                split.handed = [jex.Var(v.aval) for v in ended.eqn.outvars]
+                ended = replace(ended, eqn=ended.eqn.replace(outvars=split.handed))
+                self._written.append((ended, self._traced.graph.ops[split.end].phase))
 
-    def _of_stretch(self, equation: Equation, loop: int, index: int) -> Equation:
-        """An equation of the body as it stands in a stretch."""
-        eqn, turning = equation.eqn, self._turning[loop]
-        names = turning.names[index]
-        reads = [self._named(atom, names) for atom in eqn.invars]
+    def _in_part(self, equation: Equation, loop: int, index: int) -> Equation:
+        """An equation of the body as part of a part."""
+        eqn, split = equation.eqn, self._split_loops[loop]
+        names = split.names[index]
+        reads = [_renamed(atom, names) for atom in eqn.invars]
         params = eqn.params
         if is_loop_boundary(eqn):
-            params = with_loop_ids(params, lambda loop: self._renumbered(loop, index))
-            begins = eqn.primitive.name == CARRY and eqn.params["loop"] == loop and index != turning.loop_splits[0]
-            reads = [turning.handed[params["index"]]] if begins else reads
+            params = with_loop_ids(params, lambda loop: self._new_id(loop, index))
+            continues = eqn.primitive.name == CARRY and eqn.params["loop"] == loop and index != split.order[0]
+            reads = [split.handed[params["index"]]] if continues else reads
         names.update((v, jex.Var(v.aval)) for v in eqn.outvars)
-        made = eqn.replace(invars=reads, outvars=[names[v] for v in eqn.outvars], params=params)
-        return replace(equation, eqn=made, loop=self._renumbered(equation.loop, index))
+        copy = eqn.replace(invars=reads, outvars=[names[v] for v in eqn.outvars], params=params)
+        return replace(equation, eqn=copy, loop=self._new_id(equation.loop, index))
 
-    def _outside(self, position: int) -> None:
-        """An equation outside of what is split."""
+    def _write_outside(self, position: int) -> None:
+        """An equation outside of all loops that are split."""
         equation = self._program.equations[position]
-        eqn, around = equation.eqn, self._renumbered(equation.loop, None)
-        if is_loop_boundary(eqn) and (turning := self._turning.get(eqn.params["loop"])) is not None:
-            last = turning.loop_splits[-1]
-            if eqn.primitive.name == END:
-                self._add(position, 0, self._ended(equation, turning, last))
-            else:
-                self._add(position, 0, self._stacked(equation, turning))
-            return
-        if is_loop_boundary(eqn):
-            eqn = eqn.replace(params=with_loop_ids(eqn.params, lambda loop: self._renumbered(loop, None)))
-        self._add(position, 0, replace(equation, eqn=eqn, loop=around))
-
-    def _ended(self, equation: Equation, turning: _Turning, index: int) -> Equation:
-        """What the last turn of a stretch hands on."""
         eqn = equation.eqn
-        reads = [self._named(atom, turning.names[index]) for atom in eqn.invars]
-        params = dict(eqn.params, loop=self._number[eqn.params["loop"], index])
-        return replace(
-            equation, eqn=eqn.replace(invars=reads, params=params), loop=self._renumbered(equation.loop, None)
-        )
+        if is_loop_boundary(eqn):
+            split = self._split_loops.get(eqn.params["loop"])
+            if split is not None:
+                is_end = eqn.primitive.name == END
+                joined = self._end(equation, split, split.order[-1]) if is_end else self._stack(equation, split)
+                self._write(position, 0, joined)
+                return
+            eqn = eqn.replace(params=with_loop_ids(eqn.params, lambda loop: self._new_id(loop, None)))
+        self._write(position, 0, replace(equation, eqn=eqn, loop=self._new_id(equation.loop, None)))
 
-    def _stacked(self, equation: Equation, turning: _Turning) -> Equation:
-        """What the turns of all stretches stack."""
+    def _end(self, equation: Equation, split: _SplitLoop, index: int) -> Equation:
+        """The equation of the last carry of a part."""
+        eqn = equation.eqn
+        reads = [_renamed(atom, split.names[index]) for atom in eqn.invars]
+        params = dict(eqn.params, loop=self._ids[eqn.params["loop"], index])
+        return replace(equation, eqn=eqn.replace(invars=reads, params=params), loop=self._new_id(equation.loop, None))
+
+    def _stack(self, equation: Equation, split: _SplitLoop) -> Equation:
+        """The equation of a stack that all parts fill."""
         eqn = equation.eqn
         (value,) = eqn.invars
-        reads = [self._named(value, turning.names[index]) for index in turning.loop_splits]
-        loops = tuple(self._number[eqn.params["loop"], index] for index in turning.loop_splits)
+        reads = [_renamed(value, split.names[index]) for index in split.order]
+        loops = tuple(self._ids[eqn.params["loop"], index] for index in split.order)
         params = {**eqn.params, "loop": loops[-1], STACK_WRITERS: loops}
-        return replace(
-            equation, eqn=eqn.replace(invars=reads, params=params), loop=self._renumbered(equation.loop, None)
-        )
+        return replace(equation, eqn=eqn.replace(invars=reads, params=params), loop=self._new_id(equation.loop, None))
 
-    def _named(self, atom: Atom, names: Mapping[Any, Any]) -> Atom:
-        return names.get(atom, atom) if isinstance(atom, jex.Var) else atom
-
-    def _stretched(self) -> SplitStep:
-        by_stretch: dict[Any, list[Any]] = {}
-        for names in {id(names): names for turning in self._turning.values() for names in turning.names}.values():
+    def _split_step(self) -> SplitStep:
+        copies: dict[jex.Var, list[jex.Var]] = {}
+        for names in {id(names): names for split in self._split_loops.values() for names in split.names}.values():
             for variable, copy in names.items():
-                by_stretch.setdefault(variable, []).append(copy)
-        traced, values = rebuilt(self._traced, self._made, self._loops, by_stretch)
+                copies.setdefault(variable, []).append(copy)
+        traced, values = with_equations(self._traced, self._written, self._loops, copies)
         return SplitStep(
             unsplit=self._traced,
             traced=traced,
             values=values,
             ops=tuple(tuple(at for _, at in sorted(positions.items())) for positions in self._ops),
         )
+
+
+def _renamed(atom: Atom, names: Mapping[jex.Var, jex.Var]) -> Atom:
+    return names.get(atom, atom) if isinstance(atom, jex.Var) else atom

@@ -1,19 +1,23 @@
-"""A traced step with loops nested: each is a loop over groups, and in it one over the turns of a group.
+"""Loop tiling: a traced step whose loops become a loop over tiles, and in it one over the iterations of a tile.
 
-Of a forward loop F the outer one keeps what a group begins with. The backward B goes through the same groups: the body
-of its outer loop holds F once more, over the turns of the group and under new variables (a copy), and then B over these
-turns, which reads what the copy makes. So the copy is a forward loop in the body of a loop that has its backward too,
-as where gradients are accumulated: what its turns leave waits for one group, and is decided on as elsewhere.
+Strip-mining, with the recomputation of two-level checkpointing (Griewank and Walther's treeverse with one level of
+snapshots). Of a forward loop F the loop over tiles keeps the carry that a tile begins with:
 
-What either of the two makes for nobody is left out. Inner loops go through whole arrays and stack into such
-(`OpenLoop.is_inner_tile`): nothing is cut, joined or copied for it. Results are as they were, argument by argument and
-bit by bit.
+    for i in range(6): x = f(x)          ->    for j in range(3): keep(x); for i in range(2): x = f(x)
+    for i in reversed(range(6)): b(x_i)  ->    for j in reversed(range(3)):
+                                                   for i in range(2): x = f(x)         # a clone of F
+                                                   for i in reversed(range(2)): b(x_i)
 
-Read after `stretch`. Complexity: linear in equations, those of forward bodies once for each loop that reads them.
+So the clone is a forward loop in the body of a loop that has its backward too, as where gradients are accumulated: its
+residuals are alive for one tile, and decisions about them are made as elsewhere. Equations whose results nobody reads
+are eliminated. Inner loops index arrays of all iterations and stack into such (`OpenLoop.is_inner_tile`): nothing is
+cut, joined or copied for that. Results do not change by a bit.
+
+Complexity: linear in equations, those of forward bodies once for each loop that reads them.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -27,23 +31,22 @@ from jaxckpt.ir.scope import RECOMPUTED
 from jaxckpt.program.flat_program import Atom, Equation, OpenLoop
 from jaxckpt.program.open_scan import Visibility, is_loop_boundary, stack_writers, with_loop_ids
 from jaxckpt.program.simplify import eliminate_dead_code
-from jaxckpt.rewrite.rebuild import rebuilt
-from jaxckpt.rewrite.requested_loops import requested_loops
+from jaxckpt.rewrite.loop_transforms import requested_loops, with_equations
 from jaxckpt.rewrite.split_loops import loops_split_together, with_split_loops
 from jaxckpt.schedule.argument_derived import is_broadcast
 from jaxckpt.trace.step import Traced
 
-_LEAST = 2
-"""A loop of fewer turns is none for a compiler, which would take the copy for the original."""
+_FEWEST = 2
+"""XLA unrolls a loop of one iteration, and would take the clone for the original (common subexpressions)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TiledStep:
-    """A step whose loops are nested.
+    """A step whose loops are tiled.
 
     Attributes:
       traced: The step.
-      values: For each value of the step as it was its ids: its own, if anybody reads it, and those of its copies.
+      values: For each value of the step as it was its ids: its own, if anybody reads it, and those of its clones.
     """
 
     traced: Traced
@@ -51,7 +54,7 @@ class TiledStep:
 
 
 def with_planned_loops(traced: Traced, plan: GraphPlan) -> Traced:
-    """The step whose values a plan decides on: its loops in stretches, and nested, as the plan says.
+    """The step whose values a plan decides on: its loops split and tiled as the plan says.
 
     Raises:
       PlanMismatchError: There are no such loops.
@@ -60,9 +63,9 @@ def with_planned_loops(traced: Traced, plan: GraphPlan) -> Traced:
 
 
 def tileable_loops(traced: Traced) -> tuple[tuple[int, ...], ...]:
-    """The loops of a step that can be nested, by those that have to be together; in order of their ids.
+    """The loops of a step that can be tiled, by those that have to be tiled together; in order of their ids.
 
-    They are those that can be split and stand in one body, where a copy sees what a forward loop reads from further
+    They are those that can be split and are in one body, where a clone sees what a forward loop reads from further
     out; but for unrolled ones, and forward loops with ops that must not run twice.
     """
     graph = traced.graph
@@ -78,316 +81,318 @@ def tileable_loops(traced: Traced) -> tuple[tuple[int, ...], ...]:
 
 
 def with_tiled_loops(traced: Traced, loop_tilings: Sequence[LoopTiling]) -> TiledStep:
-    """Nests loops of a traced step.
+    """Tiles loops of a traced step.
 
     Args:
-      traced: The step; loops may be in stretches.
-      loop_tilings: At most one for all loops that share values of turns, and none for a loop inside of another one's.
+      traced: The step; loops may be split.
+      loop_tilings: At most one for all loops that share values of iterations, and none for a loop inside of another
+        one's.
 
     Returns:
-      The step with these loops nested, and what became of its values.
+      The step with these loops tiled, and what became of its values.
 
     Raises:
-      PlanMismatchError: There is no such loop, it does not have that many turns, or it cannot be nested.
+      PlanMismatchError: There is no such loop, it does not have that many iterations, or it cannot be tiled.
     """
     if not loop_tilings:
         return TiledStep(traced=traced, values=tuple((i,) for i in range(len(traced.graph.values))))
 
-    def refused(asked: LoopTiling) -> tuple[str, str, str]:
+    def refusal(request: LoopTiling) -> tuple[str, str, str]:
         return (
-            f"nested({traced.name}): the loop cannot be nested like that.",
-            f"loop {asked.loop} as {asked.outer} groups of {asked.inner} turns",
-            "groups of equal length, at least two of at least two turns, of a loop that can be nested, which no other"
-            " nested one is around or inside of",
+            f"with_tiled_loops({traced.name}): the loop cannot be tiled like that.",
+            f"loop {request.loop} in {request.outer} tiles of {request.inner} iterations",
+            "tiles of equal length, at least two of at least two iterations, of a loop that can be tiled, and that no"
+            " other tiled loop is around or inside of",
         )
 
-    return _Nester(
-        traced, requested_loops(traced, loop_tilings, tileable_loops(traced), fits=_fits, refused=refused)
-    ).nest()
+    groups = tileable_loops(traced)
+    return _Tiler(traced, requested_loops(traced, loop_tilings, groups, fits=_fits, refusal=refusal)).tile()
 
 
-def _fits(asked: LoopTiling, length: int) -> bool:
-    return asked.outer * asked.inner == length and min(asked.outer, asked.inner) >= _LEAST
+def _fits(request: LoopTiling, length: int) -> bool:
+    return request.outer * request.inner == length and min(request.outer, request.inner) >= _FEWEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Renaming:
-    """Which variables and loops stand for those of a body: in it itself, or in a copy.
+    """The variables and loops that stand for those of a body, in the tile itself or in a clone.
 
     Attributes:
       names: Variables that have others here.
-      loops: Ids of loops that have others here.
-      spread: Variables from further out that a copy makes itself.
-      marks: For a copy, the name stack that its equations stand under.
-      around: The one that they stood under.
+      loops: New ids of loops.
+      broadcasts: Variables from further out that a clone makes itself.
+      stack: For a clone, the name stack of its equations.
+      old_stack: The one that they had.
     """
 
-    names: dict[Any, Any]
+    names: dict[jex.Var, jex.Var]
     loops: Mapping[int, int]
-    spread: dict[Any, Any] = field(default_factory=dict)
-    marks: Any = None
-    around: Any = None
+    broadcasts: dict[jex.Var, jex.Var] = field(default_factory=dict)
+    stack: Any = None
+    old_stack: Any = None
 
-    def named(self, atom: Atom) -> Atom:
-        """What an atom is here."""
+    def renamed(self, atom: Atom) -> Atom:
+        """The atom that stands for another one here."""
         if not isinstance(atom, jex.Var):
             return atom
-        return self.spread.get(atom) or self.names.get(atom, atom)
+        return self.broadcasts.get(atom) or self.names.get(atom, atom)
 
-    def source(self, eqn: Any) -> Any:
-        """The source of an equation as it stands here."""
+    def source_info(self, eqn: jex.JaxprEqn) -> Any:
+        """The source of an equation here."""
         info = eqn.source_info
-        if self.marks is None:
+        if self.stack is None:
             return info
-        common = _compat.common_names(self.around, info.name_stack)
-        return info.replace(name_stack=self.marks + info.name_stack[common:])
+        common = _compat.common_names(self.old_stack, info.name_stack)
+        return info.replace(name_stack=self.stack + info.name_stack[common:])
 
 
-class _Nester:
-    def __init__(self, traced: Traced, loop_tilings: Mapping[int, LoopTiling]):
+class _Tiler:
+    def __init__(self, traced: Traced, tilings: Mapping[int, LoopTiling]):
         self._traced = traced
         self._program = traced.program
-        self._nests = loop_tilings
+        self._tilings = tilings
         self._visibility = Visibility(traced.program.loops)
         self._bodies: defaultdict[int, list[int]] = defaultdict(list)
-        """For each loop that is nested the positions of the equations of its body."""
+        """For each loop that is tiled the positions of the equations of its body."""
         self._ends: dict[int, int] = {}
         for position, equation in enumerate(self._program.equations):
-            if (around := self._nested_around(equation.loop)) is not None:
+            if (around := self._tiled_around(equation.loop)) is not None:
                 self._bodies[around].append(position)
-            if equation.eqn.primitive.name == END and equation.eqn.params["loop"] in loop_tilings:
+            if equation.eqn.primitive.name == END and equation.eqn.params["loop"] in tilings:
                 self._ends[equation.eqn.params["loop"]] = position
-        self._copied = {loop: tuple(self._read_of(loop)) for loop in loop_tilings}
         self._loops: list[OpenLoop] = []
-        self._own: dict[int, int] = {}
-        """For each loop its id; of one that is nested that of the inner one."""
+        self._ids: dict[int, int] = {}
+        """For each loop its new id; of one that is tiled that of the inner loop."""
         self._outer: dict[int, int] = {}
-        self._here: dict[int, _Renaming] = {}
-        self._copies: dict[tuple[int, int], _Renaming] = {}
-        """For a loop, and a forward one that it reads, the copy of that one."""
+        """For each loop that is tiled the id of the loop over tiles."""
+        self._tiles: dict[int, _Renaming] = {}
+        self._clones: dict[int, dict[int, _Renaming]] = {}
+        """For each loop that is tiled the forward loops that it reads, with their clones."""
         for loop in range(len(self._program.loops)):
             self._open(loop)
-        self._handed: dict[int, Sequence[Any]] = {}
-        self._made: list[tuple[Equation, Phase]] = []
+        self._written: list[tuple[Equation, Phase]] = []
 
-    def _nested_around(self, loop: int | None) -> int | None:
-        """The loop that is nested, itself or around."""
-        return next((around for around in self._visibility.path(loop) if around in self._nests), None)
+    def _tiled_around(self, loop: int | None) -> int | None:
+        """The loop that is tiled, itself or around."""
+        return next((around for around in self._visibility.path(loop) if around in self._tilings), None)
 
-    def _read_of(self, loop: int) -> Iterator[int]:
-        """The forward loops of whose turns one that has some of the backward reads values."""
-        late = self._traced.graph.loops_after_forward
-        if loop not in late:
-            return
+    def _forward_loops_read_by(self, loop: int) -> Sequence[int]:
+        """The forward loops of whose iterations a loop after the forward pass reads values."""
+        after_forward = self._traced.graph.loops_after_forward
+        if loop not in after_forward:
+            return ()
         equations = self._program.equations
-        forward = {other for other in self._nests if other not in late and self._nests[other] == self._nests[loop]}
-        made = {v: f for f in forward for at in self._bodies[f] for v in _leaving(equations[at].eqn)}
-        reads = (v for at in (*self._bodies[loop], *self._after(loop)) for v in equations[at].variables())
-        yield from sorted({made[v] for v in reads if v in made})
+        forward = [f for f in self._tilings if f not in after_forward and self._tilings[f] == self._tilings[loop]]
+        home = {v: f for f in forward for at in self._bodies[f] for v in _readable_results(equations[at].eqn)}
+        read = (v for at in (*self._bodies[loop], *self._results(loop)) for v in equations[at].variables())
+        return sorted({home[v] for v in read if v in home})
 
-    def _after(self, loop: int) -> Iterator[int]:
-        """Positions of what stands behind a loop and reads values of its turns."""
+    def _results(self, loop: int) -> Iterator[int]:
+        """Positions of the equations that give the last carry and the stacks of a loop."""
         for position, equation in enumerate(self._program.equations):
             if equation.eqn.primitive.name in (END, STACK) and loop in stack_writers(equation.eqn):
                 yield position
 
     def _open(self, loop: int) -> None:
-        """Numbers a loop anew: one that is nested twice, and before the second time those that are copied there."""
+        """Gives a loop a new id: one that is tiled two, and between them those of its clones."""
         opened = self._program.loops[loop]
-        parent = None if opened.parent is None else self._own[opened.parent]
-        if loop not in self._nests:
-            self._own[loop] = self._add_loop(replace(opened, parent=parent))
+        parent = None if opened.parent is None else self._ids[opened.parent]
+        if loop not in self._tilings:
+            self._ids[loop] = self._add_loop(replace(opened, parent=parent))
             return
-        nest = self._nests[loop]
-        outer = self._outer[loop] = self._add_loop(_of_turns(replace(opened, parent=parent), nest.outer, unroll=1))
-        names: dict[Any, Any] = {}
-        for forward in self._copied[loop]:
-            self._copies[loop, forward] = self._copy_loops(forward, opened, outer, names)
-        self._own[loop] = self._add_loop(_inner(opened, outer, nest))
-        self._here[loop] = _Renaming(names=names, loops=self._own)
+        tiling = self._tilings[loop]
+        outer = self._outer[loop] = self._add_loop(_with_length(replace(opened, parent=parent), tiling.outer, unroll=1))
+        names: dict[jex.Var, jex.Var] = {}
+        self._clones[loop] = {
+            forward: self._clone_loops(forward, opened, outer, names) for forward in self._forward_loops_read_by(loop)
+        }
+        self._ids[loop] = self._add_loop(_inner(opened, outer, tiling))
+        self._tiles[loop] = _Renaming(names=names, loops=self._ids)
 
-    def _copy_loops(self, forward: int, backward: OpenLoop, outer: int, names: dict[Any, Any]) -> _Renaming:
-        """The loop of a copy, and those inside of it."""
+    def _clone_loops(self, forward: int, backward: OpenLoop, outer: int, names: dict[jex.Var, jex.Var]) -> _Renaming:
+        """The loop of a clone, and those inside of it."""
         loops: dict[int, int] = {}
-        body = _Renaming(
+        clone = _Renaming(
             names=names,
             loops=loops,
-            marks=backward.eqn.source_info.name_stack.extend(RECOMPUTED),
-            around=self._program.loops[forward].eqn.source_info.name_stack,
+            stack=backward.eqn.source_info.name_stack.extend(RECOMPUTED),
+            old_stack=self._program.loops[forward].eqn.source_info.name_stack,
         )
         for loop, opened in enumerate(self._program.loops):
             if forward in self._visibility.path(loop):
-                made = _inner(opened, outer, self._nests[forward]) if loop == forward else opened
-                eqn = made.eqn.replace(source_info=body.source(made.eqn))
+                copy = _inner(opened, outer, self._tilings[forward]) if loop == forward else opened
+                eqn = copy.eqn.replace(source_info=clone.source_info(copy.eqn))
                 parent = outer if loop == forward else loops[opened.parent]  # type: ignore[index]
-                loops[loop] = self._add_loop(replace(made, eqn=eqn, parent=parent, is_clone=loop == forward))
-        return body
+                loops[loop] = self._add_loop(replace(copy, eqn=eqn, parent=parent, is_clone=loop == forward))
+        return clone
 
     def _add_loop(self, opened: OpenLoop) -> int:
         self._loops.append(opened)
         return len(self._loops) - 1
 
-    def nest(self) -> TiledStep:
+    def tile(self) -> TiledStep:
+        handed: dict[int, Sequence[jex.Var]] = {}
         positions = range(len(self._program.equations))
-        for loop, group in groupby(positions, lambda at: self._nested_around(self._program.equations[at].loop)):
-            if loop is None:
-                for position in group:
-                    self._outside(position)
-            else:
-                self._groups(loop)
-        program = self._program.replace(equations=tuple(e for e, _ in self._made), loops=tuple(self._loops))
+        for loop, group in groupby(positions, lambda at: self._tiled_around(self._program.equations[at].loop)):
+            if loop is not None:
+                handed[loop] = self._write_tiles(loop)
+                continue
+            for position in group:
+                self._write_outside(position, handed)
+        program = self._program.replace(equations=tuple(e for e, _ in self._written), loops=tuple(self._loops))
         alive = set(map(id, eliminate_dead_code(program).equations))
-        made = ((equation, phase) for equation, phase in self._made if id(equation) in alive)
-        copies: dict[Any, list[Any]] = {}
-        for body in self._here.values():
-            for variable, copy in body.names.items():
-                copies.setdefault(variable, [variable]).append(copy)
-        traced, values = rebuilt(self._traced, made, self._loops, copies)
+        written = ((equation, phase) for equation, phase in self._written if id(equation) in alive)
+        copies: dict[jex.Var, list[jex.Var]] = {}
+        for tile in self._tiles.values():
+            for variable, clone in tile.names.items():
+                copies.setdefault(variable, [variable]).append(clone)
+        traced, values = with_equations(self._traced, written, self._loops, copies)
         return TiledStep(traced=traced, values=values)
 
-    def _groups(self, loop: int) -> None:
-        """The body of an outer loop: what a group begins with, forward loops that are copied, the loop itself."""
-        outer, here = self._outer[loop], self._here[loop]
-        carried = dict(self._carried(loop, here))
-        for forward in self._copied[loop]:
-            copy = self._copies[loop, forward]
-            self._spread(forward, copy)
-            self._turns(forward, copy, self._begins(forward), fresh=True)
+    def _write_tiles(self, loop: int) -> Sequence[jex.Var]:
+        """The body of a loop over tiles: its carry, clones of forward loops, the loop itself; gives the last carry."""
+        outer, tile = self._outer[loop], self._tiles[loop]
+        carried = dict(self._write_carry(loop, tile))
+        for forward, clone in self._clones[loop].items():
+            self._write_broadcasts(forward, clone)
+            self._write_iterations(forward, clone, self._carry_of_tiles(forward), fresh=True)
             if forward in self._ends:
-                self._ended(forward, copy, outer)
-        self._turns(loop, here, carried, fresh=False)
-        if loop in self._ends:
-            self._handed[loop] = self._ended(loop, here, outer)
+                self._write_end(forward, clone, outer)
+        self._write_iterations(loop, tile, carried, fresh=False)
+        return self._write_end(loop, tile, outer) if loop in self._ends else ()
 
-    def _carried(self, loop: int, here: _Renaming) -> Iterator[tuple[int, Any]]:
-        """What each group gets from the one before, by its place in the carry."""
+    def _write_carry(self, loop: int, tile: _Renaming) -> Iterator[tuple[int, jex.Var]]:
+        """The variables that each tile gets from the one before, by place in the carry."""
+        outer = self._outer[loop]
         for position in self._bodies[loop]:
             equation = self._program.equations[position]
-            if self._is_of(equation, CARRY, loop):
-                group = jex.Var(equation.eqn.outvars[0].aval)
-                yield equation.eqn.params["index"], group
-                self._frame(
-                    position, self._outer[loop], self._outer[loop], [here.named(equation.eqn.invars[0])], [group]
-                )
+            if _is(equation, CARRY, loop):
+                carried = jex.Var(equation.eqn.outvars[0].aval)
+                yield equation.eqn.params["index"], carried
+                self._write_boundary(position, outer, outer, [tile.renamed(equation.eqn.invars[0])], [carried])
 
-    def _begins(self, forward: int) -> Mapping[int, Any]:
-        """What each group of a forward loop gets from the one before."""
-        begins: dict[int, Any] = {}
-        for equation, _ in self._made:
-            if self._is_of(equation, CARRY, self._outer[forward]):
-                begins[equation.eqn.params["index"]] = equation.eqn.outvars[0]
-        return begins
+    def _carry_of_tiles(self, forward: int) -> Mapping[int, jex.Var]:
+        """The variables that each tile of a forward loop gets from the one before, by place in the carry."""
+        found = (equation.eqn for equation, _ in self._written if _is(equation, CARRY, self._outer[forward]))
+        return {eqn.params["index"]: eqn.outvars[0] for eqn in found}
 
-    def _is_of(self, equation: Equation, name: str, loop: int) -> bool:
-        return equation.eqn.primitive.name == name and equation.eqn.params["loop"] == loop
-
-    def _turns(self, loop: int, body: _Renaming, begins: Mapping[int, Any], *, fresh: bool) -> None:
-        """The body of a loop, over the turns of a group."""
+    def _write_iterations(self, loop: int, renaming: _Renaming, inits: Mapping[int, jex.Var], *, fresh: bool) -> None:
+        """The body of a loop, over the iterations of a tile."""
         for position in self._bodies[loop]:
             equation = self._program.equations[position]
             eqn = equation.eqn
-            reads = [body.named(atom) for atom in eqn.invars]
-            if self._is_of(equation, CARRY, loop):
-                reads = [begins[eqn.params["index"]]]
+            reads = [renaming.renamed(atom) for atom in eqn.invars]
+            if _is(equation, CARRY, loop):
+                reads = [inits[eqn.params["index"]]]
             if fresh:
-                body.names.update((v, jex.Var(v.aval)) for v in eqn.outvars)
-            params = eqn.params
-            if is_loop_boundary(eqn):
-                params = with_loop_ids(params, body.loops.__getitem__)
-            made = eqn.replace(
+                renaming.names.update((v, jex.Var(v.aval)) for v in eqn.outvars)
+            written = eqn.replace(
                 invars=reads,
-                outvars=[body.named(v) for v in eqn.outvars],
-                params=params,
-                source_info=body.source(eqn),
+                outvars=[renaming.renamed(v) for v in eqn.outvars],
+                params=with_loop_ids(eqn.params, renaming.loops.__getitem__) if is_loop_boundary(eqn) else eqn.params,
+                source_info=renaming.source_info(eqn),
             )
-            assert equation.loop is not None, "it stands in the body"
-            self._add(position, replace(equation, eqn=made, loop=body.loops[equation.loop]))
+            assert equation.loop is not None, "the equation is of a body"
+            self._write(position, replace(equation, eqn=written, loop=renaming.loops[equation.loop]))
 
-    def _spread(self, forward: int, copy: _Renaming) -> None:
-        """What a forward body reads from further out and is much larger than what it is made of, made in the copy.
+    def _write_broadcasts(self, forward: int, clone: _Renaming) -> None:
+        """Broadcasts from further out that a forward body reads, made in the clone.
 
-        The backward does so too (`jaxckpt.schedule.schedule`), so that it need not be there until then.
+        The backward does so too (`jaxckpt.schedule.schedule`), so that the large array need not be kept until then.
         """
+        equations = self._program.equations
+        for position in self._broadcasts(forward):
+            eqn = equations[position].eqn
+            reads = [clone.renamed(atom) for atom in eqn.invars]
+            clone.broadcasts.update((v, jex.Var(v.aval)) for v in eqn.outvars)
+            writes = [clone.broadcasts[v] for v in eqn.outvars]
+            written = eqn.replace(invars=reads, outvars=writes, source_info=clone.source_info(eqn))
+            self._write(position, replace(equations[position], eqn=written, loop=clone.loops[forward]))
+
+    def _broadcasts(self, forward: int) -> Sequence[int]:
+        """Positions of the equations that broadcasts from further out are made of."""
         graph, equations = self._traced.graph, self._program.equations
         ids = {variable: i for i, variable in enumerate(self._traced.variables)}
-        body = [equations[position] for position in self._bodies[forward]]
-        inside = {v for equation in body for v in equation.eqn.outvars}
-        within = (e for e in body if not any(self._is_of(e, name, forward) for name in BODY_INPUTS))
-        reads = {v for equation in within for v in equation.variables()}
-        pending = [v for v in reads - inside if is_broadcast(graph, ids[v])]
-        wanted: set[int] = set()
+        pending = [v for v in self._read_from_outside(forward) if is_broadcast(graph, ids[v])]
+        found: set[int] = set()
         while pending:
-            made = graph.producer[ids[pending.pop()]]
-            if made is not None and made not in wanted and not is_loop_boundary(equations[made].eqn):
-                wanted.add(made)
-                pending.extend(equations[made].variables())
-        for position in sorted(wanted):
-            eqn = equations[position].eqn
-            reads_here = [copy.named(atom) for atom in eqn.invars]
-            copy.spread.update((v, jex.Var(v.aval)) for v in eqn.outvars)
-            writes = [copy.spread[v] for v in eqn.outvars]
-            made_here = eqn.replace(invars=reads_here, outvars=writes, source_info=copy.source(eqn))
-            self._add(position, replace(equations[position], eqn=made_here, loop=copy.loops[forward]))
+            producer = graph.producer[ids[pending.pop()]]
+            if producer is not None and producer not in found and not is_loop_boundary(equations[producer].eqn):
+                found.add(producer)
+                pending.extend(equations[producer].variables())
+        return sorted(found)
 
-    def _ended(self, loop: int, body: _Renaming, outer: int) -> Sequence[Any]:
-        """What the last turn of a group hands on."""
+    def _read_from_outside(self, loop: int) -> Iterable[jex.Var]:
+        """The variables of a body that it does not make itself; carries and slices get theirs in front of the loop."""
+        body = [self._program.equations[position] for position in self._bodies[loop]]
+        inner = (equation for equation in body if not any(_is(equation, name, loop) for name in BODY_INPUTS))
+        read = {v for equation in inner for v in equation.variables()}
+        return read - {v for equation in body for v in equation.eqn.outvars}
+
+    def _write_end(self, loop: int, renaming: _Renaming, outer: int) -> Sequence[jex.Var]:
+        """The last carry of a tile."""
         position = self._ends[loop]
         eqn = self._program.equations[position].eqn
         handed = [jex.Var(v.aval) for v in eqn.outvars]
-        self._frame(position, body.loops[loop], outer, [body.named(atom) for atom in eqn.invars], handed, body)
+        reads = [renaming.renamed(atom) for atom in eqn.invars]
+        self._write_boundary(position, renaming.loops[loop], outer, reads, handed, renaming.source_info(eqn))
         return handed
 
-    def _frame(
+    def _write_boundary(
         self,
         position: int,
         loop: int,
         around: int | None,
         reads: Sequence[Atom],
-        writes: Sequence[Any],
-        body: _Renaming | None = None,
+        writes: Sequence[jex.Var],
+        source_info: Any = None,
     ) -> None:
-        """An equation that joins the body of a loop to what is around, which stands in some body."""
+        """An equation that joins the body of a loop to the body `around`."""
         equation = self._program.equations[position]
         params = dict(equation.eqn.params, loop=loop, length=self._loops[loop].eqn.params["length"])
         eqn = equation.eqn.replace(invars=list(reads), outvars=list(writes), params=params)
-        if body is not None:
-            eqn = eqn.replace(source_info=body.source(eqn))
-        self._add(position, replace(equation, eqn=eqn, loop=around))
+        if source_info is not None:
+            eqn = eqn.replace(source_info=source_info)
+        self._write(position, replace(equation, eqn=eqn, loop=around))
 
-    def _outside(self, position: int) -> None:
-        """An equation outside of what is nested."""
+    def _write_outside(self, position: int, handed: Mapping[int, Sequence[jex.Var]]) -> None:
+        """An equation outside of all loops that are tiled; `handed` has the last carries of these."""
         equation = self._program.equations[position]
-        eqn, around = equation.eqn, None if equation.loop is None else self._own[equation.loop]
+        eqn, around = equation.eqn, None if equation.loop is None else self._ids[equation.loop]
         if not is_loop_boundary(eqn):
-            self._add(position, replace(equation, loop=around))
+            self._write(position, replace(equation, loop=around))
             return
         loop = eqn.params["loop"]
-        if self._is_of(equation, END, loop) and loop in self._nests:
-            self._frame(position, self._outer[loop], around, self._handed[loop], eqn.outvars)
+        if _is(equation, END, loop) and loop in self._tilings:
+            self._write_boundary(position, self._outer[loop], around, handed[loop], eqn.outvars)
             return
-        reads, params = list(eqn.invars), with_loop_ids(eqn.params, self._own.__getitem__)
+        reads, params = list(eqn.invars), with_loop_ids(eqn.params, self._ids.__getitem__)
         if eqn.primitive.name == STACK:
-            here = (self._here.get(stretch) for stretch in stack_writers(eqn))
-            reads = [atom if body is None else body.named(atom) for body, atom in zip(here, reads, strict=True)]
-        self._add(position, replace(equation, eqn=eqn.replace(invars=reads, params=params), loop=around))
+            tiles = (self._tiles.get(writer) for writer in stack_writers(eqn))
+            reads = [atom if tile is None else tile.renamed(atom) for tile, atom in zip(tiles, reads, strict=True)]
+        self._write(position, replace(equation, eqn=eqn.replace(invars=reads, params=params), loop=around))
 
-    def _add(self, position: int, equation: Equation) -> None:
-        self._made.append((equation, self._traced.graph.ops[position].phase))
+    def _write(self, position: int, equation: Equation) -> None:
+        self._written.append((equation, self._traced.graph.ops[position].phase))
 
 
-def _leaving(eqn: Any) -> Sequence[Any]:
-    """What an equation makes that a backward loop may have from a turn; that one cuts slices itself."""
+def _is(equation: Equation, name: str, loop: int) -> bool:
+    """True if an equation is a loop's equation of some primitive of ours."""
+    return equation.eqn.primitive.name == name and equation.eqn.params["loop"] == loop
+
+
+def _readable_results(eqn: jex.JaxprEqn) -> Sequence[jex.Var]:
+    """The results that a backward loop may read from an iteration; slices it takes itself."""
     return () if eqn.primitive.name == SLICE else eqn.outvars
 
 
-def _of_turns(opened: OpenLoop, length: int, *, unroll: int) -> OpenLoop:
-    """The same loop of so many turns."""
+def _with_length(opened: OpenLoop, length: int, *, unroll: int) -> OpenLoop:
     params = dict(opened.eqn.params, length=length, unroll=unroll)
     return replace(opened, eqn=opened.eqn.replace(params=params))
 
 
-def _inner(opened: OpenLoop, outer: int, nest: LoopTiling) -> OpenLoop:
-    """The loop over the turns of a group; it is a loop for the compiler too, however it is unrolled."""
+def _inner(opened: OpenLoop, outer: int, tiling: LoopTiling) -> OpenLoop:
+    """The loop over the iterations of a tile; it is a loop for the compiler too, however it is unrolled."""
     unroll = int(opened.eqn.params.get("unroll", 1))
-    turns = _of_turns(opened, nest.inner, unroll=unroll if unroll < nest.inner else 1)
-    return replace(turns, parent=outer, offset=None, is_inner_tile=True)
+    inner = _with_length(opened, tiling.inner, unroll=unroll if unroll < tiling.inner else 1)
+    return replace(inner, parent=outer, offset=None, is_inner_tile=True)

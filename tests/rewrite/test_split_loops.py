@@ -165,7 +165,7 @@ def test_an_array_over_several_devices_keeps_its_split():
 )
 def test_stretches_that_do_not_make_the_loop_are_refused(loop_splits):
     traced = trace_step(make_step(), W, X)
-    with pytest.raises(PlanMismatchError, match=r"loop 0 of 5 turns"):
+    with pytest.raises(PlanMismatchError, match=r"loop 0 of 5 iterations"):
         with_split_loops(traced, loop_splits)
 
 

@@ -280,13 +280,13 @@ def test_an_array_over_several_devices_keeps_its_split():
 )
 def test_nests_that_do_not_make_the_loop_are_refused(asked):
     traced = trace_step(make_step(), W, X)
-    with pytest.raises(PlanMismatchError, match=r"loop 0 of 6 turns"):
+    with pytest.raises(PlanMismatchError, match=r"loop 0 of 6 iterations"):
         with_tiled_loops(traced, (asked,))
 
 
 def test_a_loop_is_nested_once():
     traced = trace_step(make_step(), W, X)
-    with pytest.raises(PlanMismatchError, match="cannot be nested like that"):
+    with pytest.raises(PlanMismatchError, match="cannot be tiled like that"):
         with_tiled_loops(traced, (LoopTiling(loop=0, outer=3, inner=2), LoopTiling(loop=1, outer=2, inner=3)))
 
 
