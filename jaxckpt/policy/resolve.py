@@ -86,7 +86,7 @@ class Resolved:
 
     @property
     def strength(self) -> str:
-        """ "prefer" if a planner may overrule the decision, else "must"."""
+        """The strength of the decision: "prefer" if a planner may overrule the decision, else "must"."""
         return "prefer" if self.rule is None else self.by.policy.rules[self.rule].strength
 
 
