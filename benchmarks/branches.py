@@ -114,7 +114,7 @@ def table(file: str, name: str) -> str:
             continue
         label = row["label"]
         if "nests" in row:
-            label += f", nested {', '.join(f'{outer} x {inner}' for outer, inner in row['nests'][:1])}"
+            label += f", tiled {', '.join(f'{outer} x {inner}' for outer, inner in row['nests'][:1])}"
         lines.append(f"| {label} | {cells(row)} | {off(row)} |")
     return "\n".join([*lines, "", f"jax {made_with['versions']['jax']}, {made_with['date']}.", ""])
 

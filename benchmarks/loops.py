@@ -1,4 +1,4 @@
-"""Steps whose layers or moments are the turns of a scan: marked by hand, and planned at several budgets, for an H200.
+"""Steps that scan over layers or time: marked by hand, and planned at several budgets, for an H200.
 
 Makes the tables of docs/loops.md from its results (`--tables` alone makes them from what is kept).
 """
@@ -71,7 +71,7 @@ def planned(planner: Planner, name: str, budget: int) -> dict[str, Any]:
 
 
 def uniform(planner: Planner, budget: int) -> dict[str, Any] | None:
-    """The fastest plan with the same decisions for all turns that was compiled and is within so many MiB, if one is."""
+    """The fastest compiled plan within so many MiB that splits and tiles no loop; None if there is none."""
     whole = (c for c in planner.candidates() if not c.plan.loop_splits and not c.plan.loop_tilings)
     fastest = min((c for c in whole if c.fits(budget * 2**20)), key=planner.step_s_with_stalls, default=None)
     if fastest is None:
@@ -84,7 +84,7 @@ def table(name: str) -> str:
     result = read("loops")
     found, made = result["models"][name], result["made_with"]
     lines = [
-        "| | compiled total | temporaries | estimated step | predicted | the turns apart | all turns alike |",
+        "| | compiled total | temporaries | estimated step | predicted | split into | best plan without splitting |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for called, there in found["by_hand"].items():
@@ -100,17 +100,17 @@ def table(name: str) -> str:
 
 
 def values_in_loops(plan: dict[str, Any]) -> str:
-    """Which turns are decided apart, and what a plan takes that decides the same for all; nothing where it is that.
+    """Iterations of the loops of a split plan, and what the best plan without splitting takes; else empty cells.
 
-    Of nested loops, which are for budgets that no such plan meets, the groups and the turns of each.
+    For tiled loops, the number of groups and the iterations of each.
     """
     if plan.get("nests"):
-        return ", ".join(f"{outer} x {inner}" for outer, inner in plan["nests"]) + ", nested |"
+        return ", ".join(f"{outer} x {inner}" for outer, inner in plan["nests"]) + ", tiled |"
     if not plan["stretches"]:
         return "|"
-    apart = ", ".join(" + ".join(map(str, lengths)) for lengths in plan["stretches"])
-    alike = plan["uniform"]
-    return f"{apart} | {format_bytes(alike['total_bytes'])}, {1e3 * alike['step_s']:.1f} ms"
+    parts = ", ".join(" + ".join(map(str, lengths)) for lengths in plan["stretches"])
+    best = plan["uniform"]
+    return f"{parts} | {format_bytes(best['total_bytes'])}, {1e3 * best['step_s']:.1f} ms"
 
 
 if __name__ == "__main__":

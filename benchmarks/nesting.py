@@ -1,6 +1,6 @@
-"""Loops of many turns: checkpoints by hand, uniform and nested, and plans that nest the loop, for an H200.
+"""Loops of many iterations: checkpoints by hand, uniform and nested, and plans that tile the loop, for an H200.
 
-Makes the tables of nested loops in docs/loops.md from its results (`--tables` alone makes them from what is kept).
+Makes the tables of tiled loops in docs/loops.md from its results (`--tables` alone makes them from what is kept).
 """
 
 import argparse
@@ -106,7 +106,7 @@ def of_decoder() -> list[dict[str, Any]]:
 
 
 def of_bilstm() -> list[dict[str, Any]]:
-    """Both loops of the zoo's recurrent network, nested together."""
+    """Both loops of the zoo's recurrent network, tiled together."""
     task = MODELS["bilstm"].step()
     planner = Planner(task.step, *task.args, target=TARGET, donate_argnums=task.donate_argnums)
     return of_plans(planner, [n * 2**20 for n in BILSTM_MIB])

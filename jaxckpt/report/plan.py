@@ -42,9 +42,9 @@ def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
         if plan.predicted.gap is not None:
             yield "  the best plan saves at most", f"{plan.predicted.gap:.1%}"
     for each in plan.loop_splits:
-        yield f"loop {each.loop} decided apart for", f"{' + '.join(map(str, each.lengths))} turns"
+        yield f"loop {each.loop} split", f"{' + '.join(map(str, each.lengths))} iterations"
     for each in plan.loop_tilings:
-        yield f"loop {each.loop} nested", f"{each.outer} x {each.inner} turns"
+        yield f"loop {each.loop} tiled", f"{each.outer} x {each.inner} iterations"
 
 
 def _kept(plan: Plan) -> Table:

@@ -199,7 +199,7 @@ def test_a_mixture_is_applied_with_the_step_s_bits(small_plan):
 def test_a_mixture_is_saved_loaded_and_shown(small_plan, tmp_path):
     _, planner, plan = small_plan
     first, last = plan.loop_splits[0].lengths
-    assert_saved_loaded_and_shown(planner, plan, tmp_path, shown=(f"{first} + {last} turns",), loop_splits=())
+    assert_saved_loaded_and_shown(planner, plan, tmp_path, shown=(f"{first} + {last} iterations",), loop_splits=())
 
 
 def test_a_mixture_is_refused_by_another_step_and_by_other_turns(small_plan):

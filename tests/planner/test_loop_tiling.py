@@ -138,7 +138,7 @@ def test_a_plan_of_nested_loops_is_applied_with_the_step_s_bits(small_plan):
 def test_a_plan_of_nested_loops_is_saved_loaded_and_shown(small_plan, tmp_path):
     _, planner, plan = small_plan
     assert plan.loop_tilings == (LoopTiling(loop=0, outer=4, inner=3),)
-    assert_saved_loaded_and_shown(planner, plan, tmp_path, shown=("loop 0 nested", "4 x 3 turns"), loop_tilings=())
+    assert_saved_loaded_and_shown(planner, plan, tmp_path, shown=("loop 0 tiled", "4 x 3 iterations"), loop_tilings=())
 
 
 def test_a_plan_of_nested_loops_is_refused_by_another_step_and_by_other_turns(small_plan):
