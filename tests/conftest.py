@@ -32,7 +32,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="module")
 def no_local_search():
-    """Plans of small steps are not polished: what is done with plans does not hang on their last per cent."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxckpt.solve.optimal.local_search._OP_RUNS", 0)
+    """No local search: these tests do not depend on the last per cent of small steps' plans."""
+    from jaxckpt.solve.problem import default_search_effort
+
+    with default_search_effort(0.0):
         yield

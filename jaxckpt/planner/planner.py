@@ -36,6 +36,7 @@ from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite, with_planned_loops
 from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks, refuse_miscompiled
 from jaxckpt.solve import (
+    BudgetSolver,
     Offloading,
     OptimalSolver,
     Problem,
@@ -165,9 +166,7 @@ class Planner:
             raise min(refused, key=lambda error: error.minimum_bytes)
         return found
 
-    def _searches(
-        self, budget: object, limit_bytes: int, solver: OptimalSolver | StrategySolver
-    ) -> Iterator[BudgetSearch]:
+    def _searches(self, budget: object, limit_bytes: int, solver: BudgetSolver) -> Iterator[BudgetSearch]:
         """Searches for a budget, each to be run before the next is taken.
 
         The optimal solver's own comes first, then those of plans that move less, if any plan moved something. The last
@@ -246,7 +245,7 @@ class Planner:
         """The optimal solver for plans that neither send anything to the host nor keep shards."""
         return OptimalSolver(replace(self.problem, may_offload=False, may_partition=False))
 
-    def _solver_named(self, strategy: str) -> OptimalSolver | StrategySolver:
+    def _solver_named(self, strategy: str) -> BudgetSolver:
         """A strategy's solver, which keeps its work for earlier budgets."""
         named = named_strategy(strategy)
         if strategy == "optimal":

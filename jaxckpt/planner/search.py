@@ -23,7 +23,7 @@ from jaxckpt.planner.loop_split import Bracket, LoopSplitter, MixPoint, PlanFigu
 from jaxckpt.planner.loop_tiling import TilingSolver
 from jaxckpt.planner.plan import Attempt, Plan
 from jaxckpt.planner.refusals import infeasible
-from jaxckpt.solve import OptimalSolver, StrategySolver
+from jaxckpt.solve import BudgetSolver, OptimalSolver
 
 if TYPE_CHECKING:
     from jaxckpt.planner.planner import Planner
@@ -91,7 +91,7 @@ class BudgetSearch:
         planner: "Planner",
         budget: object,
         limit_bytes: int,
-        solver: OptimalSolver | StrategySolver | TilingSolver,
+        solver: BudgetSolver,
         earlier_attempts: Sequence[Attempt] = (),
         *,
         most: int,

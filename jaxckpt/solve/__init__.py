@@ -1,10 +1,8 @@
-"""Solvers: each a file, each from a problem to a plan.
+"""Solvers: functions from a problem to a plan.
 
-Read in this order: `offloading` and `problem` (what is asked), `none` and `full` (the two ends), `stages` (where to
-cut), `labels` and `alone` (each stage by itself), `options` (what a stage can keep), `hosted` (what of it may wait on
-the host), `windows` (what is alive meanwhile), `compose` (one option each), `polish` (one change at a time), `copies`
-(how long copies to the host may take), `optimal` (all together); `policies` (what a policy says), `strategy` (solvers
-by name, with an option), `peers` (what others do).
+Read in this order: `offloading` and `problem` (the input), `no_recompute` and `full_recompute` (the two extremes),
+`stages` (where to cut the forward pass), `optimal` (the planner's own solver, by integer programming), `policy_plan`
+(the plan of a policy), `strategy` (solvers by name, with an option), `baselines` (methods from the literature).
 """
 
 from collections.abc import Mapping
@@ -19,12 +17,12 @@ from jaxckpt.solve.optimal.solver import OptimalSolver, solve_optimal
 from jaxckpt.solve.policy_plan import PolicyPlan, plan_from_policy, required_decisions, saved_collectives
 from jaxckpt.solve.problem import Problem, unaliased_output_bytes
 from jaxckpt.solve.stages import boundaries
-from jaxckpt.solve.strategy import Solver, Strategy, StrategySolver, strategy_named
+from jaxckpt.solve.strategy import BudgetSolver, Solver, Strategy, StrategySolver, strategy_named
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
         "optimal": Strategy(
-            solver=Solver(solve=solve_optimal, reads_budget=True),
+            solver=Solver(solve_within=solve_optimal),
             keeps="the values whose loss would cost most time, by integer programme within the budget",
             good="any model at any budget",
             source="ours; compare Jain et al. 2020 and Zhao et al. 2023",
@@ -44,30 +42,31 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
         **BASELINES,
     }
 )
-"""Strategies by the name that `strategy=` takes, before the colon of an option."""
+"""Strategies by name, without option."""
 
 
-def solve(problem: Problem, strategy: str = "optimal") -> GraphPlan:
+def solve(problem: Problem, strategy: str = "optimal", *, temp_budget_bytes: int | None = None) -> GraphPlan:
     """Solves a problem with a named strategy.
 
     Args:
-      problem: The step, its costs, and the budget where the strategy reads one.
-      strategy: A name of `STRATEGIES`, and an option behind a colon where it takes one ("every:4").
+      problem: The step with its costs.
+      strategy: A name of `STRATEGIES`, with an option after a colon where the strategy takes one ("every:4").
+      temp_budget_bytes: Budget of temporaries, bytes per device, for strategies that depend on one; None for no limit.
 
     Raises:
-      UnknownStrategyError: No solver has that name, or it takes no such option.
+      UnknownStrategyError: No strategy has that name, or the strategy takes no such option.
     """
-    return named_strategy(strategy)(problem)
+    return named_strategy(strategy)(problem, temp_budget_bytes)
 
 
 def named_strategy(strategy: str) -> Solver:
-    """The solver that a text means.
+    """The solver of a strategy's name.
 
     Raises:
-      UnknownStrategyError: No solver has that name, or it takes no such option.
+      UnknownStrategyError: No strategy has that name, or the strategy takes no such option.
 
     Example:
-      >>> named_strategy("every:4").budgeted, named_strategy("mincut:ilp").budgeted
+      >>> named_strategy("every:4").depends_on_budget, named_strategy("mincut:ilp").depends_on_budget
       (False, True)
     """
     return strategy_named(strategy, STRATEGIES)
@@ -75,6 +74,7 @@ def named_strategy(strategy: str) -> Solver:
 
 __all__ = [
     "STRATEGIES",
+    "BudgetSolver",
     "Offloading",
     "OptimalSolver",
     "PolicyPlan",

@@ -1,10 +1,13 @@
-"""What a solver is asked: a graph, what its ops cost, and how many bytes its temporaries may take.
+"""The input of every solver: a graph, the cost of its ops, and the decisions that are fixed.
 
-Read after `jaxckpt.cost`. Every solver is a function from a `Problem` to a `GraphPlan`; where the budget cannot be met
-it returns the plan of least memory that it knows, and the plan's prediction says so.
+Read after `jaxckpt.cost`. A solver is a function from a `Problem` to a `GraphPlan`, with a budget as a second argument
+where the plan depends on one. If no plan fits the budget, the solver returns its plan of least memory, and the plan's
+prediction says so.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -13,6 +16,18 @@ from jaxckpt.ir import Decision, Graph, GraphPlan, LoopTiling, Offload, Partitio
 from jaxckpt.schedule import Barrier, Run, Schedule, Step, decisions_with_axes, schedule
 from jaxckpt.solve.offloading import Offloading
 
+_SEARCH_EFFORT: ContextVar[float] = ContextVar("_SEARCH_EFFORT", default=1.0)
+
+
+@contextmanager
+def default_search_effort(effort: float) -> Iterator[None]:
+    """Sets the search effort of every `Problem` that is created inside the context without one of its own."""
+    token = _SEARCH_EFFORT.set(effort)
+    try:
+        yield
+    finally:
+        _SEARCH_EFFORT.reset(token)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -20,21 +35,21 @@ class Problem:
 
     Attributes:
       graph: The step.
-      rates: What the target can do.
-      temp_budget_bytes: What temporaries may take, bytes per device; None for no limit.
+      rates: Compute and transfer rates of the target.
       required: Decisions that no solver may change, by value.
-      offloading: What is asked of what goes to the host.
+      offloading: Bandwidth and limits of offloading.
       may_offload: True if a solver may offload values by itself.
       may_offload_loop_values: True if a solver that may offload may also offload values produced in loop bodies.
       may_partition: True if a solver may save values as shards by itself.
       is_full_step: True if the graph is a step, and not a subgraph taken out of one.
       loop_tilings: Loops of the step that are tiled in the graph.
-      fingerprint: Of the graph of that step, for plans; None where it is the graph itself.
+      fingerprint: Fingerprint of the untiled graph, which plans carry; None if `graph` is not tiled.
+      search_effort: Multiple of the usual number of replays that the local search may use: 0 for no local search. It
+        changes plans of small graphs by their last per cent.
     """
 
     graph: Graph
     rates: Rates
-    temp_budget_bytes: int | None = None
     required: Mapping[int, Decision] = field(default_factory=dict)
     offloading: Offloading = field(default_factory=Offloading)
     may_offload: bool = False
@@ -43,20 +58,21 @@ class Problem:
     is_full_step: bool = True
     loop_tilings: tuple[LoopTiling, ...] = ()
     fingerprint: str | None = None
+    search_effort: float = field(default_factory=_SEARCH_EFFORT.get)
 
     @cached_property
     def fusion(self) -> Fusion:
-        """Which values are in memory."""
+        """Which values each kernel writes to memory."""
         return fuse(self.graph)
 
     @cached_property
     def arithmetic(self) -> ArithmeticCosts:
-        """The arithmetic of each op."""
+        """Arithmetic of each op and its seconds."""
         return arithmetic_costs(self.graph, self.rates)
 
     @cached_property
     def needed(self) -> frozenset[int]:
-        """Values that are read from memory after the forward pass: each late read with its sources."""
+        """Values that backward or update read from memory: the residuals and the sources they are fused from."""
         graph, found = self.graph, set()
         for value in self.read_after_forward:
             found.add(value)
@@ -65,25 +81,25 @@ class Problem:
 
     @property
     def read_after_forward(self) -> frozenset[int]:
-        """Forward values that a later op than the forward pass reads."""
+        """Residuals: forward values that backward or update read."""
         return self.graph.read_after_forward
 
     @cached_property
     def worth_saving(self) -> frozenset[int]:
-        """Values that a plan may save: in memory, or much smaller than their sources; never argument-derived ones."""
+        """Values that a plan may save: materialised or much smaller than their sources, never argument-derived."""
         free = (self.fusion.materialised | self.fusion.optional) - self.fusion.argument_derived - self.graph.results
         return free - {v for v, decision in self.required.items() if isinstance(decision, Recompute)}
 
     @cached_property
     def reach(self) -> Mapping[int, tuple[int, int]]:
-        """For values worth saving that the forward pass makes and reads the op that makes each and the last to read it.
+        """For each value worth saving its producer and its last reader in the forward pass, if there is one.
 
-        It reads them from memory, directly or through a chain.
+        A reader may be fused: it then reads the value through a chain of ops.
         """
         graph, sources = self.graph, self.fusion.sources
         last = {source: op for op in graph.forward for read in graph.ops[op].reads for source in sources[read]}
-        made = ((v, op) for op in graph.forward for v in graph.ops[op].writes)
-        return {v: (op, last[v]) for v, op in made if v in last and v in self.worth_saving}
+        produced = ((v, op) for op in graph.forward for v in graph.ops[op].writes)
+        return {v: (op, last[v]) for v, op in produced if v in last and v in self.worth_saving}
 
     @property
     def never_recomputed(self) -> frozenset[int]:
@@ -107,7 +123,7 @@ class Problem:
 
     @cached_property
     def op_s(self) -> tuple[float, ...]:
-        """Seconds of the kernel that each op starts, with all that is fused into it."""
+        """Seconds of the kernel that each op starts, with all ops fused into it."""
         replayed = self.replay(GraphPlan(fingerprint=self.graph.fingerprint))
         op_s = [0.0] * len(self.graph.ops)
         for step, seconds in zip(replayed.steps, replayed.seconds, strict=True):
@@ -123,7 +139,7 @@ class Problem:
         *,
         layers: tuple[int, ...] = (),
     ) -> GraphPlan:
-        """A plan with its prediction, without saves that nothing reads."""
+        """The plan of some decisions with its prediction; a `Save` that nothing reads is dropped."""
         return self.plan_and_replay(decisions, stages, strategy, layers=layers)[0]
 
     def plan_and_replay(
@@ -134,7 +150,7 @@ class Problem:
         *,
         layers: tuple[int, ...] = (),
     ) -> tuple[GraphPlan, Replay]:
-        """As `plan`, with the replay that the prediction is of."""
+        """The same plan, and the replay that its prediction comes from."""
         decisions = decisions_with_axes(self.graph, decisions)
         plan = GraphPlan(
             fingerprint=self.fingerprint or self.graph.fingerprint,
@@ -144,26 +160,25 @@ class Problem:
             strategy=strategy,
             loop_tilings=self.loop_tilings,
         )
-        laid_out = schedule(self.graph, plan)
-        plan = replace(plan, decisions=dict(self._alive(plan, laid_out)))
-        replayed = self._replay(laid_out)
-        return replace(plan, prediction=self._prediction(plan, laid_out, replayed)), replayed
+        scheduled = schedule(self.graph, plan)
+        plan = replace(plan, decisions=dict(self._used(plan, scheduled)))
+        replayed = self._replay(scheduled)
+        return replace(plan, prediction=self._prediction(plan, scheduled, replayed)), replayed
 
-    def _alive(self, plan: GraphPlan, laid_out: Schedule) -> Iterable[tuple[int, Decision]]:
-        """Decisions less those `Save`s that neither the backward nor a copy reads."""
-        read_late = {laid_out.origin[i] for step in laid_out.steps if _is_late(self.graph, step) for i in step.reads}
-        for value, decision in plan.decisions.items():
-            if isinstance(decision, Recompute) or value in read_late:
-                yield value, decision
+    def _used(self, plan: GraphPlan, scheduled: Schedule) -> Iterable[tuple[int, Decision]]:
+        """Decisions without the `Save`s that neither a clone nor an op after the forward pass reads."""
+        steps = (step for step in scheduled.steps if _is_after_forward(self.graph, step))
+        reads = {scheduled.origin[i] for step in steps for i in step.reads}
+        return ((v, d) for v, d in plan.decisions.items() if isinstance(d, Recompute) or v in reads)
 
     def replay(self, plan: GraphPlan) -> Replay:
-        """What the plan takes."""
+        """Predicted memory and time of a plan, step by step."""
         return self._replay(schedule(self.graph, plan))
 
-    def _replay(self, laid_out: Schedule) -> Replay:
+    def _replay(self, scheduled: Schedule) -> Replay:
         return replay(
             self.graph,
-            laid_out,
+            scheduled,
             fusion=self.fusion,
             arithmetic=self.arithmetic,
             rates=self.rates,
@@ -171,11 +186,11 @@ class Problem:
         )
 
     def predict(self, plan: GraphPlan) -> Prediction:
-        """What the plan takes, in the figures that users see."""
-        laid_out = schedule(self.graph, plan)
-        return self._prediction(plan, laid_out, self._replay(laid_out))
+        """Predicted memory and time of a plan, in the figures that users see."""
+        scheduled = schedule(self.graph, plan)
+        return self._prediction(plan, scheduled, self._replay(scheduled))
 
-    def _prediction(self, plan: GraphPlan, laid_out: Schedule, replayed: Replay) -> Prediction:
+    def _prediction(self, plan: GraphPlan, scheduled: Schedule, replayed: Replay) -> Prediction:
         graph = self.graph
         saved = [v for v, d in plan.decisions.items() if isinstance(d, Save)]
         return Prediction(
@@ -186,7 +201,7 @@ class Problem:
             recompute_s=replayed.recompute_s,
             saved_bytes=sum(map(graph.residual_bytes, saved)),
             recomputed_ops=sum(
-                isinstance(step, Run) and (step.is_clone or graph.is_in_clone(step.loop)) for step in laid_out.steps
+                isinstance(step, Run) and (step.is_clone or graph.is_in_clone(step.loop)) for step in scheduled.steps
             ),
             host_bytes=replayed.host_bytes,
             stall_s=replayed.stall_s,
@@ -194,7 +209,7 @@ class Problem:
 
 
 def unaliased_output_bytes(graph: Graph) -> int:
-    """Bytes of results that find no donated argument of their shape and type to take over."""
+    """Bytes of results for which no donated argument has the same shape and type."""
     return sum(graph.values[graph.outputs[position]].size_bytes for position in graph.unaliased_outputs)
 
 
@@ -205,19 +220,19 @@ def decide(
     strategy: str,
     untouched: frozenset[int] = frozenset(),
 ) -> GraphPlan:
-    """The plan that saves `saved` and computes every other residual but `untouched` again, with its prediction."""
+    """The plan that saves `saved` and recomputes every other residual except `untouched`, with its prediction."""
     return problem.plan(decisions_saving(problem, saved, untouched), stages, strategy)
 
 
 def decisions_saving(
     problem: Problem, saved: frozenset[int], untouched: frozenset[int] = frozenset()
 ) -> dict[int, Decision]:
-    """`Save` for the values given, `Recompute` for every other residual that can be computed again.
+    """`Save` for the values given, `Recompute` for every other residual that can be recomputed.
 
     Args:
       problem: The step.
       saved: Values to pin.
-      untouched: Residuals about which nothing is decided: they are left to the compiler, which keeps them.
+      untouched: Residuals without a decision: the compiler keeps them.
     """
     graph = problem.graph
     decisions: dict[int, Decision] = {v: Save() for v in saved}
@@ -228,7 +243,7 @@ def decisions_saving(
     return {**decisions, **problem.required}
 
 
-def _is_late(graph: Graph, step: Step) -> bool:
+def _is_after_forward(graph: Graph, step: Step) -> bool:
     if isinstance(step, Run):
         return step.is_clone or graph.ops[step.op].phase is not Phase.FORWARD
     return isinstance(step, Barrier) and step.trigger is not None

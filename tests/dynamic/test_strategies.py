@@ -12,7 +12,6 @@ from jaxckpt.ir import Recompute, Save
 from jaxckpt.machine import Target
 from jaxckpt.schedule import schedule
 from jaxckpt.solve import Problem, named_strategy, solve
-from jaxckpt.solve.strategy import within
 from jaxckpt.trace import trace_step
 from tests.graphs import RATES, graphs
 
@@ -54,13 +53,13 @@ def test_records_of_any_graph_are_plans_that_can_be_laid_out(graph, evictor):
 @pytest.mark.parametrize("strategy", ["dtr", "dte", "coop"])
 def test_a_larger_budget_is_never_slower(problem, strategy):
     unplanned = solve(problem, "none").prediction
-    plans = named_strategy(strategy).swept(problem)
+    plans = named_strategy(strategy).sweep_plans(problem)
     assert len(plans) > 3 and not plans[0].decisions
     solver = named_strategy(strategy)
     seconds = []
     for share in (0.5, 0.6, 0.75, 0.9, 1.0):
         budget = int(share * unplanned.temp_bytes)
-        plan = solver(within(problem, budget))
+        plan = solver(problem, budget)
         fits = [p for p in plans if p.prediction.temp_bytes <= budget]
         assert plan.prediction.temp_bytes <= budget or not fits
         seconds += [plan.prediction.step_s] if fits else []

@@ -32,7 +32,7 @@ def test_rules_that_say_must_are_demanded_and_nothing_else():
 @pytest.mark.parametrize("strategy", ["optimal", "full"])
 @pytest.mark.parametrize("decision", [Save(), Recompute(), Offload()])
 def test_every_solver_keeps_to_what_must_be(strategy, decision):
-    plan = solve(dataclasses.replace(problem({3: decision}), temp_budget_bytes=16_000), strategy)
+    plan = solve(problem({3: decision}), strategy, temp_budget_bytes=16_000)
     assert plan.decisions[3] == decision
 
 

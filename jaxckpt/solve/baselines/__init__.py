@@ -126,7 +126,7 @@ BASELINES: Mapping[str, Strategy] = MappingProxyType(
             read=mindspore.read_option,
         ),
         "checkmate": Strategy(
-            solver=Solver(solve=solve_checkmate, reads_budget=True),
+            solver=Solver(solve_within=solve_checkmate),
             keeps="what an integer programme over the whole step keeps into the backward",
             good="small steps, of a few dozen kernels at most, and comparisons",
             source="Jain et al. 2020",

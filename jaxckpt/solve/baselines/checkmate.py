@@ -73,27 +73,27 @@ class Solved:
     runs: tuple[frozenset[int], ...]
 
 
-def solve_checkmate(problem: Problem) -> GraphPlan:
+def solve_checkmate(problem: Problem, temp_budget_bytes: int | None = None) -> GraphPlan:
     """Keeps what the programme keeps into the backward.
 
     Raises:
       TooLargeError: The step has more kernels than the programme takes.
     """
     kernels, made = _kernels(problem)
-    if problem.temp_budget_bytes is None:
+    if temp_budget_bytes is None:
         return solve_none(problem) if problem.allows_empty_plan else solve_full(problem)
     first = next((k for k, op in enumerate(made) if problem.graph.ops[op].phase is not Phase.FORWARD), len(made) - 1)
     plans, stages = [solve_full(problem)], chain(problem)
     for share in _SHARES:
-        solved = schedule(kernels, budget_bytes=share * problem.temp_budget_bytes)
+        solved = schedule(kernels, budget_bytes=share * temp_budget_bytes)
         if solved is None:
             break
         kept = {v for k in solved.kept[first] for v in problem.graph.ops[made[k]].writes}
         saved = frozenset(kept & problem.worth_saving) | problem.never_recomputed
         plans.append(decide(problem, saved, closed(problem, stages, saved), "checkmate"))
-        if plans[-1].predicted.temp_bytes <= problem.temp_budget_bytes:
+        if plans[-1].predicted.temp_bytes <= temp_budget_bytes:
             break
-    return cheapest(plans, problem.temp_budget_bytes)
+    return cheapest(plans, temp_budget_bytes)
 
 
 def schedule(kernels: Kernels, *, budget_bytes: float) -> Solved | None:

@@ -44,7 +44,7 @@ def improve_locally(
       A plan that is no worse; the same one where nothing helps, where the graph is too large to try, or where it keeps
       values on the host or as shards by choice.
     """
-    left = int(share * _OP_RUNS) // max(1, len(problem.graph.ops))
+    left = int(share * problem.search_effort * _OP_RUNS) // max(1, len(problem.graph.ops))
     if left < _FEWEST or problem.moves(plan):
         return plan
     state = _state(problem, plan)

@@ -270,6 +270,6 @@ def _bounded(plan: GraphPlan, bound_s: float | None) -> GraphPlan:
     return replace(plan, prediction=replace(plan.predicted, bound_s=min(bound_s, plan.predicted.step_s)))
 
 
-def solve_optimal(problem: Problem) -> GraphPlan:
-    """The cheapest plan within the problem's budget; see the module's docstring."""
-    return OptimalSolver(problem).solve(problem.temp_budget_bytes)
+def solve_optimal(problem: Problem, temp_budget_bytes: int | None = None) -> GraphPlan:
+    """The fastest plan within a budget of temporaries; see the module's docstring."""
+    return OptimalSolver(problem).solve(temp_budget_bytes)

@@ -169,6 +169,6 @@ def test_no_other_choice_of_stages_is_faster_than_rotors(sizes, memory):
 @pytest.mark.parametrize("share", [0.4, 0.6, 0.9])
 def test_planners_of_chains_keep_to_a_budget(strategy, share):
     most = solve(problem(25), "none").prediction.temp_bytes
-    plan = solve(problem(25, temp_budget_bytes=int(share * most)), strategy)
+    plan = solve(problem(25), strategy, temp_budget_bytes=int(share * most))
     assert plan.prediction.temp_bytes <= share * most
     assert boundaries(problem(25), plan.stages) <= set(saved(plan)) | {25}

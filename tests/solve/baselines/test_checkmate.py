@@ -1,6 +1,5 @@
 """Checkmate's programme against a search over all schedules that its stages allow."""
 
-import dataclasses
 import heapq
 
 import pytest
@@ -85,13 +84,13 @@ def test_plans_of_a_chain_are_never_faster_than_the_best_of_all_plans(length):
     problem = Problem(graph=without_fusion(chain(length, flops=1e8)), rates=RATES)
     best = frontier(problem)
     for temp_bytes, _ in best:
-        plan = solve(dataclasses.replace(problem, temp_budget_bytes=temp_bytes), "checkmate")
+        plan = solve(problem, "checkmate", temp_budget_bytes=temp_bytes)
         if plan.prediction.temp_bytes <= temp_bytes:
             assert plan.prediction.step_s >= fastest(best, temp_bytes) * (1 - 1e-9)
 
 
 def test_a_step_of_too_many_kernels_is_refused_with_how_many_there_may_be():
     with pytest.raises(TooLargeError, match=f"at most {MOST_KERNELS} kernels") as caught:
-        solve(Problem(graph=chain(40), rates=RATES, temp_budget_bytes=1), "checkmate")
+        solve(Problem(graph=chain(40), rates=RATES), "checkmate", temp_budget_bytes=1)
     assert caught.value.ops == 80
     assert len(str(caught.value).splitlines()) == 4

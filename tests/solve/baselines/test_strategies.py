@@ -31,9 +31,9 @@ QUICK = tuple(text for text in ALL if text not in ("optimal", "checkmate", "dtr"
 
 @given(graphs(), st.sampled_from(QUICK), st.integers(1, 60))
 def test_plans_of_any_strategy_can_be_laid_out_and_decide_only_what_exists(graph, strategy, kilobytes):
-    problem = Problem(graph=graph, rates=RATES, temp_budget_bytes=kilobytes * 1000)
+    problem = Problem(graph=graph, rates=RATES)
     with suppress(PolicyError):  # there are no names, and no attention
-        plan = solve(problem, strategy)
+        plan = solve(problem, strategy, temp_budget_bytes=kilobytes * 1000)
         schedule(graph, plan)
         assert plan.fingerprint == graph.fingerprint
         assert all(isinstance(decision, Save | Recompute) for decision in plan.decisions.values())
@@ -100,7 +100,7 @@ def test_a_planned_step_computes_the_same(strategy):
     problem = Problem(graph=traced.graph, rates=RATES)
     most = solve(problem, "none").prediction.temp_bytes
     try:
-        plan = solve(dataclasses.replace(problem, temp_budget_bytes=int(0.7 * most)), strategy)
+        plan = solve(problem, strategy, temp_budget_bytes=int(0.7 * most))
     except TooLargeError as error:
         assert strategy == "checkmate" and error.ops > error.most
         return
@@ -118,7 +118,7 @@ def test_checkmates_plan_computes_the_same():
 
     problem = Problem(graph=trace_step(step, weights, x).graph, rates=RATES)
     most = solve(problem, "none").prediction.temp_bytes
-    plan = solve(dataclasses.replace(problem, temp_budget_bytes=int(0.8 * most)), "checkmate")
+    plan = solve(problem, "checkmate", temp_budget_bytes=int(0.8 * most))
     jaxckpt.verify(step, plan, weights, x).check()
 
 
@@ -148,14 +148,14 @@ def test_an_option_where_none_is_taken_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("text", "budgeted"),
+    ("text", "depends_on_budget"),
     [("optimal", True), ("full", False), ("every:2", False), ("mincut:ilp", True), ("mincut:ilp,0.5", False)],
 )
-def test_only_what_reads_the_budget_is_asked_again(text, budgeted):
-    assert named_strategy(text).budgeted == budgeted
+def test_only_what_reads_the_budget_is_asked_again(text, depends_on_budget):
+    assert named_strategy(text).depends_on_budget == depends_on_budget
     solver = StrategySolver(Problem(graph=chain(9, flops=1e9), rates=RATES), named_strategy(text))
     plans = {solver.solve(size, allow_empty=False) for size in (10_000, 22_000, 30_000)}
-    assert budgeted or len(plans) == 1
+    assert depends_on_budget or len(plans) == 1
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

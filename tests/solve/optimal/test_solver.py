@@ -27,7 +27,7 @@ def budgets(problem: Problem):
 @given(graphs())
 def test_plans_can_be_laid_out_and_decide_only_what_exists(graph):
     for strategy in ("optimal", "none", "full"):
-        plan = solve(Problem(graph=graph, rates=RATES, temp_budget_bytes=1), strategy)
+        plan = solve(Problem(graph=graph, rates=RATES), strategy, temp_budget_bytes=1)
         schedule(graph, plan)
         assert plan.fingerprint == graph.fingerprint
         assert all(isinstance(d, Save | Recompute) for d in plan.decisions.values())
@@ -67,8 +67,8 @@ def test_a_chain_fits_into_a_third_of_its_memory():
 
 @given(graphs())
 def test_the_same_problem_gives_the_same_plan(graph):
-    first = solve(Problem(graph=graph, rates=RATES, temp_budget_bytes=20000))
-    assert first == solve(Problem(graph=graph, rates=RATES, temp_budget_bytes=20000))
+    first = solve(Problem(graph=graph, rates=RATES), temp_budget_bytes=20000)
+    assert first == solve(Problem(graph=graph, rates=RATES), temp_budget_bytes=20000)
 
 
 @given(graphs(most_ops=7))
