@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 
 from jaxckpt.cost.branch_residuals import Span
 from jaxckpt.cost.clock import Event, Load, LoadInLoop, PassOn, Store, StoreInLoop, Wait
-from jaxckpt.cost.fusion import FusionRules, SourceBytes
+from jaxckpt.cost.fusion_analysis import SourceBytes
+from jaxckpt.cost.fusion_rules import FusionRules
 from jaxckpt.cost.kernels import ScheduleKernels, StepKernel
 from jaxckpt.cost.loop_liveness import LoopLiveness
 from jaxckpt.cost.rates import Rates
@@ -122,7 +123,7 @@ class _BufferPass:
         """The buffers that a kernel reads live until now, those that it writes from now on."""
         op, buffers = self.graph.ops[step.op], self.buffers
         if self.graph.loops:
-            for position in self.rules.needs_memory[op.id]:
+            for position in self.rules.needed_operands[op.id]:
                 self._copy_slices(at, step.reads[position])
         if needed_bytes := op.workspace_bytes + self.padding_bytes[op.id]:
             buffers.workspace_bytes[at] = needed_bytes
@@ -281,7 +282,7 @@ class _BufferPass:
         """
         step, loop = self.schedule.steps[at], self.loops.stacked_by(source)
         self.buffers.added_s.append((at, self.rates.kernel_s(stack_bytes)))
-        is_fused = isinstance(step, Run) and self.rules.fuses[step.op] and loop == step.loop
+        is_fused = isinstance(step, Run) and step.op in self.rules.loops and loop == step.loop
         if not is_fused or self.loops.is_read_inside(source):
             copy_s = self.rates.kernel_s(2 * self.buffers.size_bytes[source])
             self.buffers.added_s.append((at, self.graph.runs_per_step(loop) * copy_s))

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxckpt.cost.fusion import FusionAnalysis, FusionRules, SourceBytes
+from jaxckpt.cost.fusion_analysis import FusionAnalysis, SourceBytes
+from jaxckpt.cost.fusion_rules import FusionRules
 from jaxckpt.cost.rates import Rates
 from jaxckpt.cost.roofline import ArithmeticCosts
 from jaxckpt.cost.shared_passes import SharedPasses
@@ -70,7 +71,7 @@ class _KernelPass:
         self.rates = rates
         self.arithmetic = arithmetic
         self.fusion = FusionAnalysis(rules, schedule.steps, schedule.origin, schedule.outputs)
-        self.passes = SharedPasses(rates, rules.strided_reductions)
+        self.passes = SharedPasses(rates, rules.rows.strided_reductions)
         self.chain_s = [0.0] * len(schedule.origin)
         """For each instance that is not in memory the seconds of the arithmetic that leads to it."""
         self.on_link: set[int] = set()
@@ -152,7 +153,7 @@ class _KernelPass:
     ) -> float:
         traffic_bytes = self._traffic_bytes(op, step, reads, written)
         kernel = at
-        if self.fusion.rules.fuses[op.id] and not self.fusion.holds_rows(step):
+        if op.id in self.fusion.rules.loops and not self.fusion.holds_rows(step):
             kernel, kernel_s = self.passes.join(at, op, reads, traffic_bytes, arithmetic_s)
             self.passes.touch(kernel, (*reads, *written))
         elif ALL_ITERATIONS in op.effects:

@@ -1,87 +1,96 @@
-"""What a kernel may hold while it works: rows that are reduced and used again, as a softmax does.
+"""Row reductions that a kernel can hold while it works: reduced and used again, as a softmax does.
 
-Graph structure alone decides here; what is in memory under a plan, `fusion` says. Read after `jaxckpt.ir`.
+Found from the structure of the graph alone; what is in memory under a plan, `fusion_analysis` finds.
+Read after `jaxckpt.ir`.
 """
 
 from math import prod
 
 from jaxckpt.ir import Graph, Kind, Op, Phase
 
-_AS_IT_IS = frozenset({"max", "min"})
-"""What may stand between a row's figure and the row: a maximum begins at minus infinity."""
+_KEEPS_VALUE = frozenset({"max", "min"})
+"""Ops that may stand between a row's reduction and the row: a maximum begins at minus infinity."""
 _LONGEST_ROW = 2**16
-"""Elements of a row that one group of threads can hold."""
+"""Elements of a row that one group of threads can hold. No benchmark fixed the exact value."""
 _SHORT_ROW = 256
 """Rows up to this length are held through two reductions however few they are."""
 _FEW_ROWS = 2**16
-"""Longer ones are where there are more than these."""
+"""Longer rows are held where there are more than these. The tests of `fusion` have shapes on either side of this and
+of `_SHORT_ROW`; no benchmark fixed the exact values."""
 
 
-def is_row(graph: Graph, op: Op) -> bool:
-    """Whether an op reduces the last axes of its operand, over at most `_LONGEST_ROW` elements."""
+def is_row_reduction(graph: Graph, op: Op) -> bool:
+    """True if an op reduces the last axes of its operand, over at most `_LONGEST_ROW` elements."""
     if op.kind is not Kind.REDUCTION or len(op.reads) != 1 or len(op.writes) != 1 or op.effects:
         return False
-    whole, rows = graph.values[op.reads[0]].shape, graph.values[op.writes[0]].shape
-    return whole[: len(rows)] == rows and 1 < prod(whole[len(rows) :]) <= _LONGEST_ROW
+    operand, rows = graph.values[op.reads[0]].shape, graph.values[op.writes[0]].shape
+    return operand[: len(rows)] == rows and 1 < prod(operand[len(rows) :]) <= _LONGEST_ROW
 
 
-def is_used_as_it_is(graph: Graph, op: Op) -> bool:
-    """Whether what is reduced meets the result itself, and not only what is made of it (a mean, a deviation).
+def meets_its_operand(graph: Graph, op: Op) -> bool:
+    """True if what was reduced meets the result itself, and not only what is computed of it (a mean, a deviation).
 
-    Backward passes are taken as they come: a softmax's gradient scales its sums.
+    All reductions of backward passes count: a softmax's gradient scales its sums.
     """
     if op.phase is not Phase.FORWARD:
         return True
-    whole_bytes = graph.values[op.reads[0]].size_bytes
+    operand_bytes = graph.values[op.reads[0]].size_bytes
     pending = list(op.writes)
     while pending:
         for reader in map(graph.ops.__getitem__, graph.readers[pending.pop()]):
-            if reader.kind is Kind.VIEW or reader.primitive in _AS_IT_IS:
+            if reader.kind is Kind.VIEW or reader.primitive in _KEEPS_VALUE:
                 pending.extend(reader.writes)
-            elif 2 * sum(graph.values[v].size_bytes for v in reader.writes) >= whole_bytes:
+            elif 2 * sum(graph.values[v].size_bytes for v in reader.writes) >= operand_bytes:
                 return True
     return False
 
 
-def between_passes(graph: Graph, rows: frozenset[int]) -> frozenset[int]:
-    """Exponentials of a softmax whose rows no kernel holds through both of its reductions."""
+def unheld_exponentials(graph: Graph, rows: frozenset[int]) -> frozenset[int]:
+    """Exponentials of a softmax whose rows no kernel holds through both of its reductions.
+
+    Args:
+      graph: The step.
+      rows: Its row reductions.
+    """
     found = set()
     for op in graph.ops:
         if op.primitive != "exp" or op.phase is not Phase.FORWARD:
             continue
         readers = [graph.ops[r] for r in graph.readers[op.writes[0]] if graph.ops[r].phase is Phase.FORWARD]
         sums = [reader for reader in readers if reader.id in rows]
-        is_softmax = sums and len(sums) < len(readers) and _comes_after(graph, op, rows)
-        if is_softmax and not _holds_twice(graph, sums[0]):
+        is_softmax = sums and len(sums) < len(readers) and _reads_reduction(graph, op, rows)
+        if is_softmax and not _is_held_twice(graph, sums[0]):
             found.add(op.id)
     return frozenset(found)
 
 
-def _comes_after(graph: Graph, op: Op, rows: frozenset[int]) -> bool:
-    """Whether an op reads a reduction of rows through elementwise work and views."""
+def _reads_reduction(graph: Graph, op: Op, rows: frozenset[int]) -> bool:
+    """True if an op reads a row reduction through elementwise ops and views."""
     pending, seen = list(op.reads), set[int]()
     while pending:
-        made = graph.producer[pending.pop()]
-        if made is None or made in seen:
+        producer = graph.producer[pending.pop()]
+        if producer is None or producer in seen:
             continue
-        if made in rows:
+        if producer in rows:
             return True
-        seen.add(made)
-        if graph.ops[made].kind in (Kind.ELEMENTWISE, Kind.VIEW):
-            pending.extend(graph.ops[made].reads)
+        seen.add(producer)
+        if graph.ops[producer].kind in (Kind.ELEMENTWISE, Kind.VIEW):
+            pending.extend(graph.ops[producer].reads)
     return False
 
 
-def _holds_twice(graph: Graph, total: Op) -> bool:
-    whole, rows = (graph.values[v].shape for v in (total.reads[0], total.writes[0]))
-    length = prod(whole[len(rows) :])
-    return length & (length - 1) == 0 and (length <= _SHORT_ROW or graph.elements(total.writes[0]) > _FEW_ROWS)
+def _is_held_twice(graph: Graph, total: Op) -> bool:
+    """True if a kernel holds the rows of a softmax through its maximum and this sum."""
+    operand, rows = (graph.values[v].shape for v in (total.reads[0], total.writes[0]))
+    length = prod(operand[len(rows) :])
+    is_power_of_two = length & (length - 1) == 0
+    return is_power_of_two and (length <= _SHORT_ROW or graph.elements(total.writes[0]) > _FEW_ROWS)
 
 
-def reducing(graph: Graph, made: frozenset[int]) -> frozenset[int]:
-    """Reductions of what some ops make, as it is or after elementwise work."""
-    found, seen = set(), set(made)
-    pending = [v for op in made for v in graph.ops[op].writes]
+def reductions_of(graph: Graph, ops: frozenset[int]) -> frozenset[int]:
+    """Reductions of the results of some ops, directly or after elementwise ops and views."""
+    found, seen = set(), set(ops)
+    pending = [v for op in ops for v in graph.ops[op].writes]
     while pending:
         for reader in graph.readers[pending.pop()]:
             if reader in seen:

@@ -13,7 +13,7 @@ Read after `rates`; `kernels` asks.
 
 from collections.abc import Iterable
 
-from jaxckpt.cost.fusion import SourceBytes
+from jaxckpt.cost.fusion_analysis import SourceBytes
 from jaxckpt.cost.rates import Rates
 from jaxckpt.ir import Kind, Op, Phase
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from jaxckpt.cost import fuse
-from jaxckpt.cost.fusion import FusionAnalysis
+from jaxckpt.cost.fusion_analysis import FusionAnalysis
 from jaxckpt.ir import GraphPlan, Phase, Recompute
 from jaxckpt.schedule import Run, schedule
 from tests.graphs import Builder, graphs
@@ -105,7 +105,7 @@ def test_a_reduction_of_rows_folds_into_the_kernel_that_reads_the_rows_anyway():
     fusion = fuse(build.graph(out))
     assert total not in fusion.materialised
     assert fusion.sources[total] == {product: 4000}
-    assert total in fusion.rules.inside_row_kernels
+    assert total in fusion.rules.rows.values
 
 
 def test_a_reduction_of_rows_that_a_backward_reads_is_written():
@@ -114,7 +114,7 @@ def test_a_reduction_of_rows_that_a_backward_reads_is_written():
     total, out = rows(build, product, late=True)
     fusion = fuse(build.graph(out, len(build.values) - 2))
     assert total in fusion.materialised
-    assert total in fusion.rules.inside_row_kernels
+    assert total in fusion.rules.rows.values
 
 
 def test_what_takes_long_to_compute_is_not_computed_in_two_kernels():

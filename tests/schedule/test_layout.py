@@ -74,9 +74,9 @@ def test_the_backward_product_is_transposed_after_its_cast(swapped):
 def test_transposed_products_are_materialised_but_not_rows(swapped):
     rules = fuse(swapped).rules
     (turned,) = Layouts(swapped).transposed
-    assert rules.writes_memory[turned]
-    assert not rules.fuses[turned]
-    assert not rules.folded_reductions
+    assert turned in rules.writes_memory
+    assert turned not in rules.loops
+    assert not rules.rows.folded
     assert swapped.ops[turned].writes[0] in fuse(swapped).materialised
 
 
@@ -98,7 +98,7 @@ def test_products_of_one_layout_are_not_transposed(straight):
         for v in straight.values
         if len(v.shape) == 4 and v.shape[-1] == SEQUENCE and v.shape[-2] == SEQUENCE
     )
-    assert fuse(straight).rules.folded_reductions
+    assert fuse(straight).rules.rows.folded
 
 
 def two_products(*permutations, shape=(8, 8, 8)):

@@ -154,7 +154,7 @@ def stage_shape(stage: StageProblem) -> StageShape:
     ops = _wanted(problem, stage.ops, there)
     values = tuple(v for op in ops for v in graph.ops[op].writes)
     inside = {v: i for i, v in enumerate(values) if v not in there}
-    worth_saving = problem.worth_saving - problem.fusion.rules.inside_row_kernels
+    worth_saving = problem.worth_saving - problem.fusion.rules.rows.values
     candidates = {v: i for v, i in inside.items() if v in worth_saving}
     return StageShape(
         ops=ops,

@@ -51,7 +51,7 @@ class StageProblem:
             problem.needed,
             problem.fusion.materialised,
         )
-        results, rows = problem.graph.results, problem.fusion.rules.inside_row_kernels
+        results, rows = problem.graph.results, problem.fusion.rules.rows.values
         marks = tuple(tuple(v in some for some in (*sets, results, rows)) for v in self.induced_subgraph.values)
         required_decisions = tuple(
             (i, problem.required[v]) for i, v in enumerate(self.induced_subgraph.values) if v in problem.required

@@ -1,0 +1,180 @@
+"""What is in memory while steps run: one pass back finds who reads what, one pass forth decides (`FusionAnalysis.run`).
+
+Values that must be in memory (rules 1, 2, 4 to 7 of `fusion`) come first: rule 3 counts kernels, and which ops share a
+kernel follows from them. Read after `fusion_rules`; `fusion` and `kernels` ask.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from jaxckpt.cost.fusion_rules import FusionRules
+from jaxckpt.schedule import Run, Step
+
+SourceBytes = Mapping[int, int]
+"""Values in memory that a value is computed from, each with the bytes that are read of it."""
+
+_MANY = 4
+"""Readers are counted up to here; rule 3 hardly changes with more. No benchmark fixed the exact value."""
+
+
+class FusionAnalysis:
+    """What is in memory while steps run.
+
+    Args:
+      rules: Of the graph.
+      steps: In order.
+      origin: For each instance the value that it is.
+      outputs: Instances that are returned.
+
+    Attributes:
+      rules: Of the graph.
+      size_bytes: Of each instance.
+      materialised: Instances that some step so far wrote to memory, and those that must be.
+      sources: For every instance written so far what is read of memory to have it.
+      readers: For every instance the kernels that read it, as what they write, up to `_MANY`.
+      holding: Instances so far that are not in memory and inside a kernel that holds rows.
+    """
+
+    def __init__(self, rules: FusionRules, steps: Sequence[Step], origin: Sequence[int], outputs: Sequence[int]):
+        graph = rules.graph
+        self.rules = rules
+        self.size_bytes = [graph.values[v].size_bytes for v in origin]
+        self.materialised = {*graph.inputs, *graph.constants, *outputs}
+        self.holding: set[int] = set()
+        self._folded: set[int] = set()
+        """Row reductions that are fused into the kernels that read them."""
+        self._loop: dict[int, int | None] = {}
+        """For every instance that a step writes the loop in whose body; empty where the graph has no loops."""
+        self._materialise_required(steps)
+        self.sources: list[SourceBytes] = [{}] * len(self.size_bytes)
+        for v in (*graph.inputs, *graph.constants):
+            self.sources[v] = {v: self.size_bytes[v]}
+        self.readers = self._reading_kernels(steps)
+
+    def run(self, step: Run) -> SourceBytes:
+        """Decides where the results of one step are; returns what its kernel reads."""
+        op, materialised = step.op, self.materialised
+        reads = self._read_bytes(op, step)
+        for instance in step.writes:
+            if instance not in materialised and self._is_cheaper_stored(op, instance, reads):
+                materialised.add(instance)
+            if instance in materialised:
+                self.sources[instance] = {instance: self.size_bytes[instance]}
+                continue
+            self.sources[instance] = reads
+            if instance in self._folded or self.holds_rows(step):
+                self.holding.add(instance)
+        return reads
+
+    def holds_rows(self, step: Run) -> bool:
+        """True if row reductions are fused into the kernel of a step."""
+        return bool(self.holding) and not self.holding.isdisjoint(step.reads)
+
+    def _is_cheaper_stored(self, op: int, instance: int, reads: SourceBytes) -> bool:
+        """Rule 3: F + B + (k - 1) B <= k F, which is k B <= (k - 1) F."""
+        kernels = min(_MANY, len(self.readers[instance]))
+        if kernels < 2 or op in self.rules.never_materialised or instance in self._folded:
+            return False
+        is_expensive = bool(reads) and op in self.rules.expensive
+        return is_expensive or self.size_bytes[instance] * kernels <= (kernels - 1) * sum(reads.values())
+
+    def _read_bytes(self, op: int, step: Run) -> SourceBytes:
+        """The sources of what an op writes, from the sources of what it reads; of two readings the larger one."""
+        merged = self.sources[step.reads[0]] if step.reads else {}
+        if len(step.reads) > 1:
+            merged = dict(merged)
+            for read in step.reads[1:]:
+                for value, read_bytes in self.sources[read].items():
+                    if read_bytes > merged.get(value, -1):
+                        merged[value] = read_bytes
+        if op in self.rules.gathers:
+            picked_bytes, table = sum(self.size_bytes[i] for i in step.writes), self.sources[step.reads[0]]
+            share = picked_bytes / max(1, self.size_bytes[step.reads[0]])
+            return {value: int(share * size) if value in table else size for value, size in merged.items()}
+        if op in self.rules.partial_reads:
+            written_bytes = sum(self.size_bytes[i] for i in step.writes)
+            return {value: min(read_bytes, written_bytes) for value, read_bytes in merged.items()}
+        return merged
+
+    ### What must be in memory
+
+    def _materialise_required(self, steps: Sequence[Step]) -> None:
+        """Rules 1, 2, 4 to 7.
+
+        `shown` is what an instance is once same-size views are stripped; `loaded` once elementwise ops are stripped,
+        too, that a matrix product applies to what it loads.
+        """
+        rules, shown = self.rules, list(range(len(self.size_bytes)))
+        loaded = list(shown)
+        read_later = self._read_after_forward(steps)
+        for step in steps:
+            if rules.graph.loops:
+                self._materialise_across_loops(step, shown)
+            if not isinstance(step, Run):
+                self.materialised.update(shown[i] for i in step.reads)
+                self.materialised.update(step.writes)
+                continue
+            op = step.op
+            if op in rules.loaded_operands:
+                loaded[step.writes[0]] = loaded[step.reads[rules.loaded_operands[op]]]
+            if op in rules.same_size_views:
+                shown[step.writes[0]] = shown[step.reads[0]]
+                loaded[step.writes[0]] = loaded[step.reads[0]]
+            elif op in rules.rows.row_reductions:
+                where = self._folded if self._folds(step, read_later) else self.materialised
+                where.add(step.writes[0])
+            elif op in rules.writes_memory or self._stores_exponentials(step, read_later):
+                self.materialised.update(step.writes)
+            needed = loaded if op in rules.dots else shown
+            for position in rules.needed_operands[op]:
+                self.materialised.add(needed[step.reads[position]])
+
+    def _folds(self, step: Run, read_later: set[int]) -> bool:
+        """Rule 5: True if a row reduction is fused into the kernels that read it."""
+        rows = self.rules.rows
+        folded = rows.folded if step.is_clone or step.writes[0] in read_later else rows.folded_if_unread
+        reads_stored = step.op in rows.separate_reductions and step.reads[0] in self.materialised
+        return step.op in folded and not reads_stored
+
+    def _stores_exponentials(self, step: Run, read_later: set[int]) -> bool:
+        """Rule 5: True if a step writes exponentials of a softmax that a backward pass finds in memory."""
+        is_read_later = step.is_clone or not read_later.isdisjoint(step.writes)
+        return is_read_later and step.op in self.rules.rows.stored_exponentials
+
+    def _materialise_across_loops(self, step: Step, shown: Sequence[int]) -> None:
+        """Rule 7: an instance of an inner loop is stacked as it is read, one of an outer level as its views show it."""
+        self._loop.update(dict.fromkeys(step.writes, step.loop))
+        around = self.rules.graph.path(step.loop)
+        for instance in step.reads:
+            loop = self._loop.get(instance)
+            if loop != step.loop:
+                self.materialised.add(shown[instance] if loop is None or loop in around else instance)
+
+    def _read_after_forward(self, steps: Sequence[Step]) -> set[int]:
+        """Instances of the forward pass that later kernels read, or compute from what they read."""
+        after_forward, writes_memory = self.rules.after_forward, self.rules.writes_memory
+        found: set[int] = set()
+        for step in reversed(steps):
+            if isinstance(step, Run):
+                is_fused = step.op not in writes_memory and not found.isdisjoint(step.writes)
+                if is_fused or step.is_clone or step.op in after_forward:
+                    found.update(step.reads)
+        return found
+
+    def _reading_kernels(self, steps: Sequence[Step]) -> list[frozenset[int]]:
+        """For each instance the kernels that read it if only what must be is in memory, up to `_MANY`.
+
+        Instances that are in memory have none here: rule 3 is for others.
+        """
+        nothing: frozenset[int] = frozenset()
+        materialised, gathers = self.materialised, self.rules.gathers
+        kernels = [nothing] * len(self.size_bytes)
+        for step in reversed(steps):
+            writing = nothing
+            for instance in step.writes:
+                own = frozenset((instance,)) if instance in materialised else kernels[instance]
+                writing = writing | own if writing else own
+            is_gather = isinstance(step, Run) and step.op in gathers
+            for instance in step.reads[1:] if is_gather else step.reads:  # of a table next to nothing is read
+                if instance not in materialised and len(known := kernels[instance]) < _MANY:
+                    kernels[instance] = known | writing if known else writing
+        return kernels

@@ -1,0 +1,109 @@
+"""Golden sets of each fusion rule that depends on the graph alone, by the primitives of its ops."""
+
+import pytest
+
+from jaxckpt.cost.fusion_rules import ROW_RULES, RULES, FusionFacts, loaded_operands, needed_operands, unfolded_rules
+from jaxckpt.ir import Graph, Phase
+from tests.graphs import Builder
+
+
+def mixed() -> Graph:
+    """Ops of all kinds, one of each."""
+    build = Builder()
+    x, index, bias = build.input(4000), build.input(8), build.input(4)
+    product = build.op("dot_general", x, size_bytes=4000)
+    view = build.op("reshape", product, size_bytes=4000)
+    wide = build.op("broadcast_in_dim", bias, size_bytes=4000)
+    shifted = build.op("add", view, wide, size_bytes=4000)
+    slow = build.op("erf", shifted, size_bytes=4000)
+    picked = build.op("gather", slow, index, size_bytes=400)
+    part = build.op("slice", slow, size_bytes=400)
+    zeros = build.op("iota", size_bytes=4000)
+    scattered = build.op("scatter-add", zeros, index, picked, size_bytes=4000)
+    total = build.op("add_any", slow, scattered, size_bytes=4000)
+    build.op("sort", part, size_bytes=400)
+    build.op("tanh", total, size_bytes=4000, phase=Phase.BACKWARD)
+    return build.graph(build.op("reduce_sum", total, size_bytes=4, phase=Phase.BACKWARD))
+
+
+def softmax(length=100) -> Graph:
+    """A softmax over 64 rows whose exponentials the backward reads."""
+    build = Builder()
+    shape = (64, length)
+    scores = build.shaped("dot_general", build.input(4000), shape=shape)
+    top = build.shaped("broadcast_in_dim", build.shaped("reduce_max", scores, shape=shape[:1]), shape=shape)
+    powers = build.shaped("exp", build.shaped("sub", scores, top, shape=shape), shape=shape)
+    total = build.shaped("broadcast_in_dim", build.shaped("reduce_sum", powers, shape=shape[:1]), shape=shape)
+    out = build.shaped("dot_general", build.shaped("div", powers, total, shape=shape), shape=(4,))
+    return build.graph(build.shaped("mul", powers, out, shape=shape, phase=Phase.BACKWARD), out)
+
+
+def columns() -> Graph:
+    """The sum over the last axis of a product that was transposed: its elements do not lie together."""
+    build = Builder()
+    product = build.shaped("dot_general", build.input(64), shape=(8, 4))
+    transposed = build.shaped("transpose", product, shape=(4, 8), detail="permutation=(1,0)")
+    return build.graph(build.shaped("reduce_sum", transposed, shape=(4,)))
+
+
+def primitives(graph, ops):
+    return {graph.ops[op].primitive for op in ops}
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("writes_memory", {"dot_general", "sort", "reduce_sum", "add_any"}),
+        ("same_size_views", {"reshape"}),
+        ("dots", {"dot_general"}),
+        ("after_forward", {"tanh", "reduce_sum"}),
+        ("gathers", {"gather"}),
+        ("partial_reads", {"slice"}),
+        ("expensive", {"erf"}),
+        ("never_materialised", {"reshape", "broadcast_in_dim", "iota", "slice", "scatter-add"}),
+        ("loops", {"reshape", "broadcast_in_dim", "add", "erf", "slice", "iota", "tanh", "reduce_sum"}),
+    ],
+)
+def test_a_rule_finds_its_ops(rule, expected):
+    graph = mixed()
+    assert primitives(graph, RULES[rule](FusionFacts(graph))) == expected
+
+
+@pytest.mark.parametrize(
+    ("rule", "build", "expected"),
+    [
+        ("strided_reductions", columns, {"reduce_sum"}),
+        ("strided_reductions", softmax, set()),
+        ("row_reductions", columns, set()),
+        ("row_reductions", softmax, {"reduce_max", "reduce_sum"}),
+        ("stored_exponentials", softmax, {"exp"}),
+        ("stored_exponentials", lambda: softmax(128), set()),
+        ("separate_reductions", softmax, {"reduce_sum"}),
+        ("separate_reductions", lambda: softmax(128), set()),
+    ],
+)
+def test_a_rule_of_rows_finds_its_ops(rule, build, expected):
+    graph = build()
+    assert primitives(graph, ROW_RULES[rule](FusionFacts(graph))) == expected
+
+
+def test_every_rule_is_a_set_of_the_graphs_rules():
+    rules = unfolded_rules(mixed())
+    assert all(isinstance(getattr(rules, name), frozenset) for name in RULES)
+    assert all(isinstance(getattr(rules.rows, name), frozenset) for name in ROW_RULES)
+
+
+def test_operands_that_must_be_in_memory():
+    graph = mixed()
+    found = {op.primitive: needed for op, needed in zip(graph.ops, needed_operands(FusionFacts(graph)), strict=True)}
+    assert {name: needed for name, needed in found.items() if needed} == {
+        "dot_general": (0,),
+        "erf": (0,),
+        "sort": (0,),
+    }
+
+
+def test_a_product_loads_what_is_shifted_by_a_broadcast_argument():
+    graph = mixed()
+    loaded = {graph.ops[op].primitive: position for op, position in loaded_operands(FusionFacts(graph)).items()}
+    assert loaded == {"add": 0}
