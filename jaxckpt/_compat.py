@@ -1,8 +1,8 @@
-"""The only module that touches the internals of jax; each shim says which versions it was seen to work on.
+"""The only module that touches the internals of jax; each shim names the versions that it was tested with.
 
-Sections, one per guest: plugins and topologies (`jaxckpt.machine`), traced steps (`jaxckpt.compiler`). A shim
-does one thing, returns plain data or public types, and has a canary among the tests of its guest, so that a
-new jax breaks a test with a name instead of a plan. Nothing here starts a backend.
+Sections, one for each room that calls them. A shim does one thing, returns plain data or public types, and has a canary
+among the tests of its caller, so that a new jax breaks a test with a name instead of a plan. Nothing here starts a
+backend.
 """
 
 import functools
@@ -20,11 +20,12 @@ import jax.extend.core
 from jax._src import core, distributed, xla_bridge
 from jax._src.effects import JaxprInputEffect
 from jax._src.named_sharding import UnspecifiedValue
+from jax.extend.source_info_util import NameStack
 from jax.interpreters import partial_eval
 from jaxlib import _hlo, _jax, xla_client  # pyright: ignore[reportAttributeAccessIssue]  # compiled, no stub
 
 # ---------------------------------------------------------------------------------------------------------------
-# Plugins and topologies. Guest: jaxckpt.machine. Canaries: tests/target/test_plugins.py.
+# Plugins and topologies. Caller: jaxckpt.machine. Canaries: tests/machine/test_plugins.py.
 # ---------------------------------------------------------------------------------------------------------------
 
 Device: TypeAlias = Any
@@ -37,7 +38,7 @@ _NVIDIA_DEVICE = pathlib.Path("/dev/nvidia0")
 
 
 def backends_are_initialised() -> bool:
-    """Whether this process has opened its devices already. jax 0.10.2, 0.12.0.1."""
+    """True if this process has opened its devices already. jax 0.10.2, 0.12.0.1."""
     return xla_bridge.backends_are_initialized()
 
 
@@ -45,8 +46,8 @@ def cuda_topology_devices(target_config: str, topology: str) -> tuple[Device, ..
     """Makes compile-only CUDA devices, with no GPU and no change to the running process. jax 0.10.2, 0.12.0.1.
 
     `jax.experimental.topologies` does it only where jax registered its CUDA backend, and it does not where cuDNN
-    is missing, as on every laptop. So we load the plugin as `make_pjrt_tpu_topology` loads libtpu: beside the
-    backends, never as one of them.
+    is missing, as on every laptop. So we load the plugin as `make_pjrt_tpu_topology` loads libtpu: next
+    to the backends, never as one of them.
 
     Args:
       target_config: A `GpuTargetConfigProto` in text form.
@@ -111,7 +112,7 @@ def _register_cuda_kernels(plugin_name: str, c_api: Any) -> None:
 
 @contextmanager
 def _quiet_without_gpu() -> Iterator[None]:
-    """Holds back jax's traceback "cuDNN not found" where no NVIDIA device is there to miss it."""
+    """Holds back jax's traceback "cuDNN not found" on a machine without an NVIDIA device."""
 
     def keep(record: logging.LogRecord) -> bool:
         return "jax_plugins.xla_cuda" not in record.getMessage()
@@ -126,27 +127,27 @@ def _quiet_without_gpu() -> Iterator[None]:
 
 
 def is_compile_only(device: Device) -> bool:
-    """Whether a device exists for the compiler alone. jax 0.10.2, 0.12.0.1."""
+    """True if a device exists only for the compiler. jax 0.10.2, 0.12.0.1."""
     return type(device.client).__name__ == "CompileOnlyPyClient"
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Traced steps. Guest: jaxckpt.compiler. Canaries: tests/measure/test_flat_step.py.
+# Traced steps. Caller: jaxckpt.compiler. Canaries: tests/compiler/test_flat_step.py.
 # ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedLeaves:
-    """What `jax.stages.Traced` knows about each array of a step, in the order of its jaxpr.
+    """The facts of `jax.stages.Traced` about each array of a step, in the order of its jaxpr.
 
     Attributes:
       call: The traced step over flat arrays; returns a list of arrays.
       avals: Shape and dtype of each argument.
-      arg_shardings: What the caller's array or the jit's `in_shardings` says, or None.
-      out_shardings: What the jit's `out_shardings` says, or None.
-      donated: For each argument, whether the jit may reuse its memory.
-      compiler_options: Those of the jit.
-      name: Of the step.
+      arg_shardings: The sharding of each argument, from the caller's array or the jit's `in_shardings`, or None.
+      out_shardings: The sharding of each result, from the jit's `out_shardings`, or None.
+      donated: For each argument, True if the jit may reuse its memory.
+      compiler_options: The jit's.
+      name: The step's.
     """
 
     call: Callable[..., Sequence[Any]]
@@ -168,13 +169,13 @@ def traced_leaves(traced: jax.stages.Traced) -> TracedLeaves:
     captured = tuple(traced._consts)
     call = functools.partial(jax.extend.core.jaxpr_as_fun(traced.jaxpr), *captured)
     types = traced._meta_tys_flat[len(captured) :]
-    wanted = params["in_shardings"][len(captured) :]
+    requested = params["in_shardings"][len(captured) :]
     return TracedLeaves(
         call=call,
         avals=tuple(type_.aval for type_ in types),
         arg_shardings=tuple(
             type_.sharding if isinstance(sharding, UnspecifiedValue) else sharding
-            for type_, sharding in zip(types, wanted, strict=True)
+            for type_, sharding in zip(types, requested, strict=True)
         ),
         out_shardings=tuple(
             None if isinstance(sharding, UnspecifiedValue) else sharding for sharding in params["out_shardings"]
@@ -186,7 +187,7 @@ def traced_leaves(traced: jax.stages.Traced) -> TracedLeaves:
 
 
 def hlo_module_from_text(text: str) -> bytes:
-    """The module that a text of HLO is, serialised; XLA's own parser. jax 0.10.2, 0.12.0.1.
+    """Parses a text of HLO with XLA's own parser, and serialises the module. jax 0.10.2, 0.12.0.1.
 
     Raises:
       jax.errors.JaxRuntimeError: The text is no HLO, or of a newer XLA than jaxlib's.
@@ -195,19 +196,19 @@ def hlo_module_from_text(text: str) -> bytes:
 
 
 def read_arguments(traced: jax.stages.Traced) -> tuple[bool, ...]:
-    """For each argument, whether the step reads it; jit drops the others. jax 0.10.2, 0.12.0.1."""
+    """For each argument, True if the step reads it; jit drops the others. jax 0.10.2, 0.12.0.1."""
     jaxpr = getattr(traced.jaxpr, "jaxpr", traced.jaxpr)
     _, used = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     return tuple(used)
 
 
 # ---------------------------------------------------------------------------------------------------------------
-### Tracing and rewriting. Guests: jaxckpt.trace, jaxckpt.rewrite. Canaries: tests/trace/test_internals.py.
+# Tracing and rewriting. Callers: jaxckpt.program, outline, trace, rewrite. Canaries: tests/trace/test_internals.py.
 # ---------------------------------------------------------------------------------------------------------------
 
 
-def captured_arrays(traced: jax.stages.Traced) -> tuple[Any, ...]:
-    """What a traced step closed over and jax put before its arguments; tracers of an outer trace, mostly.
+def captured_arrays(traced: jax.stages.Traced) -> tuple[jax.Array, ...]:
+    """The arrays that a traced step closes over and jax puts before its arguments; mostly tracers of an outer trace.
 
     jax 0.10.2, 0.12.0.1.
     """
@@ -223,27 +224,27 @@ def argument_tree(traced: jax.stages.Traced) -> Any:
 
 
 def jit_in_shardings(traced: jax.stages.Traced) -> tuple[Any, ...]:
-    """What a step's jit asks of each argument, or None. jax 0.10.2, 0.12.0.1."""
+    """The sharding that a step's jit asks of each argument, or None. jax 0.10.2, 0.12.0.1."""
     shardings = traced._params["in_shardings"][len(traced._consts) :]
     return tuple(s if is_specified_sharding(s) else None for s in shardings)
 
 
 def jit_static_arguments(step: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Which positions and names a jitted function does not trace. jax 0.10.2, 0.12.0.1."""
+    """The positions and names of arguments that a jitted function does not trace. jax 0.10.2, 0.12.0.1."""
     info = getattr(step, "_jit_info", None)
     return (info.static_argnums, info.static_argnames) if info is not None else ((), ())
 
 
-def name_stack_marks(name_stack: Any) -> tuple[tuple[str, bool], ...]:
-    """The entries of an equation's name stack, outermost first, as (name, whether a transformation put it there).
+def name_stack_marks(name_stack: NameStack) -> tuple[tuple[str, bool], ...]:
+    """The entries of an equation's name stack, outermost first, as (name, True if a transformation added it).
 
     The text "jvp(net)/block" does not tell a transformation from a scope of that name. jax 0.10.2, 0.12.0.1.
     """
     return tuple((entry.name, type(entry).__name__ == "Transform") for entry in name_stack.stack)
 
 
-def name_stack_without(name_stack: Any, drop: frozenset[int]) -> Any:
-    """A name stack less the entries at some positions. jax 0.10.2, 0.12.0.1."""
+def name_stack_without(name_stack: NameStack, drop: frozenset[int]) -> NameStack:
+    """A name stack without the entries at some positions. jax 0.10.2, 0.12.0.1."""
     kept = name_stack[:0]
     for position in range(len(name_stack)):
         if position not in drop:
@@ -252,7 +253,7 @@ def name_stack_without(name_stack: Any, drop: frozenset[int]) -> Any:
 
 
 def retarget_effects(effects: Any, variable: Callable[[Any], Any]) -> Any:
-    """Effects on references (read, write), told of the references' new variables. jax 0.10.2, 0.12.0.1."""
+    """Effects on references (read, write), renamed to the references' new variables. jax 0.10.2, 0.12.0.1."""
     if not any(isinstance(effect, JaxprInputEffect) for effect in effects):
         return effects
     return {
@@ -265,31 +266,33 @@ def lasting_effects(effects: Any) -> Any:
     return {effect for effect in effects if not isinstance(effect, core.NamedAxisEffect)}
 
 
-def per_device_spec(aval: Any, mesh: Any, *, check_vma: bool) -> Any:
-    """The spec with which JAX hands a value from one `shard_map` to another: each device its own. jax 0.10.2, 0.12.0.1.
+def per_device_spec(aval: core.AbstractValue, mesh: Any, *, check_vma: bool) -> jax.sharding.PartitionSpec:
+    """The spec under which a `shard_map` passes a value to another: each device its own. jax 0.10.2, 0.12.0.1.
 
     The value has at least one dimension.
     """
     return aval.nospec(mesh, check_vma, tuple(mesh.axis_names))
 
 
-def unsharded_aval(aval: Any, spec: Any, mesh: Any, *, check_vma: bool) -> Any:
-    """The type of the array that all devices' parts make together. jax 0.10.2, 0.12.0.1."""
+def unsharded_aval(
+    aval: core.AbstractValue, spec: jax.sharding.PartitionSpec, mesh: Any, *, check_vma: bool
+) -> core.AbstractValue:
+    """The type of the array that all devices' shards make up. jax 0.10.2, 0.12.0.1."""
     return core.unshard_aval(mesh, check_vma, spec, aval)
 
 
-def is_specified_sharding(sharding: Any) -> bool:
-    """Whether a nested jit asks for this sharding, rather than for whatever comes. jax 0.10.2, 0.12.0.1."""
+def is_specified_sharding(sharding: object) -> bool:
+    """True if a nested jit asks for a sharding, rather than leaving it open. jax 0.10.2, 0.12.0.1."""
     return sharding is not None and not isinstance(sharding, UnspecifiedValue)
 
 
-def common_names(first: Any, second: Any) -> int:
-    """How many outer entries two name stacks have in common. jax 0.10.2, 0.12.0.1."""
+def common_names(first: NameStack, second: NameStack) -> int:
+    """The number of outer entries that two name stacks have in common. jax 0.10.2, 0.12.0.1."""
     pairs = zip(first.stack, second.stack, strict=False)
     return next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(first.stack), len(second.stack)))
 
 
-def stacked_aval(length: int, aval: Any) -> Any:
+def stacked_aval(length: int, aval: core.AbstractValue) -> core.AbstractValue:
     """The type of a value that a scan of this length stacks. jax 0.10.2, 0.12.0.1."""
     if hasattr(core, "unmapped_leading_aval"):
         return core.unmapped_leading_aval(length, aval)
@@ -314,11 +317,11 @@ def scan_params(params: Any, jaxpr: Any, constants: int, carried: int, sliced: i
 def propagated_splits(
     lowered: jax.stages.Lowered, arguments: int, results: int
 ) -> tuple[list[tuple[tuple[str, ...], ...]], list[tuple[tuple[str, ...], ...]]]:
-    """How Shardy splits the last arguments and results of a lowered function: axes by dimension. jax 0.10.2, 0.12.0.1.
+    """Shardy's shardings of a lowered function's last arguments and results: axes by dimension. jax 0.10.2, 0.12.0.1.
 
-    Part of an axis is written "axis/4". () where nothing is split.
+    Part of an axis is written "axis/4". () means replicated.
     """
-    from jaxlib.mlir import ir, passmanager  # slow to import, and for meshes alone
+    from jaxlib.mlir import ir, passmanager  # slow to import, and only meshes need it
     from jaxlib.mlir.dialects import sdy
 
     def axis(attribute: Any) -> str:
@@ -327,10 +330,10 @@ def propagated_splits(
         return reference.name if part is None else f"{reference.name}/{sdy.SubAxisInfoAttr(part).size}"
 
     def split(attributes: Any) -> tuple[tuple[str, ...], ...]:
-        said = ir.DictAttr(attributes)
-        if "sdy.sharding" not in said:
+        named = ir.DictAttr(attributes)
+        if "sdy.sharding" not in named:
             return ()
-        dimensions = sdy.TensorShardingAttr(said["sdy.sharding"]).dimension_shardings
+        dimensions = sdy.TensorShardingAttr(named["sdy.sharding"]).dimension_shardings
         found = tuple(tuple(map(axis, sdy.DimensionShardingAttr(each).axes)) for each in dimensions)
         return found if any(found) else ()
 
@@ -338,19 +341,18 @@ def propagated_splits(
     with module.context:
         passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)").run(module.operation)
         (main,) = (op for op in module.body.operations if str(op.attributes["sym_name"]) == '"main"')
-        said = (main.attributes[f"{kind}_attrs"] for kind in ("arg", "res"))
-        first, last = (list(map(split, attributes)) for attributes in said)
-    return first[len(first) - arguments :], last[len(last) - results :]
+        of_arguments, of_results = (list(map(split, main.attributes[f"{kind}_attrs"])) for kind in ("arg", "res"))
+    return of_arguments[len(of_arguments) - arguments :], of_results[len(of_results) - results :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributedRun:
-    """This process among those of `jax.distributed`, and the store of texts that they share.
+    """This process among those of `jax.distributed`, and the key-value store that they share.
 
     Attributes:
-      index: Of this process.
-      count: Of processes.
-      client: JAX's.
+      index: The number of this process.
+      count: The number of processes.
+      client: JAX's client of the store.
     """
 
     index: int
@@ -362,7 +364,7 @@ class DistributedRun:
         self.client.key_value_set(key, text)
 
     def read(self, key: str, *, patience_s: float) -> str | None:
-        """The text of a key, as soon as it is there; None where it does not come in time."""
+        """The text of a key, as soon as a process writes it; None if none does in time."""
         try:
             return str(self.client.blocking_key_value_get(key, int(1000 * patience_s)))
         except jax.errors.JaxRuntimeError as error:
@@ -372,7 +374,7 @@ class DistributedRun:
 
 
 def distributed_run() -> DistributedRun | None:
-    """The run that `jax.distributed.initialize` has joined; None where there is one process. jax 0.10.2, 0.12.0.1."""
+    """The run that `jax.distributed.initialize` has joined; None for a single process. jax 0.10.2, 0.12.0.1."""
     state = distributed.global_state
     if state.client is None or state.num_processes < 2:
         return None
@@ -380,12 +382,12 @@ def distributed_run() -> DistributedRun | None:
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# Steps run one operation at a time. Guest: jaxckpt.verifier. Canaries: tests/numerics/test_one_by_one.py.
+# Steps run one operation at a time. Caller: jaxckpt.verifier. Canaries: tests/verifier/test_interpret.py.
 # ---------------------------------------------------------------------------------------------------------------
 
 
 def scan_operands(params: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """A scan's operands as constants, carry, and arrays that it goes through. jax 0.10.2, 0.12.0.1."""
+    """A scan's operands as constants, carry, and arrays that it slices. jax 0.10.2, 0.12.0.1."""
     if "ft_in" in params:  # 0.12
         constants, carry, stacked = params["ft_in"].update(operands).unpack()
         return list(constants), list(carry), list(stacked)

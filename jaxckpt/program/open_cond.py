@@ -153,8 +153,8 @@ def _conds_with_residuals(program: FlatProgram) -> Iterator[int]:
     for equation in program.equations:
         for variable, reader in operands_and_loops(equation, program.loops):
             source = home.get(variable)
-            if source is None or reader is None:
-                continue
-            differing = (program.loops[loop].cond_branch for loop in set(paths[source]) ^ set(paths[reader]))
-            conds = [branch.branch.cond for branch in differing if branch is not None]
-            yield from conds if len(conds) > 1 else ()
+            if source is not None and reader is not None:
+                differing = (program.loops[loop].cond_branch for loop in set(paths[source]) ^ set(paths[reader]))
+                conds = [branch.branch.cond for branch in differing if branch is not None]
+                if len(conds) > 1:
+                    yield from conds

@@ -15,7 +15,7 @@ Two equations with the same primitive, parameters and operands compute the same.
 Complexity: linear.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Sequence, Set
 from dataclasses import replace
 
 import jax.extend.core as jex
@@ -61,28 +61,37 @@ def eliminate_dead_code(program: FlatProgram) -> FlatProgram:
     Returns:
       A program with the same results and the same effects.
     """
-    producer = {v: equation for equation in program.equations for v in equation.eqn.outvars}
-    carries: dict[int, list[Equation]] = {}
-    for equation in program.equations:
-        if equation.eqn.primitive.name in (CARRY, END):
-            carries.setdefault(equation.eqn.params["loop"], []).append(equation)
-    results = [atom for atom in program.outvars if isinstance(atom, jex.Var)]
-    needed: dict[int, Equation] = {}
-    pending = [equation for equation in program.equations if equation.effects]
-    pending += [producer[variable] for variable in results if variable in producer]
+    results = {atom for atom in program.outvars if isinstance(atom, jex.Var)}
+    needed = _needed(program.equations, results)
+    read = results.union(*(equation.variables() for equation in needed))
+    return program.replace(
+        equations=needed, constants=tuple(constant for constant in program.constants if constant[0] in read)
+    )
+
+
+def _needed(equations: Sequence[Equation], results: Set[jex.Var]) -> tuple[Equation, ...]:
+    """The equations with effects, those that compute results, and all whose results these read, in order."""
+    producer = {variable: equation for equation in equations for variable in equation.eqn.outvars}
+    carries = _carries(equations)
+    pending = [equation for equation in equations if equation.effects or not results.isdisjoint(equation.eqn.outvars)]
+    needed: set[int] = set()
     while pending:
         equation = pending.pop()
-        if id(equation) in needed:
-            continue
-        needed[id(equation)] = equation
-        pending += [producer[variable] for variable in equation.variables() if variable in producer]
+        if id(equation) not in needed:
+            needed.add(id(equation))
+            pending += [producer[variable] for variable in equation.variables() if variable in producer]
+            if equation.eqn.primitive.name in (CARRY, END):
+                pending += carries[equation.eqn.params["loop"]]
+    return tuple(equation for equation in equations if id(equation) in needed)
+
+
+def _carries(equations: Sequence[Equation]) -> dict[int, list[Equation]]:
+    """For each open loop the equations of its carry."""
+    carries: dict[int, list[Equation]] = {}
+    for equation in equations:
         if equation.eqn.primitive.name in (CARRY, END):
-            pending += carries[equation.eqn.params["loop"]]
-    read = set(results).union(*(equation.variables() for equation in needed.values()))
-    return program.replace(
-        equations=tuple(equation for equation in program.equations if id(equation) in needed),
-        constants=tuple(constant for constant in program.constants if constant[0] in read),
-    )
+            carries.setdefault(equation.eqn.params["loop"], []).append(equation)
+    return carries
 
 
 class _Elimination:

@@ -1,8 +1,8 @@
-"""What a step may be called with: arrays and descriptions of arrays, in any pytree.
+"""Arguments of a step: arrays and descriptions of arrays, in any pytree.
 
-All leaves that are neither are reported at once, with their paths, before the step is traced. It is traced without
-the shardings that the compiler is free to change (automatic meshes): with them jax traces other equations, and a plan
-made for described arguments would not fit the same arguments on real devices.
+All leaves that are neither are reported at once, with their paths, before the step is traced. The step is traced
+without the shardings that the compiler is free to change (automatic meshes): with them jax traces other equations, and
+a plan for described arguments would not fit the same arguments on real devices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ def check_arguments(leaves: Sequence[tuple[str, Any]]) -> None:
     """Refuses leaves that are no arrays.
 
     Args:
-      leaves: What `argument_paths` gives.
+      leaves: As `argument_paths` returns them.
 
     Raises:
       ArgumentError: Names every such leaf and its type.

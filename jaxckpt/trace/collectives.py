@@ -81,14 +81,11 @@ def device_share(eqn: jex.JaxprEqn, kind: Kind, operands: OperandShardings) -> D
         return DeviceShare(summed_bytes=_collective_bytes(eqn, operands))
     if name == "dot_general":
         return _share_of_product(eqn, operands)
-    if operands.first_read:
-        if kind is Kind.REDUCTION and "axes" in eqn.params:
-            summed = {axis for dim in eqn.params["axes"] for axis in operands.first_read[dim]}
-            ways = operands.ways(_axes(operands.first_read))
-            return DeviceShare(ways=ways, summed_bytes=_all_reduce_bytes(operands, summed))
-        if name in _RESHARDS:
-            ways = operands.ways(_axes(operands.write))
-            return DeviceShare(ways=ways, summed_bytes=_resharded_bytes(operands, operands.write))
+    if operands.first_read and kind is Kind.REDUCTION and "axes" in eqn.params:
+        return _share_of_reduction(eqn, operands)
+    if operands.first_read and name in _RESHARDS:
+        ways = operands.ways(_axes(operands.write))
+        return DeviceShare(ways=ways, summed_bytes=_resharded_bytes(operands, operands.write))
     shardings = (operands.write, *operands.reads)
     return DeviceShare(ways=max(operands.ways(_axes(sharding)) for sharding in shardings))
 
@@ -114,6 +111,12 @@ def _collective_bytes(eqn: jex.JaxprEqn, operands: OperandShardings) -> int:
     if "permute" in name:
         return read_bytes
     return read_bytes * (ways - 1) // ways
+
+
+def _share_of_reduction(eqn: jex.JaxprEqn, operands: OperandShardings) -> DeviceShare:
+    summed = {axis for dim in eqn.params["axes"] for axis in operands.first_read[dim]}
+    ways = operands.ways(_axes(operands.first_read))
+    return DeviceShare(ways=ways, summed_bytes=_all_reduce_bytes(operands, summed))
 
 
 def _share_of_product(eqn: jex.JaxprEqn, operands: OperandShardings) -> DeviceShare:

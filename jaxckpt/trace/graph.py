@@ -54,7 +54,7 @@ def graph_of(
       The graph, and the variable of each value by its id.
     """
     axes = tuple(next(meshes_of(program, shardings), jax.sharding.get_abstract_mesh()).shape.items())
-    builder = _Builder(_Values(splits, dict(axes)))
+    builder = _Builder(_GraphValues(splits, dict(axes)))
     inputs = tuple(map(builder.argument, program.invars, shardings))
     constants = tuple(builder.argument(variable, _array_sharding(array)) for variable, array in program.constants)
     for equation, phase in zip(program.equations, phases, strict=True):
@@ -92,7 +92,7 @@ def _array_sharding(array: Any) -> Sharding | None:
     return array.sharding if committed else None
 
 
-class _Values:
+class _GraphValues:
     """Numbers variables, with what the graph says of each."""
 
     def __init__(self, known_splits: Mapping[jex.Var, ValueSharding], axes: Mapping[str, int]) -> None:
@@ -120,12 +120,16 @@ class _Values:
         self.splits.append(split)
         return self.ids[variable]
 
-    def add_results(self, eqn: jex.JaxprEqn) -> tuple[int, ...]:
+    def add_results(self, equation: Equation) -> tuple[int, ...]:
         """Numbers the results of an equation; a constraint shards its own where propagation did not."""
+        eqn = equation.eqn
         sharding = eqn.params.get("sharding") if eqn.primitive.name == "sharding_constraint" else None
         if any(variable in self._known_splits for variable in eqn.outvars):
             sharding = None
-        return tuple(self.add(variable, sharding) for variable in eqn.outvars)
+        results = tuple(self.add(variable, sharding) for variable in eqn.outvars)
+        if is_local(equation):
+            self.local.update(results)
+        return results
 
     def axis_size(self, axis: str) -> int:
         """The number of devices along an axis or part of one ("axis/4")."""
@@ -166,7 +170,7 @@ class _Values:
 class _Builder:
     """Appends ops, one an equation."""
 
-    def __init__(self, values: _Values) -> None:
+    def __init__(self, values: _GraphValues) -> None:
         self.values = values
         self.ops: list[Op] = []
         self._argument_derived: set[int] = set()
@@ -184,9 +188,7 @@ class _Builder:
         """Appends the op of an equation."""
         eqn, primitive = equation.eqn, equation.eqn.primitive.name
         reads = tuple(self.values.ids[variable] for variable in equation.variables())
-        writes = self.values.add_results(eqn)
-        if is_local(equation):
-            self.values.local.update(writes)
+        writes = self.values.add_results(equation)
         if primitive == "name":
             self.values.name(eqn.params["name"], *reads, *writes)
         work, kind = self._work.of(eqn), self._work.kind(eqn)

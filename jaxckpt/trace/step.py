@@ -1,9 +1,7 @@
-"""A training step becomes a graph, and keeps the way back from every value to its variable.
+"""Traces a training step into a graph, which keeps the way back from every value to its variable.
 
 The step is traced once, as JAX traces it under `jit`; nothing is compiled or run. Its own exceptions pass through
-untouched. Then: inline, merge what the user's checkpoints compute again, prune, find the phases, build the graph.
-
-Read after the other files of this folder.
+untouched. Then: inlining, common subexpression elimination, dead code elimination, phases, graph.
 """
 
 import functools
@@ -14,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.core
+import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt._errors import ArgumentError, NoGradientError
@@ -43,35 +42,27 @@ class Traced:
       jaxpr: The same as a closed jaxpr, open loops closed; computes what the step computes.
       variables: By value id, the variable in `program`.
       specs: The flat arguments, with their shardings.
-      paths: Where each stands in the step's arguments ("[0]['params']").
+      paths: The path of each in the step's arguments ("[0]['params']").
       donated: Indices of flat arguments whose memory the results may take.
-      in_tree: The tree of `(args, kwargs)`, static arguments left out.
-      out_tree: The tree of the results.
-      in_shardings: What the step's own jit asks of each flat argument, or None.
-      out_shardings: What it asks of each result, or None.
       static: Positions and keywords of arguments that are not traced.
-      phases_source: "names" where differentiation marked the phases, "structure" where they were guessed.
+      phases_source: "names" where differentiation marked the phases, "structure" where liveness gave them.
       name: The step's name.
       jitted: The step under `jax.jit`; tracing it again with equal arguments gives the same jaxpr.
-      stage: What JAX made of the step, before any of our work.
+      stage: The step as JAX traced it, before any of our work.
     """
 
     graph: Graph = field(repr=False)
     program: FlatProgram = field(repr=False)
-    jaxpr: Any = field(repr=False)
-    variables: tuple[Any, ...] = field(repr=False)
+    jaxpr: jex.ClosedJaxpr = field(repr=False)
+    variables: tuple[jex.Var, ...] = field(repr=False)
     specs: tuple[jax.ShapeDtypeStruct, ...] = field(repr=False)
     paths: tuple[str, ...] = field(repr=False)
     donated: frozenset[int]
-    in_tree: Any = field(repr=False)
-    out_tree: Any = field(repr=False)
-    in_shardings: tuple[Any, ...] = field(repr=False)
-    out_shardings: tuple[Any, ...] = field(repr=False)
     static: frozenset[int | str]
     phases_source: str
     name: str
     jitted: Any = field(repr=False)
-    stage: Any = field(repr=False)
+    stage: jax.stages.Traced = field(repr=False)
 
     def flat_function(self) -> Callable[..., Sequence[Any]]:
         """The original step over flat arrays, as its author wrote it: the user's own checkpoints included."""
@@ -79,8 +70,28 @@ class Traced:
 
     @property
     def compiler_options(self) -> tuple[tuple[str, Any], ...]:
-        """What the step's own jit asks of XLA, as pairs."""
+        """The XLA options of the step's own jit, as pairs."""
         return _compat.traced_leaves(self.stage).compiler_options
+
+    @property
+    def in_tree(self) -> Any:
+        """The tree of `(args, kwargs)`, without static arguments."""
+        return _compat.argument_tree(self.stage)
+
+    @property
+    def out_tree(self) -> Any:
+        """The tree of the results."""
+        return self.stage.out_tree
+
+    @property
+    def in_shardings(self) -> tuple[jax.sharding.Sharding | None, ...]:
+        """The sharding that the step's own jit asks of each flat argument, or None."""
+        return _compat.jit_in_shardings(self.stage)
+
+    @property
+    def out_shardings(self) -> tuple[jax.sharding.Sharding | None, ...]:
+        """The sharding that it asks of each result, or None."""
+        return _compat.traced_leaves(self.stage).out_shardings
 
     @property
     def mesh(self) -> Any:
@@ -92,7 +103,7 @@ class Traced:
         return next((mesh for mesh in meshes if mesh is not None), None if context.empty else context)
 
     def closes_over_tracers(self) -> bool:
-        """Whether the step reads values of a trace around it, and so means nothing outside that trace."""
+        """True if the step reads values of an outer trace, and so means nothing outside that trace."""
         return any(isinstance(array, jax.core.Tracer) for _, array in self.program.constants)
 
 
@@ -109,7 +120,7 @@ def trace_step(
     """Traces a training step into a graph.
 
     Args:
-      step: Loss, gradient and, if it is there, update: a function, plain or jitted. A jitted one brings its donation,
+      step: Loss, gradient and, in a full step, update: a function, plain or jitted. A jitted one brings its donation,
         static arguments and shardings along.
       *args: Arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), numbers, key arrays, None, or
         pytrees of these.
@@ -118,10 +129,10 @@ def trace_step(
       static_argnums: Positions that are not traced.
       keep_user_remat: Leaves the user's `jax.checkpoint` as it is. Otherwise it is undone, so that every residual can
         be decided on.
-      eager: The step is to be run op by op as it was traced: calls with custom derivatives are entered too, nothing
-        is moved, and there need not be a backward pass; where none is marked all ops are called forward.
-      open_loops: Opens the loops that belong to the gradient, so that what stands in their bodies can be decided on;
-        otherwise each is one op. Where `eager` they stay whole.
+      eager: The step is to be run op by op as it was traced: calls with custom derivatives are inlined too, nothing
+        is moved, and a backward pass is not required; where none is marked all ops are forward.
+      open_loops: Opens the loops that belong to the gradient, so that values in their bodies can be decided on;
+        otherwise each loop is one op. With `eager` none is opened.
 
     Returns:
       The traced step; sizes are bytes per device, as the compiler will split values over the mesh.
@@ -154,7 +165,9 @@ def trace_step(
     return _read(call, stage, keep_user_remat=keep_user_remat, eager=eager, open_loops=open_loops)
 
 
-def trace_stage(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, static: frozenset[int | str]) -> Any:
+def trace_stage(
+    jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, static: frozenset[int | str]
+) -> jax.stages.Traced:
     """Traces a jitted step, with the shardings of automatic meshes left out.
 
     Args:
@@ -164,7 +177,7 @@ def trace_stage(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
       static: Positions and keywords that are not traced.
 
     Returns:
-      A `jax.stages.Traced`; for equal types the one that jax has kept.
+      The traced step; for equal types the one from jax's cache.
     """
     plain_args, plain_kwargs = without_automatic_shardings(args, kwargs, static=static)
     return jitted.trace(*plain_args, **plain_kwargs)
@@ -172,7 +185,7 @@ def trace_stage(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Call:
-    """How a step is called: what is known before it is traced."""
+    """A call of a step, before the step is traced."""
 
     jitted: Any
     static: frozenset[int | str]
@@ -202,24 +215,24 @@ def _jitted(step: Callable[..., Any], static: tuple[int, ...]) -> tuple[Any, fro
 
 
 def _phased(program: FlatProgram, *, eager: bool) -> tuple[FlatProgram, tuple[Phase, ...], str]:
-    """The program in its order, a phase an equation, and how they were found."""
+    """The program in its final order, a phase an equation, and the `phases_source`."""
     if eager:
         try:
-            phased = phases_from_marks(program)
+            marked = phases_from_marks(program)
         except NoGradientError:
-            phased = None
-        phases = (Phase.FORWARD,) * len(program.equations) if phased is None else phased.phases
-        return program, phases, "structure" if phased is None else "names"
-    phased = phases_from_marks(program)
-    source = "structure" if phased is None else "names"
-    if phased is None:
-        phased = phases_from_liveness(program, lambda variable: aval_bytes(variable.aval))
-    return *move_to_forward(program, phased), source
+            marked = None
+        phases = (Phase.FORWARD,) * len(program.equations) if marked is None else marked.phases
+        return program, phases, "structure" if marked is None else "names"
+    marked = phases_from_marks(program)
+    if marked is None:
+        by_liveness = phases_from_liveness(program, lambda variable: aval_bytes(variable.aval))
+        return *move_to_forward(program, by_liveness), "structure"
+    return *move_to_forward(program, marked), "names"
 
 
-def _read(call: _Call, stage: Any, *, keep_user_remat: bool, eager: bool, open_loops: bool) -> Traced:
+def _read(call: _Call, stage: jax.stages.Traced, *, keep_user_remat: bool, eager: bool, open_loops: bool) -> Traced:
     leaves = _compat.traced_leaves(stage)
-    opened = functools.partial(
+    inlined_with = functools.partial(
         inline,
         stage.jaxpr,
         _compat.captured_arrays(stage),
@@ -227,15 +240,15 @@ def _read(call: _Call, stage: Any, *, keep_user_remat: bool, eager: bool, open_l
         inline_custom=eager,
         open_loops=not eager and open_loops,
     )
-    inlined = eliminate_dead_code(eliminate_common_subexpressions(opened()))
+    inlined = eliminate_dead_code(eliminate_common_subexpressions(inlined_with()))
     if closed_conds := conds_to_keep_closed(inlined):
-        inlined = eliminate_dead_code(eliminate_common_subexpressions(opened(closed_conds=closed_conds)))
+        inlined = eliminate_dead_code(eliminate_common_subexpressions(inlined_with(closed_conds=closed_conds)))
     program, phases, source = _phased(inlined, eager=eager)
     if not is_sound(program):
         return _read(call, stage, keep_user_remat=keep_user_remat, eager=eager, open_loops=False)
     donated = call.donated | {i for i, is_donated in enumerate(leaves.donated) if is_donated}
-    asked = _compat.jit_in_shardings(stage)
-    shardings = [ours or theirs for ours, theirs in zip(asked, call.shardings, strict=True)]
+    of_jit = _compat.jit_in_shardings(stage)
+    shardings = [asked or own for asked, own in zip(of_jit, call.shardings, strict=True)]
     split = {} if eager else propagate_shardings(program, shardings, leaves.out_shardings)
     graph, variables = graph_of(program, phases, shardings=shardings, donated=donated, splits=split)
     return Traced(
@@ -246,10 +259,6 @@ def _read(call: _Call, stage: Any, *, keep_user_remat: bool, eager: bool, open_l
         specs=tuple(map(_spec, leaves.avals, shardings)),
         paths=call.paths,
         donated=donated,
-        in_tree=_compat.argument_tree(stage),
-        out_tree=stage.out_tree,
-        in_shardings=asked,
-        out_shardings=leaves.out_shardings,
         static=call.static,
         phases_source=source,
         name=leaves.name,
@@ -258,5 +267,5 @@ def _read(call: _Call, stage: Any, *, keep_user_remat: bool, eager: bool, open_l
     )
 
 
-def _spec(aval: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+def _spec(aval: jax.core.ShapedArray, sharding: jax.sharding.Sharding | None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))

@@ -54,7 +54,7 @@ def test_a_body_used_twice_gets_its_own_variables_each_time():
     assert len(made) == len(set(made))
 
 
-def test_loops_branches_and_custom_derivatives_stay_whole():
+def test_loops_branches_and_custom_derivatives_stay_closed():
     def function(x):
         x, _ = jax.lax.scan(lambda c, _: (jax.jit(jnp.sin)(c), None), x, None, length=2)
         x = jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x)

@@ -48,7 +48,7 @@ def traced():
     return trace_step(make_step(layer), W, X)
 
 
-def test_a_body_stands_in_the_graph_once(traced):
+def test_the_graph_has_each_body_once(traced):
     graph = traced.graph
     graph.validate()
     forward, backward = graph.loops
@@ -59,7 +59,7 @@ def test_a_body_stands_in_the_graph_once(traced):
     assert {op.scope for op in graph.ops if op.primitive == "tanh"} == {"layer"}
 
 
-def test_what_the_backward_loop_reads_is_what_the_forward_loop_makes(traced):
+def test_backward_loops_read_residuals_of_the_forward_loop(traced):
     graph = traced.graph
     crossing = {
         (graph.ops[made].primitive, graph.ops[reader].loop)
@@ -73,7 +73,7 @@ def test_what_the_backward_loop_reads_is_what_the_forward_loop_makes(traced):
     assert (SLICE, 1) not in crossing
 
 
-def test_a_value_of_a_body_waits_once_for_every_turn(traced):
+def test_residuals_of_a_body_are_kept_once_for_every_iteration(traced):
     graph = traced.graph
     cosine = next(op.writes[0] for op in graph.ops if op.primitive == "cos")
     assert graph.stack_depths[cosine] == 4
@@ -109,13 +109,13 @@ def test_a_checkpoint_in_a_body_is_undone():
         assert {op.scope for op in undone.ops} == {op.scope for op in plain.ops}
 
 
-def test_names_in_a_body_begin_there(traced):
+def test_scopes_in_a_body_begin_at_the_body(traced):
     forward = scans(traced.jaxpr)[0]
     stacks = {str(eqn.source_info.name_stack) for eqn in body_of(forward).eqns}
     assert stacks == {"layer"}
 
 
-def test_a_gradient_in_a_body_is_planned_there():
+def test_gradients_in_a_body_are_planned_in_it():
     def accumulated(w, xs):
         def turn(sums, x):
             value, gradient = jax.value_and_grad(lambda w: (layer(x, w[0])[0] ** 2).sum())(w)
@@ -152,7 +152,7 @@ def test_what_is_carried_on_unchanged_is_read_where_it_is():
     assert sum(op.primitive == CARRY and op.loop == 0 for op in graph.ops) == 1
 
 
-def test_loops_that_belong_to_no_gradient_stay_whole():
+def test_loops_without_a_gradient_stay_closed():
     def step(w, x):
         gradient = jax.grad(lambda w: ((x @ w) ** 2).sum())(w[0])
         scale = jax.lax.scan(lambda c, _: (c * 0.5, None), 1.0, None, length=3)[0]
@@ -163,7 +163,7 @@ def test_loops_that_belong_to_no_gradient_stay_whole():
     assert [op.primitive for op in graph.ops if op.primitive == "scan"] == ["scan"]
 
 
-def test_loops_with_effects_stay_whole():
+def test_loops_with_effects_stay_closed():
     def printing(x, w):
         jax.debug.print("{}", x.sum())
         return jnp.sin(x @ w), None
@@ -172,13 +172,13 @@ def test_loops_with_effects_stay_whole():
     assert any(op.primitive == "scan" and op.effects for op in graph.ops)
 
 
-def test_whole_loops_can_be_asked_for():
+def test_opening_loops_can_be_turned_off():
     graph = trace_step(make_step(layer), W, X, open_loops=False).graph
     assert not graph.loops
     assert [op.primitive for op in graph.ops if op.primitive == "scan"] == ["scan", "scan"]
 
 
-def test_an_inner_loop_reads_what_a_turn_around_has_made_and_goes_through_what_all_turns_have():
+def test_inner_loops_read_values_and_slice_arrays_of_the_outer_iteration():
     def loss(w, x):
         x, past = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w),) * 2, x, w)
 

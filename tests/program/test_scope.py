@@ -52,7 +52,7 @@ def test_marks_of_transformations_go_and_names_stay(stack, path):
     assert path_of_marks(marks(stack)) == path
 
 
-def test_marks_alone_are_never_taken_for_a_repetition():
+def test_marks_without_names_are_no_repetition():
     assert not repeated(marks(">transpose >jvp >transpose >jvp block"))
     assert not repeated(marks(">transpose >jvp >jvp"))
 

@@ -98,7 +98,7 @@ def test_the_graph_is_that_without_checkpoints(block, wrap):
 
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("block", sorted(COMPUTES_TWICE))
-def test_no_work_is_left_that_the_step_without_checkpoints_does_not_do(block, wrap):
+def test_checkpoints_leave_no_more_work_than_the_step_without_them(block, wrap):
     plain = counted(trace_step(make_step(BLOCKS[block]), W, X).graph)
     undone = counted(trace_step(make_step(WRAPS[wrap](BLOCKS[block])), W, X).graph)
     assert all(undone[key] <= plain[key] for key in {*plain, *undone})
@@ -134,7 +134,7 @@ def test_loops_keep_their_recomputation_in_the_backward():
     assert counted(graph)[Phase.FORWARD, "contraction"] == counted(plain)[Phase.FORWARD, "contraction"]
 
 
-def test_kept_checkpoints_stay_whole():
+def test_kept_checkpoints_stay_closed():
     graph = trace_step(make_step(jax.checkpoint(BLOCKS["plain"])), W, X, keep_user_remat=True).graph
     whole = [op for op in graph.ops if op.primitive in ("remat2", "checkpoint")]
     assert len(whole) == 2
@@ -142,7 +142,7 @@ def test_kept_checkpoints_stay_whole():
     assert [op.scope for op in whole] == ["block_1", "block_0"]
 
 
-def test_what_the_user_computes_twice_outside_a_checkpoint_stays_twice():
+def test_duplicates_outside_a_checkpoint_stay():
     graph = trace_step(make_step(BLOCKS["twice_the_same"]), W, X).graph
     sines = [op for op in graph.ops if op.primitive == "sin" and op.phase is Phase.FORWARD]
     assert len(sines) == 4
@@ -176,7 +176,7 @@ def test_literals_that_differ_are_not_merged(pair):
 
 
 @pytest.mark.parametrize("block", ["plain", "custom_jvp", "softmax", "dropout"])
-def test_what_only_the_backward_needs_is_made_in_the_forward_pass(block):
+def test_clones_without_an_original_move_to_the_forward_pass(block):
     def late_forward(step):
         graph = trace_step(step, W, X).graph
         start = min(op.id for op in graph.ops if op.phase is Phase.BACKWARD)
@@ -185,7 +185,7 @@ def test_what_only_the_backward_needs_is_made_in_the_forward_pass(block):
     assert late_forward(make_step(jax.checkpoint(BLOCKS[block]))) == late_forward(make_step(BLOCKS[block])) == []
 
 
-def test_scopes_of_linen_blocks_are_the_same_with_and_without_remat():
+def test_scopes_of_linen_blocks_do_not_depend_on_remat():
     nn = pytest.importorskip("flax.linen")
 
     class Block(nn.Module):

@@ -132,7 +132,7 @@ def test_the_flat_function_is_the_step_as_written():
     assert "checkpoint" not in str(traced.jaxpr)
 
 
-def test_a_mesh_that_the_compiler_may_use_as_it_likes_does_not_change_the_graph():
+def test_an_automatic_mesh_does_not_change_the_graph():
     mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     split = NamedSharding(mesh, PartitionSpec("data"))
     graph = trace_step(step, W, X).graph

@@ -90,7 +90,7 @@ def test_key_arrays_are_values_like_others():
     graph.validate()
 
 
-def test_names_stand_on_what_is_named_and_on_its_copy():
+def test_checkpoint_name_names_its_operand_and_its_result():
     graph = trace_step(gradient(lambda w, x: jnp.sin(checkpoint_name(x @ w, "logits"))), W, X).graph
     named = next(op for op in graph.ops if op.primitive == "name")
     assert {graph.values[v].name for v in (*named.reads, *named.writes)} == {"logits"}
@@ -192,7 +192,7 @@ def test_fingerprints_are_the_same_in_every_process():
     assert "0x" not in told[0]
 
 
-def test_fingerprints_tell_shapes_and_parameters_apart_but_not_names():
+def test_fingerprints_depend_on_shapes_and_parameters_not_names():
     def step(axis, scope="a"):
         def function(w, x):
             with jax.named_scope(scope):
@@ -244,7 +244,7 @@ def test_a_step_is_the_same_one_with_an_automatic_mesh_in_sight():
         assert trace_step(filling, given).graph.fingerprint == alone
 
 
-def test_a_constraint_to_be_whole_is_no_other_one():
+def test_constraints_to_replicate_have_their_own_detail():
     given = jax.ShapeDtypeStruct((8, 4), jnp.float32)
     whole, split = (trace_step(lambda x, axis=axis: constrained(x, axis), given).graph for axis in (None, "data"))
     assert whole.fingerprint != split.fingerprint

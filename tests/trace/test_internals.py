@@ -58,7 +58,7 @@ def test_name_stacks_tell_scopes_from_transformations():
     assert any(_compat.name_stack_marks(s)[0] == ("transpose", True) for s in stacks)
 
 
-def test_recomputation_is_marked_by_a_scope_and_keeps_its_parameters():
+def test_clones_are_marked_by_a_scope_and_keep_their_parameters():
     def f(x):
         return jnp.sum(jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)))(x))
 

@@ -22,7 +22,7 @@ def phases(graph, primitive):
     return [op.phase for op in graph.ops if op.primitive == primitive]
 
 
-def test_products_of_a_two_layer_net_are_two_forward_and_three_backward():
+def test_a_two_layer_net_has_two_forward_and_three_backward_products():
     graph = trace_step(jax.grad(loss), W, X).graph
     assert phases(graph, "dot_general") == [FORWARD] * 2 + [BACKWARD] * 3
 
@@ -77,7 +77,7 @@ def test_a_forward_derivative_of_a_gradient_has_both_phases():
     assert residuals(traced.graph)
 
 
-def test_the_rules_of_a_custom_derivative_are_forward_and_backward():
+def test_rules_of_custom_derivatives_are_forward_and_backward():
     @jax.custom_vjp
     def f(x):
         return jnp.sin(x)
@@ -99,7 +99,7 @@ def test_two_gradients_in_one_step_keep_their_marks():
     assert phases(traced.graph, "dot_general") == two + two
 
 
-def test_figures_taken_after_the_gradient_stand_in_the_forward_pass():
+def test_metrics_after_the_gradient_move_to_the_forward_pass():
     def step(w, x):
         (_, logits), g = jax.value_and_grad(lambda w: (loss(w, x), x @ w), has_aux=True)(w)
         return w - g, jnp.mean(logits.argmax(-1) == 1)
@@ -111,7 +111,7 @@ def test_figures_taken_after_the_gradient_stand_in_the_forward_pass():
     assert figure.id < first_backward
 
 
-def test_effects_stay_where_they_stand():
+def test_equations_with_effects_are_not_moved():
     def step(w, x):
         value, g = jax.value_and_grad(loss)(w, x)
         jax.debug.print("{}", value)

@@ -66,7 +66,7 @@ def made_by(graph, primitive, phase=Phase.FORWARD):
 
 
 @pytest.mark.parametrize("step", [scanned, unrolled])
-def test_what_lies_between_split_weights_is_split_as_the_compiler_will(step):
+def test_activations_between_sharded_weights_are_sharded_as_compiled(step):
     graph = trace_step(step, *arguments(MEGATRON)).graph
     assert {value.split for _, value in made_by(graph, "tanh")} == {(("data",), ("model",))}
     assert {value.size_bytes for _, value in made_by(graph, "tanh")} == {TOKENS * WIDE * 4 // 8}
@@ -83,7 +83,7 @@ def test_a_product_summed_over_devices_exchanges_partial_sums(step):
 
 
 @pytest.mark.parametrize("step", [scanned, unrolled])
-def test_weights_split_over_the_axis_of_the_batch_are_gathered_for_each_product(step):
+def test_fully_sharded_weights_are_gathered_for_each_product(step):
     graph = trace_step(step, *arguments(SHARDED)).graph
     (up, value), *_ = made_by(graph, "dot_general")
     assert value.split == (("data",), ())
@@ -92,7 +92,7 @@ def test_weights_split_over_the_axis_of_the_batch_are_gathered_for_each_product(
 
 
 @pytest.mark.parametrize("step", [scanned, unrolled])
-def test_gradients_of_such_weights_are_added_up_where_each_part_belongs(step):
+def test_gradients_of_fully_sharded_weights_are_reduce_scattered(step):
     graph = trace_step(updating(step), *arguments(SHARDED)).graph
     op, value = next(made for made in made_by(graph, "dot_general", Phase.BACKWARD) if made[1].shape == (WIDTH, WIDE))
     assert value.split == ((), ("data",))
@@ -101,7 +101,7 @@ def test_gradients_of_such_weights_are_added_up_where_each_part_belongs(step):
     assert value.size_bytes == WIDTH * WIDE * 4 // 2
 
 
-def test_a_value_of_a_turn_is_split_as_it_is_made_and_not_as_its_stack_is_read():
+def test_values_of_an_iteration_are_sharded_as_computed_not_as_stacked():
     """The gradient of the second weights would have what is stacked split along its width."""
     graph = trace_step(updating(scanned), *arguments(SHARDED)).graph
     (hidden,) = (value for _, value in made_by(graph, "tanh"))
