@@ -1,9 +1,9 @@
-"""Marks in users' code: names for values, scopes for parts, and policies carried out where they stand.
+"""Annotations in users' code: names for values, scopes for parts, and policies that are carried out in a scope.
 
-Read in this order: `name` (values), `saved` (which tags JAX keeps), `body` (a traced part, loops and all), `tag` (what
-a policy decides about it, written into it), `checkpoint` (`jax.checkpoint` over that), `linen` and `nnx` (modules with
-state), `target` (functions, classes, objects), `scope` (what users write), `jax_policy` (a policy for `jax.checkpoint`
-itself). Apart from these: `chunks` (a part done some tokens at a time).
+Read in this order: `name` (values), `checkpoint_policy` (tags that JAX saves), `open_body` (a traced part with the
+bodies of its loops), `tagging` (tags on the values that a policy saves), `checkpoint` (`jax.checkpoint` over the tagged
+part), `linen` and `nnx` (modules with state), `decorate` (functions, classes, objects), `scope` (the public function),
+`jax_policy` (a policy for `jax.checkpoint` itself). Apart from these: `chunked` (a part done some tokens at a time).
 """
 
 from jaxckpt.annotate.chunked import chunked

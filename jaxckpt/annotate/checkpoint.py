@@ -1,10 +1,12 @@
 """A function whose residuals a policy decides about, by `jax.checkpoint` with a policy of names.
 
-The function is traced, the policy meets what was traced, what it saves is tagged, and `jax.checkpoint` keeps the tags.
+1. The function is traced, and the policy is resolved for the trace.
+2. Values that the policy saves are tagged.
+3. `jax.checkpoint` saves the tagged values and recomputes all others.
 
-What differentiation adds (the cosine of a sine) is no value of the function: no rule can mean it, and it is computed
-again from what is there. `jax_remat3` looks into no custom derivative, so that there a derivative that reads its own
-result has the equation computed again. Read after `tag`.
+Values that differentiation adds (the cosine of a sine) are no values of the function: no rule matches them, and they
+are recomputed. `jax_remat3` does not look into custom derivatives; there an equation whose derivative reads its own
+result is recomputed. Read after `tagging`.
 """
 
 import re
@@ -16,6 +18,7 @@ import jax
 import jax.extend.core as jex
 import jax.extend.source_info_util as source_info
 import numpy as np
+from jax.typing import ArrayLike
 
 from jaxckpt import _compat
 from jaxckpt._errors import PolicyError
@@ -30,16 +33,16 @@ from jaxckpt.policy.rule import globs
 _NUMBER = re.compile(r"\d+")
 _HOLE = object()
 _OPAQUE = ("custom_vjp_call", "custom_vjp_call_jaxpr")
-"""Primitives whose forward rule no trace shows before differentiation."""
+"""Primitives whose forward rule is traced in differentiation alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """How a part is checkpointed.
+    """A checkpoint of a part, by a policy.
 
     Attributes:
-      policy: What decides.
-      prevent_cse: As `jax.checkpoint` takes it: False is right inside a loop, where XLA merges nothing anyway.
+      policy: Decides about residuals.
+      prevent_cse: As of `jax.checkpoint`: False is right inside a loop, where XLA merges nothing anyway.
     """
 
     policy: Policy
@@ -51,11 +54,11 @@ class Checkpoint:
         Args:
           call: The function. Leaves of its results that are no arrays pass through.
           *args: Pytrees; leaves that are no arrays are not traced.
-          repeats: A name that the function puts around all it does and that is around this call already.
+          repeats: A name that the function puts around its equations and that is around this call already.
 
         Raises:
           PolicyError: A rule of the policy matches nothing in the function.
-          UnsupportedDecisionError: It wants what no `jax.checkpoint` can do.
+          UnsupportedDecisionError: The policy has a decision that no `jax.checkpoint` can carry out.
         """
         if saves_all(self.policy):
             return call(*args)
@@ -63,23 +66,22 @@ class Checkpoint:
         traced = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
         results: list[Any] = []
 
-        def flat(*arrays: Any) -> list[Any]:
-            whole = list(leaves)
+        def flat(*arrays: ArrayLike) -> list[jax.Array]:
+            filled = list(leaves)
             for position, array in zip(traced, arrays, strict=True):
-                whole[position] = array
-            returned, out_tree = jax.tree.flatten(call(*jax.tree.unflatten(tree, whole)))
-            made = [leaf for leaf in returned if isinstance(leaf, jax.Array)]
+                filled[position] = array
+            returned, out_tree = jax.tree.flatten(call(*jax.tree.unflatten(tree, filled)))
             results.extend((out_tree, [_HOLE if isinstance(leaf, jax.Array) else leaf for leaf in returned]))
-            return made
+            return [leaf for leaf in returned if isinstance(leaf, jax.Array)]
 
         arrays = [leaves[position] for position in traced]
         closed = jax.make_jaxpr(flat)(*arrays)
-        made = iter(self._checkpointed(closed, repeats)(*arrays))
+        outputs = iter(self._checkpointed(closed, repeats)(*arrays))
         out_tree, held = results
-        return jax.tree.unflatten(out_tree, [next(made) if leaf is _HOLE else leaf for leaf in held])
+        return jax.tree.unflatten(out_tree, [next(outputs) if leaf is _HOLE else leaf for leaf in held])
 
-    def _checkpointed(self, closed: Any, repeats: str) -> Callable[..., Sequence[Any]]:
-        """A traced function with the policy carried out on it."""
+    def _checkpointed(self, closed: jex.ClosedJaxpr, repeats: str) -> Callable[..., Sequence[Any]]:
+        """A traced function under `jax.checkpoint` with the policy."""
         body = body_of(closed, repeats=repeats)
         stack = unmarked(source_info.current_name_stack())
         place = path_of_marks(_compat.name_stack_marks(stack))
@@ -92,18 +94,18 @@ class Checkpoint:
 
 
 def saves_all(policy: Policy) -> bool:
-    """Whether a policy leaves everything to the compiler."""
+    """True if a policy saves everything, which leaves all to the compiler."""
     rules = all(isinstance(rule.decision, Save) for rule in policy.rules)
     return rules and policy.default == "save" and policy.regions is None
 
 
-def is_array(leaf: Any) -> bool:
-    """Whether a leaf of an argument is traced: arrays of JAX and of NumPy, not Python's numbers."""
+def is_array(leaf: object) -> bool:
+    """True if a leaf of an argument is traced: arrays of JAX and of NumPy, not Python's numbers."""
     return isinstance(leaf, jax.Array | np.ndarray)
 
 
 def _resolved(policy: Policy, graph: Graph, place: str) -> tuple[tuple[Resolved, ...], tuple[Rule, ...]]:
-    """What is decided about each value; and the rules on names that no trace shows yet."""
+    """The decision about each value, and the rules on names that only differentiation shows."""
     numbers = _NUMBER.findall(place)
     layer = int(numbers[-1]) if numbers else None
     hidden = _hidden(policy, graph)
@@ -120,7 +122,7 @@ def _resolved(policy: Policy, graph: Graph, place: str) -> tuple[tuple[Resolved,
 
 
 def _hidden(policy: Policy, graph: Graph) -> frozenset[int]:
-    """Indices of rules on nothing but a name that nothing here has, where an op may hide it."""
+    """Indices of rules on a name alone that no value here has, where an op may hide the name."""
     if not any(op.primitive in _OPAQUE for op in graph.ops):
         return frozenset()
     names = {value.name for value in graph.values}
@@ -132,7 +134,7 @@ def _hidden(policy: Policy, graph: Graph) -> frozenset[int]:
 
 
 def _is_of_another_layer(rule: Rule, layer: int | None) -> bool:
-    """Whether a rule is about layers by number, and this one is none of them."""
+    """True if a rule selects layers by number, and this layer is none of them."""
     match = Match(layers=rule.match.layers, every=rule.match.every)
     if layer is None or match == Match():
         return False

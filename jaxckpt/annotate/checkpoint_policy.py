@@ -1,16 +1,17 @@
-"""What JAX is told to keep inside a scope: the values that we tagged, and nothing else.
+"""The policy of `jax.checkpoint` inside a scope: tagged values are saved or offloaded, all others are recomputed.
 
-One policy object serves all scopes. So in nested scopes the inner tags are kept by the outer `jax.checkpoint` too, and
-what an inner scope left untagged is kept by neither. Tags are names, the one thing that every `jax.checkpoint` asks its
-policy about.
+One policy object serves all scopes. So in nested scopes the outer `jax.checkpoint` saves the inner tags too, and
+neither saves a value that the inner scope left untagged. Tags are names, because every kind of `jax.checkpoint` asks
+its policy about names.
 """
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable
 
 from jaxckpt import ir
@@ -24,10 +25,10 @@ _OFFLOAD = f"{TAG}offload."
 
 
 def tag_of(decision: ir.Decision) -> str | None:
-    """The tag of a value that something was decided about; None for one that is computed again.
+    """The tag for a decision; None for values that are recomputed.
 
     Raises:
-      UnsupportedDecisionError: It should be partitioned.
+      UnsupportedDecisionError: The decision is a partition.
 
     Example:
       >>> tag_of(ir.Save()), tag_of(ir.Offload()), tag_of(ir.Recompute())
@@ -50,36 +51,40 @@ def tag_of(decision: ir.Decision) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)  # JAX holds policies weakly
-class Tagged:
+class TagPolicy:
     """JAX's policy for scopes.
 
     Attributes:
-      hidden: Rules on names that stand where no trace shows them (in the forward rule of a `jax.custom_vjp`): these are
-        matched by name when JAX gets there.
+      hidden: Rules on names that no trace shows (in the forward rule of a `jax.custom_vjp`): they are matched when JAX
+        asks about the name.
     """
 
     hidden: tuple[Rule, ...] = ()
 
-    def __call__(self, primitive: Any, *_: Any, **params: Any) -> Any:
-        """What JAX does with the results of an equation."""
+    def __call__(self, primitive: jex.Primitive, *_: object, **params: Any) -> Any:
+        """JAX's word for the results of an equation."""
         if primitive.name != "name":
             return Recompute
-        name = params["name"]
-        if not name.startswith(TAG):
-            decided = next((rule.decision for rule in self.hidden if globs(rule.match.name or "", name)), None)
-            name = "" if decided is None else tag_of(decided) or ""
-        if name.startswith(_OFFLOAD):
-            return Offloadable(src="device", dst=name.removeprefix(_OFFLOAD))
-        return Saveable if name == SAVE else Recompute
+        tag = self._tag_of_name(params["name"])
+        if tag is not None and tag.startswith(_OFFLOAD):
+            return Offloadable(src="device", dst=tag.removeprefix(_OFFLOAD))
+        return Saveable if tag == SAVE else Recompute
+
+    def _tag_of_name(self, name: str) -> str | None:
+        """The name itself where it is a tag; else the tag of the first hidden rule that matches the name."""
+        if name.startswith(TAG):
+            return name
+        matching = (rule.decision for rule in self.hidden if globs(rule.match.name or "", name))
+        return next(map(tag_of, matching), None)
 
 
-def jax_policy(hidden: tuple[Rule, ...], tags: Collection[str]) -> Any:
+def jax_policy(hidden: tuple[Rule, ...], tags: Collection[str]) -> Callable[..., Any]:
     """The policy for `jax.checkpoint`.
 
-    Under `jax_remat3` of jax 0.10 only JAX's own lists of names mean anything, so that is what it gets.
+    Under `jax_remat3` of jax 0.10 only JAX's own lists of names have an effect, so the result is such a list.
 
     Raises:
-      UnsupportedDecisionError: The list of names cannot say it.
+      UnsupportedDecisionError: A list of names cannot express the policy.
     """
     if not takes_only_names():
         return _tagged(hidden)
@@ -93,27 +98,27 @@ def jax_policy(hidden: tuple[Rule, ...], tags: Collection[str]) -> Any:
     return _names_only()
 
 
-def is_ours(policy: Any) -> bool:
-    """Whether a policy of some `jax.checkpoint` is that of a scope."""
-    return isinstance(policy, Tagged) or (policy is not None and policy is _names_only())
+def is_ours(policy: object) -> bool:
+    """True if the policy of a `jax.checkpoint` is that of a scope."""
+    return isinstance(policy, TagPolicy) or (policy is not None and policy is _names_only())
 
 
 def is_remat3() -> bool:
-    """Whether `jax.checkpoint` is JAX's new one, which asks its policy about names and products alone."""
+    """True if `jax.checkpoint` is JAX's new one, which asks its policy about names and products alone."""
     return bool(getattr(jax.config, "jax_remat3", False))
 
 
 def takes_only_names() -> bool:
-    """Whether `jax.checkpoint` leaves policies uncalled that are not JAX's own lists of names."""
+    """True if `jax.checkpoint` ignores policies that are not JAX's own lists of names."""
     return is_remat3() and type(_names_only()).__name__ == "SaveOnlyTheseNames"
 
 
 @functools.lru_cache(maxsize=256)
-def _tagged(hidden: tuple[Rule, ...]) -> Tagged:
+def _tagged(hidden: tuple[Rule, ...]) -> TagPolicy:
     """One object for equal policies, or JAX traces derivatives anew."""
-    return Tagged(hidden)
+    return TagPolicy(hidden)
 
 
 @functools.cache
-def _names_only() -> Any:
+def _names_only() -> Callable[..., Any]:
     return jax.checkpoint_policies.save_only_these_names(SAVE)

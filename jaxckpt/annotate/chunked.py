@@ -1,22 +1,24 @@
-"""A part that works on many tokens or examples alike, done some of them at a time, and done again in the backward.
+"""Chunked computation (microbatching within a function): some tokens or examples at a time, recomputed in the backward.
 
-A loss head makes logits for every token, far more bytes than what goes in and comes out. In chunks it has the logits
-of one chunk: a loop goes over the chunks, and `jax.checkpoint` around its body keeps nothing of a chunk but its
-arguments. Arguments that every chunk reads, and what the function closes over, go in once; their gradient is added up
-over the chunks, by default in float32.
+A loss head computes logits for every token, with far more bytes than its arguments and results. In chunks only the
+logits of one chunk are alive: a scan runs over the chunks, and `jax.checkpoint` around its body saves the arguments of
+a chunk alone. Arguments that every chunk reads, and values that the function closes over, go in once; their gradient is
+accumulated over the chunks, by default in float32.
 
 Read after `name`.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import PyTreeDef
+from jax.typing import ArrayLike
 
 from jaxckpt._errors import ChunkError
 from jaxckpt.annotate import linen
@@ -24,6 +26,11 @@ from jaxckpt.annotate import linen
 JOINS = ("concatenate", "sum", "mean")
 _NARROW = ("bfloat16", "float16")
 _ACCUMULATE = ("float32", None)
+PyTree: TypeAlias = Any
+"""A pytree, for which jax has no type."""
+_Arrays = tuple[jax.Array, ...]
+_Shared = jax.Array | tuple[jax.Array, jax.Array]
+"""A value that every chunk reads; a narrow one with the zeros that receive its gradient."""
 
 
 def chunked(
@@ -31,11 +38,11 @@ def chunked(
     *,
     chunks: int,
     axis: int | Sequence[int | None] | None = 0,
-    join: Any = "concatenate",
+    join: PyTree = "concatenate",
     out_axis: int = 0,
     accumulate: str | None = "float32",
 ) -> Callable[..., Any]:
-    """A function that works on its arguments in chunks, and that is computed again, chunk by chunk, in the backward.
+    """A function that works on its arguments in chunks, and that is recomputed, chunk by chunk, in the backward.
 
     Values and gradients are those of the function up to rounding, if it treats what stands along the axis alike and
     apart: tokens of a loss head, examples of a batch. Chunks run one after the other; choose an axis that is not
@@ -81,7 +88,7 @@ def chunked(
     @functools.wraps(function)
     def in_chunks(*args: Any, **kwargs: Any) -> Any:
         modules = [leaf for leaf in jax.tree.leaves((args, kwargs)) if linen.is_linen(leaf)]
-        if not all(map(linen.is_made, modules)):
+        if not all(map(linen.is_initialised, modules)):
             return function(*args, **kwargs)
         split = _split_of(function, args, kwargs, axis=axis, chunks=chunks)
         return _ChunkedCall(split, join, out_axis, accumulate).run()
@@ -91,7 +98,7 @@ def chunked(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Split:
-    """A call, with what is to be cut.
+    """A call with its arrays, and the axis along which each is cut.
 
     Attributes:
       call: The function over flat arrays; returns flat arrays and a tree of its results.
@@ -102,13 +109,13 @@ class _Split:
     """
 
     call: Callable[..., Any]
-    arrays: tuple[Any, ...]
+    arrays: tuple[jax.Array, ...]
     axes: tuple[int | None, ...]
     length: int
     size: int
 
     @property
-    def whole_chunks(self) -> int:
+    def full_chunks(self) -> int:
         """Chunks of `size` places."""
         return self.length // self.size
 
@@ -121,7 +128,7 @@ class _Split:
 class _ChunkedCall:
     """One call in chunks: the function is traced for a chunk, its loop is run, its results are joined."""
 
-    def __init__(self, split: _Split, join: Any, out_axis: int, accumulate: str | None):
+    def __init__(self, split: _Split, join: PyTree, out_axis: int, accumulate: str | None):
         self.split, self.accumulate = split, accumulate
         self.cut = tuple(i for i, axis in enumerate(split.axes) if axis is not None)
         leaves, self.tree = jax.tree.flatten(jax.eval_shape(split.call, *split.arrays))
@@ -133,21 +140,21 @@ class _ChunkedCall:
         """The joined results."""
         split = self.split
         pieces = [self._pieces(i) for i in self.cut]
-        whole = [array for array, axis in zip(split.arrays, split.axes, strict=True) if axis is None]
+        uncut = [array for array, axis in zip(split.arrays, split.axes, strict=True) if axis is None]
         rests = [rest for _, rest in pieces if rest is not None]
-        made = self._over([main for main, _ in pieces], whole)
+        results = self._over([main for main, _ in pieces], uncut)
         if rests:
-            last, shared = self._traced(rests, whole, size=split.rest)
+            last, shared = self._traced(rests, uncut, size=split.rest)
             tail = jax.checkpoint(last)(rests, self._shared(shared))
-            made = [self._with_rest(i, one, other) for i, (one, other) in enumerate(zip(made, tail, strict=True))]
-        typed = [each.astype(result.dtype) for each, result in zip(made, self.results, strict=True)]
+            results = [self._with_rest(i, *each) for i, each in enumerate(zip(results, tail, strict=True))]
+        typed = [each.astype(result.dtype) for each, result in zip(results, self.results, strict=True)]
         return jax.tree.unflatten(self.tree, typed)
 
-    def _pieces(self, index: int) -> tuple[Any, Any]:
-        """An array as (chunks, ...) with its axis cut, and what is left for the last chunk or None."""
+    def _pieces(self, index: int) -> tuple[jax.Array, jax.Array | None]:
+        """An array as (chunks, ...) with its axis cut, and the rest for a last, smaller chunk or None."""
         split, array, axis = self.split, self.split.arrays[index], self.split.axes[index]
         assert axis is not None
-        count, places = split.whole_chunks, split.whole_chunks * split.size
+        count, places = split.full_chunks, split.full_chunks * split.size
         if _is_key(array) and array.ndim == 0:
             keys = jax.random.split(array, count + bool(split.rest))
             return keys[:count], keys[count] if split.rest else None
@@ -156,23 +163,23 @@ class _ChunkedCall:
         shape = (*main.shape[:axis], count, split.size, *main.shape[axis + 1 :])
         return jnp.moveaxis(main.reshape(shape), axis, 0), rest
 
-    def _over(self, stacks: Sequence[Any], whole: Sequence[Any]) -> list[Any]:
-        """The function over the chunks of full size; one of them needs no loop."""
+    def _over(self, stacks: Sequence[jax.Array], uncut: Sequence[jax.Array]) -> list[jax.Array]:
+        """The results over the chunks of full size; a single chunk needs no loop."""
         first = [stack[0] for stack in stacks]
-        chunk, shared = self._traced(first, whole, size=self.split.size)
+        chunk, shared = self._traced(first, uncut, size=self.split.size)
         read = self._shared(shared)
-        if self.split.whole_chunks == 1:
+        if self.split.full_chunks == 1:
             return list(jax.checkpoint(chunk)(first, read))
-        body = jax.checkpoint(chunk, prevent_cse=False)  # nothing merges the turns of a loop
+        body = jax.checkpoint(chunk, prevent_cse=False)  # XLA merges nothing across the iterations of a loop
         summed = [i for i, join in enumerate(self.joins) if join != "concatenate"]
 
-        def turn(sums: list[Any], pieces: list[Any]) -> tuple[list[Any], list[Any]]:
-            made = body(pieces, read)
-            added = [held + made[i] for held, i in zip(sums, summed, strict=True)]
-            return added, [each for i, each in enumerate(made) if i not in summed]
+        def iteration(sums: list[jax.Array], pieces: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+            results = body(pieces, read)
+            added = [total + results[i] for total, i in zip(sums, summed, strict=True)]
+            return added, [each for i, each in enumerate(results) if i not in summed]
 
         zeros = [jnp.zeros(self.results[i].shape, self._sum_dtype(i)) for i in summed]
-        sums, stacked = jax.lax.scan(turn, zeros, list(stacks))
+        sums, stacked = jax.lax.scan(iteration, zeros, list(stacks))
         in_sums, in_stack = iter(sums), iter(stacked)
         return [
             next(in_sums) if join != "concatenate" else self._unstacked(i, next(in_stack))
@@ -180,79 +187,114 @@ class _ChunkedCall:
         ]
 
     def _traced(
-        self, pieces: Sequence[Any], whole: Sequence[Any], *, size: int
-    ) -> tuple[Callable[[Sequence[Any], Sequence[Any]], list[Any]], list[Any]]:
-        """The function for one chunk, of its pieces and of what every chunk reads; and the latter."""
+        self, pieces: Sequence[jax.Array], uncut: Sequence[jax.Array], *, size: int
+    ) -> tuple[Callable[[Sequence[jax.Array], Sequence[_Shared]], list[jax.Array]], list[jax.Array]]:
+        """The function for one chunk, of its pieces and of the values that every chunk reads; and these values."""
 
-        def flat(pieces: Sequence[Any], whole: Sequence[Any]) -> list[Any]:
-            cut, rest = iter(pieces), iter(whole)
-            made = self.split.call(*(next(rest) if axis is None else next(cut) for axis in self.split.axes))
-            return jax.tree.leaves(made)
+        def flat(pieces: Sequence[jax.Array], uncut: Sequence[jax.Array]) -> list[jax.Array]:
+            cut, rest = iter(pieces), iter(uncut)
+            return jax.tree.leaves(
+                self.split.call(*(next(rest) if axis is None else next(cut) for axis in self.split.axes))
+            )
 
-        closed = jax.make_jaxpr(flat)(list(pieces), list(whole))
+        closed = jax.make_jaxpr(flat)(list(pieces), list(uncut))
         self._check_results(closed.out_avals, size)
-        shared = [*whole, *closed.consts]
+        shared = [*uncut, *closed.consts]
         eqns = jex.jaxpr_as_fun(jex.ClosedJaxpr(_without_constants(closed.jaxpr), ()))
 
-        def chunk(pieces: Sequence[Any], shared: Sequence[Any]) -> list[Any]:
+        def chunk(pieces: Sequence[jax.Array], shared: Sequence[_Shared]) -> list[jax.Array]:
             read = [_read(*each) if isinstance(each, tuple) else each for each in shared]
-            args, constants = read[: len(whole)], read[len(whole) :]
-            made = eqns(*constants, *pieces, *args)
+            args, constants = read[: len(uncut)], read[len(uncut) :]
             share = size / self.split.length
-            return [self._weighed(i, each, share) for i, each in enumerate(made)]
+            return [self._weighted(i, each, share) for i, each in enumerate(eqns(*constants, *pieces, *args))]
 
         return chunk, shared
 
-    def _weighed(self, index: int, made: Any, share: float) -> Any:
-        """A result as it is added up."""
+    def _weighted(self, index: int, result: jax.Array, share: float) -> jax.Array:
+        """A chunk's result as a term of the sum over chunks."""
         join = self.joins[index]
         if join == "concatenate":
-            return made
-        made = made.astype(self._sum_dtype(index))
-        return made * jnp.asarray(share, made.dtype) if join == "mean" else made
+            return result
+        result = result.astype(self._sum_dtype(index))
+        return result * jnp.asarray(share, result.dtype) if join == "mean" else result
 
-    def _sum_dtype(self, index: int) -> Any:
+    def _sum_dtype(self, index: int) -> np.dtype:
         dtype = self.results[index].dtype
         return jnp.dtype(self.accumulate) if self.accumulate and dtype.name in _NARROW else dtype
 
-    def _shared(self, values: Sequence[Any]) -> list[Any]:
-        """What every chunk reads; what is narrow, with that by which its gradient goes."""
+    def _shared(self, values: Sequence[jax.Array]) -> list[_Shared]:
+        """The values that every chunk reads; narrow ones with the float32 zeros that receive their gradient."""
         if self.accumulate is None:
             return list(values)
         return [(jax.lax.stop_gradient(each), _slope(each)) if _is_narrow(each) else each for each in values]
 
-    def _unstacked(self, index: int, stacked: Any) -> Any:
+    def _unstacked(self, index: int, stacked: jax.Array) -> jax.Array:
         """(chunks, ...) with the chunks one after the other along the result's axis."""
         axis = self.out_axes[index]
-        apart = jnp.moveaxis(stacked, 0, axis)
-        return apart.reshape(*apart.shape[:axis], -1, *apart.shape[axis + 2 :])
+        moved = jnp.moveaxis(stacked, 0, axis)
+        return moved.reshape(*moved.shape[:axis], -1, *moved.shape[axis + 2 :])
 
-    def _with_rest(self, index: int, made: Any, rest: Any) -> Any:
+    def _with_rest(self, index: int, result: jax.Array, rest: jax.Array) -> jax.Array:
         if self.joins[index] != "concatenate":
-            return made + rest
-        return jnp.concatenate([made, rest], axis=self.out_axes[index])
+            return result + rest
+        return jnp.concatenate([result, rest], axis=self.out_axes[index])
 
-    def _check_results(self, chunk: Sequence[Any], size: int) -> None:
-        """What chunks make must become, joined, what the function makes of the whole."""
+    def _check_results(self, of_chunk: Sequence[jax.core.ShapedArray], size: int) -> None:
+        """Requires that the joined results of chunks have the shapes of the function's results."""
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(self._shapes())]
-        for index, (made, whole) in enumerate(zip(chunk, self.results, strict=True)):
-            expected = list(whole.shape)
+        for index, (part, result) in enumerate(zip(of_chunk, self.results, strict=True)):
+            expected = list(result.shape)
             if self.joins[index] == "concatenate":
-                if whole.ndim == 0 or whole.shape[self.out_axes[index]] != self.split.length:
-                    raise _unjoined(paths[index], whole, "concatenate", self.split.length)
+                if result.ndim == 0 or result.shape[self.out_axes[index]] != self.split.length:
+                    raise _unjoined(paths[index], result, "concatenate", self.split.length)
                 expected[self.out_axes[index]] = size
-            if list(made.shape) != expected or (self.joins[index] != "concatenate" and whole.dtype == bool):
-                raise _unjoined(paths[index], whole, self.joins[index], self.split.length, made=made)
+            if list(part.shape) != expected or (self.joins[index] != "concatenate" and result.dtype == bool):
+                raise _unjoined(paths[index], result, self.joins[index], self.split.length, part=part)
 
-    def _shapes(self) -> Any:
+    def _shapes(self) -> PyTree:
         return jax.tree.unflatten(self.tree, self.results)
 
 
 def _split_of(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, axis: Any, chunks: int
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    axis: int | tuple[int | None, ...] | None,
+    chunks: int,
 ) -> _Split:
     """A call with its arrays apart from all else, and the axis of each."""
     axes = axis if isinstance(axis, tuple) else (axis,) * len(args)
+    _check_axes(function, axes, args)
+    leaves, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
+    modules = {i: linen.opened(leaf) for i, (_, leaf) in enumerate(leaves) if linen.is_linen(leaf)}
+    variables, variables_tree = jax.tree.flatten([held for held, _ in modules.values()])
+    traced = {
+        i: jnp.asarray(leaf) if _is_numpy(leaf) else leaf for i, (_, leaf) in enumerate(leaves) if _is_array(leaf)
+    }
+    axis_of = {i: _axis_of_leaf(leaves[i][0], axes) for i in traced}
+    length = _length(function, [(_path(leaves[i][0]), array, axis_of[i]) for i, array in traced.items()])
+
+    def call(*flat: ArrayLike) -> Any:
+        filled = [leaf for _, leaf in leaves]
+        for position, array in zip(traced, flat, strict=False):  # variables of modules follow
+            filled[position] = array
+        held = jax.tree.unflatten(variables_tree, flat[len(traced) :])
+        for (position, (_, bind)), own in zip(modules.items(), held, strict=True):
+            filled[position] = bind(own)
+        args, kwargs = jax.tree.unflatten(tree, filled)
+        return function(*args, **kwargs)
+
+    return _Split(
+        call=call,
+        arrays=(*traced.values(), *variables),
+        axes=(*(_positive(axis_of[i], array) for i, array in traced.items()), *(None for _ in variables)),
+        length=length,
+        size=-(-length // min(chunks, length)),
+    )
+
+
+def _check_axes(function: Callable[..., Any], axes: tuple[int | None, ...], args: tuple[Any, ...]) -> None:
     if len(axes) != len(args):
         raise ChunkError(
             f"jaxckpt.chunked: {_called(function)} has as many axes as arguments.",
@@ -260,33 +302,11 @@ def _split_of(
             needed="one axis for all, or one for each",
             advice=f"axis={(*axes, *(None,) * len(args))[: len(args)]!r}",
         )
-    leaves, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
-    modules = {i: linen.opened(leaf) for i, (_, leaf) in enumerate(leaves) if linen.is_linen(leaf)}
-    variables, variables_tree = jax.tree.flatten([held for held, _ in modules.values()])
-    traced = [i for i, (_, leaf) in enumerate(leaves) if _is_array(leaf)]
-    arrays = tuple(jnp.asarray(leaves[i][1]) if _is_numpy(leaves[i][1]) else leaves[i][1] for i in traced)
-    given = tuple(_axis_of_leaf(leaves[i][0], axes) for i in traced)
-    named = [(_path(leaves[i][0]), array, a) for i, array, a in zip(traced, arrays, given, strict=True)]
-    length = _length(function, named)
 
-    def call(*flat: Any) -> Any:
-        whole = [leaf for _, leaf in leaves]
-        for position, array in zip(traced, flat, strict=False):  # variables of modules follow
-            whole[position] = array
-        held = jax.tree.unflatten(variables_tree, flat[len(traced) :])
-        for (position, (_, made_again)), own in zip(modules.items(), held, strict=True):
-            whole[position] = made_again(own)
-        args, kwargs = jax.tree.unflatten(tree, whole)
-        return function(*args, **kwargs)
 
-    positive = tuple(None if a is None else a % max(1, array.ndim) for a, array in zip(given, arrays, strict=True))
-    return _Split(
-        call=call,
-        arrays=(*arrays, *variables),
-        axes=(*positive, *(None for _ in variables)),
-        length=length,
-        size=-(-length // min(chunks, length)),
-    )
+def _positive(axis: int | None, array: jax.Array) -> int | None:
+    """The axis counted from the first dimension."""
+    return None if axis is None else axis % max(1, array.ndim)
 
 
 def _axis_of_leaf(path: tuple[Any, ...], axes: tuple[int | None, ...]) -> int | None:
@@ -295,21 +315,26 @@ def _axis_of_leaf(path: tuple[Any, ...], axes: tuple[int | None, ...]) -> int | 
     return None if of_keywords or position is None else axes[position]
 
 
-def _length(function: Callable[..., Any], named: Sequence[tuple[str, Any, int | None]]) -> int:
+def _length(function: Callable[..., Any], named: Sequence[tuple[str, jax.Array, int | None]]) -> int:
     """The length along the axis, the same for all.
 
     Raises:
-      ChunkError: An array has no such axis, or a length of its own, or nothing is cut at all.
+      ChunkError: An array has no such axis, or lengths differ, or no array has an axis.
     """
-    lengths = {path: _length_of(array, axis) for path, array, axis in named if axis is not None}
-    known = {path: length for path, length in lengths.items() if length != _KEY}
-    if len({*known.values()}) == 1 and None not in known.values() and 0 not in known.values():
-        (length,) = {*known.values()}
-        assert isinstance(length, int)
+    cut = [(path, array, axis) for path, array, axis in named if axis is not None]
+    known = {path: length for path, array, axis in cut if (length := _length_of(array, axis)) != _KEY}
+    lengths = set(known.values())
+    if len(lengths) == 1 and (length := lengths.pop()):  # neither None nor 0
         return length
-    shapes = {path: f"{path}: {array.dtype}{list(array.shape)}, axis {axis}" for path, array, axis in named}
+    raise _no_common_length(function, cut, known)
+
+
+def _no_common_length(
+    function: Callable[..., Any], cut: Sequence[tuple[str, jax.Array, int]], known: Mapping[str, int | None]
+) -> ChunkError:
+    shapes = {path: f"{path}: {array.dtype}{list(array.shape)}, axis {axis}" for path, array, axis in cut}
     without = [path for path, length in known.items() if length is None]
-    raise ChunkError(
+    return ChunkError(
         f"jaxckpt.chunked: {_called(function)} cannot be cut into chunks.",
         got="; ".join(shapes[path] for path in (without or known)) or "no array with an axis",
         needed="arrays that have the axis, all of one length along it that is not 0; None for those that go in whole",
@@ -319,16 +344,16 @@ def _length(function: Callable[..., Any], named: Sequence[tuple[str, Any, int | 
 
 
 _KEY = -1
-"""The length of a random key: as many as there are chunks."""
+"""The length of a random key, which is split into as many keys as there are chunks."""
 
 
-def _length_of(array: Any, axis: int) -> int | None:
+def _length_of(array: jax.Array, axis: int) -> int | None:
     if _is_key(array) and array.ndim == 0:
         return _KEY
     return array.shape[axis] if -array.ndim <= axis < array.ndim else None
 
 
-def _joins_of(join: Any, tree: Any) -> tuple[str, ...]:
+def _joins_of(join: PyTree, tree: PyTreeDef) -> tuple[str, ...]:
     """The word for each result."""
     try:
         prefixed = jax.tree.broadcast(join, jax.tree.unflatten(tree, range(tree.num_leaves)))
@@ -342,13 +367,19 @@ def _joins_of(join: Any, tree: Any) -> tuple[str, ...]:
     return tuple(jax.tree.leaves(prefixed))
 
 
-def _out_axis(axis: int, result: Any) -> int:
+def _out_axis(axis: int, result: jax.ShapeDtypeStruct) -> int:
     return axis % result.ndim if result.ndim and -result.ndim <= axis < result.ndim else 0
 
 
-def _unjoined(path: str, whole: Any, join: str, length: int, made: Any = None) -> ChunkError:
-    shape = f"{whole.dtype}{list(whole.shape)}"
-    of_chunk = f", of one chunk {made.dtype}{list(made.shape)}" if made is not None else ""
+def _unjoined(
+    path: str,
+    result: jax.ShapeDtypeStruct,
+    join: str,
+    length: int,
+    part: jax.core.ShapedArray | None = None,
+) -> ChunkError:
+    shape = f"{result.dtype}{list(result.shape)}"
+    of_chunk = f", of one chunk {part.dtype}{list(part.shape)}" if part is not None else ""
     needed = f"an array with {length} places along `out_axis`" if join == "concatenate" else "numbers of one shape"
     return ChunkError(
         f'jaxckpt.chunked: the result{f" {path}" if path else ""} cannot be joined by "{join}".',
@@ -361,15 +392,17 @@ def _unjoined(path: str, whole: Any, join: str, length: int, made: Any = None) -
     )
 
 
-def _check_call(function: Any, chunks: Any, join: Any, accumulate: Any) -> None:
+def _check_call(function: object, chunks: object, join: PyTree, accumulate: object) -> None:
     problems = list(_call_problems(function, chunks, join, accumulate))
     if not problems:
         return
     got, needed, advice = problems[0]
-    raise ChunkError(f"jaxckpt.chunked({_called(function)}) cannot be.", got=got, needed=needed, advice=advice)
+    raise ChunkError(f"jaxckpt.chunked({_called(function)}) cannot be done.", got=got, needed=needed, advice=advice)
 
 
-def _call_problems(function: Any, chunks: Any, join: Any, accumulate: Any) -> Iterator[tuple[str, str, str]]:
+def _call_problems(
+    function: object, chunks: object, join: PyTree, accumulate: object
+) -> Iterator[tuple[str, str, str]]:
     if not callable(function):
         yield repr(function), "a function", "jaxckpt.chunked(loss, chunks=8, join='sum')"
     if not isinstance(chunks, int) or isinstance(chunks, bool) or chunks < 1:
@@ -382,55 +415,55 @@ def _call_problems(function: Any, chunks: Any, join: Any, accumulate: Any) -> It
 
 
 @jax.custom_jvp
-def _slope(value: Any) -> Any:
-    """Zeros in float32 whose derivative is the value's: gradients are added up there, and no float32 copy is made."""
+def _slope(value: jax.Array) -> jax.Array:
+    """Zeros in float32 with the derivative of the value: gradients accumulate there without a float32 copy of it."""
     return jnp.zeros(value.shape, jnp.float32)
 
 
 @_slope.defjvp
-def _slope_jvp(primals: Any, tangents: Any) -> Any:
+def _slope_jvp(primals: _Arrays, tangents: _Arrays) -> tuple[jax.Array, jax.Array]:
     return _slope(*primals), tangents[0].astype(jnp.float32)
 
 
 @jax.custom_jvp
-def _read(value: Any, slope: Any) -> Any:  # noqa: ARG001 its derivative alone is read
+def _read(value: jax.Array, slope: jax.Array) -> jax.Array:  # noqa: ARG001 its derivative alone is read
     """The value, whose derivative is the slope's."""
     return value
 
 
 @_read.defjvp
-def _read_jvp(primals: Any, tangents: Any) -> Any:
+def _read_jvp(primals: _Arrays, tangents: _Arrays) -> tuple[jax.Array, jax.Array]:
     return _read(*primals), tangents[1].astype(primals[0].dtype)
 
 
-def _without_constants(jaxpr: Any) -> Any:
-    """The same with constants as its first arguments."""
+def _without_constants(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
+    """The jaxpr with its constants as first arguments."""
     return jaxpr.replace(invars=[*jaxpr.constvars, *jaxpr.invars], constvars=[], debug_info=_DEBUG)
 
 
 _DEBUG = jex.DebugInfo("jaxckpt", "chunked", None, None)
 
 
-def _is_narrow(value: Any) -> bool:
+def _is_narrow(value: object) -> bool:
     return getattr(getattr(value, "dtype", None), "name", "") in _NARROW
 
 
-def _is_array(leaf: Any) -> bool:
+def _is_array(leaf: object) -> bool:
     return isinstance(leaf, jax.Array | np.ndarray)
 
 
-def _is_numpy(leaf: Any) -> bool:
+def _is_numpy(leaf: object) -> bool:
     return isinstance(leaf, np.ndarray)
 
 
-def _is_key(array: Any) -> bool:
+def _is_key(array: jax.Array) -> bool:
     return jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
 def _path(path: tuple[Any, ...]) -> str:
-    """Where a leaf stands among the arguments."""
+    """The argument that a leaf belongs to, as text."""
     return f"argument {jax.tree_util.keystr(path[1:])}"
 
 
-def _called(function: Any) -> str:
+def _called(function: object) -> str:
     return getattr(function, "__name__", type(function).__name__)

@@ -1,8 +1,8 @@
-"""What a scope is put on: functions, methods, classes of modules, objects that can be called.
+"""Targets of a scope: functions, methods, classes of modules, objects that can be called.
 
 A class becomes a subclass of the same name, in which some methods have the scope: the class itself is not changed, and
-what is named after it (Linen's parameters) keeps its name. An object becomes one of such a subclass, with the same
-fields. Which kind of module a method belongs to is seen when it is called, by its arguments.
+everything named after the class (Linen's parameters) keeps its name. An object becomes one of such a subclass, with the
+same fields. The kind of module that a method belongs to is found by the method's arguments when it is called.
 
 Read after `linen`, `nnx`.
 """
@@ -28,14 +28,14 @@ from jaxckpt.policy import Policy, new_mark
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeOptions:
-    """A scope as it stands around calls.
+    """The options of a scope.
 
     Attributes:
       name: Its name; None for the target's own.
-      policy: What decides in it, if anything does.
-      methods: Which methods of a class have it.
-      static_argnames: Arguments that are not traced, whatever they are.
-      prevent_cse: As `jax.checkpoint` takes it.
+      policy: The policy of the scope, or None.
+      methods: Methods of a class that get the scope.
+      static_argnames: Arguments that are not traced.
+      prevent_cse: As of `jax.checkpoint`.
     """
 
     name: str | None = None
@@ -46,17 +46,17 @@ class ScopeOptions:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """What decides about residuals in it; None where nothing does, or everything is saved."""
+        """The checkpoint for the scope's policy; None without a policy, or with one that saves everything."""
         if self.policy is None or saves_all(self.policy):
             return None
         return Checkpoint(policy=self.policy, prevent_cse=self.prevent_cse)
 
 
-def with_scope(target: Any, scope: ScopeOptions) -> Any:
+def with_scope(target: object, scope: ScopeOptions) -> Callable[..., Any]:
     """The target with a scope around its calls.
 
     Raises:
-      ScopeError: It cannot be called, has no such methods, or is a module that Flax has bound already.
+      ScopeError: The target cannot be called, has no such methods, or is a module that Flax has bound already.
     """
     if isinstance(target, functools.partial) and isinstance(target.func, type):
         return functools.partial(with_scope(target.func, scope), *target.args, **target.keywords)
@@ -78,7 +78,7 @@ def with_scope(target: Any, scope: ScopeOptions) -> Any:
 
 @contextlib.contextmanager
 def marked(name: str, policy: Policy | None) -> Iterator[None]:
-    """Puts a name, and the mark of a policy, around what is traced."""
+    """A context in which traced equations stand under a name and the mark of a policy."""
     with contextlib.ExitStack() as stack:
         if name:
             stack.enter_context(jax.named_scope(name))
@@ -87,8 +87,8 @@ def marked(name: str, policy: Policy | None) -> Iterator[None]:
         yield
 
 
-def _is_wrapped(target: Any) -> bool:
-    """Whether it is a function under a transformation (`jax.jit`, `jax.custom_vjp`)."""
+def _is_wrapped(target: object) -> bool:
+    """True for a function under a transformation (`jax.jit`, `jax.custom_vjp`)."""
     return callable(target) and callable(getattr(target, "__wrapped__", None))
 
 
@@ -105,15 +105,13 @@ def _linen_class(cls: type, scope: ScopeOptions) -> type:
     """Flax puts the module's name around its methods itself; a scope's own name goes around that."""
     if scope.policy is None and scope.name is None:
         return cls
-    methods = {method: getattr(cls, method) for method in scope.methods}
+    policy = scope.policy
     if scope.checkpoint is not None:
-        own = {m: linen.unhandled(_function(f, scope, name="")) for m, f in methods.items()}
-        cls = _subclass(cls, own)
-        methods = {method: getattr(cls, method) for method in scope.methods}
+        own = {m: linen.unhandled(_function(getattr(cls, m), scope, name="")) for m in scope.methods}
+        cls, policy = _subclass(cls, own), None
         if scope.name is None:
             return cls
-    policy = scope.policy if scope.checkpoint is None else None
-    return _subclass(cls, {m: _with_marks(f, scope.name or "", policy) for m, f in methods.items()})
+    return _subclass(cls, {m: _with_marks(getattr(cls, m), scope.name or "", policy) for m in scope.methods})
 
 
 def _subclass(cls: type, own: dict[str, Callable[..., Any]]) -> type:
@@ -150,12 +148,12 @@ def _name_of_method(cls: type, method: str, scope: ScopeOptions) -> str:
     return name if method == "__call__" else f"{name}.{method}"
 
 
-def _object(target: Any, scope: ScopeOptions) -> Any:
+def _object(target: Callable[..., Any], scope: ScopeOptions) -> Callable[..., Any]:
     if linen.is_linen(target):
         raise ScopeError(
-            f"jaxckpt.scope({type(target).__name__}(...)) stands on a module that was made already.",
+            f"jaxckpt.scope({type(target).__name__}(...)) is put on a module that was created already.",
             got=f"a Linen module {type(target).__name__}",
-            needed="its class: Flax names a module when it is made",
+            needed="its class: Flax names a module when it is created",
             advice=f"jaxckpt.scope({type(target).__name__}, policy=...)(...)",
         )
     scoped = copy.copy(target)
@@ -191,7 +189,7 @@ def _function(function: Callable[..., Any], scope: ScopeOptions, *, name: str | 
 
 
 def _own_name(function: Callable[..., Any]) -> str:
-    """What a function is called; "" for one without a name."""
+    """The name of a function; "" for one without a name."""
     function = function.func if isinstance(function, functools.partial) else function
     name = getattr(function, "__name__", "")
     if name == "__call__":
@@ -206,22 +204,26 @@ def _last_name() -> str:
 
 
 def _static_positions(function: Callable[..., Any], names: Sequence[str]) -> frozenset[int]:
+    """Positions of the arguments that are not traced."""
     if not names:
         return frozenset()
-    parameters = list(inspect.signature(function).parameters.values())
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
-    known = [p.name for p in parameters]
+    parameters = inspect.signature(function).parameters
+    known = list(parameters)
     missing = [name for name in names if name not in known]
-    if missing and not takes_any:
-        (suggested, *_) = (*closest_names(missing[0], known, cutoff=0.5), *known, "flag")
-        raise ScopeError(
-            f"jaxckpt.scope: {_own_name(function) or 'the function'} has no argument {missing[0]!r}.",
-            got=f"static_argnames = {tuple(names)!r}",
-            needed=f"names of its arguments: {', '.join(known) or 'it has none'}",
-            advice=f"static_argnames=({suggested!r},)",
-            argument=missing[0],
-        )
+    if missing and all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        raise _no_argument(function, missing[0], names, known)
     return frozenset(known.index(name) for name in names if name in known)
+
+
+def _no_argument(function: Callable[..., Any], missing: str, names: Sequence[str], known: list[str]) -> ScopeError:
+    (suggested, *_) = (*closest_names(missing, known, cutoff=0.5), *known, "flag")
+    return ScopeError(
+        f"jaxckpt.scope: {_own_name(function) or 'the function'} has no argument {missing!r}.",
+        got=f"static_argnames = {tuple(names)!r}",
+        needed=f"names of its arguments: {', '.join(known) or 'it has none'}",
+        advice=f"static_argnames=({suggested!r},)",
+        argument=missing,
+    )
 
 
 def _without_static(
@@ -231,17 +233,17 @@ def _without_static(
     positions: frozenset[int],
     names: Sequence[str],
 ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """A function of the arguments that are not static, and these."""
+    """A function of the arguments that are traced, and these arguments."""
     if not names:
         return function, args, kwargs
-    kept = [i for i in range(len(args)) if i not in positions]
+    positional = [i for i in range(len(args)) if i not in positions]
     fixed = {name: value for name, value in kwargs.items() if name in names}
 
     def bound(*traced: Any, **named: Any) -> Any:
-        whole = list(args)
-        for position, value in zip(kept, traced, strict=True):
-            whole[position] = value
-        return function(*whole, **fixed, **named)
+        filled = list(args)
+        for position, value in zip(positional, traced, strict=True):
+            filled[position] = value
+        return function(*filled, **fixed, **named)
 
     named = {name: value for name, value in kwargs.items() if name not in names}
-    return functools.wraps(function)(bound), tuple(args[i] for i in kept), named
+    return functools.wraps(function)(bound), tuple(args[i] for i in positional), named

@@ -1,9 +1,10 @@
 """A policy as a callable for the user's own `jax.checkpoint(f, policy=...)`.
 
 JAX asks such a callable about one equation at a time, by its primitive, the types of its operands and its parameters.
-So it can carry out rules on names, primitives, types, sizes and traits, and no rules on places; those need a scope.
+So such a callable can carry out rules on names, primitives, types, sizes and traits, but no rules on places; those need
+a scope.
 
-Read after `saved`.
+Read after `checkpoint_policy`.
 """
 
 import dataclasses
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 from jax.ad_checkpoint import Offloadable, Recompute, Saveable
 
 from jaxckpt import ir
@@ -25,27 +27,27 @@ from jaxckpt.trace.op_facts import TraitFinder
 from jaxckpt.trace.sharding import aval_bytes
 
 _PLACES = ("scope", "layers", "every", "boundary", "between_batched")
-"""Keys about where a value stands, which JAX does not say."""
+"""Keys on the place of a value, which JAX does not pass to a policy."""
 _OF_THE_RESULT = ("dtype", "min_bytes", "max_bytes", "min_flops", "batched", "random", "collective")
-_SEEN_BY_REMAT3 = ("name", "dot_general", "conv_general_dilated", "contraction")
-"""What `jax_remat3` asks a policy about."""
+_ASKED_BY_REMAT3 = ("name", "dot_general", "conv_general_dilated", "contraction")
+"""Keys and primitives that `jax_remat3` asks a policy about."""
 
 
 def as_jax(policy: Policy) -> Callable[..., Any]:
     r"""The policy as a callable for `jax.checkpoint(f, policy=...)`.
 
-    Equal policies give equal callables, so that JAX's caches work. How early an offloaded value comes back is XLA's
-    matter there. Under `jax_remat3` JAX asks about names, matrix products and convolutions alone, and a policy that
-    says more is refused; set that flag before you call this.
+    Equal policies give equal callables, so that JAX's caches work. XLA chooses when an offloaded value is loaded. Under
+    `jax_remat3` JAX asks about names, matrix products and convolutions alone, and a policy with other rules is refused;
+    set that flag before you call this.
 
     Args:
       policy: Rules on names, primitives, types, sizes and traits that save, recompute or offload.
 
     Returns:
-      A callable that JAX gives equations to. It does not see what no equation of `f` shows.
+      A callable that JAX asks about each equation of `f`.
 
     Raises:
-      PolicyError: What no such callable can say; each rule is named, with what to use instead.
+      PolicyError: The policy has rules that no such callable can carry out; the message names each.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -74,23 +76,26 @@ class JaxPolicy:
     """A policy that JAX asks about equations.
 
     Attributes:
-      policy: What decides.
+      policy: Decides about the results of equations.
     """
 
     policy: Policy
 
-    def __call__(self, primitive: Any, *avals: Any, **params: Any) -> Any:
-        """What happens to the results of an equation, in JAX's words."""
+    def __call__(self, primitive: jex.Primitive, *avals: jax.core.AbstractValue, **params: Any) -> Any:
+        """JAX's word for the results of an equation."""
         name = params["name"] if primitive.name == "name" else None
         if name is not None and name.startswith(TAG):
-            return Recompute  # a scope's own, which another policy keeps
-        asked = ForwardValue(
+            return Recompute  # the tag of a scope, which the scope's own policy saves
+        value = ForwardValue(
             id=0, scope="", layer=None, name=name, primitive=primitive.name, dtype="", size_bytes=0, flops=0,
             is_residual=True,
         )  # fmt: skip
-        if any(_asks_of_the_result(rule.match) for rule in self.policy.rules):
-            asked = _with_result(asked, primitive, avals, params)
-        rule = next((rule for rule in self.policy.rules if rule.match.holds(asked)), None)
+        if any(_needs_result(rule.match) for rule in self.policy.rules):
+            value = _with_result(value, primitive, avals, params)
+        return self._word_for(value)
+
+    def _word_for(self, value: ForwardValue) -> Any:
+        rule = next((rule for rule in self.policy.rules if rule.match.holds(value)), None)
         if rule is None:
             return Saveable if self.policy.default == "save" else Recompute
         return _in_jax(rule.decision)
@@ -105,20 +110,21 @@ def _in_jax(decision: ir.Decision) -> Any:
     return Recompute
 
 
-def _asks_of_the_result(match: Match) -> bool:
+def _needs_result(match: Match) -> bool:
     return any(getattr(match, key) is not None for key in _OF_THE_RESULT)
 
 
-def _with_result(asked: ForwardValue, primitive: Any, avals: tuple[Any, ...], params: dict[str, Any]) -> ForwardValue:
-    """What is known of the results of an equation that JAX only says the operands of."""
+def _with_result(
+    value: ForwardValue, primitive: jex.Primitive, avals: tuple[jax.core.AbstractValue, ...], params: dict[str, Any]
+) -> ForwardValue:
+    """The value with type, size, FLOPs and traits of the equation's result; JAX passes the operands alone."""
     if not all(hasattr(aval, "dtype") for aval in avals):
-        return asked
+        return value
     specs = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     (*_, equation) = inline(jax.make_jaxpr(lambda *x: primitive.bind(*x, **params))(*specs)).equations
-    made = equation.eqn.outvars[0].aval
     return dataclasses.replace(
-        asked,
-        dtype=str(made.dtype),
+        value,
+        dtype=str(equation.eqn.outvars[0].aval.dtype),
         size_bytes=sum(aval_bytes(v.aval) for v in equation.eqn.outvars),
         flops=int(WorkCounter().of(equation.eqn).flops or 0),
         traits=TraitFinder().of(equation.eqn),
@@ -129,7 +135,7 @@ def _problems(policy: Policy) -> Iterator[str]:
     for number, rule in enumerate(policy.rules, 1):
         for key in _PLACES:
             if getattr(rule.match, key) is not None:
-                yield f"rule {number} ({rule}) asks for {key}, and JAX does not say where an equation stands"
+                yield f"rule {number} ({rule}) asks for {key}, and JAX does not pass the place of an equation"
         if isinstance(rule.decision, ir.Partition) or (isinstance(rule.decision, ir.Offload) and rule.decision.shard):
             yield f"rule {number} ({rule}) partitions, which only jaxckpt.apply does"
     if policy.regions is not None:
@@ -143,7 +149,7 @@ def _problems_of_remat3(policy: Policy) -> Iterator[str]:
         if takes_only_names():
             if not _is_list_of_names(rule):
                 yield f"rule {number} ({rule}) is more than a name to save, and jax_remat3 of this jax knows no more"
-        elif not isinstance(rule.decision, ir.Recompute) and not _is_seen(rule.match):
+        elif not isinstance(rule.decision, ir.Recompute) and not _is_asked_about(rule.match):
             yield f"rule {number} ({rule}) is about values that jax_remat3 does not ask about"
 
 
@@ -153,5 +159,5 @@ def _is_list_of_names(rule: Rule) -> bool:
     return plain and rule.match == Match(name=name) and isinstance(rule.decision, ir.Save)
 
 
-def _is_seen(match: Match) -> bool:
-    return match.name is not None or match.primitive in _SEEN_BY_REMAT3
+def _is_asked_about(match: Match) -> bool:
+    return match.name is not None or match.primitive in _ASKED_BY_REMAT3

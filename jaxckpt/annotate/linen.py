@@ -1,60 +1,76 @@
 """Scopes on Flax Linen modules: parameters, mutable collections and random sequences are lifted through the checkpoint.
 
-What `flax.linen.remat` is made of, with our checkpoint inside, and with the class's own name outside: auto-named
-parameters keep their paths. Flax is imported when one of its modules is met.
+As `flax.linen.remat`, with our checkpoint inside and the class's own name outside: auto-named parameters keep their
+paths. Flax is imported when one of its modules is used.
 
 Read after `checkpoint`.
 """
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxckpt.annotate.checkpoint import Checkpoint
 
+if TYPE_CHECKING:
+    from flax import linen as nn
+    from flax.core import Scope
 
-def is_linen_class(target: Any) -> bool:
-    """Whether something is a class of Linen modules."""
+Variables: TypeAlias = Any
+"""Collections of variables, as groups of Flax's lifting."""
+Rngs: TypeAlias = Any
+"""Random sequences, as groups of Flax's lifting."""
+
+
+def is_linen_class(target: object) -> bool:
+    """True for a class of Linen modules."""
     linen = sys.modules.get("flax.linen")
     return linen is not None and isinstance(target, type) and issubclass(target, linen.Module)
 
 
-def is_linen(value: Any) -> bool:
-    """Whether something is a Linen module."""
+def is_linen(value: object) -> bool:
+    """True for a Linen module."""
     return is_linen_class(type(value))
 
 
-def is_made(module: Any) -> bool:
-    """Whether a module's parameters are there already; while a model is being initialised they are not."""
+def is_initialised(module: "nn.Module") -> bool:
+    """True if a module has its parameters; False while a model is being initialised."""
     return not module.is_initializing()
 
 
-def opened(module: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """A module's variables, and what makes the module again of such variables; what it then changes is not kept."""
-    alone, variables = module.unbind()
-    return variables, alone.bind
+def opened(module: "nn.Module") -> tuple[Variables, Callable[[Variables], "nn.Module"]]:
+    """A module's variables, and a function that binds the module to variables; changes of a bound module are lost."""
+    unbound, variables = module.unbind()
+    return variables, unbound.bind
 
 
 def unhandled(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that Flax will take for a user's own, and put the module's name around."""
+    """A method that Flax wraps again, so that the module's name is around it."""
     vars(method).pop("method_handler_wrapped", None)
     return method
 
 
 def call_method(method: Callable[..., Any], checkpoint: Checkpoint, repeats: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls a method that is being checkpointed, as Flax calls it: with the module as its first argument."""
+    """Calls a checkpointed method as Flax calls methods: with the module as its first argument."""
     from flax.linen.transforms import decorator_lift_transform
 
     return decorator_lift_transform(_lifted(checkpoint, repeats), method)(*args, **kwargs)
 
 
 def _lifted(checkpoint: Checkpoint, repeats: str = "") -> Callable[..., Any]:
-    """A transformation as Flax lifts them: of a function of variables, into one of the same."""
+    """A lifted transformation of Flax: from a function of variables to one of the same variables."""
     from flax.core import lift
 
     def checkpointed(function: Callable[..., Any]) -> Callable[..., Any]:
-        def inner(scope_of: Any, variables_of: Any, variables: Any, rngs: Any, *args: Any, **kwargs: Any) -> Any:
-            def call(variables: Any, rngs: Any, args: Any, kwargs: Any) -> Any:
+        def inner(
+            scope_of: Callable[[Variables, Rngs], "Scope"],
+            variables_of: Callable[["Scope"], Variables],
+            variables: Variables,
+            rngs: Rngs,
+            *args: Any,
+            **kwargs: Any,
+        ) -> Any:
+            def call(variables: Variables, rngs: Rngs, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 scope = scope_of(variables, rngs)
                 returned = function(scope, *args, **kwargs)
                 return returned, variables_of(scope)

@@ -1,6 +1,7 @@
 """Scopes on Flax NNX modules: the state of every module among the arguments goes in and comes out again.
 
-As `flax.nnx.remat` does it, with our checkpoint in the place of JAX's. Flax is imported when one of its modules is met.
+As `flax.nnx.remat` does it, with our checkpoint in the place of JAX's. Flax is imported when one of its modules is
+used.
 
 Read after `checkpoint`.
 """
@@ -14,24 +15,24 @@ import jax
 from jaxckpt.annotate.checkpoint import Checkpoint, is_array
 
 _CONTEXT = "jaxckpt"
-"""What NNX calls the crossing, to tell nested ones apart."""
+"""The tag of our update context, which NNX needs to distinguish nested contexts."""
 
 
-def is_nnx(value: Any) -> bool:
-    """Whether something is a module, a variable or another object with state."""
+def is_nnx(value: object) -> bool:
+    """True for a module, a variable or another object with state."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(value, nnx.Pytree | nnx.Variable)
 
 
-def has_nnx(tree: Any) -> bool:
-    """Whether an object with state stands among arguments."""
+def has_nnx(tree: object) -> bool:
+    """True if a leaf of the arguments is an object with state."""
     return any(map(is_nnx, jax.tree.leaves(tree, is_leaf=is_nnx)))
 
 
 def call_with_state(
     function: Callable[..., Any], checkpoint: Checkpoint, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Calls a function that is being checkpointed; what it changes in modules is changed."""
+    """Calls a checkpointed function; its changes of modules are carried out."""
     from flax import nnx
     from flax.nnx.transforms import general
 
@@ -39,10 +40,10 @@ def call_with_state(
     crossing = [i for i, leaf in enumerate(leaves) if is_nnx(leaf) or is_array(leaf)]
 
     def call(*crossed: Any) -> Any:
-        whole = list(leaves)
+        filled = list(leaves)
         for position, leaf in zip(crossing, crossed, strict=True):
-            whole[position] = leaf
-        args, kwargs = jax.tree.unflatten(tree, whole)
+            filled[position] = leaf
+        args, kwargs = jax.tree.unflatten(tree, filled)
         return function(*args, **kwargs)
 
     inside = general.merge_inputs(call, ctxtag=_CONTEXT)

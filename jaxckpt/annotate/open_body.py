@@ -1,9 +1,9 @@
 """A traced part of a step with the bodies of its loops and branches, and all of it as one graph.
 
-JAX's own `jax.checkpoint` looks for names in the bodies of `scan` and `cond`, so we decide about what stands in them
-too. Bodies of custom derivatives, kernels and of the user's `jax.checkpoint`s stay closed: they are one op.
+JAX's own `jax.checkpoint` looks for names in the bodies of `scan` and `cond`, so policies decide about the values in
+these bodies too. Bodies of custom derivatives, kernels and the user's `jax.checkpoint`s stay closed: each is one op.
 
-Read after `saved`, `jaxckpt.program.inline`.
+Read after `checkpoint_policy`, `jaxckpt.program.inline`.
 """
 
 import dataclasses
@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.extend.core as jex
 from jax.extend.core.primitives import name_p
+from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
 from jaxckpt.annotate.checkpoint_policy import is_ours
@@ -26,7 +28,7 @@ _BODIES = {"scan": "jaxpr", "cond": "branches"}
 """Primitives whose bodies `jax.checkpoint` looks into, and the parameter that holds them."""
 
 AROUND = "jaxckpt"
-"""The primitive of ops that stand for what is around a part."""
+"""The primitive of ops that stand for the step around a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class Body:
     Attributes:
       program: The level; its variables are its own.
       inner: For positions of equations, their bodies, in the order of their parameters.
-      scopes: For positions of inner scopes, their bodies: they have decided already, but rules may mean what is there.
+      scopes: For positions of inner scopes, their bodies: they have decided already, but outer rules may match values
+        there.
     """
 
     program: FlatProgram
@@ -44,12 +47,12 @@ class Body:
     scopes: dict[int, tuple["Body", ...]]
 
 
-def body_of(closed: Any, *, repeats: str = "") -> Body:
+def body_of(closed: jex.ClosedJaxpr, *, repeats: str = "") -> Body:
     """Opens a closed jaxpr.
 
     Args:
       closed: The part.
-      repeats: A name around all of it that stands around the part already, and is taken off.
+      repeats: A name around all equations that is around the part already, and is removed.
     """
     program = inline(closed, keep_user_remat=True)
     if repeats:
@@ -75,7 +78,7 @@ def _opened(program: FlatProgram) -> Body:
     )
 
 
-def _bodies(eqn: Any) -> tuple[Body, ...]:
+def _bodies(eqn: jex.JaxprEqn) -> tuple[Body, ...]:
     """The bodies of a loop or of branches; none where they have effects, or arrays of their own."""
     held = eqn.params.get(_BODIES.get(eqn.primitive.name, ""))
     if held is None or eqn.effects:
@@ -84,44 +87,44 @@ def _bodies(eqn: Any) -> tuple[Body, ...]:
     return () if any(p.constants for p in programs) else tuple(_opened(_renamed(p)) for p in programs)
 
 
-def _inner_scopes(eqn: Any) -> tuple[Body, ...]:
+def _inner_scopes(eqn: jex.JaxprEqn) -> tuple[Body, ...]:
     """The body of an inner scope, and of calls in it that carry its tags; none of other equations."""
     params = _remat_params(eqn)
     if not is_ours(params.get("policy")):
         return ()
-    return _closed(params["jaxpr"])
+    return _readonly(params["jaxpr"])
 
 
-def _closed(jaxpr: Any) -> tuple[Body, ...]:
-    """A body that is only looked at."""
+def _readonly(jaxpr: jex.Jaxpr | jex.ClosedJaxpr) -> tuple[Body, ...]:
+    """A body into which no tag is written, with the bodies of calls in it."""
     program = inline(jaxpr, keep_user_remat=True)
     if program.constants:
         return ()
     body = _opened(_renamed(program))
     calls = (each.eqn for each in body.program.equations if each.eqn.primitive.name == "custom_jvp_call")
-    return (body, *(inner for eqn in calls for inner in _closed(eqn.params["call_jaxpr"])))
+    return (body, *(inner for eqn in calls for inner in _readonly(eqn.params["call_jaxpr"])))
 
 
-def _remat_params(eqn: Any) -> dict[str, Any]:
+def _remat_params(eqn: jex.JaxprEqn) -> dict[str, Any]:
     """The parameters of a `jax.checkpoint`, JAX's new one (`jax_remat3`) included."""
     held = eqn.params.get("_prim")
     return held.params if type(held).__name__ == "RematTraced" else eqn.params
 
 
-def with_bodies(eqn: Any, bodies: Sequence[Any]) -> Any:
+def with_bodies(eqn: jex.JaxprEqn, bodies: Sequence[jex.ClosedJaxpr]) -> jex.JaxprEqn:
     """The equation of a loop or of branches with other bodies of the same types."""
     key = _BODIES[eqn.primitive.name]
     held = tuple(bodies) if isinstance(eqn.params[key], tuple) else bodies[0]
     return eqn.replace(params={**eqn.params, key: held})
 
 
-def graph_of_body(body: Body, stack: Any, *, arguments: bool) -> tuple[Graph, tuple[Any, ...]]:
+def graph_of_body(body: Body, stack: NameStack, *, arguments: bool) -> tuple[Graph, tuple[jex.Var, ...]]:
     """All levels as one graph whose every value is a residual.
 
     Args:
       body: The part.
       stack: The name stack around it.
-      arguments: Whether its arguments are forward values too, made outside.
+      arguments: True to have its arguments as forward values too, made outside.
 
     Returns:
       The graph, and the variable of each value by its id.
@@ -136,8 +139,8 @@ def graph_of_body(body: Body, stack: Any, *, arguments: bool) -> tuple[Graph, tu
     graph, variables = graph_of(program, phases, shardings=[None] * len(program.invars), donated=frozenset())
     if arguments:
         graph = _with_arguments(graph, len(body.program.invars))
-    made = tuple(value for op in graph.ops for value in op.writes)
-    return dataclasses.replace(graph, ops=(*graph.ops, _op(len(graph.ops), Phase.BACKWARD, reads=made))), variables
+    residuals = tuple(value for op in graph.ops for value in op.writes)
+    return dataclasses.replace(graph, ops=(*graph.ops, _op(len(graph.ops), Phase.BACKWARD, reads=residuals))), variables
 
 
 def _with_arguments(graph: Graph, count: int) -> Graph:
@@ -151,8 +154,8 @@ def _op(number: int, phase: Phase, *, reads: tuple[int, ...] = (), writes: tuple
     return Op(id=number, primitive=AROUND, kind=Kind.OPAQUE, reads=reads, writes=writes, scope="", phase=phase)
 
 
-def _levels(body: Body, stack: Any) -> Iterator[tuple[Body, list[Equation]]]:
-    """Each level with its equations under the whole name stack; an inner scope's own mark is no mark here."""
+def _levels(body: Body, stack: NameStack) -> Iterator[tuple[Body, list[Equation]]]:
+    """Each level with its equations under the full name stack; an inner scope's own mark is removed."""
     placed = [Equation(_placed(equation.eqn, stack)) for equation in body.program.equations]
     yield body, placed
     for position, bodies in (*body.inner.items(), *body.scopes.items()):
@@ -160,19 +163,19 @@ def _levels(body: Body, stack: Any) -> Iterator[tuple[Body, list[Equation]]]:
             yield from _levels(each, placed[position].eqn.source_info.name_stack)
 
 
-def _placed(eqn: Any, stack: Any) -> Any:
-    """The equation as the graph shows it: under the whole name stack, a name as a name."""
+def _placed(eqn: jex.JaxprEqn, stack: NameStack) -> jex.JaxprEqn:
+    """The equation for the graph: under the full name stack, and a name of any kind as a `name` equation."""
     info = eqn.source_info
-    whole = stack + info.name_stack
+    full = stack + info.name_stack
     if is_ours(_remat_params(eqn).get("policy")):
-        whole = unmarked(whole)
+        full = unmarked(full)
     held = eqn.params.get("_prim")
     if type(held).__name__ == "CheckpointName":
         eqn = eqn.replace(primitive=name_p, params={"name": held.params["name"]})
-    return eqn.replace(source_info=info.replace(name_stack=whole))
+    return eqn.replace(source_info=info.replace(name_stack=full))
 
 
-def unmarked(stack: Any) -> Any:
+def unmarked(stack: NameStack) -> NameStack:
     """A name stack without the marks of policies."""
     marks = _compat.name_stack_marks(stack)
     drop = frozenset(i for i, (name, _) in enumerate(marks) if name.startswith(POLICY_MARK))
@@ -180,17 +183,17 @@ def unmarked(stack: Any) -> Any:
 
 
 def _renamed(program: FlatProgram) -> FlatProgram:
-    """The same level under variables of its own; JAX may use one body object for several loops."""
-    fresh: dict[Any, Any] = {}
+    """The same level with fresh variables; JAX may use one body object for several loops."""
+    fresh: dict[jex.Var, jex.Var] = {}
 
-    def new(atom: Any) -> Any:
+    def new(atom: jax.core.Atom) -> jax.core.Atom:
         if not isinstance(atom, jex.Var):
             return atom
         if atom not in fresh:
             fresh[atom] = jex.Var(atom.aval)
         return fresh[atom]
 
-    def renamed(eqn: Any) -> Any:
+    def renamed(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
         return eqn.replace(invars=[*map(new, eqn.invars)], outvars=[*map(new, eqn.outvars)])
 
     return program.replace(

@@ -1,6 +1,6 @@
-"""`jaxckpt.scope`: one object that names a part of a model and says, if a policy is given, what is kept of it.
+"""`jaxckpt.scope`: names a part of a model and carries out a policy in that part.
 
-Read after `target`, which does the work.
+Read after `decorate`, which wraps the targets.
 """
 
 import contextlib
@@ -20,25 +20,25 @@ _ENTERED: ContextVar[_Entered] = ContextVar("jaxckpt_scopes", default=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """A scope that waits for what it is put on: a decorator, and what `with` takes.
+    """A scope without a target yet: a decorator and a context manager.
 
     Attributes:
-      placed: What is put there.
+      options: Name, policy and further options.
     """
 
     options: ScopeOptions
 
-    def __call__(self, target: Any) -> Any:
+    def __call__(self, target: object) -> Any:
         """The target with the scope around its calls."""
         return with_scope(target, self.options)
 
     def __enter__(self) -> None:
-        """Names what is traced from here on. It acts when the step goes through `jaxckpt.apply`."""
+        """Names what is traced from here on; the policy is carried out when the step goes through `jaxckpt.apply`."""
         entered = _ENTERED.get()
         if any(scope is self for scope, _ in entered):
             raise ScopeError(
                 "`with` enters a jaxckpt.scope inside itself.",
-                got=f"the scope {self.options.name!r} again",
+                got=f"the scope {self.options.name!r} twice",
                 needed="a scope of its own for each part",
                 advice=f"with jaxckpt.scope({self.options.name or 'tail'!r}, ...):",
             )
@@ -47,7 +47,7 @@ class Scope:
         _ENTERED.set((*entered, (self, stack)))
 
     def __exit__(self, *error: object) -> None:
-        """Ends it."""
+        """Ends the scope."""
         *outer, (_, stack) = _ENTERED.get()
         _ENTERED.set(tuple(outer))
         stack.close()

@@ -1,14 +1,13 @@
-"""What a policy decides about a traced part, written into it: tags on what stays, nothing on what is computed again.
+"""Tags in a traced part: a name on each value that a policy saves or offloads, none on values that are recomputed.
 
-A tag is a name behind the equation that makes a value; all readers read the named value. Some derivatives read the
-result of their own equation (that of `exp` is `exp`): there the derivative is made to read the named value too, or the
-equation would be computed again only to get it.
+A tag is a `name` equation after the producer of a value; all readers read the named value. Some derivatives read the
+result of their own equation (that of `exp` is `exp`): there the derivative reads the named value too, or the equation
+would be recomputed only for its derivative.
 
-Read after `body`, `saved`.
+Read after `open_body`, `checkpoint_policy`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -31,43 +30,43 @@ READS_ITS_RESULT = frozenset(_READS_ITS_RESULT.split())
 """Primitives of one operand whose derivative reads the result, or may."""
 
 
-def tags_of(resolved: Iterable[Resolved], graph: Graph, variables: Sequence[Any]) -> dict[Any, str]:
+def tags_of(resolved: Iterable[Resolved], graph: Graph, variables: Sequence[jex.Var]) -> dict[jex.Var, str]:
     """The tag of each variable that has one.
 
-    What only shows another value differently (a name, a reshape) gets none where that other value is there anyway,
-    unless a rule means it. Arguments are there anyway; a rule can move them away.
+    A view or a name of another value gets none where that value is available anyway, unless a rule decided about the
+    view. Arguments are available anyway; a rule can offload them.
     """
     tags: dict[int, str] = {}
-    there = {*graph.inputs, *graph.constants}
+    available = {*graph.inputs, *graph.constants}
     for each in resolved:
         value, tag = each.forward_value.id, tag_of(each.decision)
-        made = graph.producer[value]
-        assert made is not None, "what is decided about is made by an op"
-        op = graph.ops[made]
+        producer = graph.producer[value]
+        assert producer is not None, "ops write forward values"
+        op = graph.ops[producer]
         if op.primitive == AROUND:
-            there.add(value)
+            available.add(value)
             if isinstance(each.decision, Offload) and tag is not None:
                 tags[value] = tag
         elif tag is not None:
-            if not _shows_another(op, each, tags=tags, there=there):
+            if not _is_view_of_available(op, each, tags=tags, available=available):
                 tags[value] = tag
-            there.add(value)
+            available.add(value)
     return {variables[value]: tag for value, tag in tags.items()}
 
 
-def _shows_another(op: Op, resolved: Resolved, *, tags: Mapping[int, str], there: set[int]) -> bool:
+def _is_view_of_available(op: Op, resolved: Resolved, *, tags: Mapping[int, str], available: set[int]) -> bool:
     if op.primitive == "name":
         return op.reads[0] in tags
-    return op.kind is Kind.VIEW and resolved.rule is None and there.issuperset(op.reads)
+    return op.kind is Kind.VIEW and resolved.rule is None and available.issuperset(op.reads)
 
 
-def tagged(body: Body, tags: Mapping[Any, str], *, derivatives: bool = True) -> Any:
-    """A closed jaxpr that computes the same and has the tags in it.
+def tagged(body: Body, tags: Mapping[jex.Var, str], *, derivatives: bool = True) -> jex.ClosedJaxpr:
+    """A closed jaxpr that computes the same, with the tags in it.
 
     Args:
       body: The part.
       tags: For variables of any of its levels.
-      derivatives: Whether derivatives that read their own result read the tagged one.
+      derivatives: True to have derivatives that read their own result read the tagged one.
     """
     writer = _TagInserter(body, tags, derivatives=derivatives)
     return closed_jaxpr(
@@ -76,11 +75,11 @@ def tagged(body: Body, tags: Mapping[Any, str], *, derivatives: bool = True) -> 
 
 
 class _TagInserter:
-    """Writes one level; readers of what has a tag read what the tag gives."""
+    """Writes the equations of one level; readers of a tagged value read the result of the tag."""
 
-    def __init__(self, body: Body, tags: Mapping[Any, str], *, derivatives: bool):
-        self.eqns: list[Any] = []
-        self._instead: dict[Any, Any] = {}
+    def __init__(self, body: Body, tags: Mapping[jex.Var, str], *, derivatives: bool):
+        self.eqns: list[jex.JaxprEqn] = []
+        self._replaced: dict[jex.Var, jex.Var] = {}
         self._tags = tags
         for variable in body.program.invars:
             self._tag(variable, None)
@@ -93,25 +92,25 @@ class _TagInserter:
             if not (derivatives and self._with_derivative(eqn)):
                 self._append(eqn)
 
-    def current(self, atom: Any) -> Any:
-        return self._instead.get(atom, atom) if isinstance(atom, jex.Var) else atom
+    def current(self, atom: jax.core.Atom) -> jax.core.Atom:
+        return self._replaced.get(atom, atom) if isinstance(atom, jex.Var) else atom
 
-    def _append(self, eqn: Any) -> None:
+    def _append(self, eqn: jex.JaxprEqn) -> None:
         self.eqns.append(eqn)
         for variable in eqn.outvars:
             self._tag(variable, eqn)
 
-    def _tag(self, variable: Any, eqn: Any) -> None:
+    def _tag(self, variable: jex.Var, eqn: jex.JaxprEqn | None) -> None:
         if variable not in self._tags:
             return
         named = _named(variable, self._tags[variable])
         if eqn is not None:
             named = named.replace(source_info=eqn.source_info)
         self.eqns.append(named)
-        (self._instead[variable],) = named.outvars
+        (self._replaced[variable],) = named.outvars
 
-    def _with_derivative(self, eqn: Any) -> bool:
-        """Writes an equation whose derivative reads the tagged result; says whether that could be done."""
+    def _with_derivative(self, eqn: jex.JaxprEqn) -> bool:
+        """Writes an equation whose derivative reads the tagged result; True if that is possible."""
         tags = [self._tags.get(variable) for variable in eqn.outvars]
         if not any(tags) or not _reads_its_result(eqn):
             return False
@@ -120,21 +119,21 @@ class _TagInserter:
         program = inline(call)
         if program.constants or len(program.equations) != 1:
             return False
-        made = [jex.Var(variable.aval) for variable in eqn.outvars]
+        outvars = [jex.Var(variable.aval) for variable in eqn.outvars]
         (only,) = program.equations
-        self.eqns.append(only.eqn.replace(invars=[operand], outvars=made, source_info=eqn.source_info))
-        self._instead.update(zip(eqn.outvars, made, strict=True))
+        self.eqns.append(only.eqn.replace(invars=[operand], outvars=outvars, source_info=eqn.source_info))
+        self._replaced.update(zip(eqn.outvars, outvars, strict=True))
         return True
 
 
-def _named(variable: Any, tag: str) -> Any:
+def _named(variable: jex.Var, tag: str) -> jex.JaxprEqn:
     """The equation of a name, as the installed JAX writes it."""
     closed = jax.make_jaxpr(lambda x: checkpoint_name(x, tag))(_spec(variable.aval))
     (equation,) = inline(closed).equations
     return equation.eqn.replace(invars=[variable], outvars=[jex.Var(variable.aval)])
 
 
-def _reads_its_result(eqn: Any) -> bool:
+def _reads_its_result(eqn: jex.JaxprEqn) -> bool:
     if eqn.primitive.name not in READS_ITS_RESULT or eqn.effects:
         return False
     operands = {atom for atom in eqn.invars if isinstance(atom, jex.Var)}
@@ -142,18 +141,20 @@ def _reads_its_result(eqn: Any) -> bool:
     return len(operands) == 1 and floating
 
 
-def _call_of(eqn: Any, operand: Any, tags: Sequence[str | None]) -> Callable[[Any], Any]:
-    """A function with a derivative of its own: that of the equation, reading the tagged result."""
+def _call_of(eqn: jex.JaxprEqn, operand: jex.Var, tags: Sequence[str | None]) -> Callable[[jax.Array], list[jax.Array]]:
+    """The equation as a function whose derivative reads the tagged result."""
     stack = eqn.source_info.name_stack[:0]
     eqn = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
-    plain = jex.jaxpr_as_fun(closed_jaxpr(_alone(eqn, operand), [Equation(eqn)], eqn.outvars))
+    plain = jex.jaxpr_as_fun(closed_jaxpr(_program_of(eqn, operand), [Equation(eqn)], eqn.outvars))
 
     @jax.custom_jvp
-    def call(x: Any) -> Any:
+    def call(x: jax.Array) -> list[jax.Array]:
         return [y if tag is None else checkpoint_name(y, tag) for y, tag in zip(plain(x), tags, strict=True)]
 
     @call.defjvp
-    def derivative(primals: Any, tangents: Any) -> Any:
+    def derivative(
+        primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
         closed = jax.make_jaxpr(lambda x, t: jax.jvp(plain, (x,), (t,)))(*primals, *tangents)
         program = inline(closed)
         results = zip(program.outvars, tags, strict=False)  # the results stand before their tangents
@@ -164,7 +165,7 @@ def _call_of(eqn: Any, operand: Any, tags: Sequence[str | None]) -> Callable[[An
     return call
 
 
-def _alone(eqn: Any, operand: Any) -> FlatProgram:
+def _program_of(eqn: jex.JaxprEqn, operand: jex.Var) -> FlatProgram:
     return FlatProgram(
         invars=(operand,),
         constants=(),
@@ -175,5 +176,5 @@ def _alone(eqn: Any, operand: Any) -> FlatProgram:
     )
 
 
-def _spec(aval: Any) -> jax.ShapeDtypeStruct:
+def _spec(aval: jax.core.ShapedArray) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

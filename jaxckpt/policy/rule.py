@@ -58,7 +58,7 @@ class ForwardValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """What a rule matches; keys that are None match everything.
+    """The values that a rule matches; keys that are None match everything.
 
     Attributes:
       scope: Glob on the path of the scope; it also matches all below the scope.
@@ -145,7 +145,7 @@ class Match:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What happens to the values that something matches.
+    """A decision for the values that match.
 
     Attributes:
       match: Which values.

@@ -1,7 +1,7 @@
-"""Readers: what other systems' configurations say, as policies; and what of it no policy can say.
+"""Readers of other systems' configurations, as policies, with notes on settings that no policy can express.
 
-Read in this order: `reading` (what a reader returns), `checks` (what is wrong, all at once), `source` (files and
-texts), `layers` (which layers are meant), then one file a system: `deepspeed`, `maxtext`, `megatron` (with `flags`),
+Read in this order: `reading` (the result of a reader), `checks` (collected problems), `source` (files and texts),
+`layers` (rules for selected layers), then one file for each system: `deepspeed`, `maxtext`, `megatron` (with `flags`),
 `mindspore` (with `patterns`, `stages`, `cells`, `mindformers`, `pynative`); `read` chooses among them.
 """
 

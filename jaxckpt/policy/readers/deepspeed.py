@@ -152,7 +152,7 @@ def _policy(decision: Decision, scope: str | None, num_layers: int | None, inter
 
 
 def _not_carried(settings: Mapping[str, Any], decision: Decision) -> Iterator[str]:
-    """What the policy leaves out: first of the decision, then of other settings."""
+    """Settings that the policy leaves out: first those of the decision, then the others."""
     if isinstance(decision, Offload):
         yield (
             "cpu_checkpointing keeps the last checkpoint on the device (keep_last_count = 1): here all are offloaded; "

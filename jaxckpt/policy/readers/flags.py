@@ -1,4 +1,4 @@
-"""Flags of a command line as names and values.
+"""Command-line flags as names and values.
 
 Read after `checks`.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from jaxckpt._errors import closest_names
 from jaxckpt.policy.readers.checks import Checks
 
-_OURS = ("recompute", "offload", "saved-activations", "checkpoint-activations")
+_TOPICS = ("recompute", "offload", "saved-activations", "checkpoint-activations")
 _GONE = "checkpoint-activations"
 
 
@@ -23,18 +23,18 @@ def settings_of_flags(
     numbers: Sequence[str],
     checks: Checks,
 ) -> dict[str, Any]:
-    """Reads flags, and passes over those that are not ours.
+    """Reads the known flags and ignores others.
 
     Args:
       flags: One text each, or all in one; or names and values.
-      keys: Names that are ours, with underscores.
-      switches: Those that are true or false, and true where nothing follows.
-      lists: Those that take several values.
-      numbers: Those that take a whole number.
+      keys: Names of the known flags, with underscores.
+      switches: Flags that are true or false, and true where no value follows.
+      lists: Flags that take several values.
+      numbers: Flags that take a whole number.
       checks: Says what is wrong.
 
     Returns:
-      Values by name; a value that is of no such kind stays a text.
+      Values by name; a value of another kind stays a text.
 
     Example:
       >>> settings_of_flags(["--num-layers=12", "--bf16"], keys=["num_layers"], switches=[], lists=[],
@@ -45,7 +45,7 @@ def settings_of_flags(
     for name, values in _pairs(flags, checks):
         key = name.lstrip("-").replace("-", "_")
         if key not in keys:
-            _refuse_lookalike(name, keys, checks)
+            _refuse_similar(name, keys, checks)
             continue
         if key in lists:
             settings[key] = _listed(values)
@@ -57,7 +57,7 @@ def settings_of_flags(
 
 
 def _pairs(flags: Sequence[str] | Mapping[str, Any], checks: Checks) -> Iterator[tuple[str, list[Any]]]:
-    """Each flag with what follows it."""
+    """Each flag with the values that follow it."""
     if isinstance(flags, Mapping):
         yield from ((str(name), [value]) for name, value in flags.items())
         return
@@ -100,15 +100,15 @@ def _value(key: str, value: Any, switches: Sequence[str], numbers: Sequence[str]
     return value
 
 
-def _refuse_lookalike(name: str, keys: Sequence[str], checks: Checks) -> None:
-    """A flag that speaks of our matters and is none of ours was misspelled, or is of a version that we do not know."""
+def _refuse_similar(name: str, keys: Sequence[str], checks: Checks) -> None:
+    """Reports an unknown flag about recomputation or offloading: a misspelt flag, or one of an unknown version."""
     dashed = name.lstrip("-").replace("_", "-")
     if dashed == _GONE:
         checks.wrong(
             f"--{_GONE} is no longer valid in Megatron: use --recompute-activations, or --recompute-granularity and "
             "--recompute-method"
         )
-    elif any(part in dashed for part in _OURS):
+    elif any(part in dashed for part in _TOPICS):
         closest = closest_names(dashed, [key.replace("_", "-") for key in keys])
         hint = "".join(f"; the closest is --{each}" for each in closest)
-        checks.wrong(f"--{dashed} is no flag that is known here{hint}")
+        checks.wrong(f"--{dashed} is no known flag{hint}")

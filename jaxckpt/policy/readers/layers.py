@@ -1,7 +1,7 @@
-"""Which layers a configuration means, and the rules that say so.
+"""Rules for the layers that a configuration selects.
 
 Trainers count layers from 0 and cut a model into segments of some layers each, or recompute the first few of each
-pipeline stage. A segment's input is what its first layer reads, that is, what the layer before it makes.
+pipeline stage. A segment's input is the input of its first layer, which is the output of the layer before it.
 
 Read after `reading`.
 """
@@ -12,14 +12,14 @@ from jaxckpt.ir import Decision, Recompute, Save, layer_ranges
 from jaxckpt.policy.rule import Match, Rule
 
 FLOATS = "*float*"
-"""Types that trainers of PyTorch move away; masks and indices stay."""
+"""Types that PyTorch's trainers offload or partition; masks and indices stay."""
 
 
 def inputs(decision: Decision, *, scope: str | None = None, note: str = "") -> tuple[Rule, ...]:
-    """What happens to the inputs of layers: floating-point ones as decided, masks and indices stay.
+    """Rules for the inputs of layers: a decision for floating-point inputs; masks and indices are saved.
 
     Args:
-      decision: What happens to them.
+      decision: For floating-point inputs.
       scope: Of the layers; None where stages are found by structure.
       note: Why.
     """
@@ -53,7 +53,7 @@ def within_segments(size: int, *, num_layers: int, scope: str | None = None) -> 
 
 
 def recomputed(layers: Iterable[int] | None, *, note: str = "") -> Rule:
-    """The rule that recomputes what some layers make; None for every layer.
+    """The rule that recomputes the values of some layers; None for every layer.
 
     Example:
       >>> print(recomputed([0, 1, 2, 5]))

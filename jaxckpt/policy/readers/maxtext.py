@@ -120,7 +120,7 @@ def policy_from_maxtext(
 
 
 def _not_carried(word: str, places: Mapping[str, str], flags: Iterable[str], vision: object) -> Iterator[str]:
-    """What the policy leaves out: flags, the policy of a vision encoder, tensors that MaxText ignores too."""
+    """Settings that the policy leaves out: flags, the policy of a vision encoder, tensors that MaxText ignores too."""
     for flag in flags:
         yield f"{flag}: {_FLAGS[flag]}."
     if vision is not None:

@@ -1,4 +1,4 @@
-"""One door for all readers: `read_policy(what, system="deepspeed")`.
+"""All readers behind one function: `read_policy(config, system="deepspeed")`.
 
 Read after the readers.
 """
@@ -23,7 +23,7 @@ READERS: Mapping[str, Callable[..., Reading]] = {
 
 
 def read_policy(config: Any, system: str, **settings: Any) -> Reading:
-    """Reads another system's configuration as a policy, and says what of it no policy can say.
+    """Reads another system's configuration as a policy, with notes on settings that no policy can express.
 
     Args:
       config: Of that system: a mapping, the path of a file, or its text; for Megatron, flags.
@@ -45,7 +45,7 @@ def read_policy(config: Any, system: str, **settings: Any) -> Reading:
     if reader is None:
         closest = closest_names(system, READERS) or ("deepspeed",)
         raise PolicyError(
-            f"read_policy(..., system={system!r}): nobody here reads that.",
+            f"read_policy(..., system={system!r}): there is no reader for this system.",
             got=repr(system),
             needed=f"one of {', '.join(READERS)}",
             advice=f"system={closest[0]!r}",

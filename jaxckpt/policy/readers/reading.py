@@ -1,4 +1,4 @@
-"""What a reader returns: the policy, how the settings were understood, and what could not be carried over."""
+"""The result of a reader: the policy, how settings were understood, and settings that the policy leaves out."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""A configuration as its system's users have it: a mapping, a file, or the text of one, in JSON or YAML.
+"""Sources of a configuration: a mapping, a file, or the text of one, in JSON or YAML.
 
 Read after `checks`.
 """
@@ -16,7 +16,7 @@ Source = Mapping[str, Any] | str | Path
 
 
 def text_of(source: str | Path, checks: Checks) -> str:
-    """The text itself, or the file's that it is the path of.
+    """The text of a file, for a path; any other text itself.
 
     Raises:
       PolicyError: The file cannot be read.
@@ -38,11 +38,11 @@ def mapping_of(source: Source, checks: Checks, *, yaml: bool = False) -> Mapping
     Args:
       source: A mapping, a file, or the text of one.
       checks: Says what is wrong.
-      yaml: Whether the system writes YAML; else it is JSON.
+      yaml: True for systems that write YAML; JSON for others.
 
     Raises:
       PolicyError: There is no such file, or it holds no table.
-      MissingPackageError: It is YAML, and no library is there that reads it.
+      MissingPackageError: The text is YAML, and PyYAML is not installed.
     """
     if isinstance(source, Mapping):
         return source
@@ -63,20 +63,20 @@ def mapping_of(source: Source, checks: Checks, *, yaml: bool = False) -> Mapping
 
 
 def _no_file(text: str) -> str:
-    return f"{text[:80]!r} is neither a file that is there nor the text of a configuration"
+    return f"{text[:80]!r} is neither a file nor the text of a configuration"
 
 
 def _json(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_once)
+    return json.loads(text, object_pairs_hook=_unique_keys)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A table whose keys are different; JSON alone would let the last one win in silence."""
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A table, in which no key occurs twice; `json` would silently take the last value of such a key."""
     table = dict(pairs)
     if len(table) < len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} is there twice")
+        repeated = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {repeated!r} occurs twice")
     return table
 
 
@@ -85,7 +85,7 @@ def _yaml(text: str, checks: Checks) -> Any:
         yaml = import_module("yaml")
     except ImportError as error:
         raise MissingPackageError(
-            f"{checks.reader}: this configuration is YAML, and nothing is installed that reads it.",
+            f"{checks.reader}: this configuration is YAML, and no package that reads YAML is installed.",
             got="no package named yaml",
             needed="PyYAML",
             advice="pip install pyyaml, or hand over the table: json.dumps of it, or a dict",

@@ -113,7 +113,7 @@ def test_all_that_is_wrong_is_said_at_once():
         ("[1]", "no table"),
         ('{"activation_checkpointing": 3}', "no table"),
         ('{"activation_checkpoint": {}}', "closest"),
-        ('{"activation_checkpointing": {"profile": true, "profile": false}}', "'profile' is there twice"),
+        ('{"activation_checkpointing": {"profile": true, "profile": false}}', "'profile' occurs twice"),
     ],
 )
 def test_what_is_no_configuration_is_an_error(text, said):
