@@ -29,8 +29,8 @@ BANDWIDTH = 50e9
 KEPT = 'default = "recompute"\n[[rule]]\nname = "qkv"\ndecision = "save"\n'
 WIDE = '[[rule]]\nname = "fc"\ndecision = '
 _ALL = {
-    "`fc` kept on the device": KEPT + WIDE + '"save"\n',
-    "`fc` not kept": KEPT,
+    "`fc` saved": KEPT + WIDE + '"save"\n',
+    "`fc` recomputed": KEPT,
     "**jaxckpt**, `fc` offloaded": KEPT + WIDE + '"offload"\n',
 }
 POLICIES = {
@@ -41,8 +41,8 @@ POLICIES = {
     },
     SCANNED: {
         **_ALL,
-        "**jaxckpt**, within the turn": KEPT + WIDE + '"offload"\nprefetch = 0\n',
-        "**jaxckpt**, a turn ahead": KEPT + WIDE + '"offload"\nprefetch = 1\n',
+        "**jaxckpt**, within the iteration": KEPT + WIDE + '"offload"\nprefetch = 0\n',
+        "**jaxckpt**, one iteration ahead": KEPT + WIDE + '"offload"\nprefetch = 1\n',
     },
 }
 OWN = "JAX's own policy, `fc` offloaded"
@@ -129,7 +129,7 @@ def table(case: str) -> str:
     result = read("offload")
     made = result["made_with"]
     lines = [
-        "| | temporaries | predicted | on the host at once | copies hidden, out | back | step | queueing adds |",
+        "| | temporaries | predicted | on the host at once | stores hidden | loads hidden | step | queueing adds |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for called, version in result["cases"][case].items():
