@@ -1,14 +1,15 @@
-"""In which order the axes of an array lie in memory, and where two orders meet.
+"""Layout assignment: the order in which a value's axes lie in memory, and where a compiler transposes a product.
 
-A product comes out with its axes in the order in which it was asked for; a transposition behind it moves nothing, the
-work that follows goes over memory as it lies. But an elementwise op needs its operands in one order. Where a product
-of the backward pass meets one of the forward pass that lies otherwise (an `einsum` that had its operands swapped), the
-later one is turned: compilers do that as soon as they have it, behind a cast if there is one. Rows and columns of a
-product may change places for nothing. Where the two stand in loops, what the earlier one stacks is turned as a whole
-before the later loop begins.
+1. A product has the layout that its operands ask for. A transposition behind a product moves nothing, and elementwise
+   ops keep the layout of their operands.
+2. An elementwise op needs all operands in one layout. Where a product of the backward meets one of the forward in
+   another layout (an `einsum` with swapped operands), the later product is transposed, as soon as it exists and behind
+   its cast if there is one.
+3. Rows and columns of a product may change places for nothing.
+4. Where the two stand in loops, the stacked residuals of the earlier one are transposed at once before the later loop.
 
-Graph structure alone decides here; what follows for memory, `fusion` says. Read after `jaxckpt.ir`.
-Complexity: linear in ops, but for the way back to a product where orders meet.
+Only the graph decides here; `jaxckpt.cost.fusion` says what follows for memory. Read after `jaxckpt.ir`.
+Complexity: linear in ops, but for the way back to a product where layouts meet.
 """
 
 import re
@@ -17,20 +18,20 @@ from collections.abc import Iterator
 from jaxckpt.ir import Graph, Kind, Op
 
 AxisOrder = tuple[int, ...]
-"""Axes of a value, those that lie furthest apart first."""
+"""Axes of a value from the largest stride to the smallest."""
 
 _PERMUTATION = re.compile(r"permutation=\(([\d,]+)\)")
 
 
 class Layouts:
-    """The order of every value that does not lie as its shape says.
+    """The axis order of every value.
 
     Args:
       graph: The step.
 
     Attributes:
-      transposed: Ops whose results are a product turned to another's order.
-      met: Products that another was turned to.
+      transposed: Ops whose results are a product, transposed to the layout of another one.
+      transposed_to: Products to whose layout another one is transposed.
     """
 
     def __init__(self, graph: Graph):
@@ -39,61 +40,63 @@ class Layouts:
         self.transposed_to: set[int] = set()
         self._order: dict[int, AxisOrder] = {}
         self._product: dict[int, int] = {}
-        """For each value of elementwise work and transpositions the product whose order it has."""
+        """For each value that comes of a product by elementwise ops and transpositions, that product."""
         for op in graph.ops:
-            self._settle(op)
+            self._assign(op)
 
     def of(self, value: int) -> AxisOrder:
-        """The order of a value."""
+        """Axis order of a value."""
         return self._order.get(value) or tuple(range(len(self.graph.values[value].shape)))
 
     def transposes_stack(self, value: int) -> bool:
-        """Whether a later loop wants what all turns make of a value in another order."""
+        """True if the stacked residuals of a value are transposed before a later loop."""
         return self._product.get(value) in self.transposed_to
 
     def reduces_strided_axes(self, op: Op) -> bool:
-        """Whether a reduction of the last axes goes over what does not lie together."""
+        """True if a reduction of the last axes goes over elements that are not contiguous."""
         if not op.reads:
             return False
-        whole, rows = (self.graph.values[v].shape for v in (op.reads[0], op.writes[0]))
-        reduces_last = whole[: len(rows)] == rows
-        return reduces_last and any(axis < len(rows) for axis in self.of(op.reads[0])[len(rows) :])
+        shape, kept = (self.graph.values[v].shape for v in (op.reads[0], op.writes[0]))
+        reduces_last = shape[: len(kept)] == kept
+        return reduces_last and any(axis < len(kept) for axis in self.of(op.reads[0])[len(kept) :])
 
-    def _settle(self, op: Op) -> None:
-        graph = self.graph
+    def _assign(self, op: Op) -> None:
         if op.kind is Kind.CONTRACTION:
             self._product.update((v, op.id) for v in op.writes)
         elif op.primitive == "transpose" and self._product.keys() & set(op.reads):
             axes = permutation_of(op)
             self._put(op.writes[0], tuple(axes.index(axis) for axis in self.of(op.reads[0])), op.reads[0])
-        elif op.kind is Kind.ELEMENTWISE and len(op.writes) == 1 and len(graph.values[op.writes[0]].shape) > 1:
-            whole = sorted(self._whole(op), key=lambda v: self._product[v])
-            if not whole:
-                return
-            for other in whole[1:]:
-                if self.of(other) != self.of(whole[0]):
-                    self._bring(other, whole[0])
-            self._put(op.writes[0], self.of(whole[0]), whole[0])
+        elif op.kind is Kind.ELEMENTWISE and len(op.writes) == 1 and len(self.graph.values[op.writes[0]].shape) > 1:
+            self._assign_elementwise(op)
+
+    def _assign_elementwise(self, op: Op) -> None:
+        """Gives all operands, and the result, the layout of the earliest product among them (rule 2)."""
+        operands = sorted(self._operands_of_products(op), key=lambda v: self._product[v])
+        for other in operands[1:]:
+            if self.of(other) != self.of(operands[0]):
+                self._transpose(other, operands[0])
+        if operands:
+            self._put(op.writes[0], self.of(operands[0]), operands[0])
 
     def _put(self, value: int, order: AxisOrder, like: int) -> None:
         self._order[value], self._product[value] = order, self._product[like]
 
-    def _whole(self, op: Op) -> Iterator[int]:
+    def _operands_of_products(self, op: Op) -> Iterator[int]:
         """Operands of the result's shape that come from a product."""
         shape = self.graph.values[op.writes[0]].shape
         return (v for v in op.reads if v in self._product and self.graph.values[v].shape == shape)
 
-    def _bring(self, value: int, like: int) -> None:
-        """A value, and what it is made of down to its product, gets the order of another."""
+    def _transpose(self, value: int, like: int) -> None:
+        """Gives a value, and what it is computed from back to its product, the layout of another value."""
         is_free = _exchanges(self.of(value), self.of(like))
         if not is_free:
             self.transposed_to.add(self._product[like])
         while True:
             self._put(value, self.of(like), like)
-            made = self.graph.producer[value]
-            assert made is not None, "a product is nobody's input"
-            op = self.graph.ops[made]
-            before = [v for v in self._whole(op) if self.of(v) != self.of(like)]
+            producer = self.graph.producer[value]
+            assert producer is not None, "a value that comes of a product is no input"
+            op = self.graph.ops[producer]
+            before = [v for v in self._operands_of_products(op) if self.of(v) != self.of(like)]
             if op.kind is not Kind.ELEMENTWISE or len(before) != 1 or not self.is_elementwise_result(before[0]):
                 if not is_free:
                     self.transposed.add(op.id)
@@ -101,20 +104,20 @@ class Layouts:
             value = before[0]
 
     def is_elementwise_result(self, value: int) -> bool:
-        """Whether elementwise work makes a value."""
-        made = self.graph.producer[value]
-        return made is not None and self.graph.ops[made].kind is Kind.ELEMENTWISE
+        """True if an elementwise op writes a value."""
+        producer = self.graph.producer[value]
+        return producer is not None and self.graph.ops[producer].kind is Kind.ELEMENTWISE
 
 
 def _exchanges(order: AxisOrder, other: AxisOrder) -> bool:
-    """Whether two blocks at the end of an order stand in the other the other way round, as rows and columns may."""
+    """True if two blocks of axes at the end of one order are exchanged in the other, as rows and columns may be."""
     same = next(i for i, (a, b) in enumerate(zip(order, other, strict=True)) if a != b)
-    tail, turned = order[same:], other[same:]
-    return any(tail[k:] + tail[:k] == turned for k in range(1, len(tail)))
+    tail, exchanged = order[same:], other[same:]
+    return any(tail[k:] + tail[:k] == exchanged for k in range(1, len(tail)))
 
 
 def permutation_of(op: Op) -> AxisOrder:
-    """The axes of the operand in the order of the result's."""
+    """Axes of a transposition's operand in the order of the result."""
     found = _PERMUTATION.fullmatch(op.detail)
     assert found, f"a transposition says what it does: {op.detail!r}"
     return tuple(map(int, found[1].split(",")))
