@@ -1,14 +1,13 @@
-"""A branch of a `cond` or `switch` that stands open in the graph: which of how many, and of which cond.
+"""A branch of a `cond` or `switch` that is inlined ("open") in the graph: its cond and its position.
 
-The ops of a branch stand in `Graph.ops` once, marked with a `Loop` of one turn that has a `Branch`; the branches of one
-cond are neighbours. One op of ours joins them to what is around:
+The ops of a branch stand in `Graph.ops` once, marked with a `Loop` of one iteration that has a `Branch`; the branches
+of one cond are consecutive. One primitive of our own joins them to the ops around them:
 
-- `cond_end` stands behind the branches and gives what the one that ran has made; it reads the index of that one, and
-  a value of each branch.
+- `cond_end` stands behind the branches, reads the index and a value of each branch, and writes the selected one.
 
-A value made in a branch may be read in the same branch of another cond over the same index: both run, or neither does.
-That is what a residual of a branch is. Between the two conds it waits in a slot that the conds hand over. A slot is
-shared by values of one type of different branches, so what waits is as much as the greediest branch keeps.
+A value of a branch may be read in the same branch of another cond over the same index: both run, or neither does. Such
+a value is a residual of the branch. The first cond returns it in a slot, which values of one type of different branches
+share: the residuals of a cond take as many bytes as those of its largest branch.
 
 Read before `loop`.
 """
@@ -21,12 +20,12 @@ COND_END = "cond_end"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """Which branch it is.
+    """A branch and its cond.
 
     Attributes:
       cond: A number for all branches of one cond.
       position: The index with which it runs.
-      of: How many branches there are.
+      of: Number of branches.
     """
 
     cond: int
@@ -35,5 +34,5 @@ class Branch:
 
     @property
     def share(self) -> float:
-        """How often it runs where the cond runs once: nobody knows before the step runs, so all as often."""
+        """Runs of the branch for one run of the cond: all branches are taken to run equally often."""
         return 1 / self.of

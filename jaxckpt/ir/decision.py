@@ -1,7 +1,7 @@
-"""What can happen to one value between the forward and the backward pass.
+"""Decisions: a value is saved, recomputed, offloaded or partitioned between the forward and the backward pass.
 
-A decision is one of four small types rather than a flag, so that what belongs to an offload (where to, how
-early it comes back) cannot be said of a recomputation.
+A decision is one of four small types rather than a flag, so that a recomputation cannot have the fields of an offload
+(memory space, prefetch distance).
 """
 
 from dataclasses import dataclass
@@ -14,28 +14,28 @@ class Save:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """The value is dropped after the forward pass and computed again before the backward reads it."""
+    """The value is dropped after the forward pass and recomputed before the backward reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offload:
-    """The value waits in another memory and is fetched back.
+    """The value is stored in another memory and loaded back.
 
     Attributes:
       space: The memory space, as JAX names it.
-      prefetch: How many layers of the backward pass the copy back may take: it starts so many layers before the one
-        that reads the value. None: chosen from bandwidths, or one where nobody chooses. In the body of a loop 0 copies
-        within the turn, as None does where nobody chooses; more copies while the turn before is at work, and out while
-        the next one is.
-      leave: How many layers of the forward pass, after its own, the copy out may take. None: as `prefetch`. It means
-        nothing in the body of a loop.
-      shard: Whether the value is cut first, as `Partition` does, so that each device sends its own part of what all of
-        them hold; where nothing divides it, it goes whole.
-      axis: Of the cut; see `Partition`.
-      dim: Of the cut; see `Partition`.
+      prefetch: Prefetch distance of the load: it starts so many layers of the backward pass before the one that reads
+        the value. None: chosen from bandwidths, and 1 where no solver chooses (0 in the body of a loop). In the body of
+        a loop 0 loads the value in the iteration that reads it; more loads it an iteration ahead, and stores it an
+        iteration later.
+      leave: Distance of the store: so many layers of the forward pass, after its own, it may take. None: as `prefetch`.
+        Ignored in the body of a loop.
+      shard: True if the value is sharded first, as by `Partition`, so that each device stores its own part of a
+        replicated value; where no axis divides it, it is stored whole.
+      axis: Mesh axis of the shards; see `Partition`.
+      dim: Dimension of the shards; see `Partition`.
 
     Raises:
-      ValueError: An axis or a dimension is named for what is not cut.
+      ValueError: An axis or a dimension is named without `shard`.
     """
 
     space: str = "pinned_host"
@@ -51,17 +51,17 @@ class Offload:
 
     @property
     def partition(self) -> "Partition | None":
-        """How the value is cut before it is sent; None where it goes whole."""
+        """The partition before the store; None where the value is stored whole."""
         return Partition(axis=self.axis, dim=self.dim) if self.shard else None
 
     @property
     def load_distance(self) -> int:
-        """Layers that the copy back may take."""
+        """Layers that the load may take."""
         return 1 if self.prefetch is None else self.prefetch
 
     @property
     def store_distance(self) -> int:
-        """Layers that the copy out may take."""
+        """Layers that the store may take."""
         return self.load_distance if self.leave is None else self.leave
 
 
@@ -70,8 +70,8 @@ class Partition:
     """The value is kept sharded over a mesh axis on which it is replicated, and gathered again.
 
     Attributes:
-      axis: The mesh axis; None: the largest one that the value is whole over and that divides it.
-      dim: The dimension that is split; None: the first one that is whole on each device and that the axis divides.
+      axis: The mesh axis; None: the largest one that the value is replicated over and that divides it.
+      dim: The dimension that is sharded; None: the first one that is not yet and that the axis divides.
     """
 
     axis: str | None = None

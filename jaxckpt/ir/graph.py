@@ -1,9 +1,12 @@
 """A training step as plain data: ops in the order in which they were traced, and the values between them.
 
-A `Graph` is the step's joint forward and backward program after tracing, one level deep: nested calls are inlined,
-loops (`loop`), branches (`branch`) and bodies of `shard_map` (`shards`) that are not open are whole ops. It knows
-bytes, scopes and phases; it does not know how anything is executed, drawn or decided. Ids are positions:
-`graph.ops[i].id == i`, `graph.values[i].id == i`.
+A `Graph` is the step's joint forward and backward program after tracing (a dataflow graph in static single assignment
+form), one level deep: nested calls are inlined; loops (`loop`), branches (`branch`) and bodies of `shard_map`
+(`shard_map`) that are not inlined are single ops. A graph has bytes, scopes and phases; nothing in it says how the step
+is executed or decided. Ids are positions: `graph.ops[i].id == i`, `graph.values[i].id == i`.
+
+Analyses that solvers need many times (`readers`, `backward_frontier`, ...) are cached properties: a graph is the only
+object that lives as long as they are valid, and hashing a graph to cache them elsewhere would cost more than they do.
 """
 
 import enum
@@ -26,7 +29,7 @@ class Phase(enum.StrEnum):
     FORWARD = enum.auto()
     BACKWARD = enum.auto()
     UPDATE = enum.auto()
-    """What follows from gradients without being a gradient: clipping, the optimiser, new parameters."""
+    """Everything computed from gradients that is no gradient: clipping, the optimiser, new parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +41,10 @@ class Value:
       shape: Global shape, where it is not `local`; a key array has the shape of its keys.
       dtype: As JAX prints it ("bfloat16", "key<fry>").
       size_bytes: Bytes on one device.
-      name: What `jax.ad_checkpoint.checkpoint_name` called it, if it did.
-      split: For each dimension the mesh axes that it is split over, "axis/4" for part of an axis; () where it is whole
-        on every device, or nothing is known.
-      local: Whether it is one device's own, in the open body of a `shard_map`; its shape is then that of its part.
+      name: Its name from `jax.ad_checkpoint.checkpoint_name`, if any.
+      split: For each dimension the mesh axes that it is sharded over, "axis/4" for part of an axis; () where the value
+        is replicated, or nothing is known.
+      local: True if it is one device's own, in the open body of a `shard_map`; its shape is then that of the shard.
     """
 
     id: int
@@ -58,29 +61,29 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
-    """One operation of the step.
+    """One operation of the step: a record without behaviour, so its fields are flat, as an equation's parameters are.
 
     Attributes:
       id: Its position in `Graph.ops`.
       primitive: The JAX primitive.
-      kind: What part it takes in a fused kernel.
-      reads: Values that it reads, in operand order, literals left out.
-      writes: Values that it makes.
+      kind: The part that it takes in a fused kernel.
+      reads: Its operands, in order, literals left out.
+      writes: Its results.
       scope: The path of names around it ("GPT/block_3/qkv"), without the marks of transformations.
       phase: Forward, backward or update.
-      flops: Floating-point operations on one device of a contraction or of an op with a body; 0 where traffic is all
-        that matters; None where nobody knows (it is then counted as unpriced).
-      traffic_bytes: Bytes that one device moves inside an op with a body, all trips together; 0 for others.
+      flops: Floating-point operations on one device of a contraction or of an op with a body; 0 where only traffic
+        matters; None where they are unknown (the op is then counted as unpriced).
+      traffic_bytes: Bytes that one device moves inside an op with a body, all iterations together; 0 for others.
       exchange_bytes: Bytes that one device gets from others, as the compiler will split the work.
       gathered_bytes: Of these, parts of operands.
       workspace_bytes: Device bytes that an op with a body needs while it runs, besides reads and writes.
       effects: Names of its side effects; an op that has any is never run twice.
       source: "file.py:123" of the user's line, or "".
       detail: A short text of those parameters that decide what it computes.
-      traits: What else is known of it.
-      placement: The mesh that it is told to run over, as text; "" where nothing is said.
+      traits: Further properties.
+      placement: The mesh that it is constrained to, as text; "" where there is none.
       policies: Digests of the policies that marks in the user's code put around it, outermost first.
-      loop: The innermost open loop whose body it stands in, or None.
+      loop: The innermost open loop in whose body it stands, or None.
     """
 
     id: int
@@ -113,10 +116,10 @@ class Graph:
       ops: Every operation, by id; an op reads only inputs, constants and what earlier ops wrote.
       inputs: The step's flat arguments.
       constants: Arrays that the step closed over.
-      outputs: The step's flat results, literals left out; a value may stand here twice.
+      outputs: The step's flat results, literals left out; a value may occur twice.
       donated: Those inputs whose memory the results may take.
       mesh: Axes of the mesh that the arguments are laid out over, with their sizes.
-      loops: Loops whose bodies stand open among the ops, by id; the ops of one are neighbours.
+      loops: Loops whose bodies are inlined among the ops, by id; the ops of one body are consecutive.
     """
 
     values: tuple[Value, ...]
@@ -130,7 +133,7 @@ class Graph:
 
     @cached_property
     def producer(self) -> tuple[int | None, ...]:
-        """For each value the op that makes it; None for inputs and constants."""
+        """For each value the op that writes it; None for inputs and constants."""
         producer: list[int | None] = [None] * len(self.values)
         for op in self.ops:
             for value in op.writes:
@@ -155,24 +158,23 @@ class Graph:
     def backward_frontier(self) -> tuple[int | None, ...]:
         """For each op the value at the end of the longest chain of backward ops before it; None before the backward.
 
-        Not every value of the backward waits for it: some are computed of residuals alone. The end of the longest
-        chain has waited for all that the chain has. In the body of a loop it is a value of that body, once there is
-        one: each turn waits for itself.
+        A barrier with this value holds work until the backward arrives. Not every value of the backward would do: some
+        are computed from residuals alone. In the body of a loop it is a value of that body, once there is one.
         """
-        backward_frontier: list[int | None] = []
+        frontier: list[int | None] = []
         depth: dict[int, int] = {}
         found: dict[int | None, tuple[int | None, int]] = {None: (None, 0)}
         for op in self.ops:
             for around in self.path(op.loop):
                 found.setdefault(around, (found[self.loops[around].parent][0], 0))
-            front, deepest = found[op.loop]
-            backward_frontier.append(front)
+            value, deepest = found[op.loop]
+            frontier.append(value)
             if op.phase is Phase.BACKWARD and op.writes:
-                depth_here = 1 + max([depth.get(v, 0) for v in op.reads], default=0)
-                depth.update(dict.fromkeys(op.writes, depth_here))
-                if depth_here >= deepest:
-                    found[op.loop] = (op.writes[0], depth_here)
-        return tuple(backward_frontier)
+                own = 1 + max([depth.get(v, 0) for v in op.reads], default=0)
+                depth.update(dict.fromkeys(op.writes, own))
+                if own >= deepest:
+                    found[op.loop] = (op.writes[0], own)
+        return tuple(frontier)
 
     @cached_property
     def forward(self) -> tuple[int, ...]:
@@ -181,30 +183,30 @@ class Graph:
 
     @cached_property
     def read_after_forward(self) -> frozenset[int]:
-        """Forward values that a later op than the forward pass reads."""
-        late = frozenset(v for op in self.ops if op.phase is not Phase.FORWARD for v in op.reads)
-        return late.intersection(v for op in self.ops if op.phase is Phase.FORWARD for v in op.writes)
+        """Forward values that the backward or the update reads."""
+        read = frozenset(v for op in self.ops if op.phase is not Phase.FORWARD for v in op.reads)
+        return read.intersection(v for op in self.ops if op.phase is Phase.FORWARD for v in op.writes)
 
     @cached_property
     def available(self) -> frozenset[int]:
-        """Values that are there after the forward pass without being kept for it, and those left to the compiler.
+        """Values that the backward can read without a decision.
 
-        Arguments, results, whatever an op with effects or a later one wrote, and all that a later one reads.
+        Arguments, results, values written by ops with effects or after the forward pass, and values read after it.
         """
         made = (v for op in self.ops if op.phase is not Phase.FORWARD or op.effects for v in op.writes)
         return frozenset((*self.inputs, *self.constants, *self.outputs, *made)) | self.read_after_forward
 
     @cached_property
     def results(self) -> frozenset[int]:
-        """What stays anyway: results of the step and, where the backward stands in a body, those of its turns."""
-        handed_on = (
+        """Values in memory under any plan: results of the step and of bodies of loops after the forward pass."""
+        of_bodies = (
             v for op in self.ops if op.primitive in BODY_OUTPUTS and op.phase is not Phase.FORWARD for v in op.reads
         )
-        return frozenset((*self.outputs, *handed_on))
+        return frozenset((*self.outputs, *of_bodies))
 
     @cached_property
     def slices(self) -> frozenset[int]:
-        """The values that are slices of the arrays which loops go through."""
+        """Slices of the arrays that loops scan."""
         return frozenset(v for op in self.ops if op.primitive == SLICE for v in op.writes)
 
     @cached_property
@@ -214,12 +216,12 @@ class Graph:
 
     @cached_property
     def updates(self) -> frozenset[int]:
-        """The ops of the update, but those that only say how often a loop turns."""
+        """The ops of the update, but those that only count the iterations of a loop."""
         return frozenset(op.id for op in self.ops if op.phase is Phase.UPDATE and ALL_ITERATIONS not in op.effects)
 
     @cached_property
     def unaliased_outputs(self) -> tuple[int, ...]:
-        """Positions of results that find no donated argument of their shape and type to take over."""
+        """Positions of results without a donated argument of their shape and type whose memory they could take."""
         donated = Counter((self.values[v].shape, self.values[v].dtype) for v in self.donated)
         found = []
         for position, v in enumerate(self.outputs):
@@ -233,26 +235,26 @@ class Graph:
     @cached_property
     def forward_end(self) -> int | None:
         """The forward value at the end of the longest chain that the backward reads; None where it reads none."""
-        late = (v for op in self.ops if op.phase is Phase.BACKWARD for v in op.reads if v in self._depths)
-        return max(late, key=lambda v: (self._depths[v], v), default=None)
+        read = (v for op in self.ops if op.phase is Phase.BACKWARD for v in op.reads if v in self._depths)
+        return max(read, key=lambda v: (self._depths[v], v), default=None)
 
     @cached_property
     def forward_frontier(self) -> tuple[int | None, ...]:
-        """For each op a value that the rest of the forward pass, and with it the backward, cannot do without.
+        """For each op outside of loops a value that the rest of the forward pass depends on.
 
-        Of the values made before the op that lead to `forward_end`, and that are still to be read on the way there, the
-        one at the end of the longest chain. Values that only the backward reads are none: where they are dropped,
-        nobody waits for them. Outside of loops' bodies alone.
+        A barrier with this value holds the forward pass. Of the values written before the op that are still to be read
+        on the way to `forward_end`, it is the one at the end of the longest chain. Values that only the backward reads
+        would not do: where they are dropped, nothing waits for them.
         """
         last_read = self._last_read_towards(self.forward_end)
-        backward_frontier: list[int | None] = [None] * len(self.ops)
+        frontier: list[int | None] = [None] * len(self.ops)
         still_read: dict[int, int] = {}
         for op in self.ops:
             still_read = {v: until for v, until in still_read.items() if until >= op.id}
-            backward_frontier[op.id] = max(still_read, key=lambda v: (self._depths[v], v), default=None)
+            frontier[op.id] = max(still_read, key=lambda v: (self._depths[v], v), default=None)
             if op.phase is Phase.FORWARD:
                 still_read.update((v, last_read[v]) for v in op.writes if v in last_read and v in self._depths)
-        return tuple(backward_frontier)
+        return tuple(frontier)
 
     @cached_property
     def _depths(self) -> dict[int, int]:
@@ -269,12 +271,12 @@ class Graph:
         pending = list(last_read)
         seen: set[int] = set()
         while pending:
-            made = self.producer[pending.pop()]
-            if made is None or made in seen:
+            op = self.producer[pending.pop()]
+            if op is None or op in seen:
                 continue
-            seen.add(made)
-            for read in self.ops[made].reads:
-                last_read[read] = max(made, last_read.get(read, made))
+            seen.add(op)
+            for read in self.ops[op].reads:
+                last_read[read] = max(op, last_read.get(read, op))
                 pending.append(read)
         return last_read
 
@@ -286,7 +288,7 @@ class Graph:
 
     @cached_property
     def op_signatures(self) -> tuple[int, ...]:
-        """For each op a number, the same for ops that do the same in the same part of the step."""
+        """For each op a number, the same for ops that compute the same in the same phase and the same loops."""
         known: dict[tuple[object, ...], int] = {}
         return tuple(
             known.setdefault(
@@ -308,7 +310,7 @@ class Graph:
         )
 
     def _place(self, loop: int | None) -> tuple[tuple[int, ...], ...]:
-        """The loops around an op; of branches only which of how many, since the conds of layers are alike."""
+        """The loops around an op; of a branch only its position, since the conds of layers are alike."""
         around = (self.loops[around] for around in self.path(loop))
         return tuple((at.id,) if at.branch is None else (at.branch.position, at.branch.of) for at in around)
 
@@ -328,21 +330,21 @@ class Graph:
         """How often an op of this loop runs in a step; on the average, where it is a branch."""
         if loop is None:
             return 1
-        turns = prod(self.loops[around].length for around in self.path(loop))
+        iterations = prod(self.loops[around].length for around in self.path(loop))
         branches = (self.loops[around].branch for around in self.path(loop))
-        return prod((branch.share for branch in branches if branch is not None), start=turns)
+        return prod((branch.share for branch in branches if branch is not None), start=iterations)
 
     def is_branched(self, loop: int | None) -> bool:
-        """Whether an op of this loop stands in a branch of a cond."""
+        """True if an op of this loop stands in a branch of a cond."""
         return any(self.loops[around].branch is not None for around in self.path(loop))
 
     def is_in_clone(self, loop: int | None) -> bool:
-        """Whether an op of this loop stands in the copy of one, and computes the same again."""
+        """True if an op of this loop stands in a clone of a loop, and recomputes."""
         return loop is not None and any(self.loops[around].is_clone for around in self.path(loop))
 
     @cached_property
     def indices(self) -> frozenset[int]:
-        """The values that say which branch of a cond runs."""
+        """The values that select the branch of a cond."""
         return frozenset(op.reads[0] for op in self.ops if op.primitive == COND_END)
 
     @cached_property
@@ -355,25 +357,25 @@ class Graph:
 
     @cached_property
     def loops_after_forward(self) -> frozenset[int]:
-        """Loops in whose bodies there is something of the backward or the update."""
+        """Loops whose bodies have ops of the backward or the update."""
         return frozenset(around for op in self.ops if op.phase is not Phase.FORWARD for around in self.path(op.loop))
 
     @cached_property
     def stack_depths(self) -> tuple[int, ...]:
-        """For each value how many of it wait between forward and backward, if it does.
+        """For each value the number of its instances that are live between forward and backward, if it is saved.
 
-        A value of a body waits once for every turn, unless the backward stands in the same body and so reads the value
-        of the turn at hand.
+        A value of a body is saved once for every iteration, unless the backward stands in the same body and so reads
+        the value of its own iteration.
         """
-        late = self.loops_after_forward
-        turns = [
-            prod(self.loops[around].length for around in self.path(loop.id) if around not in late)
+        unstacked = self.loops_after_forward
+        depths = [
+            prod(self.loops[around].length for around in self.path(loop.id) if around not in unstacked)
             for loop in self.loops
         ]
-        return tuple(1 if loop is None else turns[loop] for loop in self.loop_of)
+        return tuple(1 if loop is None else depths[loop] for loop in self.loop_of)
 
     def residual_bytes(self, value: int) -> int:
-        """Bytes on one device that a value takes while it waits for the backward: those of all turns of its loop."""
+        """Bytes on one device of a saved value until the backward reads it: those of all iterations of its loop."""
         return self.stack_depths[value] * self.values[value].size_bytes
 
     @cached_property
@@ -387,16 +389,16 @@ class Graph:
         return int(part) if slash else dict(self.mesh).get(part, 1)
 
     def ways(self, value: int) -> int:
-        """Over how many devices a value is split."""
+        """Number of devices that a value is sharded over."""
         return prod(self.axis_size(axis) for axes in self.values[value].split for axis in axes)
 
     def elements(self, value: int) -> int:
-        """How many elements of a value one device has."""
-        shown = self.values[value]
-        if not shown.split:
-            return prod(shown.shape)
-        ways = (prod(map(self.axis_size, axes)) for axes in shown.split)
-        return prod(-(-size // parts) for size, parts in zip(shown.shape, ways, strict=True))
+        """Number of elements of a value on one device."""
+        array = self.values[value]
+        if not array.split:
+            return prod(array.shape)
+        ways = (prod(map(self.axis_size, axes)) for axes in array.split)
+        return prod(-(-size // parts) for size, parts in zip(array.shape, ways, strict=True))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -424,14 +426,9 @@ class Graph:
             *(f"values[{i}].id is {v.id}" for i, v in enumerate(self.values) if v.id != i),
             *(f"ops[{i}].id is {op.id}" for i, op in enumerate(self.ops) if op.id != i),
             *(f"donated value {v} is no input" for v in sorted(self.donated - set(self.inputs))),
+            *self._order_problems(),
+            *(f"value {v.id} has {v.size_bytes} bytes" for v in self.values if v.size_bytes < 0),
         ]
-        known = set(self.inputs) | set(self.constants)
-        for op in self.ops:
-            problems += [f"op {op.id} reads {v} before it is written" for v in op.reads if v not in known]
-            problems += [f"op {op.id} writes {v} a second time" for v in op.writes if v in known]
-            known.update(op.writes)
-        problems += [f"output {v} is never written" for v in self.outputs if v not in known]
-        problems += [f"value {v.id} has {v.size_bytes} bytes" for v in self.values if v.size_bytes < 0]
         if problems:
             raise GraphError(
                 f"Graph.validate: {len(problems)} rules are broken.",
@@ -440,3 +437,12 @@ class Graph:
                 advice="report this together with the step, if the graph came from tracing",
                 problems=tuple(problems),
             )
+
+    def _order_problems(self) -> Iterator[str]:
+        """Values that are read before they are written, written twice, or returned but never written."""
+        known = set(self.inputs) | set(self.constants)
+        for op in self.ops:
+            yield from (f"op {op.id} reads {v} before it is written" for v in op.reads if v not in known)
+            yield from (f"op {op.id} writes {v} a second time" for v in op.writes if v in known)
+            known.update(op.writes)
+        yield from (f"output {v} is never written" for v in self.outputs if v not in known)

@@ -1,8 +1,8 @@
-"""What a primitive is, as far as fusing and pricing go.
+"""Families of primitives, by the part that they can take in a fused kernel, and further traits.
 
-Compilers do not run primitives one by one: chains of elementwise work become one kernel that reads its
-sources and writes its results. `Kind` says which part a primitive can take in such a kernel. A primitive
-that is not in the table is `OPAQUE`: it runs alone, its operands and results are in memory.
+Compilers do not run primitives one by one: chains of elementwise ops become one kernel that reads its sources and
+writes its results. A primitive that is not in the table is `OPAQUE`: it is a kernel of its own, and its operands and
+results are in memory.
 """
 
 import enum
@@ -16,7 +16,7 @@ class Kind(enum.StrEnum):
     ELEMENTWISE = enum.auto()
     """One output element from one element of each operand; fuses into its readers."""
     GATHER = enum.auto()
-    """Picks elements of its first operand; fuses with what makes them and with its readers."""
+    """Picks elements of its first operand; fuses with its producers and its readers."""
     REDUCTION = enum.auto()
     """Producers fuse into it; its result is written to memory."""
     CONTRACTION = enum.auto()
@@ -26,11 +26,11 @@ class Kind(enum.StrEnum):
     BARRIER = enum.auto()
     """Passes its operands on unchanged and orders the work around it."""
     OPAQUE = enum.auto()
-    """Everything else: loops, branches, sorts, kernels of others. Runs alone."""
+    """Everything else: loops, branches, sorts, custom kernels. Never fuses."""
 
 
 class Trait(enum.StrEnum):
-    """What else policies ask about an op; found in the bodies of loops and calls too."""
+    """Further properties that policies match on, also those of ops in the bodies of loops and calls."""
 
     BATCHED = enum.auto()
     """A matrix product with batch dimensions, such as attention scores."""
@@ -82,7 +82,7 @@ def kind_of(primitive: str) -> Kind:
 
 
 def trait_of(primitive: str) -> Trait | None:
-    """What a primitive is known to do by its name alone.
+    """The trait of a primitive by its name; None where it has none.
 
     Example:
       >>> trait_of("threefry2x32"), trait_of("add")

@@ -1,11 +1,10 @@
-"""Equal layers said once: "GPT/block_*/qkv" for layers 0-11 in the place of twelve scopes.
+"""Folding of equal layers into one name: "GPT/block_*/qkv" for layers 0-11 instead of twelve scopes.
 
-Which of a scope's numbers counts the layers is not written anywhere: in "GPT2/block_3/LayerNorm_0" it is neither the
-first nor the last, and in "block_3/block_3.attention" it stands twice. So each number is tried, and the one that puts
-most layers together is taken; where two do equally well, the outer one. What cannot be folded with anything keeps its
-scope as it is.
+Nothing marks the number in a scope that counts the layers: in "GPT2/block_3/LayerNorm_0" it is neither the first nor
+the last, and "block_3/block_3.attention" has it twice. So each number is tried, and the one that folds most layers is
+taken; of two equal ones, the outer one. A scope that folds with no other stays as it is.
 
-Plan files and reports both fold here, so that they speak of the same groups.
+Plan files and reports both fold here, so that they have the same groups.
 """
 
 import re
@@ -19,7 +18,7 @@ _Item = TypeVar("_Item")
 _NUMBER = re.compile(r"(?<![0-9])(0|[1-9][0-9]{0,8})(?![0-9])")
 """A number that is written in one way only, so that "block_03" is not folded and then unfolded as "block_3"."""
 _MOST_PLACES = 10
-"""So many choices of places that hold the same number are tried."""
+"""So many choices of places that hold the same number are tried. Bounds the work on long scopes; not benchmarked."""
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
@@ -152,11 +151,11 @@ def _starred(scope: str, places: Sequence[re.Match[str]]) -> str:
 
 
 def _group(pattern: str | None, members: Sequence[tuple[int, _Item]], scope: Callable[[_Item], str]) -> Layers[_Item]:
-    """One group; what is alone in its layer after all keeps its scope."""
+    """One group; items of a single layer keep their scope."""
     layers: dict[int, list[_Item]] = {}
     for layer, item in members:
         layers.setdefault(layer, []).append(item)
     if pattern is None or len(layers) == 1:
-        (alone,) = layers.values()
-        return Layers(scope=scope(alone[0]), layers=(), members=(tuple(alone),))
+        (items,) = layers.values()
+        return Layers(scope=scope(items[0]), layers=(), members=(tuple(items),))
     return Layers(scope=pattern, layers=tuple(layers), members=tuple(map(tuple, layers.values())))

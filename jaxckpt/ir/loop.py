@@ -1,18 +1,18 @@
-"""A loop whose body stands open in the graph: how often it turns, which way, and inside which other loop.
+"""A loop whose body is inlined ("open") in the graph: trip count, direction, and the loop around it.
 
-The ops of a body stand in `Graph.ops` once, marked with their loop (`Op.loop`), and their values are those of one turn.
-Four ops of ours join them to what is around:
+The ops of a body stand in `Graph.ops` once, marked with their loop (`Op.loop`), and their values are those of one
+iteration. Four primitives of our own join a body to the ops around it:
 
-- `loop_carry` makes what a turn gets from the one before (in the first turn: its operand);
-- `loop_slice` shows the turn's slice of an array that the loop goes through;
-- `loop_end` stands behind the loop and gives what the last turn handed on;
-- `loop_stack` stands behind the loop and gives a value of every turn, stacked.
+- `loop_carry` writes the carry that an iteration gets from the one before (in the first iteration: its operand);
+- `loop_slice` writes the iteration's slice of a scanned array;
+- `loop_end` stands behind the loop and writes the final carry;
+- `loop_stack` stands behind the loop and writes the stacked values of all iterations.
 
-A value made in one loop may be read in another of the same length: turn i reads what turn i made (turns are counted as
-the slices of an array, whichever way a loop runs). That is what a residual of a body is. Between the two loops it waits
-once for every turn.
+A value of one loop may be read in another of the same length: iteration i reads the value of iteration i (counted as
+the slices of an array, in whichever direction a loop runs). Such a value is a residual of the body, and is saved once
+for every iteration between the two loops.
 
-Branches of conds are loops of one turn; see `branch`.
+Branches of conds are loops of one iteration; see `branch`.
 
 Read after `graph`.
 """
@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from jaxckpt.ir.branch import COND_END, Branch
 
 CARRY, SLICE, END, STACK = "loop_carry", "loop_slice", "loop_end", "loop_stack"
-"""Primitives of the ops that join a body to what is around."""
+"""Primitives of the ops that join a body to the ops around it."""
 BODY_INPUTS = frozenset({CARRY, SLICE})
-"""Those that stand in the body and read what is around."""
+"""Those that stand in the body and read values from outside of it."""
 BODY_OUTPUTS = frozenset({END, STACK, COND_END})
-"""Those that stand behind the body, or the branches, and read what is in it."""
+"""Those that stand behind the body, or the branches, and read its values."""
 ALL_ITERATIONS = "turns"
-"""The effect of those of them that cannot run again without all turns of the loop."""
+"""The effect of those of them that cannot be recomputed without all iterations of the loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +37,13 @@ class Loop:
 
     Attributes:
       id: Its position in `Graph.loops`.
-      length: Turns.
-      reverse: Whether it begins with the last slice.
-      parent: The loop whose body it stands in, or None.
-      rolled: Whether it is a loop for the compiler too; one of a single turn, or unrolled as a whole, is not.
-      unroll: How many of its turns stand one after the other in a turn of the compiler's loop.
-      is_clone: Whether it is a copy of a loop that ran before, and computes the same again (see `nest`).
-      branch: Which branch of a cond it is, if it is no loop; it then has one turn.
+      length: Trip count.
+      reverse: True if the first iteration reads the last slice.
+      parent: The loop in whose body it stands, or None.
+      rolled: True if it is a loop for the compiler too; one of a single iteration, or fully unrolled, is not.
+      unroll: Number of its iterations in one iteration of the compiler's loop.
+      is_clone: True if it recomputes a loop that ran before (see `jaxckpt.rewrite.tile_loops`).
+      branch: The branch of a cond that stands here, if it is no loop; the trip count is then 1.
     """
 
     id: int

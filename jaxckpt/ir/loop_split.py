@@ -1,8 +1,8 @@
-"""A loop split into stretches of consecutive turns, so that their layers can be decided on differently.
+"""Loop splitting (index-set splitting): consecutive iterations become loops of their own, with their own decisions.
 
-Each stretch is a loop of its own in the graph of the split step, with its own values: what one decision says of a
-residual holds for the turns of its stretch. Loops that share values of turns (a forward loop and its backward) are
-split at the same turns. Parameters stay where they are, whole.
+Each part is a loop in the graph of the split step, with its own values, so a decision for a residual holds for the
+iterations of one part. Loops that share values of iterations (a forward loop and its backward) are split at the same
+iterations. Parameters are not split.
 
 Read after `loop`.
 """
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopSplit:
-    """How a loop, and all that share values of turns with it, are split.
+    """The parts of a loop, and of all loops that share values of iterations with it.
 
     Attributes:
       loop: Its position in `Graph.loops` of the step as it was traced.
-      lengths: The turns of each stretch, as the slices of an array are counted, whichever way the loop runs.
+      lengths: Trip count of each part, in the order of the slices, in whichever direction the loop runs.
     """
 
     loop: int

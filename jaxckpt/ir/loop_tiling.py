@@ -1,11 +1,11 @@
-"""A loop nested in two: an outer one over groups of consecutive turns, an inner one over the turns of a group.
+"""Loop tiling (strip mining, nested checkpointing of a scan): an outer loop over groups, an inner one over iterations.
 
-Of the forward loop only what a group begins with waits for the backward. The backward goes through the groups too, and
-in each it runs the forward turns again before its own: what a turn leaves for the backward waits for one group, not
-for all turns. A loop of T turns whose every value is computed again keeps T carries; nested in O groups of I turns it
-keeps O + I, for one more forward pass of its body (Chen et al. 2016, section 3, of equal segments).
+The forward loop saves only the carry at the start of each group. The backward loop runs over the groups too, and in
+each group recomputes the forward iterations before its own, so that residuals are saved for one group and not for all
+iterations. A loop of T iterations whose every value is recomputed saves T carries; tiled into O groups of I iterations
+it saves O + I, for one more forward pass of its body (Chen et al. 2016, section 3, of equal segments).
 
-Read after `loop` and `loop_splits`.
+Read after `loop` and `loop_split`.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopTiling:
-    """How a loop, and all that share values of turns with it, are nested.
+    """The groups of a loop, and of all loops that share values of iterations with it.
 
     Attributes:
       loop: Its position in `Graph.loops` of the step as it was traced; where the plan splits loops, of the split step.
-      outer: How many groups.
-      inner: How many turns in each.
+      outer: Number of groups.
+      inner: Iterations in each.
     """
 
     loop: int

@@ -1,7 +1,7 @@
 """A plan: decisions for one graph, with where they came from and what was predicted.
 
-The narrow waist of the package. Whatever decides makes a `GraphPlan`; whatever comes after takes only a `GraphPlan`,
-and never asks which solver, policy or file it came from.
+The narrow waist of the package: solvers, policies and plan files all return a `GraphPlan`, and everything after them
+(schedule, cost model, rewriter) takes only a `GraphPlan`.
 """
 
 from collections.abc import Mapping
@@ -15,14 +15,14 @@ from jaxckpt.ir.loop_tiling import LoopTiling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What the model says that a plan costs, before any compiler was asked.
+    """The cost of a plan by the model, before any compiler has run.
 
     Attributes:
       argument_bytes: Arguments and constants, bytes per device.
       output_bytes: Results that do not take over the memory of a donated argument.
       temp_bytes: Peak of everything else.
       step_s: Estimated seconds of one step.
-      recompute_s: The part of it that is spent on computing values again.
+      recompute_s: The part of `step_s` that is spent on recomputation.
       saved_bytes: Bytes held from forward to backward by decision.
       recomputed_ops: How many ops run a second time.
       host_bytes: The largest number of bytes on the host at once.
@@ -44,14 +44,14 @@ class Prediction:
 
     @property
     def gap(self) -> float | None:
-        """How much of the step the best plan could save at most: 0.01 is one percent."""
+        """Share of the step that the best plan could save at most: 0.01 is one percent."""
         if self.bound_s is None or not self.step_s:
             return None
         return max(0.0, 1 - self.bound_s / self.step_s)
 
     @property
     def total_bytes(self) -> int:
-        """Arguments, results and temporaries: what is held against a budget."""
+        """Arguments, results and temporaries: the bytes that are compared with a budget."""
         return self.argument_bytes + self.output_bytes + self.temp_bytes
 
 
@@ -60,16 +60,15 @@ class GraphPlan:
     """Decisions for the values of one graph.
 
     Attributes:
-      fingerprint: `Graph.fingerprint` of the graph that it is for, its loops whole.
-      decisions: By value id, where loops are split or nested those of the step with such loops. A forward value that
-        stands here as `Save` is kept (and pinned) until the backward; one that stands as `Recompute` is dropped. A
-        residual that does not stand here is left to the compiler, untouched.
-      stages: Ids of the first forward op of each stage, ascending. What a stage recomputes is recomputed at
-        once, when the backward first needs any of it.
-      layers: Ids of the forward ops at which copies to the host can be waited for, ascending: what `Offload` counts
-        in. Empty where the stages are.
+      fingerprint: `Graph.fingerprint` of the graph that it is for, before loops are split or tiled.
+      decisions: By value id; where loops are split or tiled, by value ids of the step with such loops. A residual that
+        has no decision is left to the compiler.
+      stages: Ids of the first forward op of each stage, ascending. A stage recomputes all its values at once, when the
+        backward first needs any of them.
+      layers: Ids of the forward ops at which stores to the host can be waited for, ascending: the unit of distances in
+        `Offload`. Empty where the stages are the unit.
       loop_splits: Loops that are split, in the order of their ids.
-      loop_tilings: Loops that are nested, in the order of their ids.
+      loop_tilings: Loops that are tiled, in the order of their ids.
       strategy: The solver or policy that decided.
       prediction: What the model expects, if it was asked.
     """
@@ -93,12 +92,12 @@ class GraphPlan:
 
     @property
     def offloads(self) -> bool:
-        """Whether some value waits on the host."""
+        """True if some value is offloaded."""
         return any(isinstance(decision, Offload) for decision in self.decisions.values())
 
     @property
     def predicted(self) -> Prediction:
-        """What the model expected of this plan before it was compiled.
+        """The prediction, of a plan that has one.
 
         Raises:
           AttributeError: The plan was written by hand and never predicted.

@@ -1,7 +1,7 @@
 """The residuals of a graph: forward values that the backward reads.
 
-This is the list that every decision is about. Which of them a compiler really keeps is another question
-(`jaxckpt.cost.fusion`): a broadcast or a mask that stands here costs nothing to make again.
+Every decision is about one of these. Which of them a compiler really keeps in memory is another question
+(`jaxckpt.cost.fusion`): a broadcast or a mask is a residual too, but costs nothing to recompute.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Residual:
 
     Attributes:
       value: Its id.
-      op: The forward op that makes it.
+      op: The forward op that writes it.
       readers: The ops after the forward pass that read it, in order.
     """
 
@@ -25,16 +25,16 @@ class Residual:
 
 
 def residuals(graph: Graph) -> tuple[Residual, ...]:
-    """All residuals of a graph, in the order in which they are made.
+    """All residuals of a graph, in the order of their ops.
 
-    Arguments of the step are no residuals: they are in memory anyway.
+    Arguments of the step are no residuals: they are in memory under any plan.
     """
     found = []
     for op in graph.ops:
         if op.phase is not Phase.FORWARD:
             continue
         for value in op.writes:
-            late = tuple(r for r in graph.readers[value] if graph.ops[r].phase is not Phase.FORWARD)
-            if late:
-                found.append(Residual(value=value, op=op.id, readers=late))
+            readers = tuple(r for r in graph.readers[value] if graph.ops[r].phase is not Phase.FORWARD)
+            if readers:
+                found.append(Residual(value=value, op=op.id, readers=readers))
     return tuple(found)

@@ -16,7 +16,7 @@ Marks = tuple[tuple[str, bool], ...]
 TRANSPOSE = ("transpose", True)
 JVP = ("jvp", True)
 RECOMPUTED = "rematted_computation"
-"""The scope that JAX puts around what it computes again, and we around our copies."""
+"""The scope of ops that `jax.checkpoint` recomputes, and of our clones."""
 POLICY_MARK = "jaxckpt.policy."
 """A scope of this prefix and a digest says that a policy is meant for what stands in it."""
 TAG = "jaxckpt."
@@ -60,13 +60,13 @@ def policies_of_marks(marks: Marks) -> tuple[str, ...]:
 
 
 def is_recomputed(marks: Marks) -> bool:
-    """Whether the equation is marked as computed again."""
+    """True if the equation is marked as recomputed."""
     return (RECOMPUTED, False) in marks
 
 
 @functools.lru_cache(maxsize=65536)
 def repeated(marks: Marks) -> frozenset[int]:
-    """Positions of entries that only say again what stands before them.
+    """Positions of entries that only repeat the entries before them.
 
     A stack that begins X Y, where Y is X with fewer transposes, names one place twice: X is how the transposed
     equation got there, Y how the original did. X must name something: marks alone repeat in any second derivative.
@@ -86,15 +86,17 @@ def _repetition(marks: list[tuple[str, bool]]) -> tuple[int, int] | None:
     if TRANSPOSE not in marks:
         return None
     for start in range(2, len(marks)):
-        first = marks[:start]
-        plain = [mark for mark in first if mark != TRANSPOSE]
-        if all(transformed for _, transformed in plain):
+        first = _without_transposes(marks[:start])
+        if all(transformed for _, transformed in first):
             continue
-        for stop in range(start + len(plain), start + len(first)):
-            second = marks[start:stop]
-            if stop <= len(marks) and [mark for mark in second if mark != TRANSPOSE] == plain:
+        for stop in range(start + len(first), min(2 * start, len(marks) + 1)):
+            if _without_transposes(marks[start:stop]) == first:
                 return start, stop
     return None
+
+
+def _without_transposes(marks: list[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    return [mark for mark in marks if mark != TRANSPOSE]
 
 
 def _unwrapped(name: str) -> str:

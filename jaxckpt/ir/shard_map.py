@@ -1,13 +1,13 @@
-"""The body of a `shard_map` that stands open in the graph: its values are those of one device.
+"""The body of a `shard_map` that is inlined ("open") in the graph: its values are those of one device.
 
-Its ops stand among the others, each once, and every device runs them on its own part of the arrays. Two ops of ours
-lead in and out, and move nothing by themselves:
+Its ops stand among the others, each once, and every device runs them on its own shards. Two primitives of our own lead
+in and out, and move nothing by themselves:
 
-- `to_shards` shows a device its part of an array, as the `in_specs` say;
-- `from_shards` makes an array of all devices' parts, as the `out_specs` say.
+- `to_shards` writes a device's shard of an array, as the `in_specs` say;
+- `from_shards` writes the array of all devices' shards, as the `out_specs` say.
 
-What one body makes another one over the same mesh can read: device i reads what device i made. So nothing of a body is
-tied to the place where the user's `shard_map` stands; what is computed again of it is a `shard_map` of its own.
+A value of one body can be read in another body over the same mesh: device i reads the value of device i. So ops of a
+body are not tied to the user's `shard_map`; clones of them are a `shard_map` of their own.
 
 Read after `graph`.
 """

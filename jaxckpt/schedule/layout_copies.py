@@ -1,9 +1,9 @@
 """Layout copies: views of a product that the next product cannot read in their layout, so that they are copied.
 
 A matrix product goes over an operand with one stride for its batch axes, one for the axes that it contracts, and one
-for the rest. So the axes of each group must be contiguous with each other. Where they are not (heads, which an attention
-block puts between batch and sequence, and takes back into the width), the operand is transposed first, once for all
-that read it so.
+for the rest. So the axes of each group must be contiguous with each other. Where they are not (heads, which an
+attention block puts between batch and sequence, and takes back into the width), the operand is transposed first, once
+for all products that read it so.
 
 The result of an elementwise op has the layout of the product that it comes of, which may be none that the next product
 can read. A compiler writes such a result in the right layout, unless it is pinned: the barrier passes on the layout as
