@@ -1,4 +1,4 @@
-"""What devices tell each other: all-reduce, all-gather and reduce-scatter over all of this process's devices.
+"""Bandwidths of collectives: all-reduce, all-gather and reduce-scatter over all of this process's devices.
 
 Figures are of the bus: the bytes that each device must send for the result, over the time. Recorded, and not used by
 the estimates yet. Read after `kernels`.
@@ -19,7 +19,7 @@ _AXIS = "device"
 
 
 def measured_collectives(
-    devices: Sequence[Any],
+    devices: Sequence[jax.Device],
     speeds: Speeds,
     *,
     floor_s: float,
@@ -29,10 +29,10 @@ def measured_collectives(
     """Times collectives; nothing where there is one device.
 
     Args:
-      devices: `jax.Device`s.
+      devices: All of one kind.
       speeds: About how fast one of them is.
       floor_s: What it takes to start anything and to wait for it.
-      small: Whether to take tiny sizes.
+      small: True for tiny sizes.
       time_one: What times; see `timing.timed`.
     """
     count = len(devices)
@@ -41,11 +41,11 @@ def measured_collectives(
     size = count * (2**10 if small else 2**24)
     links = 2 if small else max(4, int(0.02 * speeds.bytes_per_s / 20 / (4 * size)))
     mesh = Mesh(devices, (_AXIS,))
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    x = jax.device_put(jnp.ones((size,), jnp.float32), everywhere)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    x = jax.device_put(jnp.ones((size,), jnp.float32), replicated)
     share = (count - 1) / count
     sent = 2 * share  # of an array, by each device: both take a scatter and a gather
-    for what, link in (("all-reduce", _all_reduce), ("reduce-scatter, all-gather", _there_back)):
+    for what, link in (("all-reduce", _all_reduce), ("reduce-scatter, all-gather", _scatter_gather)):
         chain = _chain(mesh, link, links)
         timing = time_one(lambda chain=chain: jax.block_until_ready(chain(x)))
         link_s = max(timing.median_s - floor_s, 1e-9) / links
@@ -71,6 +71,6 @@ def _all_reduce(x: Any) -> Any:
     return jax.lax.pmean(x, _AXIS)
 
 
-def _there_back(x: Any) -> Any:
+def _scatter_gather(x: Any) -> Any:
     part = jax.lax.psum_scatter(x, _AXIS, tiled=True)
     return jax.lax.all_gather(part / jax.lax.psum(1, _AXIS), _AXIS, tiled=True)

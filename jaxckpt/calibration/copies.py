@@ -1,4 +1,4 @@
-"""What crosses the link between device and host: each way alone, both at once, and while the device computes.
+"""Bandwidths of the link between device and host: each direction, both at once, and while the device computes.
 
 The host's side is pinned memory, as an offloaded residual's is. Copies are started by themselves, not in a program:
 their start is small beside theirs, and is subtracted.
@@ -18,54 +18,54 @@ from jaxckpt.machine import Measured
 _HOST = "pinned_host"
 
 
-def can_copy(device: Any) -> bool:
-    """Whether jax gives the device's host memory a name.
+def can_copy(device: jax.Device) -> bool:
+    """True if jax gives the device's host memory a name.
 
     Args:
-      device: A `jax.Device`.
+      device: Any device.
     """
     return any(memory.kind == _HOST for memory in device.addressable_memories())
 
 
 def measured_copies(
-    device: Any, speeds: Speeds, *, floor_s: float, small: bool, time_one: Callable[..., Timing] = timed
+    device: jax.Device, speeds: Speeds, *, floor_s: float, small: bool, time_one: Callable[..., Timing] = timed
 ) -> Iterator[Measured]:
     """Times the copies of a device.
 
     Args:
-      device: A `jax.Device` that `can_copy`.
+      device: A device that `can_copy`.
       speeds: About how fast it is.
       floor_s: What it takes to start anything and to wait for it.
-      small: Whether to take tiny sizes.
+      small: True for tiny sizes.
       time_one: What times; see `timing.timed`.
 
     Yields:
       Bandwidths of one way, of both together, and the share of a copy that a running computation hides.
     """
     rows = 64 if small else 8192
-    there = jax.sharding.SingleDeviceSharding(device, memory_kind=_HOST)
-    here = jax.sharding.SingleDeviceSharding(device)
-    x = jax.device_put(random_array((rows, rows), "float32"), here)
-    other = jax.block_until_ready(jax.device_put(x, there))
+    on_host = jax.sharding.SingleDeviceSharding(device, memory_kind=_HOST)
+    on_device = jax.sharding.SingleDeviceSharding(device)
+    x = jax.device_put(random_array((rows, rows), "float32"), on_device)
+    other = jax.block_until_ready(jax.device_put(x, on_host))
     detail = f"{_HOST}, {x.nbytes} bytes"
 
     def figure(what: str, timing: Timing, ways: int = 1) -> Measured:
         value = ways * x.nbytes / max(timing.median_s - floor_s, 1e-9)
         return Measured(what=what, detail=detail, value=value, unit="bytes/s", spread=timing.spread, count=timing.count)
 
-    out = time_one(lambda: jax.block_until_ready(jax.device_put(x, there)))
+    out = time_one(lambda: jax.block_until_ready(jax.device_put(x, on_host)))
     yield figure("copy to host", out)
-    back = time_one(lambda: jax.block_until_ready(jax.device_put(other, here)))
+    back = time_one(lambda: jax.block_until_ready(jax.device_put(other, on_device)))
     yield figure("copy from host", back)
-    both = time_one(lambda: jax.block_until_ready((jax.device_put(x, there), jax.device_put(other, here))))
+    both = time_one(lambda: jax.block_until_ready((jax.device_put(x, on_host), jax.device_put(other, on_device))))
     yield figure("copy both ways", both, ways=2)
 
     probe = matmul(speeds, "bfloat16", *[32 if small else 4096] * 3)
     chain = probe.chain(probe.links(2 * out.median_s))
     carried = probe.start()
-    alone = time_one(lambda: jax.block_until_ready(chain(carried)))
-    for what, put, copy_s in (("to", lambda: jax.device_put(x, there), out.median_s),
-                              ("from", lambda: jax.device_put(other, here), back.median_s)):  # fmt: skip
+    compute = time_one(lambda: jax.block_until_ready(chain(carried)))
+    for what, put, copy_s in (("to", lambda: jax.device_put(x, on_host), out.median_s),
+                              ("from", lambda: jax.device_put(other, on_device), back.median_s)):  # fmt: skip
 
         def together(put: Callable[[], Any] = put) -> None:
             running = chain(carried)
@@ -75,20 +75,20 @@ def measured_copies(
         yield Measured(
             what=f"copy {what} host under compute",
             detail=f"{detail}, beside {probe.detail}",
-            value=hidden_share(timing.median_s, alone.median_s, copy_s),
+            value=hidden_share(timing.median_s, compute.median_s, copy_s),
             unit="share",
             spread=timing.spread,
             count=timing.count,
         )
 
 
-def hidden_share(together_s: float, alone_s: float, copy_s: float) -> float:
+def hidden_share(together_s: float, compute_s: float, copy_s: float) -> float:
     """The share of a copy that costs no time because something else runs meanwhile.
 
     Args:
       together_s: Of both.
-      alone_s: Of what runs beside it, at least as long as the copy.
-      copy_s: Of the copy alone.
+      compute_s: Of the computation by itself, at least as long as the copy.
+      copy_s: Of the copy by itself.
 
     Returns:
       1 where the copy costs nothing, 0 where it costs all of its time or more.
@@ -99,4 +99,4 @@ def hidden_share(together_s: float, alone_s: float, copy_s: float) -> float:
     """
     if copy_s <= 0:
         return 1.0
-    return min(1.0, max(0.0, 1.0 - (together_s - alone_s) / copy_s))
+    return min(1.0, max(0.0, 1.0 - (together_s - compute_s) / copy_s))

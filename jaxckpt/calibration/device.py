@@ -1,4 +1,4 @@
-"""On what something was measured: the device's name, its driver, the versions of what compiles for it.
+"""The setup of a measurement: the device's name, its driver, the versions of its compilers.
 
 Everything is asked of jax or read from files; nothing about the device is set.
 """
@@ -25,7 +25,7 @@ def platform_of(device: Any) -> str:
 
 
 def driver_of(device: Any, *, file: Path = _DRIVER_FILE) -> str:
-    """What drives a device, in one line: the kernel module's version where there is one, and what jax's backend says.
+    """The driver of a device in one line: the kernel module's version where there is one, and that of jax's backend.
 
     Args:
       device: A `jax.Device`.

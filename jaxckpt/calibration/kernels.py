@@ -1,9 +1,10 @@
-"""What is timed on a device to know its speeds: chains of one kind of kernel, each link needing the one before.
+"""Microbenchmarks of a device: chains of one kind of kernel, each link a kernel that reads the result of the last.
 
-A chain is one jitted program with a loop, so that the host starts it once: dividing by its links leaves what a kernel
-takes, the start is measured by itself and subtracted. Links are kept apart by `optimization_barrier`, or XLA would make
-one kernel of several; every link changes what the next one reads, or XLA would move it out of the loop. Values stay
-finite and are no zeros, which run faster.
+1. A chain is one jitted program with a loop, so that the host starts the chain once. The start is measured by itself
+   and subtracted; the rest divided by the number of links is the time of a kernel.
+2. `optimization_barrier` separates links, or XLA would fuse several into one kernel.
+3. Every link changes the operand of the next, or XLA would move the link out of the loop.
+4. Values stay finite and are not zero, since zeros run faster.
 
 Read after `timing`.
 """
@@ -17,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_ROUND_S = 1e-4
-"""What one round of a loop should take at least; its counter is a kernel of some 2 microseconds."""
+_ITERATION_S = 1e-4
+"""Least seconds of one iteration of a loop, whose counter is a kernel of some 2 microseconds."""
 
 ChainLink = Callable[[Any], Any]
-"""From what is carried to what is carried: one repetition."""
+"""One link of a chain: a function from the loop's carry to the next carry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class Probe:
       work: Of one link.
       guess_s: About what one link takes, to choose how many there are.
       link: One repetition.
-      start: Makes what is carried.
+      start: Makes the first carry.
     """
 
     what: str
@@ -48,17 +49,17 @@ class Probe:
 
     @property
     def inner(self) -> int:
-        """Links in one round of the loop: as many as make the loop's own counting small beside them."""
-        return max(2, min(64, ceil(_ROUND_S / self.guess_s)))
+        """Links in one iteration of the loop: as many as make the loop's own counter small."""
+        return max(2, min(64, ceil(_ITERATION_S / self.guess_s)))
 
     def links(self, chain_s: float) -> int:
-        """How many links make a chain of about so many seconds: whole rounds, at most 4096 of them.
+        """How many links make a chain of about so many seconds: full iterations, at most 4096 of them.
 
         Args:
           chain_s: What the chain should take.
         """
-        rounds = round(chain_s / self.guess_s / self.inner)
-        return self.inner * min(4096, max(2, rounds))
+        iterations = round(chain_s / self.guess_s / self.inner)
+        return self.inner * min(4096, max(2, iterations))
 
     def chain(self, links: int) -> Callable[[Any], Any]:
         """The jitted program of so many links.
@@ -67,12 +68,12 @@ class Probe:
           links: A multiple of `inner`.
         """
 
-        def round_(_: Any, carried: Any) -> Any:
+        def iteration(_: Any, carried: Any) -> Any:
             for _ in range(self.inner):
                 carried = jax.lax.optimization_barrier(self.link(carried))
             return carried
 
-        return jax.jit(lambda carried: jax.lax.fori_loop(0, links // self.inner, round_, carried))
+        return jax.jit(lambda carried: jax.lax.fori_loop(0, links // self.inner, iteration, carried))
 
     def value(self, link_s: float) -> float:
         """The figure that follows from the seconds of a link.
@@ -151,13 +152,13 @@ def matmul(speeds: Speeds, dtype: str, rows: int, depth: int, width: int) -> Pro
     """
 
     def link(carried: Any) -> Any:
-        x, there, back = carried
-        return jax.lax.optimization_barrier(x @ there) @ back, there, back
+        x, forth, back = carried
+        return jax.lax.optimization_barrier(x @ forth) @ back, forth, back
 
     def start() -> Any:
-        there = rotation(depth, width).astype(np.float32)
-        back = np.ascontiguousarray(there.T)
-        return random_array((rows, depth), dtype), jnp.asarray(there, dtype), jnp.asarray(back, dtype)
+        forth = rotation(depth, width).astype(np.float32)
+        back = np.ascontiguousarray(forth.T)
+        return random_array((rows, depth), dtype), jnp.asarray(forth, dtype), jnp.asarray(back, dtype)
 
     flops = 4.0 * rows * depth * width
     return Probe(
@@ -206,7 +207,7 @@ def elementwise(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
         dtype,
         3,
         link,
-        lambda: (random_array(shape, dtype), random_array(shape, dtype, 0.1)),
+        lambda: _two(shape, dtype),
     )
 
 
@@ -215,7 +216,7 @@ def _two(shape: tuple[int, int], dtype: str) -> tuple[jax.Array, jax.Array]:
 
 
 def transpose(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
-    """A square matrix turned, and added to one that is not: turned alone it would only be read as another layout."""
+    """A transposed square matrix added to another: without the sum XLA would only change the layout."""
 
     def link(carried: Any) -> Any:
         x, y = carried
@@ -228,7 +229,7 @@ def transpose(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
         dtype,
         3,
         link,
-        lambda: (random_array(shape, dtype), random_array(shape, dtype, 0.1)),
+        lambda: _two(shape, dtype),
     )
 
 
@@ -295,11 +296,11 @@ def vector(speeds: Speeds, shape: tuple[int, int]) -> Probe:
 
 
 def probes(speeds: Speeds, *, small: bool) -> Iterator[Probe]:
-    """What is timed, the most valuable first: whoever stops early has what matters.
+    """All microbenchmarks, the most valuable first.
 
     Args:
       speeds: About how fast the device is.
-      small: Whether to take tiny sizes, only to see that everything runs.
+      small: True for tiny sizes, a smoke test.
     """
     shape = (256, 256) if small else (8192, 8192)  # 256 MiB of float32: beyond every cache
     sides = (64, 128) if small else (8192, 4096)

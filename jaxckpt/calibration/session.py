@@ -27,7 +27,7 @@ from jaxckpt.calibration.timing import Clock, Timing, timed
 from jaxckpt.machine import Calibration, Measured, Target
 
 _CHAIN_S = 0.01
-"""What one chain should take: long beside the start of a program."""
+"""Seconds of one chain: long compared with the start of a program."""
 
 
 def calibrate(
@@ -43,8 +43,8 @@ def calibrate(
 
     Args:
       seconds: No figure is begun after so many; those that matter most come first.
-      small: Whether to take tiny sizes, a smoke test whose figures mean nothing; None takes them on processors.
-      progress: Told what is measured.
+      small: True for tiny sizes, a smoke test whose figures mean nothing; None takes them on processors.
+      progress: Called with a sentence before each measurement.
       clock: What tells the seconds.
 
     Returns:
@@ -149,10 +149,10 @@ class _Session:
         return Speeds(flops_per_s=rates.matmul("bfloat16"), bytes_per_s=rates.memory_bandwidth_bytes_per_s)
 
     def _floor(self, time_one: Callable[..., Timing]) -> Timing:
-        """What it takes to start any program and to wait for it."""
-        nothing = jax.jit(lambda x: x + 1)
+        """Seconds to start any program and to wait for it."""
+        empty = jax.jit(lambda x: x + 1)
         x = jax.device_put(jnp.float32(0), self.device)
-        return time_one(lambda: jax.block_until_ready(nothing(x)), least=20, most=200)
+        return time_one(lambda: jax.block_until_ready(empty(x)), least=20, most=200)
 
     def _probed(self, probe: Probe, floor_s: float, time_one: Callable[..., Timing]) -> Iterator[Measured]:
         links = probe.links(_CHAIN_S / 50 if self.small else _CHAIN_S)

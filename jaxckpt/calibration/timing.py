@@ -1,4 +1,4 @@
-"""A run is timed as its median over enough repetitions, with the spread between the quarters.
+"""Timing of a run: the median over enough repetitions, with the interquartile range.
 
 Warm-up runs are thrown away: they compile, load and allocate. Then at least `least` runs are timed, and more while the
 budget lasts: a median of many tells nothing of the one run that something else disturbed. Who is timed must wait for
@@ -17,7 +17,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """How long something took.
+    """Seconds of a run.
 
     Attributes:
       median_s: The middle of all runs.
@@ -33,7 +33,7 @@ class Timing:
 
 
 def timing_of(seconds: list[float]) -> Timing:
-    """What runs of these seconds come to.
+    """Median and spread of runs of these seconds.
 
     Example:
       >>> timing_of([1.0, 1.0, 1.2, 9.0, 0.9]).median_s

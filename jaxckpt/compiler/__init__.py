@@ -1,8 +1,8 @@
 """The proof: compile a step for a target and read what XLA says that it takes.
 
-Read in this order: `figures` (what it takes), `placement` (arguments on the target), `flat_step` (a step as flat
-arrays), `compile` (the compiler's answer), `program` (what its text adds), `failures` (what it means when it
-says no), `dump` (where it writes what it decided), `footprint` (all of it in one line), `file`.
+Read in this order: `footprint` (the figures), `placement` (arguments on the target), `flat_step` (a step as flat
+arrays), `compile` (the compiler's figures), `hlo_constants` (figures from its text), `failures` (its errors explained),
+`dump_folder` (files that XLA writes), `compile_step` (all of it for a step), `footprint_file`.
 """
 
 from jaxckpt.compiler.compile import Compilation, compile_flat

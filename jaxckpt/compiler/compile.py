@@ -1,7 +1,7 @@
-"""A step is lowered over flat arrays, compiled for a target, and asked what it takes: this is the proof.
+"""Lowers a step over flat arrays, compiles it for a target and reads its memory figures: the proof of a plan.
 
-Flat, because jax rebuilds a step's pytrees with placeholders when it lowers them, and classes that check their
-leaves crash then. Nothing runs. The executable is kept, for whoever reads more of it than memory figures.
+The arrays are flat because jax rebuilds a step's pytrees with placeholders when it lowers them, and classes that check
+their leaves crash then. Nothing runs. `Compilation` keeps the executable for other readers.
 """
 
 import time
@@ -37,7 +37,7 @@ _HOST_KINDS = ("pinned_host", "unpinned_host")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compilation:
-    """A compiled step and what it takes.
+    """A compiled step and its memory figures.
 
     Attributes:
       footprint: The memory figures.
@@ -63,7 +63,7 @@ def compile_flat(
     name: str | None = None,
     argument_paths: Sequence[str] = (),
 ) -> Compilation:
-    """Compiles a function of flat arrays for a target and reads what it takes.
+    """Compiles a function of flat arrays for a target and reads its memory figures.
 
     Args:
       function: Takes as many arrays as there are `specs`, returns a sequence of arrays.
@@ -83,7 +83,7 @@ def compile_flat(
         whether memory was what lacked.
       TargetError: A sharding does not fit the target.
     """
-    called: str = name or getattr(function, "__name__", "step")
+    called = str(name or getattr(function, "__name__", "step"))
     started_s = time.perf_counter()
     placed = place(specs, target)
     jitted = _jit_flat(function, target, donated, out_shardings, called)
@@ -156,7 +156,7 @@ def _unreported_figures(
     traced: jax.stages.Traced,
     placed: Sequence[jax.ShapeDtypeStruct],
 ) -> dict[str, int]:
-    """What the statistics leave out: constants, and arguments that jit drops."""
+    """Figures that the statistics leave out: constants, and arguments that jit drops."""
     counted = reported["generated_code_bytes"] > 0
     return {
         "constant_bytes": 0 if counted else constant_bytes(executable.as_text() or ""),

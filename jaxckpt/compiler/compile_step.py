@@ -1,4 +1,4 @@
-"""What a step takes, asked in one line: trace, flatten, compile for the target, read."""
+"""Footprint of a step in one call: trace, flatten, compile for the target, read."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ def footprint(
     static_argnums: int | Sequence[int] = (),
     compiler_options: Sequence[tuple[str, Any]] = (),
 ) -> Footprint:
-    """What XLA says that a step takes of one device of a target. Nothing runs.
+    """Memory that a step takes of one device of a target, as XLA says. Nothing runs.
 
     Args:
       step: The function to compile, plain or jitted; the donation, static arguments, shardings and compiler

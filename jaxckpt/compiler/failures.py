@@ -1,7 +1,7 @@
-"""What compilers say when they refuse a step, and what it means to somebody without the device.
+"""Errors of compilers, explained for users without the device.
 
-One row a refusal: a text that its message holds, what it means, what to do. The first row that fits is taken. The
-compiler's own exception stays the cause of ours.
+Each failure has texts of which the compiler's message holds one, a meaning and an advice. The first failure that
+matches is taken. The compiler's own exception stays the cause of ours.
 """
 
 import re
@@ -52,7 +52,7 @@ COMPILE_FAILURES = (
     ),
     CompileFailure(
         signs=("Received incompatible devices", "incompatible devices for jitted", "context mesh"),
-        meaning="the step names devices of its own beside those of the target",
+        meaning="the step names devices of its own besides those of the target",
         needed="a mesh of the target wherever the step names one (with_sharding_constraint, shard_map, set_mesh)",
         advice="trace the step with the mesh of jaxckpt.Target(...).mesh(shape, axis_names)",
     ),
@@ -83,7 +83,7 @@ def compile_error(error: Exception, *, name: str, target: Target) -> CompileErro
     """Explains why a step could not be compiled.
 
     Args:
-      error: What jax or XLA raised; make it the cause.
+      error: The exception of jax or XLA; make it the cause.
       name: Of the step.
       target: Compiled for.
 
@@ -121,7 +121,7 @@ def no_figures_error(*, name: str, target: Target) -> CompileError:
 
 
 def failure_of(message: str) -> CompileFailure:
-    """The refusal that a compiler's message stands for."""
+    """The failure that matches a compiler's message."""
     for failure in COMPILE_FAILURES:
         if any(sign in message for sign in failure.signs):
             return failure

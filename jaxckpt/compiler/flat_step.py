@@ -1,4 +1,4 @@
-"""A step as users write it becomes a function of flat arrays, with what their jit said about them.
+"""Flattens a user's step into a function of flat arrays, with donation, shardings and options of its jit.
 
 Tracing runs the step once on descriptions of its arguments; errors that the step itself raises then pass through
 untouched. Donation, static arguments and shardings of a step that is already jitted are taken over.
@@ -61,18 +61,8 @@ def flatten_step(
     Raises:
       ArgumentError: A leaf is no array, or a jitted step is given donation or static positions again.
     """
-    jitted = isinstance(step, jax.stages.Wrapped)
-    if jitted and (donate_argnums != () or static_argnums != ()):
-        raise _jitted_already(donate_argnums, static_argnums)
-    if not jitted:
-        step = jax.jit(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    try:
-        traced = step.trace(*args)
-    except TypeError as error:
-        if any(sign in str(error) for sign in _NO_ARRAY):
-            raise _no_array(error) from error
-        raise
-    leaves = _compat.traced_leaves(traced)
+    step = _jitted(step, donate_argnums, static_argnums)
+    leaves = _compat.traced_leaves(_trace(step, args))
     positions, names = _compat.jit_static_arguments(step)
     pairs = argument_paths(args, {}, static=frozenset((*(p % len(args) for p in positions), *names)))
     return FlatStep(
@@ -86,11 +76,30 @@ def flatten_step(
     )
 
 
-def _spec(aval: Any, sharding: jax.sharding.Sharding | None) -> jax.ShapeDtypeStruct:
+def _jitted(
+    step: Callable[..., Any], donate_argnums: int | Sequence[int], static_argnums: int | Sequence[int]
+) -> jax.stages.Wrapped:
+    if not isinstance(step, jax.stages.Wrapped):
+        return jax.jit(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    if donate_argnums != () or static_argnums != ():
+        raise _jitted_already(donate_argnums, static_argnums)
+    return step
+
+
+def _trace(step: jax.stages.Wrapped, args: Sequence[Any]) -> jax.stages.Traced:
+    try:
+        return step.trace(*args)
+    except TypeError as error:
+        if any(sign in str(error) for sign in _NO_ARRAY):
+            raise _no_array(error) from error
+        raise
+
+
+def _spec(aval: jax.core.ShapedArray, sharding: jax.sharding.Sharding | None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
 
 
-def _jitted_already(donate_argnums: Any, static_argnums: Any) -> ArgumentError:
+def _jitted_already(donate_argnums: int | Sequence[int], static_argnums: int | Sequence[int]) -> ArgumentError:
     return ArgumentError(
         "the step is jitted already, and its jit says what is donated and static.",
         got=f"donate_argnums={donate_argnums!r}, static_argnums={static_argnums!r}",

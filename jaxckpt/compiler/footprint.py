@@ -1,8 +1,8 @@
-"""A footprint is what XLA says that a compiled step takes of one device's memory, as plain data.
+"""Footprints: the memory of one device that a compiled step takes, as XLA says, as plain data.
 
 Arguments, outputs and temporaries are the compiler's own figures; what a donated argument lends to an output is
-subtracted once (alias). What lies in host memory is apart. How it was got, see `compile`; this file knows neither
-jax nor a compiler, so that a footprint can be kept in a plan, compared and shown anywhere.
+subtracted once (alias). What lies in host memory is apart. `compile` makes footprints; this file knows
+neither jax nor a compiler, so that a footprint can be kept in a plan, compared and shown anywhere.
 """
 
 from collections.abc import Mapping
@@ -108,17 +108,17 @@ class Footprint(Shown):
 
     @property
     def total_bytes(self) -> int:
-        """What the step takes of the device: arguments + outputs - alias + temporaries + program.
+        """Bytes of the device: arguments + outputs - alias + temporaries + program.
 
-        The figure that a budget is compared with. Not the sum of what is live at one moment, which can only be
-        smaller, and without `unused_argument_bytes`.
+        A budget is compared with this figure. The bytes that are live at one moment can only be fewer.
+        `unused_argument_bytes` are not in the figure.
         """
         arrays = self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
         return arrays + self.program_bytes
 
     @property
     def host_bytes(self) -> int:
-        """What the step takes of host memory for this device."""
+        """Bytes of host memory for this device."""
         arrays = self.host_argument_bytes + self.host_output_bytes - self.host_alias_bytes
         return arrays + self.host_temp_bytes
 

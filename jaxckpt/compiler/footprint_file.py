@@ -1,6 +1,6 @@
 """Footprints as files: one JSON object with a version and a digest of its contents; ".gz" behind the name packs it.
 
-Read after `figures`.
+Read after `footprint`.
 """
 
 import gzip

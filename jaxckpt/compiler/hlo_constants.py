@@ -28,7 +28,7 @@ def constant_bytes(hlo: str) -> int:
 
 
 def chooses_convolutions(hlo: str) -> bool:
-    """Whether the program calls cuDNN's convolutions, whose workspaces the device itself would choose."""
+    """True if the program calls cuDNN's convolutions, whose workspaces the device itself would choose."""
     return _CONVOLUTION in hlo
 
 

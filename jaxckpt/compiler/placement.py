@@ -101,7 +101,7 @@ def _place_mesh(mesh: Mesh | AbstractMesh, target: Target) -> Mesh:
 
 
 def _lies_on(target: Target, sharding: Sharding) -> bool:
-    """Whether it can be compiled for as it is: the target's own devices, or the caller's of the same kind."""
+    """True if a sharding can be compiled for as it is: on the target's own devices, or on others of the same kind."""
     theirs = sharding.device_set
     if theirs <= frozenset(target.devices):
         return True

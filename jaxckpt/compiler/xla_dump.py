@@ -3,7 +3,7 @@
 `XLA_FLAGS=--xla_dump_to=DIR` makes any program write its modules, as text or, with `--xla_dump_hlo_as_proto`, in
 binary. Both are read; what only the running compiler knows (host memory it reports, its version) is left out.
 
-Read after `dump`.
+Read after `dump_folder`.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ _ASSIGNMENT = "-buffer-assignment.txt"
 
 
 def footprint_of_dump(path: str | Path, *, target: Target | str | None = None) -> Footprint:
-    """What a dumped program takes.
+    """Footprint of a dumped program.
 
     Args:
       path: A folder that XLA dumped to (of several programs in it the one of most temporaries is taken), or one

@@ -1,4 +1,4 @@
-"""What XLA's own rematerialisation pass did to a program, and why.
+"""Audit of XLA's own rematerialisation pass in a compiled program.
 
 The pass runs behind everybody's decisions where XLA's estimate of the memory is over the device's. On GPUs that
 estimate counts what lies in host memory as if it lay on the device, so that a plan which offloads can be computed again
@@ -24,8 +24,8 @@ def audit(memory: MemoryMap) -> Iterator[str]:
         return
     flops = sum(kernel.flops * kernel.count for kernel in added)
     collectives = sum(kernel.count for kernel in added if kernel.opcode.startswith("all-"))
-    said = f"XLA's own rematerialisation added {len(added)} kernels: {flops / 1e9:.3g} GFLOP in each step"
-    yield f"{said} and {collectives} collectives." if collectives else f"{said}."
+    sentence = f"XLA's own rematerialisation added {len(added)} kernels: {flops / 1e9:.3g} GFLOP in each step"
+    yield f"{sentence} and {collectives} collectives." if collectives else f"{sentence}."
     host_bytes = sum(a.size_bytes for a in memory.allocations if a.space is Space.HOST and a.use is Use.TEMPORARY)
     if host_bytes:
         yield (

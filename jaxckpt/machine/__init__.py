@@ -1,7 +1,7 @@
-"""The machine that a step must fit on, whether it stands here or not.
+"""Machines that a step must fit on, attached or not.
 
-Read in this order: `device_facts` (what is known of a device), `toml_table` and `fact_files` (where that is written),
-`attainable` (how fast it really is), `calibrated` (how fast it was measured to be), `topology` (how many stand where),
+Read in this order: `device_facts` (facts of a device), `toml_table` and `fact_files` (files of facts), `attainable`
+(speeds that programs reach), `calibration_file` (measured speeds), `topology` (numbers of devices and hosts),
 `packages` (who compiles for it), `devices` (what the compiler is given), `attached` (what this process has), `target`
 (all of it under one name), `status` (which of them can be used here).
 """

@@ -1,4 +1,4 @@
-"""The devices that this process has are matched with the fact files by the name that jax gives them.
+"""Facts of the devices of this process: jax's name of a device is matched with the fact files.
 
 Looking at them starts jax's backends, as the first array would. What the device says of itself (how much memory
 a program may have) goes before what the file says.
@@ -25,7 +25,7 @@ def attached_topology() -> LocalTopology:
 
 
 def attached_facts() -> Facts:
-    """What is known of the first default device; starts the backends.
+    """Facts of the first default device; starts the backends.
 
     Returns:
       The facts of the file that names the device, with the memory that the device itself reports; or
@@ -53,7 +53,7 @@ def _this_processor() -> CpuFacts:
 
 
 def _reported_bytes(device: _compat.Device) -> int | None:
-    """What the device's allocator may hand out, a share of the memory chosen by XLA_PYTHON_CLIENT_MEM_FRACTION."""
+    """Bytes that the device's allocator may give out: the share XLA_PYTHON_CLIENT_MEM_FRACTION of the memory."""
     try:
         statistics = device.memory_stats()
     except RuntimeError:  # plugins without statistics say UNIMPLEMENTED

@@ -1,4 +1,4 @@
-"""No program reaches the datasheet; this module says what one does reach on a device.
+"""Attainable rates of a device: the part of the datasheet's rates that programs reach.
 
 Where a fact file carries measured figures they are taken. Elsewhere the datasheet is multiplied by what one H200
 reached of its own: a device copy ran at 4.3e12 of 4.8e12 bytes/s, an 8192 x 8192 x 8192 bf16 product at 7.9e14 of
@@ -22,7 +22,7 @@ LINK_EFFICIENCY = 0.8
 
 
 def rates_from_facts(name: str, facts: Facts) -> Rates:
-    """What a device of these facts attains.
+    """Attainable rates of a device of these facts.
 
     Matrix rates by dtype. GPU: float32 runs in TF32, jax's default precision, at half the bf16 rate; float8 and
     int8 at twice the bf16 rate where the device has them (float8 from compute capability 8.9, int8 from 8.0);

@@ -1,8 +1,8 @@
-"""A calibration is what was measured of one attached device, kept in a small TOML file, in the place of its datasheet.
+"""Calibrations: measured rates of one attached device in a small TOML file, used instead of the datasheet's.
 
-It holds rates, the figures that they were made of, and on what they were measured: device, driver, versions, date. It
-says nothing of memory sizes or of what the compiler asks of a device; those stay with the device's facts. Who measures
-it is `jaxckpt.calibration`; here it is data, read and written. No jax. Read after `attainable`.
+A calibration holds rates, the figures behind them, and the setup: device, driver, versions, date. Memory sizes and
+figures that the compiler asks for stay with the device's facts. `jaxckpt.calibration` measures; this module reads and
+writes. No jax. Read after `attainable`.
 """
 
 import json
@@ -55,7 +55,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The measured speeds of one device.
+    """Measured speeds of one device.
 
     Attributes:
       device_kind: As jax names it.
@@ -66,7 +66,7 @@ class Calibration:
       versions: Pairs of package and version.
       device_count: Devices that took part.
       seconds: What the measurement took.
-      smoke: Whether it was made with tiny sizes only to see that it runs: its figures mean nothing.
+      smoke: True if it was made with tiny sizes as a smoke test: its figures mean nothing.
       matmul_flops_per_s: Pairs of dtype and rate, as in `jaxckpt.cost.Rates`; dtypes that are not here keep theirs.
       matmul_ramp_flops: As in `Rates`.
       vector_flops_per_s: As in `Rates`; None where it was not measured, then the datasheet's stands.
@@ -102,7 +102,7 @@ class Calibration:
     measured: tuple[Measured, ...] = ()
 
     def over(self, rates: Rates) -> Rates:
-        """Rates with what was measured in their place.
+        """Rates with the measured figures in their place.
 
         float16 takes the rate of bfloat16 where only that was measured, and float8 and int8 are scaled with it.
 

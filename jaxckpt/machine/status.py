@@ -1,4 +1,4 @@
-"""Which machines can be compiled for here, and what to install for the rest.
+"""Status of targets: which can be compiled for here, and what to install for the others.
 
 Nothing is loaded or started to answer: packages are looked up, and the attached devices are named only where jax
 has opened them already.
@@ -18,7 +18,7 @@ from jaxckpt.machine.fact_files import known_facts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetStatus:
-    """Whether a target can be used here.
+    """Status of one target here.
 
     Attributes:
       name: For `Target`, without a topology.
@@ -26,7 +26,7 @@ class TargetStatus:
       description: For people.
       platform: "cuda", "tpu", "cpu", or "" where the attached device is not known yet.
       memory_bytes: Of one device; 0 where the attached device is not known yet.
-      usable: Whether it can be compiled for now.
+      usable: True if it can be compiled for now.
       reason: Why, or why not, in a few words.
       install: What to type to make it usable; empty where it is, or where nothing would.
     """

@@ -1,10 +1,10 @@
-"""The buffers that XLA lists when memory runs out, read from its text.
+"""Buffers that XLA lists when memory runs out, read from the text of the message.
 
-GPUs list "Peak buffers", all of them alive at the worst moment; TPUs list "Largest program allocations". Both end each
-buffer with a line of equal signs and leave out what they do not know. A field that is cut off or contradicts another
-one is None, never a guess.
+GPUs list "Peak buffers", all of them alive at the peak; TPUs list "Largest program allocations". Both end each buffer
+with a line of equal signs and leave out unknown fields. A field that is cut off or contradicts another field is None,
+never a guess.
 
-Read after `oom_lines` and `origin`.
+Read after `lines` and `hlo.origin`.
 """
 
 import math
@@ -54,32 +54,33 @@ _ORDER = {
     "Allocation type": 7,
     "Tag": 8,
 }
-"""Where a field stands in a buffer; the label of a GPU stands elsewhere than that of a TPU."""
+"""The order of fields in a buffer; a GPU prints the label at another position than a TPU."""
 _SHAPE = re.compile(r"^([a-z][a-z0-9]*)\[((?:\d{1,15}(?:,\d{1,15})*)?)\]")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"', re.DOTALL)
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)(?=\s)')
 _PARAMETERS = re.compile(r"^(.*?/[\w.-]+)\[.*\]$", re.DOTALL)
 _MAPPED = re.compile(r"^(?:pmap|xmap)\(")
 _ROUNDING = 0.01
+"""XLA prints sizes with three digits or more, so that a printed size is within 1% of the exact one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomBuffer:
-    """A buffer as XLA's message has it; None and "" are what it does not say.
+    """A buffer of XLA's message; None and "" where the message does not say.
 
     Attributes:
       size_bytes: With padding; rounded as XLA printed it, exact where shape and dtype say the same.
       unpadded_bytes: Without padding, where XLA says so (TPU).
       shape: On one device.
       dtype: numpy's name ("bfloat16").
-      op_name: JAX's name stack and primitive, whole.
+      op_name: JAX's full name stack and primitive.
       scope: The path of names of the model in it.
       op: The primitive in it ("dot_general").
       part: Of the step.
       label: XLA's opcode or instruction.
       kind: "parameter" for an argument of the program; else XLA's allocation type ("HLO temp").
       source: "file.py:line" of the user's code.
-      lines: XLA's own words.
+      lines: The lines of the message.
     """
 
     size_bytes: int | None = None
@@ -97,14 +98,14 @@ class OomBuffer:
 
     @property
     def padding_bytes(self) -> int:
-        """Bytes that only fill up tiles; 0 where XLA says nothing of it."""
+        """Bytes that only fill up tiles; 0 where XLA does not say."""
         if self.size_bytes is None or self.unpadded_bytes is None:
             return 0
         return max(0, self.size_bytes - self.unpadded_bytes)
 
     @property
     def is_argument(self) -> bool:
-        """Whether it is an argument of the program, which no decision on residuals changes."""
+        """True if it is an argument of the program, which no decision on residuals changes."""
         return self.kind == "parameter"
 
 
@@ -112,13 +113,13 @@ def buffers_in(lines: Iterable[str]) -> tuple[OomBuffer, ...]:
     """Reads all listed buffers, in order.
 
     Args:
-      lines: As `clean_lines` makes them; what is no buffer is passed over.
+      lines: As `clean_lines` makes them; other lines are skipped.
     """
     return tuple(buffer for block in _blocks(lines) if (buffer := _buffer(block)) is not None)
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[list[tuple[str, str]]]:
-    """(key, text) of each buffer; a key that comes out of XLA's order begins another buffer whose header was lost."""
+    """(key, text) of each buffer; a key out of XLA's order begins another buffer, whose header was lost."""
     block: list[tuple[str, str]] = []
     for line in lines:
         field = _FIELD.match(line)
@@ -137,9 +138,9 @@ def _buffer(block: list[tuple[str, str]]) -> OomBuffer | None:
     fields = dict(block)
     if not fields.keys() & {"Size", "Shape", "Entry Parameter Subshape"}:
         return None
-    dtype, shape, least = _shape(fields.get("Shape", fields.get("Entry Parameter Subshape", "")))
+    dtype, shape, exact = _shape(fields.get("Shape", fields.get("Entry Parameter Subshape", "")))
     unpadded = _first_size(fields.get("Unpadded size", ""))
-    size = _agreed(_first_size(fields.get("Size", "")), unpadded, least)
+    size = _agreed(_first_size(fields.get("Size", "")), unpadded, exact)
     operator = fields.get("Operator", "")
     op_name, origin = _origin(operator)
     source = _SOURCE.search(operator)
@@ -152,15 +153,15 @@ def _buffer(block: list[tuple[str, str]]) -> OomBuffer | None:
         scope=origin.scope,
         op=origin.op,
         part=origin.part(),
-        label=_whole_line(fields.get("XLA Label", fields.get("XLA label", ""))),
-        kind="parameter" if "Entry Parameter Subshape" in fields else _whole_line(fields.get("Allocation type", "")),
+        label=_complete_line(fields.get("XLA Label", fields.get("XLA label", ""))),
+        kind="parameter" if "Entry Parameter Subshape" in fields else _complete_line(fields.get("Allocation type", "")),
         source=f"{source[1]}:{source[2]}" if source else "",
         lines=tuple(f"{key}: {value.rstrip()}" for key, value in block),
     )
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...] | None, int | None]:
-    """Dtype, shape and bytes without padding; tuples and what is cut off have none."""
+    """Dtype, shape and bytes without padding; none for tuples and for a text that is cut off."""
     match = _SHAPE.match(text)
     if match is None or match[1] not in _ELEMENTS:
         return "", None, None
@@ -169,16 +170,14 @@ def _shape(text: str) -> tuple[str, tuple[int, ...] | None, int | None]:
     return dtype, shape, -(-math.prod(shape) * bits // 8)
 
 
-def _agreed(size: int | None, unpadded: int | None, least: int | None) -> int | None:
+def _agreed(size: int | None, unpadded: int | None, exact: int | None) -> int | None:
     """The size, made exact by the shape; None where the two contradict each other, as after lost lines."""
-    if size is None or least is None:
+    if size is None or exact is None:
         return size
-    is_whole = abs(size - least) <= least * _ROUNDING + 1
-    if unpadded is None:
-        return least if is_whole else None
-    if size == unpadded:
-        return least if is_whole else None
-    return size if size > least * (1 - _ROUNDING) and abs(unpadded - least) <= least * _ROUNDING + 1 else None
+    rounding = exact * _ROUNDING + 1
+    if unpadded is None or size == unpadded:
+        return exact if abs(size - exact) <= rounding else None
+    return size if size > exact * (1 - _ROUNDING) and abs(unpadded - exact) <= rounding else None
 
 
 def _origin(operator: str) -> tuple[str, Origin]:
@@ -195,6 +194,6 @@ def _first_size(text: str) -> int | None:
     return bytes_of(match[0]) if match else None
 
 
-def _whole_line(text: str) -> str:
-    """A text that ends with its line; of one that is cut off, nothing."""
+def _complete_line(text: str) -> str:
+    """A text that ends with its line; "" where the text is cut off."""
     return text.strip() if text.endswith("\n") else ""

@@ -1,14 +1,14 @@
-"""The sums that stand around XLA's message: what the program takes by use, what the allocator holds, what XLA tried.
+"""Tables of sums in XLA's message: bytes of the program by use, of the allocator, of XLA's own rematerialisation.
 
 Four tables, each under its own heading: the allocator's "Stats" and "BufferAssignment stats" (GPU), "Total hbm usage"
-and "Program hbm requirement" (TPU). A row counts only under its heading: "reserved" is in two of them and means two
-things. An empty line ends a table.
+and "Program hbm requirement" (TPU). A row counts only under its heading, since "reserved" is in two tables with two
+meanings. An empty line ends a table.
 
-Read after `oom_lines`.
+Read after `lines`.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jaxckpt.oom.lines import SIZE, bytes_of
@@ -16,7 +16,7 @@ from jaxckpt.oom.lines import SIZE, bytes_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What a program takes by use, in bytes; None is what the message does not say.
+    """Bytes that a program takes, by use; None where the message does not say.
 
     Attributes:
       argument_bytes: Its arguments.
@@ -29,9 +29,9 @@ class Figures:
       reserved_bytes: Kept by the system; in `total_bytes`.
       program_bytes: Temporaries, constants, code (TPU).
       total_bytes: All of it.
-      remat_target_bytes: What XLA's own rematerialisation tried to come down to; negative where arguments and
-        results alone take more than there is.
-      remat_reached_bytes: What it came down to.
+      remat_target_bytes: The target of XLA's own rematerialisation; negative where arguments and results take more
+        than the memory.
+      remat_reached_bytes: The bytes that the pass reached.
     """
 
     argument_bytes: int | None = None
@@ -97,20 +97,17 @@ _REMAT = re.compile(
 
 
 def figures_in(lines: Iterable[str]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """What the program takes, by fields of `Figures`.
+    """Bytes of the program, by fields of `Figures`.
 
     Args:
       lines: As `clean_lines` makes them, those of one error.
 
     Returns:
-      The first figure of each use, and in words those that stand there without a size ("argument: unknown size").
+      The first figure of each use, and in words the rows without a size ("argument: unknown size").
     """
     found: dict[str, int] = {}
     unread: dict[str, str] = {}
-    heading = ""
-    for line in lines:
-        ended = "" if not line.strip() else heading
-        heading = next((name for name, pattern in _HEADINGS.items() if pattern.search(line)), ended)
+    for line, heading in _with_headings(lines):
         for row in _ROWS:
             match = row.pattern.search(line) if row.heading in ("", heading) else None
             if match is None or row.name in found:
@@ -123,10 +120,19 @@ def figures_in(lines: Iterable[str]) -> tuple[dict[str, int], tuple[str, ...]]:
     return found, tuple(words for name, words in unread.items() if name not in found)
 
 
-def pool_in(lines: Sequence[str]) -> dict[str, int]:
-    """What the allocator says of itself, by fields of `OutOfMemory`; the first of each.
+def _with_headings(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Lines with the heading of their table, "" outside of tables."""
+    heading = ""
+    for line in lines:
+        unchanged = heading if line.strip() else ""
+        heading = next((name for name, pattern in _HEADINGS.items() if pattern.search(line)), unchanged)
+        yield line, heading
 
-    A largest free block of 0 is what allocators print that do not know it, and is left out.
+
+def pool_in(lines: Sequence[str]) -> dict[str, int]:
+    """Statistics of the allocator, by fields of `OutOfMemory`; the first of each.
+
+    A largest free block of 0 is left out: allocators that do not know the size print 0.
     """
     found: dict[str, int] = {}
     in_stats = False
@@ -144,13 +150,13 @@ def pool_in(lines: Sequence[str]) -> dict[str, int]:
 
 
 def remat_in(lines: Sequence[str]) -> dict[str, int]:
-    """What XLA's own rematerialisation tried and reached, by fields of `Figures`: the last try in these lines."""
+    """Target and result of XLA's own rematerialisation, by fields of `Figures`: the last try in these lines."""
     match = next((match for line in reversed(lines) if (match := _REMAT.search(line))), None)
     return {} if match is None else _remat(match)
 
 
 def _keep(found: dict[str, int], name: str, size: int | None) -> None:
-    """Keeps the first; 0 says nothing but for what is in use."""
+    """Keeps the first figure; 0 counts only for bytes in use."""
     if size is not None and (size or name == "in_use_bytes"):
         found.setdefault(name, size)
 

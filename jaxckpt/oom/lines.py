@@ -1,8 +1,7 @@
-"""Logs as lines that can be read, and the sizes that XLA prints in them.
+"""Lines of logs without decoration, and the sizes that XLA prints in them.
 
-Around XLA's own words stand time stamps, colours, quote marks and file names, depending on who kept the log.
-`clean_lines` takes them away. A size counts only where all of it is there: of "1234 by", cut off at the end of a file,
-nobody knows how many digits were lost.
+`clean_lines` removes time stamps, colours, quote marks and file names around XLA's own text. A size counts only if all
+of the size is in the text: "1234 by" at the end of a file may have lost digits.
 """
 
 import re
@@ -24,7 +23,7 @@ _ESCAPED = re.compile(
 
 
 def clean_lines(text: str) -> list[str]:
-    r"""The lines of a log without what stands around XLA's words.
+    r"""The lines of a log without decoration around XLA's text.
 
     Args:
       text: Of any line ends, with or without colours, time stamps of log lines, and marks of quotation; also where line

@@ -1,7 +1,7 @@
-"""The ways in which XLA says that memory ran out, one row a way.
+"""Patterns of the messages in which XLA says that memory ran out.
 
-The words are XLA's and libtpu's own, from 2019 to today. A row is found by its sign; its facts are figures in the same
-line. The first row whose sign a line holds is taken.
+The texts are XLA's and libtpu's own, from 2019 to today. A pattern matches a line that holds its sign; its facts are
+figures in the same line. The first pattern that matches a line is taken.
 """
 
 import enum
@@ -12,7 +12,7 @@ from jaxckpt.oom.lines import SIZE
 
 
 class Moment(enum.StrEnum):
-    """When memory ran out."""
+    """The moment at which memory ran out."""
 
     COMPILE = enum.auto()
     """The compiler could not lay the program out: it asked for all that the program needs."""
@@ -21,7 +21,7 @@ class Moment(enum.StrEnum):
 
 
 class Platform(enum.StrEnum):
-    """Whose memory ran out."""
+    """The platform whose memory ran out."""
 
     GPU = enum.auto()
     TPU = enum.auto()
@@ -30,19 +30,20 @@ class Platform(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePattern:
-    """One way to say it.
+    """One message of a compiler or an allocator.
 
     Attributes:
-      sign: What its line holds.
+      sign: A text that its line holds.
       facts: Patterns of the same line, with groups named after what they find. Sizes: requested, more (to be added
         to it), exact (the same in bytes), limit, free, largest_free, temp; with "count_" before them plain numbers.
         Words: program, device, space.
-      moment: When it happens.
-      platform: Where, if only one platform says so.
-      likely: Where, if nothing else in the text says so.
-      allocator: Of whom, if only one allocator says so.
-      space: Which memory, if only one is meant.
-      is_weak: Whether it is also said when all goes on well; such a line counts only where no stronger one is.
+      moment: When memory ran out.
+      platform: The platform, if only one prints the message.
+      likely: The platform to assume if nothing else in the text names one.
+      allocator: The allocator, if only one prints the message.
+      space: The memory, if only one is meant.
+      is_weak: True if the message is also printed by programs that go on; such a line counts only without a stronger
+        one.
     """
 
     sign: re.Pattern[str]
@@ -197,14 +198,14 @@ PATTERNS = (
         sign=re.compile(r"CUDA_ERROR_OUT_OF_MEMORY"), platform=Platform.GPU, allocator="driver", is_weak=True
     ),
 )
-"""All ways that we know; the general ones last."""
+"""All known messages; the general ones last."""
 
 _WORDS = re.compile(r"memory|alloc|exhaust|hbm|reserve", re.IGNORECASE)
-"""Every sign holds one of them; logs are long, and this is looked for first."""
+"""Every sign holds one of these words; they are searched first, since logs are long."""
 
 
 def pattern_of(line: str) -> MessagePattern | None:
-    """The way in which a line says that memory ran out, None where it does not.
+    """The pattern of a line that says that memory ran out; None for other lines.
 
     Example:
       >>> str(form_of("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem.").moment)

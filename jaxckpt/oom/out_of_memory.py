@@ -1,11 +1,9 @@
-"""XLA's message that memory ran out, as data: what was asked, what there was, and which buffers stood in the way.
+"""XLA's message that memory ran out, as data: bytes requested, bytes available, and the listed buffers.
 
 A log holds more than the message: tracebacks, warnings of earlier compiles, the allocator's own dump, the list of
-buffers, often several times. A *sign* is a line that says that memory ran out; signs that ask for the same number of
-bytes are one error said again. The first error is read, from each of its signs to the next sign of any; other errors
-are counted.
-
-A figure that is not there, or not whole, is None. Read after `oom_buffers`; what follows from it is in `remedies`.
+buffers, often several times. A *sign* is a line that says that memory ran out; signs that request the same number of
+bytes are repeats of one error. The first error is read, from each of its signs to the next sign of any error; other
+errors are counted. A figure that is missing or cut off is None. Read after `buffers`; `remedies` draws conclusions.
 """
 
 import re
@@ -21,7 +19,7 @@ from jaxckpt.oom.lines import bytes_of, clean_lines
 from jaxckpt.oom.message_patterns import MessagePattern, Moment, Platform, pattern_of
 
 _ROUNDING = 0.01
-_MOST_WORDS = 400
+_MOST_CHARACTERS = 400
 _TARGET = re.compile(r'cannot be compiled for target "([^"\n]+)"')
 _TRACES = {
     Platform.GPU: re.compile(r"GPU_\d|_bfc\b|[Cc]uda|CUDA|BufferAssignment OOM"),
@@ -32,29 +30,29 @@ _TRACES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """What a message says; None and "" are what it does not say.
+    """Content of a message; None and "" where the message does not say.
 
     Attributes:
       message: The line with the error.
-      moment: When it happened.
-      platform: Where.
+      moment: When memory ran out.
+      platform: Of the device.
       space: The memory that ran out: "hbm", "vmem" (on a TPU's chip), "host".
       device: XLA's name of the allocator or the memory ("GPU_0_bfc", "0x0x0_HBM0").
       allocator: What serves requests: "bfc", "cuda_async", "platform", "driver".
       program: The module ("jit_step").
       target: The machine that jaxckpt compiled for.
-      requested_bytes: What was asked: one allocation when running, all of the program when compiling. Like all figures
-        rounded as XLA printed it, exact where it printed bytes.
-      limit_bytes: The most that allocator or compiler may give out, be it free or not.
-      free_bytes: What was free.
+      requested_bytes: Bytes requested: one allocation when running, all of the program when compiling. Like all figures
+        rounded as XLA printed them, exact where XLA printed bytes.
+      limit_bytes: The most that allocator or compiler may give out, free or not.
+      free_bytes: Free bytes.
       largest_free_bytes: The longest free stretch.
-      in_use_bytes: What was given out before.
+      in_use_bytes: Bytes given out before.
       device_bytes: All memory of the device, as its driver says.
       refused_bytes: The smallest request that the driver itself refused: others hold its memory.
-      figures: What the program takes, by use.
+      figures: Bytes of the program, by use.
       buffers: As listed, in XLA's order: all of one moment (GPU) or the largest of all (TPU).
-      unread: Figures that stand there and could not be read, in words.
-      repeats: How often the same error is said again.
+      unread: Figures in the text that could not be read, in words.
+      repeats: How often the text repeats the same error.
       others: How many other errors of this kind the text holds.
     """
 
@@ -81,7 +79,7 @@ class OutOfMemory:
 
     @property
     def available_bytes(self) -> int | None:
-        """What could be had at best when it was asked for, in however many pieces."""
+        """Bytes available at the request, in however many pieces."""
         if self.free_bytes is not None or self.limit_bytes is None:
             return self.free_bytes
         if self.moment is Moment.COMPILE:
@@ -90,14 +88,14 @@ class OutOfMemory:
 
     @property
     def shortfall_bytes(self) -> int | None:
-        """What was asked beyond what could be had; negative where it lacked in no total, only in one piece."""
+        """Bytes requested beyond the available ones; negative where only a piece that is long enough was missing."""
         if self.requested_bytes is None or self.available_bytes is None:
             return None
         return self.requested_bytes - self.available_bytes
 
     @property
     def need_bytes(self) -> int | None:
-        """What the whole program takes, where the message says so."""
+        """Bytes of the full program, where the message says so."""
         return self.requested_bytes if self.moment is Moment.COMPILE else self.figures.total_bytes
 
 
@@ -130,7 +128,7 @@ def read_out_of_memory(text: str) -> OutOfMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sign:
-    """A line that says that memory ran out: its position, how it says so, and what it says beside."""
+    """A line that says that memory ran out: its position, its pattern and its facts."""
 
     at: int
     pattern: MessagePattern
@@ -146,11 +144,8 @@ _SIZES = ("requested", "more", "limit", "free", "largest_free", "temp")
 
 
 def _facts(message: MessagePattern, line: str) -> dict[str, Any]:
-    """What a message pattern finds in its line, by fields of `OutOfMemory` and `Figures`."""
-    groups: dict[str, str] = {}
-    for pattern in message.facts:
-        if (match := pattern.search(line)) is not None:
-            groups |= {name: value for name, value in match.groupdict().items() if value is not None}
+    """Facts that a message pattern finds in its line, by fields of `OutOfMemory` and `Figures`."""
+    groups = _named_groups(message.facts, line)
     sizes = {name: bytes_of(groups.pop(name)) for name in _SIZES if name in groups}
     sizes |= {name: int(groups.pop(f"count_{name}")) for name in _SIZES if f"count_{name}" in groups}
     if "exact" in groups:
@@ -161,11 +156,16 @@ def _facts(message: MessagePattern, line: str) -> dict[str, Any]:
     return {f"{name}_bytes": size for name, size in sizes.items()} | groups
 
 
+def _named_groups(patterns: Iterable[re.Pattern[str]], line: str) -> dict[str, str]:
+    matches = filter(None, (pattern.search(line) for pattern in patterns))
+    return {name: value for match in matches for name, value in match.groupdict().items() if value is not None}
+
+
 def _errors(signs: Sequence[_Sign]) -> list[list[_Sign]]:
     """Signs of one error together, errors in the order of their first signs."""
     errors: list[list[_Sign]] = []
     for sign in signs:
-        same = [error for error in errors if _asks_the_same(error, sign)]
+        same = [error for error in errors if _may_be_repeated(error, sign)]
         if same:
             same[-1].append(sign)
         else:
@@ -173,19 +173,20 @@ def _errors(signs: Sequence[_Sign]) -> list[list[_Sign]]:
     return errors
 
 
-def _asks_the_same(error: Sequence[_Sign], sign: _Sign) -> bool:
-    """Whether a sign may belong to an error: one of the two names no size, or they name the same."""
-    asked = [size for each in error if (size := each.requested_bytes) is not None]
-    if sign.requested_bytes is None or not asked:
+def _may_be_repeated(error: Sequence[_Sign], sign: _Sign) -> bool:
+    """True if a sign may repeat an error: one of the two names no size, or both name the same size."""
+    sizes = [size for each in error if (size := each.requested_bytes) is not None]
+    if sign.requested_bytes is None or not sizes:
         return True
-    return any(abs(size - sign.requested_bytes) <= _ROUNDING * size + 256 for size in asked)
+    return any(abs(size - sign.requested_bytes) <= _ROUNDING * size + 256 for size in sizes)
 
 
 def _read(lines: Sequence[str], signs: Sequence[_Sign], error: Sequence[_Sign], *, others: int) -> OutOfMemory:
-    stretches = list(_stretches(lines, signs, error))
-    own = [line for stretch in stretches for line in stretch]
-    said = sorted(error, key=lambda sign: sign.pattern.is_weak)
-    facts = _merged(said)
+    sections = list(_sections(lines, signs, error))
+    own = [line for section in sections for line in section]
+    by_strength = sorted(error, key=lambda sign: sign.pattern.is_weak)
+    strongest = by_strength[0]
+    facts = _merged(by_strength)
     figures, unread = figures_in(own)
     if "temp_bytes" in facts:
         figures.setdefault("temp_bytes", facts.pop("temp_bytes"))
@@ -194,43 +195,49 @@ def _read(lines: Sequence[str], signs: Sequence[_Sign], error: Sequence[_Sign], 
     refused = _refused(signs, until=error[-1].at)
     return OutOfMemory(
         **pool_in(own) | facts,
-        message=lines[said[0].at].strip()[:_MOST_WORDS],
-        moment=said[0].pattern.moment,
-        platform=_platform(said, own) or (Platform.GPU if refused is not None else None),
-        allocator=_first(sign.pattern.allocator for sign in said) or ("bfc" if device.endswith("_bfc") else ""),
-        target=_first(
-            match[1] for line in lines[max(0, said[0].at - 3) : said[0].at + 1] if (match := _TARGET.search(line))
-        ),
+        message=lines[strongest.at].strip()[:_MOST_CHARACTERS],
+        moment=strongest.pattern.moment,
+        platform=_platform(by_strength, own) or (Platform.GPU if refused is not None else None),
+        allocator=_first(sign.pattern.allocator for sign in by_strength) or ("bfc" if device.endswith("_bfc") else ""),
+        target=_target(lines[max(0, strongest.at - 3) : strongest.at + 1]),
         refused_bytes=refused,
         figures=Figures(**figures),
-        buffers=max(map(buffers_in, stretches), key=lambda found: sum(len(buffer.lines) for buffer in found)),
+        buffers=max(map(buffers_in, sections), key=_line_count),
         unread=unread,
         repeats=max(0, sum(not sign.pattern.is_weak for sign in error) - 1),
         others=others,
     )
 
 
-def _stretches(lines: Sequence[str], signs: Sequence[_Sign], error: Sequence[_Sign]) -> Iterator[Sequence[str]]:
+def _target(lines: Sequence[str]) -> str:
+    return _first(match[1] for line in lines if (match := _TARGET.search(line)))
+
+
+def _line_count(buffers: Iterable[OomBuffer]) -> int:
+    return sum(len(buffer.lines) for buffer in buffers)
+
+
+def _sections(lines: Sequence[str], signs: Sequence[_Sign], error: Sequence[_Sign]) -> Iterator[Sequence[str]]:
     """For each sign of an error the lines from there to the next sign of any."""
     ends = {sign.at: after.at for sign, after in pairwise(signs)}
     for sign in error:
         yield lines[sign.at : ends.get(sign.at, len(lines))]
 
 
-def _merged(said: Sequence[_Sign]) -> dict[str, Any]:
+def _merged(signs: Sequence[_Sign]) -> dict[str, Any]:
     """The facts of all signs of one error, those of the strongest first."""
-    facts: dict[str, Any] = {"space": _first(sign.pattern.space for sign in said)}
-    for sign in reversed(said):
+    facts: dict[str, Any] = {"space": _first(sign.pattern.space for sign in signs)}
+    for sign in reversed(signs):
         facts |= {name: value for name, value in sign.facts.items() if value is not None}
     return facts
 
 
-def _platform(said: Sequence[_Sign], lines: Sequence[str]) -> Platform | None:
-    certain = next((sign.pattern.platform for sign in said if sign.pattern.platform), None)
+def _platform(signs: Sequence[_Sign], lines: Sequence[str]) -> Platform | None:
+    certain = next((sign.pattern.platform for sign in signs if sign.pattern.platform), None)
     if certain is not None:
         return certain
-    shown = (platform for line in lines for platform, trace in _TRACES.items() if trace.search(line))
-    return next(shown, said[0].pattern.likely)
+    traces = (platform for line in lines for platform, trace in _TRACES.items() if trace.search(line))
+    return next(traces, signs[0].pattern.likely)
 
 
 def _refused(signs: Sequence[_Sign], *, until: int) -> int | None:

@@ -1,9 +1,9 @@
-"""What made memory run out, and the cheapest things that would have avoided it, as far as XLA's message proves them.
+"""Causes of an out-of-memory error and the cheapest remedies, as far as XLA's message proves them.
 
-Nothing is said without a figure or a buffer behind it. Savings are of the buffers that the message lists, at the moment
-that it describes; another moment may then be the worst one, so they are bounds and no promises.
+Every statement has a figure or a buffer of the message behind it. Savings are of the buffers that the message lists, at
+the moment that the message describes. Savings are bounds and no promises: another moment may become the peak.
 
-Read after `oom`.
+Read after `out_of_memory`.
 """
 
 import enum
@@ -18,10 +18,13 @@ from jaxckpt.oom.message_patterns import Moment, Platform
 from jaxckpt.oom.out_of_memory import OutOfMemory
 
 _CHUNKS = 8
+"""Chunks of the loss that a remedy proposes."""
 _LEAST_VOCABULARY = 8192
 _LEAST_SEQUENCE = 512
 _LEAST_SHARE = 0.01
+"""Bounds below which an axis is no vocabulary or sequence, and bytes are no cause; no benchmark fixed the values."""
 _DEFAULT_FRACTION, _LARGER_FRACTION = 0.75, 0.95
+"""XLA's default of XLA_PYTHON_CLIENT_MEM_FRACTION, and the fraction that a remedy proposes."""
 _FLOATS = ("float", "bfloat")
 
 
@@ -56,13 +59,13 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Something that would have helped.
+    """A change that would have helped.
 
     Attributes:
-      title: What, in a few words.
+      title: The change in a few words.
       how: What to do, and which facts of the message say that it helps.
-      saves_bytes: How much; None where the message does not tell.
-      is_bound_below: Whether it saves at least so much; else at most.
+      saves_bytes: Bytes that it saves; None where the message does not tell.
+      is_bound_below: True if it saves at least so much; otherwise at most.
       command: To paste; "" where there is none.
     """
 
@@ -74,7 +77,7 @@ class Remedy:
 
 
 class BufferKind(enum.StrEnum):
-    """What a listed buffer seems to be."""
+    """Kinds of listed buffers."""
 
     ARGUMENT = enum.auto()
     LOGITS = enum.auto()
@@ -87,7 +90,7 @@ class BufferKind(enum.StrEnum):
 
 
 def classify_buffers(buffers: Iterable[OomBuffer]) -> tuple[BufferKind, ...]:
-    """What each buffer seems to be, by shape and origin; names decide nothing.
+    """The kind of each buffer, by shape and origin; names decide nothing.
 
     Returns:
       For each buffer: an argument; logits (its last axis is the widest of all, and no layer repeats it); attention
@@ -100,7 +103,7 @@ def classify_buffers(buffers: Iterable[OomBuffer]) -> tuple[BufferKind, ...]:
 
 
 def diagnoses(data: OutOfMemory) -> tuple[Diagnosis, ...]:
-    """Why memory ran out, as far as the message proves it; at least one entry."""
+    """Causes of the error, as far as the message proves them; at least one entry."""
     found = tuple(_diagnoses(data))
     if found:
         return found
@@ -108,7 +111,7 @@ def diagnoses(data: OutOfMemory) -> tuple[Diagnosis, ...]:
 
 
 def remedies(data: OutOfMemory) -> tuple[Remedy, ...]:
-    """What would have helped, the cheapest first."""
+    """Changes that would have helped, the cheapest first."""
     causes = {diagnosis.cause for diagnosis in diagnoses(data)}
     if Cause.KERNEL in causes:
         return (
@@ -122,7 +125,7 @@ def remedies(data: OutOfMemory) -> tuple[Remedy, ...]:
 
 
 def program_budget_bytes(data: OutOfMemory) -> int | None:
-    """What the program may take: the limit without what was in use and is not its own argument; None if unknown."""
+    """Bytes that the program may take: the limit without other arrays in use; None if unknown."""
     limit = data.limit_bytes
     if limit is None or data.moment is Moment.COMPILE or data.in_use_bytes is None:
         return limit
@@ -137,11 +140,11 @@ def _diagnoses(data: OutOfMemory) -> Iterator[Diagnosis]:
     if data.space == "host" or data.platform is Platform.CPU:
         yield Diagnosis(cause=Cause.HOST, because="It was memory of the host that ran out.")
         return
-    yield from _of_the_program(data)
-    yield from _of_the_pool(data)
+    yield from _program_causes(data)
+    yield from _allocator_causes(data)
 
 
-def _of_the_program(data: OutOfMemory) -> Iterator[Diagnosis]:
+def _program_causes(data: OutOfMemory) -> Iterator[Diagnosis]:
     arguments, limit, need = data.figures.argument_bytes, data.limit_bytes, data.need_bytes
     target = data.figures.remat_target_bytes
     if arguments is not None and limit is not None and arguments > limit:
@@ -155,10 +158,15 @@ def _of_the_program(data: OutOfMemory) -> Iterator[Diagnosis]:
         yield Diagnosis(cause=Cause.NEED, because=because)
 
 
-def _of_the_pool(data: OutOfMemory) -> Iterator[Diagnosis]:
-    requested, limit, used, free = data.requested_bytes, data.limit_bytes, data.in_use_bytes, data.available_bytes
-    if data.moment is not Moment.RUN:
-        return
+def _allocator_causes(data: OutOfMemory) -> Iterator[Diagnosis]:
+    if data.moment is Moment.RUN:
+        yield from _held_by_others(data)
+        yield from _fragmentation(data)
+        yield from _limit_causes(data)
+
+
+def _held_by_others(data: OutOfMemory) -> Iterator[Diagnosis]:
+    requested, limit, used = data.requested_bytes, data.limit_bytes, data.in_use_bytes
     if data.allocator == "driver" or data.refused_bytes is not None:
         refused = f" of {format_bytes(data.refused_bytes)}" if data.refused_bytes else ""
         because = f"The driver itself refused a request{refused}: others hold the device's memory."
@@ -169,35 +177,37 @@ def _of_the_pool(data: OutOfMemory) -> Iterator[Diagnosis]:
             f" {format_bytes(data.free_bytes or 0)} left: others hold the rest."
         )
         yield Diagnosis(cause=Cause.OTHERS, because=because)
-    largest = data.largest_free_bytes
+
+
+def _fragmentation(data: OutOfMemory) -> Iterator[Diagnosis]:
+    requested, free, largest = data.requested_bytes, data.available_bytes, data.largest_free_bytes
     if requested and free is not None and free >= requested:
         known = (
             f" the longest piece is {format_bytes(largest)}." if largest is not None else " no piece was long enough."
         )
         because = f"{format_bytes(free)} were free for a request of {format_bytes(requested)}, but{known}"
         yield Diagnosis(cause=Cause.FRAGMENTATION, because=because)
-    yield from _of_neighbours(data)
 
 
-def _of_neighbours(data: OutOfMemory) -> Iterator[Diagnosis]:
-    """The allocator's limit, and what else it had given out."""
+def _limit_causes(data: OutOfMemory) -> Iterator[Diagnosis]:
+    """Causes in the allocator: its limit, and other bytes that it had given out."""
     requested, limit, used, need = data.requested_bytes, data.limit_bytes, data.in_use_bytes, data.need_bytes
     if requested and limit and requested > limit:
         because = f"One request of {format_bytes(requested)} exceeds all of {format_bytes(limit)} that it may give out."
         yield Diagnosis(cause=Cause.LIMIT, because=because)
     arguments = data.figures.argument_bytes
     if limit and used is not None and need is not None and arguments is not None and need <= limit:
-        besides = used - arguments
-        if besides > _LEAST_SHARE * limit:
+        others = used - arguments
+        if others > _LEAST_SHARE * limit:
             because = (
-                f"The program takes {format_bytes(need)} of {format_bytes(limit)}, but {format_bytes(besides)} beside"
+                f"The program takes {format_bytes(need)} of {format_bytes(limit)}, but {format_bytes(others)} beside"
                 " its arguments were in use: other arrays and programs of this process."
             )
             yield Diagnosis(cause=Cause.OTHERS, because=because)
 
 
 def _settings(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
-    """What changes no code."""
+    """Remedies that change no code."""
     if Cause.OTHERS in causes:
         yield Remedy(
             title="free what others hold",
@@ -243,7 +253,7 @@ def _fraction(data: OutOfMemory) -> Iterator[Remedy]:
 
 
 def _changes(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
-    """What changes the step, by what it costs: nothing, padding, a fused kernel, a few products."""
+    """Remedies that change the step, by their cost: nothing, padding, a fused kernel, a few products."""
     yield from _donation(data)
     if Cause.ARGUMENTS in causes:
         yield Remedy(
@@ -251,6 +261,15 @@ def _changes(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
             how="No decision on residuals can help: shard parameters and optimiser state over more devices, keep them"
             " in fewer bytes, or keep optimiser state on the host.",
         )
+    yield from _padding(data)
+    by_kind = tuple(zip(data.buffers, classify_buffers(data.buffers), strict=True))
+    at_once = data.platform is Platform.GPU  # a TPU lists the largest buffers, whenever they are alive
+    yield from _attention([buffer for buffer, kind in by_kind if kind is BufferKind.ATTENTION], at_once=at_once)
+    yield from _logits([buffer for buffer, kind in by_kind if kind is BufferKind.LOGITS], at_once=at_once)
+    yield from _stacked([buffer for buffer, kind in by_kind if kind is BufferKind.STACKED])
+
+
+def _padding(data: OutOfMemory) -> Iterator[Remedy]:
     padding = sum(buffer.padding_bytes for buffer in data.buffers)
     if padding > _LEAST_SHARE * (data.requested_bytes or 0):
         worst = max(data.buffers, key=lambda buffer: buffer.padding_bytes)
@@ -261,11 +280,6 @@ def _changes(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
             saves_bytes=padding,
             is_bound_below=False,
         )
-    by_kind = tuple(zip(data.buffers, classify_buffers(data.buffers), strict=True))
-    at_once = data.platform is Platform.GPU  # a TPU lists the largest buffers, whenever they are alive
-    yield from _attention([buffer for buffer, kind in by_kind if kind is BufferKind.ATTENTION], at_once=at_once)
-    yield from _logits([buffer for buffer, kind in by_kind if kind is BufferKind.LOGITS], at_once=at_once)
-    yield from _stacked([buffer for buffer, kind in by_kind if kind is BufferKind.STACKED])
 
 
 def _donation(data: OutOfMemory) -> Iterator[Remedy]:
@@ -285,7 +299,7 @@ def _donation(data: OutOfMemory) -> Iterator[Remedy]:
 
 
 def _shared(data: OutOfMemory) -> int | None:
-    """What results take over from arguments: as said, or what the sum of XLA's table counts only once."""
+    """Bytes that results take over from arguments: as given, or the bytes that the sum of XLA's table counts once."""
     figures = data.figures
     if figures.alias_bytes is not None:
         return figures.alias_bytes
@@ -318,7 +332,7 @@ def _logits(buffers: list[OomBuffer], *, at_once: bool) -> Iterator[Remedy]:
 
 
 def _stacked(buffers: list[OomBuffer]) -> Iterator[Remedy]:
-    """Recomputing the body keeps its carry; which of the stacks that is nobody says, so the largest is let out."""
+    """Recomputing the body keeps the carry. The message does not name the carry: the largest stack is left out."""
     if len(buffers) > 1:
         layers = min(buffer.shape[0] for buffer in buffers if buffer.shape)
         others = _sum(buffers) - max(buffer.size_bytes or 0 for buffer in buffers)
@@ -339,11 +353,11 @@ def _plans(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
         for buffer, kind in zip(data.buffers, classify_buffers(data.buffers), strict=True)
         if kind in (BufferKind.FORWARD, BufferKind.STACKED, BufferKind.ATTENTION)
     ]
-    shown = f"{format_bytes(_sum(held))} of the listed buffers were made by the forward pass. " if held else ""
+    forward = f"{format_bytes(_sum(held))} of the listed buffers were made by the forward pass. " if held else ""
     if budget:
         yield Remedy(
             title="a plan for this budget",
-            how=f"{shown}jaxckpt decides which residuals to recompute so that the compiler's own figure fits.",
+            how=f"{forward}jaxckpt decides which residuals to recompute so that the compiler's own figure fits.",
             command=f"jaxckpt plan MODULE:FUNCTION --target {data.target or 'TARGET'} --budget {_typed(budget)}",
         )
 
@@ -355,14 +369,13 @@ def _typed(size_bytes: int) -> str:
 
 
 def _kind(buffer: OomBuffer, vocabulary: int | None) -> BufferKind:
-    shape = buffer.shape or ()
     if buffer.is_argument:
         return BufferKind.ARGUMENT
-    if vocabulary is not None and _is_wide(buffer) and shape[-1] == vocabulary and not _in_loop(buffer):
+    if _is_logits(buffer, vocabulary):
         return BufferKind.LOGITS
-    if len(shape) >= 3 and _is_float(buffer) and shape[-1] == shape[-2] >= _LEAST_SEQUENCE and buffer.part:
+    if _is_attention(buffer):
         return BufferKind.ATTENTION
-    if _in_loop(buffer) and buffer.op == "dynamic_update_slice" and buffer.part is Part.FORWARD and len(shape) > 1:
+    if _is_stacked(buffer):
         return BufferKind.STACKED
     return _KIND_OF_PART.get(buffer.part, BufferKind.OTHER) if buffer.part else BufferKind.OTHER
 
@@ -374,18 +387,44 @@ _KIND_OF_PART = {
 }
 
 
+def _is_logits(buffer: OomBuffer, vocabulary: int | None) -> bool:
+    is_found = vocabulary is not None and _is_wide(buffer) and not _in_loop(buffer)
+    return is_found and _last_axis(buffer) == vocabulary
+
+
+def _is_attention(buffer: OomBuffer) -> bool:
+    shape = buffer.shape or ()
+    is_square = len(shape) >= 3 and shape[-1] == shape[-2] >= _LEAST_SEQUENCE
+    return is_square and _is_float(buffer) and buffer.part is not None
+
+
+def _is_stacked(buffer: OomBuffer) -> bool:
+    """True if a loop of the forward pass writes the buffer slice by slice."""
+    is_written = _in_loop(buffer) and buffer.op == "dynamic_update_slice"
+    return is_written and buffer.part is Part.FORWARD and len(buffer.shape or ()) > 1
+
+
 def _vocabulary(buffers: tuple[OomBuffer, ...]) -> int | None:
     """The last axis of the logits: the widest one, where no layer and no loop has it and no other axis is as long."""
-    made = [buffer for buffer in buffers if not buffer.is_argument and _is_float(buffer)]
-    widest = max((buffer.shape[-1] for buffer in made if buffer.shape and _is_wide(buffer)), default=0)
+    results = [buffer for buffer in buffers if not buffer.is_argument and _is_float(buffer) and buffer.shape]
+    widest = max((_last_axis(buffer) for buffer in results if _is_wide(buffer)), default=0)
     if widest < _LEAST_VOCABULARY:
         return None
-    with_it = [buffer for buffer in made if buffer.shape and buffer.shape[-1] == widest]
-    inside = any(widest in buffer.shape[:-1] for buffer in made if buffer.shape and len(buffer.shape) > 2)
-    folded = fold_layers(with_it, scope=lambda buffer: buffer.scope, alike=lambda buffer: buffer.shape)
-    if inside or any(group.layers for group in folded) or any(map(_in_loop, with_it)):
+    with_it = [buffer for buffer in results if _last_axis(buffer) == widest]
+    is_elsewhere = any(len(buffer.shape or ()) > 2 and widest in (buffer.shape or ())[:-1] for buffer in results)
+    if is_elsewhere or _is_repeated(with_it):
         return None
     return widest if any(buffer.part in (Part.FORWARD, Part.BACKWARD) for buffer in with_it) else None
+
+
+def _is_repeated(buffers: list[OomBuffer]) -> bool:
+    """True if several layers or a loop make such buffers."""
+    folded = fold_layers(buffers, scope=lambda buffer: buffer.scope, alike=lambda buffer: buffer.shape)
+    return any(group.layers for group in folded) or any(map(_in_loop, buffers))
+
+
+def _last_axis(buffer: OomBuffer) -> int:
+    return buffer.shape[-1] if buffer.shape else 0
 
 
 def _is_wide(buffer: OomBuffer) -> bool:

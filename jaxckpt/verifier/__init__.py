@@ -1,8 +1,8 @@
-"""Whether a planned step computes what the step computes: both are run, and every result is compared.
+"""Equivalence check: a step and its planned form are run, and every result is compared.
 
-Read in this order: `verification` (what is said about each result, and what is allowed), `inputs` (real arguments from
-descriptions), `difference` (two arrays), `one_by_one` (a step run one operation at a time), `by_device` (the same in
-the body of a `shard_map`), `runnable` (a step with what its jit says), `verify`.
+Read in this order: `verification` (differences and tolerances), `inputs` (real arguments from descriptions),
+`difference` (two arrays), `interpret` (a jaxpr interpreter, one operation at a time), `interpret_shard_map` (the same
+in the body of a `shard_map`), `runnable` (a step with the options of its jit), `verify`.
 """
 
 from jaxckpt.verifier.difference import difference

@@ -1,9 +1,9 @@
-"""A traced step is run one operation at a time, so that a rewritten step must give the same bits.
+"""A jaxpr interpreter that runs one operation at a time, so that a rewritten step must give the same bits.
 
-Each operation is compiled and run alone: there is nothing to fuse it with, and equal operands give equal bits. Calls
-are entered, loops turn in Python and branches are chosen here, so that a loop whose body was rewritten is
-comparable too, and so is the body of a `shard_map` (`by_device`). Kernels are compiled as a whole, and so is a
-`shard_map` with effects or over some of its mesh's axes.
+Each operation is compiled and run by itself: XLA cannot fuse it with others, and equal operands give equal bits. The
+interpreter enters calls, iterates loops in Python and chooses branches, so that a loop whose body was rewritten is
+comparable too, and so is the body of a `shard_map` (`interpret_shard_map`). Kernels are compiled as one operation, and
+so is a `shard_map` with effects or over some of its mesh's axes.
 
 `jax.disable_jit` is not used: under it JAX would trace another step (loops unrolled), for which no plan was made. Nor
 is `jaxckpt.trace`: what checks a rewrite should not share its code.
@@ -23,7 +23,7 @@ from jaxckpt.verifier.interpret_shard_map import run_by_device
 _CALLS = JITS | CALLS | REMATS | CUSTOM_DERIVATIVES
 
 
-def run_one_by_one(closed: Any, *flat: Any) -> list[Any]:
+def run_one_by_one(closed: jex.ClosedJaxpr | jex.Jaxpr, *flat: Any) -> list[Any]:
     """Runs a closed jaxpr operation by operation.
 
     Args:
@@ -39,7 +39,7 @@ def run_one_by_one(closed: Any, *flat: Any) -> list[Any]:
       [1.5, 1.5]
     """
     jaxpr = getattr(closed, "jaxpr", closed)
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False))
+    values: dict[jex.Var, Any] = dict(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False))
     values.update(zip(jaxpr.invars, flat, strict=True))
     for eqn, done in zip(jaxpr.eqns, _done_after(jaxpr), strict=True):
         results = _run(eqn, [_read(values, atom) for atom in eqn.invars])
@@ -49,37 +49,37 @@ def run_one_by_one(closed: Any, *flat: Any) -> list[Any]:
     return [_read(values, atom) for atom in jaxpr.outvars]
 
 
-def _read(values: dict[Any, Any], atom: Any) -> Any:
+def _read(values: dict[jex.Var, Any], atom: jex.Var | jex.Literal) -> Any:
     return values[atom] if isinstance(atom, jex.Var) else atom.val
 
 
-def _done_after(jaxpr: Any) -> Iterator[list[Any]]:
-    """For each equation the variables that nothing reads later; their arrays can go."""
+def _done_after(jaxpr: jex.Jaxpr) -> Iterator[list[jex.Var]]:
+    """For each equation the variables that no later equation reads, so that their arrays can be freed."""
     last = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in (*eqn.outvars, *eqn.invars) if isinstance(v, jex.Var)}
     last.update({v: len(jaxpr.eqns) for v in jaxpr.outvars if isinstance(v, jex.Var)})
-    done: list[list[Any]] = [[] for _ in range(len(jaxpr.eqns) + 1)]
+    done: list[list[jex.Var]] = [[] for _ in range(len(jaxpr.eqns) + 1)]
     for variable, position in last.items():
         done[position].append(variable)
     return iter(done[:-1])
 
 
-def _run(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+def _run(eqn: jex.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     name = eqn.primitive.name
     if name in _CALLS:
         return run_one_by_one(called_jaxpr(eqn.params), *operands)
     if name in _LOOPS:
         return _LOOPS[name](eqn.params, operands)
     with eqn.ctx.manager:
-        return run_by_device(eqn, operands, _CALLS) if _runs_by_device(eqn) else _alone(eqn, operands)
+        return run_by_device(eqn, operands, _CALLS) if _runs_by_device(eqn) else _run_compiled(eqn, operands)
 
 
-def _runs_by_device(eqn: Any) -> bool:
+def _runs_by_device(eqn: jex.JaxprEqn) -> bool:
     if eqn.primitive.name != "shard_map" or eqn.effects:
         return False
     return set(eqn.params["newly_manual_axes"]) == set(eqn.params["mesh"].axis_names)
 
 
-def _alone(eqn: Any, operands: list[Any]) -> Sequence[Any]:
+def _run_compiled(eqn: jex.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
     params = eqn.primitive.get_bind_params(eqn.params)
 
     def bind(*operands: Any) -> list[Any]:
@@ -108,9 +108,9 @@ def _scan(params: dict[str, Any], operands: list[Any]) -> Sequence[Any]:
     constants, carry, stacked = _compat.scan_operands(params, operands)
     length, width = params["length"], len(carry)
     collected: list[Sequence[Any]] = [()] * length
-    for turn in reversed(range(length)) if params["reverse"] else range(length):
-        results = run_one_by_one(params["jaxpr"], *constants, *carry, *(each[turn] for each in stacked))
-        carry, collected[turn] = results[:width], results[width:]
+    for iteration in reversed(range(length)) if params["reverse"] else range(length):
+        results = run_one_by_one(params["jaxpr"], *constants, *carry, *(each[iteration] for each in stacked))
+        carry, collected[iteration] = results[:width], results[width:]
     body = getattr(params["jaxpr"], "jaxpr", params["jaxpr"])
     empty = [jnp.zeros((0, *v.aval.shape), v.aval.dtype) for v in body.outvars[width:]] if not length else []
     return [*carry, *(map(jnp.stack, zip(*collected, strict=True)) if length else empty)]

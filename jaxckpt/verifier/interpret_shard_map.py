@@ -1,10 +1,10 @@
-"""The body of a `shard_map` is run one operation at a time, each on all devices of its mesh.
+"""A jaxpr interpreter for the body of a `shard_map`: one operation at a time, each on all devices of its mesh.
 
-Each operation is a `shard_map` of its own. Between two of them a value is an array with one more dimension, in which
-every device has its own: over those axes of the mesh over which the value may differ, if types say so. Calls are
-entered and loops turn here, as outside of a body; branches are whole operations, since devices may take different ones.
+Each operation is a `shard_map` of its own. Between two operations a value is an array with one more dimension over the
+mesh axes over which the value may differ. Calls are entered and loops iterate in Python, as outside of a body; a cond
+is one operation, since devices may take different branches.
 
-Read after `one_by_one`, which calls it.
+Read after `interpret`, which calls `run_by_device`.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxckpt import _compat
 
 
-def run_by_device(eqn: Any, operands: Sequence[Any], calls: frozenset[str]) -> list[Any]:
+def run_by_device(eqn: jex.JaxprEqn, operands: Sequence[Any], calls: frozenset[str]) -> list[Any]:
     """Runs a `shard_map` equation over arrays.
 
     Args:
@@ -38,7 +38,7 @@ def run_by_device(eqn: Any, operands: Sequence[Any], calls: frozenset[str]) -> l
 
 
 class _ShardMapInterpreter:
-    def __init__(self, eqn: Any, calls: frozenset[str]):
+    def __init__(self, eqn: jex.JaxprEqn, calls: frozenset[str]):
         self._mesh = eqn.params["mesh"]
         self._check_vma = eqn.params["check_vma"]
         self._calls = calls
@@ -59,45 +59,49 @@ class _ShardMapInterpreter:
             )
         )
 
-    def run(self, closed: Any, constants: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    def run(self, closed: jex.ClosedJaxpr | jex.Jaxpr, constants: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
         """The results of a jaxpr, of all devices."""
         jaxpr = getattr(closed, "jaxpr", closed)
-        values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *operands), strict=True))
+        values: dict[jex.Var, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*constants, *operands), strict=True))
         for eqn in jaxpr.eqns:
             values.update(zip(eqn.outvars, self._eqn(eqn, values), strict=True))
         return [self._value(values, atom) for atom in jaxpr.outvars]
 
-    def _value(self, values: dict[Any, Any], atom: Any) -> Any:
+    def _value(self, values: dict[jex.Var, Any], atom: jex.Var | jex.Literal) -> Any:
         if isinstance(atom, jex.Var):
             return values[atom]
         return self.mapped(lambda: [jnp.asarray(atom.val)[None]], (), [self.spec(atom.aval)])()[0]
 
-    def _eqn(self, eqn: Any, values: dict[Any, Any]) -> Sequence[Any]:
+    def _eqn(self, eqn: jex.JaxprEqn, values: dict[jex.Var, Any]) -> Sequence[Any]:
         name, params = eqn.primitive.name, eqn.params
         if name in self._calls:
             body = params["jaxpr"] if "jaxpr" in params else params["call_jaxpr"]
             return self.run(body, getattr(body, "consts", ()), [self._value(values, atom) for atom in eqn.invars])
         if name == "scan":
             return self._scan(params, [self._value(values, atom) for atom in eqn.invars])
-        variables = [atom for atom in eqn.invars if isinstance(atom, jex.Var)]
-        bound = eqn.primitive.get_bind_params(params)
+        return self._operation(eqn, values)
 
-        def alone(*parts: Any) -> list[Any]:
+    def _operation(self, eqn: jex.JaxprEqn, values: dict[jex.Var, Any]) -> list[Any]:
+        """The results of an operation that is not entered, by a `shard_map` of its own."""
+        variables = [atom for atom in eqn.invars if isinstance(atom, jex.Var)]
+        bound = eqn.primitive.get_bind_params(eqn.params)
+
+        def operation(*parts: Any) -> list[Any]:
             given = iter(parts)
             operands = [next(given)[0] if isinstance(atom, jex.Var) else atom.val for atom in eqn.invars]
             results = eqn.primitive.bind(*operands, **bound)
             return [result[None] for result in (results if eqn.primitive.multiple_results else [results])]
 
         specs = [self.spec(v.aval) for v in variables], [self.spec(v.aval) for v in eqn.outvars]
-        return list(self.mapped(alone, *specs)(*(values[v] for v in variables)))
+        return list(self.mapped(operation, *specs)(*(values[v] for v in variables)))
 
     def _scan(self, params: dict[str, Any], operands: list[Any]) -> Sequence[Any]:
         constants, carry, stacked = _compat.scan_operands(params, operands)
         length, width = params["length"], len(carry)
         collected: list[Sequence[Any]] = [()] * length
         body = params["jaxpr"]
-        for turn in reversed(range(length)) if params["reverse"] else range(length):
-            slices = [each[:, turn] for each in stacked]
+        for iteration in reversed(range(length)) if params["reverse"] else range(length):
+            slices = [each[:, iteration] for each in stacked]
             results = self.run(body, getattr(body, "consts", ()), [*constants, *carry, *slices])
-            carry, collected[turn] = results[:width], results[width:]
+            carry, collected[iteration] = results[:width], results[width:]
         return [*carry, *(jnp.stack(each, axis=1) for each in zip(*collected, strict=True))]

@@ -3,7 +3,7 @@
 What a jitted step says itself (donation, static arguments, shardings) is taken over. Arguments are copied for every
 run, so that no run takes what the next one needs.
 
-Read after `inputs` and `one_by_one`.
+Read after `inputs` and `interpret`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ class Runnable:
         return Runnable(jitted=jitted, static=self.static, name=self.name, options=self.options)
 
     def trace(self, args: tuple[Any, ...]) -> Any:
-        """What JAX makes of the step for these arguments; nothing runs."""
+        """The traced step for these arguments; nothing runs."""
         return self.jitted.trace(*args)
 
     def leaves(self, args: tuple[Any, ...]) -> dict[str, jax.Array]:

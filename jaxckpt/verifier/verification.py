@@ -1,4 +1,4 @@
-"""What a comparison of two steps says: each result's difference, and how much of it rounding may explain.
+"""Differences of two steps' results, and tolerances for rounding.
 
 A compiled step rounds otherwise once it is rewritten. XLA fuses other operations, keeps what lies inside a fusion in
 more bits, and adds in another order; so the last bits of a planned step are not those of the step as written, and no
@@ -95,7 +95,7 @@ class LeafDifference:
 
     @property
     def ok(self) -> bool:
-        """Whether the difference is within the tolerance, and NaN and infinity stand where they should."""
+        """True if the difference is within the tolerance, with NaN and infinity at the same places."""
         return not self.not_finite_differing and self.max_absolute <= self.allowed
 
 
@@ -129,12 +129,12 @@ class Verification(Shown):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs by more than is allowed."""
+        """True if no result differs by more than its tolerance."""
         return not self.wrong
 
     @property
     def bit_equal(self) -> bool:
-        """Whether every bit of every result is equal."""
+        """True if every bit of every result is equal."""
         return all(leaf.bit_equal for leaf in self.leaves)
 
     @property

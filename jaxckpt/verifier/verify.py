@@ -116,7 +116,7 @@ def _typed(leaf: Any) -> str:
 
 
 def _is_void(results: Sequence[Any]) -> bool:
-    """Whether some result has no number in it."""
+    """True if some result has no number in it."""
     return any(_is_nan(leaf) for leaf in results)
 
 
@@ -139,7 +139,7 @@ def _refuse_void(name: str, results: Sequence[Any]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Contents:
-    """What the operations of a trace are, at all levels."""
+    """Names of the operations of a trace, at all levels."""
 
     draws: int
     dtypes: frozenset[str]
