@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from jaxckpt.cost.loop_transfers import LoopTransfers
 from jaxckpt.cost.transfers import HostLinkQueue
 from jaxckpt.ir import Graph
-from jaxckpt.schedule import Step
+from jaxckpt.schedule import ScheduleStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Times:
 
 def clock(
     graph: Graph,
-    steps: Sequence[Step],
+    steps: Sequence[ScheduleStep],
     events: Sequence[Sequence[Event]],
     *,
     last_step: Callable[[int], int],

@@ -7,7 +7,7 @@ kernel follows from them. Read after `fusion_rules`; `fusion` and `kernels` ask.
 from collections.abc import Mapping, Sequence
 
 from jaxckpt.cost.fusion_rules import FusionRules
-from jaxckpt.schedule import Run, Step
+from jaxckpt.schedule import Run, ScheduleStep
 
 SourceBytes = Mapping[int, int]
 """Values in memory that a value is computed from, each with the bytes that are read of it."""
@@ -34,7 +34,9 @@ class FusionAnalysis:
       holding: Instances so far that are not in memory and inside a kernel that holds rows.
     """
 
-    def __init__(self, rules: FusionRules, steps: Sequence[Step], origin: Sequence[int], outputs: Sequence[int]):
+    def __init__(
+        self, rules: FusionRules, steps: Sequence[ScheduleStep], origin: Sequence[int], outputs: Sequence[int]
+    ):
         graph = rules.graph
         self.rules = rules
         self.size_bytes = [graph.values[v].size_bytes for v in origin]
@@ -97,7 +99,7 @@ class FusionAnalysis:
 
     ### What must be in memory
 
-    def _materialise_required(self, steps: Sequence[Step]) -> None:
+    def _materialise_required(self, steps: Sequence[ScheduleStep]) -> None:
         """Rules 1, 2, 4 to 7.
 
         `shown` is what an instance is once same-size views are stripped; `loaded` once elementwise ops are stripped,
@@ -140,7 +142,7 @@ class FusionAnalysis:
         is_read_later = step.is_clone or not read_later.isdisjoint(step.writes)
         return is_read_later and step.op in self.rules.rows.stored_exponentials
 
-    def _materialise_across_loops(self, step: Step, shown: Sequence[int]) -> None:
+    def _materialise_across_loops(self, step: ScheduleStep, shown: Sequence[int]) -> None:
         """Rule 7: an instance of an inner loop is stacked as it is read, one of an outer level as its views show it."""
         self._loop.update(dict.fromkeys(step.writes, step.loop))
         around = self.rules.graph.path(step.loop)
@@ -149,7 +151,7 @@ class FusionAnalysis:
             if loop != step.loop:
                 self.materialised.add(shown[instance] if loop is None or loop in around else instance)
 
-    def _read_after_forward(self, steps: Sequence[Step]) -> set[int]:
+    def _read_after_forward(self, steps: Sequence[ScheduleStep]) -> set[int]:
         """Instances of the forward pass that later kernels read, or compute from what they read."""
         after_forward, writes_memory = self.rules.after_forward, self.rules.writes_memory
         found: set[int] = set()
@@ -160,7 +162,7 @@ class FusionAnalysis:
                     found.update(step.reads)
         return found
 
-    def _reading_kernels(self, steps: Sequence[Step]) -> list[frozenset[int]]:
+    def _reading_kernels(self, steps: Sequence[ScheduleStep]) -> list[frozenset[int]]:
         """For each instance the kernels that read it if only what must be is in memory, up to `_MANY`.
 
         Instances that are in memory have none here: rule 3 is for others.

@@ -20,7 +20,7 @@ from jaxckpt.cost.roofline import ArithmeticCosts
 from jaxckpt.cost.shared_passes import SharedPasses
 from jaxckpt.ir import Graph, Kind, Offload, Op
 from jaxckpt.ir.loop import ALL_ITERATIONS, STACK
-from jaxckpt.schedule import Barrier, Move, Run, Schedule, Step
+from jaxckpt.schedule import Barrier, Move, Run, Schedule, ScheduleStep
 
 
 class StepKernel(NamedTuple):
@@ -50,7 +50,7 @@ class ScheduleKernels:
       recompute_s: Seconds of the kernels of clones.
     """
 
-    steps: Sequence[Step]
+    steps: Sequence[ScheduleStep]
     by_step: Sequence[StepKernel | None]
     sources: Sequence[SourceBytes]
     size_bytes: Sequence[int]
@@ -77,7 +77,7 @@ class _KernelPass:
         self.on_link: set[int] = set()
         self.recompute_s = 0.0
 
-    def run(self, steps: Sequence[Step]) -> ScheduleKernels:
+    def run(self, steps: Sequence[ScheduleStep]) -> ScheduleKernels:
         by_step: list[StepKernel | None] = [None] * len(steps)
         loop: int | None = None
         for at, step in enumerate(steps):

@@ -19,7 +19,7 @@ from jaxckpt.cost.branch_residuals import ResidualSlots, Span
 from jaxckpt.ir import Graph
 from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.loop import CARRY, END, STACK
-from jaxckpt.schedule import Run, Step
+from jaxckpt.schedule import Run, ScheduleStep
 
 
 class LoopLiveness:
@@ -39,7 +39,7 @@ class LoopLiveness:
       slots: What turns of loops hold for each other.
     """
 
-    def __init__(self, graph: Graph, steps: Sequence[Step]):
+    def __init__(self, graph: Graph, steps: Sequence[ScheduleStep]):
         self.graph = graph
         self.steps = steps
         self.waiting: dict[int, Span] = {}
@@ -76,7 +76,7 @@ class LoopLiveness:
         self.slots.append(Span(birth=begin, death=end, size_bytes=size_bytes))
         return self.slots[-1]
 
-    def number(self, step: Step) -> float:
+    def number(self, step: ScheduleStep) -> float:
         """How often a step runs, on the average."""
         return self.graph.runs_per_step(step.loop)
 
@@ -90,7 +90,7 @@ class LoopLiveness:
         branches = [around for around in self.graph.path(loop) if self.graph.loops[around].branch is not None]
         return self.graph.loops[branches[0]].parent if branches else loop
 
-    def is_frame(self, step: Step) -> bool:
+    def is_frame(self, step: ScheduleStep) -> bool:
         """Whether a step only hands on what is in memory, from turn to turn or out of a loop."""
         return isinstance(step, Run) and self.graph.ops[step.op].primitive in (CARRY, END, COND_END)
 
@@ -109,12 +109,12 @@ class LoopLiveness:
                     begins.append(self._first[inside[len(around)]])
         return min(begins, default=at)
 
-    def stacked(self, source: int, step: Step) -> int:
+    def stacked(self, source: int, step: ScheduleStep) -> int:
         """How many turns of a buffer stand in a stack that a step makes of it."""
         within = self.graph.path(self._loop.get(source))[len(self.graph.path(step.loop)) :]
         return prod(self.graph.loops[loop].length for loop in within)
 
-    def is_again(self, step: Step) -> bool:
+    def is_again(self, step: ScheduleStep) -> bool:
         """Whether a step computes again what was computed before."""
         return (isinstance(step, Run) and step.is_clone) or self.graph.is_in_clone(step.loop)
 

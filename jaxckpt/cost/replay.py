@@ -25,7 +25,7 @@ from jaxckpt.cost.rates import Rates
 from jaxckpt.cost.roofline import ArithmeticCosts
 from jaxckpt.cost.update_order import updates_early
 from jaxckpt.ir import Graph
-from jaxckpt.schedule import Schedule, Step
+from jaxckpt.schedule import Schedule, ScheduleStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Replay:
     """
 
     live_bytes: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ScheduleStep, ...]
     births: dict[int, int]
     deaths: dict[int, int]
     seconds: tuple[float, ...]

@@ -1,15 +1,22 @@
 """A graph and a plan become a schedule: the order of work that the plan asks for (list scheduling).
 
-Plain Python, no jax. Read in this order: `partition` (which axis is sharded where a decision leaves that open),
-`prefetch` (when offloaded values are stored and loaded), `validate` (which decisions are refused), `argument_derived`
-(values computed from arguments by views and elementwise ops alone), `grad_accumulators` (gradients that several layers
-add to), `scatter_inits` (zeros that a scatter adds to), `steps` (runs, barriers and transfers), `schedule` (the
-algorithm), `subgraph` (the subgraph induced by some ops).
+Plain Python, no jax. Read in this order:
+
+- `partition`: the axis over which a decision shards, where the decision leaves that open;
+- `prefetch`: when offloaded values are stored and loaded;
+- `validate`: which decisions are refused;
+- `argument_derived`, `grad_accumulators`, `scatter_inits`: values computed from arguments by views and elementwise ops
+  alone, gradients that several layers add to, zeros that a scatter adds to;
+- `steps`, `writer`: runs, barriers and moves, and how they are numbered;
+- `availability`, `transfers`, `recomputation`: what can be read after the forward pass, copies, clones;
+- `schedule`: the rules, and the walk over all ops;
+- `subgraph`: the subgraph induced by some ops;
+- `layout`, `layout_copies`: axis orders in memory, and products that are copied for them.
 """
 
 from jaxckpt.schedule.partition import decisions_with_axes, partition_with_axes
 from jaxckpt.schedule.schedule import schedule
-from jaxckpt.schedule.steps import Barrier, Move, Run, Schedule, Step
+from jaxckpt.schedule.steps import Barrier, Move, Run, Schedule, ScheduleStep
 from jaxckpt.schedule.subgraph import Subgraph, induced_subgraph
 
 __all__ = [
@@ -17,7 +24,7 @@ __all__ = [
     "Move",
     "Run",
     "Schedule",
-    "Step",
+    "ScheduleStep",
     "Subgraph",
     "decisions_with_axes",
     "induced_subgraph",

@@ -71,7 +71,7 @@ class Move:
     is_pipelined: bool = False
 
 
-Step = Run | Barrier | Move
+ScheduleStep = Run | Barrier | Move
 
 
 def run_of(op: Op) -> Run:
@@ -89,6 +89,6 @@ class Schedule:
       outputs: The instances that the step returns, in the order of `Graph.outputs`.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ScheduleStep, ...]
     origin: tuple[int, ...]
     outputs: tuple[int, ...]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from jaxckpt.ir.graph import Graph
-from jaxckpt.schedule.steps import Barrier, Schedule, Step, Why
+from jaxckpt.schedule.steps import Barrier, Schedule, ScheduleStep, Why
 
 
 class StepWriter:
@@ -24,7 +24,7 @@ class StepWriter:
     """
 
     def __init__(self, graph: Graph):
-        self.steps: list[Step] = []
+        self.steps: list[ScheduleStep] = []
         self.origin = [value.id for value in graph.values]
         self.current = list(self.origin)
         self.loop: int | None = None

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from jaxckpt.cost import ArithmeticCosts, Fusion, Rates, Replay, arithmetic_costs, fuse, replay
 from jaxckpt.ir import Decision, Graph, GraphPlan, LoopTiling, Offload, Partition, Phase, Prediction, Recompute, Save
-from jaxckpt.schedule import Barrier, Run, Schedule, Step, decisions_with_axes, schedule
+from jaxckpt.schedule import Barrier, Run, Schedule, ScheduleStep, decisions_with_axes, schedule
 from jaxckpt.solve.offloading import Offloading
 
 _SEARCH_EFFORT: ContextVar[float] = ContextVar("_SEARCH_EFFORT", default=1.0)
@@ -243,7 +243,7 @@ def decisions_saving(
     return {**decisions, **problem.required}
 
 
-def _is_after_forward(graph: Graph, step: Step) -> bool:
+def _is_after_forward(graph: Graph, step: ScheduleStep) -> bool:
     if isinstance(step, Run):
         return step.is_clone or graph.ops[step.op].phase is not Phase.FORWARD
     return isinstance(step, Barrier) and step.trigger is not None

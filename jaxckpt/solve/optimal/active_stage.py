@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxckpt.ir import Phase
-from jaxckpt.schedule import Run, Step
+from jaxckpt.schedule import Run, ScheduleStep
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import StageStarts, boundaries, stage_index
 
@@ -39,7 +39,7 @@ class StageActivity:
         return tuple(t for t in range(count) if t not in done)
 
 
-def active_stages(problem: Problem, stages: StageStarts, steps: Sequence[Step]) -> StageActivity:
+def active_stages(problem: Problem, stages: StageStarts, steps: Sequence[ScheduleStep]) -> StageActivity:
     """Labels the steps of a replay with the stages of a cut."""
     graph = problem.graph
     home = stage_index(graph, stages)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxckpt.cost import Replay
-from jaxckpt.schedule import Run, Step
+from jaxckpt.schedule import Run, ScheduleStep
 from jaxckpt.solve.optimal.active_stage import ActiveStage
 from jaxckpt.solve.optimal.options import Option
 from jaxckpt.solve.optimal.stage_problem import StagedProblem, StageProblem
@@ -147,7 +147,7 @@ def _live_bytes(replayed: Replay, place: dict[tuple[int, bool], int]) -> NDArray
     return row
 
 
-def _columns(stage: StageProblem, change: Changes, steps: Sequence[Step]) -> list[int]:
+def _columns(stage: StageProblem, change: Changes, steps: Sequence[ScheduleStep]) -> list[int]:
     """For each step of a window of the whole step the column that tells of it: its own, or that of the step before."""
     columns, last = [], 0
     for step in steps:
