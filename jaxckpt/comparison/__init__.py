@@ -1,8 +1,7 @@
-"""Versions side by side: steps, plans, policies, saved footprints and foreign programs, and what differs between them.
+"""Versions side by side: steps, plans, policies, saved footprints and foreign programs, with their differences.
 
-Read in this order: `comparison` (the data), `differences` (how footprints are held against each other), `compare`
-(how anything becomes a footprint), `rows` (the same for spreadsheets and frames); then `verdict` and `verdicts` (what
-each rule is worth); `trained`, `evictions` and `address_maps` (rules of eviction).
+Read in this order: `comparison` (the data), `differences` (of footprints), `compare` (anything as a footprint), `rows`
+(for spreadsheets and frames); then `verdict` and `verdicts` (the worth of each rule of a policy).
 """
 
 from jaxckpt.comparison.compare import Version, compare, footprint_of_path

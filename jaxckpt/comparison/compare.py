@@ -1,10 +1,8 @@
-"""Versions of any kind become footprints, and footprints a comparison.
+"""Turns versions of any kind into footprints, and compares the footprints.
 
 A version is a step, a plan or a policy for it, a footprint, or the path of a file or folder: a saved footprint
-(`.json`), a saved plan or a policy (`.toml`), or what XLA dumped of a program that we never traced. All that is wrong
-with them is said before anything is compiled.
-
-Read after `differences`.
+(`.json`), a saved plan or a policy (`.toml`), or XLA's dump of any program. All problems with versions are reported
+before anything is compiled.
 """
 
 import tomllib
@@ -37,10 +35,11 @@ def compare(
     step: Callable[..., Any] | Step | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """What versions of a step take, side by side; the first is what the others are held against.
+    """Compares the footprints of versions of a step; the first version is the reference.
 
     Args:
-      versions: By name. A step, plain or jitted, is compiled. A plan is carried out on `step` and compiled, unless
+      versions: By name. A step, plain or jitted, is compiled with `args`, a `jaxckpt.Step` with its own arguments. A
+        plan is carried out on `step` and compiled, unless
         its own footprint is for this target and has a memory map; so is a policy. A `Footprint` is taken as it is. A
         path is a saved footprint (".json", ".json.gz"), a saved plan or a policy (".toml"), or XLA's dump: a folder,
         or an `*after_optimizations*` file in it. The name of a policy that comes with jaxckpt is that policy.
@@ -48,11 +47,11 @@ def compare(
       target: The machine to compile for; where only plans, footprints and files are compared it may be left out.
       donate_argnums: As for `jaxckpt.footprint`.
       static_argnums: As for `jaxckpt.footprint`.
-      step: What the plans and policies are for; the first step among the versions when not given.
-      progress: Told what is being done.
+      step: The step of the plans and policies; None for the first step among the versions.
+      progress: Called with a sentence before each longer piece of work.
 
     Returns:
-      Totals, scopes, buffers at the peak that came and went, ops done again, and the frontier of memory and time.
+      Totals, scopes, buffers at the peak that came and went, recomputed ops, and the frontier of memory and time.
 
     Raises:
       ComparisonError: There is no version, or some cannot be compiled as they were given; all are named.
@@ -80,7 +79,7 @@ def compare(
 
 
 def footprint_of_path(path: str | Path, *, target: Target | str | None = None) -> Footprint:
-    """A saved footprint, or that of a program which XLA dumped.
+    """Reads a saved footprint, or the footprint of a program that XLA dumped.
 
     Args:
       path: ".json" or ".json.gz" is a saved footprint; anything else XLA's dump, a folder or a file of it.
@@ -118,7 +117,7 @@ def _read_path(path: Path, target: Target | str | None) -> Footprint | Plan | Po
 
 
 def _is_policy(path: Path) -> bool:
-    """Whether a TOML file is a policy: plans say what they are, policies do not. What cannot be read is no policy."""
+    """True if a TOML file is a policy: only plans have a "format" key. A file that cannot be read is no policy."""
     try:
         return "format" not in tomllib.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
@@ -147,21 +146,26 @@ def _problems(versions: Mapping[str, Any], target: Target | str | None, planned:
     if not versions:
         yield "no version at all"
     for name, version in versions.items():
-        if isinstance(version, Step):
-            if target is None:
-                yield f"{name!r} is a step, and there is no target to compile it for"
-        elif isinstance(version, Plan):
-            if planned is None and not _is_known(version, target):
-                yield f"{name!r} is a plan that must be compiled, and there is no step among the versions, nor step="
-        elif isinstance(version, Policy):
-            if planned is None or target is None:
-                yield f"{name!r} is a policy, and there is no {'step' if planned is None else 'target'} to carry it out"
-        elif not isinstance(version, Footprint):
-            yield f"{name!r} is a {type(version).__name__}"
+        if problem := _problem(version, target, planned):
+            yield f"{name!r} is {problem}"
+
+
+def _problem(version: Any, target: Target | str | None, planned: Step | None) -> str:
+    """Why one version cannot be compared; "" where it can."""
+    match version:
+        case Step() if target is None:
+            return "a step, and there is no target to compile it for"
+        case Plan() if planned is None and not _is_known(version, target):
+            return "a plan that must be compiled, and there is no step among the versions, nor step="
+        case Policy() if planned is None or target is None:
+            return f"a policy, and there is no {'step' if planned is None else 'target'} to carry it out"
+        case Step() | Plan() | Policy() | Footprint():
+            return ""
+    return f"a {type(version).__name__}"
 
 
 def _is_known(plan: Plan, target: Target | str | None) -> bool:
-    """Whether the plan's own footprint says all that is asked."""
+    """True if the plan's own footprint is for the target and has a memory map, so that nothing must be compiled."""
     wanted = plan.target if target is None else Target(target).name
     return plan.footprint is not None and plan.footprint.memory is not None and plan.footprint.target == wanted
 
@@ -176,7 +180,7 @@ class _VersionCompiler:
         self._planners: dict[str, Planner] = {}
 
     def footprint(self, name: str, version: _Read) -> Footprint:
-        """What a version takes."""
+        """The footprint of a version."""
         match version:
             case Footprint():
                 return version

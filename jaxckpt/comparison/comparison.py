@@ -1,7 +1,6 @@
-"""Versions of a program side by side, as plain data: totals, scopes, buffers at the peak, what is done again.
+"""Versions of a program side by side, as plain data: totals, scopes, buffers at the peak, recomputed ops.
 
-All differences are against the first version. How they are found is in `differences`; how they are shown, in
-`jaxckpt.report`.
+All differences are against the first version.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from jaxckpt.hlo import Part, Role, ScopeMemory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedVersion:
-    """One version: its name and what it takes."""
+    """One version: its name and its footprint."""
 
     name: str
     footprint: Footprint
@@ -22,10 +21,10 @@ class ComparedVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeFigures:
-    """What one scope takes in each version.
+    """The memory of one scope in each version.
 
     Attributes:
-      scope: Its path; "" is the whole step.
+      scope: The path of the scope; "" is the whole step.
       figures: One a version; None where the version has no such scope or no memory map.
     """
 
@@ -35,7 +34,7 @@ class ScopeFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakBuffer:
-    """What a buffer alive at the peak is, without its place and time: so buffers of two programs are matched."""
+    """A buffer alive at the peak without address and live range, so that buffers of two programs can be matched."""
 
     scope: str
     op: str
@@ -51,9 +50,9 @@ class BufferChange:
     """A kind of buffer of which the peaks of two versions hold different numbers.
 
     Attributes:
-      buffer: What it is.
-      before: How many are alive at the peak of the first version.
-      after: How many are alive at the peak of the other.
+      buffer: The kind.
+      before: Buffers of this kind alive at the peak of the first version.
+      after: Buffers of this kind alive at the peak of the other version.
     """
 
     buffer: PeakBuffer
@@ -62,7 +61,7 @@ class BufferChange:
 
     @property
     def change_bytes(self) -> int:
-        """What it adds to the peak; negative where buffers went."""
+        """Bytes that the change adds to the peak; negative where buffers went."""
         return (self.after - self.before) * self.buffer.size_bytes
 
 
@@ -92,13 +91,14 @@ class PeakChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputedOp:
-    """An op that some version does again.
+    """An op that some version recomputes.
 
     Attributes:
-      scope: Where it is.
+      scope: The scope of the op.
       op: JAX's primitive; XLA's opcode where XLA does not say.
-      by_xla: Whether XLA's own rematerialisation does it, and nobody's decision.
-      runs: For each version how many kernels of it run a second time in one step, trip counts of loops included.
+      by_xla: True if XLA's own rematerialisation recomputes the op, without any decision.
+      runs: For each version the number of kernels of the op that run a second time in one step, trip
+        counts of loops included.
     """
 
     scope: str
@@ -112,13 +112,13 @@ class Comparison(Shown):
     """Versions of a program side by side.
 
     Attributes:
-      versions: In the order given; the first is what the others are held against.
+      versions: In the order given; the first is the reference.
       scopes: Of all versions, the whole step first; empty where no version has a memory map.
       peaks: One for each version after the first where both have a memory map.
-      recomputed: What any version does again, most runs first.
+      recomputed: Ops that any version recomputes, most runs first.
       frontier: Names of the versions that no other beats in both memory and estimated time; a version whose time is
         not known is not in it.
-      notes: Sentences on what cannot be compared.
+      notes: Sentences on figures that cannot be compared.
     """
 
     _report: ClassVar[str] = "jaxckpt.report.comparison:comparison_report"

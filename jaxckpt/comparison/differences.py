@@ -1,7 +1,4 @@
-"""What differs between compiled programs: scopes by their path, buffers at the peak as multisets, ops done again.
-
-Read after `comparison`.
-"""
+"""Differences of compiled programs: scopes by their path, buffers at the peak as multisets, recomputed ops."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +13,17 @@ from jaxckpt.comparison.comparison import (
     ScopeFigures,
 )
 from jaxckpt.compiler import Footprint
-from jaxckpt.hlo import Buffer, Kernel, MemoryMap, Part
+from jaxckpt.hlo import Buffer, MemoryMap, Part
 
 
 def compare_footprints(footprints: Mapping[str, Footprint]) -> Comparison:
-    """Holds footprints against the first of them.
+    """Compares footprints with the first of them.
 
     Args:
       footprints: By name.
 
     Returns:
-      All that differs. Complexity: linear in kernels and buffers times scopes.
+      All differences. Complexity: linear in kernels and buffers times scopes.
 
     Example:
       >>> first = Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=7, step_s=1.0)
@@ -36,7 +33,7 @@ def compare_footprints(footprints: Mapping[str, Footprint]) -> Comparison:
     """
     maps = [footprint.memory for footprint in footprints.values()]
     return Comparison(
-        versions=tuple(ComparedVersion(name=name, footprint=made) for name, made in footprints.items()),
+        versions=tuple(ComparedVersion(name=name, footprint=each) for name, each in footprints.items()),
         scopes=tuple(_scopes(maps)),
         peaks=tuple(_peaks(list(footprints), maps)),
         recomputed=tuple(_recomputed(maps)),
@@ -46,11 +43,11 @@ def compare_footprints(footprints: Mapping[str, Footprint]) -> Comparison:
 
 
 def peak_changes(before: MemoryMap, after: MemoryMap) -> tuple[BufferChange, ...]:
-    """Which kinds of buffers the peaks of two programs hold in different numbers.
+    """Finds the kinds of buffers of which the peaks of two programs hold different numbers.
 
     Args:
-      before: The first.
-      after: The other.
+      before: The first program.
+      after: The other program.
 
     Returns:
       Their `change_bytes` add up to `after.peak_bytes - before.peak_bytes`.
@@ -92,44 +89,50 @@ def _scopes(maps: Sequence[MemoryMap | None]) -> Iterator[ScopeFigures]:
 
 
 def _recomputed(maps: Sequence[MemoryMap | None]) -> Iterator[RecomputedOp]:
-    counted = [Counter[tuple[str, str, bool]]() for _ in maps]
-    for runs, memory in zip(counted, maps, strict=True):
-        for kernel in () if memory is None else memory.kernels:
-            if kernel.part is Part.RECOMPUTE or kernel.by_xla:
-                runs[_what(kernel)] += kernel.count
-    found = dict.fromkeys(what for runs in counted for what in runs)
-    for what in sorted(found, key=lambda what: -max(runs[what] for runs in counted)):
-        scope, op, by_xla = what
-        yield RecomputedOp(scope=scope, op=op, by_xla=by_xla, runs=tuple(runs[what] for runs in counted))
+    counted = [Counter[tuple[str, str, bool]]() if memory is None else _recomputed_runs(memory) for memory in maps]
+    ops = dict.fromkeys(op for runs in counted for op in runs)
+    for each in sorted(ops, key=lambda op: -max(runs[op] for runs in counted)):
+        scope, op, by_xla = each
+        yield RecomputedOp(scope=scope, op=op, by_xla=by_xla, runs=tuple(runs[each] for runs in counted))
 
 
-def _what(kernel: Kernel) -> tuple[str, str, bool]:
-    return kernel.scope, kernel.op or kernel.opcode, kernel.by_xla
+def _recomputed_runs(memory: MemoryMap) -> Counter[tuple[str, str, bool]]:
+    """Runs of recomputed kernels by scope, op, and whether XLA recomputes them by itself."""
+    runs = Counter[tuple[str, str, bool]]()
+    for kernel in memory.kernels:
+        if kernel.part is Part.RECOMPUTE or kernel.by_xla:
+            runs[kernel.scope, kernel.op or kernel.opcode, kernel.by_xla] += kernel.count
+    return runs
 
 
 def _frontier(footprints: Mapping[str, Footprint]) -> Iterator[str]:
-    places = {name: (made.total_bytes, made.step_s) for name, made in footprints.items() if made.step_s}
+    places = {name: (each.total_bytes, each.step_s) for name, each in footprints.items() if each.step_s}
     for name, place in places.items():
         if not any(_beats(other, place) for other in places.values()):
             yield name
 
 
 def _beats(other: tuple[float, float], place: tuple[float, float]) -> bool:
-    """At most as much of both, and less of one."""
+    """True if the other one takes at most as much of both, and less of one."""
     return other != place and other[0] <= place[0] and other[1] <= place[1]
 
 
 def _notes(footprints: Mapping[str, Footprint]) -> Iterator[str]:
-    targets = {made.target for made in footprints.values() if made.target}
-    if len(targets) > 1:
-        listed = ", ".join(f"{name} for {made.target or 'an unknown machine'}" for name, made in footprints.items())
+    if len({each.target for each in footprints.values()} - {""}) > 1:
+        listed = ", ".join(f"{name} for {each.target or 'an unknown machine'}" for name, each in footprints.items())
         yield f"The versions were compiled for different machines: {listed}."
-    without_map = [name for name, made in footprints.items() if made.memory is None]
-    if without_map:
+    if without_map := [name for name, each in footprints.items() if each.memory is None]:
         yield f"Only totals are known of {', '.join(without_map)}: there is no memory map."
-    without_time = [name for name, made in footprints.items() if not made.step_s]
-    if without_time:
+    if without_time := [name for name, each in footprints.items() if not each.step_s]:
         yield f"The time of {', '.join(without_time)} is not known."
-    for caveat in dict.fromkeys(caveat for made in footprints.values() for caveat in made.caveats):
-        names = [name for name, made in footprints.items() if caveat in made.caveats]
-        yield caveat if len(names) == len(footprints) else f"{', '.join(names)}: {caveat}"
+    yield from _caveats(footprints)
+
+
+def _caveats(footprints: Mapping[str, Footprint]) -> Iterator[str]:
+    """Each caveat once, with the names of the footprints that have it unless all do."""
+    names: dict[str, list[str]] = {}
+    for name, each in footprints.items():
+        for caveat in dict.fromkeys(each.caveats):
+            names.setdefault(caveat, []).append(name)
+    for caveat, having in names.items():
+        yield caveat if len(having) == len(footprints) else f"{', '.join(having)}: {caveat}"

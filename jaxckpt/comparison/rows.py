@@ -1,7 +1,4 @@
-"""A comparison as rows of one figure each: the form that spreadsheets and frames group and pivot.
-
-Read after `comparison`.
-"""
+"""A comparison as rows of one figure each (long form), as spreadsheets and frames group and pivot them."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -28,12 +25,12 @@ class Row(TypedDict):
     """One figure of one version.
 
     Attributes:
-      version: Its name.
+      version: The name of the version.
       table: "total", "scope", "peak" (buffers that came or went, against the first version) or "recomputed".
       scope: Its path; "" for the whole step.
       what: For "peak" the buffer, for "recomputed" the op, else "".
       figure: The figure's name, with its unit.
-      value: The figure.
+      value: The value.
     """
 
     version: str
@@ -71,7 +68,7 @@ def comparison_rows(comparison: Comparison) -> Iterator[Row]:
 
 
 def comparison_frame(comparison: Comparison) -> Any:
-    """The same as a pandas frame.
+    """All figures of a comparison as a pandas frame.
 
     Args:
       comparison: The data.

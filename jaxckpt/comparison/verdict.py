@@ -1,6 +1,6 @@
-"""What each rule of a policy, or each name of a step, is worth: figures of compiled programs with and without it.
+"""The worth of each rule of a policy, or each name of a step: figures of compiled programs with and without it.
 
-How verdicts are made is in `verdicts`; how they are shown, in `jaxckpt.report`.
+`verdicts` makes verdicts.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Word = Literal["free", "pays", "costs", "no effect"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What one rule or name changes. Changes are with it less without it.
+    """The effect of one rule or name. Changes are figures with the rule minus figures without it.
 
     Attributes:
       subject: The name, or the rule as text.

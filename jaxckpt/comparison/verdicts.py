@@ -1,6 +1,6 @@
 """Verdicts: the step is compiled with all rules and with all but one, for each rule; the difference is its worth.
 
-The step is traced once. Rules whose absence changes nothing in the plan cost no compile. Read after `verdict`.
+The step is traced once. Rules whose absence changes nothing in the plan cost no compile.
 """
 
 import glob
@@ -25,17 +25,18 @@ from jaxckpt.policy import Match, Policy, Resolved, Rule, forward_values, load_p
 from jaxckpt.solve import PolicyPlan, Problem, plan_from_policy
 
 _SAME = 1e-3
-"""Totals and times that differ by less than this share are the same: compilers lay out buffers by chance."""
+"""Totals and times that differ by less than this share count as equal: small changes of a program move its buffers.
+No benchmark fixed the exact value."""
 _ALL_NAMES = "all names saved"
 
 _NEVER_ATTACHED = "never attached: no value of the step has this name"
 _MATCHES_NOTHING = "never attached: it matches no value of the step"
-_IN_LOOP = "inside the body of a {primitive}, of which only the whole is decided about"
+_IN_LOOP = "inside the body of a {primitive} that is decided about only as one op"
 _ON_PRIMAL = "inside the primal of the custom_vjp {primal}, which a differentiated step does not run"
 _DEAD = "dead in the backward: nothing of the backward pass reads it"
 _OVERRULED = "other rules or marks decide about all that it matches"
 _RETURNED = "the step returns it"
-_LIGHT = "it costs nothing to make again, and is made where it is read"
+_ARGUMENT_DERIVED = "it costs nothing to recompute, and is computed where it is read"
 _NO_ARRAY = "it is no array of its own: compilers compute it where it is read"
 _SAME_ANYWAY = "what decides without it decides the same"
 _SAME_PROGRAM = "the compiled programs take the same"
@@ -51,20 +52,21 @@ def verdicts(
     static_argnums: int | Sequence[int] = (),
     progress: Progress | None = None,
 ) -> Verdicts:
-    """Says of each rule of a policy what it is worth, by compiling the step with and without it.
+    """Finds the worth of each rule of a policy, by compiling the step with and without the rule.
 
     Args:
       step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
       *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
       target: The machine to compile for.
       policy: A policy, its path, or the name of a ready one. None: every `checkpoint_name` of the step is saved, the
-        rest computed again, and the verdicts are on the names.
+        rest recomputed, and the verdicts are on the names.
       donate_argnums: Arguments whose memory the results may take.
       static_argnums: Arguments that are not traced.
       progress: Called with a sentence before each longer piece of work.
 
     Returns:
-      One verdict a rule or name. A rule's worth is beside all others: two that do the same are each of no effect.
+      One verdict a rule or name. A rule is judged with all others in place: two rules that do the
+      same have no effect each.
 
     Raises:
       PolicyError: There is no such policy, or its regions hold nothing. Rules that match nothing are no error here:
@@ -88,18 +90,18 @@ def verdicts(
         progress=progress,
     )
     judged = _Judged(planner, chosen)
-    said = tuple(map(judged.verdict, range(len(judged.policy.rules))))
-    whole = judged.measured(judged.followed.plan)
+    found = tuple(map(judged.verdict, range(len(judged.policy.rules))))
+    total = judged.measured(judged.followed.plan)
     return Verdicts(
         step=planner.traced.name,
         policy=judged.policy.name,
         target=planner.target.name,
-        total_bytes=whole.total_bytes,
-        host_bytes=whole.host_bytes,
-        flops=_flops(whole),
-        step_s=whole.step_s,
+        total_bytes=total.total_bytes,
+        host_bytes=total.host_bytes,
+        flops=_flops(total),
+        step_s=total.step_s,
         compiles=judged.compiles,
-        verdicts=said,
+        verdicts=found,
     )
 
 
@@ -133,11 +135,11 @@ class _Judged:
 
     @cached_property
     def followed(self) -> PolicyPlan:
-        """What comes of all rules."""
+        """The plan of all rules."""
         return _follow(self.planner.problem, self.policy)
 
     def verdict(self, index: int) -> Verdict:
-        """What is said of one rule."""
+        """The verdict on one rule."""
         rule = self.policy.rules[index]
         decided = [r for r in self.followed.resolved if r.rule == index and r.by.policy.name == self.policy.name]
         arrays = {strip_views(self.planner.graph, r.forward_value.id) for r in decided}
@@ -156,7 +158,7 @@ class _Judged:
         )
 
     def measured(self, plan: GraphPlan) -> Footprint:
-        """What the compiler says of a plan; compiled once."""
+        """The compiled footprint of a plan; each plan is compiled once."""
         self.compiles += not self.planner.is_compiled(plan)
         return self.planner.measure(plan).footprint
 
@@ -186,7 +188,7 @@ class _Judged:
         if not values & problem.read_after_forward:
             return _DEAD
         if values & problem.read_after_forward <= problem.fusion.argument_derived:
-            return _LIGHT
+            return _ARGUMENT_DERIVED
         return _SAME_ANYWAY if values & problem.worth_saving else _NO_ARRAY
 
     def _why_nothing(self, index: int, rule: Rule) -> str:
@@ -196,15 +198,18 @@ class _Judged:
         matching = [c for c in forward_values(self.planner.graph) if rule.match.holds(c)]
         if matching:
             return _OVERRULED if any(c.is_residual for c in matching) else _DEAD
+        return self._why_unmatched(rule)
+
+    def _why_unmatched(self, rule: Rule) -> str:
+        """Why a rule matches no forward value."""
         name = _name(rule)
         if not name:
             return _MATCHES_NOTHING
         site = self.lint_context.named(rule.match.name or "")
-        if site is not None and site.loops:
-            return _IN_LOOP.format(primitive=site.loops[0].primitive.name)
-        if site is None and (primal := primal_of_name(name)) is not None:
-            return _ON_PRIMAL.format(primal=primal)
-        return _NEVER_ATTACHED if site is None else _DEAD
+        if site is None:
+            primal = primal_of_name(name)
+            return _NEVER_ATTACHED if primal is None else _ON_PRIMAL.format(primal=primal)
+        return _IN_LOOP.format(primitive=site.loops[0].primitive.name) if site.loops else _DEAD
 
 
 def _of_names(context: LintContext) -> Policy:

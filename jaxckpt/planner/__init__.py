@@ -1,11 +1,10 @@
 """Plans that fit, proved by the compiler: the loop from prediction to proof, the plan that users hold, its file.
 
-Read in this order: `plan` (what users hold), `policies` (what people decided), `explain` (who decided what), `allowed`
-(what may be decided), `floor` (what no plan lowers, and what would), `refusals` (what is said then), `stretching`
-(loops whose last turns keep more), `planner` and `search` (predict, compile, compare, correct), `frontier` and `trade`
-(memory against time), `returned`, `batches` and `batch_search` (how large a batch fits), `analysis` (where the
-residuals are, before anything is decided), `document` (a plan as plain data), `file` (the same as TOML), `once` (one
-plan for a run of several processes).
+Read in this order: `plan` (what users hold), `options`, `planner` and `search` (predict, compile, compare, correct),
+`loop_split` and `loop_tiling` (loops whose iterations differ), `floor` and `refusals` (budgets that no plan meets),
+`frontier` and `frontier_search` (memory against time), `batches` and `batch_search` (the largest batch), `document` and
+`plan_file` (plans as TOML), `analysis` and `explain` (residuals and policies, without a compiler), `apply_policy`,
+`broadcast` (one plan for several processes), `step_spec`, `verify_plan`.
 """
 
 from jaxckpt.planner.analysis import Analysis, ScopeResiduals, analyze

@@ -1,19 +1,16 @@
 """Where a step's residuals are, before anything is decided: bytes, cost of recomputing, readers, by scope.
 
-Nothing is compiled. Bytes are those that a compiler really keeps, by the fusion model: a residual that lives inside a
-kernel is counted as the arrays that the kernel reads, each once. The numbers of a plan come from the compiler
-(`Planner`); these say where to look.
-
-Read after `jaxckpt.solve.problem`.
+Nothing is compiled. Bytes are those of materialised arrays, by the fusion model: a residual inside a kernel is counted
+as the arrays that the kernel reads, each once. The numbers of a plan come from the compiler (`Planner`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxckpt._shown import Shown
 from jaxckpt._step import Step
-from jaxckpt.ir import Phase
+from jaxckpt.ir import Graph, Phase
 from jaxckpt.machine import Target
 from jaxckpt.planner.plan import Described, describe
 from jaxckpt.solve import Problem, solve
@@ -22,15 +19,15 @@ from jaxckpt.trace import trace_step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeResiduals:
-    """What one scope leaves for the backward pass.
+    """Residuals of one scope.
 
     Attributes:
       scope: The path of names, "" where there is none.
       residual_count: Forward values that the backward reads.
       residual_bytes: Their bytes, were each of them an array in memory, as JAX's equations have it.
-      kept_bytes: Arrays that a compiler keeps for it if nothing is recomputed, bytes per device.
-      largest: The largest of them, or None.
-      recompute_s: Estimated seconds of computing all of them again.
+      kept_bytes: Arrays that a compiler saves for the scope if nothing is recomputed, bytes per device.
+      largest: The largest of these arrays, or None.
+      recompute_s: Estimated seconds of recomputing these arrays.
       reader_count: Ops of the backward that read a residual of this scope.
     """
 
@@ -77,12 +74,12 @@ class Analysis(Shown):
 
     @property
     def residual_bytes(self) -> int:
-        """Bytes of all residuals as JAX's equations have them; not what is in memory."""
+        """Bytes of all residuals as JAX's equations have them; fusions keep many of them out of memory."""
         return sum(scope.residual_bytes for scope in self.scopes)
 
     @property
     def kept_bytes(self) -> int:
-        """What all scopes keep from forward to backward, bytes per device."""
+        """Arrays of all scopes that are saved from forward to backward, bytes per device."""
         return sum(scope.kept_bytes for scope in self.scopes)
 
 
@@ -93,12 +90,12 @@ def analyze(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
 ) -> Analysis:
-    """Finds a training step's residuals and what they weigh, by scope.
+    """Finds a training step's residuals and their bytes, by scope.
 
     Args:
       step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
       *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
-      target: The machine whose rates price recomputation; it need not be there, nor any package for it.
+      target: The machine whose rates price recomputation; neither the device nor a package for it is needed.
       donate_argnums: Arguments whose memory the results may take.
       static_argnums: Arguments that are not traced.
 
@@ -135,19 +132,19 @@ def _by_scope(problem: Problem) -> tuple[ScopeResiduals, ...]:
     graph = problem.graph
     members: dict[str, list[int]] = {}
     for value in sorted(problem.needed | problem.read_after_forward):
-        made = graph.producer[value]
-        assert made is not None, "arguments are no residuals"
-        members.setdefault(graph.ops[made].scope, []).append(value)
+        producer = graph.producer[value]
+        assert producer is not None, "arguments are no residuals"
+        members.setdefault(graph.ops[producer].scope, []).append(value)
     return tuple(_scope(problem, scope, values) for scope, values in members.items())
 
 
 def _scope(problem: Problem, scope: str, values: list[int]) -> ScopeResiduals:
     graph = problem.graph
-    in_memory = problem.needed & problem.worth_saving & problem.fusion.materialised
-    kept = [v for v in values if v in in_memory]
+    arrays = problem.needed & problem.worth_saving & problem.fusion.materialised
+    kept = [v for v in values if v in arrays]
     residuals = [v for v in values if v in problem.read_after_forward]
-    readers = {r for v in residuals for r in graph.readers[v] if graph.ops[r].phase is not Phase.FORWARD}
-    makers = {graph.producer[v] for v in kept}
+    readers = {r for r in _readers(graph, residuals) if graph.ops[r].phase is not Phase.FORWARD}
+    producers = {op for v in kept if (op := graph.producer[v]) is not None}
     largest = max(kept, key=graph.residual_bytes, default=None)
     return ScopeResiduals(
         scope=scope,
@@ -155,6 +152,11 @@ def _scope(problem: Problem, scope: str, values: list[int]) -> ScopeResiduals:
         residual_bytes=sum(map(graph.residual_bytes, residuals)),
         kept_bytes=sum(map(graph.residual_bytes, kept)),
         largest=None if largest is None else describe(graph, largest),
-        recompute_s=sum(problem.op_s[op] for op in makers if op is not None),
+        recompute_s=sum(problem.op_s[op] for op in producers),
         reader_count=len(readers),
     )
+
+
+def _readers(graph: Graph, values: Iterable[int]) -> frozenset[int]:
+    """The ops that read any of some values."""
+    return frozenset(reader for value in values for reader in graph.readers[value])

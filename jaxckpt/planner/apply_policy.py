@@ -1,7 +1,4 @@
-"""A step with a policy carried out, and with the policies that marks in it mean; no budget, no compiler.
-
-Read after `jaxckpt.solve.policy_plan`.
-"""
+"""Carries a policy, and the policies of marks, out on a step; without a budget and without a compiler."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

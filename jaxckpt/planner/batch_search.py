@@ -1,14 +1,12 @@
 """The largest batch that fits with a plan, and the fastest one; predictions first, few compiles.
 
-A step is traced for a batch, and the model says what its smallest plan takes, without a compiler. Batches are doubled
-until that exceeds the budget, then the gap is closed: memory is nearly a line over batches, so the next guess is where
-the line meets the budget, and every third one the middle. Only the batch that is found so is compiled. What the
-compiler says of it corrects the model, and where that moves the limit the search goes on.
-
-For throughput the model's fastest plans within the budget are compared over the batches up to the largest one, and
-the best of them compiled.
-
-Read after `planner`, `batches`, `returned`.
+1. The step is traced for a batch, and the model predicts the total of its smallest plan, without a compiler. Batches
+   are doubled until that total exceeds the budget. Then the gap is closed by interpolation (regula falsi): memory is
+   nearly linear in the batch. Every third guess is the middle of the gap (bisection).
+2. Only the batch that is found is compiled. The compiled total corrects the model, and the search goes on where that
+   moves the limit.
+3. For throughput the model's fastest plans within the budget are compared over the batches up to the largest one, and
+   the best of them are compiled.
 """
 
 from collections.abc import Callable
@@ -27,12 +25,16 @@ from jaxckpt.planner.plan import Plan
 from jaxckpt.planner.planner import Planner
 from jaxckpt.planner.step_spec import step_from_spec
 
+# Bounds of the compiles for one search; no benchmark fixed the exact values.
 _ROUNDS = 6
-"""So many batches are compiled at most on the way to the largest one."""
+"""The most batches that are compiled on the way to the largest one."""
 _BETWEEN = 3
-"""So many batches between the largest without recomputation and the largest at all are compared for throughput."""
+"""Batches between the largest without recomputation and the largest at all that are compared for throughput."""
 _PLANNED = 2
-"""So many batches are compiled for the highest throughput, beside the largest."""
+"""Batches, other than the largest, that are compiled for the highest throughput."""
+_SLOWEST = 0.9
+"""Batches of less than this share of the largest batch's predicted throughput are not compiled: the model's seconds are
+off by less (`python -m benchmarks.frontier`)."""
 
 
 _DEFAULT = PlanOptions()
@@ -83,12 +85,12 @@ def max_batch(
     target = Target(target)
     memory_bytes = target.memory_bytes
     limit_bytes = memory_bytes if budget is None else budget_bytes(budget, baseline_bytes=memory_bytes)
-    search = _Search(make_step, target, limit_bytes, multiples_of, replace(options, **keywords), progress or silent)
-    return search.run()
+    options = replace(options, **keywords)
+    return _BatchSearcher(make_step, target, limit_bytes, multiples_of, options, progress or silent).run()
 
 
 class _Trial:
-    """A batch: its traced step, and what the model says of it."""
+    """A batch with its traced step and predictions."""
 
     def __init__(self, batch: int, planner: Planner):
         self.batch = batch
@@ -97,27 +99,27 @@ class _Trial:
         self.plan: Plan | None = None
 
     @cached_property
-    def resorts(self) -> tuple[ir.GraphPlan, ...]:
+    def smallest_plans(self) -> tuple[ir.GraphPlan, ...]:
         """Plans of least memory, the smallest by prediction first."""
-        resorts = *self.planner.solver.min_memory_plans, *self.planner.min_memory_tilings
-        return tuple(sorted(resorts, key=lambda plan: plan.predicted.temp_bytes))
+        plans = *self.planner.solver.min_memory_plans, *self.planner.min_memory_tilings
+        return tuple(sorted(plans, key=lambda plan: plan.predicted.temp_bytes))
 
     @property
     def fixed_bytes(self) -> int:
-        """What no plan changes."""
+        """Bytes that no plan changes."""
         return self.planner.fixed_bytes
 
     @property
     def smallest_temp_bytes(self) -> int:
-        """Temporaries of the smallest plan, by the model."""
-        return self.resorts[0].predicted.temp_bytes
+        """Predicted temporaries of the smallest plan."""
+        return self.smallest_plans[0].predicted.temp_bytes
 
     def expected_bytes(self, ratio: float) -> int:
-        """The smallest total, as expected."""
+        """The expected total of the smallest plan; `ratio` is compiled temporaries over predicted ones."""
         return self.fixed_bytes + int(ratio * self.smallest_temp_bytes)
 
     def unplanned_bytes(self, ratio: float) -> int:
-        """The total of the step as it is, as expected."""
+        """The expected total of the step as it is."""
         return self.fixed_bytes + int(ratio * self.planner.solver.empty_plan.predicted.temp_bytes)
 
     def expected_step_s(self, limit_bytes: int, ratio: float) -> float:
@@ -125,7 +127,7 @@ class _Trial:
         temp_bytes = int((limit_bytes - self.fixed_bytes) / ratio)
         fastest = self.planner.solver.solve(temp_bytes)
         if fastest.predicted.temp_bytes > temp_bytes and self.planner.min_memory_tilings:
-            assert self.planner.tiling_solver is not None, "it knows of smaller plans"
+            assert self.planner.tiling_solver is not None, "the tilings come from it"
             fastest = self.planner.tiling_solver.solve(temp_bytes, allow_empty=False)
         return fastest.predicted.step_s
 
@@ -133,7 +135,7 @@ class _Trial:
         """The smallest compiled total; the fastest plan and then those of least memory are compiled until one fits."""
         totals: list[int] = []
         fastest = self.planner.solver.solve(limit_bytes - self.fixed_bytes)
-        for plan in dict.fromkeys((fastest, *self.resorts)):
+        for plan in dict.fromkeys((fastest, *self.smallest_plans)):
             totals.append(self.planner.measure(plan).footprint.total_bytes)
             if totals[-1] <= limit_bytes:
                 break
@@ -141,8 +143,8 @@ class _Trial:
         return min(totals)
 
 
-class _Search:
-    """Counts in multiples: a `count` of n is a batch of n * multiples_of."""
+class _BatchSearcher:
+    """Searches in multiples: a `count` of n is a batch of n * multiples_of."""
 
     def __init__(
         self,
@@ -167,7 +169,7 @@ class _Search:
         largest = self._largest()
         self._plan(largest)
         self.time_ratio = self._time_ratio(self.trials[largest])
-        for count in self._promising(largest):
+        for count in self._fast_counts(largest):
             self._plan(count)
         tried = tuple(self._tried(count) for count in sorted(self.trials))
         planned = [each for each in tried if each.plan is not None]
@@ -209,13 +211,13 @@ class _Search:
         return fits or self._first()
 
     def _first(self) -> int:
-        """The smallest batch, where the model found none that the compiler let through."""
+        """The smallest batch, where no batch that the model found fits as compiled."""
         if not self._fits_compiled(1):
             self._refuse()
         return 1
 
     def _refuse(self) -> None:
-        """Raises what a plan for the smallest batch raises."""
+        """Raises the error that a plan for the smallest batch raises."""
         try:
             self._plan(1)
         except InfeasibleBudgetError as error:
@@ -230,7 +232,7 @@ class _Search:
 
     def _largest_expected(self, fits: int, fails: int | None) -> int:
         """The largest count from `fits` on and below `fails` that the model expects to fit."""
-        low, high = self._known(fits, fails)
+        low, high = self._narrowed(fits, fails)
         rounds = 0
         while high is None or high - low > 1:
             count = self._guess(low, high, rounds)
@@ -241,29 +243,29 @@ class _Search:
             rounds += 1
         return low
 
-    def _known(self, fits: int, fails: int | None) -> tuple[int, int | None]:
-        """The same bounds, narrowed by what is traced already."""
+    def _narrowed(self, fits: int, fails: int | None) -> tuple[int, int | None]:
+        """Both bounds, narrowed by the batches that are traced already."""
         inside = [count for count in self.trials if count > fits and (fails is None or count < fails)]
         too_large = [count for count in inside if self._expected(count) > self.limit_bytes]
         high = min(too_large, default=fails)
         return max((count for count in inside if high is None or count < high), default=fits), high
 
     def _guess(self, low: int, high: int | None, rounds: int) -> int:
-        """Doubled until something does not fit; then where a line through two batches meets the budget."""
-        met = self._met()
+        """The next count: doubled until one does not fit, then where a line through two batches meets the budget."""
+        met = self._intersection()
         if high is None:
             return max(1, 2 * low) if met is None or rounds % 3 == 2 else max(low + 1, met)
         if met is None or rounds % 3 == 2:
             return (low + high) // 2
         return min(high - 1, max(low + 1, met))
 
-    def _met(self) -> int | None:
-        """Where memory as a line over batches meets the budget; None where the batches known tell of no line.
+    def _intersection(self) -> int | None:
+        """Where memory, as a line over batches, meets the budget; None where known batches give no rising line.
 
-        Batches close to each other may be the wrong way round: kernels pad odd lengths.
+        The larger of two batches close to each other may take less memory: kernels pad odd lengths.
 
         Raises:
-          BatchError: It does not grow from one batch to another of at least twice its size.
+          BatchError: Memory does not grow from one batch to another of at least twice its size.
         """
         known = sorted((abs(self._expected(count) - self.limit_bytes), count) for count in self.trials)
         if len(known) < 2:
@@ -298,18 +300,18 @@ class _Search:
         assert trial.plan is not None
         return _step_s(trial.plan) / trial.plan.predicted.step_s
 
-    def _promising(self, largest: int) -> list[int]:
-        """Counts that should have the highest throughput, beside the largest; the best first."""
+    def _fast_counts(self, largest: int) -> list[int]:
+        """Counts other than the largest that should have the highest throughput; the best first."""
         free = self._largest_unplanned(largest)
         between = {free + (largest - free) * i // (_BETWEEN + 1) for i in range(_BETWEEN + 1)}
         counts = {count for count in {*between, *self.trials} if 1 <= count < largest}
         expected = {count: self._items_per_s(count) for count in counts}
         best = sorted(counts, key=lambda count: (-expected[count], count))[:_PLANNED]
-        least = 0.9 * self._items_per_s(largest)  # the model is not that far off
+        least = _SLOWEST * self._items_per_s(largest)
         return [count for count in best if expected[count] >= least]
 
     def _largest_unplanned(self, largest: int) -> int:
-        """The largest count whose step fits as it is, by a line through two that are known; at least 1."""
+        """The largest count whose step fits as it is, by a line through two known counts; at least 1."""
         known = sorted(self.trials)[:2] if len(self.trials) > 1 else [1, largest]
         one, other = known[0], known[-1]
         first, second = (self.trial(count).unplanned_bytes(self.ratio) for count in (one, other))
@@ -341,6 +343,6 @@ class _Search:
 
 
 def _step_s(plan: Plan) -> float:
-    """Of the compiled program; the model's where that was not read."""
+    """Estimated seconds of the compiled program; predicted ones where the footprint has none."""
     compiled_s = plan.footprint.step_s if plan.footprint is not None else 0.0
     return compiled_s or plan.predicted.step_s

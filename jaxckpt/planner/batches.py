@@ -1,7 +1,4 @@
-"""How large a batch fits, and which one is fastest: what a search over batches found, as plain data.
-
-Read after `plan`; how it is found is in `batch_search`.
-"""
+"""Results of a search over batches, as plain data; the search is in `batch_search`."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,9 +1,7 @@
-"""A plan for a run of several processes: one of them makes it, all of them have it.
+"""A plan for a run of several processes: process 0 makes the plan and broadcasts it.
 
 Planning is deterministic, so processes of one version of everything come to the same plan by themselves, and
 `Plan.apply` refuses to go on where they do not. Made once, it cannot differ, and compiles are not done everywhere.
-
-Read after `file`.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""What a policy does to a step, value by value: which rule decided, which would have, and what came of it.
-
-Read after `jaxckpt.solve.policy_plan`.
-"""
+"""Explains a policy on a step, value by value: the rule that decided, the rules overruled, and the decision."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,15 +18,15 @@ from jaxckpt.trace import trace_step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """What was decided about one value, and by whom.
+    """The decision about one value, with the rule that made it.
 
     Attributes:
       value: The value.
       by: Who decided: "rule 2 of "transformer"", "default of ...", "regions of ...", "the step's structure".
-      wanted: The decision as it was said.
-      carried_out: What happens: the decision, or None where the value is left to the compiler.
-      why: Why it is not what was said; "" where it is.
-      overruled: What would have decided, the next first.
+      wanted: The decision as the rule says it.
+      carried_out: The decision in the plan, or None where the value is left to the compiler.
+      why: Why `carried_out` is not `wanted`; "" where it is.
+      overruled: Rules that would have decided otherwise, the next first.
     """
 
     value: Described
@@ -42,7 +39,7 @@ class Explained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation(Shown):
-    """What a policy, and the policies of marks, do to a step.
+    """The effect of a policy, and of policies of marks, on a step.
 
     Attributes:
       step: The step's name.
@@ -50,7 +47,7 @@ class Explanation(Shown):
       values: In the order in which they are made.
       predicted_bytes: The total that the model expects, bytes per device.
       unplanned_bytes: The same with everything saved.
-      recompute_s: Estimated seconds of what runs again.
+      recompute_s: Estimated seconds of recomputed ops.
     """
 
     _report: ClassVar[str] = "jaxckpt.report.explanation:explanation_report"
@@ -63,7 +60,7 @@ class Explanation(Shown):
     recompute_s: float
 
     def of(self, name: str) -> tuple[Explained, ...]:
-        """What was decided about the values of a `checkpoint_name`."""
+        """The decisions about the values of a `checkpoint_name`."""
         return tuple(each for each in self.values if each.value.name == name)
 
 
@@ -75,7 +72,7 @@ def explain(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
 ) -> Explanation:
-    """Says for each residual which rule decides about it, and which would have.
+    """Finds for each residual the rule that decides about it, and the rules overruled.
 
     Args:
       step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
@@ -131,7 +128,7 @@ def _explained(problem: Problem, followed: PolicyPlan) -> Iterator[Explained]:
 
 
 def _why(problem: Problem, resolved: Resolved, decisions: Mapping[int, Decision]) -> str:
-    """Why something else happens than was decided."""
+    """Why the plan's decision about a value is not the rule's; "" where it is."""
     value = resolved.forward_value.id
     carried_out = decisions.get(value)
     if carried_out == resolved.decision:
@@ -148,8 +145,13 @@ def _why(problem: Problem, resolved: Resolved, decisions: Mapping[int, Decision]
         return "it is a view of an array that is kept"
     if isinstance(resolved.decision, Recompute):
         return "it leaves its stage as a view of what is kept"
+    return _why_not_saved(problem, value)
+
+
+def _why_not_saved(problem: Problem, value: int) -> str:
+    """Why a plan does not save a value that no other decision is about."""
     if value in problem.fusion.argument_derived:
-        return "it costs nothing to make again"
+        return "it costs nothing to recompute"
     if value not in problem.worth_saving:
         return "it is no array of its own: compilers compute it where it is read"
     return "nothing reads it in the backward pass"

@@ -1,11 +1,9 @@
-"""The floor: what stands at the peak where a plan recomputes all that helps, and what would lower it.
+"""The floor: the memory of the smallest plan by purpose, and remedies that would lower it.
 
-No decision on residuals moves arguments, the logits of a loss head, gradients that wait for their update, the update
-itself, or what one op reads and writes. So the least that a step can take is told apart by what each byte is for, and
-for each kind that is worth it there is a remedy with a figure: the compiled program's buffers are made smaller as the
-remedy would, and the peak is looked for again.
-
-Read after `jaxckpt.hlo.memory`.
+No decision on residuals changes arguments, the logits of a loss head, gradients that are live until the update, the
+update itself, or the operands and results of one op. So the least total of a step is divided by purpose. For each
+large purpose there is a remedy with its effect: the compiled program's buffers are made smaller as the remedy would
+make them, and the peak is computed anew.
 """
 
 import enum
@@ -22,23 +20,27 @@ from jaxckpt.hlo import Buffer, MemoryMap, Part, Role
 from jaxckpt.ir import Graph
 from jaxckpt.oom.remedies import Remedy
 
+# Thresholds of a report: they decide which remedies are named, and change no plan. No benchmark fixed the exact values.
 _NAMED = 4
+"""Largest buffers that are named for each purpose."""
 _DOMINATES = 0.5
-"""One op is the peak where what stands around it is this share of the temporaries."""
+"""One op is the peak if its operands and results are at least this share of the temporaries."""
 _WIDENS = 4
-"""One op is told from its surroundings where its values have so many times as many elements."""
+"""Values belong to one wide op if they have at least this many times the elements of all other values at the peak."""
 _MOST_RESIDUALS = 3
-"""So many residuals may be values around one op; more of one size are the boundaries of layers."""
+"""The most residuals among the values of one op; more of one size are the boundaries of layers."""
 _WORTH = 0.02
 """Remedies that lower the total by a smaller share are not named."""
 _MOST_CHUNKS = 64
+"""The most chunks that are proposed."""
 _LEAST_SCORES = 512
+"""Square values of at least this length are taken for attention weights."""
 _FLAT = 0.05
-"""More chunks are not proposed where twice as many save less than this share more."""
+"""More chunks are not proposed if twice as many save less than this share more."""
 
 
 class Holder(enum.StrEnum):
-    """What bytes at the floor are for."""
+    """Purposes of bytes at the floor."""
 
     ARGUMENTS = enum.auto()
     RESULTS = enum.auto()
@@ -46,40 +48,40 @@ class Holder(enum.StrEnum):
     PROGRAM = enum.auto()
     """The program and its constants."""
     RESIDUALS = enum.auto()
-    """Kept from forward to backward even in the smallest plan: what the rest is computed from again."""
+    """Saved from forward to backward even in the smallest plan: recomputation starts from them."""
     RECOMPUTED = "again"
-    """Forward values of the part at work, computed or computed again for it."""
+    """Forward values of the stage at work, computed or recomputed for it."""
     LOGITS = "head"
-    """Logits, their gradient and what else is as wide."""
+    """Logits, their gradient and other values as wide."""
     SINGLE_OP = "op"
-    """What one op makes, far wider than what goes in, and values of the same size around it."""
+    """Results of one op that are far wider than its operands, and values of the same size at the peak."""
     COTANGENTS = enum.auto()
-    """Gradients of activations, on their way."""
+    """Gradients of activations."""
     GRADIENTS = enum.auto()
-    """Gradients of parameters that wait for the update."""
+    """Gradients of parameters, live until the update."""
     UPDATE = enum.auto()
-    """What the optimiser makes on its way."""
+    """Temporaries of the optimiser."""
     WORKSPACE = enum.auto()
     """Scratch of a library's kernels."""
     TRANSFERS = enum.auto()
-    """On the way to or from other devices or the host."""
+    """Buffers of transfers to or from other devices or the host."""
     OTHER = enum.auto()
     FRAGMENTATION = "holes"
     """Allocated, and not in use at the peak."""
 
 
 DECIDED = frozenset({Holder.RESIDUALS, Holder.RECOMPUTED})
-"""What another decision on residuals changes; in the smallest plan none of them lowers the peak."""
+"""Purposes that decisions on residuals change; in the smallest plan no other decision lowers the peak."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One kind of bytes at the floor.
+    """Bytes of one purpose at the floor.
 
     Attributes:
-      holder: What they are for.
-      size_bytes: How many, per device.
-      largest: The largest buffers among them; none for what the compiler gives as one figure.
+      holder: The purpose.
+      size_bytes: Bytes per device.
+      largest: The largest buffers of this purpose; () where the compiler gives only one figure.
     """
 
     holder: Holder
@@ -89,14 +91,14 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor(Shown):
-    """The least that a step takes with a plan, by what it is for.
+    """The least total of a step with a plan, by purpose.
 
     Attributes:
       step: The step's name; "" where it is not known.
       footprint: Of the smallest plan, as compiled.
       shares: Largest first; their sum is `footprint.total_bytes`.
-      remedies: What would lower it beside a plan, what saves most first. Each figure is for that remedy alone, of the
-        compiled program with smaller buffers; no compiler was asked.
+      remedies: Changes of the step that would lower the total, the largest saving first. Each figure is for that remedy
+        by itself, computed from the compiled program with smaller buffers; nothing was compiled for it.
     """
 
     _report: ClassVar[str] = "jaxckpt.report.floor:floor_report"
@@ -113,40 +115,40 @@ class Floor(Shown):
 
     @property
     def undecided_bytes(self) -> int:
-        """What no decision on residuals changes."""
+        """Bytes that no decision on residuals changes."""
         return sum(share.size_bytes for share in self.shares if share.holder not in DECIDED)
 
     @property
     def undecided_share(self) -> float:
-        """The same as a share of the total, 0 to 1."""
+        """`undecided_bytes` as a share of the total, 0 to 1."""
         return self.undecided_bytes / self.total_bytes if self.total_bytes else 0.0
 
     @property
     def peak_part(self) -> Part:
-        """The part of the step in which the peak stands; `Part.UNKNOWN` without a memory map."""
+        """The part of the step at whose kernels the peak is; `Part.UNKNOWN` without a memory map."""
         memory = self.footprint.memory
         return memory.kernels[memory.peak].part if memory is not None and memory.kernels else Part.UNKNOWN
 
     def of(self, holder: Holder | str) -> int:
-        """Bytes of one kind; 0 where there are none.
+        """Bytes of one purpose; 0 where there are none.
 
         Args:
-          holder: The kind, or its word ("head").
+          holder: The purpose, or its word ("head").
         """
         return sum(share.size_bytes for share in self.shares if share.holder == Holder(holder))
 
 
 def floor_of(footprint: Footprint, graph: Graph | None = None, *, step: str = "") -> Floor:
-    """Tells a footprint apart by what it is for, and finds what would lower it.
+    """Divides a footprint by purpose, and finds remedies that would lower it.
 
     Args:
-      footprint: Of the smallest plan; of any other, "decided by residuals" means something else.
-      graph: The step; without it nothing is said of donation.
-      step: Its name.
+      footprint: The footprint of the smallest plan.
+      graph: The step; without a graph no donation is proposed.
+      step: The name of the step.
 
     Example:
-      >>> made = Footprint(argument_bytes=300, output_bytes=200, alias_bytes=200, temp_bytes=700)
-      >>> [(str(share.holder), share.size_bytes) for share in floor_of(made).shares]
+      >>> smallest = Footprint(argument_bytes=300, output_bytes=200, alias_bytes=200, temp_bytes=700)
+      >>> [(str(share.holder), share.size_bytes) for share in floor_of(smallest).shares]
       [('other', 700), ('arguments', 300)]
     """
     shares = tuple(sorted(_shares(footprint), key=lambda share: -share.size_bytes))
@@ -172,21 +174,21 @@ def _shares(footprint: Footprint) -> Iterator[Share]:
         yield from [Share(holder=Holder.OTHER, size_bytes=footprint.temp_bytes)] if footprint.temp_bytes else []
         return
     alive: dict[Holder, list[Buffer]] = {}
-    for buffer, holder in _held(memory):
+    for buffer, holder in _purposes(memory):
         alive.setdefault(holder, []).append(buffer)
     for holder, buffers in alive.items():
         yield Share(holder=holder, size_bytes=_sum(buffers), largest=tuple(buffers[:_NAMED]))
-    holes = footprint.temp_bytes - memory.peak_bytes
-    if holes:
-        yield Share(holder=Holder.FRAGMENTATION, size_bytes=holes)
+    unused_bytes = footprint.temp_bytes - memory.peak_bytes
+    if unused_bytes:
+        yield Share(holder=Holder.FRAGMENTATION, size_bytes=unused_bytes)
 
 
-def _held(memory: MemoryMap) -> Iterator[tuple[Buffer, Holder]]:
-    """Temporaries alive at the peak, largest first, each with what it is for."""
+def _purposes(memory: MemoryMap) -> Iterator[tuple[Buffer, Holder]]:
+    """Temporaries alive at the peak, largest first, each with its purpose."""
     alive = memory.alive_at(memory.peak)
-    around = frozenset(b.id for b in _around_op(memory, alive))
+    of_one_op = frozenset(b.id for b in _values_of_wide_op(memory, alive))
     for buffer in alive:
-        yield buffer, Holder.SINGLE_OP if buffer.id in around else _holder(buffer)
+        yield buffer, Holder.SINGLE_OP if buffer.id in of_one_op else _holder(buffer)
 
 
 def _holder(buffer: Buffer) -> Holder:
@@ -209,20 +211,25 @@ _HOLDERS = {
 }
 
 
-def _around_op(memory: MemoryMap, alive: tuple[Buffer, ...]) -> list[Buffer]:
-    """What stands around one op, if that is the peak: values of one size, far wider than all else that flows there."""
-    roles = (Role.RESIDUAL, Role.ACTIVATION, Role.COTANGENT, Role.OTHER)
-    flowing = [b for b in alive if b.role in roles and not _is_stack(b)]
-    widest = max(map(_elements, flowing), default=0)
-    around = [b for b in flowing if _elements(b) == widest]
-    others = max((_elements(b) for b in flowing if _elements(b) < widest), default=widest)
-    residuals = sum(b.role is Role.RESIDUAL for b in around)
-    is_one = widest >= _WIDENS * others and residuals <= _MOST_RESIDUALS
-    return around if is_one and _sum(around) >= _DOMINATES * memory.peak_bytes else []
+def _values_of_wide_op(memory: MemoryMap, alive: tuple[Buffer, ...]) -> list[Buffer]:
+    """The values of one op, if the op is the peak: values of one size, far wider than all others there; else []."""
+    by_width: dict[int, list[Buffer]] = {}
+    for buffer in alive:
+        if buffer.role in _VALUE_ROLES and not _is_residual_stack(buffer):
+            by_width.setdefault(_elements(buffer), []).append(buffer)
+    widest, *narrower = sorted(by_width, reverse=True) or [0]
+    of_one_op = by_width.get(widest, [])
+    residuals = sum(b.role is Role.RESIDUAL for b in of_one_op)
+    is_wide = widest >= _WIDENS * next(iter(narrower), widest)
+    dominates = _sum(of_one_op) >= _DOMINATES * memory.peak_bytes
+    return of_one_op if is_wide and dominates and residuals <= _MOST_RESIDUALS else []
 
 
-def _is_stack(buffer: Buffer) -> bool:
-    """Whether the turns of a loop write it, each its slice: the work of all layers, and of no one op."""
+_VALUE_ROLES = (Role.RESIDUAL, Role.ACTIVATION, Role.COTANGENT, Role.OTHER)
+
+
+def _is_residual_stack(buffer: Buffer) -> bool:
+    """True if the iterations of a loop write the buffer, each its slice: it belongs to all layers, not to one op."""
     return buffer.op == "dynamic_update_slice" and buffer.count > 1
 
 
@@ -243,15 +250,15 @@ def _remedies(footprint: Footprint, shares: Iterable[Share], graph: Graph | None
 
 
 def _donation(graph: Graph) -> Iterator[Remedy]:
-    """Results that could take over an argument that is not donated."""
+    """The donation of arguments that results could reuse."""
 
     def kinds(values: Iterable[int]) -> Counter[tuple[tuple[int, ...], str]]:
         return Counter((graph.values[v].shape, graph.values[v].dtype) for v in values)
 
     sizes = {(value.shape, value.dtype): value.size_bytes for value in graph.values}
-    made = kinds(graph.outputs) - kinds(graph.donated)
+    results = kinds(graph.outputs) - kinds(graph.donated)
     free = kinds(v for v in graph.inputs if v not in graph.donated)
-    saves = sum(sizes[kind] * count for kind, count in (made & free).items())
+    saves = sum(sizes[kind] * count for kind, count in (results & free).items())
     yield Remedy(
         title="donate the state",
         how="Results that could take over the memory of an argument of the same shape and type do not.",
@@ -340,7 +347,7 @@ _CHUNKED: Mapping[Holder, Callable[[MemoryMap, Share], Iterator[Remedy]]] = {
 
 
 def _chunks(memory: MemoryMap, of: Callable[[Buffer], bool]) -> tuple[int, int, str]:
-    """How many chunks are worth it, what they take off the peak, and a sentence on where the peak is then."""
+    """The number of chunks to propose, the bytes that they take off the peak, and a sentence on the new peak."""
     cut = [b for b in memory.temporaries if of(b)]
     chunks, saves = 2, _saved(memory, _divided(cut, 2))
     while chunks < _MOST_CHUNKS:
@@ -358,7 +365,7 @@ def _divided(buffers: Iterable[Buffer], chunks: int) -> dict[int, int]:
 
 
 def _saved(memory: MemoryMap, sizes: Mapping[int, int]) -> int:
-    """What is taken off the peak where some buffers have other sizes: the peak may then be elsewhere."""
+    """Bytes that the peak falls by where some buffers have other sizes; another kernel may then be the peak."""
     return memory.peak_bytes - _resized(memory, sizes).peak_bytes
 
 
@@ -371,7 +378,7 @@ def _sum(buffers: Iterable[Buffer]) -> int:
 
 
 def _listed(share: Share) -> str:
-    """The largest buffers of a share in a few words, and all of it."""
+    """The bytes of a share with its largest buffer, in a few words."""
     first = share.largest[0]
     what = f"{first.dtype}[{','.join(map(str, first.shape))}]"
     place = "/".join(filter(None, (first.scope, first.op)))

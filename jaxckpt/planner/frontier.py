@@ -1,6 +1,6 @@
 """The frontier of a step on a target: how much time each amount of memory costs, from the smallest total up.
 
-Points are compiled plans, each smaller than all that are faster. Read after `plan`; how it is found is in `trade`.
+Points are compiled plans, each smaller than all that are faster. `frontier_search` finds them.
 """
 
 from collections.abc import Iterator
@@ -31,11 +31,11 @@ class FrontierPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedPoint:
-    """What a plan between two compiled ones is expected to take; it was not compiled.
+    """Expected figures of a plan between two compiled ones, which was not compiled.
 
     Attributes:
-      total_bytes: The model's figure, moved by how far it was off at the compiled points around.
-      step_s: The same.
+      total_bytes: The prediction, corrected by the model errors at the neighbouring compiled points.
+      step_s: Seconds, corrected likewise.
     """
 
     total_bytes: int
@@ -50,7 +50,7 @@ class Frontier(Shown):
       step: The step's name.
       target: The machine's.
       points: From the smallest total to the fastest; totals rise and times fall strictly.
-      between: What other budgets would give, as expected.
+      between: Expected points for budgets between the compiled ones.
       unplanned: The footprint of the step as it is.
       compiles: How many programs were compiled for it.
       dropped: Compiled plans that another one beats: smaller, or faster, and not worse otherwise.

@@ -1,10 +1,8 @@
 """Memory against time: a step planned for many budgets, some of them compiled.
 
 The model is asked for plans from its smallest total to its fastest, which takes no compiler. Of these the two ends are
-compiled, and then, one after the other, the one that lies in the middle of the largest unknown: the gap between two
-compiled neighbours that spans most memory and time. What a compiled plan is smaller or faster than is dropped.
-
-Read after `planner`, `frontier`.
+compiled, and then, one after the other, the plan in the middle of the widest gap: the two compiled neighbours that span
+most memory times time. Compiled plans that another one dominates are dropped.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +21,8 @@ from jaxckpt.planner.options import PlanKeywords, PlanOptions
 from jaxckpt.planner.planner import CompiledPlan, Planner
 
 _ASKED = 3
-"""For each point to compile so many budgets are asked of the model."""
+"""Budgets asked of the model for each point to compile. More give a smoother expected frontier (`Frontier.between`) for
+more time in the solver; `python -m benchmarks.frontier` shows its error. No benchmark fixed the exact value."""
 
 
 _DEFAULT = PlanOptions()
@@ -84,7 +83,7 @@ def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
     asked = list(_asked(planner, points))
     known = {plan: planner.measure(plan) for plan in dict.fromkeys((planner.smallest().plan, asked[-1]))}
     while len(known) < points:
-        plan = _of_the_largest_gap(known, asked)
+        plan = _in_widest_gap(known, asked)
         if plan is None:
             break
         known[plan] = planner.measure(plan)
@@ -102,15 +101,15 @@ def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
 
 def _asked(planner: Planner, points: int) -> Iterator[ir.GraphPlan]:
     """The model's plans from the smallest to the fastest, each faster than those before."""
-    solver, nesting = planner.solver, planner.tiling_solver
+    solver, tiling = planner.solver, planner.tiling_solver
     with collector_paused():
         fastest = solver.solve(None)
         low, high = solver.min_memory_plan.predicted.temp_bytes, fastest.predicted.temp_bytes
-        plans = [solver.solve(budget, allow_empty=False) for budget in _spread(low, high, _ASKED * points)]
+        plans = [solver.solve(budget, allow_empty=False) for budget in _evenly(low, high, _ASKED * points)]
         for least in planner.min_memory_tilings:
-            assert nesting is not None, "it knows of smaller plans"
-            budgets = _spread(least.predicted.temp_bytes, low, points)
-            plans += [nesting.solve(budget, allow_empty=False) for budget in budgets]
+            assert tiling is not None, "the tilings come from it"
+            budgets = _evenly(least.predicted.temp_bytes, low, points)
+            plans += [tiling.solve(budget, allow_empty=False) for budget in budgets]
         plans.append(fastest)
     by_size = sorted(dict.fromkeys(plans), key=lambda p: (p.predicted.total_bytes, p.predicted.step_s))
     best: list[ir.GraphPlan] = []
@@ -120,13 +119,13 @@ def _asked(planner: Planner, points: int) -> Iterator[ir.GraphPlan]:
     yield from best
 
 
-def _spread(low: int, high: int, count: int) -> list[int]:
+def _evenly(low: int, high: int, count: int) -> list[int]:
     """So many numbers from the lower one on, the higher one not among them."""
     return [low + (high - low) * i // count for i in range(count)]
 
 
-def _of_the_largest_gap(known: dict[ir.GraphPlan, CompiledPlan], asked: Sequence[ir.GraphPlan]) -> ir.GraphPlan | None:
-    """The plan nearest to the middle of the two neighbours that span most memory times time; None if all are known."""
+def _in_widest_gap(known: dict[ir.GraphPlan, CompiledPlan], asked: Sequence[ir.GraphPlan]) -> ir.GraphPlan | None:
+    """The plan nearest to the middle of the neighbours that span most memory times time; None if all are known."""
     ends = sorted((plan for plan in asked if plan in known), key=lambda p: p.predicted.total_bytes)
     inner = [(gap, plan) for gap in pairwise([asked[0], *ends]) for plan in asked if _is_inside(plan, gap, known)]
     if not inner:
@@ -150,7 +149,7 @@ def _area(low: ir.GraphPlan, high: ir.GraphPlan) -> float:
 
 
 def _undominated(candidates: Iterable[CompiledPlan]) -> Iterator[CompiledPlan]:
-    """Those that none is as small as and as fast as, from the smallest to the fastest."""
+    """Plans that no other one equals or beats in both bytes and seconds, from the smallest to the fastest."""
     fastest_s = float("inf")
     for candidate in sorted(candidates, key=lambda c: (c.footprint.total_bytes, compiled_step_s(c))):
         if compiled_step_s(candidate) < fastest_s:
@@ -159,7 +158,7 @@ def _undominated(candidates: Iterable[CompiledPlan]) -> Iterator[CompiledPlan]:
 
 
 def compiled_step_s(candidate: CompiledPlan) -> float:
-    """Estimated seconds of the compiled program; the model's where the compiler's was not read."""
+    """Estimated seconds of the compiled program; predicted ones where the footprint has none."""
     return candidate.footprint.step_s or candidate.plan.predicted.step_s
 
 
@@ -170,45 +169,45 @@ def _point(planner: Planner, candidate: CompiledPlan) -> FrontierPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class _Offset:
-    """How far the model is off at a compiled plan."""
+class _ModelError:
+    """Compiled minus predicted figures of one compiled plan."""
 
     predicted_bytes: int
-    off_bytes: int
-    off_s: float
+    error_bytes: int
+    error_s: float
 
 
 def _expected(asked: Sequence[ir.GraphPlan], compiled: Sequence[CompiledPlan]) -> Iterator[ExpectedPoint]:
-    """What plans that were not compiled should take, within the compiled ends and as monotone as they are."""
-    offsets = sorted((_offset(c) for c in compiled), key=lambda each: each.predicted_bytes)
+    """Expected figures of plans that were not compiled: those between the compiled ends that keep the order."""
+    errors = sorted((_model_error(c) for c in compiled), key=lambda each: each.predicted_bytes)
     known = {candidate.plan for candidate in compiled}
     largest_bytes, least_s = compiled[-1].footprint.total_bytes, compiled_step_s(compiled[-1])
     last = ExpectedPoint(total_bytes=compiled[0].footprint.total_bytes, step_s=compiled_step_s(compiled[0]))
     for plan in asked:
         expected = plan.predicted
-        off_bytes, off_s = _between(offsets, expected.total_bytes)
-        point = ExpectedPoint(total_bytes=expected.total_bytes + off_bytes, step_s=expected.step_s + off_s)
+        error_bytes, error_s = _interpolated(errors, expected.total_bytes)
+        point = ExpectedPoint(total_bytes=expected.total_bytes + error_bytes, step_s=expected.step_s + error_s)
         inside = last.total_bytes < point.total_bytes < largest_bytes and least_s < point.step_s < last.step_s
         if inside and plan not in known:
             last = point
             yield point
 
 
-def _offset(candidate: CompiledPlan) -> _Offset:
+def _model_error(candidate: CompiledPlan) -> _ModelError:
     expected = candidate.plan.predicted
-    return _Offset(
+    return _ModelError(
         predicted_bytes=expected.total_bytes,
-        off_bytes=candidate.footprint.total_bytes - expected.total_bytes,
-        off_s=compiled_step_s(candidate) - expected.step_s,
+        error_bytes=candidate.footprint.total_bytes - expected.total_bytes,
+        error_s=compiled_step_s(candidate) - expected.step_s,
     )
 
 
-def _between(offsets: Sequence[_Offset], total_bytes: int) -> tuple[int, float]:
+def _interpolated(errors: Sequence[_ModelError], total_bytes: int) -> tuple[int, float]:
     """The model's error at a total, interpolated."""
-    below = [each for each in offsets if each.predicted_bytes <= total_bytes] or offsets[:1]
-    above = [each for each in offsets if each.predicted_bytes >= total_bytes] or offsets[-1:]
+    below = [each for each in errors if each.predicted_bytes <= total_bytes] or errors[:1]
+    above = [each for each in errors if each.predicted_bytes >= total_bytes] or errors[-1:]
     low, high = below[-1], above[0]
     span = high.predicted_bytes - low.predicted_bytes
     share = (total_bytes - low.predicted_bytes) / span if span else 0.0
-    off_bytes = low.off_bytes + share * (high.off_bytes - low.off_bytes)
-    return int(off_bytes), low.off_s + share * (high.off_s - low.off_s)
+    error_bytes = low.error_bytes + share * (high.error_bytes - low.error_bytes)
+    return int(error_bytes), low.error_s + share * (high.error_s - low.error_s)

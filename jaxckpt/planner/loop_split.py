@@ -141,17 +141,15 @@ class LoopSplitter:
         Returns:
           The two plans; None where no mixture is expected to be faster than the best compiled plan.
         """
-        mixable = [each for each in compiled if _is_mixable(each.plan) and each.plan.prediction is not None]
-        unsplit = [each for each in mixable if not each.plan.loop_splits]
+        unsplit = [each for each in compiled if _is_mixable(each.plan) and not each.plan.loop_splits]
         small = [each for each in unsplit if each.total_bytes <= limit_bytes]
         if not self.iterations or not small:
             return None
         best_s = _FASTER * min(each.step_s for each in compiled if each.total_bytes <= limit_bytes)
         large = [each for each in unsplit if each.total_bytes > limit_bytes]
         if not any(each.step_s < best_s for each in large):
-            nearest = max(small, key=lambda each: each.total_bytes)
             known = [each.plan for each in compiled]
-            large = [each for each in self._expected(nearest, limit_bytes) if each.plan not in known]
+            large = [each for each in self._expected(_largest(small), limit_bytes) if each.plan not in known]
         expected_s = {(one, other): _interpolated_s(one, other, limit_bytes) for one, other in product(small, large)}
         fastest = min(expected_s, key=lambda pair: expected_s[pair], default=None)
         if fastest is None or expected_s[fastest] >= best_s:
@@ -279,9 +277,15 @@ class LoopSplitter:
         return self._split[only]
 
 
+def _largest(figures: Sequence[PlanFigures]) -> PlanFigures:
+    return max(figures, key=lambda each: each.total_bytes)
+
+
 def _is_mixable(plan: GraphPlan) -> bool:
-    """True if a plan only saves and recomputes, and tiles no loop."""
-    return not plan.loop_tilings and all(isinstance(decision, Save | Recompute) for decision in plan.decisions.values())
+    """True if a plan has a prediction, only saves and recomputes, and tiles no loop."""
+    if plan.prediction is None or plan.loop_tilings:
+        return False
+    return all(isinstance(decision, Save | Recompute) for decision in plan.decisions.values())
 
 
 def _interpolated_s(small: PlanFigures, large: PlanFigures, limit_bytes: int) -> float:

@@ -1,8 +1,7 @@
 """The plan that users hold: decisions, what was predicted, and what the compiler said.
 
-A `jaxckpt.ir.GraphPlan` with the context that a person needs to read it without the graph: a description of each
-decided value, the arguments, the target and the budget. Frozen data; `apply` and `save` call the rooms that do the
-work.
+A `jaxckpt.ir.GraphPlan` with the context that a person needs to read the plan without the graph: a description of each
+decided value, the arguments, the target and the budget.
 """
 
 from collections.abc import Callable
@@ -44,9 +43,9 @@ class Described:
 
 
 def describe(graph: ir.Graph, value: int) -> Described:
-    """What a value of a graph is."""
-    made = graph.producer[value]
-    op = None if made is None else graph.ops[made]
+    """Describes a value of a graph."""
+    producer = graph.producer[value]
+    op = None if producer is None else graph.ops[producer]
     array = graph.values[value]
     return Described(
         value=value,

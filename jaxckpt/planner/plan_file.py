@@ -59,7 +59,7 @@ def require_folder(path: Path) -> None:
 
 
 def text_from_plan(plan: Plan) -> str:
-    """What a plan's file holds; each decided value must be described in the plan."""
+    """The text of a plan's file; each decided value must be described in the plan."""
     return _text(document_from_plan(plan))
 
 

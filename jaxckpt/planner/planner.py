@@ -184,9 +184,8 @@ class Planner:
             if not any(self.problem.moves(compiled.plan) for compiled in search.tried):
                 break
         left = self.options.max_compiles - len(search.attempts)
-        if tiling is None or not left or any(compiled.fits(limit_bytes) for compiled in tried):
-            return
-        if tiling.min_memory_plans:
+        fits = any(compiled.fits(limit_bytes) for compiled in tried)
+        if tiling is not None and left and not fits and tiling.min_memory_plans:
             error_bytes = max(0, min(compiled.model_error_bytes for compiled in tried))
             yield BudgetSearch(self, budget, limit_bytes, tiling, attempts, most=left, model_error_bytes=error_bytes)
 

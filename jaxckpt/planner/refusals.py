@@ -1,7 +1,4 @@
-"""What is said of a budget that no plan meets: what it takes, what stands there, what would lower it.
-
-Read after `floor`.
-"""
+"""Errors for budgets that no plan meets: the least total, the buffers at its peak, and remedies."""
 
 import math
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _WELL_USED = 0.985
 """The search ends with a plan that takes at least this share of the bytes that the budget leaves for temporaries."""
 _MARGIN = 0.001
-"""Taken off a corrected question, as a share of the budget: compiled totals are not exactly linear in the question."""
+"""Taken off a corrected question, as a share of the budget: compiled totals do not follow the question exactly."""
 _MARGINS = (_MARGIN, 0.02, 0.1)
 """Margins after no, one, and more ineffective corrections: a larger step is needed to reach another plan."""
 _EFFECTIVE = 0.5
@@ -41,8 +41,8 @@ _EFFECTIVE = 0.5
 _LEAST_COMPILES_TO_TILE = 3
 """Searches of fewer compiles leave none for tiled loops: two are needed to correct the model once."""
 _TOO_LARGE = 1.05
-"""The search gives up where a plan of least memory takes more than this many times the temporaries that may be. Other
-plans of least memory differ from it by less."""
+"""The search leaves its compiles to tiled loops where a plan of least memory takes more than this many times the
+temporaries that the budget allows."""
 _TOO_SLOW = 1.05
 """A plan that takes this many times the predicted seconds is compared with one of another cut: in ViT and T5 the model
 is off by more than two good plans differ (`python -m benchmarks.frontier`)."""
