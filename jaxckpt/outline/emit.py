@@ -12,7 +12,7 @@ import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt.outline.interfaces import Cond, LoopInterface, zeros_like_aval
-from jaxckpt.program.flat_program import JAXPRS, Atom
+from jaxckpt.program.flat_program import Atom
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def scan_eqn(interface: LoopInterface, eqns: Sequence[jex.JaxprEqn], template: j
         invars=[*constants, *(carry.init for carry in carries), *slices.values()],
         outvars=[*(carry.final for carry in carries), *(stack for _, stack in stacks)],
         effects=jaxpr.effects,
-        params=_compat.scan_params(template.params, JAXPRS[1](jaxpr, ()), *sizes),
+        params=_compat.scan_params(template.params, jex.ClosedJaxpr(jaxpr, ()), *sizes),
     )
 
 
@@ -75,7 +75,7 @@ def cond_eqn(cond: Cond, bodies: Sequence[BranchBody], template: jex.JaxprEqn) -
     for position, body in enumerate(bodies):
         results = [values[position] for _, values in cond.results]
         old = template.params["branches"][position]
-        branches.append(JAXPRS[1](_branch(body, operands, results, slots, old, template), ()))
+        branches.append(jex.ClosedJaxpr(_branch(body, operands, results, slots, old, template), ()))
     return template.replace(
         invars=[cond.index, *operands],
         outvars=[*(result for result, _ in cond.results), *slots],

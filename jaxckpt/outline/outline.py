@@ -26,7 +26,7 @@ from jaxckpt.outline.interfaces import (
 )
 from jaxckpt.outline.shard_map import is_within, regions
 from jaxckpt.outline.stack_indexing import with_counters, with_filled_arrays, with_numbers, with_row_major_carry
-from jaxckpt.program.flat_program import JAXPRS, Atom, Equation, FlatProgram, ManualMesh, OpenLoop
+from jaxckpt.program.flat_program import Atom, Equation, FlatProgram, ManualMesh, OpenLoop
 from jaxckpt.program.open_scan import is_loop_boundary
 
 
@@ -50,7 +50,7 @@ def closed_jaxpr(program: FlatProgram, equations: Sequence[Equation], outvars: S
         effects=program.effects,
         debug_info=program.debug_info,
     )
-    return JAXPRS[1](jaxpr, [array for _, array in program.constants])
+    return jex.ClosedJaxpr(jaxpr, [array for _, array in program.constants])
 
 
 def _outlined(

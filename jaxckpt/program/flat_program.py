@@ -15,10 +15,8 @@ import jax.extend.core as jex
 from jaxckpt import _compat
 from jaxckpt.ir.branch import Branch
 
-JAXPRS = (jex.Jaxpr, jex.ClosedJaxpr)  # pyright: ignore[reportPrivateImportUsage]  # one class since jax 0.11
-"""The types of a body: an open jaxpr or a closed one."""
 AnyJaxpr: TypeAlias = jex.Jaxpr | jex.ClosedJaxpr
-"""An open jaxpr or a closed one."""
+"""A body: an open jaxpr or a closed one; one class since jax 0.11."""
 Atom: TypeAlias = jex.Var | jex.Literal
 """An operand or result of an equation."""
 CondKey: TypeAlias = tuple[int, ...]

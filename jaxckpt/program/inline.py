@@ -226,12 +226,12 @@ class _Inliner:
         self.inline_body(inner, inner_env, stack=stack)
         results = [self.outer_atom(v, inner_env) for v in inner.outvars]
         self.loop = around
-        env.update(zip(eqn.outvars, carry, strict=False))
-        env.update((eqn.outvars[k], jex.Var(eqn.outvars[k].aval)) for k in changed)
-        self._join(opener.end(loop, [results[k] for k in changed], [env[eqn.outvars[k]] for k in changed]))
+        last = {k: jex.Var(eqn.outvars[k].aval) for k in changed}
+        env.update((eqn.outvars[k], last.get(k, init)) for k, init in enumerate(carry))
+        self._join(opener.end(loop, [results[k] for k in changed], list(last.values())))
         for outer, value in zip(eqn.outvars[len(carry) :], results[len(carry) :], strict=True):
-            env[outer] = jex.Var(outer.aval)
-            self._join(opener.stack(loop, value, env[outer]))
+            env[outer] = stack = jex.Var(outer.aval)
+            self._join(opener.stack(loop, value, stack))
 
     def _open_cond(
         self, opener: CondOpener, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack
@@ -252,8 +252,7 @@ class _Inliner:
             results.append([self.outer_atom(v, inner_env) for v in inner.outvars])
         self.loop = around
         for outer, *values in zip(eqn.outvars, *results, strict=True):
-            env[outer] = jex.Var(outer.aval)
-            env[outer] = self._join(opener.end(loops, index, values, env[outer]))
+            env[outer] = self._join(opener.end(loops, index, values, jex.Var(outer.aval)))
 
     def _open_shard_map(self, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack) -> None:
         """Replaces a `shard_map` by the equations that one device runs."""
@@ -270,8 +269,8 @@ class _Inliner:
         values = [self.outer_atom(v, inner_env) for v in inner.outvars]
         self.manual = None
         for outer, value, spec in zip(eqn.outvars, values, eqn.params["out_specs"], strict=True):
-            env[outer] = jex.Var(outer.aval)
-            self._join(self._named(opener.leave(manual, value, spec, env[outer], self.loop), stack))
+            env[outer] = array = jex.Var(outer.aval)
+            self._join(self._named(opener.leave(manual, value, spec, array, self.loop), stack))
 
     def _named(self, joined: Equation | Atom, stack: NameStack) -> Equation | Atom:
         """An equation of `open_shard_map` under a name stack, marked as the equations around it; atoms as they are."""

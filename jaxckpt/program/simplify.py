@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.loop import CARRY, END, SLICE
-from jaxckpt.program.flat_program import JAXPRS, AnyJaxpr, Atom, Equation, FlatProgram, OpenLoop
+from jaxckpt.program.flat_program import AnyJaxpr, Atom, Equation, FlatProgram, OpenLoop
 from jaxckpt.program.inline import CUSTOM_DERIVATIVES, JITS, constants_of, open_jaxpr
 from jaxckpt.program.open_scan import Visibility
 
@@ -178,7 +178,7 @@ class _EquationKeys:
 
     def _comparable(self, param: object) -> Hashable:
         """A parameter with its type: 1, 1.0 and True are equal in Python, and not the same parameter."""
-        if isinstance(param, JAXPRS):
+        if isinstance(param, AnyJaxpr):
             if id(param) not in self._bodies:
                 self._bodies[id(param)] = self._body(param)
             return self._bodies[id(param)]

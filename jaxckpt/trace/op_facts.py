@@ -16,7 +16,7 @@ import numpy as np
 from jax.extend import source_info_util
 
 from jaxckpt.ir import Trait, trait_of
-from jaxckpt.program.flat_program import JAXPRS, AnyJaxpr
+from jaxckpt.program.flat_program import AnyJaxpr
 from jaxckpt.program.inline import constants_of, open_jaxpr
 
 _NAMES = frozenset({"name", "debug_info", "debug", "name_and_src_info", "ctx_mesh", "context_mesh"})
@@ -72,7 +72,7 @@ class Details:
             return param.__name__
         if isinstance(param, np.generic):
             return repr(param.item())
-        if isinstance(param, JAXPRS):
+        if isinstance(param, AnyJaxpr):
             return self.of_body(param)
         if isinstance(param, jax.sharding.Sharding):
             return str(getattr(param, "spec", type(param).__name__))

@@ -62,7 +62,7 @@ def propagate_shardings(
         return {}
     if all(kind == AxisType.Explicit for mesh in meshes for kind in mesh.axis_types):
         variables = (*program.invars, *(v for equation in program.equations for v in equation.eqn.outvars))
-        return {v: found for v in variables if any(found := split_of_type(v.aval))}
+        return {v: split for v in variables if any(split := split_of_type(v.aval))}
     found = _propagated(program, shardings, out_shardings)
     return {**_of_constants(program, found), **found}
 
@@ -92,11 +92,11 @@ def _of_constants(program: FlatProgram, found: Mapping[jex.Var, ValueSharding]) 
             fixed.update(equation.eqn.outvars)
     more: dict[jex.Var, ValueSharding] = {}
     for equation in reversed(program.equations):
-        result = equation.eqn.outvars[0] if equation.eqn.outvars else None
-        split = found.get(result, more.get(result))
-        for variable in equation.variables() if split else ():
-            if variable in fixed and variable not in found and variable.aval.shape == result.aval.shape:
-                more[variable] = split
+        for result in equation.eqn.outvars[:1]:
+            split = found.get(result, more.get(result, ()))
+            for variable in equation.variables() if split else ():
+                if variable in fixed and variable not in found and variable.aval.shape == result.aval.shape:
+                    more[variable] = split
     return more
 
 
