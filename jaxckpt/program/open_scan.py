@@ -28,7 +28,7 @@ PRIMITIVES = {name: jex.Primitive(name) for name in (CARRY, SLICE, END, STACK, C
 IS_PROBE = "shown"
 """A parameter of `loop_stack`: the stack exists to be looked at, and no other loop reads from it."""
 STACK_WRITERS = "stretches"
-"""A parameter of `loop_stack`: the loops that stack into it one after the other, where there are several."""
+"""A parameter of `loop_stack`: the loops that stack into it one after the other, if there are several."""
 BRANCHES = "branches"
 """A parameter of `cond_end`: the branches of its cond."""
 

@@ -53,7 +53,7 @@ def eliminate_common_subexpressions(program: FlatProgram) -> FlatProgram:
 def eliminate_dead_code(program: FlatProgram) -> FlatProgram:
     """Drops equations whose results nobody reads and that have no effects, and constants that only they read.
 
-    An equation is kept or dropped with all its results. An open loop that is needed for anything keeps its whole carry.
+    An equation is kept or dropped with all its results. An open loop that is needed for anything keeps its full carry.
 
     Args:
       program: Any program.

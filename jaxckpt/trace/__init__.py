@@ -1,8 +1,8 @@
 """A step as users write it becomes an `ir.Graph`, with the way back from every value to its variable.
 
-Read in this order: `arguments` (what a step may be called with), `phase` (forward, backward or update), `to_forward`
-(clones moved back to the forward pass), `size`, `sharding` (over a mesh), `collectives`, `flops`, `detail`, `traits`,
-`source`, `graph`, and `step`, which calls them.
+Read in this order: `arguments` (of a step), `phase` (forward, backward or update), `to_forward` (clones moved to the
+forward pass), `sharding` (shardings over a mesh, bytes on one device), `collectives` (bytes exchanged), `flops`,
+`op_facts`, `graph`, and `step`, which calls them.
 """
 
 from jaxckpt.trace.step import Traced, trace_stage, trace_step

@@ -192,7 +192,7 @@ def phases_from_liveness(program: FlatProgram, size_bytes: Callable[[jex.Var], i
     split = max(range(len(live_bytes)), key=live_bytes.__getitem__, default=0)
     live = [p for p in reads.values() if p[0] < split < p[-1] and split not in p]
     if not _read_in_reverse([p[bisect_right(p, split)] for p in live]):
-        raise no_gradient(program, "a program in which no two values wait for a backward pass")
+        raise no_gradient(program, "a program without two residuals that a backward pass reads in reverse order")
     forward = (Phase.FORWARD,) * split
     return PhaseAssignment(phases=forward + (Phase.BACKWARD,) * (len(program.equations) - split))
 

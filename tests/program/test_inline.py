@@ -50,8 +50,8 @@ def test_calls_are_opened_and_their_names_joined():
 
 def test_a_body_used_twice_gets_its_own_variables_each_time():
     program = flattened(lambda x: jax.jit(jnp.sin)(x) + jax.jit(jnp.sin)(x + 1), X)
-    made = [id(v) for equation in program.equations for v in equation.eqn.outvars]
-    assert len(made) == len(set(made))
+    results = [id(v) for equation in program.equations for v in equation.eqn.outvars]
+    assert len(results) == len(set(results))
 
 
 def test_loops_branches_and_custom_derivatives_stay_closed():
@@ -91,9 +91,9 @@ def test_arrays_in_literals_become_constants():
 def test_results_that_are_arguments_or_literals_stay_so():
     program = flattened(lambda x: (jax.jit(lambda y: (y, 3.0))(x), x), X)
     assert primitives(program) == []
-    x, three, again = evaluated(program, X)
+    x, three, second = evaluated(program, X)
     assert three == 3.0
-    np.testing.assert_array_equal(x, again)
+    np.testing.assert_array_equal(x, second)
 
 
 def test_results_that_nobody_takes_get_variables_too():
@@ -120,12 +120,12 @@ def test_effects_on_references_follow_their_variable():
 def test_a_nested_jit_that_asks_for_shardings_leaves_constraints():
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     split = NamedSharding(mesh, PartitionSpec(None, "data"))
-    whole = NamedSharding(mesh, PartitionSpec())
-    inner = jax.jit(jnp.sin, in_shardings=split, out_shardings=whole)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    inner = jax.jit(jnp.sin, in_shardings=split, out_shardings=replicated)
     program = flattened(lambda x: inner(x) + 1, X)
     assert primitives(program) == ["sharding_constraint", "sin", "sharding_constraint", "add"]
     constraints = [e.eqn.params["sharding"] for e in program.equations if "sharding" in e.eqn.params]
-    assert [c.spec for c in constraints] == [split.spec, whole.spec]
+    assert [c.spec for c in constraints] == [split.spec, replicated.spec]
     np.testing.assert_allclose(evaluated(program, X)[0], jnp.sin(X) + 1, rtol=1e-6)
 
 

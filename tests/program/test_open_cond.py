@@ -31,10 +31,12 @@ def test_backward_branches_read_residuals_of_the_same_forward_branch(traced):
     graph = traced.graph
     crossing = {
         (one.position, other.position)
-        for value, made in enumerate(graph.producer)
+        for value, producer in enumerate(graph.producer)
         for reader in graph.readers[value]
-        if made is not None and graph.ops[reader].phase is Phase.BACKWARD and graph.ops[made].phase is Phase.FORWARD
-        if (one := branch(graph, made)) is not None and (other := branch(graph, reader)) is not None
+        if producer is not None
+        and graph.ops[reader].phase is Phase.BACKWARD
+        and graph.ops[producer].phase is Phase.FORWARD
+        if (one := branch(graph, producer)) is not None and (other := branch(graph, reader)) is not None
     }
     assert crossing == {(0, 0), (1, 1)}
 
@@ -71,9 +73,9 @@ def test_layers_are_alike_though_each_is_a_cond_of_its_own():
     assert len({graph.op_signatures[op] for op in sines}) == 1
 
 
-def test_canary_what_no_branch_makes_is_made_of_nothing():
+def test_canary_branches_return_empty_for_residuals_of_others():
     forward = next(
         eqn for eqn in open_jaxpr(jax.make_jaxpr(layers(wide, narrow))(*ARGS)).eqns if eqn.primitive.name == "cond"
     )
-    makers = {eqn.primitive.name for branch in forward.params["branches"] for eqn in open_jaxpr(branch).eqns}
-    assert makers & {"empty", "empty2"}
+    primitives = {eqn.primitive.name for branch in forward.params["branches"] for eqn in open_jaxpr(branch).eqns}
+    assert primitives & {"empty", "empty2"}

@@ -62,9 +62,9 @@ def test_the_graph_has_each_body_once(traced):
 def test_backward_loops_read_residuals_of_the_forward_loop(traced):
     graph = traced.graph
     crossing = {
-        (graph.ops[made].primitive, graph.ops[reader].loop)
-        for value, made in enumerate(graph.producer)
-        if made is not None and graph.ops[made].loop == 0
+        (graph.ops[producer].primitive, graph.ops[reader].loop)
+        for value, producer in enumerate(graph.producer)
+        if producer is not None and graph.ops[producer].loop == 0
         for reader in graph.readers[value]
         if graph.ops[reader].loop == 1
     }
@@ -117,11 +117,11 @@ def test_scopes_in_a_body_begin_at_the_body(traced):
 
 def test_gradients_in_a_body_are_planned_in_it():
     def accumulated(w, xs):
-        def turn(sums, x):
+        def iteration(sums, x):
             value, gradient = jax.value_and_grad(lambda w: (layer(x, w[0])[0] ** 2).sum())(w)
             return (sums[0] + value, sums[1] + gradient), None
 
-        return jax.lax.scan(turn, (0.0, jnp.zeros_like(w)), xs)[0]
+        return jax.lax.scan(iteration, (0.0, jnp.zeros_like(w)), xs)[0]
 
     graph = trace_step(accumulated, W, jnp.stack([X, X])).graph
     inside = {op.phase for op in graph.ops if op.loop == 0}
@@ -129,7 +129,7 @@ def test_gradients_in_a_body_are_planned_in_it():
     assert set(graph.stack_depths) == {1}
 
 
-def test_loops_in_loops_pair_level_by_level():
+def test_nested_loops_share_residuals_level_by_level():
     def nested(x, w):
         return jax.lax.scan(lambda x, _: layer(x, w), x, None, length=2)
 
@@ -140,7 +140,7 @@ def test_loops_in_loops_pair_level_by_level():
     assert {graph.ops[reader].loop for reader in graph.readers[cosine.writes[0]]} == {3}
 
 
-def test_what_is_carried_on_unchanged_is_read_where_it_is():
+def test_unchanged_carries_are_read_from_their_source():
     def body(carry, w):
         x, factor = carry
         return (jnp.sin(x @ w) * factor, factor), None
@@ -182,18 +182,18 @@ def test_inner_loops_read_values_and_slice_arrays_of_the_outer_iteration():
     def loss(w, x):
         x, past = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w),) * 2, x, w)
 
-        def turn(c, w):
+        def iteration(c, w):
             scale = jnp.exp(c @ w * 0.1)
             return jax.lax.scan(lambda d, old: (jnp.sin(d * scale + old), None), c, past)[0], None
 
-        return (jax.lax.scan(turn, x, w)[0] ** 2).sum()
+        return (jax.lax.scan(iteration, x, w)[0] ** 2).sum()
 
     step = jax.value_and_grad(loss)
     traced = trace_step(step, W, X)
     graph = traced.graph
     assert [loop.length for loop in graph.loops] == [4] * 6
-    late = {r.value: Recompute() for r in residuals(graph) if not graph.ops[r.op].effects}
-    plan = GraphPlan(fingerprint=graph.fingerprint, decisions=late, stages=(0,))
+    decisions = {r.value: Recompute() for r in residuals(graph) if not graph.ops[r.op].effects}
+    plan = GraphPlan(fingerprint=graph.fingerprint, decisions=decisions, stages=(0,))
     expected = jax.tree.leaves(jax.jit(step)(W, X))
     for one, other in zip(jax.jit(rewrite(traced, plan).call)(W, X), expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)

@@ -26,7 +26,7 @@ def marks(text):
         (">transpose >jvp GPT block_3 qkv", "GPT/block_3/qkv"),
         ("train >transpose >jvp net", "train/net"),
         (">jvp net >vmap head", "net/head"),
-        # A transposed checkpoint, and one whose body is marked as computed again.
+        # A transposed checkpoint, and one whose body is marked as recomputed.
         ("train >transpose >jvp net b1 train >jvp net b1 in", "train/net/b1/in"),
         (">transpose >jvp net >jvp net rematted_computation b1", "net/b1"),
         # The backward of a custom_vjp.

@@ -108,7 +108,7 @@ def test_checkpoints_leave_no_more_work_than_the_step_without_them(block, wrap):
 
 @pytest.mark.parametrize("block", ["plain", "custom_jvp", "dropout"])
 def test_second_order_forward_passes_lose_their_checkpoints_too(block):
-    """Their outer backward keeps what is computed again from its own cotangents."""
+    """Their outer backward keeps the clones that read its own cotangents."""
     plain = trace_step(make_step(BLOCKS[block], order=2), W, X).graph
     undone = trace_step(make_step(jax.checkpoint(BLOCKS[block]), order=2), W, X).graph
     assert counted(undone)[Phase.FORWARD, "contraction"] == counted(plain)[Phase.FORWARD, "contraction"]
@@ -136,10 +136,10 @@ def test_loops_keep_their_recomputation_in_the_backward():
 
 def test_kept_checkpoints_stay_closed():
     graph = trace_step(make_step(jax.checkpoint(BLOCKS["plain"])), W, X, keep_user_remat=True).graph
-    whole = [op for op in graph.ops if op.primitive in ("remat2", "checkpoint")]
-    assert len(whole) == 2
-    assert all(op.phase is Phase.BACKWARD and op.flops for op in whole)
-    assert [op.scope for op in whole] == ["block_1", "block_0"]
+    checkpoints = [op for op in graph.ops if op.primitive in ("remat2", "checkpoint")]
+    assert len(checkpoints) == 2
+    assert all(op.phase is Phase.BACKWARD and op.flops for op in checkpoints)
+    assert [op.scope for op in checkpoints] == ["block_1", "block_0"]
 
 
 def test_duplicates_outside_a_checkpoint_stay():

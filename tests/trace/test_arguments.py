@@ -1,4 +1,4 @@
-"""What a step may be called with, and what is taken over from a step that is jitted already."""
+"""Arguments of a step, and the options that a jitted step brings along."""
 
 import traceback
 
@@ -55,7 +55,7 @@ def test_every_leaf_that_is_no_array_is_named():
 
 
 @pytest.mark.parametrize("leaf", [object(), "text", np.array(["a"]), np.array([object()])])
-def test_what_is_no_array_is_refused(leaf):
+def test_leaves_that_are_no_arrays_are_refused(leaf):
     with pytest.raises(ArgumentError):
         trace_step(step, W, leaf)
 
@@ -82,13 +82,13 @@ def test_donation_is_said_or_taken_over():
         return jax.tree.map(lambda w, g: w - g, state, jax.grad(lambda s: loss(s["a"] + s["b"], x))(state))
 
     state = {"a": W, "b": W}
-    said = trace_step(update, state, X, donate_argnums=0)
+    with_argnums = trace_step(update, state, X, donate_argnums=0)
     taken = trace_step(jax.jit(update, donate_argnums=0), state, X)
     both = trace_step(jax.jit(update, donate_argnums=0), state, X, donate_argnums=-1)
-    assert said.donated == taken.donated == frozenset({0, 1})
+    assert with_argnums.donated == taken.donated == frozenset({0, 1})
     assert both.donated == frozenset({0, 1, 2})
-    assert said.graph.donated == {said.graph.inputs[0], said.graph.inputs[1]}
-    assert said.graph.fingerprint == trace_step(update, state, X).graph.fingerprint
+    assert with_argnums.graph.donated == {with_argnums.graph.inputs[0], with_argnums.graph.inputs[1]}
+    assert with_argnums.graph.fingerprint == trace_step(update, state, X).graph.fingerprint
 
 
 def test_shardings_are_kept_and_counted():
@@ -99,11 +99,11 @@ def test_shardings_are_kept_and_counted():
     sizes = [traced.graph.values[v].size_bytes for v in traced.graph.inputs]
     assert sizes == [3 * 2 * 4, 4 * 3 * 4 // 4]
 
-    whole = NamedSharding(mesh, PartitionSpec())
-    jitted = jax.jit(step, in_shardings=(whole, split), out_shardings=whole)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    jitted = jax.jit(step, in_shardings=(replicated, split), out_shardings=replicated)
     traced = trace_step(jitted, described(W), described(X))
-    assert traced.in_shardings == (whole, split)
-    assert traced.out_shardings == (whole,)
+    assert traced.in_shardings == (replicated, split)
+    assert traced.out_shardings == (replicated,)
     assert [traced.graph.values[v].size_bytes for v in traced.graph.inputs] == sizes
 
 

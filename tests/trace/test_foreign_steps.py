@@ -112,7 +112,7 @@ def test_effects_are_named_on_their_ops(entry):
 
 
 @pytest.mark.parametrize("entry", sorted(REFUSED, key=str), ids=str)
-def test_what_has_no_backward_of_its_own_is_refused(entry):
+def test_steps_without_a_backward_pass_are_refused(entry):
     with pytest.raises(NoGradientError) as caught:
         traced_case(entry)
     assert (caught.value.hidden_in is not None) == ("grad_in_loop" in entry.traits)

@@ -73,7 +73,7 @@ def test_types_that_carry_shardings_are_counted_by_them():
     assert graph.values[product.writes[0]].size_bytes == 4 * 8 * 4 // 2
 
 
-def test_what_is_closed_over_counts_as_an_argument():
+def test_arrays_closed_over_count_as_arguments():
     table = jnp.ones((3, 4))
     graph = trace_step(gradient(lambda w, x: jnp.sin(x @ w) * table), W, X).graph
     assert [graph.values[v].size_bytes for v in graph.constants] == [48]
@@ -118,8 +118,8 @@ def test_calls_of_elementwise_work_are_elementwise():
 
 def test_arrays_that_are_put_nowhere_stay_where_they_are():
     def function(w, x):
-        away = jax.device_put(x, jax.memory.Space.Host)
-        return jnp.sin(jax.device_put(x @ w)) * jax.device_put(away, jax.memory.Space.Device)
+        on_host = jax.device_put(x, jax.memory.Space.Host)
+        return jnp.sin(jax.device_put(x @ w)) * jax.device_put(on_host, jax.memory.Space.Device)
 
     kinds = [op.kind for op in trace_step(gradient(function), W, X).graph.ops if op.primitive == "device_put"]
     assert kinds.count(Kind.OPAQUE) == 2
@@ -178,7 +178,7 @@ print(traced.graph.fingerprint, "|".join(f"{op.primitive} {op.detail} {op.effect
 
 
 def test_fingerprints_are_the_same_in_every_process():
-    told = [
+    details = [
         subprocess.run(
             [sys.executable, "-c", STEP],
             env=os.environ | {"PYTHONHASHSEED": seed},
@@ -188,8 +188,8 @@ def test_fingerprints_are_the_same_in_every_process():
         ).stdout
         for seed in ("1", "2")
     ]
-    assert told[0] == told[1]
-    assert "0x" not in told[0]
+    assert details[0] == details[1]
+    assert "0x" not in details[0]
 
 
 def test_fingerprints_depend_on_shapes_and_parameters_not_names():
@@ -239,14 +239,14 @@ def in_sight(kind):
 
 def test_a_step_is_the_same_one_with_an_automatic_mesh_in_sight():
     given = jax.ShapeDtypeStruct((8, 4), jnp.float32)
-    alone = trace_step(filling, given).graph.fingerprint
+    without_mesh = trace_step(filling, given).graph.fingerprint
     with jax.sharding.use_abstract_mesh(in_sight(AxisType.Auto)):
-        assert trace_step(filling, given).graph.fingerprint == alone
+        assert trace_step(filling, given).graph.fingerprint == without_mesh
 
 
 def test_constraints_to_replicate_have_their_own_detail():
     given = jax.ShapeDtypeStruct((8, 4), jnp.float32)
-    whole, split = (trace_step(lambda x, axis=axis: constrained(x, axis), given).graph for axis in (None, "data"))
-    assert whole.fingerprint != split.fingerprint
-    details = {op.detail for op in whole.ops if op.primitive == "sharding_constraint"}
+    replicated, split = (trace_step(lambda x, axis=axis: constrained(x, axis), given).graph for axis in (None, "data"))
+    assert replicated.fingerprint != split.fingerprint
+    details = {op.detail for op in replicated.ops if op.primitive == "sharding_constraint"}
     assert any("sharding=P" in detail for detail in details)

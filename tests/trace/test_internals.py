@@ -1,4 +1,4 @@
-"""Canaries for what tracing and rewriting rely on inside jax; a new version breaks them by name."""
+"""Canaries for the internals of jax that tracing and rewriting rely on; a new version breaks them by name."""
 
 import jax
 import jax.extend.core as jex
@@ -64,9 +64,9 @@ def test_clones_are_marked_by_a_scope_and_keep_their_parameters():
 
     (remat,) = (eqn for eqn in eqns(jax.grad(f), X) if eqn.primitive.name == "remat2")
     body = getattr(remat.params["jaxpr"], "jaxpr", remat.params["jaxpr"])
-    again = [e for e in body.eqns if "rematted_computation" in str(e.source_info.name_stack)]
-    assert next(e.primitive.name for e in again) == "sin"
-    assert len(again) < len(body.eqns)
+    clones = [e for e in body.eqns if "rematted_computation" in str(e.source_info.name_stack)]
+    assert next(e.primitive.name for e in clones) == "sin"
+    assert len(clones) < len(body.eqns)
 
 
 @pytest.mark.parametrize("kind", ["jit", "custom_jvp_call", "scan", "cond", "while"])
@@ -130,5 +130,5 @@ def test_to_name_an_axis_is_an_effect_that_does_not_last():
     )
     summed = mapped.params["jaxpr"].eqns[-1]
     assert summed.effects and not _compat.lasting_effects(summed.effects) and not mapped.effects
-    (told,) = eqns(lambda: jax.debug.print("told"))
-    assert _compat.lasting_effects(told.effects)
+    (printing,) = eqns(lambda: jax.debug.print("text"))
+    assert _compat.lasting_effects(printing.effects)

@@ -1,4 +1,4 @@
-"""Which part of the step an op belongs to: by marks, by what it reads, by structure."""
+"""The phase of an op: by marks, by the values that it reads, by liveness."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""How values are split over a mesh: by the compiler's propagation, in loops too, and what devices exchange."""
+"""Shardings of values over a mesh, by the compiler's propagation, in loops too; bytes that devices exchange."""
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +60,7 @@ def arguments(layout, over=None):
     return weights, spec((TOKENS, WIDTH), "data", over=over)
 
 
-def made_by(graph, primitive, phase=Phase.FORWARD):
+def results_of(graph, primitive, phase=Phase.FORWARD):
     ops = [op for op in graph.ops if op.primitive == primitive and op.phase is phase]
     return [(op, graph.values[op.writes[0]]) for op in ops]
 
@@ -68,15 +68,15 @@ def made_by(graph, primitive, phase=Phase.FORWARD):
 @pytest.mark.parametrize("step", [scanned, unrolled])
 def test_activations_between_sharded_weights_are_sharded_as_compiled(step):
     graph = trace_step(step, *arguments(MEGATRON)).graph
-    assert {value.split for _, value in made_by(graph, "tanh")} == {(("data",), ("model",))}
-    assert {value.size_bytes for _, value in made_by(graph, "tanh")} == {TOKENS * WIDE * 4 // 8}
-    products = made_by(graph, "dot_general")
+    assert {value.split for _, value in results_of(graph, "tanh")} == {(("data",), ("model",))}
+    assert {value.size_bytes for _, value in results_of(graph, "tanh")} == {TOKENS * WIDE * 4 // 8}
+    products = results_of(graph, "dot_general")
     assert [value.split for _, value in products[:2]] == [(("data",), ("model",)), (("data",), ())]
 
 
 @pytest.mark.parametrize("step", [scanned, unrolled])
 def test_a_product_summed_over_devices_exchanges_partial_sums(step):
-    (up, _), (down, value), *_ = made_by(trace_step(step, *arguments(MEGATRON)).graph, "dot_general")
+    (up, _), (down, value), *_ = results_of(trace_step(step, *arguments(MEGATRON)).graph, "dot_general")
     assert up.exchange_bytes == 0
     assert down.exchange_bytes == 2 * value.size_bytes * 3 // 4  # scattered over four, and gathered
     assert Trait.COLLECTIVE in down.traits - up.traits
@@ -85,7 +85,7 @@ def test_a_product_summed_over_devices_exchanges_partial_sums(step):
 @pytest.mark.parametrize("step", [scanned, unrolled])
 def test_fully_sharded_weights_are_gathered_for_each_product(step):
     graph = trace_step(step, *arguments(SHARDED)).graph
-    (up, value), *_ = made_by(graph, "dot_general")
+    (up, value), *_ = results_of(graph, "dot_general")
     assert value.split == (("data",), ())
     assert up.exchange_bytes == up.gathered_bytes == WIDTH * WIDE * 4 // 2  # the other device's half
     assert Trait.COLLECTIVE not in up.traits
@@ -94,7 +94,9 @@ def test_fully_sharded_weights_are_gathered_for_each_product(step):
 @pytest.mark.parametrize("step", [scanned, unrolled])
 def test_gradients_of_fully_sharded_weights_are_reduce_scattered(step):
     graph = trace_step(updating(step), *arguments(SHARDED)).graph
-    op, value = next(made for made in made_by(graph, "dot_general", Phase.BACKWARD) if made[1].shape == (WIDTH, WIDE))
+    op, value = next(
+        found for found in results_of(graph, "dot_general", Phase.BACKWARD) if found[1].shape == (WIDTH, WIDE)
+    )
     assert value.split == ((), ("data",))
     assert {graph.values[v].split for v in op.reads} == {(("data",), ())}
     assert (op.exchange_bytes, op.gathered_bytes) == (value.size_bytes, 0)  # the other device's sum for this part
@@ -104,23 +106,25 @@ def test_gradients_of_fully_sharded_weights_are_reduce_scattered(step):
 def test_values_of_an_iteration_are_sharded_as_computed_not_as_stacked():
     """The gradient of the second weights would have what is stacked split along its width."""
     graph = trace_step(updating(scanned), *arguments(SHARDED)).graph
-    (hidden,) = (value for _, value in made_by(graph, "tanh"))
+    (hidden,) = (value for _, value in results_of(graph, "tanh"))
     assert hidden.split == (("data",), ())
-    _, (down, _), *_ = made_by(graph, "dot_general")
+    _, (down, _), *_ = results_of(graph, "dot_general")
     assert down.exchange_bytes == WIDTH * WIDE * 4 // 2
 
 
 def test_work_is_that_of_one_device():
-    whole = trace_step(unrolled, *(jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments(MEGATRON))))
+    on_one_device = trace_step(
+        unrolled, *(jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), arguments(MEGATRON)))
+    )
     split = trace_step(unrolled, *arguments(MEGATRON))
-    flops = [[op.flops for op, _ in made_by(traced.graph, "dot_general")] for traced in (whole, split)]
+    flops = [[op.flops for op, _ in results_of(traced.graph, "dot_general")] for traced in (on_one_device, split)]
     assert [8 * each for each in flops[1]] == flops[0]
-    assert whole.graph.fingerprint == split.graph.fingerprint  # the same step, wherever it runs
+    assert on_one_device.graph.fingerprint == split.graph.fingerprint  # the same step, wherever it runs
 
 
 def test_types_say_it_on_explicit_meshes():
     graph = trace_step(unrolled, *arguments(SHARDED, over=mesh("Explicit"))).graph
-    assert {value.split for _, value in made_by(graph, "tanh")} == {(("data",), ())}
+    assert {value.split for _, value in results_of(graph, "tanh")} == {(("data",), ())}
 
 
 def test_results_asked_for_by_the_steps_own_jit_count():
@@ -131,7 +135,7 @@ def test_results_asked_for_by_the_steps_own_jit_count():
     )
     traced = trace_step(jitted, jax.ShapeDtypeStruct((8, 4), jnp.float32))
     assert traced.graph.values[traced.graph.inputs[0]].size_bytes == 8 * 4 * 4 // 4
-    assert {value.size_bytes for _, value in made_by(traced.graph, "cos")} == {8 * 4 * 4 // 4}
+    assert {value.size_bytes for _, value in results_of(traced.graph, "cos")} == {8 * 4 * 4 // 4}
 
 
 def test_zeros_are_split_as_what_reads_them():
