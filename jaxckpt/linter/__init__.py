@@ -1,7 +1,7 @@
-"""Lint: what is known to go wrong with checkpoints and policies, looked for in a step before it costs a run.
+"""Linter: checks of a step for known mistakes with checkpoints and policies, before a run.
 
-Read in this order: `finding` (the data), `jax_policies` (what JAX's own policies say), `context` (what is looked at),
-`policies`, `scopes`, `loops`, `known_bad`, `whole` (the lints by theme), `lint` (all of them in order).
+Read in this order: `finding` (the data), `jax_policies` (JAX's own policies, read), `context` (the data that lints
+read), `policies`, `scopes`, `loops`, `known_bad`, `steps` (the lints by theme), `lint` (all lints in order).
 """
 
 from jaxckpt.linter.context import LOOPS, LintContext

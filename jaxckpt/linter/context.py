@@ -1,10 +1,10 @@
-"""What lints look at: the step as it was traced, before anything is undone, and what a policy makes of it.
+"""The context of a lint: the raw trace of the step, its graph, and the decisions of a policy for it.
 
-The raw trace holds the user's own `jax.checkpoint`s, loops and names; the graph holds phases, sizes and who reads what.
-A lint reads either and yields remarks.
+The raw trace holds the user's own `jax.checkpoint`s, loops and names; the graph holds phases, sizes and readers. A lint
+reads either and yields diagnostics.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -34,12 +34,12 @@ _HOST = "<host>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnostic:
-    """What one lint says of one place.
+    """A defect that a lint finds at one location.
 
     Attributes:
-      where: The place.
+      where: The location.
       text: The defect, with names and sizes.
-      fix: What to do.
+      fix: The remedy.
     """
 
     where: Location
@@ -53,12 +53,12 @@ class EquationSite:
 
     Attributes:
       eqn: JAX's equation.
-      around: The equations whose bodies it stands in, outermost first.
-      marks: Its whole name stack.
+      around: The equations whose bodies contain it, outermost first.
+      marks: Its full name stack.
     """
 
-    eqn: Any
-    around: tuple[Any, ...]
+    eqn: jex.JaxprEqn
+    around: tuple[jex.JaxprEqn, ...]
     marks: Marks
 
     @property
@@ -68,22 +68,22 @@ class EquationSite:
 
     @property
     def is_recomputed(self) -> bool:
-        """Whether the user's `jax.checkpoint` computes it a second time."""
+        """True if a user's `jax.checkpoint` recomputes it."""
         return is_recomputed(self.marks)
 
     @property
     def is_transposed(self) -> bool:
-        """Whether differentiation transposed it."""
+        """True if differentiation transposed it."""
         return TRANSPOSE in self.marks
 
     @property
-    def loops(self) -> tuple[Any, ...]:
+    def loops(self) -> tuple[jex.JaxprEqn, ...]:
         """The loops around it."""
         return tuple(eqn for eqn in self.around if eqn.primitive.name in LOOPS)
 
     @property
     def is_checkpoint(self) -> bool:
-        """Whether it is a `jax.checkpoint`, of the present kind or of the new one."""
+        """True for a `jax.checkpoint`, of the present kind or of the new one."""
         return self.primitive in REMATS or type(self.eqn.params.get("_prim")).__name__ == _REMAT3
 
     @property
@@ -93,21 +93,21 @@ class EquationSite:
 
     @property
     def goes_to_host(self) -> bool:
-        """Whether it moves an array from the device to host memory."""
+        """True if it moves an array from the device to host memory."""
         if any(True for _ in jex.jaxprs_in_params(self.eqn.params)):
-            return False  # what is in its body does
+            return False  # an equation in its body does
         to_host = any(_HOST in str(v.aval) for v in self.eqn.outvars)
         return to_host and not any(_HOST in str(v.aval) for v in self.eqn.invars)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LintContext:
-    """A traced step, with what it is held against.
+    """A traced step, and the policy and the machine that it is checked against.
 
     Attributes:
       traced: The step.
-      policy: The policy that it is looked at with, or None.
-      target: The machine that it should run on, or None.
+      policy: The policy, or None.
+      target: The machine, or None.
     """
 
     traced: Traced
@@ -117,7 +117,7 @@ class LintContext:
 
     @property
     def graph(self) -> Graph:
-        """The step as plain data, the user's checkpoints undone."""
+        """The step as plain data, without the user's checkpoints."""
         return self.traced.graph
 
     @cached_property
@@ -127,23 +127,23 @@ class LintContext:
 
     @cached_property
     def sites(self) -> tuple[EquationSite, ...]:
-        """Every equation of the raw trace, bodies after what they belong to."""
+        """Every equation of the raw trace; the equations of a body follow the one that holds it."""
         return tuple(_walk(open_jaxpr(self.traced.stage.jaxpr), (), ()))
 
     @cached_property
     def raw(self) -> FlatProgram:
-        """The raw trace with calls inlined, but for the user's checkpoints and loops."""
+        """The raw trace with calls inlined, except for the user's checkpoints and loops."""
         captured = _compat.captured_arrays(self.traced.stage)
         return inline(self.traced.stage.jaxpr, captured, keep_user_remat=True)
 
     @cached_property
     def checkpoints(self) -> tuple[tuple[EquationSite, tuple[ReadPolicy, ...]], ...]:
-        """The user's checkpoints with what their policies say; in loops those of the forward pass too."""
+        """The user's checkpoints with their policies; in loops those of the forward pass too."""
         return tuple((site, read_policies(policy_of(site))) for site in self.sites if site.is_checkpoint)
 
     @cached_property
     def names(self) -> dict[str, EquationSite]:
-        """Every `checkpoint_name` of the raw trace, with where it stands first."""
+        """Every `checkpoint_name` of the raw trace, with its first equation."""
         found: dict[str, EquationSite] = {}
         for site in self.sites:
             if site.primitive == "name":
@@ -153,7 +153,7 @@ class LintContext:
         return found
 
     def named(self, pattern: str) -> EquationSite | None:
-        """Where the first name stands that a glob matches; None where there is none."""
+        """The equation of the first name that a glob matches, or None."""
         return next((site for name, site in self.names.items() if globs(pattern, name)), None)
 
     @cached_property
@@ -167,7 +167,7 @@ class LintContext:
 
     @cached_property
     def policy_plan(self) -> PolicyPlan | PolicyError:
-        """What the policy and the marks make of the step, or why they do not fit it."""
+        """The plan of the policy and the marks for the step, or the error where they do not fit the step."""
         try:
             return plan_from_policy(self.problem, self.policy)
         except PolicyError as error:
@@ -175,37 +175,37 @@ class LintContext:
 
     @property
     def fitting(self) -> PolicyPlan | None:
-        """The same where they fit."""
+        """The plan, or None where policy and marks do not fit the step."""
         return self.policy_plan if isinstance(self.policy_plan, PolicyPlan) else None
 
     def location_of(self, site: EquationSite) -> Location:
-        """Where an equation stands; where JAX kept no line for it, that of what it stands in."""
+        """The location of an equation; without a source line of its own, with that of an equation around it."""
         lines = map(self._sources.of, (site.eqn, *reversed(site.around)))
         return Location(scope=path_of_marks(site.marks), source=next(filter(None, lines), ""))
 
     def location_of_value(self, value: int) -> Location:
-        """Where a value of the graph is made."""
-        made = self.graph.producer[value]
-        return Location() if made is None else location_of_op(self.graph.ops[made])
+        """The location of the op that writes a value of the graph."""
+        producer = self.graph.producer[value]
+        return Location() if producer is None else location_of_op(self.graph.ops[producer])
 
 
 def location_of_op(op: Op) -> Location:
-    """Where an op of the graph stands."""
+    """The location of an op of the graph."""
     return Location(scope=op.scope, source=op.source)
 
 
-def policy_of(site: EquationSite) -> Any:
+def policy_of(site: EquationSite) -> Callable[..., Any] | None:
     """The policy of a checkpoint."""
     prim = site.eqn.params.get("_prim")
     return getattr(prim, "policy", None) if prim is not None else site.eqn.params.get("policy")
 
 
-def equations_inside(sites: Sequence[EquationSite], scope: EquationSite) -> Iterator[EquationSite]:
-    """The equations in the body of another."""
-    return (site for site in sites if any(eqn is scope.eqn for eqn in site.around))
+def equations_inside(sites: Sequence[EquationSite], outer: EquationSite) -> Iterator[EquationSite]:
+    """The equations in the body of another equation."""
+    return (site for site in sites if any(eqn is outer.eqn for eqn in site.around))
 
 
-def _walk(jaxpr: Any, around: tuple[Any, ...], marks: Marks) -> Iterator[EquationSite]:
+def _walk(jaxpr: jex.Jaxpr, around: tuple[jex.JaxprEqn, ...], marks: Marks) -> Iterator[EquationSite]:
     for eqn in jaxpr.eqns:
         here = marks + _compat.name_stack_marks(eqn.source_info.name_stack)
         yield EquationSite(eqn=eqn, around=around, marks=here)

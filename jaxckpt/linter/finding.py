@@ -1,4 +1,4 @@
-"""What lint says of a step: findings, each with its place, its figures and its remedy, as plain data."""
+"""Findings of the linter as plain data: each with its location, its figures and its fix."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from jaxckpt._shown import Shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Where something stands in the user's step.
+    """A location in the user's step.
 
     Attributes:
       scope: The path of names around it; "" where nothing is named.
@@ -25,16 +25,16 @@ class Location:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing to look at.
+    """One finding.
 
     Attributes:
-      code: What it is, a stable word: "unmatched-rule".
-      title: The same as a sentence without figures.
-      where: Its place, of several the first.
+      code: The kind of finding, a stable word: "unmatched-rule".
+      title: The kind as a sentence without figures.
+      where: Its location; the first of several.
       said: The defect, with names and sizes.
       fix: What to do.
-      void: Whether what the user asked for has no effect or gives a wrong result. The rest is advice.
-      count: How many such places there are.
+      void: True if the user's request has no effect or gives a wrong result: an error. Other findings are advice.
+      count: The number of such locations.
     """
 
     code: str
@@ -52,11 +52,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings(Shown):
-    """All findings of one step, the void ones first.
+    """All findings of one step, errors first.
 
     Attributes:
       step: The step's name.
-      policy: The name of the policy that it was looked at with; "" for none.
+      policy: The name of the policy that the step is checked against; "" for none.
       findings: In the order of the lints.
     """
 
@@ -82,7 +82,7 @@ class Findings(Shown):
 
     @property
     def void(self) -> tuple[Finding, ...]:
-        """Those that make a result wrong, or what was asked for void."""
+        """The errors: findings where a request has no effect or gives a wrong result."""
         return tuple(finding for finding in self.findings if finding.void)
 
     def of(self, code: str) -> tuple[Finding, ...]:

@@ -1,7 +1,7 @@
-"""What a policy of `jax.checkpoint` says, read off the callable: JAX's own ones are known, others are not.
+"""Reads a policy of `jax.checkpoint` from the callable: JAX's own policies are known, others are not.
 
-JAX's policies are functions over lists of names, or small classes with such lists; which of both depends on the
-version. Read before `context`.
+JAX's policies are functions over lists of names, or small classes with such lists, by version of jax. Read before
+`context`.
 """
 
 import gc
@@ -20,7 +20,7 @@ _KNOWN: tuple[tuple[str, PolicyKind], ...] = (
     ("dots_saveable", "dots"),
     ("dots_with_no_batch_dims_saveable", "dots_without_batch"),
 )
-_MADE: dict[str, PolicyKind] = {
+_KIND_OF_FACTORY: dict[str, PolicyKind] = {
     "save_anything_except_these_names": "stub",
     "save_only_these_names": "names",
     "SaveOnlyTheseNames": "names",
@@ -33,13 +33,13 @@ _MADE: dict[str, PolicyKind] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPolicy:
-    """What was read of a policy.
+    """The content of a policy.
 
     Attributes:
-      kind: What it asks equations about.
+      kind: The property of equations that decides.
       saved: Names that it saves.
       offloaded: Names that it offloads.
-      excluded: Names that it leaves out, all other names being saved.
+      excluded: Names that it recomputes, all other names being saved.
     """
 
     kind: PolicyKind
@@ -74,45 +74,45 @@ def read_policies(policy: Callable[..., Any] | None) -> tuple[ReadPolicy, ...]:
         return (ReadPolicy(kind=known),)
     if not _module(policy).startswith("jax."):
         return (ReadPolicy(kind="other"),)
-    holds = _holds(policy)
-    if "policy_1" in holds and "policy_2" in holds:
-        return read_policies(holds["policy_1"]) + read_policies(holds["policy_2"])
+    held = _held(policy)
+    if "policy_1" in held and "policy_2" in held:
+        return read_policies(held["policy_1"]) + read_policies(held["policy_2"])
     return (
         ReadPolicy(
-            kind=_MADE.get(_maker(policy), "other"),
-            saved=_names(holds, "names_which_can_be_saved", "saveable_names"),
-            offloaded=_names(holds, "names_which_can_be_offloaded"),
-            excluded=_names(holds, "names_not_to_save", "names"),
+            kind=_KIND_OF_FACTORY.get(_factory(policy), "other"),
+            saved=_names(held, "names_which_can_be_saved", "saveable_names"),
+            offloaded=_names(held, "names_which_can_be_offloaded"),
+            excluded=_names(held, "names_not_to_save", "names"),
         ),
     )
 
 
-def _module(policy: Any) -> str:
+def _module(policy: object) -> str:
     return str(getattr(policy, "__module__", None) or type(policy).__module__)
 
 
-def _maker(policy: Any) -> str:
-    """The function that made a policy, or its class."""
+def _factory(policy: object) -> str:
+    """The function that created a policy, or its class."""
     return str(getattr(policy, "__qualname__", type(policy).__name__)).partition(".")[0]
 
 
-def _holds(policy: Any) -> dict[str, Any]:
-    """What a policy closes over, or its attributes."""
+def _held(policy: object) -> dict[str, Any]:
+    """The variables that a policy closes over, or its attributes."""
     if inspect.isfunction(policy):
         return dict(inspect.getclosurevars(policy).nonlocals)
     return {name: getattr(policy, name, None) for name in ("saveable_names", "names")}
 
 
-def _names(holds: dict[str, Any], *keys: str) -> frozenset[str]:
-    found = (holds[key] for key in keys if holds.get(key) is not None)
+def _names(held: dict[str, Any], *keys: str) -> frozenset[str]:
+    found = (held[key] for key in keys if held.get(key) is not None)
     return frozenset(name for names in found for name in names)
 
 
 def primal_of_name(name: str) -> str | None:
-    """Of all `jax.custom_vjp`s of this process, one whose primal function says a name that its forward rule does not.
+    """A `jax.custom_vjp` of this process whose primal function has a name that its forward rule does not have.
 
-    No trace of a differentiated step shows the primal function: the forward rule stands in its place. So its code is
-    looked at, for the name as a constant.
+    No trace of a differentiated step shows the primal function, because the forward rule replaces it. So its code is
+    searched for the name as a constant.
 
     Args:
       name: As given to `checkpoint_name`.
@@ -128,7 +128,7 @@ def primal_of_name(name: str) -> str | None:
     return None
 
 
-def _code(function: Any) -> CodeType | None:
+def _code(function: Callable[..., Any] | None) -> CodeType | None:
     while hasattr(function, "func") or hasattr(function, "__wrapped__"):
         function = getattr(function, "func", None) or function.__wrapped__
     code = getattr(function, "__code__", None)

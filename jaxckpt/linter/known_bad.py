@@ -1,4 +1,4 @@
-"""Lint of programs that a compiler would miscompile (`jaxckpt.rewrite.known_bad`)."""
+"""Lint of programs that a compiler miscompiles (`jaxckpt.rewrite.known_bad`)."""
 
 from collections.abc import Iterator
 

@@ -1,11 +1,11 @@
-"""Lints of loops: what a scan carries, what it stacks, and what is named or offloaded in it.
+"""Lints of loops: the carry of a scan, its stacked residuals, and names and offloads in its body.
 
 Read after `context`.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+import jax
 import jax.extend.core as jex
 
 from jaxckpt import _compat
@@ -19,44 +19,45 @@ from jaxckpt.trace.sharding import aval_bytes
 
 _PASSES_ON = frozenset({Kind.VIEW, Kind.BARRIER})
 _CHEAP = frozenset({Kind.VIEW, Kind.ELEMENTWISE})
+_Producers = Mapping[jex.Var, jex.JaxprEqn]
 _MUCH_LARGER = 8
-"""A stacked value that is so many times larger than all that it is made of is better made again."""
+"""A stacked value that is so many times larger than its sources is better recomputed."""
 _STACK_FLOOR_BYTES = 64 * 1024
 
 
 def offloaded_carry_outputs(context: LintContext) -> Iterator[Diagnostic]:
-    """Names that a policy offloads and that stand on what an iteration passes to the next."""
+    """Offloaded names on the carry's output of an iteration."""
     yield from _named_carries(context, offloaded=True)
 
 
 def saved_carry_outputs(context: LintContext) -> Iterator[Diagnostic]:
-    """Names that a policy saves and that stand on what an iteration passes to the next."""
+    """Saved names on the carry's output of an iteration."""
     yield from _named_carries(context, offloaded=False)
 
 
 def returned_parameters(context: LintContext) -> Iterator[Diagnostic]:
-    """Scans that return the arrays that they go through."""
+    """Scans that return arrays that they scan over, unchanged."""
     for site, body in _forward_scans(context):
         constants, carry, stacked = _compat.scan_operands(site.eqn.params, site.eqn.invars)
         passed = set(body.invars[: len(constants)]) | set(body.invars[len(constants) + len(carry) :])
-        made_by = _makers(body)
+        producer = _producers(body)
         for inner, outer in zip(body.outvars[len(carry) :], site.eqn.outvars[len(carry) :], strict=True):
-            if _is_returned(context, outer) and _behind(inner, made_by) in passed and (stacked or constants):
+            if _is_returned(context, outer) and _source(inner, producer) in passed and (stacked or constants):
                 yield Diagnostic(
                     where=context.location_of(site),
-                    text=f"The scan returns {outer.aval.str_short()} ({format_bytes(aval_bytes(outer.aval))}) as it"
-                    " came in: a second copy of all layers.",
+                    text=f"The scan returns {outer.aval.str_short()} ({format_bytes(aval_bytes(outer.aval))})"
+                    " unchanged: a second copy of all layers.",
                     fix="Return from the body only what it changes; with Flax NNX, split the parameters off its state.",
                 )
 
 
-def stacked_light_values(context: LintContext) -> Iterator[Diagnostic]:
+def stacked_argument_derived(context: LintContext) -> Iterator[Diagnostic]:
     """Masks and broadcasts that a scan stacks for the backward, one copy an iteration."""
     for site, body in _forward_scans(context):
         carry = len(_compat.scan_operands(site.eqn.params, site.eqn.invars)[1])
-        made_by = _makers(body)
+        producer = _producers(body)
         for inner, outer in zip(body.outvars[carry:], site.eqn.outvars[carry:], strict=True):
-            source_bytes = _light_sources(inner, made_by)
+            source_bytes = _source_bytes(inner, producer)
             size_bytes = aval_bytes(outer.aval)
             if source_bytes is None or size_bytes < _STACK_FLOOR_BYTES or _is_returned(context, outer):
                 continue
@@ -65,7 +66,7 @@ def stacked_light_values(context: LintContext) -> Iterator[Diagnostic]:
                     where=context.location_of(site),
                     text=f"The scan keeps {outer.aval.str_short()} ({format_bytes(size_bytes)}) for the backward, which"
                     f" views and elementwise work make of {format_bytes(source_bytes)} an iteration.",
-                    fix="Make it once before the loop, or put jax.checkpoint around the loop's body and save what"
+                    fix="Compute it once before the loop, or put jax.checkpoint around the loop's body and save what"
                     " matters by name.",
                 )
 
@@ -94,22 +95,27 @@ def nested_offloads(context: LintContext) -> Iterator[Diagnostic]:
 
 
 def _named_carries(context: LintContext, *, offloaded: bool) -> Iterator[Diagnostic]:
-    read = [policy for _, policies in context.checkpoints for policy in policies]
-    offloads = {name for policy in read for name in policy.offloaded}
-    wanted = offloads if offloaded else {name for policy in read for name in policy.saved} - offloads
+    wanted = _names_in_policies(context, offloaded=offloaded)
     for site, body in _forward_scans(context) if wanted else ():
         if any(each.goes_to_host for each in equations_inside(context.sites, site)):
             continue
         carry = len(_compat.scan_operands(site.eqn.params, site.eqn.invars)[1])
-        made_by = _makers(body)
-        on_carry = {_name_of(inner, made_by) for inner in body.outvars[:carry]}
+        producer = _producers(body)
+        on_carry = {_name_of(inner, producer) for inner in body.outvars[:carry]}
         for name in sorted((on_carry & wanted) - _names_inside(body)):
             yield Diagnostic(
                 where=context.location_of(site),
-                text=f"{name!r} names what an iteration passes to the next. The backward reads it as the next"
+                text=f"{name!r} names the output of the carry. The backward reads that value as the next"
                 f" iteration's input, which has no name: nothing is {'offloaded' if offloaded else 'saved'} for it.",
                 fix=f'Name the input of the body instead: x = checkpoint_name(x, "{name}") as its first line.',
             )
+
+
+def _names_in_policies(context: LintContext, *, offloaded: bool) -> set[str]:
+    """Names that the user's policies offload, or those that they save and do not offload."""
+    read = [policy for _, policies in context.checkpoints for policy in policies]
+    offloads = {name for policy in read for name in policy.offloaded}
+    return offloads if offloaded else {name for policy in read for name in policy.saved} - offloads
 
 
 def _forward_scans(context: LintContext) -> Iterator[tuple[EquationSite, FlatProgram]]:
@@ -118,7 +124,7 @@ def _forward_scans(context: LintContext) -> Iterator[tuple[EquationSite, FlatPro
             yield site, inline(site.eqn.params["jaxpr"])
 
 
-def _makers(body: FlatProgram) -> Mapping[Any, Any]:
+def _producers(body: FlatProgram) -> _Producers:
     return {variable: each.eqn for each in body.equations for variable in each.eqn.outvars}
 
 
@@ -129,9 +135,9 @@ def _names_inside(body: FlatProgram) -> set[str]:
     return {eqn.params["name"] for eqn in named if eqn.outvars[0] in read}
 
 
-def _name_of(atom: Any, made_by: Mapping[Any, Any]) -> str:
-    """The name on a value, views looked through; "" for none."""
-    while isinstance(atom, jex.Var) and (eqn := made_by.get(atom)) is not None:
+def _name_of(atom: jax.core.Atom, producer: _Producers) -> str:
+    """The name on a value or on a value that it is a view of; "" for none."""
+    while isinstance(atom, jex.Var) and (eqn := producer.get(atom)) is not None:
         if eqn.primitive.name == "name":
             return str(eqn.params["name"])
         if kind_of(eqn.primitive.name) not in _PASSES_ON or len(eqn.invars) != 1:
@@ -140,25 +146,28 @@ def _name_of(atom: Any, made_by: Mapping[Any, Any]) -> str:
     return ""
 
 
-def _behind(atom: Any, made_by: Mapping[Any, Any]) -> Any:
-    """What a value is, names, roundings and barriers looked through."""
-    while isinstance(atom, jex.Var) and (eqn := made_by.get(atom)) is not None:
+def _source(atom: jax.core.Atom, producer: _Producers) -> jex.Var | None:
+    """The value behind names, roundings and barriers; None for a literal."""
+    while isinstance(atom, jex.Var) and (eqn := producer.get(atom)) is not None:
         if eqn.primitive.name not in ("name", "reduce_precision", "copy", "copy_p", "optimization_barrier"):
             return atom
         atom = eqn.invars[eqn.outvars.index(atom) if len(eqn.outvars) > 1 else 0]
     return atom if isinstance(atom, jex.Var) else None
 
 
-def _light_sources(atom: Any, made_by: Mapping[Any, Any]) -> int | None:
-    """Bytes of what a value is made of by views and elementwise work; None where other work is in it."""
-    sources: set[Any] = set()
+def _source_bytes(atom: jax.core.Atom, producer: _Producers) -> int | None:
+    """Bytes of the body's arguments from which views and elementwise ops derive a value; None for any other value.
+
+    The rule of `jaxckpt.schedule.argument_derived`, for the jaxpr of a loop's body instead of a graph.
+    """
+    sources: set[jex.Var] = set()
     todo, visited = [atom], set()
     while todo:
         each = todo.pop()
         if not isinstance(each, jex.Var) or each in visited:
             continue
         visited.add(each)
-        eqn = made_by.get(each)
+        eqn = producer.get(each)
         if eqn is None:
             sources.add(each)
         elif kind_of(eqn.primitive.name) in _CHEAP and not eqn.effects:
@@ -168,8 +177,8 @@ def _light_sources(atom: Any, made_by: Mapping[Any, Any]) -> int | None:
     return sum(aval_bytes(v.aval) for v in sources) if atom not in sources else None
 
 
-def _is_returned(context: LintContext, variable: Any) -> bool:
-    """Whether an array of the outermost level is a result of the step, names looked through."""
+def _is_returned(context: LintContext, variable: jex.Var) -> bool:
+    """True if an array of the outermost level is a result of the step, possibly behind names."""
     jaxpr = open_jaxpr(context.traced.stage.jaxpr)
-    made = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    return variable in {_behind(v, made) for v in jaxpr.outvars} | set(jaxpr.outvars)
+    producer = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    return variable in {_source(v, producer) for v in jaxpr.outvars} | set(jaxpr.outvars)

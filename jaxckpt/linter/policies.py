@@ -15,9 +15,9 @@ from jaxckpt.linter.jax_policies import primal_of_name
 from jaxckpt.policy import Resolved
 
 OFFLOAD_FLOOR_BYTES = 256 * 1024
-"""A copy of less takes as long to start as to move; TPUs refuse parts of a tile altogether."""
+"""A smaller copy takes as long to start as to move; TPUs refuse parts of a tile altogether."""
 KERNELS = frozenset({"pallas_call", "ffi_call", "custom_call", "tpu_custom_call", "triton_kernel_call"})
-"""Primitives that are somebody's own kernel."""
+"""Primitives of custom kernels."""
 
 _NAME = re.compile(r"name = '([^']*)'")
 _NAMES_SHOWN = 12
@@ -31,18 +31,18 @@ def unmatched_rules(context: LintContext) -> Iterator[Diagnostic]:
 
 
 def rules_on_primals(context: LintContext) -> Iterator[Diagnostic]:
-    """Rules on names that only the primal function of a `jax.custom_vjp` says."""
+    """Rules on names that only the primal function of a `jax.custom_vjp` has."""
     for problem in _problems(context):
         if (primal := _primal(problem)) is not None:
             yield on_primal(_name_in(problem), primal)
 
 
 def on_primal(name: str, primal: str) -> Diagnostic:
-    """What is said of a name that stands in the primal function of a `jax.custom_vjp` alone."""
+    """The diagnostic for a name that only the primal function of a `jax.custom_vjp` has."""
     return Diagnostic(
         where=Location(source=primal),
-        text=f"The name {name!r} is said in the primal function {primal} and not in its forward rule, which is what"
-        " runs where there is a gradient.",
+        text=f"The name {name!r} is in the primal function {primal} and not in its forward rule, which replaces the"
+        " primal function under differentiation.",
         fix=f'Put checkpoint_name(x, "{name}") into the forward rule that defvjp is given; that rule must not call the'
         " primal function for it.",
     )
@@ -55,44 +55,44 @@ def small_offloads(context: LintContext) -> Iterator[Diagnostic]:
         if isinstance(resolved.decision, Offload) and size_bytes < OFFLOAD_FLOOR_BYTES:
             yield Diagnostic(
                 where=context.location_of_value(resolved.forward_value.id),
-                text=f"{resolved.by} sends {_shown(context.graph, resolved)} to {resolved.decision.space}; below"
+                text=f"{resolved.by} sends {_value_text(context.graph, resolved)} to {resolved.decision.space}; below"
                 f" {format_bytes(OFFLOAD_FLOOR_BYTES)} a copy takes longer to start than to move.",
                 fix='Save it, or add min_bytes = "256KiB" to the rule.',
             )
 
 
 def saved_scores(context: LintContext) -> Iterator[Diagnostic]:
-    """Rules on products that keep attention scores: batched products larger than what they are made of."""
+    """Rules on products that save attention scores: batched products larger than their operands."""
     for resolved, op in _ruled(context):
         match = resolved.by.policy.rules[resolved.rule or 0].match
-        kept = isinstance(resolved.decision, Save | Offload) and match.primitive is not None and match.batched is None
+        saves = isinstance(resolved.decision, Save | Offload) and match.primitive is not None and match.batched is None
         read_bytes = sum(context.graph.values[v].size_bytes for v in op.reads)
-        if kept and Trait.BATCHED in op.traits and resolved.forward_value.size_bytes > read_bytes:
+        if saves and Trait.BATCHED in op.traits and resolved.forward_value.size_bytes > read_bytes:
             yield Diagnostic(
                 where=context.location_of_value(resolved.forward_value.id),
-                text=f"{resolved.by} keeps {_shown(context.graph, resolved)}, the result of a batched product of"
+                text=f"{resolved.by} keeps {_value_text(context.graph, resolved)}, the result of a batched product of"
                 f" operands of {format_bytes(read_bytes)} together.",
                 fix="Add batched = false to the rule, or name the products that are worth it.",
             )
 
 
 def recomputed_kernels(context: LintContext) -> Iterator[Diagnostic]:
-    """Results of opaque kernels that no rule means and that a default computes again."""
+    """Results of opaque kernels that no rule matches and that a default recomputes."""
     for resolved in () if context.fitting is None else context.fitting.resolved:
         made = context.graph.producer[strip_views(context.graph, resolved.forward_value.id)]
-        op = _maker(context.graph, resolved) if made is None else context.graph.ops[made]
+        op = _producer(context.graph, resolved) if made is None else context.graph.ops[made]
         if resolved.rule is None and isinstance(resolved.decision, Recompute) and is_kernel(op):
             yield Diagnostic(
                 where=context.location_of_value(resolved.forward_value.id),
-                text=f"{resolved.by}: {_shown(context.graph, resolved)} comes from the kernel {op.primitive}, which"
-                " runs a second time for it.",
+                text=f"{resolved.by}: {_value_text(context.graph, resolved)} comes from the kernel {op.primitive},"
+                " which runs a second time for it.",
                 fix="Name what its forward rule returns for the backward (for attention the output and the"
                 " log-sum-exp) and save these names together.",
             )
 
 
-def saved_light_values(context: LintContext) -> Iterator[Diagnostic]:
-    """Rules that keep masks, broadcasts and casts, which cost nothing to make again."""
+def saved_argument_derived(context: LintContext) -> Iterator[Diagnostic]:
+    """Rules that save masks, broadcasts and casts, which cost nothing to recompute."""
     for resolved, _ in _ruled(context):
         if (
             isinstance(resolved.decision, Save | Offload)
@@ -100,14 +100,14 @@ def saved_light_values(context: LintContext) -> Iterator[Diagnostic]:
         ):
             yield Diagnostic(
                 where=context.location_of_value(resolved.forward_value.id),
-                text=f"{resolved.by} keeps {_shown(context.graph, resolved)}, which views and elementwise work make of"
-                " arguments and constants.",
-                fix="Take it out of the rule: it is made again where it is read, at no cost.",
+                text=f"{resolved.by} keeps {_value_text(context.graph, resolved)}, which views and elementwise"
+                " work make of arguments and constants.",
+                fix="Take it out of the rule: readers recompute it at no cost.",
             )
 
 
 def no_memory_saved(context: LintContext) -> Iterator[Diagnostic]:
-    """A policy that computes much again, or would in a loop, and at whose peak as much is alive as without it."""
+    """A policy that recomputes, or would in a loop, without lowering the peak."""
     if context.fitting is None or context.fitting.plan.prediction is None:
         return
     planned, unplanned = context.fitting.plan.prediction, context.problem.plan({}, (0,), "none").prediction
@@ -117,17 +117,17 @@ def no_memory_saved(context: LintContext) -> Iterator[Diagnostic]:
     if repeats and planned.temp_bytes >= unplanned.temp_bytes:
         yield Diagnostic(
             where=Location(),
-            text=f"{format_seconds(planned.recompute_s)} of work run again, and {format_bytes(planned.temp_bytes)} of"
-            f" temporaries are expected, {format_bytes(unplanned.temp_bytes)} without the policy. So it is where"
-            " what is kept is as large as what is not, where one scope or region is all of the forward pass or its"
-            " last stage, and where the layers are in a loop.",
+            text=f"{format_seconds(planned.recompute_s)} of work is recomputed, and {format_bytes(planned.temp_bytes)}"
+            f" of temporaries are expected, {format_bytes(unplanned.temp_bytes)} without the policy. Causes: the saved"
+            " values are as large as the recomputed ones, one scope or region is all of the forward pass or its last"
+            " stage, or the layers are in a loop.",
             fix=_in_loop(context)
             or 'Recompute layer by layer: a scope for each ("*/block_*"), or no scope, and stages are found.',
         )
 
 
 def is_kernel(op: Op) -> bool:
-    """Whether an op is somebody's own kernel, into which nobody sees."""
+    """True for a custom kernel, whose body is not known."""
     if op.primitive in LOOPS or op.primitive == "cond" or op.effects:
         return False
     return op.primitive in KERNELS or (op.kind is Kind.OPAQUE and op.flops is None)
@@ -164,7 +164,7 @@ def _how_to_match(context: LintContext, problem: str) -> str:
 
 
 def _in_loop(context: LintContext) -> str:
-    """What to do where a loop stands in the forward pass; "" where there is none."""
+    """The fix where the forward pass has a loop; "" where it has none."""
     loop = next((op for op in context.graph.ops if op.phase is Phase.FORWARD and op.primitive in LOOPS), None)
     if loop is None:
         return ""
@@ -172,18 +172,18 @@ def _in_loop(context: LintContext) -> str:
 
 
 def _ruled(context: LintContext) -> Iterator[tuple[Resolved, Op]]:
-    """What rules decided, with the op that makes each value."""
+    """The decisions of rules, each with the op that writes the value."""
     for resolved in () if context.fitting is None else context.fitting.resolved:
         if resolved.rule is not None:
-            yield resolved, _maker(context.graph, resolved)
+            yield resolved, _producer(context.graph, resolved)
 
 
-def _maker(graph: Graph, resolved: Resolved) -> Op:
-    made = graph.producer[resolved.forward_value.id]
-    assert made is not None, "candidates are what ops make"
-    return graph.ops[made]
+def _producer(graph: Graph, resolved: Resolved) -> Op:
+    producer = graph.producer[resolved.forward_value.id]
+    assert producer is not None, "ops write forward values"
+    return graph.ops[producer]
 
 
-def _shown(graph: Graph, resolved: Resolved) -> str:
+def _value_text(graph: Graph, resolved: Resolved) -> str:
     value = graph.values[resolved.forward_value.id]
     return f"{value} ({format_bytes(value.size_bytes)}) {value.name or resolved.forward_value.primitive}"

@@ -1,13 +1,13 @@
-"""Lints of the user's own `jax.checkpoint`s: where they stand, what their policies say, and what runs twice in them.
+"""Lints of the user's own `jax.checkpoint`s: their place, their policies, and the ops that they recompute.
 
 Read after `context`.
 """
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import jax
+import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt._units import format_bytes
@@ -23,17 +23,17 @@ from jaxckpt.trace.sharding import aval_bytes
 _CALLBACKS = frozenset({"debug_print", "debug_callback", "io_callback", "pure_callback", "outside_call"})
 _HEAVY = frozenset({Kind.CONTRACTION, Kind.OPAQUE})
 _BARE = frozenset({Kind.VIEW, Kind.BARRIER})
-_SEEN_BY_REMAT3 = frozenset({"nothing", "names", "dots", "dots_without_batch"})
+_ASKED_BY_REMAT3 = frozenset({"nothing", "names", "dots", "dots_without_batch"})
 
 
-def whole_function(context: LintContext) -> Iterator[Diagnostic]:
-    """A checkpoint around all that is differentiated."""
+def unsplit_function(context: LintContext) -> Iterator[Diagnostic]:
+    """A checkpoint around the differentiated function."""
     site, others = _last(context)
     if site is not None and not others:
         yield Diagnostic(
             where=context.location_of(site),
-            text="One jax.checkpoint is around all that is differentiated: when the backward pass begins, everything"
-            " in it is computed again and kept, so the peak is the same and the forward pass runs twice.",
+            text="One jax.checkpoint is around all that is differentiated: at the start of the backward pass everything"
+            " in it is recomputed and kept, so the peak is the same and the forward pass runs twice.",
             fix="Put the checkpoint around each layer, or jaxckpt.apply(step, policy) around the step.",
         )
 
@@ -44,8 +44,8 @@ def last_stage(context: LintContext) -> Iterator[Diagnostic]:
     if site is not None and others:
         yield Diagnostic(
             where=context.location_of(site),
-            text="This jax.checkpoint is around the last stage of the forward pass: what it drops is computed again at"
-            " once, when nothing has been freed yet.",
+            text="This jax.checkpoint is around the last stage of the forward pass: what it drops is recomputed at"
+            " once, when no other residual has been freed.",
             fix="Leave the last stage out of the checkpoint.",
         )
 
@@ -58,8 +58,8 @@ def same_scope_twice(context: LintContext) -> Iterator[Diagnostic]:
         if len(busy) == 1 and busy[0].primitive.name in REMATS:
             yield Diagnostic(
                 where=context.location_of(site),
-                text="A jax.checkpoint directly inside another of the same thing: the outer one saves nothing more, and"
-                " its policy meets nothing.",
+                text="A jax.checkpoint directly inside another: the outer one saves nothing more, and its policy"
+                " is never asked.",
                 fix="Keep one of the two; with nn.scan and nn.remat, or a library that does it too, only the inner.",
             )
 
@@ -80,7 +80,7 @@ def unknown_names(context: LintContext) -> Iterator[Diagnostic]:
     for site, read in context.checkpoints:
         for policy in read:
             if policy.names and not policy.names & set(context.names) and not any(map(primal_of_name, policy.names)):
-                yield _missing(context, site, policy, "none of them")
+                yield _missing_names(context, site, policy, "none of them")
 
 
 def missing_names(context: LintContext) -> Iterator[Diagnostic]:
@@ -89,11 +89,11 @@ def missing_names(context: LintContext) -> Iterator[Diagnostic]:
         for policy in read:
             missing = policy.names - set(context.names)
             if missing and missing != policy.names and not any(map(primal_of_name, missing)):
-                yield _missing(context, site, policy, ", ".join(sorted(policy.names & set(context.names))))
+                yield _missing_names(context, site, policy, ", ".join(sorted(policy.names & set(context.names))))
 
 
 def names_on_primals(context: LintContext) -> Iterator[Diagnostic]:
-    """Policies of names that only the primal function of a `jax.custom_vjp` says."""
+    """Policies of names that only the primal function of a `jax.custom_vjp` has."""
     for _, read in context.checkpoints:
         for name in sorted({name for policy in read for name in policy.names} - set(context.names)):
             if (primal := primal_of_name(name)) is not None:
@@ -101,27 +101,27 @@ def names_on_primals(context: LintContext) -> Iterator[Diagnostic]:
 
 
 def remat3_policies(context: LintContext) -> Iterator[Diagnostic]:
-    """Policies that `jax_remat3` does not ask about what they are about."""
+    """Policies on values that `jax_remat3` does not ask about."""
     if not getattr(jax.config, "jax_remat3", False):
         return
     for site, read in context.checkpoints:
-        if any(policy.kind not in _SEEN_BY_REMAT3 for policy in read) and not _is_ours(site):
+        if any(policy.kind not in _ASKED_BY_REMAT3 for policy in read) and not _is_ours(site):
             yield Diagnostic(
                 where=context.location_of(site),
-                text="Under jax_remat3 a policy is asked about names, matrix products and convolutions alone; what"
-                " this one would save besides is computed again, without a word.",
+                text="Under jax_remat3 a policy is asked about names, matrix products and convolutions alone; other"
+                " values that this one would save are recomputed, without a warning.",
                 fix="Name the values and save them by name, or jax.config.update('jax_remat3', False).",
             )
 
 
 def dots_saving_scores(context: LintContext) -> Iterator[Diagnostic]:
-    """JAX's policy of all products over attention."""
+    """JAX's policy of all products, on attention."""
     for site, read in _differentiated(context):
         scores = max(map(_scores_bytes, equations_inside(context.sites, site)), default=0)
         if scores and any(policy.kind == "dots" for policy in read):
             yield Diagnostic(
                 where=context.location_of(site),
-                text=f"dots_saveable keeps the result of every product, attention scores of {format_bytes(scores)}"
+                text=f"dots_saveable saves the result of every product, attention scores of {format_bytes(scores)}"
                 " each included.",
                 fix="jax.checkpoint_policies.dots_with_no_batch_dims_saveable, or save the names that are worth it.",
             )
@@ -141,36 +141,36 @@ def dots_all_batched(context: LintContext) -> Iterator[Diagnostic]:
             )
 
 
-def callbacks_again(context: LintContext) -> Iterator[Diagnostic]:
+def repeated_callbacks(context: LintContext) -> Iterator[Diagnostic]:
     """Calls to the host inside a checkpoint."""
     for site in context.sites:
         if site.is_recomputed and site.primitive in _CALLBACKS:
             yield Diagnostic(
                 where=context.location_of(site),
-                text=f"{site.primitive} stands inside a jax.checkpoint, and so calls the host twice a step.",
+                text=f"{site.primitive} is inside a jax.checkpoint, and so calls the host twice a step.",
                 fix="Move the call out of the checkpoint, or name its result and save that name.",
             )
 
 
-def kernels_again(context: LintContext) -> Iterator[Diagnostic]:
+def recomputed_kernels(context: LintContext) -> Iterator[Diagnostic]:
     """Opaque kernels that a checkpoint runs a second time."""
     for site in context.sites:
         if site.is_recomputed and site.primitive in KERNELS:
             yield Diagnostic(
                 where=context.location_of(site),
                 text=f"The kernel {site.primitive} ({format_bytes(site.written_bytes)} written) runs a second time:"
-                " no policy on products or names sees what it leaves for the backward.",
+                " no policy on products or names saves its residuals.",
                 fix="Name what its forward rule returns for the backward (for attention the output and the"
                 " log-sum-exp) and save these names together.",
             )
 
 
-def _missing(context: LintContext, site: EquationSite, policy: ReadPolicy, found: str) -> Diagnostic:
-    there = ", ".join(sorted(context.names)) or "none"
+def _missing_names(context: LintContext, site: EquationSite, policy: ReadPolicy, found: str) -> Diagnostic:
+    known = ", ".join(sorted(context.names)) or "none"
     return Diagnostic(
         where=context.location_of(site),
-        text=f"The policy names {', '.join(sorted(policy.names))}; in the step: {found}. The step's names: {there}.",
-        fix="Correct the names, or name the values: x = jaxckpt.name(x, ...) where they are made.",
+        text=f"The policy names {', '.join(sorted(policy.names))}; in the step: {found}. The step's names: {known}.",
+        fix="Correct the names, or name the values: x = jaxckpt.name(x, ...) where they are computed.",
     )
 
 
@@ -188,7 +188,7 @@ def _is_batched(site: EquationSite) -> bool:
 
 
 def _scores_bytes(site: EquationSite) -> int:
-    """Bytes of the largest array of a batched product, where it is larger than the other two; 0 where there is none."""
+    """Bytes of the largest array of a batched product, if larger than the other two together; else 0."""
     if site.primitive != "dot_general" or not _is_batched(site):
         return 0
     *smaller, largest = sorted(aval_bytes(v.aval) for v in (*site.eqn.invars, *site.eqn.outvars))
@@ -196,43 +196,42 @@ def _scores_bytes(site: EquationSite) -> int:
 
 
 def _last(context: LintContext) -> tuple[EquationSite | None, bool]:
-    """The checkpoint that the backward pass begins with, if it saves nothing; and whether there is other such work.
+    """The checkpoint that the backward pass begins with, if it saves nothing; and True if more backward work follows.
 
-    It is the one that no product, loop or other checkpoint of the backward pass stands before. Of two such ones
-    neither is the last.
+    No product, loop or other checkpoint of the backward pass comes before it. Of two such checkpoints neither is last.
     """
     equations = context.raw.equations
-    waits: set[Any] = set()
-    first: list[Any] = []
+    dependent: set[jex.Var] = set()
+    first: list[jex.JaxprEqn] = []
     heavy = 0
     for each in equations:
-        behind = not waits.isdisjoint(each.variables())
+        follows = not dependent.isdisjoint(each.variables())
         if _is_heavy_backward(each):
             heavy += 1
-            if not behind and each.eqn.primitive.name in REMATS:
+            if not follows and each.eqn.primitive.name in REMATS:
                 first.append(each.eqn)
-            elif not behind and heavy == 1:
+            elif not follows and heavy == 1:
                 return None, True  # the backward begins outside of any checkpoint
-            behind = True
-        if behind:
-            waits.update(each.eqn.outvars)
+            follows = True
+        if follows:
+            dependent.update(each.eqn.outvars)
     if len(first) != 1:
         return None, True
     return _site_of(context, first[0]), heavy > 1
 
 
-def _site_of(context: LintContext, eqn: Any) -> EquationSite | None:
-    """The checkpoint that an inlined equation is, if it saves nothing and computes something heavy again."""
+def _site_of(context: LintContext, eqn: jex.JaxprEqn) -> EquationSite | None:
+    """The checkpoint of an inlined equation, if it saves nothing and recomputes a product or an opaque op."""
     for site, read in _differentiated(context):
         same = site.eqn.params["jaxpr"] is eqn.params["jaxpr"] and not site.loops
         if same and _saves_nothing(context, site, read):
-            again = (each for each in equations_inside(context.sites, site) if each.is_recomputed)
-            return site if any(kind_of(each.primitive) in _HEAVY for each in again) else None
+            recomputed = (each for each in equations_inside(context.sites, site) if each.is_recomputed)
+            return site if any(kind_of(each.primitive) in _HEAVY for each in recomputed) else None
     return None
 
 
 def _saves_nothing(context: LintContext, site: EquationSite, read: tuple[ReadPolicy, ...]) -> bool:
-    """Whether a checkpoint keeps nothing of what is in it; our own scopes keep what they tag."""
+    """True if a checkpoint saves nothing inside it; our own scopes save the values that they tag."""
     if _is_ours(site):
         return not any(name.startswith(TAG) for name in context.names)
     return all(policy.kind == "nothing" for policy in read)
@@ -243,8 +242,8 @@ def _is_heavy_backward(each: Equation) -> bool:
     return TRANSPOSE in marks and kind_of(each.eqn.primitive.name) in _HEAVY
 
 
-def random_again(context: LintContext) -> Iterator[Diagnostic]:
-    """Random draws that are made again in a step over several devices."""
+def redrawn_random(context: LintContext) -> Iterator[Diagnostic]:
+    """Random draws that are repeated in a step over several devices."""
     if context.device_count == 1:
         return
     fix = "Name the mask (or the bits) and save it, or constrain its sharding where it is drawn."
@@ -256,7 +255,7 @@ def random_again(context: LintContext) -> Iterator[Diagnostic]:
         ):
             yield Diagnostic(
                 where=context.location_of(site),
-                text=f"{site.primitive} stands inside a jax.checkpoint in a step over {context.device_count} devices:"
-                " the second draw may be partitioned otherwise than the first, and then gives other bits.",
+                text=f"{site.primitive} is inside a jax.checkpoint in a step over {context.device_count} devices:"
+                " the second draw may be partitioned in another way than the first, and then gives other bits.",
                 fix=fix,
             )
