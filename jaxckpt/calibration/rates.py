@@ -1,4 +1,4 @@
-"""Figures become rates: a line through products of all sizes, a median over kernels that are bound by memory.
+"""Derives rates from measured figures: a line through products of all sizes, a median over memory-bound kernels.
 
 A matrix product takes a constant, the ramp, and its FLOPs over the asymptotic rate: two unknowns, fitted in relative
 error over all sizes of a dtype. Kernels of other classes than elementwise get a factor: how much more time a byte of
@@ -25,7 +25,7 @@ _FACTOR_BOUNDS = (0.5, 10.0)
 
 
 def ramp_and_rate(flops: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """What a product loses at its ends, in FLOPs, and the rate that large ones tend to.
+    """Ramp of a matrix product in FLOPs, and the rate that large products tend to: a fit by least squares.
 
     Args:
       flops: Of each product.

@@ -85,9 +85,9 @@ def _inconsistencies(message: Message) -> Iterator[str]:
     for computation in module.computations:
         yield from _computation_inconsistencies(computation, computations.keys())
     instructions = {i.id: i for c in module.computations for i in c.instructions}
-    for sequence in module.schedule.sequences:
-        if not instructions.keys() >= set(sequence.value.instruction_ids):
-            yield "the schedule runs an instruction that is missing"
+    scheduled = {id_ for sequence in module.schedule.sequences for id_ in sequence.value.instruction_ids}
+    if not scheduled.issubset(instructions):
+        yield "the schedule runs an instruction that is missing"
     if module.entry_computation_id not in {s.key for s in module.schedule.sequences}:
         yield "the entry computation is not scheduled"
     buffers = {b.id: b for b in message.buffer_assignment.logical_buffers}

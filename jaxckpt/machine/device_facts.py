@@ -13,7 +13,7 @@ from jaxckpt._records import NOT_EMPTY, POSITIVE
 
 Count = Annotated[int, POSITIVE]
 Rate = Annotated[float, POSITIVE]
-Text = Annotated[str, NOT_EMPTY]
+NonEmptyText = Annotated[str, NOT_EMPTY]
 
 _TENSOR_UNITS_PER_CORE = 4
 
@@ -44,8 +44,8 @@ class GpuFacts:
     The other attributes are fields of XLA's `GpuDeviceInfoProto` under their own names.
     """
 
-    description: Text
-    compute_capability: Text
+    description: NonEmptyText
+    compute_capability: NonEmptyText
     device_memory_bytes: Count
     memory_bandwidth: Count
     core_count: Count
@@ -74,7 +74,7 @@ class GpuFacts:
     device_kinds: tuple[str, ...] = ()
     measured_memory_bandwidth: Rate | None = None
     measured_bf16_flops: Rate | None = None
-    measured_source: Text | None = None
+    measured_source: NonEmptyText | None = None
 
     @property
     def platform(self) -> str:
@@ -139,22 +139,22 @@ class TpuFacts:
       measured_source: Where the measured figures come from; they need one.
     """
 
-    description: Text
+    description: NonEmptyText
     device_memory_bytes: Count
     memory_bandwidth: Count
     bf16_flops: Rate
     vector_flops: Rate
     host_link_bandwidth: Rate
-    chip_name: Text
-    default_topology: Text
+    chip_name: NonEmptyText
+    default_topology: NonEmptyText
     topologies: tuple[str, ...]
-    chip_config_name: Text = "default"
+    chip_config_name: NonEmptyText = "default"
     int8_flops: Rate | None = None
     launch_s: Rate = 1e-6  # not measured
     device_kinds: tuple[str, ...] = ()
     measured_memory_bandwidth: Rate | None = None
     measured_bf16_flops: Rate | None = None
-    measured_source: Text | None = None
+    measured_source: NonEmptyText | None = None
 
     @property
     def platform(self) -> str:
@@ -184,7 +184,7 @@ class CpuFacts:
       measured_source: Where the measured figure comes from; it needs one.
     """
 
-    description: Text
+    description: NonEmptyText
     device_memory_bytes: Count
     memory_bandwidth: Count
     f32_flops: Rate
@@ -192,7 +192,7 @@ class CpuFacts:
     launch_s: Rate = 1e-6  # not measured
     device_kinds: tuple[str, ...] = ()
     measured_memory_bandwidth: Rate | None = None
-    measured_source: Text | None = None
+    measured_source: NonEmptyText | None = None
 
     @property
     def platform(self) -> str:

@@ -410,11 +410,16 @@ def _vocabulary(buffers: tuple[OomBuffer, ...]) -> int | None:
     widest = max((_last_axis(buffer) for buffer in results if _is_wide(buffer)), default=0)
     if widest < _LEAST_VOCABULARY:
         return None
-    with_it = [buffer for buffer in results if _last_axis(buffer) == widest]
-    is_elsewhere = any(len(buffer.shape or ()) > 2 and widest in (buffer.shape or ())[:-1] for buffer in results)
-    if is_elsewhere or _is_repeated(with_it):
+    if any(_has_inner_axis(buffer, widest) for buffer in results):
         return None
-    return widest if any(buffer.part in (Part.FORWARD, Part.BACKWARD) for buffer in with_it) else None
+    with_it = [buffer for buffer in results if _last_axis(buffer) == widest]
+    is_of_model = any(buffer.part in (Part.FORWARD, Part.BACKWARD) for buffer in with_it)
+    return widest if is_of_model and not _is_repeated(with_it) else None
+
+
+def _has_inner_axis(buffer: OomBuffer, length: int) -> bool:
+    shape = buffer.shape or ()
+    return len(shape) > 2 and length in shape[:-1]
 
 
 def _is_repeated(buffers: list[OomBuffer]) -> bool:

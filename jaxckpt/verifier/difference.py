@@ -1,7 +1,7 @@
-"""Two arrays become what is different between them, NaN and infinity included.
+"""Difference of two arrays, NaN and infinity included.
 
-All arithmetic is numpy's, in double precision, on the host: what compares must not share the rounding of what is
-compared.
+All arithmetic is numpy's, in double precision, on the host: the comparison must not share the rounding of the compared
+steps.
 """
 
 from typing import Any
@@ -16,7 +16,14 @@ _UPDATE = 0.1
 """A result that is closer to an argument, as a share of its largest magnitude, is that argument updated."""
 
 
-def difference(path: str, step: Any, planned: Any, tolerance: Tolerance, *, start: Any = None) -> LeafDifference:
+def difference(
+    path: str,
+    step: jax.Array | np.ndarray,
+    planned: jax.Array | np.ndarray,
+    tolerance: Tolerance,
+    *,
+    start: jax.Array | None = None,
+) -> LeafDifference:
     """Compares one result of two steps.
 
     Args:
@@ -58,12 +65,12 @@ def difference(path: str, step: Any, planned: Any, tolerance: Tolerance, *, star
     )
 
 
-def _unit(dtype: Any) -> float:
+def _unit(dtype: np.dtype) -> float:
     finfo: Any = jnp.finfo  # untyped in some versions of jax
     return float(finfo(dtype).eps) if jnp.issubdtype(dtype, jnp.inexact) else 0.0
 
 
-def _scale(result: np.ndarray, start: Any) -> float:
+def _scale(result: np.ndarray, start: jax.Array | None) -> float:
     """The largest change from a start that is not far; otherwise the largest magnitude."""
     largest = _largest(result)
     change = largest if start is None else _largest(_finite(result) - _finite(_wide(_on_host(start))))
@@ -78,7 +85,7 @@ def _finite(array: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(array), array, 0)
 
 
-def _on_host(array: Any) -> np.ndarray:
+def _on_host(array: jax.Array | np.ndarray) -> np.ndarray:
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
     return np.asarray(array)

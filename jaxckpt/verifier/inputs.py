@@ -1,6 +1,6 @@
-"""Described arguments become arrays, the same ones on every run; arrays become copies that a step may take.
+"""Generates arrays for described arguments, the same on every run, and copies arrays that a step may donate.
 
-What is drawn depends on the type and on the argument's path alone:
+The numbers depend only on the type and on the argument's path:
 
 - floats: normal, of a standard deviation that lets signals through: the root of one over the longest axis but the
   last, from 0.02 to 0.5; 0.25 of vectors and numbers;
@@ -138,7 +138,7 @@ def _keys(path: str, spec: jax.ShapeDtypeStruct, seed: int) -> jax.Array:
     )
 
 
-def _placed(path: str, spec: jax.ShapeDtypeStruct, array: Any) -> jax.Array:
+def _placed(path: str, spec: jax.ShapeDtypeStruct, array: np.ndarray | jax.Array) -> jax.Array:
     """An array where its description lies; a mesh of other devices is rebuilt on the attached ones."""
     try:
         return jax.device_put(array, _here(path, spec.sharding)) if spec.sharding is not None else jnp.asarray(array)
@@ -164,7 +164,9 @@ def _here(path: str, sharding: Sharding) -> Sharding | None:
     raise _elsewhere(path, str(sharding), "a NamedSharding, or one of attached devices")
 
 
-def _mesh(path: str, mesh: Any, devices: Sequence[Any]) -> jax.sharding.Mesh:
+def _mesh(
+    path: str, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh, devices: Sequence[jax.Device]
+) -> jax.sharding.Mesh:
     count = int(np.prod(mesh.axis_sizes))
     if count > len(devices):
         raise _elsewhere(path, f"a mesh of {count} devices", f"at most the {len(devices)} of this machine")

@@ -1,12 +1,12 @@
 """A step that can be run on arrays: compiled as users run it, or one operation at a time.
 
-What a jitted step says itself (donation, static arguments, shardings) is taken over. Arguments are copied for every
-run, so that no run takes what the next one needs.
+Donation, static arguments and shardings of a jitted step are taken over. Arguments are copied for every run, so that a
+run which donates arguments leaves those of the next run.
 
 Read after `inputs` and `interpret`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,13 +30,20 @@ class Runnable:
       options: What another function is jitted with, to be called alike.
     """
 
-    jitted: Any
+    jitted: jax.stages.Wrapped
     static: frozenset[int]
     name: str
     options: Mapping[str, Any]
 
     @classmethod
-    def of(cls, step: Any, args: Sequence[Any], *, donate_argnums: Any, static_argnums: Any) -> "Runnable":
+    def of(
+        cls,
+        step: Callable[..., Any],
+        args: Sequence[Any],
+        *,
+        donate_argnums: int | Sequence[int],
+        static_argnums: int | Sequence[int],
+    ) -> "Runnable":
         """A step, plain or jitted, with the arguments that it will be called with."""
         options = {"donate_argnums": donate_argnums, "static_argnums": static_argnums}
         if isinstance(step, jax.stages.Wrapped):
@@ -52,12 +59,12 @@ class Runnable:
             options=options,
         )
 
-    def like(self, step: Any) -> "Runnable":
+    def like(self, step: Callable[..., Any]) -> "Runnable":
         """Another step, called alike."""
         jitted = step if isinstance(step, jax.stages.Wrapped) else jax.jit(step, **self.options)
         return Runnable(jitted=jitted, static=self.static, name=self.name, options=self.options)
 
-    def trace(self, args: tuple[Any, ...]) -> Any:
+    def trace(self, args: tuple[Any, ...]) -> jax.stages.Traced:
         """The traced step for these arguments; nothing runs."""
         return self.jitted.trace(*args)
 
@@ -66,7 +73,7 @@ class Runnable:
         dynamic = {i: arg for i, arg in enumerate(args) if i not in self.static}
         return {path: _as_array(leaf) for path, leaf in by_path(dynamic).items()}
 
-    def run(self, args: tuple[Any, ...], traced: Any, *, exact: bool) -> list[Any]:
+    def run(self, args: tuple[Any, ...], traced: jax.stages.Traced, *, exact: bool) -> list[Any]:
         """Flat results on copies of arguments.
 
         Args:
@@ -97,6 +104,6 @@ def _as_array(leaf: Any) -> Any:
     return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
 
-def by_path(tree: Any) -> dict[str, Any]:
+def by_path(tree: object) -> dict[str, Any]:
     """The leaves of a tree by path, in order."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}

@@ -1,7 +1,7 @@
-"""A step and its planned form are run on the same arguments, and every result is compared.
+"""Runs a step and its planned form on the same arguments, and compares every result.
 
 Both are traced by JAX and run as users run them: compiled, on the attached devices, with copies of the arguments where
-they are donated. That shows what training will see, up to rounding. With `exact=True` the two traces are run one
+they are donated. The comparison holds for training up to rounding. With `exact=True` the two traces are run one
 operation at a time, and every bit must be equal.
 
 Read after the other files of this folder.
@@ -14,6 +14,8 @@ from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
 
+import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
@@ -92,41 +94,41 @@ def verify(
     )
 
 
-def _refuse_other_results(name: str, step: Any, planned: Any) -> None:
+def _refuse_other_results(name: str, step: object, planned: object) -> None:
     ours, theirs = ({path: _typed(leaf) for path, leaf in by_path(tree).items()} for tree in (step, planned))
     differing = [path for path in {**ours, **theirs} if ours.get(path) != theirs.get(path)]
     if not differing:
         return
 
-    def told(of: dict[str, str]) -> str:
+    def listed(of: dict[str, str]) -> str:
         each = [f"({i}) result{path} is {of.get(path, 'absent')}" for i, path in enumerate(differing, 1)]
         return "; ".join(each[:8]) + ("; ..." if len(each) > 8 else "")
 
     raise VerificationError(
         f"verify({name}): the planned step returns something else ({len(differing)} results differ).",
-        got=told(theirs),
-        needed=told(ours),
+        got=listed(theirs),
+        needed=listed(ours),
         advice="pass what was made from this very step: plan.apply(step), jaxckpt.apply(step, policy)",
         differing=tuple(differing),
     )
 
 
-def _typed(leaf: Any) -> str:
+def _typed(leaf: jax.Array | jax.ShapeDtypeStruct) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
-def _is_void(results: Sequence[Any]) -> bool:
+def _is_void(results: Sequence[jax.Array]) -> bool:
     """True if some result has no number in it."""
     return any(_is_nan(leaf) for leaf in results)
 
 
-def _is_nan(leaf: Any) -> bool:
+def _is_nan(leaf: jax.Array) -> bool:
     if not jnp.issubdtype(leaf.dtype, np.inexact) or not leaf.size:
         return False
     return bool(jnp.isnan(leaf).all())
 
 
-def _refuse_void(name: str, results: Sequence[Any]) -> None:
+def _refuse_void(name: str, results: Sequence[jax.Array]) -> None:
     void = sum(map(_is_nan, results))
     if void:
         raise UnverifiableError(
@@ -145,14 +147,14 @@ class _Contents:
     dtypes: frozenset[str]
 
     @classmethod
-    def of(cls, traced: Any) -> "_Contents":
+    def of(cls, traced: jax.stages.Traced) -> "_Contents":
         eqns = list(_equations(traced.jaxpr))
         counts = Counter(eqn.primitive.name for eqn in eqns)
         dtypes = {str(v.aval.dtype) for eqn in eqns for v in eqn.outvars if hasattr(v.aval, "dtype")}
         return cls(draws=counts["random_bits"] + counts["threefry2x32"], dtypes=frozenset(dtypes))
 
 
-def _equations(closed: Any) -> Iterator[Any]:
+def _equations(closed: jex.ClosedJaxpr | jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
     for eqn in getattr(closed, "jaxpr", closed).eqns:
         yield eqn
         for param in eqn.params.values():
@@ -163,13 +165,13 @@ def _equations(closed: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Allowed:
-    """Which tolerance is a result's."""
+    """Tolerances by type of a result."""
 
     exact: bool
     tolerances: Mapping[str, Tolerance]
     computed_in: frozenset[str]
 
-    def of(self, dtype: Any) -> Tolerance:
+    def of(self, dtype: np.dtype) -> Tolerance:
         """Its type's; of a float that of the coarsest type that the step computes in, if that is coarser."""
         if str(dtype) in self.tolerances:
             return self.tolerances[str(dtype)]

@@ -56,7 +56,7 @@ def test_a_product_is_counted_with_the_one_back(h200):
     assert sum(kernel.count * kernel.matmul_flops for kernel in kernels) == 2 * probe.inner * probe.work
 
 
-def test_rounds_are_long_beside_the_loops_own_counting():
+def test_iterations_are_long_compared_with_the_loops_counter():
     for probe in probes(SPEEDS, small=False):
         assert probe.inner * probe.guess_s >= 0.99e-4
         assert probe.links(0.01) % probe.inner == 0

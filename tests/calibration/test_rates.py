@@ -22,7 +22,7 @@ def bandwidth(what, value):
     return Measured(what=what, detail="", value=value, unit="bytes/s")
 
 
-def test_a_line_through_all_sizes_is_found_again():
+def test_a_line_through_all_sizes_is_recovered():
     figures = [product("bfloat16", sizes) for sizes in SIZES] + [product("float32", SIZES[1], RATE / 2)]
     found = derived_rates([Measured(what="launch", detail="", value=LAUNCH, unit="s"), *figures])
     assert dict(found["matmul_flops_per_s"]) == pytest.approx({"bfloat16": RATE, "float32": RATE / 2}, rel=1e-6)
@@ -33,7 +33,7 @@ def test_products_that_grow_faster_than_their_work_have_no_ramp():
     assert ramp_and_rate([1e9, 1e12], [1e-6, 2e-3])[0] == 0.0
 
 
-def test_other_kernels_are_told_by_how_much_slower_their_bytes_are():
+def test_factors_say_how_much_slower_bytes_of_a_class_are():
     figures = [("elementwise", 4e12), ("elementwise", 4.2e12), ("reduce rows", 2e12), ("reduce columns", 2.1e12)]
     found = derived_rates([bandwidth(*each) for each in (*figures, ("scatter", 1e9))])
     assert found["memory_bandwidth_bytes_per_s"] == pytest.approx(4.1e12)
@@ -51,7 +51,7 @@ def test_what_was_not_measured_is_left_to_the_datasheet():
     assert derived_rates([]) == {}
 
 
-def test_what_a_computation_hides_of_a_copy_is_between_nothing_and_all():
+def test_the_hidden_share_of_a_copy_is_between_0_and_1():
     assert hidden_share(10.0, 10.0, 2.0) == 1.0
     assert hidden_share(13.0, 10.0, 2.0) == 0.0
     assert hidden_share(9.9, 10.0, 2.0) == 1.0

@@ -31,7 +31,7 @@ def test_a_processor_is_a_smoke_test_and_says_so(made):
     assert "figures mean nothing" in render_text(calibration_report(made)).lower()
 
 
-def test_a_file_gives_the_same_calibration_back_and_targets_take_it(made, tmp_path):
+def test_a_saved_calibration_is_loaded_by_targets(made, tmp_path):
     path = tmp_path / "mine.toml"
     made.save(path)
     assert load_calibration(path) == made

@@ -31,7 +31,7 @@ CHAIN_SPECS = (
 )
 
 
-def test_the_gradient_of_a_chain_keeps_four_activations_and_one_cotangent(h200):
+def test_a_chain_saves_four_activations_and_one_cotangent(h200):
     made = footprint(jax.grad(chain), *CHAIN_SPECS, target=h200)
     assert made.argument_bytes == WEIGHTS_BYTES + ACTIVATION_BYTES
     assert made.output_bytes == WEIGHTS_BYTES
@@ -68,7 +68,7 @@ def test_donation_lends_arguments_to_outputs(h200, f32):
     assert footprint(jitted, f32(256, 1024), f32(256, 1024), target=h200).alias_bytes == MIB
 
 
-def test_arrays_that_the_step_closes_over_are_counted_as_the_program(h200, f32):
+def test_closed_over_arrays_are_counted_as_the_program(h200, f32):
     held = jnp.asarray(np.random.default_rng(0).normal(size=(512, 512)), jnp.float32)
     for target in (h200, Target("cpu")):
         made = footprint(lambda x: x + held, f32(512, 512), target=target)
@@ -173,7 +173,7 @@ def test_offloaded_results_lie_on_the_host(h200, f32):
     assert made.host_bytes == made.host_output_bytes == 256 * 256 * 4
 
 
-def test_arguments_on_the_host_are_counted_on_the_device_and_that_is_said(h200):
+def test_host_arguments_are_counted_on_the_device_with_a_caveat(h200):
     state = jax.device_put(jnp.ones((256, 256)), jax.memory.Space.Host)
     made = footprint(lambda x: jax.device_put(x, jax.memory.Space.Device) + 1, state, target=h200)
     assert made.argument_bytes == 256 * 256 * 4
@@ -248,7 +248,7 @@ def test_a_mesh_inside_the_step_must_be_the_targets(h200, f32):
 
 
 @pytest.mark.filterwarnings("ignore:.*allas:DeprecationWarning")  # jax's own, about its backends
-def test_a_pallas_kernel_needs_to_be_told_the_device_or_needs_nothing(h200, f32):
+def test_a_pallas_kernel_needs_a_mesh_or_nothing(h200, f32):
     from jax.experimental import pallas
 
     def add_one(source, sink):

@@ -73,7 +73,7 @@ def test_what_may_run_is_compiled_as_always():
             assert options == {}
 
 
-def test_the_file_is_free_again_after_a_compile_that_failed(h200):
+def test_the_cache_is_free_after_a_failed_compile(h200):
     with pytest.raises(CompileError):
         footprint(jax.grad(layers), *SPECS, target=h200, compiler_options=(("xla_no_such_option", 1),))
     with quick_options(h200) as options:

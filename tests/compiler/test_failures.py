@@ -11,7 +11,7 @@ EXHAUSTED = (
 )
 
 
-def test_memory_that_lacks_is_told_with_the_compilers_figures():
+def test_exhausted_memory_has_the_compilers_figures():
     error = compile_error(RuntimeError(EXHAUSTED), name="chain", target=Target("v5e"))
     assert error.resource_exhausted
     assert error.needed_bytes == int(20.02 * 2**30)
@@ -22,7 +22,7 @@ def test_memory_that_lacks_is_told_with_the_compilers_figures():
     assert "openxla.org" not in str(error)
 
 
-def test_exhaustion_without_figures_is_still_told():
+def test_exhausted_memory_without_figures_is_explained():
     error = compile_error(RuntimeError("RESOURCE_EXHAUSTED: sorry"), name="f", target=Target("h200"))
     assert error.resource_exhausted
     assert error.needed_bytes is None

@@ -35,7 +35,7 @@ def test_pytrees_numbers_and_descriptions_become_flat_arrays():
     assert (new == 0).all()
 
 
-def test_a_jitted_step_keeps_its_donation_static_arguments_and_options():
+def test_a_jitted_step_keeps_donation_and_options():
     jitted = jax.jit(
         lambda batch, sign, state: update(state, batch, sign * 0.5),
         donate_argnums=2,
@@ -64,7 +64,7 @@ def test_shardings_of_the_jit_go_before_those_of_the_arguments():
     assert flat.out_shardings == (None,)
 
 
-def test_a_jitted_step_is_not_given_donation_again():
+def test_a_jitted_step_takes_no_second_donation():
     with pytest.raises(ArgumentError, match="jitted already") as caught:
         flatten_step(jax.jit(update), (STATE, BATCH, 0.5), donate_argnums=0)
     assert isinstance(caught.value, TypeError)
@@ -96,7 +96,7 @@ class Checked:
 jax.tree_util.register_pytree_node(Checked, lambda node: ((node.leaf,), None), lambda _, leaves: Checked(*leaves))
 
 
-def test_pytrees_that_check_their_leaves_are_traced_and_never_rebuilt():
+def test_pytrees_that_check_their_leaves_are_never_rebuilt():
     step = jax.jit(lambda node: Checked(node.leaf + 1), donate_argnums=0)
     flat = flatten_step(step, (Checked(BATCH),))
     assert flat.donated == {0}

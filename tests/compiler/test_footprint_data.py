@@ -23,7 +23,7 @@ def test_constants_and_code_are_one_program_and_not_counted_twice():
     assert both.total_bytes == SMALL.total_bytes + 50
 
 
-def test_host_memory_and_unread_arguments_are_apart_from_the_total():
+def test_the_total_has_no_host_memory_and_unread_arguments():
     more = dataclasses.replace(
         SMALL,
         host_argument_bytes=1,

@@ -21,7 +21,7 @@ def test_a_footprint_is_a_frame_of_its_buffers(pandas):
     assert frame.groupby("use").size_bytes.sum().to_dict() == {"argument": 8 * MIB, "temporary": 7 * MIB}
 
 
-def test_a_footprint_without_a_map_is_an_empty_frame_with_the_same_columns(pandas):
+def test_a_footprint_without_a_map_is_an_empty_frame(pandas):
     empty = made_footprint(None).to_frame()
     assert len(empty) == 0
     assert list(empty.columns) == list(made_footprint(memory_map()).to_frame().columns)

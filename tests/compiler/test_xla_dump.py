@@ -40,7 +40,7 @@ def test_a_dumped_program_takes_what_the_compiled_one_takes(folders, own, option
     assert "held against no statistics" in made.caveats[0]
 
 
-def test_text_and_binary_dumps_give_the_same_buffers_but_for_small_ones(folders):
+def test_text_and_binary_dumps_give_the_same_large_buffers(folders):
     def large(option):
         buffers = footprint_of_dump(folders[option]).memory.buffers
         return {
@@ -54,7 +54,7 @@ def test_text_and_binary_dumps_give_the_same_buffers_but_for_small_ones(folders)
     assert len(binary ^ text) <= 0.1 * len(binary)
 
 
-def test_one_file_of_a_folder_is_read_alone(folders):
+def test_one_file_of_a_folder_is_read(folders):
     (file,) = folders[AS_TEXT].glob("*after_optimizations.txt")
     assert footprint_of_dump(file).temp_bytes == footprint_of_dump(folders[AS_TEXT]).temp_bytes
 
@@ -85,7 +85,7 @@ def test_a_text_that_is_no_hlo_is_refused_by_xlas_parser(folders, tmp_path):
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_a_cut_or_edited_assignment_is_an_error_or_lies_within_its_allocations(folders, tmp_path_factory, data):
+def test_a_damaged_assignment_is_refused_or_consistent(folders, tmp_path_factory, data):
     (file,) = folders[AS_TEXT].glob("*after_optimizations.txt")
     (assignment,) = folders[AS_TEXT].glob("*after_optimizations-buffer-assignment.txt")
     lines = assignment.read_text().splitlines()

@@ -32,7 +32,7 @@ WEIGHTS = (spec(LAYERS, WIDTH, HIDDEN), spec(LAYERS, HIDDEN, WIDTH))
 
 
 @pytest.mark.parametrize("corrected", [False, True])
-def test_an_offloading_step_is_recomputed_for_nothing_unless_xla_is_told_where_it_lies(h200, corrected):
+def test_xla_recomputes_offloads_unless_the_option_is_set(h200, corrected):
     options = ((HOST_OPTION, True),) if corrected else ()
     made = footprint(jax.grad(loss), WEIGHTS, spec(TOKENS, WIDTH), target=h200, compiler_options=options)
     assert made.host_temp_bytes == LAYERS * TOKENS * WIDTH * 2

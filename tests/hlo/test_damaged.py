@@ -20,7 +20,7 @@ SOMEWHERE = st.integers(0, 2**24 - 1).map(lambda part: part / 2**24)
         (b"\x00" * 100, "no protocol buffer"),
     ],
 )
-def test_what_is_no_dump_is_said_to_be_none(data, said):
+def test_other_data_is_refused_as_no_dump(data, said):
     with pytest.raises(HloError, match=said):
         memory_from_hlo(data)
 

@@ -51,18 +51,18 @@ BEHIND_BITCASTS = f"""
     ],
     ids=["as it lies", "behind bitcasts"],
 )
-def test_a_stack_that_a_turn_writes_its_slice_into_is_not_read(fused, result):
+def test_a_stack_whose_slice_an_iteration_writes_is_not_read(fused, result):
     assert traffic_bytes(fused, result=result) == NUMBER_BYTES + 2 * SLICE_BYTES
 
 
-def test_a_stack_that_is_also_read_counts_as_a_whole():
+def test_a_stack_that_is_also_read_counts_in_full():
     shape = f"bf16[{COLUMNS},{ALL_ITERATIONS},{ROWS}]"
     fused = f"""{BEHIND_BITCASTS.replace("ROOT ", "")}
         ROOT sum = {shape} add(turned, all)"""
     assert traffic_bytes(fused, result=shape) == NUMBER_BYTES + SLICE_BYTES + 2 * STACK_BYTES
 
 
-def test_of_a_stack_that_is_sliced_behind_a_bitcast_the_slice_counts():
+def test_only_the_slice_of_a_bitcast_stack_counts():
     sizes = f"{COLUMNS},1,{ROWS}"
     fused = f"""
         turned = bf16[{COLUMNS},{ALL_ITERATIONS},{ROWS}] bitcast(stack)

@@ -31,14 +31,14 @@ def read(events, born, *, last_read=None, handed_on=(), end=9):
     )
 
 
-def test_a_buffer_ends_at_its_last_reader_before_the_next_allocation():
+def test_a_buffer_ends_at_its_last_reader():
     events = [(ALLOCATE, 1), (ALLOCATE, 2), (FREE, 1), (ALLOCATE, 3), (FREE, 2), (FREE, 3)]
     found, disorder = read(events, {1: 0, 2: 2, 3: 6}, last_read={1: 4, 2: 8, 3: 7})
     assert found == {1: LiveRange(born=0, dies=4), 2: LiveRange(born=2, dies=8), 3: LiveRange(born=6, dies=7)}
     assert disorder == 0
 
 
-def test_a_reader_that_we_place_too_late_does_not_reach_into_the_next_allocation():
+def test_a_misplaced_reader_ends_before_the_next_allocation():
     found, _ = read([(ALLOCATE, 1), (FREE, 1), (ALLOCATE, 2), (FREE, 2)], {1: 0, 2: 3}, last_read={1: 8})
     assert found[1] == LiveRange(born=0, dies=2)
 
@@ -49,7 +49,7 @@ def test_memory_that_is_taken_over_changes_hands():
     assert found == {1: LiveRange(born=0, dies=3), 2: LiveRange(born=4, dies=7)}
 
 
-def test_memory_freed_in_the_kernel_that_takes_it_changes_hands_too():
+def test_memory_freed_in_the_kernel_that_takes_it_is_taken_over():
     events = [(ALLOCATE, 1), (ALLOCATE, 3), (FREE, 1), (SHARE, 2, 1), (FREE, 2), (FREE, 3)]
     found, _ = read(events, {1: 0, 2: 4, 3: 4}, last_read={1: 4, 2: 6})
     assert found[1] == LiveRange(born=0, dies=3)
@@ -62,7 +62,7 @@ def test_what_only_hands_memory_on_has_no_life_of_its_own():
     assert found == {1: LiveRange(born=0, dies=4), 3: LiveRange(born=5, dies=8)}
 
 
-def test_memory_given_back_within_a_loop_and_taken_again_is_free_between():
+def test_memory_freed_and_reused_in_a_loop_is_free_in_between():
     events = [(ALLOCATE, 1), (FREE, 1), (ALLOCATE, 2), (FREE, 2), (SHARE, 3, 1), (SHARE, 4, 1), (FREE, 3), (FREE, 4)]
     found, _ = read(events, {1: 0, 2: 2, 3: 5, 4: 7}, last_read={4: 8}, handed_on={4})
     assert found[1].dies <= 1

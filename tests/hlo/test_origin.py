@@ -30,7 +30,7 @@ def test_an_op_name_says_where_it_came_from(op_name, scope, op, part):
     assert (origin.scope, origin.op, origin.part()) == (scope, op, part)
 
 
-def test_a_forward_over_reverse_product_is_read_below_its_outer_mark():
+def test_forward_over_reverse_is_read_below_its_outer_mark():
     names = ["jit(f)/jvp(jvp(net))/sin", "jit(f)/jvp(transpose(jvp(net)))/cos"]
     origins = [origin_of(name) for name in names]
     depth = mark_depth(origins)

@@ -32,7 +32,7 @@ def test_sums_reconcile_with_the_compiler_to_the_byte(made):
     assert not list(reconcile(memory, figures))
 
 
-def test_a_sum_that_does_not_reconcile_is_said(plain_step):
+def test_a_sum_that_does_not_reconcile_is_reported(plain_step):
     (said,) = reconcile(plain_step.memory, {"temp_bytes": plain_step.temp_bytes + 1})
     assert "temp_bytes" in said and str(plain_step.temp_bytes + 1) in said
 
@@ -41,7 +41,7 @@ def test_no_two_buffers_are_in_one_place_at_one_time(made):
     assert not list(_overlaps(made.memory.temporaries))
 
 
-def test_the_live_peak_fits_the_allocation_and_leaves_little_of_it(made):
+def test_the_live_peak_nearly_fills_the_allocation(made):
     memory = made.memory
     assert 0.95 * memory.temp_bytes <= memory.peak_bytes <= memory.temp_bytes
     assert memory.peak_bytes == sum(b.size_bytes for b in memory.alive_at(memory.peak))
@@ -78,7 +78,7 @@ def test_each_branch_counts_as_often_as_the_others():
     assert sum(k.matmul_flops * k.count for k in memory.kernels) == pytest.approx(2 * 32 * 64 * 64)
 
 
-def test_what_jax_checkpoint_computes_again_is_marked_and_counted(plain_step, checkpointed_step):
+def test_recomputation_by_jax_checkpoint_is_marked_and_counted(plain_step, checkpointed_step):
     assert not [k for k in plain_step.memory.kernels if k.part is Part.RECOMPUTE]
     again = [k for k in checkpointed_step.memory.kernels if k.part is Part.RECOMPUTE]
     assert sum(k.matmul_flops for k in again) >= 3 * BLOCK_FLOPS // 2  # XLA drops the product that nobody reads
@@ -102,7 +102,7 @@ def test_scopes_lines_and_ops_come_from_the_users_code(plain_step):
     assert all("conftest.py:" in k.source for k in products)
 
 
-def test_arguments_are_told_apart_by_who_reads_them(plain_step):
+def test_argument_roles_follow_from_readers(plain_step):
     roles = {b.name: b.role for b in plain_step.memory.buffers if b.role in (Role.PARAMETER, Role.OPTIMIZER_STATE)}
     assert roles["[0]['head']"] is Role.PARAMETER
     assert roles["[1]['head']"] is Role.OPTIMIZER_STATE
@@ -116,7 +116,7 @@ def test_logits_and_gradients_are_found(plain_step):
     assert {(512, VOCABULARY)} <= {b.shape for b in gradients}
 
 
-def test_residuals_stacked_by_a_loop_live_from_its_forward_to_its_backward(scanned_step):
+def test_stacked_residuals_live_from_forward_to_backward_loop(scanned_step):
     memory = scanned_step.memory
     stacked = [b for b in memory.temporaries if b.role is Role.RESIDUAL and b.shape == (6, TOKENS, HIDDEN)]
     filled = [b for b in stacked if b.op == "dynamic_update_slice"]

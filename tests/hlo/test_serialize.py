@@ -39,7 +39,7 @@ def test_what_was_damaged_is_an_error_that_says_what(scanned_step, edit, said):
 
 
 @pytest.mark.parametrize("name", ["made.json", "made.json.gz"])
-def test_a_footprint_is_saved_and_loaded_whole(scanned_step, tmp_path, name):
+def test_a_footprint_is_saved_and_loaded_with_its_map(scanned_step, tmp_path, name):
     scanned_step.save(tmp_path / name)
     loaded = load_footprint(tmp_path / name)
     assert loaded == scanned_step
@@ -52,7 +52,7 @@ def test_a_footprint_without_a_map_is_saved_too(scanned_step, tmp_path):
     assert load_footprint(tmp_path / "made.json").memory is None
 
 
-def test_a_missing_folder_and_a_missing_file_are_said(scanned_step, tmp_path):
+def test_a_missing_folder_and_a_missing_file_are_refused(scanned_step, tmp_path):
     with pytest.raises(FootprintFileError, match="mkdir"):
         scanned_step.save(tmp_path / "nowhere" / "made.json")
     with pytest.raises(FootprintFileError, match="cannot be read"):
@@ -68,7 +68,7 @@ def saved(scanned_step, tmp_path_factory):
 
 @settings(max_examples=200)
 @given(data=st.data())
-def test_a_file_that_was_cut_or_edited_is_never_read_as_another_footprint(saved, scanned_step, tmp_path_factory, data):
+def test_a_cut_or_edited_file_is_no_other_footprint(saved, scanned_step, tmp_path_factory, data):
     at = data.draw(st.integers(0, len(saved) - 1))
     if data.draw(st.booleans()):
         damaged = saved[:at]

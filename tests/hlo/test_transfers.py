@@ -54,7 +54,7 @@ def program(*, before: float, between: float, size_bytes: int = MIB) -> MemoryMa
     )
 
 
-def test_a_copy_is_hidden_by_the_work_between_its_start_and_its_end():
+def test_a_copy_is_hidden_by_kernels_between_start_and_end():
     memory = program(before=3.0, between=0.5)
     out, back = (hiding(memory, SECOND, to_host=way) for way in (True, False))
     assert (out.share, back.share) == (pytest.approx(0.5), pytest.approx(0.25))
@@ -67,7 +67,7 @@ def test_what_is_not_hidden_delays_the_program():
     assert stall_s(program(before=3.0, between=2.0), SECOND) == 0.0
 
 
-def test_copies_of_a_loop_are_looked_at_turn_by_turn():
+def test_copies_of_a_loop_are_hidden_per_iteration():
     turns = 5
     kernels = (worked(7.0), *(replace(k, count=turns) for k in (waiting("out", "fusion"), worked(0.5))), worked(9.0))
     kernels = (*kernels[:1], replace(kernels[1], is_copy=True, traffic_bytes=10**12), *kernels[2:])
@@ -119,7 +119,7 @@ def test_copies_come_back_from_files_and_damaged_ones_are_refused():
 
 
 @given(st.floats(0, 4), st.floats(0, 4), st.integers(0, 4))
-def test_no_more_is_hidden_than_is_copied_and_hidden_copies_alone_never_delay(before, between, mebibytes):
+def test_hidden_bytes_are_bounded_and_hidden_copies_never_delay(before, between, mebibytes):
     memory = program(before=before, between=between, size_bytes=mebibytes * MIB)
     ways = [hiding(memory, SECOND, to_host=way) for way in (True, False)]
     assert all(0 <= way.hidden_bytes <= way.size_bytes for way in ways)

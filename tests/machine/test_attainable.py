@@ -18,13 +18,13 @@ def test_measured_figures_go_before_the_datasheet():
     assert rates("h200").matmul("bfloat16") == 7.9e14
 
 
-def test_without_measurement_the_datasheet_is_scaled_by_what_an_h200_reached():
+def test_unmeasured_rates_are_scaled_like_those_of_an_h200():
     assert rates("a100-80").matmul("bfloat16") == pytest.approx(0.8 * 312e12)
     assert rates("a100-80").memory_bandwidth_bytes_per_s == pytest.approx(0.9 * 2039.04e9)
     assert rates("v5e").matmul("bfloat16") == pytest.approx(0.8 * 197e12)
 
 
-def test_float32_on_a_gpu_is_half_of_bfloat16_and_on_a_tpu_the_same():
+def test_float32_is_half_of_bfloat16_on_gpus_and_equal_on_tpus():
     assert rates("h200").matmul("float32") == rates("h200").matmul("bfloat16") / 2
     assert rates("v5e").matmul("float32") == rates("v5e").matmul("bfloat16")
 
@@ -34,7 +34,7 @@ def test_float64_runs_on_the_lanes_or_as_the_file_says():
     assert rates("b200").matmul("float64") == pytest.approx(0.8 * 37e12)
 
 
-def test_float8_is_twice_bfloat16_from_hopper_on_and_converted_before():
+def test_float8_is_twice_bfloat16_from_hopper_on():
     assert rates("h200").matmul("float8_e4m3fn") == 2 * rates("h200").matmul("bfloat16")
     assert rates("a100-80").matmul("float8_e5m2") == rates("a100-80").matmul("bfloat16")
     assert rates("a100-80").matmul("int8") == 2 * rates("a100-80").matmul("bfloat16")

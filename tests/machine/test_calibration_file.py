@@ -57,7 +57,7 @@ def test_a_file_gives_back_what_was_written(made):
     assert calibration_from_toml(toml_from_calibration(made), source="x") == made
 
 
-def test_measured_rates_go_before_the_datasheet_and_leave_the_rest():
+def test_measured_rates_replace_those_of_the_datasheet():
     rates = Target("h200", calibrated=H200).rates
     plain = Target("h200").rates
     assert rates.matmul("bfloat16") == rates.matmul("float16") == 7e14
@@ -90,12 +90,12 @@ def test_a_file_is_named_behind_an_at_sign(tmp_path):
     assert target.name == "h200:8" and target.calibration == H200
 
 
-def test_an_at_sign_in_the_folder_of_a_fact_file_is_left_alone(tmp_path):
+def test_an_at_sign_in_a_folder_names_no_calibration(tmp_path):
     with pytest.raises(UnknownTargetError, match=r"a@b/mine\.toml"):
         Target("/nowhere/a@b/mine.toml")
 
 
-def test_a_device_in_no_fact_file_has_rates_once_it_is_calibrated_whole():
+def test_an_unknown_device_has_rates_once_fully_calibrated():
     facts = UnknownDeviceFacts(description="NVIDIA X1", platform="cuda", device_memory_bytes=2**30)
     with pytest.raises(TargetError):
         rates_from_facts("attached", facts)
@@ -119,7 +119,7 @@ def test_a_device_in_no_fact_file_has_rates_once_it_is_calibrated_whole():
         ("= 3", "no TOML"),
     ],
 )
-def test_all_that_is_wrong_with_a_file_is_said(change, said):
+def test_problems_of_a_file_are_reported(change, said):
     toml = toml_from_calibration(Calibration(device_kind="", platform="", driver="", date="", source=""))
     _, _, rest = toml.partition("\n")
     toml = f"{change}\n{rest}" if change.startswith("form") else f"{toml}\n{change}\n"

@@ -18,7 +18,7 @@ host_link_bandwidth = 60e9
 """
 
 
-def test_every_promised_device_ships_with_the_facts_of_its_platform():
+def test_every_promised_device_has_facts_of_its_platform():
     gpus = {"h200", "h100", "h100-pcie", "a100-80", "a100-40", "b200", "gb200", "rtx-pro-6000"}
     assert {name for name, facts in known_facts().items() if isinstance(facts, GpuFacts)} == gpus
     tpus = {"v4", "v5e", "v5p", "v6e"}
@@ -33,7 +33,7 @@ def test_facts_are_hashable_and_frozen():
         facts.core_count = 1
 
 
-def test_the_tensor_rate_made_of_units_and_clock_is_that_of_the_datasheet():
+def test_the_derived_tensor_rate_is_that_of_the_datasheet():
     assert known_facts()["h200"].tensor_flops == pytest.approx(989e12, rel=1e-3)
     assert known_facts()["h100-pcie"].tensor_flops == pytest.approx(756e12, rel=2e-3)
     assert known_facts()["b200"].tensor_flops == pytest.approx(2250e12, rel=2e-2)
@@ -56,7 +56,7 @@ def test_a_users_own_file_is_read(tmp_path):
     )
 
 
-def test_all_problems_of_a_file_are_told_at_once_and_numbered():
+def test_all_problems_of_a_file_are_reported_and_numbered():
     text = LAPTOP.replace("f32_flops", "f32_flop").replace("34359738368", '"32 GiB"') + "colour = 3\n"
     with pytest.raises(TargetError) as caught:
         facts_from_toml(text, source="laptop.toml")
@@ -90,7 +90,7 @@ def test_a_wrong_value_is_refused(change, problem):
     assert any(each.startswith(problem) for each in caught.value.problems)
 
 
-def test_a_gpu_needs_its_matrix_rate_its_link_and_three_numbers_a_limit():
+def test_a_gpu_needs_matrix_rate_link_and_limits_of_three():
     facts = known_facts()["a100-80"]
     broken = dataclasses.replace(
         facts,

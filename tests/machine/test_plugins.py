@@ -79,7 +79,7 @@ def test_threads_that_ask_together_get_the_same_devices(cuda_compiler):
     assert all(devices is found[0] for devices in found)
 
 
-def test_two_topologies_of_the_compiler_are_not_equal_which_is_why_we_keep_one(cuda_compiler):
+def test_two_topologies_of_the_compiler_are_not_equal(cuda_compiler):
     from jaxckpt.machine.devices import target_config
 
     config = target_config(Target("h200").facts)
@@ -131,7 +131,7 @@ def test_every_shipped_tpu_is_accepted_and_one_device_is_one_chip(tpu_compiler):
         assert target.devices[0].device_kind in target.facts.device_kinds
 
 
-def test_a_topology_that_cannot_be_built_is_refused_in_the_compilers_words(tpu_compiler):
+def test_an_impossible_topology_is_refused_by_the_compiler(tpu_compiler):
     with pytest.raises(TargetError) as caught:
         _ = Target("v5e:3x3").devices
     assert "chips_per_host_bounds" in str(caught.value)

@@ -92,7 +92,7 @@ def test_a_users_own_file_is_a_target_with_or_without_topology(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["h2000", "H100", "a100", "v5", "", 5, "attached:3"])
-def test_an_unknown_name_is_told_the_known_ones(name):
+def test_the_error_of_an_unknown_name_has_the_known_ones(name):
     with pytest.raises(UnknownTargetError) as caught:
         Target(name)
     assert isinstance(caught.value, LookupError)
@@ -108,7 +108,7 @@ def test_the_closest_name_is_offered():
 
 
 @pytest.mark.parametrize("name", ["h200:0", "h200:axb", "h200:", "h200:8x", "h200:0x8", "h200:2x2x2"])
-def test_a_bad_gpu_topology_is_told_the_form(name):
+def test_the_error_of_a_bad_gpu_topology_has_the_form(name):
     with pytest.raises(TargetError) as caught:
         Target(name)
     assert str(caught.value) == (
@@ -119,7 +119,7 @@ def test_a_bad_gpu_topology_is_told_the_form(name):
     )
 
 
-def test_a_bad_tpu_topology_is_told_the_usual_ones():
+def test_the_error_of_a_bad_tpu_topology_has_usual_ones():
     with pytest.raises(TargetError) as caught:
         Target("v5e:3x5x7")
     assert "chips along 2 axes, such as 1x1, 2x2, 2x4" in str(caught.value)
@@ -127,7 +127,7 @@ def test_a_bad_tpu_topology_is_told_the_usual_ones():
         Target("v5p:2x2")
 
 
-def test_a_mesh_larger_than_the_target_is_refused_before_any_compiler_is_asked():
+def test_a_too_large_mesh_is_refused_without_a_compiler():
     with pytest.raises(TargetError) as caught:
         Target("h200").mesh((2, 4), ("data", "model"))
     assert "has too few devices for a mesh of 2x4" in str(caught.value)
@@ -199,7 +199,7 @@ def test_the_attached_processor_has_the_memory_of_this_machine():
     assert facts.device_memory_bytes != known_facts()["cpu"].device_memory_bytes
 
 
-def test_importing_targets_is_light_and_starts_nothing():
+def test_importing_targets_loads_and_starts_nothing():
     code = (
         "import sys, jaxckpt.machine, jaxckpt._compat as compat\n"
         "jaxckpt.machine.Target('h200:8').rates, jaxckpt.machine.targets()\n"

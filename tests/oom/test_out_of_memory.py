@@ -116,7 +116,7 @@ def test_every_form_is_read(name):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_causes_are_told_apart(name):
+def test_causes_are_distinguished(name):
     assert {diagnosis.cause for diagnosis in diagnoses(read_out_of_memory(TEXTS[name]))} == CAUSES[name]
 
 
@@ -134,7 +134,7 @@ def test_figures_of_a_gpu_are_those_of_its_table():
     assert figures.remat_reached_bytes == 12616466432
 
 
-def test_reserved_memory_is_that_of_the_system_and_not_of_the_program():
+def test_reserved_memory_is_the_systems_not_the_programs():
     figures = read_out_of_memory(TEXTS["tpu_compile"]).figures
     assert figures.reserved_bytes == 530 * MIB
     assert (figures.total_bytes, figures.alias_bytes) == (tpu(20.55), tpu(1.5))
@@ -151,7 +151,7 @@ def test_buffers_of_a_gpu_have_exact_sizes_scopes_and_parts():
     assert "Size: 1.53GiB" in first.lines
 
 
-def test_buffers_of_a_tpu_have_padding_and_scopes_behind_old_parameters_of_primitives():
+def test_tpu_buffers_have_padding_and_scopes():
     buffers = read_out_of_memory(TEXTS["tpu_compile"]).buffers
     assert [buffer.padding_bytes for buffer in buffers[:2]] == [0, tpu(3.75)]
     assert (buffers[1].scope, buffers[1].op) == ("Decoder/layers/attn", "dot_general")
@@ -159,7 +159,7 @@ def test_buffers_of_a_tpu_have_padding_and_scopes_behind_old_parameters_of_primi
     assert buffers[4].kind == "global"
 
 
-def test_the_first_of_several_errors_is_read_and_others_are_counted():
+def test_the_first_error_is_read_and_others_are_counted():
     data = read_out_of_memory(TEXTS["tpu_run"] + TEXTS["tpu_run"] + TEXTS["cpu_run"] + TEXTS["gpu_bfc"])
     assert (data.requested_bytes, data.repeats, data.others) == (tpu(4.39), 1, 2)
     assert not data.buffers and data.limit_bytes is None
@@ -270,7 +270,7 @@ def test_a_size_that_contradicts_its_shape_is_not_believed():
     assert doubtful.shape == (8, 1024, 3072)
 
 
-def test_logits_attention_and_stacks_are_told_by_shape_and_origin():
+def test_buffer_kinds_follow_from_shape_and_origin():
     kinds = dict.fromkeys(classify_buffers(read_out_of_memory(TEXTS["gpu_bfc"]).buffers))
     assert list(kinds) == [
         BufferKind.LOGITS,
@@ -300,22 +300,22 @@ def helping(name: str):
     return {remedy.title: remedy for remedy in remedies(read_out_of_memory(TEXTS[name]))}
 
 
-def test_a_chunked_loss_saves_what_the_listed_logits_take_but_one_chunk():
+def test_a_chunked_loss_saves_all_logits_but_one_chunk():
     logits = 2 * 8 * 1024 * 50257 * 4
     assert helping("gpu_bfc")["a chunked loss"].saves_bytes == logits * 7 // 8
 
 
-def test_recomputing_inside_a_scan_saves_the_stacks_without_the_largest_one():
+def test_recomputing_in_a_scan_saves_all_stacks_but_the_largest():
     assert helping("tpu_compile")["recompute inside the scan"].saves_bytes == tpu(1.5) - tpu(1.5) // 24
 
 
-def test_padding_is_told_with_the_bytes_of_the_list():
+def test_padding_has_the_bytes_of_the_list():
     padding = helping("tpu_compile")["axes that fill tiles"]
     assert padding.saves_bytes == tpu(3.75) + int(1.5 * MIB)
     assert "Decoder/layers/attn" in padding.how
 
 
-def test_the_plan_has_the_budget_that_fits_and_the_target_where_it_is_known():
+def test_the_proposed_plan_has_a_budget_and_a_known_target():
     assert helping("tpu_new")["a plan for this budget"].command == (
         "jaxckpt plan MODULE:FUNCTION --target v5e:1x1 --budget 15.75GiB"
     )
@@ -341,7 +341,7 @@ def test_arguments_that_exceed_all_leave_no_plan_to_make():
     assert "smaller arguments" in titles and "a plan for this budget" not in titles
 
 
-def test_donation_is_advised_only_where_results_do_not_take_over_arguments():
+def test_donation_is_advised_only_for_results_without_alias():
     figures = Figures(argument_bytes=4 * GIB, output_bytes=4 * GIB, temp_bytes=8 * GIB, constant_bytes=0)
     data = OutOfMemory(message="", platform=Platform.GPU, figures=dataclasses.replace(figures, total_bytes=16 * GIB))
     (donate,) = remedies(data)

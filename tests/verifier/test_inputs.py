@@ -88,7 +88,7 @@ def test_copies_are_arrays_of_their_own_with_the_same_sharding():
     assert (number, static) == (3, "static")
 
 
-def test_a_description_on_a_mesh_is_made_there():
+def test_a_description_on_a_mesh_is_sharded_on_the_mesh():
     mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
     sharding = NamedSharding(mesh, PartitionSpec("data", "model"))
     made = drawn((8, 4), jnp.float32, sharding=sharding)
@@ -109,6 +109,6 @@ def test_a_mesh_of_too_many_devices_is_refused():
         drawn((64,), jnp.float32, sharding=sharding)
 
 
-def test_arguments_beyond_the_machines_memory_are_refused_before_they_are_made():
+def test_arguments_larger_than_the_memory_are_not_generated():
     with pytest.raises(UnverifiableError, match=r"the largest of them \[0\]\['w'\][\s\S]*a smaller model"):
         make_inputs([{"b": described((4,), jnp.float32), "w": described((1 << 30, 1 << 20), jnp.float32)}])

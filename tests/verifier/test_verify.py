@@ -83,7 +83,7 @@ def test_one_wrong_leaf_is_named_with_its_difference():
     assert caught.value.verification is found
 
 
-def test_a_change_below_rounding_is_caught_by_exact_alone():
+def test_a_change_below_rounding_is_caught_by_exact_only():
     def other(x):
         return x * (1 + 2**-22)
 
@@ -167,7 +167,7 @@ def test_empty_results_are_equal():
     assert verify(lambda x: x[:0], lambda x: x[:0], jnp.ones(3)).check().bit_equal
 
 
-def test_donated_arguments_are_still_there():
+def test_donated_arguments_are_copied():
     state = jnp.ones((4, 4))
     donating = jax.jit(lambda state, x: (state + x, x.sum()), donate_argnums=0)
     assert verify(donating, donating, state, jnp.ones((4, 4))).ok
@@ -205,7 +205,7 @@ def test_a_step_that_refuses_odd_numbers_is_drawn_tamer():
     assert found.not_finite == 0
 
 
-def test_a_step_that_gives_nothing_but_nan_cannot_be_verified_on_generated_arguments():
+def test_a_step_of_nan_cannot_be_verified_on_generated_arguments():
     def picky(x):
         return jnp.log(-jnp.abs(x) - 1)
 
@@ -214,7 +214,7 @@ def test_a_step_that_gives_nothing_but_nan_cannot_be_verified_on_generated_argum
     assert verify(picky, picky, jnp.ones(3)).not_finite == 3
 
 
-def test_effects_are_told():
+def test_effects_are_reported():
     case = named("debug_print").make()
     found = verify(case.step, jaxckpt.apply(case.step, NOTHING), *case.args)
     jax.effects_barrier()
@@ -222,7 +222,7 @@ def test_effects_are_told():
     assert any("Debug" in effect for effect in found.effects)
 
 
-def test_a_memory_that_the_machine_lacks_is_told():
+def test_a_missing_memory_kind_is_refused():
     def broken(x):
         return jax.ffi.ffi_call("no_such_kernel", x)(x)
 
