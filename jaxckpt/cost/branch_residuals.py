@@ -1,10 +1,10 @@
-"""Slots in which values of branches wait: those of one type are shared by branches of which only one runs.
+"""Slots of branches' residuals: values of one size share a slot where only one of their branches runs.
 
-What two branches of one cond leave never waits at once, so it may wait in one place, and does in the program that is
-built: the first value of a type that a branch leaves is handed over where the first one of another branch is. Each
+Residuals of two branches of one cond are never alive together, so they may have one place, and do in the program that
+is built: the first residual of a type that a branch returns is returned where the first one of another branch is. Each
 branch fills the slots that it has nothing for with zeros.
 
-Read after `jaxckpt.ir.branch`; `turns` asks. Complexity: linear in values times the slots of their type.
+Read after `jaxckpt.ir.branch`; `loop_liveness` asks. Complexity: linear in values times the slots of their type.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from jaxckpt.ir import Graph
 
 @dataclass(slots=True)
 class Span:
-    """Bytes that are there from one step to another."""
+    """Bytes that are alive from one step to another."""
 
     birth: int
     death: int
@@ -23,10 +23,10 @@ class Span:
 
 @dataclass(slots=True)
 class ResidualSlot:
-    """A place for values of which at most one is there.
+    """A place for values of which at most one is alive.
 
     Attributes:
-      span: From when to when.
+      span: From the first step to the last at which one of them is alive.
       homes: For each of its values the loops and branches around, outermost first.
     """
 
@@ -46,15 +46,15 @@ class ResidualSlots:
         self._slots: dict[tuple[int, int], list[ResidualSlot]] = {}
 
     def place(self, new: Span, home: tuple[int, ...], common: int) -> Span:
-        """Where a value waits: in a slot that exists, which then is there for it too, or in a new one.
+        """Puts a value into a slot that exists, whose span then covers that of the value, or into a new one.
 
         Args:
-          new: From when to when it waits.
-          home: The loops and branches around it, outermost first.
-          common: How many of them are around what reads it too.
+          new: The span of the value.
+          home: The loops and branches around the value, outermost first.
+          common: How many of them are around its reader, too.
 
         Returns:
-          The slot's span; that of a value that is made in no branch is its own.
+          The slot's span; a value of no branch has a span of its own.
         """
         cond = next((branch.cond for loop in home[common:] if (branch := self._graph.loops[loop].branch)), None)
         if cond is None:
@@ -68,6 +68,6 @@ class ResidualSlots:
         return slot.span
 
     def _exclude(self, one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-        """Whether at most one of two bodies runs."""
-        parting = next(((a, b) for a, b in zip(one, other, strict=False) if a != b), None)
-        return parting is not None and parting[1] in self._graph.sibling_branches[parting[0]]
+        """True if at most one of two bodies runs."""
+        difference = next(((a, b) for a, b in zip(one, other, strict=False) if a != b), None)
+        return difference is not None and difference[1] in self._graph.sibling_branches[difference[0]]

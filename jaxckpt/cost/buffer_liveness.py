@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxckpt.cost.branch_residuals import Span
-from jaxckpt.cost.clock import Event, Load, LoadInLoop, PassOn, Store, StoreInLoop, Wait
+from jaxckpt.cost.clock import ClockEvent, Load, LoadInLoop, PassOn, Store, StoreInLoop, Wait
 from jaxckpt.cost.fusion_analysis import SourceBytes
 from jaxckpt.cost.fusion_rules import FusionRules
 from jaxckpt.cost.kernels import ScheduleKernels, StepKernel
@@ -53,7 +53,7 @@ class Buffers:
 
     size_bytes: Sequence[int]
     loops: LoopLiveness
-    events: list[list[Event]]
+    events: list[list[ClockEvent]]
     births: dict[int, int] = field(default_factory=dict)
     deaths: dict[int, int] = field(default_factory=dict)
     in_place: set[int] = field(default_factory=set)
@@ -92,7 +92,7 @@ class _BufferPass:
         self.padding_bytes = arithmetic.padding_bytes
         self.rates = rates
         self.loops = LoopLiveness(graph, schedule.steps)
-        self.events: list[list[Event]] = [[] for _ in schedule.steps]
+        self.events: list[list[ClockEvent]] = [[] for _ in schedule.steps]
         self.buffers = Buffers(size_bytes=kernels.size_bytes, loops=self.loops, events=self.events)
         self.zeros: dict[tuple[object, ...], int] = {}
         """Zeros that scatters add to, the first of each size and type."""
@@ -130,18 +130,22 @@ class _BufferPass:
         self.events[at].append(kernel.seconds)
         self._read(at, kernel.reads)
         for instance in kernel.writes:
-            buffers.births[instance] = self.loops.born(at, instance)
-            buffers.deaths[instance] = at
-            if not op.reads and step.loop is None and step.after is None and self._is_scattered_into(op):
-                self._share_zeros(at, op, instance)
-            for read in step.reads if op.primitive == STACK else ():
-                if read in buffers.births:
-                    stack_bytes = self.loops.stacked(read, step) * buffers.size_bytes[read]
-                    self._fill_stack(buffers.births[read], read, stack_bytes)
-            if op.kind is Kind.CONTRACTION and self._is_flattened(op):
-                buffers.reshaped.add(instance)
-            if op.kind in _WRITES_IN_PLACE or self.loops.is_frame(step):
-                buffers.in_place.add(instance)
+            self._write(at, step, op, instance)
+
+    def _write(self, at: int, step: Run, op: Op, instance: int) -> None:
+        buffers = self.buffers
+        buffers.births[instance] = self.loops.birth(at, instance)
+        buffers.deaths[instance] = at
+        if not op.reads and step.loop is None and step.after is None and self._is_scattered_into(op):
+            self._share_zeros(at, op, instance)
+        for read in step.reads if op.primitive == STACK else ():
+            if read in buffers.births:
+                stack_bytes = self.loops.stack_depth(read, step) * buffers.size_bytes[read]
+                self._fill_stack(buffers.births[read], read, stack_bytes)
+        if op.kind is Kind.CONTRACTION and self._is_flattened(op):
+            buffers.reshaped.add(instance)
+        if op.kind in _WRITES_IN_PLACE or self.loops.is_boundary(step):
+            buffers.in_place.add(instance)
 
     def _read(self, at: int, reads: SourceBytes) -> None:
         births, deaths, size_bytes = self.buffers.births, self.buffers.deaths, self.buffers.size_bytes
@@ -150,7 +154,7 @@ class _BufferPass:
             if source in births:
                 if has_loops:
                     self._copy_slice(at, source, size_bytes[source], in_memory=False)
-                    until = self.loops.until(at, source, size_bytes[source])
+                    until = self.loops.death(at, source, size_bytes[source])
                     deaths[source] = max(deaths[source], until)
                 else:
                     deaths[source] = at
@@ -163,7 +167,7 @@ class _BufferPass:
             self._copy_slice(at, source, size_bytes, in_memory=True)
 
     def _copy_slice(self, at: int, source: int, size_bytes: int, *, in_memory: bool) -> None:
-        if runs := self.loops.copies_of(at, source, size_bytes, in_memory=in_memory):
+        if runs := self.loops.copy_slice(at, source, size_bytes, in_memory=in_memory):
             self.events[at].append(runs * self.rates.kernel_s(2 * size_bytes))
 
     ### Barriers and moves
@@ -195,7 +199,7 @@ class _BufferPass:
             moved_s = self.rates.kernel_s(size_bytes[read] + size_bytes[write])
             if step.restores:
                 moved_s += self.rates.exchange_s(size_bytes[write] - size_bytes[read])
-            self.events[at].append(self.loops.number(step) * moved_s)
+            self.events[at].append(self.loops.runs(step) * moved_s)
         elif step.restores:
             self._read_stored(at, read)
             self.events[at].append(Load(read, write, size_bytes[read]))
@@ -207,7 +211,7 @@ class _BufferPass:
         buffers.births[write] = buffers.deaths[write] = at
 
     def _read_stored(self, at: int, instance: int) -> None:
-        """What is copied to the host is held until the copy is done."""
+        """Holds what is copied to the host until the copy is done."""
         if instance in self.storing:
             self._read(at, self.kernels.sources[self.storing[instance]])
 
@@ -222,10 +226,10 @@ class _BufferPass:
             buffers.deaths[read] = end
         else:
             self._read(at, self.kernels.sources[read])
-            self.loops.slot(begin if step.is_pipelined else at, end, size_bytes)
+            self.loops.hold(begin if step.is_pipelined else at, end, size_bytes)
             self.events[at].append(self._copy_s(step, size_bytes))
         if step.is_pipelined:
-            self.last_iteration[write] = self.loops.slot(end, end, size_bytes)
+            self.last_iteration[write] = self.loops.hold(end, end, size_bytes)
         stack_bytes = self._stack_bytes(write, size_bytes)
         self.events[at].append(StoreInLoop(write, loop, size_bytes, stack_bytes, step.is_pipelined))
         self.moved.add(write)
@@ -239,14 +243,14 @@ class _BufferPass:
         if step.is_pipelined:
             last = self.last_iteration[read]
             last.death = max(last.death, begin - 1)
-            self.loops.slot(begin, end, size_bytes)
+            self.loops.hold(begin, end, size_bytes)
             self.events[at].append(self._copy_s(step, size_bytes))
         stack_bytes = self._stack_bytes(write, size_bytes)
         self.events[at].append(LoadInLoop(write, loop, size_bytes, stack_bytes, step.is_pipelined))
         self.moved.add(write)
 
     def _copy_s(self, step: Move, size_bytes: int) -> float:
-        return self.loops.number(step) * self.rates.kernel_s(2 * size_bytes)
+        return self.loops.runs(step) * self.rates.kernel_s(2 * size_bytes)
 
     def _stack_bytes(self, instance: int, size_bytes: int) -> int:
         """Bytes of the values of all iterations."""
@@ -259,18 +263,18 @@ class _BufferPass:
         """Writes residuals that a later loop reads to stacks, and transposes a stack that is read in another layout."""
         filled: set[int] = set()
         buffers, loops = self.buffers, self.loops
-        for source, span in loops.waiting.items():
+        for source, span in loops.residuals.items():
             birth = buffers.births.get(source)
             if source in loops.in_slots:
                 continue
-            if source in loops.stacks:
-                stack = loops.stacks[source]
+            if source in loops.result_stacks:
+                stack = loops.result_stacks[source]
                 buffers.deaths[stack] = max(buffers.deaths[stack], span.death)
             elif birth is not None and id(span) not in filled:
                 self._fill_stack(birth, source, span.size_bytes)
                 filled.add(id(span))
             if self.schedule.origin[source] in self.rules.transposed_stacks:
-                at = loops.wanted[source]
+                at = loops.first_read[source]
                 buffers.added_s.append((at, self.rates.kernel_s(2 * span.size_bytes)))
                 buffers.workspace_bytes[at] = max(buffers.workspace_bytes.get(at, 0), span.size_bytes)
 
@@ -280,7 +284,7 @@ class _BufferPass:
         A loop over elements writes to the stack itself where nothing else in the body reads its result. What a branch
         makes is copied in every iteration, whichever branch runs.
         """
-        step, loop = self.schedule.steps[at], self.loops.stacked_by(source)
+        step, loop = self.schedule.steps[at], self.loops.stacking_loop(source)
         self.buffers.added_s.append((at, self.rates.kernel_s(stack_bytes)))
         is_fused = isinstance(step, Run) and step.op in self.rules.loops and loop == step.loop
         if not is_fused or self.loops.is_read_inside(source):

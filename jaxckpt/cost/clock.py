@@ -71,7 +71,7 @@ class LoadInLoop:
 
 
 LinkEvent = Wait | Store | Load | PassOn | StoreInLoop | LoadInLoop
-Event = float | LinkEvent
+ClockEvent = float | LinkEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class Times:
 def clock(
     graph: Graph,
     steps: Sequence[ScheduleStep],
-    events: Sequence[Sequence[Event]],
+    events: Sequence[Sequence[ClockEvent]],
     *,
     last_step: Callable[[int], int],
     host_bandwidth_bytes_per_s: float,
@@ -147,9 +147,9 @@ def _transfer_s(event: LinkEvent, link: HostLinkQueue, in_loops: LoopTransfers, 
             link.pass_on(instance, new)
         case StoreInLoop(instance, loop, size_bytes, stack_bytes, is_pipelined):
             link.add_host_bytes(stack_bytes)
-            in_loops.store(instance, loop, size_bytes, now_s=began_s + step_s, ahead=is_pipelined)
+            in_loops.store(instance, loop, size_bytes, now_s=began_s + step_s, is_pipelined=is_pipelined)
             return in_loops.wait_s(instance, now_s=began_s + step_s)
         case LoadInLoop(instance, loop, size_bytes, stack_bytes, is_pipelined):
             link.add_host_bytes(-stack_bytes)
-            in_loops.load(instance, loop, size_bytes, ahead=is_pipelined)
+            in_loops.load(instance, loop, size_bytes, is_pipelined=is_pipelined)
     return 0.0

@@ -55,7 +55,7 @@ the exact value."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fusion:
-    """What is in memory when a graph runs as it is.
+    """The values in memory when a graph runs as it is.
 
     Attributes:
       rules: Hold for any plan.

@@ -1,4 +1,4 @@
-"""What is in memory while steps run: one pass back finds who reads what, one pass forth decides (`FusionAnalysis.run`).
+"""Fusion of a schedule: one pass back finds who reads what, one pass forth what is in memory (`FusionAnalysis.run`).
 
 Values that must be in memory (rules 1, 2, 4 to 7 of `fusion`) come first: rule 3 counts kernels, and which ops share a
 kernel follows from them. Read after `fusion_rules`; `fusion` and `kernels` ask.
@@ -17,7 +17,7 @@ _MANY = 4
 
 
 class FusionAnalysis:
-    """What is in memory while steps run.
+    """The instances in memory while steps run.
 
     Args:
       rules: Of the graph.
@@ -80,14 +80,8 @@ class FusionAnalysis:
         return is_expensive or self.size_bytes[instance] * kernels <= (kernels - 1) * sum(reads.values())
 
     def _read_bytes(self, op: int, step: Run) -> SourceBytes:
-        """The sources of what an op writes, from the sources of what it reads; of two readings the larger one."""
-        merged = self.sources[step.reads[0]] if step.reads else {}
-        if len(step.reads) > 1:
-            merged = dict(merged)
-            for read in step.reads[1:]:
-                for value, read_bytes in self.sources[read].items():
-                    if read_bytes > merged.get(value, -1):
-                        merged[value] = read_bytes
+        """The sources of what an op writes: those of what it reads, of a table or an array by the part that is read."""
+        merged = self._merged_sources(step.reads)
         if op in self.rules.gathers:
             picked_bytes, table = sum(self.size_bytes[i] for i in step.writes), self.sources[step.reads[0]]
             share = picked_bytes / max(1, self.size_bytes[step.reads[0]])
@@ -95,6 +89,17 @@ class FusionAnalysis:
         if op in self.rules.partial_reads:
             written_bytes = sum(self.size_bytes[i] for i in step.writes)
             return {value: min(read_bytes, written_bytes) for value, read_bytes in merged.items()}
+        return merged
+
+    def _merged_sources(self, reads: Sequence[int]) -> SourceBytes:
+        """The sources of some instances; of two readings of one source the larger one."""
+        if len(reads) < 2:
+            return self.sources[reads[0]] if reads else {}
+        merged = dict(self.sources[reads[0]])
+        for read in reads[1:]:
+            for value, read_bytes in self.sources[read].items():
+                if read_bytes > merged.get(value, -1):
+                    merged[value] = read_bytes
         return merged
 
     ### What must be in memory

@@ -39,7 +39,7 @@ class StepKernel(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleKernels:
-    """What the steps of a schedule run.
+    """The kernels of a schedule, by step.
 
     Attributes:
       steps: In order.
@@ -100,7 +100,7 @@ class _KernelPass:
         )
 
     def _barrier(self, at: int, step: Barrier) -> None:
-        """What passes a barrier stays in the buffers that it is in."""
+        """Passes instances on in the buffers that they are in."""
         sources, size_bytes = self.fusion.sources, self.fusion.size_bytes
         for read, write in zip(step.reads, step.writes, strict=True):
             size_bytes[write] = size_bytes[read]

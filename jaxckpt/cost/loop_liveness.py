@@ -1,15 +1,16 @@
-"""What open loops add to a replay: how long a buffer is wanted that other turns read, and what waits for all turns.
+"""Liveness in loops: live ranges of buffers that other iterations or other loops read, and residual stacks.
 
-A body's steps are replayed once. What stands outside of a loop and is read in its body lives until the loop is over.
-What a later loop reads of an earlier one waits in a stack, from the beginning of the one to the end of the other; so do
-results that a loop stacks for the step. A kernel that needs a slice of a stack in memory gets a copy of it. A stack
-that the later loop wants with its axes in another order is copied as a whole before it begins, one after the other.
+The steps of a body are replayed once.
 
-Branches of conds are replayed one after the other, each for its share. What stands outside lives until the last of
-them is over. What a branch gives lives until its end, and as the cond's result from there on; what waits for another
-cond does so in a slot, which values of branches share of which only one runs.
+1. A buffer from outside of a loop that is read in its body lives until the loop is over.
+2. A buffer of one loop that a later loop reads is in a stack, from the beginning of the one to the end of the other; so
+   are results that a loop stacks for the step. A kernel that needs a slice of a stack in memory gets a copy of it.
+3. A stack that the later loop reads in another layout is transposed before that loop begins, one stack after the other.
+4. Branches of a cond are replayed one after the other, each for its share. A buffer from outside lives until the last
+   of them is over. A result of a branch lives until its end, and as the cond's result from there on. A residual of a
+   branch is in a slot, which branches share of which only one runs (`branch_residuals`).
 
-Read after `jaxckpt.ir.loop`; `replay` asks.
+Read after `jaxckpt.ir.loop`; `buffer_liveness` asks.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -30,25 +31,24 @@ class LoopLiveness:
       steps: In the order in which they are replayed.
 
     Attributes:
-      waiting: For each buffer that another loop reads its stack.
-      wanted: For each such buffer the first step of the loop that reads it first.
-      copies: For each stack that another loop reads, by its identity, and that loop the copy of a slice.
-      in_slots: Buffers that wait for another cond in the same turn, and so in no stack.
-      shared: The slots of branches.
-      stacks: For each buffer that the step stacks the instance of the stack.
-      slots: What turns of loops hold for each other.
+      residuals: For each buffer that another loop reads the span of its stack or slot.
+      first_read: For each such buffer the first step of the loop that reads it first.
+      slices: For each such span, by its identity, and each loop that reads it the copy of a slice.
+      in_slots: Buffers that another cond of the same iteration reads: they are in a slot and in no stack.
+      result_stacks: For each buffer that the step stacks the instance of the stack.
+      held: Memory for values that iterations hold for one another.
     """
 
     def __init__(self, graph: Graph, steps: Sequence[ScheduleStep]):
         self.graph = graph
         self.steps = steps
-        self.waiting: dict[int, Span] = {}
-        self.wanted: dict[int, int] = {}
-        self.copies: dict[tuple[int, int | None], Span] = {}
+        self.residuals: dict[int, Span] = {}
+        self.first_read: dict[int, int] = {}
+        self.slices: dict[tuple[int, int | None], Span] = {}
         self.in_slots: set[int] = set()
-        self.shared = ResidualSlots(graph)
-        self.stacks: dict[int, int] = {}
-        self.slots: list[Span] = []
+        self.result_stacks: dict[int, int] = {}
+        self.held: list[Span] = []
+        self._slots = ResidualSlots(graph)
         self._loop: dict[int, int | None] = {}
         self._first: dict[int, int] = {}
         self._last: dict[int, int] = {}
@@ -71,31 +71,31 @@ class LoopLiveness:
         """The last step of a loop."""
         return self._last[loop]
 
-    def slot(self, begin: int, end: int, size_bytes: int) -> Span:
-        """Memory for a value that a turn has of another one."""
-        self.slots.append(Span(birth=begin, death=end, size_bytes=size_bytes))
-        return self.slots[-1]
+    def hold(self, begin: int, end: int, size_bytes: int) -> Span:
+        """Takes memory for a value that one iteration has of another one."""
+        self.held.append(Span(birth=begin, death=end, size_bytes=size_bytes))
+        return self.held[-1]
 
-    def number(self, step: ScheduleStep) -> float:
+    def runs(self, step: ScheduleStep) -> float:
         """How often a step runs, on the average."""
         return self.graph.runs_per_step(step.loop)
 
     def is_read_inside(self, source: int) -> bool:
-        """Whether a step of the same turn reads what is stacked."""
+        """True if a step of the same iteration reads a buffer."""
         return source in self._read_inside
 
-    def stacked_by(self, source: int) -> int | None:
-        """The loop whose turns copy a buffer into its stack: where a branch makes it, one around the cond."""
+    def stacking_loop(self, source: int) -> int | None:
+        """The loop whose iterations copy a buffer into its stack: for one of a branch, a loop around the cond."""
         loop = self._loop.get(source)
         branches = [around for around in self.graph.path(loop) if self.graph.loops[around].branch is not None]
         return self.graph.loops[branches[0]].parent if branches else loop
 
-    def is_frame(self, step: ScheduleStep) -> bool:
-        """Whether a step only hands on what is in memory, from turn to turn or out of a loop."""
+    def is_boundary(self, step: ScheduleStep) -> bool:
+        """True if a step only passes on a buffer, from iteration to iteration or out of a loop or a cond."""
         return isinstance(step, Run) and self.graph.ops[step.op].primitive in (CARRY, END, COND_END)
 
-    def born(self, at: int, source: int) -> int:
-        """The step from which a buffer has to be there that is made at a step: a stack begins with its (first) loop."""
+    def birth(self, at: int, source: int) -> int:
+        """The step from which a buffer is alive that is written at a step: a stack begins with its (first) loop."""
         if not self.graph.loops:
             return at
         step = self.steps[at]
@@ -105,110 +105,112 @@ class LoopLiveness:
             for read in step.reads:
                 inside = self.graph.path(self._loop.get(read))
                 if len(inside) > len(around):
-                    self.stacks[read] = source
+                    self.result_stacks[read] = source
                     begins.append(self._first[inside[len(around)]])
         return min(begins, default=at)
 
-    def stacked(self, source: int, step: ScheduleStep) -> int:
-        """How many turns of a buffer stand in a stack that a step makes of it."""
+    def stack_depth(self, source: int, step: ScheduleStep) -> int:
+        """How many iterations of a buffer are in the stack that a step makes of it."""
         within = self.graph.path(self._loop.get(source))[len(self.graph.path(step.loop)) :]
         return prod(self.graph.loops[loop].length for loop in within)
 
-    def is_again(self, step: ScheduleStep) -> bool:
-        """Whether a step computes again what was computed before."""
-        return (isinstance(step, Run) and step.is_clone) or self.graph.is_in_clone(step.loop)
-
-    def until(self, at: int, source: int, size_bytes: int) -> int:
-        """The last step for which a buffer must be there that is read at a step; -1 where another one is read."""
-        around, home = self._path(at), self.graph.path(self._loop.get(source))
-        common = _parting(around, home)
+    def death(self, at: int, source: int, size_bytes: int) -> int:
+        """The last step at which a buffer is alive that is read at a step; -1 where a stack or a result is read."""
+        around, home = self._levels(at), self.graph.path(self._loop.get(source))
+        common = _first_difference(around, home)
         if common is None:
             if len(home) > len(around):
-                return self._given(at, home[len(around)])
+                return self._death_in_body(at, home[len(around)])
             return at if len(home) == len(around) else self._over[around[len(home)]]
-        self._waits(at, source, size_bytes)
-        key = id(self.waiting[source]), self._copied_in(around, home)
-        if key in self.copies:
-            self.copies[key].death = max(at, self.copies[key].death)
+        key = id(self._residual(at, source, size_bytes)), self._slicing_loop(around, home)
+        if key in self.slices:
+            self.slices[key].death = max(at, self.slices[key].death)
         return next((self._last[loop] for loop in home[common:] if self.graph.loops[loop].branch), -1)
 
-    def _given(self, at: int, loop: int) -> int:
-        """The last step for which a body's buffer must be there that is read behind it."""
+    def _death_in_body(self, at: int, loop: int) -> int:
+        """The last step at which a body's buffer is alive that is read outside of the body."""
         if self.graph.loops[loop].branch is not None:
             return self._last[loop]
-        return at if self.is_frame(self.steps[at]) else -1
+        return at if self.is_boundary(self.steps[at]) else -1
 
-    def _waits(self, at: int, source: int, size_bytes: int) -> Span:
-        """Where a buffer waits for a later loop, or for a branch of a later cond."""
-        around, home = self._path(at), self.graph.path(self._loop.get(source))
-        common = _parting(around, home)
-        assert common is not None, "it stands in another body"
-        if source not in self.waiting:
-            copies = prod(self.graph.loops[loop].length for loop in home[common:])
-            leaves = home[common]
-            birth = self._first[leaves] if self.graph.loops[leaves].branch is None else self._over[leaves] + 1
-            new = Span(birth=birth, death=at, size_bytes=copies * size_bytes)
-            self.waiting[source] = self.shared.place(new, home, common)
-            self.wanted[source] = self._first[around[common]]
+    def _residual(self, at: int, source: int, size_bytes: int) -> Span:
+        """The stack or slot in which a later loop, or a branch of a later cond, finds a buffer."""
+        around, home = self._levels(at), self.graph.path(self._loop.get(source))
+        common = _first_difference(around, home)
+        assert common is not None, "the step and the buffer are in two loops or branches"
+        if source not in self.residuals:
+            depth = prod(self.graph.loops[loop].length for loop in home[common:])
+            outermost = home[common]
+            is_branch = self.graph.loops[outermost].branch is not None
+            birth = self._over[outermost] + 1 if is_branch else self._first[outermost]
+            new = Span(birth=birth, death=at, size_bytes=depth * size_bytes)
+            self.residuals[source] = self._slots.place(new, home, common)
+            self.first_read[source] = self._first[around[common]]
             if all(self.graph.loops[loop].branch is not None for loop in home[common:]):
                 self.in_slots.add(source)
-        waiting = self.waiting[source]
-        waiting.death = max(waiting.death, self._over[around[common]])
-        return waiting
+        residual = self.residuals[source]
+        residual.death = max(residual.death, self._over[around[common]])
+        return residual
 
-    def _copied_in(self, around: tuple[int, ...], home: tuple[int, ...]) -> int | None:
-        """The loop that takes a slice for a reader: the one around it, or around the cond that it stands in."""
-        common = _parting(around, home)
-        cond = next((loop for loop in around[common:] if self.graph.loops[loop].branch is not None), None)
+    def _slicing_loop(self, around: tuple[int, ...], home: tuple[int, ...]) -> int | None:
+        """The loop that takes a slice for a reader: the one around the reader, or around the reader's cond."""
+        cond = self._cond(around, _first_difference(around, home))
         return around[: len(home)][-1] if cond is None else self.graph.loops[cond].parent
 
-    def copies_of(self, at: int, source: int, size_bytes: int, *, in_memory: bool) -> float:
-        """Puts the slice of a stack into memory: how often that runs; 0 where it is there, or need not be.
+    def _cond(self, around: tuple[int, ...], common: int | None) -> int | None:
+        """The outermost branch around a reader and not around the buffer."""
+        return next((loop for loop in around[common:] if self.graph.loops[loop].branch is not None), None)
 
-        What a branch takes is in memory before the cond, also where its kernel could read it from the stack.
+    def copy_slice(self, at: int, source: int, size_bytes: int, *, in_memory: bool) -> float:
+        """Copies the slice of a stack: how often the copy runs; 0 where a copy exists, or none is needed.
+
+        What a branch reads is in memory before the cond, also where its kernel could read it from the stack.
+
+        Args:
+          at: The step that reads it.
+          source: The buffer.
+          size_bytes: Of the slice.
+          in_memory: True if the step needs the slice in memory.
         """
-        around, home = self._path(at), self.graph.path(self._loop.get(source))
-        common = _parting(around, home)
+        around, home = self._levels(at), self.graph.path(self._loop.get(source))
+        common = _first_difference(around, home)
         if common is None or len(around) < len(home):
             return 0
-        cond = next((loop for loop in around[common:] if self.graph.loops[loop].branch is not None), None)
+        cond = self._cond(around, common)
         if (cond is None and not in_memory) or cond == around[common]:
             return 0
-        self._waits(at, source, size_bytes)
-        key = id(self.waiting[source]), self._copied_in(around, home)
-        if key in self.copies:
+        key = id(self._residual(at, source, size_bytes)), self._slicing_loop(around, home)
+        if key in self.slices:
             return 0
-        birth, death = (
-            (at, at) if cond is None else (min(map(self._begin, self.graph.sibling_branches[cond])), self._over[cond])
-        )
-        self.copies[key] = Span(birth=birth, death=death, size_bytes=size_bytes)
-        return self.number(self.steps[at]) if cond is None else self.graph.runs_per_step(self.graph.loops[cond].parent)
-
-    def _begin(self, loop: int) -> int:
-        """The first step of a loop; one behind all of a branch without any."""
-        return self._first.get(loop, len(self.steps))
+        if cond is None:
+            self.slices[key] = Span(birth=at, death=at, size_bytes=size_bytes)
+            return self.runs(self.steps[at])
+        birth = min(self._first.get(branch, len(self.steps)) for branch in self.graph.sibling_branches[cond])
+        self.slices[key] = Span(birth=birth, death=self._over[cond], size_bytes=size_bytes)
+        return self.graph.runs_per_step(self.graph.loops[cond].parent)
 
     @property
-    def slots_of_branches(self) -> dict[int, Span]:
-        """What waits in slots, under numbers that no instance has."""
-        spans = {id(self.waiting[source]): self.waiting[source] for source in self.waiting if source in self.in_slots}
+    def branch_slots(self) -> dict[int, Span]:
+        """Slots of branches, under numbers that no instance has."""
+        spans = {id(span): span for source, span in self.residuals.items() if source in self.in_slots}
         return {~number: span for number, span in enumerate(spans.values())}
 
-    def spans(self, elsewhere: Container[int] = ()) -> Iterator[Span]:
-        """All stacks that are no results, slots but those that stand elsewhere, copies of slices, what turns hold."""
-        yield from self.slots
-        yield from (span for slot, span in self.slots_of_branches.items() if slot not in elsewhere)
-        waiting = (source for source in self.waiting if source not in self.stacks and source not in self.in_slots)
-        yield from {id(self.waiting[source]): self.waiting[source] for source in waiting}.values()
-        yield from self.copies.values()
+    def spans(self, external: Container[int] = ()) -> Iterator[Span]:
+        """Spans of what no instance is: values held, slots that are not external, stacks but results, slices."""
+        yield from self.held
+        yield from (span for slot, span in self.branch_slots.items() if slot not in external)
+        stacked = (source for source in self.residuals if source not in self.result_stacks)
+        stacked = (source for source in stacked if source not in self.in_slots)
+        yield from {id(self.residuals[source]): self.residuals[source] for source in stacked}.values()
+        yield from self.slices.values()
 
-    def _path(self, at: int) -> tuple[int, ...]:
-        """The loops around what a step reads: what a loop begins with stands outside of it."""
+    def _levels(self, at: int) -> tuple[int, ...]:
+        """The loops around what a step reads: the initial carry of a loop is outside of it."""
         step = self.steps[at]
         path = self.graph.path(step.loop)
         return path[:-1] if isinstance(step, Run) and self.graph.ops[step.op].primitive == CARRY else path
 
 
-def _parting(around: tuple[int, ...], home: tuple[int, ...]) -> int | None:
-    """The level at which one of two bodies is in another loop than the other; None where the one is in the other."""
+def _first_difference(around: tuple[int, ...], home: tuple[int, ...]) -> int | None:
+    """The first level at which two bodies are in different loops; None where one body is in the other."""
     return next((k for k, (one, other) in enumerate(zip(around, home, strict=False)) if one != other), None)

@@ -1,11 +1,11 @@
-"""Copies between device and host in the bodies of loops: each turn starts its own and waits for them.
+"""Copies between device and host in the bodies of loops: each iteration starts its own and waits for them.
 
-A turn is replayed once, so its copies queue on the link within one turn and what they delay it by counts in every turn.
-A copy to the host starts where its value is made and is done before the turn ends; one back is started when the turn
-begins, and waited for where it is read. Carried a turn ahead, the one has the turn from its start until its value is
-made anew, the other the whole of it.
+An iteration is replayed once, so its copies queue on the link within one iteration, and what they delay it by counts in
+every iteration. A copy to the host starts where its value is computed and is done before the iteration ends; one back
+starts when the iteration begins, and is waited for where it is read. Software pipelining carries copies over an
+iteration: one to the host then has from the iteration's start until its value is computed anew, one back all of it.
 
-Read after `copies` and `turns`; `replay` asks.
+Read after `transfers`; `clock` asks.
 """
 
 from collections import defaultdict
@@ -26,53 +26,56 @@ class LoopTransfers:
         self._graph = graph
         self._bandwidth_bytes_per_s = bandwidth_bytes_per_s
         self._began_s: dict[int, float] = {}
-        self._copies: dict[int, HostLinkQueue] = {}
+        self._queues: dict[int, HostLinkQueue] = {}
         self._at_end: defaultdict[int, list[int]] = defaultdict(list)
+        """For each loop the copies that an iteration waits for at its end."""
         self._loop: dict[int, int] = {}
         self.stall_s = 0.0
-        """Seconds of waiting so far, in all turns."""
+        """Seconds of waiting so far, in all iterations."""
 
     def __contains__(self, instance: int) -> bool:
         return instance in self._loop
 
     def begin_iteration(self, loop: int | None, *, now_s: float) -> None:
-        """Begins a turn of a loop, and of those around it that have not begun."""
+        """Begins an iteration of a loop, and of those around it that have not begun."""
         for around in self._graph.path(loop):
             self._began_s.setdefault(around, now_s)
 
-    def store(self, instance: int, loop: int, size_bytes: int, *, now_s: float, ahead: bool) -> None:
-        """Copies to the host what a turn has made; a turn ahead: what the one before has made, from its start on."""
+    def store(self, instance: int, loop: int, size_bytes: int, *, now_s: float, is_pipelined: bool) -> None:
+        """Copies an iteration's value to the host; if pipelined, that of the iteration before, from the start on."""
         self._loop[instance] = loop
-        start_s = 0.0 if ahead else self._in_turn_s(loop, now_s)
+        start_s = 0.0 if is_pipelined else self._in_iteration_s(loop, now_s)
         self._of(loop).store(instance, size_bytes, now_s=start_s)
-        if not ahead:
+        if not is_pipelined:
             self._at_end[loop].append(instance)
 
-    def load(self, instance: int, loop: int, size_bytes: int, *, ahead: bool) -> None:
-        """Copies back what a turn reads, from its start on; a turn ahead: what the next one reads."""
+    def load(self, instance: int, loop: int, size_bytes: int, *, is_pipelined: bool) -> None:
+        """Copies back, from the start on, what an iteration reads; if pipelined, what the next one reads."""
         self._of(loop).load(instance, size_bytes, now_s=0.0)
-        if ahead:
+        if is_pipelined:
             self._at_end[loop].append(instance)
         self._loop[instance] = loop
 
     def wait_s(self, instance: int, *, now_s: float) -> float:
-        """Seconds that all turns together wait for the copy of an instance."""
+        """Seconds that all iterations together wait for the copy of an instance."""
         loop = self._loop[instance]
         if instance in self._at_end[loop]:
             return 0.0
         return self._waited_s(instance, loop, now_s)
 
     def end_wait_s(self, loop: int, *, now_s: float) -> float:
-        """Seconds that all turns of a loop together wait at their end."""
+        """Seconds that all iterations of a loop together wait at their end."""
         return sum(self._waited_s(instance, loop, now_s) for instance in self._at_end.pop(loop, ()))
 
     def _waited_s(self, instance: int, loop: int, now_s: float) -> float:
-        waited_s = self._of(loop).wait(instance, now_s=self._in_turn_s(loop, now_s)) * self._graph.runs_per_step(loop)
+        in_iteration_s = self._in_iteration_s(loop, now_s)
+        waited_s = self._of(loop).wait(instance, now_s=in_iteration_s) * self._graph.runs_per_step(loop)
         self.stall_s += waited_s
         return waited_s
 
-    def _in_turn_s(self, loop: int, now_s: float) -> float:
+    def _in_iteration_s(self, loop: int, now_s: float) -> float:
+        """Seconds since the iteration began; the clock counts those of all iterations."""
         return (now_s - self._began_s[loop]) / self._graph.runs_per_step(loop)
 
     def _of(self, loop: int) -> HostLinkQueue:
-        return self._copies.setdefault(loop, HostLinkQueue(self._bandwidth_bytes_per_s))
+        return self._queues.setdefault(loop, HostLinkQueue(self._bandwidth_bytes_per_s))

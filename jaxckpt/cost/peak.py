@@ -60,7 +60,7 @@ def _placed_in_outputs(buffers: Buffers, external: Collection[int], results: Ite
     temporaries = [_live_range(buffers, buffer) for buffer in buffers.births if buffer not in external]
     temporaries += (
         BufferLiveRange(buffer=slot, size_bytes=span.size_bytes, birth=span.birth, death=span.death)
-        for slot, span in buffers.loops.slots_of_branches.items()
+        for slot, span in buffers.loops.branch_slots.items()
     )
     return placed_in_outputs(temporaries, [_live_range(buffers, r) for r in results if r in buffers.births])
 

@@ -30,17 +30,17 @@ from jaxckpt.schedule import Schedule, ScheduleStep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What a schedule takes.
+    """Bytes and seconds of a schedule.
 
     Attributes:
       live_bytes: After each step of `steps`, device bytes of temporaries, the step's own workspace included.
       steps: The schedule's steps, in the order in which they were replayed.
       births: For each buffer (an instance) the index of the step that makes it.
       deaths: For each buffer the index of the last step that reads it.
-      seconds: For each step the seconds of the kernel that it starts, in all turns of the loops around; 0 where it
-        only passes through one.
+      seconds: For each step the seconds of the kernel that it starts, in all iterations of the loops around; 0
+        where the step runs in the kernel of a later one.
       step_s: Seconds of all kernels together.
-      recompute_s: Those of copies.
+      recompute_s: Those of clones.
       stall_s: Seconds of waiting for copies between device and host, part of `step_s`.
       host_bytes: The largest number of bytes on the host at once.
     """

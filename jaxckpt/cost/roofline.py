@@ -1,7 +1,7 @@
-"""Seconds of arithmetic in each op of a step, by roofline on a target's rates.
+"""Roofline model: seconds of arithmetic in each op of a step, at a target's rates.
 
-Only what the arithmetic units do is priced here; what an op costs in traffic depends on what it is fused with, and
-`replay` adds it. A contraction counts its multiply-adds at the matrix rate of its dtype, elementwise work its
+Only the work of the arithmetic units is counted here; the traffic of an op depends on what it is fused with, and
+`kernels` adds it. A contraction counts its multiply-adds at the matrix rate of its dtype, elementwise work its
 instructions at the vector rate. An op whose work nobody knows is counted as unpriced, never as free of traffic.
 
 Read after `rates`. Source: Williams et al. 2009 (roofline).
@@ -16,7 +16,7 @@ _OPERATIONS = {
     "exp": 8, "exp2": 6, "expm1": 12, "log": 10, "log1p": 12, "tanh": 16, "logistic": 14, "erf": 20, "erf_inv": 30,
     "erfc": 20, "sin": 20, "cos": 20, "pow": 20, "div": 6, "rem": 8, "sqrt": 6, "rsqrt": 4, "cbrt": 12,
 }  # fmt: skip
-"""Instructions an element, where one does not do; the usual length of the polynomial."""
+"""Instructions an element, where one does not do: the usual length of the polynomial. No benchmark fixed the values."""
 
 
 _ALIGNED = 8
@@ -42,7 +42,7 @@ class ArithmeticCosts:
 
 
 def arithmetic_costs(graph: Graph, rates: Rates) -> ArithmeticCosts:
-    """Prices every op of a graph."""
+    """The arithmetic of every op of a graph."""
     return ArithmeticCosts(
         vector_s=tuple(_vector_s(graph, op, rates) for op in graph.ops),
         matrix_s=tuple(_matrix_s(graph, op, rates) for op in graph.ops),
@@ -76,5 +76,5 @@ def _padding_bytes(graph: Graph, op: Op) -> int:
     free = [count / contracted for count in elements]
     if batch != 1 or 1 in free:
         return 0
-    odd = (v for v, length in zip(op.reads, free, strict=True) if contracted % _ALIGNED or length % _ALIGNED)
-    return sum(graph.values[v].size_bytes for v in odd)
+    padded = (v for v, length in zip(op.reads, free, strict=True) if contracted % _ALIGNED or length % _ALIGNED)
+    return sum(graph.values[v].size_bytes for v in padded)

@@ -52,16 +52,16 @@ def unheld_exponentials(graph: Graph, rows: frozenset[int]) -> frozenset[int]:
       graph: The step.
       rows: Its row reductions.
     """
-    found = set()
-    for op in graph.ops:
-        if op.primitive != "exp" or op.phase is not Phase.FORWARD:
-            continue
-        readers = [graph.ops[r] for r in graph.readers[op.writes[0]] if graph.ops[r].phase is Phase.FORWARD]
-        sums = [reader for reader in readers if reader.id in rows]
-        is_softmax = sums and len(sums) < len(readers) and _reads_reduction(graph, op, rows)
-        if is_softmax and not _is_held_twice(graph, sums[0]):
-            found.add(op.id)
-    return frozenset(found)
+    exponentials = (op for op in graph.ops if op.primitive == "exp" and op.phase is Phase.FORWARD)
+    return frozenset(op.id for op in exponentials if _is_unheld(graph, op, rows))
+
+
+def _is_unheld(graph: Graph, exponential: Op, rows: frozenset[int]) -> bool:
+    """True for the exponential of a softmax (summed, divided, of what reads a row's maximum) that no kernel holds."""
+    readers = [graph.ops[r] for r in graph.readers[exponential.writes[0]] if graph.ops[r].phase is Phase.FORWARD]
+    sums = [reader for reader in readers if reader.id in rows]
+    is_softmax = sums and len(sums) < len(readers) and _reads_reduction(graph, exponential, rows)
+    return bool(is_softmax) and not _is_held_twice(graph, sums[0])
 
 
 def _reads_reduction(graph: Graph, op: Op, rows: frozenset[int]) -> bool:

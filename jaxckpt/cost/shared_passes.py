@@ -77,15 +77,17 @@ class SharedPasses:
         self._last_pass.update(dict.fromkeys(buffers, kernel))
 
     def _kernel_of(self, at: int, op: Op, reads: SourceBytes) -> int:
-        if not reads:
+        kernel = self._last_shared(op, reads)
+        if kernel is None or (at - kernel > _ONE_PASS and op.phase is not Phase.UPDATE):
             return at
-        is_update = op.phase is Phase.UPDATE
-        shared_bytes = 0 if is_update else max(reads.values())
-        shared = (source for source, size in reads.items() if size >= shared_bytes and source in self._last_pass)
-        kernel = max((self._last_pass[source] for source in shared), default=at)
-        is_far = at - kernel > _ONE_PASS and not is_update
-        if is_far or max(self._ready.get(source, -1) for source in reads) > kernel:
+        if max(self._ready.get(source, -1) for source in reads) > kernel:
             return at
         waits = any(source in self._reduced and self._ready[source] == kernel for source in reads)
         nests = op.kind is Kind.REDUCTION and op.id not in self._strided_reductions
         return at if waits and not nests else kernel
+
+    def _last_shared(self, op: Op, reads: SourceBytes) -> int | None:
+        """The last kernel that went over the largest of some operands; of an update, over any."""
+        largest_bytes = 0 if op.phase is Phase.UPDATE else max(reads.values(), default=0)
+        shared = (source for source, size in reads.items() if size >= largest_bytes)
+        return max((self._last_pass[source] for source in shared if source in self._last_pass), default=None)

@@ -1,19 +1,19 @@
-"""Copies between device and host beside the kernels: one at a time each way, and who has to wait for them.
+"""Queue of copies between device and host, which run while kernels run: one at a time each way, and who waits for them.
 
 A model of two copy engines with one bandwidth. Read after `rates`.
 """
 
 
 class HostLinkQueue:
-    """The copies of one schedule, in the order in which they are started.
+    """The copies of one schedule, queued on the host link in the order in which they are started.
 
     Args:
       bandwidth_bytes_per_s: One direction.
 
     Example:
-      >>> copies = Copies(1e9)
-      >>> copies.send(7, 2_000_000, now_s=0.0)
-      >>> copies.wait(7, now_s=0.0005)
+      >>> link = HostLinkQueue(1e9)
+      >>> link.store(7, 2_000_000, now_s=0.0)
+      >>> link.wait(7, now_s=0.0005)
       0.0015
     """
 
@@ -37,21 +37,21 @@ class HostLinkQueue:
         self.add_host_bytes(size_bytes)
 
     def load_stored(self, stored: int, instance: int, size_bytes: int, *, now_s: float) -> None:
-        """Starts to bring `stored` back as `instance`, once it has arrived on the host."""
+        """Starts to copy `stored` back as `instance`, once it has arrived on the host."""
         self.load(instance, size_bytes, now_s=max(now_s, self._done_s.get(stored, now_s)))
         self.add_host_bytes(-size_bytes)
 
     def load(self, instance: int, size_bytes: int, *, now_s: float) -> None:
-        """Starts a copy from the host, of what has long been there, as `instance`."""
+        """Starts a copy from the host, of a value that arrived there before, as `instance`."""
         self._in_s = self._done_s[instance] = max(self._in_s, now_s) + size_bytes / self._bandwidth_bytes_per_s
 
     def add_host_bytes(self, size_bytes: int) -> None:
-        """So many bytes more are on the host; fewer, where it is negative."""
+        """Counts bytes more on the host; fewer, where `size_bytes` is negative."""
         self._host_bytes += size_bytes
         self.peak_host_bytes = max(self.peak_host_bytes, self._host_bytes)
 
     def pass_on(self, instance: int, new: int) -> None:
-        """The same copy under another id."""
+        """Gives a copy another instance, behind a barrier."""
         self._done_s[new] = self._done_s[instance]
 
     def wait(self, instance: int, *, now_s: float) -> float:

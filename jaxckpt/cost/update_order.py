@@ -1,6 +1,6 @@
-"""Updates of parameters run as soon as what they need is there, so that gradients need not wait for each other.
+"""Optimiser updates run as soon as their operands are available, so that gradients need not be alive together.
 
-That is where compilers put them, wherever they stand in the step. Read after `jaxckpt.schedule`; `replay` asks.
+Compilers schedule updates so, wherever they are in the step. Read after `jaxckpt.schedule`; `replay` asks.
 """
 
 from collections import defaultdict
@@ -11,29 +11,33 @@ from jaxckpt.schedule import Run, Schedule, ScheduleStep
 
 
 def updates_early(graph: Graph, schedule: Schedule) -> Iterator[ScheduleStep]:
-    """The steps of a schedule with each update moved up to where its last operand is made."""
-    updates = graph.updates
-    if not updates:
+    """The steps of a schedule with each update moved up to where its last operand is written."""
+    if not graph.updates:
         yield from schedule.steps
         return
-    made = [0] * len(schedule.origin)
-    moved: defaultdict[int, list[ScheduleStep]] = defaultdict(list)
-    stay: list[ScheduleStep | None] = []
+    moved = _moved_updates(graph, schedule)
+    after: defaultdict[int, list[ScheduleStep]] = defaultdict(list)
+    for at, position in moved.items():
+        after[position].append(schedule.steps[at])
+    for at, step in enumerate(schedule.steps):
+        if at not in moved:
+            yield step
+        if at in after:
+            yield from after[at]
+
+
+def _moved_updates(graph: Graph, schedule: Schedule) -> dict[int, int]:
+    """For each step that is an update the step after which it can run; not before the loop that it is in."""
+    updates, moved = graph.updates, dict[int, int]()
+    available = [0] * len(schedule.origin)
     begins: dict[int | None, int] = {}
     for at, step in enumerate(schedule.steps):
         begins.setdefault(step.loop, at)
-        ready = at
-        kept: ScheduleStep | None = step
+        position = at
         if isinstance(step, Run) and step.op in updates and not step.is_clone:
-            ready = max([made[i] for i in step.reads], default=at)
-            ready = ready if step.loop is None else max(ready, begins[step.loop])
-            moved[ready].append(step)
-            kept = None
-        stay.append(kept)
+            position = max([available[i] for i in step.reads], default=at)
+            position = position if step.loop is None else max(position, begins[step.loop])
+            moved[at] = position
         for instance in step.writes:
-            made[instance] = ready
-    for at, stays in enumerate(stay):
-        if stays is not None:
-            yield stays
-        if at in moved:
-            yield from moved[at]
+            available[instance] = position
+    return moved

@@ -1,4 +1,4 @@
-"""Values of branches of which only one runs wait in one slot."""
+"""Residuals of branches of which only one runs share a slot."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def placed(*homes, sizes=None):
         ([(0, 4), (0,)], 2),
     ],
 )
-def test_only_what_never_waits_at_once_shares_a_slot(homes, count):
+def test_only_residuals_never_alive_together_share_a_slot(homes, count):
     assert placed(*homes)[0] == count
 
 
@@ -44,13 +44,13 @@ def test_a_slot_holds_values_of_one_size():
     assert placed((0,), (1,), sizes={1: 32})[0] == 2
 
 
-def test_a_shared_slot_is_there_for_all_of_its_values():
+def test_a_shared_slot_covers_the_spans_of_all_its_values():
     _, (one, other) = placed((0,), (1,))
     assert one is other
     assert (one.birth, one.death) == (0, 11)
 
 
-def test_what_no_branch_makes_waits_alone():
+def test_a_value_of_no_branch_has_its_own_span():
     graph = Graph(values=(), ops=(), inputs=(), loops=(Loop(id=0, length=4, reverse=False),))
     new = Span(birth=0, death=1, size_bytes=64)
     assert ResidualSlots(graph).place(new, (0,), 0) is new

@@ -1,4 +1,4 @@
-"""Which values are in memory: the rules of `fuse`, each on the smallest graph that shows it."""
+"""Materialised values: the rules of `fuse`, each on the smallest graph that shows it."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from jaxckpt.schedule import Run, schedule
 from tests.graphs import Builder, graphs
 
 
-def test_operands_of_a_product_are_in_memory_but_views_of_them_are_not():
+def test_operands_of_a_product_are_in_memory_views_of_them_not():
     build = Builder()
     product = build.op("dot_general", build.input(4000), size_bytes=4000)
     view = build.op("reshape", product, size_bytes=4000)
@@ -24,7 +24,7 @@ def test_operands_of_a_product_are_in_memory_but_views_of_them_are_not():
 
 
 @pytest.mark.parametrize(("primitive", "is_loaded"), [("max", True), ("tanh", False)])
-def test_a_product_does_by_itself_what_was_done_to_each_element_that_it_loads(primitive, is_loaded):
+def test_a_product_applies_elementwise_ops_to_what_it_loads(primitive, is_loaded):
     """As XLA's matrix kernels do with a relu or a bias; what takes long they do not do for every product."""
     build = Builder()
     bias = build.input(40)
@@ -38,7 +38,7 @@ def test_a_product_does_by_itself_what_was_done_to_each_element_that_it_loads(pr
     assert set(fusion.sources[activated]) == ({product, bias} if is_loaded else {activated})
 
 
-def test_a_product_loads_nothing_that_is_computed_of_two_arrays_or_narrowed():
+def test_a_product_loads_nothing_of_two_arrays_or_narrowed():
     build = Builder()
     left, right = (build.op("dot_general", build.input(4000), size_bytes=4000) for _ in range(2))
     gated = build.op("mul", left, right, size_bytes=4000)
@@ -64,7 +64,7 @@ def test_a_residual_stream_with_several_readers_is_in_memory():
     assert stream in fuse(build.graph(*readers)).materialised
 
 
-def test_a_cast_with_several_readers_is_made_again_in_each():
+def test_a_cast_with_several_readers_is_recomputed_in_each():
     build = Builder()
     product = build.op("dot_general", build.input(4000), size_bytes=4000)
     cast = build.op("convert_element_type", product, size_bytes=8000)
@@ -87,18 +87,18 @@ def test_the_gradient_of_a_gather_scatters_into_the_other_addend():
     assert scattered not in materialised and zeros not in materialised
 
 
-def rows(build, source, *, late=False):
+def rows(build, source, *, read_by_backward=False):
     """The sum of each row of a value and the value less it: the shape of a softmax."""
     scores = build.shaped("neg", source, shape=(10, 100))
     total = build.shaped("reduce_sum", scores, shape=(10,))
     wide = build.shaped("broadcast_in_dim", total, shape=(10, 100))
     weights = build.shaped("sub", scores, wide, shape=(10, 100))
-    if late:
+    if read_by_backward:
         build.shaped("mul", total, shape=(10,), phase=Phase.BACKWARD)
     return total, build.shaped("dot_general", weights, shape=(10, 10))
 
 
-def test_a_reduction_of_rows_folds_into_the_kernel_that_reads_the_rows_anyway():
+def test_a_row_reduction_is_fused_into_what_reads_the_rows():
     build = Builder()
     product = build.shaped("dot_general", build.input(4000), shape=(10, 100))
     total, out = rows(build, product)
@@ -108,16 +108,16 @@ def test_a_reduction_of_rows_folds_into_the_kernel_that_reads_the_rows_anyway():
     assert total in fusion.rules.rows.values
 
 
-def test_a_reduction_of_rows_that_a_backward_reads_is_written():
+def test_a_row_reduction_that_a_backward_reads_is_written():
     build = Builder()
     product = build.shaped("dot_general", build.input(4000), shape=(10, 100))
-    total, out = rows(build, product, late=True)
+    total, out = rows(build, product, read_by_backward=True)
     fusion = fuse(build.graph(out, len(build.values) - 2))
     assert total in fusion.materialised
     assert total in fusion.rules.rows.values
 
 
-def test_what_takes_long_to_compute_is_not_computed_in_two_kernels():
+def test_an_expensive_op_is_not_computed_in_two_kernels():
     build = Builder()
     product = build.op("dot_general", build.input(4000), size_bytes=4000)
     slow, quick = (build.op(name, product, size_bytes=8000) for name in ("erf", "neg"))
@@ -156,7 +156,7 @@ def test_a_softmax_over_long_or_crooked_rows_writes_its_exponentials(shape):
 
 
 @pytest.mark.parametrize("shape", [(64, 256), (2**16 + 1, 512)])
-def test_a_softmax_over_rows_that_one_kernel_can_hold_does_not(shape):
+def test_a_softmax_over_rows_that_a_kernel_holds_does_not(shape):
     powers, _, graph = softmax(shape)
     assert powers not in fuse(graph).materialised
 
@@ -170,20 +170,20 @@ def test_the_rows_of_one_device_decide_whether_a_kernel_can_hold_them(devices, i
     assert (powers not in fuse(graph).materialised) is is_held
 
 
-def test_a_softmax_whose_backward_makes_it_again_is_one_kernel_in_the_forward_pass():
+def test_a_recomputed_softmax_is_one_kernel_in_the_forward_pass():
     powers, total, graph = softmax((64, 197))
     drop = {value: Recompute() for value in (powers, total)}
     laid_out = schedule(graph, GraphPlan(fingerprint=graph.fingerprint, decisions=drop))
-    spread = FusionAnalysis(fuse(graph).rules, laid_out.steps, laid_out.origin, laid_out.outputs)
+    analysis = FusionAnalysis(fuse(graph).rules, laid_out.steps, laid_out.origin, laid_out.outputs)
     for step in laid_out.steps:
         if isinstance(step, Run):
-            spread.run(step)
-    written = [instance for instance in spread.materialised if laid_out.origin[instance] == powers]
+            analysis.run(step)
+    written = [instance for instance in analysis.materialised if laid_out.origin[instance] == powers]
     assert powers not in written and len(written) == 1
-    assert total not in spread.materialised
+    assert total not in analysis.materialised
 
 
-def test_what_is_made_of_a_rows_figure_is_not_held_with_the_rows():
+def test_a_mean_of_a_row_is_not_held_with_the_rows():
     build = Builder()
     product = build.shaped("dot_general", build.input(4000), shape=(10, 100))
     scores = build.shaped("neg", product, shape=(10, 100))
@@ -231,7 +231,7 @@ def test_a_mask_beside_its_random_bits_is_optional():
     assert fusion.optional == {mask}
 
 
-def test_casts_of_arguments_are_light_and_products_are_not():
+def test_casts_of_arguments_are_argument_derived():
     build = Builder()
     cast = build.op("convert_element_type", build.input(4000), size_bytes=2000)
     product = build.op("dot_general", cast, size_bytes=4000)

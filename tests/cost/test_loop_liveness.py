@@ -1,4 +1,4 @@
-"""Open loops in a replay: what waits for all turns, and seconds of every turn."""
+"""Loops in a replay: residual stacks, and seconds of every iteration."""
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def test_each_value_kept_is_one_more_stack(problem):
     assert one - nothing == pytest.approx(LENGTH * SLICE_BYTES, rel=0.15)
 
 
-def test_stacks_wait_from_the_beginning_of_one_loop_to_the_end_of_the_other(problem):
+def test_stacks_live_from_the_first_loop_to_the_end_of_the_other(problem):
     replayed = problem.replay(plan_saving(problem))
     loops = [step.loop for step in replayed.steps]
     first, last = loops.index(0), len(loops) - 1 - loops[::-1].index(1)
@@ -53,13 +53,13 @@ def test_stacks_wait_from_the_beginning_of_one_loop_to_the_end_of_the_other(prob
     assert replayed.live_bytes[-1] < LENGTH * SLICE_BYTES
 
 
-def test_seconds_count_for_every_turn(problem):
+def test_seconds_count_for_every_iteration(problem):
     products = [op.id for op in problem.graph.ops if op.primitive == "dot_general"]
     traffic_s = (2 * SLICE_BYTES + 4 * WIDTH * WIDTH) / RATES.memory_bandwidth_bytes_per_s
     assert problem.op_s[products[0]] >= LENGTH * (RATES.launch_s + traffic_s)
 
 
-def test_what_is_read_in_a_body_lives_until_the_loop_is_over():
+def test_a_value_read_in_a_body_lives_until_the_loop_is_over():
     def with_factor(w, x):
         factor = jnp.cumsum(x, axis=0)
         return jax.lax.scan(lambda x, w: (jnp.sin((x * factor) @ w), None), x, w)[0].sum()
@@ -72,14 +72,14 @@ def test_what_is_read_in_a_body_lives_until_the_loop_is_over():
     assert replayed.deaths[factor] == last
 
 
-def test_recomputation_takes_less_memory_and_its_seconds_are_told(problem):
+def test_recomputation_takes_less_memory_and_seconds(problem):
     none, full = solve(problem, "none").predicted, solve(problem, "full").predicted
     assert full.temp_bytes < none.temp_bytes
-    again = problem.replay(plan_saving(problem))
-    assert again.recompute_s > 0
+    recomputed = problem.replay(plan_saving(problem))
+    assert recomputed.recompute_s > 0
 
 
-ALL_ITERATIONS, SEQUENCE, HEADS = 24, 128, 4
+ITERATIONS, SEQUENCE, HEADS = 24, 128, 4
 SCORES_BYTES = 4 * HEADS * SEQUENCE**2
 
 
@@ -95,7 +95,7 @@ def scanned_attention(scores: str, mixed: str, *, queries: tuple[int, ...], keys
     def loss(w, x):
         return (jax.lax.scan(body, x, w)[0] ** 2).sum()
 
-    shapes = (ALL_ITERATIONS, WIDTH, WIDTH), (SEQUENCE, WIDTH)
+    shapes = (ITERATIONS, WIDTH, WIDTH), (SEQUENCE, WIDTH)
     args = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
     return Problem(graph=trace_step(jax.grad(loss), *args).graph, rates=RATES)
 
@@ -106,12 +106,12 @@ def scanned_attention(scores: str, mixed: str, *, queries: tuple[int, ...], keys
         (("bqkgd,bskd->bkgqs", "bkgqs,bskd->bqkgd"), {"queries": (2, 2), "keys": 2}, 2),
         (("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd"), {"queries": (4,), "keys": 4}, 1),
     ],
-    ids=["turned", "straight"],
+    ids=["transposed", "straight"],
 )
-def test_a_stack_that_the_backward_wants_in_another_order_is_there_twice_before_it(products, heads, stacks):
+def test_a_stack_read_in_another_layout_is_alive_twice_before(products, heads, stacks):
     problem = scanned_attention(*products, **heads)
     kept, nothing = (problem.replay(plan_saving(problem, *names)) for names in (["exp"], []))
-    assert round((kept.peak_bytes - nothing.peak_bytes) / (ALL_ITERATIONS * SCORES_BYTES)) == stacks
+    assert round((kept.peak_bytes - nothing.peak_bytes) / (ITERATIONS * SCORES_BYTES)) == stacks
     backward = next(at for at, step in enumerate(kept.steps) if step.loop == 1)
     assert (kept.peak_step == backward) is (stacks == 2)
-    assert kept.live_bytes[backward + 1] < 1.2 * ALL_ITERATIONS * SCORES_BYTES
+    assert kept.live_bytes[backward + 1] < 1.2 * ITERATIONS * SCORES_BYTES

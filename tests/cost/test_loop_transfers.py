@@ -1,4 +1,4 @@
-"""Copies in the bodies of loops: a turn that waits counts in every turn, one ahead hides behind all of a turn."""
+"""Copies in loops: a wait counts in every iteration, a pipelined copy has all of an iteration."""
 
 from dataclasses import replace
 
@@ -15,45 +15,45 @@ from jaxckpt.policy import Match, Policy, Rule
 from jaxckpt.solve import Offloading, Problem, plan_from_policy
 from jaxckpt.trace import trace_step
 
-ALL_ITERATIONS, MIB = 5, 2**20
+ITERATIONS, MIB = 5, 2**20
 
 
 def copies():
-    """One MiB a second, in the body of a loop of five turns that began at second ten."""
-    loops = (Loop(id=0, length=ALL_ITERATIONS, reverse=False),)
+    """One MiB a second, in the body of a loop of five iterations that began at second ten."""
+    loops = (Loop(id=0, length=ITERATIONS, reverse=False),)
     made = LoopTransfers(Graph(values=(), ops=(), inputs=(), loops=loops), float(MIB))
     made.begin_iteration(0, now_s=10.0)
     return made
 
 
-def test_a_copy_out_is_waited_for_at_the_end_of_its_turn():
+def test_a_store_is_waited_for_at_the_end_of_its_iteration():
     link = copies()
-    link.store(7, 0, 2 * MIB, now_s=10.0 + ALL_ITERATIONS * 1.0, ahead=False)  # made a second after the turn's start
-    assert link.wait_s(7, now_s=10.0 + ALL_ITERATIONS * 1.5) == 0
-    assert link.end_wait_s(0, now_s=10.0 + ALL_ITERATIONS * 2.0) == pytest.approx(ALL_ITERATIONS * 1.0)
-    assert link.stall_s == pytest.approx(ALL_ITERATIONS * 1.0)
+    link.store(7, 0, 2 * MIB, now_s=10.0 + ITERATIONS * 1.0, is_pipelined=False)
+    assert link.wait_s(7, now_s=10.0 + ITERATIONS * 1.5) == 0
+    assert link.end_wait_s(0, now_s=10.0 + ITERATIONS * 2.0) == pytest.approx(ITERATIONS * 1.0)
+    assert link.stall_s == pytest.approx(ITERATIONS * 1.0)
 
 
-def test_a_copy_out_of_the_turn_before_has_until_its_value_is_made_anew():
+def test_a_pipelined_store_has_until_its_value_is_recomputed():
     link = copies()
-    link.store(7, 0, 2 * MIB, now_s=10.0 + ALL_ITERATIONS * 1.5, ahead=True)
-    assert link.wait_s(7, now_s=10.0 + ALL_ITERATIONS * 1.5) == pytest.approx(ALL_ITERATIONS * 0.5)
-    assert link.end_wait_s(0, now_s=10.0 + ALL_ITERATIONS * 4.0) == 0
+    link.store(7, 0, 2 * MIB, now_s=10.0 + ITERATIONS * 1.5, is_pipelined=True)
+    assert link.wait_s(7, now_s=10.0 + ITERATIONS * 1.5) == pytest.approx(ITERATIONS * 0.5)
+    assert link.end_wait_s(0, now_s=10.0 + ITERATIONS * 4.0) == 0
 
 
-def test_a_copy_back_is_waited_for_where_it_is_read_and_one_for_the_next_turn_at_the_end():
-    for ahead, waited in ((False, 1.0), (True, 0.0)):
+def test_a_load_is_waited_for_where_read_a_pipelined_one_at_the_end():
+    for is_pipelined, waited in ((False, 1.0), (True, 0.0)):
         link = copies()
-        link.load(7, 0, 2 * MIB, ahead=ahead)
-        assert link.wait_s(7, now_s=10.0 + ALL_ITERATIONS * 1.0) == pytest.approx(ALL_ITERATIONS * waited)
-        assert link.end_wait_s(0, now_s=10.0 + ALL_ITERATIONS * 2.0) == 0
+        link.load(7, 0, 2 * MIB, is_pipelined=is_pipelined)
+        assert link.wait_s(7, now_s=10.0 + ITERATIONS * 1.0) == pytest.approx(ITERATIONS * waited)
+        assert link.end_wait_s(0, now_s=10.0 + ITERATIONS * 2.0) == 0
 
 
-def test_copies_of_a_turn_queue_on_the_link():
+def test_copies_of_an_iteration_queue_on_the_link():
     link = copies()
-    link.load(7, 0, MIB, ahead=False)
-    link.load(8, 0, MIB, ahead=False)
-    assert link.wait_s(8, now_s=10.0) == pytest.approx(ALL_ITERATIONS * 2.0)
+    link.load(7, 0, MIB, is_pipelined=False)
+    link.load(8, 0, MIB, is_pipelined=False)
+    assert link.wait_s(8, now_s=10.0) == pytest.approx(ITERATIONS * 2.0)
 
 
 ### In a replay
@@ -84,13 +84,13 @@ def predicted(decision, bandwidth=50e9, **offloading):
     return plan_from_policy(problem, policy).plan
 
 
-def test_a_stack_on_the_host_counts_there_and_a_slice_of_it_on_the_device():
+def test_a_stack_counts_on_the_host_its_slice_on_the_device():
     saved, sent = (predicted(decision).prediction for decision in (Save(), Offload(prefetch=0)))
     assert (saved.host_bytes, sent.host_bytes) == (0, LAYERS * VALUE_BYTES)
     assert saved.temp_bytes - LAYERS * VALUE_BYTES <= sent.temp_bytes <= saved.temp_bytes - (LAYERS - 2) * VALUE_BYTES
 
 
-def test_every_turn_waits_for_a_slow_link_and_none_for_a_fast_one():
+def test_every_iteration_waits_for_a_slow_link():
     slow, slower = (predicted(Offload(prefetch=0), bandwidth).prediction for bandwidth in (1e9, 0.5e9))
     copied_s = 2 * LAYERS * VALUE_BYTES / 1e9
     assert slow.stall_s == pytest.approx(copied_s, rel=0.02)
@@ -98,21 +98,21 @@ def test_every_turn_waits_for_a_slow_link_and_none_for_a_fast_one():
     assert predicted(Offload(prefetch=1), 1e13).prediction.stall_s == 0
 
 
-def test_a_turn_ahead_hides_copies_back_and_takes_a_slice_more():
-    within, ahead = (predicted(Offload(prefetch=prefetch), 200e9).prediction for prefetch in (0, 1))
-    assert ahead.stall_s < within.stall_s
-    assert within.temp_bytes < ahead.temp_bytes <= within.temp_bytes + 2 * VALUE_BYTES
+def test_pipelining_hides_loads_and_takes_a_slice_more():
+    within, pipelined = (predicted(Offload(prefetch=prefetch), 200e9).prediction for prefetch in (0, 1))
+    assert pipelined.stall_s < within.stall_s
+    assert within.temp_bytes < pipelined.temp_bytes <= within.temp_bytes + 2 * VALUE_BYTES
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
-def test_what_is_asked_of_all_copies_is_done_and_what_a_rule_says_goes_before_it(prefetch):
+def test_a_prefetch_of_all_copies_yields_to_that_of_a_rule(prefetch):
     plan = predicted(Offload(), prefetch=prefetch)
     assert {d.prefetch for d in plan.decisions.values() if isinstance(d, Offload)} == {prefetch}
     plan = predicted(Offload(prefetch=1), prefetch=prefetch)
     assert {d.prefetch for d in plan.decisions.values() if isinstance(d, Offload)} == {1}
 
 
-def test_where_nobody_says_it_a_turn_ahead_is_chosen_only_if_the_peak_stays():
+def test_pipelining_is_chosen_only_if_the_peak_stays():
     chosen, within = predicted(Offload()), predicted(Offload(prefetch=0))
     assert chosen.prediction.temp_bytes <= within.prediction.temp_bytes
     assert replace(chosen.prediction, step_s=0.0).host_bytes == within.prediction.host_bytes

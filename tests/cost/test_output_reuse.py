@@ -27,7 +27,7 @@ def all_lives(first):
 
 
 @given(all_lives(0), all_lives(100))
-def test_at_no_time_do_guests_take_more_than_the_results_that_are_not_written(temporaries, results):
+def test_placed_temporaries_never_exceed_the_unwritten_results(temporaries, results):
     found = placed_in_outputs(temporaries, results)
     for at in range(30):
         alive = [life for life in temporaries if life.buffer in found and life.birth <= at <= life.death]
@@ -39,7 +39,7 @@ def test_at_no_time_do_guests_take_more_than_the_results_that_are_not_written(te
 
 
 @given(all_lives(0), all_lives(100))
-def test_what_is_no_guest_found_no_room_of_its_size(temporaries, results):
+def test_a_temporary_without_a_place_fits_in_no_result(temporaries, results):
     found = placed_in_outputs(temporaries, results)
     for life in temporaries:
         if life.buffer not in found and not any(other.buffer in found for other in temporaries):
@@ -57,6 +57,6 @@ def live_bytes(*, donated):
     return Problem(graph=graph, rates=RATES).replay(GraphPlan(fingerprint=graph.fingerprint)).peak_bytes
 
 
-def test_a_result_of_its_own_memory_holds_what_dies_before_it_and_one_over_an_argument_does_not():
+def test_only_a_result_with_its_own_memory_holds_temporaries():
     assert live_bytes(donated=False) == 4
     assert live_bytes(donated=True) == MIB + 4

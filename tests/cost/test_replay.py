@@ -66,7 +66,7 @@ def test_live_bytes_are_those_of_a_count_by_hand(case):
     assert len(got.steps) == len(laid_out.steps)
 
 
-def test_a_chain_without_a_plan_holds_every_product_at_the_turn():
+def test_a_chain_without_a_plan_holds_every_product():
     graph = chain(8)
     assert replayed(graph).peak_bytes == (8 + 1) * 4000
 
@@ -82,7 +82,7 @@ def test_dropping_products_lowers_the_peak_and_costs_their_seconds():
     assert plan.recompute_s == pytest.approx(plan.step_s - plain.step_s)
 
 
-def test_a_value_inside_a_kernel_takes_no_memory_and_keeps_its_source_alive():
+def test_a_value_inside_a_kernel_keeps_its_source_alive():
     build = Builder()
     x = build.input(4000)
     product = build.op("dot_general", x, size_bytes=4000)
@@ -95,7 +95,7 @@ def test_a_value_inside_a_kernel_takes_no_memory_and_keeps_its_source_alive():
     assert replayed(graph).deaths[product] == 3
 
 
-def test_an_elementwise_kernel_may_write_over_what_dies_in_it():
+def test_an_elementwise_kernel_may_overwrite_what_dies_in_it():
     build = Builder()
     x = build.input(4000)
     a = build.op("dot_general", x, size_bytes=4000)
@@ -110,7 +110,7 @@ def test_an_elementwise_kernel_may_write_over_what_dies_in_it():
     ("shape", "traits", "together"),
     [((8, 8), (), 1), ((2, 4, 8), (), 2), ((2, 4, 8), (Trait.BATCHED,), 1), ((2, 2, 2, 8), (Trait.BATCHED,), 2)],
 )
-def test_what_a_compiler_makes_as_a_matrix_is_not_written_over_in_another_shape(shape, traits, together):
+def test_a_product_computed_as_a_matrix_is_not_overwritten(shape, traits, together):
     build = Builder()
     x = build.input(256)
     product = build.shaped("dot_general", x, shape=shape, traits=frozenset(traits))
@@ -120,7 +120,7 @@ def test_what_a_compiler_makes_as_a_matrix_is_not_written_over_in_another_shape(
 
 
 @pytest.mark.parametrize(("second", "kept"), [("float32", True), ("bfloat16", False)])
-def test_zeros_that_two_scatters_begin_with_are_kept_from_the_first_to_the_last(second, kept):
+def test_zeros_of_two_scatters_live_from_the_first_to_the_last(second, kept):
     build = Builder()
     places, updates = build.input(8), build.input(4000)
     first = build.op("broadcast_in_dim", size_bytes=4000)
@@ -136,7 +136,7 @@ def test_zeros_that_two_scatters_begin_with_are_kept_from_the_first_to_the_last(
     assert zeros not in found.alive_at(found.peak_step)
 
 
-def test_zeros_that_wait_for_something_are_kept_for_no_others():
+def test_zeros_that_wait_for_something_are_shared_with_none():
     build = Builder()
     places, updates = build.input(8), build.input(4000)
     first = build.op("broadcast_in_dim", size_bytes=4000)
@@ -154,7 +154,7 @@ def test_zeros_that_wait_for_something_are_kept_for_no_others():
     assert alive == [3, 1]
 
 
-def test_an_update_runs_as_soon_as_its_gradient_is_there():
+def test_an_update_runs_as_soon_as_its_gradient_is_available():
     build = Builder()
     weights = [build.input(4000) for _ in range(4)]
     hidden = [build.op("dot_general", weights[0], size_bytes=4)]
@@ -176,7 +176,7 @@ def test_reductions_over_the_same_rows_share_one_pass():
     assert second < first / 2
 
 
-def test_a_reduction_becomes_one_kernel_with_the_loop_that_writes_what_it_reads():
+def test_a_reduction_joins_the_loop_that_writes_its_operand():
     def seconds(*, pinned):
         build = Builder()
         x, y = build.input(10**6), build.input(10**6)
@@ -207,7 +207,7 @@ def test_a_gather_reads_as_often_as_it_picks():
     assert got.step_s >= 10**6 / RATES.memory_bandwidth_bytes_per_s
 
 
-def test_of_what_a_gathered_table_is_made_of_each_part_is_read_by_its_share():
+def test_each_source_of_a_gathered_table_is_read_by_its_share():
     build = Builder()
     rows, scale, picks = build.input(1000), build.input(4), build.input(400)
     table = build.op("mul", rows, scale, size_bytes=1000)
@@ -217,7 +217,7 @@ def test_of_what_a_gathered_table_is_made_of_each_part_is_read_by_its_share():
     assert read_bytes <= (got.step_s - RATES.launch_s) * RATES.memory_bandwidth_bytes_per_s <= 1.01 * read_bytes
 
 
-def test_what_devices_exchange_takes_the_time_of_the_links_and_a_copy_gathers_nothing_anew():
+def test_exchanges_take_link_time_and_clones_gather_nothing():
     rates = replace(RATES, link_bandwidth_bytes_per_s=1e8)
 
     def seconds(**exchanged):
