@@ -35,8 +35,7 @@ def partition_with_axes(graph: Graph, value: int, decision: Partition) -> Partit
       decision: Over what; the axis, the dimension or both may be open.
     """
     array = graph.values[value]
-    sharded_over = {axis for axes in array.split for axis in axes}
-    if array.local or decision.axis in sharded_over or graph.is_branched(graph.loop_of[value]):
+    if array.local or _is_sharded_over(array, decision.axis) or graph.is_branched(graph.loop_of[value]):
         return Save()
     if decision.axis is not None and decision.dim is not None:
         return decision
@@ -44,15 +43,24 @@ def partition_with_axes(graph: Graph, value: int, decision: Partition) -> Partit
         return decision  # the rewriter says which axes there are
     if "float" not in array.dtype:
         return Save()
+    return _first_partition(graph, array, decision) or Save()
+
+
+def _first_partition(graph: Graph, array: Value, decision: Partition) -> Partition | None:
+    """The first axis and dimension that divide an array, the largest axes first (rules 2 and 3)."""
     candidates = [axis for axis, _ in graph.mesh] if decision.axis is None else [decision.axis]
     for axis in sorted(candidates, key=lambda axis: -graph.axis_size(axis)):
         ways = graph.axis_size(axis)
-        if ways > 1 and axis not in sharded_over and prod(array.shape) >= ways:
+        if 1 < ways <= prod(array.shape) and not _is_sharded_over(array, axis):
             dims = range(len(array.shape)) if decision.dim is None else (decision.dim,)
             dim = next((dim for dim in dims if _divides(array, dim, ways)), None)
             if dim is not None:
                 return Partition(axis=axis, dim=dim)
-    return Save()
+    return None
+
+
+def _is_sharded_over(array: Value, axis: str | None) -> bool:
+    return any(axis in axes for axes in array.split)
 
 
 def _divides(array: Value, dim: int, ways: int) -> bool:

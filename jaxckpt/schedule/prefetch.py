@@ -13,7 +13,7 @@ Read after `plan`; `transfers` writes the copies. Complexity: linear in decision
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute
@@ -45,28 +45,40 @@ def transfer_times(graph: Graph, plan: GraphPlan) -> TransferTimes:
     moved = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload | Partition)}
     if not moved:
         return TransferTimes(values=frozenset(), store_before={}, load_before={})
-    stores: defaultdict[int, list[int]] = defaultdict(list)
-    loads: defaultdict[int, list[int]] = defaultdict(list)
-    layers = plan.layers or plan.stages
     first_reads = first_reads_by_layer(graph, plan)
-    for value, decision in moved.items():
-        if graph.loop_of[value] is not None:
-            continue
-        distance = 0
-        if isinstance(decision, Offload):
-            distance = decision.load_distance
-            finished = _index(layers, graph, value) + 1 + decision.store_distance
-            if finished < len(layers):
-                stores[layers[finished]].append(value)
-        last = last_consumer_layer(graph, plan, value)
-        times = [first_reads[layer] for layer in range(last, last + distance + 1) if layer in first_reads]
-        if times:
-            loads[min(times)].append(value)
+    outside = [(v, d) for v, d in moved.items() if graph.loop_of[v] is None]
     return TransferTimes(
         values=frozenset(moved),
-        store_before={op: tuple(values) for op, values in stores.items()},
-        load_before={op: tuple(sorted(values, reverse=True)) for op, values in loads.items()},
+        store_before=_by_op((_store_end(graph, plan, v, d), v) for v, d in outside),
+        load_before=_by_op((_load_start(graph, plan, first_reads, v, d), v) for v, d in reversed(outside)),
     )
+
+
+def _by_op(times: Iterable[tuple[int | None, int]]) -> dict[int, tuple[int, ...]]:
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for op, value in times:
+        if op is not None:
+            found[op].append(value)
+    return {op: tuple(values) for op, values in found.items()}
+
+
+def _store_end(graph: Graph, plan: GraphPlan, value: int, decision: Offload | Partition) -> int | None:
+    """The op before which the store of an offloaded value must be finished (rule 1)."""
+    layers = plan.layers or plan.stages
+    if not isinstance(decision, Offload):
+        return None
+    finished = _index(layers, graph, value) + 1 + decision.store_distance
+    return layers[finished] if finished < len(layers) else None
+
+
+def _load_start(
+    graph: Graph, plan: GraphPlan, first_reads: Mapping[int, int], value: int, decision: Offload | Partition
+) -> int | None:
+    """The op before which a load starts (rule 2)."""
+    last = last_consumer_layer(graph, plan, value)
+    distance = decision.load_distance if isinstance(decision, Offload) else 0
+    layers = range(last, last + distance + 1)
+    return min((first_reads[layer] for layer in layers if layer in first_reads), default=None)
 
 
 def first_reads_by_layer(graph: Graph, plan: GraphPlan) -> dict[int, int]:

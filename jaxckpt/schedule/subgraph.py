@@ -114,7 +114,8 @@ def induced_subgraph(graph: Graph, ops: Sequence[int], given: Collection[int]) -
     written = [v for op in taken for v in op.writes]
     inside = frozenset(written)
     outside = list(dict.fromkeys(v for op in taken for v in op.reads if v not in inside))
-    kept, inputs = [v for v in outside if v in given], [v for v in outside if v not in given]
+    kept = [v for v in outside if v in given]
+    inputs = [v for v in outside if v not in given]
     values = (*kept, *inputs, *written)
     return Subgraph(
         step=graph,

@@ -27,18 +27,7 @@ def validate_decisions(graph: Graph, plan: GraphPlan) -> None:
     """
     for value in sorted(v for v, decision in plan.decisions.items() if isinstance(decision, Recompute)):
         _validate_recompute(graph, value)
-    offloaded = sorted(v for v, decision in plan.decisions.items() if isinstance(decision, Offload))
-    reasons = {v: why for v in offloaded if (why := reason_not_offloadable(graph, v)) is not None}
-    if reasons:
-        raise UnsupportedDecisionError(
-            f"schedule: {len(reasons)} of {len(offloaded)} values cannot be offloaded to the host.",
-            got="; ".join(f"Offload of {_described(graph, v)}: {why}" for v, why in reasons.items()),
-            needed="values outside of loops and branches, or of one loop that is not unrolled and whose backward is"
-            " another loop: all iterations store into one stack",
-            advice="save or recompute them; of nested loops offload what the outer body makes for the inner loop (its"
-            " input)",
-            decisions=tuple(plan.decisions[v] for v in reasons),
-        )
+    _validate_offloads(graph, plan)
 
 
 def _validate_recompute(graph: Graph, value: int) -> None:
@@ -55,6 +44,21 @@ def _validate_recompute(graph: Graph, value: int) -> None:
         )
 
 
+def _validate_offloads(graph: Graph, plan: GraphPlan) -> None:
+    offloaded = sorted(v for v, decision in plan.decisions.items() if isinstance(decision, Offload))
+    reasons = {v: why for v in offloaded if (why := reason_not_offloadable(graph, v)) is not None}
+    if reasons:
+        raise UnsupportedDecisionError(
+            f"schedule: {len(reasons)} of {len(offloaded)} values cannot be offloaded to the host.",
+            got="; ".join(f"Offload of {_described(graph, v)}: {why}" for v, why in reasons.items()),
+            needed="values outside of loops and branches, or of one loop that is not unrolled and whose backward is"
+            " another loop: all iterations store into one stack",
+            advice="save or recompute them; of nested loops offload what the outer body makes for the inner loop (its"
+            " input)",
+            decisions=tuple(plan.decisions[v] for v in reasons),
+        )
+
+
 def reason_not_offloadable(graph: Graph, value: int) -> str | None:
     """The reason why a value cannot be offloaded to the host; None where it can."""
     path = graph.path(graph.loop_of[value])
@@ -64,6 +68,11 @@ def reason_not_offloadable(graph: Graph, value: int) -> str | None:
         return "it is made in a branch of a cond, whose other branches would have to store something too"
     if graph.values[value].local:
         return "it is made in the body of a shard_map in a loop"
+    return _reason_not_stackable(graph, path)
+
+
+def _reason_not_stackable(graph: Graph, path: tuple[int, ...]) -> str | None:
+    """The reason why the values of a loop's iterations cannot be stacked on the host, by the loops around them."""
     stacked = [graph.loops[loop] for loop in path if loop not in graph.loops_after_forward]
     stacked = [loop for loop in stacked if loop.length > 1]
     if len(stacked) > 1:
