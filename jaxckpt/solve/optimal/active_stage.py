@@ -1,7 +1,7 @@
-"""Which stage is at work at each step of a replay, forward or backward.
+"""The active stage at each step of a replay, in the forward pass and in the backward.
 
-A stage's backward begins with the first late op that reads something the stage made inside; its boundary is read by
-its neighbours too and says nothing. What is computed again right before that op belongs to it.
+A stage's backward begins with the first op after the forward pass that reads a value from inside the stage. Reads of a
+boundary decide nothing, since neighbouring stages read it too. Clones right before that op belong to the same stage.
 
 Read after `stages`.
 """
@@ -15,24 +15,24 @@ from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import StageStarts, boundaries, stage_index
 
 ActiveStage = tuple[str, int]
-"""A window: "forward" or "backward", and a stage."""
+"""An interval of the schedule: "forward" or "backward", and the index of the active stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageActivity:
-    """Who is at work when.
+    """The active stages of a replay.
 
     Attributes:
-      of_steps: For each step the window that it falls in.
-      order: The stages in the order in which they begin to go backward.
+      of_steps: For each step the interval that contains it.
+      order: The stages in the order in which their backward begins.
     """
 
     of_steps: tuple[ActiveStage, ...]
     order: tuple[int, ...]
 
-    def waiting(self, active_stages: ActiveStage, count: int) -> tuple[int, ...]:
-        """Those of `count` stages whose kept values wait in a window."""
-        part, stage = active_stages
+    def holding_stages(self, active: ActiveStage, count: int) -> tuple[int, ...]:
+        """Those of `count` stages, except the active one, whose saved values are live in an interval."""
+        part, stage = active
         if part == "forward":
             return tuple(range(stage))
         done = set(self.order[: self.order.index(stage) + 1]) if stage in self.order else {stage}
@@ -40,38 +40,38 @@ class StageActivity:
 
 
 def active_stages(problem: Problem, stages: StageStarts, steps: Sequence[ScheduleStep]) -> StageActivity:
-    """Labels the steps of a replay with the stages of a cut."""
+    """The active stage of a cut at each of some steps."""
     graph = problem.graph
-    home = stage_index(graph, stages)
-    quiet = boundaries(problem, stages) | problem.fusion.argument_derived
-    activity: list[ActiveStage] = []
+    forward = stage_index(graph, stages)
+    shared = boundaries(problem, stages) | problem.fusion.argument_derived
+    of_steps: list[ActiveStage] = []
     begun: dict[int, None] = {}
     now: ActiveStage = ("forward", 0)
-    copies = 0
+    clones = 0
     for step in steps:
         if not isinstance(step, Run) or step.is_clone:
-            copies += 1
-            activity.append(now)
+            clones += 1
+            of_steps.append(now)
             continue
         op = graph.ops[step.op]
         if op.phase is Phase.FORWARD:
-            now = ("forward", home[op.id])
+            now = ("forward", forward[op.id])
         else:
-            for stage in _made_inside(problem, home, quiet, op.reads):
+            for stage in _read_stages(problem, forward, shared, op.reads):
                 if stage not in begun:
                     begun[stage] = None
                     now = ("backward", stage)
-                    activity[len(activity) - copies :] = [now] * copies
-        copies = 0
-        activity.append(now)
-    return StageActivity(of_steps=tuple(activity), order=tuple(begun))
+                    of_steps[len(of_steps) - clones :] = [now] * clones
+        clones = 0
+        of_steps.append(now)
+    return StageActivity(of_steps=tuple(of_steps), order=tuple(begun))
 
 
-def _made_inside(
-    problem: Problem, home: Mapping[int, int], quiet: frozenset[int], reads: Sequence[int]
+def _read_stages(
+    problem: Problem, forward: Mapping[int, int], shared: frozenset[int], reads: Sequence[int]
 ) -> Iterator[int]:
-    """The stages that made what an op reads, where it says something."""
+    """The stages of the values that an op reads, except shared values."""
     for value in reads:
-        made = problem.graph.producer[value]
-        if made is not None and made in home and value not in quiet:
-            yield home[made]
+        producer = problem.graph.producer[value]
+        if producer is not None and producer in forward and value not in shared:
+            yield forward[producer]

@@ -1,20 +1,21 @@
-"""One option for each stage, so that no window exceeds the budget and the copies take the least time.
+"""Composition of stages: one option for each stage, the fastest combination within the budget.
 
 An integer programme over x_sk, "stage s takes option k":
 
-    minimise    sum seconds_sk x_sk  +  out + back
+    minimise    sum seconds_sk x_sk  +  store + load
     subject to  sum_k x_sk = 1                                        for each stage
-                sum_k own_wk x_sk + wait_w <= budget                  for each window w of s
-                wait_w = wait_v + sum_k bytes_tk x_tk - ...           for stages t that wait in w but not in v, the
-                                                                      window before, less those that wait in v alone
-                sum_{s>=t, k} copy_sk x_sk - out <= room_t            for each stage t, and the same for back
-                sum_sk host_sk x_sk <= what the host has
+                sum_k own_isk x_sk + held_i <= budget                 for each interval i in which s is active
+                held_i = held_j + sum_k bytes_tk x_tk - ...           for stages t that are held in i but not in j, the
+                                                                      interval before, minus those held in j but not i
+                sum_{s>=t, k} copy_sk x_sk - store <= hiding_t        for each stage t, and the same for load
+                sum_sk host_sk x_sk <= host memory
 
-The last two are there where values may go to the host; see `hosted`. It is exact for the options given and the windows
-measured: layers may differ, and the budget is used to the last byte that the options allow. Without a budget that can
-be met, the same programme with the budget as a variable gives the combination of least memory.
+A stage is held in an interval if its saved values are live there. The last two constraints are present if values may be
+offloaded; see `offload_options`. The solution is optimal for the given options and memory profiles: layers may differ,
+and the budget is used to the last byte that the options allow. If no combination meets a budget, the same programme
+with the budget as a variable gives the combination of least memory.
 
-Read after `windows` and `hosted`.
+Read after `stage_memory` and `offload_options`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,98 +32,101 @@ from jaxckpt.solve.optimal.stage_memory import StageMemory
 from jaxckpt.solve.silenced import quiet
 
 _LARGEST = 1e4
-"""The largest coefficient of a row: bytes are scaled to it, far above the tolerance of the solver (1e-6)."""
+"""Bytes are scaled so that this is the largest coefficient of a row: the solver's absolute tolerance (1e-6) is then far
+below a byte that matters. No benchmark fixed the exact value."""
+
+_LIMITS = {"mip_rel_gap": 5e-3, "node_limit": 500}
+"""Optimality gap and branch-and-bound nodes at which the solver stops: they bound planning time. The gap is below the
+error of the model; no benchmark fixed the exact values."""
 
 
 def compose(
-    options: Sequence[Sequence[Option]], seen: StageMemory, *, budget_bytes: int | None, link: HostLink | None = None
+    options: Sequence[Sequence[Option]], memory: StageMemory, *, budget_bytes: int | None, link: HostLink | None = None
 ) -> tuple[int, ...] | None:
-    """The best combination of options.
+    """The fastest combination of options within a budget.
 
     Args:
-      options: For each stage what it can keep.
-      seen: What replays say of the same stages.
-      budget_bytes: What temporaries may take; None asks for the combination of least memory.
-      link: To the host, where options use it.
+      options: For each stage its options.
+      memory: The memory profile of the same stages and options.
+      budget_bytes: Budget of temporaries; None asks for the combination of least memory.
+      link: The host link, if options use it.
 
     Returns:
-      For each stage the index of its option; None where no combination meets the budget.
+      For each stage the index of its option; None if no combination meets the budget.
     """
     first = np.cumsum([0, *map(len, options)])
     with quiet():
-        result = milp(
-            **_programme(options, seen, budget_bytes, first, link), options={"mip_rel_gap": 5e-3, "node_limit": 500}
-        )
+        result = milp(**_programme(options, memory, budget_bytes, first, link), options=_LIMITS)
     if result.x is None:
         return None
     return tuple(int(np.argmax(result.x[first[s] : first[s + 1]])) for s in range(len(options)))
 
 
 def least_seconds(
-    options: Sequence[Sequence[Option]], seen: StageMemory, *, budget_bytes: int, link: HostLink | None = None
+    options: Sequence[Sequence[Option]], memory: StageMemory, *, budget_bytes: int, link: HostLink | None = None
 ) -> float | None:
-    """Seconds below which no combination gets within a budget, nor any mix of options in parts: the linear relaxation.
+    """A lower bound of the seconds of every combination within a budget: the linear relaxation.
 
     Returns:
-      Seconds of all stages; None where no mix meets the budget.
+      Seconds of all stages; None if the relaxation does not meet the budget.
     """
     first = np.cumsum([0, *map(len, options)])
-    programme = _programme(options, seen, budget_bytes, first, link)
+    programme = _programme(options, memory, budget_bytes, first, link)
     with quiet():
         result = milp(**{**programme, "integrality": np.zeros_like(programme["integrality"])})
     if result.x is None:
         return None
-    return float(result.fun) * 1e-6 + sum(map(min, seen.stage_s))
+    return float(result.fun) * 1e-6 + sum(map(min, memory.stage_s))
 
 
 def _programme(
     options: Sequence[Sequence[Option]],
-    seen: StageMemory,
+    memory: StageMemory,
     budget_bytes: int | None,
     first: NDArray[np.intp],
     link: HostLink | None,
 ) -> dict[str, Any]:
-    """Columns: one for each option, one for what waits in each window, the peak, and what copies delay each way.
+    """Columns: one for each option, the bytes held in each interval, the peak, and the delays of stores and of loads.
 
     Bytes are in units of `unit`, delays in microseconds.
     """
-    count, windows = int(first[-1]), seen.windows
-    columns = count + len(windows) + 3
+    count, intervals = int(first[-1]), memory.intervals
+    columns = count + len(intervals) + 3
     at_peak = columns - 3
-    unit = max(1.0, max(max(map(abs, window.own_bytes)) for window in windows) / _LARGEST)
+    unit = max(1.0, max(max(map(abs, interval.own_bytes)) for interval in intervals) / _LARGEST)
     one_each = lil_array((len(options), columns))
     for stage in range(len(options)):
         one_each[stage, first[stage] : first[stage + 1]] = 1
-    waits = lil_array((len(windows), columns))
-    peak = lil_array((len(windows), columns))
+    held = lil_array((len(intervals), columns))
+    peak = lil_array((len(intervals), columns))
     before: frozenset[int] = frozenset()
-    for row, window in enumerate(windows):
-        now = frozenset(window.waiting)
-        waits[row, count + row] = 1
+    for row, interval in enumerate(intervals):
+        now = frozenset(interval.holding)
+        held[row, count + row] = 1
         if row:
-            waits[row, count + row - 1] = -1
+            held[row, count + row - 1] = -1
         for t in now ^ before:
             sign = -1 if t in now else 1
-            waits[row, first[t] : first[t + 1]] = [sign * option.saved_bytes / unit for option in options[t]]
+            held[row, first[t] : first[t + 1]] = [sign * option.saved_bytes / unit for option in options[t]]
         before = now
         peak[row, count + row] = 1
-        peak[row, first[window.stage] : first[window.stage + 1]] = np.array(window.own_bytes) / unit
+        peak[row, first[interval.stage] : first[interval.stage + 1]] = np.array(interval.own_bytes) / unit
     cost = np.zeros(columns)
-    cost[:count] = [(s - min(stage)) * 1e6 for stage in seen.stage_s for s in stage]
+    cost[:count] = [(s - min(stage)) * 1e6 for stage in memory.stage_s for s in stage]
     cost[at_peak + 1 :] = 1.0
     if budget_bytes is None:
         peak[:, at_peak] = -1
         cost *= 1e-6
         cost[at_peak] = 1.0
     lower = np.zeros(columns)
-    lower[count:at_peak] = -np.inf  # a boundary that waits on the host is counted elsewhere
+    lower[count:at_peak] = -np.inf  # may be negative: options do not count their boundary
     integrality = np.zeros(columns)
     integrality[:count] = 1
     return {
         "c": cost,
         "constraints": [
             LinearConstraint(csr_array(one_each), 1, 1),
-            LinearConstraint(csr_array(waits), 0, 0),
+            LinearConstraint(csr_array(held), 0, 0),
             LinearConstraint(csr_array(peak), ub=0.0 if budget_bytes is None else budget_bytes / unit),
             *([] if link is None else _of_link(link, columns, unit)),
         ],
@@ -132,15 +136,15 @@ def _programme(
 
 
 def _of_link(link: HostLink, columns: int, unit: float) -> Iterator[LinearConstraint]:
-    """What copies delay each way, in the last two columns; and what the host has."""
+    """The delays of stores and loads, in the last two columns, and the limit of host memory."""
     copies_us = [np.array(own) * 1e6 for own in link.copy_s]
     first = np.cumsum([0, *map(len, copies_us)])
-    for column, out in ((columns - 2, True), (columns - 1, False)):
+    for column, store in ((columns - 2, True), (columns - 1, False)):
         queue = lil_array((len(copies_us), columns))
         for t in range(len(copies_us)):
             queue[t, first[t] : first[-1]] = np.concatenate(copies_us[t:])
             queue[t, column] = -1
-        yield LinearConstraint(csr_array(queue), ub=np.array(link.room_s(out=out)) * 1e6)
+        yield LinearConstraint(csr_array(queue), ub=np.array(link.hiding_s(store=store)) * 1e6)
     if link.most_host_bytes is not None:
         host = np.zeros(columns)
         host[: first[-1]] = np.concatenate([np.array(own, dtype=float) for own in link.host_bytes]) / unit

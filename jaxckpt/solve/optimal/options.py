@@ -1,27 +1,26 @@
-"""What one stage can keep: sets of values from nothing to all that the backward needs, each the cheapest of its size.
+"""Options of a stage: sets of values that it may save, from nothing to all residuals, each the cheapest of its size.
 
-For one stage the choice is an integer programme. Each value worth saving has a variable S_v (kept), each op of the
-stage a variable R_o (run again):
+For one stage the choice is an integer programme. Each value worth saving has a variable S_v (saved), each op of the
+stage a variable R_o (recomputed):
 
     minimise    sum_o seconds_o R_o  +  sum_v pin_v S_v
-    subject to  S_v + R_p(v) >= 1          for each v that the backward reads, p(v) being what makes it
+    subject to  S_v + R_p(v) >= 1          for each v that the backward reads, p(v) being its producer
                 S_u + R_p(u) >= R_o        for each u of the stage that o reads
                 sum_v bytes_v S_v <= limit
                 S_v in {0, 1},  0 <= R_o <= 1
 
-Seconds are those of two replays of the stage by itself, one that keeps nothing and one that keeps everything:
-seconds_o is what the copy of o takes when all copies run, pin_v what making v takes more in the forward pass when it
-has to be written for itself (a softmax's maximum costs a pass over its rows). With S fixed, the least R that satisfies
-the rest is 0 or 1 by itself, so only S is integer. Lowering the limit below what the last solution took walks down the
-frontier of bytes against seconds. Values that the stage reads from earlier stages, and its own boundary values, are
-there anyway and cost nothing here.
+Seconds come from two replays of the subproblem, one that saves nothing and one that saves everything: seconds_o is the
+time of o's clone if all clones run, pin_v the time that the producer of v takes more in the forward pass if v must be
+materialised (the maximum of a softmax then costs one more pass over its rows). For a fixed S the least R is integral,
+so only S is declared integer. Lowering the limit below the last solution's bytes walks down the Pareto frontier of
+bytes and seconds. Inputs from earlier stages, and boundary values, are available and cost nothing here.
 
-Values inside kernels that hold rows are no candidates. The last option of a stage is to leave it untouched: the
-compiler keeps what it likes, nothing is pinned.
+Values inside kernels that hold rows are no candidates. The last option of a stage is to leave it untouched: no decision
+at all, so that the compiler keeps what it likes.
 
 Stages of the same structure have the same options: one of them is solved.
 
-Read after `subproblems`. The programme is Checkmate's (Jain et al. 2020) for a single backward visit to the stage;
+Read after `stage_problem`. The programme is Checkmate's (Jain et al. 2020) for a single backward visit to the stage;
 HiGHS, through scipy, solves it.
 """
 
@@ -38,50 +37,51 @@ from jaxckpt.solve.optimal.stage_problem import StagedProblem, StageProblem
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.silenced import quiet
 
-_DENSER_BELOW = 1.7
-"""Limits are the powers of equal steps: where memory is short, a few bytes decide."""
+_LIMIT_EXPONENT = 1.7
+"""Exponent of the byte limits: limits are denser for few bytes, where memory is short. Any value above 1 does that; no
+benchmark fixed the exact value."""
 _BYTES_WEIGHT = 1e-9
-"""Microseconds a byte, to break ties towards keeping less."""
+"""Microseconds a byte, to break ties towards saving less: a GiB counts as much as one microsecond."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A set of values that a stage keeps besides its boundary.
+    """A set of values that a stage saves besides its boundary.
 
     Attributes:
       saved: Value ids.
-      saved_bytes: Bytes that the stage holds on the device until its backward.
-      recompute_s: Seconds that the stage then spends on copies and pins, as the integer programme counts them.
-      untouched: Residuals about which nothing is decided: all of the stage, or none.
-      away: Those of `saved` that wait on the host; see `hosted`.
-      away_bytes: Bytes of these.
-      shards: Those of `saved`, and of the boundary, that wait as shards; see `shards`.
-      gather_s: Seconds in which the boundary is cut and gathered, which no replay of the stage by itself counts.
+      saved_bytes: Bytes that are live on the device until the stage's backward.
+      recompute_s: Seconds of clones and pins, as the integer programme counts them.
+      untouched: Residuals without a decision: all of the stage, or none.
+      offloaded: Those of `saved`, and of the boundary, that are offloaded; see `offload_options`.
+      offloaded_bytes: Bytes of these.
+      sharded: Those of `saved`, and of the boundary, that are sharded; see `shard_options`.
+      gather_s: Seconds of slicing and gathering boundary values, which no replay of the subproblem counts.
     """
 
     saved: frozenset[int]
     saved_bytes: int
     recompute_s: float
     untouched: frozenset[int] = frozenset()
-    away: frozenset[int] = frozenset()
-    away_bytes: int = 0
-    shards: frozenset[int] = frozenset()
+    offloaded: frozenset[int] = frozenset()
+    offloaded_bytes: int = 0
+    sharded: frozenset[int] = frozenset()
     gather_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageShape:
-    """A stage as the integer programme sees it.
+    """Coefficients of a stage's integer programme.
 
     Attributes:
-      ops: Its ops.
-      values: What they write, in order; everything below counts positions in here or in `ops`.
-      candidates: Positions of values that may be kept, with their bytes.
-      pin_s: For each candidate the seconds that keeping it costs.
-      needed: Positions of values that the backward reads and that are not there anyway.
-      reads: For each op the positions of values of this stage that it reads, unless they are there anyway.
+      ops: Ops that may be recomputed.
+      values: The values that these write; all fields below hold positions in here or in `ops`.
+      candidates: Positions of values that may be saved, with their bytes.
+      pin_s: For each candidate the seconds of materialising it.
+      needed: Positions of values that the backward reads and that are not available.
+      reads: For each op the positions of the stage's values that it reads and that are not available.
       producer: For each value the position of its op.
-      again_s: For each op the seconds of running it again.
+      clone_s: For each op the seconds of its clone.
     """
 
     ops: tuple[int, ...]
@@ -91,30 +91,31 @@ class StageShape:
     needed: tuple[int, ...]
     reads: tuple[tuple[int, ...], ...]
     producer: tuple[int, ...]
-    again_s: tuple[float, ...]
+    clone_s: tuple[float, ...]
 
 
 SolvedStages = dict[tuple[object, ...], tuple[StageProblem, tuple["Option", ...]]]
-"""Stages that were solved, with their options, by `StageProblem.key`."""
+"""Solved stages with their options, by `StageProblem.key`."""
 
 
 def stage_options(
-    cut: StagedProblem, *, most: int = 12, known: SolvedStages | None = None
+    staged: StagedProblem, *, most: int = 12, known: SolvedStages | None = None
 ) -> tuple[tuple[Option, ...], ...]:
-    """The options of every stage, from the one that keeps nothing more to the one that keeps most.
+    """The options of every stage, from saving the boundary only to saving most.
 
     Args:
-      cut: Where the forward pass is cut.
-      most: How many options a stage may have.
-      known: Stages of the same step that were solved before; those solved now are added.
+      staged: The step, split into stages.
+      most: Upper bound of the number of options of a stage. 12 bounds the integer programmes of one stage, and the
+        columns of `compose`; no benchmark fixed the exact number.
+      known: Solved stages of the same step; new ones are added.
 
     Returns:
-      For each stage at least one option, by rising bytes and falling seconds, and last, where there is anything to
-      decide, the stage untouched.
+      For each stage at least one option, by rising bytes and falling seconds; last, if the stage has residuals to
+      decide about, the untouched stage.
     """
     known = {} if known is None else known
     options = []
-    for stage in cut.subproblems:
+    for stage in staged.subproblems:
         if stage.key not in known:
             known[stage.key] = stage, _solved(stage, most)
         like, own = known[stage.key]
@@ -128,32 +129,32 @@ def _solved(stage: StageProblem, most: int) -> tuple[Option, ...]:
 
 
 def _moved(option: Option, like: StageProblem, stage: StageProblem) -> Option:
-    """The option of a stage as one of another stage of the same structure."""
+    """The option of a stage, with the values of another stage of the same structure."""
     position, values = like.induced_subgraph.position, stage.induced_subgraph.values
     saved, untouched = (frozenset(values[position[v]] for v in some) for some in (option.saved, option.untouched))
     return replace(option, saved=saved, untouched=untouched)
 
 
 def _untouched(stage: StageProblem, shape: StageShape) -> Iterator[Option]:
-    """The stage as its author wrote it, where there is something to decide."""
+    """The option without decisions, if the stage has residuals to decide about."""
     problem = stage.problem
     residuals = frozenset(shape.values[i] for i in shape.needed) - problem.required.keys()
     if residuals:
         candidates = frozenset(shape.values[i] for i, _ in shape.candidates)
         stacked = candidates & values_in_loops(problem.graph) & problem.needed & problem.fusion.materialised
-        waiting_bytes = sum(map(problem.graph.residual_bytes, stage.waiting(residuals) | stacked))
-        yield Option(saved=frozenset(), saved_bytes=waiting_bytes, recompute_s=0.0, untouched=residuals)
+        saved_bytes = sum(map(problem.graph.residual_bytes, stage.compiler_residuals(residuals) | stacked))
+        yield Option(saved=frozenset(), saved_bytes=saved_bytes, recompute_s=0.0, untouched=residuals)
 
 
 def stage_shape(stage: StageProblem) -> StageShape:
-    """A stage reduced to what decides its options."""
+    """The integer programme's coefficients for a stage."""
     problem = stage.problem
-    graph, seconds = problem.graph, _in_context(stage)
+    graph, seconds = problem.graph, _seconds(stage)
     effects = (v for op in stage.ops if graph.ops[op].effects for v in graph.ops[op].writes)
-    there = stage.saved.union(graph.results, effects)
-    ops = _wanted(problem, stage.ops, there)
+    available = stage.saved.union(graph.results, effects)
+    ops = _recomputable(problem, stage.ops, available)
     values = tuple(v for op in ops for v in graph.ops[op].writes)
-    inside = {v: i for i, v in enumerate(values) if v not in there}
+    inside = {v: i for i, v in enumerate(values) if v not in available}
     worth_saving = problem.worth_saving - problem.fusion.rules.rows.values
     candidates = {v: i for v, i in inside.items() if v in worth_saving}
     return StageShape(
@@ -164,35 +165,35 @@ def stage_shape(stage: StageProblem) -> StageShape:
         needed=tuple(i for v, i in inside.items() if v in problem.read_after_forward),
         reads=tuple(tuple(sorted({inside[v] for v in graph.ops[op].reads if v in inside})) for op in ops),
         producer=tuple(k for k, op in enumerate(ops) for _ in graph.ops[op].writes),
-        again_s=tuple(seconds.again.get(op, 0.0) for op in ops),
+        clone_s=tuple(seconds.clones.get(op, 0.0) for op in ops),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seconds:
-    """By op: of its copy, and what its results take more in the forward pass where they are kept."""
+    """By op: seconds of its clone, and the additional seconds of materialising its results in the forward pass."""
 
-    again: Mapping[int, float]
+    clones: Mapping[int, float]
     pins: Mapping[int, float]
 
 
-def _in_context(stage: StageProblem) -> _Seconds:
-    """The seconds of copies where nothing is kept, and of pins where everything is."""
+def _seconds(stage: StageProblem) -> _Seconds:
+    """Seconds of clones in a replay that saves nothing, and of pins in one that saves everything."""
     problem = stage.problem
-    nothing = _by_op(stage, frozenset())
+    baseline = _by_op(stage, frozenset())
     everything = _by_op(stage, problem.needed & problem.worth_saving)
-    again = {op: round(seconds, 12) for (op, again), seconds in nothing.items() if again}
+    clones = {op: round(seconds, 12) for (op, is_clone), seconds in baseline.items() if is_clone}
     pins = {
-        op: round(max(0.0, seconds - nothing[op, False]), 12)
-        for (op, again), seconds in everything.items()
-        if not again
+        op: round(max(0.0, seconds - baseline[op, False]), 12)
+        for (op, is_clone), seconds in everything.items()
+        if not is_clone
     }
-    return _Seconds(again=again, pins=pins)
+    return _Seconds(clones=clones, pins=pins)
 
 
-def _by_op(stage: StageProblem, kept: frozenset[int]) -> dict[tuple[int, bool], float]:
-    """Seconds of each of the stage's forward ops, and of its copy, if it keeps `kept`."""
-    replayed, first = stage.replay(kept), stage.induced_subgraph.first
+def _by_op(stage: StageProblem, saved: frozenset[int]) -> dict[tuple[int, bool], float]:
+    """Seconds of each of the stage's forward ops, and of its clone (True), if the stage saves `saved`."""
+    replayed, first = stage.replay(saved), stage.induced_subgraph.first
     found = {}
     for step, seconds in zip(replayed.steps, replayed.seconds, strict=True):
         if isinstance(step, Run) and step.op >= first:
@@ -201,64 +202,63 @@ def _by_op(stage: StageProblem, kept: frozenset[int]) -> dict[tuple[int, bool], 
     return {key: seconds for key, seconds in found.items() if key[0] in own}
 
 
-def _wanted(problem: Problem, ops: tuple[int, ...], there: frozenset[int]) -> tuple[int, ...]:
-    """Those ops of a stage whose results can be wanted again."""
+def _recomputable(problem: Problem, ops: tuple[int, ...], available: frozenset[int]) -> tuple[int, ...]:
+    """The ops of a stage from which residuals that are not available are computed."""
     graph = problem.graph
-    wanted = {v for op in ops for v in graph.ops[op].writes if v in problem.read_after_forward and v not in there}
-    kept = []
+    needed = {v for op in ops for v in graph.ops[op].writes if v in problem.read_after_forward and v not in available}
+    found = []
     for op in reversed(ops):
-        if any(v in wanted for v in graph.ops[op].writes):
-            kept.append(op)
-            wanted.update(v for v in graph.ops[op].reads if v not in there)
-    return tuple(reversed(kept))
+        if any(v in needed for v in graph.ops[op].writes):
+            found.append(op)
+            needed.update(v for v in graph.ops[op].reads if v not in available)
+    return tuple(reversed(found))
 
 
 def _option(problem: Problem, shape: StageShape, kept: tuple[int, ...]) -> Option:
     saved = frozenset(shape.values[i] for i in kept)
-    again = _again(shape, frozenset(kept))
+    recomputed = _recomputed_ops(shape, frozenset(kept))
     pin_s = sum(s for (i, _), s in zip(shape.candidates, shape.pin_s, strict=True) if i in kept)
     return Option(
         saved=saved,
         saved_bytes=sum(map(problem.graph.residual_bytes, saved)),
-        recompute_s=sum(shape.again_s[k] for k in again) + pin_s,
+        recompute_s=sum(shape.clone_s[k] for k in recomputed) + pin_s,
     )
 
 
-def _again(shape: StageShape, kept: frozenset[int]) -> frozenset[int]:
-    """The ops that run again when `kept` is there."""
-    again: set[int] = set()
+def _recomputed_ops(shape: StageShape, kept: frozenset[int]) -> frozenset[int]:
+    """The ops that are recomputed if the values at `kept` are saved."""
+    recomputed: set[int] = set()
     pending = [i for i in shape.needed if i not in kept]
     while pending:
         op = shape.producer[pending.pop()]
-        if op not in again:
-            again.add(op)
+        if op not in recomputed:
+            recomputed.add(op)
             pending.extend(i for i in shape.reads[op] if i not in kept)
-    return frozenset(again)
+    return frozenset(recomputed)
 
 
 def _frontier(shape: StageShape, most: int) -> tuple[tuple[int, ...], ...]:
-    """Kept positions, by rising bytes: the cheapest in seconds, and the cheapest within less and less, down to none."""
+    """Positions of saved values, by rising bytes: from none to the fastest choice without a limit."""
     if not shape.candidates or not shape.needed:
         return ((),)
-    programme = _Programme(shape)
+    programme = _SaveProgramme(shape)
     size_bytes = dict(shape.candidates)
     kept = programme.solve(limit_bytes=sum(size_bytes.values()))
     found = [kept]
-    whole_bytes = sum(size_bytes[i] for i in kept)
-    for left in reversed(range(1, most - 1)):
+    full_bytes = sum(size_bytes[i] for i in kept)
+    for step in reversed(range(1, most - 1)):
         if not kept:
             break
-        share_bytes = int(whole_bytes * (left / (most - 1)) ** _DENSER_BELOW)
-        taken_bytes = sum(size_bytes[i] for i in kept)
-        if share_bytes < taken_bytes:
-            kept = programme.solve(limit_bytes=share_bytes)
+        limit_bytes = int(full_bytes * (step / (most - 1)) ** _LIMIT_EXPONENT)
+        if limit_bytes < sum(size_bytes[i] for i in kept):
+            kept = programme.solve(limit_bytes=limit_bytes)
             found.append(kept)
     if kept:
         found.append(())
     return tuple(reversed(found))
 
 
-class _Programme:
+class _SaveProgramme:
     """The integer programme of the module's docstring, built once and solved for several limits."""
 
     def __init__(self, shape: StageShape):
@@ -291,13 +291,13 @@ class _Programme:
                 at_least(value, op)
         matrix = csr_array((entries, (rows, columns)), shape=(len(lower), kept + ops))
         self.closure = LinearConstraint(matrix, lb=np.array(lower))
-        seconds = np.array(shape.again_s)
+        seconds = np.array(shape.clone_s)
         self.cost = np.concatenate([self.size_bytes * _BYTES_WEIGHT + np.array(shape.pin_s) * 1e6, seconds * 1e6])
         self.integrality = np.concatenate([np.ones(kept), np.zeros(ops)])
         self.bytes_row = csr_array(np.concatenate([self.size_bytes / 2**20, np.zeros(ops)])[None, :])
 
     def solve(self, *, limit_bytes: int) -> tuple[int, ...]:
-        """The positions kept by the cheapest solution within the limit."""
+        """Positions of the values that the cheapest solution within a limit saves."""
         limit = LinearConstraint(self.bytes_row, ub=limit_bytes / 2**20 + 1e-9)
         with quiet():
             result = milp(

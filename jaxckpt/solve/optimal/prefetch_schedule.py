@@ -58,8 +58,8 @@ def with_prefetch_distances(
     """
     decisions = decisions_with_axes(problem.graph, decisions)
     plan = GraphPlan(fingerprint=problem.graph.fingerprint, decisions=decisions, stages=stages)
-    plan = _turned(problem, plan, limit_bytes or 0)
-    moved = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and not _is_of_turn(problem.graph, v)}
+    plan = _with_loop_prefetches(problem, plan, limit_bytes or 0)
+    moved = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and not _is_in_loop(problem.graph, v)}
     if not moved:
         return plan
     plan = replace(plan, layers=(*blocks, *_end(problem.graph, moved, blocks[-1])))
@@ -70,24 +70,24 @@ def with_prefetch_distances(
     return replace(plan, decisions={**plan.decisions, **chosen})
 
 
-def _is_of_turn(graph: Graph, value: int) -> bool:
+def _is_in_loop(graph: Graph, value: int) -> bool:
     made = graph.producer[value]
     return made is not None and graph.ops[made].loop is not None
 
 
-def _turned(problem: Problem, plan: GraphPlan, limit_bytes: int) -> GraphPlan:
+def _with_loop_prefetches(problem: Problem, plan: GraphPlan, limit_bytes: int) -> GraphPlan:
     """The plan with all said of values that loops' turns make: whether they are moved a turn ahead."""
     graph = problem.graph
-    turned = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and _is_of_turn(graph, v)}
-    if not turned:
+    in_loops = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and _is_in_loop(graph, v)}
+    if not in_loops:
         return plan
     asked = problem.offloading.prefetch
-    open_ = [v for v, d in turned.items() if d.prefetch is None and asked is None]
-    said = {v: replace(d, prefetch=asked or 0, leave=0) if d.prefetch is None else d for v, d in turned.items()}
+    open_ = [v for v, d in in_loops.items() if d.prefetch is None and asked is None]
+    said = {v: replace(d, prefetch=asked or 0, leave=0) if d.prefetch is None else d for v, d in in_loops.items()}
     plan = replace(plan, decisions={**plan.decisions, **said})
     best = problem.replay(plan) if open_ else None
     for value in open_:
-        ahead = replace(turned[value], prefetch=1, leave=0)
+        ahead = replace(in_loops[value], prefetch=1, leave=0)
         if best is None or not is_pipelined(graph, value, ahead):
             continue
         other = replace(plan, decisions={**plan.decisions, value: ahead})

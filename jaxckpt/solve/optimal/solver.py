@@ -248,15 +248,15 @@ class OptimalSolver:
         taken = [stage[k] for stage, k in zip(options, chosen, strict=True)]
         saved = boundaries(self.problem, stages).union(*(option.saved for option in taken))
         untouched = frozenset[int]().union(*(option.untouched for option in taken))
-        away = frozenset[int]().union(*(option.away for option in taken))
-        cuts = {v: partition_of(self.problem, v) or Save() for option in taken for v in option.shards}
-        decisions = decisions_saving(self.problem, saved, untouched) | cuts | dict.fromkeys(away, Offload())
-        if not away:
+        offloaded = frozenset[int]().union(*(option.offloaded for option in taken))
+        cuts = {v: partition_of(self.problem, v) or Save() for option in taken for v in option.sharded}
+        decisions = decisions_saving(self.problem, saved, untouched) | cuts | dict.fromkeys(offloaded, Offload())
+        if not offloaded:
             return self.problem.plan(decisions, stages, "optimal")
-        there = with_prefetch_distances(
+        available = with_prefetch_distances(
             self.problem, decisions, stages, self._layers, queued=True, limit_bytes=budget_bytes
         )
-        return self.problem.plan(there.decisions, stages, "optimal", layers=there.layers)
+        return self.problem.plan(available.decisions, stages, "optimal", layers=available.layers)
 
     @cached_property
     def _layers(self) -> StageStarts:

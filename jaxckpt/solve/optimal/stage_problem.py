@@ -1,13 +1,15 @@
-"""A stage by itself: its forward ops and its part of the backward, as a small step that is quick to replay.
+"""Stage subproblems: the forward ops of one stage and their part of the backward, as a small graph of its own.
 
-What a stage keeps changes bytes and seconds while the stage is at work and nowhere else, but for the bytes that wait.
-So a stage is taken out of the step, and its options are tried there; stages of one structure are tried once. What
-crosses from other stages is given; where a chain of elementwise work comes from an earlier stage, its ops come along.
+An option of a stage changes bytes and seconds while the stage is active, and nowhere else, except for the bytes that
+stay live until the stage's backward. So options are tried on a subproblem, which is quick to replay; stages of equal
+structure share one. Values from other stages are inputs of the subproblem; if an earlier stage produces such a value
+by a chain of elementwise ops, these ops are part of the subproblem.
 
-Read after `activity`. Complexity: linear in the ops of the stages.
+Read after `active_stage`. Complexity: linear in the ops of the stages.
 """
 
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -22,45 +24,44 @@ from jaxckpt.solve.stages import StageStarts, boundaries, members, stage_index
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StageProblem:
-    """A stage by itself.
+    """The subproblem of one stage.
 
     Attributes:
-      problem: The whole step.
-      excerpt: The stage's ops: those of chains from earlier stages, its own, and its part of the backward.
-      ops: Its own ops of the forward pass.
-      saved: Its boundary: what is kept whatever the stage's option.
-      chained: How many ops of the excerpt come from earlier stages.
-      replayed: What was asked before, by what is kept, untouched, away and cut.
+      problem: The full step.
+      induced_subgraph: Of ops of earlier stages, the stage's own ops, and its part of the backward, in this order.
+      ops: The stage's own forward ops.
+      saved: The values that cross stages of the cut: saved under every option.
+      num_earlier: The number of ops of earlier stages in the subgraph.
+      replayed: Replays so far, by the arguments of `replay` as positions.
     """
 
     problem: Problem
     induced_subgraph: Subgraph
     ops: tuple[int, ...]
     saved: frozenset[int]
-    chained: int
+    num_earlier: int
     replayed: dict[tuple[frozenset[int], ...], Replay] = field(default_factory=dict)
 
     @cached_property
     def key(self) -> tuple[object, ...]:
-        """Equal for stages of one step that have the same options, place by place."""
-        problem = self.problem
+        """Equal for stages of one step that have the same options, position by position."""
+        problem, values = self.problem, self.induced_subgraph.values
         sets = (
             self.saved,
             problem.worth_saving,
             problem.read_after_forward,
             problem.needed,
             problem.fusion.materialised,
+            problem.graph.results,
+            problem.fusion.rules.rows.values,
         )
-        results, rows = problem.graph.results, problem.fusion.rules.rows.values
-        marks = tuple(tuple(v in some for some in (*sets, results, rows)) for v in self.induced_subgraph.values)
-        required_decisions = tuple(
-            (i, problem.required[v]) for i, v in enumerate(self.induced_subgraph.values) if v in problem.required
-        )
-        return self.induced_subgraph.structure, len(self.ops), self.chained, marks, required_decisions
+        memberships = tuple(tuple(v in each for each in sets) for v in values)
+        required = tuple((i, problem.required[v]) for i, v in enumerate(values) if v in problem.required)
+        return self.induced_subgraph.structure, len(self.ops), self.num_earlier, memberships, required
 
     @cached_property
-    def own(self) -> Problem:
-        """The excerpt as a step to plan."""
+    def subproblem(self) -> Problem:
+        """The subgraph as a problem."""
         position, required = self.induced_subgraph.position, self.problem.required
         return Problem(
             graph=self.induced_subgraph.graph,
@@ -69,134 +70,150 @@ class StageProblem:
             required={position[v]: decision for v, decision in required.items() if v in position},
         )
 
-    def turning(self, away: Collection[int]) -> frozenset[int]:
-        """Positions of those of some values that wait on the host while the stage is at work: what turns make."""
-        if not away:
+    def offloaded_in_loops(self, offloaded: Collection[int]) -> frozenset[int]:
+        """Positions of the values that are on the host even while the stage is active: those of loop bodies."""
+        if not offloaded:
             return frozenset()
-        graph, position = self.induced_subgraph.graph, self.induced_subgraph.position
-        inside = frozenset(position[v] for v in away if v in position) & values_in_loops(graph)
-        return frozenset(
-            v for v in inside if v >= self.induced_subgraph.given and reason_not_offloadable(graph, v) is None
-        )
+        graph = self.induced_subgraph.graph
+        inside = self._produced_here(self._positions(offloaded)) & values_in_loops(graph)
+        return frozenset(v for v in inside if reason_not_offloadable(graph, v) is None)
 
-    def cut(self, kept: Collection[int], shards: Collection[int]) -> frozenset[int]:
-        """Positions of those of some values that wait as shards while the stage is at work.
+    def sharded_here(self, saved: Collection[int], sharded: Collection[int]) -> frozenset[int]:
+        """Positions of the values that are sharded even while the stage is active.
 
-        That is what the stage keeps for itself, and all that turns make: what else crosses into the next stage is whole
-        until that one has read it.
+        These are the stage's own saved values and all values of loop bodies. Other values that cross into the next
+        stage stay replicated until that stage has read them.
         """
-        if not shards:
+        if not sharded:
             return frozenset()
-        graph, position = self.induced_subgraph.graph, self.induced_subgraph.position
-        own = frozenset(position[v] for v in frozenset(shards).intersection(kept) - self.saved if v in position)
-        turned = frozenset(position[v] for v in shards if v in position) & values_in_loops(graph)
-        return frozenset(v for v in own | turned if v >= self.induced_subgraph.given)
+        own = self._positions(frozenset(sharded).intersection(saved) - self.saved)
+        in_loops = self._positions(sharded) & values_in_loops(self.induced_subgraph.graph)
+        return self._produced_here(own | in_loops)
 
-    def waiting(self, untouched: Collection[int]) -> frozenset[int]:
-        """What the stage leaves for its backward besides its boundary, if nothing is decided about some residuals.
+    def compiler_residuals(self, untouched: Collection[int]) -> frozenset[int]:
+        """Values besides the boundary that stay live until the stage's backward if some residuals have no decision.
 
-        Loops' turns leave stacks, which are no buffers of a replay: these are not in it.
+        Residual stacks of loops are not among them: they are no buffers of a replay.
         """
         ops, replayed = self.induced_subgraph.graph.ops, self.replay((), untouched)
-        late = (isinstance(step, Run) and ops[step.op].phase is not Phase.FORWARD for step in replayed.steps)
-        first = next((i for i, is_late in enumerate(late) if is_late), len(replayed.steps))
-        made = (v for op in self.ops for v in self.problem.graph.ops[op].writes)
-        alive = {v for v in replayed.alive_at(first) if replayed.births[v] < first}
-        return (
-            frozenset(v for v in made if self.induced_subgraph.position[v] in alive) & self.problem.needed - self.saved
+        after_forward = (
+            i for i, s in enumerate(replayed.steps) if isinstance(s, Run) and ops[s.op].phase is not Phase.FORWARD
         )
+        first = next(after_forward, len(replayed.steps))
+        live = {v for v in replayed.alive_at(first) if replayed.births[v] < first}
+        written = (v for op in self.ops for v in self.problem.graph.ops[op].writes)
+        found = frozenset(v for v in written if self.induced_subgraph.position[v] in live)
+        return found & self.problem.needed - self.saved
 
     def replay(
         self,
-        kept: Collection[int],
+        saved: Collection[int],
         untouched: Collection[int] = (),
-        away: Collection[int] = (),
-        shards: Collection[int] = (),
+        offloaded: Collection[int] = (),
+        sharded: Collection[int] = (),
     ) -> Replay:
-        """What the stage takes if it keeps some values besides its boundary; ids are those of the whole step.
+        """Memory and time of the stage if it saves some values besides its boundary.
 
-        Of those that are away, what loops' turns make is on the host, the rest still on the device. Of those that wait
-        as shards, what crosses into the next stage is still whole.
+        Args:
+          saved: Values, by their ids in the full step, as all others.
+          untouched: Residuals without a decision.
+          offloaded: Values on the host while other stages are active; see `offloaded_in_loops`.
+          sharded: Values sharded while other stages are active; see `sharded_here`.
         """
-        position = self.induced_subgraph.position
-        saved = frozenset(position[v] for v in (*kept, *self.saved) if v in position)
-        free = frozenset(position[v] for v in untouched if v in position)
-        turning, cut = self.turning(away), self.cut(kept, shards)
-        asked = saved, free, turning, cut
-        if asked not in self.replayed:
-            decisions = decisions_saving(self.own, saved, free)
+        graph = self.induced_subgraph.graph
+        in_loops, cut = self.offloaded_in_loops(offloaded), self.sharded_here(saved, sharded)
+        key = self._positions((*saved, *self.saved)), self._positions(untouched), in_loops, cut
+        if key not in self.replayed:
+            decisions = decisions_saving(self.subproblem, *key[:2])
             decisions.update((v, decisions.get(v, Save())) for v in range(self.induced_subgraph.given))
-            decisions.update(dict.fromkeys(turning, Offload(prefetch=0)))
-            decisions.update((v, partition_with_axes(self.induced_subgraph.graph, v, Partition())) for v in cut)
-            stages = (0, self.induced_subgraph.first + self.chained)
-            self.replayed[asked] = self.own.replay(GraphPlan(fingerprint="", decisions=decisions, stages=stages))
-        return self.replayed[asked]
+            decisions.update(dict.fromkeys(in_loops, Offload(prefetch=0)))
+            decisions.update((v, partition_with_axes(graph, v, Partition())) for v in cut)
+            stages = (0, self.induced_subgraph.first + self.num_earlier)
+            self.replayed[key] = self.subproblem.replay(GraphPlan(fingerprint="", decisions=decisions, stages=stages))
+        return self.replayed[key]
+
+    def _positions(self, values: Collection[int]) -> frozenset[int]:
+        position = self.induced_subgraph.position
+        return frozenset(position[v] for v in values if v in position)
+
+    def _produced_here(self, positions: frozenset[int]) -> frozenset[int]:
+        return frozenset(v for v in positions if v >= self.induced_subgraph.given)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StagedProblem:
-    """A cut of the forward pass, taken apart.
+    """A problem split into the subproblems of its stages.
 
     Attributes:
       problem: The step.
       stages: The cut.
-      nothing: The replay of the step where stages keep their boundaries alone.
-      labels: Which stage is at work at each step of it.
-      alone: The stages, each by itself.
+      baseline: The replay of the step in which every stage saves its boundary only.
+      activity: The active stage at each step of the baseline.
+      subproblems: One for each stage.
     """
 
     problem: Problem
     stages: StageStarts
-    nothing: Replay
+    baseline: Replay
     activity: StageActivity
     subproblems: tuple[StageProblem, ...]
 
 
-def split_into_stages(problem: Problem, stages: StageStarts, nothing: Replay | None = None) -> StagedProblem:
-    """Takes the stages of a cut out of their step.
+def split_into_stages(problem: Problem, stages: StageStarts, baseline: Replay | None = None) -> StagedProblem:
+    """Splits a problem into the subproblems of a cut's stages.
 
     Args:
       problem: The step.
       stages: The cut.
-      nothing: The replay of the step where stages keep their boundaries alone, if it is known.
+      baseline: The replay of the step in which every stage saves its boundary only, if it is known.
     """
-    graph, fixed = problem.graph, boundaries(problem, stages)
-    if nothing is None:
-        nothing = problem.replay(GraphPlan(fingerprint="", decisions=decisions_saving(problem, fixed), stages=stages))
-    activity = active_stages(problem, stages, nothing.steps)
-    home = stage_index(graph, stages)
-    late: list[set[int]] = [set() for _ in stages]
-    for step, (_, stage) in zip(nothing.steps, activity.of_steps, strict=True):
-        if isinstance(step, Run) and graph.ops[step.op].phase is Phase.BACKWARD:
-            late[stage].add(step.op)
-    for value in problem.read_after_forward - fixed:
-        made = graph.producer[value]
-        if made is not None and made in home:
-            late[home[made]].update(r for r in graph.readers[value] if graph.ops[r].phase is not Phase.FORWARD)
-    effects = frozenset(v for op in home if graph.ops[op].effects for v in graph.ops[op].writes)
-    there = fixed | effects | frozenset(v for v in graph.results if graph.producer[v] in home)
+    graph, saved = problem.graph, boundaries(problem, stages)
+    if baseline is None:
+        baseline = problem.replay(GraphPlan(fingerprint="", decisions=decisions_saving(problem, saved), stages=stages))
+    activity = active_stages(problem, stages, baseline.steps)
+    forward = stage_index(graph, stages)
+    effects = frozenset(v for op in forward if graph.ops[op].effects for v in graph.ops[op].writes)
+    available = saved | effects | frozenset(v for v in graph.results if graph.producer[v] in forward)
     subproblems = []
-    for ops, later in zip(members(graph, stages), late, strict=True):
-        chained = _chained(problem, ops, there)
-        taken = induced_subgraph(graph, sorted({*chained, *ops, *later}), there)
+    after_forward = _ops_after_forward(problem, saved, forward, baseline, activity)
+    for stage, ops in enumerate(members(graph, stages)):
+        earlier = _earlier_ops(problem, ops, available)
+        subgraph = induced_subgraph(graph, sorted({*earlier, *ops, *after_forward.get(stage, ())}), available)
         subproblems.append(
-            StageProblem(problem=problem, induced_subgraph=taken, ops=ops, saved=fixed, chained=len(chained))
+            StageProblem(problem=problem, induced_subgraph=subgraph, ops=ops, saved=saved, num_earlier=len(earlier))
         )
     return StagedProblem(
-        problem=problem, stages=stages, nothing=nothing, activity=activity, subproblems=tuple(subproblems)
+        problem=problem, stages=stages, baseline=baseline, activity=activity, subproblems=tuple(subproblems)
     )
 
 
-def _chained(problem: Problem, ops: Sequence[int], there: frozenset[int]) -> set[int]:
-    """Ops of earlier stages that make what these read, from what is there."""
-    graph, derived = problem.graph, problem.fusion.argument_derived
-    own, chained = frozenset(ops), set[int]()
+def _ops_after_forward(
+    problem: Problem, saved: frozenset[int], forward: Mapping[int, int], baseline: Replay, activity: StageActivity
+) -> Mapping[int, set[int]]:
+    """For each stage the backward ops while it is active, and all readers of its residuals after the forward pass."""
+    graph = problem.graph
+    found: defaultdict[int, set[int]] = defaultdict(set)
+    for step, (_, stage) in zip(baseline.steps, activity.of_steps, strict=True):
+        if isinstance(step, Run) and graph.ops[step.op].phase is Phase.BACKWARD:
+            found[stage].add(step.op)
+    for value in problem.read_after_forward - saved:
+        producer = graph.producer[value]
+        if producer is not None and producer in forward:
+            readers = (r for r in graph.readers[value] if graph.ops[r].phase is not Phase.FORWARD)
+            found[forward[producer]].update(readers)
+    return found
+
+
+def _earlier_ops(problem: Problem, ops: Sequence[int], available: frozenset[int]) -> set[int]:
+    """Ops of earlier stages that compute the inputs of some ops from available values."""
+    graph, free = problem.graph, available | problem.fusion.argument_derived
+    own, earlier = frozenset(ops), set[int]()
     pending = [v for op in ops for v in graph.ops[op].reads]
     while pending:
         value = pending.pop()
-        made = graph.producer[value]
-        if made is None or made in own or made in chained or value in there or value in derived:
+        producer = graph.producer[value]
+        if producer is None or producer in own or producer in earlier or value in free:
             continue
-        chained.add(made)
-        pending.extend(graph.ops[made].reads)
-    return chained
+        earlier.add(producer)
+        pending.extend(graph.ops[producer].reads)
+    return earlier

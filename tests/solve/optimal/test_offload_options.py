@@ -39,7 +39,7 @@ def solved(asked, kept=5):
     return OptimalSolver(asked).solve(kept * BYTES)
 
 
-def away(plan):
+def offloaded(plan):
     return [v for v, decision in plan.decisions.items() if isinstance(decision, Offload)]
 
 
@@ -85,14 +85,14 @@ def test_what_copies_delay_is_what_two_streams_show(made):
 
 def test_the_optimum_offloads_what_the_link_carries_in_time_and_is_faster_for_it():
     on_device, hosted = solved(problem(may_offload=False)), solved(problem())
-    assert not away(on_device)
-    assert away(hosted)
+    assert not offloaded(on_device)
+    assert offloaded(hosted)
     assert hosted.predicted.temp_bytes <= 5 * BYTES
     assert hosted.predicted.step_s < on_device.predicted.step_s
 
 
 def test_nothing_goes_over_a_link_that_is_too_slow():
-    assert not away(solved(problem(copy_s=10.0)))
+    assert not offloaded(solved(problem(copy_s=10.0)))
 
 
 @pytest.mark.parametrize("layers", [0.1, 1.0, 2.0, 10.0])
@@ -109,8 +109,8 @@ def test_the_host_is_not_filled_beyond_its_bytes():
 
 
 def test_small_values_and_those_of_the_last_layers_stay():
-    assert not away(solved(problem(copy_s=1e-6, min_bytes=BYTES + 1)))
-    made = away(solved(problem(copy_s=1e-6, last_layers_kept=6), 8))
+    assert not offloaded(solved(problem(copy_s=1e-6, min_bytes=BYTES + 1)))
+    made = offloaded(solved(problem(copy_s=1e-6, last_layers_kept=6), 8))
     assert made
     assert max(made) <= LAYERS - 6
 
@@ -119,9 +119,9 @@ def test_an_option_has_companions_that_keep_the_same_with_less_on_the_device():
     asked = problem()
     option = Option(saved=frozenset({1, 2, 3}), saved_bytes=3 * BYTES, recompute_s=1.0)
     found = list(offload_variants(asked, option, frozenset({4})))
-    assert [len(each.away) for each in found] == [1, 3, 1, 2, 4]
+    assert [len(each.offloaded) for each in found] == [1, 3, 1, 2, 4]
     assert {each.saved for each in found} == {option.saved}
-    assert all(each.saved_bytes + each.away_bytes == option.saved_bytes for each in found)
+    assert all(each.saved_bytes + each.offloaded_bytes == option.saved_bytes for each in found)
 
 
 ### Loops
@@ -152,7 +152,7 @@ def looped(*, bandwidth=400e9, may_offload=True, may_offload_loop_values=True, *
 
 
 def in_loops(asked, plan):
-    return [v for v in away(plan) if asked.graph.ops[asked.graph.producer[v]].loop is not None]
+    return [v for v in offloaded(plan) if asked.graph.ops[asked.graph.producer[v]].loop is not None]
 
 
 BUDGET = 2864 * 2**20
@@ -162,7 +162,7 @@ BUDGET = 2864 * 2**20
 def test_what_turns_make_goes_to_the_host_where_the_link_is_fast_enough_and_is_faster_for_it():
     asked = looped()
     on_device, hosted = (OptimalSolver(replace(asked, may_offload=may)).solve(BUDGET) for may in (False, True))
-    assert not away(on_device)
+    assert not offloaded(on_device)
     assert in_loops(asked, hosted)
     assert hosted.predicted.temp_bytes <= BUDGET
     assert hosted.predicted.step_s < 0.95 * on_device.predicted.step_s

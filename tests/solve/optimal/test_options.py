@@ -9,7 +9,7 @@ from hypothesis import given
 from jaxckpt.ir import GraphPlan
 from jaxckpt.schedule import schedule
 from jaxckpt.solve import Problem, boundaries
-from jaxckpt.solve.optimal.options import StageShape, _again, stage_options, stage_shape
+from jaxckpt.solve.optimal.options import StageShape, _recomputed_ops, stage_options, stage_shape
 from jaxckpt.solve.optimal.stage_problem import split_into_stages
 from jaxckpt.solve.problem import decide
 from jaxckpt.solve.stages import candidate_cuts
@@ -22,7 +22,7 @@ def every_choice(shape: StageShape):
     size_bytes = dict(shape.candidates)
     sizes = range(len(size_bytes) + 1)
     for kept in joined.from_iterable(combinations(size_bytes, k) for k in sizes):
-        seconds = sum(shape.again_s[k] for k in _again(shape, frozenset(kept)))
+        seconds = sum(shape.clone_s[k] for k in _recomputed_ops(shape, frozenset(kept)))
         yield sum(size_bytes[i] for i in kept), seconds + sum(pins[i] for i in kept)
 
 

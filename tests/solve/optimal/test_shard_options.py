@@ -111,10 +111,10 @@ def test_an_option_has_companions_that_keep_the_same_in_fewer_bytes():
     asked = problem()
     option = Option(saved=frozenset({1, 2, 3}), saved_bytes=3 * BYTES, recompute_s=1.0)
     found = list(shard_variants(asked, option, frozenset({4})))
-    assert [len(each.shards) for each in found] == [1, 3, 1, 2, 4]
+    assert [len(each.sharded) for each in found] == [1, 3, 1, 2, 4]
     assert {each.saved for each in found} == {option.saved}
     spared_bytes = BYTES - BYTES // WAYS
-    assert all(each.saved_bytes == option.saved_bytes - len(each.shards) * spared_bytes for each in found)
+    assert all(each.saved_bytes == option.saved_bytes - len(each.sharded) * spared_bytes for each in found)
     assert [each.gather_s > 0 for each in found] == [False, False, True, True, True]
 
 
@@ -131,9 +131,9 @@ def looped(may_partition, bandwidth=450e9):
 
         return jax.value_and_grad(lambda weights: (jax.lax.scan(turn, x, weights)[0] ** 2).mean())(weights)
 
-    whole = NamedSharding(mesh, PartitionSpec())
+    full = NamedSharding(mesh, PartitionSpec())
     described = [(8, 4096, 16384), (8, 16384, 4096), (8192, 4096)]
-    up, down, x = (jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=whole) for shape in described)
+    up, down, x = (jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=full) for shape in described)
     rates = replace(Target("h200").rates, link_bandwidth_bytes_per_s=bandwidth)
     return Problem(graph=trace_step(step, (up, down), x).graph, rates=rates, may_partition=may_partition)
 

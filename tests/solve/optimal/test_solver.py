@@ -81,7 +81,7 @@ def test_no_combination_of_options_within_the_budget_is_faster(graph):
 
     def peak(chosen):
         kept = [stage[k].saved_bytes for stage, k in zip(options, chosen, strict=True)]
-        return max(w.own_bytes[chosen[w.stage]] + sum(kept[t] for t in w.waiting) for w in seen.windows)
+        return max(i.own_bytes[chosen[i.stage]] + sum(kept[t] for t in i.holding) for i in seen.intervals)
 
     def seconds(chosen):
         return sum(stage[k] for stage, k in zip(seen.stage_s, chosen, strict=True))

@@ -27,10 +27,10 @@ def test_stages_by_themselves_tell_the_peak_and_the_seconds_of_every_combination
         taken = [own[k] for own, k in zip(options, chosen, strict=True)]
         saved = boundaries(problem, stages).union(*(option.saved for option in taken))
         untouched = frozenset().union(*(option.untouched for option in taken))
-        whole = decide(problem, saved, stages, "optimal", untouched).predicted
-        assert seen.peak_bytes(options, chosen) == whole.temp_bytes
+        full = decide(problem, saved, stages, "optimal", untouched).predicted
+        assert seen.peak_bytes(options, chosen) == full.temp_bytes
         seconds = sum(own[k] for own, k in zip(seen.stage_s, chosen, strict=True))
-        assert seconds == pytest.approx(whole.step_s)
+        assert seconds == pytest.approx(full.step_s)
 
 
 @given(graphs())
@@ -40,8 +40,8 @@ def test_where_stages_keep_nothing_windows_are_what_the_whole_replay_shows(graph
         cut = split_into_stages(problem, stages)
         options = stage_options(cut, most=3)
         seen = profile_stages(cut, options)
-        assert seen.peak_bytes(options, [0] * len(options)) == cut.nothing.peak_bytes
-        assert sum(own[0] for own in seen.stage_s) == pytest.approx(cut.nothing.step_s)
+        assert seen.peak_bytes(options, [0] * len(options)) == cut.baseline.peak_bytes
+        assert sum(own[0] for own in seen.stage_s) == pytest.approx(cut.baseline.step_s)
 
 
 def test_stages_of_one_structure_are_tried_once():
@@ -72,5 +72,5 @@ def test_a_stage_left_untouched_leaves_what_the_compiler_keeps_of_it():
     options = stage_options(cut)
     last = [len(own) - 1 for own in options]
     untouched = frozenset[int]().union(*(own[k].untouched for own, k in zip(options, last, strict=True)))
-    whole = decide(problem, boundaries(problem, stages), stages, "optimal", untouched).predicted
-    assert profile_stages(cut, options).peak_bytes(options, last) == pytest.approx(whole.temp_bytes, rel=0.03)
+    full = decide(problem, boundaries(problem, stages), stages, "optimal", untouched).predicted
+    assert profile_stages(cut, options).peak_bytes(options, last) == pytest.approx(full.temp_bytes, rel=0.03)
