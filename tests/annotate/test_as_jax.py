@@ -82,7 +82,7 @@ def test_equal_policies_give_equal_callables():
         ('[regions]\nscope = "*"', "regions"),
     ],
 )
-def test_what_jax_cannot_be_told_is_refused_and_what_to_use_is_said(text, said):
+def test_rules_that_jax_cannot_take_are_refused_with_advice(text, said):
     with pytest.raises(jaxckpt.PolicyError, match=said) as caught:
         jaxckpt.Policy.from_toml(text).as_jax()
     assert "jaxckpt.scope" in str(caught.value)

@@ -50,7 +50,7 @@ def assert_close(one, other, **tolerance):
 @given(
     length=st.integers(1, 13), chunks=st.integers(1, 15), leading=st.booleans(), join=st.sampled_from(["sum", "mean"])
 )
-def test_a_chunked_loss_has_the_values_and_gradients_of_the_whole(length, chunks, leading, join):
+def test_a_chunked_loss_has_equal_values_and_gradients(length, chunks, leading, join):
     shape = (length,) if leading else (2, length)
     hidden, head = array(0, *shape, 4), array(1, 4, 6)
     labels = jax.random.randint(jax.random.key(2), shape, 0, 6)
@@ -74,7 +74,7 @@ def test_a_chunked_loss_has_the_values_and_gradients_of_the_whole(length, chunks
     axis=st.sampled_from([0, 1, -2, -1]),
     out_axis=st.sampled_from([0, -1]),
 )
-def test_results_for_each_place_are_put_together_along_their_axis(length, chunks, axis, out_axis):
+def test_results_for_each_place_are_concatenated(length, chunks, axis, out_axis):
     shape = [3, 2]
     shape[axis % 2] = length
     x, w = {"a": array(0, *shape), "none": None}, array(1, 2 if axis % 2 == 0 else 3)
@@ -108,7 +108,7 @@ def test_what_is_closed_over_gets_its_gradient():
     assert_close(*forward, rtol=1e-5)
 
 
-def test_narrow_gradients_are_added_up_in_float32_or_in_their_own_type():
+def test_narrow_gradients_accumulate_in_the_chosen_type():
     hidden, head = array(0, 512, 8, dtype=jnp.bfloat16), array(1, 8, 16, dtype=jnp.bfloat16)
     labels = jnp.arange(512) % 16
     exact = jax.grad(cross_entropy, argnums=2)(*(x.astype(jnp.float32) for x in (hidden,)), labels, head.astype(float))
@@ -150,7 +150,7 @@ def test_it_works_under_vmap():
     assert_close(jax.vmap(chunked(f, chunks=3))(x), jax.vmap(f)(x), rtol=1e-6)
 
 
-def test_a_random_key_is_split_for_each_chunk_unless_it_goes_in_whole():
+def test_a_random_key_is_split_unless_it_has_no_axis():
     def noise(x, key):
         return x + jax.random.normal(key, x.shape)
 
@@ -186,7 +186,7 @@ def optax_like(logits, labels):
     return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1).sum()
 
 
-def test_a_linen_module_goes_in_whole_and_its_parameters_keep_their_paths():
+def test_a_linen_module_keeps_the_paths_of_its_parameters():
     x, labels = array(0, 2, 7, 4), jax.random.randint(jax.random.key(1), (2, 7), 0, 16)
     variables = Head().init(jax.random.key(2), x, labels)
     assert_close(Head(chunks=3).init(jax.random.key(2), x, labels), variables)
@@ -221,7 +221,7 @@ HEAD_ARGS = (
 
 @needs_compiler
 @pytest.mark.parametrize(("chunks", "share"), [(8, 1 / 5), (7, 1 / 3)])
-def test_a_vocabulary_head_in_chunks_takes_a_fraction_as_compiled(chunks, share):
+def test_a_chunked_vocabulary_head_compiles_to_a_fraction(chunks, share):
     made = chunked(cross_entropy, chunks=chunks, axis=(0, 0, None), join="sum")
     whole, in_chunks = (
         jaxckpt.footprint(jax.grad(f, argnums=(0, 2)), *HEAD_ARGS, target="h200") for f in (cross_entropy, made)

@@ -43,7 +43,7 @@ def test_an_unknown_policy_is_refused_where_it_is_written():
         scope(policy="dotz")
 
 
-def test_a_rule_that_matches_nothing_is_refused_with_the_closest_name():
+def test_a_rule_without_a_match_is_refused_with_a_close_name():
     part = scope(lambda x: jaxckpt.name(jnp.sin(x), "attn_output"), policy=policy('name = "attn_ouput"'), name="block")
     with pytest.raises(jaxckpt.PolicyError, match="the closest name is 'attn_output'") as caught:
         part(X)

@@ -60,7 +60,7 @@ def test_what_a_policy_saves_is_what_is_kept():
     assert kept(loss(scope(block, policy=policy('primitive = "tanh"'))), X, W) == {"float32[3,4]": 1}
 
 
-def test_the_forward_is_computed_twice_exactly_where_nothing_is_kept():
+def test_the_forward_runs_twice_exactly_without_saved_values():
     """Seeds: OneFlow "forward call count test"; its "clones named" is JAX's `checkpoint` in the name stack."""
 
     def counts(chosen):
@@ -79,7 +79,7 @@ def test_the_forward_is_computed_twice_exactly_where_nothing_is_kept():
     [jnp.exp, jnp.tanh, jax.nn.sigmoid, jnp.sqrt, jax.lax.rsqrt, jnp.exp2, jnp.expm1, jnp.cbrt, jnp.tan],
     ids=lambda f: f.__name__,
 )
-def test_a_derivative_that_reads_its_own_result_reads_the_kept_one(function):
+def test_a_derivative_reads_the_saved_result(function):
     part = scope(
         lambda x: function(x * 2) * 3, policy=policy('primitive = "{exp,exp2,expm1,tanh,logistic,sqrt,rsqrt,cbrt,tan}"')
     )
@@ -126,7 +126,7 @@ def test_a_policy_may_be_a_path(tmp_path):
     [None, True, 3, 2.5, "gelu", (1, 2), {"mask": None, "rate": 0.5}, jnp.float32, jnp.sin],
     ids=lambda extra: getattr(extra, "__name__", repr(extra)),
 )
-def test_what_is_no_array_may_be_an_argument_by_position_and_by_keyword(extra):
+def test_arguments_may_be_other_values_than_arrays(extra):
     """Seeds: DeepSpeed "checkpoint(fn,*args,**kwargs)" with None, bool, int and tuple arguments."""
     seen = []
 
@@ -177,7 +177,7 @@ def test_results_without_a_derivative_pass():
     assert_same(positive, X > 0)
 
 
-def test_closed_over_parameters_have_gradients_where_arguments_have_none():
+def test_closed_over_parameters_have_gradients():
     """Seeds: DeepSpeed "non-reentrant/no-grad inputs"."""
 
     def total(w, wrap):

@@ -50,7 +50,7 @@ def gradient(model, variables, **options):
     return jax.value_and_grad(loss, has_aux=True)(variables["params"])
 
 
-def test_running_statistics_are_updated_once_and_what_is_sown_comes_out_once():
+def test_running_statistics_and_sown_values_change_once():
     plain, scoped = Normed(), scope(Normed, policy=SAVE_NOTHING)()
     variables = plain.init(jax.random.key(0), X)
     assert_same(scoped.init(jax.random.key(0), X), variables)
@@ -164,7 +164,7 @@ def test_a_scoped_class_may_be_scanned(chosen):
     assert count(jax.grad(loss(scoped)), variables)["tanh"] == 4
 
 
-def test_a_module_may_be_shared_and_a_scope_share_its_parent_s_parameters():
+def test_modules_and_parameters_may_be_shared():
     def model(wrap):
         class Model(nn.Module):
             def setup(self):

@@ -25,12 +25,12 @@ def held(inner, outer):
     return kept(lambda x: nest(inner, outer)(x).sum(), X)["float32[3,4]"]
 
 
-def test_what_the_inner_scope_saves_is_saved_under_one_that_saves_nothing():
+def test_values_saved_by_an_inner_scope_stay_saved():
     assert held(TANHS, SAVE_NOTHING) == 2
     assert held(SAVE_NOTHING, SAVE_NOTHING) == 0
 
 
-def test_what_the_inner_scope_does_not_save_is_not_saved_under_one_that_saves_all_but_one_thing():
+def test_values_unsaved_by_an_inner_scope_stay_unsaved():
     all_but_exp = policy('primitive = "exp"\ndecision = "recompute"', default="save")
     both, none = (held(inner, all_but_exp) for inner in (TANHS, SAVE_NOTHING))
     assert both > none
@@ -55,7 +55,7 @@ def test_values_and_gradients_are_the_same(inner, outer):
     )
 
 
-def test_a_rule_of_the_outer_scope_may_mean_what_is_in_the_inner_one_and_is_overruled():
+def test_an_inner_scope_overrules_rules_of_the_outer_one():
     assert held(SAVE_NOTHING, TANHS) == 0
 
 
@@ -80,7 +80,7 @@ def test_the_users_own_checkpoint_inside_stays_what_it_is():
     )
 
 
-def test_an_inner_scope_of_another_layer_is_not_asked_again_by_the_outer_one():
+def test_an_inner_scope_of_another_layer_decides_once():
     early = policy('layers = "0-1"\nprimitive = "tanh"')
     blocks = [scope(lambda x: jnp.tanh(x * 2) * 3, policy=early, name=f"block_{layer}") for layer in range(4)]
     last = scope(lambda x: blocks[3](x) * 2, policy=SAVE_NOTHING)

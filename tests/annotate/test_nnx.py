@@ -44,7 +44,7 @@ def test_statistics_random_counts_and_variables_change_once():
 
 
 @pytest.mark.parametrize("use", ["class", "method", "unbound", "function", "object"])
-def test_a_class_an_object_a_method_and_a_function_may_have_the_scope(use):
+def test_classes_objects_methods_and_functions_take_a_scope(use):
     half = {
         "class": lambda block: scope(Block, policy=SAVE_NOTHING, methods="half").half.__get__(block),
         "method": lambda block: scope(block.half, policy=SAVE_NOTHING),
@@ -61,7 +61,7 @@ def test_a_class_an_object_a_method_and_a_function_may_have_the_scope(use):
     assert count(lambda x: jax.grad(loss)(x, half), X)["tanh"] == 2
 
 
-def test_an_object_keeps_its_variables_and_the_class_is_left_alone():
+def test_an_object_keeps_its_variables_and_its_class():
     before = Block.__call__
     block = Block(nnx.Rngs(0))
     scoped = scope(block, policy=DOTS)

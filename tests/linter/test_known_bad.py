@@ -24,7 +24,7 @@ def test_only_the_versions_of_the_window_are_bad(version, expected):
 @pytest.mark.parametrize(
     ("policy", "version", "expected"), [(OFFLOAD, "0.11.0", True), (OFFLOAD, "0.12.0", False), (SAVE, "0.11.0", False)]
 )
-def test_an_offload_in_a_scan_is_refused_with_the_reason_for_such_a_compiler(policy, version, expected):
+def test_an_offload_in_a_scan_is_refused_for_bad_compilers(policy, version, expected):
     traced = trace_step(trained(policy, name_input=True), *LARGE)
     target = SimpleNamespace(platform="cuda", compiler_version=version, name="h200")
     diagnostics = list(miscompiled_offloads(dataclasses.replace(LintContext(traced=traced), target=target)))

@@ -226,7 +226,7 @@ def test_policies_that_remat3_does_not_ask_are_void(policy, codes):
     assert found_codes == codes
 
 
-def test_a_checkpoint_of_everything_that_saves_products_is_no_mistake():
+def test_a_full_checkpoint_that_saves_products_is_no_mistake():
     around = partial(jax.checkpoint, policy=POLICIES.dots_saveable)
     assert not lint(whole(around), WEIGHT, BATCH).of("whole-function")
 
@@ -257,7 +257,7 @@ def test_our_own_scope_around_everything_is_no_better():
         assert bool(findings.of("whole-function")) is is_found
 
 
-def test_a_checkpoint_of_everything_that_saves_a_name_is_no_mistake():
+def test_a_full_checkpoint_that_saves_a_name_is_no_mistake():
     def loss(w, x):
         return jnp.sin(named_block(w, x) @ w).sum()
 
@@ -266,7 +266,7 @@ def test_a_checkpoint_of_everything_that_saves_a_name_is_no_mistake():
         assert bool(lint(jax.grad(around), WEIGHT, BATCH).of("whole-function")) is is_found
 
 
-def test_a_name_is_on_the_primal_where_the_forward_rule_has_it_not():
+def test_a_name_of_the_primal_alone_is_found():
     assert "named_in_primal" in primal_of_name("only_in_the_primal")
     assert primal_of_name("in_the_forward_rule") is None
     assert primal_of_name("nowhere at all") is None

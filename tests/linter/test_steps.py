@@ -78,7 +78,7 @@ def test_clipped_gradients_are_no_new_state():
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_modules_that_remat_renamed_are_seen_in_the_paths_of_arguments(named):
+def test_modules_renamed_by_remat_are_found_in_paths(named):
     linen = pytest.importorskip("flax.linen")
 
     class Dense(linen.Module):

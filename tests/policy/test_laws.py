@@ -74,7 +74,7 @@ def decided(policy: Policy, graph: Graph) -> dict[int, tuple]:
 
 
 @given(cases())
-def test_the_first_rule_that_matches_decides_and_the_others_are_the_later_ones(case):
+def test_the_first_match_decides_and_later_ones_are_overruled(case):
     policy, graph = case
     for each in resolve(policy, graph):
         matching = [index for index, rule in enumerate(policy.rules) if holds(rule, each.forward_value)]
@@ -84,7 +84,7 @@ def test_the_first_rule_that_matches_decides_and_the_others_are_the_later_ones(c
 
 
 @given(cases())
-def test_every_residual_is_decided_about_and_other_values_only_by_rules_that_name_them(case):
+def test_every_residual_and_every_named_value_has_a_decision(case):
     policy, graph = case
     found = {each.forward_value.id: each for each in resolve(policy, graph)}
     for forward_value in forward_values(graph):
@@ -96,7 +96,7 @@ def test_every_residual_is_decided_about_and_other_values_only_by_rules_that_nam
 
 
 @given(cases(), rules)
-def test_a_rule_at_the_end_never_changes_what_earlier_ones_decided(case, last):
+def test_a_rule_at_the_end_never_changes_earlier_decisions(case, last):
     policy, graph = case
     assume(any(holds(last, forward_value) for forward_value in forward_values(graph)))
     before = decided(policy, graph)
@@ -146,7 +146,7 @@ def test_rules_that_share_no_value_may_stand_in_any_order(case):
 
 
 @given(cases(), st.integers(0, 5))
-def test_a_rule_that_matches_nothing_is_an_error_wherever_it_stands(case, place):
+def test_a_rule_without_a_match_is_an_error_at_any_place(case, place):
     policy, graph = case
     place = min(place, len(policy.rules))
     nothing = Rule(match=Match(name="no such name"), decision=Save())

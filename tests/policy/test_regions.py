@@ -55,13 +55,13 @@ def test_an_excluded_op_splits_its_region():
         (Regions(exclude=("*/statistics",)), {"scope": "net/a/statistics"}),
     ],
 )
-def test_random_draws_collectives_effects_and_scopes_can_be_excluded(regions, fact):
+def test_random_ops_collectives_and_effects_can_be_excluded(regions, fact):
     scopes = ["net/a", "net/a", fact.get("scope", "net/a"), "net/a"]
     graph = chain(scopes=scopes, facts={2: {k: v for k, v in fact.items() if k != "scope"}})
     assert ops(find_regions(regions, graph)) == [[0, 1], [3]]
 
 
-def test_random_draws_and_collectives_run_again_unless_told_otherwise():
+def test_random_ops_and_collectives_are_recomputed_by_default():
     traits = {"traits": frozenset({Trait.RANDOM, Trait.COLLECTIVE})}
     assert ops(find_regions(Regions(), chain(scopes=["net/a"] * 3, facts={1: traits}))) == [[0, 1, 2]]
 
@@ -105,7 +105,7 @@ def test_gathered_parameters_are_kept_unless_told_otherwise():
     assert ops(find_regions(Regions(recompute_gathered_parameters=True), graph)) == [[0, 1]]
 
 
-def test_what_lies_in_a_region_is_recomputed_and_what_is_excluded_saved():
+def test_regions_are_recomputed_and_excluded_results_saved():
     graph = chain(scopes=["net/a"] * 3, names=["sin", "normalise", "sin"])
     policy = Policy(default="save", regions=Regions(exclude=("normalise",)))
     decided = {each.forward_value.id: (each.decision, each.by.part) for each in resolve(policy, graph)}
@@ -135,7 +135,7 @@ def test_merged_outputs_are_recomputed_too():
     assert set(plan.decisions.values()) == {Recompute()}
 
 
-def test_ops_of_a_region_run_twice_but_for_what_it_hands_to_an_excluded_op():
+def test_inputs_of_an_excluded_op_are_not_recomputed():
     graph = chain(scopes=["net/a"] * 5, names=["dot_general", "dot_general", "normalise", "dot_general", "dot_general"])
     problem = Problem(graph=graph, rates=RATES)
     policy = Policy(default="save", regions=Regions(exclude=("normalise",)))
@@ -153,7 +153,7 @@ def test_a_rule_comes_before_a_region():
     assert [each.decision for each in resolve(veto, graph)] == [Save(), Recompute(), Save()]
 
 
-def test_regions_without_a_scope_are_the_blocks_found_by_structure():
+def test_regions_without_a_scope_are_the_structural_blocks():
     graph = chain(scopes=[""] * 6, names=["dot_general"] * 6)
     assert ops(find_regions(Regions(scope=""), graph, stages=(0, 2, 4))) == [[0, 1], [2, 3], [4, 5]]
 

@@ -65,7 +65,7 @@ def test_every_key_that_is_given_must_hold(match, holds):
     assert match.holds(PRODUCT) is holds
 
 
-def test_a_value_without_a_name_or_a_layer_matches_no_rule_about_them():
+def test_a_value_without_name_or_layer_matches_no_such_rule():
     bare = dataclasses.replace(PRODUCT, name=None, layer=None)
     assert not Match(name="*").holds(bare)
     assert not Match(layers="0-100").holds(bare)
@@ -75,7 +75,7 @@ def test_a_value_without_a_name_or_a_layer_matches_no_rule_about_them():
 @pytest.mark.parametrize(
     "keys", [{"layers": "x"}, {"layers": "3-1"}, {"every": 0}, {"min_bytes": -1}, {"name": "{a,b}{c,d}" * 9}]
 )
-def test_a_match_that_can_match_nothing_or_far_too_much_is_refused(keys):
+def test_a_match_of_nothing_or_far_too_much_is_refused(keys):
     with pytest.raises(ValueError, match=r"layers|every|min_bytes|names|list"):
         Match(**keys)
 
@@ -102,7 +102,7 @@ def test_layers_are_found_in_scopes():
     assert [c.layer for c in forward_values(layered())] == [0, 0, 1, 1, 2, 2]
 
 
-def test_the_first_rule_that_matches_decides_and_the_others_are_remembered():
+def test_the_first_matching_rule_decides():
     rules = (
         Rule(match=Match(layers="1"), decision=Save()),
         Rule(match=Match(scope="net/*"), decision=Offload()),
@@ -120,7 +120,7 @@ def test_the_default_decides_about_residuals_alone():
     assert len(decided(Policy(default="save"))) == 3  # the tanhs; nobody reads the products in the backward
 
 
-def test_a_rule_that_names_a_primitive_reaches_values_that_the_backward_does_not_read():
+def test_a_rule_on_a_primitive_decides_about_unread_values():
     found = decided(Policy(rules=(Rule(match=Match(primitive="dot_general"), decision=Save()),)))
     assert sum(rule == 0 for _, rule in found.values()) == 3
     broad = decided(Policy(rules=(Rule(match=Match(scope="net/*"), decision=Save()),)))
@@ -136,7 +136,7 @@ def test_a_rule_that_names_a_primitive_reaches_values_that_the_backward_does_not
         (Match(primitive="tanh", min_flops=10**9), "though each of its keys does"),
     ],
 )
-def test_a_rule_that_matches_nothing_is_an_error_that_says_what_is_there(match, said):
+def test_a_rule_that_matches_nothing_is_an_error_with_a_hint(match, said):
     policy = Policy(name="mine", rules=(Rule(decision=Save()), Rule(match=match, decision=Save())))
     with pytest.raises(PolicyError, match=r"rule 2 .* matches nothing") as caught:
         resolve(policy, layered())

@@ -58,7 +58,7 @@ def test_what_the_reader_reads_follows_the_schema(text):
         "[[rule]]\ndecision = 'save'\nboundary = 'both'",
     ],
 )
-def test_what_the_reader_refuses_for_its_keys_the_schema_refuses_too(text):
+def test_the_schema_refuses_keys_that_the_reader_refuses(text):
     with pytest.raises(PolicyError):
         Policy.from_toml(text)
     assert not VALID(tomllib.loads(text))

@@ -50,7 +50,7 @@ def test_the_words_that_people_write_are_read():
     assert [rule.strength for rule in policy.rules] == ["must", "must", "prefer"]
 
 
-def test_regions_are_read_and_written_without_what_is_as_it_would_be_anyway():
+def test_regions_are_written_without_defaults():
     policy = Policy.from_toml('[regions]\nscope = "*/block_*"\nexclude = ["*norm*"]\nrecompute_random = false')
     assert policy.regions == Regions(scope="*/block_*", exclude=("*norm*",), recompute_random=False)
     assert policy.to_toml().splitlines()[-4:] == [

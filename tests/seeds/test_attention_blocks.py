@@ -57,7 +57,7 @@ def test_jax_checkpoint_of_each_block_saves_as_much_as_the_seed(as_it_is):
     assert as_it_is.temp_bytes / again.temp_bytes >= SEED
 
 
-def test_a_plan_of_the_unmarked_network_saves_as_much_as_the_seed(as_it_is):
+def test_a_plan_of_the_unmarked_network_saves_as_much(as_it_is):
     plan = jaxckpt.plan(gradient(block), *ARGUMENTS, target="h200", budget=as_it_is.total_bytes, strategy="full")
     assert len(plan.stages) == BLOCKS
     assert as_it_is.temp_bytes / plan.footprint.temp_bytes >= SEED

@@ -63,7 +63,7 @@ def test_outputs_that_are_computed_again_merge_neighbours():
 
 
 @pytest.mark.parametrize("policy", ["mindspore_cell", "nothing", "everything"])
-def test_losses_of_three_steps_are_equal_whatever_is_computed_again(policy):
+def test_losses_of_three_steps_are_equal_for_every_policy(policy):
     step = jax.jit(layers(3))
     planned = jax.jit(jaxckpt.apply(layers(3), policy))
     one = other = W
@@ -193,7 +193,7 @@ def fully_sharded(mesh):
     return blocks(part), ([(place(mesh, one, "model"), place(mesh, other, "model"))] * 2, place(mesh, x, "model"))
 
 
-def test_gathered_parameters_are_gathered_again_or_not_as_the_policy_says(mesh):
+def test_gathered_parameters_are_recomputed_as_configured(mesh):
     step, args = fully_sharded(mesh)
     plain = exchanged(step, *args)["all-gather"]
     assert plain == 4

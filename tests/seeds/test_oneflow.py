@@ -37,7 +37,7 @@ def normalised(w, x, running):
     return jax.value_and_grad(loss, has_aux=True)(w)
 
 
-def test_a_normalisation_that_is_excluded_runs_once_and_its_statistics_move_once():
+def test_an_excluded_normalisation_runs_once():
     args = (W, X, jnp.zeros(4))
     assert again(normalised, regions("*body"), *args)["rsqrt"] == 1
     kept = regions("*body", exclude=("*statistics",))
@@ -60,7 +60,7 @@ def split(w, x):
     return jax.grad(loss, argnums=(0, 1))(w, x)
 
 
-def test_what_is_excluded_splits_its_region_and_both_boundaries_are_saved():
+def test_an_excluded_op_splits_its_region():
     whole, halves = regions("*body"), regions("*body", exclude=("*middle",))
     assert saved(split, whole, W, X) == []
     assert saved(split, halves, W, X) == ["body/exp", "body/middle/sin"]
@@ -69,11 +69,11 @@ def test_what_is_excluded_splits_its_region_and_both_boundaries_are_saved():
     assert_same(jax.jit(jaxckpt.apply(split, halves))(W, X), split(W, X))
 
 
-def test_neighbouring_regions_keep_exactly_the_one_array_between_them():
+def test_neighbouring_regions_save_the_one_array_between_them():
     assert saved(layers(4), regions("block_*"), W, X) == [f"block_{n}/dot_general" for n in range(3)]
 
 
-def test_a_region_that_the_backward_never_reads_is_not_computed_again():
+def test_a_region_that_the_backward_ignores_runs_once():
     def loss(w, x):
         with jax.named_scope("read"):
             y = jnp.tanh(jnp.tanh(x @ w) @ w)
@@ -126,7 +126,7 @@ def test_what_runs_again_is_named_so_in_the_compiled_program():
     assert "rematted_computation" not in jax.jit(layers(2)).lower(W, X).compile().as_text()
 
 
-def test_a_region_starts_again_behind_what_its_first_reader_waits_for():
+def test_a_region_is_recomputed_right_before_its_reader():
     order = list(equations(jaxckpt.apply(layers(3), regions("block_*")), W, X))
     late = {v for eqn in order if "transpose(" in str(eqn.source_info.name_stack) for v in eqn.outvars}
     starts = [
@@ -207,7 +207,7 @@ def test_inference_is_left_as_it_is():
 ### What it says
 
 
-def test_what_is_kept_is_listed_with_scope_type_shape_bytes_and_reason():
+def test_saved_values_are_listed_with_their_reason():
     shown = render_text(report_of(jaxckpt.explain(layers(3), W, X, policy=regions("block_*"))), width=200)
     (row,) = (line for line in shown.splitlines() if "save" in line and "dot_general" in line)
     for said in ("block_*", "0-1", "float32[8,4] dot_general", "256 B", "it crosses to a later stage"):

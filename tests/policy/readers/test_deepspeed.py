@@ -29,7 +29,7 @@ def block(**keys):
     return {"activation_checkpointing": keys}
 
 
-def test_the_defaults_keep_what_layers_read_and_recompute_the_rest():
+def test_the_defaults_save_inputs_of_layers_alone():
     reading = policy_from_deepspeed(FULL)
     assert reading == policy_from_deepspeed(None) == policy_from_deepspeed({}) == policy_from_deepspeed(block())
     assert reading.not_carried == () and reading.policy.default == "recompute"
@@ -39,7 +39,7 @@ def test_the_defaults_keep_what_layers_read_and_recompute_the_rest():
     assert saved == {"embed:gather", *(f"block_{layer}/mlp/wo:dot_general" for layer in range(LAYERS))}
 
 
-def test_a_whole_configuration_its_block_a_file_and_a_mapping_say_the_same(tmp_path):
+def test_configuration_block_file_and_mapping_are_equal(tmp_path):
     path = tmp_path / "ds_config.json"
     path.write_text(FULL.replace('"cpu_checkpointing": false', '"cpu_checkpointing": true'))
     whole = json.loads(path.read_text())
@@ -48,7 +48,7 @@ def test_a_whole_configuration_its_block_a_file_and_a_mapping_say_the_same(tmp_p
         assert read_policy(config, "deepspeed") == expected
 
 
-def test_cpu_checkpointing_offloads_floating_point_inputs_and_says_what_it_does_not():
+def test_cpu_checkpointing_offloads_floating_point_inputs():
     reading = policy_from_deepspeed(block(cpu_checkpointing=True), prefetch=2)
     moved, rest = reading.policy.rules
     assert moved.match == Match(boundary="input", dtype="*float*") and moved.decision == Offload(prefetch=2)

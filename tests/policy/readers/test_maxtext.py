@@ -33,7 +33,7 @@ def test_none_keeps_everything():
     )
 
 
-def test_minimal_keeps_its_names_and_passes_over_those_that_the_model_has_not():
+def test_minimal_saves_its_names_and_ignores_missing_ones():
     assert of_first_layer(policy_from_maxtext("minimal").policy, "save") == MINIMAL
 
 
@@ -73,7 +73,7 @@ def test_custom_places_each_tensor():
     assert found["embed:gather"] == "offload" and found["block_0/attn/key:dot_general"] == "recompute"
 
 
-def test_a_tensor_that_is_nowhere_in_the_model_is_an_error_when_the_policy_meets_it():
+def test_a_tensor_missing_in_the_model_is_an_error_on_resolution():
     with pytest.raises(PolicyError, match="name = 'engram'"):
         decided(policy_from_maxtext(remat_policy="custom", engram="offload").policy)
 

@@ -61,7 +61,7 @@ def test_selective_modules_are_scopes():
     assert found["block_0/attn:exp"] == "save" and not reading.not_carried
 
 
-def test_a_module_that_nobody_can_place_is_said_until_it_is_placed():
+def test_a_module_without_a_known_scope_is_noted():
     flags = "--recompute-granularity selective --recompute-modules mlp mhc"
     assert "scopes={'mhc'" in policy_from_megatron(flags).not_carried[0]
     assert not policy_from_megatron(flags, scopes={"mhc": "*/mhc"}).not_carried

@@ -82,7 +82,7 @@ def test_yaml_is_read(tmp_path):
     assert read(path) == read({"recompute_config": {"recompute": [1, 2]}})
 
 
-def test_a_selection_means_operators_as_primitives_and_modules_as_scopes():
+def test_a_selection_maps_operators_to_primitives():
     reading = read({"select_recompute": [r"mlp\.mul", r"attn\.(query|key)"]})
     assert [rule.match for rule in reading.policy.rules] == [
         Match(scope="*/mlp", primitive="mul", every=1),
@@ -130,7 +130,7 @@ def test_swapped_operators_stand_before_swapped_layers():
     assert read({"swap_config": {"swap": False, "layer_swap": [{"layers": [0]}]}}).policy.rules == ()
 
 
-def test_what_devices_exchange_is_kept_in_regions_or_said_not_to_be():
+def test_collectives_are_saved_in_regions_or_noted():
     keys = {"recompute": True, "mp_comm_recompute": False, "parallel_optimizer_comm_recompute": True}
     assert len(read(keys).not_carried) == 2
     reading = read(keys, scope="*/block_*")
@@ -174,7 +174,7 @@ def test_full_layers_are_ranges_with_both_ends():
     assert recomputed_layers(reading.policy) == [0, 1, 3]
 
 
-def test_modules_are_selected_in_layers_and_parents_cover_children():
+def test_modules_are_selected_by_layer_and_cover_children():
     modules = {"attn": ["0-1"], r"attn\.key": ["0-3"], "mlp": ["2"]}
     reading = read({"recompute": {"mode": "select", "select_module": modules}})
     assert [(rule.match.scope, rule.match.layers) for rule in reading.policy.rules] == [
