@@ -78,7 +78,7 @@ def _made(reference: str, target: str, say: Say) -> tuple[Footprint, bytes | Non
         return footprint_of_path(reference, target=target), None
     step = load_step(reference)
     say(f"compiling for {target}")
-    compiled = compile_step(step.function, *step.args, target=target, **step.argnums)
+    compiled = compile_step(step, target=target)
     return compiled.footprint, compiled.program
 
 

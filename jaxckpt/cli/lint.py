@@ -25,7 +25,7 @@ def lint(
         chosen = None if policy is None else load_policy(policy)  # mistakes are said before the user's code runs
         step = load_step(reference)
         say("tracing the step")
-        findings = lint_step(step.function, *step.args, policy=chosen, target=target, **step.argnums)
+        findings = lint_step(step, policy=chosen, target=target)
     if json:
         shell.print_json(findings_data(findings))
     else:

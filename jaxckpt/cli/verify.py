@@ -30,7 +30,7 @@ def verify(
         planned_form = _planned_form(reference, policy, plan)
         step = load_step(reference)
         say("running the step and the planned step")
-        verification = verify_step(step.function, planned_form(step), *step.args, exact=exact, **step.argnums)
+        verification = verify_step(step, planned_form(step), exact=exact)
     if json:
         shell.print_json(verification_data(verification))
     else:

@@ -213,4 +213,4 @@ class _VersionCompiler:
     def _of_step(self, name: str, call: Step) -> Footprint:
         assert self._target is not None, "checked before"
         self._say(f"compiling {name} for {self._target.name}")
-        return footprint(call.function, *call.args, target=self._target, **call.argnums)
+        return footprint(call, target=self._target)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxckpt._step import Step
 from jaxckpt.compiler.compile import Compilation, compile_flat
 from jaxckpt.compiler.flat_step import flatten_step
 from jaxckpt.compiler.footprint import Footprint
@@ -10,7 +11,7 @@ from jaxckpt.machine import Target
 
 
 def footprint(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Step,
     *args: Any,
     target: Target | str,
     donate_argnums: int | Sequence[int] = (),
@@ -21,7 +22,7 @@ def footprint(
 
     Args:
       step: The function to compile, plain or jitted; the donation, static arguments, shardings and compiler
-        options of a jitted one are taken over.
+        options of a jitted one are taken over. Or a `jaxckpt.Step`.
       *args: Its arguments: arrays, `jax.ShapeDtypeStruct`s, numbers, or pytrees of them. Shardings on other
         devices are moved to the target's.
       target: The machine, or its name.
@@ -54,7 +55,7 @@ def footprint(
 
 
 def compile_step(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Step,
     *args: Any,
     target: Target | str,
     donate_argnums: int | Sequence[int] = (),
@@ -79,7 +80,8 @@ def compile_step(
       CompileError: As `footprint`.
       TargetError: As `footprint`.
     """
-    flat = flatten_step(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    flat = flatten_step(call.function, call.args, **call.argnums)
     return compile_flat(
         flat.function,
         flat.specs,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import PolicyError
+from jaxckpt._step import Step
 from jaxckpt.linter import known_bad, loops, policies, scopes, steps
 from jaxckpt.linter.context import Diagnostic, LintContext
 from jaxckpt.linter.finding import Finding, Findings
@@ -111,7 +112,7 @@ LINTS = (*POLICY_LINTS, *CHECKPOINT_LINTS, *STEP_LINTS)
 
 
 def lint(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Step,
     *args: Any,
     policy: Policy | str | Path | None = None,
     target: Target | str | None = None,
@@ -121,7 +122,7 @@ def lint(
     """Checks a step for known mistakes with checkpoints and policies. Nothing is compiled or run.
 
     Args:
-      step: Loss, gradient and, if any, update: a function, plain or jitted.
+      step: Loss, gradient and, if any, update: a function, plain or jitted; or a `jaxckpt.Step`.
       *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
       policy: A policy, its path, or the name of one that comes with jaxckpt; None for the scopes in the step alone.
       target: The machine that the step should run on; None leaves out checks of its memory.
@@ -143,7 +144,8 @@ def lint(
     """
     chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
     machine = Target(target) if isinstance(target, str) else target
-    traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    traced = trace_step(call.function, *call.args, **call.argnums)
     return lint_traced(traced, policy=chosen, target=machine)
 
 

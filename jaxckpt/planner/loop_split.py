@@ -148,8 +148,7 @@ class LoopSplitter:
         best_s = _FASTER * min(each.step_s for each in compiled if each.total_bytes <= limit_bytes)
         large = [each for each in unsplit if each.total_bytes > limit_bytes]
         if not any(each.step_s < best_s for each in large):
-            known = [each.plan for each in compiled]
-            large = [each for each in self._expected(_largest(small), limit_bytes) if each.plan not in known]
+            large = self._uncompiled(compiled, _largest(small), limit_bytes)
         expected_s = {(one, other): _interpolated_s(one, other, limit_bytes) for one, other in product(small, large)}
         fastest = min(expected_s, key=lambda pair: expected_s[pair], default=None)
         if fastest is None or expected_s[fastest] >= best_s:
@@ -178,6 +177,11 @@ class LoopSplitter:
             else:
                 over, over_bytes = iterations, expected_bytes
         return best
+
+    def _uncompiled(self, compiled: Sequence[PlanFigures], nearest: PlanFigures, limit_bytes: int) -> list[PlanFigures]:
+        """Expected figures of larger plans that were not compiled."""
+        known = [each.plan for each in compiled]
+        return [each for each in self._expected(nearest, limit_bytes) if each.plan not in known]
 
     def _expected(self, nearest: PlanFigures, limit_bytes: int) -> Iterator[PlanFigures]:
         """Larger plans that were not compiled, with the model error of a compiled one."""

@@ -33,7 +33,7 @@ def verification_note(step: Step, plan: ir.GraphPlan, graph: ir.Graph, *, say: P
         return f"Not run: {flops / 1e9:.0f} GFLOP are too many for a check on this machine. {ask}."
     say("running the plan beside the step")
     try:
-        verification = verify(step.function, plan, *step.args, **step.argnums)
+        verification = verify(step, plan)
     except UnverifiableError as error:
         return f"Not run: {error.args[0].splitlines()[0]} {ask}."
     verification.check()

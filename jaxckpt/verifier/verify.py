@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxckpt import ir
 from jaxckpt._errors import UnverifiableError, VerificationError
+from jaxckpt._step import Step
 from jaxckpt.rewrite import apply
 from jaxckpt.verifier.difference import difference
 from jaxckpt.verifier.inputs import make_inputs
@@ -31,7 +32,7 @@ _NO_TOLERANCES: Mapping[str, Tolerance] = MappingProxyType({})
 
 
 def verify(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Step,
     planned: Callable[..., Any] | ir.GraphPlan,
     *args: Any,
     exact: bool = False,
@@ -42,7 +43,7 @@ def verify(
     """Runs a step and its planned form on the same arguments, and compares every result.
 
     Args:
-      step: The step as written: a function, plain or jitted.
+      step: The step as written: a function, plain or jitted; or a `jaxckpt.Step`.
       planned: What should compute the same: `plan.apply(step)`, `jaxckpt.apply(step, policy)`, either of them jitted,
         any other function; or a plan.
       *args: Arguments of the step: arrays, or `jax.ShapeDtypeStruct`s, for which small random arrays are generated:
@@ -71,14 +72,15 @@ def verify(
       >>> verify(step, jax.jit(step), *args).check().bit_equal, verify(step, other, *args).ok
       (True, False)
     """
-    called = Runnable.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    other = called.like(apply(step, planned) if isinstance(planned, ir.GraphPlan) else planned)
-    inputs = make_inputs(args, static=called.static)
+    call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    called = Runnable.of(call.function, call.args, **call.argnums)
+    other = called.like(apply(call.function, planned) if isinstance(planned, ir.GraphPlan) else planned)
+    inputs = make_inputs(call.args, static=called.static)
     traced, planned_traced = called.trace(inputs.args), other.trace(inputs.args)
     _refuse_other_results(called.name, traced.out_info, planned_traced.out_info)
     expected = called.run(inputs.args, traced, exact=exact)
     if inputs.generated and _is_void(expected):
-        inputs = make_inputs(args, static=called.static, tame=True)
+        inputs = make_inputs(call.args, static=called.static, tame=True)
         expected = called.run(inputs.args, traced, exact=exact)
         _refuse_void(called.name, expected)
     found = other.run(inputs.args, planned_traced, exact=exact)

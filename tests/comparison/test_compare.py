@@ -49,14 +49,14 @@ def test_the_public_name_is_the_function():
     assert jaxckpt.compare is compare
 
 
-def test_a_plan_is_carried_out_on_the_first_step_with_its_donation(compared, plan):
+def test_a_plan_is_applied_to_the_first_step_with_its_donation(compared, plan):
     assert compared["known"] is plan.footprint
     for figure in ("argument_bytes", "alias_bytes", "temp_bytes"):
         assert getattr(compared["planned"], figure) == getattr(plan.footprint, figure)
     assert compared["planned"].alias_bytes == compared["as it is"].alias_bytes > 0
 
 
-def test_a_plan_shows_less_memory_and_what_it_does_again(compared):
+def test_a_plan_shows_less_memory_and_its_recomputed_ops(compared):
     assert compared["planned"].total_bytes < compared["as it is"].total_bytes
     again = {op.scope: op.runs for op in compared.recomputed}
     assert any(runs[0] == 0 and runs[1] > 0 and runs[1] == runs[2] for runs in again.values())
@@ -79,7 +79,7 @@ def test_a_policy_needs_a_step_and_a_target(tmp_path):
         compare({"frugal": "nothing"}, step=step)
 
 
-def test_a_plan_alone_is_compared_by_its_own_footprint_without_target_and_step(plan):
+def test_one_plan_is_compared_by_its_own_footprint(plan):
     assert compare({"plan": plan})["plan"] is plan.footprint
 
 
@@ -89,7 +89,7 @@ def test_a_plan_for_another_step_is_refused(plan, h200):
         compare({"plan": bare}, WEIGHTS[:2], BATCH, target=h200, step=step)
 
 
-def test_saved_footprints_saved_plans_and_dumps_are_read_by_their_paths(tmp_path, plan, h200):
+def test_footprints_plans_and_dumps_are_read_by_their_paths(tmp_path, plan, h200):
     plan.footprint.save(tmp_path / "made.json.gz")
     plan.save(tmp_path / "made.toml")
     (tmp_path / "dump").mkdir()
@@ -111,7 +111,7 @@ def call() -> jaxckpt.Step:
     return jaxckpt.Step(step, args=(WEIGHTS, BATCH), donate_argnums=(0,))
 
 
-def test_all_that_is_wrong_is_numbered_before_anything_is_compiled(plan):
+def test_all_problems_are_numbered_before_any_compile(plan):
     bare = dataclasses.replace(plan, footprint=None)
     with pytest.raises(ComparisonError) as caught:
         compare({"step": lambda x: x / 0, "three": 3, "known": made_footprint(memory_map())}, BATCH)
@@ -129,7 +129,7 @@ def test_a_plan_made_for_another_target_is_not_taken_at_its_word(plan):
         compare({"plan": plan}, target="h100")
 
 
-def test_paths_that_are_not_there_are_errors_that_say_so(tmp_path):
+def test_missing_paths_are_errors(tmp_path):
     with pytest.raises(jaxckpt.FootprintFileError):
         compare({"a": tmp_path / "no.json"})
     with pytest.raises(jaxckpt.PlanFileError):

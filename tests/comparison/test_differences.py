@@ -38,7 +38,7 @@ def holding(buffers):
 
 
 @given(before=BUFFERS, after=BUFFERS)
-def test_changes_at_the_peak_add_up_to_the_difference_of_the_peaks(before, after):
+def test_changes_at_the_peak_add_up_to_the_difference(before, after):
     before, after = holding(before), holding(after)
     changes = peak_changes(before, after)
     assert sum(change.change_bytes for change in changes) == after.peak_bytes - before.peak_bytes
@@ -46,7 +46,7 @@ def test_changes_at_the_peak_add_up_to_the_difference_of_the_peaks(before, after
 
 
 @given(before=BUFFERS, after=BUFFERS)
-def test_the_way_back_is_the_same_changes_turned_round(before, after):
+def test_changes_in_the_other_direction_are_negated(before, after):
     before, after = holding(before), holding(after)
     forth = {(c.buffer, c.before, c.after) for c in peak_changes(before, after)}
     back = {(c.buffer, c.after, c.before) for c in peak_changes(after, before)}
@@ -72,7 +72,7 @@ def test_buffers_that_went_are_named_and_places_do_not_matter():
     assert peak_changes(memory_map(), memory_map(buffers=moved)) == ()
 
 
-def test_scopes_are_lined_up_and_one_that_a_version_lacks_is_none():
+def test_scopes_are_aligned_and_missing_ones_are_none():
     more = memory_map(kernels=(*memory_map().kernels, kernel("norm", "GPT/norm")))
     made = compare_footprints({"a": made_footprint(memory_map()), "b": made_footprint(more)})
     (line,) = [line for line in made.scopes if line.scope == "GPT/norm"]
@@ -81,13 +81,13 @@ def test_scopes_are_lined_up_and_one_that_a_version_lacks_is_none():
     assert made.scopes[0].scope == ""
 
 
-def test_recomputed_ops_are_counted_with_the_trips_of_their_loops():
+def test_recomputed_ops_are_counted_with_trip_counts():
     looped = memory_map(kernels=(kernel("body", "GPT", Part.RECOMPUTE, count=12), *memory_map().kernels))
     made = compare_footprints({"a": made_footprint(memory_map()), "b": made_footprint(looped)})
     assert [(op.scope, op.op, op.by_xla, op.runs) for op in made.recomputed] == [("GPT", "dot_general", False, (0, 12))]
 
 
-def test_what_xla_does_again_by_itself_is_counted_apart():
+def test_recomputation_by_xla_itself_is_counted_separately():
     by_xla = kernel("dot.remat", "GPT", Part.BACKWARD, by_xla=True)
     both = memory_map(kernels=(kernel("again", "GPT", Part.RECOMPUTE), by_xla, *memory_map().kernels))
     (ours, xlas) = compare_footprints({"a": made_footprint(both)}).recomputed

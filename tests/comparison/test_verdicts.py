@@ -98,7 +98,7 @@ def test_a_name_that_nothing_has_was_never_attached(by_rule):
     assert by_rule.verdicts[1].why.startswith("never attached")
 
 
-def test_a_name_in_a_primal_is_said_to_be_there(by_rule):
+def test_a_name_in_a_primal_is_said_to_be_in_it(by_rule):
     assert by_rule.verdicts[2].word == "no effect"
     assert "primal of the custom_vjp _never_run" in by_rule.verdicts[2].why
 
@@ -113,7 +113,7 @@ def test_what_an_offload_moves_is_seen(by_rule):
     assert by_rule.host_bytes == by_rule.verdicts[0].host_bytes_change
 
 
-def test_names_in_loops_have_their_verdict_and_are_said_to_be_there_where_a_loop_stays_whole(h200):
+def test_names_in_loops_have_their_verdict(h200):
     def looped(weights, x, name):
         def body(y, w):
             return jnp.tanh(checkpoint_name(y @ w, name)), None

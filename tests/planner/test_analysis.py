@@ -51,7 +51,7 @@ def test_the_largest_value_is_described_where_the_user_wrote_it(analysis):
     assert "test_analysis.py" in largest.source
 
 
-def test_readers_and_seconds_are_there(analysis):
+def test_readers_and_seconds_are_counted(analysis):
     assert all(row.reader_count > 0 and row.recompute_s > 0 for row in blocks(analysis))
 
 
@@ -64,7 +64,7 @@ def test_totals_are_those_of_the_step(analysis):
     assert analysis.step == "step"
 
 
-def test_what_lives_inside_a_kernel_is_a_residual_but_takes_no_memory():
+def test_a_residual_inside_a_kernel_takes_no_memory():
     def masked(weights, x):
         def loss(weights):
             hidden = x @ weights[0]

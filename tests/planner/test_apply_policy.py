@@ -62,7 +62,7 @@ def test_every_ready_policy_gives_the_same_numbers(name):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_a_policy_decides_what_runs_again():
+def test_a_policy_decides_which_ops_are_recomputed():
     args = arguments()
     plain = products(step, *args)
     assert products(jaxckpt.apply(step, "everything"), *args) == plain
@@ -71,7 +71,7 @@ def test_a_policy_decides_what_runs_again():
     assert products(jaxckpt.apply(step, "nothing"), *args) == plain + 2
 
 
-def test_a_named_value_is_saved_and_what_is_computed_of_it_runs_again():
+def test_a_named_value_is_saved_and_its_readers_are_recomputed():
     args = arguments()
     named = Policy(rules=(Rule(match=Match(name="wide_*"), decision=Save()),))
     applied = jaxckpt.apply(step, named)
@@ -86,7 +86,7 @@ def test_layers_may_differ():
     assert products(jaxckpt.apply(step, policy), *args) == products(step, *args) + 1
 
 
-def test_a_rule_without_a_match_names_what_is_there():
+def test_a_rule_without_a_match_names_known_values():
     policy = Policy(rules=(Rule(match=Match(name="wide_prj"), decision=Save()),))
     with pytest.raises(PolicyError, match="closest name is 'wide_proj'"):
         jaxckpt.apply(step, policy)(*arguments())

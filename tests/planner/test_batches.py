@@ -56,7 +56,7 @@ def found():
 
 
 @needs_compiler
-def test_the_largest_batch_fits_as_compiled_and_the_next_one_does_not(found):
+def test_the_largest_batch_fits_and_the_next_one_does_not(found):
     assert found.plan.footprint.total_bytes <= found.budget_bytes == 16 * 2**20
     assert found.batch % 256 == 0
     following = make_step(found.batch + 256)
@@ -73,7 +73,7 @@ def test_few_batches_are_compiled(found):
 
 
 @needs_compiler
-def test_the_fastest_batch_has_the_highest_throughput_of_those_planned(found):
+def test_the_fastest_batch_has_the_highest_planned_throughput(found):
     planned = [each for each in found.tried if each.plan is not None]
     assert found.fastest.items_per_s == max(each.items_per_s for each in planned)
     for each in planned:
@@ -96,7 +96,7 @@ def test_the_report_shows_every_batch_and_how_sure_it_is(found):
 @given(
     off=st.sampled_from([0.7, 1.0, 1.3, 2.0]), budget=st.integers(3 * 2**20, 60 * 2**20), multiple=st.integers(1, 97)
 )
-def test_with_a_model_that_is_off_by_a_factor_the_answer_is_still_the_largest(off, budget, multiple):
+def test_the_largest_batch_is_found_with_a_model_off_by_a_factor(off, budget, multiple):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_search, "Planner", type("Off", (FakePlanner,), {"off": off}))
         found = jaxckpt.max_batch(make_step, target="h200", budget=budget, multiples_of=multiple)
@@ -154,7 +154,7 @@ def test_what_is_no_budget_is_refused():
 @pytest.mark.parametrize(
     "returned", [3, (step,), {"step": step, "arguments": ()}], ids=["a number", "no arguments", "a misspelt key"]
 )
-def test_what_returns_no_step_is_refused(returned):
+def test_a_function_that_returns_no_step_is_refused(returned):
     with pytest.raises(StepReferenceError, match=r"lambda>\(1\) is no step"):
         jaxckpt.max_batch(lambda batch: returned, target="h200", budget="1GiB")
 

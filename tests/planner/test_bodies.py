@@ -70,7 +70,7 @@ def test_half_is_enough_for_blocks_in_bodies(planner):
 
 
 @needs_compiler
-def test_recomputing_bodies_takes_no_more_than_checkpoints_around_them_by_hand(planner):
+def test_recomputed_bodies_take_no_more_than_checkpoints_by_hand(planner):
     step, args = made(remat=True)
     by_hand = footprint(step, *args, target="h200:8", compiler_options=OPTIONS)
     blocks = planner.measure(planner.follow(Policy(default="recompute"))).footprint

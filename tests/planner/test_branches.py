@@ -70,7 +70,7 @@ def by_hand(make):
 
 
 @needs_compiler
-def test_recomputing_branches_takes_no_more_than_checkpoints_in_them_by_hand(planner, by_hand):
+def test_recomputed_branches_take_at_most_checkpoints_by_hand(planner, by_hand):
     ours = planner.measure(planner.follow(Policy(default="recompute")))
     assert ours.footprint.temp_bytes <= by_hand.temp_bytes
     assert ours.footprint.step_s <= 1.01 * by_hand.step_s
@@ -79,7 +79,7 @@ def test_recomputing_branches_takes_no_more_than_checkpoints_in_them_by_hand(pla
 
 
 @needs_compiler
-def test_between_all_and_nothing_branches_keep_some_and_are_faster_than_by_hand(planner, by_hand):
+def test_branches_that_save_some_values_are_faster_than_by_hand(planner, by_hand):
     budget = (planner.unplanned.total_bytes + by_hand.total_bytes) // 2
     plan = planner.plan(budget=budget)
     assert plan.footprint.total_bytes <= budget

@@ -69,7 +69,7 @@ def test_the_method_of_a_policy_says_the_same():
     assert KEEP_HIDDEN.explain(step, *ARGS) == jaxckpt.explain(step, *ARGS, policy=KEEP_HIDDEN)
 
 
-def test_what_is_saved_by_default_is_left_as_the_step_was_written():
+def test_a_save_by_default_leaves_the_step_as_written():
     policy = Policy(default="save", rules=(Rule(match=Match(layers="1"), decision=Recompute()),))
     others = [each for each in policy.explain(step, *ARGS).values if each.by == 'default of "unnamed"']
     assert others

@@ -83,7 +83,7 @@ def assert_adds_up(floor):
 
 
 @needs_compiler
-def test_a_loss_head_at_the_peak_is_named_with_the_chunks_that_lower_it(head_planner):
+def test_a_loss_head_at_the_peak_is_named_with_its_chunks(head_planner):
     floor = head_planner.floor()
     assert_adds_up(floor)
     assert floor.shares[0].holder is Holder.LOGITS
@@ -160,7 +160,7 @@ def test_what_a_buffer_is_for_follows_its_role():
     assert floor.undecided_share == 13 / 16
 
 
-def test_a_remedy_that_moves_the_peak_elsewhere_saves_only_the_difference():
+def test_a_remedy_that_moves_the_peak_saves_only_the_difference():
     memory = memory_map()
     late = buffer(5, "GPT/block_0", 5, 5, 6 * MIB, role=Role.COTANGENT)
     memory = memory_map(buffers=(*memory.buffers[:3], memory.buffers[3], late, memory.buffers[4]))
@@ -173,7 +173,7 @@ def test_a_remedy_that_moves_the_peak_elsewhere_saves_only_the_difference():
 
 
 @pytest.mark.parametrize(("turns", "holder"), [(1, Holder.SINGLE_OP), (32, Holder.RESIDUALS)])
-def test_what_all_turns_of_a_loop_stack_is_no_ones_op(turns, holder):
+def test_a_residual_stack_belongs_to_no_one_op(turns, holder):
     memory = memory_map()
     stack = buffer(5, "GPT", 2, 4, 16 * MIB, op="dynamic_update_slice", count=turns)
     memory = memory_map(buffers=(*memory.buffers[:3], stack, memory.buffers[4]))
@@ -182,7 +182,7 @@ def test_what_all_turns_of_a_loop_stack_is_no_ones_op(turns, holder):
     assert any(remedy.title == "one op in chunks" for remedy in floor.remedies) is (turns == 1)
 
 
-def test_without_a_memory_map_there_are_totals_alone():
+def test_without_a_memory_map_only_totals_are_compared():
     floor = floor_of(made_footprint(None))
     assert [(share.holder, share.size_bytes // MIB) for share in floor.shares] == [("arguments", 8), ("other", 8)]
     assert "totals alone" in render_text(floor_report(floor))

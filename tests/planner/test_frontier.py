@@ -57,7 +57,7 @@ def assert_monotone(frontier):
 
 
 @needs_compiler
-def test_a_frontier_goes_from_the_smallest_to_the_fastest_and_is_monotone(frontier):
+def test_a_frontier_from_smallest_to_fastest_is_monotone(frontier):
     assert_monotone(frontier)
     assert 3 <= len(frontier) <= 5
     assert frontier.fastest.total_bytes == frontier.unplanned.total_bytes

@@ -7,7 +7,7 @@ import pytest
 from jaxckpt.planner.gc_pause import collector_paused
 
 
-def test_the_collector_is_off_meanwhile_and_on_again():
+def test_the_collector_is_off_inside_and_on_afterwards():
     with collector_paused():
         assert not gc.isenabled()
     assert gc.isenabled()

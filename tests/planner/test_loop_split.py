@@ -74,7 +74,7 @@ def halfway(made):
     return (made.small.total_bytes + made.large.total_bytes) // 2
 
 
-def test_the_mixture_fills_the_budget_to_the_last_turn(made):
+def test_the_mixture_fills_the_budget_to_the_last_iteration(made):
     a_turn = (made.large.total_bytes - made.small.total_bytes) / LENGTH
     limit_bytes = halfway(made)
     turns, plan = made.filled(limit_bytes)
@@ -83,7 +83,7 @@ def test_the_mixture_fills_the_budget_to_the_last_turn(made):
     assert made.large.step_s < plan.predicted.step_s < made.small.step_s
 
 
-def test_more_memory_gives_the_larger_plan_more_turns(made):
+def test_more_memory_gives_the_larger_plan_more_iterations(made):
     shares = (0.2, 0.4, 0.6, 0.8)
     found = [
         made.filled(int(made.small.total_bytes + s * (made.large.total_bytes - made.small.total_bytes))) for s in shares
@@ -94,7 +94,7 @@ def test_more_memory_gives_the_larger_plan_more_turns(made):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_the_turns_that_run_last_have_the_larger_plan_s_decisions(made, reverse):
+def test_the_last_iterations_have_the_larger_plan_s_decisions(made, reverse):
     made = Made(reverse=True) if reverse else made
     turns, plan = made.filled(halfway(made))
     (loop_splits,) = plan.loop_splits
@@ -115,7 +115,7 @@ def test_the_turns_that_run_last_have_the_larger_plan_s_decisions(made, reverse)
     assert scan_lengths(rewrite(made.traced, plan).jaxpr) == [*executed, *executed[::-1]]
 
 
-def test_the_last_turns_are_the_better_ones_to_keep_more(made):
+def test_the_last_iterations_are_the_better_ones_to_save_more(made):
     _, plan = made.filled(halfway(made))
     split = with_split_loops(made.traced, plan.loop_splits)
     other = with_split_loops(made.traced, (LoopSplit(loop=0, lengths=plan.loop_splits[0].lengths[::-1]),))
@@ -131,7 +131,7 @@ def test_the_last_turns_are_the_better_ones_to_keep_more(made):
     assert plan.predicted.temp_bytes <= first.predicted.temp_bytes
 
 
-def test_equal_decisions_in_stretches_are_predicted_to_take_the_same(made):
+def test_equal_decisions_in_split_loops_are_predicted_alike(made):
     for plan in (made.small.plan, made.large.plan):
         split = with_split_loops(made.traced, (LoopSplit(loop=0, lengths=(5, 7)),))
         copies = {copy: d for value, d in plan.decisions.items() for copy in split.values[value]}
@@ -142,7 +142,7 @@ def test_equal_decisions_in_stretches_are_predicted_to_take_the_same(made):
         assert there.saved_bytes == plan.predicted.saved_bytes
 
 
-def test_what_the_model_is_off_for_two_plans_is_counted_for_their_mixtures(made):
+def test_model_errors_of_two_plans_count_for_their_mixtures(made):
     limit_bytes = halfway(made)
     turns, _ = made.filled(limit_bytes)
     more_bytes = (made.large.total_bytes - made.small.total_bytes) // 4
@@ -202,7 +202,7 @@ def test_a_mixture_is_saved_loaded_and_shown(small_plan, tmp_path):
     assert_saved_loaded_and_shown(planner, plan, tmp_path, shown=(f"{first} + {last} iterations",), loop_splits=())
 
 
-def test_a_mixture_is_refused_by_another_step_and_by_other_turns(small_plan):
+def test_a_mixture_is_refused_by_another_step_or_trip_count(small_plan):
     args, planner, plan = small_plan
     wrong = (LoopSplit(loop=0, lengths=(1, 1)),)
     assert_refused(planner, plan, args, "cannot be split like that", loop_splits=wrong)
@@ -224,7 +224,7 @@ def test_a_budget_between_two_plans_is_filled_as_compiled():
 
 
 @needs_compiler
-def test_equal_decisions_in_stretches_take_the_same_as_compiled(made):
+def test_equal_decisions_in_split_loops_compile_alike(made):
     planner = Planner(STEP, *LARGE, target="h200")
     whole = planner.measure(made.large.plan).footprint
     split = with_split_loops(made.traced, loop_splits := (LoopSplit(loop=0, lengths=(5, 7)),))

@@ -57,7 +57,7 @@ def made():
     ("turns", "pairs"),
     [(36, [(6, 6), (9, 4), (12, 3)]), (12, [(4, 3), (6, 2)]), (4, [(2, 2)]), (13, []), (3, []), (2, [])],
 )
-def test_pairs_of_divisors_are_tried_from_the_root_on_and_a_prime_number_has_none(turns, pairs):
+def test_divisor_pairs_start_at_the_root_and_primes_have_none(turns, pairs):
     solver = solver_of(STEP, *arguments(turns, 1024, 16384, jnp.bfloat16))
     assert [[(nest.outer, nest.inner) for nest in loop_tilings] for loop_tilings in solver.loop_tilings] == [
         [pair] for pair in pairs
@@ -65,7 +65,7 @@ def test_pairs_of_divisors_are_tried_from_the_root_on_and_a_prime_number_has_non
     assert len(solver.min_memory_plans) == bool(pairs and turns > 4)
 
 
-def test_the_least_memory_grows_with_the_root_of_the_turns(made):
+def test_the_least_memory_grows_with_the_root_of_the_trip_count(made):
     (plan,) = made.min_memory_plans
     whole = made._solver.min_memory_plan
     assert plan.loop_tilings == (LoopTiling(loop=0, outer=6, inner=6),)
@@ -75,7 +75,7 @@ def test_the_least_memory_grows_with_the_root_of_the_turns(made):
     assert whole.predicted.recompute_s < plan.predicted.recompute_s
 
 
-def test_with_more_memory_turns_keep_more_and_run_twice_only(made):
+def test_with_more_memory_bodies_run_only_twice(made):
     (least,) = made.min_memory_plans
     more = made.solve(2 * least.predicted.temp_bytes, allow_empty=False)
     assert more.loop_tilings
@@ -105,7 +105,7 @@ def test_what_must_be_decided_of_a_value_is_decided_of_its_copy():
     assert not sent.min_memory_plans
 
 
-def test_loops_that_hand_on_little_are_not_nested():
+def test_loops_with_small_carries_are_not_tiled():
     def loss(w, x):
         sums, _ = jax.lax.scan(lambda s, w: (s + jnp.tanh(x @ w[0]).mean(), None), jnp.float32(0), w)
         return sums
@@ -122,7 +122,7 @@ def small_plan():
     return args, planner, plan
 
 
-def test_a_plan_of_nested_loops_is_applied_with_the_step_s_bits(small_plan):
+def test_a_plan_of_tiled_loops_is_applied_bit_by_bit(small_plan):
     args, planner, plan = small_plan
     assert Recompute() in plan.decisions.values()
     rewritten = open_jaxpr(rewrite(planner.traced, plan).jaxpr)
@@ -135,20 +135,20 @@ def test_a_plan_of_nested_loops_is_applied_with_the_step_s_bits(small_plan):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
-def test_a_plan_of_nested_loops_is_saved_loaded_and_shown(small_plan, tmp_path):
+def test_a_plan_of_tiled_loops_is_saved_loaded_and_shown(small_plan, tmp_path):
     _, planner, plan = small_plan
     assert plan.loop_tilings == (LoopTiling(loop=0, outer=4, inner=3),)
     assert_saved_loaded_and_shown(planner, plan, tmp_path, shown=("loop 0 tiled", "4 x 3 iterations"), loop_tilings=())
 
 
-def test_a_plan_of_nested_loops_is_refused_by_another_step_and_by_other_turns(small_plan):
+def test_a_plan_of_tiled_loops_is_refused_by_another_step(small_plan):
     args, planner, plan = small_plan
     wrong = (LoopTiling(loop=0, outer=5, inner=2),)
     assert_refused(planner, plan, args, "cannot be nested like that", loop_tilings=wrong)
 
 
 @needs_compiler
-def test_a_budget_below_all_other_plans_is_met_as_compiled_and_a_refusal_names_the_nested_minimum():
+def test_a_budget_below_all_other_plans_is_met_by_tiled_loops():
     planner = Planner(STEP, *LARGE, target="h200")
     whole, least = planner.smallest_untiled(), planner.smallest()
     assert least.plan.loop_tilings
@@ -165,7 +165,7 @@ def test_a_budget_below_all_other_plans_is_met_as_compiled_and_a_refusal_names_t
     assert refused.value.minimum_bytes == least.footprint.total_bytes
 
 
-def test_a_frontier_goes_on_with_nested_loops_below_the_smallest_plan_of_the_loop_as_it_is():
+def test_a_frontier_goes_on_with_tiled_loops_below_all_others():
     planner = FakePlanner(STEP, *LARGE, target="h200")
     frontier = frontier_of(planner, points=6)
     assert_monotone(frontier)
@@ -178,7 +178,7 @@ def test_a_frontier_goes_on_with_nested_loops_below_the_smallest_plan_of_the_loo
 
 
 @pytest.mark.parametrize("loop_tilings", [True, False])
-def test_the_largest_batch_is_that_of_nested_loops(monkeypatch, loop_tilings):
+def test_the_largest_batch_is_one_of_tiled_loops(monkeypatch, loop_tilings):
     def make_step(batch):
         return STEP, arguments(LENGTH, 256, batch, jnp.bfloat16)
 
@@ -197,7 +197,7 @@ def test_the_largest_batch_is_that_of_nested_loops(monkeypatch, loop_tilings):
 
 
 @pytest.mark.parametrize("other_bytes", [95, 105])
-def test_other_plans_of_least_memory_that_should_fit_are_compiled_before_loops_are_nested(other_bytes):
+def test_feasible_smallest_plans_are_compiled_before_tiled_loops(other_bytes):
     """A compiler may make the one that is predicted smallest the largest of them."""
 
     def plan(size_bytes):
@@ -212,7 +212,7 @@ def test_other_plans_of_least_memory_that_should_fit_are_compiled_before_loops_a
 
 
 @needs_compiler
-def test_nested_loops_take_no_more_than_checkpoints_nested_by_hand(made):
+def test_tiled_loops_take_no_more_than_checkpoints_by_hand(made):
     def by_hand(w, x):
         def group(x, w):
             return jax.lax.scan(jax.checkpoint(block), x, w)

@@ -32,7 +32,7 @@ def planner():
     return jaxckpt.Planner(step_with(layer), *ARGS, target="h200")
 
 
-def test_full_recomputation_takes_what_a_checkpoint_in_the_body_takes(planner):
+def test_full_recomputation_takes_as_much_as_a_checkpointed_body(planner):
     plan = solve(planner.problem, "full")
     ours = planner.measure(plan).footprint
     theirs = jaxckpt.footprint(step_with(jax.checkpoint(layer, prevent_cse=False)), *ARGS, target="h200")
@@ -77,7 +77,7 @@ def accumulated_by_counter(weights, batches):
 
 
 @pytest.mark.parametrize("step", [accumulated, accumulated_by_counter])
-def test_the_gradients_of_weights_that_turns_add_up_are_made_where_they_stand(step):
+def test_accumulated_gradients_of_weights_are_updated_in_place(step):
     """XLA puts them off to the end of a body in which it copies slices beside the kernels."""
     weights = [tuple(jax.ShapeDtypeStruct(s, jnp.float32) for s in ((512, 2048), (2048, 512)))] * 6
     planner = jaxckpt.Planner(step, weights, jax.ShapeDtypeStruct((4, 8192, 512), jnp.float32), target="h200")

@@ -64,7 +64,7 @@ def test_the_step_as_written_is_predicted_by_device(planner):
 
 
 @needs_compiler
-def test_half_of_it_is_enough_without_further_exchanges_of_activations(planner):
+def test_half_the_memory_needs_no_further_activation_exchanges(planner):
     plan = planner.plan(budget=0.5)
     assert plan.footprint.total_bytes <= planner.unplanned.total_bytes // 2
     assert plan.predicted.total_bytes == pytest.approx(plan.footprint.total_bytes, rel=0.15)

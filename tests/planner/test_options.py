@@ -22,6 +22,9 @@ def test_a_step_stands_for_the_function_and_its_arguments():
     assert plan.decisions == same.decisions
     assert plan.footprint.total_bytes == same.footprint.total_bytes
     assert jaxckpt.analyze(made) == jaxckpt.analyze(step, *ARGS, donate_argnums=0)
+    assert jaxckpt.footprint(made, target="cpu").total_bytes > 0
+    assert jaxckpt.lint(made) == jaxckpt.lint(step, *ARGS)
+    assert jaxckpt.verify(made, plan).ok
     assert jaxckpt.compare({"a": made, "b": step}, *ARGS, target="cpu").names == ("a", "b")
 
 

@@ -180,7 +180,7 @@ def test_nothing_is_left_behind_when_writing_fails(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_is_there_survives_a_write_that_fails(saved, monkeypatch):
+def test_an_existing_file_survives_a_write_that_fails(saved, monkeypatch):
     before = saved.read_bytes()
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):

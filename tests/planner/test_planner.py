@@ -57,7 +57,7 @@ def test_a_returned_plan_fits_by_the_compilers_figure(planner, budget):
 
 @pytest.mark.slow  # compiles at real sizes: those of a toy are decided by fragmentation
 @needs_compiler
-def test_predicted_and_compiled_totals_are_close_on_a_transformer():
+def test_predicted_totals_of_a_transformer_are_close():
     gpt2 = pytest.importorskip("jaxckpt.cli.gpt2")
     small = gpt2.training_step(layers=6, batch=8, vocabulary=1024)
     planner = Planner(small.step, *small.args, target="h200", donate_argnums=small.donate_argnums)
@@ -67,7 +67,7 @@ def test_predicted_and_compiled_totals_are_close_on_a_transformer():
 
 
 @needs_compiler
-def test_a_plans_footprint_marks_and_counts_what_is_computed_again(planner):
+def test_a_plans_footprint_counts_recomputed_ops(planner):
     plan = planner.plan(budget="100MiB")
     whole, *_ = plan.footprint.memory.scopes(0)
     assert whole.recomputed_kernels > 0
@@ -148,7 +148,7 @@ def test_a_plan_refuses_other_shapes_by_name(planner):
         jax.eval_shape(planned, ARGS[0], jax.ShapeDtypeStruct((4096, 256), jnp.float32))
 
 
-def test_arguments_larger_than_the_budget_are_refused_before_any_compile(monkeypatch):
+def test_arguments_larger_than_the_budget_are_refused_uncompiled(monkeypatch):
     monkeypatch.setattr("jaxckpt.planner.planner.compile_flat", lambda *_, **__: pytest.fail("compiled"))
     with pytest.raises(InfeasibleBudgetError, match="arguments alone") as caught:
         Planner(step, *ARGS, target="cpu", donate_argnums=0).plan(budget="1MiB")
@@ -177,7 +177,7 @@ def test_an_argument_that_is_no_array_is_named():
     assert isinstance(caught.value, TypeError)
 
 
-def test_an_unknown_target_or_strategy_is_refused_with_the_closest():
+def test_unknown_targets_and_strategies_name_the_closest():
     with pytest.raises(UnknownTargetError, match="h200"):
         jaxckpt.plan(step, *ARGS, budget="1GiB", target="h20")
     with pytest.raises(UnknownStrategyError, match="'optimal'"):
@@ -204,14 +204,14 @@ def test_what_the_planner_cannot_decide_is_refused():
 
 
 @pytest.mark.parametrize("word", ["offload_parameters", "offload_optimizer_state"])
-def test_state_on_the_host_is_the_callers_choice_and_the_error_says_how(word):
+def test_state_on_the_host_is_refused_with_advice(word):
     with pytest.raises(UnknownStrategyError, match="with_memory_kind"):
         jaxckpt.plan(step, *ARGS, budget="1GiB", target="cpu", allow=("recompute", word))
 
 
 @pytest.mark.parametrize("factor", [1.02, 1.15, 1.4])
 @pytest.mark.parametrize("share", [0.5, 0.7, 0.9])
-def test_a_model_that_is_too_hopeful_is_corrected_and_the_budget_used(monkeypatch, factor, share):
+def test_a_model_that_predicts_too_little_is_corrected(monkeypatch, factor, share):
     """The compiler is one that needs more temporaries than predicted, always by the same factor."""
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
     measured = {}
@@ -237,7 +237,7 @@ def inflated(plan, factor):
     )
 
 
-def test_a_plan_that_is_a_little_too_large_is_followed_by_a_corrected_one_and_no_last_resort(monkeypatch):
+def test_a_plan_slightly_too_large_is_corrected(monkeypatch):
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
     monkeypatch.setattr(planner, "measure", lambda plan: CompiledPlan(plan, inflated(plan, 1.02)))
     monkeypatch.setattr(planner, "is_compiled", lambda plan: False)
@@ -250,7 +250,7 @@ def test_a_plan_that_is_a_little_too_large_is_followed_by_a_corrected_one_and_no
     assert all(attempt.predicted_bytes > planner.fixed_bytes + smallest for attempt in plan.attempts)
 
 
-def test_plans_of_least_memory_that_should_fit_are_compiled_before_a_budget_is_refused(monkeypatch):
+def test_feasible_smallest_plans_are_compiled_before_a_refusal(monkeypatch):
     """Of all plans the compiler agrees about the one alone that would be tried last."""
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0, max_compiles=1)
     last = planner.solver.min_memory_plans[-1]
@@ -268,7 +268,7 @@ def test_plans_of_least_memory_that_should_fit_are_compiled_before_a_budget_is_r
     assert refused.value.minimum_bytes > below
 
 
-def test_a_correction_that_is_not_enough_is_followed_by_a_larger_one(monkeypatch):
+def test_a_correction_too_small_is_followed_by_a_larger_one(monkeypatch):
     """The compiler takes a little more than the budget, whatever it is asked for, until it is asked for much less."""
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
     smallest, largest = (
@@ -289,7 +289,7 @@ def test_a_correction_that_is_not_enough_is_followed_by_a_larger_one(monkeypatch
 
 
 @pytest.mark.parametrize(("slower", "compiles"), [(1.04, 1), (1.2, 2)])
-def test_a_plan_much_slower_than_the_model_said_is_held_against_one_of_another_cut(monkeypatch, slower, compiles):
+def test_a_plan_much_too_slow_is_compared_with_another_cut(monkeypatch, slower, compiles):
     """The compiler agrees on bytes; of the cut that the model likes best it thinks less."""
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
     smallest, largest = (

@@ -50,7 +50,7 @@ def test_a_strategy_that_reads_no_budget_is_compiled_once(planner):
 
 
 @needs_compiler
-def test_a_strategy_that_reads_the_budget_leaves_what_fits_as_it_is(planner):
+def test_a_strategy_with_a_budget_leaves_a_step_that_fits(planner):
     plan = planner.plan(budget="1GiB", strategy="rotor")
     assert not plan.decisions
     assert "fits as it is" in plan.notes[0]

@@ -85,13 +85,13 @@ def test_the_one_that_compiles_to_less_time_is_returned(sharded_s):
     assert {bool(shards(candidate.plan)) for candidate in planner.candidates()} == {True, False}
 
 
-def test_shards_that_a_compiler_makes_larger_leave_the_plan_that_recomputes():
+def test_shards_that_compile_larger_are_not_returned():
     found = made(misjudged=2.0).plan(budget=BUDGET)
     assert not shards(found)
     assert found.footprint.total_bytes <= BUDGET
 
 
-def test_what_nothing_meets_is_refused_with_the_smallest_total_of_all():
+def test_a_budget_below_all_is_refused_with_the_least_total():
     alone = made(("recompute",))
     with pytest.raises(InfeasibleBudgetError) as least:
         alone.plan(budget=alone.fixed_bytes + 2**20)
@@ -119,7 +119,7 @@ def test_without_leave_to_partition_nothing_is_measured_twice():
 
 
 @pytest.mark.parametrize("sizes", [None, (1, 1)])
-def test_without_several_devices_it_is_refused_and_the_error_says_what_is_missing(sizes):
+def test_shards_without_several_devices_are_refused(sizes):
     args = [jnp.ones((4, 4))], jnp.ones((2, 4))
     if sizes:
         args = described(AbstractMesh(sizes, ("data", "model"), axis_types=(AxisType.Auto,) * 2))
