@@ -68,11 +68,14 @@ def derived_rates(measured: Sequence[Measured]) -> dict[str, Any]:
         bandwidth = median(each.value for each in by_what["elementwise"])
         found["memory_bandwidth_bytes_per_s"] = bandwidth
         found["factors"] = tuple(_factors(by_what, bandwidth))
-    host = [each.value for what in ("copy to host", "copy from host") for each in by_what.get(what, ())]
-    host += [each.value / 2 for each in by_what.get("copy both ways", ())]
-    if host:
+    if host := _host_bandwidths(by_what):
         found["host_bandwidth_bytes_per_s"] = min(host)
     return found
+
+
+def _host_bandwidths(by_what: dict[str, list[Measured]]) -> list[float]:
+    one_way = [each.value for what in ("copy to host", "copy from host") for each in by_what.get(what, ())]
+    return one_way + [each.value / 2 for each in by_what.get("copy both ways", ())]
 
 
 def _matmul(products: Sequence[Measured], launch_s: float) -> dict[str, Any]:

@@ -88,14 +88,8 @@ def compile_flat(
     placed = place(specs, target)
     jitted = _jit_flat(function, target, donated, out_shardings, called)
     with mesh_of_target(target), dump_folder() as folder, quick_options(target) as quick:
-        try:
-            traced = jitted.trace(*placed)
-            options = dict(dump_options(folder)) | quick | dict(compiler_options)
-            executable = traced.lower().compile(compiler_options=options)
-        except Warning:  # the caller made errors of warnings; this one is theirs
-            raise
-        except Exception as error:
-            raise compile_error(error, name=called, target=target) from error
+        options = dict(dump_options(folder)) | quick | dict(compiler_options)
+        traced, executable = _traced_and_compiled(jitted, placed, options, name=called, target=target)
         compile_s = time.perf_counter() - started_s
         program = dumped_program(folder)
     memory = None if program is None else _memory(program, target, traced, argument_paths)
@@ -134,6 +128,23 @@ def _jit_flat(
     if out_shardings is not None and any(sharding is not None for sharding in out_shardings):
         options["out_shardings"] = tuple(place_sharding(each, target) for each in out_shardings)
     return jax.jit(flat_step, **options)
+
+
+def _traced_and_compiled(
+    jitted: jax.stages.Wrapped,
+    placed: Sequence[jax.ShapeDtypeStruct],
+    options: dict[str, Any],
+    *,
+    name: str,
+    target: Target,
+) -> tuple[jax.stages.Traced, jax.stages.Compiled]:
+    try:
+        traced = jitted.trace(*placed)
+        return traced, traced.lower().compile(compiler_options=options)
+    except Warning:  # the caller made errors of warnings; this one is theirs
+        raise
+    except Exception as error:
+        raise compile_error(error, name=name, target=target) from error
 
 
 def _reported_figures(executable: jax.stages.Compiled) -> dict[str, int]:

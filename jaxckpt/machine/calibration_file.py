@@ -7,6 +7,7 @@ writes. No jax. Read after `attainable`.
 
 import json
 import pathlib
+import warnings
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -129,6 +130,11 @@ class Calibration:
             return None
         empty = Rates(name=name, matmul_flops_per_s=self.matmul_flops_per_s, memory_bytes=memory_bytes, **speeds)
         return self.over(empty)
+
+    def alone(self, *, name: str, memory_bytes: int) -> Rates | None:
+        """Deprecated name of `as_rates`."""
+        warnings.warn("Calibration.alone is now Calibration.as_rates", DeprecationWarning, stacklevel=2)
+        return self.as_rates(name=name, memory_bytes=memory_bytes)
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes it as TOML; see `load_calibration`."""

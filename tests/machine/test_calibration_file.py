@@ -106,6 +106,8 @@ def test_an_unknown_device_has_rates_once_fully_calibrated():
         host_bandwidth_bytes_per_s=1e10, launch_s=1e-6,
     )  # fmt: skip
     assert whole.as_rates(name="attached", memory_bytes=2**30).matmul("float16") == 1e14
+    with pytest.warns(DeprecationWarning, match="as_rates"):
+        assert whole.alone(name="attached", memory_bytes=2**30) == whole.as_rates(name="attached", memory_bytes=2**30)
 
 
 @pytest.mark.parametrize(
