@@ -1,10 +1,9 @@
 """A traced step and a plan become a step that carries the plan out.
 
-Read in this order: `rebuild`, `requested_loops`, `split_loops` and `tile_loops` (loop transformations that a plan asks
-for), `moves` and `host_stack` (equations of transfers), `equations` (steps of a schedule as equations), `rewrite` (the
-type-checked result), `check_plan` (what to say when plan and step do not belong together), `known_bad` (plans that a
-compiler would miscompile), `platforms` (where a step runs), `agreement` (that all processes of a run carry out the
-same plan), `apply` (all of it as a function of the step's own signature).
+Read in this order: `loop_transforms`, `split_loops` and `tile_loops` (the loops that a plan asks for), `moves` and
+`host_stack` (equations of transfers), `equations` (steps of a schedule as equations), `rewrite` (the type-checked
+result), `check_plan` (a plan is for one step), `known_bad` (plans that a compiler would miscompile), `agreement` (all
+processes of a run carry out the same plan), `apply` (all of it as a function of the step's own signature).
 """
 
 from jaxckpt.rewrite.agreement import broadcast

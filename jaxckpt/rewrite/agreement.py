@@ -1,34 +1,43 @@
-"""All processes of a run carry out the same plan: each says what it is about to do, and a difference is an error.
+"""The devices of a step, and agreement of their processes: all of a run carry out the same plan, else it is an error.
 
 A step over devices of several processes is one program that all of them start. Where their plans differ they compile
-programs that exchange data at different places, and wait for each other without end. So before a plan is carried out
-every process writes down the step's name and a digest of the plan, in the store of JAX's distributed runtime, and reads
-what the others wrote. No device takes part, so this works while a step is being traced; a process that does not come
-within some time is named.
-
-What is compared is counted: the first plan that each process carries out, the second, and so on.
-
-Read after `rewritten`.
+programs with collectives at different places, and wait for each other without end. So before a plan is carried out
+every process writes the step's name and a digest of the plan into the store of JAX's distributed runtime, and reads the
+texts of the others. No device takes part, so this works while a step is being traced. Exchanges are counted: the first
+plan that each process carries out, the second, and so on.
 """
 
 import functools
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import jax
+from jax.sharding import AbstractMesh
 
 from jaxckpt import _compat
 from jaxckpt._errors import AgreementError
 from jaxckpt.ir import GraphPlan
-from jaxckpt.rewrite.platforms import devices_of
 from jaxckpt.trace import Traced
 
 PATIENCE_S = 600.0
-"""How long a process waits for what another one says; planning the same step takes all of them about as long."""
+"""How long a process waits for the text of another one; planning the same step takes all of them about as long."""
 
 _next_exchange: Callable[[], int] = itertools.count().__next__
-"""Which exchange comes next: it must be counted by process, since the store is shared by the whole run."""
+"""The number of the next exchange, counted by process, since all processes of the run share the store."""
+
+
+def devices_of(traced: Traced) -> Iterable[jax.Device]:
+    """The devices that a step's arguments or its jit name, if any."""
+    for sharding in (*(spec.sharding for spec in traced.specs), *traced.in_shardings):
+        if sharding is not None and not isinstance(getattr(sharding, "mesh", None), AbstractMesh):
+            yield from sharding.device_set
+
+
+def platforms(traced: Traced) -> tuple[str, ...]:
+    """The compilers' families ("cuda", "tpu", "cpu") of a step's devices, or of those that JAX uses by itself."""
+    found = {device.platform for device in devices_of(traced)} or {jax.default_backend()}
+    return tuple(sorted({"cuda" if platform == "gpu" else platform for platform in found}))
 
 
 def require_agreement(traced: Traced, plan: GraphPlan) -> None:
@@ -36,39 +45,39 @@ def require_agreement(traced: Traced, plan: GraphPlan) -> None:
 
     Args:
       traced: The step.
-      plan: What this process is about to carry out. A step all of whose devices are this process's own is not asked
-        about.
+      plan: The plan that this process is about to carry out. A step all of whose devices are this process's own needs
+        no agreement.
 
     Raises:
-      AgreementError: On every process: their plans differ, or one of them says nothing in time.
+      AgreementError: On every process: their plans differ, or one of them gives no plan in time.
     """
     run = _compat.distributed_run()
     if run is None or _is_of_this_process(traced):
         return
-    said = all_gather(run, f"{traced.name} {digest(plan)}", what=f"apply({traced.name})")
-    if len(set(said.values())) == 1:
+    texts = all_gather(run, f"{traced.name} {digest(plan)}", what=f"apply({traced.name})")
+    if len(set(texts.values())) == 1:
         return
     raise AgreementError(
         f"apply({traced.name}): the processes of this run are about to carry out different plans.",
-        got="; ".join(f"process {process}: {text}" for process, text in said.items()),
+        got="; ".join(f"process {process}: {text}" for process, text in texts.items()),
         needed="the same step and the same plan everywhere",
         advice="plan = jaxckpt.plan_once(lambda: jaxckpt.plan(...)) on every process, or one saved plan for all",
-        said=said,
+        said=texts,
     )
 
 
 def digest(plan: GraphPlan) -> str:
-    """A hash of what a plan does to a step; the same in every process."""
+    """A hash of a plan's decisions, stages and loops; the same in every process."""
     loops = f"{plan.loop_splits}{plan.loop_tilings}"
     text = f"{plan.fingerprint}{tuple(plan.decisions.items())}{plan.stages}{plan.layers}{loops}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def all_gather(run: _compat.DistributedRun, text: str, *, what: str) -> Mapping[int, str]:
-    """What every process says in this turn, by process.
+    """The texts of all processes in the next exchange, by process.
 
     Raises:
-      AgreementError: One of them says nothing in time.
+      AgreementError: One of them gives no text in time.
     """
     exchange = _next_exchange()
     run.write(f"jaxckpt/{exchange}/{run.index}", text)
@@ -77,7 +86,7 @@ def all_gather(run: _compat.DistributedRun, text: str, *, what: str) -> Mapping[
 
 
 def broadcast(run: _compat.DistributedRun, text: str | None, *, what: str) -> str:
-    """What process 0 says in this turn: `text` there, and what comes of it on all others."""
+    """The text of process 0 in the next exchange; `text` is that of this process, or None on all others."""
     exchange = _next_exchange()
     if text is not None:
         run.write(f"jaxckpt/{exchange}/0", text)
@@ -99,7 +108,7 @@ def _read(run: _compat.DistributedRun, exchange: int, process: int, *, what: str
 
 
 def _is_of_this_process(traced: Traced) -> bool:
-    """Whether a step is known to run on this process's own devices alone."""
+    """True if a step is known to run on this process's own devices alone."""
     devices = list(devices_of(traced))
     mine = jax.process_index()
     return bool(devices) and all(device.process_index == mine for device in devices)

@@ -1,10 +1,8 @@
 """A plan and a step become a function of the step's own signature.
 
-The function traces the step with the arguments that it is called with, checks that the plan is for exactly that
-(shapes, types, operations), and runs the rewritten step. It never plans anew: what does not match is an error that
-says what differs. The rewriting is done once for each kind of arguments.
-
-Read after `rewritten` and `mismatch`.
+The function traces the step with the arguments that it is called with, checks that the plan is for exactly that step
+(shapes, types, operations), and runs the rewritten step. It never plans anew: a difference is an error. The rewriting
+is done once for each kind of arguments.
 """
 
 import functools
@@ -16,10 +14,9 @@ import jax.core
 
 from jaxckpt._compilers import compiler_for
 from jaxckpt.ir import Graph, GraphPlan
-from jaxckpt.rewrite.agreement import require_agreement
+from jaxckpt.rewrite.agreement import platforms, require_agreement
 from jaxckpt.rewrite.check_plan import PlannedArgument, check_planned
 from jaxckpt.rewrite.known_bad import refuse_miscompiled
-from jaxckpt.rewrite.platforms import platforms
 from jaxckpt.rewrite.rewrite import Rewritten, rewrite
 from jaxckpt.trace import Traced, trace_stage, trace_step
 
@@ -43,8 +40,8 @@ def apply(
         besides those of the step's own jit.
       static_argnums: Positions that are not traced, as when the plan was made.
       keep_user_remat: As when the plan was made.
-      arguments: What the plan was made with; a mismatch then names the argument.
-      graph: What the plan was made for; a mismatch then names the first op that differs.
+      arguments: Those that the plan was made with; a mismatch then names the argument.
+      graph: The graph that the plan was made for; a mismatch then names the first op that differs.
 
     Returns:
       A function of the same signature, results and effects. Under `jax.jit` it is part of the trace around it; called
@@ -53,7 +50,7 @@ def apply(
     Raises:
       PlanMismatchError: When called: the plan is for another step, other shapes or another order of operations.
       AgreementError: When called: other processes of the run are about to carry out another plan.
-      UnsupportedDecisionError: When called: the plan offloads what the compiler of the devices at hand gets wrong.
+      UnsupportedDecisionError: When called: the plan has offloads that the compiler of the devices at hand gets wrong.
       ArgumentError, NoGradientError: When called: as `jaxckpt.trace.trace_step`.
     """
     arguments = tuple(arguments)
@@ -112,7 +109,7 @@ def apply_decided(
 
 
 class _Applied:
-    """A step with decisions, and what was rewritten so far."""
+    """A step with decisions, and the steps rewritten so far, one for each kind of arguments."""
 
     def __init__(self, step: Callable[..., Any], decide: Callable[[Traced], GraphPlan], *, options: dict[str, Any]):
         self._step = step
@@ -120,18 +117,18 @@ class _Applied:
         self._options = options
         self._jitted: Any = None
         self._static: frozenset[int | str] = frozenset()
-        self._ready: dict[int, _CompiledStep] = {}
+        self._compiled: dict[int, _CompiledStep] = {}
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        ready = self._known(args, kwargs) or self._rewrite(args, kwargs)
-        return ready(jax.tree.leaves((ready.dynamic(args), ready.named(kwargs))))
+        compiled = self._known(args, kwargs) or self._rewrite(args, kwargs)
+        return compiled(jax.tree.leaves((compiled.dynamic(args), compiled.named(kwargs))))
 
     def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_CompiledStep | None":
-        """What was rewritten for this trace; jit gives back the same jaxpr where nothing has changed."""
-        if not self._ready:
+        """The step rewritten for this trace; jit gives back the same jaxpr where nothing has changed."""
+        if not self._compiled:
             return None
         stage = trace_stage(self._jitted, args, kwargs, static=self._static)
-        return self._ready.get(id(stage.jaxpr))
+        return self._compiled.get(id(stage.jaxpr))
 
     def _rewrite(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "_CompiledStep":
         traced = trace_step(self._step, *args, kwargs=kwargs, **self._options)
@@ -146,11 +143,11 @@ class _Applied:
                 version=compiler_for(platform).version or "",
             )
         require_agreement(traced, plan)
-        ready = _CompiledStep(rewritten)
+        compiled = _CompiledStep(rewritten)
         if not traced.closes_over_tracers():
             self._jitted, self._static = traced.jitted, traced.static
-            self._ready[id(traced.stage.jaxpr)] = ready
-        return ready
+            self._compiled[id(traced.stage.jaxpr)] = compiled
+        return compiled
 
 
 class _CompiledStep:
@@ -174,11 +171,11 @@ class _CompiledStep:
         """The keyword arguments that are traced."""
         return {name: arg for name, arg in kwargs.items() if name not in self._traced.static}
 
-    def _run(self, *flat: Any) -> Sequence[Any]:
+    def _run(self, *flat: jax.Array) -> Sequence[jax.Array]:
         """The rewritten step between the shardings that the step's own jit asks for."""
         operands = map(_constrained, flat, self._traced.in_shardings)
         return list(map(_constrained, self._rewritten.call(*operands), self._traced.out_shardings))
 
 
-def _constrained(array: Any, sharding: Any) -> Any:
+def _constrained(array: jax.Array, sharding: jax.sharding.Sharding | None) -> jax.Array:
     return array if sharding is None else jax.lax.with_sharding_constraint(array, sharding)

@@ -1,7 +1,7 @@
-"""A plan is for one step; where it is used on another, the error says what differs.
+"""Checks that a plan is for the step that it is used on; the error names what differs.
 
-A plan knows its graph by a fingerprint alone. With what it was made for at hand (its arguments, its graph), the
-difference has a name: all arguments that differ, or else the first operation that does.
+A plan knows its graph by a fingerprint alone. Given the arguments and the graph that the plan was made for, the error
+names all arguments that differ, or else the first operation that does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,11 +14,11 @@ from jaxckpt.trace import Traced
 
 
 class PlannedArgument(Protocol):
-    """What an argument was when the plan was made."""
+    """An argument when the plan was made."""
 
     @property
     def path(self) -> str:
-        """Where it stands, as in `Traced.paths`."""
+        """Its path, as in `Traced.paths`."""
         ...
 
     @property
@@ -44,8 +44,8 @@ def check_planned(
     Args:
       traced: The step as it is called.
       plan: The plan.
-      arguments: What the plan was made with, if that is known.
-      graph: What the plan was made for, if that is known.
+      arguments: Those that the plan was made with, if they are known.
+      graph: The graph that the plan was made for, if it is known.
 
     Raises:
       PlanMismatchError: The fingerprints differ; the message names what does.
@@ -87,7 +87,7 @@ def _numbered(pairs: Iterator[tuple[str, str]]) -> str:
 
 
 def _differing_arguments(traced: Traced, arguments: Sequence[PlannedArgument]) -> Iterator[tuple[str, str, str]]:
-    """Path, what it is called with, what was planned."""
+    """For each argument that differs its path, its type in this call, and its type when the plan was made."""
     called = {path: _typed(str(spec.dtype), spec.shape) for path, spec in zip(traced.paths, traced.specs, strict=True)}
     planned = {argument.path: _typed(argument.dtype, argument.shape) for argument in arguments}
     for path in {**planned, **called}:
@@ -101,12 +101,12 @@ def _typed(dtype: str, shape: Sequence[int]) -> str:
 
 def _first_difference(called: Graph, planned: Graph) -> tuple[str, str]:
     for mine, theirs in zip_longest(called.ops, planned.ops):
-        if _told(called, mine) != _told(planned, theirs):
-            return _told(called, mine), _told(planned, theirs)
+        if _described(called, mine) != _described(planned, theirs):
+            return _described(called, mine), _described(planned, theirs)
     return "other arguments, constants or results", "those of the planned step"
 
 
-def _told(graph: Graph, op: Op | None) -> str:
+def _described(graph: Graph, op: Op | None) -> str:
     if op is None:
         return "no further op"
     results = ", ".join(str(graph.values[value]) for value in op.writes)

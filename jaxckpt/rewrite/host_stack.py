@@ -1,8 +1,8 @@
-"""Values of one type that wait on the host in the rows of one array, which is what libtpu leaves there.
+"""Offloaded values of one type as rows of one array on the host, which libtpu leaves there.
 
-Among its passes one moves a copy back up through barriers to the copy out, so that nothing leaves the device. A slice
-of a larger array on the host it leaves where it is. The array is passed on: each copy out makes a new one of it, so
-does each barrier, and the next reader takes the newest.
+One of libtpu's passes moves a load up through barriers to its store, so that nothing leaves the device. A slice of a
+larger array on the host stays where it is. The array is passed on: each store makes a new version of it, so does each
+barrier, and the next reader takes the newest.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 
 from jaxckpt.ir import Offload
@@ -17,7 +18,7 @@ from jaxckpt.program.inline import open_jaxpr
 from jaxckpt.schedule import Move, Schedule
 
 _FEWEST_ROWS = 2
-"""The slice of a single row is the whole array, which is none."""
+"""A single row is all of its array, which XLA does not treat as a slice."""
 
 
 @dataclass(slots=True)
@@ -25,9 +26,9 @@ class _Stack:
     """One array.
 
     Attributes:
-      count: How many rows it has.
-      instances: All that wait in it: each has the array's newest variable.
-      written: How many rows are.
+      count: The number of its rows.
+      instances: All instances in its rows: each has the array's newest variable.
+      written: The number of rows that are written so far.
     """
 
     count: int
@@ -36,15 +37,15 @@ class _Stack:
 
 
 class HostStacks:
-    """The arrays of a step, and in which rows its instances wait; none where steps need none."""
+    """The arrays of a step, and the rows of its offloaded instances; no arrays where steps need none."""
 
-    def __init__(self, variables: dict[int, Any], schedule: Schedule, *, stacked: bool):
-        """Gives arrays as many rows as the schedule sends values of each type to the host.
+    def __init__(self, variables: dict[int, jex.Var], schedule: Schedule, *, stacked: bool):
+        """Gives arrays as many rows as the schedule stores values of each type.
 
         Args:
-          variables: The variable of each instance so far; those of instances that wait are kept up to date.
+          variables: The variable of each instance so far; those of offloaded instances are kept up to date.
           schedule: The schedule.
-          stacked: Whether there are arrays at all.
+          stacked: True if the step needs arrays at all.
         """
         self._variables = variables
         self._origin = schedule.origin
@@ -55,41 +56,41 @@ class HostStacks:
                 self._stacks.setdefault(self._type(step), _Stack(0)).count += 1
 
     def takes(self, step: Move) -> bool:
-        """Whether a move goes to a stack, or comes from one."""
+        """True if a move stores to an array, or loads from one."""
         return self._may_take(step) and self._type(step) in self._stacks
 
-    def move(self, step: Move, variable: Any) -> list[Any]:
-        """The equations of a copy.
+    def move(self, step: Move, variable: jex.Var) -> list[jex.JaxprEqn]:
+        """The equations of a store or load.
 
         Args:
-          step: A copy that a stack takes.
-          variable: What is copied: the value, or on the way back its array.
+          step: A move that an array takes.
+          variable: The value that is stored, or the array that has it.
 
         Returns:
-          Equations, the last of which writes the value alone, or its array.
+          Equations, the last of which writes the array, or the value that is loaded.
         """
         (read,), (write,) = step.reads, step.writes
         if step.restores:
             row = self._places[read][1]
-            return _eqns(lambda array: _onto_device(array, row), variable)
+            return _eqns(lambda array: _loaded(array, row), variable)
         stack = self._stacks[self._type(step)]
         row, stack.written = stack.written, stack.written + 1
         rows = max(_FEWEST_ROWS, stack.count)
-        first = [] if stack.instances else _eqns(lambda: _room(rows, variable.aval))
+        first = [] if stack.instances else _eqns(lambda: _empty(rows, variable.aval))
         before = first[-1].outvars[0] if first else self._variables[stack.instances[-1]]
-        eqns = [*first, *_eqns(lambda array, value: _into(array, value, row), before, variable)]
+        eqns = [*first, *_eqns(lambda array, value: _stored(array, value, row), before, variable)]
         self._add(write, stack, row)
         self.renew(write, eqns[-1].outvars[0])
         return eqns
 
     def passed(self, read: int, write: int) -> None:
-        """Notes that an instance has passed a barrier as another one; what waits beside it has passed too."""
+        """Notes that an instance has passed a barrier as another one, and its array with it."""
         if read in self._places:
             self._add(write, *self._places[read])
             self.renew(write, self._variables[write])
 
-    def renew(self, instance: int, variable: Any) -> None:
-        """Makes a variable the one of an instance, and of all that wait in the same array."""
+    def renew(self, instance: int, variable: jex.Var) -> None:
+        """Makes a variable the one of an instance, and of all instances in the same array."""
         self._variables[instance] = variable
         if instance in self._places:
             self._variables.update(dict.fromkeys(self._places[instance][0].instances, variable))
@@ -99,32 +100,32 @@ class HostStacks:
         stack.instances.append(instance)
 
     def _may_take(self, step: Move) -> bool:
-        """Whether it is numbers that go to the host outside of loops; those in loops have a stack anyway."""
-        is_there = isinstance(step.decision, Offload) and step.loop is None
-        return is_there and not jax.dtypes.issubdtype(self._type(step)[1], jax.dtypes.extended)
+        """True if a move is an offload of numbers outside of loops; loops have residual stacks anyway."""
+        is_offload = isinstance(step.decision, Offload) and step.loop is None
+        return is_offload and not jax.dtypes.issubdtype(self._type(step)[1], jax.dtypes.extended)
 
     def _type(self, step: Move) -> tuple[tuple[int, ...], Any]:
         aval = self._variables[self._origin[step.reads[0]]].aval
         return aval.shape, aval.dtype
 
 
-def _room(count: int, aval: Any) -> Any:
+def _empty(count: int, aval: jax.core.ShapedArray) -> jax.Array:
     return jax.device_put(jax.lax.full((count, *aval.shape), 0, aval.dtype), jax.memory.Space.Host)
 
 
-def _into(array: Any, value: Any, row: int) -> Any:
-    there = jax.device_put(value, jax.memory.Space.Host)
-    return jax.lax.dynamic_update_slice(array, there[None], (row, *(0 for _ in value.shape)))
+def _stored(array: jax.Array, value: jax.Array, row: int) -> jax.Array:
+    on_host = jax.device_put(value, jax.memory.Space.Host)
+    return jax.lax.dynamic_update_slice(array, on_host[None], (row, *(0 for _ in value.shape)))
 
 
-def _onto_device(array: Any, row: int) -> Any:
+def _loaded(array: jax.Array, row: int) -> jax.Array:
     shape = array.shape[1:]
-    there = jax.lax.dynamic_slice(array, (row, *(0 for _ in shape)), (1, *shape))
-    return jax.device_put(there.reshape(shape), jax.memory.Space.Device)
+    on_host = jax.lax.dynamic_slice(array, (row, *(0 for _ in shape)), (1, *shape))
+    return jax.device_put(on_host.reshape(shape), jax.memory.Space.Device)
 
 
-def _eqns(function: Callable[..., Any], *variables: Any) -> list[Any]:
-    """The equations of a function of arrays, over variables; all that they write is new."""
+def _eqns(function: Callable[..., jax.Array], *variables: jex.Var) -> list[jex.JaxprEqn]:
+    """The equations of a function of arrays, over variables; all variables that they write are new."""
     jaxpr = open_jaxpr(jax.make_jaxpr(function)(*(variable.aval for variable in variables)))
     known = dict(zip(jaxpr.invars, variables, strict=True))
     return [

@@ -46,20 +46,19 @@ def refuse_miscompiled(graph: Graph, plan: GraphPlan, *, called: str, platform: 
       version: Of its package; "" where it is not installed.
 
     Raises:
-      UnsupportedDecisionError: The plan offloads what a loop's turns make, and the compiler mixes up the turns.
+      UnsupportedDecisionError: The plan offloads values of a loop's iterations, and the compiler mixes these up.
     """
     if not version or not plan.offloads or not misreads_offloaded_stacks(platform, version):
         return
-    turned = values_in_loops(graph)
-    sent = [v for v, d in plan.decisions.items() if isinstance(d, Offload) and v in turned]
-    if not sent:
+    offloaded = {v for v, decision in plan.decisions.items() if isinstance(decision, Offload)} & values_in_loops(graph)
+    if not offloaded:
         return
-    names = sorted({graph.values[v].name or graph.ops[graph.producer[v] or 0].primitive for v in sent})
+    names = sorted({graph.values[v].name or graph.ops[graph.producer[v] or 0].primitive for v in offloaded})
     raise UnsupportedDecisionError(
         f"{called}: the compiler would silently compute wrong gradients.",
-        got=f"Offload of {len(sent)} values in bodies of loops ({', '.join(names)}), and the {platform} compiler"
-        f" {version}, whose backward loop reads the residuals of another turn from the host (openxla/xla#46308)",
+        got=f"Offload of {len(offloaded)} values in bodies of loops ({', '.join(names)}), and the {platform} compiler"
+        f" {version}, whose backward loop reads the residuals of another iteration from the host (openxla/xla#46308)",
         needed=f"jax {'.'.join(map(str, FIRST_GOOD))} or later for these offloads",
-        advice="another jax; or save or recompute what loops make: what stands outside of them may be offloaded",
+        advice="another jax; or save or recompute values of loops; values outside of loops may be offloaded",
         version=version,
     )
