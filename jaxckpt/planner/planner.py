@@ -297,7 +297,8 @@ class Planner:
 
     def rewritten(self, plan: ir.GraphPlan) -> Rewritten:
         """The step with a plan carried out, over flat arguments."""
-        return rewrite(self.traced, plan, stacked=self.target.platform == "tpu")
+        transformed = self.with_planned_loops(plan)
+        return rewrite(self.traced, plan, stacked=self.target.platform == "tpu", transformed=transformed)
 
     def with_planned_loops(self, plan: ir.GraphPlan) -> Traced:
         """The step whose values a plan decides on: its loops are split and tiled as the plan says."""
