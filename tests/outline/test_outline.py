@@ -375,7 +375,7 @@ def test_branches_share_slots_of_one_type():
     )
 
 
-def test_own_stacks_are_found_with_the_values_that_other_loops_read():
+def test_own_stacks_are_found_with_values_that_others_read():
     program = trace_step(jax.grad(with_stacks, has_aux=True), W, X).program
     found = own_stacks(program.equations, loop_tree(program.loops))
     assert not found.filled

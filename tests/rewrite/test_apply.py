@@ -138,7 +138,7 @@ def test_the_step_may_be_a_partial_or_an_object():
         assert_same(apply(callable_, plan)(PARAMS, X), jax.jit(callable_)(PARAMS, X))
 
 
-def test_a_second_trace_does_not_rewrite_again(monkeypatch):
+def test_a_second_trace_reuses_the_rewritten_step(monkeypatch):
     calls = []
     room = sys.modules["jaxckpt.rewrite.apply"]
     original = room.rewrite
@@ -152,7 +152,7 @@ def test_a_second_trace_does_not_rewrite_again(monkeypatch):
     assert len(calls) == 1
 
 
-def test_steps_that_close_over_values_of_an_outer_trace_can_be_planned():
+def test_steps_that_close_over_outer_tracers_can_be_planned():
     def make(scale):
         return jax.grad(lambda params, x: loss(params, x * scale))
 
@@ -187,7 +187,7 @@ def test_other_shapes_are_refused_by_name():
     assert_same(function(PARAMS, X), jax.jit(step)(PARAMS, X))
 
 
-def test_another_step_is_refused_and_the_first_op_that_differs_is_named():
+def test_another_step_is_refused_by_the_first_op_that_differs():
     traced, plan = planned(step, PARAMS, X)
 
     def other(params, x):

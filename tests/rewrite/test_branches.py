@@ -82,7 +82,7 @@ def test_each_residual_of_a_branch_is_decided_by_itself():
     assert all(found["optimization_barrier"] == 0 for found in primitives(last))
 
 
-def test_values_of_one_type_share_a_slot_if_only_one_of_them_is_made():
+def test_values_of_one_type_share_a_slot_if_one_of_them_exists():
     traced = trace_step(layers(wide, narrow), *ARGS)
     first = next(conds(traced.jaxpr))
     graph = traced.graph
@@ -129,7 +129,7 @@ def test_checkpoints_around_conds_are_undone(make):
     assert counts[0]["tanh"] == counts[1]["tanh"]
 
 
-def test_what_says_which_branch_runs_is_never_computed_again():
+def test_the_index_of_a_cond_is_never_recomputed():
     graph = trace_step(scanned(wide, narrow), *ARGS).graph
     (index,) = {op.reads[0] for op in graph.ops if op.primitive == "cond_end"}
     made = graph.producer[index]
@@ -137,7 +137,7 @@ def test_what_says_which_branch_runs_is_never_computed_again():
     assert sum(getattr(step, "op", None) == made for step in laid_out.steps) == 1
 
 
-def test_branches_that_belong_to_no_gradient_stay_whole():
+def test_branches_that_belong_to_no_gradient_are_not_opened():
     for optimiser in (optax.MultiSteps(optax.sgd(0.1), 2), optax.apply_if_finite(optax.sgd(0.1), 3)):
 
         def step(w, state, x, optimiser=optimiser):
@@ -154,7 +154,7 @@ def test_branches_that_belong_to_no_gradient_stay_whole():
             np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-def test_branches_with_effects_stay_whole():
+def test_branches_with_effects_are_not_opened():
     def told(w, x):
         jax.debug.print("{}", x.sum())
         return wide(w, x)
@@ -164,7 +164,7 @@ def test_branches_with_effects_stay_whole():
     assert any(op.primitive == "cond" and op.effects for op in graph.ops)
 
 
-def test_conds_of_which_nothing_waits_stay_whole():
+def test_conds_without_residuals_are_not_opened():
     def step(w, x, which):
         def loss(w):
             scale = jax.lax.cond(which[0] > 0, lambda: 2.0, lambda: x.sum())
@@ -177,7 +177,7 @@ def test_conds_of_which_nothing_waits_stay_whole():
     assert [op.primitive for op in graph.ops].count("cond") == 1
 
 
-def test_branches_for_platforms_stay_whole():
+def test_branches_for_platforms_are_not_opened():
     def loss(w, x):
         return jax.lax.platform_dependent(x @ w, cpu=jnp.sin, cuda=jnp.cos).sum()
 
@@ -195,7 +195,7 @@ def test_a_mapped_predicate_makes_no_cond():
     assert "select_n" in {op.primitive for op in graph.ops}
 
 
-def test_what_a_branch_makes_is_neither_sent_to_the_host_nor_cut():
+def test_values_of_a_branch_are_not_offloaded_nor_partitioned():
     graph = trace_step(scanned(wide, narrow), *ARGS).graph
     value = of_branches(graph)[-1]
     with pytest.raises(UnsupportedDecisionError, match="a branch of a cond"):

@@ -70,7 +70,7 @@ def test_offloaded_steps_give_the_same_numbers(default, prefetch):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_each_offloaded_value_leaves_once_and_comes_back_once():
+def test_each_offloaded_value_is_stored_once_and_loaded_once():
     _, rewritten = planned(keeping(Offload()), *arguments())
     moves = [move for move in rewritten.schedule.steps if isinstance(move, Move)]
     assert [move.restores for move in moves] == [False] * 4 + [True] * 4
@@ -80,7 +80,7 @@ def test_each_offloaded_value_leaves_once_and_comes_back_once():
     assert all("transpose" in str(eqn.source_info.name_stack) for eqn in puts[4:])
 
 
-def test_nothing_in_the_backward_reads_what_was_left_on_the_device():
+def test_the_backward_reads_no_offloaded_value_on_the_device():
     traced, rewritten = planned(keeping(Offload()), *arguments())
     away = {v for v, d in rewritten.plan.decisions.items() if isinstance(d, Offload)}
     gone = {traced.variables[v] for v in away}
@@ -90,7 +90,7 @@ def test_nothing_in_the_backward_reads_what_was_left_on_the_device():
     assert not read & gone
 
 
-def test_the_forward_pass_waits_for_copies_and_the_backward_starts_them_ahead():
+def test_stores_are_awaited_in_the_forward_and_loads_start_early():
     _, rewritten = planned(keeping(Offload(prefetch=1)), *arguments())
     held = [step for step in rewritten.schedule.steps if getattr(step, "why", "") == "store"]
     fetched = [step for step in rewritten.schedule.steps if getattr(step, "why", "") == "load"]
@@ -135,7 +135,7 @@ def test_values_in_rows_of_one_array_are_the_same_to_the_bit(prefetch):
         np.testing.assert_array_equal(one, other)
 
 
-def test_each_row_is_written_once_into_the_newest_array_and_read_from_it():
+def test_each_row_is_written_once_into_the_newest_array():
     traced, alone = planned(keeping(Offload()), *arguments())
     eqns = equations(rewrite(traced, alone.plan, stacked=True))
     arrays = [v for eqn in eqns for v in eqn.outvars if v.aval.shape == (4, 16, 32) and "host" in str(v.aval)]
@@ -147,7 +147,7 @@ def test_each_row_is_written_once_into_the_newest_array_and_read_from_it():
     assert [len(readers) for readers in onwards] == [1] * (len(arrays) - 1) + [0]
 
 
-def test_a_value_of_its_own_type_waits_beside_an_empty_row():
+def test_a_value_of_its_own_type_has_an_array_with_an_empty_row():
     def one(w, x):
         return jax.value_and_grad(lambda w: jnp.sum(jnp.tanh(x @ w) ** 2))(w)
 
@@ -173,7 +173,7 @@ def test_on_a_tpu_all_values_are_on_the_host_at_once():
 
 
 @pytest.mark.skipif(not GPU, reason="no compile-only GPU")
-def test_copies_of_more_layers_are_hidden_better_in_the_compiled_schedule():
+def test_longer_prefetch_distances_hide_more_when_compiled():
     args = jax.eval_shape(lambda: arguments(width=2048, tokens=16384, layers=8))
     shares = []
     for layers in (0, 2):
@@ -210,7 +210,7 @@ def test_partitioned_steps_give_the_same_numbers(mesh, directly):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_what_waits_is_a_shard_and_is_gathered_again(mesh):
+def test_a_sharded_offload_is_gathered_when_it_is_restored(mesh):
     args = sharded(mesh)
     traced, rewritten = planned(keeping(Partition(axis="model", dim=1)), *args)
     shardings = [spec.sharding for spec in traced.specs]
@@ -222,14 +222,14 @@ def test_what_waits_is_a_shard_and_is_gathered_again(mesh):
     assert all(isinstance(rewritten.plan.decisions[v], Partition | Recompute) for v in kept)
 
 
-def test_an_axis_that_is_not_there_is_named(mesh):
+def test_an_unknown_axis_is_named(mesh):
     applied = jaxckpt.apply(step, keeping(Partition(axis="modle", dim=1)))
     with pytest.raises(jaxckpt.UnsupportedDecisionError, match=r"mesh axes: data \(2 devices\), model"):
         applied(*sharded(mesh))
 
 
 @pytest.mark.skipif(not GPU, reason="no compile-only GPU")
-def test_a_plan_that_offloads_is_run_beside_the_step_unasked():
+def test_a_plan_with_offloads_is_verified_by_default():
     plan = jaxckpt.Planner(step, *arguments(width=64, tokens=64), target="h200").follow(keeping(Offload()))
     assert plan.notes == ("Run beside the step on this machine: 9 results are equal up to rounding.",)
 

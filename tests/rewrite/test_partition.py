@@ -141,7 +141,7 @@ def decided(decision, **step):
     return partition_with_axes(graph, value, decision)
 
 
-def test_the_largest_axis_and_the_first_dimension_that_it_divides_are_chosen():
+def test_the_largest_axis_and_the_first_dimension_are_chosen():
     assert decided(Partition()) == Partition(axis="model", dim=2)  # 8 is split over data, 4 does not divide 6
     assert decided(Partition(), axes=()) == Partition(axis="model", dim=0)
     assert decided(Partition(axis="data"), axes=()) == Partition(axis="data", dim=0)
@@ -153,22 +153,22 @@ def test_what_is_said_is_not_chosen():
     assert decided(said) == said
 
 
-def test_what_nothing_divides_stays_whole():
+def test_a_value_that_no_axis_divides_is_not_partitioned():
     assert decided(Partition(), shape=(3, 5, 7), axes=()) == Save()
     assert decided(Partition(axis="model"), shape=(2, 6), axes=()) == Save()
 
 
-def test_what_is_split_over_the_axis_already_stays_as_it_is():
+def test_a_value_split_over_the_axis_already_is_not_changed():
     assert decided(Partition(axis="data", dim=1)) == Save()
     assert decided(Partition(), shape=(8, 6), axes=("data", "model"), sizes=(2, 2)) == Save()
 
 
-def test_what_has_fewer_elements_than_ranks_stays_whole():
+def test_a_value_of_fewer_elements_than_ranks_is_not_partitioned():
     assert decided(Partition(axis="model"), shape=(2,), axes=()) == Save()
     assert decided(Partition(axis="model"), shape=(4,), axes=()) == Partition(axis="model", dim=0)
 
 
-def test_what_is_cut_on_its_way_to_the_host_is_cut_by_the_same_rules():
+def test_sharded_offloads_are_split_by_the_same_rules():
     graph = graph_of()
     (value,) = {op.writes[0] for op in graph.ops if op.primitive == "cos"}
     assert decisions_with_axes(graph, {value: Offload(shard=True)}) == {value: Offload(shard=True, axis="model", dim=2)}
@@ -177,7 +177,7 @@ def test_what_is_cut_on_its_way_to_the_host_is_cut_by_the_same_rules():
     assert decisions_with_axes(graph, {value: Offload(shard=True, prefetch=2)}) == {value: Offload(prefetch=2)}
 
 
-def test_integers_stay_whole():
+def test_integers_are_not_partitioned():
     graph = trace_step(
         picking, *(jax.ShapeDtypeStruct(s, d, sharding=NamedSharding(abstract(), PartitionSpec())) for s, d in SPECS)
     ).graph
@@ -246,7 +246,7 @@ def test_the_gather_is_in_the_price(step):
 
 @pytest.mark.skipif(not GPU, reason="no compile-only GPU")
 @pytest.mark.parametrize("step", [unrolled, scanned])
-def test_an_eighth_of_the_bytes_waits_on_each_device(step):
+def test_each_device_keeps_an_eighth_of_the_bytes(step):
     mesh = AbstractMesh((8,), ("model",), axis_types=(AxisType.Auto,))
     args = shapes(NamedSharding(mesh, PartitionSpec()))
     kept = [
@@ -280,7 +280,7 @@ def waiting(memory, parts):
     return sum(stacks.values()) or sum(b.size_bytes for b in alive if b.size_bytes == size_bytes)
 
 
-def test_moves_of_a_turn_stand_in_the_bodies_of_its_loops():
+def test_moves_of_an_iteration_are_in_the_bodies_of_its_loops():
     mesh = mesh_of(("Auto", "Auto"))
     args = arrays(mesh)
     with jax.set_mesh(mesh):

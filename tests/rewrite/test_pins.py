@@ -47,7 +47,7 @@ def pinned(graph, tokens):
     return weights, plan_of(graph, drop=drop, save=[weights])
 
 
-def test_the_barrier_is_over_a_flat_array_and_the_bits_are_the_same():
+def test_the_barrier_is_over_a_flat_array():
     args = arguments(8)
     traced = trace_step(jax.value_and_grad(loss), *args)
     weights, plan = pinned(traced.graph, 8)
@@ -64,7 +64,7 @@ def test_the_barrier_is_over_a_flat_array_and_the_bits_are_the_same():
 
 
 @pytest.mark.skipif(not GPU, reason="no compile-only H200 here")
-def test_what_was_pinned_is_turned_for_one_product_at_most():
+def test_a_pinned_value_is_transposed_for_one_product_at_most():
     planner = jaxckpt.Planner(jax.value_and_grad(loss), *arguments(1024), target="h200")
     weights, plan = pinned(planner.graph, 1024)
     size_bytes = planner.graph.values[weights].size_bytes

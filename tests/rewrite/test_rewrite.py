@@ -88,7 +88,7 @@ def test_saving_everything_leaves_the_step_as_it_is(traced):
         assert len(eqns(rewritten)) == len(traced.graph.ops)
 
 
-def test_each_block_computes_again_what_it_dropped(traced, by_block):
+def test_each_block_recomputes_the_values_that_it_dropped(traced, by_block):
     made = Counter(eqn.primitive.name for eqn in copies(by_block))
     # The second product's result feeds only the tanh that the backward reads; what is left out is the sum.
     assert made["dot_general"] == 2 * len(BLOCKS)
@@ -97,7 +97,7 @@ def test_each_block_computes_again_what_it_dropped(traced, by_block):
     assert names(by_block).count("dot_general") == originals.count("dot_general") + made["dot_general"]
 
 
-def test_there_is_one_barrier_for_each_block_and_one_for_each_saved_value(traced, by_block):
+def test_each_block_and_each_saved_value_has_one_barrier(traced, by_block):
     scopes = [stack(eqn) for eqn in barriers(by_block)]
     assert sum(scope.endswith("jaxckpt/recompute") for scope in scopes) == len(BLOCKS)
     pins = [scope for scope in scopes if scope.endswith("jaxckpt/pin")]
@@ -105,7 +105,7 @@ def test_there_is_one_barrier_for_each_block_and_one_for_each_saved_value(traced
     assert all("jvp(" in scope and "transpose" not in scope for scope in pins)
 
 
-def test_copies_stand_behind_their_barrier_and_ahead_of_the_first_reader(by_block):
+def test_clones_are_between_their_barrier_and_the_first_reader(by_block):
     order = eqns(by_block)
     made_at = {v: i for i, eqn in enumerate(order) for v in eqn.outvars}
     read_at = {}
@@ -134,7 +134,7 @@ def test_nothing_in_the_backward_reads_a_dropped_value(traced, by_block):
     assert not read & dropped
 
 
-def test_every_stage_waits_for_a_cotangent(traced, by_block):
+def test_every_stage_is_recomputed_after_a_cotangent(traced, by_block):
     late = {v for op in traced.graph.ops if op.phase is not Phase.FORWARD for v in op.writes}
     triggers = [s.trigger for s in by_block.schedule.steps if isinstance(s, Barrier) and s.trigger is not None]
     assert len(triggers) == len(BLOCKS)
@@ -158,7 +158,7 @@ def test_planned_steps_give_the_same_numbers_compiled(by_block):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
-def test_second_derivatives_of_a_planned_gradient_are_those_of_the_step():
+def test_second_derivatives_of_a_planned_gradient_are_equal():
     gradient = jax.grad(loss)
     traced = trace_step(gradient, W, X)
     rewritten = rewrite(traced, drop_all(traced.graph, scopes=BLOCKS))
@@ -177,7 +177,7 @@ def test_planned_steps_can_be_batched(traced, by_block):
         np.testing.assert_allclose(mine, other, rtol=1e-6)
 
 
-def test_random_bits_are_the_same_when_drawn_again():
+def test_recomputed_random_bits_are_the_same():
     def noisy(w, x, key):
         def loss(w):
             for i in range(2):
@@ -195,7 +195,7 @@ def test_random_bits_are_the_same_when_drawn_again():
 
 
 @pytest.mark.parametrize(("turned", "held"), [("not at all", True), ("a product", True), ("a sum", False)])
-def test_the_backward_goes_on_with_what_has_passed_but_not_with_what_is_only_rearranged(turned, held):
+def test_the_backward_reads_the_trigger_behind_unless_rearranged(turned, held):
     @jax.custom_vjp
     def turn(x):
         return x
@@ -220,7 +220,7 @@ def test_the_backward_goes_on_with_what_has_passed_but_not_with_what_is_only_rea
     assert_same_bits(one_by_one(rewritten.jaxpr, *flat), one_by_one(traced.jaxpr, *flat))
 
 
-def test_zeros_that_a_gradient_is_scattered_into_wait_for_it():
+def test_initialisers_of_scatters_come_after_the_gradient():
     """A compiler would fill them when the step begins; now they are of a number that has passed with the cotangent."""
 
     def looked_up(table, x):
@@ -242,7 +242,7 @@ def test_zeros_that_a_gradient_is_scattered_into_wait_for_it():
     assert_same_bits(one_by_one(rewritten.jaxpr, *flat), one_by_one(traced.jaxpr, *flat))
 
 
-def test_key_arrays_pass_barriers_and_are_computed_again():
+def test_key_arrays_pass_barriers_and_are_recomputed():
     def noisy(w, x, key):
         def loss(w):
             with jax.named_scope("block_0"):
@@ -331,7 +331,7 @@ def test_empty_arrays_and_repeated_and_literal_results_survive():
     )
 
 
-def test_loops_and_branches_are_computed_again_as_they_are():
+def test_closed_loops_and_branches_are_recomputed():
     def looped(w, x):
         def loss(w):
             y = jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), c), x, None, length=3)[0]
@@ -346,7 +346,7 @@ def test_loops_and_branches_are_computed_again_as_they_are():
     assert_same_bits(one_by_one(rewritten.jaxpr, W, X), one_by_one(traced.jaxpr, W, X))
 
 
-def test_copies_of_constants_closed_over_read_them_behind_the_barrier():
+def test_clones_read_closed_over_constants_behind_the_barrier():
     table = jnp.linspace(0.0, 1.0, 12).reshape(3, 4)
     traced = trace_step(jax.grad(lambda w, x: jnp.sum(jnp.sin(jnp.sin(x @ w) * table) ** 2)), W, X)
     rewritten = rewrite(traced, drop_all(traced.graph))

@@ -117,7 +117,7 @@ def test_loops_around_bodies_and_in_them_are_opened(make):
     assert hidden.loop == 0 and graph.stack_depths[hidden.writes[0]] == 3
 
 
-def test_exchanges_in_bodies_are_counted_as_they_are_written():
+def test_collectives_in_bodies_are_counted_as_they_are_written():
     graph = trace_step(STEPS["experts"](check_vma=False, remat=False), WEIGHTS, X).graph
     first = {}
     for op in graph.ops:
@@ -148,7 +148,7 @@ def test_what_comes_in_as_it_does_not_lie_is_an_exchange():
     assert {op.exchange_bytes for op in entering} == {x.nbytes * 7 // 8}
 
 
-def test_a_devices_own_is_split_no_further_and_stays_off_the_host_in_loops():
+def test_local_values_are_not_split_nor_offloaded_in_loops():
     graph = trace_step(scan_of_bodies(check_vma=False, remat=False), WEIGHTS, X).graph
     own = next(op.writes[0] for op in graph.ops if op.primitive == "tanh")
     assert partition_with_axes(graph, own, Partition(axis="model", dim=0)) == Save()
@@ -188,7 +188,7 @@ def test_bodies_that_see_some_axes_or_have_effects_stay_one_op():
         assert_same(jax.jit(planned.call)(*jax.tree.leaves((WEIGHTS, X))), jax.jit(step)(WEIGHTS, X))
 
 
-def test_an_array_that_is_taken_otherwise_than_it_was_given_is_shown_anew():
+def test_an_array_read_by_another_spec_enters_a_new_body():
     mesh = jax.make_mesh((8,), ("model",), axis_types=(AxisType.Auto,))
     whole, columns = PartitionSpec(), PartitionSpec(None, "model")
 

@@ -1,4 +1,4 @@
-"""Loops in stretches: one scan for each, over arrays that stay whole, and the numbers of the step."""
+"""Loop splitting: one scan for each part, over the same arrays, with the numbers of the step."""
 
 from collections import Counter
 
@@ -39,7 +39,7 @@ def split(step, *args, lengths=(3, 2), group=0):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("lengths", [(3, 2), (1, 4), (1, 2, 2), (1, 1, 1, 1, 1)], ids=str)
-def test_each_stretch_is_a_scan_of_its_own_in_the_order_of_its_turns(lengths, reverse):
+def test_each_part_is_a_scan_in_the_order_of_iterations(lengths, reverse):
     step = make_step(reverse=reverse)
     made = split(step, W, X, lengths=lengths)
     turned = tuple(reversed(lengths))
@@ -49,7 +49,7 @@ def test_each_stretch_is_a_scan_of_its_own_in_the_order_of_its_turns(lengths, re
     assert_same_bits(step, (W, X), made.traced)
 
 
-def test_parameters_and_gradients_are_whole_arrays_that_no_stretch_cuts_or_joins():
+def test_no_part_cuts_or_joins_parameters_and_gradients():
     jaxpr = split(make_step(), W, X).traced.jaxpr
     assert not {eqn.primitive.name for eqn in open_jaxpr(jaxpr).eqns} & {"slice", "concatenate", "dynamic_slice"}
     for scan in scans(jaxpr):
@@ -62,7 +62,7 @@ def test_parameters_and_gradients_are_whole_arrays_that_no_stretch_cuts_or_joins
     assert [v.aval.shape for v in second.outvars].count(W.shape) == 1
 
 
-def test_residuals_wait_in_stacks_as_long_as_their_stretch():
+def test_residual_stacks_are_as_long_as_their_part():
     made = split(make_step(), W, X)
     one, other, *_ = scans(made.traced.jaxpr)
     for scan, length in ((one, 3), (other, 2)):
@@ -79,7 +79,7 @@ def test_residuals_wait_in_stacks_as_long_as_their_stretch():
     assert held == {3, 2}
 
 
-def test_each_value_of_a_body_stands_once_for_every_stretch():
+def test_each_value_of_a_body_exists_once_in_every_part():
     made = split(make_step(), W, X, lengths=(1, 2, 2))
     whole, graph = made.unsplit.graph, made.traced.graph
     for value, copies in enumerate(made.values):
@@ -94,7 +94,7 @@ def test_each_value_of_a_body_stands_once_for_every_stretch():
         assert {graph.ops[copy].phase for copy in copies} == {whole.ops[op].phase}
 
 
-def test_what_turns_stack_is_one_op_that_reads_all_stretches():
+def test_a_stack_is_one_op_that_reads_all_parts():
     def figures(x, w):
         x, _ = layer(x, w)
         return x, x
@@ -122,14 +122,14 @@ def test_layers_of_a_flax_module_are_split():
     assert_same_bits(step, args, made.traced)
 
 
-def test_keys_that_a_loop_goes_through_are_picked_in_the_body():
+def test_keys_are_sliced_in_the_body():
     step, args = noisy_step(LENGTH)
     made = split(step, *args)
     assert len(scans(made.traced.jaxpr)) == 4
     assert_close(step, args, made.traced)
 
 
-def test_loops_around_a_gradient_are_left_alone_and_those_inside_are_split():
+def test_loops_around_a_gradient_are_not_split():
     xs = jnp.stack([X, 2 * X])
     traced = trace_step(accumulated, W, xs)
     around = next(loop.id for loop in traced.graph.loops if loop.length == 2)
@@ -163,7 +163,7 @@ def test_an_array_over_several_devices_keeps_its_split():
     ],
     ids=["too many turns", "no turns", "no such loop", "a loop and its backward in two ways"],
 )
-def test_stretches_that_do_not_make_the_loop_are_refused(loop_splits):
+def test_parts_that_do_not_make_the_loop_are_refused(loop_splits):
     traced = trace_step(make_step(), W, X)
     with pytest.raises(PlanMismatchError, match=r"loop 0 of 5 iterations"):
         with_split_loops(traced, loop_splits)

@@ -1,4 +1,4 @@
-"""Nested loops: groups and the turns of a group, over arrays that stay whole, and the numbers of the step."""
+"""Loop tiling: a loop over tiles and one over the iterations of a tile, with the numbers of the step."""
 
 from collections import Counter
 
@@ -46,7 +46,7 @@ def tree(jaxpr):
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize(("outer", "inner"), [(3, 2), (2, 3)])
-def test_the_backward_runs_each_group_s_turns_again_before_its_own(outer, inner, reverse):
+def test_the_backward_reruns_each_tile_before_its_own_iterations(outer, inner, reverse):
     step = make_step(reverse=reverse)
     made = made_of(step, W, X, outer=outer, inner=inner)
     assert tree(made.jaxpr) == [(outer, [(inner, [])]), (outer, [(inner, []), (inner, [])])]
@@ -57,7 +57,7 @@ def test_the_backward_runs_each_group_s_turns_again_before_its_own(outer, inner,
     assert_same_bits(step, (W, X), made)
 
 
-def test_parameters_and_gradients_are_whole_arrays_that_no_group_cuts_or_joins():
+def test_no_tile_cuts_or_joins_parameters_and_gradients():
     jaxpr = made_of(make_step(), W, X).jaxpr
     for level in (open_jaxpr(jaxpr), *map(body_of, scans(jaxpr))):
         names = {eqn.primitive.name for eqn in level.eqns}
@@ -70,7 +70,7 @@ def test_parameters_and_gradients_are_whole_arrays_that_no_group_cuts_or_joins()
     assert "dynamic_update_slice" in {eqn.primitive.name for eqn in body_of(backward).eqns}
 
 
-def test_what_a_group_begins_with_waits_for_all_groups_and_what_its_turns_leave_for_one():
+def test_the_carry_is_kept_for_every_tile_and_residuals_for_one():
     made = made_of(make_step(), W, X)
     graph = made.graph
     (begins,) = (op.writes[0] for op in graph.ops if op.primitive == CARRY and op.loop == 0)
@@ -86,7 +86,7 @@ def test_what_a_group_begins_with_waits_for_all_groups_and_what_its_turns_leave_
     }
 
 
-def test_values_of_a_forward_body_have_a_copy_and_nothing_is_made_for_nobody():
+def test_values_of_a_forward_body_have_a_clone_if_read():
     traced = trace_step(make_step(), W, X)
     made = nest(traced)
     late = {v for op in traced.graph.ops if op.phase is Phase.BACKWARD for v in op.reads}
@@ -110,7 +110,7 @@ def test_scopes_are_those_of_the_step():
     assert_same_bits(step, args, made)
 
 
-def test_what_turns_stack_is_stacked_as_a_whole():
+def test_outputs_of_iterations_are_stacked_into_one_array():
     def figures(x, w):
         x, _ = layer(x, w)
         return x, (x, x.sum())
@@ -127,7 +127,7 @@ def test_what_turns_stack_is_stacked_as_a_whole():
     assert_same_bits(step, (W, X), made)
 
 
-def test_what_loops_go_through_need_be_no_parameter_and_what_does_not_change_is_read_from_further_out():
+def test_scanned_arrays_need_be_no_parameters():
     def loss(w, x, scale):
         mask = jnp.cos(x) > jnp.tanh(scale)
         noise = jnp.sin(jnp.cumsum(w, axis=0))
@@ -145,7 +145,7 @@ def test_what_loops_go_through_need_be_no_parameter_and_what_does_not_change_is_
     assert_same_bits(step, args, made_of(step, *args))
 
 
-def test_a_mask_that_turns_read_is_made_again_in_the_copy():
+def test_a_mask_that_iterations_read_is_recomputed_in_the_clone():
     rows = 64
     x = jnp.sin(jnp.arange(rows * rows, dtype=jnp.float32)).reshape(rows, rows)
 
@@ -165,7 +165,7 @@ def test_a_mask_that_turns_read_is_made_again_in_the_copy():
     assert_same_bits(step, args, made)
 
 
-def test_a_scan_in_a_scan_is_nested_with_all_that_is_in_its_body_and_not_by_itself():
+def test_a_scan_in_a_scan_is_tiled_with_the_body_around():
     def outer(x, w):
         return jax.lax.scan(lambda x, _: layer(x, w), x, None, length=4)
 
@@ -178,14 +178,14 @@ def test_a_scan_in_a_scan_is_nested_with_all_that_is_in_its_body_and_not_by_itse
     assert_same_bits(step, (W, X), made)
 
 
-def test_keys_of_layers_draw_the_same_numbers_again():
+def test_clones_draw_the_same_numbers_from_keys_of_layers():
     step, args = noisy_step(LENGTH)
     made = made_of(step, *args)
     assert tree(made.jaxpr) == [(3, [(2, [])]), (3, [(2, []), (2, [])])]
     assert_close(step, args, made)
 
 
-def test_a_key_that_turns_hand_on_is_split_the_same_again():
+def test_clones_split_a_carried_key_the_same_way():
     def noisy(carry, w):
         x, key = carry
         key, own = jax.random.split(key)
@@ -199,7 +199,7 @@ def test_a_key_that_turns_hand_on_is_split_the_same_again():
     assert_close(step, args, made_of(step, *args))
 
 
-def test_loops_that_go_through_what_another_has_made_are_nested_together():
+def test_loops_that_share_values_are_tiled_together():
     def above(x, hidden):
         return jnp.tanh(x + hidden.sum(0)), None
 
@@ -220,7 +220,7 @@ def test_loops_that_go_through_what_another_has_made_are_nested_together():
     assert_same_bits(step, (W, X), nest(traced, group=group).traced)
 
 
-def test_an_update_in_a_loop_reads_the_gradients_of_its_turns():
+def test_an_update_in_a_loop_reads_gradients_of_its_iterations():
     def step(w, x):
         loss, gradients = make_step()(w, x)
 
@@ -235,7 +235,7 @@ def test_an_update_in_a_loop_reads_the_gradients_of_its_turns():
     assert_same_bits(step, (W, X), nest(traced).traced)
 
 
-def test_loops_around_a_gradient_are_left_alone_and_those_inside_are_nested():
+def test_loops_around_a_gradient_are_not_tiled():
     xs = jnp.stack([X, 2 * X, X, X / 2])
     traced = trace_step(accumulated, W, xs)
     around = next(loop.id for loop in traced.graph.loops if loop.length == 4)
@@ -246,7 +246,7 @@ def test_loops_around_a_gradient_are_left_alone_and_those_inside_are_nested():
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_stretch_of_a_loop_is_nested(reverse):
+def test_a_part_of_a_loop_is_tiled(reverse):
     step = make_step(reverse=reverse)
     split = with_split_loops(trace_step(step, W, X), (LoopSplit(loop=0, lengths=(2, 4)),)).traced
     loops = next(group for group in tileable_loops(split) if split.graph.loops[group[0]].length == 4)
@@ -278,19 +278,19 @@ def test_an_array_over_several_devices_keeps_its_split():
     ],
     ids=["too many turns", "groups of one turn", "one group", "no such loop"],
 )
-def test_nests_that_do_not_make_the_loop_are_refused(asked):
+def test_tilings_that_do_not_make_the_loop_are_refused(asked):
     traced = trace_step(make_step(), W, X)
     with pytest.raises(PlanMismatchError, match=r"loop 0 of 6 iterations"):
         with_tiled_loops(traced, (asked,))
 
 
-def test_a_loop_is_nested_once():
+def test_a_loop_is_tiled_once():
     traced = trace_step(make_step(), W, X)
     with pytest.raises(PlanMismatchError, match="cannot be tiled like that"):
         with_tiled_loops(traced, (LoopTiling(loop=0, outer=3, inner=2), LoopTiling(loop=1, outer=2, inner=3)))
 
 
-def test_unrolled_loops_and_bodies_that_must_not_run_twice_are_left_alone():
+def test_unrolled_loops_and_bodies_with_effects_are_not_tiled():
     assert not tileable_loops(trace_step(make_step(unroll=LENGTH), W, X))
 
     def drawing(x, w):
@@ -322,7 +322,7 @@ def test_branches_beside_a_loop_keep_theirs(before):
     assert_same_bits(step, args, with_split_loops(traced, (LoopSplit(loop=loop, lengths=(4, 2)),)).traced)
 
 
-def test_loops_with_branches_in_their_bodies_are_left_as_they_are():
+def test_loops_with_branches_in_their_bodies_are_not_tiled():
     def chosen(x, w):
         return jax.lax.cond(x.sum() > 0, lambda x: jnp.sin(x @ w), lambda x: jnp.tanh(jnp.cos(x) @ w), x), None
 
@@ -331,7 +331,7 @@ def test_loops_with_branches_in_their_bodies_are_left_as_they_are():
     assert tileable_loops(traced) == ()
 
 
-def test_nothing_to_nest_is_the_step_itself():
+def test_without_tilings_the_step_is_unchanged():
     traced = trace_step(make_step(), W, X)
     made = with_tiled_loops(traced, ())
     assert made.traced is traced

@@ -1,4 +1,4 @@
-"""What the turns of a loop make waits on the host in one stack: the same bits, and refused where XLA fails."""
+"""Values of a loop offloaded in one stack on the host: the same bits, and refused where XLA fails."""
 
 import functools
 import re
@@ -126,7 +126,7 @@ def walk(jaxpr):
 @pytest.mark.parametrize("prefetch", [0, 1])
 @pytest.mark.parametrize("default", ["save", "recompute"])
 @pytest.mark.parametrize("step", [scanned, functools.partial(scanned, reverse=True), accumulated])
-def test_run_one_by_one_the_bits_are_the_same_and_compiled_the_numbers(step, default, prefetch):
+def test_bits_are_equal_op_by_op_and_numbers_are_close_compiled(step, default, prefetch):
     args = arguments()
     traced = trace_step(step, *args)
     problem = Problem(graph=traced.graph, rates=Target("h200").rates)
@@ -142,7 +142,7 @@ def test_run_one_by_one_the_bits_are_the_same_and_compiled_the_numbers(step, def
 
 
 @pytest.mark.parametrize(("prefetch", "more"), [(0, 0), (1, 1)])
-def test_each_turn_sends_once_and_fetches_once_and_a_turn_ahead_by_its_carry(prefetch, more):
+def test_each_iteration_stores_and_loads_once(prefetch, more):
     args = arguments()
     traced, plan = planned(scanned, Offload(prefetch=prefetch), *args)
     _, kept = planned(scanned, Save(), *args)
@@ -158,7 +158,7 @@ def test_each_turn_sends_once_and_fetches_once_and_a_turn_ahead_by_its_carry(pre
     assert [stack.shape for stack in stacks] == [(LAYERS, 4, 32)]
 
 
-def test_where_nobody_chooses_copies_stay_within_the_turn():
+def test_by_default_copies_are_within_the_iteration():
     traced, plan = planned(scanned, Offload(prefetch=1), *arguments())
     open_ = {v: Offload() if isinstance(d, Offload) else d for v, d in plan.decisions.items()}
     moves = [m for m in schedule(traced.graph, replace(plan, decisions=open_)).steps if isinstance(m, Move)]
@@ -180,7 +180,7 @@ def test_where_nobody_chooses_copies_stay_within_the_turn():
         ),
     ],
 )
-def test_what_xla_cannot_place_on_the_host_is_refused_with_what_to_do_instead(step, reason):
+def test_offloads_that_xla_cannot_place_are_refused_with_advice(step, reason):
     with pytest.raises(UnsupportedDecisionError, match=reason) as refused:
         jaxckpt.apply(step, keeping(Offload()))(*arguments())
     assert "Offload of value" in refused.value.got
@@ -201,7 +201,7 @@ def test_it_is_refused_because_the_compiler_fails_on_it(step):
 
 @needs_good_gpu
 @pytest.mark.parametrize("step", [scanned, accumulated])
-def test_the_stack_is_in_host_memory_and_the_device_holds_no_more_than_with_jaxs_own_policy(step):
+def test_the_stack_is_on_the_host_as_with_jaxs_own_policy(step):
     args = shapes()
     plans = {d: Planner(step, *args, target="h200").follow(keeping(d)) for d in (Save(), Offload())}
     saved, sent = (plan.footprint for plan in plans.values())
@@ -219,7 +219,7 @@ def test_the_stack_is_in_host_memory_and_the_device_holds_no_more_than_with_jaxs
 
 
 @needs_good_gpu
-def test_a_turn_ahead_takes_a_slice_or_two_more_and_no_more():
+def test_an_iteration_ahead_takes_a_slice_or_two_more():
     planner = Planner(scanned, *shapes(), target="h200")
     within, ahead = (planner.follow(keeping(Offload(prefetch=prefetch))) for prefetch in (0, 1))
     more_bytes = ahead.footprint.temp_bytes - within.footprint.temp_bytes
@@ -231,7 +231,7 @@ def test_a_turn_ahead_takes_a_slice_or_two_more_and_no_more():
 
 
 @needs_gpu
-def test_the_versions_that_are_refused_are_those_whose_slices_from_the_host_go_the_wrong_way():
+def test_refused_versions_slice_the_host_stack_in_wrong_order():
     """The backward goes through the stack from its end: the slices' stride in bytes must be negative."""
     device = SingleDeviceSharding(Target("h200").devices[0])
     args = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=device), shapes())
@@ -250,7 +250,7 @@ def test_such_a_compiler_is_refused_by_planners():
     assert "wide" in refused.value.got
 
 
-def test_steps_that_run_on_such_a_compiler_are_refused_when_called(monkeypatch):
+def test_steps_on_such_a_compiler_are_refused_when_called(monkeypatch):
     module = sys.modules[jaxckpt.rewrite.apply.__module__]
     monkeypatch.setattr(module, "platforms", lambda _: ("cuda",))
     monkeypatch.setattr(module, "compiler_for", lambda _: SimpleNamespace(version="0.11.0"))
