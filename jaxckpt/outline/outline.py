@@ -5,7 +5,7 @@ gives (`interfaces`, `stack_indexing`); then scans and conds are written level b
 Variables keep their names on both sides of a body's border. Complexity: linear in equations times the depth of loops.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -70,9 +70,9 @@ def _analysed(equations: Sequence[Equation], tree: LoopTree) -> "_Outliner":
 
     1. Own stacks before interfaces: a value that the step stacks itself is read from that stack.
     2. Interfaces, with what runs an iteration ahead: later passes add to carries that are complete here.
-    3. Parts of split loops get row-major carries before filled arrays join these, which need no constraint there.
+    3. Parts of split loops get row-major carries before filled arrays join these, whose layout is left to XLA there.
     4. Arrays that several loops fill join the carries.
-    5. Tiles get row-major carries after that, since XLA gives the arrays of inner loops layouts of their own too.
+    5. Tiles get row-major carries after that, filled arrays included; no benchmark compared this with the order of 3.
     6. Numbers and counters come last: which loops need them depends on slices and updates of all passes before.
     """
     found = loop_interfaces(equations, tree, own_stacks(equations, tree))
@@ -96,7 +96,7 @@ def _with_row_major_carries(
     return tuple(with_row_major_carry(each, opened.eqn) if i in chosen else each for i, (each, opened) in pairs)
 
 
-def _with_pipelined(loops: Sequence[LoopInterface], pipelined: Iterator[Pipelined]) -> tuple[LoopInterface, ...]:
+def _with_pipelined(loops: Sequence[LoopInterface], pipelined: Iterable[Pipelined]) -> tuple[LoopInterface, ...]:
     """The carries of equations that run an iteration ahead are the last of their loops."""
     found = list(loops)
     for each in pipelined:
