@@ -138,10 +138,8 @@ class _BufferPass:
         buffers.deaths[instance] = at
         if not op.reads and step.loop is None and step.after is None and self._is_scattered_into(op):
             self._share_zeros(at, op, instance)
-        for read in step.reads if op.primitive == STACK else ():
-            if read in buffers.births:
-                stack_bytes = self.loops.stack_depth(read, step) * buffers.size_bytes[read]
-                self._fill_stack(buffers.births[read], read, stack_bytes)
+        if op.primitive == STACK:
+            self._stack_results(step)
         if op.kind is Kind.CONTRACTION and self._is_flattened(op):
             buffers.reshaped.add(instance)
         if op.kind in _WRITES_IN_PLACE or self.loops.is_boundary(step):
@@ -258,6 +256,13 @@ class _BufferPass:
         return self.graph.residual_bytes(value) * size_bytes // self.graph.values[value].size_bytes
 
     ### Stacks
+
+    def _stack_results(self, step: Run) -> None:
+        """Fills the stack of a result that the step has of every iteration."""
+        births, size_bytes = self.buffers.births, self.buffers.size_bytes
+        for read in step.reads:
+            if read in births:
+                self._fill_stack(births[read], read, self.loops.stack_depth(read, step) * size_bytes[read])
 
     def _stack_residuals(self) -> None:
         """Writes residuals that a later loop reads to stacks, and transposes a stack that is read in another layout."""

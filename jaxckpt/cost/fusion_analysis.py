@@ -126,14 +126,19 @@ class FusionAnalysis:
             if op in rules.same_size_views:
                 shown[step.writes[0]] = shown[step.reads[0]]
                 loaded[step.writes[0]] = loaded[step.reads[0]]
-            elif op in rules.rows.row_reductions:
-                where = self._folded if self._folds(step, read_later) else self.materialised
-                where.add(step.writes[0])
-            elif op in rules.writes_memory or self._stores_exponentials(step, read_later):
-                self.materialised.update(step.writes)
+            else:
+                self._materialise_results(step, read_later)
             needed = loaded if op in rules.dots else shown
             for position in rules.needed_operands[op]:
                 self.materialised.add(needed[step.reads[position]])
+
+    def _materialise_results(self, step: Run, read_later: set[int]) -> None:
+        """Rules 1, 4 to 6, for the results of an op; a row reduction is in memory or folded."""
+        if step.op in self.rules.rows.row_reductions:
+            where = self._folded if self._folds(step, read_later) else self.materialised
+            where.add(step.writes[0])
+        elif step.op in self.rules.writes_memory or self._stores_exponentials(step, read_later):
+            self.materialised.update(step.writes)
 
     def _folds(self, step: Run, read_later: set[int]) -> bool:
         """Rule 5: True if a row reduction is fused into the kernels that read it."""

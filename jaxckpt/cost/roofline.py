@@ -69,12 +69,21 @@ def _padding_bytes(graph: Graph, op: Op) -> int:
     """Bytes of the operands of a matrix product that have a length which is no multiple of `_ALIGNED`."""
     if op.primitive != "dot_general" or not op.flops or len(op.reads) != 2:
         return 0
-    results = graph.elements(op.writes[0])
-    elements = [graph.elements(v) for v in op.reads]
-    contracted = op.flops / (2 * results)
-    batch = elements[0] * elements[1] / (results * contracted**2)
-    free = [count / contracted for count in elements]
-    if batch != 1 or 1 in free:
+    lengths = _matrix_lengths(graph, op, op.flops)
+    if lengths is None:
         return 0
+    contracted, free = lengths
     padded = (v for v, length in zip(op.reads, free, strict=True) if contracted % _ALIGNED or length % _ALIGNED)
     return sum(graph.values[v].size_bytes for v in padded)
+
+
+def _matrix_lengths(graph: Graph, op: Op, flops: float) -> tuple[float, list[float]] | None:
+    """The contracted length of a product and the free ones of its operands; None if it is batched or with a vector."""
+    # An (m, k) times a (k, n) matrix has 2 m n k FLOPs and m n results, so the lengths follow from the counts; with a
+    # batch b all counts are b times as large, and the ratio below is b.
+    results = graph.elements(op.writes[0])
+    left, right = (graph.elements(v) for v in op.reads)
+    contracted = flops / (2 * results)
+    free = [left / contracted, right / contracted]
+    batch = left * right / (results * contracted**2)
+    return None if batch != 1 or 1 in free else (contracted, free)

@@ -80,11 +80,14 @@ class SharedPasses:
         kernel = self._last_shared(op, reads)
         if kernel is None or (at - kernel > _ONE_PASS and op.phase is not Phase.UPDATE):
             return at
+        return at if self._comes_after(kernel, op, reads) else kernel
+
+    def _comes_after(self, kernel: int, op: Op, reads: SourceBytes) -> bool:
+        """True if a loop needs what a later kernel writes, or all of a reduction of this one."""
         if max(self._ready.get(source, -1) for source in reads) > kernel:
-            return at
-        waits = any(source in self._reduced and self._ready[source] == kernel for source in reads)
+            return True
         nests = op.kind is Kind.REDUCTION and op.id not in self._strided_reductions
-        return at if waits and not nests else kernel
+        return not nests and any(s in self._reduced and self._ready[s] == kernel for s in reads)
 
     def _last_shared(self, op: Op, reads: SourceBytes) -> int | None:
         """The last kernel that went over the largest of some operands; of an update, over any."""
