@@ -154,7 +154,6 @@ def _conds_with_residuals(program: FlatProgram) -> Iterator[int]:
         for variable, reader in operands_and_loops(equation, program.loops):
             source = home.get(variable)
             if source is not None and reader is not None:
-                differing = (program.loops[loop].cond_branch for loop in set(paths[source]) ^ set(paths[reader]))
-                conds = [branch.branch.cond for branch in differing if branch is not None]
-                if len(conds) > 1:
-                    yield from conds
+                branches = (program.loops[loop].cond_branch for loop in set(paths[source]) ^ set(paths[reader]))
+                differing = list(filter(None, branches))
+                yield from (branch.branch.cond for branch in differing if len(differing) > 1)

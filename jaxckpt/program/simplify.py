@@ -72,26 +72,22 @@ def eliminate_dead_code(program: FlatProgram) -> FlatProgram:
 def _needed(equations: Sequence[Equation], results: Set[jex.Var]) -> tuple[Equation, ...]:
     """The equations with effects, those that compute results, and all whose results these read, in order."""
     producer = {variable: equation for equation in equations for variable in equation.eqn.outvars}
-    carries = _carries(equations)
+    carries: dict[int, list[Equation]] = {}
+    for equation in filter(_is_carry, equations):
+        carries.setdefault(equation.eqn.params["loop"], []).append(equation)
     pending = [equation for equation in equations if equation.effects or not results.isdisjoint(equation.eqn.outvars)]
     needed: set[int] = set()
     while pending:
         equation = pending.pop()
         if id(equation) not in needed:
             needed.add(id(equation))
-            pending += [producer[variable] for variable in equation.variables() if variable in producer]
-            if equation.eqn.primitive.name in (CARRY, END):
-                pending += carries[equation.eqn.params["loop"]]
+            pending += filter(None, map(producer.get, equation.variables()))
+            pending += carries[equation.eqn.params["loop"]] if _is_carry(equation) else ()
     return tuple(equation for equation in equations if id(equation) in needed)
 
 
-def _carries(equations: Sequence[Equation]) -> dict[int, list[Equation]]:
-    """For each open loop the equations of its carry."""
-    carries: dict[int, list[Equation]] = {}
-    for equation in equations:
-        if equation.eqn.primitive.name in (CARRY, END):
-            carries.setdefault(equation.eqn.params["loop"], []).append(equation)
-    return carries
+def _is_carry(equation: Equation) -> bool:
+    return equation.eqn.primitive.name in (CARRY, END)
 
 
 class _Elimination:

@@ -6,7 +6,6 @@ Sizes, shardings, scopes, work and other facts come from the modules of their na
 from collections.abc import Mapping, Sequence
 from math import prod
 from types import MappingProxyType
-from typing import Any
 
 import jax
 import jax.core
@@ -87,7 +86,7 @@ def _loop(number: int, loop: OpenLoop) -> Loop:
     )
 
 
-def _array_sharding(array: Any) -> Sharding | None:
+def _array_sharding(array: object) -> Sharding | None:
     committed = isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
     return array.sharding if committed else None
 

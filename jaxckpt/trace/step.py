@@ -61,7 +61,7 @@ class Traced:
     static: frozenset[int | str]
     phases_source: str
     name: str
-    jitted: Any = field(repr=False)
+    jitted: jax.stages.Wrapped = field(repr=False)
     stage: jax.stages.Traced = field(repr=False)
 
     def flat_function(self) -> Callable[..., Sequence[Any]]:
@@ -166,7 +166,7 @@ def trace_step(
 
 
 def trace_stage(
-    jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, static: frozenset[int | str]
+    jitted: jax.stages.Wrapped, args: Sequence[Any], kwargs: Mapping[str, Any], *, static: frozenset[int | str]
 ) -> jax.stages.Traced:
     """Traces a jitted step, with the shardings of automatic meshes left out.
 
@@ -187,7 +187,7 @@ def trace_stage(
 class _Call:
     """A call of a step, before the step is traced."""
 
-    jitted: Any
+    jitted: jax.stages.Wrapped
     static: frozenset[int | str]
     paths: tuple[str, ...]
     shardings: tuple[Any, ...]
@@ -199,7 +199,7 @@ def _positions(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(position % count if count else position for position in argnums)
 
 
-def _jitted(step: Callable[..., Any], static: tuple[int, ...]) -> tuple[Any, frozenset[int | str]]:
+def _jitted(step: Callable[..., Any], static: tuple[int, ...]) -> tuple[jax.stages.Wrapped, frozenset[int | str]]:
     """The step as a jitted function, and which of its arguments are static."""
     if not isinstance(step, jax.stages.Wrapped):
         return jax.jit(step, static_argnums=static), frozenset(static)
