@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from jaxckpt._errors import ArgumentError
 
@@ -63,14 +63,19 @@ class Step:
         return step
 
     @property
-    def argnums(self) -> dict[str, int | Sequence[int]]:
+    def argnums(self) -> "_Argnums":
         """Both kinds of positions, as keywords for functions that take `step, *args`."""
         return {"donate_argnums": self.donate_argnums, "static_argnums": self.static_argnums}
 
     def __repr__(self) -> str:
         name = getattr(self.function, "__name__", type(self.function).__name__)
-        positions = (f"{key}={value!r}" for key, value in self.argnums.items() if value != ())
-        return f"Step({', '.join((name, *map(_described, self.args), *positions))})"
+        given = [f"{key}={value!r}" for key, value in self.argnums.items() if value != ()]
+        return f"Step({', '.join([name, *map(_described, self.args), *given])})"
+
+
+class _Argnums(TypedDict):
+    donate_argnums: int | Sequence[int]
+    static_argnums: int | Sequence[int]
 
 
 def _described(arg: Any) -> str:

@@ -68,8 +68,7 @@ def compare(
       >>> twice.names, twice["twice"].argument_bytes
       (('once', 'twice'), 32)
     """
-    argnums = {"donate_argnums": donate_argnums, "static_argnums": static_argnums}
-    with_args = partial(Step, args=args, **argnums)
+    with_args = partial(Step, args=args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     read = {name: _read(version, target, with_args) for name, version in versions.items()}
     planned = _read(step, target, with_args) if step is not None else _first_step(read.values())
     _check(read, target, planned)

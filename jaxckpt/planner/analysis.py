@@ -143,7 +143,6 @@ def _scope(problem: Problem, scope: str, values: list[int]) -> ScopeResiduals:
     arrays = problem.needed & problem.worth_saving & problem.fusion.materialised
     kept = [v for v in values if v in arrays]
     residuals = [v for v in values if v in problem.read_after_forward]
-    readers = {r for r in _readers(graph, residuals) if graph.ops[r].phase is not Phase.FORWARD}
     producers = {op for v in kept if (op := graph.producer[v]) is not None}
     largest = max(kept, key=graph.residual_bytes, default=None)
     return ScopeResiduals(
@@ -153,10 +152,11 @@ def _scope(problem: Problem, scope: str, values: list[int]) -> ScopeResiduals:
         kept_bytes=sum(map(graph.residual_bytes, kept)),
         largest=None if largest is None else describe(graph, largest),
         recompute_s=sum(problem.op_s[op] for op in producers),
-        reader_count=len(readers),
+        reader_count=len(_readers_after_forward(graph, residuals)),
     )
 
 
-def _readers(graph: Graph, values: Iterable[int]) -> frozenset[int]:
-    """The ops that read any of some values."""
-    return frozenset(reader for value in values for reader in graph.readers[value])
+def _readers_after_forward(graph: Graph, values: Iterable[int]) -> frozenset[int]:
+    """The ops after the forward pass that read any of some values."""
+    readers = (reader for value in values for reader in graph.readers[value])
+    return frozenset(reader for reader in readers if graph.ops[reader].phase is not Phase.FORWARD)

@@ -184,10 +184,23 @@ class Planner:
             if not any(self.problem.moves(compiled.plan) for compiled in search.tried):
                 break
         left = self.options.max_compiles - len(search.attempts)
-        fits = any(compiled.fits(limit_bytes) for compiled in tried)
-        if tiling is not None and left and not fits and tiling.min_memory_plans:
+        if left and tiling is not None and not any(compiled.fits(limit_bytes) for compiled in tried):
+            yield from self._tiled_search(budget, limit_bytes, tiling, attempts, tried, most=left)
+
+    def _tiled_search(
+        self,
+        budget: object,
+        limit_bytes: int,
+        solver: TilingSolver,
+        attempts: tuple[Attempt, ...],
+        tried: Sequence[CompiledPlan],
+        *,
+        most: int,
+    ) -> Iterator[BudgetSearch]:
+        """The search over tiled loops, if these are smaller than other plans; plans tried before correct the model."""
+        if solver.min_memory_plans:
             error_bytes = max(0, min(compiled.model_error_bytes for compiled in tried))
-            yield BudgetSearch(self, budget, limit_bytes, tiling, attempts, most=left, model_error_bytes=error_bytes)
+            yield BudgetSearch(self, budget, limit_bytes, solver, attempts, most=most, model_error_bytes=error_bytes)
 
     def follow(self, policy: Policy | None) -> Plan:
         """Compiles the plan that a policy makes of the step, without a budget; None for the marks in the step only.
