@@ -85,16 +85,20 @@ def _inconsistencies(message: Message) -> Iterator[str]:
     for computation in module.computations:
         yield from _computation_inconsistencies(computation, computations.keys())
     instructions = {i.id: i for c in module.computations for i in c.instructions}
-    scheduled = {id_ for sequence in module.schedule.sequences for id_ in sequence.value.instruction_ids}
-    if not scheduled.issubset(instructions):
-        yield "the schedule runs an instruction that is missing"
-    if module.entry_computation_id not in {s.key for s in module.schedule.sequences}:
-        yield "the entry computation is not scheduled"
+    yield from _schedule_inconsistencies(module, instructions.keys())
     buffers = {b.id: b for b in message.buffer_assignment.logical_buffers}
     for buffer in buffers.values():
         yield from _buffer_inconsistencies(buffer, instructions)
     for allocation in message.buffer_assignment.buffer_allocations:
         yield from _allocation_inconsistencies(allocation, buffers)
+
+
+def _schedule_inconsistencies(module: Message, instructions: Collection[int]) -> Iterator[str]:
+    scheduled = {id_ for sequence in module.schedule.sequences for id_ in sequence.value.instruction_ids}
+    if not scheduled.issubset(instructions):
+        yield "the schedule runs an instruction that is missing"
+    if module.entry_computation_id not in {sequence.key for sequence in module.schedule.sequences}:
+        yield "the entry computation is not scheduled"
 
 
 def _computation_inconsistencies(computation: Computation, computations: Collection[int]) -> Iterator[str]:
