@@ -1,4 +1,4 @@
-"""Everything is recomputed but what crosses from stage to stage.
+"""Full recomputation: only values that cross from stage to stage are saved.
 
 What `jax.checkpoint` without a policy does to each block, with the blocks found by structure. Chen et al. 2016,
 algorithm 1, with cuts where little crosses instead of every k-th layer.
@@ -16,16 +16,16 @@ from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts, needed_bytes
 
 _NEARLY_SMALLEST = 1.1
-"""A cut whose peak is within this of the smallest one is nearly as small."""
+"""A cut whose peak is within this factor of the smallest is nearly as small. No benchmark fixed the exact value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CutMinimum:
-    """The least that a cut takes: its boundaries are kept, nothing else.
+    """The plan of a cut that saves its boundaries only: about the least memory that the cut can take.
 
     Attributes:
-      plan: That plan.
-      replay: What it takes, step by step.
+      plan: The plan.
+      replay: Its memory and time, step by step.
     """
 
     plan: GraphPlan
@@ -33,19 +33,19 @@ class CutMinimum:
 
     @property
     def temp_bytes(self) -> int:
-        """The largest number of bytes alive at once."""
+        """Peak of live bytes."""
         return self.replay.peak_bytes
 
 
 class CutMinima:
-    """The floors of a step's cuts, each replayed when it is asked for.
+    """The minima of a step's cuts, each replayed on first use.
 
-    A cut takes at least its boundaries and what one stage leaves for the backward, which is computed again at once.
-    That bound needs no replay; cuts of a low bound have low floors, and leave most room to keep something.
+    A cut takes at least its boundaries and the residuals of one stage, which are recomputed together. That lower bound
+    needs no replay; cuts of low bounds have low minima, and leave most memory for saving values.
 
     Args:
       problem: The step.
-      before_head: Whether cuts have one more before the head, as for `candidate_cuts`.
+      before_head: True to cut before the head too, as for `candidate_cuts`.
 
     Attributes:
       bounds: Every cut with its bound in bytes, by rising bound.
@@ -53,13 +53,13 @@ class CutMinima:
 
     def __init__(self, problem: Problem, *, before_head: bool = False):
         self.problem = problem
-        before = [0, *accumulate(needed_bytes(problem, of_a_turn=True))]
+        before = [0, *accumulate(needed_bytes(problem, per_iteration=True))]
         cuts = candidate_cuts(problem, before_head=before_head)
         self.bounds = tuple(sorted((_least_bytes(problem, stages, before), stages) for stages in cuts))
         self._known: dict[StageStarts, CutMinimum] = {}
 
     def of(self, stages: StageStarts) -> CutMinimum:
-        """The floor of a cut."""
+        """The minimum of a cut."""
         if stages not in self._known:
             decisions = decisions_saving(self.problem, boundaries(self.problem, stages))
             plan, replay = self.problem.plan_and_replay(decisions, stages, "full")
@@ -67,7 +67,7 @@ class CutMinima:
         return self._known[stages]
 
     def within(self, factor: float) -> tuple[CutMinimum, ...]:
-        """The floors of all cuts but of those that cannot come within a factor of the lowest; the lowest is first."""
+        """Minima of all cuts whose bound is within a factor of the lowest minimum so far; the lowest is first."""
         found: list[CutMinimum] = []
         best_bytes = math.inf
         for least_bytes, stages in self.bounds:
@@ -79,12 +79,12 @@ class CutMinima:
 
 
 def solve_full(problem: Problem) -> GraphPlan:
-    """Saves boundaries alone, of the cut with the smallest peak."""
+    """Saves the boundaries, and nothing else, of the cut with the smallest peak."""
     return CutMinima(problem).within(_NEARLY_SMALLEST)[0].plan
 
 
 def _least_bytes(problem: Problem, stages: StageStarts, before: Sequence[int]) -> int:
-    """What crosses, and the most that a stage leaves for the backward; `before` has what is left before each op."""
+    """Bytes of boundaries and of the residuals of the largest stage; `before` has residual bytes before each op."""
     graph = problem.graph
     begins = [0, *(bisect_left(graph.forward, start) for start in stages[1:]), len(graph.forward)]
     most_bytes = max(before[end] - before[begin] for begin, end in pairwise(begins))
@@ -92,7 +92,7 @@ def _least_bytes(problem: Problem, stages: StageStarts, before: Sequence[int]) -
 
 
 def find_blocks(problem: Problem) -> StageStarts:
-    """The blocks of a model: the finest cut nearly as small as the smallest, across which nothing larger goes."""
+    """The blocks of a model: the finest cut nearly as small as the smallest whose boundaries are no larger."""
     found = CutMinima(problem).within(_NEARLY_SMALLEST)
     most_bytes = _most_crossing_bytes(problem, found[0].plan.stages)
     near = [f.plan.stages for f in found if f.temp_bytes <= _NEARLY_SMALLEST * found[0].temp_bytes]
@@ -100,7 +100,7 @@ def find_blocks(problem: Problem) -> StageStarts:
 
 
 def finest_layers(cut_minima: CutMinima) -> StageStarts:
-    """The finest cut across which nothing larger goes than across the one of the smallest peak, whatever its own peak.
+    """The finest cut whose boundaries are no larger than those of the cut with the smallest peak, for any peak.
 
     Args:
       cut_minima: Of the step.

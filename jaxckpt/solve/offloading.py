@@ -1,6 +1,6 @@
-"""What is known of the host, and asked of what goes there, before anybody decides what does.
+"""Bandwidth and limits of offloading to the host.
 
-Read before `problem`, which holds it; `copies` goes by it.
+Read before `problem`, which holds them; `optimal.prefetch_schedule` uses them.
 """
 
 from dataclasses import dataclass, replace
@@ -10,15 +10,15 @@ from jaxckpt.cost import Rates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offloading:
-    """How values are offloaded.
+    """Options of offloading.
 
     Attributes:
       bandwidth_bytes_per_s: Between device and host, one way, both at once; None for the target's own.
-      prefetch: How many layers each copy may take, where no rule says it; None: chosen from bandwidths.
-      min_bytes: Smaller values stay on the device, where the planner chooses: a copy takes its time to start.
-      last_layers_kept: The values of so many last layers, the head being one, stay on the device, where the planner
-        chooses: their backward comes before they would have left.
-      most_host_bytes: What values may take in host memory, where the planner chooses; None for no limit.
+      prefetch: Prefetch distance in layers, for values whose rule has none; None to choose it from bandwidths.
+      min_bytes: The planner does not offload smaller values: the start of a copy costs more than their bytes.
+      last_layers_kept: The planner does not offload values of so many last layers, the head being one: their backward
+        begins before their store would end.
+      most_host_bytes: Host memory that the planner may use; None for no limit.
 
     Example:
       >>> Offloading(bandwidth_bytes_per_s=50e9).prefetch is None
@@ -32,7 +32,7 @@ class Offloading:
     most_host_bytes: int | None = None
 
     def rates(self, rates: Rates) -> Rates:
-        """The rates of a device whose link to the host is this one."""
+        """Rates of a device with the bandwidth of these options."""
         if self.bandwidth_bytes_per_s is None:
             return rates
         return replace(rates, host_bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)

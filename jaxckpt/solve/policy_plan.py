@@ -1,11 +1,12 @@
-"""A policy becomes a plan: its rules meet the graph, the rest follows from the step's own structure.
+"""The plan of a policy: rules decide about the values that they match, the structure of the step about the rest.
 
-What is recomputed by a rule or a default starts from what crosses between the stages of the forward pass, which are
-found by structure as for "full"; the last of them is left alone where its recomputation frees nothing. What lies under
-a mark, or in a region, is a stage of its own: it starts from what enters it, and what leaves it for the rest of the
-forward pass is saved. A rule that names a value may decide otherwise. A rule that names a view means the array that it
-shows. Saves by default, and saves of values that cost nothing to make again (views, masks, casts of parameters), are
-left to the compiler.
+1. Values that a rule or a default recomputes are recomputed from the values that cross the stages of the forward pass,
+   which are found by structure as for "full". The last stage is not recomputed if that frees nothing.
+2. The ops under a mark, or in a region, are a stage of their own: its inputs and its outputs to the rest of the forward
+   pass are saved. A rule that names a value may decide otherwise.
+3. A rule that names a view decides about the array behind the view.
+4. Saves by default, and saves of values that cost nothing to recompute (views, masks, casts of parameters), are left to
+   the compiler.
 
 Read after `jaxckpt.policy.resolve` and `stages`.
 """
@@ -34,11 +35,11 @@ from jaxckpt.solve.stages import StageStarts, boundaries
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyPlan:
-    """A policy carried over to one step.
+    """A policy applied to one step.
 
     Attributes:
-      resolved: Who decided what; what no policy is meant for is not in it.
-      plan: What comes of it.
+      resolved: Every decision with its rule; values outside every policy are not in it.
+      plan: The plan of these decisions.
     """
 
     resolved: tuple[Resolved, ...]
@@ -46,14 +47,14 @@ class PolicyPlan:
 
 
 def plan_from_policy(problem: Problem, policy: Policy | None) -> PolicyPlan:
-    """Carries a policy over to a step, together with the policies of marks in it.
+    """Applies a policy, and the policies of marks in the step, to a step.
 
     Args:
-      problem: The step, with its costs; its budget is not looked at.
-      policy: The rules for what has no mark around it; None to leave that to the compiler.
+      problem: The step, with its costs.
+      policy: The rules for ops without a mark; None to leave these ops to the compiler.
 
     Returns:
-      The plan with its prediction, and who decided.
+      The plan with its prediction, and the rule of each decision.
 
     Raises:
       PolicyError: A rule matches nothing.
@@ -79,19 +80,19 @@ def plan_from_policy(problem: Problem, policy: Policy | None) -> PolicyPlan:
 def plan_with_transfers(
     problem: Problem, decisions: Mapping[int, Decision], stages: StageStarts, name: str
 ) -> GraphPlan:
-    """The plan of some decisions, with time for the copies of what they offload."""
+    """The plan of some decisions, with prefetch distances of offloaded values."""
     if not any(isinstance(decision, Offload) for decision in decisions.values()):
         return problem.plan(decisions, stages, name)
-    there = with_prefetch_distances(problem, decisions, stages, find_blocks(problem))
-    return problem.plan(there.decisions, stages, name, layers=there.layers)
+    timed = with_prefetch_distances(problem, decisions, stages, find_blocks(problem))
+    return problem.plan(timed.decisions, stages, name, layers=timed.layers)
 
 
 def required_decisions(problem: Problem, policy: Policy | None) -> dict[int, Decision]:
-    """What a policy, and the marks in a step, demand of every plan: the decisions of rules that say "must".
+    """Decisions that a policy, and the marks in a step, require of every plan: those of rules that say "must".
 
     Args:
       problem: The step.
-      policy: The rules for what has no mark around it; None for marks alone.
+      policy: The rules for ops without a mark; None for the marks only.
 
     Returns:
       Decisions by value, those of arrays where views were named. Regions, defaults and rules that prefer demand
@@ -110,10 +111,10 @@ def required_decisions(problem: Problem, policy: Policy | None) -> dict[int, Dec
 
 
 def saved_collectives(problem: Problem) -> dict[int, Decision]:
-    """Decisions that save what devices have exchanged data for, so that no exchange of the forward pass is repeated.
+    """Decisions that save the results of collectives, so that no collective of the forward pass is repeated.
 
-    That are results of collectives, of products and reductions that leave partial sums on several devices, and of
-    constraints that make whole what was split. Gathered parameters are none of them: they are never kept.
+    These are results of collectives, of products and reductions that leave partial sums on several devices, and of
+    constraints that replicate a sharded value. Gathered parameters are not among them: they are never saved.
 
     Args:
       problem: The step.
@@ -127,7 +128,7 @@ def saved_collectives(problem: Problem) -> dict[int, Decision]:
 
 
 def _structure(problem: Problem, policy: Policy | None) -> tuple[tuple[int, ...], frozenset[int]]:
-    """The stages that the step has of itself, and what crosses them; one stage where nothing asks for them."""
+    """The stages of the step and the values that cross them; one stage if no rule needs more."""
     if policy is None:
         return (0,), frozenset()
     of_stages = any(rule.match.boundary and rule.match.scope is None for rule in policy.rules)
@@ -152,7 +153,7 @@ class _Part:
 
 
 def _parts(graph: Graph, policy: Policy | None, stages: tuple[int, ...]) -> Iterator[_Part]:
-    """What lies under each mark, and the regions of each policy."""
+    """The ops under each mark, and the regions of each policy."""
     if policy is not None:
         unmarked = frozenset(op.id for op in graph.ops if not op.policies)
         yield from _regions(graph, policy, unmarked, stages)
@@ -202,16 +203,16 @@ class _Deciding:
 
     def _views_follow(self) -> None:
         """Views of what waits elsewhere are made of it when it is back; else they would keep it here."""
-        away = {v for v, decision in self.decisions.items() if isinstance(decision, Offload | Partition)}
-        for value in self._problem.read_after_forward if away else ():
+        moved = {v for v, decision in self.decisions.items() if isinstance(decision, Offload | Partition)}
+        for value in self._problem.read_after_forward if moved else ():
             shown = strip_views(self._problem.graph, value)
-            if shown != value and shown in away:
+            if shown != value and shown in moved:
                 self.decisions[value] = Recompute()
                 self._by_default.discard(value)
 
     @property
     def changes(self) -> bool:
-        """Whether anything is to happen but saving; else the step is left as it stands."""
+        """True if any decision is not `Save`; otherwise the step stays as written."""
         return any(not isinstance(decision, Save) for decision in self.decisions.values())
 
     def without_end(self, stages: tuple[int, ...]) -> dict[int, Decision]:
@@ -235,7 +236,7 @@ class _Deciding:
                 self.decisions[value] = Save()
 
     def part(self, part: _Part) -> None:
-        """Makes a stage of some ops: what they start from is there, what they are for is kept."""
+        """Makes a stage of some ops: saves their inputs and outputs."""
         graph = self._problem.graph
         self.starts |= {min(part.ops), max(part.ops) + 1}
         if not part.merges:

@@ -1,7 +1,7 @@
-"""HiGHS prints lines of its own, past every option, to the process's standard output; here they are kept from it.
+"""Silences native code that prints to standard output: HiGHS prints some lines whatever its options are.
 
-The shell's `--json` and whoever pipes a program's output read that stream. What Python itself prints meanwhile, in
-other threads, is lost too: the moments are those of one integer programme.
+The output of the CLI's `--json`, and of programs in pipes, must contain nothing else. Output of other Python threads is
+lost for the duration of one integer programme too.
 """
 
 import os
@@ -13,15 +13,15 @@ _STANDARD_OUTPUT = 1
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps what native code writes to standard output from getting there."""
+def silenced_stdout() -> Iterator[None]:
+    """Discards the standard output of native code."""
     sys.stdout.flush()
-    kept = os.dup(_STANDARD_OUTPUT)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+    original = os.dup(_STANDARD_OUTPUT)
+    null = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, _STANDARD_OUTPUT)
+        os.dup2(null, _STANDARD_OUTPUT)
         yield
     finally:
-        os.dup2(kept, _STANDARD_OUTPUT)
-        os.close(kept)
-        os.close(nowhere)
+        os.dup2(original, _STANDARD_OUTPUT)
+        os.close(original)
+        os.close(null)

@@ -1,13 +1,12 @@
-"""Where to cut a forward pass into stages: where few bytes cross, found by structure alone.
+"""Cuts of a forward pass into stages: where few bytes cross, found by the structure of the graph.
 
-A stage is a run of forward ops whose copies start together, once the backward needs any of them. What crosses from
-one stage to the next is saved. Cutting at every residual add or block output keeps that small; a model with long
-skips is cut where it hurts least. No scope or name is looked at: a model without any is cut the same way.
+A stage is a run of consecutive forward ops whose clones start together, when the backward needs the first of them.
+Values that cross from one stage to the next are saved. Cuts at residual additions or block outputs keep these few; a
+model with long skip connections is cut where fewest bytes cross. Scopes and names are not read.
 
-The cut is the cheapest one (fewest bytes crossing, summed over cuts) in which no stage makes more than a given
-number of bytes that the backward needs; a dynamic programme with a sliding minimum finds it in linear time.
-`candidate_cuts` offers one for each of several limits; which is best depends on what else is alive at the peak, so
-solvers try them.
+The cut has the fewest crossing bytes, summed over its boundaries, such that no stage has more than a given number of
+residual bytes; dynamic programming with a sliding minimum finds it in linear time. `candidate_cuts` returns one cut for
+each of several limits: which is best depends on all other live values at the peak, so solvers try them.
 
 Read after `problem`. Compare Chen et al. 2016, section 4, whose segments have a limit of equal bytes too.
 """
@@ -24,10 +23,11 @@ StageStarts = tuple[int, ...]
 """The id of the first op of each stage, ascending."""
 
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+"""Limits of a stage are the residual bytes of the step divided by these; two a power of two, up to deep models."""
 _NARROW = 1 / 8
-"""A head makes so much more than what crosses to it."""
+"""The input of a head takes at most this share of the largest value in it. No benchmark fixed the exact value."""
 _CUT_BYTES = 4096
-"""What a cut costs besides the bytes that cross it, so that empty stages are not made."""
+"""Cost of a boundary besides its crossing bytes, so that no stage is empty. It is small against any activation."""
 
 
 def candidate_cuts(problem: Problem, *, before_head: bool = False) -> tuple[StageStarts, ...]:
@@ -35,7 +35,7 @@ def candidate_cuts(problem: Problem, *, before_head: bool = False) -> tuple[Stag
 
     Args:
       problem: The step.
-      before_head: Whether all but a single stage have one more cut before the head.
+      before_head: True if all cuts but the single stage have one more boundary before the head.
     """
     graph = problem.graph
     forward = graph.forward
@@ -56,10 +56,10 @@ def candidate_cuts(problem: Problem, *, before_head: bool = False) -> tuple[Stag
 
 
 def _before_head(starts: list[int], made_bytes: list[int], crossing_bytes: list[int]) -> list[int]:
-    """A cut with one more before the head: where little crosses and then, in the last stage, most of all is made.
+    """The same cut with one more boundary before the head: where few bytes cross before the stage's largest residual.
 
-    All that a stage computes again starts with the first of it that is asked for. Of the last stage that is the
-    loss's, long before the block below the head is wanted, and the head is mostly where the peak is.
+    All clones of a stage start with the first that the backward needs. In the last stage that is one of the loss, long
+    before the block below the head is needed, and the peak is mostly in the head.
     """
     widest = max(range(starts[-1], len(made_bytes)), key=made_bytes.__getitem__)
     between = range(starts[-1] + 1, widest + 1)
@@ -70,7 +70,7 @@ def _before_head(starts: list[int], made_bytes: list[int], crossing_bytes: list[
 
 
 def boundaries(problem: Problem, stages: StageStarts) -> frozenset[int]:
-    """Values in memory that a later stage of the forward pass reads, and those that must be kept: they are saved."""
+    """Values to save: materialised ones that a later stage reads, and those that no plan recomputes."""
     begins, reach = stages[1:], problem.reach
     crosses = (v for v, (made, last) in reach.items() if bisect_right(begins, made) < bisect_right(begins, last))
     return frozenset(crosses) | problem.never_recomputed
@@ -79,11 +79,11 @@ def boundaries(problem: Problem, stages: StageStarts) -> frozenset[int]:
 def stage_index(graph: Graph, stages: StageStarts) -> dict[int, int]:
     """For each forward op the index of its stage."""
     bounds = (*(bisect_left(graph.forward, start) for start in stages[1:]), len(graph.forward))
-    home, begin = dict[int, int](), 0
+    found, begin = dict[int, int](), 0
     for index, end in enumerate(bounds):
-        home.update(dict.fromkeys(graph.forward[begin:end], index))
+        found.update(dict.fromkeys(graph.forward[begin:end], index))
         begin = end
-    return home
+    return found
 
 
 def members(graph: Graph, stages: StageStarts) -> tuple[tuple[int, ...], ...]:
@@ -94,21 +94,21 @@ def members(graph: Graph, stages: StageStarts) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, found))
 
 
-def needed_bytes(problem: Problem, *, of_a_turn: bool = False) -> list[int]:
-    """For each forward op the bytes that it leaves for the backward, if nothing is recomputed.
+def needed_bytes(problem: Problem, *, per_iteration: bool = False) -> list[int]:
+    """For each forward op the residual bytes that it writes, if nothing is recomputed.
 
-    What stands in a loop's body leaves them in every turn; `of_a_turn` counts one, which is what is computed again at
-    a time.
+    Ops of a loop body write them in every iteration; `per_iteration` counts one, since clones of one iteration are
+    live at a time.
     """
     graph = problem.graph
     kept = problem.needed & problem.worth_saving
     forward = (graph.ops[op] for op in graph.forward)
-    held = [1] * len(graph.values) if of_a_turn else graph.stack_depths
+    held = [1] * len(graph.values) if per_iteration else graph.stack_depths
     return [sum(held[v] * graph.values[v].size_bytes for v in op.writes if v in kept) for op in forward]
 
 
 def crossing(problem: Problem) -> list[int]:
-    """For each forward op, and the end, the bytes in memory made before it and read by the forward pass from it on."""
+    """For each forward op, and the end, the bytes written before it that the forward pass reads from it on."""
     graph = problem.graph
     position = {op: i for i, op in enumerate(graph.forward)}
     change = [0] * (len(position) + 1)

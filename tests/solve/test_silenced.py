@@ -4,13 +4,13 @@ import os
 import subprocess
 import sys
 
-from jaxckpt.solve.silenced import quiet
+from jaxckpt.solve.silenced import silenced_stdout
 
 PROGRAM = """
 import os
-from jaxckpt.solve.silenced import quiet
+from jaxckpt.solve.silenced import silenced_stdout
 print("before")
-with quiet():
+with silenced_stdout():
     os.write(1, b"from a library\\n")
 print("after")
 """
@@ -24,6 +24,6 @@ def test_a_librarys_lines_do_not_reach_standard_output():
 def test_no_descriptor_is_left_open():
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
-        with quiet():
+        with silenced_stdout():
             pass
     assert len(os.listdir("/proc/self/fd")) == before

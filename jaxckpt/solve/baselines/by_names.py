@@ -17,12 +17,12 @@ from jaxckpt.solve.problem import Problem
 
 def solve_dots(problem: Problem) -> GraphPlan:
     """Keeps what every matrix product and convolution makes."""
-    return _followed(problem, _where_there_are_any(load_policy("dots")))
+    return _followed(problem, _with_optional_rules(load_policy("dots")))
 
 
 def solve_dots_no_batch(problem: Problem) -> GraphPlan:
     """Keeps what products without batch dimensions make: those of activations with weights."""
-    return _followed(problem, _where_there_are_any(load_policy("dots_no_batch")))
+    return _followed(problem, _with_optional_rules(load_policy("dots_no_batch")))
 
 
 def solve_names(problem: Problem, names: str = "*") -> GraphPlan:
@@ -46,5 +46,5 @@ def _followed(problem: Problem, policy: Policy) -> GraphPlan:
     )
 
 
-def _where_there_are_any(policy: Policy) -> Policy:
+def _with_optional_rules(policy: Policy) -> Policy:
     return replace(policy, rules=tuple(replace(rule, optional=True) for rule in policy.rules))

@@ -36,18 +36,18 @@ def chain(problem: Problem) -> StageStarts:
 
 
 def segments(problem: Problem, starts: StageStarts, strategy: str) -> GraphPlan:
-    """Keeps what crosses from segment to segment; of the last one everything, where that takes no more memory."""
-    whole = decide(problem, boundaries(problem, starts), starts, strategy)
+    """Saves the values that cross segments; does not recompute the last segment if that takes no more memory."""
+    all_segments = decide(problem, boundaries(problem, starts), starts, strategy)
     return min(
-        (recompute(problem, starts, range(len(starts) - 1), strategy), whole),
+        (recompute(problem, starts, range(len(starts) - 1), strategy), all_segments),
         key=lambda plan: plan.predicted.temp_bytes,
     )
 
 
-def recompute(problem: Problem, starts: StageStarts, again: Iterable[int], strategy: str) -> GraphPlan:
-    """Computes some segments again, by their index; the others are left as they are."""
+def recompute(problem: Problem, starts: StageStarts, recomputed: Iterable[int], strategy: str) -> GraphPlan:
+    """The plan that recomputes some segments, by their index; the others have no decisions."""
     graph, ops = problem.graph, members(problem.graph, starts)
-    within = {v for k in again for op in ops[k] for v in graph.ops[op].writes}
+    within = {v for k in recomputed for op in ops[k] for v in graph.ops[op].writes}
     saved = boundaries(problem, starts)
     decisions: dict[int, Decision] = {v: Save() for v in saved}
     decisions |= {v: Recompute() for v in _repeatable(problem, problem.read_after_forward & within) - saved}
@@ -55,9 +55,9 @@ def recompute(problem: Problem, starts: StageStarts, again: Iterable[int], strat
 
 
 def drop(problem: Problem, dropped: Iterable[int], stages: StageStarts, strategy: str) -> GraphPlan:
-    """Computes some values again, with all that is computed of them inside a kernel.
+    """The plan that recomputes some values, with all values inside their kernels.
 
-    What their kernels start from is kept, and pinned; the rest is left as it is.
+    The inputs of these kernels are saved; all other values have no decision.
     """
     graph, keeping = problem.graph, problem.never_recomputed | frozenset(problem.graph.outputs)
     gone = _repeatable(problem, dropped) - keeping
@@ -72,14 +72,14 @@ def drop(problem: Problem, dropped: Iterable[int], stages: StageStarts, strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedKernel:
-    """What computes a value: its ops, and what they read from memory."""
+    """The kernel of a value: its ops, and the values that they read from memory."""
 
     ops: frozenset[int]
     reads: frozenset[int]
 
 
 def fused_kernel(problem: Problem, value: int) -> FusedKernel:
-    """The op that makes a value with all that is fused into it."""
+    """The producer of a value with all ops fused into it."""
     graph, written = problem.graph, problem.fusion.materialised
     ops: set[int] = set()
     reads: set[int] = set()
@@ -95,13 +95,13 @@ def fused_kernel(problem: Problem, value: int) -> FusedKernel:
 
 
 def closed(problem: Problem, stages: StageStarts, saved: frozenset[int]) -> StageStarts:
-    """Those cuts of a chain over which nothing is computed again: all that crosses them is saved."""
+    """The boundaries of a chain across which nothing is recomputed: all values that cross them are saved."""
     kept = saved | frozenset(problem.graph.outputs)
     return (stages[0], *(cut for cut in stages[1:] if boundaries(problem, (0, cut)) <= kept))
 
 
 def _repeatable(problem: Problem, values: Iterable[int]) -> frozenset[int]:
-    """Those that a plan may drop: made by a forward op without effects, and no results."""
+    """The values that a plan may recompute: those of ops without effects, except results of the step."""
     graph = problem.graph
     made = {v: graph.producer[v] for v in frozenset(values) - frozenset(graph.outputs)}
     return frozenset(v for v, op in made.items() if op is not None and not graph.ops[op].effects)

@@ -33,7 +33,7 @@ from jaxckpt.solve.baselines.chain import chain, closed, fused_kernel
 from jaxckpt.solve.full_recompute import solve_full
 from jaxckpt.solve.no_recompute import solve_none
 from jaxckpt.solve.problem import Problem, decide
-from jaxckpt.solve.silenced import quiet
+from jaxckpt.solve.silenced import silenced_stdout
 from jaxckpt.solve.strategy import cheapest
 
 MOST_KERNELS = 16
@@ -108,7 +108,7 @@ def schedule(kernels: Kernels, *, budget_bytes: float) -> Solved | None:
       >>> schedule(chain, budget_bytes=3).cost_s, schedule(chain, budget_bytes=2)
       (4.0, None)
     """
-    return _Programme(kernels, budget_bytes).solve()
+    return _CheckmateProgramme(kernels, budget_bytes).solve()
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class _Rows:
         return LinearConstraint(matrix, lb=np.array(self.lower), ub=np.array(self.upper))
 
 
-class _Programme:
+class _CheckmateProgramme:
     """Variables R_ti, S_ti, FREE_tik and U_tk, and the rows over them; stages and kernels count from 0."""
 
     def __init__(self, kernels: Kernels, budget_bytes: float):
@@ -156,18 +156,18 @@ class _Programme:
 
     def solve(self) -> Solved | None:
         count, n = len(self.variable), self.length
-        whole, upper, cost, lower = np.ones(count), np.ones(count), np.zeros(count), np.zeros(count)
+        integral, upper, cost, lower = np.ones(count), np.ones(count), np.zeros(count), np.zeros(count)
         for (kind, t, i, _), column in self.variable.items():
             if kind == "U":
-                whole[column], upper[column] = 0, self.budget
+                integral[column], upper[column] = 0, self.budget
             if kind == "R":
                 cost[column] = self.kernels.cost_s[i]
                 lower[column] = 1 if t == i else 0
-        with quiet():
+        with silenced_stdout():
             result = milp(
                 cost / max(cost.max(), 1e-30),
                 constraints=self.rows.constraint(count),
-                integrality=whole,
+                integrality=integral,
                 bounds=Bounds(lower, upper),
                 options={"node_limit": 20_000},
             )
@@ -182,7 +182,7 @@ class _Programme:
         return Solved(cost_s=cost_s, kept=tuple(chosen("S", t) for t in range(n)), runs=runs)
 
     def _correctness(self) -> None:
-        """What runs finds its operands (1b); what is kept was there (1c)."""
+        """Ops have their operands (1b); values kept into a stage were available before (1c)."""
         for t in range(self.length):
             for j in range(t + 1):
                 for i in self.kernels.reads[j]:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from jaxckpt.solve.silenced import quiet
+from jaxckpt.solve.silenced import silenced_stdout
 
 _STEPS = 10_000
 
@@ -68,7 +68,7 @@ def ilp(weights: Sequence[float], values: Sequence[float], most: float) -> froze
     if not weights:
         return frozenset()
     scale = max(map(abs, values)) or 1.0
-    with quiet():
+    with silenced_stdout():
         result = milp(
             -np.array(values) / scale,
             constraints=LinearConstraint(np.array([weights]), ub=most),

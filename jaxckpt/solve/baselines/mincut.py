@@ -108,7 +108,7 @@ class Partitioner:
         self.savable = frozenset(v for v in problem.worth_saving - self.free if v in self.distance)
 
     def saved(self, fraction: float, knapsack: str) -> frozenset[int]:
-        """What is kept at a share of the bytes that the fastest cut keeps."""
+        """The saved values for a share of the bytes that the fastest cut saves."""
         fastest = self.cut(self.costly | self.unlisted | self.read_by_products).saved
         if fraction >= 1:
             return fastest
@@ -121,23 +121,23 @@ class Partitioner:
             return frozenset()
         items = sorted(self.costly, key=lambda v: (-self._size_bytes([v]), v))
         weights = [self._size_bytes([v]) / most for v in items]
-        values = [self._again_s(v) * 1e6 for v in items]
+        values = [self._clone_s(v) * 1e6 for v in items]
         kept = KNAPSACKS[knapsack](weights, values, fraction)
         return self.cut(frozenset(items[k] for k in kept)).saved
 
     @cached_property
     def costly(self) -> frozenset[int]:
-        """What products, kernels of others, random draws, and reductions that shrink much make."""
+        """Results of products, of custom kernels, of random draws, and of reductions that shrink much."""
         return frozenset(v for v, op in self._made() if _is_costly(op) or self._shrinks(op))
 
     @cached_property
     def unlisted(self) -> frozenset[int]:
-        """What scatters, sorts and other ops outside of fused kernels make."""
+        """Results of scatters, sorts and other ops outside of fused kernels."""
         return frozenset(v for v, op in self._made() if op.kind in (Kind.SCATTER, Kind.OPAQUE))
 
     @cached_property
     def read_by_products(self) -> frozenset[int]:
-        """What an op of the backward reads that does not fuse, so that a copy would be written to memory too."""
+        """Values read by backward ops that do not fuse: a clone of them would be materialised too."""
         graph = self.problem.graph
         return frozenset(
             v
@@ -176,7 +176,7 @@ class Partitioner:
         return MinCut(saved=saved, flow=int(result.flow_value), capacity=capacity)
 
     def _capacities(self) -> dict[int, int]:
-        """What keeping a value costs: its bytes, more the further the backward, doubled where no kernel writes it."""
+        """Cost of saving each value: its bytes, more if the backward is further, doubled if no kernel writes it."""
         graph, fusion = self.problem.graph, self.problem.fusion
         weight = {
             v: graph.values[v].size_bytes
@@ -188,15 +188,15 @@ class Partitioner:
         return {v: max(1, int(size / unit)) for v, size in weight.items()}
 
     def _distances(self) -> dict[int, int]:
-        graph, late = self.problem.graph, self.problem.read_after_forward
+        graph, residuals = self.problem.graph, self.problem.read_after_forward
         distance: dict[int, int] = {}
         for op in reversed(graph.ops):
             if op.phase is not Phase.FORWARD:
                 continue
             for v in op.writes:
                 ahead = [distance[w] for r in graph.readers[v] for w in graph.ops[r].writes if w in distance]
-                if v in late or ahead:
-                    distance[v] = 1 + (0 if v in late else min(ahead))
+                if v in residuals or ahead:
+                    distance[v] = 1 + (0 if v in residuals else min(ahead))
         return distance
 
     def _made(self) -> Iterator[tuple[int, Op]]:
@@ -210,7 +210,7 @@ class Partitioner:
         read, written = self._size_bytes(op.reads), self._size_bytes(op.writes)
         return op.kind is Kind.REDUCTION and written * _MUCH_SMALLER <= read
 
-    def _again_s(self, value: int) -> float:
+    def _clone_s(self, value: int) -> float:
         op = self.problem.graph.producer[value]
         return 0.0 if op is None else self.problem.op_s[op]
 

@@ -58,7 +58,7 @@ def sweep_rotor(problem: Problem) -> Iterator[GraphPlan]:
     found = dict.fromkeys(choices(links, max(1, most * k // _SWEPT)) for k in range(1, _SWEPT + 1))
     for chosen in filter(None, found):
         starts = tuple(stages[first] for first, _, _ in chosen)
-        yield recompute(problem, starts, (k for k, (_, _, again) in enumerate(chosen) if again), "rotor")
+        yield recompute(problem, starts, (k for k, (_, _, recomputed) in enumerate(chosen) if recomputed), "rotor")
 
 
 def optimum(links: Sequence[ChainStage], memory: int) -> float:

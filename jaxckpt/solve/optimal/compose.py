@@ -29,7 +29,7 @@ from scipy.sparse import csr_array, lil_array
 from jaxckpt.solve.optimal.offload_options import HostLink
 from jaxckpt.solve.optimal.options import Option
 from jaxckpt.solve.optimal.stage_memory import StageMemory
-from jaxckpt.solve.silenced import quiet
+from jaxckpt.solve.silenced import silenced_stdout
 
 _LARGEST = 1e4
 """Bytes are scaled so that this is the largest coefficient of a row: the solver's absolute tolerance (1e-6) is then far
@@ -55,7 +55,7 @@ def compose(
       For each stage the index of its option; None if no combination meets the budget.
     """
     first = np.cumsum([0, *map(len, options)])
-    with quiet():
+    with silenced_stdout():
         result = milp(**_programme(options, memory, budget_bytes, first, link), options=_LIMITS)
     if result.x is None:
         return None
@@ -72,7 +72,7 @@ def least_seconds(
     """
     first = np.cumsum([0, *map(len, options)])
     programme = _programme(options, memory, budget_bytes, first, link)
-    with quiet():
+    with silenced_stdout():
         result = milp(**{**programme, "integrality": np.zeros_like(programme["integrality"])})
     if result.x is None:
         return None

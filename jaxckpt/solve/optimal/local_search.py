@@ -1,10 +1,10 @@
-"""A plan is changed in one place at a time, as long as that makes it faster within its memory.
+"""Local search (hill climbing): a plan is changed in one place at a time, as long as that improves it.
 
-What solvers compose of stages looks at a few cuts and a few options; on a small graph there is time to look further.
-A change keeps a value more or less, or cuts the forward pass in one place more or less; what crosses a new cut is
-kept. The replay judges every change. It is a local search: it never makes a plan worse, and need not find the best.
+The composition of stages considers a few cuts and a few options; on a small graph there is time for more. One change
+saves one value more or less, or adds or removes one cut; values that cross a new cut are saved. A replay judges every
+change. The search never makes a plan worse, and need not find the best.
 
-Read after `stages`. Complexity: a fixed number of op runs, whatever the graph; large graphs get no change.
+Read after `stages`. Complexity: a fixed number of op runs for any graph, so large graphs are not searched.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import StageStarts, boundaries
 
 _OP_RUNS = 60_000
-"""Ops of a graph times replays."""
+"""Bound of ops times replays, and so of the seconds of a search. No benchmark fixed the exact value."""
 _FEWEST = 20
-"""With fewer replays than this it is not worth beginning."""
+"""With fewer replays than this the search does not start: it would see a few of the changes only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """What is kept, where the forward pass is cut, and which residuals are left to the compiler."""
+    """The saved values, the cut, and the residuals without a decision."""
 
     saved: frozenset[int]
     stages: StageStarts
@@ -32,17 +32,17 @@ class _State:
 def improve_locally(
     problem: Problem, plan: GraphPlan, temp_budget_bytes: int | None, *, share: float = 1.0
 ) -> GraphPlan:
-    """The plan after all single changes that make it better.
+    """The plan after all single changes that improve it.
 
     Args:
       problem: The step.
-      plan: Where to begin: one that saves, recomputes, or leaves residuals untouched.
-      temp_budget_bytes: What temporaries may take; None asks for the least memory instead of the least time.
-      share: How much of the usual search there is time for.
+      plan: The start of the search: a plan that saves, recomputes, or leaves residuals untouched.
+      temp_budget_bytes: Budget of temporaries; None minimises memory instead of time.
+      share: Share of the problem's search effort that this plan gets.
 
     Returns:
-      A plan that is no worse; the same one where nothing helps, where the graph is too large to try, or where it keeps
-      values on the host or as shards by choice.
+      A plan that is no worse; the same plan if the graph is too large to search, or if the plan offloads or shards
+      values without a required decision.
     """
     left = int(share * problem.search_effort * _OP_RUNS) // max(1, len(problem.graph.ops))
     if left < _FEWEST or problem.moves(plan):
@@ -68,11 +68,11 @@ def improve_locally(
 
 
 _Rank = tuple[float, float, list[int]]
-"""Less is better: bytes over the budget, then seconds, then all that is alive, the most first."""
+"""Less is better: bytes over the budget, then seconds, then live bytes of all steps, the largest first."""
 
 
 def _judged(problem: Problem, state: _State, strategy: str, temp_budget_bytes: int | None) -> tuple[GraphPlan, _Rank]:
-    """The plan of a state with its rank; without a budget seconds do not count."""
+    """The plan of a state with its rank; seconds do not count without a budget."""
     decisions = decisions_saving(problem, state.saved, state.untouched)
     plan, replay = problem.plan_and_replay(decisions, state.stages, strategy)
     alive = sorted(replay.live_bytes, reverse=True)
@@ -90,7 +90,7 @@ def _state(problem: Problem, plan: GraphPlan) -> _State:
 
 
 def _changes(problem: Problem, state: _State) -> Iterator[_State]:
-    """All states one step away: the largest values first, cuts in order."""
+    """All states one change away: the largest values first, then cuts in order."""
     saved, stages, untouched = state.saved, state.stages, state.untouched
     larger = sorted(problem.worth_saving & problem.needed, key=lambda v: (-problem.graph.residual_bytes(v), v))
     for value in larger:
@@ -104,5 +104,5 @@ def _changes(problem: Problem, state: _State) -> Iterator[_State]:
         if start not in stages:
             finer = tuple(sorted((*stages, start)))
             yield _State(saved=saved, stages=finer, untouched=untouched)
-            kept = saved | boundaries(problem, finer)
-            yield _State(saved=kept, stages=finer, untouched=untouched - kept)
+            crossing = saved | boundaries(problem, finer)
+            yield _State(saved=crossing, stages=finer, untouched=untouched - crossing)

@@ -35,7 +35,7 @@ from jaxckpt.schedule import Run
 from jaxckpt.schedule.validate import values_in_loops
 from jaxckpt.solve.optimal.stage_problem import StagedProblem, StageProblem
 from jaxckpt.solve.problem import Problem
-from jaxckpt.solve.silenced import quiet
+from jaxckpt.solve.silenced import silenced_stdout
 
 _LIMIT_EXPONENT = 1.7
 """Exponent of the byte limits: limits are denser for few bytes, where memory is short. Any value above 1 does that; no
@@ -299,7 +299,7 @@ class _SaveProgramme:
     def solve(self, *, limit_bytes: int) -> tuple[int, ...]:
         """Positions of the values that the cheapest solution within a limit saves."""
         limit = LinearConstraint(self.bytes_row, ub=limit_bytes / 2**20 + 1e-9)
-        with quiet():
+        with silenced_stdout():
             result = milp(
                 self.cost,
                 constraints=[self.closure, limit],

@@ -1,16 +1,17 @@
-"""How many layers the copies of offloaded values may take, chosen from what the link to the host carries.
+"""Prefetch distances of offloaded values, chosen from the bandwidth of the host link.
 
-A copy is hidden where the work between its start and the moment at which somebody waits for it takes as long as the
-copy. The work is that of the plan as if these values stayed on the device, by the model; the copy takes its bytes over
-the link's bandwidth. So each way the fewest layers are chosen that are long enough. Where more is demanded than the
-link carries in time, waiting longer helps nobody: no copy gets more than a quarter of the layers, since what is in
-flight is on the device. What is made too late in the forward pass has until its end.
+1. A copy is hidden if the work between its start and its first use takes as long as the copy. That work is the plan's
+   as if the values stayed on the device, by the model; the copy takes its bytes over the link's bandwidth. So each way
+   the smallest distance is chosen that is long enough.
+2. If more copies are requested than the link carries in time, longer distances help nothing: no copy gets more than a
+   quarter of the layers, since values in flight are on the device. The store of a value that is produced near the end
+   of the forward pass has until that end.
+3. A value of a loop body is copied within its iteration, or loaded one iteration ahead, which takes one more slice on
+   the device. The latter is chosen if the step becomes faster, by the model, and the peak no higher or within a budget.
+4. Layers are the model's blocks. The end of the forward pass is one more layer if little is alive there: the logits of
+   the loss are then not live together with stores that have not ended.
 
-What a loop's turns make has the turn itself to hide behind, or is moved a turn ahead, which takes a slice more on the
-device: that is chosen where it makes the step faster, by the model, and its peak no higher, or within a budget.
-
-The layers are a model's blocks, and the end of the forward pass where little is alive there: the loss's own logits then
-need not stand beside copies that have not left. Read after `full`.
+Read after `full_recompute`.
 """
 
 from bisect import bisect_right
@@ -27,10 +28,12 @@ from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import StageStarts
 
 _SMALL = 1 / 16
-"""What is waited at behind the forward pass takes at most this share of the smallest value that moves."""
+"""The value at the end of the forward pass counts as small if it takes at most this share of every offloaded value. No
+benchmark fixed the exact value."""
 
 _MOST_LAYERS = 4
-"""Copies may take at most the layers over this."""
+"""Without `queued`, no distance exceeds the number of layers divided by this: it bounds the bytes of copies in flight.
+No benchmark fixed the exact value."""
 
 
 def with_prefetch_distances(
@@ -42,19 +45,20 @@ def with_prefetch_distances(
     queued: bool = False,
     limit_bytes: int | None = None,
 ) -> GraphPlan:
-    """A plan whose copies have as much time as they need.
+    """Chooses the prefetch distances of a plan, so that copies have as much time as they need.
 
     Args:
       problem: The step.
-      decisions: Of the plan; what an `Offload` says of its layers is kept.
+      decisions: Of the plan; distances that an `Offload` has are kept.
       stages: Of the plan.
-      blocks: The ids of the ops at which layers begin.
-      queued: Whether each copy has time for those before it on the link too, however many layers that is: for plans
-        that ask no more of the link than it carries. Else each copy has the time that it takes alone.
-      limit_bytes: What temporaries may take, where a turn ahead is faster; None: no more than without.
+      blocks: The first op of each layer.
+      queued: True if a copy also has time for the copies before it on the link, over any number of layers: for plans
+        within the capacity of the link. Otherwise a copy has the time that it takes by itself.
+      limit_bytes: Bytes that temporaries may take if prefetching by an iteration makes the step faster; None if the
+        peak must not rise.
 
     Returns:
-      The plan, without a prediction: each `Offload` says how many layers its copies may take.
+      The plan, without a prediction: each `Offload` has its distances.
     """
     decisions = decisions_with_axes(problem.graph, decisions)
     plan = GraphPlan(fingerprint=problem.graph.fingerprint, decisions=decisions, stages=stages)
@@ -76,17 +80,19 @@ def _is_in_loop(graph: Graph, value: int) -> bool:
 
 
 def _with_loop_prefetches(problem: Problem, plan: GraphPlan, limit_bytes: int) -> GraphPlan:
-    """The plan with all said of values that loops' turns make: whether they are moved a turn ahead."""
+    """The plan with prefetch distances of values in loops: 0, or 1 iteration if that is faster."""
     graph = problem.graph
     in_loops = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and _is_in_loop(graph, v)}
     if not in_loops:
         return plan
-    asked = problem.offloading.prefetch
-    open_ = [v for v, d in in_loops.items() if d.prefetch is None and asked is None]
-    said = {v: replace(d, prefetch=asked or 0, leave=0) if d.prefetch is None else d for v, d in in_loops.items()}
-    plan = replace(plan, decisions={**plan.decisions, **said})
-    best = problem.replay(plan) if open_ else None
-    for value in open_:
+    requested = problem.offloading.prefetch
+    undecided = [v for v, d in in_loops.items() if d.prefetch is None and requested is None]
+    distances = {
+        v: replace(d, prefetch=requested or 0, leave=0) if d.prefetch is None else d for v, d in in_loops.items()
+    }
+    plan = replace(plan, decisions={**plan.decisions, **distances})
+    best = problem.replay(plan) if undecided else None
+    for value in undecided:
         ahead = replace(in_loops[value], prefetch=1, leave=0)
         if best is None or not is_pipelined(graph, value, ahead):
             continue
@@ -98,7 +104,7 @@ def _with_loop_prefetches(problem: Problem, plan: GraphPlan, limit_bytes: int) -
 
 
 def _end(graph: Graph, moved: Mapping[int, Offload], last: int) -> tuple[int, ...]:
-    """The op behind the end of the forward pass, where a copy can be waited for at little cost."""
+    """The op after the end of the forward pass, if the value there is small, so that waiting at it costs little."""
     end = graph.forward_end
     made = None if end is None else graph.producer[end]
     if end is None or made is None or made <= last:
@@ -109,7 +115,7 @@ def _end(graph: Graph, moved: Mapping[int, Offload], last: int) -> tuple[int, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Clock:
-    """When each op runs, seconds from the start of the step; when layers begin, and when the backward asks for them."""
+    """Start of each op in seconds; first op of each layer, and the op of its first read in the backward."""
 
     layers: tuple[int, ...]
     at_s: Mapping[int, float]
@@ -129,14 +135,14 @@ class _Clock:
         )
 
     def starts_s(self, asks: int, ahead: int) -> float:
-        """When a copy starts back that may take so many layers, for a value that a layer asks for."""
+        """Start of a load in seconds, for a value that a layer reads and a prefetch distance."""
         layers = range(asks, asks + ahead + 1)
         return min((self.at_s[self.touched[layer]] for layer in layers if layer in self.touched), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Deadlines:
-    """For each value when its copy out is done, and when its copy back must start; seconds from the step's start."""
+    """For each value the end of its store and the latest start of its load, in seconds from the start of the step."""
 
     left_s: Mapping[int, float]
     back_s: Mapping[int, float]
@@ -145,7 +151,7 @@ class _Deadlines:
     def of(
         cls, problem: Problem, clock: _Clock, moved: Mapping[int, Offload], asks: Mapping[int, int], *, queued: bool
     ) -> "_Deadlines":
-        """Of values by the layer that asks for them; where copies queue, one after the other each way."""
+        """Deadlines of values by the layer that reads them; queued copies run one after the other, each way."""
         producer = problem.graph.producer
         made_s = {v: clock.at_s[made] for v in asks if (made := producer[v]) is not None}
         needed_s = {v: clock.at_s[clock.touched[layer]] if layer in clock.touched else inf for v, layer in asks.items()}
@@ -167,7 +173,7 @@ def _copy_s(problem: Problem, value: int, decision: Offload) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Puts numbers of layers to deadlines."""
+    """Converts deadlines to prefetch distances."""
 
     problem: Problem
     clock: _Clock
@@ -175,7 +181,7 @@ class _Choice:
     queued: bool
 
     def of(self, value: int, decision: Offload, asks: int) -> Offload:
-        """The decision for a value with the layers that it leaves open."""
+        """The decision for a value, with the distances that it left open."""
         clock, layers = self.clock, len(self.clock.layers)
         home = max(0, bisect_right(clock.layers, self.problem.graph.producer[value] or 0) - 1)
         behind = max(0, layers - 2 - home)

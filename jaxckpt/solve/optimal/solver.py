@@ -1,10 +1,10 @@
-"""The cheapest plan that fits: integer programmes per distinct stage, composed exactly over the stages.
+"""The optimal solver: integer programmes for each distinct stage, composed exactly over the stages.
 
-For a few cuts of the forward pass into stages: the options of each distinct stage, the windows in which stages are at
-work, the best combination of options under the budget; then a replay of the whole plan, which has the last word.
-What the composition misjudged is taken off the budget and composed again. Among the cuts the fastest plan that
-fits is returned, with a bound on what the best one takes; where none fits, the one of least memory. On small graphs it
-is polished.
+For a few cuts of the forward pass into stages: the options of each distinct stage, the memory profile of the stages,
+and the fastest combination of options within the budget. Then a replay of the full plan, which has the last word: bytes
+that the composition misjudged are subtracted from the budget, and the options are composed again. The fastest plan of
+all cuts that fits is returned, with a lower bound of the best plan's seconds; if none fits, the plan of least memory.
+On small graphs a local search improves the plan.
 
 Read after `stages`, `options`, `stage_memory`, `compose`, `local_search`. Compare Rockmate (Zhao et al. 2023), which
 solves blocks by integer programming and composes them by rotor's dynamic programme.
@@ -29,27 +29,28 @@ from jaxckpt.solve.optimal.stage_problem import split_into_stages
 from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import StageStarts, boundaries
 
-_TRIED = 2
-"""How many cuts are tried for a budget."""
-_PROMISING = 1.1
-"""For the least memory, cuts whose floor is more than this times the lowest are not looked at any further, and plans
-that far above the least hardly."""
-_HARDLY = 0.1
-"""The share of the polish that plans far above the least get: they become the least on the smallest graphs alone."""
-_LOWEST = 3
-"""How many cuts are tried for the least memory."""
-_EQUAL = 1.02
-"""Plans of two cuts whose memory is within this factor are the same to the model."""
+# No benchmark fixed the exact values below; each bounds how many cuts, compositions or replays a solve takes.
+_CUTS = 2
+"""Cuts that are solved for a budget, those of the lowest memory bounds first."""
+_CUTS_LEAST = 3
+"""Cuts that are solved for the least memory."""
+_NEAR_LEAST = 1.1
+"""For the least memory, cuts whose minimum is more than this times the lowest are not solved, and plans that far above
+the least get a small share of the local search only."""
+_SMALL_SHARE = 0.1
+"""That share: enough for such plans to become the least on the smallest graphs."""
+_SAME_MEMORY = 1.02
+"""Plans of two cuts whose memory is within this factor: their order is within the error of the model."""
 _ROUNDS = 4
-"""How often a composition that the replay finds too large is made again with less."""
-_FAR = 0.02
-"""A composition that counts more than this share of the budget too much is made again with more."""
+"""Compositions of one cut for one budget, each with the budget corrected by the replay of the one before."""
+_TOLERANCE = 0.02
+"""A composition that counts more than this share of the budget too much is repeated with a larger budget."""
 
 _Staged = tuple[StageStarts, tuple[tuple[Option, ...], ...], StageMemory, HostLink | None]
 
 
 class OptimalSolver:
-    """Solves one step for any number of budgets; what does not depend on the budget is done once."""
+    """Solves one step for any number of budgets; all work that does not depend on the budget is done once."""
 
     def __init__(self, problem: Problem):
         self.problem = problem
@@ -57,28 +58,24 @@ class OptimalSolver:
         self.cut_minima = CutMinima(problem, before_head=True)
         self._staged: dict[StageStarts, tuple[_Staged, ...]] = {}
         self._known: SolvedStages = {}
-        self._tried: ProfiledStages = {}
+        self._profiled: ProfiledStages = {}
         self._solved: dict[GraphPlan, None] = {}
-        """Plans for budgets so far: more memory never gives a slower plan."""
+        """Plans of all budgets so far: so a larger budget never gives a slower plan."""
 
     def solve(self, temp_budget_bytes: int | None, *, allow_empty: bool = True) -> GraphPlan:
-        """The fastest plan whose predicted temporaries fit, else the one of least memory.
+        """The fastest plan whose predicted temporaries fit, else the plan of least memory.
 
-        The step as it is is the fastest, but for loops: to stack what a body makes can take longer than to make it
-        twice.
+        The empty plan is the fastest, except for loops: to write a residual stack can take longer than to recompute.
 
         Args:
-          temp_budget_bytes: What temporaries may take; None for no limit.
+          temp_budget_bytes: Budget of temporaries; None for no limit.
           allow_empty: True if the empty plan, the step as written, may be the answer.
         """
         allow_empty = allow_empty and self.problem.allows_empty_plan
         fits = temp_budget_bytes is None or self.empty_plan.predicted.temp_bytes <= temp_budget_bytes
         if allow_empty and fits and not self.problem.graph.loops:
             return self.empty_plan
-        cuts = list(self._within(temp_budget_bytes))
-        if self.problem.may_move:  # where boundaries wait on the host or as shards there may be more of them
-            cuts.append(self._options_of(self.cut_minima.of(self._layers))[1:])
-        plans = [self._composed(staged, temp_budget_bytes) for cut in cuts for staged in cut]
+        plans = self._plans(temp_budget_bytes)
         self._solved.update(dict.fromkeys(plans))
         if not (fitting := self._fitting(temp_budget_bytes)):
             self._solved[self.min_memory_plan] = None
@@ -86,24 +83,26 @@ class OptimalSolver:
                 return min([self.min_memory_plan, *plans], key=lambda plan: plan.predicted.temp_bytes)
         best = min(fitting, key=lambda plan: plan.predicted.step_s)
         if temp_budget_bytes is not None:
-            here = [plan for plan in fitting if not self.problem.moves(plan)] or [best]
-            polished = improve_locally(
-                self.problem, min(here, key=lambda plan: plan.predicted.step_s), temp_budget_bytes
+            unmoved = [plan for plan in fitting if not self.problem.moves(plan)] or [best]
+            improved = improve_locally(
+                self.problem, min(unmoved, key=lambda plan: plan.predicted.step_s), temp_budget_bytes
             )
-            self._solved[polished] = None
-            best = min(best, polished, key=lambda plan: plan.predicted.step_s)
+            self._solved[improved] = None
+            best = min(best, improved, key=lambda plan: plan.predicted.step_s)
         if allow_empty and fits and self.empty_plan.predicted.step_s <= best.predicted.step_s:
             return self.empty_plan
         bounds_s = [plan.predicted.bound_s for plan in plans if plan.predicted.bound_s is not None]
         return _bounded(best, min(bounds_s, default=None))
 
-    def alternative_plan(self, plan: GraphPlan, temp_budget_bytes: int) -> GraphPlan | None:
-        """The fastest plan so far within a budget that cuts the step otherwise than another one; None if there is none.
+    def _plans(self, temp_budget_bytes: int | None) -> list[GraphPlan]:
+        """A plan for each of the cuts that are solved for a budget, without and with offload and shard variants."""
+        cuts = list(self._cuts_within(temp_budget_bytes))
+        if self.problem.may_move:  # many boundaries cost little memory if they can be offloaded or sharded
+            cuts.append(self._options_of(self.cut_minima.of(self._layers))[1:])
+        return [self._composed(staged, temp_budget_bytes) for cut in cuts for staged in cut]
 
-        Args:
-          plan: The other one.
-          temp_budget_bytes: What temporaries may take.
-        """
+    def alternative_plan(self, plan: GraphPlan, temp_budget_bytes: int) -> GraphPlan | None:
+        """The fastest plan so far within a budget that has another cut than `plan`; None if there is none."""
         others = (each for each in self._fitting(temp_budget_bytes) if each.stages != plan.stages)
         return min(others, key=lambda each: each.predicted.step_s, default=None)
 
@@ -116,29 +115,29 @@ class OptimalSolver:
     @cached_property
     def min_memory_plan(self) -> GraphPlan:
         """The plan of least predicted memory."""
-        limit_bytes = _PROMISING * min(plan.predicted.temp_bytes for plan in self._lowest)
-        polished = (
+        limit_bytes = _NEAR_LEAST * min(plan.predicted.temp_bytes for plan in self._lowest)
+        improved = (
             improve_locally(
-                self.problem, plan, None, share=1.0 if plan.predicted.temp_bytes <= limit_bytes else _HARDLY
+                self.problem, plan, None, share=1.0 if plan.predicted.temp_bytes <= limit_bytes else _SMALL_SHARE
             )
             for plan in self._lowest
         )
-        return min(polished, key=lambda plan: plan.predicted.temp_bytes)
+        return min(improved, key=lambda plan: plan.predicted.temp_bytes)
 
     @cached_property
     def min_memory_plans(self) -> tuple[GraphPlan, ...]:
-        """Plans to try before giving up.
+        """Plans of about the least predicted memory, to compile if no other plan fits.
 
-        The smallest one, that of most stages, full recomputation, plans of other cuts that are as small as far as the
-        model can tell, and full recomputation of few stages. All are about the least that the model knows; which of
-        them a compiler makes smallest is its affair. A compiler may start all that a stage computes again at once: more
-        stages leave it less to start. It may hold at a cut what the model does not see: fewer have fewer such places.
+        The smallest plan, that of most stages, full recomputation, plans of other cuts within the error of the model,
+        and full recomputation of few stages. The model cannot tell which of them is smallest as compiled: a compiler
+        may start all clones of a stage at once, which costs less with more stages, and may hold values at each cut that
+        the model does not see, which costs less with fewer stages.
         """
-        min_memory_plan, cut_minima = self.min_memory_plan, self.cut_minima.within(_PROMISING)
-        finest = max(self._of_low_floors, key=lambda plan: len(plan.stages))
-        limit_bytes = _EQUAL * min_memory_plan.predicted.temp_bytes
+        min_memory_plan, cut_minima = self.min_memory_plan, self.cut_minima.within(_NEAR_LEAST)
+        finest = max(self._of_low_minima, key=lambda plan: len(plan.stages))
+        limit_bytes = _SAME_MEMORY * min_memory_plan.predicted.temp_bytes
         equal = (plan for plan in self._lowest if plan.predicted.temp_bytes <= limit_bytes)
-        near = [minimum for minimum in cut_minima if minimum.temp_bytes <= _PROMISING * cut_minima[0].temp_bytes]
+        near = [minimum for minimum in cut_minima if minimum.temp_bytes <= _NEAR_LEAST * cut_minima[0].temp_bytes]
         coarsest = min(near, key=lambda minimum: (len(minimum.plan.stages) == 1, len(minimum.plan.stages)))
         finer, others = (
             [plan for plan in some if plan.stages != min_memory_plan.stages] for some in ((finest,), equal)
@@ -147,31 +146,33 @@ class OptimalSolver:
 
     @cached_property
     def _lowest(self) -> tuple[GraphPlan, ...]:
-        """For each of the cuts that promise least memory the plan of least memory."""
-        return (*self._of_low_floors, *self._of_low_bounds)
+        """For each cut of low memory the plan of least memory."""
+        return (*self._of_low_minima, *self._of_low_bounds)
 
     @cached_property
-    def _of_low_floors(self) -> tuple[GraphPlan, ...]:
-        """For each of the cuts of lowest floors the plan of least memory."""
-        lowest = self.cut_minima.within(_PROMISING)[:_LOWEST]
+    def _of_low_minima(self) -> tuple[GraphPlan, ...]:
+        """For each of the cuts of lowest minima the plan of least memory."""
+        lowest = self.cut_minima.within(_NEAR_LEAST)[:_CUTS_LEAST]
         return tuple(self._least(staged) for minimum in lowest for staged in self._options_of(minimum))
 
     @cached_property
     def _of_low_bounds(self) -> tuple[GraphPlan, ...]:
         """The same for the other cuts of lowest bounds.
 
-        Where much is computed again together, to keep some of it takes less memory than to keep nothing; so a low bound
-        promises something where the floor does not.
+        In a stage with many clones, saving some values takes less memory than saving none. So a cut can have a low
+        bound and a high minimum.
         """
-        seen = {plan.stages for plan in self._of_low_floors}
-        others = (self.cut_minima.of(stages) for _, stages in self.cut_minima.bounds[:_LOWEST] if stages not in seen)
+        solved = {plan.stages for plan in self._of_low_minima}
+        others = (
+            self.cut_minima.of(stages) for _, stages in self.cut_minima.bounds[:_CUTS_LEAST] if stages not in solved
+        )
         return tuple(self._least(staged) for minimum in others for staged in self._options_of(minimum))
 
-    def _within(self, budget_bytes: int | None) -> Iterator[tuple[_Staged, ...]]:
-        """The cuts of least memory by their bounds, of those whose floor is within the budget; at least one."""
+    def _cuts_within(self, budget_bytes: int | None) -> Iterator[tuple[_Staged, ...]]:
+        """The cuts of lowest bounds among those whose minimum is within the budget; at least one."""
         found = 0
         for least_bytes, stages in self.cut_minima.bounds:
-            if found == _TRIED or (budget_bytes is not None and least_bytes > budget_bytes and found):
+            if found == _CUTS or (budget_bytes is not None and least_bytes > budget_bytes and found):
                 break
             minimum = self.cut_minima.of(stages)
             if budget_bytes is None or minimum.temp_bytes <= budget_bytes:
@@ -181,33 +182,33 @@ class OptimalSolver:
             yield self._options_of(self.cut_minima.within(1.0)[0])
 
     def _options_of(self, minimum: CutMinimum) -> tuple[_Staged, ...]:
-        """The options of a cut's stages; a second time with those that let values wait elsewhere, or as shards."""
+        """The options of a cut's stages, without and, if the problem allows them, with offload and shard variants."""
         stages = minimum.plan.stages
         if stages not in self._staged:
             cut = split_into_stages(self.problem, stages, minimum.replay)
             options = stage_options(cut, known=self._known)
-            self._staged[stages] = ((stages, options, profile_stages(cut, options, self._tried), None),)
+            self._staged[stages] = ((stages, options, profile_stages(cut, options, self._profiled), None),)
             if self.problem.may_move:
                 more = with_moved_variants(cut, options, self._layers)
                 if more != options:
                     link = host_link(cut, more) if self.problem.may_offload else None
-                    moving = stages, more, profile_stages(cut, more, self._tried), link
+                    moving = stages, more, profile_stages(cut, more, self._profiled), link
                     self._staged[stages] = (*self._staged[stages], moving)
         return self._staged[stages]
 
     def _composed(self, staged: _Staged, budget_bytes: int | None) -> GraphPlan:
-        """The best combination of a cut's options; the one of least memory where none fits.
+        """The plan of the fastest combination of a cut's options; of the one of least memory if none fits.
 
-        Where the composition counts too little it is made again with less, where it counts far too much (what stands
-        in unwritten results), once with more.
+        If the composition counts too few bytes, it is repeated with a smaller budget. If it counts far too many, since
+        temporaries reuse output buffers, it is repeated once with a larger budget.
         """
-        _, options, seen, link = staged
+        _, options, memory, link = staged
         limit_bytes = sys.maxsize if budget_bytes is None else budget_bytes
         fitting: GraphPlan | None = None
         too_large_bytes: int | None = None
         for _ in range(_ROUNDS):
-            chosen = compose(options, seen, budget_bytes=limit_bytes, link=link)
-            if chosen is None:  # corrected by more than there is, if at all
+            chosen = compose(options, memory, budget_bytes=limit_bytes, link=link)
+            if chosen is None:  # no combination fits at all, or the correction was too large
                 if too_large_bytes is None:
                     break
                 limit_bytes = (limit_bytes + too_large_bytes) // 2
@@ -215,12 +216,12 @@ class OptimalSolver:
             plan = self._plan(staged, chosen, budget_bytes)
             if budget_bytes is None:
                 return plan
-            misjudged_bytes = plan.predicted.temp_bytes - seen.peak_bytes(options, chosen)
+            misjudged_bytes = plan.predicted.temp_bytes - memory.peak_bytes(options, chosen)
             if plan.predicted.temp_bytes <= budget_bytes:
                 plan = self._with_bound(staged, chosen, plan, max(limit_bytes, budget_bytes))
                 first = fitting is None
                 fitting = plan if fitting is None else min(fitting, plan, key=lambda each: each.predicted.step_s)
-                if not first or -misjudged_bytes < _FAR * budget_bytes:
+                if not first or -misjudged_bytes < _TOLERANCE * budget_bytes:
                     break
                 limit_bytes = budget_bytes - misjudged_bytes
             elif fitting is not None:
@@ -231,11 +232,11 @@ class OptimalSolver:
         return fitting or self._least(staged)
 
     def _with_bound(self, staged: _Staged, chosen: Sequence[int], plan: GraphPlan, budget_bytes: int) -> GraphPlan:
-        """A plan with the least that a combination within the budget takes."""
-        _, options, seen, link = staged
-        least_s = least_seconds(options, seen, budget_bytes=budget_bytes, link=link)
+        """The plan with a lower bound of the seconds of any combination within the budget."""
+        _, options, memory, link = staged
+        least_s = least_seconds(options, memory, budget_bytes=budget_bytes, link=link)
         stall_s = 0.0 if link is None else link.stall_s(chosen)
-        misjudged_s = plan.predicted.step_s - seen.step_s(chosen) - stall_s
+        misjudged_s = plan.predicted.step_s - memory.step_s(chosen) - stall_s
         return _bounded(plan, None if least_s is None else least_s + misjudged_s)
 
     def _least(self, staged: _Staged) -> GraphPlan:
@@ -253,14 +254,14 @@ class OptimalSolver:
         decisions = decisions_saving(self.problem, saved, untouched) | cuts | dict.fromkeys(offloaded, Offload())
         if not offloaded:
             return self.problem.plan(decisions, stages, "optimal")
-        available = with_prefetch_distances(
+        timed = with_prefetch_distances(
             self.problem, decisions, stages, self._layers, queued=True, limit_bytes=budget_bytes
         )
-        return self.problem.plan(available.decisions, stages, "optimal", layers=available.layers)
+        return self.problem.plan(timed.decisions, stages, "optimal", layers=timed.layers)
 
     @cached_property
     def _layers(self) -> StageStarts:
-        """The layers that copies are counted in."""
+        """The layers that prefetch distances count."""
         return finest_layers(self.cut_minima)
 
 
