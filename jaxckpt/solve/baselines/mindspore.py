@@ -43,15 +43,20 @@ def solve_mindspore(problem: Problem, increment_bytes: int = DEFAULT_BYTES, peak
         if op.phase is not Phase.FORWARD or op.effects or op.kind in _NOT_FUSED:
             continue
         for value in problem.needed.intersection(op.writes) & problem.worth_saving - problem.never_recomputed:
-            fused = fused_kernel(problem, value)
-            if any(graph.ops[k].primitive == "reduce_sum" for k in fused.ops):
-                continue
-            alive_anyway = (problem.needed - dropped) | {v for v in fused.reads if graph.producer[v] is None}
-            kept_bytes = sum(graph.values[v].size_bytes for v in fused.reads if v not in alive_anyway)
+            increment = _increment_bytes(problem, value, dropped)
             read_soon = any(graph.ops[r].phase is Phase.FORWARD for r in graph.readers[value])
-            if graph.values[value].size_bytes - kept_bytes > (long if read_soon else short):
+            if increment is not None and increment > (long if read_soon else short):
                 dropped.add(value)
     return drop(problem, dropped, chain(problem), "mindspore")
+
+
+def _increment_bytes(problem: Problem, value: int, dropped: set[int]) -> int | None:
+    """The increment of the module's docstring for the kernel of a value; None for kernels with a sum."""
+    graph, fused = problem.graph, fused_kernel(problem, value)
+    if any(graph.ops[k].primitive == "reduce_sum" for k in fused.ops):
+        return None
+    alive_anyway = (problem.needed - dropped) | {v for v in fused.reads if graph.producer[v] is None}
+    return graph.values[value].size_bytes - sum(graph.values[v].size_bytes for v in fused.reads - alive_anyway)
 
 
 def read_option(text: str) -> Solver:
