@@ -120,7 +120,7 @@ def clock(
         step_s = 0.0
         for event in events[at]:
             step_s += event if isinstance(event, float) else _transfer_s(event, link, in_loops, began_s, step_s)
-        for around in graph.path(loop):
+        for around in () if loop is None else graph.path(loop):
             if at == last_step(around):
                 step_s += in_loops.end_wait_s(around, now_s=began_s + step_s)
         seconds.append(step_s)

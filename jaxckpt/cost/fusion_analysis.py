@@ -57,13 +57,14 @@ class FusionAnalysis:
         op, materialised = step.op, self.materialised
         reads = self._read_bytes(op, step)
         for instance in step.writes:
-            if instance not in materialised and self._is_cheaper_stored(op, instance, reads):
+            has_readers = instance not in materialised and len(self.readers[instance]) > 1
+            if has_readers and self._is_cheaper_stored(op, instance, reads):
                 materialised.add(instance)
             if instance in materialised:
                 self.sources[instance] = {instance: self.size_bytes[instance]}
                 continue
             self.sources[instance] = reads
-            if instance in self._folded or self.holds_rows(step):
+            if instance in self._folded or (self.holding and self.holds_rows(step)):
                 self.holding.add(instance)
         return reads
 
@@ -74,14 +75,15 @@ class FusionAnalysis:
     def _is_cheaper_stored(self, op: int, instance: int, reads: SourceBytes) -> bool:
         """Rule 3: F + B + (k - 1) B <= k F, which is k B <= (k - 1) F."""
         kernels = min(_MANY, len(self.readers[instance]))
-        if kernels < 2 or op in self.rules.never_materialised or instance in self._folded:
+        if op in self.rules.never_materialised or instance in self._folded:
             return False
         is_expensive = bool(reads) and op in self.rules.expensive
         return is_expensive or self.size_bytes[instance] * kernels <= (kernels - 1) * sum(reads.values())
 
     def _read_bytes(self, op: int, step: Run) -> SourceBytes:
         """The sources of what an op writes: those of what it reads, of a table or an array by the part that is read."""
-        merged = self._merged_sources(step.reads)
+        reads = step.reads
+        merged = self._merged_sources(reads) if len(reads) > 1 else self.sources[reads[0]] if reads else {}
         if op in self.rules.gathers:
             picked_bytes, table = sum(self.size_bytes[i] for i in step.writes), self.sources[step.reads[0]]
             share = picked_bytes / max(1, self.size_bytes[step.reads[0]])
@@ -93,8 +95,6 @@ class FusionAnalysis:
 
     def _merged_sources(self, reads: Sequence[int]) -> SourceBytes:
         """The sources of some instances; of two readings of one source the larger one."""
-        if len(reads) < 2:
-            return self.sources[reads[0]] if reads else {}
         merged = dict(self.sources[reads[0]])
         for read in reads[1:]:
             for value, read_bytes in self.sources[read].items():
@@ -113,24 +113,26 @@ class FusionAnalysis:
         rules, shown = self.rules, list(range(len(self.size_bytes)))
         loaded = list(shown)
         read_later = self._read_after_forward(steps)
+        has_loops, needed_operands = bool(rules.graph.loops), rules.needed_operands
+        views, loaded_operands, dots = rules.same_size_views, rules.loaded_operands, rules.dots
         for step in steps:
-            if rules.graph.loops:
+            if has_loops:
                 self._materialise_across_loops(step, shown)
             if not isinstance(step, Run):
                 self.materialised.update(shown[i] for i in step.reads)
                 self.materialised.update(step.writes)
                 continue
             op = step.op
-            if op in rules.loaded_operands:
-                loaded[step.writes[0]] = loaded[step.reads[rules.loaded_operands[op]]]
-            if op in rules.same_size_views:
+            if op in loaded_operands:
+                loaded[step.writes[0]] = loaded[step.reads[loaded_operands[op]]]
+            if op in views:
                 shown[step.writes[0]] = shown[step.reads[0]]
                 loaded[step.writes[0]] = loaded[step.reads[0]]
             else:
                 self._materialise_results(step, read_later)
-            needed = loaded if op in rules.dots else shown
-            for position in rules.needed_operands[op]:
-                self.materialised.add(needed[step.reads[position]])
+            if needed_operands[op]:
+                needed = loaded if op in dots else shown
+                self.materialised.update(needed[step.reads[position]] for position in needed_operands[op])
 
     def _materialise_results(self, step: Run, read_later: set[int]) -> None:
         """Rules 1, 4 to 6, for the results of an op; a row reduction is in memory or folded."""
