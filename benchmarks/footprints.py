@@ -18,7 +18,7 @@ from benchmarks.record import keep
 from jaxckpt.cli import gpt2
 from jaxckpt.compiler import Footprint, compile_step
 from jaxckpt.hlo import Part, Role, ScopeMemory, Use, memory_from_hlo
-from jaxckpt.ir import fold_layers, layer_ranges
+from jaxckpt.ir.layers import fold_layers, layer_ranges
 from jaxckpt.planner import Planner
 from jaxckpt.report import footprint_report, print_report
 

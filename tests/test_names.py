@@ -4,15 +4,7 @@ import ast
 
 import pytest
 
-from benchmarks.counts import (
-    attributes,
-    banned_identifiers,
-    files,
-    is_banned,
-    questions,
-    twice,
-    wide_classes,
-)
+from benchmarks.counts import attributes, banned_identifiers, files, is_banned, questions, twice, wide_classes
 
 TWICE: dict[str, str] = {}
 """Class names that two files define, with the reason. The list may only become shorter."""

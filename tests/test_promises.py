@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxckpt._errors import JaxckptError
-from jaxckpt.ir import GraphPlan, Recompute, Save, residuals
+from jaxckpt.ir import GraphPlan, Recompute, Save
+from jaxckpt.ir.residual import residuals
 from jaxckpt.rewrite import rewrite
 from jaxckpt.solve import OptimalSolver, Problem, solve
 from jaxckpt.trace import trace_step

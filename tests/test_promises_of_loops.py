@@ -7,8 +7,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxckpt.ir import GraphPlan, LoopSplit, LoopTiling, Offload, Phase, Recompute, Save, residuals
-from jaxckpt.rewrite import loops_split_together, rewrite, tileable_loops, with_split_loops, with_tiled_loops
+from jaxckpt.ir import GraphPlan, LoopSplit, LoopTiling, Offload, Phase, Recompute, Save
+from jaxckpt.ir.residual import residuals
+from jaxckpt.rewrite import rewrite
+from jaxckpt.rewrite.split_loops import loops_split_together, with_split_loops
+from jaxckpt.rewrite.tile_loops import tileable_loops, with_tiled_loops
 from jaxckpt.schedule.validate import reason_not_offloadable
 from jaxckpt.solve import OptimalSolver, Problem, solve
 from jaxckpt.trace import trace_step

@@ -4,7 +4,7 @@ Residuals of two branches of one cond are never alive together, so they may have
 is built: the first residual of a type that a branch returns is returned where the first one of another branch is. Each
 branch fills the slots that it has nothing for with zeros.
 
-Read after `jaxckpt.ir.branch`; `loop_liveness` asks. Complexity: linear in values times the slots of their type.
+Read after `jaxckpt.ir.regions`; `loop_liveness` asks. Complexity: linear in values times the slots of their type.
 """
 
 from dataclasses import dataclass, field

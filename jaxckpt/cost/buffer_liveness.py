@@ -27,7 +27,7 @@ from jaxckpt.cost.loop_liveness import LoopLiveness
 from jaxckpt.cost.rates import Rates
 from jaxckpt.cost.roofline import ArithmeticCosts
 from jaxckpt.ir import Graph, Kind, Offload, Op, Trait
-from jaxckpt.ir.loop import STACK
+from jaxckpt.ir.regions import STACK
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
 
 _WRITES_IN_PLACE = frozenset({Kind.ELEMENTWISE, Kind.SCATTER, Kind.VIEW})

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from jaxckpt.cost.row_fusion import is_row_reduction, meets_its_operand, reductions_of, unheld_exponentials
 from jaxckpt.ir import Graph, Kind, Op, Phase
-from jaxckpt.ir.loop import SLICE
+from jaxckpt.ir.regions import SLICE
 from jaxckpt.schedule.argument_derived import argument_derived_values, is_broadcast_over, is_view_of
 from jaxckpt.schedule.layout import Layouts
 from jaxckpt.schedule.layout_copies import copied_views

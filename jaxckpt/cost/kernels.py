@@ -19,7 +19,7 @@ from jaxckpt.cost.rates import Rates
 from jaxckpt.cost.roofline import ArithmeticCosts
 from jaxckpt.cost.shared_passes import SharedPasses
 from jaxckpt.ir import Graph, Kind, Offload, Op
-from jaxckpt.ir.loop import ALL_ITERATIONS, STACK
+from jaxckpt.ir.regions import ALL_ITERATIONS, STACK
 from jaxckpt.schedule import Barrier, Move, Run, Schedule, ScheduleStep
 
 

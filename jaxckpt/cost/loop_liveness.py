@@ -10,7 +10,7 @@ The steps of a body are replayed once.
    of them is over. A result of a branch lives until its end, and as the cond's result from there on. A residual of a
    branch is in a slot, which branches share of which only one runs (`branch_residuals`).
 
-Read after `jaxckpt.ir.loop`; `buffer_liveness` asks.
+Read after `jaxckpt.ir.regions`; `buffer_liveness` asks.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -18,8 +18,7 @@ from math import prod
 
 from jaxckpt.cost.branch_residuals import ResidualSlots, Span
 from jaxckpt.ir import Graph
-from jaxckpt.ir.branch import COND_END
-from jaxckpt.ir.loop import CARRY, END, STACK
+from jaxckpt.ir.regions import CARRY, COND_END, END, STACK
 from jaxckpt.schedule import Run, ScheduleStep
 
 

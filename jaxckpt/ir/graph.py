@@ -18,9 +18,8 @@ from functools import cached_property
 from math import prod
 
 from jaxckpt._errors import GraphError
-from jaxckpt.ir.branch import COND_END
 from jaxckpt.ir.kind import Kind, Trait
-from jaxckpt.ir.loop import ALL_ITERATIONS, BODY_OUTPUTS, SLICE, Loop
+from jaxckpt.ir.regions import ALL_ITERATIONS, BODY_OUTPUTS, COND_END, SLICE, Loop
 
 
 class Phase(enum.StrEnum):

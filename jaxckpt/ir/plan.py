@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from jaxckpt.ir.decision import Decision, Offload
-from jaxckpt.ir.loop_split import LoopSplit
-from jaxckpt.ir.loop_tiling import LoopTiling
+from jaxckpt.ir.loop_transforms import LoopSplit, LoopTiling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

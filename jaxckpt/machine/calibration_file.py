@@ -12,15 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from jaxckpt._files import write_whole
-from jaxckpt._records import (
-    NOT_NEGATIVE,
-    POSITIVE,
-    TABLE,
-    RecordError,
-    parse_toml,
-    read_record,
-    table_from_record,
-)
+from jaxckpt._records import NOT_NEGATIVE, POSITIVE, TABLE, RecordError, parse_toml, read_record, table_from_record
 from jaxckpt.cost.rates import Rates
 from jaxckpt.machine.toml_table import text_of, wrong_file
 

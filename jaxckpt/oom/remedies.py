@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo.memory import Part
-from jaxckpt.ir import fold_layers
+from jaxckpt.ir.layers import fold_layers
 from jaxckpt.oom.buffers import OomBuffer
 from jaxckpt.oom.message_patterns import Moment, Platform
 from jaxckpt.oom.out_of_memory import OutOfMemory

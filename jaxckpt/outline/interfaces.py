@@ -25,8 +25,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxckpt import _compat
-from jaxckpt.ir.branch import COND_END
-from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
+from jaxckpt.ir.regions import CARRY, COND_END, END, SLICE, STACK
 from jaxckpt.program.flat_program import Atom, Equation, OpenLoop
 from jaxckpt.program.open_scan import BRANCHES, IS_PROBE, is_loop_boundary, loop_paths, stack_writers
 

@@ -12,7 +12,7 @@ from itertools import groupby
 import jax.extend.core as jex
 
 from jaxckpt import _compat
-from jaxckpt.ir.branch import COND_END
+from jaxckpt.ir.regions import COND_END
 from jaxckpt.outline.emit import BranchBody, cond_eqn, scan_eqn
 from jaxckpt.outline.interfaces import (
     Cond,

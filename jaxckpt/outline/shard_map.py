@@ -19,7 +19,7 @@ import jax.extend.core as jex
 from jax.sharding import PartitionSpec
 
 from jaxckpt import _compat
-from jaxckpt.ir.shard_map import FROM_SHARDS, TO_SHARDS
+from jaxckpt.ir.regions import FROM_SHARDS, TO_SHARDS
 from jaxckpt.outline.emit import body_jaxpr
 from jaxckpt.program.flat_program import Atom, Equation, ManualMesh, OpenLoop
 from jaxckpt.program.open_shard_map import all_devices_var

@@ -26,14 +26,7 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxckpt import _compat
-from jaxckpt.outline.interfaces import (
-    ArrayUpdate,
-    Carry,
-    FilledArray,
-    LoopInterface,
-    LoopTree,
-    zeros_like_aval,
-)
+from jaxckpt.outline.interfaces import ArrayUpdate, Carry, FilledArray, LoopInterface, LoopTree, zeros_like_aval
 from jaxckpt.program.flat_program import Atom, Equation, OpenLoop
 
 

@@ -135,7 +135,7 @@ def _entries(plan: Plan) -> Iterator[Table]:
     def alike(d: Described) -> tuple[object, ...]:
         return d.primitive, d.name, d.shape, d.dtype, d.size_bytes, d.source, plan.decisions[d.value]
 
-    for group in ir.fold_layers(plan.described, scope=lambda d: d.scope, alike=alike):
+    for group in fold_layers(plan.described, scope=lambda d: d.scope, alike=alike):
         first, values = group.items[0], [[d.value for d in layer] for layer in group.members]
         decision = plan.decisions[first.value]
         entry = _Values(

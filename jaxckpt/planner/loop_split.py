@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import product
 
 from jaxckpt.ir import Decision, GraphPlan, LoopSplit, Recompute, Save
-from jaxckpt.rewrite import SplitStep, loops_split_together, with_split_loops
+from jaxckpt.rewrite.split_loops import SplitStep, loops_split_together, with_split_loops
 from jaxckpt.solve import OptimalSolver, Problem
 from jaxckpt.trace import Traced
 

@@ -1,8 +1,8 @@
 """Solves a step with its loops tiled (nested, strip-mined): for budgets that no plan of the loops as they are meets.
 
 A loop whose body is recomputed saves one carry for every iteration. Tiled in O groups of I iterations the loop saves
-O + I carries and runs its body once more, as recursive checkpointing does (`jaxckpt.ir.loop_tiling`). No such plan is
-faster than recomputing all of the body in the loop as it is: that runs each body twice, and so does the fastest tiling.
+O + I carries and runs its body once more, as recursive checkpointing does (`jaxckpt.ir.loop_transforms`). No such plan
+is faster than recomputing all of the body in the loop as it is: that runs each body twice, and so does the fastest tiling.
 
 O + I is least near the square root of the trip count. Other residuals of a group are saved for I iterations, so more
 groups of fewer iterations leave room to save these and to run the body only twice. Several pairs of divisors (O, I) are
@@ -15,8 +15,8 @@ from functools import cached_property
 from math import isqrt
 
 from jaxckpt.ir import Decision, GraphPlan, LoopTiling, Offload, Partition
-from jaxckpt.ir.loop import CARRY
-from jaxckpt.rewrite import tileable_loops, with_tiled_loops
+from jaxckpt.ir.regions import CARRY
+from jaxckpt.rewrite.tile_loops import tileable_loops, with_tiled_loops
 from jaxckpt.solve import OptimalSolver, Problem
 from jaxckpt.solve.strategy import cheapest
 from jaxckpt.trace import Traced

@@ -33,8 +33,9 @@ from jaxckpt.planner.refusals import larger_arguments
 from jaxckpt.planner.search import BudgetSearch, CompiledPlan
 from jaxckpt.planner.verify_plan import verification_note
 from jaxckpt.policy import Policy, load_policy
-from jaxckpt.rewrite import Rewritten, rewrite, with_planned_loops
+from jaxckpt.rewrite import Rewritten, rewrite
 from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks, refuse_miscompiled
+from jaxckpt.rewrite.tile_loops import with_planned_loops
 from jaxckpt.solve import (
     BudgetSolver,
     Offloading,

@@ -11,8 +11,9 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Any, Literal
 
-from jaxckpt.ir import Decision, Trait, layers_from_ranges
+from jaxckpt.ir import Decision, Trait
 from jaxckpt.ir.kind import Kind, kind_of
+from jaxckpt.ir.layers import layers_from_ranges
 
 Strength = Literal["must", "prefer"]
 Boundary = Literal["input", "output"]

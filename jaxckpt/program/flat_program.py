@@ -13,7 +13,7 @@ import jax.core
 import jax.extend.core as jex
 
 from jaxckpt import _compat
-from jaxckpt.ir.branch import Branch
+from jaxckpt.ir.regions import Branch
 
 AnyJaxpr: TypeAlias = jex.Jaxpr | jex.ClosedJaxpr
 """A body: an open jaxpr or a closed one; one class since jax 0.11."""

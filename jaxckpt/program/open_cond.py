@@ -16,7 +16,7 @@ import jax.extend.core as jex
 from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
-from jaxckpt.ir.branch import Branch
+from jaxckpt.ir.regions import Branch
 from jaxckpt.program.flat_program import Atom, CondBranch, CondKey, Equation, FlatProgram
 from jaxckpt.program.open_scan import LoopOpener, belongs_to_gradient, has_transpose, loop_paths, operands_and_loops
 

@@ -5,7 +5,7 @@
    earlier body computes it. So a forward scan and its backward scan need not be paired: their values are.
 3. What a scan carries on unchanged, and what it stacks unchanged, is read from its source.
 
-`outline` puts open loops back into scan equations. The added primitives are explained in `jaxckpt.ir.loop`.
+`outline` puts open loops back into scan equations. The added primitives are explained in `jaxckpt.ir.regions`.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -17,8 +17,7 @@ import jax.extend.core as jex
 from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
-from jaxckpt.ir.branch import COND_END
-from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
+from jaxckpt.ir.regions import CARRY, COND_END, END, SLICE, STACK
 from jaxckpt.ir.scope import JVP, TRANSPOSE
 from jaxckpt.program.flat_program import AnyJaxpr, Atom, CondBranch, Equation, FlatProgram, OpenLoop
 

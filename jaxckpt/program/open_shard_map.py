@@ -5,7 +5,7 @@
    earlier body: the residual of a body, decided on like any other.
 
 `outline` puts equations of a body back into `shard_map` equations. The two primitives are explained in
-`jaxckpt.ir.shard_map`.
+`jaxckpt.ir.regions`.
 """
 
 from collections.abc import Hashable
@@ -17,7 +17,7 @@ from jax.extend.source_info_util import NameStack
 from jax.sharding import PartitionSpec
 
 from jaxckpt import _compat
-from jaxckpt.ir.shard_map import FROM_SHARDS, TO_SHARDS
+from jaxckpt.ir.regions import FROM_SHARDS, TO_SHARDS
 from jaxckpt.program.flat_program import Atom, Equation, ManualMesh
 from jaxckpt.program.open_scan import belongs_to_gradient
 

@@ -22,8 +22,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from jaxckpt.ir.branch import COND_END
-from jaxckpt.ir.loop import CARRY, END, SLICE
+from jaxckpt.ir.regions import CARRY, COND_END, END, SLICE
 from jaxckpt.program.flat_program import AnyJaxpr, Atom, Equation, FlatProgram, OpenLoop
 from jaxckpt.program.inline import CUSTOM_DERIVATIVES, JITS, constants_of, open_jaxpr
 from jaxckpt.program.open_scan import Visibility

@@ -6,7 +6,7 @@ Read after `tree`.
 from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes, format_seconds
-from jaxckpt.ir import fold_layers, layer_ranges
+from jaxckpt.ir.layers import fold_layers, layer_ranges
 from jaxckpt.planner import Analysis, Described, ScopeResiduals
 from jaxckpt.report.tree import Section, Table, Text, columns
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.comparison import BufferChange, ComparedVersion, Comparison, PeakChange, RecomputedOp, ScopeFigures
 from jaxckpt.hlo import ScopeMemory
-from jaxckpt.ir import fold_layers, layer_ranges
+from jaxckpt.ir.layers import fold_layers, layer_ranges
 from jaxckpt.report import tree
 from jaxckpt.report.tree import Point, Scatter, Section, Table, Text, columns
 

@@ -11,7 +11,7 @@ from jaxckpt._errors import TargetError
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer, Kernel, MemoryMap, Part, ScopeMemory, seconds_by_part
-from jaxckpt.ir import fold_layers, layer_ranges
+from jaxckpt.ir.layers import fold_layers, layer_ranges
 from jaxckpt.machine import Target
 from jaxckpt.report import tree
 from jaxckpt.report.tree import Section, Table, Text, columns

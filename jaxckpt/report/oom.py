@@ -6,7 +6,7 @@ Read after `tree`.
 from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes
-from jaxckpt.ir import fold_layers, layer_ranges
+from jaxckpt.ir.layers import fold_layers, layer_ranges
 from jaxckpt.oom.buffers import OomBuffer
 from jaxckpt.oom.out_of_memory import OutOfMemory
 from jaxckpt.oom.remedies import BufferKind, Remedy, classify_buffers, diagnoses, remedies

@@ -6,7 +6,8 @@ Read after `tree`.
 from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes, format_seconds
-from jaxckpt.ir import Recompute, fold_layers, layer_ranges
+from jaxckpt.ir import Recompute
+from jaxckpt.ir.layers import fold_layers, layer_ranges
 from jaxckpt.planner import Described, Plan
 from jaxckpt.report.tree import Element, Section, Table, Text, columns
 

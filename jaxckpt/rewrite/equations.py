@@ -24,13 +24,12 @@ import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt.ir import Kind, Op
-from jaxckpt.ir.loop import SLICE
+from jaxckpt.ir.regions import SLICE
 from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.program import Equation
 from jaxckpt.program.flat_program import Atom
 from jaxckpt.program.open_shard_map import all_devices_var, from_shards, is_varying, to_shards, varying_axes_key
-from jaxckpt.rewrite.host_stack import HostStacks
-from jaxckpt.rewrite.moves import move_eqn, traced_eqn
+from jaxckpt.rewrite.moves import HostStacks, move_eqn, traced_eqn
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
 from jaxckpt.schedule.layout_copies import read_in_default_layout
 from jaxckpt.schedule.steps import Why

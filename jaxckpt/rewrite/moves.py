@@ -4,10 +4,16 @@ An offload is a `device_put` to JAX's host memory space, which every backend low
 dimension; the other dimensions are left to the compiler. Where the axis is explicit it is a change of the value's type,
 which names them all. Each equation is traced from the public function, so its parameters are those of the installed
 version.
+
+In steps for TPUs the offloaded values of one type are rows of one array on the host (`HostStacks`). One of libtpu's
+passes moves a load up through barriers to its store, so that nothing leaves the device. A slice of a larger array on
+the host stays where it is. The array is passed on: each store makes a new version of it, so does each barrier, and the
+next reader takes the newest.
 """
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -17,7 +23,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxckpt._errors import UnsupportedDecisionError
 from jaxckpt.ir import Offload, Partition
-from jaxckpt.schedule import Move
+from jaxckpt.program.inline import open_jaxpr
+from jaxckpt.schedule import Move, Schedule
 
 HOST = "pinned_host"
 
@@ -122,3 +129,119 @@ def traced_eqn(function: Callable[[jax.Array], jax.Array], aval: jax.core.Shaped
     closed = jax.make_jaxpr(function)(aval)
     (eqn,) = getattr(closed, "jaxpr", closed).eqns
     return eqn
+
+
+_FEWEST_ROWS = 2
+"""A single row is all of its array, which XLA does not treat as a slice."""
+
+
+@dataclass(slots=True)
+class _Stack:
+    """One array.
+
+    Attributes:
+      count: The number of its rows.
+      instances: All instances in its rows: each has the array's newest variable.
+      written: The number of rows that are written so far.
+    """
+
+    count: int
+    instances: list[int] = field(default_factory=list)
+    written: int = 0
+
+
+class HostStacks:
+    """The arrays of a step, and the rows of its offloaded instances; no arrays where steps need none."""
+
+    def __init__(self, variables: dict[int, jex.Var], schedule: Schedule, *, stacked: bool):
+        """Gives arrays as many rows as the schedule stores values of each type.
+
+        Args:
+          variables: The variable of each instance so far; those of offloaded instances are kept up to date.
+          schedule: The schedule.
+          stacked: True if the step needs arrays at all.
+        """
+        self._variables = variables
+        self._origin = schedule.origin
+        self._stacks: dict[tuple[tuple[int, ...], Any], _Stack] = {}
+        self._places: dict[int, tuple[_Stack, int]] = {}
+        for step in schedule.steps if stacked else ():
+            if isinstance(step, Move) and self._may_take(step) and not step.restores:
+                self._stacks.setdefault(self._type(step), _Stack(0)).count += 1
+
+    def takes(self, step: Move) -> bool:
+        """True if a move stores to an array, or loads from one."""
+        return self._may_take(step) and self._type(step) in self._stacks
+
+    def move(self, step: Move, variable: jex.Var) -> list[jex.JaxprEqn]:
+        """The equations of a store or load.
+
+        Args:
+          step: A move that an array takes.
+          variable: The value that is stored, or the array that has it.
+
+        Returns:
+          Equations, the last of which writes the array, or the value that is loaded.
+        """
+        (read,), (write,) = step.reads, step.writes
+        if step.restores:
+            row = self._places[read][1]
+            return _eqns(lambda array: _loaded(array, row), variable)
+        stack = self._stacks[self._type(step)]
+        row, stack.written = stack.written, stack.written + 1
+        rows = max(_FEWEST_ROWS, stack.count)
+        first = [] if stack.instances else _eqns(lambda: _empty(rows, variable.aval))
+        before = first[-1].outvars[0] if first else self._variables[stack.instances[-1]]
+        eqns = [*first, *_eqns(lambda array, value: _stored(array, value, row), before, variable)]
+        self._add(write, stack, row)
+        self.renew(write, eqns[-1].outvars[0])
+        return eqns
+
+    def passed(self, read: int, write: int) -> None:
+        """Notes that an instance has passed a barrier as another one, and its array with it."""
+        if read in self._places:
+            self._add(write, *self._places[read])
+            self.renew(write, self._variables[write])
+
+    def renew(self, instance: int, variable: jex.Var) -> None:
+        """Makes a variable the one of an instance, and of all instances in the same array."""
+        self._variables[instance] = variable
+        if instance in self._places:
+            self._variables.update(dict.fromkeys(self._places[instance][0].instances, variable))
+
+    def _add(self, instance: int, stack: _Stack, row: int) -> None:
+        self._places[instance] = stack, row
+        stack.instances.append(instance)
+
+    def _may_take(self, step: Move) -> bool:
+        """True if a move is an offload of numbers outside of loops; loops have residual stacks anyway."""
+        is_offload = isinstance(step.decision, Offload) and step.loop is None
+        return is_offload and not jax.dtypes.issubdtype(self._type(step)[1], jax.dtypes.extended)
+
+    def _type(self, step: Move) -> tuple[tuple[int, ...], Any]:
+        aval = self._variables[self._origin[step.reads[0]]].aval
+        return aval.shape, aval.dtype
+
+
+def _empty(count: int, aval: jax.core.ShapedArray) -> jax.Array:
+    return jax.device_put(jax.lax.full((count, *aval.shape), 0, aval.dtype), jax.memory.Space.Host)
+
+
+def _stored(array: jax.Array, value: jax.Array, row: int) -> jax.Array:
+    on_host = jax.device_put(value, jax.memory.Space.Host)
+    return jax.lax.dynamic_update_slice(array, on_host[None], (row, *(0 for _ in value.shape)))
+
+
+def _loaded(array: jax.Array, row: int) -> jax.Array:
+    shape = array.shape[1:]
+    on_host = jax.lax.dynamic_slice(array, (row, *(0 for _ in shape)), (1, *shape))
+    return jax.device_put(on_host.reshape(shape), jax.memory.Space.Device)
+
+
+def _eqns(function: Callable[..., jax.Array], *variables: jex.Var) -> list[jex.JaxprEqn]:
+    """The equations of a function of arrays, over variables; all variables that they write are new."""
+    jaxpr = open_jaxpr(jax.make_jaxpr(function)(*(variable.aval for variable in variables)))
+    known = dict(zip(jaxpr.invars, variables, strict=True))
+    return [
+        eqn.replace(invars=[known.get(v, v) if isinstance(v, jex.Var) else v for v in eqn.invars]) for eqn in jaxpr.eqns
+    ]

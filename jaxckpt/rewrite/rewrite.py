@@ -18,7 +18,6 @@ from jaxckpt.outline import closed_jaxpr
 from jaxckpt.program.flat_program import FlatProgram, OpenLoop
 from jaxckpt.program.inline import constants_of, open_jaxpr
 from jaxckpt.rewrite.equations import equations
-from jaxckpt.rewrite.tile_loops import with_planned_loops
 from jaxckpt.schedule import Schedule, schedule
 from jaxckpt.trace import Traced
 
@@ -74,7 +73,11 @@ def rewrite(traced: Traced, plan: GraphPlan, *, stacked: bool = False, transform
             found=traced.graph.fingerprint,
         )
     if transformed is None:
-        transformed = with_planned_loops(traced, plan)
+        transformed = traced
+        if plan.loop_splits or plan.loop_tilings:  # few plans transform a loop: others do not load what does it
+            from jaxckpt.rewrite.tile_loops import with_planned_loops
+
+            transformed = with_planned_loops(traced, plan)
     steps = schedule(transformed.graph, plan)
     eqns, outvars = equations(transformed, steps, stacked=stacked)
     program = _with_numbered_iterations(transformed) if plan.decisions else transformed.program

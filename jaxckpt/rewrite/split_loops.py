@@ -18,7 +18,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxckpt.ir import LoopSplit, Phase
-from jaxckpt.ir.loop import CARRY, END, STACK
+from jaxckpt.ir.regions import CARRY, END, STACK
 from jaxckpt.program.flat_program import Atom, Equation, FlatProgram, OpenLoop
 from jaxckpt.program.open_scan import STACK_WRITERS, Visibility, is_loop_boundary, loop_paths, with_loop_ids
 from jaxckpt.rewrite.loop_transforms import requested_loops, with_equations

@@ -26,7 +26,7 @@ import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt.ir import GraphPlan, LoopTiling, Phase
-from jaxckpt.ir.loop import ALL_ITERATIONS, BODY_INPUTS, CARRY, END, SLICE, STACK
+from jaxckpt.ir.regions import ALL_ITERATIONS, BODY_INPUTS, CARRY, END, SLICE, STACK
 from jaxckpt.ir.scope import RECOMPUTED
 from jaxckpt.program.flat_program import Atom, Equation, OpenLoop
 from jaxckpt.program.open_scan import Visibility, is_loop_boundary, stack_writers, with_loop_ids

@@ -17,7 +17,6 @@ Plain Python, no jax. Read in this order:
 from jaxckpt.schedule.partition import decisions_with_axes, partition_with_axes
 from jaxckpt.schedule.schedule import schedule
 from jaxckpt.schedule.steps import Barrier, Move, Run, Schedule, ScheduleStep
-from jaxckpt.schedule.subgraph import Subgraph, induced_subgraph
 
 __all__ = [
     "Barrier",
@@ -25,9 +24,7 @@ __all__ = [
     "Run",
     "Schedule",
     "ScheduleStep",
-    "Subgraph",
     "decisions_with_axes",
-    "induced_subgraph",
     "partition_with_axes",
     "schedule",
 ]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from jaxckpt.ir.graph import Graph, Op, Phase
-from jaxckpt.ir.loop import BODY_INPUTS, BODY_OUTPUTS
 from jaxckpt.ir.plan import GraphPlan
+from jaxckpt.ir.regions import BODY_INPUTS, BODY_OUTPUTS
 from jaxckpt.schedule.argument_derived import argument_roots
 from jaxckpt.schedule.availability import Availability
 from jaxckpt.schedule.grad_accumulators import GradAccumulators

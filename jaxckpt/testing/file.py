@@ -19,7 +19,7 @@ from jaxckpt._errors import SnapshotFileError
 from jaxckpt._files import write_whole
 from jaxckpt._records import NOT_NEGATIVE, Table, digest, parse_toml, read_document, read_record, table_from_record
 from jaxckpt._units import format_bytes
-from jaxckpt.ir import fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
+from jaxckpt.ir.layers import fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
 from jaxckpt.testing.snapshot import ScopeBytes, Snapshot, natural_order
 
 FORMAT = "jaxckpt snapshot"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer
-from jaxckpt.ir import fold_layers, layer_ranges
+from jaxckpt.ir.layers import fold_layers, layer_ranges
 from jaxckpt.report import Section, Table
 from jaxckpt.report.tree import columns
 from jaxckpt.testing.change import Change, ScopeChange

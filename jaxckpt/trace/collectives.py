@@ -20,7 +20,7 @@ from math import prod
 import jax.extend.core as jex
 
 from jaxckpt.ir import Kind, Trait, trait_of
-from jaxckpt.ir.shard_map import TO_SHARDS
+from jaxckpt.ir.regions import TO_SHARDS
 from jaxckpt.program.flat_program import Atom
 from jaxckpt.program.open_shard_map import ValueSharding
 

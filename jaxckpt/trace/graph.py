@@ -13,10 +13,8 @@ import jax.extend.core as jex
 from jax.sharding import NamedSharding, Sharding
 
 from jaxckpt.ir import Graph, Kind, Loop, Op, Phase, Trait, Value
-from jaxckpt.ir.branch import COND_END
-from jaxckpt.ir.loop import ALL_ITERATIONS, CARRY, END, STACK
+from jaxckpt.ir.regions import ALL_ITERATIONS, CARRY, COND_END, END, STACK, TO_SHARDS
 from jaxckpt.ir.scope import TAG
-from jaxckpt.ir.shard_map import TO_SHARDS
 from jaxckpt.program.flat_program import Equation, FlatProgram, OpenLoop
 from jaxckpt.program.open_shard_map import ValueSharding, is_local
 from jaxckpt.program.scope import policy_digests, scope_path

@@ -21,9 +21,8 @@ import jax.extend.core as jex
 from jaxckpt import _compat
 from jaxckpt._errors import NoGradientError
 from jaxckpt.ir import Kind, Phase, kind_of
-from jaxckpt.ir.loop import SLICE
+from jaxckpt.ir.regions import SLICE, TO_SHARDS
 from jaxckpt.ir.scope import JVP, TRANSPOSE, Marks
-from jaxckpt.ir.shard_map import TO_SHARDS
 from jaxckpt.program.flat_program import Equation, FlatProgram
 from jaxckpt.program.open_scan import has_transpose, is_loop_boundary
 from jaxckpt.trace.sharding import aval_bytes

@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, Sharding
 
 from jaxckpt import _compat
-from jaxckpt.ir.loop import STACK
+from jaxckpt.ir.regions import STACK
 from jaxckpt.outline.outline import closed_jaxpr
 from jaxckpt.program.flat_program import Equation, FlatProgram, OpenLoop
 from jaxckpt.program.inline import open_jaxpr

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import jax.extend.core as jex
 
 from jaxckpt.ir import Phase
-from jaxckpt.ir.loop import SLICE
-from jaxckpt.ir.shard_map import TO_SHARDS
+from jaxckpt.ir.regions import SLICE, TO_SHARDS
 from jaxckpt.program.flat_program import Atom, Equation, FlatProgram
 from jaxckpt.program.open_scan import Visibility
 from jaxckpt.program.scope import forward_name_stack

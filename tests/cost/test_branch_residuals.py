@@ -4,7 +4,7 @@ import pytest
 
 from jaxckpt.cost.branch_residuals import ResidualSlots, Span
 from jaxckpt.ir import Graph, Loop
-from jaxckpt.ir.branch import Branch
+from jaxckpt.ir.regions import Branch
 
 
 def branch(number, cond, position, *, parent=None, of=2):

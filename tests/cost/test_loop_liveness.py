@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxckpt.ir import GraphPlan, Recompute, Save, residuals
+from jaxckpt.ir import GraphPlan, Recompute, Save
+from jaxckpt.ir.residual import residuals
 from jaxckpt.solve import Problem, solve
 from jaxckpt.trace import trace_step
 from tests.graphs import RATES

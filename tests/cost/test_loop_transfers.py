@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxckpt.cost.loop_transfers import LoopTransfers
 from jaxckpt.ir import Graph, Offload, Save
-from jaxckpt.ir.loop import Loop
+from jaxckpt.ir.regions import Loop
 from jaxckpt.machine import Target
 from jaxckpt.policy import Match, Policy, Rule
 from jaxckpt.solve import Offloading, Problem, plan_from_policy

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxckpt.cost import arithmetic_costs, fuse, replay
-from jaxckpt.ir import Graph, GraphPlan, Phase, Recompute, Save, Trait, residuals
+from jaxckpt.ir import Graph, GraphPlan, Phase, Recompute, Save, Trait
+from jaxckpt.ir.residual import residuals
 from jaxckpt.schedule import Barrier, Schedule, schedule
 from tests.graphs import RATES, Builder, chain, graphs, without_fusion
 

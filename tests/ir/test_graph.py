@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 
 from jaxckpt._errors import GraphError
-from jaxckpt.ir import Graph, Phase, residuals
+from jaxckpt.ir import Graph, Phase
+from jaxckpt.ir.residual import residuals
 from tests.graphs import Builder, chain, graphs
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxckpt.ir import fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
+from jaxckpt.ir.layers import fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
 
 _parts = st.sampled_from(
     ["GPT2", "block_0", "block_1.attn", "block_1", "block_11", "b_01", "*", "LayerNorm_0", "LayerNorm_1", "7", ""]

@@ -9,9 +9,12 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from jaxckpt.ir import GraphPlan, LoopSplit, LoopTiling, Offload, Recompute, residuals
+from jaxckpt.ir import GraphPlan, LoopSplit, LoopTiling, Offload, Recompute
+from jaxckpt.ir.residual import residuals
 from jaxckpt.outline.interfaces import loop_interfaces, loop_tree, own_stacks
-from jaxckpt.rewrite import rewrite, with_split_loops, with_tiled_loops
+from jaxckpt.rewrite import rewrite
+from jaxckpt.rewrite.split_loops import with_split_loops
+from jaxckpt.rewrite.tile_loops import with_tiled_loops
 from jaxckpt.trace import trace_step
 from tests.outline.text import text_of
 

@@ -12,7 +12,8 @@ from jaxckpt.ir import LoopSplit, Offload
 from jaxckpt.machine import Target
 from jaxckpt.planner.loop_split import LoopSplitter, MixPoint, PlanFigures
 from jaxckpt.program.inline import open_jaxpr
-from jaxckpt.rewrite import rewrite, with_split_loops
+from jaxckpt.rewrite import rewrite
+from jaxckpt.rewrite.split_loops import with_split_loops
 from jaxckpt.solve import OptimalSolver, Problem
 from jaxckpt.solve.problem import decide
 from jaxckpt.trace import trace_step

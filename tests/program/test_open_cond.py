@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from jaxckpt.ir import Phase
-from jaxckpt.ir.branch import COND_END, Branch
+from jaxckpt.ir.regions import COND_END, Branch
 from jaxckpt.program.inline import open_jaxpr
 from jaxckpt.trace import trace_step
 from tests.branched import KINDS, LAYERS, W, X, layers, narrow, nested, scanned, skipped, wide

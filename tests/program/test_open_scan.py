@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxckpt.ir import GraphPlan, Phase, Recompute, residuals
-from jaxckpt.ir.loop import CARRY, END, SLICE, STACK
+from jaxckpt.ir import GraphPlan, Phase, Recompute
+from jaxckpt.ir.regions import CARRY, END, SLICE, STACK
+from jaxckpt.ir.residual import residuals
 from jaxckpt.program.inline import open_jaxpr
 from jaxckpt.rewrite import rewrite
 from jaxckpt.trace import trace_step

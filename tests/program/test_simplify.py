@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxckpt.ir import Phase, residuals
+from jaxckpt.ir import Phase
+from jaxckpt.ir.residual import residuals
 from jaxckpt.trace import trace_step
 
 W, X = jnp.full((4, 4), 0.3), jnp.linspace(0.1, 1.0, 12).reshape(3, 4)

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable
 
-from jaxckpt.ir import Decision, Graph, GraphPlan, Phase, Recompute, Save, residuals
+from jaxckpt.ir import Decision, Graph, GraphPlan, Phase, Recompute, Save
+from jaxckpt.ir.residual import residuals
 
 
 def droppable(graph: Graph) -> list[int]:

@@ -10,7 +10,8 @@ import optax
 import pytest
 
 from jaxckpt._errors import UnsupportedDecisionError
-from jaxckpt.ir import GraphPlan, Offload, Partition, Recompute, Save, residuals
+from jaxckpt.ir import GraphPlan, Offload, Partition, Recompute, Save
+from jaxckpt.ir.residual import residuals
 from jaxckpt.rewrite import rewrite
 from jaxckpt.schedule import partition_with_axes, schedule
 from jaxckpt.trace import trace_step

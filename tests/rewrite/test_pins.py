@@ -9,6 +9,7 @@ import pytest
 
 import jaxckpt
 from jaxckpt.ir import Phase
+from jaxckpt.ir.residual import residuals
 from jaxckpt.machine import targets
 from jaxckpt.rewrite import rewrite
 from jaxckpt.trace import trace_step
@@ -43,7 +44,7 @@ def pinned(graph, tokens):
         if op.phase is Phase.FORWARD and graph.values[op.writes[0]].shape[-2:] == (tokens, tokens)
         if op.primitive == "convert_element_type" and graph.values[op.writes[0]].dtype == "bfloat16"
     )
-    drop = [r.value for r in jaxckpt.ir.residuals(graph) if r.value != weights]
+    drop = [r.value for r in residuals(graph) if r.value != weights]
     return weights, plan_of(graph, drop=drop, save=[weights])
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jaxckpt._errors import GraphError, PlanMismatchError, UnsupportedDecisionError
-from jaxckpt.ir import GraphPlan, Offload, Partition, Phase, residuals
+from jaxckpt.ir import GraphPlan, Offload, Partition, Phase
+from jaxckpt.ir.residual import residuals
 from jaxckpt.rewrite import rewrite
 from jaxckpt.schedule import Barrier, Run
 from jaxckpt.trace import trace_step

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxckpt.ir import GraphPlan, Offload, Partition, Phase, Recompute, Save, residuals
+from jaxckpt.ir import GraphPlan, Offload, Partition, Phase, Recompute, Save
+from jaxckpt.ir.residual import residuals
 from jaxckpt.rewrite import rewrite
 from jaxckpt.schedule import partition_with_axes
 from jaxckpt.schedule.validate import reason_not_offloadable

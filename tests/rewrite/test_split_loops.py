@@ -8,9 +8,9 @@ import pytest
 
 from jaxckpt import PlanMismatchError
 from jaxckpt.ir import LoopSplit, Phase
-from jaxckpt.ir.loop import STACK
+from jaxckpt.ir.regions import STACK
 from jaxckpt.program.inline import open_jaxpr
-from jaxckpt.rewrite import loops_split_together, with_split_loops
+from jaxckpt.rewrite.split_loops import loops_split_together, with_split_loops
 from jaxckpt.trace import trace_step
 from tests.scanned import (
     X,

@@ -8,9 +8,10 @@ import pytest
 
 from jaxckpt import PlanMismatchError
 from jaxckpt.ir import LoopSplit, LoopTiling, Phase
-from jaxckpt.ir.loop import CARRY, STACK
+from jaxckpt.ir.regions import CARRY, STACK
 from jaxckpt.program.inline import open_jaxpr
-from jaxckpt.rewrite import tileable_loops, with_split_loops, with_tiled_loops
+from jaxckpt.rewrite.split_loops import with_split_loops
+from jaxckpt.rewrite.tile_loops import tileable_loops, with_tiled_loops
 from jaxckpt.trace import trace_step
 from tests.scanned import (
     X,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxckpt.ir import Phase
-from jaxckpt.schedule import induced_subgraph
+from jaxckpt.schedule.subgraph import induced_subgraph
 from tests.graphs import Builder, chain, graphs
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxckpt._errors import NoGradientError
-from jaxckpt.ir import Phase, residuals
+from jaxckpt.ir import Phase
+from jaxckpt.ir.residual import residuals
 from jaxckpt.trace import trace_step
 from tests.zoo import ZOO, entries
 from tests.zoo.case import as_numpy, fresh

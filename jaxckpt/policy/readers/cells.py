@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxckpt.ir import Decision, Offload, layer_ranges
+from jaxckpt.ir import Decision, Offload
+from jaxckpt.ir.layers import layer_ranges
 from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.readers.checks import Checks
 from jaxckpt.policy.readers.patterns import PatternError, target_of_pattern

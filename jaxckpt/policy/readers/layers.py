@@ -8,7 +8,8 @@ Read after `reading`.
 
 from collections.abc import Iterable
 
-from jaxckpt.ir import Decision, Recompute, Save, layer_ranges
+from jaxckpt.ir import Decision, Recompute, Save
+from jaxckpt.ir.layers import layer_ranges
 from jaxckpt.policy.rule import Match, Rule
 
 FLOATS = "*float*"

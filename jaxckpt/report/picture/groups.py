@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxckpt.hlo import Buffer
-from jaxckpt.ir import fold_layers
+from jaxckpt.ir.layers import fold_layers
 
 MOST_GROUPS = 256
 """Layers with fewer bytes than the first so many are put together."""

@@ -15,7 +15,8 @@ from functools import cached_property
 
 from jaxckpt.cost import Replay
 from jaxckpt.ir import GraphPlan, Offload, Partition, Phase, Save
-from jaxckpt.schedule import Run, Subgraph, induced_subgraph, partition_with_axes
+from jaxckpt.schedule import Run, partition_with_axes
+from jaxckpt.schedule.subgraph import Subgraph, induced_subgraph
 from jaxckpt.schedule.validate import reason_not_offloadable, values_in_loops
 from jaxckpt.solve.optimal.active_stage import StageActivity, active_stages
 from jaxckpt.solve.problem import Problem, decisions_saving

@@ -1,7 +1,7 @@
-"""A loop whose body is inlined ("open") in the graph: trip count, direction, and the loop around it.
+"""Regions of a graph: bodies of loops, branches of conds and bodies of `shard_map` that are inlined ("open") in it.
 
-The ops of a body stand in `Graph.ops` once, marked with their loop (`Op.loop`), and their values are those of one
-iteration. Four primitives of our own join a body to the ops around it:
+Loops. The ops of a body stand in `Graph.ops` once, marked with their loop (`Op.loop`), and their values are those of
+one iteration. Four primitives of our own join a body to the ops around it:
 
 - `loop_carry` writes the carry that an iteration gets from the one before (in the first iteration: its operand);
 - `loop_slice` writes the iteration's slice of a scanned array;
@@ -12,14 +12,48 @@ A value of one loop may be read in another of the same length: iteration i reads
 the slices of an array, in whichever direction a loop runs). Such a value is a residual of the body, and is saved once
 for every iteration between the two loops.
 
-Branches of conds are loops of one iteration; see `branch`.
+Branches of a `cond` or `switch`. Each is a `Loop` of one iteration that has a `Branch`; the branches of one cond are
+consecutive. `cond_end` stands behind them, reads the index and a value of each branch, and writes the selected one. A
+value of a branch may be read in the same branch of another cond over the same index: both run, or neither does. Such a
+value is a residual of the branch. The first cond returns it in a slot, which values of one type of different branches
+share: the residuals of a cond take as many bytes as those of its largest branch.
+
+Bodies of `shard_map`. Their values are those of one device, and every device runs them on its own shards. `to_shards`
+writes a device's shard of an array, as the `in_specs` say; `from_shards` writes the array of all devices' shards, as
+the `out_specs` say; neither moves anything by itself. A value of one body can be read in another body over the same
+mesh: device i reads the value of device i. So clones of its ops are a `shard_map` of their own.
 
 Read after `graph`.
 """
 
 from dataclasses import dataclass
 
-from jaxckpt.ir.branch import COND_END, Branch
+TO_SHARDS, FROM_SHARDS = "to_shards", "from_shards"
+"""Primitives of the ops that lead into a body and out of it."""
+
+COND_END = "cond_end"
+"""The primitive of the op that joins branches to what is around."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A branch and its cond.
+
+    Attributes:
+      cond: A number for all branches of one cond.
+      position: The index with which it runs.
+      of: Number of branches.
+    """
+
+    cond: int
+    position: int
+    of: int
+
+    @property
+    def share(self) -> float:
+        """Runs of the branch for one run of the cond: all branches are taken to run equally often."""
+        return 1 / self.of
+
 
 CARRY, SLICE, END, STACK = "loop_carry", "loop_slice", "loop_end", "loop_stack"
 """Primitives of the ops that join a body to the ops around it."""
