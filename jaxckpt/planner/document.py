@@ -18,6 +18,7 @@ from jaxckpt import _records, ir
 from jaxckpt._records import Limit, RecordError, Table, read_record, table_from_record
 from jaxckpt._version import __version__
 from jaxckpt.compiler import Footprint
+from jaxckpt.ir.layers import fold_layers
 from jaxckpt.planner.plan import Argument, Attempt, Described, Plan
 
 FORMAT = "jaxckpt-plan"

@@ -2,7 +2,8 @@
 
 A loop whose body is recomputed saves one carry for every iteration. Tiled in O groups of I iterations the loop saves
 O + I carries and runs its body once more, as recursive checkpointing does (`jaxckpt.ir.loop_transforms`). No such plan
-is faster than recomputing all of the body in the loop as it is: that runs each body twice, and so does the fastest tiling.
+is faster than recomputing all of the body in the loop as it is: that runs each body twice, and so does the fastest
+tiling.
 
 O + I is least near the square root of the trip count. Other residuals of a group are saved for I iterations, so more
 groups of fewer iterations leave room to save these and to run the body only twice. Several pairs of divisors (O, I) are
