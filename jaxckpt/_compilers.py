@@ -32,7 +32,7 @@ class Compiler:
 
     @property
     def fits(self) -> bool:
-        """Whether it is installed in a version that fits."""
+        """True if it is installed in a version that fits."""
         if self.version is None:
             return False
         return self.needed_version is None or _release(self.version) == _release(self.needed_version)
@@ -103,7 +103,7 @@ def require_compiler(platform: str, *, target: str) -> Compiler:
 
 
 def install_command(platform: str) -> str:
-    """What to type to get the compiler of a platform; empty where it comes with jax.
+    """Command that installs the compiler of a platform; "" where it comes with jax.
 
     Example:
       >>> install_command("cuda")

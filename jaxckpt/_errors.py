@@ -179,7 +179,7 @@ class BatchError(JaxckptError, ValueError):
 
 
 class HloError(JaxckptError, ValueError):
-    """What should be a compiled program of XLA, and is damaged, cut off or something else."""
+    """A file that is no compiled program of XLA, or a damaged one."""
 
 
 class PictureError(JaxckptError, ValueError):

@@ -34,7 +34,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 
 from jaxckpt._errors import did_you_mean
 
-Table = dict[str, Any]
+TomlTable = dict[str, Any]
 _Record = TypeVar("_Record")
 
 MOST_PROBLEMS = 20
@@ -295,7 +295,7 @@ class _Reader:
 ### Writing
 
 
-def table_from_record(record: Any) -> Table:
+def table_from_record(record: Any) -> TomlTable:
     """The table that `read_record` reads; None is left out."""
     kind: type = type(record)
     hints = _hints(kind)
@@ -329,7 +329,7 @@ def digest(contents: Any, *, separators: tuple[str, str] | None = (",", ":")) ->
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def parse_toml(text: str) -> Table:
+def parse_toml(text: str) -> TomlTable:
     """The table of a TOML text.
 
     Raises:
@@ -353,7 +353,7 @@ def parse_json(text: str) -> Any:
         raise RecordError([f"it is no JSON: {error}"]) from error
 
 
-def read_document(path: Path, parse: Callable[[str], Any], *, format_: str, version: int) -> Table:
+def read_document(path: Path, parse: Callable[[str], Any], *, format_: str, version: int) -> TomlTable:
     """The document in a file, packed with gzip or not.
 
     Args:

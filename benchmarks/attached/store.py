@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxckpt._files import write_whole
+from jaxckpt._files import write_atomically
 
 FORM = "jaxckpt attached 1"
 
@@ -47,7 +47,7 @@ class Store:
     def put(self, *key: str, part: Mapping[str, Any]) -> None:
         path = self.path(*key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(part).encode())
+        write_atomically(path, json.dumps(part).encode())
 
     def record(self, *key: str, make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """Makes a part, or one of what went wrong, and writes it: a benchmark goes on, what failed is a result."""
@@ -100,4 +100,4 @@ def write_result(
     """Writes a result's file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = {"form": FORM, "made_for": made_for, "made_with": made_with, "parts": parts}
-    write_whole(path, (json.dumps(data, indent=1) + "\n").encode())
+    write_atomically(path, (json.dumps(data, indent=1) + "\n").encode())

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxckpt._errors import ReportFileError
-from jaxckpt._files import write_whole
+from jaxckpt._files import write_atomically
 from jaxckpt.cli.console import Say, Shell
 from jaxckpt.cli.reference import load_step
 from jaxckpt.comparison import footprint_of_path
@@ -101,7 +101,7 @@ def _write(made: Footprint, program: bytes | None, path: Path) -> None:
     elif path.name.endswith(_SAVED):
         made.save(path)
     elif path.name.endswith(_PROGRAM):
-        write_whole(path, _required(program, path))
+        write_atomically(path, _required(program, path))
     else:
         draw(made, path)
 

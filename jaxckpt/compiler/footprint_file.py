@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from jaxckpt._errors import FootprintFileError, HloError, PlanFileError
-from jaxckpt._files import write_whole
+from jaxckpt._files import write_atomically
 from jaxckpt._records import RecordError, digest, parse_json, read_document
 from jaxckpt.compiler.footprint import Footprint
 from jaxckpt.hlo import memory_from_plain, plain_from_memory
@@ -43,7 +43,7 @@ def save_footprint(footprint: Footprint, path: str | Path) -> None:
     }
     document = {"format": FORMAT, "version": VERSION, "digest": digest(contents), **contents}
     data = json.dumps(document, separators=(",", ":")).encode()
-    write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    write_atomically(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def load_footprint(path: str | Path) -> Footprint:

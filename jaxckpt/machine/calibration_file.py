@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from jaxckpt._files import write_whole
+from jaxckpt._files import write_atomically
 from jaxckpt._records import NOT_NEGATIVE, POSITIVE, TABLE, RecordError, parse_toml, read_record, table_from_record
 from jaxckpt.cost.rates import Rates
 from jaxckpt.machine.toml_table import text_of, wrong_file
@@ -130,7 +130,7 @@ class Calibration:
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes it as TOML; see `load_calibration`."""
-        write_whole(pathlib.Path(path), toml_from_calibration(self).encode())
+        write_atomically(pathlib.Path(path), toml_from_calibration(self).encode())
 
 
 def _matmul(derived: dict[str, float], measured: dict[str, float]) -> dict[str, float]:

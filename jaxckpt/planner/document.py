@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from jaxckpt import _records, ir
-from jaxckpt._records import Limit, RecordError, Table, read_record, table_from_record
+from jaxckpt._records import Limit, RecordError, TomlTable, read_record, table_from_record
 from jaxckpt._version import __version__
 from jaxckpt.compiler import Footprint
 from jaxckpt.ir.layers import fold_layers
@@ -90,7 +90,7 @@ class _PlanFile:
 ### From a plan
 
 
-def document_from_plan(plan: Plan) -> Table:
+def document_from_plan(plan: Plan) -> TomlTable:
     """Writes a plan as a document.
 
     Returns:
@@ -132,7 +132,7 @@ def _line(argument: Argument) -> str:
     return f"{argument.path} {argument.dtype}[{','.join(map(str, argument.shape))}]"
 
 
-def _entries(plan: Plan) -> Iterator[Table]:
+def _entries(plan: Plan) -> Iterator[TomlTable]:
     def alike(d: Described) -> tuple[object, ...]:
         return d.primitive, d.name, d.shape, d.dtype, d.size_bytes, d.source, plan.decisions[d.value]
 
@@ -156,7 +156,7 @@ def _entries(plan: Plan) -> Iterator[Table]:
 ### To a plan
 
 
-def plan_from_document(document: Table) -> Plan:
+def plan_from_document(document: TomlTable) -> Plan:
     """Reads a document of our format and version.
 
     Raises:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import PlanFileError
-from jaxckpt._files import write_whole
-from jaxckpt._records import RecordError, Table, parse_toml, read_document
+from jaxckpt._files import write_atomically
+from jaxckpt._records import RecordError, TomlTable, parse_toml, read_document
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.planner.document import FORMAT, VERSION, document_from_plan, plan_from_document
 from jaxckpt.planner.plan import Plan
@@ -38,7 +38,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     """
     path = Path(path)
     require_folder(path)
-    write_whole(path, _checked_text(plan, path).encode())
+    write_atomically(path, _checked_text(plan, path).encode())
 
 
 def require_folder(path: Path) -> None:
@@ -117,7 +117,7 @@ def _checked_text(plan: Plan, path: Path) -> str:
 ### The text
 
 
-def _text(document: Table) -> str:
+def _text(document: TomlTable) -> str:
     import tomlkit  # only to write: planning needs none
 
     written = tomlkit.document()

@@ -106,9 +106,9 @@ class Policy(Shown):
 
         A file that is there is changed where it says something else, and keeps its comments everywhere else.
         """
-        from jaxckpt._files import write_whole
+        from jaxckpt._files import write_atomically
         from jaxckpt.policy.edit import edited
 
         path = Path(path)
         text = edited(path.read_text(), self) if path.is_file() else self.to_toml()
-        write_whole(path, text.encode())
+        write_atomically(path, text.encode())

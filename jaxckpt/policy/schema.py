@@ -17,7 +17,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from jaxckpt._files import write_whole
+from jaxckpt._files import write_atomically
 from jaxckpt.ir import Decision
 from jaxckpt.policy.policy import Policy, Regions
 from jaxckpt.policy.rule import Match, Rule
@@ -136,5 +136,5 @@ def _docs(kind: type) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    write_whole(FILE, schema_text().encode())
+    write_atomically(FILE, schema_text().encode())
     print(f"wrote {FILE}")

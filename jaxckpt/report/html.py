@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from jaxckpt._errors import ReportFileError
-from jaxckpt._files import write_whole
+from jaxckpt._files import write_atomically
 from jaxckpt.report.chart import chart_lines
 from jaxckpt.report.scatter import svg_lines
 from jaxckpt.report.tree import Chart, Column, Element, Scatter, Section, Table, Text
@@ -117,7 +117,7 @@ def save_text(text: str, path: str | Path) -> None:
       OSError: The disk is full, or the folder cannot be written to.
     """
     require_report_folder(path)
-    write_whole(Path(path), text.encode())
+    write_atomically(Path(path), text.encode())
 
 
 def require_report_folder(path: str | Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import FootprintFileError, TargetError
-from jaxckpt._files import write_whole
+from jaxckpt._files import write_atomically
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Kernel, MemoryMap, Part, kernel_s
 from jaxckpt.machine import Target
@@ -86,7 +86,7 @@ def save_trace(footprint: Footprint, path: str | Path) -> None:
     trace = trace_events(footprint.memory, seconds=_estimated_s(footprint.target, footprint.memory))
     trace["otherData"] |= {"target": footprint.target, "total_bytes": footprint.total_bytes}
     data = json.dumps(trace, separators=(",", ":")).encode()
-    write_whole(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    write_atomically(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
 
 
 def _cannot_be_saved(footprint: Footprint, path: Path) -> FootprintFileError:

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import tomlkit
 
 from jaxckpt._errors import SnapshotFileError
-from jaxckpt._files import write_whole
-from jaxckpt._records import NOT_NEGATIVE, Table, digest, parse_toml, read_document, read_record, table_from_record
+from jaxckpt._files import write_atomically
+from jaxckpt._records import NOT_NEGATIVE, TomlTable, digest, parse_toml, read_document, read_record, table_from_record
 from jaxckpt._units import format_bytes
 from jaxckpt.ir.layers import fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
 from jaxckpt.testing.snapshot import ScopeBytes, Snapshot, natural_order
@@ -100,7 +100,7 @@ def save_snapshot(snapshot: Snapshot, path: str | Path, *, owner: Owner) -> None
             path=path,
         ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, data)
+    write_atomically(path, data)
 
 
 def load_snapshot(path: str | Path, *, owner: Owner) -> Snapshot:
@@ -177,7 +177,7 @@ _COPIED = {each.name for each in fields(_SnapshotFile)} & {each.name for each in
 """Keys with the value of a snapshot's field."""
 
 
-def _table(snapshot: Snapshot, owner: Owner) -> Table:
+def _table(snapshot: Snapshot, owner: Owner) -> TomlTable:
     copied = {key: getattr(snapshot, key) for key in _COPIED}
     file = _SnapshotFile(
         **copied,
@@ -204,7 +204,7 @@ def _lines(snapshot: Snapshot) -> Iterator[_Line]:
         yield _Line(scope=group.scope, layers=layers, held_bytes=held_bytes, peak_bytes=peak_bytes)
 
 
-def _snapshot(table: Table, owner: Owner) -> Snapshot:
+def _snapshot(table: TomlTable, owner: Owner) -> Snapshot:
     """The snapshot in a file's table.
 
     Raises:

@@ -8,7 +8,7 @@ simulated memory, which changes from call to call.
 from pathlib import Path
 
 from jaxckpt._errors import PictureError
-from jaxckpt._files import write_whole
+from jaxckpt._files import write_atomically
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import MemoryMap
 from jaxckpt.report.picture.figure import SUFFIXES, memory_figure, save_figure
@@ -49,7 +49,7 @@ def draw(footprint: Footprint | MemoryMap, path: str | Path, *, title: str | Non
     if title is None and isinstance(footprint, Footprint) and footprint.target:
         title = f"{memory.program} on {footprint.target}"
     if suffix == ".html":
-        write_whole(path, memory_page(memory, title=title).encode())
+        write_atomically(path, memory_page(memory, title=title).encode())
     elif suffix in SUFFIXES:
         save_figure(memory, path, title=title)
     else:

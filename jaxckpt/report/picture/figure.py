@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxckpt._errors import MissingPackageError, PictureError
-from jaxckpt._files import write_whole
+from jaxckpt._files import write_atomically
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import Buffer, MemoryMap
 from jaxckpt.report.picture.groups import Group, family_label, plain_text
@@ -116,7 +116,7 @@ def save_figure(memory: MemoryMap, path: str | Path, *, color: ColourKey = "laye
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "jaxckpt"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name in letters that the font lacks
         figure.savefig(data, format=kind, metadata=undated)
-    write_whole(path, data.getvalue())
+    write_atomically(path, data.getvalue())
 
 
 def _require_matplotlib() -> None:
