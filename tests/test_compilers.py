@@ -29,7 +29,7 @@ def old_cuda(monkeypatch):
     monkeypatch.setattr(_compilers, "_version", lambda name: known.get(name) or installed(name))
 
 
-def test_a_missing_plugin_is_an_import_error_with_the_line_to_type(no_cuda):
+def test_a_missing_plugin_is_an_import_error_with_a_line_to_type(no_cuda):
     with pytest.raises(MissingPackageError) as caught:
         _ = Target("h200:2").devices
     assert isinstance(caught.value, ImportError)
@@ -42,7 +42,7 @@ def test_a_missing_plugin_is_an_import_error_with_the_line_to_type(no_cuda):
     )
 
 
-def test_a_missing_plugin_is_seen_in_the_list_and_the_processor_is_still_usable(no_cuda):
+def test_a_missing_plugin_is_listed_and_the_processor_is_usable(no_cuda):
     assert not status("h200").usable
     assert status("h200").reason == "jax-cuda13-plugin is not installed"
     assert status("h200").install == 'pip install "jaxckpt[gpu-targets]"'

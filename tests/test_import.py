@@ -51,7 +51,7 @@ def run(code, home):
     )
 
 
-def test_importing_loads_nothing_heavy_starts_nothing_and_writes_no_file(tmp_path):
+def test_importing_is_light_starts_nothing_and_writes_no_file(tmp_path):
     done = run(LIGHT + NOT_STARTED, tmp_path)
     assert done.returncode == 0, done.stderr
     assert not list(tmp_path.iterdir())

@@ -79,7 +79,7 @@ def test_notebook_is_read_in_ten_minutes(name):
     assert NOTEBOOKS[name].stat().st_size <= MOST_BYTES
 
 
-def test_notebook_runs_in_this_interpreter_and_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_notebook_runs_in_this_interpreter_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = execute(notebook_of("import sys; open('left', 'w').close(); print(sys.prefix)", "import jaxckpt"))
     assert Path(given.cells[0].outputs[0].text.strip()).samefile(sys.prefix)

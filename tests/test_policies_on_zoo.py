@@ -182,7 +182,7 @@ def test_loss_gradients_and_state_are_equal_bit_for_bit(name, policy):
 
 @policies
 @dialects
-def test_the_parameters_tree_is_unchanged_and_statistics_move_once(name, policy):
+def test_parameter_trees_are_unchanged_and_statistics_move_once(name, policy):
     before = case_of(name).args[0]
     state, _, gradients = applied(name, policy).tree
     assert jax.tree.structure(state) == jax.tree.structure(before)

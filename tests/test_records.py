@@ -173,7 +173,7 @@ def test_a_document_of_something_else_is_refused(tmp_path, data, problem):
         read_document(tmp_path / "a", parse_json, format_="a", version=1)
 
 
-def test_a_missing_document_and_a_text_that_is_no_toml_are_refused(tmp_path):
+def test_a_missing_document_and_text_that_is_no_toml_are_refused(tmp_path):
     with pytest.raises(RecordError, match="cannot be read: No such file"):
         read_document(tmp_path / "a", parse_toml, format_="a", version=1)
     with pytest.raises(RecordError, match="no TOML"):

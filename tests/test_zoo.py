@@ -151,12 +151,12 @@ def test_the_traits_that_can_be_seen_are_those_of_the_table(entry):
 
 
 @each()
-def test_steps_with_a_gradient_have_a_backward_pass_in_the_name_stack(entry):
+def test_name_stacks_of_gradient_steps_have_a_backward_pass(entry):
     assert contents(entry).marks(r"transpose\(") == (not entry.traits & {"no_grad", "no_names"})
 
 
 @each()
-def test_numbers_are_finite_repeatable_and_leave_the_arguments_alone(entry):
+def test_numbers_are_finite_repeatable_and_delete_no_arguments(entry):
     case = case_of(entry)
     first, second = numbers(case), numbers(case)
     for one, other in zip(first, second, strict=True):
@@ -278,7 +278,7 @@ def test_experts_with_room_for_all_are_the_sum_of_the_chosen():
     np.testing.assert_allclose(experts.expert_layer(p, x)[0], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_scanned_transformer_computes_what_the_written_out_one_does():
+def test_a_scanned_transformer_computes_the_same_as_unrolled():
     ours, theirs = (numbers(case_of(named(name))) for name in ("plain_transformer_scan", "plain_transformer"))
     assert sum(leaf.size for leaf in ours) == sum(leaf.size for leaf in theirs)
     np.testing.assert_allclose(ours[-1], theirs[-1], rtol=1e-5)

@@ -74,7 +74,7 @@ def test_versions_by_hand_and_offloaded_give_the_same_gradients(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_planned_batch_is_planned_without_the_device_and_run_with_it(tmp_path):
+def test_a_batch_is_planned_without_the_device_and_run_with_it(tmp_path):
     store = Store(folder=tmp_path)
     plan_headline(store, Target("cpu"), limit_bytes=2**21, small=True)
     run_headline(store, Target("attached"), small=True, deadline=time.time() + 300)
@@ -91,7 +91,7 @@ def test_one_command_asks_and_tells_all(tmp_path):
     assert {"attached.json", "attached.md", "cpu.toml"} <= {path.name for path in tmp_path.iterdir()}
 
 
-def test_running_out_of_memory_is_an_answer_and_another_error_is_not(tmp_path, monkeypatch):
+def test_out_of_memory_is_an_answer_and_another_error_is_not(tmp_path, monkeypatch):
     def refused(message):
         def compile_step(*_, **__):
             raise RuntimeError(message)
@@ -133,7 +133,7 @@ def test_the_page_says_what_the_kept_result_says():
 ### What is asked
 
 
-def test_the_first_model_is_asked_about_whole_and_all_can_be_made():
+def test_the_first_model_has_every_version_and_all_can_be_made():
     asked_groups = list(groups(small=True))
     assert asked_groups[0].versions == ASCENDING and asked_groups[0].model == ORDER[0]
     assert set(ASCENDING) == {*BY_HAND, *PLANS, OFFLOAD} and set(FEW) <= set(ASCENDING)
@@ -200,7 +200,7 @@ def test_answers_of_another_device_are_not_mixed(tmp_path):
 ### Starting and comparing
 
 
-def test_a_start_is_what_the_step_takes_and_its_gradients_are_found():
+def test_a_start_is_what_a_step_takes_and_has_known_gradients():
     made = MODELS["resnet50"].step(**MODELS["resnet50"].small())
     start = start_of(made)
     for leaf, spec in zip(*map(_leaves, (start, made.args)), strict=True):
@@ -291,7 +291,7 @@ def hanging(run, name, arguments, environment, **_):
     return child
 
 
-def test_a_worker_that_hangs_is_stopped_and_what_is_known_is_kept(tmp_path, monkeypatch):
+def test_a_hanging_worker_is_stopped_and_known_results_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(parent.Run, "start", hanging)
     finished = []
     made = options(tmp_path, seconds=3.0, models=("a", "b"))
@@ -325,7 +325,7 @@ def row(version, total, seconds, **more):
     return {f"measured/m/{version}": measured}
 
 
-def test_a_plan_is_held_against_the_fastest_by_hand_of_its_memory():
+def test_a_plan_is_compared_with_the_best_by_hand_of_its_memory():
     parts = {**row("plan-60", 100, 1.0), **row("dots", 104, 0.9), **row(NONE, 200, 0.5), **row("names", 50, 2.0)}
     ((plan, best),) = findings.at_equal_memory(parts)
     assert (plan.version, best.version) == ("plan-60", "dots")
@@ -396,7 +396,7 @@ def test_kernels_that_do_the_same_are_one_row():
         ("", "h200"),
     ],
 )
-def test_a_device_is_compiled_for_by_the_name_that_its_driver_gives(names, target):
+def test_the_name_given_by_the_driver_chooses_the_target(names, target):
     assert parent.attached_target(lambda: names) == target
 
 

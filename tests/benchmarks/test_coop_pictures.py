@@ -40,7 +40,7 @@ def test_the_table_has_a_row_a_network():
     assert len(lines) == 2 + 8 + 2
 
 
-def test_pictures_have_a_place_for_each_network_and_lines_end_where_a_rule_does():
+def test_every_network_has_axes_and_lines_end_where_a_rule_does():
     for draw, lines in ((overheads, 5), (fragmentations, 4), (searches, 4)):
         figure = draw(DATA)
         assert len(figure.axes) == 8

@@ -77,7 +77,7 @@ def result(**plans):
     return changed
 
 
-def test_a_policy_is_compared_with_the_best_one_of_its_memory_or_less():
+def test_a_policy_is_compared_with_the_best_within_its_memory():
     found = {c.name: c for c in comparisons(RESULT)}
     assert list(found) == ["clumsy", "dots", "nothing"]  # what is larger than no remat is no policy to compare with
     assert found["clumsy"].best == "dots"
@@ -86,7 +86,7 @@ def test_a_policy_is_compared_with_the_best_one_of_its_memory_or_less():
     assert not any(c.is_above for c in found.values())
 
 
-def test_the_mean_is_geometric_and_a_free_plan_does_not_make_it_zero():
+def test_the_mean_is_geometric_and_not_zero_with_a_free_plan():
     assert mean_ratio(comparisons(result(**{"as dots": planned(8, 1.08, budget=8)}))) == pytest.approx(
         (0.5 * 0.8 * 0.5) ** (1 / 3)
     )
@@ -149,7 +149,7 @@ def test_the_same_figures_make_the_same_picture(tmp_path):
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
-def test_a_file_is_continued_unless_the_compiler_or_the_sizes_are_others(tmp_path):
+def test_a_file_is_continued_unless_compiler_or_sizes_differ(tmp_path):
     path, made_for = tmp_path / "model.json", {"model": "gcn", "versions": {"jax": "1"}}
     kept = Kept.opened(path, made_for=made_for, again=None)
     kept.add("by_hand", "none", record={"total_bytes": 1})
@@ -161,7 +161,7 @@ def test_a_file_is_continued_unless_the_compiler_or_the_sizes_are_others(tmp_pat
     assert not Kept.opened(path, made_for=made_for, again="all").has("by_hand", "none")
 
 
-def test_a_run_ends_in_time_and_the_next_one_makes_only_what_is_missing(tmp_path, monkeypatch, capsys):
+def test_a_run_ends_in_time_and_the_next_one_makes_only_the_rest(tmp_path, monkeypatch, capsys):
     tiny = {"sizes": MODELS["gcn"].small(), "between": 2, "target": "cpu", "folder": tmp_path}
     versions = {name: remat for name, remat in by_hand("gcn").items() if name in ("no remat", "nothing_saveable")}
     monkeypatch.setattr(frontier, "by_hand", lambda model: versions)
@@ -192,14 +192,14 @@ def test_what_fails_is_a_record_and_the_run_goes_on(tmp_path, monkeypatch):
     assert runner.kept.data["by_hand"]["no remat"]["error"] == "ZeroDivisionError: division by zero"
 
 
-def test_a_strategy_says_whether_and_over_which_link_values_may_leave():
+def test_a_strategy_decides_on_offloading_and_on_its_link():
     assert may_offload("optimal") == may_offload("full") == {}
     assert may_offload("offload")["offload"].bandwidth_bytes_per_s is None
     assert may_offload("offload:300")["offload"].bandwidth_bytes_per_s == 300e9
     assert may_offload("offload:300")["allow"] == ("recompute", "offload")
 
 
-def test_with_the_hosts_memory_only_what_is_had_by_hand_is_asked_for(tmp_path):
+def test_with_host_memory_only_budgets_met_by_hand_are_planned(tmp_path):
     known = result()
     known["plans"]["offload"] = {"smallest": version(3, 1.3), "as dots": version(7, 1.05)}
     kept = Kept(path=tmp_path / "gcn.json", data=known)

@@ -11,7 +11,7 @@ RESULT = read("offload")
 KEPT, NOT_KEPT, OFFLOADED, *_ = POLICIES[UNROLLED]
 
 
-def test_all_of_a_layers_value_is_on_the_host_at_once_and_next_to_nothing_of_it_on_the_device():
+def test_all_layers_are_on_the_host_and_hardly_on_the_device():
     made = RESULT["cases"]["h200"]
     assert made[OFFLOADED]["most_host_bytes"] == 576 * MIB
     assert made[OFFLOADED]["temp_bytes"] <= 3150 * MIB
@@ -29,7 +29,7 @@ def test_nine_tenths_of_the_copied_bytes_are_hidden_each_way(way):
     assert made["whole"] >= 0.9 * made["copies"]
 
 
-def test_what_turns_make_is_on_the_host_in_one_stack_and_predicted():
+def test_iterations_are_offloaded_in_one_stack_as_predicted():
     made = RESULT["cases"]["scanned"]
     *_, within, ahead = POLICIES[SCANNED]
     for called, kept_bytes in ((within, 0), (ahead, 48 * MIB)):  # a turn ahead, a slice stays on the device

@@ -53,7 +53,7 @@ def test_the_factors_that_made_the_times_are_found():
     assert fit.held_out.median < 0.02 and len(fit.held_out.relative) == 6
 
 
-def test_fitted_rates_give_the_fitted_estimate_to_whoever_uses_them():
+def test_fitted_rates_give_every_caller_the_fitted_estimate():
     rates = corrected(RATES, TRUE)
     for each in kernels(1, 1, 1)[:3]:
         own = TRUE[class_of(each)]

@@ -104,14 +104,14 @@ def test_what_the_users_code_prints_does_not_get_into_the_json(train):
     assert "loud" in done.stderr
 
 
-def test_progress_is_lines_on_standard_error_where_there_is_no_terminal(train):
+def test_progress_without_a_terminal_is_lines_on_standard_error(train):
     done = program("analyze", "train.py:make_step", cwd=train.parent)
     assert "tracing the step" in done.stderr
     assert "tracing the step" not in done.stdout
     assert "\x1b" not in done.stderr + done.stdout
 
 
-def test_progress_on_a_terminal_says_what_is_done_and_how_long_it_took(monkeypatch):
+def test_progress_on_a_terminal_names_the_work_and_its_duration(monkeypatch):
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)
@@ -197,7 +197,7 @@ def test_a_share_of_the_unplanned_footprint_is_a_budget(train):
     ],
     ids=["no budget", "no second budget", "no such word", "no recomputation", "two budgets, one file", "no folder"],
 )
-def test_what_is_wrong_with_the_words_is_said_before_the_users_code_is_loaded(train, words, capfd):
+def test_wrong_options_are_reported_before_user_code_is_loaded(train, words, capfd):
     assert exit_code("plan", "no_such_module:make_step", *words) == 2
     said = capfd.readouterr().err
     assert "Try:" in said
@@ -254,7 +254,7 @@ def test_the_users_own_mistake_keeps_its_traceback(train):
         load_step("train.py:make_broken")
 
 
-def test_a_module_that_the_users_own_module_misses_is_the_users_error(train):
+def test_a_missing_import_in_user_code_is_the_error_of_the_user(train):
     (train.parent / "incomplete.py").write_text("import no_such_package")
     for reference in ("incomplete:make_step", "incomplete.py:make_step"):
         with pytest.raises(ModuleNotFoundError, match="no_such_package"):

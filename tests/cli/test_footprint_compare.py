@@ -49,7 +49,7 @@ def test_a_saved_footprint_is_shown_and_drawn_again(saved):
 
 
 @pytest.mark.parametrize("output", ["made.gif", "made", "no/made.html"])
-def test_a_file_that_cannot_be_written_is_refused_before_the_users_code_is_loaded(train, output, capfd):
+def test_an_unwritable_file_is_refused_before_user_code_loads(train, output, capfd):
     assert exit_code("footprint", "no_such_module:make_step", "-o", output) == 2
     assert "ReportFileError" in capfd.readouterr().err
 

@@ -17,7 +17,7 @@ def test_the_total_counts_what_is_donated_once():
     assert SMALL.total_bytes == 300 + 200 - 150 + 700
 
 
-def test_constants_and_code_are_one_program_and_not_counted_twice():
+def test_constants_and_code_are_one_program_and_counted_once():
     assert dataclasses.replace(SMALL, constant_bytes=40).total_bytes == SMALL.total_bytes + 40
     both = dataclasses.replace(SMALL, constant_bytes=40, generated_code_bytes=50)
     assert both.total_bytes == SMALL.total_bytes + 50

@@ -66,7 +66,7 @@ def test_a_folder_without_dumps_says_how_to_get_some(tmp_path):
         footprint_of_dump(tmp_path / "missing.hlo.pb")
 
 
-def test_a_text_without_its_assignment_says_which_file_is_missing(folders, tmp_path):
+def test_a_text_without_its_assignment_names_the_missing_file(folders, tmp_path):
     (file,) = folders[AS_TEXT].glob("*after_optimizations.txt")
     alone = tmp_path / file.name
     alone.write_bytes(file.read_bytes())

@@ -150,7 +150,7 @@ def softmax(shape):
 
 
 @pytest.mark.parametrize("shape", [(64, 197), (64, 512), (2**16, 1024)])
-def test_a_softmax_over_long_or_crooked_rows_writes_its_exponentials(shape):
+def test_a_softmax_over_long_or_odd_rows_writes_its_exponentials(shape):
     powers, total, graph = softmax(shape)
     assert {powers, total} <= fuse(graph).materialised
 
@@ -162,7 +162,7 @@ def test_a_softmax_over_rows_that_a_kernel_holds_does_not(shape):
 
 
 @pytest.mark.parametrize(("devices", "is_held"), [(1, True), (2, False)])
-def test_the_rows_of_one_device_decide_whether_a_kernel_can_hold_them(devices, is_held):
+def test_rows_on_one_device_decide_if_a_kernel_can_hold_them(devices, is_held):
     powers, _, graph = softmax((2**16 + 2, 512))
     over = (("data",), ())
     values = tuple(replace(v, split=over[: len(v.shape)], size_bytes=v.size_bytes // devices) for v in graph.values)
@@ -205,7 +205,7 @@ def test_a_scatter_is_no_scatter_into_a_bias_that_is_added_to_it():
     assert scattered in fuse(build.graph(build.op("dot_general", total, size_bytes=4))).materialised
 
 
-def test_a_cast_of_a_table_is_made_of_the_elements_that_are_picked():
+def test_a_cast_of_a_table_is_computed_for_gathered_elements():
     build = Builder()
     index = build.input(40)
     cast = build.op("convert_element_type", build.input(8000), size_bytes=4000)

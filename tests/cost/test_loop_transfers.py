@@ -41,7 +41,7 @@ def test_a_pipelined_store_has_until_its_value_is_recomputed():
     assert link.end_wait_s(0, now_s=10.0 + ITERATIONS * 4.0) == 0
 
 
-def test_a_load_is_waited_for_where_read_a_pipelined_one_at_the_end():
+def test_a_load_is_awaited_where_read_a_pipelined_one_at_the_end():
     for is_pipelined, waited in ((False, 1.0), (True, 0.0)):
         link = copies()
         link.load(7, 0, 2 * MIB, is_pipelined=is_pipelined)

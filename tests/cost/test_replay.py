@@ -72,7 +72,7 @@ def test_a_chain_without_a_plan_holds_every_product():
     assert replayed(graph).peak_bytes == (8 + 1) * 4000
 
 
-def test_dropping_products_lowers_the_peak_and_costs_their_seconds():
+def test_recomputed_products_lower_the_peak_and_cost_their_time():
     graph = chain(8)
     drop = {r.value: Recompute() for r in residuals(graph) if r.op % 2}
     plan = GraphPlan(fingerprint="", decisions=drop, stages=tuple(range(0, 8, 2)))

@@ -92,7 +92,7 @@ def buffers_of(*ranges: tuple[int, int], length: int = 3, **facts) -> Buffers:
     )
 
 
-def test_bytes_alive_are_those_of_the_live_ranges_and_of_workspaces():
+def test_bytes_alive_are_those_of_live_ranges_and_workspaces():
     buffers = buffers_of((0, 1), (1, 2), workspace_bytes={2: 5})
     assert live_bytes(buffers, external=(), results=()) == (MB, 2 * MB, MB + 5)
     assert live_bytes(buffers, external={0}, results=()) == (0, MB, MB + 5)
@@ -136,7 +136,7 @@ def test_loops_over_one_array_share_a_kernel():
     assert joined("reduce_max", "reduce_sum", far=48) == [0, 49]
 
 
-def test_a_loop_that_joins_a_kernel_reads_the_shared_array_for_free():
+def test_a_loop_joining_a_kernel_reads_the_shared_array_for_free():
     shared, op = SharedPasses(RATES, frozenset()), step().ops[1]
     _, first_s = shared.join(0, op, {0: MB}, MB, 0.0)
     shared.touch(0, {0})

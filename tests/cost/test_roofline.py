@@ -27,5 +27,5 @@ def padding_bytes(left, right, result, *, contracted):
     ],
     ids=["aligned", "contracted", "free", "batched", "vector"],
 )
-def test_products_copy_operands_of_odd_lengths_but_for_batched_ones(left, right, result, contracted, expected_bytes):
+def test_products_copy_operands_of_odd_lengths_unless_batched(left, right, result, contracted, expected_bytes):
     assert padding_bytes(left, right, result, contracted=contracted) == expected_bytes

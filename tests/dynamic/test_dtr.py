@@ -22,7 +22,7 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize(("length", "budget"), GOLDEN)
-def test_the_unit_chain_takes_as_many_operations_as_upstream_counts(length, budget):
+def test_the_unit_chain_takes_as_many_operations_as_upstream(length, budget):
     dtr, lru, msps = GOLDEN[length, budget]
     expected = {"dtr": dtr, "dtr_eq": dtr, "local": lru, "lru": lru, "msps": msps}
     for rule, operations in expected.items():
@@ -32,7 +32,7 @@ def test_the_unit_chain_takes_as_many_operations_as_upstream_counts(length, budg
 
 
 @pytest.mark.parametrize("rule", ["dtr", "dtr_eq"])
-def test_with_twice_the_root_of_its_length_a_chain_costs_a_constant_a_layer(rule):
+def test_chain_costs_are_linear_at_twice_the_root_of_the_length(rule):
     for length in (16, 64, 256, 1024, 4096):
         found = simulate(unit_chain(length), budget=2 * math.isqrt(length), evictor=rule)
         assert found.ok and found.operations <= 3.2 * length

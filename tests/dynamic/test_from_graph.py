@@ -57,7 +57,7 @@ def test_views_have_no_bytes_unless_they_are_said_to_be_copies():
     assert live_bytes(copying) >= live_bytes(program)
 
 
-def test_everything_is_released_after_its_last_reader_but_arguments_that_are_lent():
+def test_all_but_lent_arguments_are_released_after_the_last_read():
     program = program_from_graph(graph_of(jax.grad(loss), SHAPE, SHAPE))
     constants = {step.tensor for step in program.steps if isinstance(step, Constant)}
     released = {step.tensor for step in program.steps if isinstance(step, Release)}
@@ -96,7 +96,7 @@ def test_seconds_of_ops_that_run_alone():
     assert by_name["dot_general"] >= rates.launch_s + 3 * BYTES / rates.memory_bandwidth_bytes_per_s * 0.99
 
 
-def test_kernels_are_fewer_than_ops_and_take_what_the_model_predicts():
+def test_kernels_are_fewer_than_ops_and_take_predicted_memory():
     problem = Problem(graph=graph_of(adam, (SHAPE, SHAPE, SHAPE), SHAPE, donate_argnums=0), rates=Target("h200").rates)
     program = program_of_kernels(problem)
     program.validate()

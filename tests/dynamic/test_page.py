@@ -19,7 +19,7 @@ def maps(budget=5):
     }
 
 
-def test_the_same_maps_make_the_same_text_in_which_no_name_ends_the_script():
+def test_equal_maps_make_equal_text_and_no_name_ends_the_script():
     text = stepper(maps())
     assert text == stepper(maps())
     assert text.count("</script>") == 1 and text.endswith("</script>")

@@ -92,7 +92,7 @@ def test_nothing_overlaps_leaks_or_stays_apart_after_any_operation(life):
     assert not pool.spans and pool.free_bytes == size
 
 
-def test_best_fit_takes_the_smallest_block_and_first_fit_the_lowest():
+def test_best_fit_takes_the_smallest_block_first_fit_the_lowest():
     for first, expected in ((False, 60), (True, 0)):
         pool = Pool(100, first=first)
         for owner, size in enumerate([30, 30, 10, 30]):

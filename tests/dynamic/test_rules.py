@@ -189,7 +189,7 @@ def test_dte_spares_what_was_recomputed_often():
     assert plain.ok and spared.ok and most[1] <= most[0]
 
 
-def test_the_planner_that_knows_the_next_use_is_no_worse_on_a_chain():
+def test_a_planner_knowing_the_next_use_is_no_worse_on_a_chain():
     planner = simulate(unit_chain(64), budget=16, evictor="dte_static", memory=Memory())
     assert planner.ok and planner.operations <= simulate(unit_chain(64), budget=16, evictor="lru").operations
 
@@ -249,7 +249,7 @@ def test_what_is_computed_from_a_state_that_is_gone_stays():
     assert found.status is Status.OUT_OF_MEMORY and "0 storages may be evicted" in found.reason
 
 
-def test_banished_values_are_freed_for_good_once_nothing_needs_them():
+def test_banished_values_are_freed_for_good_once_not_needed():
     found = simulate(unit_chain(16), budget=17, evictor="dtr", memory=Memory(dealloc=Dealloc.BANISH))
     assert found.ok and found.banished and not found.eager_evictions
 

@@ -57,7 +57,7 @@ def test_each_donated_argument_has_a_result_of_its_own(graph):
     assert len(set(state.values())) == 2 * DEPTH and set(state.values()) <= set(graph.outputs)
 
 
-def test_three_steps_are_three_times_the_calls_of_one_over_the_same_constants(programs):
+def test_three_steps_triple_the_calls_over_the_same_constants(programs):
     one, three = programs
     three.validate()
     assert len(three.calls) == 3 * len(one.calls) and three.base_price == pytest.approx(3 * one.base_price)
@@ -77,7 +77,7 @@ def test_states_stay_where_they_are_in_coops_memory(programs):
 
 
 @pytest.mark.parametrize("share", [0.5, 0.6, 0.75])
-def test_what_finishes_once_finishes_three_times_where_addresses_do_not_matter(programs, share):
+def test_without_addresses_what_fits_once_fits_three_times(programs, share):
     """What a step leaves behind would fill the memory of the next one, were it not freed."""
     one, three = programs
     budget = int(share * live_bytes(one))

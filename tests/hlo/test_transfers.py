@@ -84,7 +84,7 @@ def test_copies_of_a_loop_are_hidden_per_iteration():
     assert stall_s(at_once, SECOND) == pytest.approx(turns * 1.0)
 
 
-def test_a_copy_that_the_end_waits_for_is_hidden_by_all_behind_it():
+def test_a_copy_awaited_at_the_end_is_hidden_by_all_that_follows():
     memory = program(before=3.0, between=0.5)
     last = replace(memory, transfers=(replace(memory.transfers[0], ends=len(memory.kernels)),))
     assert hiding(last, SECOND, to_host=True).share == pytest.approx(0.75)
@@ -109,7 +109,7 @@ def test_the_most_bytes_on_the_host_are_those_alive_at_once():
     assert replace(program(before=1.0, between=1.0), buffers=()).most_host_bytes == 0
 
 
-def test_copies_come_back_from_files_and_damaged_ones_are_refused():
+def test_copies_are_read_from_files_and_damaged_ones_are_refused():
     memory = program(before=1.0, between=1.0)
     plain = plain_from_memory(memory)
     assert memory_from_plain(plain) == memory

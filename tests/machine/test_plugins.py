@@ -120,7 +120,7 @@ def test_every_shipped_gpu_is_accepted_by_the_compiler(cuda_compiler):
         assert target.compiler_version == cuda_compiler.version
 
 
-def test_every_shipped_tpu_is_accepted_and_one_device_is_one_chip(tpu_compiler):
+def test_every_shipped_tpu_is_accepted_and_a_device_is_a_chip(tpu_compiler):
     names = ["v5e", "v6e", "v4", "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "v5e:2x4", "v5p:2x2x4"]
     if jax.__version_info__ >= (0, 12):
         names.append("v5e:1x4")  # the libtpu of jax 0.10 has no hosts of one row

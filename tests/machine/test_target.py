@@ -187,7 +187,7 @@ def test_an_attached_device_in_no_file_has_memory_but_no_rates(monkeypatch):
         _ = target.rates
 
 
-def test_a_device_without_statistics_keeps_the_memory_of_its_file(monkeypatch):
+def test_a_device_without_statistics_has_the_memory_of_its_file(monkeypatch):
     monkeypatch.setattr(FakeDevice, "statistics", None)
     monkeypatch.setattr(attached_module.jax, "local_devices", lambda: [FakeDevice("NVIDIA H200")])
     assert Target("attached").memory_bytes == known_facts()["h200"].device_memory_bytes

@@ -27,7 +27,7 @@ def test_branches_of_a_cond_are_siblings_in_the_graph(traced):
     assert {op.scope for op in graph.ops if op.primitive == "tanh"} == {"branch_1"}
 
 
-def test_backward_branches_read_residuals_of_the_same_forward_branch(traced):
+def test_a_backward_branch_reads_residuals_of_its_forward_branch(traced):
     graph = traced.graph
     crossing = {
         (one.position, other.position)
@@ -53,7 +53,7 @@ def test_of_a_cond_only_what_everybody_reads_comes_behind_it(traced):
     assert all(graph.values[v].shape == X.shape for op in forward for v in op.writes)
 
 
-def test_residuals_of_a_branch_in_a_loop_are_kept_for_every_iteration():
+def test_a_branch_in_a_loop_stacks_residuals_of_every_iteration():
     graph = trace_step(scanned(wide, narrow), *ARGS).graph
     tanh = next(op.writes[0] for op in graph.ops if op.primitive == "tanh")
     assert graph.stack_depths[tanh] == LAYERS

@@ -179,7 +179,7 @@ def test_opening_loops_can_be_turned_off():
     assert [op.primitive for op in graph.ops if op.primitive == "scan"] == ["scan", "scan"]
 
 
-def test_inner_loops_read_values_and_slice_arrays_of_the_outer_iteration():
+def test_inner_loops_read_values_and_slice_arrays_of_outer_ones():
     def loss(w, x):
         x, past = jax.lax.scan(lambda c, w: (jnp.tanh(c @ w),) * 2, x, w)
 

@@ -99,7 +99,7 @@ def test_the_graph_is_that_without_checkpoints(block, wrap):
 
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("block", sorted(COMPUTES_TWICE))
-def test_checkpoints_leave_no_more_work_than_the_step_without_them(block, wrap):
+def test_checkpoints_add_no_work_to_the_step_without_them(block, wrap):
     plain = counted(trace_step(make_step(BLOCKS[block]), W, X).graph)
     undone = counted(trace_step(make_step(WRAPS[wrap](BLOCKS[block])), W, X).graph)
     assert all(undone[key] <= plain[key] for key in {*plain, *undone})

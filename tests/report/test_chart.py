@@ -35,7 +35,7 @@ def test_points_stand_where_their_numbers_say_and_more_is_higher():
     assert places[2] == places[4]
 
 
-def test_a_logarithm_makes_doublings_equally_high_and_leaves_zero_out():
+def test_a_logarithm_makes_doublings_equally_high_and_omits_zero():
     (_, a), (_, b), (_, c) = circles(chart(log=True, lines=LINES[:1]))
     assert b - a == pytest.approx(c - b, abs=0.2)
     zero = Line(name="none", points=((0.5, 0.0),))

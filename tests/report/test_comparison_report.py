@@ -34,7 +34,7 @@ def test_scopes_that_differ_are_shown_and_the_others_counted():
     assert ["1 scopes take the same in all versions."] in lines
 
 
-def test_the_largest_difference_comes_first_and_not_the_largest_scope():
+def test_the_largest_difference_comes_before_the_largest_scope():
     smaller_head = tuple(
         dataclasses.replace(b, size_bytes=2 * MIB) if b.scope == "GPT/head" else b
         for b in memory_map(recomputed=3).buffers

@@ -106,7 +106,7 @@ def test_folded_sections_and_long_tables_unfold():
     assert html.index(">a<") < html.index("and 1 more") < html.index(">b<")
 
 
-def test_a_table_that_shows_no_row_at_first_is_one_line_to_unfold():
+def test_a_table_that_starts_without_rows_is_one_line_to_unfold():
     html = render_html(table([("a", "1")], compact_rows=0, rest="1 scope"))
     assert '<summary class="rest">Scopes: 1 scope</summary>' in html
     assert html.count("<table>") == 1
@@ -172,7 +172,7 @@ def test_a_scatter_draws_each_point_inside_its_frame(places):
     assert all(0 < float(c.get("cx")) < 640 and 0 < float(c.get("cy")) < 360 for c in circles)
 
 
-def test_the_frontier_is_a_line_through_its_points_from_left_to_right():
+def test_the_frontier_is_a_line_through_its_points_left_to_right():
     scatter = Scatter(
         title="t", x_heading="x", y_heading="y", points=points((3.0, 1.0), (1.0, 3.0), (3.0, 3.0), frontier=(0, 1))
     )
@@ -184,7 +184,7 @@ def test_the_frontier_is_a_line_through_its_points_from_left_to_right():
     assert [circle.get("fill") == "currentColor" for circle in svg.findall(".//circle")] == [False, False, True]
 
 
-def test_a_scatter_in_a_terminal_has_a_legend_with_stars_on_the_frontier():
+def test_the_legend_of_a_terminal_scatter_stars_the_frontier():
     text = render_text(
         Scatter(title="t", x_heading="x", y_heading="y", points=points((1.0, 3.0), (3.0, 1.0), frontier=(0,)))
     )

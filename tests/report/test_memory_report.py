@@ -44,7 +44,7 @@ def test_the_peak_is_placed_and_its_fragmentation_said():
     assert "XLA allocates 8 MiB for temporaries, 1.143 times as much." in text(made_footprint(memory_map()))
 
 
-def test_buffers_at_the_peak_are_folded_over_layers_largest_first():
+def test_peak_buffers_are_folded_over_layers_largest_first():
     lines = said(made_footprint(memory_map()))
     logits = ["GPT/head", "float32[1048576] dot_general", "forward", "logits", "4 MiB", "4 MiB", "gpt.py:7"]
     blocks = ["GPT/block_*", "0-2", "float32[262144] dot_general", "forward", "residual", "3 x 1 MiB", "3 MiB"]
@@ -52,7 +52,7 @@ def test_buffers_at_the_peak_are_folded_over_layers_largest_first():
     assert ["logits", "4 MiB", "57%"] in lines
 
 
-def test_buffers_beyond_the_longest_list_are_added_up_and_shown_when_asked():
+def test_buffers_beyond_the_list_are_added_up_and_can_be_shown():
     many = tuple(buffer(i, f"scope{'x' * i}", 0, 5) for i in range(20))
     made = made_footprint(dataclasses.replace(memory_map(), buffers=many))
     assert "and 8 more kinds, 8 MiB" in text(made)
@@ -90,7 +90,7 @@ def test_parts_of_the_step_are_counted():
     assert ["update", "1", "0", "1 MiB", "0 B"] in lines
 
 
-def test_the_time_of_each_part_is_shown_where_it_adds_up_to_the_footprints():
+def test_times_of_parts_are_shown_if_their_sum_is_the_step_time():
     memory = memory_map(recomputed=2)
     seconds = seconds_by_part(memory, Target("h200").rates)
     (recompute,) = [
@@ -107,7 +107,7 @@ def test_arithmetic_that_could_not_be_read_is_said():
     assert "The arithmetic of 1 kernels could not be read" in text(made)
 
 
-def test_xlas_own_rematerialisation_is_counted_with_its_arithmetic():
+def test_rematerialisation_by_xla_is_counted_with_its_arithmetic():
     again = tuple(kernel(f"dot.{i}.remat", f"GPT/block_{i}", Part.RECOMPUTE, by_xla=True, count=2) for i in range(3))
     made = made_footprint(dataclasses.replace(memory_map(), kernels=(*memory_map().kernels, *again)))
     assert "XLA's own rematerialisation: 3 kernels, 6 GFLOP in each step" in text(made)
@@ -129,7 +129,7 @@ def test_sums_that_do_not_reconcile_are_said_once():
     assert problem in text(made_footprint(memory_map(problems=(problem,))))
 
 
-def test_without_a_memory_map_the_totals_are_shown_and_that_it_is_missing_is_said():
+def test_a_missing_memory_map_is_reported_and_totals_are_shown():
     made = made_footprint(None, step_s=0.0)
     assert ["total", "16 MiB"] in said(made)
     assert "where the bytes are is not known" in text(made)

@@ -137,7 +137,7 @@ def test_a_click_keeps_a_buffer_and_escape_lets_it_go(opened):
     assert there.is_quiet()
 
 
-def test_dragging_zooms_to_a_stretch_of_time_and_0_shows_all_again(opened):
+def test_dragging_zooms_to_a_time_range_and_0_shows_everything(opened):
     there = opened(MEMORY)
     inside = there.place(MEMORY, 1, BELOW_ITS_NAME[1])
     ground = there.pixel(inside)

@@ -39,7 +39,7 @@ def test_an_svg_says_layers_phases_and_the_peak_in_words(tmp_path):
     assert any("allocated, fragmentation 1.009" in text for text in texts)
 
 
-def test_names_of_layers_are_shown_and_not_read_as_markup_or_formula(tmp_path):
+def test_layer_names_are_shown_and_not_read_as_markup_or_formula(tmp_path):
     memory = blocks(2, prefix="net/<script>alert(1)</script>$\\frac_", head="_head & tail\x00\n")
     save_figure(memory, tmp_path / "map.svg", title="<b>$x$\x1b")
     raw = (tmp_path / "map.svg").read_text()

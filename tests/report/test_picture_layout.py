@@ -71,7 +71,7 @@ def test_samples_parts_and_phases_cover_all_kernels_once(memory, points):
     assert all(s.start <= s.at < s.stop for s in picture.samples)
 
 
-def test_a_buffer_that_can_be_seen_stands_alone_and_thousands_of_small_ones_are_folded():
+def test_visible_buffers_are_separate_and_small_ones_are_folded():
     memory = blocks(12, small=200)
     picture = layout(memory)
     large = [r for r in picture.rectangles if r.members[0].size_bytes > 2**20]
@@ -133,7 +133,7 @@ def test_thousands_of_layers_are_cut_to_the_largest():
     assert len(labels(*(f"net/block_{at}" for at in range(1000)))) == 256
 
 
-def test_a_family_is_one_gradient_and_what_belongs_nowhere_is_grey():
+def test_a_family_is_one_colour_gradient_and_the_rest_is_grey():
     groups = layout(blocks(12)).groups["layer"]
     shades = colours(groups)
     family = [shade for group, shade in zip(groups, shades, strict=True) if group.family == 0]

@@ -102,7 +102,7 @@ def test_equal_layers_of_a_plan_are_one_row():
     assert ["GPT2/block_*/qkv", "0-11", "bfloat16[8,1024,768] qkv", "12 MiB", "144 MiB", "gpt.py:31"] in said
 
 
-def test_a_plan_tells_its_notes_its_recomputation_and_its_compiles():
+def test_a_plan_shows_its_notes_recomputation_and_compilations():
     text = render_text(plan_report(plan()))
     assert "A note for people." in text
     assert "Recomputed: 12 values, 144 MiB" in text
@@ -155,7 +155,7 @@ def analysis(**changes) -> Analysis:
     return Analysis(**(known | changes))
 
 
-def test_an_analysis_shows_the_heaviest_scope_first_with_its_layers_folded():
+def test_an_analysis_folds_layers_and_shows_the_heaviest_first():
     said = stripped(render_text(analysis_report(analysis()), width=160))
     rows = [row for row in said if row[0].startswith("GPT2")]
     value = ["bfloat16[8,1024,768] dot_general", "gpt.py:31"]
@@ -197,7 +197,7 @@ def test_targets_say_what_to_install():
     assert ["attached", "this process", "yes"] in said
 
 
-def test_footprints_stand_side_by_side_and_empty_columns_are_left_out():
+def test_footprints_are_side_by_side_without_empty_columns():
     bare = LabelledFootprint(name="no remat", footprint=FOOTPRINT)
     planned = LabelledFootprint(name="planned", footprint=FOOTPRINT, prediction=PREDICTION, budget_bytes=4 * GIB)
     assert [c.heading for c in footprints_report("t", [bare]).columns] == [

@@ -141,7 +141,7 @@ def memory() -> MemoryMap:
     return MemoryMap(program="jit_step", kernels=kernels, buffers=buffers, allocations=allocations)
 
 
-def test_layers_are_series_and_kernels_slices_on_the_track_of_their_part(memory):
+def test_layers_are_series_and_kernels_slices_on_tracks_of_parts(memory):
     trace = trace_events(memory, seconds=[2e-6, 3e-6, 1e-6])
     assert [(e["ts"], e["args"]) for e in of(trace, "C", LIVE)] == [
         (0.0, {"GPT/block_0": 15, "GPT/head": 0, "(no scope)": 0}),
@@ -189,7 +189,7 @@ def test_a_file_holds_the_trace_with_estimated_times(tmp_path, memory, name):
     assert [each.name for each in tmp_path.iterdir()] == [name]
 
 
-def test_a_footprint_from_a_machine_that_is_unknown_here_has_a_unit_a_kernel(tmp_path, memory):
+def test_an_unknown_machine_gives_every_kernel_one_unit_of_time(tmp_path, memory):
     save_trace(footprint(memory, "our-own-chip"), tmp_path / "a.json")
     trace = json.loads((tmp_path / "a.json").read_text())
     assert trace["otherData"]["time"] == "one microsecond a kernel"

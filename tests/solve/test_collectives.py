@@ -87,7 +87,7 @@ def test_gathered_parameters_are_never_kept():
     assert not [v for v in gathered if isinstance(plan.decisions.get(v, Recompute()), Save)]
 
 
-def test_the_planner_takes_shardings_and_donation_from_the_steps_own_jit():
+def test_the_planner_takes_shardings_and_donation_from_the_jit():
     weights, x = megatron()
     whole = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), (weights, x))
     shardings = jax.tree.map(lambda s: s.sharding, (weights, x))

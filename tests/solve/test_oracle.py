@@ -37,7 +37,7 @@ def test_no_strategy_is_better_than_the_best_of_all_plans(graph):
 
 
 @pytest.mark.parametrize("length", [3, 4, 5, 6])
-def test_the_optimum_of_a_chain_is_the_best_of_all_plans_wherever_it_fits(length):
+def test_optimal_chain_plans_that_fit_are_the_best_of_all_plans(length):
     best = best_of_chain(length)
     solver = OptimalSolver(Problem(graph=chain(length, flops=1e8), rates=RATES))
     for temp_bytes, seconds in best:
@@ -47,7 +47,7 @@ def test_the_optimum_of_a_chain_is_the_best_of_all_plans_wherever_it_fits(length
 
 
 @pytest.mark.parametrize("length", [3, 4, 5, 6])
-def test_the_optimum_of_a_chain_reaches_the_least_memory_of_all_plans(length):
+def test_optimal_chain_plans_reach_the_least_memory_of_all_plans(length):
     solver = OptimalSolver(Problem(graph=chain(length, flops=1e8), rates=RATES))
     assert solver.min_memory_plan.prediction.temp_bytes == best_of_chain(length)[0][0]
 

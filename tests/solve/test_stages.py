@@ -39,7 +39,7 @@ def test_blocks_are_cut_at_their_joints_without_any_name():
 
 @pytest.mark.parametrize("widest_bytes", [4_000, 100_000])
 @pytest.mark.parametrize(("head_bytes", "narrow"), [(64_000, True), (4_000, False)])
-def test_a_cut_has_one_more_before_a_head_that_makes_much_of_little(head_bytes, narrow, widest_bytes):
+def test_a_head_with_large_output_of_small_input_starts_a_stage(head_bytes, narrow, widest_bytes):
     """Whatever stands in the blocks before it: the first of them makes the widest value, or none does."""
     build = Builder()
     stream = build.op("dot_general", build.input(1000), size_bytes=1000)

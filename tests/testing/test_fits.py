@@ -22,13 +22,13 @@ def stripped(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()]
 
 
-def test_a_step_that_takes_exactly_the_budget_fits_and_one_byte_less_does_not():
+def test_a_step_may_take_the_exact_budget_but_not_one_byte_more():
     assert assert_fits(made(), budget=TOTAL) == made()
     with pytest.raises(AssertionError, match="1 bytes too much"):
         assert_fits(made(), budget=TOTAL - 1)
 
 
-def test_the_message_says_what_was_asserted_what_was_found_and_what_to_do():
+def test_the_message_has_the_assertion_the_finding_and_advice():
     with pytest.raises(FootprintAssertionError) as raised:
         assert_fits(made(), budget="90MiB")
     headline, got, needed, advice, *_ = str(raised.value).splitlines()
@@ -68,7 +68,7 @@ def test_many_holders_end_in_their_sum():
     assert "and 7 more, 13.43 MiB" in table.notes  # six layers of 2 MiB, and the gaps
 
 
-def test_without_a_memory_map_the_figures_are_shown_and_the_lack_is_said():
+def test_a_missing_memory_map_is_reported_and_figures_are_shown():
     with pytest.raises(FootprintAssertionError, match="XLA's buffers were not read") as raised:
         assert_fits(made(memory=None), budget=1)
     assert ["(temporaries)", "33 MiB", "34.0%"] in stripped(str(raised.value))

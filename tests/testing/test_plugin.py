@@ -65,7 +65,7 @@ def test_the_package_declares_the_plugin():
     assert declared == {"jaxckpt": ENTRY_POINT}
 
 
-def test_a_missing_snapshot_is_written_and_said_and_the_next_run_passes(suite):
+def test_a_missing_snapshot_is_written_and_reported_then_passes(suite):
     first = suite.write().run()
     first.assert_outcomes(passed=1)
     first.stdout.fnmatch_lines(["*= footprints =*", "test_step: 97 MiB on h200, written; commit it: *test_step.toml"])
@@ -90,7 +90,7 @@ def test_ci_may_be_set_to_nothing(suite, monkeypatch, ci):
     suite.write().run().assert_outcomes(passed=1)
 
 
-def test_a_costly_change_fails_with_a_difference_by_layer_until_it_is_accepted(suite):
+def test_a_costly_change_fails_and_lists_layers_until_accepted(suite):
     suite.write().run()
     result = suite.write(layer_mib=4).run()
     result.assert_outcomes(failed=1)

@@ -34,7 +34,7 @@ def written(tmp_path_factory) -> bytes:
 ### Data
 
 
-def test_a_snapshot_has_the_totals_of_the_footprint_and_every_live_byte_once():
+def test_a_snapshot_has_all_footprint_totals_and_live_bytes_once():
     footprint = made(constant_bytes=5, host_temp_bytes=7)
     snapshot = snapshot_from_footprint(footprint)
     assert (snapshot.total_bytes, snapshot.host_bytes) == (footprint.total_bytes, 7)
@@ -56,7 +56,7 @@ def test_layers_are_in_the_order_of_their_numbers():
     assert sorted(["a10", "a9", "a09", "a", ""], key=natural_order) == ["", "a", "a09", "a9", "a10"]
 
 
-def test_a_footprint_without_a_memory_map_has_no_scopes_and_says_so():
+def test_a_footprint_without_a_map_has_no_scopes_and_says_so():
     snapshot = snapshot_from_footprint(made(memory=None))
     assert not snapshot.is_mapped
     assert snapshot.scopes == ()
@@ -96,7 +96,7 @@ def test_less_on_the_device_does_not_pay_for_more_on_the_host():
     assert moved.is_costlier
 
 
-def test_only_scopes_that_changed_are_listed_and_new_and_gone_ones_count_from_zero():
+def test_only_changed_scopes_are_listed_and_absent_ones_are_zero():
     same = change()
     assert same.scopes == () and same.notes == ()
     renamed = change(after={"name": "layer"})
@@ -161,7 +161,7 @@ def test_every_snapshot_reads_back_equal(tmp_path_factory, target, paths, sizes,
     assert [each.name for each in path.parent.iterdir()] == ["a.toml"]
 
 
-def test_what_a_file_cannot_hold_is_refused_and_nothing_is_written(tmp_path):
+def test_what_no_file_can_hold_is_refused_and_nothing_is_written(tmp_path):
     with pytest.raises(SnapshotFileError, match="cannot be written"):
         save_snapshot(dataclasses.replace(SNAPSHOT, target="\ud800"), tmp_path / "a.toml", owner=OWNER)
     with pytest.raises(SnapshotFileError, match="at least 0"):
@@ -318,7 +318,7 @@ def test_a_snapshot_is_compared_at_its_own_depth(tmp_path):
     assert [each.scope for each in raised.value.change.scopes][:2] == ["GPT/block_0", "GPT/block_1"]
 
 
-def test_what_is_wrong_with_the_file_is_said_before_anything_is_compiled(tmp_path):
+def test_a_wrong_file_is_reported_before_anything_is_compiled(tmp_path):
     def never(x):
         raise RuntimeError("traced")
 

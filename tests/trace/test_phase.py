@@ -23,7 +23,7 @@ def phases(graph, primitive):
     return [op.phase for op in graph.ops if op.primitive == primitive]
 
 
-def test_a_two_layer_net_has_two_forward_and_three_backward_products():
+def test_two_layers_have_two_forward_and_three_backward_products():
     graph = trace_step(jax.grad(loss), W, X).graph
     assert phases(graph, "dot_general") == [FORWARD] * 2 + [BACKWARD] * 3
 

@@ -66,7 +66,7 @@ def results_of(graph, primitive, phase=Phase.FORWARD):
 
 
 @pytest.mark.parametrize("step", [scanned, unrolled])
-def test_activations_between_sharded_weights_are_sharded_as_compiled(step):
+def test_activations_of_sharded_weights_are_sharded_as_compiled(step):
     graph = trace_step(step, *arguments(MEGATRON)).graph
     assert {value.split for _, value in results_of(graph, "tanh")} == {(("data",), ("model",))}
     assert {value.size_bytes for _, value in results_of(graph, "tanh")} == {TOKENS * WIDE * 4 // 8}
@@ -103,7 +103,7 @@ def test_gradients_of_fully_sharded_weights_are_reduce_scattered(step):
     assert value.size_bytes == WIDTH * WIDE * 4 // 2
 
 
-def test_values_of_an_iteration_are_sharded_as_computed_not_as_stacked():
+def test_iteration_values_are_sharded_as_computed_not_as_stacked():
     """The gradient of the second weights would have what is stacked split along its width."""
     graph = trace_step(updating(scanned), *arguments(SHARDED)).graph
     (hidden,) = (value for _, value in results_of(graph, "tanh"))

@@ -44,7 +44,7 @@ def equal(a, b):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "evictor"), [("gpt2-small", "dtr_eq"), ("resnet50", "coop")])
-def test_twenty_steps_of_training_at_half_the_memory_lose_what_they_lose_without_a_budget(name, evictor):
+def test_twenty_losses_at_half_memory_are_those_without_a_budget(name, evictor):
     made = MODELS[name].step(**SIZES[name])
     plain = Runner(made.step, budget=None, donate_argnums=made.donate_argnums)
     half = Runner(made.step, budget=0.5, evictor=evictor, donate_argnums=made.donate_argnums)
@@ -64,7 +64,7 @@ def test_twenty_steps_of_training_at_half_the_memory_lose_what_they_lose_without
     assert recomputations > 20
 
 
-def test_twenty_updates_at_half_the_memory_are_those_without_a_budget():
+def test_updates_at_half_the_memory_are_those_without_a_budget():
     def step(w, x):
         loss, gradient = chain()(w, x)
         return w - 1e-4 * gradient, loss
@@ -90,7 +90,7 @@ def test_every_rule_computes_the_same(evictor):
     assert ran.peak_bytes <= ran.counters.budget_bytes == int(0.6 * ran.unlimited_bytes)
 
 
-def test_arrays_that_are_alive_while_it_runs_are_within_the_budget():
+def test_arrays_alive_during_a_run_are_within_the_budget():
     seen = []
 
     def looked_at(x):
@@ -113,7 +113,7 @@ def test_arrays_that_are_alive_while_it_runs_are_within_the_budget():
     assert W.nbytes + X.nbytes < max(seen) <= ran.counters.budget_bytes < 0.6 * ran.unlimited_bytes
 
 
-def test_without_measuring_it_decides_what_the_simulation_decides():
+def test_runs_without_measuring_decide_as_the_simulation_does():
     program = program_from_graph(trace_step(chain(), W, X, eager=True).graph, views=VIEWS)
     for evictor in ("dtr", "dtr_eq", "coop", "dte"):
         memory = Memory(mode=Mode.HARD) if evictor == "dte" else MEMORIES.get(evictor)
@@ -228,7 +228,7 @@ def test_a_step_may_be_anything_that_jax_traces():
     assert ran.outputs["one"].dtype == expected["one"].dtype
 
 
-def test_another_length_at_every_call_compiles_ops_but_never_the_step(caplog):
+def test_a_new_length_at_each_call_compiles_ops_but_not_the_step(caplog):
     runner = None
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         for length in (4, 6, 5):

@@ -36,7 +36,7 @@ def test_each_attention_is_found_once_without_a_name(name):
 
 
 @pytest.mark.parametrize("name", ["bert-large", "llama", "gpt2-small"])
-def test_megatron_runs_the_first_product_of_each_attention_again_and_no_other(name):
+def test_megatron_recomputes_only_first_products_of_attentions(name):
     graph = traced(name)
     plan = solve(Problem(graph=graph, rates=RATES), "megatron")
     again = [graph.ops[step.op] for step in schedule(graph, plan).steps if isinstance(step, Run) and step.is_clone]
@@ -80,7 +80,7 @@ def two_activations():
 
 
 @pytest.mark.parametrize(("option", "runs_again"), [("7999", True), ("8000", False), ("0", False), ("0,1", True)])
-def test_an_activation_runs_again_where_it_is_larger_than_the_threshold(option, runs_again):
+def test_an_activation_above_the_threshold_is_recomputed(option, runs_again):
     graph, hidden, active = two_activations()
     plan = solve(Problem(graph=graph, rates=RATES), f"mindspore:{option}")
     assert (plan.decisions.get(active) == Recompute()) == runs_again

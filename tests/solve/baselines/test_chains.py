@@ -38,7 +38,7 @@ def test_stages_of_a_chain_ascend_from_the_first_op(graph):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
-def test_every_kth_boundary_is_kept_and_no_other_value_but_those_of_the_last_segment(k):
+def test_only_every_kth_boundary_and_the_last_segment_are_saved(k):
     length = 15
     plan = solve(problem(length), f"every:{k}")
     assert plan.stages == tuple(range(0, length, k))
@@ -95,7 +95,7 @@ def test_revolves_formula_is_the_best_of_all_schedules(steps, snapshots):
 
 
 @pytest.mark.parametrize(("snapshots", "repeats"), [(2, 3), (3, 2), (3, 3), (4, 4)])
-def test_with_binomially_many_steps_every_step_runs_at_most_as_often_as_the_theorem_says(snapshots, repeats):
+def test_binomially_many_steps_run_no_more_than_the_theorem_says(snapshots, repeats):
     steps = comb(snapshots + repeats, repeats)
     assert advances(steps, snapshots) == repeats * steps - comb(snapshots + repeats, repeats - 1)
     assert advances(steps, snapshots) < repeats * steps < advances(steps + 1, snapshots) + steps
@@ -111,7 +111,7 @@ def test_the_first_sweep_keeps_as_many_snapshots_as_there_are_with_shrinking_dis
 
 
 @pytest.mark.parametrize(("steps", "snapshots"), [(6, 2), (10, 3), (12, 12), (9, 1)])
-def test_rotor_is_revolve_where_stages_are_equal_and_only_one_fits_whole(steps, snapshots):
+def test_rotor_is_revolve_where_only_one_of_equal_stages_fits(steps, snapshots):
     links = [ChainStage(forward_s=1, backward_s=0, input=1, kept=50)] * steps
     assert optimum(links, memory=1 + snapshots + 50) == advances(steps, snapshots) + steps
 

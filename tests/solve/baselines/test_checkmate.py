@@ -80,7 +80,7 @@ def test_what_is_kept_into_a_stage_was_there_before():
 
 
 @pytest.mark.parametrize("length", [3, 4, 5])
-def test_plans_of_a_chain_are_never_faster_than_the_best_of_all_plans(length):
+def test_plans_of_a_chain_are_no_faster_than_the_best_of_all(length):
     problem = Problem(graph=without_fusion(chain(length, flops=1e8)), rates=RATES)
     best = frontier(problem)
     for temp_bytes, _ in best:
@@ -89,7 +89,7 @@ def test_plans_of_a_chain_are_never_faster_than_the_best_of_all_plans(length):
             assert plan.prediction.step_s >= fastest(best, temp_bytes) * (1 - 1e-9)
 
 
-def test_a_step_of_too_many_kernels_is_refused_with_how_many_there_may_be():
+def test_a_step_of_too_many_kernels_is_refused_with_the_limit():
     with pytest.raises(TooLargeError, match=f"at most {MOST_KERNELS} kernels") as caught:
         solve(Problem(graph=chain(40), rates=RATES), "checkmate", temp_budget_bytes=1)
     assert caught.value.ops == 80

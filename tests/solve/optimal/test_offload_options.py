@@ -83,7 +83,7 @@ def test_what_copies_delay_is_what_two_streams_show(made):
 ### The optimum
 
 
-def test_the_optimum_offloads_what_the_link_carries_in_time_and_is_faster_for_it():
+def test_the_optimum_is_faster_by_offloading_what_a_link_carries():
     on_device, hosted = solved(problem(may_offload=False)), solved(problem())
     assert not offloaded(on_device)
     assert offloaded(hosted)
@@ -115,7 +115,7 @@ def test_small_values_and_those_of_the_last_layers_stay():
     assert max(made) <= LAYERS - 6
 
 
-def test_an_option_has_companions_that_keep_the_same_with_less_on_the_device():
+def test_variants_of_an_option_save_the_same_with_less_on_device():
     asked = problem()
     option = Option(saved=frozenset({1, 2, 3}), saved_bytes=3 * BYTES, recompute_s=1.0)
     found = list(offload_variants(asked, option, frozenset({4})))
@@ -159,7 +159,7 @@ BUDGET = 2864 * 2**20
 """For temporaries: too little for a stack of the widest values, enough for two slices of it."""
 
 
-def test_what_turns_make_goes_to_the_host_where_the_link_is_fast_enough_and_is_faster_for_it():
+def test_offloading_residual_stacks_over_fast_links_is_faster():
     asked = looped()
     on_device, hosted = (OptimalSolver(replace(asked, may_offload=may)).solve(BUDGET) for may in (False, True))
     assert not offloaded(on_device)
@@ -172,6 +172,6 @@ def test_what_turns_make_goes_to_the_host_where_the_link_is_fast_enough_and_is_f
 
 
 @pytest.mark.parametrize("options", [{"may_offload_loop_values": False}, {"inner": 2}])
-def test_planners_choose_otherwise_where_the_compiler_fails_on_it(options):
+def test_planners_choose_otherwise_where_the_compiler_would_fail(options):
     asked = looped(**options)
     assert not in_loops(asked, OptimalSolver(asked).solve(BUDGET))

@@ -45,7 +45,7 @@ def cut(plan):
 ### The optimum
 
 
-def test_the_optimum_keeps_shards_where_gathers_are_cheap_and_is_faster_for_it():
+def test_the_optimum_is_faster_by_sharding_over_cheap_gathers():
     replicated, sharded = solved(problem(may_partition=False)), solved(problem())
     assert not cut(replicated)
     assert set(cut(sharded).values()) == {Partition(axis="model", dim=0)}
@@ -86,7 +86,7 @@ def test_what_a_policy_demands_stays_as_it_is():
 ### Which values
 
 
-def test_a_value_is_cut_only_where_a_mesh_divides_it_and_it_is_large():
+def test_only_large_values_that_a_mesh_divides_are_sharded():
     asked = problem()
     value = asked.graph.ops[3].writes[0]
     assert partition_of(asked, value) == Partition(axis="model", dim=0)
@@ -99,7 +99,7 @@ def test_a_value_is_cut_only_where_a_mesh_divides_it_and_it_is_large():
 
 
 @pytest.mark.parametrize("other", [{"dtype": "int32"}, {"size_bytes": 2**19}, {"split": (("model",),)}])
-def test_integers_small_values_and_what_is_split_already_stay_whole(other):
+def test_integers_small_values_and_split_values_are_not_sharded(other):
     asked = problem()
     value = asked.graph.ops[3].writes[0]
     values = list(asked.graph.values)
@@ -107,7 +107,7 @@ def test_integers_small_values_and_what_is_split_already_stay_whole(other):
     assert partition_of(replace(asked, graph=replace(asked.graph, values=tuple(values))), value) is None
 
 
-def test_an_option_has_companions_that_keep_the_same_in_fewer_bytes():
+def test_variants_of_an_option_save_the_same_in_fewer_bytes():
     asked = problem()
     option = Option(saved=frozenset({1, 2, 3}), saved_bytes=3 * BYTES, recompute_s=1.0)
     found = list(shard_variants(asked, option, frozenset({4})))
@@ -142,7 +142,7 @@ BUDGET = 2864 * 2**20
 """For temporaries: too little for a stack of the widest values, enough for one of their shards."""
 
 
-def test_what_turns_make_waits_in_a_stack_of_shards_where_gathers_are_cheap():
+def test_residual_stacks_are_sharded_where_gathers_are_cheap():
     replicated, sharded = (OptimalSolver(looped(may)).solve(BUDGET) for may in (False, True))
     asked = looped(True)
     inside = [v for v in cut(sharded) if asked.graph.ops[asked.graph.producer[v]].loop is not None]

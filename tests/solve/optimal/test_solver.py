@@ -105,7 +105,7 @@ def test_a_plan_says_how_much_the_best_one_could_save():
     assert all(0 <= gap < 0.2 for gap in gaps)
 
 
-def test_plans_that_differ_in_their_bound_alone_are_the_same_plan():
+def test_plans_that_differ_only_in_their_bound_are_the_same_plan():
     plan = OptimalSolver(Problem(graph=chain(12, flops=1e9), rates=RATES)).empty_plan
     bounded = dataclasses.replace(plan, prediction=dataclasses.replace(plan.predicted, bound_s=0.0))
     assert plan == bounded
@@ -113,6 +113,6 @@ def test_plans_that_differ_in_their_bound_alone_are_the_same_plan():
     assert plan.predicted.gap is None
 
 
-def test_an_unknown_strategy_is_an_error_that_lists_the_known_ones():
+def test_an_unknown_strategy_is_an_error_that_lists_known_ones():
     with pytest.raises(UnknownStrategyError, match="'optimal', 'none', 'full'"):
         solve(Problem(graph=chain(3), rates=RATES), "optimum")

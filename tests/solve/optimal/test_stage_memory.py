@@ -18,7 +18,7 @@ from tests.graphs import RATES, chain, graphs
 
 
 @pytest.mark.parametrize(("length", "stage"), [(12, 3), (12, 4), (9, 3)])
-def test_stages_by_themselves_tell_the_peak_and_the_seconds_of_every_combination_of_a_chain(length, stage):
+def test_stages_tell_peak_and_time_of_all_combinations_in_chains(length, stage):
     problem, stages = Problem(graph=chain(length, flops=1e9), rates=RATES), tuple(range(0, length, stage))
     cut = split_into_stages(problem, stages)
     options = stage_options(cut, most=4)
@@ -51,7 +51,7 @@ def test_stages_of_one_structure_are_tried_once():
     assert len(tried) < len(cut.stages) == 8
 
 
-def test_a_stage_left_untouched_leaves_what_the_compiler_keeps_of_it():
+def test_an_untouched_stage_saves_what_the_compiler_would_save():
     """Weights in half precision and exponentials of softmaxes wait too, which no plan would save."""
 
     def loss(params, x):
