@@ -4,6 +4,7 @@ A `jaxckpt.ir.GraphPlan` with the context that a person needs to read the plan w
 decided value, the arguments, the target and the budget.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,6 +121,18 @@ class Plan(ir.GraphPlan, Shown):
     attempts: tuple[Attempt, ...] = ()
 
     __hash__ = ir.GraphPlan.__hash__
+
+    @property
+    def stretches(self) -> tuple[ir.LoopSplit, ...]:
+        """Deprecated name of `loop_splits`."""
+        warnings.warn("Plan.stretches is now Plan.loop_splits", DeprecationWarning, stacklevel=2)
+        return self.loop_splits
+
+    @property
+    def nests(self) -> tuple[ir.LoopTiling, ...]:
+        """Deprecated name of `loop_tilings`."""
+        warnings.warn("Plan.nests is now Plan.loop_tilings", DeprecationWarning, stacklevel=2)
+        return self.loop_tilings
 
     def apply(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """The step with this plan's decisions carried out.

@@ -300,3 +300,10 @@ def test_an_edited_decision_is_refused_with_what_is_wrong(saved, old, new, probl
 def test_comments_and_line_ends_may_be_changed(saved):
     saved.write_bytes(saved.read_bytes().replace(b"\n", b"  # mine\r\n", 1) + b"\r\n# the end")
     assert load_plan(saved) == layered()
+
+
+@pytest.mark.parametrize(("former", "present"), [("stretches", "loop_splits"), ("nests", "loop_tilings")])
+def test_former_names_of_a_plans_loops_warn(former, present):
+    split = Plan(fingerprint="", target="cpu", loop_splits=(ir.LoopSplit(loop=0, lengths=(1, 2)),))
+    with pytest.warns(DeprecationWarning, match=f"Plan.{former} is now Plan.{present}"):
+        assert getattr(split, former) == getattr(split, present)
