@@ -208,7 +208,7 @@ def pattern_of(line: str) -> MessagePattern | None:
     """The pattern of a line that says that memory ran out; None for other lines.
 
     Example:
-      >>> str(form_of("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem.").moment)
+      >>> str(pattern_of("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem.").moment)
       'compile'
     """
     if _WORDS.search(line) is None:

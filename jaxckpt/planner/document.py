@@ -18,7 +18,7 @@ from jaxckpt import _records, ir
 from jaxckpt._records import Limit, RecordError, TomlTable, read_record, table_from_record
 from jaxckpt._version import __version__
 from jaxckpt.compiler import Footprint
-from jaxckpt.ir.layers import fold_layers
+from jaxckpt.ir.layers import fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
 from jaxckpt.planner.plan import Argument, Attempt, Described, Plan
 
 FORMAT = "jaxckpt-plan"
@@ -141,7 +141,7 @@ def _entries(plan: Plan) -> Iterator[TomlTable]:
         decision = plan.decisions[first.value]
         entry = _Values(
             scope=group.scope,
-            layers=ir.layer_ranges(group.layers) if group.layers else None,
+            layers=layer_ranges(group.layers) if group.layers else None,
             primitive=first.primitive,
             name=first.name,
             dtype=first.dtype,
@@ -247,13 +247,13 @@ def _layers(entry: _Values) -> Iterator[tuple[str, list[int]]]:
         yield entry.scope, *lists
         return
     try:
-        layers = ir.layers_from_ranges(entry.layers, most=len(values))
+        layers = layers_from_ranges(entry.layers, most=len(values))
     except ValueError as error:
         raise RecordError([str(error)]) from error
     if len(layers) != len(values) or len(set(layers)) != len(layers) or "*" not in entry.scope:
         raise RecordError([f"layers {entry.layers!r} of {entry.scope!r} do not go with {len(values)} lists of values"])
     for layer, ids in zip(layers, values, strict=True):
-        yield ir.unfolded_scope(entry.scope, layer), ids
+        yield unfolded_scope(entry.scope, layer), ids
 
 
 def _argument(line: str) -> Argument:

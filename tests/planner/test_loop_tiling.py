@@ -144,7 +144,7 @@ def test_a_plan_of_tiled_loops_is_saved_loaded_and_shown(small_plan, tmp_path):
 def test_a_plan_of_tiled_loops_is_refused_by_another_step(small_plan):
     args, planner, plan = small_plan
     wrong = (LoopTiling(loop=0, outer=5, inner=2),)
-    assert_refused(planner, plan, args, "cannot be nested like that", loop_tilings=wrong)
+    assert_refused(planner, plan, args, "cannot be tiled like that", loop_tilings=wrong)
 
 
 @needs_compiler

@@ -72,7 +72,7 @@ def optimum(links: Sequence[ChainStage], memory: int) -> float:
       Seconds, with every run of every stage; infinity where nothing fits.
 
     Example:
-      >>> equal = [Link(forward_s=1, backward_s=0, input=1, kept=5)] * 4
+      >>> equal = [ChainStage(forward_s=1, backward_s=0, input=1, kept=5)] * 4
       >>> optimum(equal, memory=20), optimum(equal, memory=8), optimum(equal, memory=5)
       (5.0, 8.0, inf)
     """
@@ -106,7 +106,7 @@ def choices(links: Sequence[ChainStage], memory: int) -> tuple[tuple[int, int, b
       Stretches of stages, (first, first of the next, whether it runs again); None where nothing fits.
 
     Example:
-      >>> choices([Link(forward_s=1, backward_s=1, input=1, kept=5)] * 4, memory=13)
+      >>> choices([ChainStage(forward_s=1, backward_s=1, input=1, kept=5)] * 4, memory=13)
       ((0, 1, False), (1, 2, True), (2, 3, True), (3, 4, False))
     """
     room, length = memory - links[0].input, len(links)
