@@ -161,10 +161,7 @@ class Problem:
             loop_tilings=self.loop_tilings,
         )
         scheduled = schedule(self.graph, plan)
-        # A `Save` that nothing reads still pins its value: without it the schedule, and so the seconds, are others.
-        while len(used := dict(self._used(plan, scheduled))) < len(plan.decisions):
-            plan = replace(plan, decisions=used)
-            scheduled = schedule(self.graph, plan)
+        plan = replace(plan, decisions=dict(self._used(plan, scheduled)))
         replayed = self._replay(scheduled)
         return replace(plan, prediction=self._prediction(plan, scheduled, replayed)), replayed
 
