@@ -181,3 +181,18 @@ def test_what_may_be_imported_is_left_alone(tmp_path, file, line):
     good.parent.mkdir(parents=True, exist_ok=True)
     good.write_text(f'"""Good."""\n{line}\n')
     assert not list(violations(good, tmp_path))
+
+
+def reading_order(path: Path) -> set[str]:
+    """Modules that the first docstring of a file tells to read before or after it."""
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    told = re.findall(r"Read after ([^;.]*(?:\.[a-z][^;.]*)*)[;.]", text)
+    return {name for each in told for name in re.findall(r"`([a-z_.]+)`", each)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_are_read_after_modules_that_exist(path):
+    for name in reading_order(path):
+        place = ROOT / name.removeprefix("jaxckpt.").replace(".", "/")
+        known = (path.parent / f"{name}.py", path.parent / name, place, place.with_suffix(".py"))
+        assert any(each.exists() for each in known), name

@@ -1,6 +1,6 @@
 """Data as pandas frames, for those who have pandas: it is loaded only here, and only when asked.
 
-Read after `figures`.
+Read after `footprint`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

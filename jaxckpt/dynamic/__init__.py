@@ -5,10 +5,11 @@ counts the free bytes beside a value as its own; Coop evicts neighbours in memor
 are neighbours. All three run here on one engine over any step's graph.
 
 Read in this order: `program` (what is run), `training` (several steps of it), `from_graph`, `log` (DTR's format),
-`evictors` and `memory` (the rules, as data), `state`, `pool`, `classes`, `score`, `window`, `search`, `eviction`,
-`banishing`, `engine` (the loops), `simulation` and `outcome` (what is said of a run), `simulate`, `addresses` (where
-everything lay), `online` (call by call), `strategies` (a simulation as a plan). The subpackage `eager` runs a step on
-real arrays, `compare` puts evictors beside each other; both are loaded when one of their names is first used.
+`evictors` and `memory` (the rules, as data), `state`, `pool`, `union_find`, `score`, `sliding_window`, `search`,
+`eviction`, `banishing`, `engine` (the loops), `simulation` and `outcome` (what is said of a run), `simulate`,
+`addresses` (where everything lay), `online` (call by call), `strategies` (a simulation as a plan). The subpackage
+`eager` runs a step on real arrays, `compare` puts evictors beside each other; both are loaded when one of their names
+is first used.
 """
 
 from importlib import import_module

@@ -1,6 +1,6 @@
 """The kernels of a step as calls of a program, with the values that they write to memory as its tensors.
 
-Read after `kernels`, which loads this file when it is first asked: numba is behind it.
+Read after `kernel_program`, which loads this file when it is first asked: numba is behind it.
 """
 
 from dataclasses import replace

@@ -1,6 +1,6 @@
 """A step as the kernels that it compiles to, for the dynamic engine: what is fused is one call, and takes no bytes.
 
-Read after `problem` and `jaxckpt.dynamic.program`.
+Read after `jaxckpt.solve.problem` and `jaxckpt.dynamic.program`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """Finds what to evict: the least score among all candidates, among a sample, at random, or in the cheapest window.
 
 Ties go to the candidate that became evictable last, and a score of 0 to the first, as in DTR's simulator. A window
-among equals is the one at the lowest address, as in Coop. Read after `score` and `window`.
+among equals is the one at the lowest address, as in Coop. Read after `score` and `sliding_window`.
 """
 
 from math import inf

@@ -8,7 +8,7 @@ several cuts into stages, with and without what crosses them, and the prediction
 simulation.
 
 The plans are the same for every budget, and of those that fit the fastest is taken: a larger budget never gives a
-slower plan. Read after `stages` and `kernels`.
+slower plan. Read after `jaxckpt.solve.stages` and `kernel_program`.
 
 Sources: Kirisame et al., ICLR 2021 (`dtr`); Hu et al., MegTaiChi, ICS 2022 (`dte`); Zhang et al., Coop, NeurIPS 2023
 (`coop`). That a record of evictions can be a compiled plan is upstream's own suggestion (pytorch#70173).

@@ -2,7 +2,7 @@
 
 Read in this order: `device_facts` (facts of a device), `toml_table` and `fact_files` (files of facts), `attainable`
 (speeds that programs reach), `calibration_file` (measured speeds), `topology` (numbers of devices and hosts),
-`packages` (who compiles for it), `devices` (what the compiler is given), `attached` (what this process has), `target`
+`devices` (what the compiler is given), `attached` (what this process has), `target`
 (all of it under one name), `status` (which of them can be used here).
 """
 

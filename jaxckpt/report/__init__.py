@@ -2,9 +2,8 @@
 
 Read in this order: `tree` (what a report is), `text` and `html` (how it is drawn), then one builder a file: `plan`,
 `analysis`, `footprints`, `machines`, `memory`, `comparison`, `policy`, `explanation`, `verification`, `lint`,
-`verdicts`, `floor`, `frontier`, `batches`, `evictions`, `calibration`; `shown` (which builder is for which data),
-`export` (a comparison as CSV and JSON), `trace_events` (a footprint for Perfetto), and the folder `picture` (the memory
-map).
+`verdicts`, `floor`, `frontier`, `batches`, `calibration`; `shown` (the report of any data), `export` (a comparison as
+CSV and JSON), `trace_events` (a footprint for Perfetto), and the folder `picture` (the memory map).
 """
 
 from jaxckpt.report.analysis import analysis_report

@@ -3,7 +3,7 @@
 A bias that all layers read, or an encoder's output that every decoder layer reads, has a gradient to which each of them
 adds. A compiler may postpone all of these additions to the end, and then keeps every addend until there.
 
-Read after `graph`.
+Read after `jaxckpt.ir`.
 """
 
 from itertools import accumulate

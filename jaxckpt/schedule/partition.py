@@ -14,7 +14,7 @@ elements as there are ranks are sharded, others stay whole. Where DeepSpeed asse
 5. Where no axis divides it, or the value is no floating point array, or has fewer elements than the axis has devices,
    the value is saved whole.
 
-Read after `graph` and `plan`.
+Read after `jaxckpt.ir`.
 """
 
 from collections.abc import Mapping

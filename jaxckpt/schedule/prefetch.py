@@ -8,7 +8,8 @@ Distances count layers (stages, where a plan has no layers), so that each copy h
    value of one of the layers l to l + k. A stage reads all that it recomputes when it reads the first of it.
 3. In the body of a loop each iteration copies its own value, and iterations take the place of layers (`is_pipelined`).
 
-Read after `plan`; `transfers` writes the copies. Complexity: linear in decisions and readers, times the distances.
+Read after `jaxckpt.ir`; `transfers` writes the copies. Complexity: linear in decisions and readers, times the
+distances.
 """
 
 from bisect import bisect_right

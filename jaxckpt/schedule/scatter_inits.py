@@ -3,7 +3,7 @@
 The gradient of a gather is scattered into zeros, and so are the messages of a graph's edges. Zeros depend on nothing: a
 compiler may write them when the step begins, one buffer for all of a shape, which is then live throughout.
 
-Read after `graph`.
+Read after `jaxckpt.ir`.
 """
 
 from jaxckpt.ir.graph import Graph, Op, Phase

@@ -3,7 +3,7 @@
 Steps read and write *instances*. Instance `i < len(graph.values)` is value `i` itself; later instances are values
 passed through a barrier, moved or recomputed.
 
-Read after `decision`.
+Read after `jaxckpt.ir`.
 """
 
 from dataclasses import dataclass

@@ -4,7 +4,7 @@ XLA keeps the values that the iterations of a loop offload in one stack on the h
 an internal error, cuts the slices of an unrolled loop on the host, and undoes the copies of a value that forward and
 backward pass on in one body.
 
-Read after `plan` and `loop`; `schedule` asks first.
+Read after `jaxckpt.ir`; `schedule` asks first.
 """
 
 from jaxckpt._errors import GraphError, UnsupportedDecisionError

@@ -4,7 +4,7 @@ Each operation is a `shard_map` of its own. Between two operations a value is an
 mesh axes over which the value may differ. Calls are entered and loops iterate in Python, as outside of a body; a cond
 is one operation, since devices may take different branches.
 
-Read after `interpret`, which calls `run_by_device`.
+Read after `interpret`; `run_by_device` is called there.
 """
 
 from collections.abc import Callable, Sequence

@@ -4,7 +4,7 @@ A rule that runs brings back single values whenever it wants; a static plan comp
 what keeps the compiler from undoing it. What a rule has done can be made a plan too, which is `frozen`: there rule and
 optimum are predicted by the same model.
 
-Read after `trained`.
+Read after `unrolled_training`.
 """
 
 import time

@@ -1,6 +1,6 @@
 """Where everything lies under each rule of eviction, on one step: what can be watched side by side.
 
-Read after `trained`.
+Read after `unrolled_training`.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Rules of eviction as a report: overhead, fragmentation and searches by ratio; one simulation; one eager run.
 
-Read after `tree`.
+Read after `jaxckpt.report.tree`.
 """
 
 from collections.abc import Callable

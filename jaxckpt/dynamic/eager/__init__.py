@@ -3,9 +3,9 @@
 Nothing is compiled but single ops, which JAX keeps by their shapes, so a step may come with other shapes at every call.
 The engine of `jaxckpt.dynamic` decides; here its decisions are carried out.
 
-Read in this order: `operation` (one op on arrays), `prices` (what ops cost, measured as they run), `prepared` (a step
-as a program of operations), `arrays` (what is in memory), `outcome` (what came of a run), `runner`; and `timed` (how
-long each scope takes, without a budget).
+Read in this order: `operation` (one op on arrays), `op_costs` (what ops cost, measured as they run), `program` (a step
+as a program of operations), `arrays` (what is in memory), `outcome` (what came of a run), `runner`; and `scope_seconds`
+(how long each scope takes, without a budget).
 """
 
 from jaxckpt.dynamic.eager.outcome import EagerRun

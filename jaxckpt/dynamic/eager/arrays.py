@@ -1,7 +1,7 @@
 """The arrays of a run that are in memory, and the engine's decisions carried out on them.
 
 An array is dropped by letting go of it: nobody else holds what an operation has made, so its memory is free at once.
-Donated arguments are held by the caller too, and are deleted. Read after `operation` and `prepared`.
+Donated arguments are held by the caller too, and are deleted. Read after `operation` and `program`.
 """
 
 from collections.abc import Sequence

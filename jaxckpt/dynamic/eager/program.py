@@ -1,6 +1,6 @@
 """A step with its arguments becomes a program of operations: traced once for each kind of arguments, never compiled.
 
-Read after `operation` and `prices`.
+Read after `operation` and `op_costs`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -2,8 +2,8 @@
 
 Read in this order: `chain` (a step as a sequence of stages), `every`, `sqrt`, `revolve`, `rotor` (which stages of a
 chain run again), `by_names`, `megatron`, `mindspore` (which values do), `knapsack`, `mincut` (PyTorch's partitioner),
-`checkmate` (all of it as one integer programme), `evicted` (what a rule of eviction would drop). `BASELINES` is their
-table; docs/strategies.md shows it.
+`checkmate` (all of it as one integer programme). The evictors of `jaxckpt.dynamic` are strategies too. `BASELINES` is
+their table; docs/strategies.md shows it.
 """
 
 from collections.abc import Iterator, Mapping

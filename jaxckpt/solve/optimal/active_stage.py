@@ -3,7 +3,7 @@
 A stage's backward begins with the first op after the forward pass that reads a value from inside the stage. Reads of a
 boundary decide nothing, since neighbouring stages read it too. Clones right before that op belong to the same stage.
 
-Read after `stages`.
+Read after `jaxckpt.solve.stages`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

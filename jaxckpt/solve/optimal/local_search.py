@@ -4,7 +4,8 @@ The composition of stages considers a few cuts and a few options; on a small gra
 saves one value more or less, or adds or removes one cut; values that cross a new cut are saved. A replay judges every
 change. The search never makes a plan worse, and need not find the best.
 
-Read after `stages`. Complexity: a fixed number of op runs for any graph, so large graphs are not searched.
+Read after `jaxckpt.solve.stages`. Complexity: a fixed number of op runs for any graph, so large graphs are not
+searched.
 """
 
 from collections.abc import Iterator

@@ -11,7 +11,7 @@
 4. Layers are the model's blocks. The end of the forward pass is one more layer if little is alive there: the logits of
    the loss are then not live together with stores that have not ended.
 
-Read after `full_recompute`.
+Read after `jaxckpt.solve.full_recompute`.
 """
 
 from bisect import bisect_right

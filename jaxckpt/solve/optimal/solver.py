@@ -6,8 +6,8 @@ that the composition misjudged are subtracted from the budget, and the options a
 all cuts that fits is returned, with a lower bound of the best plan's seconds; if none fits, the plan of least memory.
 On small graphs a local search improves the plan.
 
-Read after `stages`, `options`, `stage_memory`, `compose`, `local_search`. Compare Rockmate (Zhao et al. 2023), which
-solves blocks by integer programming and composes them by rotor's dynamic programme.
+Read after `jaxckpt.solve.stages`, `options`, `stage_memory`, `compose`, `local_search`. Compare Rockmate (Zhao et al.
+2023), which solves blocks by integer programming and composes them by rotor's dynamic programme.
 """
 
 import sys
