@@ -45,20 +45,10 @@ def backends_are_initialised() -> bool:
 def cuda_topology_devices(target_config: str, topology: str) -> tuple[Device, ...]:
     """Makes compile-only CUDA devices, with no GPU and no change to the running process. jax 0.10.2, 0.12.0.1.
 
-    `jax.experimental.topologies` does it only where jax registered its CUDA backend, and it does not where cuDNN
-    is missing, as on every laptop. So we load the plugin as `make_pjrt_tpu_topology` loads libtpu: next
-    to the backends, never as one of them.
-
-    Args:
-      target_config: A `GpuTargetConfigProto` in text form.
-      topology: "slices x hosts x devices per host", such as "1x64x8".
-
-    Returns:
-      New devices at every call; two calls give devices that are not equal.
-
-    Raises:
-      jax.errors.JaxRuntimeError: The compiler refuses the description.
-      ImportError: There is no CUDA plugin.
+    `jax.experimental.topologies` does it only where jax registered its CUDA backend, and it does not where cuDNN is
+    missing, as on every laptop. So we load the plugin as `make_pjrt_tpu_topology` loads libtpu: next to the backends,
+    never as one of them. `target_config` is a `GpuTargetConfigProto` in text form, `topology` is "slices x hosts x
+    devices per host" ("1x64x8"). Every call gives new devices, which equal no others.
     """
     load_cuda_plugin()
     options = {"target_config": target_config, "topology": topology}
@@ -140,14 +130,7 @@ def is_compile_only(device: Device) -> bool:
 class TracedLeaves:
     """The facts of `jax.stages.Traced` about each array of a step, in the order of its jaxpr.
 
-    Attributes:
-      call: The traced step over flat arrays; returns a list of arrays.
-      avals: Shape and dtype of each argument.
-      arg_shardings: The sharding of each argument, from the caller's array or the jit's `in_shardings`, or None.
-      out_shardings: The sharding of each result, from the jit's `out_shardings`, or None.
-      donated: For each argument, True if the jit may reuse its memory.
-      compiler_options: The jit's.
-      name: The step's.
+    `call` is the step over flat arrays. Shardings are those of the caller's arrays or of the jit, or None.
     """
 
     call: Callable[..., Sequence[Any]]
@@ -187,11 +170,7 @@ def traced_leaves(traced: jax.stages.Traced) -> TracedLeaves:
 
 
 def hlo_module_from_text(text: str) -> bytes:
-    """Parses a text of HLO with XLA's own parser, and serialises the module. jax 0.10.2, 0.12.0.1.
-
-    Raises:
-      jax.errors.JaxRuntimeError: The text is no HLO, or of a newer XLA than jaxlib's.
-    """
+    """Parses a text of HLO with XLA's own parser, and serialises the module. jax 0.10.2, 0.12.0.1."""
     return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
@@ -347,13 +326,7 @@ def propagated_splits(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributedRun:
-    """This process among those of `jax.distributed`, and the key-value store that they share.
-
-    Attributes:
-      index: The number of this process.
-      count: The number of processes.
-      client: JAX's client of the store.
-    """
+    """This process among those of `jax.distributed`, and the key-value store that they share."""
 
     index: int
     count: int

@@ -39,13 +39,7 @@ class Compiler:
 
 
 def compiler_for(platform: str) -> Compiler:
-    """Looks for the compiler of a platform, without loading it.
-
-    Args:
-      platform: "cuda", "tpu" or "cpu"; any other is taken for jaxlib's own.
-
-    Returns:
-      What is installed; see `Compiler.fits`.
+    """Looks for the compiler of a platform ("cuda", "tpu", else jaxlib's own), without loading it.
 
     Example:
       >>> compiler_for("cpu").package
@@ -67,19 +61,7 @@ def compiler_for(platform: str) -> Compiler:
 
 
 def require_compiler(platform: str, *, target: str) -> Compiler:
-    """Looks for the compiler of a platform and insists on it.
-
-    Args:
-      platform: "cuda", "tpu" or "cpu".
-      target: Name of the target that needs it, for the message.
-
-    Returns:
-      The installed compiler, of a version that fits.
-
-    Raises:
-      MissingPackageError: It is not installed.
-      VersionMismatchError: It is of another version than jaxlib.
-    """
+    """The installed compiler of a platform; an error for `target` where there is none that fits jaxlib."""
     compiler = compiler_for(platform)
     if compiler.version is None:
         raise MissingPackageError(

@@ -6,15 +6,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a new file next to the old one and renames it, so that no reader sees half of it.
-
-    Args:
-      path: Path of the file. An existing file is replaced; a link is followed.
-      data: Its contents.
-
-    Raises:
-      OSError: The disk is full, or the folder cannot be written to; an existing file is unchanged.
-    """
+    """Writes a new file next to the old one and renames it, so that no reader sees half of it; a link is followed."""
     path = Path(os.path.realpath(path))
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:

@@ -164,14 +164,7 @@ def words_for(hint: Any, *, many: bool = False) -> str:
 
 
 def read_record(kind: type[_Record], table: Any) -> _Record:
-    """Reads a table.
-
-    Args:
-      kind: The dataclass.
-      table: As TOML and JSON have it.
-
-    Raises:
-      RecordError: Keys are missing or unknown, or values are of other types; the error has all problems.
+    """Reads a table of TOML or JSON into a dataclass; the error has all problems.
 
     Example:
       >>> @dataclass(frozen=True)
@@ -330,11 +323,7 @@ def digest(contents: Any, *, separators: tuple[str, str] | None = (",", ":")) ->
 
 
 def parse_toml(text: str) -> TomlTable:
-    """The table of a TOML text.
-
-    Raises:
-      RecordError: The text is no TOML.
-    """
+    """The table of a TOML text."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # tomllib's own error, and what its parser lets through
@@ -342,11 +331,7 @@ def parse_toml(text: str) -> TomlTable:
 
 
 def parse_json(text: str) -> Any:
-    """The data of a JSON text.
-
-    Raises:
-      RecordError: The text is no JSON.
-    """
+    """The data of a JSON text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -354,17 +339,7 @@ def parse_json(text: str) -> Any:
 
 
 def read_document(path: Path, parse: Callable[[str], Any], *, format_: str, version: int) -> TomlTable:
-    """The document in a file, packed with gzip or not.
-
-    Args:
-      path: Of the file.
-      parse: `parse_toml` or `parse_json`.
-      format_: What its key "format" must be.
-      version: What its key "version" must be.
-
-    Raises:
-      RecordError: The file cannot be read, is no text, or holds something else.
-    """
+    """The document in a file, packed with gzip or not, whose keys "format" and "version" are as asked."""
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode()

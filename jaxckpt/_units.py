@@ -25,18 +25,10 @@ _AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?|\.[0-9]+)\s*([a-z]*)\
 
 
 def parse_bytes(text: str, *, called: str = "parse_bytes") -> int:
-    """Reads an amount of memory such as "6GiB", "6 GB", "512mib" or "1000".
+    """Reads an amount of memory such as "6GiB", "6 GB", "512mib" or "1000" (bytes), rounded down to bytes.
 
-    Args:
-      text: A non-negative number with one of the units B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB,
-        TiB (powers of 1024); no unit means bytes.
-      called: How the caller's call reads, for the message.
-
-    Returns:
-      Bytes, rounded down.
-
-    Raises:
-      BudgetError: The text is no such amount.
+    Units are B, kB, MB, GB, TB (powers of 1000), KiB, MiB, GiB, TiB (powers of 1024). `called` says in the error how
+    the caller's call reads.
 
     Example:
       >>> parse_bytes("6GiB"), parse_bytes("1.5 kB")
@@ -55,19 +47,10 @@ def parse_bytes(text: str, *, called: str = "parse_bytes") -> int:
 
 
 def budget_bytes(budget: str | int | float, *, baseline_bytes: int | None = None) -> int:
-    """Turns a budget as users give it into bytes per device.
+    """Turns a budget as users give it into bytes per device, at least 1.
 
-    Args:
-      budget: A text (see `parse_bytes`), a number of bytes >= 1, or a fraction: a float in (0, 1], or a text
-        like "50%", of the step's footprint without rematerialisation.
-      baseline_bytes: That footprint; only a fraction needs it.
-
-    Returns:
-      Bytes, at least 1.
-
-    Raises:
-      BudgetError: The budget is not positive, not finite, not a number of bytes, or is a fraction while no
-        baseline is known.
+    A budget is a text (see `parse_bytes`), a number of bytes >= 1, or a fraction: a float in (0, 1], or a text like
+    "50%", of `baseline_bytes`, the step's footprint without rematerialisation.
 
     Example:
       >>> budget_bytes("2GiB"), budget_bytes(0.5, baseline_bytes=1000)

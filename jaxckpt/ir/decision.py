@@ -33,9 +33,6 @@ class Offload:
         replicated value; where no axis divides it, it is stored whole.
       axis: Mesh axis of the shards; see `Partition`.
       dim: Dimension of the shards; see `Partition`.
-
-    Raises:
-      ValueError: An axis or a dimension is named without `shard`.
     """
 
     space: str = "pinned_host"

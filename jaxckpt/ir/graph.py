@@ -416,11 +416,7 @@ class Graph:
             yield f"{op.primitive}{op.reads}{op.writes}{op.detail}{inside}\n"
 
     def validate(self) -> None:
-        """Checks that ids are positions, that every value is written once and before it is read.
-
-        Raises:
-          GraphError: All broken rules at once, numbered.
-        """
+        """Checks that ids are positions, that every value is written once and before it is read."""
         problems = [
             *(f"values[{i}].id is {v.id}" for i, v in enumerate(self.values) if v.id != i),
             *(f"ops[{i}].id is {op.id}" for i, op in enumerate(self.ops) if op.id != i),

@@ -45,15 +45,10 @@ class Layers(Generic[_Item]):
 def fold_layers(
     items: Iterable[_Item], *, scope: Callable[[_Item], str], alike: Callable[[_Item], Hashable]
 ) -> tuple[Layers[_Item], ...]:
-    """Groups items that differ in nothing but one number of their scope.
+    """Groups items that differ in nothing but one number of their scope, in the order of their first items.
 
-    Args:
-      items: What to group, in order.
-      scope: The scope of an item. One with a "*" of its own is never folded.
-      alike: Items are grouped only where this is equal.
-
-    Returns:
-      Groups in the order of their first items. Complexity: linear in items times the numbers in a scope.
+    Items are grouped only where `alike` is equal, and a scope with a "*" of its own is never folded. Complexity: linear
+    in items times the numbers in a scope.
 
     Example:
       >>> (group,) = fold_layers(["a/0/b", "a/1/b", "a/2/b"], scope=str, alike=lambda item: None)
@@ -105,15 +100,7 @@ def layer_ranges(layers: Iterable[int]) -> str:
 
 
 def layers_from_ranges(text: str, *, most: int) -> tuple[int, ...]:
-    """Reads what `layer_ranges` writes.
-
-    Args:
-      text: Such as "0-11,13".
-      most: More numbers than these are refused before they are made, however large a range the text asks for.
-
-    Raises:
-      ValueError: The text is something else, or asks for more.
-    """
+    """Reads what `layer_ranges` writes ("0-11,13"); anything else, and more than `most` numbers, is a ValueError."""
     numbers: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)

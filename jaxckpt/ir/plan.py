@@ -96,11 +96,7 @@ class GraphPlan:
 
     @property
     def predicted(self) -> Prediction:
-        """The prediction, of a plan that has one.
-
-        Raises:
-          AttributeError: The plan was written by hand and never predicted.
-        """
+        """The prediction, of a plan that has one."""
         if self.prediction is None:
             raise AttributeError("this plan has no prediction: it was not made by a solver")
         return self.prediction

@@ -38,13 +38,7 @@ def body_jaxpr(
 
 
 def scan_eqn(interface: LoopInterface, eqns: Sequence[jex.JaxprEqn], template: jex.JaxprEqn) -> jex.JaxprEqn:
-    """The scan equation of a loop.
-
-    Args:
-      interface: What it reads and gives.
-      eqns: The equations of its body.
-      template: The scan that it was.
-    """
+    """The scan equation of a loop."""
     constants, carries, slices, stacks = interface.constants, interface.carries, interface.slices, interface.stacks
     jaxpr = body_jaxpr(
         invars=[*constants, *(carry.current for carry in carries), *slices],
@@ -62,13 +56,7 @@ def scan_eqn(interface: LoopInterface, eqns: Sequence[jex.JaxprEqn], template: j
 
 
 def cond_eqn(cond: Cond, bodies: Sequence[BranchBody], template: jex.JaxprEqn) -> jex.JaxprEqn:
-    """The cond equation of some branches.
-
-    Args:
-      cond: The index and the results.
-      bodies: Of the branches, in their order.
-      template: The cond that they were.
-    """
+    """The cond equation of some branches."""
     operands = list(dict.fromkeys(outer for body in bodies for outer in _operands(body.interface)))
     slots = list(dict.fromkeys(slot for body in bodies for _, slot in body.interface.stacks))
     branches = []

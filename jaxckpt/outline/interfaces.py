@@ -145,13 +145,7 @@ class Stacks:
 
 @dataclass(frozen=True, slots=True)
 class Cond:
-    """A cond.
-
-    Attributes:
-      branches: Its branches, as loops, in order.
-      index: The atom that selects the branch.
-      results: Its results, each with a value of every branch.
-    """
+    """A cond: its branches as loops, the atom that selects one, and its results, each with a value of every branch."""
 
     branches: tuple[int, ...]
     index: Atom
@@ -160,14 +154,7 @@ class Cond:
 
 @dataclass(frozen=True, slots=True)
 class Pipelined:
-    """An equation that runs an iteration ahead.
-
-    Attributes:
-      loop: Its loop.
-      eqn: The equation as it stands in the body.
-      carry: The place of the carry that it makes.
-      before: Equations of the initial carry.
-    """
+    """An equation that runs an iteration ahead, the carry that it makes, and equations of the initial carry."""
 
     loop: int
     eqn: jex.JaxprEqn
@@ -177,14 +164,7 @@ class Pipelined:
 
 @dataclass(frozen=True, slots=True)
 class Interfaces:
-    """The interfaces of all loops and branches.
-
-    Attributes:
-      loops: For each loop or branch its own.
-      filled: Arrays that several loops fill, or tiles.
-      conds: For each branch its cond.
-      pipelined: By `id` of JAX's equation.
-    """
+    """The interfaces of all loops and branches; `pipelined` is by `id` of JAX's equation."""
 
     loops: tuple[LoopInterface, ...]
     filled: Mapping[jex.Var, FilledArray]
@@ -219,12 +199,9 @@ def _is_of_body(value: Atom, home: Mapping[jex.Var, Path], path: Path) -> bool:
 
 
 def loop_interfaces(equations: Sequence[Equation], tree: LoopTree, stacks: Stacks) -> Interfaces:
-    """The interfaces of all loops and branches, from what their equations read.
+    """The interfaces of all loops and branches, from what equations of all levels read.
 
-    Args:
-      equations: Of all levels.
-      tree: Their loops.
-      stacks: The stacks that the step makes itself; more are made where another loop reads a value.
+    `stacks` are those that the step makes itself; more are made where another loop reads a value.
     """
     builder = _InterfaceBuilder(equations, tree, stacks)
     for equation in equations:
@@ -236,13 +213,7 @@ def loop_interfaces(equations: Sequence[Equation], tree: LoopTree, stacks: Stack
 
 @dataclass(slots=True)
 class _Draft:
-    """An interface while it is found; see `LoopInterface`.
-
-    Attributes:
-      inits: For each place of the carry the value of the first iteration, and the variable of every one.
-      following: For each place the value that an iteration hands to the next.
-      final: For each place the variable of the last one.
-    """
+    """An interface while it is found; `inits` has the first value and the variable of each place of the carry."""
 
     stacks: list[tuple[Atom, jex.Var]]
     constants: dict[jex.Var, None] = field(default_factory=dict)

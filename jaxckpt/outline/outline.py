@@ -33,14 +33,8 @@ from jaxckpt.program.open_scan import is_loop_boundary
 def closed_jaxpr(program: FlatProgram, equations: Sequence[Equation], outvars: Sequence[Atom]) -> jex.ClosedJaxpr:
     """A closed jaxpr with a program's arguments and constants, and equations and results of its own.
 
-    Args:
-      program: Whose arguments, constants and loops they are.
-      equations: In order; those of one loop are neighbours.
-      outvars: What is returned.
-
-    Returns:
-      A closed jaxpr of the installed version, in which every loop is one scan equation, and neighbouring equations of
-      the body of a `shard_map` are one equation of that.
+    The equations of one loop are neighbours and become one scan equation; so do neighbours in the body of a
+    `shard_map`.
     """
     jaxpr = jex.Jaxpr(
         constvars=[variable for variable, _ in program.constants],
@@ -175,11 +169,7 @@ class _Outliner:
 
 
 class _Branches:
-    """The equations of the branches at one level: a cond stands where the last of its branches has equations.
-
-    Attributes:
-      equations: For each branch that has some, its equations.
-    """
+    """The equations of the branches at one level: a cond stands where the last of its branches has equations."""
 
     def __init__(self, conds: Mapping[int, Cond], groups: Sequence[tuple[int | None, list[Equation]]]):
         self.equations = {loop: group for loop, group in groups if loop is not None and loop in conds}

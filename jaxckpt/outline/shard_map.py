@@ -38,16 +38,7 @@ class _Operand:
 
 @dataclass(slots=True)
 class _Region:
-    """Neighbouring equations of a body.
-
-    Attributes:
-      manual: How devices run them.
-      loop: The loop around the `shard_map`, or None.
-      within: The equations, those of loops in the body too.
-      joins: Those that lead in and out.
-      eqns: JAX's equations of the body.
-      given: Its results, each with the value in the body.
-    """
+    """Neighbouring equations of a body (`within`), those that lead in and out (`joins`), and its results (`given`)."""
 
     manual: int
     loop: int | None
@@ -80,16 +71,9 @@ def regions(
     manuals: Sequence[ManualMesh],
     level: Callable[[Sequence[Equation]], Sequence[jex.JaxprEqn]],
 ) -> list[Equation]:
-    """Outlines the bodies of `shard_map`.
+    """Outlines the bodies of `shard_map`: the equations outside of all bodies, in order.
 
-    Args:
-      equations: In order; those in bodies among the others.
-      loops: Of the program.
-      manuals: Of the program.
-      level: Makes JAX's equations of neighbouring ones of a body: outlines the loops among them.
-
-    Returns:
-      Equations outside of all bodies.
+    `level` makes JAX's equations of neighbouring ones of a body: it outlines the loops among them.
     """
     found = _found(equations, loops)
     bodies = [each for each in found if isinstance(each, _Region)]

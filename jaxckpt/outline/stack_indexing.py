@@ -150,13 +150,7 @@ def with_counters(loops: Sequence[LoopInterface], tree: LoopTree) -> tuple[LoopI
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """The place of an iteration's slice, its first one in a loop over tiles.
-
-    Attributes:
-      carry: The counter in the carry.
-      before: Equations of the initial counter.
-      advance: Equations of the following counter.
-    """
+    """The place of an iteration's slice, its first one in a loop over tiles, as a carry that `advance` increases."""
 
     carry: Carry
     before: tuple[jex.JaxprEqn, ...]

@@ -48,19 +48,11 @@ def inline(
     open_loops: bool = False,
     closed_conds: frozenset[CondKey] = frozenset(),
 ) -> FlatProgram:
-    """Flattens a closed jaxpr to one level.
+    """Flattens a closed jaxpr, whose first arguments are those `captured`, to one level; drops nothing yet.
 
-    Args:
-      closed: A closed jaxpr whose first arguments are those captured.
-      captured: Arrays (or tracers) for these first arguments.
-      keep_user_remat: Leaves `jax.checkpoint` of the user as it is instead of inlining and marking it.
-      inline_custom: Inlines calls with custom derivatives too; the result must not be differentiated any more.
-      open_loops: Opens the loops, the conds and the bodies of `shard_map` that belong to a gradient; see `open_scan`,
-        `open_cond` and `open_shard_map`.
-      closed_conds: Keys of conds that are not opened.
-
-    Returns:
-      A program that computes the same; nothing is replaced or dropped yet.
+    `keep_user_remat` leaves `jax.checkpoint` of the user as it is instead of inlining and marking it. `inline_custom`
+    inlines calls with custom derivatives too; the result must not be differentiated any more. `open_loops` opens the
+    loops, the conds and the bodies of `shard_map` that belong to a gradient, but for `closed_conds`.
     """
     jaxpr = open_jaxpr(closed)
     inliner = _Inliner(

@@ -39,12 +39,7 @@ def can_open_cond(eqn: jex.JaxprEqn, reads: Sequence[Atom], name_stack: NameStac
 
 
 class CondOpener:
-    """Opens the branches of conds while a program is inlined.
-
-    Args:
-      loop_opener: Opens loops, and numbers branches among them.
-      closed: Keys of the conds that stay closed.
-    """
+    """Opens the branches of conds, but for those of the keys `closed`, while a program is inlined."""
 
     def __init__(self, loop_opener: LoopOpener, closed: frozenset[CondKey]) -> None:
         self._loop_opener = loop_opener
@@ -55,14 +50,7 @@ class CondOpener:
         self._undefined: set[jex.Var] = set()
 
     def begin(self, eqn: jex.JaxprEqn, index: Atom, parent: int | None, *, manual: int | None) -> list[int]:
-        """The branches of a cond, as loops; none where the cond stays closed.
-
-        Args:
-          eqn: The cond, under its full name stack.
-          index: Selects the branch.
-          parent: The loop whose body contains the cond.
-          manual: As `Equation.manual`.
-        """
+        """The branches of a cond (`eqn`, under its full name stack) as loops; none where it stays closed."""
         key = self._key(parent)
         if key in self._closed:
             return []
@@ -128,8 +116,7 @@ class CondOpener:
 def conds_to_keep_closed(program: FlatProgram) -> frozenset[CondKey]:
     """The conds without a gradient inside whose branches neither compute nor read a residual of a branch.
 
-    Args:
-      program: After dead code elimination.
+    The program has no dead code any more.
     """
     branches = [(loop.cond_branch, loop.eqn) for loop in program.loops if loop.cond_branch is not None]
     with_residuals = set(_conds_with_residuals(program))

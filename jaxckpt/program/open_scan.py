@@ -65,9 +65,7 @@ def loop_paths(loops: Sequence[OpenLoop]) -> list[tuple[int, ...]]:
 class Visibility:
     """Decides which loops can read, iteration by iteration, what another loop computes.
 
-    Args:
-      loops: Of the program; it may grow.
-      current: The atom that replaces the index of a cond.
+    `loops` may grow; `current` gives the atom that replaces the index of a cond.
     """
 
     def __init__(self, loops: Sequence[OpenLoop], current: Callable[[Atom], Atom] = lambda atom: atom):

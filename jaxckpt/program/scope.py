@@ -10,14 +10,7 @@ from jaxckpt.ir.scope import RECOMPUTED, TRANSPOSE, path_of_marks, policies_of_m
 
 
 def scope_path(name_stack: NameStack) -> str:
-    """The path of names around an equation, without marks of transformations.
-
-    Args:
-      name_stack: `eqn.source_info.name_stack`.
-
-    Returns:
-      Names joined by "/"; "" where nothing is named.
-    """
+    """The path of names around an equation, joined by "/", without marks of transformations; "" for no names."""
     return path_of_marks(_compat.name_stack_marks(name_stack))
 
 

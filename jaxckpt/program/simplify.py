@@ -31,11 +31,7 @@ from jaxckpt.program.open_scan import Visibility
 def eliminate_common_subexpressions(program: FlatProgram) -> FlatProgram:
     """Replaces clones of the user's own `jax.checkpoint` by the earlier equations that compute the same.
 
-    Args:
-      program: Inlined; effects of a replaced equation happen once.
-
-    Returns:
-      A program with the same results; without a checkpoint it is the program itself.
+    The effects of a replaced equation happen once. Without a checkpoint the result is the program itself.
     """
     if not any(equation.in_user_remat or _is_identity_rounding(equation.eqn) for equation in program.equations):
         return program
@@ -53,12 +49,6 @@ def eliminate_dead_code(program: FlatProgram) -> FlatProgram:
     """Drops equations whose results nobody reads and that have no effects, and constants that only they read.
 
     An equation is kept or dropped with all its results. An open loop that is needed for anything keeps its full carry.
-
-    Args:
-      program: Any program.
-
-    Returns:
-      A program with the same results and the same effects.
     """
     results = {atom for atom in program.outvars if isinstance(atom, jex.Var)}
     needed = _needed(program.equations, results)

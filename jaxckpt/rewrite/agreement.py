@@ -43,13 +43,7 @@ def platforms(traced: Traced) -> tuple[str, ...]:
 def require_agreement(traced: Traced, plan: GraphPlan) -> None:
     """Refuses a plan that another process of the run carries out differently; nothing where there is one process.
 
-    Args:
-      traced: The step.
-      plan: The plan that this process is about to carry out. A step all of whose devices are this process's own needs
-        no agreement.
-
-    Raises:
-      AgreementError: On every process: their plans differ, or one of them gives no plan in time.
+    A step all of whose devices are this process's own needs no agreement.
     """
     run = _compat.distributed_run()
     if run is None or _is_of_this_process(traced):
@@ -74,11 +68,7 @@ def digest(plan: GraphPlan) -> str:
 
 
 def all_gather(run: _compat.DistributedRun, text: str, *, what: str) -> Mapping[int, str]:
-    """The texts of all processes in the next exchange, by process.
-
-    Raises:
-      AgreementError: One of them gives no text in time.
-    """
+    """The texts of all processes in the next exchange, by process."""
     exchange = _next_exchange()
     run.write(f"jaxckpt/{exchange}/{run.index}", text)
     read = functools.partial(_read, run, exchange, what=what)

@@ -31,27 +31,11 @@ def apply(
     arguments: Iterable[PlannedArgument] = (),
     graph: Graph | None = None,
 ) -> Callable[..., Any]:
-    """The step with a plan's decisions carried out.
+    """The step with a plan's decisions carried out: a function of the same signature, results and effects.
 
-    Args:
-      step: The function that the plan was made for, plain or jitted.
-      plan: Decisions for its graph.
-      donate_argnums: Positions whose memory the results may take when the function is called outside `jax.jit`,
-        besides those of the step's own jit.
-      static_argnums: Positions that are not traced, as when the plan was made.
-      keep_user_remat: As when the plan was made.
-      arguments: Those that the plan was made with; a mismatch then names the argument.
-      graph: The graph that the plan was made for; a mismatch then names the first op that differs.
-
-    Returns:
-      A function of the same signature, results and effects. Under `jax.jit` it is part of the trace around it; called
-      directly, it is compiled once for each kind of arguments.
-
-    Raises:
-      PlanMismatchError: When called: the plan is for another step, other shapes or another order of operations.
-      AgreementError: When called: other processes of the run are about to carry out another plan.
-      UnsupportedDecisionError: When called: the plan has offloads that the compiler of the devices at hand gets wrong.
-      ArgumentError, NoGradientError: When called: as `jaxckpt.trace.trace_step`.
+    Under `jax.jit` it is part of the trace around it; called directly, it is compiled once for each kind of arguments.
+    When called it raises what `trace_step`, `check_planned`, `refuse_miscompiled` and `require_agreement` raise. The
+    arguments and the graph that the plan was made for let the error of a mismatch name what differs.
     """
     arguments = tuple(arguments)
 
@@ -76,21 +60,7 @@ def apply_decided(
     static_argnums: int | Sequence[int] = (),
     keep_user_remat: bool = False,
 ) -> Callable[..., Any]:
-    """The step with decisions carried out that are made when it is called, once for each kind of arguments.
-
-    Args:
-      step: The function, plain or jitted.
-      decide: Makes the plan for a traced step.
-      donate_argnums: As `apply`.
-      static_argnums: As `apply`.
-      keep_user_remat: As `apply`.
-
-    Returns:
-      As `apply`.
-
-    Raises:
-      ArgumentError, NoGradientError: When called: as `jaxckpt.trace.trace_step`; and what `decide` raises.
-    """
+    """As `apply`, with decisions that `decide` makes when the step is called, once for each kind of arguments."""
     applied = _Applied(
         step,
         decide,

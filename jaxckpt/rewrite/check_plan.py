@@ -39,17 +39,7 @@ def check_planned(
     arguments: Sequence[PlannedArgument] = (),
     graph: Graph | None = None,
 ) -> None:
-    """Refuses a plan that was made for another step.
-
-    Args:
-      traced: The step as it is called.
-      plan: The plan.
-      arguments: Those that the plan was made with, if they are known.
-      graph: The graph that the plan was made for, if it is known.
-
-    Raises:
-      PlanMismatchError: The fingerprints differ; the message names what does.
-    """
+    """Refuses a plan that was made for another step; the error names what differs, as far as that is known."""
     found = traced.graph.fingerprint
     if found == plan.fingerprint:
         return

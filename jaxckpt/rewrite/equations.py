@@ -37,16 +37,9 @@ from jaxckpt.trace import Traced
 
 
 def equations(traced: Traced, schedule: Schedule, *, stacked: bool = False) -> tuple[list[Equation], list[Atom]]:
-    """Builds the equations of a schedule.
+    """Builds the equations of a schedule, each with its loop, and the results of the step.
 
-    Args:
-      traced: The step that the schedule is of.
-      schedule: Its steps.
-      stacked: As for `rewrite`; not on a mesh of several devices.
-
-    Returns:
-      The equations, each with its loop, and for each of `Traced.program.outvars` the variable or literal that is
-      returned.
+    `stacked` is as for `rewrite`; it is ignored on a mesh of several devices.
     """
     emitter = _Emitter(traced, schedule, stacked=stacked and (traced.mesh is None or traced.mesh.size <= 1))
     for number, step in enumerate(schedule.steps):

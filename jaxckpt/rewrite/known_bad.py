@@ -21,10 +21,6 @@ FIRST_BAD, FIRST_GOOD = (0, 10, 2), (0, 12)
 def misreads_offloaded_stacks(platform: str, version: str) -> bool:
     """True if a compiler may read the residuals of another iteration where a scan offloads them.
 
-    Args:
-      platform: The compiler's family ("cuda").
-      version: Version of the compiler's package.
-
     Example:
       >>> [misreads_offloaded_stacks("cuda", version) for version in ("0.11.0", "0.12.0.1")]
       [True, False]
@@ -36,18 +32,7 @@ def misreads_offloaded_stacks(platform: str, version: str) -> bool:
 
 
 def refuse_miscompiled(graph: Graph, plan: GraphPlan, *, called: str, platform: str, version: str) -> None:
-    """Refuses a plan whose results a compiler would silently get wrong.
-
-    Args:
-      graph: The step.
-      plan: Decisions for it.
-      called: What was asked for, for the message.
-      platform: The compiler's family.
-      version: Of its package; "" where it is not installed.
-
-    Raises:
-      UnsupportedDecisionError: The plan offloads values of a loop's iterations, and the compiler mixes these up.
-    """
+    """Refuses a plan whose results a compiler would silently get wrong; `version` is "" where none is installed."""
     if not version or not plan.offloads or not misreads_offloaded_stacks(platform, version):
         return
     offloaded = {v for v, decision in plan.decisions.items() if isinstance(decision, Offload)} & values_in_loops(graph)

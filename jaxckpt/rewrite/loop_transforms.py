@@ -27,21 +27,11 @@ def requested_loops(
     fits: Callable[[Request, int], bool],
     refusal: Callable[[Request], tuple[str, str, str]],
 ) -> dict[int, Request]:
-    """Finds the loops that a plan names, each with those that change with it.
+    """Finds the loops that a plan names, each with those that change with it: for each its request.
 
-    Args:
-      traced: The step.
-      requests: At most one for a group, and none for a loop inside of another one's.
-      groups: The loops that can be changed like that, by those that change together.
-      fits: True if a request can be met for a loop of so many iterations.
-      refusal: The problem, what was got and what is needed, of a request that cannot be met.
-
-    Returns:
-      For each loop that is changed its request.
-
-    Raises:
-      PlanMismatchError: There is no such loop, it does not have such iterations, or there is another request for the
-        loop, or for one around or inside of it.
+    There is at most one request for a group, and none for a loop inside of another one's. `fits` is true if a request
+    can be met for a loop of so many iterations. `refusal` gives the problem, what was got and what is needed, where it
+    cannot.
     """
     graph = traced.graph
     found: dict[int, Request] = {}
@@ -76,15 +66,8 @@ def with_equations(
 ) -> tuple[Traced, tuple[tuple[int, ...], ...]]:
     """A traced step with other equations that compute the same from the same arguments, its graph and jaxpr made anew.
 
-    Args:
-      traced: The step.
-      equations: In order, each with its phase.
-      loops: Whose bodies are open among them.
-      copies: For variables of the step those that stand for them; the others stand for themselves. Copies are sharded
-        as what they stand for.
-
-    Returns:
-      The new step, and for each value of the old one the ids of what stands for it, as far as it exists.
+    `copies` has for variables of the step those that stand for them, sharded alike; the others stand for themselves.
+    Also returns for each value of the old step the ids of what stands for it, as far as it exists.
     """
     pairs = tuple(equations)
     program = traced.program.replace(equations=tuple(e for e, _ in pairs), loops=tuple(loops))

@@ -35,21 +35,7 @@ AxesByDim = tuple[tuple[str, ...], ...]
 def move_eqn(
     step: Move, variable: jex.Var, aval: jax.core.ShapedArray, mesh: jax.sharding.Mesh | None, split: AxesByDim = ()
 ) -> jex.JaxprEqn:
-    """The equation of a move.
-
-    Args:
-      step: The move.
-      variable: The variable that is moved.
-      aval: The type of the value at its producer.
-      mesh: The mesh of the step's arguments, or None.
-      split: How the value is sharded at its producer, as far as that is known.
-
-    Returns:
-      An equation that reads `variable` and writes a new one.
-
-    Raises:
-      UnsupportedDecisionError: There is no such memory space, mesh axis or dimension.
-    """
+    """The equation of a move from `variable` to a new one; `aval` and `split` are those at the producer."""
     if isinstance(step.decision, Offload):
         require_space(step.decision)
         space = jax.memory.Space.Device if step.restores else jax.memory.Space.Host
@@ -137,13 +123,7 @@ _FEWEST_ROWS = 2
 
 @dataclass(slots=True)
 class _Stack:
-    """One array.
-
-    Attributes:
-      count: The number of its rows.
-      instances: All instances in its rows: each has the array's newest variable.
-      written: The number of rows that are written so far.
-    """
+    """One array: its rows, how many of them are written, and their instances, each with the array's newest variable."""
 
     count: int
     instances: list[int] = field(default_factory=list)
@@ -154,13 +134,7 @@ class HostStacks:
     """The arrays of a step, and the rows of its offloaded instances; no arrays where steps need none."""
 
     def __init__(self, variables: dict[int, jex.Var], schedule: Schedule, *, stacked: bool):
-        """Gives arrays as many rows as the schedule stores values of each type.
-
-        Args:
-          variables: The variable of each instance so far; those of offloaded instances are kept up to date.
-          schedule: The schedule.
-          stacked: True if the step needs arrays at all.
-        """
+        """Gives arrays as many rows as the schedule stores values of each type; keeps `variables` up to date."""
         self._variables = variables
         self._origin = schedule.origin
         self._stacks: dict[tuple[tuple[int, ...], Any], _Stack] = {}
@@ -174,15 +148,7 @@ class HostStacks:
         return self._may_take(step) and self._type(step) in self._stacks
 
     def move(self, step: Move, variable: jex.Var) -> list[jex.JaxprEqn]:
-        """The equations of a store or load.
-
-        Args:
-          step: A move that an array takes.
-          variable: The value that is stored, or the array that has it.
-
-        Returns:
-          Equations, the last of which writes the array, or the value that is loaded.
-        """
+        """The equations of a store or load; the last one writes the array, or the value that is loaded."""
         (read,), (write,) = step.reads, step.writes
         if step.restores:
             row = self._places[read][1]

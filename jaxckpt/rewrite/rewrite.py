@@ -45,23 +45,11 @@ class Rewritten:
 
 
 def rewrite(traced: Traced, plan: GraphPlan, *, stacked: bool = False, transformed: Traced | None = None) -> Rewritten:
-    """Carries out a plan on a traced step.
+    """Carries out a plan on a traced step, whose loops are neither split nor tiled.
 
-    Args:
-      traced: The step, its loops neither split nor tiled.
-      plan: Decisions for its graph, or for that of the step with the loops that the plan asks for. Without decisions
-        the equations are the step's own.
-      stacked: True if offloaded values are rows of one array on the host, as steps for TPUs need it.
-      transformed: The step with the plan's loops (`with_planned_loops`), where it exists already.
-
-    Returns:
-      The planned step.
-
-    Raises:
-      PlanMismatchError: The plan is for another graph, or splits or tiles a loop that does not exist.
-      UnsupportedDecisionError: The plan asks for a memory space or a mesh axis that does not exist.
-      GraphError: The plan drops a value that cannot be recomputed.
-      jax.extend.core.JaxprTypeError: The rewritten step is not well-typed; a bug of ours.
+    Without decisions the equations are the step's own. With `stacked` offloaded values are rows of one array on the
+    host, as steps for TPUs need it. `transformed` is the step with the plan's loops, where it exists already. A step
+    that is not well-typed afterwards (jax.extend.core.JaxprTypeError) is a bug of ours.
     """
     if plan.fingerprint != traced.graph.fingerprint:
         raise PlanMismatchError(

@@ -79,18 +79,7 @@ def _unsplittable(program: FlatProgram) -> Iterator[int]:
 
 
 def with_split_loops(traced: Traced, loop_splits: Sequence[LoopSplit]) -> SplitStep:
-    """Splits loops of a traced step.
-
-    Args:
-      traced: The step, as it was traced.
-      loop_splits: At most one for all loops that are split together.
-
-    Returns:
-      The split step, and what became of values and ops.
-
-    Raises:
-      PlanMismatchError: There is no such loop, it does not have that many iterations, or it cannot be split.
-    """
+    """Splits loops of a step as it was traced; there is at most one request for all loops that are split together."""
     if not loop_splits:
         values, ops = (tuple((i,) for i in range(len(each))) for each in (traced.graph.values, traced.graph.ops))
         return SplitStep(unsplit=traced, traced=traced, values=values, ops=ops)
@@ -141,13 +130,9 @@ Names = dict[jex.Var, jex.Var]
 
 @dataclass(slots=True)
 class _SplitLoop:
-    """A loop that is split.
+    """A split loop: the order in which its parts run, and for each part the variables that stand for those of the body.
 
-    Attributes:
-      order: Indices of its parts, in the order in which they run.
-      names: For each part, by index, the variables that stand for those of the body.
-      end: The position of its END equation, if there is one.
-      handed: The carry that the part before has handed on.
+    `end` is the position of its END equation; `handed` is the carry that the part before has handed on.
     """
 
     order: tuple[int, ...]

@@ -42,23 +42,14 @@ _FEWEST = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TiledStep:
-    """A step whose loops are tiled.
-
-    Attributes:
-      traced: The step.
-      values: For each value of the step as it was its ids: its own, if anybody reads it, and those of its clones.
-    """
+    """A step whose loops are tiled, and for each value of the old one its ids: its own, if read, and its clones'."""
 
     traced: Traced
     values: tuple[tuple[int, ...], ...]
 
 
 def with_planned_loops(traced: Traced, plan: GraphPlan) -> Traced:
-    """The step whose values a plan decides on: its loops split and tiled as the plan says.
-
-    Raises:
-      PlanMismatchError: There are no such loops.
-    """
+    """The step whose values a plan decides on: its loops split and tiled as the plan says."""
     return with_tiled_loops(with_split_loops(traced, plan.loop_splits).traced, plan.loop_tilings).traced
 
 
@@ -81,18 +72,10 @@ def tileable_loops(traced: Traced) -> tuple[tuple[int, ...], ...]:
 
 
 def with_tiled_loops(traced: Traced, loop_tilings: Sequence[LoopTiling]) -> TiledStep:
-    """Tiles loops of a traced step.
+    """Tiles loops of a traced step, which may be split already.
 
-    Args:
-      traced: The step; loops may be split.
-      loop_tilings: At most one for all loops that share values of iterations, and none for a loop inside of another
-        one's.
-
-    Returns:
-      The step with these loops tiled, and what became of its values.
-
-    Raises:
-      PlanMismatchError: There is no such loop, it does not have that many iterations, or it cannot be tiled.
+    There is at most one request for all loops that share values of iterations, and none for a loop inside of another
+    one's.
     """
     if not loop_tilings:
         return TiledStep(traced=traced, values=tuple((i,) for i in range(len(traced.graph.values))))
@@ -117,12 +100,7 @@ def _fits(request: LoopTiling, length: int) -> bool:
 class _Renaming:
     """The variables and loops that stand for those of a body, in the tile itself or in a clone.
 
-    Attributes:
-      names: Variables that have others here.
-      loops: New ids of loops.
-      broadcasts: Variables from further out that a clone makes itself.
-      stack: For a clone, the name stack of its equations.
-      old_stack: The one that they had.
+    `broadcasts` are variables from further out that a clone makes itself; `stack` is the name stack of its equations.
     """
 
     names: dict[jex.Var, jex.Var]

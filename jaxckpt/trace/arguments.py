@@ -20,16 +20,9 @@ _NUMBERS = (bool, int, float, complex, np.generic)
 def argument_paths(
     args: Sequence[Any], kwargs: Mapping[str, Any], *, static: frozenset[int | str]
 ) -> tuple[tuple[str, Any], ...]:
-    """The leaves of a step's traced arguments with their paths, in the order of its flat arguments.
+    """The leaves of a step's traced arguments, in the order of its flat arguments, each after its path.
 
-    Args:
-      args: Positional arguments.
-      kwargs: Keyword arguments.
-      static: Positions and keywords that are not traced.
-
-    Returns:
-      Pairs of the path, as `jax.tree_util.keystr` writes it ("[0]['params']"; a keyword's begins with its name),
-      and the leaf.
+    A path is as `jax.tree_util.keystr` writes it ("[0]['params']"); a keyword's begins with its name.
     """
     dynamic = [(f"[{i}]", arg) for i, arg in enumerate(args) if i not in static]
     dynamic += [(f"['{name}']", kwargs[name]) for name in sorted(kwargs) if name not in static]
@@ -41,14 +34,7 @@ def argument_paths(
 
 
 def check_arguments(leaves: Sequence[tuple[str, Any]]) -> None:
-    """Refuses leaves that are no arrays.
-
-    Args:
-      leaves: As `argument_paths` returns them.
-
-    Raises:
-      ArgumentError: Names every such leaf and its type.
-    """
+    """Refuses leaves that are no arrays; the error names every such leaf and its type."""
     wrong = [(path, type(leaf)) for path, leaf in leaves if not _is_array(leaf)]
     if not wrong:
         return
@@ -68,14 +54,7 @@ def without_automatic_shardings(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments to trace with: those sharded over an automatic mesh become descriptions without sharding.
 
-    Args:
-      args: Positional arguments.
-      kwargs: Keyword arguments.
-      static: Positions and keywords that are not traced; they are passed on.
-
-    Returns:
-      Arguments of the same trees, shapes and types. Shardings over explicit meshes are part of the types and stay;
-      so do memory spaces.
+    Shardings over explicit meshes are part of the types and stay; so do memory spaces.
     """
     return (
         tuple(arg if i in static else jax.tree.map(_unsharded, arg) for i, arg in enumerate(args)),

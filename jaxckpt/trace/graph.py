@@ -38,17 +38,9 @@ def graph_of(
     donated: frozenset[int],
     splits: Mapping[jex.Var, ValueSharding] = _NO_SPLITS,
 ) -> tuple[Graph, tuple[jex.Var, ...]]:
-    """Builds the graph of a program.
+    """Builds the graph of a program, and gives the variable of each value by its id.
 
-    Args:
-      program: One level deep.
-      phases: One an equation.
-      shardings: For each flat argument its sharding, or None.
-      donated: Flat arguments that the results may take over.
-      splits: Shardings of variables, as far as they are known.
-
-    Returns:
-      The graph, and the variable of each value by its id.
+    `shardings` are those of the flat arguments, `splits` those of variables, as far as they are known.
     """
     axes = tuple(next(meshes_of(program, shardings), jax.sharding.get_abstract_mesh()).shape.items())
     builder = _Builder(_GraphValues(splits, dict(axes)))

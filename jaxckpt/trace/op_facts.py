@@ -39,14 +39,9 @@ class Details:
         self._written: dict[int, tuple[Any, str]] = {}
 
     def of(self, eqn: jex.JaxprEqn) -> str:
-        """The detail of one equation.
+        """The detail of one equation: "parameter=value", sorted, joined by blanks, then "@" and where literals are.
 
-        Args:
-          eqn: A JAX equation.
-
-        Returns:
-          "parameter=value" joined by blanks, sorted; then "@" and the positions of literal operands. Parameters
-          that are absent (None) or empty are left out.
+        Parameters that are absent (None) or empty are left out.
         """
         parts = [
             f"{name}={text}"

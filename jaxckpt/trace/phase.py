@@ -44,16 +44,9 @@ class PhaseAssignment:
 
 
 def phases_from_marks(program: FlatProgram) -> PhaseAssignment | None:
-    """The phase of each equation by the marks in its name stack.
+    """The phase of each equation by the marks in its name stack; None where no equation carries a mark.
 
-    Args:
-      program: Inlined and simplified.
-
-    Returns:
-      The phases, or None where no equation carries a mark.
-
-    Raises:
-      NoGradientError: There are marks, and none of them is a transpose.
+    Marks without a transpose are an error.
     """
     marked = _marked_phases(program)
     if marked is None:
@@ -160,22 +153,12 @@ def is_movable(eqn: jex.JaxprEqn) -> bool:
 
 
 def phases_from_liveness(program: FlatProgram, size_bytes: Callable[[jex.Var], int]) -> PhaseAssignment:
-    """Splits the order where most bytes are live: equations before are forward, those after backward.
+    """Splits the order where most bytes are live: equations before are forward, those after backward, none is update.
 
     In a gradient the residuals pile up until the loss, and the last one computed is read first. A value counts at a
     split if equations before and after the split read it, but not the first one after; so gradients that are live until
-    the update do not count.
-
-    Args:
-      program: No equation carries a mark.
-      size_bytes: Bytes of a variable.
-
-    Returns:
-      The phases; none is update, which cannot be told from the backward.
-
-    Raises:
-      NoGradientError: Fewer than two values are live at the best split, they are not read in reverse order, or the only
-        gradient is in the body of a loop or branch.
+    the update do not count. It is an error where fewer than two values are live at the best split, where they are not
+    read in reverse order, and where the only gradient is in the body of a loop or branch.
     """
     if _primitive_with_gradient(program) is not None:
         raise no_gradient(program, "no gradient at the step's own level")

@@ -46,16 +46,10 @@ _BITS = 8
 def propagate_shardings(
     program: FlatProgram, shardings: Sequence[Sharding | None], out_shardings: Sequence[Sharding | None]
 ) -> Mapping[jex.Var, ValueSharding]:
-    """The shardings of a program's values.
+    """The shardings of a program's values; those that are replicated, or unknown, are left out.
 
-    Args:
-      program: One level deep.
-      shardings: For each flat argument its sharding, or None.
-      out_shardings: The sharding that the step's jit asks of each result, or None.
-
-    Returns:
-      By variable; values that are replicated, or of unknown sharding, are left out. Empty where there is no mesh, and
-      where no platform can lower the step: then only types, arguments and constraints say how values are sharded.
+    Empty where there is no mesh, and where no platform can lower the step: then only types, arguments and constraints
+    say how values are sharded.
     """
     meshes = list(meshes_of(program, (*shardings, *out_shardings)))
     if all(mesh.size == 1 for mesh in meshes):
@@ -233,12 +227,7 @@ def _over_mesh(sharding: Sharding | None) -> NamedSharding | None:
 
 
 def aval_bytes(aval: jax.core.AbstractValue | jax.ShapeDtypeStruct, sharding: Sharding | None = None) -> int:
-    """Bytes of an abstract value on one device; 0 for tokens.
-
-    Args:
-      aval: An abstract array, a reference to one, or a token.
-      sharding: How it is sharded, if its type does not say.
-    """
+    """Bytes on one device of an abstract array, or of a reference to one; 0 for tokens."""
     aval = getattr(aval, "inner_aval", aval)
     if not hasattr(aval, "shape"):
         return 0

@@ -117,11 +117,12 @@ def trace_step(
     eager: bool = False,
     open_loops: bool = True,
 ) -> Traced:
-    """Traces a training step into a graph.
+    """Traces a training step into a graph; sizes are bytes per device, as the compiler will split values over the mesh.
+
+    A jitted step brings its donation, static arguments and shardings along.
 
     Args:
-      step: Loss, gradient and, in a full step, update: a function, plain or jitted. A jitted one brings its donation,
-        static arguments and shardings along.
+      step: Loss, gradient and, in a full step, update.
       *args: Arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), numbers, key arrays, None, or
         pytrees of these.
       kwargs: Keyword arguments of the step.
@@ -133,13 +134,6 @@ def trace_step(
         is moved, and a backward pass is not required; where none is marked all ops are forward.
       open_loops: Opens the loops that belong to the gradient, so that values in their bodies can be decided on;
         otherwise each loop is one op. With `eager` none is opened.
-
-    Returns:
-      The traced step; sizes are bytes per device, as the compiler will split values over the mesh.
-
-    Raises:
-      ArgumentError: A leaf is no array; all such leaves are named.
-      NoGradientError: There is no backward pass in the step, and it is not `eager`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -168,17 +162,7 @@ def trace_step(
 def trace_stage(
     jitted: jax.stages.Wrapped, args: Sequence[Any], kwargs: Mapping[str, Any], *, static: frozenset[int | str]
 ) -> jax.stages.Traced:
-    """Traces a jitted step, with the shardings of automatic meshes left out.
-
-    Args:
-      jitted: The step under `jax.jit`.
-      args: Positional arguments.
-      kwargs: Keyword arguments.
-      static: Positions and keywords that are not traced.
-
-    Returns:
-      The traced step; for equal types the one from jax's cache.
-    """
+    """Traces a jitted step, with the shardings of automatic meshes left out; for equal types from jax's cache."""
     plain_args, plain_kwargs = without_automatic_shardings(args, kwargs, static=static)
     return jitted.trace(*plain_args, **plain_kwargs)
 

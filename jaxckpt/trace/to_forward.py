@@ -30,15 +30,9 @@ class _Target:
 
 
 def move_to_forward(program: FlatProgram, assignment: PhaseAssignment) -> tuple[FlatProgram, tuple[Phase, ...]]:
-    """Moves the displaced equations of a program to the forward pass.
+    """Moves the displaced equations of a program to the forward pass; gives it in its new order, with its phases.
 
-    Args:
-      program: Inlined and simplified.
-      assignment: Its phases.
-
-    Returns:
-      The program in its new order, and one phase an equation in that order. A displaced equation that reads arguments
-      and constants alone, and is read by the backward alone, stays where it is.
+    A displaced equation that reads arguments and constants alone, and is read by the backward alone, stays where it is.
     """
     if not assignment.displaced:
         return program, assignment.phases
