@@ -26,15 +26,7 @@ def measured_collectives(
     small: bool,
     time_one: Callable[..., Timing] = timed,
 ) -> Iterator[Measured]:
-    """Times collectives; nothing where there is one device.
-
-    Args:
-      devices: All of one kind.
-      speeds: About how fast one of them is.
-      floor_s: What it takes to start anything and to wait for it.
-      small: True for tiny sizes.
-      time_one: What times; see `timing.timed`.
-    """
+    """Times collectives of devices of one kind, nothing for one device; starting anything takes `floor_s`."""
     count = len(devices)
     if count < 2:
         return

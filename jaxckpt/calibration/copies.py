@@ -19,28 +19,16 @@ _HOST = "pinned_host"
 
 
 def can_copy(device: jax.Device) -> bool:
-    """True if jax gives the device's host memory a name.
-
-    Args:
-      device: Any device.
-    """
+    """True if jax gives the device's host memory a name."""
     return any(memory.kind == _HOST for memory in device.addressable_memories())
 
 
 def measured_copies(
     device: jax.Device, speeds: Speeds, *, floor_s: float, small: bool, time_one: Callable[..., Timing] = timed
 ) -> Iterator[Measured]:
-    """Times the copies of a device.
+    """Times the copies of a device that `can_copy`; starting anything and waiting for it takes `floor_s`.
 
-    Args:
-      device: A device that `can_copy`.
-      speeds: About how fast it is.
-      floor_s: What it takes to start anything and to wait for it.
-      small: True for tiny sizes.
-      time_one: What times; see `timing.timed`.
-
-    Yields:
-      Bandwidths of one way, of both together, and the share of a copy that a running computation hides.
+    Yields bandwidths of one way, of both together, and the share of a copy that a running computation hides.
     """
     rows = 64 if small else 8192
     on_host = jax.sharding.SingleDeviceSharding(device, memory_kind=_HOST)
@@ -83,15 +71,7 @@ def measured_copies(
 
 
 def hidden_share(together_s: float, compute_s: float, copy_s: float) -> float:
-    """The share of a copy that costs no time because something else runs meanwhile.
-
-    Args:
-      together_s: Of both.
-      compute_s: Of the computation by itself, at least as long as the copy.
-      copy_s: Of the copy by itself.
-
-    Returns:
-      1 where the copy costs nothing, 0 where it costs all of its time or more.
+    """The share of a copy that costs no time because a computation, at least as long, runs meanwhile.
 
     Example:
       >>> hidden_share(10.5, 10.0, 2.0)

@@ -16,21 +16,12 @@ _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 def platform_of(device: Any) -> str:
-    """The compiler's family, as in the fact files: jax calls NVIDIA's devices "gpu".
-
-    Args:
-      device: A `jax.Device`.
-    """
+    """The compiler's family, as in the fact files: jax calls NVIDIA's devices "gpu"."""
     return "cuda" if device.platform == "gpu" else device.platform
 
 
 def driver_of(device: Any, *, file: Path = _DRIVER_FILE) -> str:
-    """The driver of a device in one line: the kernel module's version where there is one, and that of jax's backend.
-
-    Args:
-      device: A `jax.Device`.
-      file: Where NVIDIA's kernel module says its version.
-    """
+    """The driver of a device in one line: the kernel module's version where there is one, and that of jax's backend."""
     backend = " ".join(str(device.client.platform_version).split())
     if platform_of(device) == "cuda" and file.exists():
         found = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", file.read_text("utf-8", "replace"))

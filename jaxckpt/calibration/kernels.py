@@ -30,7 +30,6 @@ class Probe:
     """One kind of kernel at one size.
 
     Attributes:
-      what: The kind.
       detail: Type and size.
       unit: Of `work`: "FLOP/s" for FLOPs, "bytes/s" for bytes, "s" where links are counted.
       work: Of one link.
@@ -53,20 +52,12 @@ class Probe:
         return max(2, min(64, ceil(_ITERATION_S / self.guess_s)))
 
     def links(self, chain_s: float) -> int:
-        """How many links make a chain of about so many seconds: full iterations, at most 4096 of them.
-
-        Args:
-          chain_s: What the chain should take.
-        """
+        """How many links make a chain of about so many seconds: full iterations, at most 4096 of them."""
         iterations = round(chain_s / self.guess_s / self.inner)
         return self.inner * min(4096, max(2, iterations))
 
     def chain(self, links: int) -> Callable[[Any], Any]:
-        """The jitted program of so many links.
-
-        Args:
-          links: A multiple of `inner`.
-        """
+        """The jitted program of so many links, a multiple of `inner`."""
 
         def iteration(_: Any, carried: Any) -> Any:
             for _ in range(self.inner):
@@ -76,21 +67,15 @@ class Probe:
         return jax.jit(lambda carried: jax.lax.fori_loop(0, links // self.inner, iteration, carried))
 
     def value(self, link_s: float) -> float:
-        """The figure that follows from the seconds of a link.
-
-        Args:
-          link_s: Of one link.
-        """
+        """The figure that follows from the seconds of a link."""
         return link_s if self.unit == "s" else self.work / link_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """About how fast a device is, to choose lengths of chains; measured figures do not depend on it.
+    """About how fast a device is, in bfloat16 products and in memory; it chooses lengths of chains.
 
-    Attributes:
-      flops_per_s: Of bfloat16 products.
-      bytes_per_s: Of its memory.
+    Measured figures do not depend on it.
     """
 
     flops_per_s: float = 1e14
@@ -98,13 +83,7 @@ class Speeds:
 
 
 def random_array(shape: tuple[int, ...], dtype: Any, scale: float = 1.0) -> jax.Array:
-    """Numbers that are not zero: a short stretch of random ones repeated, which no kernel can tell.
-
-    Args:
-      shape: Of the array.
-      dtype: Of its numbers.
-      scale: Their standard deviation.
-    """
+    """Numbers that are not zero: a short stretch of random ones repeated, which no kernel can tell."""
     some = np.random.default_rng(0).standard_normal(min(int(np.prod(shape)), 2**20), np.float32) * scale
     return jnp.asarray(np.resize(some, shape), dtype)
 
@@ -113,10 +92,6 @@ def rotation(rows: int, columns: int) -> np.ndarray:
     """A dense matrix that changes no length: its rows are of length 1 and at right angles, or its columns are.
 
     The circulant matrix of random phases: exact at any size, and made in no time.
-
-    Args:
-      rows: Of the matrix.
-      columns: Of the matrix.
 
     Example:
       >>> made = rotation(3, 8)
@@ -296,12 +271,7 @@ def vector(speeds: Speeds, shape: tuple[int, int]) -> Probe:
 
 
 def probes(speeds: Speeds, *, small: bool) -> Iterator[Probe]:
-    """All microbenchmarks, the most valuable first.
-
-    Args:
-      speeds: About how fast the device is.
-      small: True for tiny sizes, a smoke test.
-    """
+    """All microbenchmarks, the most valuable first; small ones are a smoke test."""
     shape = (256, 256) if small else (8192, 8192)  # 256 MiB of float32: beyond every cache
     sides = (64, 128) if small else (8192, 4096)
     yield launch(speeds)

@@ -25,14 +25,9 @@ _FACTOR_BOUNDS = (0.5, 10.0)
 
 
 def ramp_and_rate(flops: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
-    """Ramp of a matrix product in FLOPs, and the rate that large products tend to: a fit by least squares.
+    """Ramp of a matrix product in FLOPs, and the FLOP/s that large products tend to: a fit by least squares.
 
-    Args:
-      flops: Of each product.
-      seconds: Of each, the launch not counted.
-
-    Returns:
-      FLOPs, at least 0, and FLOP/s, a multiply-add being two.
+    The seconds of each product are without its launch.
 
     Example:
       >>> ramp, rate = ramp_and_rate([1e9, 1e10, 1e11], [3e-6, 12e-6, 102e-6])
@@ -49,11 +44,7 @@ def ramp_and_rate(flops: Sequence[float], seconds: Sequence[float]) -> tuple[flo
 
 
 def derived_rates(measured: Sequence[Measured]) -> dict[str, Any]:
-    """The fields of a `Calibration` that follow from its figures; what was not measured is left out.
-
-    Args:
-      measured: Figures of `session`.
-    """
+    """The fields of a `Calibration` that follow from its figures; what was not measured is left out."""
     found: dict[str, Any] = {}
     by_what: dict[str, list[Measured]] = {}
     for each in measured:

@@ -17,14 +17,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds of a run.
-
-    Attributes:
-      median_s: The middle of all runs.
-      spread: Between the quarters, as a share of the median: half of the runs are that close together.
-      least_s: The fastest run.
-      count: How many runs were timed.
-    """
+    """Seconds of a run; the spread is that between the quarters, as a share of the median."""
 
     median_s: float
     spread: float
@@ -56,16 +49,7 @@ def timed(
 ) -> Timing:
     """Times something that waits until it is done.
 
-    Args:
-      run: What is timed.
-      budget_s: No run is begun after so many seconds, once there are `least`; warm-ups are not counted.
-      least: Runs at least, whatever they take.
-      most: Runs at most.
-      warmups: Runs before the first that counts.
-      clock: What tells the seconds.
-
-    Returns:
-      The median and its spread.
+    No run is begun after `budget_s`, warm-ups not counted, once there are `least` runs; there are `most` at most.
 
     Example:
       >>> timed(lambda: None, least=3, most=3).count

@@ -40,7 +40,6 @@ class Compilation:
     """A compiled step and its memory figures.
 
     Attributes:
-      footprint: The memory figures.
       executable: jax's compiled step over flat arrays, for readers of its HLO; on compile-only targets it cannot
         be called.
       program: A serialised `HloProto` with schedule and buffer assignment, in the form that XProf's memory viewer
@@ -65,18 +64,9 @@ def compile_flat(
 ) -> Compilation:
     """Compiles a function of flat arrays for a target and reads its memory figures.
 
-    Args:
-      function: Takes as many arrays as there are `specs`, returns a sequence of arrays.
-      specs: Shape, dtype and sharding of each argument; shardings on other devices are moved to the target.
-      target: The machine to compile for.
-      donated: Indices of arguments whose memory the step may reuse.
-      compiler_options: XLA options as pairs of name and value.
-      out_shardings: One for each result, None where the compiler may choose; moved to the target.
-      name: Of the step, for messages and for the program; the function's own when not given.
-      argument_paths: Where each argument stands among the step's, for the memory map.
-
-    Returns:
-      The footprint per device, and the executable.
+    Shardings on other devices are moved to the target; `donated` are indices of arguments whose memory the step may
+    reuse. `out_shardings` has one for each result, None where the compiler may choose. `argument_paths` says where each
+    argument stands among the step's.
 
     Raises:
       CompileError: Lowering or compiling failed, or the compiler gave no figures. `resource_exhausted` tells

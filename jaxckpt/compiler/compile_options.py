@@ -53,11 +53,7 @@ def process_cache() -> KernelCache:
 
 @contextmanager
 def quick_options(target: Target) -> Iterator[dict[str, object]]:
-    """XLA options that spare work for a target; none where the program might run.
-
-    Args:
-      target: What is compiled for.
-    """
+    """XLA options that spare work for a target; none where the program might run."""
     if not (target.compile_only and target.platform == "cuda"):
         yield {}
         return

@@ -62,24 +62,7 @@ def compile_step(
     static_argnums: int | Sequence[int] = (),
     compiler_options: Sequence[tuple[str, Any]] = (),
 ) -> Compilation:
-    """As `footprint`, with the executable for those who read more of it.
-
-    Args:
-      step: As `footprint`.
-      *args: As `footprint`.
-      target: As `footprint`.
-      donate_argnums: As `footprint`.
-      static_argnums: As `footprint`.
-      compiler_options: As `footprint`.
-
-    Returns:
-      The footprint and jax's executable, which takes the step's arrays flat.
-
-    Raises:
-      ArgumentError: As `footprint`.
-      CompileError: As `footprint`.
-      TargetError: As `footprint`.
-    """
+    """As `footprint`, with the executable, which takes the step's arrays flat."""
     call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     flat = flatten_step(call.function, call.args, **call.argnums)
     return compile_flat(

@@ -28,14 +28,9 @@ def dump_options(folder: Path) -> tuple[tuple[str, object], ...]:
 
 
 def dumped_program(folder: Path) -> bytes | None:
-    """The program that was dumped to a folder, with its schedule and its buffer assignment.
+    """The serialised `HloProto` that was dumped to a folder, with its schedule and its buffer assignment.
 
-    Args:
-      folder: Of `dump_options`.
-
-    Returns:
-      A serialised `HloProto`, which XProf's memory viewer opens too; None where the compiler wrote none, as when jax
-      took the program from its cache.
+    None where the compiler wrote none, as when jax took the program from its cache.
     """
     for file in sorted(folder.glob(_PATTERN)):
         data = file.read_bytes()

@@ -16,14 +16,7 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileFailure:
-    """A way in which compiling fails.
-
-    Attributes:
-      signs: Texts of which the message holds one.
-      meaning: What went wrong, to follow "because".
-      needed: What would have been right.
-      advice: What to do.
-    """
+    """A way in which compiling fails; the message holds one of the signs, and the meaning follows "because"."""
 
     signs: tuple[str, ...]
     meaning: str
@@ -80,16 +73,10 @@ _UNEXPLAINED = CompileFailure(
 
 
 def compile_error(error: Exception, *, name: str, target: Target) -> CompileError:
-    """Explains why a step could not be compiled.
+    """Explains why a step could not be compiled; raise it from the exception of jax or XLA.
 
-    Args:
-      error: The exception of jax or XLA; make it the cause.
-      name: Of the step.
-      target: Compiled for.
-
-    Returns:
-      An error to raise. `resource_exhausted` tells whether memory was what lacked; then `needed_bytes` and
-      `available_bytes` hold the compiler's figures where it gave them (rounded as it printed them), else None.
+    `resource_exhausted` tells whether memory was what lacked; then `needed_bytes` and `available_bytes` hold the
+    compiler's figures where it gave them (rounded as it printed them), else None.
     """
     message = str(error)
     failure = failure_of(message)

@@ -19,15 +19,12 @@ _NO_ARRAY = ("Error interpreting argument", "is not a valid JAX type")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatStep:
-    """A traced step over flat arrays.
+    """A traced step over flat arrays, in the order of the step's pytrees.
 
     Attributes:
-      function: Takes and returns arrays in the order of the step's pytrees.
       specs: Shape, dtype and sharding of each argument, on the caller's devices.
       donated: Indices of arguments whose memory the step may reuse.
       out_shardings: What the jit wants of each result, or None.
-      compiler_options: Those of the jit, as pairs.
-      name: Of the step.
       paths: Where each argument stands among the step's ("[0]['params']").
     """
 
@@ -47,19 +44,9 @@ def flatten_step(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
 ) -> FlatStep:
-    """Traces a step into a function of flat arrays.
+    """Traces a step, plain or jitted already, into a function of flat arrays.
 
-    Args:
-      step: Plain, or jitted already.
-      args: Arrays, `jax.ShapeDtypeStruct`s, Python numbers, or pytrees of them; anything where static.
-      donate_argnums: Positions whose memory the step may reuse; only for a plain step.
-      static_argnums: Positions that are no arrays; only for a plain step.
-
-    Returns:
-      The flat step.
-
-    Raises:
-      ArgumentError: A leaf is no array, or a jitted step is given donation or static positions again.
+    Raises an `ArgumentError` if a leaf is no array, or if a jitted step is given donation or static positions again.
     """
     step = _jitted(step, donate_argnums, static_argnums)
     leaves = _compat.traced_leaves(_trace(step, args))

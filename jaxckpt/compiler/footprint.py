@@ -137,13 +137,7 @@ class Footprint(Shown):
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> "Footprint":
-        """Reads what `to_dict` wrote.
-
-        Args:
-          plain: Keys with a default may be left out.
-
-        Returns:
-          An equal footprint.
+        """Reads what `to_dict` wrote; keys with a default may be left out.
 
         Raises:
           PlanFileError: Keys are missing or unknown, or values are of other types; all of them are named.

@@ -18,16 +18,7 @@ VERSION = 1
 
 
 def save_footprint(footprint: Footprint, path: str | Path) -> None:
-    """Writes a footprint with its memory map, whole or not at all.
-
-    Args:
-      footprint: What to write.
-      path: Of the file, such as "gpt2.json" or "gpt2.json.gz".
-
-    Raises:
-      FootprintFileError: The folder is not there.
-      OSError: The disk is full, or the folder cannot be written to.
-    """
+    """Writes a footprint with its memory map, whole or not at all; an error if the folder is not there."""
     path = Path(path)
     if not path.parent.is_dir():
         raise FootprintFileError(
@@ -47,10 +38,7 @@ def save_footprint(footprint: Footprint, path: str | Path) -> None:
 
 
 def load_footprint(path: str | Path) -> Footprint:
-    """Reads a footprint that `save_footprint` wrote.
-
-    Returns:
-      An equal footprint, with an equal memory map.
+    """Reads a footprint that `save_footprint` wrote, with its memory map.
 
     Raises:
       FootprintFileError: The file is not there, is none of ours, or is not as it was written.

@@ -16,33 +16,17 @@ _COLUMNS = (*_BUFFER, "use", "space", "at_peak")
 
 
 def footprint_frame(footprint: Footprint) -> Any:
-    """The buffers of a footprint as a pandas frame: one row each, in the order of their ids.
+    """The buffers of a footprint as a pandas frame, one row each in the order of their ids; none without a memory map.
 
-    Args:
-      footprint: The data; without a memory map there are no rows.
-
-    Returns:
-      The attributes of `jaxckpt.hlo.Buffer`, what its allocation is for, where it lies, and whether it is a temporary
-      alive at the peak.
-
-    Raises:
-      MissingPackageError: pandas is not installed.
+    The columns are the attributes of `jaxckpt.hlo.Buffer`, what its allocation is for, where it lies, and whether it is
+    a temporary alive at the peak. Raises a `MissingPackageError` without pandas.
     """
     rows = () if footprint.memory is None else _buffers(footprint.memory)
     return frame_of_rows(rows, columns=_COLUMNS, called="Footprint.to_frame")
 
 
 def frame_of_rows(rows: Iterable[Mapping[str, Any]], *, columns: Sequence[str], called: str) -> Any:
-    """Rows as a pandas frame.
-
-    Args:
-      rows: What it holds.
-      columns: Their keys, in order.
-      called: The caller's name, for the message.
-
-    Raises:
-      MissingPackageError: pandas is not installed.
-    """
+    """Rows as a pandas frame; the error without pandas names the caller."""
     try:
         import pandas as pd
     except ImportError as error:

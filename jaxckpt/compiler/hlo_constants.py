@@ -12,13 +12,7 @@ _CONVOLUTION = '"__cudnn$conv'
 
 
 def constant_bytes(hlo: str) -> int:
-    """Bytes of all constant arrays of a program; scalars are part of the code.
-
-    Args:
-      hlo: Text of an optimised HLO module.
-
-    Returns:
-      Bytes per device, without padding.
+    """Bytes per device of the constant arrays of optimised HLO, without padding; scalars are part of the code.
 
     Example:
       >>> constant_bytes("%c.1 = bf16[4,8]{1,0} constant({...})")

@@ -17,36 +17,17 @@ from jaxckpt.machine import Target
 
 
 def place(specs: Sequence[jax.ShapeDtypeStruct], target: Target) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Puts descriptions of arrays on a target.
+    """Puts descriptions of arrays on a target's devices, or leaves them to jax.
 
-    Args:
-      specs: Shapes, dtypes, and shardings on any devices or none.
-      target: Where the step is compiled for.
-
-    Returns:
-      The same shapes and dtypes, sharded on the target's devices or left to jax.
-
-    Raises:
-      TargetError: A mesh has more devices than the target, or a sharding is of a kind that we cannot rebuild.
+    Raises a `TargetError` if a mesh has more devices than the target, or a sharding is of a kind that we cannot
+    rebuild.
     """
     lone = _lone_sharding(specs, target)
     return tuple(spec.update(sharding=place_sharding(spec.sharding, target, lone)) for spec in specs)
 
 
 def place_sharding(sharding: Sharding | None, target: Target, lone: Sharding | None = None) -> Sharding | None:
-    """Puts one sharding on a target.
-
-    Args:
-      sharding: On any devices, or None.
-      target: Where it should lie.
-      lone: What stands for nowhere or one device; None leaves it to jax.
-
-    Returns:
-      A sharding on the target, or None.
-
-    Raises:
-      TargetError: As `place`.
-    """
+    """Puts one sharding on a target; `lone` stands for nowhere or one device, where None leaves it to jax."""
     if isinstance(sharding, NamedSharding):
         return _place_named(sharding, target)
     if sharding is None:

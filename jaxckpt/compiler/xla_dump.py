@@ -24,16 +24,11 @@ _ASSIGNMENT = "-buffer-assignment.txt"
 
 
 def footprint_of_dump(path: str | Path, *, target: Target | str | None = None) -> Footprint:
-    """Footprint of a dumped program.
+    """Footprint of a dumped program, with a memory map and, for a target, the estimated seconds.
 
-    Args:
-      path: A folder that XLA dumped to (of several programs in it the one of most temporaries is taken), or one
-        `*after_optimizations.hlo.pb` or `*after_optimizations.txt` in it.
-      target: The machine whose rates estimate the time; None leaves the time out.
-
-    Returns:
-      Its footprint with a memory map; the sums are those of the allocations, since there are no statistics to hold
-      them against.
+    The path is a folder that XLA dumped to (of several programs in it the one of most temporaries is taken), or one
+    `*after_optimizations.hlo.pb` or `*after_optimizations.txt` in it. The sums are those of the allocations, since
+    there are no statistics to hold them against.
 
     Raises:
       HloError: There is no such file, or it is damaged, cut off or something else.

@@ -14,11 +14,7 @@ HOST_OPTION = "xla_gpu_enable_host_memory_offloading"
 
 
 def audit(memory: MemoryMap) -> Iterator[str]:
-    """Sentences on what XLA computes again by itself; none where it does not.
-
-    Args:
-      memory: Of the compiled program.
-    """
+    """Sentences on what XLA computes again by itself; none where it does not."""
     added = memory.rematerialised
     if not added:
         return

@@ -23,23 +23,14 @@ class Span:
 
 @dataclass(slots=True)
 class ResidualSlot:
-    """A place for values of which at most one is alive.
-
-    Attributes:
-      span: From the first step to the last at which one of them is alive.
-      homes: For each of its values the loops and branches around, outermost first.
-    """
+    """A place for values of which at most one is alive, with the loops and branches around each of them."""
 
     span: Span
     homes: list[tuple[int, ...]] = field(default_factory=list)
 
 
 class ResidualSlots:
-    """The slots of a step.
-
-    Args:
-      graph: The step.
-    """
+    """The slots of a step."""
 
     def __init__(self, graph: Graph):
         self._graph = graph
@@ -48,13 +39,8 @@ class ResidualSlots:
     def place(self, new: Span, home: tuple[int, ...], common: int) -> Span:
         """Puts a value into a slot that exists, whose span then covers that of the value, or into a new one.
 
-        Args:
-          new: The span of the value.
-          home: The loops and branches around the value, outermost first.
-          common: How many of them are around its reader, too.
-
-        Returns:
-          The slot's span; a value of no branch has a span of its own.
+        `home` has the loops and branches around the value, outermost first; the first `common` are around its reader,
+        too. A value of no branch has a span of its own.
         """
         cond = next((branch.cond for loop in home[common:] if (branch := self._graph.loops[loop].branch)), None)
         if cond is None:

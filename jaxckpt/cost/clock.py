@@ -76,13 +76,7 @@ ClockEvent = float | LinkEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """When steps run.
-
-    Attributes:
-      seconds: Of each step, waiting included.
-      stall_s: Seconds of waiting for copies.
-      host_bytes: The largest number of bytes on the host at once.
-    """
+    """Seconds of each step, waiting for copies included, and the largest number of bytes on the host at once."""
 
     seconds: list[float]
     stall_s: float
@@ -97,18 +91,7 @@ def clock(
     last_step: Callable[[int], int],
     host_bandwidth_bytes_per_s: float,
 ) -> Times:
-    """Plays the events of all steps.
-
-    Args:
-      graph: The step.
-      steps: In order.
-      events: Of each step, in order.
-      last_step: The last step of a loop.
-      host_bandwidth_bytes_per_s: Of the link, one direction.
-
-    Returns:
-      Seconds of each step.
-    """
+    """Plays the events of all steps; `last_step` gives the last step of a loop. The link has one bandwidth each way."""
     link = HostLinkQueue(host_bandwidth_bytes_per_s)
     in_loops = LoopTransfers(graph, host_bandwidth_bytes_per_s)
     loop: int | None = None

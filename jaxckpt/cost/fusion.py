@@ -76,14 +76,7 @@ class Fusion:
 
 
 def fuse(graph: Graph) -> Fusion:
-    """Decides which values of a graph are materialised.
-
-    Args:
-      graph: The step as traced; nothing recomputed.
-
-    Returns:
-      The fusion of the unplanned step.
-    """
+    """The fusion of a graph as traced, with nothing recomputed."""
     rules = fusion_rules(graph)
     analysis, _ = _run(rules, graph.ops, graph.outputs)
     materialised, derived = frozenset(analysis.materialised), argument_derived_values(graph)

@@ -19,14 +19,7 @@ _MANY = 4
 class FusionAnalysis:
     """The instances in memory while steps run.
 
-    Args:
-      rules: Of the graph.
-      steps: In order.
-      origin: For each instance the value that it is.
-      outputs: Instances that are returned.
-
     Attributes:
-      rules: Of the graph.
       size_bytes: Of each instance.
       materialised: Instances that some step so far wrote to memory, and those that must be.
       sources: For every instance written so far what is read of memory to have it.

@@ -34,11 +34,7 @@ Ops = frozenset[int]
 
 
 class FusionFacts:
-    """Properties of a graph that several rules need, each found once.
-
-    Args:
-      graph: The step.
-    """
+    """Properties of a graph that several rules need, each found once."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -238,13 +234,9 @@ def _loaded(facts: FusionFacts, op: Op) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRules:
-    """Rule 5, by op.
+    """Rule 5, by op: sets of `ROW_RULES`, and which reductions and values they lead to.
 
     Attributes:
-      strided_reductions: As the rule says.
-      row_reductions: As the rule says.
-      stored_exponentials: As the rule says.
-      separate_reductions: As the rule says.
       folded: Reductions that are fused into the kernels that use them, in the step as it stands.
       folded_if_unread: Those of the forward pass that are fused where no backward reads their results.
       values: Values that then are only inside kernels that hold rows: saving one costs a pass over its rows.
@@ -264,12 +256,9 @@ class FusionRules:
     """The rules that hold for any plan of a graph: sets of ops, one for each row of `RULES`, and what belongs to them.
 
     Attributes:
-      graph: The step.
-      rows: Rule 5.
       needed_operands: For each op the positions of operands that must be in memory.
       loaded_operands: For each op that a matrix product applies to what it loads, the position of its operand.
       transposed_stacks: Values that are transposed, all iterations at once, before a later loop reads their stack.
-      writes_memory: As the rule says, as are all that follow.
     """
 
     graph: Graph

@@ -24,12 +24,9 @@ from jaxckpt.schedule import Barrier, Move, Run, Schedule, ScheduleStep
 
 
 class StepKernel(NamedTuple):
-    """A kernel, or the part of a shared one that a step adds.
+    """A kernel, or the part of a shared one that a step adds; it reads so many bytes of each buffer.
 
-    Attributes:
-      reads: Buffers, each with the bytes that are read of it.
-      writes: Instances, each a buffer from then on.
-      seconds: In all iterations of the loops around.
+    The seconds are those of all iterations of the loops around.
     """
 
     reads: SourceBytes
@@ -42,7 +39,6 @@ class ScheduleKernels:
     """The kernels of a schedule, by step.
 
     Attributes:
-      steps: In order.
       by_step: For each step the kernel that it starts, or adds to; None where it runs in later ones, or is no op.
       sources: For each instance the buffers that are read to have it; a buffer is its own source.
       size_bytes: Of each instance.

@@ -25,10 +25,6 @@ from jaxckpt.schedule import Run, ScheduleStep
 class LoopLiveness:
     """The loops of one replay.
 
-    Args:
-      graph: The step.
-      steps: In the order in which they are replayed.
-
     Attributes:
       residuals: For each buffer that another loop reads the span of its stack or slot.
       first_read: For each such buffer the first step of the loop that reads it first.
@@ -164,12 +160,6 @@ class LoopLiveness:
         """Copies the slice of a stack: how often the copy runs; 0 where a copy exists, or none is needed.
 
         What a branch reads is in memory before the cond, also where its kernel could read it from the stack.
-
-        Args:
-          at: The step that reads it.
-          source: The buffer.
-          size_bytes: Of the slice.
-          in_memory: True if the step needs the slice in memory.
         """
         around, home = self._levels(at), self.graph.path(self._loop.get(source))
         common = _first_difference(around, home)

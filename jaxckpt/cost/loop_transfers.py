@@ -15,12 +15,7 @@ from jaxckpt.ir import Graph
 
 
 class LoopTransfers:
-    """The copies in the bodies of the loops of one replay.
-
-    Args:
-      graph: The step.
-      bandwidth_bytes_per_s: Of the link, one direction.
-    """
+    """The copies in the bodies of the loops of one replay; the link's bandwidth is of one direction."""
 
     def __init__(self, graph: Graph, bandwidth_bytes_per_s: float):
         self._graph = graph

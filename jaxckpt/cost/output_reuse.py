@@ -52,13 +52,6 @@ class _OutputBuffer:
 def placed_in_outputs(temporaries: Iterable[BufferLiveRange], results: Sequence[BufferLiveRange]) -> frozenset[int]:
     """The temporaries that fit in results, and need no memory of their own.
 
-    Args:
-      temporaries: All of them.
-      results: Those that take over no argument.
-
-    Returns:
-      Ids of buffers.
-
     Example:
       >>> result = BufferLiveRange(buffer=9, size_bytes=2**20, birth=8, death=9)
       >>> one, other = (

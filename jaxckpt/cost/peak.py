@@ -19,10 +19,7 @@ from jaxckpt.cost.output_reuse import BufferLiveRange, placed_in_outputs
 def live_bytes(buffers: Buffers, *, external: Collection[int], results: Iterable[int]) -> tuple[int, ...]:
     """Bytes of temporaries alive at each step, workspaces included.
 
-    Args:
-      buffers: Of a schedule.
-      external: Buffers with memory of their own: arguments and results.
-      results: Those results that take over no argument.
+    External buffers, arguments and results, have memory of their own; `results` are those that take over no argument.
     """
     births, deaths, size_bytes = buffers.births, buffers.deaths, buffers.size_bytes
     length = len(buffers.events)

@@ -64,17 +64,11 @@ class Rates:
     source: str = ""
 
     def matmul(self, dtype: str) -> float:
-        """The rate of a matrix product whose operands have this dtype.
+        """The FLOP/s of a matrix product whose operands have this dtype: a numpy name such as "bfloat16", or "tf32".
 
-        A dtype without a rate takes that of the next wider one that the device computes it in: float16 as
-        bfloat16, float8 as bfloat16 (it is converted first), complex64 as float32 (count four real products).
-        What no matrix unit takes runs at `vector_flops_per_s`.
-
-        Args:
-          dtype: A numpy dtype name such as "bfloat16", or "tf32".
-
-        Returns:
-          FLOP/s, a multiply-add being two; not the FLOP/s of the datasheet.
+        A dtype without a rate takes that of the next wider one that the device computes it in: float16 as bfloat16,
+        float8 as bfloat16 (it is converted first), complex64 as float32 (count four real products). What no matrix unit
+        takes runs at `vector_flops_per_s`.
         """
         known = dict(self.matmul_flops_per_s)
         if dtype in known:
@@ -86,12 +80,7 @@ class Rates:
         return self.vector_flops_per_s
 
     def matmul_s(self, flops: float, dtype: str) -> float:
-        """Seconds of a matrix product, the time to fill and to drain the device included.
-
-        Args:
-          flops: Of the product, a multiply-add being two.
-          dtype: Of its operands, as for `matmul`.
-        """
+        """Seconds of a matrix product of so many FLOPs, the time to fill and to drain the device included."""
         return (flops + self.matmul_ramp_flops) / self.matmul(dtype)
 
     def factor(self, kernels: str) -> float:
@@ -99,22 +88,10 @@ class Rates:
         return dict(self.factors).get(kernels, 1.0)
 
     def exchange_s(self, size_bytes: float) -> float:
-        """Seconds in which one device gets so many bytes from others, its own memory's traffic included.
-
-        Args:
-          size_bytes: What it gets.
-
-        Returns:
-          Seconds, without a launch; not the time that other work hides.
-        """
+        """Seconds in which one device gets so many bytes from others, its own memory's traffic included; no launch."""
         slower = self.link_bandwidth_bytes_per_s or self.memory_bandwidth_bytes_per_s
         return size_bytes / min(slower, self.memory_bandwidth_bytes_per_s)
 
     def kernel_s(self, traffic_bytes: float, arithmetic_s: float = 0.0) -> float:
-        """Seconds of one kernel: its launch, then its traffic or its arithmetic, whichever takes longer.
-
-        Args:
-          traffic_bytes: What it reads and writes of device memory.
-          arithmetic_s: Seconds of its arithmetic.
-        """
+        """Seconds of one kernel: its launch, then its traffic or its arithmetic, whichever takes longer."""
         return self.launch_s + max(arithmetic_s, traffic_bytes / self.memory_bandwidth_bytes_per_s)

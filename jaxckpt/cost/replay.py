@@ -39,8 +39,7 @@ class Replay:
       deaths: For each buffer the index of the last step that reads it.
       seconds: For each step the seconds of the kernel that it starts, in all iterations of the loops around; 0
         where the step runs in the kernel of a later one.
-      step_s: Seconds of all kernels together.
-      recompute_s: Those of clones.
+      recompute_s: Seconds of the kernels of clones, part of `step_s`.
       stall_s: Seconds of waiting for copies between device and host, part of `step_s`.
       host_bytes: The largest number of bytes on the host at once.
     """
@@ -79,18 +78,9 @@ def replay(
     rates: Rates,
     is_full_step: bool = True,
 ) -> Replay:
-    """Replays a schedule symbolically.
+    """Replays a schedule symbolically; `peak_bytes` is of temporaries alone, neither arguments nor results.
 
-    Args:
-      graph: The step.
-      schedule: What is run, from `jaxckpt.schedule.schedule`.
-      fusion: `fuse(graph)`.
-      arithmetic: `arithmetic_costs(graph, rates)`.
-      rates: What the target can do.
-      is_full_step: True if the graph is a step, whose results have memory from the start; False for a part of one.
-
-    Returns:
-      Bytes and seconds. `peak_bytes` is of temporaries alone: neither arguments nor results.
+    `is_full_step` is true if the graph is a step, whose results have memory from the start; false for a part of one.
     """
     schedule = replace(schedule, steps=tuple(updates_early(graph, schedule)))
     rules = fusion.rules

@@ -46,12 +46,7 @@ def meets_its_operand(graph: Graph, op: Op) -> bool:
 
 
 def unheld_exponentials(graph: Graph, rows: frozenset[int]) -> frozenset[int]:
-    """Exponentials of a softmax whose rows no kernel holds through both of its reductions.
-
-    Args:
-      graph: The step.
-      rows: Its row reductions.
-    """
+    """Exponentials of a softmax whose rows no kernel holds through both of its reductions."""
     exponentials = (op for op in graph.ops if op.primitive == "exp" and op.phase is Phase.FORWARD)
     return frozenset(op.id for op in exponentials if _is_unheld(graph, op, rows))
 

@@ -23,12 +23,7 @@ mean and the variance of a normalisation). No benchmark fixed the exact value.""
 
 
 class SharedPasses:
-    """The kernels of one schedule that are loops over elements, in the order of its steps.
-
-    Args:
-      rates: What the target can do.
-      strided_reductions: Ops that reduce axes which do not lie together.
-    """
+    """The kernels of one schedule that are loops over elements, in the order of its steps."""
 
     def __init__(self, rates: Rates, strided_reductions: frozenset[int]):
         self._rates = rates

@@ -7,9 +7,6 @@ A model of two copy engines with one bandwidth. Read after `rates`.
 class HostLinkQueue:
     """The copies of one schedule, queued on the host link in the order in which they are started.
 
-    Args:
-      bandwidth_bytes_per_s: One direction.
-
     Example:
       >>> link = HostLinkQueue(1e9)
       >>> link.store(7, 2_000_000, now_s=0.0)

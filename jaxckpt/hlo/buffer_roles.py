@@ -43,19 +43,7 @@ def temporary_role(
     is_first: bool,
     is_after_forward: bool,
 ) -> Role:
-    """The role of a buffer between arguments and results.
-
-    Args:
-      program: Its program.
-      id_: The instruction that makes it.
-      allocation: Where it lies.
-      provenance: Where it came from.
-      consumers: Parts of the step that read it, and whether the step returns it.
-      elements: How many it has.
-      logits: The element count of the logits, if there are any.
-      is_first: True if it is the first result of its instruction.
-      is_after_forward: True if it is made after the backward pass has begun.
-    """
+    """The role of a buffer between arguments and results."""
     instruction = program.instructions[id_]
     if allocation.space is Space.HOST or _reaches_host(program, id_):
         return Role.HOST_COPY
@@ -95,8 +83,7 @@ def _by_part(part: Part, consumers: Consumers, is_after_forward: bool) -> Role:
 def logits_elements(program: HloProgram, provenances: Provenances) -> frozenset[int]:
     """The element count of the logits: results of the last product of the forward pass, if it widens its operand.
 
-    Returns:
-      One count, or none: a last product that does not widen, or that multiplies no parameter, makes no logits.
+    At most one count: a last product that does not widen, or that multiplies no parameter, makes no logits.
     """
     for id_ in reversed(program.kernels):
         product = _product_elements(program, id_) if provenances.of(id_).part is Part.FORWARD else None

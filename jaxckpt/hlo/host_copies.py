@@ -31,12 +31,7 @@ class HostCopy:
 
 
 class HostCopies:
-    """The copies of a program.
-
-    Args:
-      program: The module.
-      is_host: True if an array of this shape, with its layout, lies in host memory.
-    """
+    """The copies of a program; `is_host` is true if an array of a shape, with its layout, lies in host memory."""
 
     def __init__(self, program: HloProgram, is_host: Callable[[Shape], bool]):
         self._program = program

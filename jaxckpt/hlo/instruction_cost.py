@@ -36,15 +36,7 @@ _FREE_CALLS = frozenset({"Sharding", "AllocateBuffer", "ConcatBitcast", "SliceTo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionCost:
-    """The work of one run of an instruction.
-
-    Attributes:
-      flops: All arithmetic, a multiply-add being two.
-      matmul_flops: That of matrix products and convolutions.
-      matmul_dtype: Of their operands; of the first, where there are several.
-      traffic_bytes: Operands read and results written.
-      is_priced: True if all of the arithmetic could be read.
-    """
+    """The work of one run of an instruction; see `Kernel`, whose fields of the same names are explained there."""
 
     flops: int = 0
     matmul_flops: int = 0

@@ -51,20 +51,14 @@ def live_ranges(
     last_read: Callable[[int], int],
     end: int,
 ) -> tuple[Mapping[int, LiveRange], int]:
-    """Reads the events of one heap.
+    """Reads the events of one heap (`schema.HeapSimulatorTrace`); `born` and `last_read` give positions of kernels.
 
-    Args:
-      trace: The message (`schema.HeapSimulatorTrace`).
-      born: For a buffer's id the position of the kernel that defines it, None where there is none.
-      is_written: True if a kernel writes the buffer; otherwise the buffer only passes on memory of another buffer, as
-        operands and results of loops do, and the other buffer lives on.
-      last_read: For a buffer's id the position of its last reader.
-      end: Position of the last kernel.
+    `is_written` is true if a kernel writes the buffer. Any other buffer only passes on memory of another buffer, as
+    operands and results of loops do, and the other buffer lives on.
 
-    Returns:
-      Live ranges by the buffer's id, and how many events are not in the order of the schedule (0 if all is
-      well). A buffer whose memory another buffer takes over ends where the other begins. A buffer without a live range
-      hands its memory on within the kernel that makes it, or is no kernel's result.
+    Returns live ranges by the buffer's id, and how many events are not in the order of the schedule (0 if all is well).
+    A buffer whose memory another buffer takes over ends where the other begins. A buffer without a live range hands its
+    memory on within the kernel that makes it, or is no kernel's result.
     """
     simulation = _Simulation(born, is_written, last_read, end)
     events = list(simulation.known(trace.events))

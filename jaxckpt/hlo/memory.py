@@ -85,18 +85,15 @@ class Space(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One scheduled instruction.
+    """One scheduled instruction, by XLA's name ("loop_add_fusion.3") and opcode ("fusion", "custom-call", "while").
 
     Attributes:
-      name: XLA's ("loop_add_fusion.3").
-      opcode: XLA's ("fusion", "custom-call", "while").
       op: JAX's primitive that its result came from ("dot_general"), "" where XLA does not say.
       scope: The path of names of the model around it; "" at the top.
-      part: Of the step.
       count: How often it runs in one step: trip counts of the loops around it, multiplied, and the share of a branch.
       flops: Arithmetic of one run, a multiply-add being two.
       matmul_flops: The part of it that matrix units do.
-      matmul_dtype: Their operands' dtype, "" where there is none.
+      matmul_dtype: Their operands' dtype, that of the first of several; "" where there is none.
       traffic_bytes: Operands and results of one run.
       is_priced: True if all of its arithmetic could be read; `flops` is too low where not.
       is_copy: True if it only copies between device and host while other kernels run: see `Transfer`.
@@ -122,7 +119,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """Some bytes for some time.
+    """Some bytes for some time; `op`, `scope`, `part` and `source` are as in `Kernel`.
 
     Attributes:
       id: Its position in `MemoryMap.buffers`.
@@ -135,12 +132,7 @@ class Buffer:
       shape: On one device.
       layout: Minor to major, as XLA has it ((1, 0) is row-major).
       name: Of the instruction that defines it; for arguments the path of the leaf (`[0]['params']['w']`).
-      op: As `Kernel.op`.
-      scope: As `Kernel.scope`.
-      part: As `Kernel.part`.
-      role: What it is for.
       count: How often it is written in one step.
-      source: As `Kernel.source`.
     """
 
     id: int
@@ -163,15 +155,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """A contiguous piece of memory that XLA asks for.
-
-    Attributes:
-      index: XLA's number.
-      size_bytes: All of it.
-      use: What for.
-      space: Where.
-      donated: True if it is an argument that a result takes over.
-    """
+    """A contiguous piece of memory that XLA asks for, by XLA's number; donated if a result takes over an argument."""
 
     index: int
     size_bytes: int
@@ -185,8 +169,6 @@ class Transfer:
     """One copy between device and host, which overlaps kernels.
 
     Attributes:
-      size_bytes: What it copies, once.
-      to_host: The way.
       starts: Position of the kernel that starts it.
       ends: Position of the kernel that waits for it; one behind the last where only the end of the program does.
       count: How often in one step: in the body of a loop it starts and ends in every iteration.
@@ -201,18 +183,13 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeMemory:
-    """Memory and work of one scope, all scopes below it included.
+    """Memory and work of one scope in one step, all scopes below it included; the scope "" is the full step.
 
     Attributes:
-      scope: Its path; "" is the full step.
       held_bytes: Its residuals: bytes of its forward pass alive where the backward begins.
       peak_bytes: Its bytes among the temporaries alive at the peak.
       largest_bytes: The most temporaries of it that are alive at one time, wherever that is.
-      flops: Arithmetic in one step.
-      recomputed_flops: The recomputed part.
-      traffic_bytes: What its kernels read and write in one step.
-      kernels: How many are scheduled.
-      recomputed_kernels: Of these, how many recompute forward work.
+      recomputed_kernels: Of its scheduled kernels, how many recompute forward work.
     """
 
     scope: str
@@ -233,8 +210,6 @@ class MemoryMap:
     Attributes:
       program: XLA's name of the module.
       kernels: In the order in which they are scheduled; bodies of loops stand where the loop is.
-      buffers: With their addresses and live ranges.
-      allocations: What XLA asks for.
       problems: Where the sums do not reconcile with XLA's figures; empty when all is well.
       transfers: Copies between device and host, in the order in which they are started.
     """
@@ -307,11 +282,7 @@ class MemoryMap:
         return tuple(b for b in self.alive_at(self.backward) if b.born < self.backward and b.dies >= self.backward)
 
     def scopes(self, depth: int | None = None) -> tuple[ScopeMemory, ...]:
-        """Memory and work of every scope, in the order of first use; the full step first.
-
-        Args:
-          depth: Scopes deeper than so many names are added up; None for all.
-        """
+        """Memory and work of every scope down to a depth, in the order of first use; the full step first."""
         return tuple(self._scope(scope) for scope in self._scope_paths(depth))
 
     @cached_property

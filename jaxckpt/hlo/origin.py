@@ -20,13 +20,7 @@ _LOOPS = frozenset({("while", "body"), ("while", "cond"), ("cond", "branch_0_fun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where an instruction came from.
-
-    Attributes:
-      scope: The path of names of the model around it; "" at the top.
-      op: The primitive, "" where nothing is said.
-      marks: All names and transformations, outermost first.
-    """
+    """Where an instruction came from; its primitive is "" where nothing is said. Marks are outermost first."""
 
     scope: str = ""
     op: str = ""
@@ -35,8 +29,7 @@ class Origin:
     def part(self, depth: int = 0) -> Part | None:
         """The part of the step, by the outermost mark; None where there is none.
 
-        Args:
-          depth: So many marks of differentiation stand around everything (see `mark_depth`).
+        `depth` marks of differentiation stand around everything (see `mark_depth`).
         """
         if is_recomputed(self.marks):
             return Part.RECOMPUTE

@@ -29,8 +29,6 @@ class HloProgram:
     """A module's instructions, schedule and def-use chains.
 
     Attributes:
-      module: The message (`schema.HloModule`).
-      instructions: By id.
       home: For each instruction the id of its computation.
       sequence: Ids of all scheduled instructions in the order in which they run.
       position: For each of them the position of the kernel that it is, or of the one before it; of what starts
@@ -80,11 +78,7 @@ class HloProgram:
         return users
 
     def readers(self, value: ValueId) -> tuple[frozenset[int], bool]:
-        """Readers of a value.
-
-        Returns:
-          Ids of the instructions that work on it, and whether the program returns it.
-        """
+        """Ids of the instructions that work on a value, and whether the program returns the value."""
         readers: set[int] = set()
         returned = False
         seen = {value}

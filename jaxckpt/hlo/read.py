@@ -28,29 +28,17 @@ _REMATERIALISED = re.compile(r"\.remat\d*(\.|$)")
 
 
 def memory_from_hlo(data: bytes, *, platform: str = "cuda", argument_paths: Sequence[str] = ()) -> MemoryMap:
-    """Reads what XLA dumps as `*after_optimizations.hlo.pb`: a module with its buffer assignment.
+    """Reads what XLA dumps as `*after_optimizations.hlo.pb`: a serialised `HloProto` with its buffer assignment.
 
-    Args:
-      data: A serialised `HloProto`.
-      platform: "cuda", "tpu" or "cpu": tells which memory spaces are on the chip.
-      argument_paths: For each parameter of the program the path of its leaf among the step's arguments.
-
-    Returns:
-      Kernels, buffers and allocations of one device.
-
-    Raises:
-      HloError: The bytes are something else, or hold no schedule or no assignment.
+    The platform tells which memory spaces are on the chip; `argument_paths` has for each parameter of the program the
+    path of its leaf among the step's arguments. Raises an `HloError` for anything else, as `parse_hlo`.
     """
     message = parse_hlo(data)
     return _MemoryReader(message, platform, argument_paths).memory()
 
 
 def parse_hlo(data: bytes) -> Message:
-    """The message in some bytes.
-
-    Raises:
-      HloError: They are no `HloProto` with a scheduled module and a buffer assignment.
-    """
+    """The `HloProto` in some bytes; an `HloError` without a scheduled module and a buffer assignment."""
     try:
         message = schema.Hlo.FromString(data)
     except DecodeError as error:
@@ -405,12 +393,7 @@ _FIGURES: Mapping[str, Figure] = {
 
 
 def reconcile(memory: MemoryMap, figures: Mapping[str, int]) -> Iterator[str]:
-    """Where the sums over allocations differ from XLA's memory statistics, one sentence each.
-
-    Args:
-      memory: What was read.
-      figures: XLA's statistics by our names; those missing are not compared.
-    """
+    """Where the sums over allocations differ from XLA's memory statistics (by our names), one sentence each."""
     for name, figure in _FIGURES.items():
         if name in figures and figure(memory) != figures[name]:
             yield (

@@ -23,14 +23,10 @@ CLASSES = ("matmul", "convolution", "reduction", "transpose", "scatter", "librar
 
 
 def class_of(kernel: Kernel) -> str:
-    """The class of a kernel: kernels of a class miss their roofline by much the same factor.
+    """The class of a kernel, of `CLASSES`: kernels of a class miss their roofline by much the same factor.
 
-    Args:
-      kernel: Any.
-
-    Returns:
-      One of `CLASSES`: "transpose" is for whatever only moves values about, "scatter" for gathers too, "library" for
-      calls whose arithmetic could not be read.
+    "transpose" is for whatever only moves values about, "scatter" for gathers too, "library" for calls whose arithmetic
+    could not be read.
 
     Example:
       >>> class_of(Kernel(name="input_reduce_fusion.3", opcode="fusion", op="reduce_sum"))
@@ -50,12 +46,7 @@ def class_of(kernel: Kernel) -> str:
 
 
 def roofline_s(kernel: Kernel, rates: Rates) -> float:
-    """Seconds of one run of a kernel once it has begun, by roofline alone: its arithmetic or its traffic.
-
-    Args:
-      kernel: What it does.
-      rates: What the device can do.
-    """
+    """Seconds of one run of a kernel once it has begun, by roofline alone: its arithmetic or its traffic."""
     if kernel.opcode in _WAITS or kernel.is_copy:
         return 0.0
     if kernel.opcode.removesuffix("-start") in _EXCHANGES:
@@ -67,12 +58,7 @@ def roofline_s(kernel: Kernel, rates: Rates) -> float:
 
 
 def kernel_s(kernel: Kernel, rates: Rates) -> float:
-    """Seconds of one run of a kernel.
-
-    Args:
-      kernel: What it does.
-      rates: What the device can do.
-    """
+    """Seconds of one run of a kernel."""
     if kernel.opcode in _WAITS or kernel.is_copy:
         return 0.0
     return rates.launch_s + rates.factor(class_of(kernel)) * roofline_s(kernel, rates)

@@ -20,11 +20,7 @@ def plain_from_memory(memory: MemoryMap) -> dict[str, Any]:
 
 
 def memory_from_plain(plain: Mapping[str, Any]) -> MemoryMap:
-    """Reads what `plain_from_memory` wrote.
-
-    Raises:
-      HloError: Something is missing, of a wrong type, or points nowhere.
-    """
+    """Reads what `plain_from_memory` wrote; an `HloError` names what is missing, mistyped or points nowhere."""
     try:
         memory = read_record(MemoryMap, plain)
         if problems := tuple(_problems(memory)):

@@ -21,17 +21,9 @@ _PARAMETER = re.compile(r"parameter (\d+)")
 
 
 def hlo_from_text(module: bytes, assignment: str) -> bytes:
-    """A binary dump of what was dumped as text.
+    """The `HloProto` of a module that was dumped as text: its `HloModuleProto`, by jaxlib's parser, and its assignment.
 
-    Args:
-      module: A serialised `HloModuleProto`, as jaxlib's parser of HLO text gives it.
-      assignment: The text of the buffer assignment of the same module.
-
-    Returns:
-      A serialised `HloProto`, to be read by `memory_from_hlo`.
-
-    Raises:
-      HloError: A line is not as XLA writes it, or names an instruction that is not in the module.
+    Raises an `HloError` for a line that XLA does not write, or that names an instruction which is not in the module.
     """
     message = schema.Hlo()
     try:

@@ -22,13 +22,11 @@ from jaxckpt.hlo.roofline import kernel_s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hiding:
-    """Hidden part of a program's copies one way, each by itself.
+    """Hidden part of a program's copies one way, each by itself; those of a loop count in each iteration.
 
     Attributes:
-      copies: How many there are in one step, those of a loop in each iteration.
-      size_bytes: All of them together.
       hidden_bytes: Of each copy the part that the work between its start and its end is long enough for, added up.
-      whole: How many copies are hidden completely.
+      fully_hidden: How many copies are hidden completely.
     """
 
     copies: int
@@ -43,13 +41,7 @@ class Hiding:
 
 
 def hiding(memory: MemoryMap, rates: Rates, *, to_host: bool) -> Hiding:
-    """Hidden part of the copies one way.
-
-    Args:
-      memory: Of the compiled program.
-      rates: What the device and its link to the host can do.
-      to_host: The way.
-    """
+    """Hidden part of the copies one way."""
     clock_s = list(accumulate((k.count * kernel_s(k, rates) for k in memory.kernels), initial=0.0))
 
     def hidden_bytes(transfer: Transfer) -> float:
@@ -66,12 +58,7 @@ def hiding(memory: MemoryMap, rates: Rates, *, to_host: bool) -> Hiding:
 
 
 def stall_s(memory: MemoryMap, rates: Rates) -> float:
-    """Seconds by which copies delay the program: its kernels one after the other, its copies in a queue each way.
-
-    Args:
-      memory: Of the compiled program.
-      rates: What the device and its link to the host can do.
-    """
+    """Seconds by which copies delay the program: its kernels one after the other, its copies in a queue each way."""
     return sum(count * _stall_per_iteration_s(memory, rates, count) for count in {t.count for t in memory.transfers})
 
 

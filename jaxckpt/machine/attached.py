@@ -25,11 +25,9 @@ def attached_topology() -> LocalTopology:
 
 
 def attached_facts() -> Facts:
-    """Facts of the first default device; starts the backends.
+    """Facts of the first default device, with the memory that the device itself reports; starts the backends.
 
-    Returns:
-      The facts of the file that names the device, with the memory that the device itself reports; or
-      `UnknownDeviceFacts`, which have no rates.
+    A device that no fact file names has `UnknownDeviceFacts`, without rates.
     """
     device = jax.local_devices()[0]
     for facts in known_facts().values():

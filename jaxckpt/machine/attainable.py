@@ -22,23 +22,13 @@ LINK_EFFICIENCY = 0.8
 
 
 def rates_from_facts(name: str, facts: Facts) -> Rates:
-    """Attainable rates of a device of these facts.
+    """Attainable rates of a device of these facts; an error for a device that is in no fact file.
 
     Matrix rates by dtype. GPU: float32 runs in TF32, jax's default precision, at half the bf16 rate; float8 and
     int8 at twice the bf16 rate where the device has them (float8 from compute capability 8.9, int8 from 8.0);
     float64 at the rate of the fact file or of the float32 lanes. TPU: float32 runs in bf16 passes, jax's default
     precision; float8 is converted first; float64 is emulated and gets the vector rate, which flatters it.
     Processor: float64 at half the float32 rate, bfloat16 at the float32 rate.
-
-    Args:
-      name: Of the device, for reports.
-      facts: Of the device.
-
-    Returns:
-      Attainable rates.
-
-    Raises:
-      TargetError: The device is in no fact file.
 
     Example:
       >>> from jaxckpt.machine.fact_files import known_facts

@@ -48,25 +48,16 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Measured speeds of one device.
+    """Measured speeds of one device; those that `Rates` has, too, have its names.
 
     Attributes:
       device_kind: As jax names it.
-      platform: "cuda", "tpu", "cpu".
       driver: What the backend says of itself.
-      date: When it was measured.
-      source: The same in a sentence; rates carry it.
-      versions: Pairs of package and version.
-      device_count: Devices that took part.
+      source: The setup in a sentence; rates carry it.
       seconds: What the measurement took.
       smoke: True if it was made with tiny sizes as a smoke test: its figures mean nothing.
-      matmul_flops_per_s: Pairs of dtype and rate, as in `jaxckpt.cost.Rates`; dtypes that are not here keep theirs.
-      matmul_ramp_flops: As in `Rates`.
-      vector_flops_per_s: As in `Rates`; None where it was not measured, then the datasheet's stands.
-      memory_bandwidth_bytes_per_s: The same.
-      host_bandwidth_bytes_per_s: The same.
-      launch_s: The same.
-      factors: As in `Rates`.
+      matmul_flops_per_s: Pairs of dtype and rate; dtypes that are not here keep theirs.
+      vector_flops_per_s: None where it was not measured, as the three that follow: then the datasheet's stands.
       measured: The figures behind the rates.
 
     Example:
@@ -95,15 +86,9 @@ class Calibration:
     measured: tuple[Measured, ...] = ()
 
     def over(self, rates: Rates) -> Rates:
-        """Rates with the measured figures in their place.
+        """A device's rates with the measured figures in their place.
 
         float16 takes the rate of bfloat16 where only that was measured, and float8 and int8 are scaled with it.
-
-        Args:
-          rates: Derived from the device's facts.
-
-        Returns:
-          Rates whose `source` is this calibration's.
         """
         speeds = {name: getattr(self, name) for name in _SPEEDS if getattr(self, name) is not None}
         return replace(
@@ -166,10 +151,7 @@ def _written(value: Any) -> str:
 
 
 def load_calibration(path: str | pathlib.Path) -> Calibration:
-    """Reads a calibration's file.
-
-    Args:
-      path: What `Calibration.save` wrote, or `jaxckpt calibrate`.
+    """Reads a file of `Calibration.save` or `jaxckpt calibrate`.
 
     Raises:
       UnknownTargetError: There is no such file.
@@ -185,15 +167,7 @@ def load_calibration(path: str | pathlib.Path) -> Calibration:
 
 
 def calibration_from_toml(text: str, *, source: str) -> Calibration:
-    """Reads the text of a calibration's file.
-
-    Args:
-      text: TOML.
-      source: Name of the file, for messages.
-
-    Raises:
-      TargetError: All that is wrong with the text, numbered; the sentences are also in `problems`.
-    """
+    """Reads the text of a calibration's file; the `TargetError` of a wrong one has all `problems`."""
     try:
         table = parse_toml(text)
         form = table.pop("form", None)

@@ -206,14 +206,7 @@ class CpuFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownDeviceFacts:
-    """An attached device that is in no fact file: its memory is known, its speed is not.
-
-    Attributes:
-      description: The device kind, as jax names it.
-      platform: As jax names it.
-      device_memory_bytes: As the device reports it; 0 where it does not.
-      device_kinds: The device kind again, alone.
-    """
+    """An attached device that is in no fact file: its memory is known (or 0), its speed is not."""
 
     description: str
     platform: str

@@ -24,14 +24,6 @@ _LOCK = threading.Lock()
 def devices_for(topology: Topology, facts: Facts, *, called: str) -> tuple[_compat.Device, ...]:
     """The devices of a topology, the very same ones at every call in this process.
 
-    Args:
-      topology: What is asked for.
-      facts: Of the device; not needed for a local topology.
-      called: Name of the target, for messages.
-
-    Returns:
-      As many devices as the topology has.
-
     Raises:
       MissingPackageError: The compiler for this platform is not installed.
       VersionMismatchError: It does not fit the installed jax.

@@ -35,13 +35,7 @@ def known_facts() -> Mapping[str, Facts]:
 
 
 def load_facts(path: str | pathlib.Path) -> Facts:
-    """Reads a user's own fact file.
-
-    Args:
-      path: Of a TOML file; the shipped ones are patterns to copy.
-
-    Returns:
-      The facts; not a `Target`, see `Target.from_facts`.
+    """Reads a user's own fact file; the shipped ones are patterns to copy.
 
     Raises:
       UnknownTargetError: There is no such file.
@@ -57,17 +51,7 @@ def load_facts(path: str | pathlib.Path) -> Facts:
 
 
 def facts_from_toml(text: str, *, source: str) -> Facts:
-    """Reads the text of a fact file.
-
-    Args:
-      text: TOML.
-      source: Name of the file, for messages.
-
-    Returns:
-      The facts of one device.
-
-    Raises:
-      TargetError: All that is wrong with the text, numbered; the sentences are also in `problems`.
+    """Reads the text of a fact file; the source is its name for messages, and a `TargetError` has all `problems`.
 
     Example:
       >>> toml = '''platform = "cpu"

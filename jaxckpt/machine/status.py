@@ -22,8 +22,6 @@ class TargetStatus:
 
     Attributes:
       name: For `Target`, without a topology.
-      kind: The device.
-      description: For people.
       platform: "cuda", "tpu", "cpu", or "" where the attached device is not known yet.
       memory_bytes: Of one device; 0 where the attached device is not known yet.
       usable: True if it can be compiled for now.
@@ -48,10 +46,9 @@ class TargetStatus:
 
 
 def targets() -> tuple[TargetStatus, ...]:
-    """Lists every target that a name can be given for, "attached" first.
+    """Lists every target that a name can be given for, "attached" first; starts nothing, and never fails.
 
-    Returns:
-      One status a device kind; it never fails and starts nothing. A user's own fact files are not listed.
+    A user's own fact files are not listed.
 
     Example:
       >>> [status.name for status in targets()][:2]

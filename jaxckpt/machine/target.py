@@ -80,14 +80,11 @@ class Target:
 
     @classmethod
     def from_facts(cls, path: str | pathlib.Path, topology: str | None = None) -> "Target":
-        """A target of a user's own fact file.
+        """A target of a user's own fact file; its name is the path, so that it can be read again.
 
         Args:
           path: Of the file.
           topology: What would stand after the colon of a name, such as "8" or "2x2".
-
-        Returns:
-          The target; its name is the path, so that it can be read again.
 
         Raises:
           UnknownTargetError: There is no such file.

@@ -7,17 +7,7 @@ from jaxckpt._records import RecordError
 
 
 def text_of(path: str | pathlib.Path, *, called: str, needed: str, advice: str) -> str:
-    """The text of a user's file.
-
-    Args:
-      path: The file.
-      called: Kind of the file, for messages: "fact file".
-      needed: What would do.
-      advice: What to do.
-
-    Raises:
-      UnknownTargetError: There is no such file.
-    """
+    """The text of a user's file; an `UnknownTargetError` if there is none."""
     try:
         return pathlib.Path(path).read_text("utf-8")
     except OSError as error:

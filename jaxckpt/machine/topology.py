@@ -16,12 +16,7 @@ _CHIPS_PER_HOST = (2, 2, 1)  # libtpu's default chips_per_host_bounds for every 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTopology:
-    """Hosts with as many GPUs each; the GPUs of a host are linked to one another.
-
-    Attributes:
-      host_count: At least 1.
-      devices_per_host: At least 1.
-    """
+    """Hosts with as many GPUs each; the GPUs of a host are linked to one another."""
 
     host_count: int
     devices_per_host: int
@@ -41,11 +36,7 @@ class GpuTopology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuTopology:
-    """Chips in a grid or torus; a chip is one device.
-
-    Attributes:
-      shape: Chips along each axis.
-    """
+    """Chips in a grid or torus, so many along each axis; a chip is one device."""
 
     shape: tuple[int, ...]
 
@@ -72,13 +63,7 @@ class TpuTopology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTopology:
-    """The devices that this process really has.
-
-    Attributes:
-      platform: "cpu", or "default" for whatever jax chooses by itself.
-      device_count: How many of them, the first ones.
-      host_count: Processes that take part.
-    """
+    """The first devices that this process really has; the platform is "cpu", or "default" for whatever jax chooses."""
 
     platform: str
     device_count: int
@@ -96,13 +81,6 @@ Topology = GpuTopology | TpuTopology | LocalTopology
 
 def gpu_topology(text: str | None, *, called: str) -> GpuTopology:
     """Reads "8" (one host) or "64x8" (hosts x devices of each); nothing means one device.
-
-    Args:
-      text: What the user wrote after the colon, or None.
-      called: The whole name, for messages.
-
-    Raises:
-      TargetError: It is none of these.
 
     Example:
       >>> gpu_topology("64x8", called="h200:64x8").device_count
@@ -124,14 +102,6 @@ def tpu_topology(text: str | None, facts: TpuFacts, *, called: str) -> TpuTopolo
     """Reads chips along each axis, such as "2x2" or "2x2x1"; nothing means the smallest topology.
 
     Only the number of axes is checked. Which shapes can be built is the compiler's to say.
-
-    Args:
-      text: What the user wrote after the colon, or None.
-      facts: Of the chip.
-      called: The whole name, for messages.
-
-    Raises:
-      TargetError: It is none of these.
     """
     axes = facts.default_topology.count("x") + 1
     pattern = "x".join(["[1-9][0-9]*"] * axes)
@@ -149,11 +119,7 @@ def tpu_topology(text: str | None, facts: TpuFacts, *, called: str) -> TpuTopolo
 
 
 def cpu_topology(text: str | None, *, called: str) -> LocalTopology:
-    """Reads a number of devices; nothing means one.
-
-    Raises:
-      TargetError: It is no such number.
-    """
+    """Reads a number of devices; nothing means one."""
     if re.fullmatch(r"[1-9][0-9]*", "1" if text is None else text) is None:
         raise _bad_topology(called, text, needed='a number of devices such as ":8"', advice='"cpu:8"')
     return LocalTopology(platform="cpu", device_count=int(text or 1))
