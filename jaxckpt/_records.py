@@ -6,16 +6,16 @@ is no field is an error, and a field that is not compared is not in the table. H
 | hint                           | in the table                                                                  |
 |--------------------------------|-------------------------------------------------------------------------------|
 | `int` `float` `str` `bool`     | the value; a whole number is a `float` too, true and false are no numbers     |
-| an enum                        | its value                                                                     |
+| an enum, a `Literal`           | its value, one of the words                                                   |
 | `X` or `None`                  | the value; the key is left out where it is None                               |
 | `tuple[X, ...]`, `tuple[X, Y]` | a list                                                                        |
-| a dataclass                    | a table, of a tuple a list of tables                                          |
+| a dataclass, `dict`            | a table, of a tuple a list of tables                                          |
 | `Annotated[..., TABLE]`        | of a tuple of pairs: a table with these keys and values                       |
 | `Annotated[..., COLUMNS]`      | of a tuple of records: one table of lists, a fifth of the size of many tables |
 | `Annotated[..., POSITIVE]`     | a value within a `Limit`                                                      |
 
 Reading finds every problem of a table, each with the path of its key; what a format asks beyond types is its own to
-check. `digest` and `read_document` are for files that hold a digest, a format and a version.
+check. `RecordReader` reads several tables whose problems belong together. `digest` and `read_document` are for files that hold a digest, a format and a version.
 """
 
 import enum
@@ -30,7 +30,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from jaxckpt._errors import did_you_mean
 
@@ -91,6 +91,7 @@ _WORDS = {
     float: ("a number", "numbers"),
     str: ("a text", "texts"),
     bool: ("true or false", "true or false"),
+    dict: ("a table", "tables"),
     Any: ("anything", "anything"),
 }
 _ACCEPTED: Mapping[Any, tuple[type, ...]] = {int: (int,), float: (float, int), str: (str,), bool: (bool,)}
@@ -157,6 +158,8 @@ def words_for(hint: Any, *, many: bool = False) -> str:
         return "tables" if many else "a table"
     if isinstance(parsed.kind, type) and issubclass(parsed.kind, enum.Enum):
         return f"one of {', '.join(str(each.value) for each in parsed.kind)}"
+    if parsed.kind is Literal:
+        return f"one of {', '.join(map(str, parsed.items))}"
     return _WORDS[parsed.kind][many] + "".join(limit.words for limit in parsed.limits)
 
 
@@ -178,14 +181,13 @@ def read_record(kind: type[_Record], table: Any) -> _Record:
       ...
       jaxckpt._records.RecordError: (1) x is missing: a whole number; (2) nam is no key; the closest is 'name'
     """
-    reader = _Reader()
+    reader = RecordReader()
     record: _Record = reader.record(kind, table, "")
-    if reader.problems:
-        raise RecordError(reader.problems, missing=sorted(reader.missing), unknown=sorted(reader.unknown))
+    reader.done()
     return record
 
 
-class _Reader:
+class RecordReader:
     """Problems found so far; values with a problem are None."""
 
     def __init__(self) -> None:
@@ -193,21 +195,21 @@ class _Reader:
         self.missing: list[str] = []
         self.unknown: list[str] = []
 
+    def done(self) -> None:
+        """Ends the reading.
+
+        Raises:
+          RecordError: There are problems.
+        """
+        if self.problems:
+            raise RecordError(self.problems, missing=sorted(self.missing), unknown=sorted(self.unknown))
+
     def record(self, kind: Any, table: Any, where: str) -> Any:
         """A record of a table whose keys have `where` before them."""
-        if not isinstance(table, dict):
+        if not isinstance(table, Mapping):
             return self._wrong(where.rstrip(".: ") or "it", table, "a table")
-        hints, before = _hints(kind), len(self.problems)
-        missing = [name for name in _required(kind) if name not in table]
-        self.missing.extend(missing)
-        self.problems.extend(f"{where}{name} is missing: {words_for(hints[name])}" for name in missing)
-        values = {}
-        for key, value in table.items():
-            if key in hints:
-                values[key] = self.value(hints[key], value, f"{where}{key}")
-            else:
-                self.unknown.append(key)
-                self.problems.append(f"{where}{key} is no key{did_you_mean(key, sorted(hints.keys() - table.keys()))}")
+        before = len(self.problems)
+        values = self.values(_hints(kind), table, where, required=_required(kind))
         if len(self.problems) > before:
             return None
         try:
@@ -215,6 +217,23 @@ class _Reader:
         except ValueError as error:  # a record may refuse values that do not go together
             self.problems.append(": ".join(filter(None, (where.rstrip(".: "), str(error)))))
             return None
+
+    def values(
+        self, hints: Mapping[str, Any], table: Mapping[str, Any], where: str = "", *, required: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """The values of a table's known keys; a key without a hint is a problem, and so is a missing required one."""
+        missing = [name for name in required if name not in table]
+        self.missing.extend(missing)
+        self.problems.extend(f"{where}{name} is missing: {words_for(hints[name])}" for name in missing)
+        values = {}
+        for key, value in table.items():
+            if key in hints:
+                values[key] = self.value(hints[key], value, f"{where}{key}")
+            else:
+                self.unknown.append(str(key))
+                closest = did_you_mean(str(key), sorted(hints.keys() - table.keys()))
+                self.problems.append(f"{where}{key} is no key{closest}")
+        return values
 
     def value(self, hint: Any, value: Any, where: str) -> Any:
         """A value of a hinted type."""
@@ -226,6 +245,11 @@ class _Reader:
             return self._tuple(hint, value, where)
         if is_dataclass(kind):
             return self.record(kind, value, f"{where}.")
+        if kind is dict:
+            return value if isinstance(value, Mapping) else self._wrong(where, value, words_for(hint))
+        if kind is Literal:
+            closest = did_you_mean(value, parsed.items) if isinstance(value, str) else ""
+            return value if value in parsed.items else self._wrong(where, value, f"{words_for(hint)}{closest}")
         if kind in _ACCEPTED:
             right = type(value) in _ACCEPTED[kind] and all(limit.holds(value) for limit in parsed.limits)
             return value if right else self._wrong(where, value, words_for(hint))
@@ -244,7 +268,7 @@ class _Reader:
             pairs = tuple((key, self.value(get_args(first)[1], each, f"{where}.{key}")) for key, each in value.items())
             return pairs if len(self.problems) == before else None
         is_list = rest == [...]
-        if parsed.form or not isinstance(value, list) or not (is_list or len(value) == len(parsed.items)):
+        if parsed.form or not isinstance(value, list | tuple) or not (is_list or len(value) == len(parsed.items)):
             return self._wrong(where, value, words_for(hint))
         hints = [first] * len(value) if is_list else parsed.items
         places = [f"{where} {number}" for number in range(1, len(value) + 1)]

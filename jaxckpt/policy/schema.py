@@ -13,30 +13,29 @@ Read after `toml`.
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from jaxckpt._files import write_atomically
-from jaxckpt.ir import Decision
 from jaxckpt.policy.policy import Policy, Regions
 from jaxckpt.policy.rule import Match, Rule
-from jaxckpt.policy.toml import (
-    BOUNDARIES,
-    BYTES,
-    DECISIONS,
-    DEFAULTS,
-    FLAGS,
-    NUMBERS,
-    STRENGTHS,
-    TEXT_KEYS,
-    type_of_key,
-)
+from jaxckpt.policy.toml import BYTES, DECISIONS, RULE_KEYS, TEXT_KEYS
 
 FILE = Path(__file__).parents[2] / "policies" / "policy.schema.json"
 """The file of the schema in a checkout."""
 
 _ENTRY = re.compile(r"^ {2,8}(\w+): (.*?)(?=^ {2,8}\w+: |^\s*$|\Z)", re.MULTILINE | re.DOTALL)
+_TYPES = {int: "integer", str: "string", bool: "boolean"}
+_MATCH_SCHEMAS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(
+        BYTES, {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\s*[0-9.]"}]}
+    ),
+    "every": {"type": "integer", "minimum": 1},
+    "min_flops": {"type": "integer", "minimum": 0},
+    "layers": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9][0-9,-]*$"}]},
+}
+"""Schemas of keys whose type does not say all."""
 
 
 def policy_schema() -> dict[str, Any]:
@@ -47,20 +46,19 @@ def policy_schema() -> dict[str, Any]:
       ['about', 'default', 'for', 'name', 'regions', 'rule']
     """
     docs = _docs(Policy)
-    texts = {key: {"type": "string", "description": docs[attribute]} for key, attribute in TEXT_KEYS.items()}
-    return {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "A policy of jaxckpt",
-        "description": "Rules that decide about the values of any training step; the first that matches decides.",
-        "type": "object",
-        "additionalProperties": False,
-        "properties": {
-            **texts,
-            "default": {"enum": list(DEFAULTS), "default": "recompute", "description": docs["default"]},
-            "regions": _regions(),
+    keys = _properties(Policy, (*TEXT_KEYS.values(), "default"))
+    regions = _object(_properties(Regions), description=docs["regions"])
+    return _object(
+        {
+            **{key: keys[attribute] for key, attribute in TEXT_KEYS.items()},
+            "default": keys["default"],
+            "regions": regions,
             "rule": {"type": "array", "description": docs["rules"], "items": {"oneOf": list(_rules())}},
         },
-    }
+        **{"$schema": "http://json-schema.org/draft-07/schema#"},
+        title="A policy of jaxckpt",
+        description="Rules that decide about the values of any training step; the first that matches decides.",
+    )
 
 
 def schema_text() -> str:
@@ -68,64 +66,40 @@ def schema_text() -> str:
     return json.dumps(policy_schema(), indent=2) + "\n"
 
 
-def _regions() -> dict[str, Any]:
-    docs = _docs(Regions)
-    kinds: dict[type, dict[str, Any]] = {
-        bool: {"type": "boolean"},
-        str: {"type": "string"},
-        tuple: {"type": "array", "items": {"type": "string"}},
-    }
-    return {
-        "type": "object",
-        "description": _docs(Policy)["regions"],
-        "additionalProperties": False,
-        "properties": {
-            each.name: {**kinds[type(each.default)], "default": each.default, "description": docs[each.name]}
-            for each in fields(Regions)
-        },
-    }
+def _object(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {**more, "type": "object", "additionalProperties": False, "properties": properties}
 
 
 def _rules() -> Iterator[dict[str, Any]]:
     """One form of rule for each decision, with the keys that belong to it."""
-    match, rule = _docs(Match), _docs(Rule)
-    keys = {each.name: {**_match_key(each.name), "description": match[each.name]} for each in fields(Match)}
     for word, kind in DECISIONS.items():
-        own = {each.name: _own_key(kind, each) for each in fields(kind)}
-        yield {
-            "title": word,
-            "description": (kind.__doc__ or "").splitlines()[0],
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["decision", *(each.name for each in fields(kind) if each.default is MISSING)],
-            "properties": {
-                **keys,
-                "decision": {"const": word, "description": rule["decision"]},
-                **own,
-                "strength": {"enum": list(STRENGTHS), "default": "must", "description": rule["strength"]},
-                "optional": {"type": "boolean", "default": False, "description": rule["optional"]},
-                "note": {"type": "string", "description": rule["note"]},
-            },
+        properties = {
+            **_properties(Match),
+            "decision": {"const": word, "description": _docs(Rule)["decision"]},
+            **_properties(kind),
+            **_properties(Rule, tuple(RULE_KEYS)),
         }
+        yield _object(properties, title=word, description=(kind.__doc__ or "").splitlines()[0], required=["decision"])
 
 
-def _match_key(key: str) -> dict[str, Any]:
-    if key in BYTES:
-        return {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\s*[0-9.]"}]}
-    if key in NUMBERS:
-        return {"type": "integer", "minimum": 1 if key == "every" else 0}
-    if key == "layers":
-        return {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9][0-9,-]*$"}]}
-    if key in FLAGS:
-        return {"type": "boolean"}
-    return {"enum": list(BOUNDARIES)} if key == "boundary" else {"type": "string"}
+def _properties(kind: type, names: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The schema of each field of a dataclass, or of some; a default of None is left out."""
+    hints, docs = get_type_hints(kind), _docs(kind)
+    found: dict[str, Any] = {}
+    for each in fields(kind):
+        if not names or each.name in names:
+            schema = _MATCH_SCHEMAS.get(each.name) or _schema(hints[each.name])
+            default = {} if each.default in (MISSING, None) else {"default": each.default}
+            found[each.name] = {**schema, **default, "description": docs[each.name]}
+    return found
 
 
-def _own_key(kind: type[Decision], key: "Field[Any]") -> dict[str, Any]:
-    """The schema of a decision's key, such as `prefetch` or `axis`; a default of None is left out."""
-    kind_of_key = {int: "integer", str: "string", bool: "boolean"}[type_of_key(key)]
-    schema = {"type": kind_of_key, "description": _docs(kind)[key.name]}
-    return schema if key.default in (MISSING, None) else {**schema, "default": key.default}
+def _schema(hint: Any) -> dict[str, Any]:
+    if get_origin(hint) is Literal:
+        return {"enum": list(get_args(hint))}
+    if get_origin(hint) is tuple:
+        return {"type": "array", "items": _schema(get_args(hint)[0])}
+    return {"type": _TYPES[hint]} if hint in _TYPES else _schema(get_args(hint)[0])  # `X | None`
 
 
 def _docs(kind: type) -> dict[str, str]:

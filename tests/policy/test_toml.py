@@ -74,23 +74,23 @@ def test_an_empty_file_is_the_policy_that_recomputes_everything():
     ("text", "said"),
     [
         ("rule = ", "no TOML"),
-        ("[[rule]]\ndecision = 'sav'", "one of save, recompute, offload, partition"),
+        ("[[rule]]\ndecision = 'sav'", "one of save, recompute, offload, partition; the closest is 'save'"),
         ("[[rule]]\nname = 'x'", "decision is missing"),
         ("[[rule]]\ndecision = 'save'\nprimitve = 'dot'", "closest is 'primitive'"),
-        ("[[rule]]\ndecision = 'save'\nspace = 'pinned_host'", "'space' is no key"),
-        ("[[rule]]\ndecision = 'partition'\ndim = 'model'", "dim = 'model' is no int"),
-        ("[[rule]]\ndecision = 'offload'\nprefetch = 'soon'", "prefetch = 'soon' is no int"),
+        ("[[rule]]\ndecision = 'save'\nspace = 'pinned_host'", "space is no key"),
+        ("[[rule]]\ndecision = 'partition'\ndim = 'model'", "dim = 'model' should be a whole number"),
+        ("[[rule]]\ndecision = 'offload'\nprefetch = 'soon'", "prefetch = 'soon' should be a whole number"),
         ("[[rule]]\ndecision = 'save'\nmin_bytes = '6 apples'", "no amount of memory"),
         ("[[rule]]\ndecision = 'save'\nlayers = 'first'", "no list of layers"),
-        ("[[rule]]\ndecision = 'save'\nevery = true", "every = True is no number"),
-        ("default = 'keep'", "default = 'keep'; it is one of save, recompute"),
-        ("rule = 3", "write [[rule]]"),
+        ("[[rule]]\ndecision = 'save'\nevery = true", "every = True should be a whole number"),
+        ("default = 'keep'", "default = 'keep' should be one of save, recompute"),
+        ("rule = 3", "rule = 3 should be a list of tables"),
         ("nmae = 'x'", "closest is 'name'"),
-        ("name = 3", "name = 3 is no text"),
-        ("regions = 3", "write [regions]"),
+        ("name = 3", "name = 3 should be a text"),
+        ("regions = 3", "regions = 3 should be a table"),
         ("[regions]\nscop = '*'", "closest is 'scope'"),
-        ("[regions]\nexclude = 'norm'", "exclude = 'norm' is no list of texts"),
-        ("[regions]\nrecompute_random = 1", "recompute_random = 1 is no true or false"),
+        ("[regions]\nexclude = 'norm'", "exclude = 'norm' should be a list of texts"),
+        ("[regions]\nrecompute_random = 1", "recompute_random = 1 should be true or false"),
         ("[[rule]]\ndecision = 'save'\nmin_bytes = '1e999'", "is no amount of memory"),
     ],
 )
@@ -104,7 +104,7 @@ def test_all_that_is_wrong_is_said_at_once():
     with pytest.raises(PolicyError) as caught:
         Policy.from_toml("default = 'x'\n[[rule]]\ndecision = 'y'\n[[rule]]\nname = 3\ndecision = 'save'")
     assert len(caught.value.problems) == 3
-    assert [problem.partition(":")[0] for problem in caught.value.problems[:2]] == ["rule 1", "rule 2"]
+    assert [problem.partition(":")[0] for problem in caught.value.problems[1:]] == ["rule 1", "rule 2"]
 
 
 @given(policies)
