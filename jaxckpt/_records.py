@@ -15,7 +15,8 @@ is no field is an error, and a field that is not compared is not in the table. H
 | `Annotated[..., POSITIVE]`     | a value within a `Limit`                                                      |
 
 Reading finds every problem of a table, each with the path of its key; what a format asks beyond types is its own to
-check. `RecordReader` reads several tables whose problems belong together. `digest` and `read_document` are for files that hold a digest, a format and a version.
+check. `RecordReader` reads several tables whose problems belong together. `digest` and `read_document` are for files
+that hold a digest, a format and a version.
 """
 
 import enum
@@ -230,9 +231,10 @@ class RecordReader:
             if key in hints:
                 values[key] = self.value(hints[key], value, f"{where}{key}")
             else:
-                self.unknown.append(str(key))
-                closest = did_you_mean(str(key), sorted(hints.keys() - table.keys()))
-                self.problems.append(f"{where}{key} is no key{closest}")
+                text = str(key)
+                self.unknown.append(text)
+                closest = did_you_mean(text, sorted(hints.keys() - table.keys()))
+                self.problems.append(f"{where}{text if text.isprintable() else repr(text)} is no key{closest}")
         return values
 
     def value(self, hint: Any, value: Any, where: str) -> Any:

@@ -27,13 +27,12 @@ FILE = Path(__file__).parents[2] / "policies" / "policy.schema.json"
 
 _ENTRY = re.compile(r"^ {2,8}(\w+): (.*?)(?=^ {2,8}\w+: |^\s*$|\Z)", re.MULTILINE | re.DOTALL)
 _TYPES = {int: "integer", str: "string", bool: "boolean"}
+_NATURAL = {"type": "integer", "minimum": 0}
 _MATCH_SCHEMAS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
-        BYTES, {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^\s*[0-9.]"}]}
-    ),
+    **{key: {"anyOf": [_NATURAL, {"type": "string", "pattern": r"^\s*[0-9.]"}]} for key in BYTES},
     "every": {"type": "integer", "minimum": 1},
-    "min_flops": {"type": "integer", "minimum": 0},
-    "layers": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": r"^[0-9][0-9,-]*$"}]},
+    "min_flops": _NATURAL,
+    "layers": {"anyOf": [_NATURAL, {"type": "string", "pattern": r"^[0-9][0-9,-]*$"}]},
 }
 """Schemas of keys whose type does not say all."""
 

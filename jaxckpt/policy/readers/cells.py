@@ -3,7 +3,7 @@
 Read after `layers`, `patterns`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +120,18 @@ def note_precedence(full: LayerNumbers, others: Iterable[tuple[str, LayerNumbers
             notes.understood.append(
                 f"{key} gives way in {layers_text(both)}, which {_verb(both)} recomputed as a whole."
             )
+
+
+def swap_entries(
+    swap: Mapping[str, Any], keys: Mapping[str, Any], checks: Checks
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The entries of `layer_swap`, then of `op_swap`, each after the setting that holds it."""
+    for setting, required in (("layer_swap", ()), ("op_swap", ("op_name",))):
+        tables = checks.value(tuple[dict[str, Any], ...] | None, swap.get(setting), setting) or ()
+        hints = {**keys, **dict.fromkeys(required, str)}
+        for number, table in enumerate(tables, 1):
+            if table is not None:
+                yield setting, checks.values(hints, table, f"{setting} {number}: ", required=required)
 
 
 def _verb(layers: LayerNumbers) -> str:

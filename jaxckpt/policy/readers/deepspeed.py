@@ -13,21 +13,13 @@ from typing import Any
 from jaxckpt._errors import closest_names
 from jaxckpt.ir import Decision, Offload, Partition, Save
 from jaxckpt.policy.policy import Policy, Regions
-from jaxckpt.policy.readers.checks import Checks
+from jaxckpt.policy.readers.checks import Checks, integer
 from jaxckpt.policy.readers.layers import inputs, within_segments
 from jaxckpt.policy.readers.reading import Reading
 from jaxckpt.policy.readers.source import Source, mapping_of
 from jaxckpt.policy.rule import Rule
 
 _BLOCK = "activation_checkpointing"
-_DEFAULTS: dict[str, bool | int | None] = {
-    "partition_activations": False,
-    "cpu_checkpointing": False,
-    "contiguous_memory_optimization": False,
-    "number_checkpoints": None,
-    "synchronize_checkpoint_boundary": False,
-    "profile": False,
-}
 _KEY_OF_ARGUMENT = {
     "partition_activations": "partition_activations",
     "contiguous_checkpointing": "contiguous_memory_optimization",
@@ -37,6 +29,7 @@ _KEY_OF_ARGUMENT = {
     "profile": "profile",
 }
 """The JSON key of each argument of `configure`."""
+_KEYS: Mapping[str, Any] = {**dict.fromkeys(_KEY_OF_ARGUMENT.values(), bool), "number_checkpoints": integer(1)}
 
 
 def policy_from_deepspeed(
@@ -79,7 +72,7 @@ def policy_from_deepspeed(
     """
     checks = Checks(
         "policy_from_deepspeed",
-        needed=f'{{"{_BLOCK}": {{...}}}} with any of {", ".join(_DEFAULTS)}; arguments {", ".join(_KEY_OF_ARGUMENT)}',
+        needed=f'{{"{_BLOCK}": {{...}}}} with any of {", ".join(_KEYS)}; arguments {", ".join(_KEY_OF_ARGUMENT)}',
     )
     settings = _settings(config, arguments, checks)
     _validate(settings, num_layers, activation_checkpoint_interval, checks)
@@ -92,28 +85,21 @@ def policy_from_deepspeed(
 def _settings(config: Source | None, arguments: Mapping[str, Any], checks: Checks) -> dict[str, Any]:
     """The defaults, overridden by the JSON, overridden by the arguments."""
     block = {} if config is None else _block(mapping_of(config, checks), checks)
-    checks.known(arguments, _KEY_OF_ARGUMENT, what="argument of configure")
-    given = dict(block)
-    given |= {key: arguments[name] for name, key in _KEY_OF_ARGUMENT.items() if arguments.get(name) is not None}
-    flags = {key: checks.flag(given, key, default=False) for key, usual in _DEFAULTS.items() if usual is False}
-    return {**flags, "number_checkpoints": checks.number(given, "number_checkpoints", least=1)}
+    given = checks.values(dict.fromkeys(_KEY_OF_ARGUMENT, Any), arguments, "argument ")
+    overrides = {_KEY_OF_ARGUMENT[name]: value for name, value in given.items() if value is not None}
+    settings = checks.values(_KEYS, {**block, **overrides})
+    return {**dict.fromkeys(_KEYS, False), "number_checkpoints": None, **settings}
 
 
 def _block(document: Mapping[str, Any], checks: Checks) -> Mapping[str, Any]:
     """The block of a full configuration, or the configuration where it is the block itself; empty where it has none."""
-    block = document.get(_BLOCK, document if any(key in _DEFAULTS for key in document) else {})
-    if _BLOCK not in document and not block:
-        checks.known((key for key in document if _is_misspelt(key)), (_BLOCK, *_DEFAULTS))
-    if not isinstance(block, Mapping):
-        checks.wrong(f"{_BLOCK} = {block!r} is no table")
-        return {}
-    checks.known(block, _DEFAULTS)
-    return block
-
-
-def _is_misspelt(key: object) -> bool:
-    """True if a key of a full configuration resembles one that is read here."""
-    return bool(closest_names(str(key), (_BLOCK, *_DEFAULTS), cutoff=0.8))
+    if _BLOCK in document:
+        return checks.value(dict, document[_BLOCK], _BLOCK) or {}
+    if any(key in _KEYS for key in document):
+        return document
+    keys = {_BLOCK: Any, **_KEYS}
+    resembling = {key: value for key, value in document.items() if closest_names(str(key), keys, cutoff=0.8)}
+    return checks.values(keys, resembling)
 
 
 def _validate(settings: Mapping[str, Any], num_layers: int | None, interval: int, checks: Checks) -> None:

@@ -10,49 +10,41 @@ Read after `source`.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxckpt.ir import Decision, Offload, Save
 from jaxckpt.policy.policy import Policy
-from jaxckpt.policy.readers.checks import Checks
+from jaxckpt.policy.readers.checks import Checks, one_of
 from jaxckpt.policy.readers.layers import inputs
 from jaxckpt.policy.readers.reading import Reading
 from jaxckpt.policy.readers.source import mapping_of, text_of
 from jaxckpt.policy.rule import Match, Rule
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NamedTensors:
-    """Names of tensors that a value of `remat_policy` saves, and of those that it offloads."""
-
-    saved: tuple[str, ...] = ()
-    offloaded: tuple[str, ...] = ()
-
-
 _QKV = ("query_proj", "value_proj", "key_proj", "kv_proj", "qkv_proj")
 _ATTENTION = (*_QKV, "out_proj")
 _MINIMAL = (*_ATTENTION, "mlpwi_0", "mlpwi_1", "mlpwi", "mlpwo")
 
-NAMED_TENSORS: Mapping[str, _NamedTensors] = {
-    "full": _NamedTensors(),
-    "minimal": _NamedTensors(saved=_MINIMAL),
-    "minimal_with_context": _NamedTensors(saved=(*_MINIMAL, "context")),
-    "minimal_flash": _NamedTensors(saved=(*_MINIMAL, "context")),
-    "minimal_with_quantization": _NamedTensors(saved=(*_MINIMAL, "quantization")),
-    "minimal_with_context_and_quantization": _NamedTensors(saved=(*_MINIMAL, "context", "quantization")),
-    "save_dot_with_context_except_mlp": _NamedTensors(saved=(*_ATTENTION, "context")),
-    "save_dot_except_mlpwi": _NamedTensors(saved=(*_ATTENTION, "mlpwo")),
-    "save_dot_except_mlp": _NamedTensors(saved=_ATTENTION),
-    "save_qkv_proj": _NamedTensors(saved=_QKV),
-    "save_out_proj": _NamedTensors(saved=("out_proj",)),
-    "qkv_proj_offloaded": _NamedTensors(offloaded=("query_proj", "value_proj", "key_proj", "kv_proj")),
-    "minimal_offloaded": _NamedTensors(offloaded=_MINIMAL),
+SAVED_TENSORS: Mapping[str, tuple[str, ...]] = {
+    "full": (),
+    "minimal": _MINIMAL,
+    "minimal_with_context": (*_MINIMAL, "context"),
+    "minimal_flash": (*_MINIMAL, "context"),
+    "minimal_with_quantization": (*_MINIMAL, "quantization"),
+    "minimal_with_context_and_quantization": (*_MINIMAL, "context", "quantization"),
+    "save_dot_with_context_except_mlp": (*_ATTENTION, "context"),
+    "save_dot_except_mlpwi": (*_ATTENTION, "mlpwo"),
+    "save_dot_except_mlp": _ATTENTION,
+    "save_qkv_proj": _QKV,
+    "save_out_proj": ("out_proj",),
 }
-"""The tensors of each `remat_policy`. "none" and "custom" have no lists; "minimal_flash" is an old name."""
+"""The tensors that each `remat_policy` saves. "none" and "custom" have no lists; "minimal_flash" is an old name."""
+OFFLOADED_TENSORS: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj_offloaded": ("query_proj", "value_proj", "key_proj", "kv_proj"),
+    "minimal_offloaded": _MINIMAL,
+}
 
-POLICIES = (*NAMED_TENSORS, "custom", "none")
+POLICIES = (*SAVED_TENSORS, *OFFLOADED_TENSORS, "custom", "none")
 TENSORS = (
     "decoder_layer_input",
     *("context", "mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo", "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo"),
@@ -74,7 +66,12 @@ _FLAGS = {
 """Flags that no policy can express, and what to do instead."""
 
 _VISION = "remat_policy_for_vit"
-_KEYS = ("remat_policy", _VISION, *TENSORS, *_FLAGS)
+_KEYS: Mapping[str, Any] = {
+    "remat_policy": one_of(POLICIES),
+    _VISION: Any,
+    **dict.fromkeys(TENSORS, one_of(_PLACES)),
+    **dict.fromkeys(_FLAGS, bool),
+}
 _SETTING = re.compile(r"(\w+)=(\S*)")
 
 
@@ -106,11 +103,10 @@ def policy_from_maxtext(
         needed=f"remat_policy: one of {', '.join(POLICIES)}; with custom {', '.join(_PLACES)} for any of "
         f"{', '.join(TENSORS)}",
     )
-    given = {**_settings_of(config, checks), **settings}
-    checks.known(given, _KEYS, what="tensor that can be set")
-    word = checks.one_of(given, "remat_policy", POLICIES, default="full")
-    places = {name: checks.one_of(given, name, _PLACES, default="remat") for name in TENSORS if name in given}
-    flags = [flag for flag in _FLAGS if checks.flag(given, flag, default=False)]
+    given = checks.values(_KEYS, {**_settings_of(config, checks), **settings})
+    word = given.get("remat_policy", "full")
+    places = {name: given[name] for name in TENSORS if name in given}
+    flags = [flag for flag in _FLAGS if given.get(flag)]
     if word == "custom" and places.get(_INPUT) == "remat":
         checks.wrong(f"{_INPUT} = 'remat': the input of a layer cannot be recomputed; it is 'device' or 'offload'")
     checks.done()
@@ -164,10 +160,10 @@ def _plain(value: str) -> str | bool:
 def _named(word: str, prefetch: int | None) -> Policy:
     if word == "none":
         return Policy(name="maxtext-none", default="save", about="No remat: all is kept.")
-    named = NAMED_TENSORS[word]
-    moved = Offload(prefetch=prefetch)
-    listed: tuple[tuple[tuple[str, ...], Decision], ...] = ((named.saved, Save()), (named.offloaded, moved))
-    rules = [Rule(match=Match(name=_any_of(names)), decision=decision) for names, decision in listed if names]
+    offloaded = OFFLOADED_TENSORS.get(word, ())
+    names = offloaded or SAVED_TENSORS[word]
+    decision: Decision = Offload(prefetch=prefetch) if offloaded else Save()
+    rules = [Rule(match=Match(name=_any_of(names)), decision=decision)] if names else []
     about = "As MaxText's policy of this name; the model's tensors carry MaxText's names (checkpoint_name)."
     return Policy(name=f"maxtext-{word}", rules=(*rules, *inputs(Save())), about=about)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from jaxckpt.ir import Decision, Offload, Partition, Recompute, Save
 from jaxckpt.policy.policy import Policy, Regions
-from jaxckpt.policy.readers.checks import Checks
+from jaxckpt.policy.readers.checks import Checks, integer, one_of, several
 from jaxckpt.policy.readers.flags import settings_of_flags
 from jaxckpt.policy.readers.layers import inputs, recomputed, within_segments
 from jaxckpt.policy.readers.reading import Reading
@@ -45,8 +45,14 @@ OFFLOADED: Mapping[str, str] = {
     "fused_group_mlp": "*expert*",
 }
 _SOFTMAX = "{exp,exp2,div,sub,max,reduce_max,reduce_sum,select_n,convert_element_type}"
-_VALUES = ("recompute_num_layers", "num_layers", "pipeline_model_parallel_size", "tensor_model_parallel_size")
-_NUMBERS = (*_VALUES, "cpu_offloading_num_layers", "min_offloaded_tensor_size")
+_NUMBERS: Mapping[str, Any] = {
+    "recompute_num_layers": integer(1),
+    "num_layers": integer(1),
+    "pipeline_model_parallel_size": integer(1),
+    "tensor_model_parallel_size": integer(1),
+    "cpu_offloading_num_layers": integer(0),
+    "min_offloaded_tensor_size": integer(0),
+}
 _SWITCHES = (
     "recompute_activations",
     "distribute_saved_activations",
@@ -57,8 +63,14 @@ _SWITCHES = (
     "cpu_offloading_double_buffering",
     "fine_grained_activation_offloading",
 )
-_LISTS = ("recompute_modules", "offload_modules")
-_WORDS = ("recompute_granularity", "recompute_method")
+_LISTS: Mapping[str, Any] = {
+    "recompute_modules": several(MODULES),
+    "offload_modules": several(OFFLOADED),
+}
+_WORDS: Mapping[str, Any] = {
+    "recompute_granularity": one_of(("full", "selective")),
+    "recompute_method": one_of(("uniform", "block")),
+}
 _ELSEWHERE: Mapping[str, str] = {
     "activation_offload_fraction": "it is a share of groups, not of bytes: say the layers in the rule (layers = ...), "
     "or give jaxckpt.plan a budget",
@@ -76,7 +88,13 @@ _ELSEWHERE: Mapping[str, str] = {
 _VALUELESS = (*_SWITCHES, "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
 """Flags that are true where no value follows."""
 
-_KEYS = tuple(dict.fromkeys((*_NUMBERS, *_SWITCHES, *_LISTS, *_WORDS, *_ELSEWHERE)))
+_KEYS: Mapping[str, Any] = {
+    **dict.fromkeys(_ELSEWHERE, Any),
+    **_NUMBERS,
+    **dict.fromkeys(_SWITCHES, bool),
+    **_LISTS,
+    **_WORDS,
+}
 _DEFAULT_FLOOR = 1024 * 1024
 _ELEMENT_BYTES = 2
 
@@ -136,10 +154,12 @@ def _settings(flags: Sequence[str] | Mapping[str, Any], num_layers: int | None) 
       PolicyError: A flag is unknown, has a value of another kind, or contradicts another flag.
     """
     checks = Checks("policy_from_megatron", needed=f"flags such as {', '.join(_dashed(key) for key in _KEYS)}")
-    settings = settings_of_flags(flags, keys=_KEYS, switches=_VALUELESS, lists=_LISTS, numbers=_NUMBERS, checks=checks)
+    settings = settings_of_flags(
+        flags, keys=tuple(_KEYS), switches=_VALUELESS, lists=tuple(_LISTS), numbers=tuple(_NUMBERS), checks=checks
+    )
     if num_layers is not None:
         settings["num_layers"] = num_layers
-    _check_kinds(settings, checks)
+    checks.values(_KEYS, settings)
     checks.done()
     if settings.get("recompute_activations"):
         settings.setdefault("recompute_granularity", "selective")
@@ -151,17 +171,6 @@ def _settings(flags: Sequence[str] | Mapping[str, Any], num_layers: int | None) 
 
 def _dashed(key: str) -> str:
     return f"--{key.replace('_', '-')}"
-
-
-def _check_kinds(settings: Mapping[str, Any], checks: Checks) -> None:
-    for key in _NUMBERS:
-        checks.number(settings, key, least=1 if key in _VALUES else 0)
-    for key in _SWITCHES:
-        checks.flag(settings, key, default=False)
-    checks.one_of(settings, "recompute_granularity", ("full", "selective"), default="full")
-    checks.one_of(settings, "recompute_method", ("uniform", "block"), default="uniform")
-    checks.known(checks.texts(settings, "recompute_modules"), MODULES, what="module to recompute")
-    checks.known(checks.texts(settings, "offload_modules"), OFFLOADED, what="module to offload")
 
 
 def _contradictions(settings: Mapping[str, Any]) -> Iterator[str]:

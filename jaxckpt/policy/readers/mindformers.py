@@ -20,28 +20,15 @@ from jaxckpt.policy.readers.cells import (
     patterns_of,
     rule_of_pattern,
     rules_of_swap,
+    swap_entries,
 )
-from jaxckpt.policy.readers.checks import Checks
+from jaxckpt.policy.readers.checks import Checks, integer
 from jaxckpt.policy.readers.layers import inputs, recomputed
 from jaxckpt.policy.readers.reading import Reading
 from jaxckpt.policy.readers.stages import PipelineStages, stages_of
 from jaxckpt.policy.rule import Rule
 
-GRAPH_KEYS = (
-    "recompute",
-    "select_recompute",
-    "select_comm_recompute",
-    "select_recompute_exclude",
-    "select_comm_recompute_exclude",
-    "parallel_optimizer_comm_recompute",
-    "mp_comm_recompute",
-    "recompute_slice_activation",
-)
-_SWAP_KEYS = ("swap", "default_prefetch", "layer_swap", "op_swap")
-_ENTRY_KEYS = {
-    "layer_swap": ("layers", "backward_prefetch"),
-    "op_swap": ("layers", "backward_prefetch", "op_name"),
-}
+_SWAP_KEYS = {"swap": bool, "default_prefetch": integer(1), "layer_swap": Any, "op_swap": Any}
 _EXCLUSIONS = ("select_recompute_exclude", "select_comm_recompute_exclude")
 _RECOMPUTED = ("select_recompute", "select_comm_recompute")
 _SELECTIONS: Mapping[str, tuple[str, ...]] = {
@@ -52,6 +39,13 @@ _SELECTIONS: Mapping[str, tuple[str, ...]] = {
 }
 """Settings for operators in order of precedence, and the patterns of each where the setting gives none."""
 
+_FLAGS = {
+    "mp_comm_recompute": True,
+    "parallel_optimizer_comm_recompute": False,
+    "recompute_slice_activation": False,
+}
+"""True or false, with what each is where the setting does not say it."""
+GRAPH_KEYS: Mapping[str, Any] = {"recompute": Any, **dict.fromkeys(_SELECTIONS, Any), **dict.fromkeys(_FLAGS, bool)}
 _ALL = 2**31 - 1
 
 
@@ -80,25 +74,18 @@ def read_graph_mode(
       PolicyError: A key is unknown or a list does not fit.
     """
     is_full = "recompute_config" in document or "swap_config" in document
-    settings = checks.table(document, "recompute_config") if is_full else document
-    swap = checks.table(document, "swap_config") if is_full else {}
-    checks.known(settings, GRAPH_KEYS)
-    checks.known(swap, _SWAP_KEYS, what="key of swap_config")
+    settings = checks.values(GRAPH_KEYS, checks.table(document, "recompute_config") if is_full else document)
+    swap = checks.values(_SWAP_KEYS, checks.table(document, "swap_config") if is_full else {}, "swap_config.")
     layers = _Counting(
-        num_layers=checks.number(
-            {"num_layers": num_layers or _model(document).get("num_layers")}, "num_layers", least=1
-        ),
+        num_layers=checks.value(integer(1), num_layers or _model(document).get("num_layers"), "num_layers"),
         stages=pipeline_stages or _number(checks.table(document, "parallel_config").get("pipeline_stage")),
         offset=offset or _model(document).get("offset", 0),
-        by_number=checks.flag(swap, "swap", default=False),
+        by_number=swap.get("swap", False),
         checks=checks,
         notes=Notes(),
     )
     full = layers.meant("recompute", settings.get("recompute", False))
-    flags = {
-        key: checks.flag(settings, key, default=key == "mp_comm_recompute")
-        for key in ("mp_comm_recompute", "parallel_optimizer_comm_recompute", "recompute_slice_activation")
-    }
+    flags = {key: settings.get(key, usual) for key, usual in _FLAGS.items()}
     selected = {key: _selected(key, settings.get(key, False), layers) for key in _SELECTIONS}
     swaps = list(_swaps(swap, layers)) if layers.by_number else []
     checks.done()
@@ -218,19 +205,13 @@ def _selected(key: str, value: object, layers: _Counting) -> dict[str, LayerNumb
 
 def _swaps(swap: Mapping[str, Any], layers: _Counting) -> Iterator[tuple[str | None, LayerNumbers, int]]:
     """Pattern (None for full layers), layers and prefetch distance of each entry; without entries all layers."""
-    checks = layers.checks
-    usual = checks.number(swap, "default_prefetch", least=1) or 1
-    entries = [("layer_swap", each) for each in _entries("layer_swap", swap.get("layer_swap"), checks)]
-    entries += [("op_swap", each) for each in _entries("op_swap", _operator_swaps(swap), checks)]
+    usual = swap.get("default_prefetch") or 1
+    keys = {"layers": Any, "backward_prefetch": integer(0)}
+    entries = list(swap_entries({**swap, "op_swap": _operator_swaps(swap)}, keys, layers.checks))
     for key, entry in entries:
-        checks.known(entry, _ENTRY_KEYS[key])
-        name = entry.get("op_name")
-        if key == "op_swap" and not isinstance(name, str):
-            checks.wrong(f"op_swap: op_name = {name!r} is no pattern")
-            continue
-        prefetch = checks.number(entry, "backward_prefetch", least=0)
         meant = layers.meant(f"{key} layers", entry.get("layers", True))
-        yield (name if key == "op_swap" else None), meant, usual if prefetch is None else prefetch
+        prefetch = entry.get("backward_prefetch")
+        yield entry.get("op_name"), meant, usual if prefetch is None else prefetch
     if not entries:
         yield None, None, usual
 
@@ -240,20 +221,8 @@ def _operator_swaps(swap: Mapping[str, Any]) -> object:
     operators = swap.get("op_swap")
     if not isinstance(operators, Mapping):
         return operators
-    return [{**each, "op_name": name} for name, listed in operators.items() for each in _tables(listed)]
-
-
-def _entries(key: str, value: object, checks: Checks) -> list[Mapping[str, Any]]:
-    if value is None:
-        return []
-    tables = _tables(value)
-    if not isinstance(value, (list, tuple)) or len(tables) != len(value):
-        checks.wrong(f"{key} = {str(value)[:80]!r} is no list of tables")
-    return tables
-
-
-def _tables(value: object) -> list[Mapping[str, Any]]:
-    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, (list, tuple)) else []
+    listed = ((name, each) for name, each in operators.items() if isinstance(each, list | tuple))
+    return [{**table, "op_name": name} for name, each in listed for table in each if isinstance(table, Mapping)]
 
 
 def _policy(

@@ -100,9 +100,10 @@ def _is_graph_mode(document: Mapping[str, Any]) -> bool:
 
 def _cell(settings: Mapping[str, Any], scope: str, axis: str, checks: Checks) -> Reading:
     """One call of `Cell.recompute`."""
-    checks.known(settings, CELL_KEYS)
     flags = {
-        key: checks.flag(settings, key, default=key in ("mp_comm_recompute", "use_reentrant")) for key in CELL_KEYS
+        **dict.fromkeys(CELL_KEYS, False),
+        "mp_comm_recompute": True,
+        **checks.values(dict.fromkeys(CELL_KEYS, bool), settings),
     }
     checks.done()
     regions = Regions(

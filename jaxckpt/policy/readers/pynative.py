@@ -20,16 +20,19 @@ from jaxckpt.policy.readers.cells import (
     patterns_of,
     rule_of_pattern,
     rules_of_swap,
+    swap_entries,
 )
-from jaxckpt.policy.readers.checks import Checks
+from jaxckpt.policy.readers.checks import Checks, integer, one_of
 from jaxckpt.policy.readers.layers import inputs, recomputed
 from jaxckpt.policy.readers.reading import Reading
 from jaxckpt.policy.rule import Rule
 
-PYNATIVE_KEYS = ("mode", "full_recompute_layer", "select_module", "exclude_op")
-_BLOCKS = ("recompute", "recompute_comm", "swap")
-_COMM_KEYS = ("enable", "select_module")
-_SWAP_KEYS = ("enable", "default_prefetch", "layer_swap", "op_swap")
+PYNATIVE_KEYS: Mapping[str, Any] = {
+    "mode": one_of(("None", "full", "select")) | None,
+    "full_recompute_layer": Any,
+    "select_module": Any,
+    "exclude_op": tuple[str, ...] | None,
+}
 _LAYER = re.compile(r"\s*([0-9]{1,5})(?:-([0-9]{1,5}))?\s*")
 _MOST = 100_000
 
@@ -48,20 +51,25 @@ def read_pynative(
     Raises:
       PolicyError: A key is unknown, or a setting is refused as in mindformers.
     """
-    blocks = {key: checks.table(document, key) for key in _BLOCKS}
-    for (key, block), keys in zip(blocks.items(), (PYNATIVE_KEYS, _COMM_KEYS, _SWAP_KEYS), strict=True):
-        checks.known(block, keys, what=f"key of {key}")
     _require_one_stage(document, pipeline_stages, checks)
-    checks.number({"num_layers": num_layers}, "num_layers", least=1)
+    checks.value(integer(1), num_layers, "num_layers")
     most = num_layers if type(num_layers) is int else _MOST
+    swap_keys = {"enable": bool, "default_prefetch": integer(1, max(most - 1, 1)), "layer_swap": Any, "op_swap": Any}
+    recompute, comm_block, swap = (
+        checks.values(keys, checks.table(document, key), f"{key}.")
+        for key, keys in (
+            ("recompute", PYNATIVE_KEYS),
+            ("recompute_comm", {"enable": bool, "select_module": Any}),
+            ("swap", swap_keys),
+        )
+    )
     notes = Notes()
-    full = _full(blocks["recompute"], most, checks)
-    selected = _selected(blocks["recompute"], most, checks)
-    comm = _comm(blocks["recompute_comm"], most, checks)
-    swaps = _swaps(blocks["swap"], most, checks)
-    excluded = checks.texts(blocks["recompute"], "exclude_op")
+    full = _full(recompute, most, checks)
+    selected = _selected("recompute", recompute, most, checks)
+    comm = _selected("recompute_comm", comm_block, most, checks)
+    swaps = _swaps(swap, most, checks)
     checks.done()
-    rules = list(_rules(excluded, full, selected, comm, notes))
+    rules = list(_rules(recompute.get("exclude_op") or (), full, selected, comm, notes))
     rules += rules_of_swap(swaps, notes)
     overruled = [("select_module", layers) for layers in selected.values()]
     overruled += [("recompute_comm", layers) for layers in comm.values()]
@@ -136,67 +144,35 @@ def _range_of_spec(spec: object) -> tuple[int, int] | None:
 
 
 def _full(settings: Mapping[str, Any], most: int, checks: Checks) -> tuple[int, ...]:
-    mode = _mode(settings, checks)
+    if settings.get("mode") != "full":
+        return ()
     given = settings.get("full_recompute_layer")
-    if mode == "full":
-        if not given:
-            checks.wrong('mode is "full" and full_recompute_layer is missing')
-            return ()
-        return layers_of_specs("full_recompute_layer", given, most, checks)
-    return ()
+    if not given:
+        checks.wrong('mode is "full" and full_recompute_layer is missing')
+        return ()
+    return layers_of_specs("full_recompute_layer", given, most, checks)
 
 
-def _mode(settings: Mapping[str, Any], checks: Checks) -> str:
-    if settings.get("mode") is None:
-        return "None"
-    return checks.one_of(settings, "mode", ("None", "full", "select"), default="None")
-
-
-def _selected(settings: Mapping[str, Any], most: int, checks: Checks) -> dict[str, tuple[int, ...]]:
+def _selected(block: str, settings: Mapping[str, Any], most: int, checks: Checks) -> dict[str, tuple[int, ...]]:
+    """The layers of each pattern of a block's `select_module`."""
     given = settings.get("select_module")
-    if settings.get("mode") == "select" and not given:
-        checks.wrong('mode is "select" and select_module is missing')
-    if not given or settings.get("mode") not in ("select", "full"):
+    is_required = settings.get("enable") or settings.get("mode") == "select"
+    if is_required and not given:
+        checks.wrong(f"{block} selects modules and its select_module is missing")
+    if not given or not (is_required or settings.get("mode") == "full"):
         return {}
-    table = patterns_of("select_module", given, checks)
-    return {pattern: layers_of_specs(f"select_module of {pattern}", e, most, checks) for pattern, e in table.items()}
-
-
-def _comm(settings: Mapping[str, Any], most: int, checks: Checks) -> dict[str, tuple[int, ...]]:
-    if not checks.flag(settings, "enable", default=False):
-        return {}
-    if not settings.get("select_module"):
-        checks.wrong("recompute_comm is enabled and its select_module is missing")
-        return {}
-    table = patterns_of("recompute_comm.select_module", settings["select_module"], checks)
-    return {pattern: layers_of_specs(f"recompute_comm of {pattern}", e, most, checks) for pattern, e in table.items()}
+    table = patterns_of(f"{block}.select_module", given, checks)
+    return {pattern: layers_of_specs(f"{block} of {pattern}", each, most, checks) for pattern, each in table.items()}
 
 
 def _swaps(settings: Mapping[str, Any], most: int, checks: Checks) -> list[tuple[str | None, LayerNumbers, int]]:
-    if not checks.flag(settings, "enable", default=False):
+    if not settings.get("enable"):
         return []
-    prefetch = checks.number(settings, "default_prefetch", least=1, most=max(most - 1, 1)) or 1
-    swaps: list[tuple[str | None, LayerNumbers, int]] = []
-    for key in ("layer_swap", "op_swap"):
-        for each in _tables(settings, key, checks):
-            name = each.get("op_name")
-            checks.known(each, ("layers", "op_name") if key == "op_swap" else ("layers",), what=f"key of {key}")
-            if key == "op_swap" and not isinstance(name, str):
-                checks.wrong(f"op_swap: op_name = {name!r} is no pattern")
-                continue
-            layers = layers_of_specs(f"{key} layers", each.get("layers"), most, checks)
-            swaps.append((name if key == "op_swap" else None, layers, prefetch))
-    return swaps or [(None, None, prefetch)]
-
-
-def _tables(settings: Mapping[str, Any], key: str, checks: Checks) -> Sequence[Mapping[str, Any]]:
-    value = settings.get(key)
-    if value is None:
-        return ()
-    if isinstance(value, (list, tuple)) and all(isinstance(each, Mapping) for each in value):
-        return value
-    checks.wrong(f"{key} = {str(value)[:80]!r} is no list of tables")
-    return ()
+    prefetch = settings.get("default_prefetch") or 1
+    return [
+        (entry.get("op_name"), layers_of_specs(f"{key} layers", entry.get("layers"), most, checks), prefetch)
+        for key, entry in swap_entries(settings, {"layers": Any}, checks)
+    ] or [(None, None, prefetch)]
 
 
 def _without_children(selected: Mapping[str, tuple[int, ...]], notes: Notes) -> dict[str, tuple[int, ...]]:

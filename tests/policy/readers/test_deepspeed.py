@@ -84,8 +84,8 @@ def test_arguments_beat_the_json_and_none_says_nothing():
     [
         ({"partitioned_activations": True}, "closest is 'partition_activations'"),
         ({"cpu_checkpoint": True}, "closest is 'cpu_checkpointing'"),
-        ({"profile": "yes"}, "neither true nor false"),
-        ({"number_checkpoints": -1}, "no whole number"),
+        ({"profile": "yes"}, "should be true or false"),
+        ({"number_checkpoints": -1}, "should be a whole number"),
         (
             {"contiguous_memory_optimization": True, "number_checkpoints": 4},
             "only available with partition_activations",
@@ -111,7 +111,7 @@ def test_all_that_is_wrong_is_said_at_once():
         ('{"activation_checkpointing": {', "no JSON"),
         ("ds_config.jsn", "neither a file"),
         ("[1]", "no table"),
-        ('{"activation_checkpointing": 3}', "no table"),
+        ('{"activation_checkpointing": 3}', "should be a table"),
         ('{"activation_checkpoint": {}}', "closest"),
         ('{"activation_checkpointing": {"profile": true, "profile": false}}', "'profile' occurs twice"),
     ],

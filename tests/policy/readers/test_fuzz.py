@@ -10,7 +10,7 @@ from jaxckpt import PolicyError, read_policy
 from jaxckpt.ir import Save
 from jaxckpt.policy import Policy
 from jaxckpt.policy.readers.cells import Notes, rule_of_pattern
-from jaxckpt.policy.readers.deepspeed import _DEFAULTS, _KEY_OF_ARGUMENT
+from jaxckpt.policy.readers.deepspeed import _KEY_OF_ARGUMENT
 from jaxckpt.policy.readers.maxtext import POLICIES, TENSORS
 from jaxckpt.policy.readers.megatron import _KEYS, MODULES, OFFLOADED
 from jaxckpt.policy.readers.mindformers import GRAPH_KEYS
@@ -56,7 +56,16 @@ keys = st.sampled_from(
         ),
         *("enable", "layer_swap", "op_swap", "layers", "op_name", "backward_prefetch", "default_prefetch"),
         *("pipeline_parallel", "parallel_config", "pipeline_stage", "model_config", "num_layers", "offset"),
-        *(*_DEFAULTS, *TENSORS, "remat_policy", *_KEYS, *GRAPH_KEYS, *CELL_KEYS, *PYNATIVE_KEYS, *PATTERNS),
+        *(
+            *_KEY_OF_ARGUMENT.values(),
+            *TENSORS,
+            "remat_policy",
+            *_KEYS,
+            *GRAPH_KEYS,
+            *CELL_KEYS,
+            *PYNATIVE_KEYS,
+            *PATTERNS,
+        ),
     ]
 )
 values = st.recursive(

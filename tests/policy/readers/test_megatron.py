@@ -99,7 +99,7 @@ def test_names_and_values_say_the_same_as_a_command_line():
     ("flags", "said"),
     [
         ("--recompute-granularty full", "closest is --recompute-granularity"),
-        ("--recompute-granularity half", "none of full, selective"),
+        ("--recompute-granularity half", "should be one of full, selective"),
         ("--recompute-granularity full", "needs --recompute-method"),
         (f"{FULL} uniform", "needs --recompute-num-layers"),
         (f"{FULL} uniform --recompute-num-layers 2", "--num-layers is needed"),
@@ -118,7 +118,7 @@ def test_names_and_values_say_the_same_as_a_command_line():
         ("--offload-modules core_attn", "which is off"),
         ("--fine-grained-activation-offloading", "needs --offload-modules"),
         ("--recompute-num-layers", "takes one value, and got 0"),
-        ("--recompute-num-layers two", "no whole number"),
+        ("--recompute-num-layers two", "should be a whole number"),
         ("'", "no command line"),
     ],
 )
