@@ -8,8 +8,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from jaxckpt.hlo.memory import Allocation, Part, Role, Space, Use
-from jaxckpt.hlo.program import HloProgram
-from jaxckpt.hlo.provenance import Provenance, Provenances
+from jaxckpt.hlo.program import COLLECTIVES, HloProgram, ValueId
+from jaxckpt.hlo.provenance import Provenances
+from jaxckpt.hlo.schema import Message
 from jaxckpt.hlo.shapes import HOST_SPACE, element_count
 
 _AFTER_FORWARD = frozenset({Part.BACKWARD, Part.RECOMPUTE, Part.UPDATE})
@@ -24,36 +25,37 @@ class Consumers:
     returned: bool
 
 
-def argument_role(allocation: Allocation, consumers: Consumers) -> Role:
-    """The role of an argument."""
-    if not allocation.donated:
-        return Role.INPUT
-    return Role.PARAMETER if consumers.parts & _BEFORE_UPDATE else Role.OPTIMIZER_STATE
-
-
-def temporary_role(
+def role_of(
     program: HloProgram,
-    id_: int,
+    value: ValueId,
     *,
     allocation: Allocation,
-    provenance: Provenance,
+    part: Part,
     consumers: Consumers,
     elements: int,
     logits: Collection[int],
-    is_first: bool,
     is_after_forward: bool,
 ) -> Role:
-    """The role of a buffer between arguments and results."""
+    """The role of a buffer."""
+    if allocation.use is Use.CONSTANT:
+        return Role.CONSTANT
+    if allocation.use is Use.ARGUMENT:
+        if not allocation.donated:
+            return Role.INPUT
+        return Role.PARAMETER if consumers.parts & _BEFORE_UPDATE else Role.OPTIMIZER_STATE
+    if allocation.use is Use.OUTPUT:
+        return Role.OUTPUT
+    id_, index = value
     instruction = program.instructions[id_]
     if allocation.space is Space.HOST or _reaches_host(program, id_):
         return Role.HOST_COPY
-    if program.is_collective(id_):
+    if instruction.opcode.startswith(COLLECTIVES):
         return Role.COLLECTIVE
-    if instruction.opcode == "custom-call" and not is_first and not consumers.parts:
+    if instruction.opcode == "custom-call" and any(index) and not consumers.parts:
         return Role.WORKSPACE
-    if elements in logits and provenance.part in _BEFORE_UPDATE:
+    if elements in logits and part in _BEFORE_UPDATE:
         return Role.LOGITS
-    return _by_part(provenance.part, consumers, is_after_forward)
+    return _by_part(part, consumers, is_after_forward)
 
 
 def _reaches_host(program: HloProgram, id_: int) -> bool:
@@ -115,12 +117,12 @@ def _reads_parameter(program: HloProgram, id_: int) -> bool:
     return False
 
 
-def use_of(*, is_parameter: bool, is_constant: bool, is_local: bool, is_live_out: bool) -> Use:
+def use_of(allocation: Message) -> Use:
     """The use of an allocation by XLA's flags; a donated argument is an argument."""
-    if is_parameter:
+    if allocation.is_entry_computation_parameter:
         return Use.ARGUMENT
-    if is_constant:
+    if allocation.is_constant:
         return Use.CONSTANT
-    if is_local:
+    if allocation.is_thread_local:
         return Use.LOCAL
-    return Use.OUTPUT if is_live_out else Use.TEMPORARY
+    return Use.OUTPUT if allocation.maybe_live_out else Use.TEMPORARY

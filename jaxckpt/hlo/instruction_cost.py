@@ -8,6 +8,7 @@ that cannot be read is 0, and `InstructionCost.is_priced` is False. Read after `
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from jaxckpt.hlo.program import HloProgram
@@ -56,7 +57,7 @@ def instruction_cost(program: HloProgram, id_: int) -> InstructionCost:
         matmul_flops=matmul_flops,
         matmul_dtype=dtype,
         traffic_bytes=_traffic_bytes(program, instruction),
-        is_priced=all(flops >= 0 for flops, _ in products) and not _is_foreign(instruction),
+        is_priced=not _is_foreign(instruction),
     )
 
 
@@ -78,10 +79,7 @@ def _products(program: HloProgram, instruction: Instruction) -> Iterator[tuple[i
 
 def _dot_flops(program: HloProgram, instruction: Instruction, dimensions: Message) -> tuple[int, str]:
     left = program.instructions[instruction.operand_ids[0]].shape
-    contracted = 1
-    for dimension in _contracting(dimensions):
-        if dimension < len(left.dimensions):
-            contracted *= left.dimensions[dimension]
+    contracted = prod(left.dimensions[d] for d in _contracting(dimensions) if d < len(left.dimensions))
     return 2 * element_count(_result(instruction.shape)) * contracted, dtype_of(left)
 
 
@@ -111,9 +109,7 @@ def _convolution_flops(program: HloProgram, instruction: Instruction) -> tuple[i
     """Every result element sums over the kernel's window and its input features, whichever of the three it is."""
     numbers = instruction.convolution_dimension_numbers
     kernel = program.instructions[instruction.operand_ids[1]].shape
-    window = 1
-    for dimension in instruction.window.dimensions:
-        window *= dimension.size
+    window = prod(dimension.size for dimension in instruction.window.dimensions)
     features = 1
     if numbers.kernel_input_feature_dimension < len(kernel.dimensions):
         features = kernel.dimensions[numbers.kernel_input_feature_dimension]
@@ -158,10 +154,9 @@ def _fusion_bytes(program: HloProgram, fusion: Instruction) -> int:
 
 def _read_bytes(program: HloProgram, parameter: Instruction) -> int:
     """Of an operand that is only sliced, the slices; of one that is only updated in place, what is updated."""
-    for some_bytes in (_sliced_bytes(program, parameter.id), _replaced_bytes(program, parameter.id)):
-        if some_bytes is not None:
-            return some_bytes
-    return _array_bytes(parameter.shape)
+    sliced_bytes, replaced_bytes = _sliced_bytes(program, parameter.id), _replaced_bytes(program, parameter.id)
+    read_bytes = replaced_bytes if sliced_bytes is None else sliced_bytes
+    return _array_bytes(parameter.shape) if read_bytes is None else read_bytes
 
 
 def _replaced_bytes(program: HloProgram, id_: int) -> int | None:

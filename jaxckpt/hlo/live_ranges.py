@@ -9,7 +9,7 @@ case.
 Read after `program`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxckpt.hlo.schema import Message
@@ -23,14 +23,6 @@ class LiveRange:
 
     born: int
     dies: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Event:
-    kind: int
-    buffer: int
-    born: int
-    shares_with: int
 
 
 @dataclass(slots=True)
@@ -60,75 +52,57 @@ def live_ranges(
     A buffer whose memory another buffer takes over ends where the other begins. A buffer without a live range hands its
     memory on within the kernel that makes it, or is no kernel's result.
     """
-    simulation = _Simulation(born, is_written, last_read, end)
-    events = list(simulation.known(trace.events))
-    for event, ahead in zip(events, _following(events, end), strict=True):
-        simulation.happen(event, ahead)
-    simulation.finish()
+    positions = ((event, born(event.buffer_id)) for event in trace.events)
+    events = [(event, at) for event, at in positions if at is not None]
+    simulation = _Simulation(is_written, last_read)
+    for (event, at), ahead in zip(events, _following(events, end), strict=True):
+        if event.kind == _FREE:
+            simulation.free(event.buffer_id, ahead)
+        else:
+            simulation.allocate(event, at)
+    simulation.finish(end)
     return simulation.found, simulation.disorder
 
 
 class _Simulation:
-    def __init__(
-        self,
-        born: Callable[[int], int | None],
-        is_written: Callable[[int], bool],
-        last_read: Callable[[int], int],
-        end: int,
-    ):
+    def __init__(self, is_written: Callable[[int], bool], last_read: Callable[[int], int]):
         self.found: dict[int, LiveRange] = {}
         self.disorder = 0
-        self._born = born
         self._is_written = is_written
         self._last_read = last_read
-        self._end = end
         self._now = 0
         self._space: dict[int, _Space] = {}
 
-    def known(self, events: Iterable[Message]) -> Iterator[_Event]:
-        for event in events:
-            at = self._born(event.buffer_id)
-            if at is not None:
-                yield _Event(
-                    kind=event.kind, buffer=event.buffer_id, born=at, shares_with=event.share_with_canonical_id
-                )
-
-    def happen(self, event: _Event, ahead: int) -> None:
-        if event.kind == _FREE:
-            self._free(event.buffer, ahead)
-            return
-        self.disorder += event.born < self._now
-        self._now = max(self._now, event.born)
-        space = self._space.get(event.shares_with) if event.kind == _SHARE else None
+    def allocate(self, event: Message, born: int) -> None:
+        self.disorder += born < self._now
+        self._now = max(self._now, born)
+        buffer, canonical = event.buffer_id, event.share_with_canonical_id
+        space = self._space.get(canonical) if event.kind == _SHARE else None
         if space is None or not space.members:
-            self._end_before(space, event)
-            space = _Space(holder=event.buffer, born=event.born)
+            if space is not None and space.born < born <= self.found[space.holder].dies:  # freed just before
+                self.found[space.holder] = LiveRange(born=space.born, dies=born - 1)
+            space = _Space(holder=buffer, born=born)
             if event.kind == _SHARE:
-                self._space[event.shares_with] = space  # that buffer is free by now; the next one shares with this
-        elif self._is_written(event.buffer):
-            self._hand_over(space, event)
-        space.members.add(event.buffer)
-        space.last_read = max(space.last_read, self._last_read(event.buffer))
-        self._space[event.buffer] = space
+                self._space[canonical] = space  # that buffer is free by now; the next one shares with this
+        elif self._is_written(buffer):
+            self._hand_over(space, buffer, born)
+        space.members.add(buffer)
+        space.last_read = max(space.last_read, self._last_read(buffer))
+        self._space[buffer] = space
 
-    def finish(self) -> None:
+    def finish(self, end: int) -> None:
         """Buffers that are never freed live to the end."""
         for space in {id(space): space for space in self._space.values() if space.members}.values():
-            self.found[space.holder] = LiveRange(born=space.born, dies=self._end)
+            self.found[space.holder] = LiveRange(born=space.born, dies=end)
 
-    def _end_before(self, space: _Space | None, event: _Event) -> None:
-        """Ends a buffer before the kernel at which another buffer takes its memory, if the free came just before."""
-        if space is not None and space.born < event.born <= self.found[space.holder].dies:
-            self.found[space.holder] = LiveRange(born=space.born, dies=event.born - 1)
-
-    def _hand_over(self, space: _Space, event: _Event) -> None:
-        if event.born > space.born:
-            self.found[space.holder] = LiveRange(born=space.born, dies=event.born - 1)
-            space.born = event.born
-        space.holder = event.buffer
+    def _hand_over(self, space: _Space, buffer: int, born: int) -> None:
+        if born > space.born:
+            self.found[space.holder] = LiveRange(born=space.born, dies=born - 1)
+            space.born = born
+        space.holder = buffer
         space.last_read = 0
 
-    def _free(self, buffer: int, ahead: int) -> None:
+    def free(self, buffer: int, ahead: int) -> None:
         space = self._space.get(buffer)
         if space is None or buffer not in space.members:
             return
@@ -138,11 +112,12 @@ class _Simulation:
             self.found[space.holder] = LiveRange(born=space.born, dies=dies)
 
 
-def _following(events: list[_Event], end: int) -> list[int]:
+def _following(events: Sequence[tuple[Message, int]], end: int) -> list[int]:
     """For each event the last position before the next allocation, by which a buffer that is freed here has ended."""
     following, ahead = [end] * len(events), end
     for index in range(len(events) - 1, -1, -1):
         following[index] = ahead
-        if events[index].kind != _FREE:
-            ahead = events[index].born - 1
+        event, born = events[index]
+        if event.kind != _FREE:
+            ahead = born - 1
     return following

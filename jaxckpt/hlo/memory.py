@@ -9,6 +9,7 @@ import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Annotated
 
 from jaxckpt._records import COLUMNS
@@ -295,10 +296,8 @@ class MemoryMap:
 
     def _scope_paths(self, depth: int | None) -> tuple[str, ...]:
         paths = [""]
-        for kernel in self.kernels:
-            paths.extend(_prefixes(kernel.scope, depth))
-        for buffer in self.temporaries:
-            paths.extend(_prefixes(buffer.scope, depth))
+        for scope in (*(k.scope for k in self.kernels), *(b.scope for b in self.temporaries)):
+            paths.extend(_prefixes(scope, depth))
         return tuple(dict.fromkeys(paths))
 
     def _scope(self, scope: str) -> ScopeMemory:
@@ -362,13 +361,9 @@ def _is_temporary(allocation: Allocation, space: Space = Space.DEVICE) -> bool:
     return allocation.use is Use.TEMPORARY and allocation.space is space
 
 
-def _live_bytes(buffers: tuple[Buffer, ...] | list[Buffer], length: int) -> tuple[int, ...]:
+def _live_bytes(buffers: Sequence[Buffer], length: int) -> tuple[int, ...]:
     changes = [0] * (length + 1)
     for buffer in buffers:
         changes[buffer.born] += buffer.size_bytes
         changes[buffer.dies + 1] -= buffer.size_bytes
-    live_bytes, timeline = 0, []
-    for change in changes[:length]:
-        live_bytes += change
-        timeline.append(live_bytes)
-    return tuple(timeline)
+    return tuple(accumulate(changes[:length]))

@@ -19,7 +19,8 @@ _NO_WORK = frozenset(
         "add-dependency", "partition-id", "replica-id", "while", "call", "conditional", "async-start", "async-done",
     }
 )  # fmt: skip
-_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+"""Opcodes that exchange data with other devices; some end in "-start" or "-done"."""
 
 ValueId = tuple[int, tuple[int, ...]]
 """A value: the id of an instruction, and the index of an array in its (possibly nested) tuple."""
@@ -43,7 +44,6 @@ class HloProgram:
         self.computations: dict[int, Computation] = {c.id: c for c in module.computations}
         self.instructions: dict[int, Instruction] = {i.id: i for c in module.computations for i in c.instructions}
         self.home: dict[int, int] = {i.id: c.id for c in module.computations for i in c.instructions}
-        self.is_scheduled = bool(module.schedule.sequences)
         self._order = {s.key: list(s.value.instruction_ids) for s in module.schedule.sequences}
         self.count: dict[int, float] = {}
         self.sequence: list[int] = []
@@ -56,11 +56,6 @@ class HloProgram:
             self.position[id_] = max(0, len(self.kernels) - 1)
             if self.instructions[id_].opcode == "async-start":
                 self.position[id_] = len(self.kernels)
-
-    @cached_property
-    def by_name(self) -> dict[str, int]:
-        """Ids of instructions by name; names are unique in a module."""
-        return {instruction.name: id_ for id_, instruction in self.instructions.items()}
 
     @cached_property
     def entry_parameters(self) -> dict[int, int]:
@@ -80,13 +75,12 @@ class HloProgram:
     def readers(self, value: ValueId) -> tuple[frozenset[int], bool]:
         """Ids of the instructions that work on a value, and whether the program returns the value."""
         readers: set[int] = set()
-        returned = False
+        result, returned = self.computations[self.module.entry_computation_id].root_id, False
         seen = {value}
         pending = [value]
         while pending:
             id_, index = pending.pop()
-            if self._is_result(id_):
-                returned = True
+            returned |= id_ == result
             for reader, passed_on in self._uses(id_, index):
                 if passed_on is None:
                     readers.add(reader)
@@ -111,10 +105,6 @@ class HloProgram:
         if index and root.opcode == "tuple" and index[0] < len(root.operand_ids):
             return self.instructions[root.operand_ids[index[0]]]
         return instruction
-
-    def is_collective(self, id_: int) -> bool:
-        """True if an instruction exchanges data with other devices."""
-        return bool(self.instructions[id_].opcode.startswith(_COLLECTIVES))
 
     def trip_count(self, id_: int) -> int:
         """How often a loop runs; 1 where XLA does not know."""
@@ -157,10 +147,6 @@ class HloProgram:
                 for called in instruction.called_computation_ids:
                     callers.setdefault(called, []).append(id_)
         return callers
-
-    def _is_result(self, id_: int) -> bool:
-        entry = self.computations[self.module.entry_computation_id]
-        return bool(id_ == entry.root_id)
 
     def _parameter(self, computation: int, number: int) -> int | None:
         for instruction in self.computations[computation].instructions:

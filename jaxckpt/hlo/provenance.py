@@ -55,7 +55,7 @@ class Provenances:
             self._found[id_] = self._own(id_)
         for id_ in reversed(program.sequence):
             if not self._found[id_].is_known:
-                self._found[id_] = self._of_users(id_)
+                self._found[id_] = self._first_known(program.users[id_])
 
     def of(self, id_: int) -> Provenance:
         """The provenance of a scheduled instruction."""
@@ -83,13 +83,8 @@ class Provenances:
         after_forward = False
         for id_ in self._program.sequence:
             after_forward |= self._parts[id_] in _AFTER_FORWARD
-            origin = self._origin(id_)
-            if (
-                after_forward
-                and self._parts[id_] is Part.FORWARD
-                and origin is not None
-                and origin.part(self._depth) is None
-            ):
+            origin = self._origin(id_) if after_forward and self._parts[id_] is Part.FORWARD else None
+            if origin is not None and origin.part(self._depth) is None:
                 readers, _ = self._program.readers((id_, ()))
                 parts = {self._parts.get(reader, Part.UNKNOWN) for reader in readers} & _AFTER_FORWARD
                 self._parts[id_] = Part.BACKWARD if Part.BACKWARD in parts else Part.UPDATE
@@ -117,15 +112,10 @@ class Provenances:
         return next((self._origins[i.id] for i in self._program.inner(id_) if i.id in self._origins), None)
 
     def _own(self, id_: int) -> Provenance:
-        origin = self._origin(id_)
-        instruction = self._program.instructions[id_]
-        if origin is not None:
-            source = self._source(instruction)
-            return Provenance(scope=origin.scope, op=origin.op, part=self._parts[id_], source=source)
-        return self._first_known(instruction.operand_ids)
-
-    def _of_users(self, id_: int) -> Provenance:
-        return self._first_known(self._program.users[id_])
+        origin, instruction = self._origin(id_), self._program.instructions[id_]
+        if origin is None:
+            return self._first_known(instruction.operand_ids)
+        return Provenance(scope=origin.scope, op=origin.op, part=self._parts[id_], source=self._source(instruction))
 
     def _first_known(self, ids: Iterable[int]) -> Provenance:
         known = (self._found[id_] for id_ in ids if id_ in self._found)

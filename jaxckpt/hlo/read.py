@@ -3,8 +3,9 @@
 Read after `memory`, `program`, `provenance`, `live_ranges`, `buffer_roles`, `instruction_cost`, `host_copies`.
 """
 
+import functools
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -13,14 +14,14 @@ from google.protobuf.message import DecodeError
 from jaxckpt._errors import HloError
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import schema
-from jaxckpt.hlo.buffer_roles import Consumers, argument_role, logits_elements, temporary_role, use_of
+from jaxckpt.hlo.buffer_roles import Consumers, logits_elements, role_of, use_of
 from jaxckpt.hlo.host_copies import HostCopies
 from jaxckpt.hlo.instruction_cost import instruction_cost
 from jaxckpt.hlo.live_ranges import LiveRange, live_ranges
-from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Role, Space, Use, backward_position
+from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Space, Use, backward_position
 from jaxckpt.hlo.program import HloProgram, ValueId
-from jaxckpt.hlo.provenance import Provenance, Provenances
-from jaxckpt.hlo.schema import Computation, Instruction, Message, Shape
+from jaxckpt.hlo.provenance import Provenances
+from jaxckpt.hlo.schema import Computation, Instruction, Message
 from jaxckpt.hlo.shapes import HOST_SPACE, TUPLE, array_at, dtype_of, element_count, shape_bytes
 
 _REMATERIALISED = re.compile(r"\.remat\d*(\.|$)")
@@ -33,8 +34,7 @@ def memory_from_hlo(data: bytes, *, platform: str = "cuda", argument_paths: Sequ
     The platform tells which memory spaces are on the chip; `argument_paths` has for each parameter of the program the
     path of its leaf among the step's arguments. Raises an `HloError` for anything else, as `parse_hlo`.
     """
-    message = parse_hlo(data)
-    return _MemoryReader(message, platform, argument_paths).memory()
+    return _MemoryReader(parse_hlo(data), platform, argument_paths).memory()
 
 
 def parse_hlo(data: bytes) -> Message:
@@ -132,7 +132,8 @@ class _MemoryReader:
         self.end = max(0, len(self.program.kernels) - 1)
         self.disorder = 0
         self.backward = 0
-        self._reader_cache: dict[ValueId, tuple[frozenset[int], bool]] = {}
+        self.readers = functools.cache(self.program.readers)
+        self.kernels = frozenset(self.program.kernels)
 
     def memory(self) -> MemoryMap:
         kernels = tuple(map(self._kernel, self.program.kernels))
@@ -154,12 +155,7 @@ class _MemoryReader:
         return Allocation(
             index=allocation.index,
             size_bytes=allocation.size,
-            use=use_of(
-                is_parameter=allocation.is_entry_computation_parameter,
-                is_constant=allocation.is_constant,
-                is_local=allocation.is_thread_local,
-                is_live_out=allocation.maybe_live_out,
-            ),
+            use=use_of(allocation),
             space=self._space(allocation.color),
             donated=allocation.is_entry_computation_parameter and allocation.maybe_live_out,
         )
@@ -200,14 +196,9 @@ class _MemoryReader:
                     number += 1
 
     def _buffer(
-        self,
-        number: int,
-        allocation: Allocation,
-        message: Message,
-        assigned: Message,
-        logits: frozenset[int],
+        self, number: int, allocation: Allocation, message: Message, assigned: Message, logits: frozenset[int]
     ) -> Buffer | None:
-        value = self._value_of(assigned.logical_buffer_id)
+        value = self._values[assigned.logical_buffer_id]
         id_, index = value
         shape = array_at(self.program.instructions[id_].shape, index)
         live_range = self._live_range(assigned.logical_buffer_id, allocation)
@@ -231,36 +222,18 @@ class _MemoryReader:
             op=provenance.op,
             scope=provenance.scope,
             part=provenance.part,
-            role=self._role(value, allocation, provenance, shape, logits),
+            role=role_of(
+                self.program,
+                value,
+                allocation=allocation,
+                part=provenance.part,
+                consumers=self._consumers(value),
+                elements=element_count(shape),
+                logits=logits,
+                is_after_forward=self.program.position.get(id_, 0) >= self.backward,
+            ),
             count=self.program.count.get(id_, 1),
             source=provenance.source,
-        )
-
-    def _role(
-        self,
-        value: ValueId,
-        allocation: Allocation,
-        provenance: Provenance,
-        shape: Shape,
-        logits: frozenset[int],
-    ) -> Role:
-        if allocation.use is Use.CONSTANT:
-            return Role.CONSTANT
-        consumers = self._consumers(value)
-        if allocation.use is Use.ARGUMENT:
-            return argument_role(allocation, consumers)
-        if allocation.use is Use.OUTPUT:
-            return Role.OUTPUT
-        return temporary_role(
-            self.program,
-            value[0],
-            allocation=allocation,
-            provenance=provenance,
-            consumers=consumers,
-            elements=element_count(shape),
-            logits=logits,
-            is_first=not any(value[1]),
-            is_after_forward=self.program.position.get(value[0], 0) >= self.backward,
         )
 
     def _path(self, allocation: Message) -> str:
@@ -278,10 +251,10 @@ class _MemoryReader:
             return LiveRange(born=0, dies=self.end)
         if buffer in self._live_ranges or buffer in self._simulated:
             return self._live_ranges.get(buffer)  # None: handed on within the kernel that made it
-        value = self._value_of(buffer)
-        if value[0] not in self._kernels or dtype_of(self._shape(value)) == "tuple":
+        id_, index = self._values[buffer]
+        if id_ not in self.kernels or array_at(self.program.instructions[id_].shape, index).element_type == TUPLE:
             return None  # what hands memory on, and tables of addresses
-        return LiveRange(born=self.program.position[value[0]], dies=self._last_read(buffer))
+        return LiveRange(born=self.program.position[id_], dies=self._last_read(buffer))
 
     @cached_property
     def _live_ranges(self) -> Mapping[int, LiveRange]:
@@ -305,35 +278,20 @@ class _MemoryReader:
             for buffer in self.assignment.logical_buffers
         }
 
-    def _value_of(self, buffer: int) -> ValueId:
-        return self._values[buffer]
-
-    def _shape(self, value: ValueId) -> Shape:
-        return array_at(self.program.instructions[value[0]].shape, value[1])
-
     def _born(self, buffer: int) -> int | None:
         return self.program.position.get(self._values[buffer][0]) if buffer in self._values else None
 
     def _is_written(self, buffer: int) -> bool:
-        return self._value_of(buffer)[0] in self._kernels
-
-    @cached_property
-    def _kernels(self) -> frozenset[int]:
-        return frozenset(self.program.kernels)
+        return self._values[buffer][0] in self.kernels
 
     def _last_read(self, buffer: int) -> int:
-        value = self._value_of(buffer)
-        readers, returned = self._readers_of(value)
+        value = self._values[buffer]
+        readers, returned = self.readers(value)
         positions = [self.program.position[r] for r in readers if r in self.program.position]
         return self.end if returned else max(positions, default=self.program.position.get(value[0], 0))
 
-    def _readers_of(self, value: ValueId) -> tuple[frozenset[int], bool]:
-        if value not in self._reader_cache:
-            self._reader_cache[value] = self.program.readers(value)
-        return self._reader_cache[value]
-
     def _consumers(self, value: ValueId) -> Consumers:
-        readers, returned = self._readers_of(value)
+        readers, returned = self.readers(value)
         return Consumers(parts=frozenset(self.provenances.of(r).part for r in readers), returned=returned)
 
     def _problems(self, buffers: Sequence[Buffer]) -> Iterator[str]:
@@ -384,23 +342,17 @@ def _share_addresses(a: Buffer, b: Buffer) -> bool:
     )
 
 
-Figure = Callable[[MemoryMap], int]
-_FIGURES: Mapping[str, Figure] = {
-    "argument_bytes": lambda memory: _sum(memory, lambda a: a.use is Use.ARGUMENT),
-    "alias_bytes": lambda memory: _sum(memory, lambda a: a.donated),
-    "temp_bytes": lambda memory: memory.temp_bytes,
-}
-
-
 def reconcile(memory: MemoryMap, figures: Mapping[str, int]) -> Iterator[str]:
     """Where the sums over allocations differ from XLA's memory statistics (by our names), one sentence each."""
-    for name, figure in _FIGURES.items():
-        if name in figures and figure(memory) != figures[name]:
+    on_device = [a for a in memory.allocations if a.space is Space.DEVICE]
+    sums = {
+        "argument_bytes": sum(a.size_bytes for a in on_device if a.use is Use.ARGUMENT),
+        "alias_bytes": sum(a.size_bytes for a in on_device if a.donated),
+        "temp_bytes": memory.temp_bytes,
+    }
+    for name, found in sums.items():
+        if name in figures and found != figures[name]:
             yield (
-                f"{name}: allocations add up to {figure(memory)} bytes ({format_bytes(figure(memory))}), "
+                f"{name}: allocations add up to {found} bytes ({format_bytes(found)}), "
                 f"XLA's statistics say {figures[name]} ({format_bytes(figures[name])})"
             )
-
-
-def _sum(memory: MemoryMap, counts: Callable[[Allocation], bool]) -> int:
-    return sum(a.size_bytes for a in memory.allocations if a.space is Space.DEVICE and counts(a))

@@ -11,12 +11,12 @@ all 1 where nothing was measured), and a launch. The estimate assumes:
 
 from jaxckpt.cost import Rates
 from jaxckpt.hlo.memory import Kernel, MemoryMap, Part
+from jaxckpt.hlo.program import COLLECTIVES
 
 _WAITS = (
     *("copy-start", "copy-done", "async-start", "async-done"),
     *("all-reduce-done", "all-gather-done", "collective-permute-done"),
 )
-_EXCHANGES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 
 CLASSES = ("matmul", "convolution", "reduction", "transpose", "scatter", "library", "elementwise")
 """All classes of `class_of`."""
@@ -49,7 +49,7 @@ def roofline_s(kernel: Kernel, rates: Rates) -> float:
     """Seconds of one run of a kernel once it has begun, by roofline alone: its arithmetic or its traffic."""
     if kernel.opcode in _WAITS or kernel.is_copy:
         return 0.0
-    if kernel.opcode.removesuffix("-start") in _EXCHANGES:
+    if kernel.opcode.removesuffix("-start") in COLLECTIVES:
         return rates.exchange_s(kernel.traffic_bytes)
     arithmetic_s = (kernel.flops - kernel.matmul_flops) / rates.vector_flops_per_s
     if kernel.matmul_flops:

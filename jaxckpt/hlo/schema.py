@@ -13,11 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 _PACKAGE = "jaxckpt.xla"
 
 _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
-    "Layout": {
-        "minor_to_major": (1, "int64*"),
-        "element_size_in_bits": (7, "int64"),
-        "memory_space": (8, "int64"),
-    },
+    "Layout": {"minor_to_major": (1, "int64*"), "memory_space": (8, "int64")},
     "Shape": {
         "element_type": (2, "int32"),
         "dimensions": (3, "int64*"),
@@ -25,32 +21,21 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "layout": (5, "Layout"),
     },
     "OpMetadata": {
-        "op_type": (1, "string"),
         "op_name": (2, "string"),
         "source_file": (3, "string"),
         "source_line": (4, "int32"),
         "stack_frame_id": (15, "int32"),
     },
-    "WindowDimension": {"size": (1, "int64"), "stride": (2, "int64")},
+    "WindowDimension": {"size": (1, "int64")},
     "Window": {"dimensions": (1, "WindowDimension*")},
-    "ConvolutionDimensionNumbers": {
-        "kernel_input_feature_dimension": (3, "int64"),
-        "kernel_output_feature_dimension": (4, "int64"),
-        "kernel_spatial_dimensions": (6, "int64*"),
-    },
-    "DotDimensionNumbers": {
-        "lhs_contracting_dimensions": (1, "int64*"),
-        "rhs_contracting_dimensions": (2, "int64*"),
-        "lhs_batch_dimensions": (3, "int64*"),
-        "rhs_batch_dimensions": (4, "int64*"),
-    },
+    "ConvolutionDimensionNumbers": {"kernel_input_feature_dimension": (3, "int64")},
+    "DotDimensionNumbers": {"lhs_contracting_dimensions": (1, "int64*")},
     "HloInstruction": {
         "name": (1, "string"),
         "opcode": (2, "string"),
         "shape": (3, "Shape"),
         "metadata": (7, "OpMetadata"),
         "parameter_number": (9, "int64"),
-        "fusion_kind": (11, "string"),
         "tuple_index": (13, "int64"),
         "window": (15, "Window"),
         "convolution_dimension_numbers": (16, "ConvolutionDimensionNumbers"),
@@ -60,7 +45,6 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "operand_ids": (36, "int64*"),
         "called_computation_ids": (38, "int64*"),
         "backend_config": (43, "bytes"),
-        "feature_group_count": (50, "int64"),
     },
     "HloComputation": {
         "name": (1, "string"),
@@ -71,41 +55,27 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
     "InstructionSequence": {"instruction_ids": (1, "int64*")},
     "HloScheduleEntry": {"key": (1, "int64"), "value": (2, "InstructionSequence")},
     "HloSchedule": {"sequences": (1, "HloScheduleEntry*")},
-    "AliasEntry": {
-        "output_shape_index": (1, "int64*"),
-        "parameter_number": (2, "int64"),
-        "parameter_shape_index": (3, "int64*"),
-    },
-    "HloInputOutputAlias": {"entries": (1, "AliasEntry*")},
-    "FileLocation": {"file_name_id": (1, "int32"), "function_name_id": (2, "int32"), "line": (3, "int32")},
-    "StackFrame": {"file_location_id": (1, "int32"), "parent_frame_id": (2, "int32")},
+    "FileLocation": {"file_name_id": (1, "int32"), "line": (3, "int32")},
+    "StackFrame": {"file_location_id": (1, "int32")},
     "StackFrameIndex": {
         "file_names": (1, "string*"),
-        "function_names": (2, "string*"),
         "file_locations": (3, "FileLocation*"),
         "stack_frames": (4, "StackFrame*"),
     },
     "HloModule": {
         "name": (1, "string"),
         "computations": (3, "HloComputation*"),
-        "id": (5, "int64"),
         "entry_computation_id": (6, "int64"),
         "schedule": (7, "HloSchedule"),
-        "input_output_alias": (8, "HloInputOutputAlias"),
         "stack_frame_index": (17, "StackFrameIndex"),
     },
-    "BufferLocation": {
-        "instruction_name": (2, "string"),
-        "shape_index": (3, "int64*"),
-        "instruction_id": (4, "int64"),
-    },
+    "BufferLocation": {"shape_index": (3, "int64*"), "instruction_id": (4, "int64")},
     "LogicalBuffer": {
         "id": (1, "int64"),
         "size": (2, "int64"),
         "defined_at": (3, "BufferLocation"),
         "color": (4, "int64"),
     },
-    "BufferAlias": {"source_buffer_id": (1, "int64"), "location": (2, "BufferLocation")},
     "Assigned": {"logical_buffer_id": (1, "int64"), "offset": (2, "int64"), "size": (3, "int64")},
     "BufferAllocation": {
         "index": (1, "int64"),
@@ -116,25 +86,12 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "maybe_live_out": (7, "bool"),
         "color": (8, "int64"),
         "assigned": (9, "Assigned*"),
-        "parameter_shape_index": (10, "int64*"),
-        "is_tuple": (11, "bool"),
         "is_constant": (12, "bool"),
     },
-    "HeapEvent": {
-        "kind": (1, "int32"),
-        "buffer_id": (2, "int64"),
-        "computation_name": (3, "string"),
-        "instruction_name": (4, "string"),
-        "share_with_canonical_id": (5, "int64"),
-    },
-    "HeapSimulatorTrace": {
-        "events": (1, "HeapEvent*"),
-        "whole_module_simulation": (2, "bool"),
-        "buffer_allocation_index": (3, "int64"),
-    },
+    "HeapEvent": {"kind": (1, "int32"), "buffer_id": (2, "int64"), "share_with_canonical_id": (5, "int64")},
+    "HeapSimulatorTrace": {"events": (1, "HeapEvent*"), "buffer_allocation_index": (3, "int64")},
     "BufferAssignment": {
         "logical_buffers": (1, "LogicalBuffer*"),
-        "buffer_aliases": (2, "BufferAlias*"),
         "buffer_allocations": (3, "BufferAllocation*"),
         "heap_simulator_traces": (4, "HeapSimulatorTrace*"),
     },
@@ -236,5 +193,3 @@ Hlo: Any = _CLASSES["Hlo"]
 """`xla.HloProto`: a module with the buffers that were assigned for it."""
 HloModule: Any = _CLASSES["HloModule"]
 """`xla.HloModuleProto`."""
-BufferAssignment: Any = _CLASSES["BufferAssignment"]
-"""`xla.BufferAssignmentProto`."""

@@ -3,6 +3,8 @@
 Numbers are those of `xla/xla_data.proto`, `PrimitiveType`.
 """
 
+from math import prod
+
 from jaxckpt.hlo.schema import Shape
 
 _ELEMENTS: dict[int, tuple[str, int]] = {
@@ -18,8 +20,10 @@ _ELEMENTS: dict[int, tuple[str, int]] = {
     10: ("float16", 16),
     11: ("float32", 32),
     12: ("float64", 64),
+    13: ("tuple", 0),
     15: ("complex64", 64),
     16: ("bfloat16", 16),
+    17: ("token", 0),
     18: ("complex128", 128),
     19: ("float8_e5m2", 8),
     20: ("float8_e4m3fn", 8),
@@ -43,28 +47,21 @@ TOKEN = 17
 
 def dtype_of(shape: Shape) -> str:
     """Numpy's name of a shape's element type; "tuple", "token", or XLA's number where it is new to us."""
-    if shape.element_type == TUPLE:
-        return "tuple"
-    if shape.element_type == TOKEN:
-        return "token"
-    known = _ELEMENTS.get(shape.element_type)
-    return known[0] if known else f"type{shape.element_type}"
+    name, _ = _ELEMENTS.get(shape.element_type, (f"type{shape.element_type}", 0))
+    return name
 
 
 def element_count(shape: Shape) -> int:
     """How many elements an array of this shape has."""
-    count = 1
-    for size in shape.dimensions:
-        count *= size
-    return count
+    return prod(shape.dimensions)
 
 
 def shape_bytes(shape: Shape) -> int:
     """Bytes of all arrays of a shape, without padding; 0 for tokens and element types that are new to us."""
     if shape.element_type == TUPLE:
         return sum(shape_bytes(each) for each in shape.tuple_shapes)
-    known = _ELEMENTS.get(shape.element_type)
-    return 0 if known is None else -(-element_count(shape) * known[1] // 8)
+    _, bits = _ELEMENTS.get(shape.element_type, ("", 0))
+    return -(-element_count(shape) * bits // 8)
 
 
 def array_at(shape: Shape, index: tuple[int, ...]) -> Shape:

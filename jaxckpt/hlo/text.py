@@ -18,6 +18,7 @@ from jaxckpt.hlo.schema import Message
 _ALLOCATION = re.compile(r"allocation (\d+): size (\d+)(?:, page \d+)?((?:, [^\n]*)?):")
 _VALUE = re.compile(r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @(\d+)> \(size=(\d+),offset=(\d+)\): .*")
 _PARAMETER = re.compile(r"parameter (\d+)")
+_COLOR = re.compile(r"color (\d+)")
 
 
 def hlo_from_text(module: bytes, assignment: str) -> bytes:
@@ -60,7 +61,7 @@ def _read_line(assignment: Message, line: str, known: Mapping[str, int]) -> None
 
 
 def _add_allocation(assignment: Message, index: int, size_bytes: int, flags: str) -> None:
-    parameter = _PARAMETER.search(flags.partition("shape |")[0])
+    parameter, color = _PARAMETER.search(flags.partition("shape |")[0]), _COLOR.search(flags)
     assignment.buffer_allocations.add(
         index=index,
         size=size_bytes,
@@ -69,13 +70,8 @@ def _add_allocation(assignment: Message, index: int, size_bytes: int, flags: str
         maybe_live_out="maybe-live-out" in flags,
         is_entry_computation_parameter=parameter is not None,
         parameter_number=int(parameter[1]) if parameter else 0,
-        color=_color(flags),
+        color=int(color[1]) if color else 0,
     )
-
-
-def _color(flags: str) -> int:
-    match = re.search(r"color (\d+)", flags)
-    return int(match[1]) if match else 0
 
 
 def _add_value(assignment: Message, instruction: int, value: re.Match[str]) -> None:

@@ -31,7 +31,8 @@ def traffic_bytes(fused: str, *, result: str) -> int:
           ROOT made = {result} fusion(a, b, c), kind=kLoop, calls=fused
         }}"""
     program = HloProgram(HloModule.FromString(_compat.hlo_module_from_text(text)))
-    return instruction_cost(program, program.by_name["made"]).traffic_bytes
+    made = next(id_ for id_, instruction in program.instructions.items() if instruction.name == "made")
+    return instruction_cost(program, made).traffic_bytes
 
 
 UPDATED = f"""
