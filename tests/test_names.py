@@ -24,7 +24,6 @@ WIDE = {
     "ir/graph.py: Op": "one fact an attribute; hashed and compared as a record",
     "machine/calibration_file.py: Calibration": "keys of a file",
     "machine/device_facts.py: GpuFacts": "keys of a file",
-    "machine/device_facts.py: TpuFacts": "keys of a file",
     "oom/out_of_memory.py: OutOfMemory": "public data, one fact an attribute",
     "planner/document.py: _PlanFile": "keys of a file",
     "testing/file.py: _SnapshotFile": "keys of a file",

@@ -41,14 +41,7 @@ def measured_collectives(
         chain = _chain(mesh, link, links)
         timing = time_one(lambda chain=chain: jax.block_until_ready(chain(x)))
         link_s = max(timing.median_s - floor_s, 1e-9) / links
-        yield Measured(
-            what=what,
-            detail=f"{count} devices, {x.nbytes} bytes each",
-            value=sent * x.nbytes / link_s,
-            unit="bytes/s",
-            spread=timing.spread,
-            count=timing.count,
-        )
+        yield timing.figure(what, f"{count} devices, {x.nbytes} bytes each", sent * x.nbytes / link_s, "bytes/s")
 
 
 def _chain(mesh: Mesh, link: Callable[[Any], Any], links: int) -> Callable[[Any], Any]:

@@ -38,8 +38,7 @@ def measured_copies(
     detail = f"{_HOST}, {x.nbytes} bytes"
 
     def figure(what: str, timing: Timing, ways: int = 1) -> Measured:
-        value = ways * x.nbytes / max(timing.median_s - floor_s, 1e-9)
-        return Measured(what=what, detail=detail, value=value, unit="bytes/s", spread=timing.spread, count=timing.count)
+        return timing.figure(what, detail, ways * x.nbytes / max(timing.median_s - floor_s, 1e-9), "bytes/s")
 
     out = time_one(lambda: jax.block_until_ready(jax.device_put(x, on_host)))
     yield figure("copy to host", out)
@@ -60,14 +59,8 @@ def measured_copies(
             jax.block_until_ready((running, put()))
 
         timing = time_one(together)
-        yield Measured(
-            what=f"copy {what} host under compute",
-            detail=f"{detail}, beside {probe.detail}",
-            value=hidden_share(timing.median_s, compute.median_s, copy_s),
-            unit="share",
-            spread=timing.spread,
-            count=timing.count,
-        )
+        hidden = hidden_share(timing.median_s, compute.median_s, copy_s)
+        yield timing.figure(f"copy {what} host under compute", f"{detail}, beside {probe.detail}", hidden, "share")
 
 
 def hidden_share(together_s: float, compute_s: float, copy_s: float) -> float:

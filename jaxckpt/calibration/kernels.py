@@ -66,10 +66,6 @@ class Probe:
 
         return jax.jit(lambda carried: jax.lax.fori_loop(0, links // self.inner, iteration, carried))
 
-    def value(self, link_s: float) -> float:
-        """The figure that follows from the seconds of a link."""
-        return link_s if self.unit == "s" else self.work / link_s
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
@@ -106,9 +102,8 @@ def rotation(rows: int, columns: int) -> np.ndarray:
     return np.lib.stride_tricks.sliding_window_view(np.concatenate([first, first]), columns)[:rows]
 
 
-def launch(speeds: Speeds) -> Probe:
+def launch() -> Probe:
     """The smallest kernel there is, one after the other: what every kernel costs before it works."""
-    del speeds
     return Probe(
         what="launch",
         detail="1024 float32",
@@ -163,75 +158,29 @@ def _passes(
     )
 
 
-def copy(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
-    """Rows in reverse: reads and writes all, computes nothing."""
-    return _passes(speeds, "copy", shape, dtype, 2, lambda x: jnp.flip(x, 0))
-
-
-def elementwise(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
-    """Two arrays into one: what most kernels of a training step do."""
+def _sum(speeds: Speeds, what: str, shape: tuple[int, int], dtype: str, change: ChainLink = lambda x: x) -> Probe:
+    """Two arrays into one, the first of them changed."""
 
     def link(carried: Any) -> Any:
         x, y = carried
-        return x * 0.5 + y, y
+        return change(x) * 0.5 + y, y
 
     return _passes(
-        speeds,
-        "elementwise",
-        shape,
-        dtype,
-        3,
-        link,
-        lambda: _two(shape, dtype),
+        speeds, what, shape, dtype, 3, link, lambda: (random_array(shape, dtype), random_array(shape, dtype, 0.1))
     )
 
 
-def _two(shape: tuple[int, int], dtype: str) -> tuple[jax.Array, jax.Array]:
-    return random_array(shape, dtype), random_array(shape, dtype, 0.1)
+def _reduction(speeds: Speeds, what: str, shape: tuple[int, int], *, axis: int) -> Probe:
+    """Means of float32 along an axis."""
 
-
-def transpose(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
-    """A transposed square matrix added to another: without the sum XLA would only change the layout."""
-
-    def link(carried: Any) -> Any:
-        x, y = carried
-        return x.T * 0.5 + y, y
-
-    return _passes(
-        speeds,
-        "transpose",
-        shape,
-        dtype,
-        3,
-        link,
-        lambda: _two(shape, dtype),
-    )
-
-
-def reduce_rows(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
-    """Means along the fast axis, as in normalisations."""
-    return _reduction(speeds, "reduce rows", shape, dtype, axis=1)
-
-
-def reduce_columns(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
-    """Means along the slow axis, as in the gradients of biases."""
-    return _reduction(speeds, "reduce columns", shape, dtype, axis=0)
-
-
-def _reduction(speeds: Speeds, what: str, shape: tuple[int, int], dtype: str, *, axis: int) -> Probe:
     def link(carried: Any) -> Any:
         x, means = carried
-        wide = (x * jnp.expand_dims(means, axis)).astype(jnp.float32)
-        return x, (jnp.mean(wide, axis) + 1.0).astype(dtype)
+        return x, jnp.mean(x * jnp.expand_dims(means, axis), axis) + 1.0
 
-    return _passes(
-        speeds, what, shape, dtype, 1, link, lambda: (random_array(shape, dtype), jnp.ones(shape[1 - axis], dtype))
-    )
+    def start() -> Any:
+        return random_array(shape, "float32"), jnp.ones(shape[1 - axis], "float32")
 
-
-def softmax(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
-    """A softmax over rows, counted as one pass in and one out: three where the compiler makes several kernels of it."""
-    return _passes(speeds, "softmax", shape, dtype, 2, lambda x: jax.nn.softmax(x * 2.0, axis=-1))
+    return _passes(speeds, what, shape, "float32", 1, link, start)
 
 
 def scatter(speeds: Speeds, shape: tuple[int, int], dtype: str) -> Probe:
@@ -274,21 +223,20 @@ def probes(speeds: Speeds, *, small: bool) -> Iterator[Probe]:
     """All microbenchmarks, the most valuable first; small ones are a smoke test."""
     shape = (256, 256) if small else (8192, 8192)  # 256 MiB of float32: beyond every cache
     sides = (64, 128) if small else (8192, 4096)
-    yield launch(speeds)
+    yield launch()
     yield matmul(speeds, "bfloat16", *[sides[0]] * 3)
-    yield elementwise(speeds, shape, "float32")
+    yield _sum(speeds, "elementwise", shape, "float32")  # what most kernels of a training step do
     yield matmul(speeds, "bfloat16", *[sides[1]] * 3)
-    if not small:
-        yield matmul(speeds, "bfloat16", 8192, 768, 3072)
-        yield matmul(speeds, "bfloat16", 2048, 2048, 2048)
-        yield matmul(speeds, "bfloat16", 1024, 1024, 1024)
+    for sizes in () if small else ((8192, 768, 3072), (2048, 2048, 2048), (1024, 1024, 1024)):
+        yield matmul(speeds, "bfloat16", *sizes)
     yield matmul(speeds, "float32", *[sides[1]] * 3)
-    yield copy(speeds, shape, "float32")
-    yield elementwise(speeds, shape, "bfloat16")
-    yield reduce_rows(speeds, shape, "float32")
-    yield reduce_columns(speeds, shape, "float32")
-    yield transpose(speeds, shape, "bfloat16")
+    yield _passes(speeds, "copy", shape, "float32", 2, lambda x: jnp.flip(x, 0))  # computes nothing
+    yield _sum(speeds, "elementwise", shape, "bfloat16")
+    yield _reduction(speeds, "reduce rows", shape, axis=1)  # along the fast axis, as in normalisations
+    yield _reduction(speeds, "reduce columns", shape, axis=0)  # along the slow one, as in the gradients of biases
+    yield _sum(speeds, "transpose", shape, "bfloat16", jnp.transpose)  # without a sum XLA would change the layout alone
     yield scatter(speeds, shape, "float32")
     yield vector(speeds, (shape[0] // 4, shape[1]))
-    yield softmax(speeds, shape, "bfloat16")
+    # One pass in and one out are counted: a softmax takes three where the compiler makes several kernels of it.
+    yield _passes(speeds, "softmax", shape, "bfloat16", 2, lambda x: jax.nn.softmax(x * 2.0, axis=-1))
     yield matmul(speeds, "float16", *[sides[1]] * 3)

@@ -112,10 +112,7 @@ class _Session:
         time_one = partial(timed, clock=self.clock, budget_s=0.02 if self.small else 0.2)
         speeds = self._speeds()
         floor = self._floor(time_one)
-        yield Measured(
-            what="start", detail="an empty program", value=floor.median_s, unit="s", spread=floor.spread,
-            count=floor.count,
-        )  # fmt: skip
+        yield floor.figure("start", "an empty program", floor.median_s, "s")
         links = {"floor_s": floor.median_s, "small": self.small, "time_one": time_one}
         first, *others = probes(speeds, small=self.small)
         yield from self._guarded("launch", lambda: self._probed(first, floor.median_s, time_one))
@@ -159,11 +156,4 @@ class _Session:
         chain, carried = probe.chain(links), jax.device_put(probe.start(), self.device)
         timing = time_one(lambda: jax.block_until_ready(chain(carried)))
         link_s = max(timing.median_s - floor_s, 1e-9) / links
-        yield Measured(
-            what=probe.what,
-            detail=probe.detail,
-            value=probe.value(link_s),
-            unit=probe.unit,
-            spread=timing.spread,
-            count=timing.count,
-        )
+        yield timing.figure(probe.what, probe.detail, link_s if probe.unit == "s" else probe.work / link_s, probe.unit)

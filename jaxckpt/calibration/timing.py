@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from jaxckpt.machine import Measured
+
 Clock = Callable[[], float]
 """Seconds since any moment."""
 
@@ -23,6 +25,10 @@ class Timing:
     spread: float
     least_s: float
     count: int
+
+    def figure(self, what: str, detail: str, value: float, unit: str) -> Measured:
+        """The figure that follows from these runs."""
+        return Measured(what=what, detail=detail, value=value, unit=unit, spread=self.spread, count=self.count)
 
 
 def timing_of(seconds: list[float]) -> Timing:

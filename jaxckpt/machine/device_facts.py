@@ -7,7 +7,7 @@ is computed but what follows from one device's own facts.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from jaxckpt._records import NOT_EMPTY, POSITIVE
 
@@ -19,15 +19,41 @@ _TENSOR_UNITS_PER_CORE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuFacts:
-    """Facts of a GPU for XLA's CUDA compiler and a cost model; the GPU need not be attached.
+class DeviceFacts:
+    """Facts of a device of any platform.
 
     Attributes:
       description: For people.
+      device_memory_bytes: Of a GPU as the driver reports it; of a TPU what the compiler gives one program, a little
+        less than the chip's memory; of a processor that of the machine.
+      memory_bandwidth: Datasheet, bytes per second; of a processor that of all cores together.
+      launch_s: Of one kernel or operation.
       device_kinds: How jax names such a device when it is attached.
+      measured_memory_bandwidth: What a copy reached, reads and writes together.
+      measured_source: Where the measured figures come from; they need one.
+    """
+
+    description: NonEmptyText
+    device_memory_bytes: Count
+    memory_bandwidth: Count
+    launch_s: Rate = 1e-6  # XLA's own kKernelLaunchOverhead, gpu_performance_model_base.h; elsewhere not measured
+    device_kinds: tuple[str, ...] = ()
+    measured_memory_bandwidth: Rate | None = None
+    measured_source: NonEmptyText | None = None
+
+    def problems(self) -> Iterator[str]:
+        """Contradictions between the values, a sentence each."""
+        figures = (self.measured_memory_bandwidth, getattr(self, "measured_bf16_flops", None))
+        if any(figures) and self.measured_source is None:
+            yield "measured_source is missing: a measured figure needs its source"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts(DeviceFacts):
+    """Facts of a GPU for XLA's CUDA compiler and a cost model; the GPU need not be attached.
+
+    Attributes:
       compute_capability: Such as "9.0a"; the "a" stands for the accelerated features.
-      device_memory_bytes: As the driver reports it.
-      memory_bandwidth: Datasheet, bytes per second.
       core_count: Streaming multiprocessors.
       fpus_per_core: float32 lanes of one.
       tensor_ops_per_clock: bf16 multiply-adds of one of a core's four tensor units in a clock.
@@ -36,18 +62,13 @@ class GpuFacts:
       host_link_bandwidth: To the host in one direction, where it is not PCIe.
       nvlink_links: Links to other GPUs of the host.
       nvlink_bandwidth: Of one link in one direction.
-      launch_s: Of one kernel.
-      measured_memory_bandwidth: What a copy reached, reads and writes together.
       measured_bf16_flops: What a large matrix product reached.
-      measured_source: Where the measured figures come from; they need one.
 
     The other attributes are fields of XLA's `GpuDeviceInfoProto` under their own names.
     """
 
-    description: NonEmptyText
+    platform: ClassVar[str] = "cuda"
     compute_capability: NonEmptyText
-    device_memory_bytes: Count
-    memory_bandwidth: Count
     core_count: Count
     fpus_per_core: Count
     clock_ghz: Rate
@@ -70,16 +91,7 @@ class GpuFacts:
     host_link_bandwidth: Rate | None = None
     nvlink_links: Count | None = None
     nvlink_bandwidth: Rate | None = None
-    launch_s: Rate = 1e-6  # XLA's own kKernelLaunchOverhead, gpu_performance_model_base.h
-    device_kinds: tuple[str, ...] = ()
-    measured_memory_bandwidth: Rate | None = None
     measured_bf16_flops: Rate | None = None
-    measured_source: NonEmptyText | None = None
-
-    @property
-    def platform(self) -> str:
-        """Always "cuda"."""
-        return "cuda"
 
     @property
     def tensor_flops(self) -> float:
@@ -103,7 +115,7 @@ class GpuFacts:
 
     def problems(self) -> Iterator[str]:
         """Contradictions between the values, a sentence each."""
-        yield from _unsourced(self)
+        yield from DeviceFacts.problems(self)
         major, dot, minor = self.compute_capability.rstrip("a").partition(".")
         if not (dot and major.isdigit() and minor.isdigit()):
             yield f'compute_capability = "{self.compute_capability}" is not like "9.0" or "9.0a"'
@@ -117,14 +129,10 @@ class GpuFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TpuFacts:
+class TpuFacts(DeviceFacts):
     """Facts of a TPU chip for a cost model; the compiler knows the chip by name.
 
     Attributes:
-      description: For people.
-      device_kinds: How jax names such a device when it is attached.
-      device_memory_bytes: What the compiler gives one program, a little less than the chip's memory.
-      memory_bandwidth: Datasheet, bytes per second.
       bf16_flops: Datasheet; float32 products at jax's default precision run at it too.
       int8_flops: Datasheet.
       vector_flops: float32 outside the matrix units.
@@ -133,15 +141,10 @@ class TpuFacts:
       default_topology: What the bare name means.
       topologies: Usual ones, for messages; the compiler may take others of the same rank.
       chip_config_name: libtpu's name for the way in which cores make a device.
-      launch_s: Of one operation.
-      measured_memory_bandwidth: What a copy reached, reads and writes together.
       measured_bf16_flops: What a large matrix product reached.
-      measured_source: Where the measured figures come from; they need one.
     """
 
-    description: NonEmptyText
-    device_memory_bytes: Count
-    memory_bandwidth: Count
+    platform: ClassVar[str] = "tpu"
     bf16_flops: Rate
     vector_flops: Rate
     host_link_bandwidth: Rate
@@ -150,58 +153,28 @@ class TpuFacts:
     topologies: tuple[str, ...]
     chip_config_name: NonEmptyText = "default"
     int8_flops: Rate | None = None
-    launch_s: Rate = 1e-6  # not measured
-    device_kinds: tuple[str, ...] = ()
-    measured_memory_bandwidth: Rate | None = None
     measured_bf16_flops: Rate | None = None
-    measured_source: NonEmptyText | None = None
-
-    @property
-    def platform(self) -> str:
-        """Always "tpu"."""
-        return "tpu"
 
     def problems(self) -> Iterator[str]:
         """Contradictions between the values, a sentence each."""
-        yield from _unsourced(self)
+        yield from DeviceFacts.problems(self)
         for topology in (self.default_topology, *self.topologies):
             if not all(part.isdigit() for part in topology.split("x")):
                 yield f'"{topology}" is no topology such as "2x2" or "2x2x1"'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CpuFacts:
+class CpuFacts(DeviceFacts):
     """Facts of a processor for a cost model.
 
     Attributes:
-      description: For people.
-      device_memory_bytes: Of the machine.
-      memory_bandwidth: Bytes per second, all cores together.
       f32_flops: All cores together; float64 runs at half of it, bfloat16 no faster.
       host_link_bandwidth: Of a copy within the memory.
-      launch_s: Of one operation.
-      measured_memory_bandwidth: What a copy reached, reads and writes together.
-      measured_source: Where the measured figure comes from; it needs one.
     """
 
-    description: NonEmptyText
-    device_memory_bytes: Count
-    memory_bandwidth: Count
+    platform: ClassVar[str] = "cpu"
     f32_flops: Rate
     host_link_bandwidth: Rate
-    launch_s: Rate = 1e-6  # not measured
-    device_kinds: tuple[str, ...] = ()
-    measured_memory_bandwidth: Rate | None = None
-    measured_source: NonEmptyText | None = None
-
-    @property
-    def platform(self) -> str:
-        """Always "cpu"."""
-        return "cpu"
-
-    def problems(self) -> Iterator[str]:
-        """Contradictions between the values, a sentence each."""
-        return _unsourced(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,12 +185,6 @@ class UnknownDeviceFacts:
     platform: str
     device_memory_bytes: int
     device_kinds: tuple[str, ...] = ()
-
-
-def _unsourced(facts: GpuFacts | TpuFacts | CpuFacts) -> Iterator[str]:
-    figures = (facts.measured_memory_bandwidth, None if isinstance(facts, CpuFacts) else facts.measured_bf16_flops)
-    if any(figures) and facts.measured_source is None:
-        yield "measured_source is missing: a measured figure needs its source"
 
 
 Facts = GpuFacts | TpuFacts | CpuFacts | UnknownDeviceFacts

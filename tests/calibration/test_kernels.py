@@ -45,7 +45,7 @@ def test_a_link_is_of_the_class_that_its_factor_is_for(what, h200):
 
 
 def test_launches_are_kernels_one_after_the_other(h200):
-    probe = launch(SPEEDS)
+    probe = launch()
     kernels = kernels_of(probe, 3 * probe.inner, h200)
     assert sum(kernel.count for kernel in kernels if kernel.traffic_bytes > 1000) == 3 * probe.inner
 
