@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jaxckpt.cost.branch_residuals import Span
-from jaxckpt.cost.clock import ClockEvent, Load, LoadInLoop, PassOn, Store, StoreInLoop, Wait
+from jaxckpt.cost.clock import ClockEvent, CopyInLoop, Load, PassOn, Store, Wait
 from jaxckpt.cost.fusion_analysis import SourceBytes
 from jaxckpt.cost.fusion_rules import FusionRules
 from jaxckpt.cost.kernels import ScheduleKernels, StepKernel
@@ -62,20 +62,9 @@ class Buffers:
     added_s: list[tuple[int, float]] = field(default_factory=list)
 
 
-def live_buffers(
-    graph: Graph,
-    schedule: Schedule,
-    kernels: ScheduleKernels,
-    *,
-    rules: FusionRules,
-    arithmetic: ArithmeticCosts,
-    rates: Rates,
-) -> Buffers:
-    """The live ranges of a schedule's buffers."""
-    return _BufferPass(graph, schedule, kernels, rules, arithmetic, rates).run()
+class BufferPass:
+    """The pass over a schedule's steps."""
 
-
-class _BufferPass:
     def __init__(
         self,
         graph: Graph,
@@ -104,6 +93,7 @@ class _BufferPass:
         """For each instance that is stored an iteration later what the last iteration has made."""
 
     def run(self) -> Buffers:
+        """The live ranges of a schedule's buffers."""
         for at, step in enumerate(self.schedule.steps):
             if isinstance(step, Run):
                 if (kernel := self.kernels.by_step[at]) is not None:
@@ -197,7 +187,7 @@ class _BufferPass:
             moved_s = self.rates.kernel_s(size_bytes[read] + size_bytes[write])
             if step.restores:
                 moved_s += self.rates.exchange_s(size_bytes[write] - size_bytes[read])
-            self.events[at].append(self.loops.runs(step) * moved_s)
+            self.events[at].append(self.graph.runs_per_step(step.loop) * moved_s)
         elif step.restores:
             self._read_stored(at, read)
             self.events[at].append(Load(read, write, size_bytes[read]))
@@ -217,7 +207,7 @@ class _BufferPass:
         """Copies an iteration's value to its stack on the host; if pipelined, that of the iteration before."""
         (read,), (write,) = step.reads, step.writes
         buffers, size_bytes = self.buffers, self.buffers.size_bytes[read]
-        begin, end = self.loops.begin(loop), self.loops.end(loop)
+        begin, end = self.loops.first[loop], self.loops.last[loop]
         if self.kernels.sources[read] == {read: size_bytes} and read in buffers.births:
             if step.is_pipelined:
                 buffers.births[read] = begin
@@ -228,32 +218,32 @@ class _BufferPass:
             self.events[at].append(self._copy_s(step, size_bytes))
         if step.is_pipelined:
             self.last_iteration[write] = self.loops.hold(end, end, size_bytes)
-        stack_bytes = self._stack_bytes(write, size_bytes)
-        self.events[at].append(StoreInLoop(write, loop, size_bytes, stack_bytes, step.is_pipelined))
-        self.moved.add(write)
+        self._copy_in_loop(at, step, loop, size_bytes)
 
     def _load_in_loop(self, at: int, step: Move, loop: int) -> None:
         """Loads an iteration's value from its stack on the host; if pipelined, for the iteration that comes next."""
         (read,), (write,) = step.reads, step.writes
         buffers, size_bytes = self.buffers, self.buffers.size_bytes[read]
-        begin, end = self.loops.begin(loop), self.loops.end(loop)
+        begin, end = self.loops.first[loop], self.loops.last[loop]
         buffers.births[write], buffers.deaths[write] = begin, end if step.is_pipelined else at
         if step.is_pipelined:
             last = self.last_iteration[read]
             last.death = max(last.death, begin - 1)
             self.loops.hold(begin, end, size_bytes)
             self.events[at].append(self._copy_s(step, size_bytes))
-        stack_bytes = self._stack_bytes(write, size_bytes)
-        self.events[at].append(LoadInLoop(write, loop, size_bytes, stack_bytes, step.is_pipelined))
-        self.moved.add(write)
+        self._copy_in_loop(at, step, loop, size_bytes)
 
     def _copy_s(self, step: Move, size_bytes: int) -> float:
-        return self.loops.runs(step) * self.rates.kernel_s(2 * size_bytes)
+        return self.graph.runs_per_step(step.loop) * self.rates.kernel_s(2 * size_bytes)
 
-    def _stack_bytes(self, instance: int, size_bytes: int) -> int:
-        """Bytes of the values of all iterations."""
-        value = self.schedule.origin[instance]
-        return self.graph.residual_bytes(value) * size_bytes // self.graph.values[value].size_bytes
+    def _copy_in_loop(self, at: int, step: Move, loop: int, size_bytes: int) -> None:
+        """Copies the value of an iteration; a stack on the host has those of all iterations."""
+        (write,) = step.writes
+        value = self.schedule.origin[write]
+        stack_bytes = self.graph.residual_bytes(value) * size_bytes // self.graph.values[value].size_bytes
+        copy = CopyInLoop(write, loop, size_bytes, stack_bytes, step.is_pipelined, to_host=not step.restores)
+        self.events[at].append(copy)
+        self.moved.add(write)
 
     ### Stacks
 
@@ -292,7 +282,7 @@ class _BufferPass:
         step, loop = self.schedule.steps[at], self.loops.stacking_loop(source)
         self.buffers.added_s.append((at, self.rates.kernel_s(stack_bytes)))
         is_fused = isinstance(step, Run) and step.op in self.rules.loops and loop == step.loop
-        if not is_fused or self.loops.is_read_inside(source):
+        if not is_fused or source in self.loops.read_inside:
             copy_s = self.rates.kernel_s(2 * self.buffers.size_bytes[source])
             self.buffers.added_s.append((at, self.graph.runs_per_step(loop) * copy_s))
 

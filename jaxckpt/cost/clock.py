@@ -7,7 +7,7 @@ that the step has done by then. Copies in the body of a loop queue within one it
 Read after `transfers` and `loop_transfers`; `replay` asks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxckpt.cost.loop_transfers import LoopTransfers
@@ -49,28 +49,21 @@ class PassOn:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreInLoop:
-    """The step copies an iteration's value to its stack on the host; if pipelined, that of the iteration before."""
+class CopyInLoop:
+    """The step copies an iteration's value to its stack on the host, or reads one loaded since the iteration began.
+
+    If pipelined, the store is of the iteration before, and the load for the next one.
+    """
 
     instance: int
     loop: int
     size_bytes: int
     stack_bytes: int
     is_pipelined: bool
+    to_host: bool
 
 
-@dataclass(frozen=True, slots=True)
-class LoadInLoop:
-    """The step reads an iteration's value, loaded since the iteration began; the next iteration's if pipelined."""
-
-    instance: int
-    loop: int
-    size_bytes: int
-    stack_bytes: int
-    is_pipelined: bool
-
-
-LinkEvent = Wait | Store | Load | PassOn | StoreInLoop | LoadInLoop
+LinkEvent = Wait | Store | Load | PassOn | CopyInLoop
 ClockEvent = float | LinkEvent
 
 
@@ -88,7 +81,7 @@ def clock(
     steps: Sequence[ScheduleStep],
     events: Sequence[Sequence[ClockEvent]],
     *,
-    last_step: Callable[[int], int],
+    last_step: Mapping[int, int],
     host_bandwidth_bytes_per_s: float,
 ) -> Times:
     """Plays the events of all steps; `last_step` gives the last step of a loop. The link has one bandwidth each way."""
@@ -104,7 +97,7 @@ def clock(
         for event in events[at]:
             step_s += event if isinstance(event, float) else _transfer_s(event, link, in_loops, began_s, step_s)
         for around in () if loop is None else graph.path(loop):
-            if at == last_step(around):
+            if at == last_step[around]:
                 step_s += in_loops.end_wait_s(around, now_s=began_s + step_s)
         seconds.append(step_s)
         began_s += step_s
@@ -128,11 +121,11 @@ def _transfer_s(event: LinkEvent, link: HostLinkQueue, in_loops: LoopTransfers, 
             link.load_stored(stored, instance, size_bytes, now_s=began_s)
         case PassOn(instance, new):
             link.pass_on(instance, new)
-        case StoreInLoop(instance, loop, size_bytes, stack_bytes, is_pipelined):
+        case CopyInLoop(instance, loop, size_bytes, stack_bytes, is_pipelined, to_host=True):
             link.add_host_bytes(stack_bytes)
             in_loops.store(instance, loop, size_bytes, now_s=began_s + step_s, is_pipelined=is_pipelined)
             return in_loops.wait_s(instance, now_s=began_s + step_s)
-        case LoadInLoop(instance, loop, size_bytes, stack_bytes, is_pipelined):
+        case CopyInLoop(instance, loop, size_bytes, stack_bytes, is_pipelined):
             link.add_host_bytes(-stack_bytes)
             in_loops.load(instance, loop, size_bytes, is_pipelined=is_pipelined)
     return 0.0

@@ -68,27 +68,26 @@ class FusionFacts:
         """Ops with a kernel of their own though their kind fuses: additions of rule 4, transposed products, copies."""
         graph = self.graph
         additions = {graph.readers[graph.ops[scatter].writes[0]][0] for scatter in self.fused_scatters}
-        transposed = {op for op in self.layouts.transposed if _has_several_readers(graph, graph.ops[op])}
+        readers = {op: {r for v in graph.ops[op].writes for r in graph.readers[v]} for op in self.layouts.transposed}
+        transposed = {op for op, reading in readers.items() if len(reading) > 1}
         return frozenset(additions | transposed | self.copied_views)
 
     @cached_property
-    def strided(self) -> Ops:
-        """As `strided_reductions`."""
-        return strided_reductions(self)
+    def strided_reductions(self) -> Ops:
+        """Reductions over axes that do not lie together in memory; each is a pass of its own (rule 6)."""
+        return self.ops(lambda op: op.kind is Kind.REDUCTION and self.layouts.reduces_strided_axes(op))
 
     @cached_property
     def row_reductions(self) -> Ops:
-        """As `row_reductions`."""
-        return row_reductions(self)
+        """Reductions over complete rows that lie together, used by what was reduced (rule 5)."""
+        graph = self.graph
+        found = self.ops(lambda op: is_row_reduction(graph, op) and meets_its_operand(graph, op))
+        return found - self.strided_reductions
 
     @cached_property
     def stored_exponentials(self) -> Ops:
-        """As `stored_exponentials`."""
-        return stored_exponentials(self)
-
-
-def _has_several_readers(graph: Graph, op: Op) -> bool:
-    return len({reader for value in op.writes for reader in graph.readers[value]}) > 1
+        """Exponentials of a softmax that a backward pass finds in memory (rule 5)."""
+        return unheld_exponentials(self.graph, self.row_reductions)
 
 
 ### Rules, each a set of ops
@@ -110,31 +109,6 @@ def same_size_views(facts: FusionFacts) -> Ops:
     return facts.ops(lambda op: op.id not in copied and is_view_of(facts.graph, op))
 
 
-def dots(facts: FusionFacts) -> Ops:
-    """Rule 1: products that apply elementwise ops to what they load."""
-    return facts.ops(lambda op: op.primitive == "dot_general")
-
-
-def after_forward(facts: FusionFacts) -> Ops:
-    """Rule 5: ops of the backward pass and of the update."""
-    return facts.ops(lambda op: op.phase is not Phase.FORWARD)
-
-
-def gathers(facts: FusionFacts) -> Ops:
-    """Rule 1: ops that read each element as often as they pick it."""
-    return facts.ops(lambda op: op.primitive == "gather")
-
-
-def partial_reads(facts: FusionFacts) -> Ops:
-    """Rule 1: slices, which read only as much as they write."""
-    return facts.ops(lambda op: op.primitive in _READS_PART)
-
-
-def expensive(facts: FusionFacts) -> Ops:
-    """Rule 3: forward ops of many instructions an element."""
-    return facts.ops(lambda op: op.primitive in _EXPENSIVE and op.phase is Phase.FORWARD)
-
-
 def never_materialised(facts: FusionFacts) -> Ops:
     """Rules 3, 4: views and fused scatters, which are not written however many readers they have."""
     copied, fused_scatters = facts.copied_views, facts.fused_scatters
@@ -147,45 +121,29 @@ def loops(facts: FusionFacts) -> Ops:
     return facts.ops(lambda op: op.kind in _LOOPS and not op.effects and op.id not in own_kernels)
 
 
-def strided_reductions(facts: FusionFacts) -> Ops:
-    """Rule 6: reductions over axes that do not lie together in memory; each is a pass of its own."""
-    layouts = facts.layouts
-    return facts.ops(lambda op: op.kind is Kind.REDUCTION and layouts.reduces_strided_axes(op))
-
-
-def row_reductions(facts: FusionFacts) -> Ops:
-    """Rule 5: reductions over complete rows that lie together, used by what was reduced."""
-    graph, strided = facts.graph, facts.strided
-    return facts.ops(lambda op: op.id not in strided and is_row_reduction(graph, op) and meets_its_operand(graph, op))
-
-
-def stored_exponentials(facts: FusionFacts) -> Ops:
-    """Rule 5: exponentials of a softmax that a backward pass finds in memory."""
-    return unheld_exponentials(facts.graph, facts.row_reductions)
-
-
-def separate_reductions(facts: FusionFacts) -> Ops:
-    """Rule 5: reductions of stored exponentials, which are passes of their own."""
-    return reductions_of(facts.graph, facts.stored_exponentials)
-
-
 RULES: Mapping[str, Callable[[FusionFacts], Ops]] = {
     "writes_memory": writes_memory,
     "same_size_views": same_size_views,
-    "dots": dots,
-    "after_forward": after_forward,
-    "gathers": gathers,
-    "partial_reads": partial_reads,
-    "expensive": expensive,
+    # Rule 1: products that apply elementwise ops to what they load.
+    "dots": lambda facts: facts.ops(lambda op: op.primitive == "dot_general"),
+    # Rule 5: ops of the backward pass and of the update.
+    "after_forward": lambda facts: facts.ops(lambda op: op.phase is not Phase.FORWARD),
+    # Rule 1: ops that read each element as often as they pick it.
+    "gathers": lambda facts: facts.ops(lambda op: op.primitive == "gather"),
+    # Rule 1: slices, which read only as much as they write.
+    "partial_reads": lambda facts: facts.ops(lambda op: op.primitive in _READS_PART),
+    # Rule 3: forward ops of many instructions an element.
+    "expensive": lambda facts: facts.ops(lambda op: op.primitive in _EXPENSIVE and op.phase is Phase.FORWARD),
     "never_materialised": never_materialised,
     "loops": loops,
 }
 """Sets of `FusionRules`, by name."""
 ROW_RULES: Mapping[str, Callable[[FusionFacts], Ops]] = {
-    "strided_reductions": lambda facts: facts.strided,
+    "strided_reductions": lambda facts: facts.strided_reductions,
     "row_reductions": lambda facts: facts.row_reductions,
     "stored_exponentials": lambda facts: facts.stored_exponentials,
-    "separate_reductions": separate_reductions,
+    # Rule 5: reductions of stored exponentials, which are passes of their own.
+    "separate_reductions": lambda facts: reductions_of(facts.graph, facts.stored_exponentials),
 }
 """Sets of `RowRules`, by name."""
 
@@ -285,10 +243,6 @@ def unfolded_rules(graph: Graph) -> FusionRules:
         rows=RowRules(**{name: rule(facts) for name, rule in ROW_RULES.items()}),
         needed_operands=needed_operands(facts),
         loaded_operands=loaded_operands(facts),
-        transposed_stacks=_transposed_stacks(facts) if graph.loops else frozenset(),
+        transposed_stacks=frozenset(v.id for v in graph.values if graph.loops and facts.layouts.transposes_stack(v.id)),
         **{name: rule(facts) for name, rule in RULES.items()},
     )
-
-
-def _transposed_stacks(facts: FusionFacts) -> frozenset[int]:
-    return frozenset(v.id for v in facts.graph.values if facts.layouts.transposes_stack(v.id))

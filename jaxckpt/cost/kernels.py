@@ -20,7 +20,7 @@ from jaxckpt.cost.roofline import ArithmeticCosts
 from jaxckpt.cost.shared_passes import SharedPasses
 from jaxckpt.ir import Graph, Kind, Offload, Op
 from jaxckpt.ir.regions import ALL_ITERATIONS, STACK
-from jaxckpt.schedule import Barrier, Move, Run, Schedule, ScheduleStep
+from jaxckpt.schedule import Barrier, Move, Run, Schedule
 
 
 class StepKernel(NamedTuple):
@@ -46,7 +46,6 @@ class ScheduleKernels:
       recompute_s: Seconds of the kernels of clones.
     """
 
-    steps: Sequence[ScheduleStep]
     by_step: Sequence[StepKernel | None]
     sources: Sequence[SourceBytes]
     size_bytes: Sequence[int]
@@ -54,16 +53,12 @@ class ScheduleKernels:
     recompute_s: float
 
 
-def kernels_of(
-    graph: Graph, schedule: Schedule, *, rules: FusionRules, arithmetic: ArithmeticCosts, rates: Rates
-) -> ScheduleKernels:
-    """The kernels of a schedule."""
-    return _KernelPass(graph, schedule, rules, arithmetic, rates).run(schedule.steps)
+class KernelPass:
+    """The pass over a schedule's steps."""
 
-
-class _KernelPass:
     def __init__(self, graph: Graph, schedule: Schedule, rules: FusionRules, arithmetic: ArithmeticCosts, rates: Rates):
         self.graph = graph
+        self.steps = schedule.steps
         self.rates = rates
         self.arithmetic = arithmetic
         self.fusion = FusionAnalysis(rules, schedule.steps, schedule.origin, schedule.outputs)
@@ -73,10 +68,11 @@ class _KernelPass:
         self.on_link: set[int] = set()
         self.recompute_s = 0.0
 
-    def run(self, steps: Sequence[ScheduleStep]) -> ScheduleKernels:
-        by_step: list[StepKernel | None] = [None] * len(steps)
+    def run(self) -> ScheduleKernels:
+        """The kernels of a schedule."""
+        by_step: list[StepKernel | None] = [None] * len(self.steps)
         loop: int | None = None
-        for at, step in enumerate(steps):
+        for at, step in enumerate(self.steps):
             if step.loop != loop:
                 loop = step.loop
                 self.passes.enter_loop()
@@ -87,7 +83,6 @@ class _KernelPass:
             else:
                 self._move(step)
         return ScheduleKernels(
-            steps=steps,
             by_step=by_step,
             sources=self.fusion.sources,
             size_bytes=self.fusion.size_bytes,

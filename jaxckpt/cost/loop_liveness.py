@@ -32,6 +32,9 @@ class LoopLiveness:
       in_slots: Buffers that another cond of the same iteration reads: they are in a slot and in no stack.
       result_stacks: For each buffer that the step stacks the instance of the stack.
       held: Memory for values that iterations hold for one another.
+      read_inside: Buffers that a step of the same iteration reads.
+      first: For each loop its first step.
+      last: For each loop its last step.
     """
 
     def __init__(self, graph: Graph, steps: Sequence[ScheduleStep]):
@@ -45,39 +48,23 @@ class LoopLiveness:
         self.held: list[Span] = []
         self._slots = ResidualSlots(graph)
         self._loop: dict[int, int | None] = {}
-        self._first: dict[int, int] = {}
-        self._last: dict[int, int] = {}
+        self.first: dict[int, int] = {}
+        self.last: dict[int, int] = {}
         self._over: dict[int, int] = {}
         """For each loop the last step of it, and for a branch that of all branches of its cond."""
-        self._read_inside: set[int] = set()
+        self.read_inside: set[int] = set()
         for at, step in enumerate(steps if graph.loops else ()):
-            self._read_inside.update(i for i in step.reads if self._loop.get(i) == step.loop)
+            self.read_inside.update(i for i in step.reads if self._loop.get(i) == step.loop)
             self._loop.update(dict.fromkeys(step.writes, step.loop))
             for loop in graph.path(step.loop):
-                self._first.setdefault(loop, at)
-                self._last[loop] = at
+                self.first.setdefault(loop, at)
+                self.last[loop] = at
                 self._over.update(dict.fromkeys(graph.sibling_branches[loop], at))
-
-    def begin(self, loop: int) -> int:
-        """The first step of a loop."""
-        return self._first[loop]
-
-    def end(self, loop: int) -> int:
-        """The last step of a loop."""
-        return self._last[loop]
 
     def hold(self, begin: int, end: int, size_bytes: int) -> Span:
         """Takes memory for a value that one iteration has of another one."""
         self.held.append(Span(birth=begin, death=end, size_bytes=size_bytes))
         return self.held[-1]
-
-    def runs(self, step: ScheduleStep) -> float:
-        """How often a step runs, on the average."""
-        return self.graph.runs_per_step(step.loop)
-
-    def is_read_inside(self, source: int) -> bool:
-        """True if a step of the same iteration reads a buffer."""
-        return source in self._read_inside
 
     def stacking_loop(self, source: int) -> int | None:
         """The loop whose iterations copy a buffer into its stack: for one of a branch, a loop around the cond."""
@@ -101,7 +88,7 @@ class LoopLiveness:
                 inside = self.graph.path(self._loop.get(read))
                 if len(inside) > len(around):
                     self.result_stacks[read] = source
-                    begins.append(self._first[inside[len(around)]])
+                    begins.append(self.first[inside[len(around)]])
         return min(begins, default=at)
 
     def stack_depth(self, source: int, step: ScheduleStep) -> int:
@@ -120,12 +107,12 @@ class LoopLiveness:
         key = id(self._residual(at, source, size_bytes)), self._slicing_loop(around, home)
         if key in self.slices:
             self.slices[key].death = max(at, self.slices[key].death)
-        return next((self._last[loop] for loop in home[common:] if self.graph.loops[loop].branch), -1)
+        return next((self.last[loop] for loop in home[common:] if self.graph.loops[loop].branch), -1)
 
     def _death_in_body(self, at: int, loop: int) -> int:
         """The last step at which a body's buffer is alive that is read outside of the body."""
         if self.graph.loops[loop].branch is not None:
-            return self._last[loop]
+            return self.last[loop]
         return at if self.is_boundary(self.steps[at]) else -1
 
     def _residual(self, at: int, source: int, size_bytes: int) -> Span:
@@ -137,10 +124,10 @@ class LoopLiveness:
             depth = prod(self.graph.loops[loop].length for loop in home[common:])
             outermost = home[common]
             is_branch = self.graph.loops[outermost].branch is not None
-            birth = self._over[outermost] + 1 if is_branch else self._first[outermost]
+            birth = self._over[outermost] + 1 if is_branch else self.first[outermost]
             new = Span(birth=birth, death=at, size_bytes=depth * size_bytes)
             self.residuals[source] = self._slots.place(new, home, common)
-            self.first_read[source] = self._first[around[common]]
+            self.first_read[source] = self.first[around[common]]
             if all(self.graph.loops[loop].branch is not None for loop in home[common:]):
                 self.in_slots.add(source)
         residual = self.residuals[source]
@@ -173,8 +160,8 @@ class LoopLiveness:
             return 0
         if cond is None:
             self.slices[key] = Span(birth=at, death=at, size_bytes=size_bytes)
-            return self.runs(self.steps[at])
-        birth = min(self._first.get(branch, len(self.steps)) for branch in self.graph.sibling_branches[cond])
+            return self.graph.runs_per_step(self.steps[at].loop)
+        birth = min(self.first.get(branch, len(self.steps)) for branch in self.graph.sibling_branches[cond])
         self.slices[key] = Span(birth=birth, death=self._over[cond], size_bytes=size_bytes)
         return self.graph.runs_per_step(self.graph.loops[cond].parent)
 

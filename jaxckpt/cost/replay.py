@@ -16,10 +16,10 @@ the difference between predicted and compiled bytes. Complexity: linear in steps
 
 from dataclasses import dataclass, replace
 
-from jaxckpt.cost.buffer_liveness import live_buffers
+from jaxckpt.cost.buffer_liveness import BufferPass
 from jaxckpt.cost.clock import clock
 from jaxckpt.cost.fusion import Fusion
-from jaxckpt.cost.kernels import kernels_of
+from jaxckpt.cost.kernels import KernelPass
 from jaxckpt.cost.peak import live_bytes
 from jaxckpt.cost.rates import Rates
 from jaxckpt.cost.roofline import ArithmeticCosts
@@ -83,14 +83,13 @@ def replay(
     `is_full_step` is true if the graph is a step, whose results have memory from the start; false for a part of one.
     """
     schedule = replace(schedule, steps=tuple(updates_early(graph, schedule)))
-    rules = fusion.rules
-    kernels = kernels_of(graph, schedule, rules=rules, arithmetic=arithmetic, rates=rates)
-    buffers = live_buffers(graph, schedule, kernels, rules=rules, arithmetic=arithmetic, rates=rates)
+    kernels = KernelPass(graph, schedule, fusion.rules, arithmetic, rates).run()
+    buffers = BufferPass(graph, schedule, kernels, fusion.rules, arithmetic, rates).run()
     times = clock(
         graph,
         schedule.steps,
         buffers.events,
-        last_step=buffers.loops.end,
+        last_step=buffers.loops.last,
         host_bandwidth_bytes_per_s=rates.host_bandwidth_bytes_per_s,
     )
     for at, added_s in buffers.added_s:

@@ -1,9 +1,9 @@
 """Golden results of each pass of a replay, on one small step: kernels, live ranges, times, bytes alive."""
 
 from jaxckpt.cost import arithmetic_costs, fuse
-from jaxckpt.cost.buffer_liveness import Buffers, live_buffers
+from jaxckpt.cost.buffer_liveness import BufferPass, Buffers
 from jaxckpt.cost.clock import Load, PassOn, Store, Wait, clock
-from jaxckpt.cost.kernels import kernels_of
+from jaxckpt.cost.kernels import KernelPass
 from jaxckpt.cost.peak import live_bytes
 from jaxckpt.cost.shared_passes import SharedPasses
 from jaxckpt.ir import Graph, GraphPlan, Offload, Phase
@@ -32,8 +32,8 @@ def passes(graph: Graph, decisions=()):
     """The schedule of a plan, its kernels and its buffers."""
     laid_out = schedule(graph, GraphPlan(fingerprint="", decisions=dict(decisions)))
     model = {"rules": fuse(graph).rules, "arithmetic": arithmetic_costs(graph, RATES), "rates": RATES}
-    kernels = kernels_of(graph, laid_out, **model)
-    return laid_out, kernels, live_buffers(graph, laid_out, kernels, **model)
+    kernels = KernelPass(graph, laid_out, **model).run()
+    return laid_out, kernels, BufferPass(graph, laid_out, kernels, **model).run()
 
 
 def test_a_kernel_runs_where_memory_is_written():
@@ -75,7 +75,7 @@ def test_kernels_run_beside_copies_and_wait_for_those_they_need():
         graph,
         laid_out.steps,
         events,
-        last_step=lambda loop: -1,
+        last_step={},
         host_bandwidth_bytes_per_s=RATES.host_bandwidth_bytes_per_s,
     )
     assert times.seconds == [1e-6, 0.0, 2e-6 + (copied_s - (1e-6 + 2e-6)), 3e-6]
