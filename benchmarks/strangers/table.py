@@ -1,0 +1,93 @@
+"""The table of all steps: those with a name of their own, and those whose sizes are drawn."""
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from benchmarks.strangers import (
+    control,
+    generative,
+    geometry,
+    graphs,
+    images,
+    implicit,
+    mlps,
+    physics,
+    recurrent,
+    tabular,
+    transformers,
+)
+from benchmarks.strangers.training import Recipe, as_written
+from jaxckpt import Step
+
+_WITH_NAMED = (mlps, transformers, graphs, physics, recurrent)
+_FILES = (*_WITH_NAMED, images, generative, control, implicit, tabular, geometry)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stranger:
+    """A step of the battery.
+
+    Attributes:
+      name: Its name in the table.
+      recipe: How it is built.
+      sizes: Sizes and types that were drawn; others are the recipe's defaults.
+    """
+
+    name: str
+    recipe: Recipe
+    sizes: Mapping[str, Any]
+
+    @property
+    def family(self) -> str:
+        return self.recipe.family
+
+    def full(self, wrap: Any = as_written) -> Step:
+        """The step at full size, `wrap` applied to its blocks."""
+        return self.recipe.build(**self.sizes, wrap=wrap)
+
+    def small(self, wrap: Any = as_written) -> Step:
+        """The step at a size that a CPU runs in a second, `wrap` applied to its blocks."""
+        return self.recipe.build(**{**self.sizes, **self.recipe.small}, wrap=wrap)
+
+
+def drawn(name: str, recipe: Recipe) -> Iterator[Stranger]:
+    """Different steps of a recipe; a generator seeded with its name draws their sizes."""
+    generator = random.Random(name)
+    seen: list[dict[str, Any]] = []
+    while len(seen) < recipe.draws:
+        sizes = {key: generator.choice(values) for key, values in recipe.choices.items()}
+        if sizes not in seen:
+            seen.append(sizes)
+            yield Stranger(name=f"{name}-{len(seen)}", recipe=recipe, sizes=sizes)
+
+
+def _strangers() -> Iterator[Stranger]:
+    for file in _WITH_NAMED:
+        for name, recipe in file.NAMED.items():
+            yield Stranger(name=name, recipe=recipe, sizes={})
+    for file in _FILES:
+        for name, recipe in file.RECIPES.items():
+            yield from drawn(name, recipe)
+
+
+STRANGERS: Mapping[str, Stranger] = MappingProxyType({each.name: each for each in _strangers()})
+"""By name; those with a history first."""
+
+SMALL = (
+    "readme-tanh",
+    "residual-gelu-12",
+    "mindspore-attention",
+    "scanned-decoder-16",
+    "graph-attention-2m",
+    "potential-forces",
+    "lstm-language-model",
+    "batch-norm-mlp-1",
+    "switched-experts-1",
+    "unet-2d-1",
+    "meta-gradient-1",
+    "equilibrium-1",
+)
+"""Names of twelve whose small form suits a test."""

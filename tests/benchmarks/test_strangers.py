@@ -1,0 +1,91 @@
+"""The battery of strangers: every step traces and wraps its blocks, and findings say what is wrong with a plan."""
+
+import jax
+import pytest
+
+from benchmarks.strangers import SMALL, STRANGERS, findings, questions, running, table
+
+MIB = 2**20
+
+
+def test_the_battery_is_wide():
+    assert len(STRANGERS) >= 60
+    assert len({stranger.family for stranger in STRANGERS.values()}) >= 15
+    assert len(set(SMALL)) == 12
+    assert set(SMALL) <= STRANGERS.keys()
+
+
+def test_no_name_hides_another_and_no_step_is_drawn_twice():
+    assert len(list(table._strangers())) == len(STRANGERS)
+    drawn = [(stranger.recipe.build, sorted(stranger.sizes.items())) for stranger in STRANGERS.values()]
+    assert all(drawn.count(each) == 1 for each in drawn if each[1])
+
+
+def test_draws_are_the_same_on_every_machine():
+    first = {"width": 1536, "rows": 65536, "layers": 8, "dtype": "bfloat16", "activation": "gelu"}
+    assert STRANGERS["plain-mlp-1"].sizes == first
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_small_steps_trace_with_their_blocks_wrapped(name):
+    calls = []
+
+    def wrap(block, *, in_loop=False):
+        def counted(*args):
+            calls.append(in_loop)
+            return block(*args)
+
+        return counted
+
+    step = STRANGERS[name].small(wrap)
+    results = jax.eval_shape(step.function, *step.args)
+    assert calls
+    for position in (step.donate_argnums,) if isinstance(step.donate_argnums, int) else step.donate_argnums:
+        shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(step.args[position])]
+        assert shapes == [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(results[position])]
+
+
+def answer(mib, seconds, **more):
+    return {"total_bytes": mib * MIB, "step_s": seconds, **more}
+
+
+def record(plans=()):
+    rules = {"rule full": answer(400, 1.2), "rule sqrt": answer(600, 1.1), "rule every:2": answer(1000, 1.0)}
+    budgets = {f"budget {mib * MIB}": plan for mib, plan in dict(plans).items()}
+    return {"family": "mlp", "answers": {"as written": answer(1000, 1.0), **rules, **budgets}}
+
+
+def test_budgets_are_the_totals_of_rules_that_lower_it():
+    assert questions.budgets(record()["answers"]) == [600 * MIB, 400 * MIB]
+
+
+def test_a_good_plan_has_no_finding():
+    steps = {"good": record({600: answer(590, 1.05), 400: answer(390, 1.15)})}
+    compared = findings.comparisons(steps)
+    assert [each.finding[2] for each in compared] == ["", ""]
+    assert sorted(each.ratio for each in compared) == pytest.approx([0.5, 0.75])
+    assert findings.worst(steps["good"]["answers"], compared) == ""
+
+
+def test_the_worst_finding_is_a_refusal_before_a_slower_plan():
+    refusal = {"refused": True, "minimum_bytes": 500 * MIB}
+    steps = {"bad": record({600: answer(600, 1.2), 400: refusal})}
+    compared = findings.comparisons(steps)
+    assert findings.worst(steps["bad"]["answers"], compared) == "refused at `full`, 400 MiB: at least 500 MiB"
+    assert findings.too_large(steps["bad"]["answers"]) == pytest.approx(0.25)
+    text = findings.tables(steps)
+    assert "| refused where a rule fits | 1 |" in text
+    assert "| smallest total at or below every rule's | 0 of 1 |" in text
+    assert "+9.1% slower at `sqrt`" in text
+
+
+def test_a_failure_is_listed_with_its_question():
+    steps = {"broken": {"family": "mlp", "answers": {"as written": {"error": "ValueError: no", "wall_s": 1.0}}}}
+    assert "- broken, as written: ValueError: no" in findings.tables(steps)
+
+
+def test_a_process_that_ends_early_is_an_answer(monkeypatch):
+    monkeypatch.setattr(running.sys, "executable", "false")
+    answers = {}
+    running.ask("readme-tanh", answers, seconds=60, put=answers.__setitem__)
+    assert answers["start"]["error"] == "the process ended with code 1"
