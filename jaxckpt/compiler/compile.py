@@ -4,6 +4,7 @@ The arrays are flat because jax rebuilds a step's pytrees with placeholders when
 their leaves crash then. Nothing runs. `Compilation` keeps the executable for other readers.
 """
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import jax
 
 from jaxckpt import _compat
 from jaxckpt.compiler.compile_options import quick_options
-from jaxckpt.compiler.dump_folder import dump_folder, dump_options, dumped_program
+from jaxckpt.compiler.dump_folder import dump_options, dumped_program
 from jaxckpt.compiler.failures import compile_error, no_figures_error
 from jaxckpt.compiler.footprint import Footprint
 from jaxckpt.compiler.hlo_constants import chooses_convolutions, constant_bytes
@@ -77,17 +78,25 @@ def compile_flat(
     started_s = time.perf_counter()
     placed = place(specs, target)
     jitted = _jit_flat(function, target, donated, out_shardings, called)
-    with mesh_of_target(target), dump_folder() as folder, quick_options(target) as quick:
+    temporary = tempfile.TemporaryDirectory(prefix="jaxckpt-", ignore_cleanup_errors=True)
+    with mesh_of_target(target), temporary as folder, quick_options(target) as quick:
         options = dict(dump_options(folder)) | quick | dict(compiler_options)
         traced, executable = _traced_and_compiled(jitted, placed, options, name=called, target=target)
         compile_s = time.perf_counter() - started_s
         program = dumped_program(folder)
-    memory = None if program is None else _memory(program, target, traced, argument_paths)
+    is_read = _compat.read_arguments(traced)  # jit drops those that nobody reads
+    memory, problems = None, ()
     figures = _reported_figures(executable)
-    if not any(figures.values()) and _returns_arrays(traced):
+    if not any(figures.values()) and any(leaf.size for leaf in jax.tree.leaves(traced.out_info)):
         raise no_figures_error(name=called, target=target)
-    problems = () if memory is None else (*memory.problems, *reconcile(memory, figures), *audit(memory))
-    figures |= _unreported_figures(executable, figures, traced, placed)
+    if program is not None:
+        paths = [path for path, read in zip(argument_paths, is_read, strict=False) if read]
+        memory = memory_from_hlo(program, platform=target.platform, argument_paths=paths)
+        problems = (*memory.problems, *reconcile(memory, figures), *audit(memory))
+    text = "" if figures["generated_code_bytes"] > 0 else executable.as_text() or ""
+    figures["constant_bytes"] = constant_bytes(text)
+    unused = (spec for spec, read in zip(placed, is_read, strict=True) if not read)
+    figures["unused_argument_bytes"] = sum(map(_bytes_per_device, unused))
     footprint = Footprint(
         **figures,
         target=target.name,
@@ -95,7 +104,7 @@ def compile_flat(
         jax_version=jax.__version__,
         plugin_version=target.compiler_version,
         compiler_options=tuple(compiler_options),
-        caveats=(*_caveats(executable, target, specs, figures), *problems),
+        caveats=(*_caveats(text, target, specs, figures), *problems),
         undonated=tuple(_undonated(memory, {path for i, path in enumerate(argument_paths) if i in donated})),
         step_s=0.0 if memory is None else step_s(memory, target.rates),
         memory=memory,
@@ -151,42 +160,17 @@ def _reported_figures(executable: jax.stages.Compiled) -> dict[str, int]:
     return figures
 
 
-def _unreported_figures(
-    executable: jax.stages.Compiled,
-    reported: dict[str, int],
-    traced: jax.stages.Traced,
-    placed: Sequence[jax.ShapeDtypeStruct],
-) -> dict[str, int]:
-    """Figures that the statistics leave out: constants, and arguments that jit drops."""
-    counted = reported["generated_code_bytes"] > 0
-    return {
-        "constant_bytes": 0 if counted else constant_bytes(executable.as_text() or ""),
-        "unused_argument_bytes": _unused_bytes(traced, placed),
-    }
-
-
 def _caveats(
-    executable: jax.stages.Compiled,
-    target: Target,
-    specs: Sequence[jax.ShapeDtypeStruct],
-    figures: dict[str, int],
+    text: str, target: Target, specs: Sequence[jax.ShapeDtypeStruct], figures: dict[str, int]
 ) -> tuple[str, ...]:
     on_host = any(getattr(spec.sharding, "memory_kind", None) in _HOST_KINDS for spec in specs)
-    guessed = target.platform == "cuda" and target.compile_only
-    guessed = guessed and chooses_convolutions(executable.as_text() or "")
+    guessed = target.platform == "cuda" and target.compile_only and chooses_convolutions(text)
     return (
         *(CPU_CAVEATS if target.platform == "cpu" else ()),
         *((CONVOLUTION_CAVEAT,) if guessed else ()),
         *((HOST_ARGUMENT_CAVEAT,) if on_host and not figures["host_argument_bytes"] else ()),
         *((UNUSED_CAVEAT,) if figures["unused_argument_bytes"] else ()),
     )
-
-
-def _memory(program: bytes, target: Target, traced: jax.stages.Traced, argument_paths: Sequence[str]) -> MemoryMap:
-    """The memory map, with the arguments' own names; jit drops those that nobody reads."""
-    read = _compat.read_arguments(traced)
-    paths = [path for path, is_read in zip(argument_paths, read, strict=False) if is_read]
-    return memory_from_hlo(program, platform=target.platform, argument_paths=paths)
 
 
 def _undonated(memory: MemoryMap | None, donated: set[str]) -> Iterator[tuple[str, int]]:
@@ -197,15 +181,6 @@ def _undonated(memory: MemoryMap | None, donated: set[str]) -> Iterator[tuple[st
         allocation = memory.by_index[buffer.allocation]
         if allocation.use is Use.ARGUMENT and not allocation.donated and buffer.name in donated:
             yield buffer.name, buffer.size_bytes
-
-
-def _returns_arrays(traced: jax.stages.Traced) -> bool:
-    return any(leaf.size for leaf in jax.tree.leaves(traced.out_info))
-
-
-def _unused_bytes(traced: jax.stages.Traced, placed: Sequence[jax.ShapeDtypeStruct]) -> int:
-    read = _compat.read_arguments(traced)
-    return sum(_bytes_per_device(spec) for spec, is_read in zip(placed, read, strict=True) if not is_read)
 
 
 def _bytes_per_device(spec: jax.ShapeDtypeStruct) -> int:

@@ -18,37 +18,31 @@ _MOST_BYTES = 1 << 26
 """XLA reads all of the file for each compile, so that a larger file is deleted. No benchmark fixed the exact size."""
 
 
-class KernelCache:
-    """Files of compiled kernels, one for each device; the end of the process deletes them.
-
-    XLA finds a kernel by what the kernel computes, whatever it was compiled for. XLA writes the file without a lock,
-    so that the cache lends its files to one compile at a time.
-    """
-
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="jaxckpt-kernels-", ignore_cleanup_errors=True)
-        self._files: dict[Facts, Path] = {}
-        self._lent = threading.Lock()
-
-    @contextmanager
-    def file(self, facts: Facts) -> Iterator[Path | None]:
-        """Lends the file of a device; None while another compile has one."""
-        if not self._lent.acquire(blocking=False):
-            yield None
-            return
-        try:
-            file = self._files.setdefault(facts, Path(self._folder.name) / f"{len(self._files)}.kernels")
-            if file.exists() and file.stat().st_size > _MOST_BYTES:
-                file.unlink()
-            yield file
-        finally:
-            self._lent.release()
+_LENT = threading.Lock()
+"""Held while a compile has a file: XLA writes the file without a lock."""
+_FILES: dict[Facts, Path] = {}
+"""The file of each device: XLA finds a kernel by what the kernel computes, whatever it was compiled for."""
 
 
 @functools.cache
-def process_cache() -> KernelCache:
-    """The cache of this process, made at the first compile that uses it."""
-    return KernelCache()
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """The folder of the files; the end of the process deletes it."""
+    return tempfile.TemporaryDirectory(prefix="jaxckpt-kernels-", ignore_cleanup_errors=True)
+
+
+@contextmanager
+def _lent_file(facts: Facts) -> Iterator[Path | None]:
+    """Lends the file of a device; None while another compile has one."""
+    if not _LENT.acquire(blocking=False):
+        yield None
+        return
+    try:
+        file = _FILES.setdefault(facts, Path(_folder().name) / f"{len(_FILES)}.kernels")
+        if file.exists() and file.stat().st_size > _MOST_BYTES:
+            file.unlink()
+        yield file
+    finally:
+        _LENT.release()
 
 
 @contextmanager
@@ -57,6 +51,6 @@ def quick_options(target: Target) -> Iterator[dict[str, object]]:
     if not (target.compile_only and target.platform == "cuda"):
         yield {}
         return
-    with process_cache().file(target.facts) as file:
+    with _lent_file(target.facts) as file:
         cached = {} if file is None else {"xla_gpu_kernel_cache_file": str(file)}
         yield {"xla_gpu_autotune_level": 0, **cached}

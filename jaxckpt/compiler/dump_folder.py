@@ -4,9 +4,6 @@ The one structured source that every backend fills is the dump of the optimised 
 it holds the schedule and the buffer assignment. (`memory_analysis()` has an empty assignment for compile-only GPUs.)
 """
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from jaxckpt._errors import HloError
@@ -15,24 +12,17 @@ from jaxckpt.hlo import parse_hlo
 _PATTERN = "*after_optimizations*.hlo.pb"
 
 
-@contextmanager
-def dump_folder() -> Iterator[Path]:
-    """A folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="jaxckpt-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
-
-
-def dump_options(folder: Path) -> tuple[tuple[str, object], ...]:
+def dump_options(folder: str | Path) -> tuple[tuple[str, object], ...]:
     """XLA options that make the compiler write its modules to a folder; they change nothing else."""
     return (("xla_dump_to", str(folder)), ("xla_dump_hlo_as_proto", True))
 
 
-def dumped_program(folder: Path) -> bytes | None:
+def dumped_program(folder: str | Path) -> bytes | None:
     """The serialised `HloProto` that was dumped to a folder, with its schedule and its buffer assignment.
 
     None where the compiler wrote none, as when jax took the program from its cache.
     """
-    for file in sorted(folder.glob(_PATTERN)):
+    for file in sorted(Path(folder).glob(_PATTERN)):
         data = file.read_bytes()
         try:
             parse_hlo(data)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from jaxckpt._errors import CompileError
 from jaxckpt.machine import Target
 
+# "... HLO temporaries (20.02G) exceeds available HBM (15.75G)"
 _EXCEEDED = re.compile(r"\(([0-9.]+)([KMGT])\) exceeds available \w+ \(([0-9.]+)([KMGT])\)")
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -80,10 +81,13 @@ def compile_error(error: Exception, *, name: str, target: Target) -> CompileErro
     """
     message = str(error)
     failure = failure_of(message)
-    needed_bytes, available_bytes = _exceeded(message)
+    needed_bytes, available_bytes = None, None
+    if found := _EXCEEDED.search(message):
+        needed_bytes = int(float(found[1]) * _BINARY[found[2]])
+        available_bytes = int(float(found[3]) * _BINARY[found[4]])
     return CompileError(
         f'step "{name}" cannot be compiled for target "{target.name}": {failure.meaning}.',
-        got=_first_line(message) or type(error).__name__,
+        got=message.strip().partition("\n")[0][:400] or type(error).__name__,
         needed=failure.needed,
         advice=failure.advice,
         target=target.name,
@@ -113,15 +117,3 @@ def failure_of(message: str) -> CompileFailure:
         if any(sign in message for sign in failure.signs):
             return failure
     return _UNEXPLAINED
-
-
-def _exceeded(message: str) -> tuple[int | None, int | None]:
-    """Both figures of "... HLO temporaries (20.02G) exceeds available HBM (15.75G)", in bytes."""
-    match = _EXCEEDED.search(message)
-    if match is None:
-        return None, None
-    return int(float(match[1]) * _BINARY[match[2]]), int(float(match[3]) * _BINARY[match[4]])
-
-
-def _first_line(message: str) -> str:
-    return message.strip().partition("\n")[0][:400]

@@ -69,7 +69,12 @@ def _jitted(
     if not isinstance(step, jax.stages.Wrapped):
         return jax.jit(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
     if donate_argnums != () or static_argnums != ():
-        raise _jitted_already(donate_argnums, static_argnums)
+        raise ArgumentError(
+            "the step is jitted already, and its jit says what is donated and static.",
+            got=f"donate_argnums={donate_argnums!r}, static_argnums={static_argnums!r}",
+            needed="these in the jit, or a plain step",
+            advice="footprint(step, ...) without them, or footprint(step.__wrapped__, ...) with them",
+        )
     return step
 
 
@@ -77,28 +82,15 @@ def _trace(step: jax.stages.Wrapped, args: Sequence[Any]) -> jax.stages.Traced:
     try:
         return step.trace(*args)
     except TypeError as error:
-        if any(sign in str(error) for sign in _NO_ARRAY):
-            raise _no_array(error) from error
-        raise
+        if not any(sign in str(error) for sign in _NO_ARRAY):
+            raise
+        raise ArgumentError(
+            "an argument of the step is no array.",
+            got=str(error).strip().partition("\n")[0],
+            needed="arrays, jax.ShapeDtypeStructs, numbers, or pytrees of them",
+            advice="name its position in static_argnums, or bind it with functools.partial",
+        ) from error
 
 
 def _spec(aval: jax.core.ShapedArray, sharding: jax.sharding.Sharding | None) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
-
-
-def _jitted_already(donate_argnums: int | Sequence[int], static_argnums: int | Sequence[int]) -> ArgumentError:
-    return ArgumentError(
-        "the step is jitted already, and its jit says what is donated and static.",
-        got=f"donate_argnums={donate_argnums!r}, static_argnums={static_argnums!r}",
-        needed="these in the jit, or a plain step",
-        advice="footprint(step, ...) without them, or footprint(step.__wrapped__, ...) with them",
-    )
-
-
-def _no_array(error: TypeError) -> ArgumentError:
-    return ArgumentError(
-        "an argument of the step is no array.",
-        got=str(error).strip().partition("\n")[0],
-        needed="arrays, jax.ShapeDtypeStructs, numbers, or pytrees of them",
-        advice="name its position in static_argnums, or bind it with functools.partial",
-    )

@@ -52,15 +52,11 @@ def load_footprint(path: str | Path) -> Footprint:
         figures = Footprint.from_dict(contents["footprint"])
         memory = None if contents["memory"] is None else memory_from_plain(contents["memory"])
     except (RecordError, HloError, PlanFileError) as error:
-        raise _unreadable(path, str(error)) from error
+        raise FootprintFileError(
+            f"load_footprint({str(path)!r}): this is no footprint that we can read.",
+            got=str(error),
+            needed=f'a file with format "{FORMAT}", version {VERSION}, as footprint.save writes it',
+            advice="make the footprint again, take the file from where it was saved, or use the jaxckpt that wrote it",
+            path=path,
+        ) from error
     return figures.with_memory(memory)
-
-
-def _unreadable(path: Path, problem: str) -> FootprintFileError:
-    return FootprintFileError(
-        f"load_footprint({str(path)!r}): this is no footprint that we can read.",
-        got=problem,
-        needed=f'a file with format "{FORMAT}", version {VERSION}, as footprint.save writes it',
-        advice="make the footprint again, take the file from where it was saved, or use the jaxckpt that wrote it",
-        path=path,
-    )

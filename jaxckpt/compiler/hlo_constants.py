@@ -6,6 +6,7 @@ are read from the optimised HLO: what the compiler folded away is not counted.
 """
 
 import re
+from math import prod
 
 _CONSTANT = re.compile(r" = ([a-z]+[0-9]*[a-z0-9]*)\[([0-9,]+)\]\S* constant\(")
 _CONVOLUTION = '"__cudnn$conv'
@@ -18,19 +19,13 @@ def constant_bytes(hlo: str) -> int:
       >>> constant_bytes("%c.1 = bf16[4,8]{1,0} constant({...})")
       64
     """
-    return sum(_element_count(shape) * _element_bits(dtype) // 8 for dtype, shape in _CONSTANT.findall(hlo))
+    found = ((prod(map(int, shape.split(","))), dtype) for dtype, shape in _CONSTANT.findall(hlo))
+    return sum(count * _element_bits(dtype) // 8 for count, dtype in found)
 
 
 def chooses_convolutions(hlo: str) -> bool:
     """True if the program calls cuDNN's convolutions, whose workspaces the device itself would choose."""
     return _CONVOLUTION in hlo
-
-
-def _element_count(shape: str) -> int:
-    count = 1
-    for size in shape.split(","):
-        count *= int(size)
-    return count
 
 
 def _element_bits(dtype: str) -> int:

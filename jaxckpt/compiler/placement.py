@@ -70,9 +70,8 @@ def _place_named(sharding: NamedSharding, target: Target) -> NamedSharding:
     abstract = isinstance(sharding.mesh, AbstractMesh)
     if not abstract and _lies_on(target, sharding):
         return sharding
-    mesh = _place_mesh(sharding.mesh, target)
     kind = None if abstract else _unusual_memory(sharding)
-    return NamedSharding(mesh, sharding.spec, memory_kind=kind)
+    return NamedSharding(_place_mesh(sharding.mesh, target), sharding.spec, memory_kind=kind)
 
 
 def _place_mesh(mesh: Mesh | AbstractMesh, target: Target) -> Mesh:

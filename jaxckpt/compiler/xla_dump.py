@@ -15,7 +15,7 @@ from jaxckpt import _compat
 from jaxckpt._errors import HloError
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler.footprint import Footprint
-from jaxckpt.hlo import Allocation, MemoryMap, Space, Use, hlo_from_text, memory_from_hlo, step_s
+from jaxckpt.hlo import MemoryMap, Space, Use, hlo_from_text, memory_from_hlo, step_s
 from jaxckpt.machine import Target
 
 _BINARY = "after_optimizations.hlo.pb"
@@ -55,11 +55,9 @@ def _dumped(folder: Path) -> Iterator[Path]:
 
 
 def _memory(file: Path) -> MemoryMap:
-    platform = _platform(file.name)
     try:
-        if file.suffix == ".txt":
-            return memory_from_hlo(_from_text(file), platform=platform)
-        return memory_from_hlo(file.read_bytes(), platform=platform)
+        data = _from_text(file) if file.suffix == ".txt" else file.read_bytes()
+        return memory_from_hlo(data, platform=_platform(file.name))
     except OSError as error:
         raise _wrong(file, f"a file that cannot be read: {error.strerror or error}") from error
 
@@ -103,10 +101,7 @@ def _footprint(memory: MemoryMap, target: Target | str | None, caveats: tuple[st
 
 
 def _bytes(memory: MemoryMap, use: Use, space: Space) -> int:
-    def counts(allocation: Allocation) -> bool:
-        return allocation.use is use and allocation.space is space
-
-    return sum(a.size_bytes for a in memory.allocations if counts(a))
+    return sum(a.size_bytes for a in memory.allocations if a.use is use and a.space is space)
 
 
 def _wrong(path: Path, got: str) -> HloError:

@@ -59,11 +59,6 @@ class Replay:
         """The largest number of bytes alive at once."""
         return max(self.live_bytes, default=0)
 
-    @property
-    def peak_step(self) -> int:
-        """The index of the (first) step at which `peak_bytes` are alive."""
-        return self.live_bytes.index(self.peak_bytes) if self.live_bytes else 0
-
     def alive_at(self, step: int) -> tuple[int, ...]:
         """The buffers alive at a step, as instances."""
         return tuple(b for b, birth in self.births.items() if birth <= step <= self.deaths[b])

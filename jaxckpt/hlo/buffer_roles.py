@@ -5,7 +5,6 @@ forward pass and read after it. Read after `provenance`.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from jaxckpt.hlo.memory import Allocation, Part, Role, Space, Use
 from jaxckpt.hlo.program import COLLECTIVES, HloProgram, ValueId
@@ -17,32 +16,25 @@ _AFTER_FORWARD = frozenset({Part.BACKWARD, Part.RECOMPUTE, Part.UPDATE})
 _BEFORE_UPDATE = frozenset({Part.FORWARD, Part.BACKWARD, Part.RECOMPUTE})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Consumers:
-    """Consumers of a value: the parts of the step that read the value, and whether the step returns it."""
-
-    parts: frozenset[Part]
-    returned: bool
-
-
 def role_of(
     program: HloProgram,
     value: ValueId,
     *,
     allocation: Allocation,
     part: Part,
-    consumers: Consumers,
+    read_by: frozenset[Part],
+    is_returned: bool,
     elements: int,
     logits: Collection[int],
     is_after_forward: bool,
 ) -> Role:
-    """The role of a buffer."""
+    """The role of a buffer that these parts of the step read."""
     if allocation.use is Use.CONSTANT:
         return Role.CONSTANT
     if allocation.use is Use.ARGUMENT:
         if not allocation.donated:
             return Role.INPUT
-        return Role.PARAMETER if consumers.parts & _BEFORE_UPDATE else Role.OPTIMIZER_STATE
+        return Role.PARAMETER if read_by & _BEFORE_UPDATE else Role.OPTIMIZER_STATE
     if allocation.use is Use.OUTPUT:
         return Role.OUTPUT
     id_, index = value
@@ -51,11 +43,11 @@ def role_of(
         return Role.HOST_COPY
     if instruction.opcode.startswith(COLLECTIVES):
         return Role.COLLECTIVE
-    if instruction.opcode == "custom-call" and any(index) and not consumers.parts:
+    if instruction.opcode == "custom-call" and any(index) and not read_by:
         return Role.WORKSPACE
     if elements in logits and part in _BEFORE_UPDATE:
         return Role.LOGITS
-    return _by_part(part, consumers, is_after_forward)
+    return _by_part(part, read_by, is_returned, is_after_forward)
 
 
 def _reaches_host(program: HloProgram, id_: int) -> bool:
@@ -68,14 +60,14 @@ def _reaches_host(program: HloProgram, id_: int) -> bool:
     return any(shape.layout.memory_space == HOST_SPACE for shape in shapes)
 
 
-def _by_part(part: Part, consumers: Consumers, is_after_forward: bool) -> Role:
+def _by_part(part: Part, read_by: frozenset[Part], is_returned: bool, is_after_forward: bool) -> Role:
     match part:
         case Part.FORWARD:
-            return Role.RESIDUAL if consumers.parts & _AFTER_FORWARD and not is_after_forward else Role.ACTIVATION
+            return Role.RESIDUAL if read_by & _AFTER_FORWARD and not is_after_forward else Role.ACTIVATION
         case Part.RECOMPUTE:
             return Role.ACTIVATION
         case Part.BACKWARD:
-            return Role.GRADIENT if consumers.returned or Part.UPDATE in consumers.parts else Role.COTANGENT
+            return Role.GRADIENT if is_returned or Part.UPDATE in read_by else Role.COTANGENT
         case Part.UPDATE:
             return Role.UPDATE
         case _:

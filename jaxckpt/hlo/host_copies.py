@@ -10,8 +10,7 @@ XLA writes them in two ways:
 Read after `memory` and `program`.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from jaxckpt.hlo.memory import Transfer
 from jaxckpt.hlo.program import HloProgram
@@ -20,14 +19,6 @@ from jaxckpt.hlo.shapes import array_at, shape_bytes
 
 _VIEWS = frozenset({"parameter", "bitcast", "copy", "reshape", "constant"})
 """Opcodes that a kernel which only copies a slice may hold besides the slice."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostCopy:
-    """Bytes that one instruction copies, and the direction."""
-
-    size_bytes: int
-    to_host: bool
 
 
 class HostCopies:
@@ -45,44 +36,32 @@ class HostCopies:
             called: id_ for id_ in self._async_done for called in program.instructions[id_].called_computation_ids
         }
 
-    def of(self, id_: int) -> HostCopy | None:
+    def of(self, id_: int) -> Transfer | None:
         """The copy that a kernel makes between device and host; None where the kernel does anything else."""
         instruction = self._program.instructions[id_]
         if instruction.opcode == "copy-start":
             result = array_at(instruction.shape, (0,))
-            return self._copy(shape_bytes(result), self._operand(instruction, 0), result)
+            return self._copy(id_, shape_bytes(result), self._operand(instruction, 0), result)
         found = None
         for inner in self._program.inner(id_) if instruction.opcode == "fusion" else (instruction,):
             if inner.opcode in ("dynamic-slice", "dynamic-update-slice") and found is None:
-                found = self._slice(inner)
+                found = self._slice(id_, inner)
             elif inner.opcode not in _VIEWS:
                 return None
         return found
 
-    def transfers(self) -> Iterator[Transfer]:
-        """All copies, in the order in which they start."""
-        program = self._program
-        for id_ in program.kernels:
-            copy = self.of(id_)
-            if copy is not None:
-                starts = program.position[id_]
-                yield Transfer(
-                    size_bytes=copy.size_bytes,
-                    to_host=copy.to_host,
-                    starts=starts,
-                    ends=max(starts, self._ends(id_)),
-                    count=program.count[id_],
-                )
-
-    def _slice(self, instruction: Instruction) -> HostCopy | None:
+    def _slice(self, id_: int, instruction: Instruction) -> Transfer | None:
         if instruction.opcode == "dynamic-slice":
-            return self._copy(shape_bytes(instruction.shape), self._operand(instruction, 0), instruction.shape)
+            return self._copy(id_, shape_bytes(instruction.shape), self._operand(instruction, 0), instruction.shape)
         update = self._operand(instruction, 1)
-        return self._copy(shape_bytes(update), update, instruction.shape)
+        return self._copy(id_, shape_bytes(update), update, instruction.shape)
 
-    def _copy(self, size_bytes: int, read: Shape, result: Shape) -> HostCopy | None:
-        from_host, to_host = self._is_host(read), self._is_host(result)
-        return None if from_host == to_host else HostCopy(size_bytes=size_bytes, to_host=to_host)
+    def _copy(self, id_: int, size_bytes: int, read: Shape, result: Shape) -> Transfer | None:
+        starts, to_host = self._program.position[id_], self._is_host(result)
+        if self._is_host(read) == to_host:
+            return None
+        ends, count = max(starts, self._ends(id_)), self._program.count[id_]
+        return Transfer(size_bytes=size_bytes, to_host=to_host, starts=starts, ends=ends, count=count)
 
     def _ends(self, id_: int) -> int:
         """The position of the first kernel that runs after a copy is done."""

@@ -128,7 +128,8 @@ class HloProgram:
                 self._flatten(condition, times, inside)
                 self._flatten(body, times, inside)
             elif instruction.opcode in ("call", "conditional"):
-                share = count if instruction.opcode == "call" else _divided(count, len(called))
+                ways = len(called)
+                share = count // ways if count % ways == 0 else count / ways  # a whole number where it can be one
                 for each in called:
                     self._flatten(each, share, inside)
             self.count[id_] = count
@@ -222,8 +223,3 @@ class HloProgram:
             parameter = self._parameter(called, number)
             if parameter is not None:
                 yield user, (parameter, index)
-
-
-def _divided(count: float, ways: int) -> float:
-    """A count in equal parts; a whole number where it can be one."""
-    return count // ways if count % ways == 0 else count / ways

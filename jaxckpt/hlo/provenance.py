@@ -29,11 +29,6 @@ class Provenance:
     part: Part = Part.UNKNOWN
     source: str = ""
 
-    @property
-    def is_known(self) -> bool:
-        """True if XLA gives a part."""
-        return self.part is not Part.UNKNOWN
-
 
 class Provenances:
     """The provenance of each instruction of a program, found when asked."""
@@ -54,7 +49,7 @@ class Provenances:
         for id_ in program.sequence:
             self._found[id_] = self._own(id_)
         for id_ in reversed(program.sequence):
-            if not self._found[id_].is_known:
+            if self._found[id_].part is Part.UNKNOWN:
                 self._found[id_] = self._first_known(program.users[id_])
 
     def of(self, id_: int) -> Provenance:
@@ -119,7 +114,7 @@ class Provenances:
 
     def _first_known(self, ids: Iterable[int]) -> Provenance:
         known = (self._found[id_] for id_ in ids if id_ in self._found)
-        return next((each for each in known if each.is_known), Provenance())
+        return next((each for each in known if each.part is not Part.UNKNOWN), Provenance())
 
     def _source(self, instruction: Instruction) -> str:
         metadata = instruction.metadata

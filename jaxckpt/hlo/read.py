@@ -6,7 +6,7 @@ Read after `memory`, `program`, `provenance`, `live_ranges`, `buffer_roles`, `in
 import functools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 
 from google.protobuf.message import DecodeError
@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from jaxckpt._errors import HloError
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import schema
-from jaxckpt.hlo.buffer_roles import Consumers, logits_elements, role_of, use_of
+from jaxckpt.hlo.buffer_roles import logits_elements, role_of, use_of
 from jaxckpt.hlo.host_copies import HostCopies
 from jaxckpt.hlo.instruction_cost import instruction_cost
 from jaxckpt.hlo.live_ranges import LiveRange, live_ranges
@@ -148,7 +148,7 @@ class _MemoryReader:
             buffers=buffers,
             allocations=allocations,
             problems=tuple(self._problems(buffers)),
-            transfers=tuple(self.host_copies.transfers()),
+            transfers=tuple(filter(None, map(self.host_copies.of, self.program.kernels))),
         )
 
     def _allocation(self, allocation: Message) -> Allocation:
@@ -167,22 +167,14 @@ class _MemoryReader:
 
     def _kernel(self, id_: int) -> Kernel:
         instruction, provenance = self.program.instructions[id_], self.provenances.of(id_)
-        cost = instruction_cost(self.program, id_)
         return Kernel(
             name=instruction.name,
             opcode=instruction.opcode,
-            op=provenance.op,
-            scope=provenance.scope,
-            part=provenance.part,
             count=self.program.count[id_],
-            flops=cost.flops,
-            matmul_flops=cost.matmul_flops,
-            matmul_dtype=cost.matmul_dtype,
-            traffic_bytes=cost.traffic_bytes,
-            is_priced=cost.is_priced,
             is_copy=self.host_copies.of(id_) is not None,
             by_xla=_REMATERIALISED.search(instruction.name) is not None,
-            source=provenance.source,
+            **asdict(provenance),
+            **asdict(instruction_cost(self.program, id_)),
         )
 
     def _buffers(self, allocations: Sequence[Allocation]) -> Iterator[Buffer]:
@@ -208,6 +200,7 @@ class _MemoryReader:
         if is_argument and self.program.instructions[id_].opcode != "parameter":
             return None  # a result that takes over an argument: the argument's own buffer says it all
         provenance = self.provenances.inside(id_, self.program.defining(value))
+        readers, is_returned = self.readers(value)
         return Buffer(
             id=number,
             size_bytes=assigned.size,
@@ -219,21 +212,19 @@ class _MemoryReader:
             shape=tuple(shape.dimensions),
             layout=tuple(shape.layout.minor_to_major),
             name=self._path(message) if is_argument else self.program.instructions[id_].name,
-            op=provenance.op,
-            scope=provenance.scope,
-            part=provenance.part,
             role=role_of(
                 self.program,
                 value,
                 allocation=allocation,
                 part=provenance.part,
-                consumers=self._consumers(value),
+                read_by=frozenset(self.provenances.of(reader).part for reader in readers),
+                is_returned=is_returned,
                 elements=element_count(shape),
                 logits=logits,
                 is_after_forward=self.program.position.get(id_, 0) >= self.backward,
             ),
             count=self.program.count.get(id_, 1),
-            source=provenance.source,
+            **asdict(provenance),
         )
 
     def _path(self, allocation: Message) -> str:
@@ -289,10 +280,6 @@ class _MemoryReader:
         readers, returned = self.readers(value)
         positions = [self.program.position[r] for r in readers if r in self.program.position]
         return self.end if returned else max(positions, default=self.program.position.get(value[0], 0))
-
-    def _consumers(self, value: ValueId) -> Consumers:
-        readers, returned = self.readers(value)
-        return Consumers(parts=frozenset(self.provenances.of(r).part for r in readers), returned=returned)
 
     def _problems(self, buffers: Sequence[Buffer]) -> Iterator[str]:
         if self.disorder:

@@ -17,11 +17,7 @@ from jaxckpt.machine.topology import LocalTopology
 
 def attached_topology() -> LocalTopology:
     """All devices of the default backend; starts the backends."""
-    return LocalTopology(
-        platform="default",
-        device_count=jax.device_count(),
-        host_count=jax.process_count(),
-    )
+    return LocalTopology(platform="default", device_count=jax.device_count(), host_count=jax.process_count())
 
 
 def attached_facts() -> Facts:

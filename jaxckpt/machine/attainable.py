@@ -16,7 +16,6 @@ MEMORY_EFFICIENCY = 0.9
 COMPUTE_EFFICIENCY = 0.8
 """Attained share of the datasheet's matrix rate, H200; taken for the vector units too."""
 
-
 LINK_EFFICIENCY = 0.8
 """Share of the links' datasheet that collectives are taken to attain; not measured."""
 
@@ -46,12 +45,20 @@ def rates_from_facts(name: str, facts: Facts) -> Rates:
             matmul, vector = _cpu_matmul(facts), facts.f32_flops * COMPUTE_EFFICIENCY
             host = facts.host_link_bandwidth
         case UnknownDeviceFacts():
-            raise _no_rates(name, facts)
+            raise TargetError(
+                f'the speed of target "{name}" is not known: no fact file names its device.',
+                got=f'device kind "{facts.description}" on platform "{facts.platform}"',
+                needed="a calibration of it, or a fact file whose device_kinds names it",
+                advice="jaxckpt calibrate -o mine.toml, and attached@mine.toml as the target; or a fact file like those"
+                " of jaxckpt/machine/facts",
+                device_kind=facts.description,
+            )
+    bandwidth = facts.measured_memory_bandwidth or facts.memory_bandwidth * MEMORY_EFFICIENCY
     return Rates(
         name=name,
-        matmul_flops_per_s=matmul,
+        matmul_flops_per_s=tuple((dtype, float(rate)) for dtype, rate in matmul.items()),
         vector_flops_per_s=vector,
-        memory_bandwidth_bytes_per_s=_memory_bandwidth(facts),
+        memory_bandwidth_bytes_per_s=float(bandwidth),
         host_bandwidth_bytes_per_s=float(host),
         launch_s=facts.launch_s,
         memory_bytes=facts.device_memory_bytes,
@@ -59,11 +66,7 @@ def rates_from_facts(name: str, facts: Facts) -> Rates:
     )
 
 
-def _memory_bandwidth(facts: GpuFacts | TpuFacts | CpuFacts) -> float:
-    return float(facts.measured_memory_bandwidth or facts.memory_bandwidth * MEMORY_EFFICIENCY)
-
-
-def _gpu_matmul(facts: GpuFacts) -> tuple[tuple[str, float], ...]:
+def _gpu_matmul(facts: GpuFacts) -> dict[str, float]:
     bf16 = facts.measured_bf16_flops or facts.tensor_flops * COMPUTE_EFFICIENCY
     f64 = facts.f64_flops * COMPUTE_EFFICIENCY if facts.f64_flops else _gpu_vector(facts)
     capability = tuple(int(part) for part in facts.compute_capability.rstrip("a").split("."))
@@ -72,7 +75,7 @@ def _gpu_matmul(facts: GpuFacts) -> tuple[tuple[str, float], ...]:
         rates["int8"] = 2 * bf16
     if capability >= (8, 9):
         rates["float8"] = 2 * bf16
-    return _as_pairs(rates)
+    return rates
 
 
 def _gpu_vector(facts: GpuFacts) -> float:
@@ -80,29 +83,14 @@ def _gpu_vector(facts: GpuFacts) -> float:
     return facts.core_count * facts.fpus_per_core * 2 * facts.clock_ghz * 1e9 * COMPUTE_EFFICIENCY
 
 
-def _tpu_matmul(facts: TpuFacts) -> tuple[tuple[str, float], ...]:
+def _tpu_matmul(facts: TpuFacts) -> dict[str, float]:
     bf16 = facts.measured_bf16_flops or facts.bf16_flops * COMPUTE_EFFICIENCY
     rates = {"bfloat16": bf16, "float16": bf16, "float32": bf16}
     if facts.int8_flops:
         rates["int8"] = facts.int8_flops * COMPUTE_EFFICIENCY
-    return _as_pairs(rates)
+    return rates
 
 
-def _cpu_matmul(facts: CpuFacts) -> tuple[tuple[str, float], ...]:
+def _cpu_matmul(facts: CpuFacts) -> dict[str, float]:
     f32 = facts.f32_flops * COMPUTE_EFFICIENCY
-    return _as_pairs({"bfloat16": f32, "float16": f32, "float32": f32, "float64": f32 / 2})
-
-
-def _as_pairs(rates: dict[str, float]) -> tuple[tuple[str, float], ...]:
-    return tuple((dtype, float(rate)) for dtype, rate in rates.items())
-
-
-def _no_rates(name: str, facts: UnknownDeviceFacts) -> TargetError:
-    return TargetError(
-        f'the speed of target "{name}" is not known: no fact file names its device.',
-        got=f'device kind "{facts.description}" on platform "{facts.platform}"',
-        needed="a calibration of it, or a fact file whose device_kinds names it",
-        advice="jaxckpt calibrate -o mine.toml, and attached@mine.toml as the target; or a fact file like those of"
-        " jaxckpt/machine/facts",
-        device_kind=facts.description,
-    )
+    return {"bfloat16": f32, "float16": f32, "float32": f32, "float64": f32 / 2}

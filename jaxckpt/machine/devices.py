@@ -19,6 +19,17 @@ from jaxckpt.machine.device_facts import Facts, GpuFacts, TpuFacts
 from jaxckpt.machine.topology import GpuTopology, LocalTopology, Topology, TpuTopology
 
 _LOCK = threading.Lock()
+_DEVICE_INFO = (
+    "threads_per_block_limit", "threads_per_warp", "shared_memory_per_block", "shared_memory_per_core",
+    "shared_memory_per_block_optin", "threads_per_core_limit", "core_count", "fpus_per_core", "memory_bandwidth",
+    "l2_cache_size", "clock_rate_ghz", "device_memory_size", "registers_per_core_limit", "registers_per_block_limit",
+)  # fmt: skip
+"""Fields of XLA's `GpuDeviceInfoProto` that a GPU's facts fill, most under the same name."""
+_RENAMED = {
+    "l2_cache_size": "l2_cache_bytes",
+    "clock_rate_ghz": "clock_ghz",
+    "device_memory_size": "device_memory_bytes",
+}
 
 
 def devices_for(topology: Topology, facts: Facts, *, called: str) -> tuple[_compat.Device, ...]:
@@ -94,22 +105,7 @@ def target_config(facts: GpuFacts) -> str:
     capability = facts.compute_capability.rstrip("a")
     major, _, minor = capability.partition(".")
     accelerated = facts.compute_capability.endswith("a")
-    numbers: dict[str, float] = {
-        "threads_per_block_limit": facts.threads_per_block_limit,
-        "threads_per_warp": facts.threads_per_warp,
-        "shared_memory_per_block": facts.shared_memory_per_block,
-        "shared_memory_per_core": facts.shared_memory_per_core,
-        "shared_memory_per_block_optin": facts.shared_memory_per_block_optin,
-        "threads_per_core_limit": facts.threads_per_core_limit,
-        "core_count": facts.core_count,
-        "fpus_per_core": facts.fpus_per_core,
-        "memory_bandwidth": facts.memory_bandwidth,
-        "l2_cache_size": facts.l2_cache_bytes,
-        "clock_rate_ghz": facts.clock_ghz,
-        "device_memory_size": facts.device_memory_bytes,
-        "registers_per_core_limit": facts.registers_per_core_limit,
-        "registers_per_block_limit": facts.registers_per_block_limit,
-    }
+    numbers: dict[str, float] = {name: getattr(facts, _RENAMED.get(name, name)) for name in _DEVICE_INFO}
     for axis, block, thread in zip("xyz", facts.block_dim_limit, facts.thread_dim_limit, strict=True):
         numbers[f"block_dim_limit_{axis}"] = block
         numbers[f"thread_dim_limit_{axis}"] = thread

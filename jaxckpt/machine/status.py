@@ -32,11 +32,11 @@ class TargetStatus:
     name: str
     kind: str
     description: str
-    platform: str
-    memory_bytes: int
+    platform: str = ""
+    memory_bytes: int = 0
     usable: bool
     reason: str
-    install: str
+    install: str = ""
 
     def __str__(self) -> str:
         memory = format_bytes(self.memory_bytes) if self.memory_bytes else "?"
@@ -55,10 +55,8 @@ def targets() -> tuple[TargetStatus, ...]:
       ['attached', 'a100-40']
     """
     compilers = {platform: compiler_for(platform) for platform in ("cuda", "tpu", "cpu")}
-    return (
-        _attached_status(),
-        *(_named_status(name, facts, compilers[facts.platform]) for name, facts in known_facts().items()),
-    )
+    named = (_named_status(name, facts, compilers[facts.platform]) for name, facts in known_facts().items())
+    return (_attached_status(), *named)
 
 
 def _named_status(name: str, facts: Facts, compiler: Compiler) -> TargetStatus:
@@ -70,7 +68,7 @@ def _named_status(name: str, facts: Facts, compiler: Compiler) -> TargetStatus:
         memory_bytes=facts.device_memory_bytes,
         usable=compiler.fits,
         reason=_reason(compiler),
-        install="" if compiler.fits else _install(facts.platform, compiler),
+        install=_install(compiler, facts.platform),
     )
 
 
@@ -82,7 +80,9 @@ def _reason(compiler: Compiler) -> str:
     return f"compiled by {compiler.package} {compiler.version}"
 
 
-def _install(platform: str, compiler: Compiler) -> str:
+def _install(compiler: Compiler, platform: str) -> str:
+    if compiler.fits:
+        return ""
     if compiler.version is None:
         return install_command(platform)
     return f'pip install "{compiler.package}=={compiler.needed_version}"'
@@ -94,11 +94,8 @@ def _attached_status() -> TargetStatus:
             name="attached",
             kind="attached",
             description="the default devices of this process",
-            platform="",
-            memory_bytes=0,
             usable=True,
             reason="jax has not opened them yet",
-            install="",
         )
     facts = attached_facts()
     return TargetStatus(
@@ -109,5 +106,4 @@ def _attached_status() -> TargetStatus:
         memory_bytes=facts.device_memory_bytes,
         usable=True,
         reason=f"{jax.device_count()} attached",
-        install="",
     )

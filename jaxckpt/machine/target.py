@@ -75,7 +75,9 @@ class Target:
         if kind == "attached" and not colon:
             self._fill(kind, attached_facts(), attached_topology(), calibrated)
             return
-        facts = load_facts(kind) if kind.endswith(".toml") else _named_facts(kind, name)
+        if not kind.endswith(".toml") and kind not in known_facts():
+            raise _unknown(name, kind)
+        facts = load_facts(kind) if kind.endswith(".toml") else known_facts()[kind]
         self._fill(kind, facts, _topology(text if colon else None, facts, called=name), calibrated)
 
     @classmethod
@@ -223,16 +225,16 @@ class Target:
         shape = tuple(shape)
         count = math.prod(shape)
         if count > self.device_count or count < 1:
+            larger = f', "{self._kind}:{count}"' if isinstance(self.facts, GpuFacts) else ""
             raise TargetError(
                 f'target "{self.name}" has too few devices for a mesh of {"x".join(map(str, shape))}.',
                 got=f"a mesh of {count} devices",
                 needed=f"at most {self.device_count}",
-                advice=f"a target of {count} devices{_bigger(self, count)}",
+                advice=f"a target of {count} devices{larger}",
                 target=self.name,
             )
-        devices = np.array(self.devices[:count]).reshape(shape)
         types = None if axis_types is None else tuple(axis_types)
-        return jax.sharding.Mesh(devices, tuple(axis_names), axis_types=types)
+        return jax.sharding.Mesh(np.array(self.devices[:count]).reshape(shape), tuple(axis_names), axis_types=types)
 
 
 def _split(name: str) -> tuple[str, str, str]:
@@ -252,12 +254,6 @@ def _calibration_split(name: str) -> tuple[str, str | None]:
     return (before, after) if at and "/" not in before else (name, None)
 
 
-def _named_facts(kind: str, name: str) -> Facts:
-    if kind not in known_facts():
-        raise _unknown(name, kind)
-    return known_facts()[kind]
-
-
 def _topology(text: str | None, facts: Facts, *, called: str) -> Topology:
     if isinstance(facts, GpuFacts):
         return gpu_topology(text, called=called)
@@ -266,17 +262,10 @@ def _topology(text: str | None, facts: Facts, *, called: str) -> Topology:
     return cpu_topology(text, called=called)
 
 
-def _bigger(target: Target, count: int) -> str:
-    if isinstance(target.facts, GpuFacts):
-        return f', "{target._kind}:{count}"'
-    return ""
-
-
 def _refuse_other_device(name: str, facts: Facts, calibration: Calibration) -> None:
     """A calibration is of one kind of device; processors all have the same name, and a user's file may give none."""
     kinds = facts.device_kinds
-    same = calibration.device_kind in kinds if kinds else calibration.platform == facts.platform
-    if same:
+    if calibration.device_kind in kinds if kinds else calibration.platform == facts.platform:
         return
     raise TargetError(
         f'the calibration is not of target "{name}".',

@@ -51,7 +51,7 @@ def test_kernels_are_kept_for_the_next_compile(h200):
 def test_each_device_has_its_own_kernels(h200):
     with quick_options(h200) as options, pytest.MonkeyPatch.context() as patch:
         assert options["xla_gpu_autotune_level"] == 0
-        patch.setattr(quick.process_cache(), "_lent", threading.Lock())
+        patch.setattr(quick, "_LENT", threading.Lock())
         with quick_options(Target("h100")) as others, quick_options(h200) as third:
             assert others[CACHE] != options[CACHE]
             assert CACHE not in third, "a second compile at the same time would write to the same file"
