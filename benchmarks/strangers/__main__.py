@@ -3,7 +3,7 @@
 import argparse
 
 from benchmarks.strangers.findings import tables
-from benchmarks.strangers.running import read_steps, run
+from benchmarks.strangers.running import AGAIN, read_steps, run
 from benchmarks.strangers.table import STRANGERS
 
 
@@ -11,7 +11,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.strangers", description="Plans against simple rules.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="steps; all of them by default")
     parser.add_argument("--seconds", type=float, default=900.0, help="limit of each step")
-    parser.add_argument("--again", action="store_true", help="ask anew what failed")
+    parser.add_argument("--again", choices=AGAIN, help="ask anew what failed, that and all plans, or everything")
     parser.add_argument("--tables", action="store_true", help="print the tables of the results")
     options = parser.parse_args()
     if options.tables:

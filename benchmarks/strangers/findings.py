@@ -3,8 +3,10 @@
 Read after `questions`.
 """
 
+import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from benchmarks.frontier_tables import geometric_mean
@@ -17,6 +19,30 @@ _LEAST_OVERHEAD = 1e-3
 """Of the step as written; a rule that costs less has no ratio."""
 _LEAST_RATIO = 1e-2
 """Of a plan that costs nothing, so that a geometric mean exists."""
+
+
+class Severity(enum.IntEnum):
+    """Kinds of findings, the worst last."""
+
+    TOO_LARGE = enum.auto()
+    SLOWER = enum.auto()
+    REFUSED = enum.auto()
+    FAILED = enum.auto()
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Finding:
+    """Something that is wrong with a plan; findings compare by how bad they are.
+
+    Attributes:
+      severity: Its kind.
+      share: By how much the plan is worse than the rule, as a share.
+      text: The same in words.
+    """
+
+    severity: Severity
+    share: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,18 +77,24 @@ class Compared:
         return max((self.plan["step_s"] - self.written_s) / overhead_s, _LEAST_RATIO)
 
     @property
-    def finding(self) -> tuple[int, float, str]:
-        """Severity, size and words of what is wrong; a severity of 0 is right."""
-        at = f"`{self.rule}`, {format_bytes(self.by_rule['total_bytes'])}"
+    def finding(self) -> Finding | None:
+        """What is wrong with the plan; None if nothing is."""
+        total_bytes = self.by_rule["total_bytes"]
+        at = f"at `{self.rule}`, {format_bytes(total_bytes)}:"
         if "error" in self.plan:
-            return 4, 0.0, f"fails at {at}: {self.plan['error'].splitlines()[0][:80]}"
+            return Finding(Severity.FAILED, 0.0, f"fails {at} {first_line(self.plan)}")
         if "refused" in self.plan:
             least = self.plan["minimum_bytes"]
-            return 3, least / self.by_rule["total_bytes"], f"refused at {at}: at least {format_bytes(least)}"
+            return Finding(Severity.REFUSED, least / total_bytes - 1, f"refused {at} at least {format_bytes(least)}")
         if self.slower is not None and self.slower > SLOWER:
             times = f"{1e3 * self.plan['step_s']:.2f} ms by {1e3 * self.by_rule['step_s']:.2f} ms"
-            return 2, self.slower, f"{self.slower:+.1%} slower at {at}: {times}"
-        return 0, 0.0, ""
+            return Finding(Severity.SLOWER, self.slower, f"{self.slower:+.1%} slower {at} {times}")
+        return None
+
+
+def first_line(answer: Answer) -> str:
+    """The first line of an error, cut to the width of a table's cell."""
+    return answer["error"].splitlines()[0][:100]
 
 
 def comparisons(steps: Mapping[str, Any]) -> list[Compared]:
@@ -90,7 +122,7 @@ def least_rule(answers: Mapping[str, Answer]) -> tuple[int, str] | None:
 
 
 def too_large(answers: Mapping[str, Answer]) -> float:
-    """The share by which the planner's smallest total is above the smallest of a rule; 0 if it is not, or not known."""
+    """The share by which the planner's smallest total is above every rule's; 0 if it is not, or not known."""
     ours, rule = smallest_bytes(answers), least_rule(answers)
     return 0.0 if ours is None or rule is None else max(0.0, ours / rule[0] - 1)
 
@@ -111,23 +143,41 @@ def tables(steps: Mapping[str, Any]) -> str:
 
 def summary(steps: Mapping[str, Any], compared: Sequence[Compared]) -> str:
     """One line a promise."""
-    severities = [each.finding[0] for each in compared]
-    known = [name for name, record in steps.items() if least_rule(record["answers"])]
-    ratio = geometric_mean([each.ratio for each in compared if each.ratio is not None])
-    families = {record["family"] for record in steps.values()}
+    severities = [finding.severity for each in compared if (finding := each.finding) is not None]
+    answers = [record["answers"] for record in steps.values()]
+    known = [each for each in answers if least_rule(each) and smallest_bytes(each)]
+    small = sum(not too_large(each) for each in known)
+    compiles = [each.plan["compiles"] for each in compared if "compiles" in each.plan]
+    errors = [error for each in compared if (error := model_error(each.plan)) is not None]
     rows = [
-        ("steps, families", f"{len(steps)}, {len(families)}"),
-        ("rules that lower the total, with an answer to their total", str(len(compared))),
-        ("refused where a rule fits", str(severities.count(3))),
-        (f"slower than the rule by more than {SLOWER:.1%}", str(severities.count(2))),
+        ("steps, families", f"{len(steps)}, {len({record['family'] for record in steps.values()})}"),
+        ("rules that lower the total, with a plan or a refusal at their total", str(len(compared))),
+        ("refused where a rule fits", str(severities.count(Severity.REFUSED))),
+        (f"slower than the rule by more than {SLOWER:.1%}", str(severities.count(Severity.SLOWER))),
+        ("smallest total at or below every rule's", f"{small} of {len(known)}"),
+        ("overhead by the rule's, geometric mean", mean_ratio(compared)),
+        ("compiles, median and most", f"{median(compiles)}, {max(compiles)}" if compiles else ""),
         (
-            "smallest total at or below every rule's",
-            f"{sum(not too_large(steps[name]['answers']) for name in known)} of {len(known)}",
+            "error of the first prediction, median and most",
+            f"{median(errors):.1%}, {max(errors):.1%}" if errors else "",
         ),
-        ("overhead by the rule's, geometric mean", "" if ratio is None else f"{ratio:.2f}"),
         ("questions that failed", str(sum(1 for _ in failures(steps)))),
     ]
     return "\n".join(["| | |", "|---|---:|", *(f"| {text} | {figure} |" for text, figure in rows), ""])
+
+
+def mean_ratio(compared: Sequence[Compared]) -> str:
+    """The geometric mean of the ratios of overheads; "" without any."""
+    mean = geometric_mean([each.ratio for each in compared if each.ratio is not None])
+    return "" if mean is None else f"{mean:.2f}"
+
+
+def model_error(plan: Answer) -> float | None:
+    """The share by which the first predicted total is off, before any correction; None where nothing was compiled."""
+    if not plan.get("attempts"):
+        return None
+    first = plan["attempts"][0]
+    return abs(first["predicted_bytes"] / first["measured_bytes"] - 1)
 
 
 def per_step(steps: Mapping[str, Any], compared: Sequence[Compared]) -> str:
@@ -138,40 +188,41 @@ def per_step(steps: Mapping[str, Any], compared: Sequence[Compared]) -> str:
     ]
     for name, record in steps.items():
         answers = record["answers"]
-        mine = [each for each in compared if each.step == name]
-        ratio = geometric_mean([each.ratio for each in mine if each.ratio is not None])
+        of_step = [each for each in compared if each.step == name]
         rule, ours = least_rule(answers), smallest_bytes(answers)
         cells = [
             name,
             record["family"],
-            _written(answers),
+            as_written(answers),
             f"{format_bytes(rule[0])} (`{rule[1]}`)" if rule else "",
             format_bytes(ours) if ours else "",
-            "" if ratio is None else f"{ratio:.2f}",
-            worst(answers, mine),
+            mean_ratio(of_step),
+            worst(answers, of_step),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
 
 
-def _written(answers: Mapping[str, Answer]) -> str:
+def as_written(answers: Mapping[str, Answer]) -> str:
+    """Memory and time of the step without any rule."""
     written = answers.get(WRITTEN, {})
     return f"{format_bytes(written['total_bytes'])}, {1e3 * written['step_s']:.2f} ms" if "step_s" in written else ""
 
 
 def worst(answers: Mapping[str, Answer], compared: Sequence[Compared]) -> str:
     """The worst finding about a step; "" if all is right."""
-    found = [each.finding for each in compared]
+    found = [finding for each in compared if (finding := each.finding) is not None]
     if share := too_large(answers):
-        found.append((1, share, f"smallest total {share:+.1%} above a rule's"))
-    found += [(4, 0.0, f"{name}: {answer['error'].splitlines()[0][:80]}") for name, answer in answers.items()
-              if "error" in answer]  # fmt: skip
-    return max(found, default=(0, 0.0, ""))[2]
+        found.append(Finding(Severity.TOO_LARGE, share, f"smallest total {share:+.1%} above a rule's"))
+    for name, answer in answers.items():
+        if "error" in answer:
+            found.append(Finding(Severity.FAILED, 0.0, f"{name}: {first_line(answer)}"))
+    return max(found).text if found else ""
 
 
 def listed(steps: Mapping[str, Any], compared: Sequence[Compared]) -> str:
     """Every finding, worst first, and every failure."""
-    found = sorted(((*each.finding, each.step) for each in compared if each.finding[0]), reverse=True)
-    lines = [f"- {step}: {text}" for _, _, text, step in found]
-    lines += [f"- {step}, {name}: {answer['error'].splitlines()[0]}" for step, name, answer in failures(steps)]
+    found = sorted(((each.finding, each.step) for each in compared if each.finding is not None), reverse=True)
+    lines = [f"- {step}: {finding.text}" for finding, step in found]
+    lines += [f"- {step}, {name}: {first_line(answer)}" for step, name, answer in failures(steps)]
     return "\n".join([*lines, ""])

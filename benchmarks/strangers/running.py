@@ -7,16 +7,21 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.record import RESULTS, made_with
-from benchmarks.strangers.questions import Answer
+from benchmarks.strangers.questions import RULE, WRITTEN, Answer
 from benchmarks.strangers.table import Stranger
 from jaxckpt._files import write_atomically
 
 PATH = RESULTS / f"strangers-py{platform.python_version_tuple()[0]}{platform.python_version_tuple()[1]}.json"
+
+START = "start"
+"""Stands for the question of a process that ended before it asked one."""
+AGAIN = ("failed", "plans", "all")
+"""What can be asked anew: failures; these and all plans, but not the rules; or everything."""
 
 
 def read_steps(path: Path = PATH) -> dict[str, Any]:
@@ -24,77 +29,82 @@ def read_steps(path: Path = PATH) -> dict[str, Any]:
     return json.loads(path.read_text())["steps"] if path.exists() else {}
 
 
-def run(strangers: list[Stranger], *, seconds: float, again: bool = False, path: Path = PATH) -> None:
+def run(strangers: Sequence[Stranger], *, seconds: float, again: str | None = None, path: Path = PATH) -> None:
     """Asks what is not known about each step, for at most so many seconds a step.
 
     Args:
       strangers: The steps, in order.
       seconds: The limit of each.
-      again: True to ask anew what failed.
+      again: What to ask anew, one of `AGAIN`, or nothing.
       path: File of the results, written after each answer.
     """
     steps = read_steps(path)
     for stranger in strangers:
-        answers = steps.get(stranger.name, {}).get("answers", {})
-        if again:
-            answers = {name: answer for name, answer in answers.items() if "error" not in answer}
-        record = {"family": stranger.family, "sizes": dict(stranger.sizes), "answers": answers}
-
-        def put(question: str, answer: Answer, record: dict[str, Any] = record, name: str = stranger.name) -> None:
-            record["answers"][question] = answer
-            steps[name] = record | {"made_with": made_with()}
+        asked = {"family": stranger.family, "sizes": dict(stranger.sizes), "versions": made_with()["versions"]}
+        answers = known_answers(steps.get(stranger.name, {}), asked, again=again)
+        for question, answer in ask(stranger.name, answers, seconds=seconds):
+            answers[question] = answer
+            steps[stranger.name] = {**asked, "date": made_with()["date"], "answers": answers}
             write_atomically(path, (json.dumps({"made_with": made_with(), "steps": steps}, indent=1) + "\n").encode())
-            print(f"{name:24} {question:40} {line(answer)}", flush=True)
-
-        ask(stranger.name, answers, seconds=seconds, put=put)
+            print(f"{stranger.name:24} {question:40} {line(answer)}", flush=True)
 
 
-def ask(name: str, answers: Mapping[str, Answer], *, seconds: float, put: Callable[[str, Answer], None]) -> None:
+def known_answers(record: Mapping[str, Any], asked: Mapping[str, Any], *, again: str | None) -> dict[str, Answer]:
+    """Answers that still hold: of the same sizes and versions, and not to be asked anew."""
+    if again == "all" or any(record.get(key) != value for key, value in asked.items()):
+        return {}
+    return {
+        question: answer
+        for question, answer in record["answers"].items()
+        if again is None or ("error" not in answer and (again == "failed" or question.startswith((WRITTEN, RULE))))
+    }
+
+
+def ask(name: str, answers: Mapping[str, Answer], *, seconds: float) -> Iterator[tuple[str, Answer]]:
     """Asks in processes, until all is answered or time is over; a process that ends early is followed by another.
 
     Args:
       name: The step's name.
-      answers: What is known; `put` adds to it.
+      answers: What is known.
       seconds: The limit.
-      put: Called with each question and its answer.
+
+    Yields:
+      Each question with its answer.
     """
     deadline = time.monotonic() + seconds
+    known = dict(answers)
     while time.monotonic() < deadline:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.strangers.questions", name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-m", "benchmarks.strangers.questions", name]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         alarm = threading.Timer(deadline - time.monotonic(), process.kill)
         alarm.start()
-        open_question = _relayed(process, answers, put)
+        question, begun = None, time.monotonic()
+        for message in _messages(process, known):
+            question, begun = message["question"], time.monotonic()
+            if "answer" in message:
+                known[question] = message["answer"]
+                yield question, message["answer"]
+                question = None
         alarm.cancel()
-        if process.wait() == 0:
+        code = process.wait()
+        if code == 0:
             return
         is_over = time.monotonic() >= deadline
-        error = "TimeoutError: the step's time was over" if is_over else f"the process ended with code {process.wait()}"
-        question, begun = open_question or ("start", time.monotonic())
-        put(question, {"error": error, "wall_s": time.monotonic() - begun})
-        if open_question is None:
+        error = "TimeoutError: the step's time was over" if is_over else f"the process ended with code {code}"
+        known[question or START] = answer = {"error": error, "wall_s": time.monotonic() - begun}
+        yield question or START, answer
+        if question is None:
             return
 
 
-def _relayed(
-    process: subprocess.Popen[str], answers: Mapping[str, Answer], put: Callable[[str, Answer], None]
-) -> tuple[str, float] | None:
-    """Hands on what a process answers; returns the question that it left open at its end, and when that was asked."""
+def _messages(process: subprocess.Popen[str], known: Mapping[str, Answer]) -> Iterator[dict[str, Any]]:
+    """Tells a process what is known, and reads what it writes until it ends."""
     assert process.stdin is not None
     assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as known:  # it may have ended already
-        json.dump(answers, known)
-    open_question = None
-    with process.stdout as messages:
-        for message in map(json.loads, messages):
-            open_question = None if "answer" in message else (message["question"], time.monotonic())
-            if "answer" in message:
-                put(message["question"], message["answer"])
-    return open_question
+    with contextlib.suppress(BrokenPipeError), process.stdin as reader:  # it may have ended already
+        json.dump(known, reader)
+    with process.stdout as lines:
+        yield from map(json.loads, lines)
 
 
 def line(answer: Answer) -> str:

@@ -62,7 +62,7 @@ def test_budgets_are_the_totals_of_rules_that_lower_it():
 def test_a_good_plan_has_no_finding():
     steps = {"good": record({600: answer(590, 1.05), 400: answer(390, 1.15)})}
     compared = findings.comparisons(steps)
-    assert [each.finding[2] for each in compared] == ["", ""]
+    assert [each.finding for each in compared] == [None, None]
     assert sorted(each.ratio for each in compared) == pytest.approx([0.5, 0.75])
     assert findings.worst(steps["good"]["answers"], compared) == ""
 
@@ -86,6 +86,17 @@ def test_a_failure_is_listed_with_its_question():
 
 def test_a_process_that_ends_early_is_an_answer(monkeypatch):
     monkeypatch.setattr(running.sys, "executable", "false")
-    answers = {}
-    running.ask("readme-tanh", answers, seconds=60, put=answers.__setitem__)
-    assert answers["start"]["error"] == "the process ended with code 1"
+    ((question, failure),) = running.ask("readme-tanh", {}, seconds=60)
+    assert (question, failure["error"]) == (running.START, "the process ended with code 1")
+
+
+def test_answers_hold_for_the_same_sizes_and_versions():
+    asked = {"family": "mlp", "sizes": {"width": 8}, "versions": {"jax": "1"}}
+    answers = {"as written": {}, "rule full": {}, "rule sqrt": {"error": "no"}, "budget 5": {}}
+    known = {
+        again: running.known_answers({**asked, "answers": answers}, asked, again=again)
+        for again in (None, *running.AGAIN)
+    }
+    assert [len(known[again]) for again in (None, *running.AGAIN)] == [4, 3, 2, 0]
+    assert not running.known_answers({**asked, "sizes": {}, "answers": answers}, asked, again=None)
+    assert not running.known_answers({}, asked, again=None)
