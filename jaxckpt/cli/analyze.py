@@ -1,21 +1,20 @@
 """`jaxckpt analyze`: where a step's residuals are, without compiling anything."""
 
-import dataclasses
 from typing import Annotated
 
 import typer
 
-from jaxckpt.cli.console import Shell
+from jaxckpt.cli.console import Json, Reference, Shell
 from jaxckpt.cli.reference import load_step
 from jaxckpt.planner import analyze as analyze_step
-from jaxckpt.report import analysis_report, print_report
+from jaxckpt.report import analysis_report
 
 
 def analyze(
-    reference: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What returns (step, args).")],
+    reference: Reference,
     target: Annotated[str, typer.Option(help="The machine whose rates the estimates use.")] = "h200",
     depth: Annotated[int | None, typer.Option(min=1, help="Add up scopes below this depth.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Show what a training step keeps from forward to backward, by scope."""
     shell = Shell(json=json)
@@ -23,7 +22,4 @@ def analyze(
         step = load_step(reference)
         say("tracing the step")
         analysis = analyze_step(step, target=target)
-    if json:
-        shell.print_json(dataclasses.asdict(analysis))
-    else:
-        print_report(analysis_report(analysis, depth=depth), shell.out, unfold=True)
+    shell.show(analysis_report(analysis, depth=depth), analysis, unfold=True)

@@ -29,11 +29,7 @@ def bench(
 
 
 def benchmarks() -> Any:
-    """The command of the source checkout.
-
-    Raises:
-      MissingPackageError: This is no source checkout, or what its models need is not installed.
-    """
+    """The command of the source checkout."""
     try:
         return import_module("benchmarks.attached.__main__")
     except ImportError as error:

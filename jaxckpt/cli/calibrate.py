@@ -1,14 +1,13 @@
 """`jaxckpt calibrate`: how fast the attached device really is, kept in a file that targets take."""
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from jaxckpt.calibration import calibrate as measure
-from jaxckpt.cli.console import Shell
-from jaxckpt.report import calibration_report, print_report, require_report_folder
+from jaxckpt.cli.console import Json, Shell
+from jaxckpt.report import calibration_report, require_report_folder
 
 
 def calibrate(
@@ -17,7 +16,7 @@ def calibrate(
     small: Annotated[
         bool | None, typer.Option("--small/--full", help="Tiny sizes, a smoke test; the default on processors.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure the attached device, for --target attached@FILE."""
     if output is not None:
@@ -27,7 +26,4 @@ def calibrate(
         made = measure(seconds=seconds, small=small, progress=say)
     if output is not None:
         made.save(output)
-    if json:
-        shell.print_json(dataclasses.asdict(made))
-    else:
-        print_report(calibration_report(made), shell.out)
+    shell.show(calibration_report(made), made)

@@ -6,19 +6,11 @@ from typing import Annotated
 import typer
 
 from jaxckpt._errors import StepReferenceError
-from jaxckpt.cli.console import Shell
+from jaxckpt.cli.console import All, Json, Page, Shell, TargetName
 from jaxckpt.cli.reference import load_step
 from jaxckpt.comparison import Version
 from jaxckpt.comparison import compare as compare_versions
-from jaxckpt.report import (
-    comparison_data,
-    comparison_report,
-    print_report,
-    require_report_folder,
-    save_page,
-    save_text,
-    to_csv,
-)
+from jaxckpt.report import comparison_data, comparison_report, require_report_folder, save_page, save_text, to_csv
 
 _METAVAR = "[NAME=]MODULE:FUNCTION|FILE|FOLDER"
 _WORDS = "What returns (step, args); a footprint (.json); a plan or policy for the first step (.toml); XLA's dump."
@@ -26,12 +18,12 @@ _WORDS = "What returns (step, args); a footprint (.json); a plan or policy for t
 
 def compare(
     versions: Annotated[list[str], typer.Argument(metavar=_METAVAR, help=_WORDS)],
-    target: Annotated[str, typer.Option(help="The machine to compile for; see jaxckpt targets.")] = "h200",
+    target: TargetName = "h200",
     depth: Annotated[int | None, typer.Option(min=1, help="Leave out scopes below this depth.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Where to write it as a page.")] = None,
+    html: Page = None,
     csv: Annotated[Path | None, typer.Option(help="Where to write all figures, one a row.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Print long tables whole.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    everything: All = False,
+    json: Json = False,
 ) -> None:
     """Hold versions of a training step against the first of them: totals, layers, the peak, recomputation."""
     named = _named(versions)
@@ -46,10 +38,7 @@ def compare(
         save_page(report, html, title=f"jaxckpt compare {' '.join(versions)}")
     if csv is not None:
         save_text(to_csv(comparison), csv)
-    if json:
-        shell.print_json(comparison_data(comparison))
-    else:
-        print_report(report, shell.out, unfold=everything)
+    shell.show(report, comparison_data(comparison), unfold=everything)
 
 
 def _named(words: list[str]) -> dict[str, str]:

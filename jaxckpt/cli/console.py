@@ -4,22 +4,34 @@ Results go to standard output, progress and errors to standard error, so that bo
 a spinner with running seconds on a terminal, and plain lines elsewhere and beside JSON.
 """
 
+import dataclasses
 import json as json_module
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from jaxckpt._errors import InfeasibleBudgetError, JaxckptError
 from jaxckpt._units import format_seconds
+from jaxckpt.report import print_report
+from jaxckpt.report.tree import Element
 
 EXIT_REFUSED = 2
 EXIT_INFEASIBLE = 3
 EXIT_INTERRUPTED = 130
+
+Reference = Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What returns (step, args).")]
+TargetName = Annotated[str, typer.Option(help="The machine to compile for; see jaxckpt targets.")]
+PolicyName = Annotated[str | None, typer.Option(help="A ready policy's name, or a policy file.")]
+Page = Annotated[Path | None, typer.Option(help="Where to write it as a page.")]
+All = Annotated[bool, typer.Option("--all", help="Print long tables whole.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 Say = Callable[[str], None]
 """Told what is being done now; each sentence stands until the next."""
@@ -47,17 +59,19 @@ class Shell:
             else:
                 yield stack.enter_context(_lines(self.err))
 
-    def print_json(self, data: Any) -> None:
-        """Prints one JSON object to standard output, and nothing else."""
-        sys.stdout.write(json_module.dumps(data, indent=2) + "\n")
+    def show(self, report: Element, data: Any, *, unfold: bool = False) -> None:
+        """Prints a report, or for JSON its data: plain data or a dataclass, as one object and nothing else."""
+        if self._json:
+            plain = dataclasses.asdict(data) if dataclasses.is_dataclass(data) else data
+            sys.stdout.write(json_module.dumps(plain, indent=2) + "\n")
+        else:
+            print_report(report, self.out, unfold=unfold)
 
 
 def run(verb: Callable[[], Any]) -> int:
-    """Runs a verb; an error of ours becomes its four lines and an exit code.
+    """Runs a verb; an error of ours becomes its four lines and an exit code; others pass through.
 
-    Returns:
-      0, 2 for what was refused, 3 for a budget that cannot be met, 130 for an interrupt. Exceptions that are not
-      ours, such as the user's own while tracing, pass through with their traceback.
+    The code is 0, 2 for what was refused, 3 for a budget that cannot be met, 130 for an interrupt.
     """
     try:
         verb()
@@ -80,28 +94,19 @@ def _spinner(console: Console) -> Iterator[Say]:
     """One line that turns and counts; what is done moves above it, with the time that it took."""
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        pieces = _Pieces(progress)
-        yield pieces.begin
-        pieces.end()
 
+        def end() -> None:
+            for task in progress.tasks:
+                line = f"  {task.description}: {format_seconds(task.elapsed or 0.0)}"
+                console.print(line, style="dim", markup=False, highlight=False)
+                progress.remove_task(task.id)
 
-class _Pieces:
-    """Pieces of work, one after the other."""
+        def begin(sentence: str) -> None:
+            end()
+            progress.add_task(sentence, total=None)
 
-    def __init__(self, progress: Progress):
-        self._progress = progress
-        self._started = 0.0
-
-    def begin(self, sentence: str) -> None:
-        self.end()
-        self._started = time.perf_counter()
-        self._progress.add_task(sentence, total=None)
-
-    def end(self) -> None:
-        for task in self._progress.tasks:
-            line = f"  {task.description}: {format_seconds(time.perf_counter() - self._started)}"
-            self._progress.console.print(line, style="dim", markup=False, highlight=False)
-            self._progress.remove_task(task.id)
+        yield begin
+        end()
 
 
 @contextmanager

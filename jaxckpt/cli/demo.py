@@ -5,18 +5,19 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from jaxckpt._errors import InfeasibleBudgetError, MissingPackageError
 from jaxckpt._progress import Progress, silent
-from jaxckpt.cli.console import Shell
+from jaxckpt._units import format_bytes, format_seconds
+from jaxckpt.cli.console import Json, Shell
 from jaxckpt.compiler import Footprint, footprint
 from jaxckpt.machine import Target
 from jaxckpt.planner import Plan, Planner
-from jaxckpt.report import LabelledFootprint, Section, Text, footprints_report, print_report
+from jaxckpt.report import Section, Text, table_of_known
 
 BUDGETS = ("10GiB", "8GiB", "6GiB", "5GiB", "4GiB")
 
@@ -87,11 +88,7 @@ def run_demo(
     budgets: Sequence[str] = BUDGETS,
     progress: Progress = silent,
 ) -> DemoResult:
-    """Plans GPT-2 small at several budgets and compiles JAX's own policies beside it.
-
-    Raises:
-      MissingPackageError: Flax and optax are not installed, or what the target needs.
-    """
+    """Plans GPT-2 small at several budgets and compiles JAX's own policies beside it."""
     started = time.perf_counter()
     gpt2 = _gpt2()
     machine = Target(target)
@@ -127,24 +124,48 @@ def run_demo(
 
 def demo_report(result: DemoResult) -> Section:
     """The demo's table and what it refused."""
-    versions = [LabelledFootprint(name=name, footprint=made) for name, made in result.baselines.items()]
-    for plan in result.plans.values():
-        assert plan.footprint is not None
-        versions.append(
-            LabelledFootprint(
-                name="jaxckpt, unmarked model",
-                budget_bytes=plan.budget_bytes,
-                footprint=plan.footprint,
-                prediction=plan.prediction,
-            )
-        )
+    rows = [dict(_cells(name, made)) for name, made in result.baselines.items()]
+    rows += [dict(_cells("jaxckpt, unmarked model", plan.footprint, plan)) for plan in result.plans.values()]
     title = f"GPT-2 small, {result.layers} Linen blocks, batch {result.batch} x 1024, AdamW, on {result.target}"
     notes = (
         f"Totals are XLA's: arguments + outputs - donated + temporaries. {result.wall_s:.0f} s in all, of these"
         f" {result.planning_s:.1f} s to trace and to solve for the first time.",
     )
     refused = tuple(Text(text=f"{type(error).__name__}: {error}\n") for error in result.refused.values())
-    return Section(title="", parts=(footprints_report(title, versions, notes=notes), *refused))
+    return Section(title="", parts=(table_of_known(title, _HEADINGS, rows, notes=notes), *refused))
+
+
+_HEADINGS = (
+    "version",
+    "budget",
+    "total",
+    "predicted",
+    "off by",
+    "arguments",
+    "temp",
+    "host",
+    "step (est.)",
+    "recompute",
+    "compile",
+)
+
+
+def _cells(name: str, made: Footprint, plan: Plan | None = None) -> Iterator[tuple[str, str]]:
+    yield "version", name
+    yield "total", format_bytes(made.total_bytes)
+    yield "arguments", format_bytes(made.argument_bytes)
+    yield "temp", format_bytes(made.temp_bytes)
+    if made.host_bytes:
+        yield "host", format_bytes(made.host_bytes)
+    if made.compile_s:
+        yield "compile", format_seconds(made.compile_s)
+    if plan is not None:
+        predicted = plan.predicted
+        yield "budget", format_bytes(plan.budget_bytes or 0)
+        yield "predicted", format_bytes(predicted.total_bytes)
+        yield "off by", f"{100 * (predicted.total_bytes / made.total_bytes - 1):+.1f}%"
+        yield "step (est.)", format_seconds(predicted.step_s)
+        yield "recompute", format_seconds(predicted.recompute_s) if predicted.recompute_s else "none"
 
 
 def demo(
@@ -152,16 +173,13 @@ def demo(
     layers: Annotated[int, typer.Option(help="Blocks of the model.")] = 12,
     batch: Annotated[int, typer.Option(help="Sequences a step.")] = 8,
     budget: Annotated[list[str] | None, typer.Option(help="A budget; may be repeated.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Plan GPT-2 small for a machine that is not here, at several budgets."""
     shell = Shell(json=json)
     with shell.progress() as say:
         result = run_demo(target=target, layers=layers, batch=batch, budgets=tuple(budget or BUDGETS), progress=say)
-    if json:
-        shell.print_json(result.to_dict())
-    else:
-        print_report(demo_report(result), shell.out)
+    shell.show(demo_report(result), result.to_dict())
 
 
 def _gpt2() -> Any:

@@ -8,23 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from jaxckpt._errors import OutOfMemoryTextError
-from jaxckpt.cli.console import Shell
+from jaxckpt.cli.console import Json, Shell
 from jaxckpt.oom.out_of_memory import OutOfMemory, read_out_of_memory
 from jaxckpt.oom.remedies import classify_buffers, diagnoses, program_budget_bytes, remedies
-from jaxckpt.report import oom_report, print_report
+from jaxckpt.report import oom_report
 
 
 def explain_oom(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="A log with the message; - is standard input.")],
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Explain XLA's RESOURCE_EXHAUSTED message: what was asked, which layers, what would have helped."""
     shell = Shell(json=json)
     data = read_out_of_memory(_text(file))
-    if json:
-        shell.print_json(oom_data(data))
-    else:
-        print_report(oom_report(data), shell.out)
+    shell.show(oom_report(data), oom_data(data))
 
 
 def oom_data(data: OutOfMemory) -> dict[str, Any]:

@@ -7,11 +7,11 @@ import typer
 
 from jaxckpt._errors import ReportFileError
 from jaxckpt._files import write_atomically
-from jaxckpt.cli.console import Say, Shell
+from jaxckpt.cli.console import All, Json, Say, Shell, TargetName
 from jaxckpt.cli.reference import load_step
 from jaxckpt.comparison import footprint_of_path
 from jaxckpt.compiler import Footprint, compile_step
-from jaxckpt.report import footprint_report, print_report, require_report_folder
+from jaxckpt.report import footprint_report, require_report_folder
 from jaxckpt.report.picture import draw
 from jaxckpt.report.trace_events import save_trace
 
@@ -26,7 +26,7 @@ _FORMS = (*_DRAWN, *_SAVED, *_TRACED, *_PROGRAM)
 
 def footprint(
     reference: Annotated[str, typer.Argument(metavar=_METAVAR, help=_WORDS)],
-    target: Annotated[str, typer.Option(help="The machine to compile for; see jaxckpt targets.")] = "h200",
+    target: TargetName = "h200",
     depth: Annotated[int | None, typer.Option(min=1, help="Add up scopes below this depth.")] = None,
     output: Annotated[
         list[Path] | None,
@@ -37,8 +37,8 @@ def footprint(
             " (.trace.json) or the program for XProf's memory viewer (.hlo.pb).",
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Print long tables whole.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    everything: All = False,
+    json: Json = False,
 ) -> None:
     """Show what a training step takes, by the compiler's own figures: where, when and for which layers."""
     outputs = tuple(output or ())
@@ -50,10 +50,7 @@ def footprint(
         for path in outputs:
             say(f"writing {path}")
             _write(made, program, path)
-    if json:
-        shell.print_json(footprint_data(made))
-    else:
-        print_report(footprint_report(made, depth=depth), shell.out, unfold=everything)
+    shell.show(footprint_report(made, depth=depth), footprint_data(made), unfold=everything)
 
 
 def footprint_data(made: Footprint) -> dict[str, Any]:

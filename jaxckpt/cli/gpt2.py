@@ -94,14 +94,7 @@ class TrainingStep:
 
 
 def training_step(*, layers: int = 12, batch: int = 8, block: Any = Block, **shape: int) -> TrainingStep:
-    """GPT-2 small, or another size of it.
-
-    Args:
-      layers: Blocks.
-      batch: Sequences a step.
-      block: The block's class: `Block`, or that wrapped by `flax.linen.remat`.
-      **shape: Other fields of `GPT`: width, heads, vocabulary, sequence.
-    """
+    """GPT-2 small, or another size of it."""
     model = GPT(layers=layers, block=block, **shape)
     optimiser = optax.adamw(1e-4)
 
@@ -120,9 +113,5 @@ def training_step(*, layers: int = 12, batch: int = 8, block: Any = Block, **sha
     parameters = jax.eval_shape(model.init, key, jax.ShapeDtypeStruct((1, model.sequence), jnp.int32))
     state = jax.eval_shape(optimiser.init, parameters)
     return TrainingStep(
-        step=step,
-        args=(parameters, state, tokens),
-        donate_argnums=(0, 1),
-        model=model,
-        optimiser=optimiser,
+        step=step, args=(parameters, state, tokens), donate_argnums=(0, 1), model=model, optimiser=optimiser
     )

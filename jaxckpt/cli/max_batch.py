@@ -6,19 +6,19 @@ from typing import Annotated, Any
 import typer
 
 from jaxckpt._units import budget_bytes
-from jaxckpt.cli.console import Shell
+from jaxckpt.cli.console import Json, Shell, TargetName
 from jaxckpt.cli.plan import budget_as_typed, plan_data
 from jaxckpt.cli.reference import load_maker
 from jaxckpt.planner import BatchSearch, TriedBatch, require_folder
 from jaxckpt.planner import max_batch as search_batches
-from jaxckpt.report import batches_report, print_report
+from jaxckpt.report import batches_report
 
 
 def max_batch(
     reference: Annotated[
         str, typer.Argument(metavar="MODULE:FUNCTION", help="Of a batch size; what returns (step, args).")
     ],
-    target: Annotated[str, typer.Option(help="The machine to compile for; see jaxckpt targets.")] = "h200",
+    target: TargetName = "h200",
     budget: Annotated[
         str | None, typer.Option(help='"6GiB", "6GB", bytes or "90%" of the device; its memory if not given.')
     ] = None,
@@ -26,7 +26,7 @@ def max_batch(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Where to write the plan of the largest batch (TOML).")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Find the largest batch that fits with a plan, and the one of highest estimated throughput."""
     typed = None if budget is None else budget_as_typed(budget)
@@ -40,10 +40,7 @@ def max_batch(
         search = search_batches(make_step, target=target, budget=typed, multiples_of=multiples_of, progress=say)
     if output is not None:
         search.plan.save(output)
-    if json:
-        shell.print_json(batches_data(search))
-    else:
-        print_report(batches_report(search), shell.out)
+    shell.show(batches_report(search), batches_data(search))
 
 
 def batches_data(search: BatchSearch) -> dict[str, Any]:

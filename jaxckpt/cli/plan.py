@@ -7,10 +7,10 @@ import typer
 
 from jaxckpt._errors import InfeasibleBudgetError, PlanFileError
 from jaxckpt._units import budget_bytes, format_bytes
-from jaxckpt.cli.console import Shell, print_error
+from jaxckpt.cli.console import Json, Reference, Shell, TargetName, print_error
 from jaxckpt.cli.reference import load_step
 from jaxckpt.planner import Plan, Planner, PlanOptions, require_folder
-from jaxckpt.report import plan_report, print_report
+from jaxckpt.report import Section, plan_report
 from jaxckpt.solve import STRATEGIES, named_strategy
 
 _STRATEGIES = f"{', '.join(STRATEGIES)}; some take an option: every:4, mincut:ilp. See docs/strategies.md."
@@ -18,14 +18,14 @@ _ALLOW = 'What may happen to residuals besides being saved, separated by commas:
 
 
 def plan(
-    reference: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What returns (step, args).")],
+    reference: Reference,
     budget: Annotated[list[str], typer.Option(help='"6GiB", "6GB", bytes or "50%"; may be repeated.')],
-    target: Annotated[str, typer.Option(help="The machine to compile for; see jaxckpt targets.")] = "h200",
+    target: TargetName = "h200",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan (TOML).")] = None,
     strategy: Annotated[str, typer.Option(help=_STRATEGIES)] = "optimal",
     allow: Annotated[str, typer.Option(help=_ALLOW)] = "recompute",
     max_compiles: Annotated[int, typer.Option(min=1, help="At most so many compiles a budget, unless none fits.")] = 4,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Fit a training step into a budget of memory."""
     named_strategy(strategy)
@@ -42,13 +42,11 @@ def plan(
                 plans.append(planner.plan(budget=budget_as_typed(text), strategy=strategy))
             except InfeasibleBudgetError as error:
                 refused[text] = error
-    for made in plans:
-        if output is not None:
+    if output is not None:
+        for made in plans:
             made.save(output)
-        if not json:
-            print_report(plan_report(made), shell.out)
-    if json:
-        shell.print_json({"plans": list(map(plan_data, plans)), "refused": list(map(refused_data, refused.items()))})
+    data = {"plans": list(map(plan_data, plans)), "refused": list(map(refused_data, refused.items()))}
+    shell.show(Section(title="", parts=tuple(map(plan_report, plans))), data)
     *others, last = refused.values() or (None,)
     for error in others:
         print_error(error)

@@ -19,13 +19,8 @@ from jaxckpt.planner.step_spec import step_from_spec
 
 
 def load_step(reference: str) -> Step:
-    """Imports a reference and calls it.
-
-    Raises:
-      StepReferenceError: There is no such module or function, or it returns something else. What the user's own code
-        raises passes through.
-    """
-    function = _function(reference, *_place(reference))
+    """Imports a reference and calls it; what the user's own code raises passes through."""
+    function = _function(reference)
     required = _required_parameters(function)
     if required:
         name = reference.rpartition(":")[2]
@@ -39,12 +34,8 @@ def load_step(reference: str) -> Step:
 
 
 def load_maker(reference: str) -> Callable[[int], Any]:
-    """Imports a function that makes a step of a batch size; it is not called.
-
-    Raises:
-      StepReferenceError: There is no such module or function, or it takes something else than one argument.
-    """
-    function = _function(reference, *_place(reference))
+    """Imports a function that makes a step of a batch size; it is not called."""
+    function = _function(reference)
     required = _required_parameters(function)
     if len(required) > 1 or not _takes_one(function):
         raise _wrong(
@@ -67,17 +58,31 @@ def _takes_one(function: Callable[..., Any]) -> bool:
     return True
 
 
-def _place(reference: str) -> tuple[str, str]:
-    """Module or file, and function."""
-    place, colon, name = reference.rpartition(":")
-    if not colon or not name or not place:
+def _required_parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some callables have no signature; calling them will tell
+        return []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
+
+
+def _function(reference: str) -> Callable[..., Any]:
+    place, _, name = reference.rpartition(":")
+    if not name or not place:
         raise _wrong(reference, f"{reference!r} has no function", "module:function or path/to/file.py:function")
-    return place, name
+    module = (_file if place.endswith(".py") else _module)(reference, place, name)
+    function = getattr(module, name, None)
+    if not callable(function):
+        own = ((key, each) for key, each in vars(module).items() if inspect.isfunction(each) and key[0] != "_")
+        known = [key for key, each in own if each.__module__ == module.__name__]
+        near = _closest(name, known)
+        needed = f"one of {', '.join(known) or 'none'}"
+        raise _wrong(reference, f"no function {name!r} in {place}", needed, near and f"{place}:{near}")
+    return function
 
 
-def _module(reference: str, place: str) -> ModuleType:
-    if place.endswith(".py"):
-        return _file(reference, Path(place))
+def _module(reference: str, place: str, name: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -87,21 +92,16 @@ def _module(reference: str, place: str) -> ModuleType:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise
         near = _closest(place, [path.stem for path in Path().glob("*.py")])
-        name = reference.rpartition(":")[2]
-        raise _wrong(
-            reference,
-            f"no module {place!r}",
-            "a module that can be imported from here",
-            near and f"{near}:{name}",
-        ) from error
+        needed = "a module that can be imported from here"
+        raise _wrong(reference, f"no module {place!r}", needed, near and f"{near}:{name}") from error
 
 
-def _file(reference: str, path: Path) -> ModuleType:
+def _file(reference: str, place: str, function: str) -> ModuleType:
+    path = Path(place)
     if not path.is_file():
-        folder = path.parent
-        near = _closest(path.name, [each.name for each in folder.glob("*.py")] if folder.is_dir() else [])
-        name = reference.rpartition(":")[2]
-        raise _wrong(reference, f"no file {str(path)!r}", "a file that is there", near and f"{folder / near}:{name}")
+        near = _closest(path.name, [each.name for each in path.parent.glob("*.py")])
+        advice = near and f"{path.parent / near}:{function}"
+        raise _wrong(reference, f"no file {place!r}", "a file that is there", advice)
     sys.path.insert(0, str(path.resolve().parent))  # where `python file.py` would find its neighbours
     name = path.stem if path.stem not in sys.modules else f"{path.stem}_of_jaxckpt"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -115,27 +115,6 @@ def _file(reference: str, path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
-
-
-def _function(reference: str, place: str, name: str) -> Callable[..., Any]:
-    module = _module(reference, place)
-    function = getattr(module, name, None)
-    if not callable(function):
-        own = ((key, each) for key, each in vars(module).items() if inspect.isfunction(each) and key[0] != "_")
-        known = [key for key, each in own if each.__module__ == module.__name__]
-        near = _closest(name, known)
-        needed = f"one of {', '.join(known) or 'none'}"
-        raise _wrong(reference, f"no function {name!r} in {place}", needed, near and f"{place}:{near}")
-    return function
-
-
-def _required_parameters(function: Callable[..., Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some callables have no signature; calling them will tell
-        return []
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
 
 
 def _closest(word: str, known: list[str]) -> str | None:

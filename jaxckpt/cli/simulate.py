@@ -1,20 +1,19 @@
 """`jaxckpt simulate`: rules of eviction on a step, over shares of its memory, with our static optimum beside them."""
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from jaxckpt._errors import BudgetError
-from jaxckpt.cli.console import Shell
+from jaxckpt.cli.console import Json, Reference, Shell
 from jaxckpt.cli.reference import load_step
 from jaxckpt.dynamic import address_maps, compare_evictors, evictions_report, stepper_page
-from jaxckpt.report import print_report, require_report_folder, save_page, save_text
+from jaxckpt.report import require_report_folder, save_page, save_text
 
 
 def simulate(
-    reference: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What returns (step, args).")],
+    reference: Reference,
     evictors: Annotated[str, typer.Option(help="Rules, with commas: dtr, dte, coop, lru, ...")] = "dtr,dte,coop",
     ratios: Annotated[str, typer.Option(help='"0.3:0.9", "0.3:0.9:0.05" or "0.5,0.6".')] = "0.3:0.9",
     target: Annotated[str, typer.Option(help="The machine whose seconds count; see jaxckpt targets.")] = "h200",
@@ -24,7 +23,7 @@ def simulate(
     html: Annotated[Path | None, typer.Option(help="Where to write it as a page, with charts.")] = None,
     watch: Annotated[Path | None, typer.Option(help="Where to write a page that shows memory call by call.")] = None,
     at: Annotated[float, typer.Option(help="The share of memory for that page.")] = 0.5,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Simulate DTR, DTE and Coop on a training step under shares of its memory."""
     shares = parse_ratios(ratios)
@@ -62,17 +61,11 @@ def simulate(
     report = evictions_report(found)
     if html is not None:
         save_page(report, html, title=f"jaxckpt simulate {reference}")
-    if json:
-        shell.print_json(dataclasses.asdict(found))
-    else:
-        print_report(report, shell.out)
+    shell.show(report, found)
 
 
 def parse_ratios(text: str) -> tuple[float, ...]:
     """Reads shares of memory: a list with commas, or a range with its ends included, by tenths or by its third number.
-
-    Raises:
-      BudgetError: It is neither, or a share is not above 0 and at most 1.
 
     Example:
       >>> parse_ratios("0.3:0.5"), parse_ratios("0.5,0.75"), parse_ratios("0.5:0.6:0.05")

@@ -9,20 +9,20 @@ import typer
 
 from jaxckpt._errors import PolicyError
 from jaxckpt._step import Step
-from jaxckpt.cli.console import Shell
+from jaxckpt.cli.console import Json, PolicyName, Reference, Shell
 from jaxckpt.cli.reference import load_step
 from jaxckpt.planner import apply, load_plan
-from jaxckpt.report import print_report, verification_report
+from jaxckpt.report import verification_report
 from jaxckpt.verifier import Verification
 from jaxckpt.verifier import verify as verify_step
 
 
 def verify(
-    reference: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What returns (step, args).")],
-    policy: Annotated[str | None, typer.Option(help="A ready policy's name, or a policy file.")] = None,
+    reference: Reference,
+    policy: PolicyName = None,
     plan: Annotated[Path | None, typer.Option(help="A plan file, as jaxckpt plan writes it.")] = None,
     exact: Annotated[bool, typer.Option("--exact", help="One operation at a time; every bit must be equal.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: Json = False,
 ) -> None:
     """Run a training step and its planned form, and compare all results."""
     shell = Shell(json=json)
@@ -31,10 +31,7 @@ def verify(
         step = load_step(reference)
         say("running the step and the planned step")
         verification = verify_step(step, planned_form(step), exact=exact)
-    if json:
-        shell.print_json(verification_data(verification))
-    else:
-        print_report(verification_report(verification), shell.out)
+    shell.show(verification_report(verification), verification_data(verification))
     verification.check()
 
 

@@ -1,9 +1,9 @@
 """Reports: trees of tables, sentences and scatters built from data, and their lowering to text and to HTML.
 
-Read in this order: `tree` (what a report is), `text` and `html` (how it is drawn), then one builder a file: `plan`,
-`analysis`, `footprints`, `machines`, `memory`, `comparison`, `policy`, `explanation`, `verification`, `lint`,
-`verdicts`, `floor`, `frontier`, `batches`, `calibration`; `shown` (the report of any data), `export` (a comparison as
-CSV and JSON), `trace_events` (a footprint for Perfetto), and the folder `picture` (the memory map).
+Read in this order: `tree` (what a report is), `text`, `html` and `svg` (how it is drawn), `rows` (what tables have in
+common), then one builder a file: `plan`, `analysis`, `machines`, `memory`, `comparison`, `policy`, `explanation`,
+`verification`, `lint`, `verdicts`, `oom`, `floor`, `frontier`, `batches`, `calibration`; `export` (comparison as CSV),
+`trace_events` (a footprint for Perfetto), and the folder `picture` (the memory map).
 """
 
 from jaxckpt.report.analysis import analysis_report
@@ -11,18 +11,25 @@ from jaxckpt.report.batches import batches_report
 from jaxckpt.report.calibration import calibration_report
 from jaxckpt.report.comparison import comparison_report
 from jaxckpt.report.explanation import explanation_report
-from jaxckpt.report.export import comparison_data, to_csv, to_json
+from jaxckpt.report.export import comparison_data, to_csv
 from jaxckpt.report.floor import floor_report
-from jaxckpt.report.footprints import LabelledFootprint, footprints_report
 from jaxckpt.report.frontier import frontier_report
-from jaxckpt.report.html import render_html, render_page, require_report_folder, save_page, save_text
+from jaxckpt.report.html import (
+    html_of,
+    render_html,
+    render_page,
+    report_of,
+    require_report_folder,
+    save_page,
+    save_text,
+)
 from jaxckpt.report.lint import findings_report
 from jaxckpt.report.machines import targets_report
 from jaxckpt.report.memory import footprint_report
 from jaxckpt.report.oom import oom_report
 from jaxckpt.report.plan import plan_report
 from jaxckpt.report.policy import policy_report
-from jaxckpt.report.shown import html_of, report_of
+from jaxckpt.report.rows import table_of_known
 from jaxckpt.report.text import print_report, render_text
 from jaxckpt.report.tree import Chart, Column, Element, Line, Point, Scatter, Section, Table, Text
 from jaxckpt.report.verdicts import verdicts_report
@@ -32,7 +39,6 @@ __all__ = [
     "Chart",
     "Column",
     "Element",
-    "LabelledFootprint",
     "Line",
     "Point",
     "Scatter",
@@ -48,7 +54,6 @@ __all__ = [
     "findings_report",
     "floor_report",
     "footprint_report",
-    "footprints_report",
     "frontier_report",
     "html_of",
     "oom_report",
@@ -62,9 +67,9 @@ __all__ = [
     "require_report_folder",
     "save_page",
     "save_text",
+    "table_of_known",
     "targets_report",
     "to_csv",
-    "to_json",
     "verdicts_report",
     "verification_report",
 ]

@@ -1,32 +1,27 @@
 """An analysis as a report: which scopes leave what for the backward.
 
-Read after `tree`.
+Read after `rows`.
 """
 
-from collections.abc import Iterator
-
 from jaxckpt._units import format_bytes, format_seconds
-from jaxckpt.ir.layers import fold_layers, layer_ranges
-from jaxckpt.planner import Analysis, Described, ScopeResiduals
+from jaxckpt.ir.layers import Layers
+from jaxckpt.planner import Analysis, ScopeResiduals
+from jaxckpt.report.rows import array_text, layer_table, short_source
 from jaxckpt.report.tree import Section, Table, Text, columns
 
 _MOST_ROWS = 24
 
 
 def analysis_report(analysis: Analysis, *, depth: int | None = None) -> Section:
-    """Totals and the residuals by scope, equal layers folded.
-
-    Args:
-      analysis: The data.
-      depth: Scopes are shown to this depth, what lies deeper is added up; None shows all.
-    """
-    rows = sorted(_rows(analysis, depth), key=lambda row: -row[0])
-    shown = [row for _, row in rows if row[2] != "0" or row[3] != "0 B"]
-    table = Table(
+    """Totals and the residuals by scope, equal layers folded; scopes below a depth are added up."""
+    table = layer_table(
+        [row for row in _cut(analysis.scopes, depth) if row.residual_count or row.kept_bytes],
+        (">residuals", ">kept", ">all layers", ">recompute", "largest", "made at"),
+        _cells,
+        scope=lambda row: row.scope,
+        alike=lambda row: (row.residual_count, row.kept_bytes),
         title="Residuals by scope",
-        columns=columns("scope", "layers", ">residuals", ">kept", ">all layers", ">recompute", "largest", "made at"),
-        rows=tuple(shown),
-        compact_rows=_MOST_ROWS,
+        shown=_MOST_ROWS,
     )
     return Section(
         title=f"{analysis.step}: {analysis.op_count} ops", parts=(_totals(analysis), table, _notes(analysis))
@@ -59,33 +54,18 @@ def _notes(analysis: Analysis) -> Text:
     return Text(text=" ".join(notes))
 
 
-def _rows(analysis: Analysis, depth: int | None) -> Iterator[tuple[int, tuple[str, ...]]]:
-    def alike(row: ScopeResiduals) -> tuple[object, ...]:
-        return row.residual_count, row.kept_bytes
-
-    cut = _cut(analysis.scopes, depth)
-    for group in fold_layers(cut, scope=lambda row: row.scope, alike=alike):
-        first = group.items[0]
-        total_bytes = sum(row.kept_bytes for row in group.items)
-        yield (
-            total_bytes,
-            (
-                group.scope or "/",
-                layer_ranges(sorted(group.layers)),
-                str(first.residual_count),
-                format_bytes(first.kept_bytes),
-                format_bytes(total_bytes),
-                format_seconds(first.recompute_s),
-                _value(first.largest),
-                first.largest.source.rsplit("/", 1)[-1] if first.largest else "",
-            ),
-        )
-
-
-def _value(described: Described | None) -> str:
-    if described is None:
-        return ""
-    return f"{described.dtype}[{','.join(map(str, described.shape))}] {described.name or described.primitive}"
+def _cells(group: Layers[ScopeResiduals]) -> tuple[int | str, ...]:
+    first, largest = group.items[0], group.items[0].largest
+    total_bytes = sum(row.kept_bytes for row in group.items)
+    return (
+        total_bytes,
+        str(first.residual_count),
+        format_bytes(first.kept_bytes),
+        format_bytes(total_bytes),
+        format_seconds(first.recompute_s),
+        array_text(largest, largest.name or largest.primitive) if largest else "",
+        short_source(largest.source) if largest else "",
+    )
 
 
 def _cut(scopes: tuple[ScopeResiduals, ...], depth: int | None) -> list[ScopeResiduals]:

@@ -8,11 +8,7 @@ _WARNING = "A smoke test: tiny sizes, only to see that everything runs. These fi
 
 
 def calibration_report(calibration: Calibration) -> Section:
-    """A calibration's figures, one a row, below what they were measured on.
-
-    Args:
-      calibration: What `jaxckpt.calibrate` returned.
-    """
+    """A calibration's figures, one a row, below what they were measured on."""
     rows = tuple(
         (each.what, each.detail, figure(each), f"{each.spread:.0%}", str(each.count)) for each in calibration.measured
     )

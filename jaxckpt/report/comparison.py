@@ -1,16 +1,17 @@
 """A comparison as a report: totals, memory against time, scopes, buffers that came and went, ops done again.
 
-Read after `memory`.
+Read after `rows`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.comparison import BufferChange, ComparedVersion, Comparison, PeakChange, RecomputedOp, ScopeFigures
 from jaxckpt.hlo import ScopeMemory
-from jaxckpt.ir.layers import fold_layers, layer_ranges
-from jaxckpt.report import tree
-from jaxckpt.report.tree import Point, Scatter, Section, Table, Text, columns
+from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
+from jaxckpt.report.memory import role_text
+from jaxckpt.report.rows import array_text, layer_table, signed_bytes, table_of_known
+from jaxckpt.report.tree import Element, Point, Scatter, Section, Table, Text, columns
 
 _NAMED = 3
 _SCOPE_ROWS = 12
@@ -20,9 +21,7 @@ _CHANGE_ROWS = 12
 def comparison_report(comparison: Comparison, *, depth: int | None = None) -> Section:
     """Versions side by side; differences are against the first, equal layers folded.
 
-    Args:
-      comparison: The data.
-      depth: Scopes deeper than so many names are left out: what is below a scope counts in it. None shows all.
+    Scopes deeper than `depth` names are left out: what is below a scope counts in it.
 
     Example:
       >>> from jaxckpt.compiler import Footprint
@@ -31,7 +30,8 @@ def comparison_report(comparison: Comparison, *, depth: int | None = None) -> Se
       >>> comparison_report(compare_footprints({"a": made, "b": made})).parts[0].rows[1]
       ('b', '8 B', '0 B', '1 B', '7 B')
     """
-    parts: list[tree.Element] = [_totals(comparison)]
+    cells = [dict(_cells(comparison, version)) for version in comparison.versions]
+    parts: list[Element] = [table_of_known("", _HEADINGS, cells)]
     parts += [Text(text=f"Note: {note}") for note in comparison.notes]
     if len(comparison.versions) > 1:
         if sum(version.footprint.step_s > 0 for version in comparison.versions) > 1:
@@ -42,7 +42,7 @@ def comparison_report(comparison: Comparison, *, depth: int | None = None) -> Se
     return Section(title=f"{against} against {first}" if others else first, parts=tuple(parts))
 
 
-def _differences(comparison: Comparison, depth: int | None) -> Iterator[tree.Element]:
+def _differences(comparison: Comparison, depth: int | None) -> Iterator[Element]:
     if any(figures is not None for line in comparison.scopes for figures in line.figures):
         held = _scopes(comparison, depth, "held from forward to backward", lambda row: row.held_bytes)
         at_peak = _scopes(comparison, depth, "at the peak", lambda row: row.peak_bytes)
@@ -51,16 +51,6 @@ def _differences(comparison: Comparison, depth: int | None) -> Iterator[tree.Ele
         yield _peak(comparison.names[0], peak, folded=len(comparison.peaks) > 1)
     if comparison.recomputed:
         yield _recomputed(comparison)
-
-
-def _totals(comparison: Comparison) -> Table:
-    rows = [dict(_cells(comparison, version)) for version in comparison.versions]
-    headings = [heading for heading in _HEADINGS if any(row.get(heading) for row in rows)]
-    return Table(
-        title="",
-        columns=columns(*(heading if heading == "version" else f">{heading}" for heading in headings)),
-        rows=tuple(tuple(row.get(heading, "") for heading in headings) for row in rows),
-    )
 
 
 _HEADINGS = (
@@ -82,7 +72,7 @@ def _cells(comparison: Comparison, version: ComparedVersion) -> Iterator[tuple[s
     yield "version", version.name
     yield "total", format_bytes(made.total_bytes)
     if version is not comparison.versions[0]:
-        yield "against the first", _signed(made.total_bytes - first.total_bytes)
+        yield "against the first", signed_bytes(made.total_bytes - first.total_bytes, zero="0 B")
     yield "arguments", format_bytes(made.argument_bytes)
     yield "temporaries", format_bytes(made.temp_bytes)
     if made.memory is not None:
@@ -127,23 +117,23 @@ def _scopes(
         columns_of = zip(*(line.figures for line in lines), strict=True)
         return tuple(sum(figure(row) for row in column if row is not None) for column in columns_of)
 
-    shallow = [line for line in comparison.scopes if _depth(line.scope) <= (depth or _depth(line.scope))]
+    shallow = [line for line in comparison.scopes if depth is None or _depth(line.scope) <= depth]
     groups = fold_layers(shallow, scope=lambda line: line.scope, alike=lambda _: None)
     found = [(bytes_of(group.items), group.scope, layer_ranges(sorted(group.layers))) for group in groups]
     differing = [each for each in found if len(set(each[0])) > 1]
-    differing.sort(key=lambda each: -max(abs(size - each[0][0]) for size in each[0]))
-    rows = tuple(
-        (scope or "whole step", layers, *map(format_bytes, sizes), *(_signed(s - sizes[0]) for s in sizes[1:]))
-        for sizes, scope, layers in differing
-    )
-    changes = [f">{name} - {comparison.names[0]}" for name in comparison.names[1:]]
     same = len(found) - len(differing)
-    if not rows:
+    if not differing:
         return Text(text=f"Bytes {words}: the same in all versions, for each of {same} scopes.")
+    differing.sort(key=lambda each: -max(abs(size - each[0][0]) for size in each[0]))
+    rows = []
+    for sizes, scope, layers in differing:
+        changes = (signed_bytes(size - sizes[0], zero="0 B") for size in sizes[1:])
+        rows.append((scope or "whole step", layers, *map(format_bytes, sizes), *changes))
+    headings = [f">{name} - {comparison.names[0]}" for name in comparison.names[1:]]
     return Table(
         title=f"Bytes {words}",
-        columns=columns("scope", "layers", *(f">{name}" for name in comparison.names), *changes),
-        rows=rows,
+        columns=columns("scope", "layers", *(f">{name}" for name in comparison.names), *headings),
+        rows=tuple(rows),
         notes=(f"{same} scopes take the same in all versions.",) if same else (),
         compact_rows=_SCOPE_ROWS,
         rest=f"and {len(rows) - _SCOPE_ROWS} more scopes",
@@ -158,7 +148,7 @@ def _peak(first: str, peak: PeakChange, *, folded: bool) -> Section:
     went_bytes = sum(change.change_bytes for change in peak.went)
     came_bytes = sum(change.change_bytes for change in peak.came)
     title = (
-        f"At the peak, from {first} to {peak.name}: {_signed(went_bytes + came_bytes)}"
+        f"At the peak, from {first} to {peak.name}: {signed_bytes(went_bytes + came_bytes, zero='0 B')}"
         f" ({format_bytes(-went_bytes)} went, {format_bytes(came_bytes)} came)"
     )
     tables = [
@@ -171,63 +161,50 @@ def _peak(first: str, peak: PeakChange, *, folded: bool) -> Section:
 
 
 def _changes(title: str, changes: tuple[BufferChange, ...]) -> Table:
-    rows = sorted(_change_rows(changes), key=lambda row: -abs(row[0]))
-    rest_bytes = sum(size_bytes for size_bytes, _ in rows[_CHANGE_ROWS:])
-    return Table(
-        title=title,
-        columns=columns("scope", "layers", "buffer", "part", "role", ">each", ">before", ">after", ">change"),
-        rows=tuple(row for _, row in rows),
-        compact_rows=_CHANGE_ROWS,
-        rest=f"and {len(rows) - _CHANGE_ROWS} more, {_signed(rest_bytes)}",
-    )
-
-
-def _change_rows(changes: Iterable[BufferChange]) -> Iterator[tuple[int, tuple[str, ...]]]:
     def alike(change: BufferChange) -> tuple[object, ...]:
         b = change.buffer
         return b.op, b.dtype, b.shape, b.part, b.role, b.size_bytes, change.before, change.after
 
-    for group in fold_layers(changes, scope=lambda change: change.buffer.scope, alike=alike):
-        first, size_bytes = group.items[0], sum(change.change_bytes for change in group.items)
-        buffer = first.buffer
-        yield (
-            size_bytes,
-            (
-                group.scope or "/",
-                layer_ranges(sorted(group.layers)),
-                f"{buffer.dtype}[{','.join(map(str, buffer.shape))}] {buffer.op}".rstrip(),
-                str(buffer.part),
-                str(buffer.role).replace("_", " "),
-                format_bytes(buffer.size_bytes),
-                str(sum(change.before for change in group.items)),
-                str(sum(change.after for change in group.items)),
-                _signed(size_bytes),
-            ),
-        )
+    return layer_table(
+        changes,
+        ("buffer", "part", "role", ">each", ">before", ">after", ">change"),
+        _change_cells,
+        scope=lambda change: change.buffer.scope,
+        alike=alike,
+        title=title,
+        shown=_CHANGE_ROWS,
+        rest=lambda count, size_bytes: f"and {count} more, {signed_bytes(size_bytes, zero='0 B')}",
+    )
+
+
+def _change_cells(group: Layers[BufferChange]) -> tuple[int | str, ...]:
+    buffer, size_bytes = group.items[0].buffer, sum(change.change_bytes for change in group.items)
+    return (
+        size_bytes,
+        array_text(buffer, buffer.op),
+        str(buffer.part),
+        role_text(buffer),
+        format_bytes(buffer.size_bytes),
+        str(sum(change.before for change in group.items)),
+        str(sum(change.after for change in group.items)),
+        signed_bytes(size_bytes, zero="0 B"),
+    )
 
 
 def _recomputed(comparison: Comparison) -> Section:
-    rows = sorted(_recomputed_rows(comparison.recomputed), key=lambda row: -row[0])
-    table = Table(
-        title="",
-        columns=columns("scope", "layers", "op", "by", *(f">{name}" for name in comparison.names)),
-        rows=tuple(row for _, row in rows),
+    table = layer_table(
+        comparison.recomputed,
+        ("op", "by", *(f">{name}" for name in comparison.names)),
+        _recomputed_cells,
+        scope=lambda op: op.scope,
+        alike=lambda op: (op.op, op.by_xla),
+        shown=_CHANGE_ROWS,
         notes=("Kernels that run a second time in one step, trip counts of loops included.",),
-        compact_rows=_CHANGE_ROWS,
-        rest=f"and {len(rows) - _CHANGE_ROWS} more",
     )
     return Section(title="Recomputed", parts=(table,), folded=True)
 
 
-def _recomputed_rows(ops: Iterable[RecomputedOp]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    for group in fold_layers(ops, scope=lambda op: op.scope, alike=lambda op: (op.op, op.by_xla)):
-        first = group.items[0]
-        runs = tuple(map(sum, zip(*(op.runs for op in group.items), strict=True)))
-        layers = layer_ranges(sorted(group.layers))
-        by = "XLA itself" if first.by_xla else "the step"
-        yield max(runs), (group.scope or "/", layers, first.op, by, *map(str, runs))
-
-
-def _signed(size_bytes: int) -> str:
-    """A change for people."""
-    return "0 B" if size_bytes == 0 else f"{'+' if size_bytes > 0 else ''}{format_bytes(size_bytes)}"
+def _recomputed_cells(group: Layers[RecomputedOp]) -> tuple[int | str, ...]:
+    first = group.items[0]
+    runs = [sum(counts) for counts in zip(*(op.runs for op in group.items), strict=True)]
+    return max(runs), first.op, "XLA itself" if first.by_xla else "the step", *map(str, runs)

@@ -6,7 +6,6 @@ Read after `comparison`.
 import csv
 import dataclasses
 import io
-import json
 from typing import Any
 
 from jaxckpt.comparison import BufferChange, Comparison, Row, comparison_rows
@@ -14,9 +13,6 @@ from jaxckpt.comparison import BufferChange, Comparison, Row, comparison_rows
 
 def to_csv(comparison: Comparison) -> str:
     """All figures, one a row, under the names of `jaxckpt.comparison.Row`.
-
-    Args:
-      comparison: The data.
 
     Example:
       >>> from jaxckpt.compiler import Footprint
@@ -32,21 +28,8 @@ def to_csv(comparison: Comparison) -> str:
     return stream.getvalue()
 
 
-def to_json(comparison: Comparison) -> str:
-    """One JSON object with everything but the versions' memory maps.
-
-    Args:
-      comparison: The data.
-    """
-    return json.dumps(comparison_data(comparison), indent=2) + "\n"
-
-
 def comparison_data(comparison: Comparison) -> dict[str, Any]:
-    """The same as numbers, texts and lists.
-
-    Args:
-      comparison: The data.
-    """
+    """Everything but the versions' memory maps, as numbers, texts and lists: one JSON object."""
     return {
         "versions": [
             {

@@ -1,16 +1,16 @@
 """The floor as a report: what the smallest plan takes and what for, and what would lower it.
 
-Read after `tree`, `memory`.
+Read after `rows`, `oom`.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import Buffer
 from jaxckpt.oom.remedies import Remedy
 from jaxckpt.planner.floor import DECIDED, Floor, Holder, Share
-from jaxckpt.report.memory import short_source, value_text
+from jaxckpt.report.oom import how_text
+from jaxckpt.report.rows import array_text, short_source
 from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 _WORDS = {
@@ -33,7 +33,12 @@ _WORDS = {
 
 def floor_report(floor: Floor) -> Section:
     """The shares of the smallest total, the largest buffers of each, and remedies, what saves most first."""
-    parts: list[Element] = [Text(text=_summary(floor)), _shares(floor)]
+    shares = Table(
+        title="What it is for",
+        columns=columns("what", ">bytes", ">share", "decided by", "largest"),
+        rows=tuple(_row(floor, share) for share in floor.shares),
+    )
+    parts: list[Element] = [Text(text=_summary(floor)), shares]
     if floor.remedies:
         parts.append(_remedies(floor.remedies))
     of = f" of {floor.step}" if floor.step else ""
@@ -54,42 +59,24 @@ def _summary(floor: Floor) -> str:
     )
 
 
-def _shares(floor: Floor) -> Table:
-    return Table(
-        title="What it is for",
-        columns=columns("what", ">bytes", ">share", "decided by", "largest"),
-        rows=tuple(row for share in floor.shares for row in _rows(floor, share)),
-    )
-
-
-def _rows(floor: Floor, share: Share) -> Iterator[tuple[str, ...]]:
+def _row(floor: Floor, share: Share) -> tuple[str, ...]:
     decided = "residuals" if share.holder in DECIDED else ""
     part = f"{share.size_bytes / floor.total_bytes:.1%}" if floor.total_bytes else ""
-    yield _WORDS[share.holder], format_bytes(share.size_bytes), part, decided, "\n".join(_largest(share))
-
-
-def _largest(share: Share) -> Iterator[str]:
-    """The largest buffers, equal ones in one line."""
-    for line, count in Counter(map(_buffer, share.largest)).items():
-        yield line if count == 1 else f"{count} x {line}"
+    equal = Counter(map(_buffer, share.largest))
+    largest = "\n".join(line if count == 1 else f"{count} x {line}" for line, count in equal.items())
+    return _WORDS[share.holder], format_bytes(share.size_bytes), part, decided, largest
 
 
 def _buffer(buffer: Buffer) -> str:
     source = f", {short_source(buffer.source)}" if buffer.source else ""
-    return f"{format_bytes(buffer.size_bytes)} {value_text(buffer)} in {buffer.scope or '/'}{source}"
+    array = array_text(buffer, buffer.op or buffer.name)
+    return f"{format_bytes(buffer.size_bytes)} {array} in {buffer.scope or '/'}{source}"
 
 
 def _remedies(remedies: tuple[Remedy, ...]) -> Table:
     return Table(
         title="What would lower it beside a plan",
         columns=columns("what", ">by about", "how"),
-        rows=tuple(
-            (
-                remedy.title,
-                format_bytes(remedy.saves_bytes or 0),
-                f"{remedy.how}\n{remedy.command}" if remedy.command else remedy.how,
-            )
-            for remedy in remedies
-        ),
+        rows=tuple((remedy.title, format_bytes(remedy.saves_bytes or 0), how_text(remedy)) for remedy in remedies),
         notes=("Each alone, by the buffers of the compiled program; no compiler was asked what is left then.",),
     )

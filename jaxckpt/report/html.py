@@ -12,11 +12,12 @@ import html
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from jaxckpt._errors import ReportFileError
 from jaxckpt._files import write_atomically
-from jaxckpt.report.chart import chart_lines
-from jaxckpt.report.scatter import svg_lines
+from jaxckpt._shown import Shown, report_builder
+from jaxckpt.report.svg import svg_lines
 from jaxckpt.report.tree import Chart, Column, Element, Scatter, Section, Table, Text
 
 _CLASS = "jaxckpt-report"
@@ -44,10 +45,7 @@ _RULES = (
         " overflow-wrap: anywhere; white-space: pre-wrap; background: none; color: inherit",
     ),
     ("th", "font-weight: 600; opacity: .75; border-bottom: 1px solid rgba(128, 128, 128, .5)"),
-    (
-        "th.figures, td.figures",
-        "text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap",
-    ),
+    ("th.figures, td.figures", "text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap"),
     ("figure", "margin: .5em 0"),
     ("figcaption", "font-weight: 600"),
     ("svg", "width: 100%; max-width: 46em; height: auto; color: inherit"),
@@ -55,14 +53,29 @@ _RULES = (
 _PAGE = "body { margin: 2em; background: Canvas; color: CanvasText } :root { color-scheme: light dark }"
 
 
+def report_of(data: Any) -> Section:
+    """The report of data: a plan, a footprint, a comparison, a frontier, findings, and all else that has one.
+
+    Example:
+      >>> from jaxckpt import Footprint
+      >>> report_of(Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=7, target="h200")).title
+      '8 B on h200'
+    """
+    if isinstance(data, Shown):
+        section: Section = report_builder(data)(data)
+        return section
+    raise TypeError(
+        f"report_of takes data that has a report (a plan, a footprint, a frontier, ...), not a {type(data).__name__}"
+    )
+
+
+def html_of(data: Any) -> str:
+    """The same as a piece of HTML; what notebooks show."""
+    return render_html(report_of(data))
+
+
 def render_html(part: Element) -> str:
-    """A report as a piece of HTML, for a notebook or another page.
-
-    Args:
-      part: The report.
-
-    Returns:
-      One element with its style.
+    """A report as a piece of HTML, one element with its style, for a notebook or another page.
 
     Example:
       >>> "<script>" in render_html(Text(text="a layer named <script>"))
@@ -74,10 +87,6 @@ def render_html(part: Element) -> str:
 
 def render_page(part: Element, *, title: str = "jaxckpt") -> str:
     """A report as a whole page that needs nothing else.
-
-    Args:
-      part: The report.
-      title: Of the window.
 
     Example:
       >>> render_page(Text(text="all is well")).splitlines()[0]
@@ -91,44 +100,18 @@ def render_page(part: Element, *, title: str = "jaxckpt") -> str:
 
 
 def save_page(part: Element, path: str | Path, *, title: str = "jaxckpt") -> None:
-    """Writes a report as a page, whole or not at all.
-
-    Args:
-      part: The report.
-      path: Of the file.
-      title: Of the window.
-
-    Raises:
-      ReportFileError: The folder is not there.
-      OSError: The disk is full, or the folder cannot be written to.
-    """
+    """Writes a report as a page, whole or not at all."""
     save_text(render_page(part, title=title), path)
 
 
 def save_text(text: str, path: str | Path) -> None:
-    """Writes a report that was made a text, whole or not at all.
-
-    Args:
-      text: HTML, CSV or JSON.
-      path: Of the file.
-
-    Raises:
-      ReportFileError: The folder is not there.
-      OSError: The disk is full, or the folder cannot be written to.
-    """
+    """Writes a report that was made a text, whole or not at all."""
     require_report_folder(path)
     write_atomically(Path(path), text.encode())
 
 
 def require_report_folder(path: str | Path) -> None:
-    """Refuses a path whose folder is not there: worth asking before anything is compiled.
-
-    Args:
-      path: Of a file to be written.
-
-    Raises:
-      ReportFileError: It says how to make the folder.
-    """
+    """Refuses a path whose folder is not there: worth asking before anything is compiled."""
     folder = Path(path).parent
     if not folder.is_dir():
         raise ReportFileError(
@@ -155,10 +138,10 @@ def _lowered(part: Element, level: int) -> Iterator[str]:
             yield from _table(part)
         case Text():
             yield f"<p>{_escaped(part.text.strip())}</p>"
-        case Scatter():
-            yield from _figure(part.title, svg_lines(part, escaped=_escaped))
-        case Chart():
-            yield from _figure(part.title, chart_lines(part, escaped=_escaped))
+        case Scatter() | Chart():
+            yield f"<figure><figcaption>{_escaped(part.title)}</figcaption>"
+            yield from svg_lines(part, escaped=_escaped)
+            yield "</figure>"
 
 
 def _section(section: Section, level: int) -> Iterator[str]:
@@ -210,12 +193,6 @@ def _rows(title: str, columns: tuple[Column, ...], rows: Iterable[tuple[str, ...
 
 def _kind(column: Column) -> str:
     return ' class="figures"' if column.figures else ""
-
-
-def _figure(title: str, drawn: Iterator[str]) -> Iterator[str]:
-    yield f"<figure><figcaption>{_escaped(title)}</figcaption>"
-    yield from drawn
-    yield "</figure>"
 
 
 def _escaped(text: str) -> str:

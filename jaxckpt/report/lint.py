@@ -12,11 +12,7 @@ _NO_PROOF = "Nothing was compiled or run; that nothing is said of something is n
 
 
 def findings_report(findings: Findings) -> Section:
-    """Report of the findings of `jaxckpt.lint`.
-
-    Args:
-      findings: The data.
-    """
+    """Report of the findings of `jaxckpt.lint`."""
     return Section(title=_title(findings), parts=(*_tables(findings), Text(text=_NO_PROOF)))
 
 

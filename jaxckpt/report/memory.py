@@ -1,20 +1,20 @@
 """A footprint as a report: what the step takes, what is alive at the peak, and what each scope holds.
 
-Without a memory map the totals are all there is, and it says so. Read after `tree`.
+Without a memory map the totals are all there is, and it says so. Read after `rows`.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from jaxckpt._errors import TargetError
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer, Kernel, MemoryMap, Part, ScopeMemory, seconds_by_part
-from jaxckpt.ir.layers import fold_layers, layer_ranges
+from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
 from jaxckpt.machine import Target
-from jaxckpt.report import tree
-from jaxckpt.report.tree import Section, Table, Text, columns
+from jaxckpt.report.rows import array_text, layer_table, more_kinds, short_source
+from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 _BUFFER_ROWS = 12
 _SCOPE_ROWS = 16
@@ -24,38 +24,26 @@ _FEW_ROWS = 8
 def footprint_report(footprint: Footprint, *, depth: int | None = None) -> Section:
     """Totals, the peak and what is alive there, scopes, and what XLA did by itself; equal layers folded.
 
-    Args:
-      footprint: The data.
-      depth: Scopes are shown to this depth, what lies deeper is added up; None shows all.
+    Scopes below a depth are added up.
 
     Example:
       >>> made = Footprint(argument_bytes=1024, output_bytes=0, alias_bytes=0, temp_bytes=1024, target="h200")
       >>> footprint_report(made).title
       '2 KiB on h200'
     """
-    parts: list[tree.Element] = [_totals(footprint)]
+    memory = footprint.memory
+    parts: list[Element] = [Table(title="", columns=columns("", ">"), rows=tuple(_total_rows(footprint)))]
     parts += [Text(text=f"Note: {sentence}") for sentence in _sentences(footprint)]
     if footprint.undonated:
         parts.append(_undonated(footprint))
-    if footprint.memory is not None:
-        parts += _memory(footprint, footprint.memory, depth)
+    if memory is not None:
+        if memory.kernels and memory.peak_bytes:
+            parts.append(_peak(memory))
+        parts += [_scopes(memory, depth), _by_part(memory, _seconds(footprint, memory))]
+        if memory.rematerialised:
+            parts.append(_by_xla(memory.rematerialised))
     title = f"{format_bytes(footprint.total_bytes)} on {footprint.target or 'an unknown machine'}"
     return Section(title=title, parts=tuple(parts))
-
-
-def value_text(buffer: Buffer) -> str:
-    """Short text of a buffer: dtype, shape, role.
-
-    Example:
-      >>> logits = Buffer(id=0, size_bytes=8, offset_bytes=0, allocation=0, born=0, dies=0, dtype="float32", shape=(2,))
-      >>> value_text(logits)
-      'float32[2]'
-    """
-    return f"{buffer.dtype}[{','.join(map(str, buffer.shape))}] {buffer.op or buffer.name}".rstrip()
-
-
-def _totals(footprint: Footprint) -> Table:
-    return Table(title="", columns=columns("", ">"), rows=tuple(_total_rows(footprint)))
 
 
 def _total_rows(made: Footprint) -> Iterator[tuple[str, str]]:
@@ -97,22 +85,24 @@ def _undonated(footprint: Footprint) -> Table:
     )
 
 
-def _memory(footprint: Footprint, memory: MemoryMap, depth: int | None) -> list[tree.Element]:
-    parts: list[tree.Element] = []
-    if memory.kernels and memory.peak_bytes:
-        parts.append(_peak(memory))
-    parts.append(_scopes(memory, depth))
-    parts.append(_by_part(memory, _seconds(footprint, memory)))
-    if memory.rematerialised:
-        parts.append(_by_xla(memory.rematerialised))
-    return parts
+### The peak
 
 
 def _peak(memory: MemoryMap) -> Section:
     alive = memory.alive_at(memory.peak)
+    table = layer_table(
+        alive,
+        ("buffer", "part", "role", ">each", ">all", "made at"),
+        _buffer_cells,
+        scope=lambda b: b.scope,
+        alike=lambda b: (b.op, b.dtype, b.shape, b.part, b.role, b.size_bytes, b.source),
+        title="Alive there",
+        shown=_BUFFER_ROWS,
+        rest=more_kinds,
+    )
     return Section(
         title=f"At the peak: {format_bytes(memory.peak_bytes)} of temporaries",
-        parts=(Text(text=_peak_place(memory)), _alive(alive), _roles(alive)),
+        parts=(Text(text=_peak_place(memory)), table, _roles(alive)),
     )
 
 
@@ -127,49 +117,23 @@ def _peak_place(memory: MemoryMap) -> str:
     )
 
 
-def _alive(alive: tuple[Buffer, ...]) -> Table:
-    rows = sorted(_buffer_rows(alive), key=lambda row: -row[0])
-    rest_bytes = sum(size_bytes for size_bytes, _ in rows[_BUFFER_ROWS:])
-    return Table(
-        title="Alive there",
-        columns=columns("scope", "layers", "buffer", "part", "role", ">each", ">all", "made at"),
-        rows=tuple(row for _, row in rows),
-        compact_rows=_BUFFER_ROWS,
-        rest=f"and {len(rows) - _BUFFER_ROWS} more kinds, {format_bytes(rest_bytes)}",
+def _buffer_cells(group: Layers[Buffer]) -> tuple[int | str, ...]:
+    first, count = group.items[0], len(group.items)
+    each = format_bytes(first.size_bytes)
+    return (
+        count * first.size_bytes,
+        array_text(first, first.op or first.name),
+        str(first.part),
+        role_text(first),
+        each if count == 1 else f"{count} x {each}",
+        format_bytes(count * first.size_bytes),
+        short_source(first.source),
     )
-
-
-def _buffer_rows(buffers: Iterable[Buffer]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    def alike(b: Buffer) -> tuple[object, ...]:
-        return b.op, b.dtype, b.shape, b.part, b.role, b.size_bytes, b.source
-
-    for group in fold_layers(buffers, scope=lambda b: b.scope, alike=alike):
-        first, count = group.items[0], len(group.items)
-        all_bytes = count * first.size_bytes
-        each = format_bytes(first.size_bytes)
-        yield (
-            all_bytes,
-            (
-                group.scope or "/",
-                layer_ranges(sorted(group.layers)),
-                value_text(first),
-                str(first.part),
-                role_text(first),
-                each if count == 1 else f"{count} x {each}",
-                format_bytes(all_bytes),
-                short_source(first.source),
-            ),
-        )
 
 
 def role_text(buffer: Buffer) -> str:
     """Role of a buffer in words."""
     return str(buffer.role).replace("_", " ")
-
-
-def short_source(source: str) -> str:
-    """A line of code without its folders."""
-    return source.rsplit("/", 1)[-1]
 
 
 def _roles(alive: tuple[Buffer, ...]) -> Table:
@@ -184,18 +148,15 @@ def _roles(alive: tuple[Buffer, ...]) -> Table:
     )
 
 
+### Scopes and parts
+
+
+_SCOPE_HEADINGS = columns(
+    "scope", "layers", ">held each", ">held", ">at the peak", ">largest", ">GFLOP", ">recomputed", ">traffic"
+)
+
+
 def _scopes(memory: MemoryMap, depth: int | None) -> Section:
-    headings = columns(
-        "scope",
-        "layers",
-        ">held each",
-        ">held",
-        ">at the peak",
-        ">largest",
-        ">GFLOP",
-        ">recomputed",
-        ">traffic",
-    )
     total, *scopes = memory.scopes(depth)
     folded = [_scope_row((total,), "whole step", "")]
     groups = fold_layers(scopes, scope=lambda row: row.scope, alike=lambda _: None)
@@ -203,7 +164,7 @@ def _scopes(memory: MemoryMap, depth: int | None) -> Section:
     folded += [_scope_row(group.items, group.scope, layer_ranges(sorted(group.layers))) for group in by_size]
     compact = Table(
         title="",
-        columns=headings,
+        columns=_SCOPE_HEADINGS,
         rows=tuple(folded),
         compact_rows=_SCOPE_ROWS,
         rest=f"and {len(folded) - _SCOPE_ROWS} more scopes",
@@ -215,7 +176,7 @@ def _scopes(memory: MemoryMap, depth: int | None) -> Section:
     )
     every = Table(
         title="Every layer",
-        columns=headings,
+        columns=_SCOPE_HEADINGS,
         rows=tuple(_scope_row((row,), row.scope, "") for row in scopes),
         compact_rows=0,
         rest=f"{len(scopes)} scopes in the order of first use",
@@ -227,14 +188,12 @@ def _scopes(memory: MemoryMap, depth: int | None) -> Section:
 def _scope_row(rows: tuple[ScopeMemory, ...], scope: str, layers: str) -> tuple[str, ...]:
     flops = sum(row.flops for row in rows)
     recomputed = sum(row.recomputed_flops for row in rows)
-    held = sum(row.held_bytes for row in rows)
-    at_peak = sum(row.peak_bytes for row in rows)
     return (
         scope,
         layers,
         _range(rows, lambda row: row.held_bytes),
-        format_bytes(held),
-        format_bytes(at_peak),
+        format_bytes(sum(row.held_bytes for row in rows)),
+        format_bytes(sum(row.peak_bytes for row in rows)),
         format_bytes(max(row.largest_bytes for row in rows)),
         f"{flops / 1e9:.4g}",
         f"{recomputed / flops:.0%}" if recomputed and flops else "",
@@ -253,16 +212,27 @@ def _range(rows: tuple[ScopeMemory, ...], figure: Callable[[ScopeMemory], int]) 
 
 def _by_part(memory: MemoryMap, seconds: Mapping[Part, float]) -> Section:
     alive = memory.alive_at(memory.peak)
-    headings = columns("part", ">kernels", ">GFLOP", ">traffic", ">at the peak", *([">time (est.)"] if seconds else []))
-    parts = [part for part in Part if _kernels(memory.kernels, part)]
+    rows = []
+    for part in Part:
+        own = [kernel for kernel in memory.kernels if kernel.part is part]
+        cells = (
+            str(part),
+            str(len(own)),
+            f"{sum(k.flops * k.count for k in own) / 1e9:.4g}",
+            format_bytes(sum(k.traffic_bytes * k.count for k in own)),
+            format_bytes(sum(b.size_bytes for b in alive if b.part is part)),
+        )
+        if own:
+            rows.append((*cells, format_seconds(seconds[part])) if seconds else cells)
+    unpriced = sum(not kernel.is_priced for kernel in memory.kernels)
+    note = f"The arithmetic of {unpriced} kernels could not be read: GFLOP and the estimated step are too low by it."
     table = Table(
         title="",
-        columns=headings,
-        rows=tuple(
-            (*_part_row(memory.kernels, alive, part), *([format_seconds(seconds[part])] if seconds else []))
-            for part in parts
+        columns=columns(
+            "part", ">kernels", ">GFLOP", ">traffic", ">at the peak", *([">time (est.)"] if seconds else [])
         ),
-        notes=tuple(_unpriced(memory.kernels)),
+        rows=tuple(rows),
+        notes=(note,) if unpriced else (),
     )
     return Section(title="By part of the step", parts=(table,), folded=True)
 
@@ -281,45 +251,24 @@ def _seconds(footprint: Footprint, memory: MemoryMap) -> dict[Part, float]:
     return seconds if math.isclose(sum(seconds.values()), footprint.step_s, rel_tol=1e-6) else {}
 
 
-def _kernels(kernels: tuple[Kernel, ...], part: Part) -> list[Kernel]:
-    return [kernel for kernel in kernels if kernel.part is part]
-
-
-def _part_row(kernels: tuple[Kernel, ...], alive: tuple[Buffer, ...], part: Part) -> tuple[str, ...]:
-    own = _kernels(kernels, part)
-    return (
-        str(part),
-        str(len(own)),
-        f"{sum(k.flops * k.count for k in own) / 1e9:.4g}",
-        format_bytes(sum(k.traffic_bytes * k.count for k in own)),
-        format_bytes(sum(b.size_bytes for b in alive if b.part is part)),
-    )
-
-
-def _unpriced(kernels: tuple[Kernel, ...]) -> Iterator[str]:
-    count = sum(not kernel.is_priced for kernel in kernels)
-    if count:
-        yield f"The arithmetic of {count} kernels could not be read: GFLOP and the estimated step are too low by it."
+### XLA's own rematerialisation
 
 
 def _by_xla(added: tuple[Kernel, ...]) -> Section:
     flops = sum(kernel.flops * kernel.count for kernel in added)
-    rows = sorted(_kernel_rows(added), key=lambda row: -row[0])
-    table = Table(
-        title="",
-        columns=columns("scope", "layers", "op", ">kernels", ">runs a step", ">GFLOP"),
-        rows=tuple(row for _, row in rows),
-        compact_rows=_FEW_ROWS,
+    table = layer_table(
+        added,
+        ("op", ">kernels", ">runs a step", ">GFLOP"),
+        _kernel_cells,
+        scope=lambda k: k.scope,
+        alike=lambda k: k.op or k.opcode,
+        shown=_FEW_ROWS,
     )
     title = f"XLA's own rematerialisation: {len(added)} kernels, {flops / 1e9:.3g} GFLOP in each step"
     return Section(title=title, parts=(table,))
 
 
-def _kernel_rows(kernels: Iterable[Kernel]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    for group in fold_layers(kernels, scope=lambda k: k.scope, alike=lambda k: k.op or k.opcode):
-        first = group.items[0]
-        runs = sum(k.count for k in group.items)
-        flops = sum(k.flops * k.count for k in group.items)
-        layers = layer_ranges(sorted(group.layers))
-        words = (group.scope or "/", layers, first.op or first.opcode)
-        yield flops, (*words, str(len(group.items)), str(runs), f"{flops / 1e9:.3g}")
+def _kernel_cells(group: Layers[Kernel]) -> tuple[int | str, ...]:
+    first, runs = group.items[0], sum(k.count for k in group.items)
+    flops = sum(k.flops * k.count for k in group.items)
+    return flops, first.op or first.opcode, str(len(group.items)), str(runs), f"{flops / 1e9:.3g}"

@@ -1,15 +1,16 @@
 """A message that memory ran out as a report: what was asked, what there was, which buffers, what would have helped.
 
-Read after `tree`.
+Read after `rows`.
 """
 
 from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes
-from jaxckpt.ir.layers import fold_layers, layer_ranges
+from jaxckpt.ir.layers import Layers
 from jaxckpt.oom.buffers import OomBuffer
 from jaxckpt.oom.out_of_memory import OutOfMemory
 from jaxckpt.oom.remedies import BufferKind, Remedy, classify_buffers, diagnoses, remedies
+from jaxckpt.report.rows import layer_table, short_source
 from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 _UNKNOWN = "not said"
@@ -17,7 +18,8 @@ _UNKNOWN = "not said"
 
 def oom_report(data: OutOfMemory) -> Section:
     """Report of an out-of-memory message: cause, buffers with equal layers folded, remedies from the cheapest on."""
-    parts: list[Element] = [Text(text=data.message), _sums(data), _causes(data)]
+    sums = Table(title="", columns=columns("", ">"), rows=tuple(_sum_rows(data)))
+    parts: list[Element] = [Text(text=data.message), sums, _causes(data)]
     if data.buffers:
         parts.append(_buffers(data))
     helping = remedies(data)
@@ -33,10 +35,6 @@ def _title(data: OutOfMemory) -> str:
     what = f"{data.space} of " if data.space not in ("", "hbm", "host") else ""
     program = f"{what}{data.program}" if data.program else (what and f"{data.space}")
     return " ".join(filter(None, ("Out of memory", program and f"({program})", where, when)))
-
-
-def _sums(data: OutOfMemory) -> Table:
-    return Table(title="", columns=columns("", ">"), rows=tuple(_sum_rows(data)))
 
 
 def _sum_rows(data: OutOfMemory) -> Iterator[tuple[str, str]]:
@@ -75,49 +73,43 @@ def _causes(data: OutOfMemory) -> Table:
 
 
 def _buffers(data: OutOfMemory) -> Table:
-    rows = sorted(_buffer_rows(data), key=lambda row: -row[0])
-    unknown = sum(buffer.size_bytes is None for buffer in data.buffers)
-    notes = (f"{unknown} more whose size cannot be read count as nothing here.",) if unknown else ()
-    return Table(
-        title="Buffers in the message",
-        columns=columns("scope", "layers", "what", "value", ">each", ">all", "made at"),
-        rows=tuple(row for _, row in rows),
-        notes=notes,
-    )
-
-
-def _buffer_rows(data: OutOfMemory) -> Iterator[tuple[int, tuple[str, ...]]]:
     def alike(pair: tuple[OomBuffer, BufferKind]) -> tuple[object, ...]:
         buffer, kind = pair
         return buffer.dtype, buffer.shape, buffer.size_bytes, buffer.op or buffer.label, buffer.part, kind
 
-    pairs = zip(data.buffers, classify_buffers(data.buffers), strict=True)
-    for group in fold_layers(pairs, scope=lambda pair: pair[0].scope, alike=alike):
-        first, kind = group.items[0]
-        total_bytes = sum(buffer.size_bytes or 0 for buffer, _ in group.items)
-        count = f"{len(group.items)} x " if len(group.items) > max(1, len(group.layers)) else ""
-        yield (
-            total_bytes,
-            (
-                group.scope or "/",
-                layer_ranges(sorted(group.layers)),
-                _words(kind),
-                f"{count}{_value(first)}",
-                _size(first.size_bytes),
-                format_bytes(total_bytes),
-                first.source.rsplit("/", 1)[-1],
-            ),
-        )
+    unknown = sum(buffer.size_bytes is None for buffer in data.buffers)
+    return layer_table(
+        zip(data.buffers, classify_buffers(data.buffers), strict=True),
+        ("what", "value", ">each", ">all", "made at"),
+        _buffer_cells,
+        scope=lambda pair: pair[0].scope,
+        alike=alike,
+        title="Buffers in the message",
+        notes=(f"{unknown} more whose size cannot be read count as nothing here.",) if unknown else (),
+    )
 
 
-def _words(kind: BufferKind) -> str:
-    return {
-        BufferKind.STACKED: "stacked by a loop",
-        BufferKind.ATTENTION: "attention weights",
-        BufferKind.FORWARD: "forward value",
-        BufferKind.BACKWARD: "backward",
-        BufferKind.OTHER: "",
-    }.get(kind, str(kind))
+def _buffer_cells(group: Layers[tuple[OomBuffer, BufferKind]]) -> tuple[int | str, ...]:
+    first, kind = group.items[0]
+    total_bytes = sum(buffer.size_bytes or 0 for buffer, _ in group.items)
+    count = f"{len(group.items)} x " if len(group.items) > max(1, len(group.layers)) else ""
+    return (
+        total_bytes,
+        _WORDS.get(kind, str(kind)),
+        f"{count}{_value(first)}",
+        _size(first.size_bytes),
+        format_bytes(total_bytes),
+        short_source(first.source),
+    )
+
+
+_WORDS = {
+    BufferKind.STACKED: "stacked by a loop",
+    BufferKind.ATTENTION: "attention weights",
+    BufferKind.FORWARD: "forward value",
+    BufferKind.BACKWARD: "backward",
+    BufferKind.OTHER: "",
+}
 
 
 def _value(buffer: OomBuffer) -> str:
@@ -129,7 +121,7 @@ def _remedies(helping: tuple[Remedy, ...]) -> Table:
     return Table(
         title="What would have helped, the cheapest first",
         columns=columns("what", ">saves", "how"),
-        rows=tuple((remedy.title, _saves(remedy), _how(remedy)) for remedy in helping),
+        rows=tuple((remedy.title, _saves(remedy), how_text(remedy)) for remedy in helping),
         notes=("Savings are of what the message lists; another moment of the program may then be the worst one.",),
     )
 
@@ -140,7 +132,8 @@ def _saves(remedy: Remedy) -> str:
     return f"{'at least' if remedy.is_bound_below else 'up to'} {format_bytes(remedy.saves_bytes)}"
 
 
-def _how(remedy: Remedy) -> str:
+def how_text(remedy: Remedy) -> str:
+    """A remedy in words, and the command that carries it out."""
     return f"{remedy.how}\n{remedy.command}" if remedy.command else remedy.how
 
 

@@ -1,14 +1,15 @@
 """A plan as a report: what was asked, what it takes, what happens to which values.
 
-Read after `tree`.
+Read after `rows`.
 """
 
 from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.ir import Recompute
-from jaxckpt.ir.layers import fold_layers, layer_ranges
+from jaxckpt.ir.layers import Layers
 from jaxckpt.planner import Described, Plan
+from jaxckpt.report.rows import array_text, layer_table, more_kinds, short_source
 from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 _MOST_ROWS = 24
@@ -16,17 +17,13 @@ _MOST_ROWS = 24
 
 def plan_report(plan: Plan) -> Section:
     """The summary of a plan, its decisions folded over layers, and the compiles that led to it."""
-    parts: list[Element] = [_summary(plan), *(Text(text=f"Note: {note}") for note in plan.notes)]
+    summary = Table(title="", columns=columns("", ">"), rows=tuple(_summary_rows(plan)))
+    parts: list[Element] = [summary, *(Text(text=f"Note: {note}") for note in plan.notes)]
     if plan.decisions:
         parts += [_kept(plan), _dropped(plan)]
     if plan.attempts:
         parts.append(Section(title="Compiles", parts=(_attempts(plan),), folded=True))
     return Section(title=f"Plan for {plan.target} ({plan.strategy})", parts=tuple(parts))
-
-
-def _summary(plan: Plan) -> Table:
-    rows = list(_summary_rows(plan))
-    return Table(title="", columns=columns("", ">"), rows=tuple(rows))
 
 
 def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -49,29 +46,26 @@ def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _kept(plan: Plan) -> Table:
-    kept = [d for d in plan.described if not isinstance(plan.decisions[d.value], Recompute)]
-    rows = sorted(_rows(plan, kept), key=lambda row: -row[0])
-    small = rows[_MOST_ROWS:]
-    return Table(
-        title="Kept",
-        columns=columns("scope", "layers", "value", ">each", ">all", "made at"),
-        rows=tuple(row[1] for row in rows),
-        compact_rows=_MOST_ROWS,
-        rest=f"and {len(small)} more kinds, {format_bytes(sum(row[0] for row in small))}",
-    )
-
-
-def _rows(plan: Plan, described: list[Described]) -> Iterator[tuple[int, tuple[str, ...]]]:
     def alike(d: Described) -> tuple[object, ...]:
         return d.primitive, d.name, d.shape, d.dtype, d.source, plan.decisions[d.value]
 
-    for group in fold_layers(described, scope=lambda d: d.scope, alike=alike):
-        first, layers = group.items[0], layer_ranges(sorted(group.layers))
-        total_bytes = sum(d.size_bytes for d in group.items)
-        value = f"{first.dtype}[{','.join(map(str, first.shape))}] {first.name or first.primitive}"
-        each = format_bytes(first.size_bytes)
-        source = first.source.rsplit("/", 1)[-1]
-        yield total_bytes, (group.scope or "/", layers, value, each, format_bytes(total_bytes), source)
+    return layer_table(
+        [d for d in plan.described if not isinstance(plan.decisions[d.value], Recompute)],
+        ("value", ">each", ">all", "made at"),
+        _cells,
+        scope=lambda d: d.scope,
+        alike=alike,
+        title="Kept",
+        shown=_MOST_ROWS,
+        rest=more_kinds,
+    )
+
+
+def _cells(group: Layers[Described]) -> tuple[int | str, ...]:
+    first = group.items[0]
+    total_bytes = sum(d.size_bytes for d in group.items)
+    value = array_text(first, first.name or first.primitive)
+    return total_bytes, value, format_bytes(first.size_bytes), format_bytes(total_bytes), short_source(first.source)
 
 
 def _dropped(plan: Plan) -> Text:

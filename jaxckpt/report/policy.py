@@ -14,9 +14,6 @@ from jaxckpt.report.tree import Section, Table, Text, columns
 def policy_report(policy: Policy) -> Section:
     """Rules in order, the first that matches decides; then the rest.
 
-    Args:
-      policy: The data.
-
     Example:
       >>> policy_report(Policy(name="frugal", default="recompute")).parts[-1].rows
       (('', 'everything else', 'recompute', '', ''),)

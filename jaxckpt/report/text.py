@@ -18,16 +18,11 @@ _MARKS = "123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def print_report(part: Element, console: Console, *, unfold: bool = False) -> None:
-    """Draws a report on a console.
-
-    Args:
-      part: The report.
-      console: Where to.
-      unfold: Whether rows beyond `Table.compact_rows` are shown too.
-    """
+    """Draws a report on a console; `unfold` shows rows beyond `Table.compact_rows` too."""
     match part:
         case Section():
-            console.print(RichText(part.title, style="bold"))
+            if part.title:
+                console.print(RichText(part.title, style="bold"))
             for inner in part.parts:
                 print_report(inner, console, unfold=unfold)
         case Table():
@@ -41,13 +36,7 @@ def print_report(part: Element, console: Console, *, unfold: bool = False) -> No
 
 
 def render_text(part: Element, *, width: int = 120, unfold: bool = False) -> str:
-    """A report as plain text.
-
-    Args:
-      part: The report.
-      width: Characters a line.
-      unfold: As `print_report`.
-    """
+    """A report as plain text."""
     stream = io.StringIO()
     print_report(part, Console(file=stream, width=width, color_system=None, force_terminal=False), unfold=unfold)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
@@ -65,17 +54,10 @@ def _print_table(table: Table, console: Console, rows: tuple[tuple[str, ...], ..
 
 
 def _drawn(table: Table, rows: tuple[tuple[str, ...], ...]) -> RichTable:
-    drawn = RichTable(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in table.columns:
-        drawn.add_column(
-            RichText(column.heading),
-            justify="right" if column.figures else "left",
-            no_wrap=column.figures,
-            overflow="fold",
-        )
+        justify = "right" if column.figures else "left"
+        drawn.add_column(RichText(column.heading), justify=justify, no_wrap=column.figures, overflow="fold")
     for row in rows:
         drawn.add_row(*map(RichText, row))
     return drawn

@@ -107,12 +107,8 @@ class Scatter:
         return tuple(sorted((p for p in self.points if p.on_frontier), key=lambda p: (p.x, p.y)))
 
     def place(self, point: Point) -> tuple[float, float]:
-        """How far a point is between the least and the most, 0 to 1 both ways; 0.5 where all are the same.
-
-        Args:
-          point: One of them.
-        """
-        return _share(point.x, [p.x for p in self.points]), _share(point.y, [p.y for p in self.points])
+        """How far a point is between the least and the most, 0 to 1 both ways; 0.5 where all are the same."""
+        return share(point.x, [p.x for p in self.points]), share(point.y, [p.y for p in self.points])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +163,8 @@ class Section:
 Element = Section | Table | Text | Scatter | Chart
 
 
-def _share(value: float, values: list[float]) -> float:
+def share(value: float, values: list[float]) -> float:
+    """Position of a value between the least and the most of some, 0 to 1; 0.5 where all are the same."""
     least, most = min(values), max(values)
     return (value - least) / (most - least) if most > least else 0.5
 

@@ -9,11 +9,7 @@ from jaxckpt.report.tree import Section, Table, Text, columns
 
 
 def verdicts_report(verdicts: Verdicts) -> Section:
-    """Report of the bytes and seconds that each rule or name is worth.
-
-    Args:
-      verdicts: The data.
-    """
+    """Report of the bytes and seconds that each rule or name is worth."""
     host = f", host {format_bytes(verdicts.host_bytes)}" if verdicts.host_bytes else ""
     total = (
         f"With all of them {format_bytes(verdicts.total_bytes)}{host}, {verdicts.flops / 1e9:.3g} GFLOP and"

@@ -12,11 +12,7 @@ _MOST_ROWS = 24
 
 
 def verification_report(verification: Verification) -> Section:
-    """A sentence that says whether the planned step computes the same, and a row for each result.
-
-    Args:
-      verification: The data.
-    """
+    """A sentence that says whether the planned step computes the same, and a row for each result."""
     wrong = set(map(id, verification.wrong))
     leaves = sorted(verification.leaves, key=lambda leaf: (id(leaf) not in wrong, leaf.bit_equal, -_share(leaf)))
     table = Table(

@@ -1,5 +1,6 @@
 """The demo: its data, how it is shown, and the model that it plans."""
 
+import dataclasses
 import json
 import sys
 
@@ -36,6 +37,15 @@ def test_the_demo_shows_baselines_plans_and_what_it_refused():
     assert any("4.00 GiB" in line and "3.06 GiB" in line and "-2.0%" in line for line in lines)
     assert "InfeasibleBudgetError: no." in text
     assert "175 s in all" in text
+
+
+def test_the_demos_table_has_no_empty_columns():
+    table = demo_report(result()).parts[0]
+    none, row = (dict(zip((c.heading for c in table.columns), row, strict=True)) for row in table.rows)
+    assert none["predicted"] == none["budget"] == ""
+    assert (row["predicted"], row["off by"], row["recompute"]) == ("3.00 GiB", "-2.0%", "1.00 ms")
+    bare = demo_report(dataclasses.replace(result(), plans={})).parts[0]
+    assert [c.heading for c in bare.columns] == ["version", "total", "arguments", "temp", "compile"]
 
 
 def test_the_demo_as_data_goes_through_json():

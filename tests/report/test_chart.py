@@ -6,8 +6,8 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from jaxckpt.report import Chart, Line, Section, Text, render_html, render_text
-from jaxckpt.report.chart import chart_lines
 from jaxckpt.report.html import _escaped as escaped
+from jaxckpt.report.svg import svg_lines
 
 LINES = (
     Line(name="dtr & co", points=((0.5, 2.0), (0.25, 4.0), (1.0, 1.0))),
@@ -20,7 +20,7 @@ def chart(**changes):
 
 
 def drawn(of):
-    return ElementTree.fromstring("".join(chart_lines(of, escaped=escaped)))
+    return ElementTree.fromstring("".join(svg_lines(of, escaped=escaped)))
 
 
 def circles(of):
@@ -43,7 +43,7 @@ def test_a_logarithm_makes_doublings_equally_high_and_omits_zero():
 
 
 def test_names_are_escaped_and_dashes_are_drawn():
-    words = "".join(chart_lines(chart(), escaped=escaped))
+    words = "".join(svg_lines(chart(), escaped=escaped))
     assert "dtr &amp; co" in words and words.count("stroke-dasharray") == 2
 
 

@@ -7,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxckpt import ir
+from jaxckpt.comparison import compare_footprints
 from jaxckpt.compiler import Footprint
 from jaxckpt.ir import Prediction
 from jaxckpt.machine import TargetStatus
 from jaxckpt.planner import Analysis, Attempt, Described, Plan, ScopeResiduals
 from jaxckpt.report import (
-    LabelledFootprint,
     Section,
     Table,
     Text,
     analysis_report,
-    footprints_report,
+    comparison_report,
     plan_report,
     render_text,
     targets_report,
@@ -197,26 +197,11 @@ def test_targets_say_what_to_install():
     assert ["attached", "this process", "yes"] in said
 
 
-def test_footprints_are_side_by_side_without_empty_columns():
-    bare = LabelledFootprint(name="no remat", footprint=FOOTPRINT)
-    planned = LabelledFootprint(name="planned", footprint=FOOTPRINT, prediction=PREDICTION, budget_bytes=4 * GIB)
-    assert [c.heading for c in footprints_report("t", [bare]).columns] == [
-        "version", "total", "arguments", "temp", "compile",
-    ]  # fmt: skip
-    table = footprints_report("t", [bare, planned])
-    (none, row) = (dict(zip((c.heading for c in table.columns), row, strict=True)) for row in table.rows)
-    assert none["predicted"] == none["budget"] == ""
-    assert row["predicted"] == "3.00 GiB"
-    assert row["off by"] == "-2.0%"
-    assert row["recompute"] == "1.00 ms"
-
-
 def test_host_memory_has_a_column_where_there_is_any():
-    offloading = LabelledFootprint(
-        name="offloading", footprint=dataclasses.replace(FOOTPRINT, host_temp_bytes=576 * MIB)
-    )
-    table = footprints_report("t", [offloading])
-    assert "576 MiB" in table.rows[0]
+    offloading = dataclasses.replace(FOOTPRINT, host_temp_bytes=576 * MIB)
+    table = comparison_report(compare_footprints({"as it is": FOOTPRINT, "offloading": offloading})).parts[0]
+    host = [column.heading for column in table.columns].index("host")
+    assert [row[host] for row in table.rows] == ["", "576 MiB"]
 
 
 def test_texts_are_shown_as_they_are():

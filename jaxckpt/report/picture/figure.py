@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jaxckpt._errors import MissingPackageError, PictureError
 from jaxckpt._files import write_atomically
 from jaxckpt._units import format_bytes
-from jaxckpt.hlo import Buffer, MemoryMap
+from jaxckpt.hlo import MemoryMap
 from jaxckpt.report.picture.groups import Group, family_label, plain_text
 from jaxckpt.report.picture.layout import KEYS, ColourKey, Picture, Rectangle, described, layout
 from jaxckpt.report.picture.palette import colours, part_colour
@@ -37,19 +37,9 @@ _MOST_CALLED = 5
 
 
 def memory_figure(memory: MemoryMap, *, color: ColourKey = "layer", title: str | None = None) -> "Figure":
-    """Draws where the temporaries of a step are, kernel by kernel.
+    """A matplotlib figure of where the temporaries of a step are, tied to no window and no `pyplot`.
 
-    Args:
-      memory: What to draw (`Footprint.memory`).
-      color: What buffers are coloured by and the curve is stacked by: "layer", "role" or "part" (of the step).
-      title: Above the figure; the program's name if None.
-
-    Returns:
-      A matplotlib Figure, tied to no window and no `pyplot`. A notebook shows it as it is.
-
-    Raises:
-      MissingPackageError: matplotlib is not installed.
-      PictureError: `color` is something else.
+    `color` is what buffers are coloured by and the curve is stacked by; the title is the program's name if None.
 
     Example:
       >>> from jaxckpt.hlo import Buffer, MemoryMap
@@ -70,12 +60,8 @@ def memory_figure(memory: MemoryMap, *, color: ColourKey = "layer", title: str |
     picture = layout(memory, width=1100, height=420, points=550)
     figure = Figure(figsize=(13, 8.2), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(
-        3, 1, height_ratios=(11, 0.32, 5.2), hspace=0.06, left=0.075, right=0.82, top=0.89, bottom=0.075
-    )
-    upper = figure.add_subplot(grid[0])
-    ribbon = figure.add_subplot(grid[1], sharex=upper)
-    lower = figure.add_subplot(grid[2], sharex=upper)
+    place = {"hspace": 0.06, "left": 0.075, "right": 0.82, "top": 0.89, "bottom": 0.075}
+    upper, ribbon, lower = figure.subplots(3, sharex=True, height_ratios=(11, 0.32, 5.2), gridspec_kw=place)
     _draw_map(upper, picture, color)
     _draw_ribbon(ribbon, picture)
     _draw_curve(lower, picture, color)
@@ -85,18 +71,7 @@ def memory_figure(memory: MemoryMap, *, color: ColourKey = "layer", title: str |
 
 
 def save_figure(memory: MemoryMap, path: str | Path, *, color: ColourKey = "layer", title: str | None = None) -> None:
-    """Draws a memory map into a file.
-
-    Args:
-      memory: What to draw.
-      path: Ends in .png, .svg or .pdf. What is there is replaced.
-      color: As in `memory_figure`.
-      title: As in `memory_figure`.
-
-    Raises:
-      MissingPackageError: matplotlib is not installed.
-      PictureError: The path ends in something else, or `color` is none.
-    """
+    """Draws a memory map into a file that ends in .png, .svg or .pdf; the rest as `memory_figure`."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise PictureError(
@@ -157,16 +132,9 @@ def _draw_map(axes: "Axes", picture: Picture, key: ColourKey) -> None:
     for phase in picture.phases:
         share = (phase.stop - phase.start) / max(len(picture.memory.kernels), 1)
         if share > 0.06:
+            middle, above = (phase.start + phase.stop) / 2, axes.get_xaxis_transform()
             _write(
-                axes,
-                (phase.start + phase.stop) / 2,
-                1.012,
-                phase.label,
-                transform=axes.get_xaxis_transform(),
-                ha="center",
-                va="bottom",
-                color=_QUIET,
-                fontsize=9,
+                axes, middle, 1.012, phase.label, transform=above, ha="center", va="bottom", color=_QUIET, fontsize=9
             )
         if phase.start:
             axes.axvline(phase.start, color=_QUIET, linewidth=0.6, linestyle=(0, (1, 2)), zorder=1)
@@ -183,19 +151,10 @@ def _name(axes: "Axes", picture: Picture, rectangle: Rectangle, face: str) -> No
     texts = [f"{scope}  {described(buffer.dtype, buffer.shape)}  {format_bytes(buffer.size_bytes)}", scope]
     letters = across * 150
     fitting = [text for text in texts if len(text) <= letters]
-    if not fitting:
-        return
-    _write(
-        axes,
-        (rectangle.start + rectangle.stop) / 2,
-        _middle(rectangle),
-        fitting[0],
-        ha="center",
-        va="center",
-        color="white" if _is_dark(face) else _INK,
-        fontsize=7,
-        clip_on=True,
-    )
+    if fitting:
+        color, middle = "white" if _is_dark(face) else _INK, (rectangle.start + rectangle.stop) / 2
+        how = {"ha": "center", "va": "center", "color": color, "fontsize": 7, "clip_on": True}
+        _write(axes, middle, _middle(rectangle), fitting[0], **how)
 
 
 def _call_out(axes: "Axes", picture: Picture) -> None:
@@ -209,23 +168,22 @@ def _call_out(axes: "Axes", picture: Picture) -> None:
         if rectangle.stop - rectangle.start > 4 * far:
             continue  # wide enough to be followed to where it begins
         edge = rectangle.stop if right else rectangle.start
+        owner = f"{buffer.scope}: {buffer.name}" if buffer.scope else buffer.name
+        size = f"{described(buffer.dtype, buffer.shape)}, {format_bytes(buffer.size_bytes)}"
         axes.annotate(
-            f"{plain_text(_of(buffer))}\n{described(buffer.dtype, buffer.shape)}, {format_bytes(buffer.size_bytes)}",
+            f"{plain_text(owner)}\n{size}",
             (edge, _middle(rectangle)),
             xytext=(max(edge, memory.peak) + far if right else min(edge, memory.peak) - far, _middle(rectangle)),
-            ha="left" if right else "right",
-            va="center",
-            fontsize=8,
-            color=_INK,
+            **_boxed(right=right, va="center", fontsize=8, color=_INK),
             parse_math=False,
             arrowprops={"arrowstyle": "-", "color": _QUIET, "linewidth": 0.7},
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
-            zorder=6,
         )
 
 
-def _of(buffer: Buffer) -> str:
-    return f"{buffer.scope}: {buffer.name}" if buffer.scope else buffer.name
+def _boxed(*, right: bool, **how: Any) -> dict[str, Any]:
+    """Keywords of a text in a white box that begins or ends at its place."""
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+    return {"ha": "left" if right else "right", "bbox": box, "zorder": 6, **how}
 
 
 def _middle(rectangle: Rectangle) -> float:
@@ -258,17 +216,9 @@ def _draw_curve(axes: "Axes", picture: Picture, key: ColourKey) -> None:
             axes.stairs(height, edges, fill=True, facecolor=shade, linewidth=0)
     axes.set_ylim(0, max(picture.memory.peak_bytes, picture.extent_bytes, 1) * 1.12)
     axes.axhline(picture.extent_bytes, color=_QUIET, linewidth=0.7, linestyle=(0, (4, 3)))
-    _write(
-        axes,
-        0.995,
-        picture.extent_bytes,
-        f"allocated {format_bytes(picture.extent_bytes)} ",
-        transform=axes.get_yaxis_transform(),
-        ha="right",
-        va="bottom",
-        fontsize=8,
-        color=_QUIET,
-    )
+    words, across = f"allocated {format_bytes(picture.extent_bytes)} ", axes.get_yaxis_transform()
+    how = {"transform": across, "ha": "right", "va": "bottom", "fontsize": 8, "color": _QUIET}
+    _write(axes, 0.995, picture.extent_bytes, words, **how)
     _byte_axis(axes, max(picture.memory.peak_bytes, picture.extent_bytes))
     axes.set_ylabel("alive", color=_QUIET)
     axes.set_xlabel("kernels in the order of the schedule", color=_QUIET)
@@ -284,22 +234,15 @@ def _mark_peak(axes: "Axes", picture: Picture, *, label: bool = False) -> None:
     axes.axvline(middle, color=_PEAK, linewidth=0.7, linestyle=(0, (5, 3)), zorder=5)
     if not label:
         axes.plot([middle], [1.0], "v", color=_PEAK, markersize=6, transform=axes.get_xaxis_transform(), clip_on=False)
-    if label:
-        right = middle < 0.62 * len(memory.kernels)
-        text = f"peak: {format_bytes(memory.peak_bytes)} at kernel {memory.peak}"
-        axes.annotate(
-            text,
-            (middle, memory.peak_bytes),
-            xytext=(8 if right else -8, -4),
-            textcoords="offset points",
-            ha="left" if right else "right",
-            va="top",
-            color=_PEAK,
-            fontsize=9.5,
-            fontweight="bold",
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5},
-            zorder=6,
-        )
+        return
+    right = middle < 0.62 * len(memory.kernels)
+    axes.annotate(
+        f"peak: {format_bytes(memory.peak_bytes)} at kernel {memory.peak}",
+        (middle, memory.peak_bytes),
+        xytext=(8 if right else -8, -4),
+        textcoords="offset points",
+        **_boxed(right=right, va="top", color=_PEAK, fontsize=9.5, fontweight="bold"),
+    )
 
 
 def _draw_legend(figure: "Figure", picture: Picture, key: ColourKey) -> None:

@@ -36,14 +36,9 @@ class Group:
 
 
 def layer_groups(buffers: Sequence[Buffer]) -> tuple[tuple[Group, ...], dict[str, int]]:
-    """The layers of some buffers.
+    """The layers of some buffers, and for each scope the index of its layer.
 
-    Args:
-      buffers: Of one program.
-
-    Returns:
-      The layers in the order in which they begin, numbered ones by number, what has no scope last; and for
-      each scope of the buffers the index of its layer.
+    Layers are in the order in which they begin, numbered ones by number, what has no scope last.
 
     Example:
       >>> from jaxckpt.hlo import Buffer

@@ -34,9 +34,7 @@ class Rectangle:
       stop: The first kernel at which none is any more.
       low_bytes: Lowest address, temporary allocations standing on one another.
       high_bytes: Highest address.
-      layer: Index among `Picture.groups["layer"]`; one for all members.
-      role: Likewise.
-      part: Likewise.
+      layer: Index among `Picture.groups["layer"]`, one for all members; `role` and `part` likewise.
       size_bytes: The members' sizes added up. Not the rectangle's height where several were folded.
       peak_bytes: The same of those that are alive at the peak.
       members: The buffers, largest first.
@@ -98,17 +96,10 @@ class Picture:
 
 
 def layout(memory: MemoryMap, *, width: int = 1200, height: int = 600, points: int = 600, most: int = 5000) -> Picture:
-    """Places a memory map's temporaries on a plane.
+    """Places a memory map's temporaries on a plane of so many pixels; arguments are there all the time.
 
-    Args:
-      memory: What to show. Only temporaries of device memory are placed; arguments are there all the time.
-      width: Pixels of the time axis.
-      height: Pixels of the address axis.
-      points: The curves have at most so many samples.
-      most: Folding becomes coarser until there are at most so many rectangles, or nothing is left to fold.
-
-    Returns:
-      The picture. Complexity: linear in buffers, and in kernels times groups.
+    Curves have at most so many `points`. Folding becomes coarser until there are at most so many rectangles (`most`),
+    or nothing is left to fold. Complexity: linear in buffers, and in kernels times groups.
 
     Example:
       >>> from jaxckpt.hlo import Allocation, Buffer, Kernel, MemoryMap, Use

@@ -22,14 +22,9 @@ _PLACEHOLDER = re.compile(r"\{\{(title|style|data|scene|panels|controls)\}\}")
 
 
 def memory_page(memory: MemoryMap, *, title: str | None = None) -> str:
-    """An interactive page that shows where the temporaries of a step are.
+    """An interactive page that shows where the temporaries of a step are, under the program's name if no other.
 
-    Args:
-      memory: What to show (`Footprint.memory`).
-      title: Heading of the page; the program's name if None.
-
-    Returns:
-      HTML, complete in itself. Its size is bounded whatever the program's, and below 1 MB for most.
+    Its size is bounded whatever the program's, and below 1 MB for most.
 
     Example:
       >>> from jaxckpt.hlo import MemoryMap
@@ -50,13 +45,9 @@ def memory_page(memory: MemoryMap, *, title: str | None = None) -> str:
 
 
 def page_data(picture: Picture) -> dict[str, Any]:
-    """Data that the page's script draws: numbers, texts, lists and dicts.
+    """Data that the page's script draws.
 
-    Args:
-      picture: Its shapes.
-
-    Returns:
-      Texts are kept once, in "texts"; elsewhere their index stands. Curves are kept as differences.
+    Texts are kept once, in "texts"; elsewhere their index stands. Curves are kept as differences.
     """
     texts = _Texts()
     memory = picture.memory

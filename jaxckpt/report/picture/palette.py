@@ -39,13 +39,7 @@ _FIXED = {
 
 
 def colours(groups: Sequence[Group]) -> tuple[str, ...]:
-    """A colour for each group.
-
-    Args:
-      groups: Layers, roles or parts.
-
-    Returns:
-      "#rrggbb" for each.
+    """A colour, "#rrggbb", for each group.
 
     Example:
       >>> colours([Group(key="", label="no scope"), Group(key="logits", label="logits")])

@@ -1,0 +1,82 @@
+"""Tables and cells that reports have in common: rows with equal layers folded, arrays, lines of code, changes.
+
+Read after `tree`.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from jaxckpt._units import format_bytes
+from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
+from jaxckpt.report.tree import Table, columns
+
+_Item = TypeVar("_Item")
+
+
+def layer_table(
+    items: Iterable[_Item],
+    headings: Sequence[str],
+    cells: Callable[[Layers[_Item]], tuple[Any, ...]],
+    *,
+    scope: Callable[[_Item], str],
+    alike: Callable[[_Item], Hashable],
+    title: str = "",
+    shown: int | None = None,
+    rest: Callable[[int, Any], str] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Table:
+    """Table with a row for items that differ in nothing but their layer, under "scope", "layers" and `headings`.
+
+    `cells` makes the row of a group, with a figure before it: rows of large figures come first. `rest` names the
+    rows beyond `shown` by their number and the sum of their figures.
+    """
+    rows = []
+    for group in fold_layers(items, scope=scope, alike=alike):
+        figure, *row = cells(group)
+        rows.append((figure, (group.scope or "/", layer_ranges(sorted(group.layers)), *row)))
+    rows.sort(key=lambda row: -abs(row[0]))
+    hidden = [] if shown is None else rows[shown:]
+    return Table(
+        title=title,
+        columns=columns("scope", "layers", *headings),
+        rows=tuple(row for _, row in rows),
+        notes=notes,
+        compact_rows=shown,
+        rest=rest(len(hidden), sum(figure for figure, _ in hidden)) if rest else "",
+    )
+
+
+def more_kinds(count: int, size_bytes: int) -> str:
+    """Name of hidden rows of kinds of values."""
+    return f"and {count} more kinds, {format_bytes(size_bytes)}"
+
+
+def table_of_known(title: str, headings: Sequence[str], rows: Sequence[Mapping[str, str]], **more: Any) -> Table:
+    """Table of the headings that some row has a text for; the first holds names, the others figures."""
+    known = [heading for heading in headings if any(row.get(heading) for row in rows)]
+    return Table(
+        title=title,
+        columns=columns(*(heading if heading == headings[0] else f">{heading}" for heading in known)),
+        rows=tuple(tuple(row.get(heading, "") for heading in known) for row in rows),
+        **more,
+    )
+
+
+def array_text(array: Any, name: str | None = "") -> str:
+    """Short text of what has a dtype and a shape: "float32[2,3] name"."""
+    return f"{array.dtype}[{','.join(map(str, array.shape))}] {name or ''}".rstrip()
+
+
+def short_source(source: str) -> str:
+    """A line of code without its folders."""
+    return source.rsplit("/", 1)[-1]
+
+
+def signed_bytes(change: int, *, zero: str = "") -> str:
+    """A difference for people.
+
+    Example:
+      >>> signed_bytes(1024), signed_bytes(-1024), signed_bytes(0, zero="0 B")
+      ('+1 KiB', '-1 KiB', '0 B')
+    """
+    return f"{'+' if change > 0 else '-'}{format_bytes(abs(change))}" if change else zero
