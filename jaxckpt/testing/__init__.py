@@ -27,14 +27,7 @@ _HOMES = {
     "snapshot_from_footprint": "snapshot",
 }
 
-__all__ = [
-    "Snapshot",
-    "SnapshotCheck",
-    "assert_fits",
-    "load_snapshot",
-    "save_snapshot",
-    "snapshot_from_footprint",
-]
+__all__ = ["Snapshot", "SnapshotCheck", "assert_fits", "load_snapshot", "save_snapshot", "snapshot_from_footprint"]
 
 
 def __getattr__(name: str) -> Any:

@@ -38,15 +38,7 @@ class AllowedGrowth:
 
 
 def tolerance_from(share: float, least: str | int) -> AllowedGrowth:
-    """Reads a tolerance as users give it.
-
-    Args:
-      share: At least 0 and below 1.
-      least: An amount, or 0.
-
-    Raises:
-      BudgetError: One of them is something else.
-    """
+    """Reads a tolerance as users give it."""
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1:
         raise BudgetError(
             f"jaxckpt_snapshot(tolerance={share!r}): no share of the snapshot's bytes.",
@@ -125,14 +117,10 @@ class Change:
             return ()
         before = {each.scope: each for each in self.before.scopes}
         after = {each.scope: each for each in self.after.scopes}
-        changes = (
-            ScopeChange(
-                scope=scope,
-                before=before.get(scope, ScopeBytes(scope=scope, held_bytes=0, peak_bytes=0)),
-                after=after.get(scope, ScopeBytes(scope=scope, held_bytes=0, peak_bytes=0)),
-            )
-            for scope in sorted({*before, *after}, key=natural_order)
-        )
+        changes = []
+        for scope in sorted({*before, *after}, key=natural_order):
+            none = ScopeBytes(scope=scope, held_bytes=0, peak_bytes=0)
+            changes.append(ScopeChange(scope=scope, before=before.get(scope, none), after=after.get(scope, none)))
         return tuple(change for change in changes if change.before != change.after)
 
     @property
@@ -145,16 +133,13 @@ class Change:
                 f"The snapshot was made with jax {made[0][0]} and compiler {made[0][1]}; here are jax {made[1][0]} and"
                 f" compiler {made[1][1]}: the difference may be theirs."
             )
-        if self.before.compiler_options != self.after.compiler_options:
-            options = [", ".join("=".join(pair) for pair in each) or "none" for each in self._options]
+        before, after = self.before.compiler_options, self.after.compiler_options
+        if before != after:
+            options = [", ".join("=".join(pair) for pair in each) or "none" for each in (before, after)]
             notes.append(f"The snapshot was made with compiler options {options[0]}; here are {options[1]}.")
         if not (self.before.is_mapped and self.after.is_mapped):
             notes.append("There is no difference by layer: XLA's buffers were not read on both sides.")
         return tuple(notes)
-
-    @property
-    def _options(self) -> tuple[tuple[tuple[str, str], ...], ...]:
-        return self.before.compiler_options, self.after.compiler_options
 
 
 def signed_share(change: int, before: int) -> str:

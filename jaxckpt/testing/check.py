@@ -15,11 +15,12 @@ from jaxckpt._units import format_bytes
 from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
 from jaxckpt.report import render_text
+from jaxckpt.report.rows import signed_bytes
 from jaxckpt.testing.change import Change, signed_share, tolerance_from
 from jaxckpt.testing.file import Owner, load_snapshot, save_snapshot, snapshot_path
-from jaxckpt.testing.measured import measured
+from jaxckpt.testing.fits import measured
 from jaxckpt.testing.snapshot import DEPTH, Snapshot, snapshot_from_footprint
-from jaxckpt.testing.tables import change_report, signed_bytes
+from jaxckpt.testing.tables import change_report
 
 
 class WriteMode(enum.StrEnum):
@@ -86,9 +87,6 @@ class SnapshotCheck:
           FootprintAssertionError: The step takes more, or the snapshot is of another target.
           SnapshotFileError: The snapshot is damaged, foreign, missing in strict mode, or asked for twice.
           BudgetError: The tolerance is none.
-          ArgumentError: As `jaxckpt.footprint`.
-          CompileError: As `jaxckpt.footprint`.
-          TargetError: As `jaxckpt.footprint`.
         """
         __tracebackhide__ = True
         accepted = tolerance_from(tolerance, tolerance_bytes)
@@ -100,7 +98,7 @@ class SnapshotCheck:
             "jaxckpt_snapshot(footprint)",
             step,
             args,
-            target=target,
+            target,
             donate_argnums=donate_argnums,
             static_argnums=static_argnums,
             compiler_options=compiler_options,
@@ -131,9 +129,9 @@ class SnapshotCheck:
 
     def _before(self, path: Path, owner: Owner) -> Snapshot | None:
         """The saved snapshot; None where it is missing and may be written."""
-        if not path.exists() and self.mode is WriteMode.STRICT:
-            raise _missing(self._node(), owner, path)
         if not path.exists():
+            if self.mode is WriteMode.STRICT:
+                raise _missing(self._node(), owner, path)
             return None
         try:
             return load_snapshot(path, owner=owner)
@@ -169,7 +167,8 @@ def _missing(node: str, owner: Owner, path: Path) -> SnapshotFileError:
 def _costlier(change: Change, node: str, owner: Owner, path: Path) -> FootprintAssertionError:
     before, after = change.before, change.after
     share = signed_share(change.total_bytes, before.total_bytes)
-    got = f"{format_bytes(after.total_bytes)} on {after.target}, {_growth(change.total_bytes, share)}"
+    growth = f"{signed_bytes(change.total_bytes)} ({share})" if change.total_bytes else "as before"
+    got = f"{format_bytes(after.total_bytes)} on {after.target}, {growth}"
     most_bytes = before.total_bytes + change.tolerance.allowed_bytes(before.total_bytes)
     needed = f"at most {format_bytes(most_bytes)}: the snapshot's {format_bytes(before.total_bytes)}"
     if change.host_bytes:
@@ -185,10 +184,6 @@ def _costlier(change: Change, node: str, owner: Owner, path: Path) -> FootprintA
         change=change,
         path=path,
     )
-
-
-def _growth(change: int, share: str) -> str:
-    return f"{signed_bytes(change)} ({share})" if change else "as before"
 
 
 def _other_target(change: Change, owner: Owner, path: Path) -> FootprintAssertionError:

@@ -55,12 +55,7 @@ class Owner:
 def snapshot_path(module: Path, owner: Owner) -> Path:
     """The file of a snapshot: in a folder beside the tests, one more for each file of tests.
 
-    Args:
-      module: The file of tests.
-      owner: The test and the name.
-
-    Returns:
-      A path that says who owns it where file systems allow, and has a digest where they might not.
+    Its name says who owns it where file systems allow, and has a digest where they might not.
 
     Example:
       >>> snapshot_path(Path("tests/test_gpt.py"), Owner(test="TestGpt::test_step[8]", name="eval")).as_posix()
@@ -74,12 +69,7 @@ def snapshot_path(module: Path, owner: Owner) -> Path:
 
 
 def save_snapshot(snapshot: Snapshot, path: str | Path, *, owner: Owner) -> None:
-    """Writes a snapshot, whole or not at all; folders are made.
-
-    Args:
-      snapshot: What to write.
-      path: Of the file. One that is there is replaced.
-      owner: Whose it is.
+    """Writes a test's snapshot, whole or not at all; folders are made, and a file that is there is replaced.
 
     Raises:
       SnapshotFileError: The snapshot holds what a file cannot.
@@ -104,14 +94,7 @@ def save_snapshot(snapshot: Snapshot, path: str | Path, *, owner: Owner) -> None
 
 
 def load_snapshot(path: str | Path, *, owner: Owner) -> Snapshot:
-    """Reads a snapshot that `save_snapshot` wrote.
-
-    Args:
-      path: Of the file.
-      owner: Whose it must be.
-
-    Returns:
-      An equal snapshot.
+    """Reads a snapshot that `save_snapshot` wrote; an equal one is returned.
 
     Raises:
       SnapshotFileError: The file is damaged, edited, foreign, of another version or another test's.
@@ -120,17 +103,13 @@ def load_snapshot(path: str | Path, *, owner: Owner) -> Snapshot:
     try:
         return _snapshot(read_document(path, parse_toml, format_=FORMAT, version=VERSION), owner)
     except (ValueError, RecursionError) as error:
-        raise _unreadable(path, str(error)) from error
-
-
-def _unreadable(path: Path, problem: str) -> SnapshotFileError:
-    return SnapshotFileError(
-        f"jaxckpt_snapshot: {path} is no snapshot that we can compare with.",
-        got=problem,
-        needed=f'a file with format = "{FORMAT}", version = {VERSION}, as the fixture wrote it',
-        advice="take it from version control (git checkout), or write it anew with pytest --jaxckpt-update",
-        path=path,
-    )
+        raise SnapshotFileError(
+            f"jaxckpt_snapshot: {path} is no snapshot that we can compare with.",
+            got=str(error),
+            needed=f'a file with format = "{FORMAT}", version = {VERSION}, as the fixture wrote it',
+            advice="take it from version control (git checkout), or write it anew with pytest --jaxckpt-update",
+            path=path,
+        ) from error
 
 
 ### As a record
@@ -180,11 +159,7 @@ _COPIED = {each.name for each in fields(_SnapshotFile)} & {each.name for each in
 def _table(snapshot: Snapshot, owner: Owner) -> TomlTable:
     copied = {key: getattr(snapshot, key) for key in _COPIED}
     file = _SnapshotFile(
-        **copied,
-        test=owner.test,
-        name=owner.name,
-        total_bytes=snapshot.total_bytes,
-        scopes=tuple(_lines(snapshot)),
+        **copied, test=owner.test, name=owner.name, total_bytes=snapshot.total_bytes, scopes=tuple(_lines(snapshot))
     )
     table = table_from_record(file)
     return table | {"digest": _digest(table)}
@@ -205,11 +180,7 @@ def _lines(snapshot: Snapshot) -> Iterator[_Line]:
 
 
 def _snapshot(table: TomlTable, owner: Owner) -> Snapshot:
-    """The snapshot in a file's table.
-
-    Raises:
-      ValueError: The table is not as it was written, or is another test's.
-    """
+    """The snapshot in a file's table."""
     file = read_record(_SnapshotFile, table)
     if file.digest != _digest(table):
         raise ValueError("its digest is not that of its contents: it was edited or merged after it was written")

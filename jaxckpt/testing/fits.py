@@ -1,17 +1,16 @@
 """A budget asserted in a test: the step is compiled, and must not take more.
 
-Read after `measured`.
+Read after `tables`.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxckpt._errors import BudgetError, FootprintAssertionError
+from jaxckpt._errors import ArgumentError, BudgetError, FootprintAssertionError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
-from jaxckpt.compiler import Footprint
+from jaxckpt.compiler import Footprint, footprint
 from jaxckpt.machine import Target
 from jaxckpt.report import render_text
-from jaxckpt.testing.measured import measured
 from jaxckpt.testing.tables import holders_table
 
 
@@ -43,8 +42,6 @@ def assert_fits(
       FootprintAssertionError: The step takes more; an AssertionError whose message says where the bytes are.
       BudgetError: The budget is no amount of memory, or is a share; said before anything is compiled.
       ArgumentError: As `jaxckpt.footprint`, or a footprint was given together with what only a step takes.
-      CompileError: As `jaxckpt.footprint`.
-      TargetError: As `jaxckpt.footprint`.
 
     Example:
       >>> from jaxckpt.compiler import Footprint
@@ -53,13 +50,13 @@ def assert_fits(
       1000
     """
     __tracebackhide__ = True
-    name = _name(step)
+    name = "step" if isinstance(step, Footprint) else getattr(step, "__name__", type(step).__name__)
     most_bytes = _amount(name, budget)
     made = measured(
         f"assert_fits({name})",
         step,
         args,
-        target=target,
+        target,
         donate_argnums=donate_argnums,
         static_argnums=static_argnums,
         compiler_options=compiler_options,
@@ -69,10 +66,22 @@ def assert_fits(
     return made
 
 
-def _name(step: Callable[..., Any] | Footprint) -> str:
-    if isinstance(step, Footprint):
-        return "step"
-    return getattr(step, "__name__", type(step).__name__)
+def measured(
+    called: str, step: Callable[..., Any] | Footprint, args: Sequence[Any], target: Target | str | None, **options: Any
+) -> Footprint:
+    """The footprint given, or that of the step compiled for the target, "h200" where none is given."""
+    if not isinstance(step, Footprint):
+        return footprint(step, *args, target="h200" if target is None else target, **options)
+    given = [name for name, value in {"target": target, **options}.items() if value not in (None, (), [])]
+    given = ["arguments", *given] if args else given
+    if given:
+        raise ArgumentError(
+            f"{called}: a footprint was made already, and nothing of it can be changed now.",
+            got=f"a footprint and {', '.join(given)}",
+            needed="a footprint alone, or a step with its arguments and options",
+            advice=f"{called.split('(')[0]}(step, *args, target=...), or give these to jaxckpt.footprint",
+        )
+    return step
 
 
 def _amount(name: str, budget: str | int | float) -> int:

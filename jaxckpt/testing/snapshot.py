@@ -79,14 +79,11 @@ class Snapshot:
 
 
 def snapshot_from_footprint(footprint: Footprint, *, depth: int = DEPTH) -> Snapshot:
-    """Snapshot of a footprint.
+    """Snapshot of a footprint; without a memory map it has no scopes.
 
     Args:
-      footprint: With a memory map, or there will be no scopes.
+      footprint: The data.
       depth: Scopes that differ only below so many names are added up.
-
-    Returns:
-      A snapshot with the totals of the footprint.
 
     Example:
       >>> made = Footprint(argument_bytes=300, output_bytes=200, alias_bytes=200, temp_bytes=700)

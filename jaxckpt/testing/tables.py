@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer
-from jaxckpt.ir.layers import fold_layers, layer_ranges
+from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
 from jaxckpt.report import Section, Table
+from jaxckpt.report.rows import array_text, layer_table, short_source, signed_bytes
 from jaxckpt.report.tree import columns
 from jaxckpt.testing.change import Change, ScopeChange
-from jaxckpt.testing.snapshot import DEPTH, ScopeBytes, bytes_by_scope, cut_scope
+from jaxckpt.testing.snapshot import DEPTH, bytes_by_scope, cut_scope
 
 _MOST_ROWS = 16
 _EXPLAINED = (
@@ -22,12 +23,7 @@ _EXPLAINED = (
 
 
 def holders_table(footprint: Footprint, *, depth: int = DEPTH) -> Table:
-    """Where the bytes of a footprint are at its peak, largest first; all rows together are its total.
-
-    Args:
-      footprint: The data.
-      depth: To which scopes are told apart.
-    """
+    """Where the bytes of a footprint are at its peak, largest first; all rows together are its total."""
     rows = sorted(_holders(footprint, depth), key=lambda row: -row[0])
     shown, rest = rows[:_MOST_ROWS], rows[_MOST_ROWS:]
     notes = (f"and {len(rest)} more, {format_bytes(sum(size for size, _ in rest))}",) if rest else ()
@@ -47,16 +43,6 @@ def change_report(change: Change) -> Section:
     return Section(title="Snapshot and now", parts=tables)
 
 
-def signed_bytes(change: int) -> str:
-    """A difference for people; nothing where there is none.
-
-    Example:
-      >>> signed_bytes(1024), signed_bytes(-1024), signed_bytes(0)
-      ('+1 KiB', '-1 KiB', '')
-    """
-    return f"{'+' if change > 0 else '-'}{format_bytes(abs(change))}" if change else ""
-
-
 ### Holders
 
 
@@ -64,8 +50,12 @@ def _holders(footprint: Footprint, depth: int) -> Iterator[tuple[int, tuple[str,
     for name, size_bytes in _outside_scopes(footprint):
         if size_bytes:
             yield size_bytes, (name, "", "", format_bytes(size_bytes), "")
-    largest = _largest_by_scope(footprint, depth)
-    for group in fold_layers(bytes_by_scope(footprint, depth=depth), scope=_scope, alike=lambda s: s.peak_bytes):
+    memory = footprint.memory
+    largest: dict[str, str] = {}
+    for buffer in () if memory is None else memory.alive_at(memory.peak):
+        largest.setdefault(cut_scope(buffer.scope, depth), _described(buffer))
+    scopes = bytes_by_scope(footprint, depth=depth)
+    for group in fold_layers(scopes, scope=lambda each: each.scope, alike=lambda each: each.peak_bytes):
         first, size_bytes = group.items[0], sum(item.peak_bytes for item in group.items)
         if size_bytes:
             layers = layer_ranges(group.layers)
@@ -85,23 +75,9 @@ def _outside_scopes(footprint: Footprint) -> Iterator[tuple[str, int]]:
         yield "(gaps at the peak)", footprint.temp_bytes - memory.peak_bytes
 
 
-def _largest_by_scope(footprint: Footprint, depth: int) -> dict[str, str]:
-    memory = footprint.memory
-    alive = () if memory is None else memory.alive_at(memory.peak)
-    largest: dict[str, str] = {}
-    for buffer in alive:
-        largest.setdefault(cut_scope(buffer.scope, depth), _described(buffer))
-    return largest
-
-
 def _described(buffer: Buffer) -> str:
-    source = buffer.source.rsplit("/", 1)[-1]
-    made_at = f" ({source})" if source else ""
-    return f"{buffer.dtype}[{','.join(map(str, buffer.shape))}] {buffer.op or buffer.name}{made_at}"
-
-
-def _scope(item: ScopeBytes | ScopeChange) -> str:
-    return item.scope
+    made_at = f" ({short_source(buffer.source)})" if buffer.source else ""
+    return f"{array_text(buffer, buffer.op or buffer.name)}{made_at}"
 
 
 def _share(size_bytes: int, total_bytes: int) -> str:
@@ -136,31 +112,27 @@ def _figures_table(change: Change) -> Table:
 
 
 def _scopes_table(change: Change) -> Table:
-    rows = sorted(_scope_rows(change), key=lambda row: -row[0])
-    rest = rows[_MOST_ROWS:]
-    notes = (f"and {len(rest)} more that changed less",) if rest else ()
-    return Table(
+    return layer_table(
+        change.scopes,
+        (">peak: was", ">now", ">all layers", ">held: was", ">now", ">all layers"),
+        _change_cells,
+        scope=lambda each: each.scope,
+        alike=lambda each: each.figures,
         title="By layer: alive at the peak, and held from forward to backward",
-        columns=columns("scope", "layers", ">peak: was", ">now", ">all layers", ">held: was", ">now", ">all layers"),
-        rows=tuple(cells for _, cells in rows[:_MOST_ROWS]),
-        notes=notes,
+        shown=_MOST_ROWS,
+        rest=lambda count, _: f"and {count} more that changed less",
     )
 
 
-def _scope_rows(change: Change) -> Iterator[tuple[int, tuple[str, ...]]]:
-    for group in fold_layers(change.scopes, scope=_scope, alike=lambda each: each.figures):
-        held_was, held_now, peak_was, peak_now = group.items[0].figures
-        held, peak = (sum(sizes) for sizes in zip(*((i.held_bytes, i.peak_bytes) for i in group.items), strict=True))
-        yield (
-            max(abs(held), abs(peak)),
-            (
-                group.scope or "/",
-                layer_ranges(group.layers),
-                format_bytes(peak_was),
-                format_bytes(peak_now),
-                signed_bytes(peak),
-                format_bytes(held_was),
-                format_bytes(held_now),
-                signed_bytes(held),
-            ),
-        )
+def _change_cells(group: Layers[ScopeChange]) -> tuple[int | str, ...]:
+    held_was, held_now, peak_was, peak_now = group.items[0].figures
+    held, peak = (sum(sizes) for sizes in zip(*((i.held_bytes, i.peak_bytes) for i in group.items), strict=True))
+    return (
+        max(abs(held), abs(peak)),
+        format_bytes(peak_was),
+        format_bytes(peak_now),
+        signed_bytes(peak),
+        format_bytes(held_was),
+        format_bytes(held_now),
+        signed_bytes(held),
+    )
