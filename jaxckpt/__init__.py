@@ -13,198 +13,107 @@ stands apart: evictors that decide at run time. docs/how-it-works.md follows one
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxckpt._errors import (
-    AgreementError,
-    ArgumentError,
-    BatchError,
-    BudgetError,
-    ChunkError,
-    ComparisonError,
-    CompileError,
-    FootprintAssertionError,
-    FootprintFileError,
-    GraphError,
-    HloError,
-    InfeasibleBudgetError,
-    JaxckptError,
-    MissingPackageError,
-    NoGradientError,
-    PictureError,
-    PlanFileError,
-    PlanMismatchError,
-    PolicyError,
-    ReportFileError,
-    ScopeError,
-    SnapshotFileError,
-    StepReferenceError,
-    TargetError,
-    UnknownStrategyError,
-    UnknownTargetError,
-    UnsupportedDecisionError,
-    UnverifiableError,
-    VerificationError,
-    VersionMismatchError,
-)
-from jaxckpt._version import __version__
+from jaxckpt._errors import AgreementError as AgreementError
+from jaxckpt._errors import ArgumentError as ArgumentError
+from jaxckpt._errors import BatchError as BatchError
+from jaxckpt._errors import BudgetError as BudgetError
+from jaxckpt._errors import ChunkError as ChunkError
+from jaxckpt._errors import ComparisonError as ComparisonError
+from jaxckpt._errors import CompileError as CompileError
+from jaxckpt._errors import FootprintAssertionError as FootprintAssertionError
+from jaxckpt._errors import FootprintFileError as FootprintFileError
+from jaxckpt._errors import GraphError as GraphError
+from jaxckpt._errors import HloError as HloError
+from jaxckpt._errors import InfeasibleBudgetError as InfeasibleBudgetError
+from jaxckpt._errors import JaxckptError as JaxckptError
+from jaxckpt._errors import MissingPackageError as MissingPackageError
+from jaxckpt._errors import NoGradientError as NoGradientError
+from jaxckpt._errors import PictureError as PictureError
+from jaxckpt._errors import PlanFileError as PlanFileError
+from jaxckpt._errors import PlanMismatchError as PlanMismatchError
+from jaxckpt._errors import PolicyError as PolicyError
+from jaxckpt._errors import ReportFileError as ReportFileError
+from jaxckpt._errors import ScopeError as ScopeError
+from jaxckpt._errors import SnapshotFileError as SnapshotFileError
+from jaxckpt._errors import StepReferenceError as StepReferenceError
+from jaxckpt._errors import TargetError as TargetError
+from jaxckpt._errors import UnknownStrategyError as UnknownStrategyError
+from jaxckpt._errors import UnknownTargetError as UnknownTargetError
+from jaxckpt._errors import UnsupportedDecisionError as UnsupportedDecisionError
+from jaxckpt._errors import UnverifiableError as UnverifiableError
+from jaxckpt._errors import VerificationError as VerificationError
+from jaxckpt._errors import VersionMismatchError as VersionMismatchError
+from jaxckpt._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from jaxckpt._step import Step
-    from jaxckpt.annotate import chunked, name, scope
-    from jaxckpt.calibration import calibrate
-    from jaxckpt.comparison import Comparison, Verdicts, compare, verdicts
-    from jaxckpt.compiler import Footprint, footprint, load_footprint
-    from jaxckpt.dynamic.eager import timed_scopes
-    from jaxckpt.linter import Finding, Findings, lint
-    from jaxckpt.machine import Calibration, Target, targets
-    from jaxckpt.planner import (
-        BatchSearch,
-        Explanation,
-        Floor,
-        Frontier,
-        Plan,
-        Planner,
-        PlanOptions,
-        analyze,
-        apply,
-        explain,
-        load_plan,
-        max_batch,
-        pareto,
-        plan,
-        plan_once,
-    )
-    from jaxckpt.policy import Policy, load_policy, policies
-    from jaxckpt.policy.readers import Reading, read_policy
-    from jaxckpt.report.picture import draw
-    from jaxckpt.solve import Offloading
-    from jaxckpt.verifier import Verification, verify
+    from jaxckpt._step import Step as Step
+    from jaxckpt.annotate import chunked as chunked
+    from jaxckpt.annotate import name as name
+    from jaxckpt.annotate import scope as scope
+    from jaxckpt.calibration import calibrate as calibrate
+    from jaxckpt.comparison import Comparison as Comparison
+    from jaxckpt.comparison import Verdicts as Verdicts
+    from jaxckpt.comparison import compare as compare
+    from jaxckpt.comparison import verdicts as verdicts
+    from jaxckpt.compiler import Footprint as Footprint
+    from jaxckpt.compiler import footprint as footprint
+    from jaxckpt.compiler import load_footprint as load_footprint
+    from jaxckpt.dynamic.eager import timed_scopes as timed_scopes
+    from jaxckpt.linter import Finding as Finding
+    from jaxckpt.linter import Findings as Findings
+    from jaxckpt.linter import lint as lint
+    from jaxckpt.machine import Calibration as Calibration
+    from jaxckpt.machine import Target as Target
+    from jaxckpt.machine import targets as targets
+    from jaxckpt.planner import BatchSearch as BatchSearch
+    from jaxckpt.planner import Explanation as Explanation
+    from jaxckpt.planner import Floor as Floor
+    from jaxckpt.planner import Frontier as Frontier
+    from jaxckpt.planner import Plan as Plan
+    from jaxckpt.planner import Planner as Planner
+    from jaxckpt.planner import PlanOptions as PlanOptions
+    from jaxckpt.planner import analyze as analyze
+    from jaxckpt.planner import apply as apply
+    from jaxckpt.planner import explain as explain
+    from jaxckpt.planner import load_plan as load_plan
+    from jaxckpt.planner import max_batch as max_batch
+    from jaxckpt.planner import pareto as pareto
+    from jaxckpt.planner import plan as plan
+    from jaxckpt.planner import plan_once as plan_once
+    from jaxckpt.policy import Policy as Policy
+    from jaxckpt.policy import load_policy as load_policy
+    from jaxckpt.policy import policies as policies
+    from jaxckpt.policy.readers import Reading as Reading
+    from jaxckpt.policy.readers import read_policy as read_policy
+    from jaxckpt.report.picture import draw as draw
+    from jaxckpt.solve import Offloading as Offloading
+    from jaxckpt.verifier import Verification as Verification
+    from jaxckpt.verifier import verify as verify
 
-_HOMES = {
-    "BatchSearch": "planner",
-    "Calibration": "machine",
-    "Comparison": "comparison",
-    "Explanation": "planner",
-    "Finding": "linter",
-    "Findings": "linter",
-    "Floor": "planner",
-    "Footprint": "compiler",
-    "Frontier": "planner",
-    "Offloading": "solve",
-    "Plan": "planner",
-    "PlanOptions": "planner",
-    "Planner": "planner",
-    "Policy": "policy",
-    "Reading": "policy.readers",
-    "Step": "_step",
-    "Target": "machine",
-    "Verdicts": "comparison",
-    "Verification": "verifier",
-    "analyze": "planner",
-    "apply": "planner",
-    "calibrate": "calibration",
-    "chunked": "annotate",
-    "compare": "comparison",
-    "draw": "report.picture",
-    "explain": "planner",
-    "footprint": "compiler",
-    "lint": "linter",
-    "load_footprint": "compiler",
-    "load_plan": "planner",
-    "load_policy": "policy",
-    "max_batch": "planner",
-    "name": "annotate",
-    "pareto": "planner",
-    "plan": "planner",
-    "plan_once": "planner",
-    "policies": "policy",
-    "read_policy": "policy.readers",
-    "scope": "annotate",
-    "targets": "machine",
-    "timed_scopes": "dynamic.eager",
-    "verdicts": "comparison",
-    "verify": "verifier",
+_NAMES = {
+    "_step": "Step",
+    "annotate": "chunked name scope",
+    "calibration": "calibrate",
+    "comparison": "Comparison Verdicts compare verdicts",
+    "compiler": "Footprint footprint load_footprint",
+    "dynamic.eager": "timed_scopes",
+    "linter": "Finding Findings lint",
+    "machine": "Calibration Target targets",
+    "planner": "BatchSearch Explanation Floor Frontier Plan Planner PlanOptions analyze apply explain load_plan"
+    " max_batch pareto plan plan_once",
+    "policy": "Policy load_policy policies",
+    "policy.readers": "Reading read_policy",
+    "report.picture": "draw",
+    "solve": "Offloading",
+    "verifier": "Verification verify",
 }
-"""Where each public name lives; a room is loaded when one of its names is first used."""
+"""The public names of each room, which is loaded when one of them is first used; type checkers read the imports."""
 
+_HOMES = {name: room for room, names in _NAMES.items() for name in names.split()}
 _ROOMS = {"dynamic", "testing"}
 """Rooms that are used by their own name."""
 
-__all__ = [
-    "AgreementError",
-    "ArgumentError",
-    "BatchError",
-    "BatchSearch",
-    "BudgetError",
-    "Calibration",
-    "ChunkError",
-    "Comparison",
-    "ComparisonError",
-    "CompileError",
-    "Explanation",
-    "Finding",
-    "Findings",
-    "Floor",
-    "Footprint",
-    "FootprintAssertionError",
-    "FootprintFileError",
-    "Frontier",
-    "GraphError",
-    "HloError",
-    "InfeasibleBudgetError",
-    "JaxckptError",
-    "MissingPackageError",
-    "NoGradientError",
-    "Offloading",
-    "PictureError",
-    "Plan",
-    "PlanFileError",
-    "PlanMismatchError",
-    "PlanOptions",
-    "Planner",
-    "Policy",
-    "PolicyError",
-    "Reading",
-    "ReportFileError",
-    "ScopeError",
-    "SnapshotFileError",
-    "Step",
-    "StepReferenceError",
-    "Target",
-    "TargetError",
-    "UnknownStrategyError",
-    "UnknownTargetError",
-    "UnsupportedDecisionError",
-    "UnverifiableError",
-    "Verdicts",
-    "Verification",
-    "VerificationError",
-    "VersionMismatchError",
-    "__version__",
-    "analyze",
-    "apply",
-    "calibrate",
-    "chunked",
-    "compare",
-    "draw",
-    "explain",
-    "footprint",
-    "lint",
-    "load_footprint",
-    "load_plan",
-    "load_policy",
-    "max_batch",
-    "name",
-    "pareto",
-    "plan",
-    "plan_once",
-    "policies",
-    "read_policy",
-    "scope",
-    "targets",
-    "timed_scopes",
-    "verdicts",
-    "verify",
-]
+__all__ = ["__version__", *_HOMES, *(name for name in list(globals()) if name.endswith("Error"))]
 
 
 def __getattr__(name: str) -> Any:

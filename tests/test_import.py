@@ -1,9 +1,11 @@
 """`import jaxckpt` is light: it loads nothing that it does not need yet, starts nothing and writes nothing."""
 
+import ast
 import os
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +62,15 @@ def test_importing_is_light_starts_nothing_and_writes_no_file(tmp_path):
 def test_every_public_name_is_there_and_starts_nothing(tmp_path):
     done = run("import jaxckpt" + COMPLETE + NOT_STARTED, tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_type_checkers_see_the_public_names():
+    tree = ast.parse(Path(jaxckpt.__file__).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    seen = {(node.module, each.name) for node in imports for each in node.names if each.name == each.asname}
+    homes = {(f"jaxckpt.{room}", name) for name, room in jaxckpt._HOMES.items()}
+    assert homes <= seen
+    assert {name for _, name in seen} == set(jaxckpt.__all__)
 
 
 def test_a_name_that_is_not_public_is_an_attribute_error():
