@@ -149,7 +149,7 @@ def traced_leaves(traced: jax.stages.Traced) -> TracedLeaves:
     their leaves then crash.
     """
     params = traced._params
-    captured = tuple(traced._consts)
+    captured = captured_arrays(traced)
     call = functools.partial(jax.extend.core.jaxpr_as_fun(traced.jaxpr), *captured)
     types = traced._meta_tys_flat[len(captured) :]
     requested = params["in_shardings"][len(captured) :]
@@ -161,7 +161,7 @@ def traced_leaves(traced: jax.stages.Traced) -> TracedLeaves:
             for type_, sharding in zip(types, requested, strict=True)
         ),
         out_shardings=tuple(
-            None if isinstance(sharding, UnspecifiedValue) else sharding for sharding in params["out_shardings"]
+            sharding if is_specified_sharding(sharding) else None for sharding in params["out_shardings"]
         ),
         donated=tuple(params["donated_invars"][len(captured) :]),
         compiler_options=tuple(params["compiler_options_kvs"]),
@@ -192,14 +192,6 @@ def captured_arrays(traced: jax.stages.Traced) -> tuple[jax.Array, ...]:
     jax 0.10.2, 0.12.0.1.
     """
     return tuple(traced._consts)
-
-
-def argument_tree(traced: jax.stages.Traced) -> Any:
-    """The tree of `(args, kwargs)` of a traced step, static arguments left out. jax 0.10.2, 0.12.0.1.
-
-    The public `in_tree` builds it from placeholders, which classes that check their leaves refuse.
-    """
-    return traced._in_tree
 
 
 def jit_in_shardings(traced: jax.stages.Traced) -> tuple[Any, ...]:

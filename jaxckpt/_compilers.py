@@ -18,13 +18,7 @@ _EXTRAS = {"cuda": "gpu-targets", "tpu": "tpu-targets"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiler:
-    """The package that compiles for a platform.
-
-    Attributes:
-      package: Its name, as pip knows it.
-      version: Its version, or None where it is not installed.
-      needed_version: The only version that fits the installed jax, or None where any may do.
-    """
+    """The package that compiles for a platform, its version if it is installed, and the only one that fits, if any."""
 
     package: str
     version: str | None

@@ -109,12 +109,7 @@ class UnknownStrategyError(JaxckptError, LookupError):
 
 
 class TooLargeError(JaxckptError, ValueError):
-    """A step of more ops than a solver takes.
-
-    Attributes:
-      ops: What the solver would have to decide about.
-      most: What it takes.
-    """
+    """A step of more `ops` than a solver takes (`most`)."""
 
 
 class GraphError(JaxckptError, ValueError):
@@ -130,19 +125,11 @@ class UnsupportedDecisionError(JaxckptError, NotImplementedError):
 
 
 class FootprintFileError(JaxckptError, ValueError):
-    """A file that should be a footprint and is damaged, foreign, of another version, or not there.
-
-    Attributes:
-      path: Of the file.
-    """
+    """A file (`path`) that should be a footprint and is damaged, foreign, of another version, or not there."""
 
 
 class FootprintAssertionError(JaxckptError, AssertionError):
-    """A test's step takes more memory than was asserted.
-
-    Attributes:
-      table: Where the bytes are, by layer; shown below the message.
-    """
+    """A test's step takes more memory than was asserted; `table` shows the bytes by layer below the message."""
 
     table: str = ""
 
@@ -151,19 +138,11 @@ class FootprintAssertionError(JaxckptError, AssertionError):
 
 
 class SnapshotFileError(JaxckptError, ValueError):
-    """A snapshot of a footprint that is damaged, foreign, another test's, or missing where none may be written.
-
-    Attributes:
-      path: Of the file.
-    """
+    """A snapshot of a footprint (`path`) that is damaged, foreign, another test's, or missing where none is written."""
 
 
 class PolicyError(JaxckptError, ValueError):
-    """A policy that cannot be read, or that says of a step what does not hold.
-
-    Attributes:
-      problems: All that is wrong, one sentence each.
-    """
+    """A policy that cannot be read, or that says of a step what does not hold; `problems` are sentences."""
 
 
 class ScopeError(JaxckptError, TypeError):
@@ -204,19 +183,11 @@ class AgreementError(JaxckptError, RuntimeError):
 
 
 class ReportFileError(JaxckptError, ValueError):
-    """A report that cannot be written where it should be.
-
-    Attributes:
-      path: Of the file.
-    """
+    """A report that cannot be written where it should be (`path`)."""
 
 
 class ComparisonError(JaxckptError, ValueError):
-    """Versions that cannot be compared; all that is wrong is numbered in the message.
-
-    Attributes:
-      problems: What is wrong, a sentence each.
-    """
+    """Versions that cannot be compared; all `problems` are numbered in the message."""
 
 
 class StepReferenceError(JaxckptError, LookupError):

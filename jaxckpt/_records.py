@@ -45,13 +45,7 @@ _MOST_CHARACTERS = 80
 
 
 class RecordError(ValueError):
-    """A table that is not as its record asks.
-
-    Attributes:
-      problems: All of them, a sentence each.
-      missing: Required keys that the table lacks.
-      unknown: Keys that are no fields.
-    """
+    """A table that is not as its record asks: all problems, required keys that it lacks, keys that are no fields."""
 
     def __init__(self, problems: Sequence[str], *, missing: Sequence[str] = (), unknown: Sequence[str] = ()):
         self.problems = tuple(problems)

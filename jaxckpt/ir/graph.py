@@ -289,24 +289,11 @@ class Graph:
     def op_signatures(self) -> tuple[int, ...]:
         """For each op a number, the same for ops that compute the same in the same phase and the same loops."""
         known: dict[tuple[object, ...], int] = {}
-        return tuple(
-            known.setdefault(
-                (
-                    op.primitive,
-                    op.detail,
-                    op.phase,
-                    op.flops,
-                    op.traffic_bytes,
-                    op.exchange_bytes,
-                    op.gathered_bytes,
-                    op.workspace_bytes,
-                    op.effects,
-                    self._place(op.loop),
-                ),
-                len(known),
-            )
-            for op in self.ops
-        )
+        return tuple(known.setdefault(self._op_key(op), len(known)) for op in self.ops)
+
+    def _op_key(self, op: Op) -> tuple[object, ...]:
+        cost = (op.flops, op.traffic_bytes, op.exchange_bytes, op.gathered_bytes, op.workspace_bytes)
+        return (op.primitive, op.detail, op.phase, *cost, op.effects, self._place(op.loop))
 
     def _place(self, loop: int | None) -> tuple[tuple[int, ...], ...]:
         """The loops around an op; of a branch only its position, since the conds of layers are alike."""
@@ -402,10 +389,7 @@ class Graph:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of what is computed: ops, shapes, connections; not of names, scopes, lines or donation."""
-        digest = hashlib.sha256()
-        for line in self._lines():
-            digest.update(line.encode())
-        return digest.hexdigest()[:16]
+        return hashlib.sha256("".join(self._lines()).encode()).hexdigest()[:16]
 
     def _lines(self) -> Iterator[str]:
         yield f"{self.inputs}{self.constants}{self.outputs}\n"

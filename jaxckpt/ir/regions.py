@@ -61,6 +61,7 @@ BODY_INPUTS = frozenset({CARRY, SLICE})
 """Those that stand in the body and read values from outside of it."""
 BODY_OUTPUTS = frozenset({END, STACK, COND_END})
 """Those that stand behind the body, or the branches, and read its values."""
+LOOP_BOUNDARIES = BODY_INPUTS | BODY_OUTPUTS
 ALL_ITERATIONS = "turns"
 """The effect of those of them that cannot be recomputed without all iterations of the loop."""
 

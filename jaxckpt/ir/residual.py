@@ -11,13 +11,7 @@ from jaxckpt.ir.graph import Graph, Phase
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """A forward value that the backward or the update reads.
-
-    Attributes:
-      value: Its id.
-      op: The forward op that writes it.
-      readers: The ops after the forward pass that read it, in order.
-    """
+    """A forward value, the op that writes it, and the ops of the backward and the update that read it, in order."""
 
     value: int
     op: int

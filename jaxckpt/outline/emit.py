@@ -6,7 +6,7 @@ shared, as JAX shares them (`interfaces`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import jax.extend.core as jex
 
@@ -14,13 +14,8 @@ from jaxckpt import _compat
 from jaxckpt.outline.interfaces import Cond, LoopInterface, zeros_like_aval
 from jaxckpt.program.flat_program import Atom
 
-
-@dataclass(frozen=True, slots=True)
-class BranchBody:
-    """The body of one branch: what it reads and gives, and its equations."""
-
-    interface: LoopInterface
-    eqns: Sequence[jex.JaxprEqn]
+BranchBody: TypeAlias = tuple[LoopInterface, Sequence[jex.JaxprEqn]]
+"""The body of one branch: what it reads and gives, and its equations."""
 
 
 def body_jaxpr(
@@ -56,35 +51,23 @@ def scan_eqn(interface: LoopInterface, eqns: Sequence[jex.JaxprEqn], template: j
 
 
 def cond_eqn(cond: Cond, bodies: Sequence[BranchBody], template: jex.JaxprEqn) -> jex.JaxprEqn:
-    """The cond equation of some branches."""
-    operands = list(dict.fromkeys(outer for body in bodies for outer in _operands(body.interface)))
-    slots = list(dict.fromkeys(slot for body in bodies for _, slot in body.interface.stacks))
+    """The cond equation of some branches, in their order; `template` is the cond that they were."""
+    operands = list(dict.fromkeys(outer for interface, _ in bodies for outer in _operands(interface)))
+    slots = list(dict.fromkeys(slot for interface, _ in bodies for _, slot in interface.stacks))
     branches = []
-    for position, body in enumerate(bodies):
+    for position, (interface, eqns) in enumerate(bodies):
+        own = _operands(interface)
+        invars = [own.get(outer) or jex.Var(outer.aval) for outer in operands]
         results = [values[position] for _, values in cond.results]
+        filling, filled = _slots(interface, slots, template)
         old = template.params["branches"][position]
-        branches.append(jex.ClosedJaxpr(_branch(body, operands, results, slots, old, template), ()))
+        branches.append(jex.ClosedJaxpr(body_jaxpr(invars, [*results, *filled], [*eqns, *filling], old), ()))
     return template.replace(
         invars=[cond.index, *operands],
         outvars=[*(result for result, _ in cond.results), *slots],
         params=dict(template.params, branches=tuple(branches)),
         effects=frozenset().union(*(branch.effects for branch in branches)),
     )
-
-
-def _branch(
-    body: BranchBody,
-    operands: Sequence[Atom],
-    results: Sequence[Atom],
-    slots: Sequence[jex.Var],
-    old: jex.Jaxpr,
-    like: jex.JaxprEqn,
-) -> jex.Jaxpr:
-    """A branch with the operands and slots of its cond, and results of its own."""
-    own = _operands(body.interface)
-    invars = [own.get(outer) or jex.Var(outer.aval) for outer in operands]
-    filling, filled = _slots(body.interface, slots, like)
-    return body_jaxpr(invars, [*results, *filled], [*body.eqns, *filling], old)
 
 
 def _operands(interface: LoopInterface) -> dict[Atom, jex.Var]:

@@ -26,8 +26,8 @@ import jax.numpy as jnp
 
 from jaxckpt import _compat
 from jaxckpt.ir.regions import CARRY, COND_END, END, SLICE, STACK
-from jaxckpt.program.flat_program import Atom, Equation, OpenLoop
-from jaxckpt.program.open_scan import BRANCHES, IS_PROBE, is_loop_boundary, loop_paths, stack_writers
+from jaxckpt.program.flat_program import Atom, Equation, OpenLoop, open_jaxpr
+from jaxckpt.program.open_scan import BRANCHES, IS_PROBE, Visibility, is_loop_boundary, stack_writers
 
 Path = tuple[int, ...]
 """The loops around an equation, outermost first."""
@@ -56,8 +56,8 @@ class LoopTree:
 
 def loop_tree(loops: Sequence[OpenLoop], *, in_shard_map: bool = False) -> LoopTree:
     """The tree of some loops; in bodies of `shard_map` those outside of such bodies are not part of any path."""
-    paths = [tuple(k for k in path if not in_shard_map or loops[k].manual is not None) for path in loop_paths(loops)]
-    return LoopTree(loops, paths)
+    paths = map(Visibility(loops).path, range(len(loops)))
+    return LoopTree(loops, [tuple(k for k in p if not in_shard_map or loops[k].manual is not None) for p in paths])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,9 @@ class LoopInterface:
 
 @dataclass(frozen=True, slots=True)
 class FilledArray:
-    """An array that several loops fill, or tiles.
+    """An array that several loops fill in the order in which they run, or tiles, each with the value of an iteration.
 
-    Attributes:
-      loops: The loops, in the order in which they run; of tiles the loop in a tile.
-      values: For each loop the value of an iteration.
-      like: The equation whose source the equations of its zeros have.
+    The equations of its zeros have the source of `like`.
     """
 
     loops: Sequence[int]
@@ -130,12 +127,9 @@ class FilledArray:
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """Which values are stacked.
+    """The values that the scan of each loop stacks, and stacks that several loops fill, or tiles.
 
-    Attributes:
-      by_loop: For each loop the values that its scan stacks, each with its stack.
-      filled: Stacks that several loops fill, or tiles.
-      of: For a value the stack in which another loop finds it.
+    `of` has for a value the stack in which another loop finds it.
     """
 
     by_loop: Mapping[int, Sequence[tuple[Atom, jex.Var]]]
@@ -402,7 +396,6 @@ def zeros_like_aval(aval: jax.core.AbstractValue, like: jex.JaxprEqn) -> tuple[l
             return jax.lax.full(aval.shape, 0, aval.dtype, sharding=sharding)
         return jax.lax.full(aval.shape, jax.random.key(0, impl=str(jax.random.key_impl(aval))))
 
-    closed = jax.make_jaxpr(zeros)()
-    jaxpr = getattr(closed, "jaxpr", closed)
+    jaxpr = open_jaxpr(jax.make_jaxpr(zeros)())
     eqns = [eqn.replace(source_info=like.source_info, ctx=like.ctx) for eqn in jaxpr.eqns]
     return eqns, jaxpr.outvars[0]

@@ -13,7 +13,7 @@ import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt.ir.regions import COND_END
-from jaxckpt.outline.emit import BranchBody, cond_eqn, scan_eqn
+from jaxckpt.outline.emit import cond_eqn, scan_eqn
 from jaxckpt.outline.interfaces import (
     Cond,
     Interfaces,
@@ -26,7 +26,7 @@ from jaxckpt.outline.interfaces import (
 )
 from jaxckpt.outline.shard_map import is_within, regions
 from jaxckpt.outline.stack_indexing import with_counters, with_filled_arrays, with_numbers, with_row_major_carry
-from jaxckpt.program.flat_program import Atom, Equation, FlatProgram, ManualMesh, OpenLoop
+from jaxckpt.program.flat_program import Atom, Equation, FlatProgram, ManualMesh, OpenLoop, with_name_stack
 from jaxckpt.program.open_scan import is_loop_boundary
 
 
@@ -144,7 +144,7 @@ class _Outliner:
             return eqn
         around, stack = self.tree.loops[loop].eqn.source_info.name_stack, eqn.source_info.name_stack
         common = _compat.common_names(around, stack)
-        return eqn.replace(source_info=eqn.source_info.replace(name_stack=stack[common:])) if common else eqn
+        return with_name_stack(eqn, stack[common:]) if common else eqn
 
     def _scan(self, loop: int, equations: list[Equation], depth: int) -> jex.JaxprEqn:
         interface, template = self.interfaces.loops[loop], self.tree.loops[loop].eqn
@@ -159,12 +159,12 @@ class _Outliner:
     def _cond(self, cond: Cond, branches: "_Branches", depth: int) -> jex.JaxprEqn:
         """The cond of some branches, whose equations may be none."""
         bodies = [
-            BranchBody(self.interfaces.loops[loop], list(self.level(branches.equations.get(loop, ()), depth + 1)))
+            (self.interfaces.loops[loop], list(self.level(branches.equations.get(loop, ()), depth + 1)))
             for loop in cond.branches
         ]
         template = self.tree.loops[cond.branches[0]].eqn
-        eqn, stack = cond_eqn(cond, bodies, template), template.source_info.name_stack
-        named = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack[: len(stack) - 1]))
+        stack = template.source_info.name_stack
+        named = with_name_stack(cond_eqn(cond, bodies, template), stack[: len(stack) - 1])
         return self._named_within(named, self.tree.parent(cond.branches[0]))
 
 

@@ -12,20 +12,19 @@ of one program into one. Complexity: linear.
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
+import jax.numpy as jnp
+from jax.extend.source_info_util import NameStack
 from jax.sharding import PartitionSpec
 
 from jaxckpt import _compat
 from jaxckpt.ir.regions import FROM_SHARDS, TO_SHARDS
 from jaxckpt.outline.emit import body_jaxpr
-from jaxckpt.program.flat_program import Atom, Equation, ManualMesh, OpenLoop
+from jaxckpt.program.flat_program import Atom, Equation, ManualMesh, OpenLoop, traced_eqns, with_name_stack
 from jaxckpt.program.open_shard_map import all_devices_var
-
-NameStack = Any
-"""The names around an equation; the type is not one of JAX's public ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +141,8 @@ def _eqn(region: _Region, manual: ManualMesh, known: dict[jex.Var, _Operand]) ->
     """The `shard_map` equation of a region."""
     operands = {v: known[v] for v in region.read()}
     named = [*region.eqns, *(join.eqn for join in region.joins)]
-    stack = _common([eqn.source_info.name_stack for eqn in named])
+    stacks = [eqn.source_info.name_stack for eqn in named]
+    stack = stacks[0][: min(_compat.common_names(stacks[0], each) for each in stacks)]
     params = dict(
         manual.eqn.params,
         jaxpr=_body(region, manual, operands, stack),
@@ -158,58 +158,31 @@ def _eqn(region: _Region, manual: ManualMesh, known: dict[jex.Var, _Operand]) ->
 
 
 def _body(region: _Region, manual: ManualMesh, operands: dict[jex.Var, _Operand], stack: NameStack) -> jex.Jaxpr:
-    border = _Border(manual)
-    invars = [border.entered(variable, operand.array) for variable, operand in operands.items()]
-    outvars = [border.given(value, operand.array) for value, operand in region.given]
-    eqns = [*border.before, *(_below(eqn, stack) for eqn in region.eqns), *border.after]
-    return body_jaxpr(invars, outvars, eqns, manual.eqn.params["jaxpr"])
+    """The body of a region's equation, on whose border values without dimensions get one."""
+    invars = [_on_border(variable, operand.array) for variable, operand in operands.items()]
+    outvars = [_on_border(value, operand.array) for value, operand in region.given]
+    entered = zip(invars, operands, strict=True)
+    given = zip((value for value, _ in region.given), outvars, strict=True)
+    before = [_reshape(1, row, variable, manual) for row, variable in entered if row is not variable]
+    after = [_reshape(0, value, row, manual) for value, row in given if row is not value]
+    within = [with_name_stack(eqn, eqn.source_info.name_stack[len(stack) :]) for eqn in region.eqns]
+    return body_jaxpr(invars, outvars, [*before, *within, *after], manual.eqn.params["jaxpr"])
 
 
-class _Border:
-    """The border of one body, where values without dimensions get one."""
+def _on_border(atom: Atom, array: Atom) -> Atom:
+    """The atom itself, or a variable with one more dimension where the array outside has one more."""
+    same = len(array.aval.shape) == len(atom.aval.shape)
+    return atom if same else jex.Var(_compat.stacked_aval(1, atom.aval))
 
-    def __init__(self, manual: ManualMesh):
-        self.before: list[jex.JaxprEqn] = []
-        self.after: list[jex.JaxprEqn] = []
-        self._manual = manual
 
-    def entered(self, variable: jex.Var, array: Atom) -> jex.Var:
-        """The argument of the body that gives a variable."""
-        if len(array.aval.shape) == len(variable.aval.shape):
-            return variable
-        row = jex.Var(_compat.stacked_aval(1, variable.aval))
-        self.before.append(self._reshaped(1, row, variable))
-        return row
-
-    def given(self, value: Atom, array: Atom) -> Atom:
-        """The result of the body for a value."""
-        if len(array.aval.shape) == len(value.aval.shape):
-            return value
-        row = jex.Var(_compat.stacked_aval(1, value.aval))
-        self.after.append(self._reshaped(0, value, row))
-        return row
-
-    def _reshaped(self, rank: int, read: Atom, write: jex.Var) -> jex.JaxprEqn:
-        return _reshapes()[rank].replace(invars=[read], outvars=[write], ctx=self._manual.inner_ctx)
+def _reshape(rank: int, read: Atom, write: Atom, manual: ManualMesh) -> jex.JaxprEqn:
+    return _reshapes()[rank].replace(invars=[read], outvars=[write], ctx=manual.inner_ctx)
 
 
 @functools.cache
 def _reshapes() -> tuple[jex.JaxprEqn, jex.JaxprEqn]:
     """The equations that add a dimension to a scalar and remove it, from the public functions."""
-    closed_jaxprs = (
-        jax.make_jaxpr(lambda x: jax.lax.broadcast(x, (1,)))(jax.ShapeDtypeStruct((), "float32")),
-        jax.make_jaxpr(lambda x: jax.lax.squeeze(x, (0,)))(jax.ShapeDtypeStruct((1,), "float32")),
-    )
-    one, other = (getattr(closed, "jaxpr", closed).eqns[0] for closed in closed_jaxprs)
-    return one, other
-
-
-def _common(stacks: Sequence[NameStack]) -> NameStack:
-    """The names that all equations have in common."""
-    return stacks[0][: min(_compat.common_names(stacks[0], stack) for stack in stacks)]
-
-
-def _below(eqn: jex.JaxprEqn, stack: NameStack) -> jex.JaxprEqn:
-    """An equation in a body, whose name stacks begin behind those of its `shard_map`."""
-    own = eqn.source_info.name_stack[len(stack) :]
-    return eqn.replace(source_info=eqn.source_info.replace(name_stack=own))
+    scalar, row = (jex.Var(jax.core.ShapedArray(shape, jnp.float32)) for shape in ((), (1,)))
+    (added,) = traced_eqns(lambda x: jax.lax.broadcast(x, (1,)), [scalar])
+    (removed,) = traced_eqns(lambda x: jax.lax.squeeze(x, (0,)), [row])
+    return added, removed

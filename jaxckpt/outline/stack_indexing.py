@@ -15,6 +15,7 @@ The carry of a part, or a tile, has a row-major layout: a compiler gives each lo
 transpose what layers pass on, which then fuses into other kernels than in the unsplit loop.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxckpt import _compat
 from jaxckpt.outline.interfaces import ArrayUpdate, Carry, FilledArray, LoopInterface, LoopTree, zeros_like_aval
-from jaxckpt.program.flat_program import Atom, Equation, OpenLoop
+from jaxckpt.program.flat_program import Atom, Equation, OpenLoop, traced_eqns
 
 
 def with_row_major_carry(interface: LoopInterface, like: jex.JaxprEqn) -> LoopInterface:
@@ -38,12 +39,8 @@ def with_row_major_carry(interface: LoopInterface, like: jex.JaxprEqn) -> LoopIn
         if has_layout_choice(following):
             following = jex.Var(following.aval)
             layout = Layout(tuple(range(len(following.aval.shape))))
-            eqns += _equations(
-                lambda array, layout=layout: with_layout_constraint(array, layout),
-                [carry.following],
-                following,
-                like=like,
-            )
+            constrained = functools.partial(with_layout_constraint, layouts=layout)
+            eqns += _equations(constrained, [carry.following], following, like=like)
         carries.append(replace(carry, following=following))
     return replace(interface, carries=tuple(carries), after=(*interface.after, *eqns))
 
@@ -206,20 +203,4 @@ def _equations(
     function: Callable[..., jax.Array], reads: Sequence[Atom], result: Atom, *, like: jex.JaxprEqn
 ) -> Iterator[jex.JaxprEqn]:
     """The equations of a function over atoms, the last of which writes `result`, with the source of another one."""
-    closed = jax.make_jaxpr(function)(*(_spec(atom.aval) for atom in reads))
-    jaxpr = getattr(closed, "jaxpr", closed)
-    env: dict[jex.Var, Atom] = {**dict(zip(jaxpr.invars, reads, strict=True)), jaxpr.outvars[0]: result}
-    for eqn in jaxpr.eqns:
-        for variable in eqn.outvars:
-            env.setdefault(variable, jex.Var(variable.aval))
-        yield eqn.replace(
-            invars=[env[atom] if isinstance(atom, jex.Var) else atom for atom in eqn.invars],
-            outvars=[env[variable] for variable in eqn.outvars],
-            source_info=like.source_info,
-            ctx=like.ctx,
-        )
-
-
-def _spec(aval: jax.core.ShapedArray) -> jax.ShapeDtypeStruct:
-    sharding = None if aval.sharding.mesh.empty else aval.sharding
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+    return (eqn.replace(source_info=like.source_info, ctx=like.ctx) for eqn in traced_eqns(function, reads, result))

@@ -15,7 +15,7 @@ import jax
 from jaxckpt import ir
 from jaxckpt._shown import Shown
 from jaxckpt.compiler import Footprint
-from jaxckpt.rewrite import apply
+from jaxckpt.rewrite import Argument, apply
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +58,6 @@ def describe(graph: ir.Graph, value: int) -> Described:
         size_bytes=array.size_bytes,
         source=op.source if op else "",
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Argument:
-    """One flat argument that a plan was made for.
-
-    Attributes:
-      path: Where it stands in the step's arguments, as `jax.tree_util.keystr` writes it.
-      shape: Its shape.
-      dtype: Its type.
-    """
-
-    path: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

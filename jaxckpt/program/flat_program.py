@@ -5,15 +5,17 @@ user's own `jax.checkpoint`. Every pass of `jaxckpt.program` and `jaxckpt.trace`
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import jax
 import jax.core
 import jax.extend.core as jex
+from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
-from jaxckpt.ir.regions import Branch
+from jaxckpt.ir.regions import FROM_SHARDS, LOOP_BOUNDARIES, TO_SHARDS, Branch
 
 AnyJaxpr: TypeAlias = jex.Jaxpr | jex.ClosedJaxpr
 """A body: an open jaxpr or a closed one; one class since jax 0.11."""
@@ -21,6 +23,9 @@ Atom: TypeAlias = jex.Var | jex.Literal
 """An operand or result of an equation."""
 CondKey: TypeAlias = tuple[int, ...]
 """A name for a cond that stays the same when other conds are kept closed."""
+
+_PRIMITIVES = {name: jex.Primitive(name) for name in (*LOOP_BOUNDARIES, TO_SHARDS, FROM_SHARDS)}
+"""Never bound and never lowered: `outline` closes a program with open bodies first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +60,9 @@ class Equation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CondBranch:
-    """The part of a branch in its open cond.
+    """The part of a branch in its open cond, whose operand `index` selects the branch.
 
-    Attributes:
-      index: The operand that selects the branch.
-      branch: The position of this branch, and its cond.
-      key: The key of the cond: its number within the enclosing branch, after the key and the position of that branch.
+    `key` is the number of the cond within the enclosing branch, after the key and the position of that branch.
     """
 
     index: Atom
@@ -111,11 +113,7 @@ class OpenLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManualMesh:
-    """How devices run bodies of `shard_map`: over which mesh, with which checks.
-
-    Attributes:
-      eqn: The first `shard_map` over this mesh with these checks.
-    """
+    """How devices run bodies of `shard_map`, over which mesh, with which checks: as the first such `shard_map`."""
 
     eqn: jex.JaxprEqn
 
@@ -137,17 +135,10 @@ class ManualMesh:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatProgram:
-    """A step, one level deep.
+    """A step, one level deep; constants are variables with the arrays that the step closes over.
 
-    Attributes:
-      invars: Variables of the flat arguments.
-      constants: Variables of the arrays closed over, with the arrays.
-      equations: In order.
-      outvars: The results: variables or literals.
-      effects: JAX's effects of the step.
-      debug_info: JAX's names for arguments and results.
-      loops: Open loops and branches; the equations of each body are neighbours.
-      manuals: How devices run the open bodies of `shard_map`.
+    The equations of the body of a loop or branch are neighbours. `manuals` say how devices run open bodies of
+    `shard_map`.
     """
 
     invars: tuple[jex.Var, ...]
@@ -162,3 +153,54 @@ class FlatProgram:
     def replace(self, **changes: Any) -> "FlatProgram":
         """The program with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+
+def open_jaxpr(jaxpr: AnyJaxpr) -> jex.Jaxpr:
+    """The jaxpr itself, of a closed jaxpr or an open one; from jax 0.11 on they are the same."""
+    return getattr(jaxpr, "jaxpr", jaxpr)
+
+
+def constants_of(jaxpr: AnyJaxpr) -> Sequence[Any]:
+    """The arrays of a closed jaxpr; none for an open one."""
+    return getattr(jaxpr, "consts", ())
+
+
+def array_spec(aval: jax.core.ShapedArray, sharding: jax.sharding.Sharding | None = None) -> jax.ShapeDtypeStruct:
+    """The description of an argument of some type."""
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
+
+
+def renamed(atom: Atom, names: Mapping[jex.Var, Any]) -> Any:
+    """The atom that stands for another one: itself, unless it is a variable with another name."""
+    return names.get(atom, atom) if isinstance(atom, jex.Var) else atom
+
+
+def with_name_stack(eqn: jex.JaxprEqn, name_stack: NameStack) -> jex.JaxprEqn:
+    """An equation under another name stack."""
+    return eqn.replace(source_info=eqn.source_info.replace(name_stack=name_stack))
+
+
+def boundary_eqn(
+    body: jex.JaxprEqn, name: str, reads: Sequence[Atom], writes: Sequence[jex.Var], **params: Any
+) -> jex.JaxprEqn:
+    """An equation that takes values into or out of an open body, with the source of the equation of that body."""
+    return body.replace(
+        primitive=_PRIMITIVES[name], invars=list(reads), outvars=list(writes), params=params, effects=frozenset()
+    )
+
+
+def traced_eqns(
+    function: Callable[..., jax.Array], reads: Sequence[Atom], result: Atom | None = None
+) -> list[jex.JaxprEqn]:
+    """The equations of a function over atoms, under new variables but for that of the `result`, if it is given."""
+    jaxpr = open_jaxpr(jax.make_jaxpr(function)(*(atom.aval for atom in reads)))
+    env: dict[jex.Var, Atom] = dict(zip(jaxpr.invars, reads, strict=True))
+    if result is not None:
+        env[jaxpr.outvars[0]] = result
+    return [
+        eqn.replace(
+            invars=[renamed(atom, env) for atom in eqn.invars],
+            outvars=[env.setdefault(variable, jex.Var(variable.aval)) for variable in eqn.outvars],
+        )
+        for eqn in jaxpr.eqns
+    ]

@@ -20,8 +20,19 @@ import jax.extend.core as jex
 from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
+from jaxckpt.ir.regions import CARRY, END
 from jaxckpt.ir.scope import is_recomputed
-from jaxckpt.program.flat_program import AnyJaxpr, Atom, CondKey, Equation, FlatProgram
+from jaxckpt.program.flat_program import (
+    AnyJaxpr,
+    Atom,
+    CondKey,
+    Equation,
+    FlatProgram,
+    array_spec,
+    constants_of,
+    open_jaxpr,
+    with_name_stack,
+)
 from jaxckpt.program.open_cond import CondOpener, can_open_cond
 from jaxckpt.program.open_scan import LoopOpener, can_open_loop
 from jaxckpt.program.open_shard_map import ShardMapOpener, can_open_shard_map
@@ -58,7 +69,7 @@ def inline(
     inliner = _Inliner(
         keep_user_remat=keep_user_remat,
         inlined=JITS | CALLS | (CUSTOM_DERIVATIVES if inline_custom else frozenset()),
-        loop_opener=LoopOpener() if open_loops else None,
+        open_loops=open_loops,
         closed_conds=closed_conds,
     )
     variables = [*jaxpr.constvars, *jaxpr.invars[: len(captured)]]
@@ -71,20 +82,10 @@ def inline(
         equations=tuple(inliner.equations),
         outvars=tuple(inliner.outer_atom(v, env) for v in jaxpr.outvars),
         effects=jaxpr.effects,
-        debug_info=_debug_info(jaxpr, len(captured)),
-        loops=() if inliner.loop_opener is None else tuple(inliner.loop_opener.loops),
+        debug_info=_debug_info(jaxpr) if captured else jaxpr.debug_info,
+        loops=tuple(inliner.loop_opener.loops),
         manuals=tuple(inliner.shard_map_opener.manuals),
     )
-
-
-def open_jaxpr(jaxpr: AnyJaxpr) -> jex.Jaxpr:
-    """The jaxpr itself, of a closed jaxpr or an open one; from jax 0.11 on they are the same."""
-    return getattr(jaxpr, "jaxpr", jaxpr)
-
-
-def constants_of(jaxpr: AnyJaxpr) -> Sequence[Any]:
-    """The arrays of a closed jaxpr; none for an open one."""
-    return getattr(jaxpr, "consts", ())
 
 
 def called_jaxpr(params: Mapping[str, Any]) -> AnyJaxpr | None:
@@ -92,9 +93,7 @@ def called_jaxpr(params: Mapping[str, Any]) -> AnyJaxpr | None:
     return next((params[name] for name in ("jaxpr", "call_jaxpr", "fun_jaxpr") if name in params), None)
 
 
-def _debug_info(jaxpr: jex.Jaxpr, captured: int) -> jex.DebugInfo:
-    if not captured:
-        return jaxpr.debug_info
+def _debug_info(jaxpr: jex.Jaxpr) -> jex.DebugInfo:
     return jex.DebugInfo("jaxckpt", jaxpr.debug_info.func_src_info, None, None)
 
 
@@ -110,13 +109,14 @@ class _Inliner:
         *,
         keep_user_remat: bool,
         inlined: frozenset[str],
-        loop_opener: LoopOpener | None,
+        open_loops: bool,
         closed_conds: frozenset[CondKey],
     ):
         self.keep_user_remat = keep_user_remat
         self.inlined = inlined if keep_user_remat else inlined | REMATS
-        self.loop_opener = loop_opener
-        self.cond_opener = None if loop_opener is None else CondOpener(loop_opener, closed_conds)
+        self.open_loops = open_loops
+        self.loop_opener = LoopOpener()
+        self.cond_opener = CondOpener(self.loop_opener, closed_conds)
         self.shard_map_opener = ShardMapOpener()
         self.loop: int | None = None
         self.manual: int | None = None
@@ -160,11 +160,11 @@ class _Inliner:
         return dict(zip(variables, atoms, strict=False))
 
     def _inline_eqn(self, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack, fresh: bool) -> None:
-        if self.loop_opener is not None and can_open_loop(eqn, stack):
-            self._open_scan(self.loop_opener, eqn, reads, env, stack=stack)
-        elif self.cond_opener is not None and can_open_cond(eqn, reads, stack):
-            self._open_cond(self.cond_opener, eqn, reads, env, stack=stack)
-        elif self.loop_opener is not None and can_open_shard_map(eqn, stack):
+        if self.open_loops and can_open_loop(eqn, stack):
+            self._open_scan(eqn, reads, env, stack=stack)
+        elif self.open_loops and can_open_cond(eqn, reads, stack):
+            self._open_cond(eqn, reads, env, stack=stack)
+        elif self.open_loops and can_open_shard_map(eqn, stack):
             self._open_shard_map(eqn, reads, env, stack=stack)
         elif self._is_inlined(eqn) and (body := called_jaxpr(eqn.params)) is not None:
             self._inline_call(eqn, body, reads, env, stack=stack)
@@ -189,20 +189,17 @@ class _Inliner:
 
     def _remat_stack(self, stack: NameStack) -> NameStack:
         """The name stack of a checkpoint's body: a transposed checkpoint repeats its stack, from the loop around on."""
-        if self.loop_opener is None or self.loop is None:
+        if self.loop is None:
             return without_repeats(stack)
         around = self.loop_opener.loops[self.loop].eqn.source_info.name_stack
         own = stack[len(around) :]
         half = len(own) // 2
         return stack[: len(around) + half] if half and own[:half] == own[half:] else without_repeats(stack)
 
-    def _open_scan(
-        self, opener: LoopOpener, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack
-    ) -> None:
+    def _open_scan(self, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack) -> None:
         """Replaces a scan by the equations of one iteration, between those that carry, slice and stack."""
-        around = self.loop
-        scan = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
-        self.loop = loop = opener.begin(scan, around, manual=self.manual)
+        around, opener = self.loop, self.loop_opener
+        self.loop = loop = opener.begin(with_name_stack(eqn, stack), around, manual=self.manual)
         body = eqn.params["jaxpr"]
         inner, inner_env = open_jaxpr(body), self._constants_env(body)
         constants, carry, stacked = _compat.scan_operands(eqn.params, reads)
@@ -212,7 +209,8 @@ class _Inliner:
         inner_env.update(zip(of_constants, constants, strict=True))
         inner_env.update(zip(of_carry, carry, strict=True))
         for index, k in enumerate(changed):
-            inner_env[of_carry[k]] = self._join(opener.carry(loop, index, carry[k], of_carry[k].aval))
+            current = jex.Var(of_carry[k].aval)
+            inner_env[of_carry[k]] = self._join(opener.boundary(CARRY, loop, [carry[k]], [current], index=index))
         for variable, array in zip(of_stacked, stacked, strict=True):
             inner_env[variable] = self._join(opener.slice(loop, array, variable.aval))
         self.inline_body(inner, inner_env, stack=stack)
@@ -220,18 +218,15 @@ class _Inliner:
         self.loop = around
         last = {k: jex.Var(eqn.outvars[k].aval) for k in changed}
         env.update((eqn.outvars[k], last.get(k, init)) for k, init in enumerate(carry))
-        self._join(opener.end(loop, [results[k] for k in changed], list(last.values())))
+        self._join(opener.boundary(END, loop, [results[k] for k in changed], list(last.values())))
         for outer, value in zip(eqn.outvars[len(carry) :], results[len(carry) :], strict=True):
             env[outer] = stack = jex.Var(outer.aval)
             self._join(opener.stack(loop, value, stack))
 
-    def _open_cond(
-        self, opener: CondOpener, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack
-    ) -> None:
+    def _open_cond(self, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack) -> None:
         """Replaces a cond by the equations of its branches, one branch after the other."""
-        around, (index, *operands) = self.loop, reads
-        named = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
-        loops = opener.begin(named, index, around, manual=self.manual)
+        around, opener, (index, *operands) = self.loop, self.cond_opener, reads
+        loops = opener.begin(with_name_stack(eqn, stack), index, around, manual=self.manual)
         if not loops:
             self._append(eqn, reads, env, stack=stack, fresh=True)
             return
@@ -240,7 +235,7 @@ class _Inliner:
             inner, inner_env = open_jaxpr(branch), self._constants_env(branch)
             self.loop = loop
             inner_env.update(zip(inner.invars, (opener.inner_operand(loop, atom) for atom in operands), strict=True))
-            self.inline_body(inner, inner_env, stack=opener.name_stack(loop))
+            self.inline_body(inner, inner_env, stack=self.loop_opener.loops[loop].eqn.source_info.name_stack)
             results.append([self.outer_atom(v, inner_env) for v in inner.outvars])
         self.loop = around
         for outer, *values in zip(eqn.outvars, *results, strict=True):
@@ -248,9 +243,8 @@ class _Inliner:
 
     def _open_shard_map(self, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack) -> None:
         """Replaces a `shard_map` by the equations that one device runs."""
-        named = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
         opener = self.shard_map_opener
-        manual = opener.begin(named)
+        manual = opener.begin(with_name_stack(eqn, stack))
         inner = open_jaxpr(eqn.params["jaxpr"])
         inner_env: _Env = {}
         for variable, array, spec in zip(inner.invars, reads, eqn.params["in_specs"], strict=True):
@@ -269,10 +263,8 @@ class _Inliner:
         if not isinstance(joined, Equation):
             return joined
         in_user_remat, stack = self._remat_mark(stack)
-        info = joined.eqn.source_info.replace(name_stack=stack)
-        joined = replace(joined, eqn=joined.eqn.replace(source_info=info), in_user_remat=in_user_remat)
-        if self.loop_opener is not None:
-            self.loop_opener.note(joined)
+        joined = replace(joined, eqn=with_name_stack(joined.eqn, stack), in_user_remat=in_user_remat)
+        self.loop_opener.note(joined)
         return joined
 
     def _remat_mark(self, stack: NameStack) -> tuple[bool, NameStack]:
@@ -297,8 +289,8 @@ class _Inliner:
         return atoms
 
     def _constraint(self, atom: Atom, sharding: jax.sharding.Sharding, *, stack: NameStack) -> Atom:
-        spec = jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype, weak_type=getattr(atom.aval, "weak_type", False))
-        jaxpr = open_jaxpr(jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))(spec))
+        constraint = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))
+        jaxpr = open_jaxpr(constraint(array_spec(atom.aval)))
         env: _Env = {jaxpr.invars[0]: atom}
         self.inline_body(jaxpr, env, stack=stack)
         return self.outer_atom(jaxpr.outvars[0], env)
@@ -316,9 +308,8 @@ class _Inliner:
             source_info=eqn.source_info.replace(name_stack=stack),
         )
         self.equations.append(Equation(eqn, in_user_remat=in_user_remat, loop=self.loop, manual=self.manual))
-        if self.loop_opener is not None and self.cond_opener is not None:
-            self.loop_opener.note(self.equations[-1])
-            self.cond_opener.note(self.equations[-1])
+        self.loop_opener.note(self.equations[-1])
+        self.cond_opener.note(self.equations[-1])
 
 
 def _asks_for_layouts(params: Mapping[str, Any]) -> bool:

@@ -16,9 +16,16 @@ import jax.extend.core as jex
 from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
-from jaxckpt.ir.regions import Branch
-from jaxckpt.program.flat_program import Atom, CondBranch, CondKey, Equation, FlatProgram
-from jaxckpt.program.open_scan import LoopOpener, belongs_to_gradient, has_transpose, loop_paths, operands_and_loops
+from jaxckpt.ir.regions import COND_END, Branch
+from jaxckpt.program.flat_program import Atom, CondBranch, CondKey, Equation, FlatProgram, with_name_stack
+from jaxckpt.program.open_scan import (
+    BRANCHES,
+    LoopOpener,
+    Visibility,
+    belongs_to_gradient,
+    has_transpose,
+    operands_and_loops,
+)
 
 _UNDEFINED = frozenset({"empty", "empty2"})
 """Primitives of undefined arrays: a branch returns one in place of another branch's residual."""
@@ -58,17 +65,13 @@ class CondOpener:
         self._conds += 1
         return [
             self._loop_opener.begin(
-                _named(eqn, position),
+                with_name_stack(eqn, eqn.source_info.name_stack.extend(f"branch_{position}")),
                 parent,
                 manual=manual,
                 cond_branch=CondBranch(index=index, branch=Branch(cond=cond, position=position, of=of), key=key),
             )
             for position in range(of)
         ]
-
-    def name_stack(self, loop: int) -> NameStack:
-        """The name stack of the equations in a branch."""
-        return self._loop_opener.loops[loop].eqn.source_info.name_stack
 
     def _key(self, parent: int | None) -> CondKey:
         path = self._loop_opener.visibility.path(parent)
@@ -107,7 +110,8 @@ class CondOpener:
         if all(value is known[0] for value in known) and self._loop_opener.can_read(parent, known[0]):
             return known[0]
         self._results[result] = (loops, values)
-        return self._loop_opener.cond_end(loops, index, values, result)
+        reads, branches = [index, *values], {BRANCHES: tuple(loops)}
+        return self._loop_opener.boundary(COND_END, loops[0], reads, [result], **branches)
 
     def _is_undefined(self, atom: Atom) -> bool:
         return isinstance(atom, jex.Var) and atom in self._undefined
@@ -127,20 +131,14 @@ def conds_to_keep_closed(program: FlatProgram) -> frozenset[CondKey]:
     )
 
 
-def _named(eqn: jex.JaxprEqn, position: int) -> jex.JaxprEqn:
-    """A cond under a name stack that ends with one of its branches."""
-    info = eqn.source_info
-    return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(f"branch_{position}")))
-
-
 def _conds_with_residuals(program: FlatProgram) -> Iterator[int]:
     """Pairs of conds, one after the other, of which a branch of one computes what a branch of the other reads."""
-    paths = loop_paths(program.loops)
+    path = Visibility(program.loops).path
     home = {v: equation.loop for equation in program.equations for v in equation.eqn.outvars}
     for equation in program.equations:
         for variable, reader in operands_and_loops(equation, program.loops):
             source = home.get(variable)
             if source is not None and reader is not None:
-                branches = (program.loops[loop].cond_branch for loop in set(paths[source]) ^ set(paths[reader]))
+                branches = (program.loops[loop].cond_branch for loop in set(path(source)) ^ set(path(reader)))
                 differing = list(filter(None, branches))
                 yield from (branch.branch.cond for branch in differing if len(differing) > 1)

@@ -9,7 +9,6 @@
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax.core
@@ -17,12 +16,18 @@ import jax.extend.core as jex
 from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
-from jaxckpt.ir.regions import CARRY, COND_END, END, SLICE, STACK
+from jaxckpt.ir.regions import BODY_INPUTS, COND_END, END, LOOP_BOUNDARIES, SLICE, STACK
 from jaxckpt.ir.scope import JVP, TRANSPOSE
-from jaxckpt.program.flat_program import AnyJaxpr, Atom, CondBranch, Equation, FlatProgram, OpenLoop
-
-PRIMITIVES = {name: jex.Primitive(name) for name in (CARRY, SLICE, END, STACK, COND_END)}
-"""Never bound and never lowered: `outline` closes a program with open loops first."""
+from jaxckpt.program.flat_program import (
+    AnyJaxpr,
+    Atom,
+    CondBranch,
+    Equation,
+    FlatProgram,
+    OpenLoop,
+    boundary_eqn,
+    open_jaxpr,
+)
 
 IS_PROBE = "shown"
 """A parameter of `loop_stack`: the stack exists to be looked at, and no other loop reads from it."""
@@ -50,16 +55,8 @@ def has_transpose(jaxpr: AnyJaxpr) -> bool:
     return any(
         TRANSPOSE in _compat.name_stack_marks(eqn.source_info.name_stack)
         or any(map(has_transpose, jex.jaxprs_in_params(eqn.params)))
-        for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns
+        for eqn in open_jaxpr(jaxpr).eqns
     )
-
-
-def loop_paths(loops: Sequence[OpenLoop]) -> list[tuple[int, ...]]:
-    """For each loop the loops around it and itself, outermost first."""
-    paths: list[tuple[int, ...]] = []
-    for loop in loops:
-        paths.append((*(() if loop.parent is None else paths[loop.parent]), len(paths)))
-    return paths
 
 
 class Visibility:
@@ -105,21 +102,16 @@ class Visibility:
         return (self._current(of_cond.index), of_cond.branch.position, of_cond.branch.of)
 
 
-@dataclass(slots=True)
-class _Origin:
-    """The loop that computes a variable, and the array if the variable is a slice."""
-
-    loop: int | None
-    array: Atom | None = None
-
-
 class LoopOpener:
     """Opens loops while a program is inlined."""
 
     def __init__(self) -> None:
         self.loops: list[OpenLoop] = []
         self.visibility = Visibility(self.loops)
-        self._origins: dict[jex.Var, _Origin] = {}
+        self._home: dict[jex.Var, int] = {}
+        """For each variable of a body its loop."""
+        self._sliced: dict[jex.Var, Atom] = {}
+        """For each slice its array."""
         self._stacked: dict[jex.Var, tuple[int, Atom]] = {}
 
     def begin(
@@ -132,59 +124,45 @@ class LoopOpener:
     def note(self, equation: Equation) -> None:
         """Remembers the loop of an equation in a body."""
         if equation.loop is not None:
-            self._origins.update((v, _Origin(equation.loop)) for v in equation.eqn.outvars)
-
-    def carry(self, loop: int, index: int, init: Atom, aval: jax.core.AbstractValue) -> Equation:
-        """The equation of a value that an iteration gets from the one before."""
-        return self._boundary(CARRY, loop, [init], [jex.Var(aval)], inside=True, index=index)
+            self._home.update(dict.fromkeys(equation.eqn.outvars, equation.loop))
 
     def slice(self, loop: int, array: Atom, aval: jax.core.AbstractValue) -> Equation | Atom:
         """The equation of the iteration's slice of an array, or the value that an earlier loop stacked there."""
         source, value = self._stacked.get(array, (None, None)) if isinstance(array, jex.Var) else (None, None)
         visibility = self.visibility
         if source is None or not visibility.same_iterations(loop, source) or source in visibility.path(loop):
-            equation = self._boundary(SLICE, loop, [array], [jex.Var(aval)], inside=True)
-            self._origins[equation.eqn.outvars[0]].array = array
-            return equation
-        origin = self._origins.get(value) if isinstance(value, jex.Var) else None
-        if origin is not None and origin.array is not None and self.can_read(self.loops[loop].parent, origin.array):
-            return self.slice(loop, origin.array, aval)
+            part = jex.Var(aval)
+            self._sliced[part] = array
+            return self.boundary(SLICE, loop, [array], [part])
+        origin = self._sliced.get(value) if isinstance(value, jex.Var) else None
+        if origin is not None and self.can_read(self.loops[loop].parent, origin):
+            return self.slice(loop, origin, aval)
         return value
 
     def can_read(self, loop: int | None, atom: Atom) -> bool:
         """True if an equation of a loop can read an atom."""
-        origin = self._origins.get(atom) if isinstance(atom, jex.Var) else None
-        return self.visibility.can_read(loop, None if origin is None else origin.loop)
-
-    def end(self, loop: int, carried: Sequence[Atom], results: Sequence[jex.Var]) -> Equation:
-        """The equation of the carry after the last iteration."""
-        return self._boundary(END, loop, carried, results, inside=False)
+        return self.visibility.can_read(loop, self._home.get(atom) if isinstance(atom, jex.Var) else None)
 
     def stack(self, loop: int, value: Atom, result: jex.Var) -> Equation:
         """The equation that stacks a value of every iteration."""
         self._stacked[result] = (loop, value)
-        return self._boundary(STACK, loop, [value], [result], inside=False)
+        return self.boundary(STACK, loop, [value], [result])
 
-    def cond_end(self, loops: Sequence[int], index: Atom, values: Sequence[Atom], result: jex.Var) -> Equation:
-        """The equation of a result of the branch that ran."""
-        return self._boundary(COND_END, loops[0], [index, *values], [result], inside=False, **{BRANCHES: tuple(loops)})
-
-    def _boundary(
-        self, name: str, loop: int, reads: Sequence[Atom], writes: Sequence[jex.Var], *, inside: bool, **params: Any
+    def boundary(
+        self, name: str, loop: int, reads: Sequence[Atom], writes: Sequence[jex.Var], **params: Any
     ) -> Equation:
+        """An equation that takes values into the body of a loop or out of it."""
         opened = self.loops[loop]
         params.update(loop=loop, length=opened.length, reverse=opened.reverse)
-        eqn = opened.eqn.replace(
-            primitive=PRIMITIVES[name], invars=list(reads), outvars=list(writes), params=params, effects=frozenset()
-        )
-        equation = Equation(eqn, loop=loop if inside else opened.parent, manual=opened.manual)
+        eqn = boundary_eqn(opened.eqn, name, reads, writes, **params)
+        equation = Equation(eqn, loop=loop if name in BODY_INPUTS else opened.parent, manual=opened.manual)
         self.note(equation)
         return equation
 
 
 def is_loop_boundary(eqn: jex.JaxprEqn) -> bool:
     """True if an equation takes values into or out of the body of an open loop or branch."""
-    return eqn.primitive.name in PRIMITIVES
+    return eqn.primitive.name in LOOP_BOUNDARIES
 
 
 def stack_writers(eqn: jex.JaxprEqn) -> tuple[int, ...]:

@@ -18,11 +18,8 @@ from jax.sharding import PartitionSpec
 
 from jaxckpt import _compat
 from jaxckpt.ir.regions import FROM_SHARDS, TO_SHARDS
-from jaxckpt.program.flat_program import Atom, Equation, ManualMesh
+from jaxckpt.program.flat_program import Atom, Equation, ManualMesh, boundary_eqn
 from jaxckpt.program.open_scan import belongs_to_gradient
-
-PRIMITIVES = {name: jex.Primitive(name) for name in (TO_SHARDS, FROM_SHARDS)}
-"""Never bound and never lowered: `outline` closes a program with open bodies first."""
 
 ValueSharding: TypeAlias = tuple[tuple[str, ...], ...]
 """For each dimension the mesh axes that it is sharded over; part of an axis is written "axis/4"."""
@@ -71,50 +68,27 @@ class ShardMapOpener:
             known = self._entered.setdefault((array, manual, split, loop), shard)
             if known is not shard:
                 return known
-        return to_shards(self.manuals[manual], array, shard, spec, manual=manual, loop=loop)
+        return shard_boundary(self.manuals[manual], TO_SHARDS, array, shard, spec, manual=manual, loop=loop)
 
     def leave(self, manual: int, value: Atom, spec: PartitionSpec, result: jex.Var, loop: int | None) -> Equation:
         """The equation of the array that all devices' shards make up."""
         self._left[result] = (manual, split_of(spec, len(result.aval.shape)), value)
-        return from_shards(self.manuals[manual], value, result, spec, manual=manual, loop=loop)
+        return shard_boundary(self.manuals[manual], FROM_SHARDS, value, result, spec, manual=manual, loop=loop)
 
 
 def split_of(spec: PartitionSpec, rank: int) -> ValueSharding:
     """The axes of each dimension that a spec names."""
-    parts = (*spec, *(None for _ in range(rank - len(spec))))
-    return tuple(part if isinstance(part, tuple) else () if part is None else (part,) for part in parts)
+    parts = (part if isinstance(part, tuple) else (part,) for part in (*spec, *[None] * (rank - len(spec))))
+    return tuple(tuple(axis for axis in part if isinstance(axis, str)) for part in parts)
 
 
-def to_shards(
-    mesh: ManualMesh, array: Atom, shard: jex.Var, spec: PartitionSpec, *, manual: int, loop: int | None
+def shard_boundary(
+    mesh: ManualMesh, name: str, read: Atom, write: jex.Var, spec: PartitionSpec, *, manual: int, loop: int | None
 ) -> Equation:
-    """The equation of a device's shard of an array."""
-    return _boundary(mesh, TO_SHARDS, array, shard, spec, rank=len(array.aval.shape), manual=manual, loop=loop)
-
-
-def from_shards(
-    mesh: ManualMesh, shard: Atom, result: jex.Var, spec: PartitionSpec, *, manual: int, loop: int | None
-) -> Equation:
-    """The equation of the array that all devices' shards make up."""
-    return _boundary(mesh, FROM_SHARDS, shard, result, spec, rank=len(result.aval.shape), manual=manual, loop=loop)
-
-
-def _boundary(
-    mesh: ManualMesh,
-    name: str,
-    read: Atom,
-    write: jex.Var,
-    spec: PartitionSpec,
-    *,
-    rank: int,
-    manual: int,
-    loop: int | None,
-) -> Equation:
-    params = {"spec": spec, "split": split_of(spec, rank), "mesh": mesh.mesh}
-    eqn = mesh.eqn.replace(
-        primitive=PRIMITIVES[name], invars=[read], outvars=[write], params=params, effects=frozenset()
-    )
-    return Equation(eqn, loop=loop, manual=manual)
+    """The equation of a device's shard of an array (`to_shards`), or of the array that all shards make up."""
+    array = read if name == TO_SHARDS else write
+    params = {"spec": spec, "split": split_of(spec, len(array.aval.shape)), "mesh": mesh.mesh}
+    return Equation(boundary_eqn(mesh.eqn, name, [read], [write], **params), loop=loop, manual=manual)
 
 
 def is_local(equation: Equation) -> bool:

@@ -23,8 +23,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxckpt.ir.regions import CARRY, COND_END, END, SLICE
-from jaxckpt.program.flat_program import AnyJaxpr, Atom, Equation, FlatProgram, OpenLoop
-from jaxckpt.program.inline import CUSTOM_DERIVATIVES, JITS, constants_of, open_jaxpr
+from jaxckpt.program.flat_program import (
+    AnyJaxpr,
+    Atom,
+    Equation,
+    FlatProgram,
+    OpenLoop,
+    constants_of,
+    open_jaxpr,
+    renamed,
+)
+from jaxckpt.program.inline import CUSTOM_DERIVATIVES, JITS
 from jaxckpt.program.open_scan import Visibility
 
 
@@ -112,7 +121,7 @@ class _Elimination:
 
     def current(self, atom: Atom) -> Atom:
         """The atom itself, or the earlier one that replaces it."""
-        return self._replacement.get(atom, atom) if isinstance(atom, jex.Var) else atom
+        return renamed(atom, self._replacement)
 
     def current_loop(self, loop: OpenLoop) -> OpenLoop:
         """A loop; a branch with the current index of its cond."""
@@ -121,17 +130,14 @@ class _Elimination:
         return replace(loop, cond_branch=replace(branch, index=self.current(branch.index)))
 
     def _key(self, equation: Equation, reads: Sequence[Atom]) -> Hashable:
-        key = self._keys.of(equation.eqn, list(map(self._numbered, reads)))
+        # Of equal values the first counts: the forward pass itself may compute something twice.
+        key = self._keys.of(equation.eqn, [renamed(atom, self._number) for atom in reads])
         if equation.manual is not None:
             key = (key, equation.manual)
         in_branch = not self._branches.isdisjoint(self._visibility.path(equation.loop))
         if in_branch or equation.eqn.primitive.name == SLICE:
             key = (key, self._visibility.iteration_space(equation.loop))
         return key
-
-    def _numbered(self, atom: Atom) -> Atom:
-        """The first variable with the same value; the forward pass itself may compute something twice."""
-        return self._number.get(atom, atom) if isinstance(atom, jex.Var) else atom
 
     def _can_share(self, loop: int | None, reads: Sequence[Atom], earlier: Sequence[jex.Var]) -> bool:
         """True if an equation in a loop may be replaced: it reads something, and the loop can read earlier results."""
@@ -182,10 +188,10 @@ class _EquationKeys:
         numbers: dict[jex.Var, int] = {v: i for i, v in enumerate(arguments)}
         keys: list[Hashable] = [tuple(str(v.aval) for v in arguments), *map(id, constants_of(closed))]
         for eqn in jaxpr.eqns:
-            keys.append(self.of(eqn, [_number(numbers, v) for v in eqn.invars]))
+            keys.append(self.of(eqn, [renamed(v, numbers) for v in eqn.invars]))
             for variable in eqn.outvars:
                 numbers[variable] = len(numbers)
-        keys.extend(_operand(_number(numbers, v)) for v in jaxpr.outvars)
+        keys.extend(_operand(renamed(v, numbers)) for v in jaxpr.outvars)
         return tuple(keys)
 
 
@@ -196,10 +202,6 @@ def _changes_result(primitive: str, param: str) -> bool:
     if primitive in (SLICE, COND_END):
         return False
     return not (primitive in JITS and param == "name")
-
-
-def _number(numbers: dict[jex.Var, int], atom: Atom) -> Atom | int:
-    return numbers[atom] if isinstance(atom, jex.Var) else atom
 
 
 def _operand(atom: Atom | int) -> Hashable:

@@ -8,11 +8,11 @@ processes of a run carry out the same plan), `apply` (all of it as a function of
 
 from jaxckpt.rewrite.agreement import broadcast
 from jaxckpt.rewrite.apply import apply, apply_decided
-from jaxckpt.rewrite.check_plan import PlannedArgument
+from jaxckpt.rewrite.check_plan import Argument
 from jaxckpt.rewrite.rewrite import Rewritten, rewrite
 
 __all__ = [
-    "PlannedArgument",
+    "Argument",
     "Rewritten",
     "apply",
     "apply_decided",

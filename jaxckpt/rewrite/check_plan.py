@@ -5,40 +5,24 @@ names all arguments that differ, or else the first operation that does.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Protocol
 
 from jaxckpt._errors import PlanMismatchError
 from jaxckpt.ir import Graph, GraphPlan, Op
 from jaxckpt.trace import Traced
 
 
-class PlannedArgument(Protocol):
-    """An argument when the plan was made."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """One flat argument that a plan was made for; its path is as `jax.tree_util.keystr` writes it."""
 
-    @property
-    def path(self) -> str:
-        """Its path, as in `Traced.paths`."""
-        ...
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Its type, as a text."""
-        ...
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
 
 
-def check_planned(
-    traced: Traced,
-    plan: GraphPlan,
-    *,
-    arguments: Sequence[PlannedArgument] = (),
-    graph: Graph | None = None,
-) -> None:
+def check_planned(traced: Traced, plan: GraphPlan, arguments: Sequence[Argument], graph: Graph | None) -> None:
     """Refuses a plan that was made for another step; the error names what differs, as far as that is known."""
     found = traced.graph.fingerprint
     if found == plan.fingerprint:
@@ -76,7 +60,7 @@ def _numbered(pairs: Iterator[tuple[str, str]]) -> str:
     return "; ".join(lines[:8]) + ("; ..." if len(lines) > 8 else "")
 
 
-def _differing_arguments(traced: Traced, arguments: Sequence[PlannedArgument]) -> Iterator[tuple[str, str, str]]:
+def _differing_arguments(traced: Traced, arguments: Sequence[Argument]) -> Iterator[tuple[str, str, str]]:
     """For each argument that differs its path, its type in this call, and its type when the plan was made."""
     called = {path: _typed(str(spec.dtype), spec.shape) for path, spec in zip(traced.paths, traced.specs, strict=True)}
     planned = {argument.path: _typed(argument.dtype, argument.shape) for argument in arguments}

@@ -13,7 +13,6 @@ ties it to values outside, or a move, is outside of the body, on the array of al
 """
 
 import functools
-import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,15 +20,17 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend.core as jex
+import jax.numpy as jnp
+from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
 from jaxckpt.ir import Kind, Op
-from jaxckpt.ir.regions import SLICE
+from jaxckpt.ir.regions import FROM_SHARDS, SLICE, TO_SHARDS
 from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.program import Equation
-from jaxckpt.program.flat_program import Atom
-from jaxckpt.program.open_shard_map import all_devices_var, from_shards, is_varying, to_shards, varying_axes_key
-from jaxckpt.rewrite.moves import HostStacks, move_eqn, traced_eqn
+from jaxckpt.program.flat_program import Atom, traced_eqns, with_name_stack
+from jaxckpt.program.open_shard_map import all_devices_var, is_varying, shard_boundary, varying_axes_key
+from jaxckpt.rewrite.moves import HostStacks, move_eqn
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
 from jaxckpt.schedule.layout_copies import read_in_default_layout
 from jaxckpt.schedule.steps import Why
@@ -52,9 +53,6 @@ def equations(traced: Traced, schedule: Schedule, *, stacked: bool = False) -> t
                 emitter.move(step, number)
     return emitter.eqns, emitter.results()
 
-
-NameStack = Any
-"""The names around an equation; the type is not one of JAX's public ones."""
 
 _Pass = tuple[int, int | None]
 """An instance that passes a barrier, and the one that stands for it behind, if anybody reads it there."""
@@ -86,7 +84,8 @@ class _Emitter:
         manual = self._traced.program.equations[step.op].manual
         if step.after is not None and _can_pass(self._variables[step.after]) and self._can_wait(step.after, manual):
             invars = self._literals_behind(step, invars, manual)
-        params = self._params(step, eqn)
+        # A slice in another loop is of that loop.
+        params = dict(eqn.params, loop=step.loop) if eqn.primitive.name == SLICE else eqn.params
         written = eqn.replace(invars=invars, outvars=outvars, source_info=info, params=params)
         self.eqns.append(Equation(written, loop=step.loop, manual=manual))
 
@@ -106,10 +105,6 @@ class _Emitter:
         *held, behind = passed
         self._stacks.renew(step.after, behind)
         return held
-
-    def _params(self, step: Run, eqn: jex.JaxprEqn) -> dict[str, Any]:
-        """The parameters of an op's equation; a slice in another loop is of that loop."""
-        return dict(eqn.params, loop=step.loop) if eqn.primitive.name == SLICE else eqn.params
 
     def _clone_stack(self, step: Run, stack: NameStack) -> NameStack:
         """The name stack of a clone; in another loop's body it has the names of that loop before its own ones."""
@@ -191,7 +186,7 @@ class _Emitter:
         assert own is not None, "only the step itself leads arrays into a body"
         mesh = self._traced.program.manuals[own]
         array, spec = all_devices_var(mesh, variable)
-        self._add_join(from_shards(mesh, variable, array, spec, manual=own, loop=loop), near)
+        self._add_boundary(shard_boundary(mesh, FROM_SHARDS, variable, array, spec, manual=own, loop=loop), near)
         return array
 
     def _set_behind(
@@ -214,12 +209,12 @@ class _Emitter:
         self._new_variables([instance])
         part = self._variables[instance]
         spec = all_devices_var(mesh, part)[1]
-        self._add_join(to_shards(mesh, array, part, spec, manual=manual, loop=loop), near)
+        self._add_boundary(shard_boundary(mesh, TO_SHARDS, array, part, spec, manual=manual, loop=loop), near)
 
-    def _add_join(self, join: Equation, near: int) -> None:
+    def _add_boundary(self, boundary: Equation, near: int) -> None:
         """Adds an equation that leads into a body or out of it, with the names of an op."""
-        info = join.eqn.source_info.replace(name_stack=self._ops[near].source_info.name_stack)
-        self.eqns.append(replace(join, eqn=join.eqn.replace(source_info=info)))
+        named = with_name_stack(boundary.eqn, self._ops[near].source_info.name_stack)
+        self.eqns.append(replace(boundary, eqn=named))
 
     def _ctx(self, near: int, manual: int | None) -> Any:
         """The context of an equation with the source of an op that may be of another body."""
@@ -333,19 +328,13 @@ def _named(
 
 def _flat_pin(like: jex.JaxprEqn, pinned: jex.Var, held: jex.Var) -> Iterator[jex.JaxprEqn]:
     """A pin over a flat array: a reshape, the barrier, and a reshape back."""
-    flat = jax.core.ShapedArray((math.prod(pinned.aval.shape),), pinned.aval.dtype)
-    before, behind = jex.Var(flat), jex.Var(flat)
-    yield _reshape_eqn(like, pinned, before)
-    yield _barrier_eqn("pin", like, [before], [behind])
-    yield _reshape_eqn(like, behind, held)
-
-
-def _reshape_eqn(like: jex.JaxprEqn, operand: jex.Var, result: jex.Var) -> jex.JaxprEqn:
-    eqn = traced_eqn(lambda x: x.reshape(result.aval.shape), operand.aval)
-    return _named(eqn, "pin", like, [operand], [result])
+    shape = pinned.aval.shape
+    eqns = traced_eqns(lambda x: jax.lax.optimization_barrier(x.reshape(-1)).reshape(shape), [pinned], held)
+    return (_named(eqn, "pin", like, eqn.invars, eqn.outvars) for eqn in eqns)
 
 
 @functools.cache
 def _barrier_template() -> jex.JaxprEqn:
     """An `optimization_barrier` equation, from the public function; its parameters are none."""
-    return traced_eqn(jax.lax.optimization_barrier, jax.ShapeDtypeStruct((), "float32"))
+    scalar = jex.Var(jax.core.ShapedArray((), jnp.float32))
+    return traced_eqns(jax.lax.optimization_barrier, [scalar])[0]

@@ -23,45 +23,44 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxckpt._errors import UnsupportedDecisionError
 from jaxckpt.ir import Offload, Partition
-from jaxckpt.program.inline import open_jaxpr
+from jaxckpt.program.flat_program import traced_eqns
+from jaxckpt.program.open_shard_map import ValueSharding, split_of
 from jaxckpt.schedule import Move, Schedule
 
 HOST = "pinned_host"
 
-AxesByDim = tuple[tuple[str, ...], ...]
-"""For each dimension the mesh axes that it is sharded over."""
-
 
 def move_eqn(
-    step: Move, variable: jex.Var, aval: jax.core.ShapedArray, mesh: jax.sharding.Mesh | None, split: AxesByDim = ()
+    step: Move, variable: jex.Var, aval: jax.core.ShapedArray, mesh: jax.sharding.Mesh | None, split: ValueSharding = ()
 ) -> jex.JaxprEqn:
     """The equation of a move from `variable` to a new one; `aval` and `split` are those at the producer."""
     if isinstance(step.decision, Offload):
         require_space(step.decision)
         space = jax.memory.Space.Device if step.restores else jax.memory.Space.Host
-        eqn = traced_eqn(lambda x: jax.device_put(x, space), variable.aval)
+        (eqn,) = traced_eqns(lambda x: jax.device_put(x, space), [variable])
     else:
         require_axis(step.decision, aval.shape, mesh, split)
-        eqn = traced_eqn(_constraint(step, aval, mesh, split), variable.aval)
-    return eqn.replace(invars=[variable], outvars=[jex.Var(eqn.outvars[0].aval)])
+        (eqn,) = traced_eqns(_constraint(step, aval, mesh, split), [variable])
+    return eqn
 
 
 def _constraint(
-    step: Move, aval: jax.core.ShapedArray, mesh: jax.sharding.Mesh, split: AxesByDim
+    step: Move, aval: jax.core.ShapedArray, mesh: jax.sharding.Mesh, split: ValueSharding
 ) -> Callable[[jax.Array], jax.Array]:
     """The function that shards a value, or undoes that: a change of its type where the axis is explicit."""
     decision = step.decision
     assert isinstance(decision, Partition), "offloads need no mesh"
+    assert decision.dim is not None, "a settled partition has a dimension"
     explicit = dict(zip(mesh.axis_names, mesh.axis_types, strict=True)).get(decision.axis) == AxisType.Explicit
     if not explicit:
-        sharding = partitioned(decision, len(aval.shape), mesh, restores=step.restores, split=split)
-        return lambda x: jax.lax.with_sharding_constraint(x, sharding)
+        spec: list[Any] = [PartitionSpec.UNCONSTRAINED] * len(aval.shape)
+        own = tuple(axis for axis in (split[decision.dim] if split else ()) if axis in mesh.shape)
+        spec[decision.dim] = (own if step.restores else (*own, decision.axis)) or None
+        return lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
     if step.restores:
         return lambda x: jax.sharding.reshard(x, aval.sharding)
-    parts = [*aval.sharding.spec, *(None for _ in range(len(aval.shape) - len(aval.sharding.spec)))]
-    own = parts[decision.dim]
-    before = own if isinstance(own, tuple) else () if own is None else (own,)
-    parts[decision.dim] = (*before, decision.axis)
+    parts = list(split_of(aval.sharding.spec, len(aval.shape)))
+    parts[decision.dim] += (decision.axis,)
     return lambda x: jax.sharding.reshard(x, NamedSharding(aval.sharding.mesh, PartitionSpec(*parts)))
 
 
@@ -79,7 +78,7 @@ def require_space(decision: Offload) -> None:
 
 
 def require_axis(
-    decision: Partition, shape: tuple[int, ...], mesh: jax.sharding.Mesh | None, split: AxesByDim = ()
+    decision: Partition, shape: tuple[int, ...], mesh: jax.sharding.Mesh | None, split: ValueSharding = ()
 ) -> None:
     """Refuses a partition over an axis, or of a dimension, that does not exist or cannot be divided."""
     axes = {} if mesh is None else dict(mesh.shape)
@@ -96,25 +95,6 @@ def require_axis(
         " arguments with shardings, or `jax.set_mesh(mesh)` around a call under jax.jit",
         decisions=(decision,),
     )
-
-
-def partitioned(
-    decision: Partition, rank: int, mesh: jax.sharding.Mesh, *, restores: bool, split: AxesByDim = ()
-) -> NamedSharding:
-    """The sharding of a partitioned value, or of one that is restored; other dimensions are left open."""
-    assert decision.dim is not None, "a settled partition has a dimension"
-    spec: list[Any] = [PartitionSpec.UNCONSTRAINED] * rank
-    own = tuple(axis for axis in (split[decision.dim] if split else ()) if axis in mesh.shape)
-    axes = own if restores else (*own, decision.axis)
-    spec[decision.dim] = axes or None
-    return NamedSharding(mesh, PartitionSpec(*spec))
-
-
-def traced_eqn(function: Callable[[jax.Array], jax.Array], aval: jax.core.ShapedArray) -> jex.JaxprEqn:
-    """The one equation of a function of one array, over variables of its own."""
-    closed = jax.make_jaxpr(function)(aval)
-    (eqn,) = getattr(closed, "jaxpr", closed).eqns
-    return eqn
 
 
 _FEWEST_ROWS = 2
@@ -152,13 +132,13 @@ class HostStacks:
         (read,), (write,) = step.reads, step.writes
         if step.restores:
             row = self._places[read][1]
-            return _eqns(lambda array: _loaded(array, row), variable)
+            return traced_eqns(lambda array: _loaded(array, row), [variable])
         stack = self._stacks[self._type(step)]
         row, stack.written = stack.written, stack.written + 1
         rows = max(_FEWEST_ROWS, stack.count)
-        first = [] if stack.instances else _eqns(lambda: _empty(rows, variable.aval))
+        first = [] if stack.instances else traced_eqns(lambda: _empty(rows, variable.aval), [])
         before = first[-1].outvars[0] if first else self._variables[stack.instances[-1]]
-        eqns = [*first, *_eqns(lambda array, value: _stored(array, value, row), before, variable)]
+        eqns = [*first, *traced_eqns(lambda array, value: _stored(array, value, row), [before, variable])]
         self._add(write, stack, row)
         self.renew(write, eqns[-1].outvars[0])
         return eqns
@@ -202,12 +182,3 @@ def _loaded(array: jax.Array, row: int) -> jax.Array:
     shape = array.shape[1:]
     on_host = jax.lax.dynamic_slice(array, (row, *(0 for _ in shape)), (1, *shape))
     return jax.device_put(on_host.reshape(shape), jax.memory.Space.Device)
-
-
-def _eqns(function: Callable[..., jax.Array], *variables: jex.Var) -> list[jex.JaxprEqn]:
-    """The equations of a function of arrays, over variables; all variables that they write are new."""
-    jaxpr = open_jaxpr(jax.make_jaxpr(function)(*(variable.aval for variable in variables)))
-    known = dict(zip(jaxpr.invars, variables, strict=True))
-    return [
-        eqn.replace(invars=[known.get(v, v) if isinstance(v, jex.Var) else v for v in eqn.invars]) for eqn in jaxpr.eqns
-    ]

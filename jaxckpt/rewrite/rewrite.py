@@ -24,14 +24,9 @@ from jaxckpt.trace import Traced
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rewritten:
-    """A step that carries out a plan.
+    """A step that carries out a plan; `traced` has the loops that the plan splits or tiles.
 
-    Attributes:
-      traced: The step; where the plan splits or tiles loops, that with such loops.
-      plan: The plan.
-      schedule: Its work in order; each run is an equation of `jaxpr`, in the same order; those of a loop are in the
-        body of a scan.
-      jaxpr: The step's closed jaxpr, one level deep but for loops and branches.
+    Each run of the schedule is an equation of `jaxpr`, in the same order; those of a loop are in the body of a scan.
     """
 
     traced: Traced

@@ -19,22 +19,18 @@ import jax.numpy as jnp
 
 from jaxckpt.ir import LoopSplit, Phase
 from jaxckpt.ir.regions import CARRY, END, STACK
-from jaxckpt.program.flat_program import Atom, Equation, FlatProgram, OpenLoop
-from jaxckpt.program.open_scan import STACK_WRITERS, Visibility, is_loop_boundary, loop_paths, with_loop_ids
+from jaxckpt.program.flat_program import Equation, FlatProgram, OpenLoop, renamed
+from jaxckpt.program.open_scan import STACK_WRITERS, Visibility, is_loop_boundary, with_loop_ids
 from jaxckpt.rewrite.loop_transforms import requested_loops, with_equations
 from jaxckpt.trace.step import Traced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitStep:
-    """A step whose loops are split.
+    """A step whose loops are split, and the step as it was traced; the same where nothing is split.
 
-    Attributes:
-      unsplit: The step as it was traced.
-      traced: The split step; where nothing is split, the same.
-      values: For each value of the unsplit step its ids in the split one: one, or one for each part, as the slices of
-        an array are counted.
-      ops: The same for ops.
+    `values` and `ops` have the ids of each unsplit value or op: one, or one for each part, as slices of an array are
+    counted.
     """
 
     unsplit: Traced
@@ -68,11 +64,12 @@ def loops_split_together(traced: Traced) -> tuple[tuple[int, ...], ...]:
 
 def _unsplittable(program: FlatProgram) -> Iterator[int]:
     """Loops that cannot be split by themselves."""
-    for path in loop_paths(program.loops):
-        if program.loops[path[-1]].cond_branch is not None:
-            yield from path
-        if program.loops[path[-1]].manual is not None:
-            yield path[-1]
+    visibility = Visibility(program.loops)
+    for loop, opened in enumerate(program.loops):
+        if opened.cond_branch is not None:
+            yield from visibility.path(loop)
+        if opened.manual is not None:
+            yield loop
     for eqn in (equation.eqn for equation in program.equations):
         if eqn.primitive.name == STACK and not jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.generic):
             yield eqn.params["loop"]
@@ -226,7 +223,7 @@ class _Splitter:
         """An equation of the body as part of a part."""
         eqn, split = equation.eqn, self._split_loops[loop]
         names = split.names[index]
-        reads = [_renamed(atom, names) for atom in eqn.invars]
+        reads = [renamed(atom, names) for atom in eqn.invars]
         params = eqn.params
         if is_loop_boundary(eqn):
             params = with_loop_ids(params, lambda loop: self._new_id(loop, index))
@@ -253,7 +250,7 @@ class _Splitter:
     def _end(self, equation: Equation, split: _SplitLoop, index: int) -> Equation:
         """The equation of the last carry of a part."""
         eqn = equation.eqn
-        reads = [_renamed(atom, split.names[index]) for atom in eqn.invars]
+        reads = [renamed(atom, split.names[index]) for atom in eqn.invars]
         params = dict(eqn.params, loop=self._ids[eqn.params["loop"], index])
         return replace(equation, eqn=eqn.replace(invars=reads, params=params), loop=self._new_id(equation.loop, None))
 
@@ -261,7 +258,7 @@ class _Splitter:
         """The equation of a stack that all parts fill."""
         eqn = equation.eqn
         (value,) = eqn.invars
-        reads = [_renamed(value, split.names[index]) for index in split.order]
+        reads = [renamed(value, split.names[index]) for index in split.order]
         loops = tuple(self._ids[eqn.params["loop"], index] for index in split.order)
         params = {**eqn.params, "loop": loops[-1], STACK_WRITERS: loops}
         return replace(equation, eqn=eqn.replace(invars=reads, params=params), loop=self._new_id(equation.loop, None))
@@ -278,7 +275,3 @@ class _Splitter:
             values=values,
             ops=tuple(tuple(at for _, at in sorted(positions.items())) for positions in self._ops),
         )
-
-
-def _renamed(atom: Atom, names: Mapping[jex.Var, jex.Var]) -> Atom:
-    return names.get(atom, atom) if isinstance(atom, jex.Var) else atom

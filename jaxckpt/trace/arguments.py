@@ -13,6 +13,7 @@ import jax.core
 import numpy as np
 
 from jaxckpt._errors import ArgumentError
+from jaxckpt.program.flat_program import array_spec
 
 _NUMBERS = (bool, int, float, complex, np.generic)
 
@@ -76,7 +77,7 @@ def _unsharded(leaf: Any) -> Any:
     automatic = all(kind == jax.sharding.AxisType.Auto for kind in sharding.mesh.axis_types)
     if not automatic or sharding.memory_kind not in (None, "device"):
         return leaf
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=getattr(leaf, "weak_type", False))
+    return array_spec(leaf)
 
 
 def _is_array(leaf: Any) -> bool:

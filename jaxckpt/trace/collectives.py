@@ -29,12 +29,9 @@ _RESHARDS = frozenset({"sharding_constraint", "reshard", "mesh_cast"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceShare:
-    """The share of one device in the work of an equation.
+    """The share of one device in the work of an equation, which is divided among so many devices (`ways`).
 
-    Attributes:
-      ways: Over how many devices the work is divided.
-      gathered_bytes: Bytes of operands that the device receives from others.
-      summed_bytes: Bytes that it receives to add up partial sums, or to complete the result.
+    `gathered_bytes` are parts of operands that it receives, `summed_bytes` partial sums or parts of the result.
     """
 
     ways: int = 1
@@ -44,15 +41,7 @@ class DeviceShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperandShardings:
-    """Shardings and sizes of the operands and the result of one equation.
-
-    Attributes:
-      reads: Shardings of its operands, in order; () for literals.
-      read_bytes: Their bytes on one device.
-      write: Sharding of its first result.
-      write_bytes: Its bytes on one device.
-      size_of: The number of devices along an axis.
-    """
+    """Shardings of an equation's operands (() for literals) and of its first result, with bytes on one device."""
 
     reads: Sequence[ValueSharding]
     read_bytes: Sequence[int]

@@ -23,12 +23,9 @@ from jaxckpt.trace.sharding import aval_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EquationWork:
-    """The work of an equation besides reading its operands and writing its results.
+    """The work of an equation besides reading its operands and writing its results; `flops` are None where unknown.
 
-    Attributes:
-      flops: Floating-point operations; None where unknown.
-      traffic_bytes: Bytes moved inside a body, all iterations together.
-      workspace_bytes: Device bytes that a body needs while it runs.
+    `traffic_bytes` are moved inside a body, all iterations together; a body needs `workspace_bytes` while it runs.
     """
 
     flops: float | None = 0

@@ -35,7 +35,6 @@ class Details:
     """
 
     def __init__(self) -> None:
-        self._bodies: dict[int, str] = {}
         self._written: dict[int, tuple[Any, str]] = {}
 
     def of(self, eqn: jex.JaxprEqn) -> str:
@@ -92,12 +91,7 @@ class Details:
 
     def of_body(self, jaxpr: AnyJaxpr) -> str:
         """A hash of the structure of a jaxpr: primitives, connections, types, details."""
-        if id(jaxpr) not in self._bodies:
-            digest = hashlib.sha256()
-            for line in self._body_lines(jaxpr):
-                digest.update(line.encode())
-            self._bodies[id(jaxpr)] = digest.hexdigest()[:12]
-        return self._bodies[id(jaxpr)]
+        return hashlib.sha256("".join(self._body_lines(jaxpr)).encode()).hexdigest()[:12]
 
     def _body_lines(self, closed: AnyJaxpr) -> Iterator[str]:
         jaxpr = open_jaxpr(closed)

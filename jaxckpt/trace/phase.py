@@ -12,7 +12,7 @@
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -30,13 +30,10 @@ from jaxckpt.trace.sharding import aval_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseAssignment:
-    """The phases of a program's equations.
+    """The phases of a program's equations, and positions of forward equations behind the start of the backward pass.
 
-    Attributes:
-      phases: One an equation.
-      displaced: Positions of forward equations behind the start of the backward pass that read nothing of it: clones of
-        the user's checkpoint, and metrics computed from forward values after the gradient. Each with the phase that
-        the equation has if it is not moved.
+    These `displaced` ones read nothing of it: clones of the user's checkpoint, and metrics computed from forward values
+    after the gradient. Each comes with the phase that it has if it is not moved.
     """
 
     phases: tuple[Phase, ...]
@@ -152,7 +149,7 @@ def is_movable(eqn: jex.JaxprEqn) -> bool:
     return not (opaque and any(True for _ in jex.jaxprs_in_params(eqn.params)))
 
 
-def phases_from_liveness(program: FlatProgram, size_bytes: Callable[[jex.Var], int]) -> PhaseAssignment:
+def phases_from_liveness(program: FlatProgram) -> PhaseAssignment:
     """Splits the order where most bytes are live: equations before are forward, those after backward, none is update.
 
     In a gradient the residuals pile up until the loss, and the last one computed is read first. A value counts at a
@@ -166,10 +163,11 @@ def phases_from_liveness(program: FlatProgram, size_bytes: Callable[[jex.Var], i
     change_bytes = [0] * (len(program.equations) + 1)
     read_bytes = [0] * len(program.equations)
     for variable, positions in reads.items():
-        change_bytes[positions[0] + 1] += size_bytes(variable)
-        change_bytes[positions[-1] + 1] -= size_bytes(variable)
+        size_bytes = aval_bytes(variable.aval)
+        change_bytes[positions[0] + 1] += size_bytes
+        change_bytes[positions[-1] + 1] -= size_bytes
         for position in positions:
-            read_bytes[position] += size_bytes(variable)
+            read_bytes[position] += size_bytes
     live_bytes = [a - b for a, b in zip(accumulate(change_bytes), read_bytes, strict=False)]
     split = max(range(len(live_bytes)), key=live_bytes.__getitem__, default=0)
     live = [p for p in reads.values() if p[0] < split < p[-1] and split not in p]

@@ -32,15 +32,12 @@ from jax.sharding import AxisType, NamedSharding, Sharding
 from jaxckpt import _compat
 from jaxckpt.ir.regions import STACK
 from jaxckpt.outline.outline import closed_jaxpr
-from jaxckpt.program.flat_program import Equation, FlatProgram, OpenLoop
-from jaxckpt.program.inline import open_jaxpr
-from jaxckpt.program.open_scan import IS_PROBE, PRIMITIVES, loop_paths
-from jaxckpt.program.open_shard_map import ValueSharding, is_local
+from jaxckpt.program.flat_program import Equation, FlatProgram, OpenLoop, array_spec, boundary_eqn, open_jaxpr
+from jaxckpt.program.open_scan import IS_PROBE, Visibility
+from jaxckpt.program.open_shard_map import ValueSharding, is_local, split_of
 
 _PLATFORMS = ("cuda", "tpu", "cpu")
 """Tried in this order; a step may contain kernels that only one of them has."""
-_BITS = 8
-"""Bits of a byte."""
 
 
 def propagate_shardings(
@@ -56,7 +53,9 @@ def propagate_shardings(
         return {}
     if all(kind == AxisType.Explicit for mesh in meshes for kind in mesh.axis_types):
         variables = (*program.invars, *(v for equation in program.equations for v in equation.eqn.outvars))
-        return {v: split for v in variables if any(split := split_of_type(v.aval))}
+        shardings_of_types = {v: getattr(v.aval, "sharding", None) for v in variables}
+        named = {v: s for v, s in shardings_of_types.items() if isinstance(s, NamedSharding) and any(s.spec)}
+        return {v: split_of_sharding(sharding, len(v.aval.shape)) for v, sharding in named.items()}
     found = _propagated(program, shardings, out_shardings)
     return {**_of_constants(program, found), **found}
 
@@ -94,12 +93,6 @@ def _of_constants(program: FlatProgram, found: Mapping[jex.Var, ValueSharding]) 
     return more
 
 
-def split_of_type(aval: jax.core.AbstractValue) -> ValueSharding:
-    """The sharding that a type carries, on an explicit mesh."""
-    sharding = getattr(aval, "sharding", None)
-    return split_of_sharding(sharding, len(aval.shape)) if isinstance(sharding, NamedSharding) else ()
-
-
 def split_of_sharding(sharding: NamedSharding, rank: int) -> ValueSharding:
     """The axes of each dimension that a sharding names; () where it names none.
 
@@ -109,8 +102,7 @@ def split_of_sharding(sharding: NamedSharding, rank: int) -> ValueSharding:
       >>> split_of_sharding(NamedSharding(mesh, PartitionSpec(None, ("data", "model"))), 3)
       ((), ('data', 'model'), ())
     """
-    parts = (*sharding.spec, *(None for _ in range(rank - len(sharding.spec))))[:rank]
-    found = tuple(_axes(part) for part in parts)
+    found = split_of(sharding.spec, rank)[:rank]
     return found if any(found) else ()
 
 
@@ -129,23 +121,18 @@ def meshes_of(program: FlatProgram, shardings: Iterable[Sharding | None]) -> Ite
     yield from (manual.mesh for manual in program.manuals)
 
 
-def _axes(part: object) -> tuple[str, ...]:
-    """The mesh axes that one dimension's part of a spec names."""
-    return tuple(axis for axis in (part if isinstance(part, tuple) else (part,)) if isinstance(axis, str))
-
-
 def _with_probes(program: FlatProgram) -> tuple[list[Equation], dict[jex.Var, jex.Var]]:
     """The equations, with a stack after each loop of every value in its body; and for each value its probe.
 
     A probe is a variable of the outermost level: the value itself, or the stack of it.
     """
-    paths = loop_paths(program.loops)
+    visibility = Visibility(program.loops)
     probes: dict[jex.Var, jex.Var] = {}
     inside: dict[int, list[jex.Var]] = {}
     equations: list[Equation] = []
     around: tuple[int, ...] = ()
     for equation in (*program.equations, None):
-        path = () if equation is None or equation.loop is None else paths[equation.loop]
+        path = () if equation is None else visibility.path(equation.loop)
         for loop in reversed(around):
             if loop not in path:
                 equations += _stacks(loop, program.loops[loop], inside, probes)
@@ -166,16 +153,7 @@ def _stacks(
     params = {"loop": loop, "length": opened.length, "reverse": opened.reverse, IS_PROBE: True}
     for variable in inside.pop(loop, []):
         stack = jex.Var(opened.stacked_aval(probes[variable].aval))
-        yield Equation(
-            opened.eqn.replace(
-                primitive=PRIMITIVES[STACK],
-                invars=[probes[variable]],
-                outvars=[stack],
-                params=params,
-                effects=frozenset(),
-            ),
-            loop=opened.parent,
-        )
+        yield Equation(boundary_eqn(opened.eqn, STACK, [probes[variable]], [stack], **params), loop=opened.parent)
         probes[variable] = stack
         if opened.parent is not None:
             inside.setdefault(opened.parent, []).append(variable)
@@ -200,7 +178,10 @@ def _lowered(
 
     of_leaves = [*(getattr(array, "sharding", None) for _, array in program.constants), *shardings]
     variables = [*(v for v, _ in program.constants), *program.invars]
-    specs = [_spec(v.aval, sharding) for v, sharding in zip(variables, of_leaves, strict=True)]
+    specs = [
+        array_spec(v.aval, _over_mesh(sharding)) if isinstance(v.aval, jax.core.ShapedArray) else v.aval
+        for v, sharding in zip(variables, of_leaves, strict=True)
+    ]
     of_results = (*map(_over_mesh, out_shardings), *(None for _ in range(probes)))
     traced = jax.jit(flat, keep_unused=True, out_shardings=of_results).trace(*specs)
     for platform in _PLATFORMS:
@@ -209,14 +190,6 @@ def _lowered(
         except (NotImplementedError, ValueError, TypeError, RuntimeError, KeyError):
             continue  # its kernels are another platform's
     return None
-
-
-def _spec(aval: jax.core.AbstractValue, sharding: Sharding | None) -> Any:
-    if not isinstance(aval, jax.core.ShapedArray):
-        return aval
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, sharding=_over_mesh(sharding), weak_type=getattr(aval, "weak_type", False)
-    )
 
 
 def _over_mesh(sharding: Sharding | None) -> NamedSharding | None:
@@ -232,7 +205,7 @@ def aval_bytes(aval: jax.core.AbstractValue | jax.ShapeDtypeStruct, sharding: Sh
     if not hasattr(aval, "shape"):
         return 0
     sharding = sharding if sharding is not None else getattr(aval, "sharding", None)
-    return -(-math.prod(_shard_shape(aval.shape, sharding)) * dtype_bits(aval.dtype) // _BITS)
+    return -(-math.prod(_shard_shape(aval.shape, sharding)) * dtype_bits(aval.dtype) // 8)
 
 
 def split_bytes(aval: jax.core.ShapedArray | jax.ShapeDtypeStruct, ways: Sequence[int]) -> int:
@@ -243,15 +216,14 @@ def split_bytes(aval: jax.core.ShapedArray | jax.ShapeDtypeStruct, ways: Sequenc
       24
     """
     shard = (-(-size // parts) for size, parts in zip(aval.shape, ways, strict=True))
-    return -(-math.prod(shard) * dtype_bits(aval.dtype) // _BITS)
+    return -(-math.prod(shard) * dtype_bits(aval.dtype) // 8)
 
 
 def _shard_shape(shape: tuple[int, ...], sharding: Sharding | None) -> tuple[int, ...]:
     """The largest shard; dimensions that do not divide are padded, as the compiler does."""
     if not isinstance(sharding, NamedSharding):
         return tuple(sharding.shard_shape(shape)) if sharding is not None else shape
-    parts = (*sharding.spec, *(None for _ in range(len(shape) - len(sharding.spec))))
-    ways = (math.prod(sharding.mesh.shape[axis] for axis in _axes(part)) for part in parts)
+    ways = (math.prod(map(sharding.mesh.shape.__getitem__, axes)) for axes in split_of(sharding.spec, len(shape)))
     return tuple(-(-size // count) for size, count in zip(shape, ways, strict=True))
 
 
@@ -264,9 +236,9 @@ def dtype_bits(dtype: Any) -> int:
         words = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct((), dtype))
         return math.prod(words.shape) * dtype_bits(words.dtype)
     if dtype == jnp.bool_ or dtype == jax.dtypes.float0:
-        return dtype.itemsize * _BITS
+        return dtype.itemsize * 8
     if jnp.issubdtype(dtype, jnp.integer):
         return jnp.iinfo(dtype).bits
     if jnp.issubdtype(dtype, jnp.floating):
         return jnp.finfo(dtype).bits
-    return dtype.itemsize * _BITS
+    return dtype.itemsize * 8

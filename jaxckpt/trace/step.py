@@ -4,7 +4,6 @@ The step is traced once, as JAX traces it under `jit`; nothing is compiled or ru
 untouched. Then: inlining, common subexpression elimination, dead code elimination, phases, graph.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -18,7 +17,7 @@ from jaxckpt import _compat
 from jaxckpt._errors import ArgumentError, NoGradientError
 from jaxckpt.ir import Graph, Phase
 from jaxckpt.outline.outline import closed_jaxpr
-from jaxckpt.program.flat_program import FlatProgram
+from jaxckpt.program.flat_program import CondKey, FlatProgram, array_spec
 from jaxckpt.program.inline import inline
 from jaxckpt.program.open_cond import conds_to_keep_closed
 from jaxckpt.program.open_scan import is_sound
@@ -26,7 +25,7 @@ from jaxckpt.program.simplify import eliminate_common_subexpressions, eliminate_
 from jaxckpt.trace.arguments import argument_paths, check_arguments, leaf_sharding, without_automatic_shardings
 from jaxckpt.trace.graph import graph_of
 from jaxckpt.trace.phase import phases_from_liveness, phases_from_marks
-from jaxckpt.trace.sharding import aval_bytes, propagate_shardings
+from jaxckpt.trace.sharding import propagate_shardings
 from jaxckpt.trace.to_forward import move_to_forward
 
 _NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
@@ -74,11 +73,6 @@ class Traced:
         return _compat.traced_leaves(self.stage).compiler_options
 
     @property
-    def in_tree(self) -> Any:
-        """The tree of `(args, kwargs)`, without static arguments."""
-        return _compat.argument_tree(self.stage)
-
-    @property
     def out_tree(self) -> Any:
         """The tree of the results."""
         return self.stage.out_tree
@@ -113,27 +107,13 @@ def trace_step(
     kwargs: Mapping[str, Any] = _NO_KEYWORDS,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
-    keep_user_remat: bool = False,
     eager: bool = False,
     open_loops: bool = True,
 ) -> Traced:
     """Traces a training step into a graph; sizes are bytes per device, as the compiler will split values over the mesh.
 
-    A jitted step brings its donation, static arguments and shardings along.
-
-    Args:
-      step: Loss, gradient and, in a full step, update.
-      *args: Arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), numbers, key arrays, None, or
-        pytrees of these.
-      kwargs: Keyword arguments of the step.
-      donate_argnums: Positions whose memory the results may take, besides those of the step's own jit.
-      static_argnums: Positions that are not traced.
-      keep_user_remat: Leaves the user's `jax.checkpoint` as it is. Otherwise it is undone, so that every residual can
-        be decided on.
-      eager: The step is to be run op by op as it was traced: calls with custom derivatives are inlined too, nothing
-        is moved, and a backward pass is not required; where none is marked all ops are forward.
-      open_loops: Opens the loops that belong to the gradient, so that values in their bodies can be decided on;
-        otherwise each loop is one op. With `eager` none is opened.
+    A jitted step brings its donation, static arguments and shardings along. The user's `jax.checkpoint` is undone, so
+    that every residual can be decided on.
 
     Example:
       >>> import jax.numpy as jnp
@@ -143,20 +123,32 @@ def trace_step(
       >>> [op.primitive for op in traced.graph.ops if op.phase is Phase.FORWARD]
       ['dot_general', 'cos']
     """
-    static = _positions(static_argnums, len(args))
-    jitted, known = _jitted(step, static)
-    pairs = argument_paths(args, kwargs, static=known)
+    jitted, static = _jitted(step, _positions(static_argnums, len(args)))
+    pairs = argument_paths(args, kwargs, static=static)
     check_arguments(pairs)
-    roots = tuple(f"[{position}]" for position in _positions(donate_argnums, len(args)))
-    call = _Call(
-        jitted=jitted,
-        static=known,
+    stage = trace_stage(jitted, args, kwargs, static=static)
+    leaves = _compat.traced_leaves(stage)
+    roots = tuple(f"[{position}]" for position in _positions(donate_argnums, len(args))) or "none"
+    donated = frozenset(i for i, (path, _) in enumerate(pairs) if path.startswith(roots) or leaves.donated[i])
+    of_jit = _compat.jit_in_shardings(stage)
+    shardings = [asked or leaf_sharding(leaf) for asked, (_, leaf) in zip(of_jit, pairs, strict=True)]
+    program, phases, source = _program(stage, eager=eager, open_loops=open_loops and not eager)
+    split = {} if eager else propagate_shardings(program, shardings, leaves.out_shardings)
+    graph, variables = graph_of(program, phases, shardings=shardings, donated=donated, splits=split)
+    return Traced(
+        graph=graph,
+        program=program,
+        jaxpr=closed_jaxpr(program, program.equations, program.outvars),
+        variables=variables,
+        specs=tuple(map(array_spec, leaves.avals, shardings)),
         paths=tuple(path for path, _ in pairs),
-        shardings=tuple(leaf_sharding(leaf) for _, leaf in pairs),
-        donated=frozenset(i for i, (path, _) in enumerate(pairs) if path.startswith(roots or "none")),
+        donated=donated,
+        static=static,
+        phases_source=source,
+        name=leaves.name,
+        jitted=jitted,
+        stage=stage,
     )
-    stage = trace_stage(jitted, args, kwargs, static=known)
-    return _read(call, stage, keep_user_remat=keep_user_remat, eager=eager, open_loops=open_loops)
 
 
 def trace_stage(
@@ -165,17 +157,6 @@ def trace_stage(
     """Traces a jitted step, with the shardings of automatic meshes left out; for equal types from jax's cache."""
     plain_args, plain_kwargs = without_automatic_shardings(args, kwargs, static=static)
     return jitted.trace(*plain_args, **plain_kwargs)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    """A call of a step, before the step is traced."""
-
-    jitted: jax.stages.Wrapped
-    static: frozenset[int | str]
-    paths: tuple[str, ...]
-    shardings: tuple[Any, ...]
-    donated: frozenset[int]
 
 
 def _positions(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
@@ -198,58 +179,29 @@ def _jitted(step: Callable[..., Any], static: tuple[int, ...]) -> tuple[jax.stag
     return step, frozenset((*positions, *names))
 
 
-def _phased(program: FlatProgram, *, eager: bool) -> tuple[FlatProgram, tuple[Phase, ...], str]:
+def _program(stage: jax.stages.Traced, *, eager: bool, open_loops: bool) -> tuple[FlatProgram, tuple[Phase, ...], str]:
     """The program in its final order, a phase an equation, and the `phases_source`."""
+    captured = _compat.captured_arrays(stage)
+
+    def simplified(closed_conds: frozenset[CondKey]) -> FlatProgram:
+        options: Any = {"inline_custom": eager, "open_loops": open_loops, "closed_conds": closed_conds}
+        return eliminate_dead_code(eliminate_common_subexpressions(inline(stage.jaxpr, captured, **options)))
+
+    program = simplified(frozenset())
+    if closed_conds := conds_to_keep_closed(program):
+        program = simplified(closed_conds)
+    phased = _phased(program, eager=eager)
+    return phased if is_sound(phased[0]) else _program(stage, eager=eager, open_loops=False)
+
+
+def _phased(program: FlatProgram, *, eager: bool) -> tuple[FlatProgram, tuple[Phase, ...], str]:
+    try:
+        found = phases_from_marks(program)
+    except NoGradientError:
+        if not eager:
+            raise
+        found = None
+    source = "structure" if found is None else "names"
     if eager:
-        try:
-            marked = phases_from_marks(program)
-        except NoGradientError:
-            marked = None
-        phases = (Phase.FORWARD,) * len(program.equations) if marked is None else marked.phases
-        return program, phases, "structure" if marked is None else "names"
-    marked = phases_from_marks(program)
-    if marked is None:
-        by_liveness = phases_from_liveness(program, lambda variable: aval_bytes(variable.aval))
-        return *move_to_forward(program, by_liveness), "structure"
-    return *move_to_forward(program, marked), "names"
-
-
-def _read(call: _Call, stage: jax.stages.Traced, *, keep_user_remat: bool, eager: bool, open_loops: bool) -> Traced:
-    leaves = _compat.traced_leaves(stage)
-    inlined_with = functools.partial(
-        inline,
-        stage.jaxpr,
-        _compat.captured_arrays(stage),
-        keep_user_remat=keep_user_remat,
-        inline_custom=eager,
-        open_loops=not eager and open_loops,
-    )
-    inlined = eliminate_dead_code(eliminate_common_subexpressions(inlined_with()))
-    if closed_conds := conds_to_keep_closed(inlined):
-        inlined = eliminate_dead_code(eliminate_common_subexpressions(inlined_with(closed_conds=closed_conds)))
-    program, phases, source = _phased(inlined, eager=eager)
-    if not is_sound(program):
-        return _read(call, stage, keep_user_remat=keep_user_remat, eager=eager, open_loops=False)
-    donated = call.donated | {i for i, is_donated in enumerate(leaves.donated) if is_donated}
-    of_jit = _compat.jit_in_shardings(stage)
-    shardings = [asked or own for asked, own in zip(of_jit, call.shardings, strict=True)]
-    split = {} if eager else propagate_shardings(program, shardings, leaves.out_shardings)
-    graph, variables = graph_of(program, phases, shardings=shardings, donated=donated, splits=split)
-    return Traced(
-        graph=graph,
-        program=program,
-        jaxpr=closed_jaxpr(program, program.equations, program.outvars),
-        variables=variables,
-        specs=tuple(map(_spec, leaves.avals, shardings)),
-        paths=call.paths,
-        donated=donated,
-        static=call.static,
-        phases_source=source,
-        name=leaves.name,
-        jitted=call.jitted,
-        stage=stage,
-    )
-
-
-def _spec(aval: jax.core.ShapedArray, sharding: jax.sharding.Sharding | None) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
+        return program, (Phase.FORWARD,) * len(program.equations) if found is None else found.phases, source
+    return *move_to_forward(program, found or phases_from_liveness(program)), source

@@ -15,7 +15,7 @@ import jax.extend.core as jex
 
 from jaxckpt.ir import Phase
 from jaxckpt.ir.regions import SLICE, TO_SHARDS
-from jaxckpt.program.flat_program import Atom, Equation, FlatProgram
+from jaxckpt.program.flat_program import Equation, FlatProgram, renamed
 from jaxckpt.program.open_scan import Visibility
 from jaxckpt.program.scope import forward_name_stack
 from jaxckpt.trace.phase import PhaseAssignment
@@ -53,12 +53,8 @@ def _as_forward(equation: Equation, target: _Target, same: Mapping[jex.Var, jex.
     forward = info.replace(name_stack=forward_name_stack(info.name_stack))
     reads = equation.eqn.invars
     if target.loop != equation.loop:
-        reads = [_first(atom, same) for atom in reads]
+        reads = [renamed(atom, same) for atom in reads]
     return replace(equation, eqn=equation.eqn.replace(source_info=forward, invars=reads), loop=target.loop)
-
-
-def _first(atom: Atom, same: Mapping[jex.Var, jex.Var]) -> Atom:
-    return same.get(atom, atom) if isinstance(atom, jex.Var) else atom
 
 
 def _first_equal_parts(program: FlatProgram) -> dict[jex.Var, jex.Var]:
@@ -76,7 +72,7 @@ def _first_equal_parts(program: FlatProgram) -> dict[jex.Var, jex.Var]:
         elif isinstance(array, jex.Literal):
             same[part] = part
         else:
-            key = (_first(array, same), equation.eqn.params["split"], equation.manual, space)
+            key = (renamed(array, same), equation.eqn.params["split"], equation.manual, space)
             same[part] = first.setdefault(key, part)
     return same
 

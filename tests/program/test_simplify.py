@@ -135,14 +135,6 @@ def test_loops_keep_their_recomputation_in_the_backward():
     assert counted(graph)[Phase.FORWARD, "contraction"] == counted(plain)[Phase.FORWARD, "contraction"]
 
 
-def test_kept_checkpoints_stay_closed():
-    graph = trace_step(make_step(jax.checkpoint(BLOCKS["plain"])), W, X, keep_user_remat=True).graph
-    checkpoints = [op for op in graph.ops if op.primitive in ("remat2", "checkpoint")]
-    assert len(checkpoints) == 2
-    assert all(op.phase is Phase.BACKWARD and op.flops for op in checkpoints)
-    assert [op.scope for op in checkpoints] == ["block_1", "block_0"]
-
-
 def test_duplicates_outside_a_checkpoint_stay():
     graph = trace_step(make_step(BLOCKS["twice_the_same"]), W, X).graph
     sines = [op for op in graph.ops if op.primitive == "sin" and op.phase is Phase.FORWARD]

@@ -50,7 +50,8 @@ def test_planned_steps_give_the_step_s_results(entry):
     planned = apply(case.step, plan, static_argnums=case.static_argnums)
 
     def flat_planned(*flat):
-        traced_args = iter(jax.tree.unflatten(traced.in_tree, flat)[0])
+        dynamic = [arg for i, arg in enumerate(case.args) if i not in traced.static]
+        traced_args = iter(jax.tree.unflatten(jax.tree.structure(dynamic), flat))
         return planned(*(arg if i in traced.static else next(traced_args) for i, arg in enumerate(case.args)))
 
     ours = jax.tree.leaves(quickly(flat_planned)(*flat_arguments(case, traced)))
