@@ -148,6 +148,8 @@ class _Tiler:
         """For each loop that is tiled the forward loops that it reads, with their clones."""
         for loop in range(len(self._program.loops)):
             self._open(loop)
+        self._carried: dict[int, dict[int, jex.Var]] = {}
+        """For each loop that is tiled the variables that each tile gets from the one before, by place in the carry."""
         self._written: list[tuple[Equation, Phase]] = []
 
     def _tiled_around(self, loop: int | None) -> int | None:
@@ -155,13 +157,14 @@ class _Tiler:
         return next((around for around in self._visibility.path(loop) if around in self._tilings), None)
 
     def _forward_loops_read_by(self, loop: int) -> Sequence[int]:
-        """The forward loops of whose iterations a loop after the forward pass reads values."""
+        """The forward loops of whose iterations a loop after the forward pass reads values; slices it takes itself."""
         after_forward = self._traced.graph.loops_after_forward
         if loop not in after_forward:
             return ()
         equations = self._program.equations
         forward = [f for f in self._tilings if f not in after_forward and self._tilings[f] == self._tilings[loop]]
-        home = {v: f for f in forward for at in self._bodies[f] for v in _readable_results(equations[at].eqn)}
+        made = ((f, equations[at].eqn) for f in forward for at in self._bodies[f])
+        home = {v: f for f, eqn in made if eqn.primitive.name != SLICE for v in eqn.outvars}
         read = (v for at in (*self._bodies[loop], *self._results(loop)) for v in equations[at].variables())
         return sorted({home[v] for v in read if v in home})
 
@@ -230,62 +233,51 @@ class _Tiler:
     def _write_tiles(self, loop: int) -> Sequence[jex.Var]:
         """The body of a loop over tiles: its carry, clones of forward loops, the loop itself; gives the last carry."""
         outer, tile = self._outer[loop], self._tiles[loop]
-        carried = dict(self._write_carry(loop, tile))
+        self._carried[loop] = self._write_carry(loop, tile)
         for forward, clone in self._clones[loop].items():
             self._write_broadcasts(forward, clone)
-            self._write_iterations(forward, clone, self._carry_of_tiles(forward), fresh=True)
+            self._write_iterations(forward, clone, fresh=True)
             if forward in self._ends:
                 self._write_end(forward, clone, outer)
-        self._write_iterations(loop, tile, carried, fresh=False)
+        self._write_iterations(loop, tile, fresh=False)
         return self._write_end(loop, tile, outer) if loop in self._ends else ()
 
-    def _write_carry(self, loop: int, tile: _Renaming) -> Iterator[tuple[int, jex.Var]]:
-        """The variables that each tile gets from the one before, by place in the carry."""
-        outer = self._outer[loop]
+    def _write_carry(self, loop: int, tile: _Renaming) -> dict[int, jex.Var]:
+        outer, carried = self._outer[loop], {}
         for position in self._bodies[loop]:
             equation = self._program.equations[position]
             if _is(equation, CARRY, loop):
-                carried = jex.Var(equation.eqn.outvars[0].aval)
-                yield equation.eqn.params["index"], carried
-                self._write_boundary(position, outer, outer, [tile.renamed(equation.eqn.invars[0])], [carried])
+                current = carried[equation.eqn.params["index"]] = jex.Var(equation.eqn.outvars[0].aval)
+                self._write_boundary(position, outer, outer, [tile.renamed(equation.eqn.invars[0])], [current])
+        return carried
 
-    def _carry_of_tiles(self, forward: int) -> Mapping[int, jex.Var]:
-        """The variables that each tile of a forward loop gets from the one before, by place in the carry."""
-        found = (equation.eqn for equation, _ in self._written if _is(equation, CARRY, self._outer[forward]))
-        return {eqn.params["index"]: eqn.outvars[0] for eqn in found}
-
-    def _write_iterations(self, loop: int, renaming: _Renaming, inits: Mapping[int, jex.Var], *, fresh: bool) -> None:
+    def _write_iterations(self, loop: int, renaming: _Renaming, *, fresh: bool) -> None:
         """The body of a loop, over the iterations of a tile."""
         for position in self._bodies[loop]:
             equation = self._program.equations[position]
-            eqn = equation.eqn
+            eqn, params = equation.eqn, equation.eqn.params
             reads = [renaming.renamed(atom) for atom in eqn.invars]
             if _is(equation, CARRY, loop):
-                reads = [inits[eqn.params["index"]]]
+                reads = [self._carried[loop][params["index"]]]
             if fresh:
                 renaming.names.update((v, jex.Var(v.aval)) for v in eqn.outvars)
-            written = eqn.replace(
-                invars=reads,
-                outvars=[renaming.renamed(v) for v in eqn.outvars],
-                params=with_loop_ids(eqn.params, renaming.loops.__getitem__) if is_loop_boundary(eqn) else eqn.params,
-                source_info=renaming.source_info(eqn),
-            )
+            if is_loop_boundary(eqn):
+                params = with_loop_ids(params, renaming.loops.__getitem__)
+            writes = [renaming.renamed(v) for v in eqn.outvars]
             assert equation.loop is not None, "the equation is of a body"
-            self._write(position, replace(equation, eqn=written, loop=renaming.loops[equation.loop]))
+            self._write(position, renaming.loops[equation.loop], reads, writes, params, renaming)
 
     def _write_broadcasts(self, forward: int, clone: _Renaming) -> None:
         """Broadcasts from further out that a forward body reads, made in the clone.
 
         The backward does so too (`jaxckpt.schedule.schedule`), so that the large array need not be kept until then.
         """
-        equations = self._program.equations
         for position in self._broadcasts(forward):
-            eqn = equations[position].eqn
+            eqn = self._program.equations[position].eqn
             reads = [clone.renamed(atom) for atom in eqn.invars]
             clone.broadcasts.update((v, jex.Var(v.aval)) for v in eqn.outvars)
             writes = [clone.broadcasts[v] for v in eqn.outvars]
-            written = eqn.replace(invars=reads, outvars=writes, source_info=clone.source_info(eqn))
-            self._write(position, replace(equations[position], eqn=written, loop=clone.loops[forward]))
+            self._write(position, clone.loops[forward], reads, writes, eqn.params, clone)
 
     def _broadcasts(self, forward: int) -> Sequence[int]:
         """Positions of the equations that broadcasts from further out are made of."""
@@ -313,7 +305,7 @@ class _Tiler:
         eqn = self._program.equations[position].eqn
         handed = [jex.Var(v.aval) for v in eqn.outvars]
         reads = [renaming.renamed(atom) for atom in eqn.invars]
-        self._write_boundary(position, renaming.loops[loop], outer, reads, handed, renaming.source_info(eqn))
+        self._write_boundary(position, renaming.loops[loop], outer, reads, handed, renaming)
         return handed
 
     def _write_boundary(
@@ -323,22 +315,19 @@ class _Tiler:
         around: int | None,
         reads: Sequence[Atom],
         writes: Sequence[jex.Var],
-        source_info: Any = None,
+        renaming: _Renaming | None = None,
     ) -> None:
         """An equation that joins the body of a loop to the body `around`."""
-        equation = self._program.equations[position]
-        params = dict(equation.eqn.params, loop=loop, length=self._loops[loop].eqn.params["length"])
-        eqn = equation.eqn.replace(invars=list(reads), outvars=list(writes), params=params)
-        if source_info is not None:
-            eqn = eqn.replace(source_info=source_info)
-        self._write(position, replace(equation, eqn=eqn, loop=around))
+        own = {"loop": loop, "length": self._loops[loop].eqn.params["length"]}
+        params = {**self._program.equations[position].eqn.params, **own}
+        self._write(position, around, reads, writes, params, renaming)
 
     def _write_outside(self, position: int, handed: Mapping[int, Sequence[jex.Var]]) -> None:
         """An equation outside of all loops that are tiled; `handed` has the last carries of these."""
         equation = self._program.equations[position]
         eqn, around = equation.eqn, None if equation.loop is None else self._ids[equation.loop]
         if not is_loop_boundary(eqn):
-            self._write(position, replace(equation, loop=around))
+            self._write(position, around, eqn.invars, eqn.outvars, eqn.params)
             return
         loop = eqn.params["loop"]
         if _is(equation, END, loop) and loop in self._tilings:
@@ -348,20 +337,27 @@ class _Tiler:
         if eqn.primitive.name == STACK:
             tiles = (self._tiles.get(writer) for writer in stack_writers(eqn))
             reads = [atom if tile is None else tile.renamed(atom) for tile, atom in zip(tiles, reads, strict=True)]
-        self._write(position, replace(equation, eqn=eqn.replace(invars=reads, params=params), loop=around))
+        self._write(position, around, reads, eqn.outvars, params)
 
-    def _write(self, position: int, equation: Equation) -> None:
-        self._written.append((equation, self._traced.graph.ops[position].phase))
+    def _write(
+        self,
+        position: int,
+        loop: int | None,
+        reads: Sequence[Atom],
+        writes: Sequence[jex.Var],
+        params: dict[str, Any],
+        renaming: _Renaming | None = None,
+    ) -> None:
+        """An equation in the body of a loop, over other variables."""
+        equation = self._program.equations[position]
+        info = equation.eqn.source_info if renaming is None else renaming.source_info(equation.eqn)
+        eqn = equation.eqn.replace(invars=list(reads), outvars=list(writes), params=params, source_info=info)
+        self._written.append((replace(equation, eqn=eqn, loop=loop), self._traced.graph.ops[position].phase))
 
 
 def _is(equation: Equation, name: str, loop: int) -> bool:
     """True if an equation is a loop's equation of some primitive of ours."""
     return equation.eqn.primitive.name == name and equation.eqn.params["loop"] == loop
-
-
-def _readable_results(eqn: jex.JaxprEqn) -> Sequence[jex.Var]:
-    """The results that a backward loop may read from an iteration; slices it takes itself."""
-    return () if eqn.primitive.name == SLICE else eqn.outvars
 
 
 def _with_length(opened: OpenLoop, length: int, *, unroll: int) -> OpenLoop:
