@@ -187,10 +187,7 @@ def read_arguments(traced: jax.stages.Traced) -> tuple[bool, ...]:
 
 
 def captured_arrays(traced: jax.stages.Traced) -> tuple[jax.Array, ...]:
-    """The arrays that a traced step closes over and jax puts before its arguments; mostly tracers of an outer trace.
-
-    jax 0.10.2, 0.12.0.1.
-    """
+    """Arrays that a step closes over, which jax puts first; mostly tracers of an outer trace. jax 0.10.2, 0.12.0.1."""
     return tuple(traced._consts)
 
 
@@ -238,10 +235,7 @@ def lasting_effects(effects: Any) -> Any:
 
 
 def per_device_spec(aval: core.AbstractValue, mesh: Any, *, check_vma: bool) -> jax.sharding.PartitionSpec:
-    """The spec under which a `shard_map` passes a value to another: each device its own. jax 0.10.2, 0.12.0.1.
-
-    The value has at least one dimension.
-    """
+    """The spec of values, with a dimension or more, that `shard_map`s pass on by device. jax 0.10.2, 0.12.0.1."""
     return aval.nospec(mesh, check_vma, tuple(mesh.axis_names))
 
 

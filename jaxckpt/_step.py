@@ -39,17 +39,7 @@ class Step:
         donate_argnums: int | Sequence[int] = (),
         static_argnums: int | Sequence[int] = (),
     ) -> "Step":
-        """Returns the step that a public function was called with.
-
-        Args:
-          step: A function, or a `Step` already.
-          args: Arguments of the function; none where there is a `Step`.
-          donate_argnums: As `Step`'s; none where there is a `Step`.
-          static_argnums: As `Step`'s; none where there is a `Step`.
-
-        Raises:
-          ArgumentError: A `Step` is given together with what it holds itself.
-        """
+        """The step that a public function was called with: a function with the rest, or a `Step` without it."""
         if not isinstance(step, Step):
             return cls(step, tuple(args), donate_argnums=donate_argnums, static_argnums=static_argnums)
         if args or donate_argnums != () or static_argnums != ():

@@ -19,10 +19,7 @@ class Residual:
 
 
 def residuals(graph: Graph) -> tuple[Residual, ...]:
-    """All residuals of a graph, in the order of their ops.
-
-    Arguments of the step are no residuals: they are in memory under any plan.
-    """
+    """All residuals of a graph, in the order of their ops; arguments, in memory under any plan, are none."""
     found = []
     for op in graph.ops:
         if op.phase is not Phase.FORWARD:

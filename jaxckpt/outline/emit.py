@@ -59,9 +59,15 @@ def cond_eqn(cond: Cond, bodies: Sequence[BranchBody], template: jex.JaxprEqn) -
         own = _operands(interface)
         invars = [own.get(outer) or jex.Var(outer.aval) for outer in operands]
         results = [values[position] for _, values in cond.results]
-        filling, filled = _slots(interface, slots, template)
+        filled: dict[jex.Var, Atom] = {slot: value for value, slot in interface.stacks}
+        filling: list[jex.JaxprEqn] = []
+        for slot in slots:
+            if slot not in filled:
+                zeros_eqns, filled[slot] = zeros_like_aval(slot.aval, template)
+                filling += zeros_eqns
+        outvars = [*results, *map(filled.__getitem__, slots)]
         old = template.params["branches"][position]
-        branches.append(jex.ClosedJaxpr(body_jaxpr(invars, [*results, *filled], [*eqns, *filling], old), ()))
+        branches.append(jex.ClosedJaxpr(body_jaxpr(invars, outvars, [*eqns, *filling], old), ()))
     return template.replace(
         invars=[cond.index, *operands],
         outvars=[*(result for result, _ in cond.results), *slots],
@@ -73,17 +79,3 @@ def cond_eqn(cond: Cond, bodies: Sequence[BranchBody], template: jex.JaxprEqn) -
 def _operands(interface: LoopInterface) -> dict[Atom, jex.Var]:
     """The atoms that a branch reads from outside, each with its own variable."""
     return {**{v: v for v in interface.constants}, **{outer: own for own, outer in interface.slices.items()}}
-
-
-def _slots(
-    interface: LoopInterface, slots: Sequence[jex.Var], like: jex.JaxprEqn
-) -> tuple[list[jex.JaxprEqn], list[Atom]]:
-    """For each slot a branch's own value or zeros, and the equations of the zeros."""
-    own = {slot: value for value, slot in interface.stacks}
-    eqns: list[jex.JaxprEqn] = []
-    values: list[Atom] = []
-    for slot in slots:
-        zeros_eqns, value = ([], own[slot]) if slot in own else zeros_like_aval(slot.aval, like)
-        eqns += zeros_eqns
-        values.append(value)
-    return eqns, values

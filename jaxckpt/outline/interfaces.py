@@ -115,10 +115,7 @@ class LoopInterface:
 
 @dataclass(frozen=True, slots=True)
 class FilledArray:
-    """An array that several loops fill in the order in which they run, or tiles, each with the value of an iteration.
-
-    The equations of its zeros have the source of `like`.
-    """
+    """An array that several loops, or tiles, fill one after the other; `like` gives the source of its zeros."""
 
     loops: Sequence[int]
     values: Sequence[Atom]
@@ -127,10 +124,7 @@ class FilledArray:
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """The values that the scan of each loop stacks, and stacks that several loops fill, or tiles.
-
-    `of` has for a value the stack in which another loop finds it.
-    """
+    """Values that the scan of each loop stacks, stacks that several loops fill, and the stack `of` each value."""
 
     by_loop: Mapping[int, Sequence[tuple[Atom, jex.Var]]]
     filled: Mapping[jex.Var, FilledArray]
@@ -182,21 +176,13 @@ def own_stacks(equations: Sequence[Equation], tree: LoopTree) -> Stacks:
         else:
             by_loop.setdefault(loops[0], []).append((eqn.invars[0], stack))
         for loop, value in () if IS_PROBE in eqn.params else zip(loops, eqn.invars, strict=True):
-            if _is_of_body(value, home, tree.paths[loop]):
+            if isinstance(value, jex.Var) and home.get(value, ()) == tree.paths[loop]:
                 of.setdefault(value, stack)
     return Stacks(by_loop, filled, of)
 
 
-def _is_of_body(value: Atom, home: Mapping[jex.Var, Path], path: Path) -> bool:
-    """True if an equation of a loop's own body makes a value."""
-    return isinstance(value, jex.Var) and home.get(value, ()) == path
-
-
 def loop_interfaces(equations: Sequence[Equation], tree: LoopTree, stacks: Stacks) -> Interfaces:
-    """The interfaces of all loops and branches, from what equations of all levels read.
-
-    `stacks` are those that the step makes itself; more are made where another loop reads a value.
-    """
+    """The interfaces of all loops and branches; stacks are added for values that other loops read."""
     builder = _InterfaceBuilder(equations, tree, stacks)
     for equation in equations:
         builder.connect(equation)
@@ -267,10 +253,14 @@ class _InterfaceBuilder:
         self._drafts[loop].inits[eqn.params["index"]] = (eqn.invars[0], eqn.outvars[0])
 
     def _connect_slice(self, equation: Equation) -> None:
-        """A scan of parts, tiles or numbered iterations has the array as a constant, any other one goes through it."""
+        """A scan of parts, tiles or numbered iterations has the array as a constant, any other one goes through it.
+
+        Of keys, which are no numbers, only where no scan can go through them.
+        """
         eqn, loop = equation.eqn, equation.eqn.params["loop"]
         path, draft = self._tree.paths[loop], self._drafts[loop]
-        picks = _picks_slices(self._tree.loops[loop], eqn.outvars[0].aval)
+        opened, is_number = self._tree.loops[loop], _is_number(eqn.outvars[0].aval)
+        picks = opened.is_inner_tile or opened.offset is not None or (opened.reads_iteration_number and is_number)
         self._make_visible(equation.variables(), path if picks else path[:-1])
         (draft.picked if picks else draft.slices)[eqn.outvars[0]] = eqn.invars[0]
 
@@ -362,11 +352,6 @@ class _InterfaceBuilder:
         self._make_visible([init], path[:-1])
         carry = Carry(init=init, current=result, following=jex.Var(result.aval), final=jex.Var(result.aval))
         return Pipelined(loop, equation.eqn.replace(outvars=[carry.following]), carry)
-
-
-def _picks_slices(opened: OpenLoop, aval: jax.core.AbstractValue) -> bool:
-    """True if iterations take their slices of an array by an index; of keys only where no scan can take them."""
-    return opened.is_inner_tile or opened.offset is not None or (opened.reads_iteration_number and _is_number(aval))
 
 
 def _is_number(aval: jax.core.AbstractValue) -> bool:

@@ -31,11 +31,7 @@ from jaxckpt.program.open_scan import is_loop_boundary
 
 
 def closed_jaxpr(program: FlatProgram, equations: Sequence[Equation], outvars: Sequence[Atom]) -> jex.ClosedJaxpr:
-    """A closed jaxpr with a program's arguments and constants, and equations and results of its own.
-
-    The equations of one loop are neighbours and become one scan equation; so do neighbours in the body of a
-    `shard_map`.
-    """
+    """A closed jaxpr of a program's arguments and constants; neighbours in a body become one equation of that body."""
     jaxpr = jex.Jaxpr(
         constvars=[variable for variable, _ in program.constants],
         invars=list(program.invars),

@@ -70,10 +70,7 @@ def regions(
     manuals: Sequence[ManualMesh],
     level: Callable[[Sequence[Equation]], Sequence[jex.JaxprEqn]],
 ) -> list[Equation]:
-    """Outlines the bodies of `shard_map`: the equations outside of all bodies, in order.
-
-    `level` makes JAX's equations of neighbouring ones of a body: it outlines the loops among them.
-    """
+    """Outlines the bodies of `shard_map`, with `level` the loops in them; gives the equations outside of all bodies."""
     found = _found(equations, loops)
     bodies = [each for each in found if isinstance(each, _Region)]
     operands: dict[jex.Var, _Operand] = {}

@@ -32,24 +32,21 @@ from jaxckpt.program.flat_program import Atom, Equation, OpenLoop, traced_eqns
 
 
 def with_row_major_carry(interface: LoopInterface, like: jex.JaxprEqn) -> LoopInterface:
-    """A loop whose iterations hand on arrays in row-major layout; its equations have the source of another one."""
+    """A loop whose iterations hand on arrays in row-major layout; its equations have the source of another one.
+
+    A compiler can choose the layout of an array of numbers with two axes or more.
+    """
     carries, eqns = [], []
     for carry in interface.carries:
         following = carry.following
-        if has_layout_choice(following):
+        shape = getattr(following.aval, "shape", ())
+        if isinstance(following, jex.Var) and len(shape) > 1 and jnp.issubdtype(following.aval.dtype, np.generic):
             following = jex.Var(following.aval)
-            layout = Layout(tuple(range(len(following.aval.shape))))
+            layout = Layout(tuple(range(len(shape))))
             constrained = functools.partial(with_layout_constraint, layouts=layout)
             eqns += _equations(constrained, [carry.following], following, like=like)
         carries.append(replace(carry, following=following))
     return replace(interface, carries=tuple(carries), after=(*interface.after, *eqns))
-
-
-def has_layout_choice(atom: Atom) -> bool:
-    """True if a compiler can choose the layout of an atom: an array of numbers with two axes or more."""
-    if not isinstance(atom, jex.Var) or len(getattr(atom.aval, "shape", ())) < 2:
-        return False
-    return jnp.issubdtype(atom.aval.dtype, np.generic)
 
 
 def with_filled_arrays(

@@ -172,8 +172,9 @@ class _Inliner:
             self._append(eqn, reads, env, stack=stack, fresh=fresh)
 
     def _is_inlined(self, eqn: jex.JaxprEqn) -> bool:
-        name = eqn.primitive.name
-        return name in self.inlined and not (name in JITS and _asks_for_layouts(eqn.params))
+        layouts = (layout for key in ("in_layouts", "out_layouts") for layout in eqn.params.get(key, ()))
+        asks_for_layouts = eqn.primitive.name in JITS and any(layout is not None for layout in layouts)
+        return eqn.primitive.name in self.inlined and not asks_for_layouts
 
     def _inline_call(
         self, eqn: jex.JaxprEqn, body: AnyJaxpr, reads: list[Atom], env: _Env, *, stack: NameStack
@@ -310,7 +311,3 @@ class _Inliner:
         self.equations.append(Equation(eqn, in_user_remat=in_user_remat, loop=self.loop, manual=self.manual))
         self.loop_opener.note(self.equations[-1])
         self.cond_opener.note(self.equations[-1])
-
-
-def _asks_for_layouts(params: Mapping[str, Any]) -> bool:
-    return any(layout is not None for key in ("in_layouts", "out_layouts") for layout in params.get(key, ()))

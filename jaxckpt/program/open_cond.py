@@ -101,10 +101,7 @@ class CondOpener:
             self._undefined.update(eqn.outvars)
 
     def end(self, loops: Sequence[int], index: Atom, values: Sequence[Atom], result: jex.Var) -> Equation | Atom:
-        """The equation of a cond's result, from a value of each branch.
-
-        Where all branches return one value from outside the cond, that value.
-        """
+        """The equation of a cond's result; where all branches return one value from outside the cond, that value."""
         known = [value for value in values if not self._is_undefined(value)] or list(values[:1])
         parent = self._loop_opener.loops[loops[0]].parent
         if all(value is known[0] for value in known) and self._loop_opener.can_read(parent, known[0]):
@@ -118,10 +115,7 @@ class CondOpener:
 
 
 def conds_to_keep_closed(program: FlatProgram) -> frozenset[CondKey]:
-    """The conds without a gradient inside whose branches neither compute nor read a residual of a branch.
-
-    The program has no dead code any more.
-    """
+    """The conds without a gradient inside whose branches neither compute nor read a residual of a branch."""
     branches = [(loop.cond_branch, loop.eqn) for loop in program.loops if loop.cond_branch is not None]
     with_residuals = set(_conds_with_residuals(program))
     return frozenset(

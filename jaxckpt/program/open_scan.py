@@ -60,10 +60,7 @@ def has_transpose(jaxpr: AnyJaxpr) -> bool:
 
 
 class Visibility:
-    """Decides which loops can read, iteration by iteration, what another loop computes.
-
-    `loops` may grow; `current` gives the atom that replaces the index of a cond.
-    """
+    """Decides which loops can read another's values by iteration; `current` gives what replaces a cond's index."""
 
     def __init__(self, loops: Sequence[OpenLoop], current: Callable[[Atom], Atom] = lambda atom: atom):
         self._loops = loops
@@ -78,10 +75,7 @@ class Visibility:
         return tuple(reversed(found))
 
     def can_read(self, reader: int | None, producer: int | None) -> bool:
-        """True if an equation of loop `reader` can read a result of loop `producer`.
-
-        It can if `producer` encloses it, or has the same iteration space as the loops that enclose it.
-        """
+        """True if `producer` encloses the loop `reader`, or has the iteration space of a loop that encloses it."""
         source, own = self.path(producer), self.path(reader)
         if source == own[: len(source)]:
             return True

@@ -38,10 +38,7 @@ from jaxckpt.program.open_scan import Visibility
 
 
 def eliminate_common_subexpressions(program: FlatProgram) -> FlatProgram:
-    """Replaces clones of the user's own `jax.checkpoint` by the earlier equations that compute the same.
-
-    The effects of a replaced equation happen once. Without a checkpoint the result is the program itself.
-    """
+    """Replaces clones of the user's own `jax.checkpoint` by the earlier equations that compute the same."""
     if not any(equation.in_user_remat or _is_identity_rounding(equation.eqn) for equation in program.equations):
         return program
     elimination = _Elimination(program.loops)

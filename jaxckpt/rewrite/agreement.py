@@ -41,12 +41,12 @@ def platforms(traced: Traced) -> tuple[str, ...]:
 
 
 def require_agreement(traced: Traced, plan: GraphPlan) -> None:
-    """Refuses a plan that another process of the run carries out differently; nothing where there is one process.
-
-    A step all of whose devices are this process's own needs no agreement.
-    """
+    """Refuses a plan that another process carries out differently, unless the step runs on this process alone."""
     run = _compat.distributed_run()
-    if run is None or _is_of_this_process(traced):
+    if run is None:
+        return
+    devices = list(devices_of(traced))
+    if devices and all(device.process_index == jax.process_index() for device in devices):
         return
     texts = all_gather(run, f"{traced.name} {digest(plan)}", what=f"apply({traced.name})")
     if len(set(texts.values())) == 1:
@@ -95,10 +95,3 @@ def _read(run: _compat.DistributedRun, exchange: int, process: int, *, what: str
         advice="look for an error of that process; what it alone runs should be over its own devices alone",
         process=process,
     )
-
-
-def _is_of_this_process(traced: Traced) -> bool:
-    """True if a step is known to run on this process's own devices alone."""
-    devices = list(devices_of(traced))
-    mine = jax.process_index()
-    return bool(devices) and all(device.process_index == mine for device in devices)

@@ -29,7 +29,13 @@ def check_planned(traced: Traced, plan: GraphPlan, arguments: Sequence[Argument]
         return
     differing = list(_differing_arguments(traced, arguments)) if arguments else []
     if differing:
-        _refuse_arguments(traced, differing)
+        raise PlanMismatchError(
+            f"apply({traced.name}): the plan was made for other arguments ({len(differing)} differ).",
+            got=_numbered((path, called) for path, called, _ in differing),
+            needed=_numbered((path, planned) for path, _, planned in differing),
+            advice="call it with the shapes that it was planned for, or plan again for these",
+            differing=tuple(differing),
+        )
     got = f"fingerprint {found}, {len(traced.graph.ops)} ops"
     needed = f"fingerprint {plan.fingerprint}"
     if graph is not None:
@@ -42,16 +48,6 @@ def check_planned(traced: Traced, plan: GraphPlan, arguments: Sequence[Argument]
         advice="plan again: the step's code, its static arguments or the version of jax has changed",
         planned=plan.fingerprint,
         found=found,
-    )
-
-
-def _refuse_arguments(traced: Traced, differing: list[tuple[str, str, str]]) -> None:
-    raise PlanMismatchError(
-        f"apply({traced.name}): the plan was made for other arguments ({len(differing)} differ).",
-        got=_numbered((path, called) for path, called, _ in differing),
-        needed=_numbered((path, planned) for path, _, planned in differing),
-        advice="call it with the shapes that it was planned for, or plan again for these",
-        differing=tuple(differing),
     )
 
 

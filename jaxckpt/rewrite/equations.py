@@ -38,10 +38,7 @@ from jaxckpt.trace import Traced
 
 
 def equations(traced: Traced, schedule: Schedule, *, stacked: bool = False) -> tuple[list[Equation], list[Atom]]:
-    """Builds the equations of a schedule, each with its loop, and the results of the step.
-
-    `stacked` is as for `rewrite`; it is ignored on a mesh of several devices.
-    """
+    """The equations of a schedule, each with its loop, and the results; `stacked`, on one device, as for `rewrite`."""
     emitter = _Emitter(traced, schedule, stacked=stacked and (traced.mesh is None or traced.mesh.size <= 1))
     for number, step in enumerate(schedule.steps):
         match step:

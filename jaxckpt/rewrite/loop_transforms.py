@@ -27,11 +27,9 @@ def requested_loops(
     fits: Callable[[Request, int], bool],
     refusal: Callable[[Request], tuple[str, str, str]],
 ) -> dict[int, Request]:
-    """Finds the loops that a plan names, each with those that change with it: for each its request.
+    """Finds the loops that a plan names, and those that change with them: for each its request that fits its length.
 
-    There is at most one request for a group, and none for a loop inside of another one's. `fits` is true if a request
-    can be met for a loop of so many iterations. `refusal` gives the problem, what was got and what is needed, where it
-    cannot.
+    No two requests are for one group, or for a loop inside of another one's. `refusal` gives problem, got and needed.
     """
     graph = traced.graph
     found: dict[int, Request] = {}

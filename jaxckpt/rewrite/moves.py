@@ -35,7 +35,14 @@ def move_eqn(
 ) -> jex.JaxprEqn:
     """The equation of a move from `variable` to a new one; `aval` and `split` are those at the producer."""
     if isinstance(step.decision, Offload):
-        require_space(step.decision)
+        if step.decision.space != HOST:
+            raise UnsupportedDecisionError(
+                f"an offload to {step.decision.space!r} cannot be carried out.",
+                got=f"space = {step.decision.space!r}",
+                needed=f"{HOST!r}: the host memory that devices read directly",
+                advice=f'space = "{HOST}", or leave it out',
+                decisions=(step.decision,),
+            )
         space = jax.memory.Space.Device if step.restores else jax.memory.Space.Host
         (eqn,) = traced_eqns(lambda x: jax.device_put(x, space), [variable])
     else:
@@ -62,19 +69,6 @@ def _constraint(
     parts = list(split_of(aval.sharding.spec, len(aval.shape)))
     parts[decision.dim] += (decision.axis,)
     return lambda x: jax.sharding.reshard(x, NamedSharding(aval.sharding.mesh, PartitionSpec(*parts)))
-
-
-def require_space(decision: Offload) -> None:
-    """Refuses memory spaces that JAX does not offer inside a step."""
-    if decision.space == HOST:
-        return
-    raise UnsupportedDecisionError(
-        f"an offload to {decision.space!r} cannot be carried out.",
-        got=f"space = {decision.space!r}",
-        needed=f"{HOST!r}: the host memory that devices read directly",
-        advice=f'space = "{HOST}", or leave it out',
-        decisions=(decision,),
-    )
 
 
 def require_axis(

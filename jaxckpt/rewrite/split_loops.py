@@ -29,8 +29,7 @@ from jaxckpt.trace.step import Traced
 class SplitStep:
     """A step whose loops are split, and the step as it was traced; the same where nothing is split.
 
-    `values` and `ops` have the ids of each unsplit value or op: one, or one for each part, as slices of an array are
-    counted.
+    Each unsplit value and op has its ids: one, or one for each part, as slices of an array are counted.
     """
 
     unsplit: Traced

@@ -17,7 +17,7 @@ Complexity: linear in equations, those of forward bodies once for each loop that
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -72,11 +72,7 @@ def tileable_loops(traced: Traced) -> tuple[tuple[int, ...], ...]:
 
 
 def with_tiled_loops(traced: Traced, loop_tilings: Sequence[LoopTiling]) -> TiledStep:
-    """Tiles loops of a traced step, which may be split already.
-
-    There is at most one request for all loops that share values of iterations, and none for a loop inside of another
-    one's.
-    """
+    """Tiles loops of a step, which may be split; no two requests are for loops that share values or enclose others."""
     if not loop_tilings:
         return TiledStep(traced=traced, values=tuple((i,) for i in range(len(traced.graph.values))))
 
@@ -165,14 +161,9 @@ class _Tiler:
         forward = [f for f in self._tilings if f not in after_forward and self._tilings[f] == self._tilings[loop]]
         made = ((f, equations[at].eqn) for f in forward for at in self._bodies[f])
         home = {v: f for f, eqn in made if eqn.primitive.name != SLICE for v in eqn.outvars}
-        read = (v for at in (*self._bodies[loop], *self._results(loop)) for v in equations[at].variables())
+        ends = (e for e in equations if e.eqn.primitive.name in (END, STACK) and loop in stack_writers(e.eqn))
+        read = (v for e in (*map(equations.__getitem__, self._bodies[loop]), *ends) for v in e.variables())
         return sorted({home[v] for v in read if v in home})
-
-    def _results(self, loop: int) -> Iterator[int]:
-        """Positions of the equations that give the last carry and the stacks of a loop."""
-        for position, equation in enumerate(self._program.equations):
-            if equation.eqn.primitive.name in (END, STACK) and loop in stack_writers(equation.eqn):
-                yield position
 
     def _open(self, loop: int) -> None:
         """Gives a loop a new id: one that is tiled two, and between them those of its clones."""

@@ -71,7 +71,9 @@ def device_share(eqn: jex.JaxprEqn, kind: Kind, operands: OperandShardings) -> D
     if name == "dot_general":
         return _share_of_product(eqn, operands)
     if operands.first_read and kind is Kind.REDUCTION and "axes" in eqn.params:
-        return _share_of_reduction(eqn, operands)
+        summed = {axis for dim in eqn.params["axes"] for axis in operands.first_read[dim]}
+        ways = operands.ways(_axes(operands.first_read))
+        return DeviceShare(ways=ways, summed_bytes=_all_reduce_bytes(operands, summed))
     if operands.first_read and name in _RESHARDS:
         ways = operands.ways(_axes(operands.write))
         return DeviceShare(ways=ways, summed_bytes=_resharded_bytes(operands, operands.write))
@@ -100,12 +102,6 @@ def _collective_bytes(eqn: jex.JaxprEqn, operands: OperandShardings) -> int:
     if "permute" in name:
         return read_bytes
     return read_bytes * (ways - 1) // ways
-
-
-def _share_of_reduction(eqn: jex.JaxprEqn, operands: OperandShardings) -> DeviceShare:
-    summed = {axis for dim in eqn.params["axes"] for axis in operands.first_read[dim]}
-    ways = operands.ways(_axes(operands.first_read))
-    return DeviceShare(ways=ways, summed_bytes=_all_reduce_bytes(operands, summed))
 
 
 def _share_of_product(eqn: jex.JaxprEqn, operands: OperandShardings) -> DeviceShare:

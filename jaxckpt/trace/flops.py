@@ -55,6 +55,7 @@ _SUMS = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "red
 _FREE = frozenset(_FREE_NAMES.split())
 """Primitives outside the table of kinds that do no floating-point arithmetic worth counting."""
 
+_FUSIBLE = (Kind.ELEMENTWISE, Kind.VIEW)
 _CALLS = JITS | CALLS | CUSTOM_DERIVATIVES
 _READ_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.SCATTER})
 """Kinds whose operands must be materialised."""
@@ -103,7 +104,10 @@ class WorkCounter:
 
     def _of_opaque(self, name: str, eqn: jex.JaxprEqn) -> EquationWork:
         if name == "pallas_call":
-            return _estimated(eqn.params.get("cost_estimate"))
+            estimate = eqn.params.get("cost_estimate")  # by the kernel's author
+            if estimate is None:
+                return UNPRICED
+            return EquationWork(flops=float(estimate.flops), traffic_bytes=int(estimate.bytes_accessed))
         if name in _CALLS or name in REMATS:
             body = called_jaxpr(eqn.params)
             return UNPRICED if body is None else self._of_body(body)[0]
@@ -115,12 +119,9 @@ class WorkCounter:
         """The work of a body, and whether all of it is elementwise."""
         if id(jaxpr) not in self._bodies:
             program = inline(jaxpr)
-            self._bodies[id(jaxpr)] = (self._of_program(program), self._is_elementwise(program))
+            is_elementwise = all(self.kind(equation.eqn) in _FUSIBLE for equation in program.equations)
+            self._bodies[id(jaxpr)] = (self._of_program(program), is_elementwise)
         return self._bodies[id(jaxpr)]
-
-    def _is_elementwise(self, program: FlatProgram) -> bool:
-        fusible = (Kind.ELEMENTWISE, Kind.VIEW)
-        return all(self.kind(equation.eqn) in fusible for equation in program.equations)
 
     def _of_program(self, program: FlatProgram) -> EquationWork:
         works = [self.of(equation.eqn) for equation in program.equations]
@@ -199,13 +200,6 @@ def _known(counts: Sequence[float | None], combine: Callable[[Sequence[float]], 
     """Counts combined, or None where one of them is unknown."""
     known = [count for count in counts if count is not None]
     return combine(known) if len(known) == len(counts) else None
-
-
-def _estimated(estimate: Any) -> EquationWork:
-    """The work that a kernel's author estimated, if they did."""
-    if estimate is None:
-        return UNPRICED
-    return EquationWork(flops=float(estimate.flops), traffic_bytes=int(estimate.bytes_accessed))
 
 
 def contraction_flops(eqn: jex.JaxprEqn) -> float | None:

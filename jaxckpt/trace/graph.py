@@ -38,10 +38,7 @@ def graph_of(
     donated: frozenset[int],
     splits: Mapping[jex.Var, ValueSharding] = _NO_SPLITS,
 ) -> tuple[Graph, tuple[jex.Var, ...]]:
-    """Builds the graph of a program, and gives the variable of each value by its id.
-
-    `shardings` are those of the flat arguments, `splits` those of variables, as far as they are known.
-    """
+    """Builds the graph of a program from its phases and shardings, and gives the variable of each value by its id."""
     axes = tuple(next(meshes_of(program, shardings), jax.sharding.get_abstract_mesh()).shape.items())
     builder = _Builder(_GraphValues(splits, dict(axes)))
     inputs = tuple(map(builder.argument, program.invars, shardings))

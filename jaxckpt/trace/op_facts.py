@@ -38,10 +38,7 @@ class Details:
         self._written: dict[int, tuple[Any, str]] = {}
 
     def of(self, eqn: jex.JaxprEqn) -> str:
-        """The detail of one equation: "parameter=value", sorted, joined by blanks, then "@" and where literals are.
-
-        Parameters that are absent (None) or empty are left out.
-        """
+        """The detail of one equation: "parameter=value" of set parameters, sorted, then "@" and where literals are."""
         parts = [
             f"{name}={text}"
             for name, param in sorted(eqn.params.items())
@@ -121,10 +118,7 @@ def _is_unset_sharding(eqn: jex.JaxprEqn, param: object) -> bool:
 
 
 class TraitFinder:
-    """Finds the traits that policies match on: random bits, collectives, batched products.
-
-    Bodies count: a loop that draws random bits has the trait wherever in its body it draws them.
-    """
+    """Finds the traits that policies match on, in bodies too: random bits, collectives, batched products."""
 
     def __init__(self) -> None:
         self._bodies: dict[int, frozenset[Trait]] = {}
@@ -156,10 +150,7 @@ def placement_of(eqn: jex.JaxprEqn) -> str:
 
 
 class SourceLines:
-    """Looks up the source location of equations: the innermost frame that is in no installed package.
-
-    The equations of one call share a traceback, so each traceback is looked up once.
-    """
+    """Looks up source lines: the innermost frame in no installed package, once for a traceback, which calls share."""
 
     def __init__(self) -> None:
         self._seen: dict[int, str] = {}
@@ -170,13 +161,9 @@ class SourceLines:
         if traceback is None:
             return ""
         if id(traceback) not in self._seen:
-            self._seen[id(traceback)] = _line(eqn.source_info)
+            # Of the frames, outermost first, the last that is the user's own; else the last.
+            frames = source_info_util.summarize(eqn.source_info, num_frames=_FRAMES).splitlines()
+            lines = [match[1] for frame in frames if (match := _LINE.match(frame)) is not None]
+            own = [line for line in lines if not _INSTALLED.search(line)]
+            self._seen[id(traceback)] = (own or lines or [""])[-1]
         return self._seen[id(traceback)]
-
-
-def _line(source_info: source_info_util.SourceInfo) -> str:
-    """Of the frames, outermost first, the last that is the user's own; else the last."""
-    frames = source_info_util.summarize(source_info, num_frames=_FRAMES).splitlines()
-    lines = [match[1] for frame in frames if (match := _LINE.match(frame)) is not None]
-    own = [line for line in lines if not _INSTALLED.search(line)]
-    return (own or lines or [""])[-1]

@@ -22,7 +22,7 @@ from jaxckpt import _compat
 from jaxckpt._errors import NoGradientError
 from jaxckpt.ir import Kind, Phase, kind_of
 from jaxckpt.ir.regions import SLICE, TO_SHARDS
-from jaxckpt.ir.scope import JVP, TRANSPOSE, Marks
+from jaxckpt.ir.scope import JVP, TRANSPOSE
 from jaxckpt.program.flat_program import Equation, FlatProgram
 from jaxckpt.program.open_scan import has_transpose, is_loop_boundary
 from jaxckpt.trace.sharding import aval_bytes
@@ -41,10 +41,7 @@ class PhaseAssignment:
 
 
 def phases_from_marks(program: FlatProgram) -> PhaseAssignment | None:
-    """The phase of each equation by the marks in its name stack; None where no equation carries a mark.
-
-    Marks without a transpose are an error.
-    """
+    """The phase of each equation by marks in its name stack; None without marks, an error without a transpose."""
     marked = _marked_phases(program)
     if marked is None:
         return None
@@ -66,13 +63,9 @@ def _marked_phases(program: FlatProgram) -> list[Phase | None] | None:
     depths = [marks.index(TRANSPOSE) for marks in transforms if TRANSPOSE in marks]
     if not depths:
         raise no_gradient(program, "equations marked by differentiation, but none of a backward pass")
-    return [_phase_of_marks(marks[min(depths) :]) for marks in transforms]
-
-
-def _phase_of_marks(marks: Marks) -> Phase | None:
-    if not marks:
-        return None
-    return Phase.BACKWARD if marks[0] == TRANSPOSE else Phase.FORWARD
+    outermost = [next(iter(marks[min(depths) :]), None) for marks in transforms]
+    phases = {None: None, TRANSPOSE: Phase.BACKWARD, JVP: Phase.FORWARD}
+    return [phases[mark] for mark in outermost]
 
 
 def _with_unmarked(program: FlatProgram, marked: Sequence[Phase | None]) -> list[Phase]:
@@ -178,10 +171,7 @@ def phases_from_liveness(program: FlatProgram) -> PhaseAssignment:
 
 
 def _read_in_reverse(reads: Sequence[int]) -> bool:
-    """True if values, in the order in which they are computed, are mostly read in the opposite order.
-
-    Counts inversions: pairs of which the later value is read first.
-    """
+    """True if values are mostly read in the opposite order of their computation, by a count of inversions."""
     seen: list[int] = []
     inversions = 0
     for position in reads:
@@ -219,7 +209,5 @@ def no_gradient(program: FlatProgram, found: str) -> NoGradientError:
 
 def _primitive_with_gradient(program: FlatProgram) -> str | None:
     """The primitive of an equation with a backward pass in its body."""
-    for equation in program.equations:
-        if any(map(has_transpose, jex.jaxprs_in_params(equation.eqn.params))):
-            return equation.eqn.primitive.name
-    return None
+    eqns = (equation.eqn for equation in program.equations)
+    return next((e.primitive.name for e in eqns if any(map(has_transpose, jex.jaxprs_in_params(e.params)))), None)
