@@ -7,6 +7,4 @@ The inverse of inlining (`jaxckpt.program`). Read in this order: `interfaces` (w
 
 from jaxckpt.outline.outline import closed_jaxpr
 
-__all__ = [
-    "closed_jaxpr",
-]
+__all__ = ["closed_jaxpr"]

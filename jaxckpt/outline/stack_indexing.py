@@ -17,7 +17,7 @@ transpose what layers pass on, which then fuses into other kernels than in the u
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.core
@@ -128,57 +128,44 @@ def _adds_one(eqn: jex.JaxprEqn | None, variable: jex.Var) -> bool:
 
 def with_counters(loops: Sequence[LoopInterface], tree: LoopTree) -> tuple[LoopInterface, ...]:
     """Loops that slice and update arrays at a counter in their carry; loops over tiles count for those in the tiles."""
-    counters: dict[int, _Counter] = {}
+    found = list(loops)
+    counters: dict[int, jex.Var] = {}
     for loop, interface in enumerate(loops):
         around = None
         for each in tree.iterating(loop) if interface.picked or interface.updates else ():
             if each not in counters:
                 stride = next((i.length for i in tree.loops if i.is_inner_tile and i.parent == each), 1)
-                counters[each] = _counter(tree.loops[each], stride=stride, around=around)
-            around = counters[each].carry.current
-    found = list(loops)
-    for loop, counter in counters.items():
-        found[loop] = _with_counter(loops[loop], counter, tree.loops[loop].eqn)
+                found[each], counters[each] = _with_counter(loops[each], tree.loops[each], stride, around)
+            around = counters[each]
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Counter:
-    """The place of an iteration's slice, its first one in a loop over tiles, as a carry that `advance` increases."""
-
-    carry: Carry
-    before: tuple[jex.JaxprEqn, ...]
-    advance: tuple[jex.JaxprEqn, ...]
-
-
-def _counter(opened: OpenLoop, *, stride: int, around: jex.Var | None) -> _Counter:
-    """A counter of slices, `stride` in an iteration; for the iterations of a tile it goes on from that `around`."""
-    aval = jax.typeof(jnp.int32(0))
+def _with_counter(
+    interface: LoopInterface, opened: OpenLoop, stride: int, around: jex.Var | None
+) -> tuple[LoopInterface, jex.Var]:
+    """A loop with a counter of slices, `stride` in an iteration; in a tile it goes on from that `around`."""
+    aval, like = jax.typeof(jnp.int32(0)), opened.eqn
     begin = np.int32((opened.offset or 0) + ((opened.length - 1) * stride if opened.reverse else 0))
     step = np.int32(-stride if opened.reverse else stride)
     init: Atom = jex.Literal(begin, aval) if around is None else jex.Var(aval)
     carry = Carry(init, jex.Var(aval), jex.Var(aval), jex.Var(aval))
-    before = () if around is None else _equations(lambda i: i + begin, [around], init, like=opened.eqn)
-    advance = _equations(lambda i: i + step, [carry.current], carry.following, like=opened.eqn)
-    return _Counter(carry, tuple(before), tuple(advance))
-
-
-def _with_counter(interface: LoopInterface, counter: _Counter, like: jex.JaxprEqn) -> LoopInterface:
-    place = counter.carry.current
+    before = () if around is None else _equations(lambda i: i + begin, [around], init, like=like)
     start, updates = list(interface.start), []
     for variable, array in interface.picked.items():
-        start += _equations(_slice, [array, place], variable, like=like)
+        start += _equations(_slice, [array, carry.current], variable, like=like)
     for update in interface.updates:
-        updates += _equations(_update, [update.array, update.value, place], update.result, like=like)
-    return replace(
+        updates += _equations(_update, [update.array, update.value, carry.current], update.result, like=like)
+    advance = _equations(lambda i: i + step, [carry.current], carry.following, like=like)
+    counted = replace(
         interface,
-        carries=(*interface.carries, counter.carry),
+        carries=(*interface.carries, carry),
         picked={},
         updates=(),
-        before=(*interface.before, *counter.before),
+        before=(*interface.before, *before),
         start=tuple(start),
-        after=(*updates, *interface.after, *counter.advance),
+        after=(*updates, *interface.after, *advance),
     )
+    return counted, carry.current
 
 
 def _slice(array: jax.Array, index: jax.Array) -> jax.Array:

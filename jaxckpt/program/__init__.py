@@ -7,7 +7,4 @@ rematerialised clones, dead code elimination). The way back is `jaxckpt.outline`
 
 from jaxckpt.program.flat_program import Equation, FlatProgram
 
-__all__ = [
-    "Equation",
-    "FlatProgram",
-]
+__all__ = ["Equation", "FlatProgram"]

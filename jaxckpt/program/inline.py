@@ -105,12 +105,7 @@ class _Inliner:
     """
 
     def __init__(
-        self,
-        *,
-        keep_user_remat: bool,
-        inlined: frozenset[str],
-        open_loops: bool,
-        closed_conds: frozenset[CondKey],
+        self, *, keep_user_remat: bool, inlined: frozenset[str], open_loops: bool, closed_conds: frozenset[CondKey]
     ):
         self.keep_user_remat = keep_user_remat
         self.inlined = inlined if keep_user_remat else inlined | REMATS

@@ -11,11 +11,4 @@ from jaxckpt.rewrite.apply import apply, apply_decided
 from jaxckpt.rewrite.check_plan import Argument
 from jaxckpt.rewrite.rewrite import Rewritten, rewrite
 
-__all__ = [
-    "Argument",
-    "Rewritten",
-    "apply",
-    "apply_decided",
-    "broadcast",
-    "rewrite",
-]
+__all__ = ["Argument", "Rewritten", "apply", "apply_decided", "broadcast", "rewrite"]

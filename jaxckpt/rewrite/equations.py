@@ -97,7 +97,7 @@ class _Emitter:
         assert step.after is not None
         awaited = self._variables[step.after]
         passed = [jex.Var(atom.aval) for atom in (*literals, awaited)]
-        eqn = _barrier_eqn("recompute", self._ops[step.op], [*literals, awaited], passed)
+        eqn = _named(_barrier_template(), "recompute", self._ops[step.op], [*literals, awaited], passed)
         self.eqns.append(Equation(eqn, loop=step.loop, manual=manual))
         *held, behind = passed
         self._stacks.renew(step.after, behind)
@@ -115,9 +115,12 @@ class _Emitter:
         return loops[step.loop].eqn.source_info.name_stack.extend(RECOMPUTED) + stack[begin:]
 
     def barrier(self, step: Barrier, number: int) -> None:
-        passing = [
-            (read, write) for read, write in zip(step.reads, step.writes, strict=True) if self._passes(read, write)
-        ]
+        passing: list[_Pass] = []
+        for read, write in zip(step.reads, step.writes, strict=True):
+            if _can_pass(self._variables[read]):
+                passing.append((read, write))
+            else:
+                self._variables[write] = self._variables[read]
         if not passing:
             return
         trigger = None
@@ -156,7 +159,7 @@ class _Emitter:
         if step.why == "pin" and self._schedule.origin[step.reads[0]] in self._as_shaped:
             eqns = list(_flat_pin(self._ops[near], invars[0], outvars[0]))
         else:
-            eqns = [_barrier_eqn(step.why, self._ops[near], invars, outvars)]
+            eqns = [_named(_barrier_template(), step.why, self._ops[near], invars, outvars)]
         ctx = self._ctx(near, manual)
         self.eqns.extend(Equation(eqn.replace(ctx=ctx), loop=step.loop, manual=manual) for eqn in eqns)
         for (read, write), variable in zip(passing, before, strict=True):
@@ -278,13 +281,6 @@ class _Emitter:
             aval = self._traced.variables[self._schedule.origin[instance]].aval
             self._variables[instance] = jex.Var(aval)
 
-    def _passes(self, read: int, write: int) -> bool:
-        """True if a value goes through the barrier; one that cannot is passed on as it is."""
-        if _can_pass(self._variables[read]):
-            return True
-        self._variables[write] = self._variables[read]
-        return False
-
     def _producer(self, instance: int) -> int | None:
         return self._traced.graph.producer[self._schedule.origin[instance]]
 
@@ -309,10 +305,6 @@ def _marked_recomputed(name_stack: NameStack) -> NameStack:
     last = max((i for i, (_, transformed) in enumerate(marks) if transformed), default=-1)
     head = min(last + 2, len(marks))
     return name_stack[:head].extend(RECOMPUTED) + name_stack[head:]
-
-
-def _barrier_eqn(why: Why, like: jex.JaxprEqn, invars: list[Atom], outvars: list[jex.Var]) -> jex.JaxprEqn:
-    return _named(_barrier_template(), why, like, invars, outvars)
 
 
 def _named(

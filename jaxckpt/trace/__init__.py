@@ -7,8 +7,4 @@ forward pass), `sharding` (shardings over a mesh, bytes on one device), `collect
 
 from jaxckpt.trace.step import Traced, trace_stage, trace_step
 
-__all__ = [
-    "Traced",
-    "trace_stage",
-    "trace_step",
-]
+__all__ = ["Traced", "trace_stage", "trace_step"]
