@@ -6,6 +6,7 @@ shared, as JAX shares them (`interfaces`).
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import TypeAlias
 
 import jax.extend.core as jex
@@ -52,22 +53,17 @@ def scan_eqn(interface: LoopInterface, eqns: Sequence[jex.JaxprEqn], template: j
 
 def cond_eqn(cond: Cond, bodies: Sequence[BranchBody], template: jex.JaxprEqn) -> jex.JaxprEqn:
     """The cond equation of some branches, in their order; `template` is the cond that they were."""
-    operands = list(dict.fromkeys(outer for interface, _ in bodies for outer in _operands(interface)))
-    slots = list(dict.fromkeys(slot for interface, _ in bodies for _, slot in interface.stacks))
+    interfaces = [interface for interface, _ in bodies]
+    operands = list(dict.fromkeys(chain.from_iterable(map(_operands, interfaces))))
+    slots = list(dict.fromkeys(slot for interface in interfaces for _, slot in interface.stacks))
     branches = []
     for position, (interface, eqns) in enumerate(bodies):
         own = _operands(interface)
         invars = [own.get(outer) or jex.Var(outer.aval) for outer in operands]
         results = [values[position] for _, values in cond.results]
-        filled: dict[jex.Var, Atom] = {slot: value for value, slot in interface.stacks}
-        filling: list[jex.JaxprEqn] = []
-        for slot in slots:
-            if slot not in filled:
-                zeros_eqns, filled[slot] = zeros_like_aval(slot.aval, template)
-                filling += zeros_eqns
-        outvars = [*results, *map(filled.__getitem__, slots)]
+        filling, filled = _slots(interface, slots, template)
         old = template.params["branches"][position]
-        branches.append(jex.ClosedJaxpr(body_jaxpr(invars, outvars, [*eqns, *filling], old), ()))
+        branches.append(jex.ClosedJaxpr(body_jaxpr(invars, [*results, *filled], [*eqns, *filling], old), ()))
     return template.replace(
         invars=[cond.index, *operands],
         outvars=[*(result for result, _ in cond.results), *slots],
@@ -79,3 +75,17 @@ def cond_eqn(cond: Cond, bodies: Sequence[BranchBody], template: jex.JaxprEqn) -
 def _operands(interface: LoopInterface) -> dict[Atom, jex.Var]:
     """The atoms that a branch reads from outside, each with its own variable."""
     return {**{v: v for v in interface.constants}, **{outer: own for own, outer in interface.slices.items()}}
+
+
+def _slots(
+    interface: LoopInterface, slots: Sequence[jex.Var], like: jex.JaxprEqn
+) -> tuple[list[jex.JaxprEqn], list[Atom]]:
+    """For each slot a branch's own value or zeros, and the equations of the zeros."""
+    own = {slot: value for value, slot in interface.stacks}
+    eqns: list[jex.JaxprEqn] = []
+    values: list[Atom] = []
+    for slot in slots:
+        zeros_eqns, value = ([], own[slot]) if slot in own else zeros_like_aval(slot.aval, like)
+        eqns += zeros_eqns
+        values.append(value)
+    return eqns, values

@@ -70,15 +70,20 @@ def with_equations(
     pairs = tuple(equations)
     program = traced.program.replace(equations=tuple(e for e, _ in pairs), loops=tuple(loops))
     variables = [copies.get(variable, (variable,)) for variable in traced.variables]
-    sharded = zip(traced.graph.values, variables, strict=True)
     graph, named = graph_of(
         program,
         [phase for _, phase in pairs],
         shardings=[spec.sharding for spec in traced.specs],
         donated=traced.donated,
-        splits={copy: value.split for value, each in sharded if value.split for copy in each},
+        splits=_splits(traced, variables),
     )
     ids = {variable: i for i, variable in enumerate(named)}
     jaxpr = closed_jaxpr(program, program.equations, program.outvars)
     changed = replace(traced, graph=graph, program=program, jaxpr=jaxpr, variables=named)
     return changed, tuple(tuple(ids[copy] for copy in each if copy in ids) for each in variables)
+
+
+def _splits(traced: Traced, variables: Sequence[Sequence[jex.Var]]) -> dict[jex.Var, tuple[tuple[str, ...], ...]]:
+    """How the variables that stand for sharded values are sharded: as these values."""
+    pairs = zip(traced.graph.values, variables, strict=True)
+    return {copy: value.split for value, each in pairs if value.split for copy in each}

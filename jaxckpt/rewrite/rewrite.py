@@ -15,7 +15,7 @@ import jax.extend.core as jex
 from jaxckpt._errors import PlanMismatchError
 from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.outline import closed_jaxpr
-from jaxckpt.program.flat_program import FlatProgram
+from jaxckpt.program.flat_program import FlatProgram, OpenLoop
 from jaxckpt.program.inline import constants_of, open_jaxpr
 from jaxckpt.rewrite.equations import equations
 from jaxckpt.schedule import Schedule, schedule
@@ -80,8 +80,12 @@ def _with_numbered_iterations(traced: Traced) -> FlatProgram:
     with_forward = {around for op in graph.ops if op.phase is Phase.FORWARD for around in graph.path(op.loop)}
     loops = list(program.loops)
     for loop in with_forward & graph.loops_after_forward:
-        opened = loops[loop]
-        is_part = opened.offset is not None or opened.is_inner_tile
-        if graph.loops[loop].rolled and not is_part and opened.cond_branch is None and opened.manual is None:
-            loops[loop] = replace(opened, reads_iteration_number=True)
+        if graph.loops[loop].rolled and _is_plain(loops[loop]):
+            loops[loop] = replace(loops[loop], reads_iteration_number=True)
     return program.replace(loops=tuple(loops))
+
+
+def _is_plain(opened: OpenLoop) -> bool:
+    """True for a loop that is neither a part of a split loop, nor over the iterations of a tile, nor of one device."""
+    iterates_itself = opened.offset is None and not opened.is_inner_tile
+    return iterates_itself and opened.cond_branch is None and opened.manual is None

@@ -17,7 +17,7 @@ Complexity: linear in equations, those of forward bodies once for each loop that
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -153,17 +153,21 @@ class _Tiler:
         return next((around for around in self._visibility.path(loop) if around in self._tilings), None)
 
     def _forward_loops_read_by(self, loop: int) -> Sequence[int]:
-        """The forward loops of whose iterations a loop after the forward pass reads values; slices it takes itself."""
+        """The forward loops of whose iterations a loop after the forward pass reads values."""
         after_forward = self._traced.graph.loops_after_forward
         if loop not in after_forward:
             return ()
         equations = self._program.equations
         forward = [f for f in self._tilings if f not in after_forward and self._tilings[f] == self._tilings[loop]]
-        made = ((f, equations[at].eqn) for f in forward for at in self._bodies[f])
-        home = {v: f for f, eqn in made if eqn.primitive.name != SLICE for v in eqn.outvars}
-        ends = (e for e in equations if e.eqn.primitive.name in (END, STACK) and loop in stack_writers(e.eqn))
-        read = (v for e in (*map(equations.__getitem__, self._bodies[loop]), *ends) for v in e.variables())
+        home = {v: f for f in forward for at in self._bodies[f] for v in _readable_results(equations[at].eqn)}
+        read = (v for at in (*self._bodies[loop], *self._results(loop)) for v in equations[at].variables())
         return sorted({home[v] for v in read if v in home})
+
+    def _results(self, loop: int) -> Iterator[int]:
+        """Positions of the equations that give the last carry and the stacks of a loop."""
+        for position, equation in enumerate(self._program.equations):
+            if equation.eqn.primitive.name in (END, STACK) and loop in stack_writers(equation.eqn):
+                yield position
 
     def _open(self, loop: int) -> None:
         """Gives a loop a new id: one that is tiled two, and between them those of its clones."""
@@ -349,6 +353,11 @@ class _Tiler:
 def _is(equation: Equation, name: str, loop: int) -> bool:
     """True if an equation is a loop's equation of some primitive of ours."""
     return equation.eqn.primitive.name == name and equation.eqn.params["loop"] == loop
+
+
+def _readable_results(eqn: jex.JaxprEqn) -> Sequence[jex.Var]:
+    """The results that a backward loop may read from an iteration; slices it takes itself."""
+    return () if eqn.primitive.name == SLICE else eqn.outvars
 
 
 def _with_length(opened: OpenLoop, length: int, *, unroll: int) -> OpenLoop:

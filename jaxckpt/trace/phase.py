@@ -63,9 +63,9 @@ def _marked_phases(program: FlatProgram) -> list[Phase | None] | None:
     depths = [marks.index(TRANSPOSE) for marks in transforms if TRANSPOSE in marks]
     if not depths:
         raise no_gradient(program, "equations marked by differentiation, but none of a backward pass")
-    outermost = [next(iter(marks[min(depths) :]), None) for marks in transforms]
-    phases = {None: None, TRANSPOSE: Phase.BACKWARD, JVP: Phase.FORWARD}
-    return [phases[mark] for mark in outermost]
+    phases = {(): None, (TRANSPOSE,): Phase.BACKWARD, (JVP,): Phase.FORWARD}
+    first = min(depths)
+    return [phases[marks[first : first + 1]] for marks in transforms]
 
 
 def _with_unmarked(program: FlatProgram, marked: Sequence[Phase | None]) -> list[Phase]:

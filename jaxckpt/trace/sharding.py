@@ -53,9 +53,7 @@ def propagate_shardings(
         return {}
     if all(kind == AxisType.Explicit for mesh in meshes for kind in mesh.axis_types):
         variables = (*program.invars, *(v for equation in program.equations for v in equation.eqn.outvars))
-        shardings_of_types = {v: getattr(v.aval, "sharding", None) for v in variables}
-        named = {v: s for v, s in shardings_of_types.items() if isinstance(s, NamedSharding) and any(s.spec)}
-        return {v: split_of_sharding(sharding, len(v.aval.shape)) for v, sharding in named.items()}
+        return {v: split for v in variables if (split := _split_of_type(v.aval))}
     found = _propagated(program, shardings, out_shardings)
     return {**_of_constants(program, found), **found}
 
@@ -91,6 +89,11 @@ def _of_constants(program: FlatProgram, found: Mapping[jex.Var, ValueSharding]) 
                 if variable in fixed and variable not in found and variable.aval.shape == result.aval.shape:
                     more[variable] = split
     return more
+
+
+def _split_of_type(aval: jax.core.AbstractValue) -> ValueSharding:
+    sharding = getattr(aval, "sharding", None)
+    return split_of_sharding(sharding, len(aval.shape)) if isinstance(sharding, NamedSharding) else ()
 
 
 def split_of_sharding(sharding: NamedSharding, rank: int) -> ValueSharding:

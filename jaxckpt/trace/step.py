@@ -6,6 +6,7 @@ untouched. Then: inlining, common subexpression elimination, dead code eliminati
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from types import MappingProxyType
 from typing import Any
 
@@ -129,7 +130,8 @@ def trace_step(
     stage = trace_stage(jitted, args, kwargs, static=static)
     leaves = _compat.traced_leaves(stage)
     roots = tuple(f"[{position}]" for position in _positions(donate_argnums, len(args))) or "none"
-    donated = frozenset(i for i, (path, _) in enumerate(pairs) if path.startswith(roots) or leaves.donated[i])
+    named = frozenset(i for i, (path, _) in enumerate(pairs) if path.startswith(roots))
+    donated = named.union(compress(range(len(pairs)), leaves.donated))
     of_jit = _compat.jit_in_shardings(stage)
     shardings = [asked or leaf_sharding(leaf) for asked, (_, leaf) in zip(of_jit, pairs, strict=True)]
     program, phases, source = _program(stage, eager=eager, open_loops=open_loops and not eager)
