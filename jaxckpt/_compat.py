@@ -24,9 +24,7 @@ from jax.extend.source_info_util import NameStack
 from jax.interpreters import partial_eval
 from jaxlib import _hlo, _jax, xla_client  # pyright: ignore[reportAttributeAccessIssue]  # compiled, no stub
 
-# ---------------------------------------------------------------------------------------------------------------
-# Plugins and topologies. Caller: jaxckpt.machine. Canaries: tests/machine/test_plugins.py.
-# ---------------------------------------------------------------------------------------------------------------
+### Plugins and topologies. Caller: jaxckpt.machine. Canaries: tests/machine/test_plugins.py.
 
 Device: TypeAlias = Any
 """A `jax.Device`, for which jax has no type that a checker can read."""
@@ -121,9 +119,7 @@ def is_compile_only(device: Device) -> bool:
     return type(device.client).__name__ == "CompileOnlyPyClient"
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Traced steps. Caller: jaxckpt.compiler. Canaries: tests/compiler/test_flat_step.py.
-# ---------------------------------------------------------------------------------------------------------------
+### Traced steps. Caller: jaxckpt.compiler. Canaries: tests/compiler/test_flat_step.py.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +177,7 @@ def read_arguments(traced: jax.stages.Traced) -> tuple[bool, ...]:
     return tuple(used)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Tracing and rewriting. Callers: jaxckpt.program, outline, trace, rewrite. Canaries: tests/trace/test_internals.py.
-# ---------------------------------------------------------------------------------------------------------------
+### Tracing and rewriting. Callers: jaxckpt.program, outline, trace, rewrite. Canaries: tests/trace/test_internals.py.
 
 
 def captured_arrays(traced: jax.stages.Traced) -> tuple[jax.Array, ...]:
@@ -340,9 +334,7 @@ def distributed_run() -> DistributedRun | None:
     return DistributedRun(index=state.process_id, count=state.num_processes, client=state.client)
 
 
-# ---------------------------------------------------------------------------------------------------------------
-# Steps run one operation at a time. Caller: jaxckpt.verifier. Canaries: tests/verifier/test_interpret.py.
-# ---------------------------------------------------------------------------------------------------------------
+### Steps run one operation at a time. Caller: jaxckpt.verifier. Canaries: tests/verifier/test_interpret.py.
 
 
 def scan_operands(params: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:

@@ -10,11 +10,7 @@ _REPORTS = "jaxckpt.report"
 
 
 class Shown:
-    """Gives a class of data its report in notebooks.
-
-    Attributes:
-      _report: "module:function" of the function that makes the report, a `jaxckpt.report.Section`, of an instance.
-    """
+    """Gives a class of data its report in notebooks, a `jaxckpt.report.Section`; `_report` is "module:function"."""
 
     __slots__ = ()
     _report: ClassVar[str]
