@@ -113,8 +113,13 @@ def trace_step(
 ) -> Traced:
     """Traces a training step into a graph; sizes are bytes per device, as the compiler will split values over the mesh.
 
-    A jitted step brings its donation, static arguments and shardings along. The user's `jax.checkpoint` is undone, so
-    that every residual can be decided on.
+    Arguments are arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), numbers, key arrays, None, or
+    pytrees of these. A jitted step brings its donation, static arguments and shardings along. The user's
+    `jax.checkpoint` is undone, so that every residual can be decided on. `open_loops` opens the loops that belong to
+    the gradient, so that values in their bodies can be decided on too; otherwise each loop is one op.
+
+    With `eager` the step is to be run op by op as it was traced: calls with custom derivatives are inlined too, nothing
+    is moved or opened, and a backward pass is not required; where none is marked all ops are forward.
 
     Example:
       >>> import jax.numpy as jnp
