@@ -131,7 +131,6 @@ def _patterns(scope: str) -> Iterator[tuple[str, int]]:
 
 
 def _starred(scope: str, places: Sequence[re.Match[str]]) -> str:
-    """The scope with "*" in some places."""
     for match in reversed(places):
         scope = f"{scope[: match.start()]}*{scope[match.end() :]}"
     return scope

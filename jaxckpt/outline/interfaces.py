@@ -285,7 +285,6 @@ class _InterfaceBuilder:
             self._make_visible([value], self._tree.paths[branch])
 
     def _make_visible(self, atoms: Iterable[Atom], path: Path) -> None:
-        """Makes atoms readable in a body."""
         for variable in atoms:
             if not isinstance(variable, jex.Var):
                 continue
@@ -359,7 +358,6 @@ def _is_number(aval: jax.core.AbstractValue) -> bool:
 
 
 def _conds_of(loops: Sequence[OpenLoop]) -> dict[int, Cond]:
-    """For each branch its cond."""
     together: dict[int, list[int]] = {}
     for loop, opened in enumerate(loops):
         if opened.cond_branch is not None:

@@ -135,7 +135,6 @@ def _hand_over(bodies: Sequence[_Region], operands: dict[jex.Var, _Operand], man
 
 
 def _eqn(region: _Region, manual: ManualMesh, known: dict[jex.Var, _Operand]) -> jex.JaxprEqn:
-    """The `shard_map` equation of a region."""
     operands = {v: known[v] for v in region.read()}
     named = [*region.eqns, *(join.eqn for join in region.joins)]
     stacks = [eqn.source_info.name_stack for eqn in named]

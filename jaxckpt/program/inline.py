@@ -149,7 +149,6 @@ class _Inliner:
         return self.constants[id(array)][0]
 
     def _constants_env(self, closed: AnyJaxpr) -> _Env:
-        """The atoms of a body's own constants."""
         variables = open_jaxpr(closed).constvars
         atoms = map(self._constant, constants_of(closed), (v.aval for v in variables))
         return dict(zip(variables, atoms, strict=False))

@@ -219,7 +219,6 @@ class _Splitter:
                 self._written.append((ended, self._traced.graph.ops[split.end].phase))
 
     def _in_part(self, equation: Equation, loop: int, index: int) -> Equation:
-        """An equation of the body as part of a part."""
         eqn, split = equation.eqn, self._split_loops[loop]
         names = split.names[index]
         reads = [renamed(atom, names) for atom in eqn.invars]
@@ -233,7 +232,6 @@ class _Splitter:
         return replace(equation, eqn=copy, loop=self._new_id(equation.loop, index))
 
     def _write_outside(self, position: int) -> None:
-        """An equation outside of all loops that are split."""
         equation = self._program.equations[position]
         eqn = equation.eqn
         if is_loop_boundary(eqn):
@@ -247,14 +245,12 @@ class _Splitter:
         self._write(position, 0, replace(equation, eqn=eqn, loop=self._new_id(equation.loop, None)))
 
     def _end(self, equation: Equation, split: _SplitLoop, index: int) -> Equation:
-        """The equation of the last carry of a part."""
         eqn = equation.eqn
         reads = [renamed(atom, split.names[index]) for atom in eqn.invars]
         params = dict(eqn.params, loop=self._ids[eqn.params["loop"], index])
         return replace(equation, eqn=eqn.replace(invars=reads, params=params), loop=self._new_id(equation.loop, None))
 
     def _stack(self, equation: Equation, split: _SplitLoop) -> Equation:
-        """The equation of a stack that all parts fill."""
         eqn = equation.eqn
         (value,) = eqn.invars
         reads = [renamed(value, split.names[index]) for index in split.order]

@@ -247,7 +247,6 @@ class _Tiler:
         return carried
 
     def _write_iterations(self, loop: int, renaming: _Renaming, *, fresh: bool) -> None:
-        """The body of a loop, over the iterations of a tile."""
         for position in self._bodies[loop]:
             equation = self._program.equations[position]
             eqn, params = equation.eqn, equation.eqn.params
@@ -295,7 +294,6 @@ class _Tiler:
         return read - {v for equation in body for v in equation.eqn.outvars}
 
     def _write_end(self, loop: int, renaming: _Renaming, outer: int) -> Sequence[jex.Var]:
-        """The last carry of a tile."""
         position = self._ends[loop]
         eqn = self._program.equations[position].eqn
         handed = [jex.Var(v.aval) for v in eqn.outvars]
@@ -343,7 +341,6 @@ class _Tiler:
         params: dict[str, Any],
         renaming: _Renaming | None = None,
     ) -> None:
-        """An equation in the body of a loop, over other variables."""
         equation = self._program.equations[position]
         info = equation.eqn.source_info if renaming is None else renaming.source_info(equation.eqn)
         eqn = equation.eqn.replace(invars=list(reads), outvars=list(writes), params=params, source_info=info)

@@ -136,7 +136,6 @@ class _GraphValues:
             self._names.setdefault(value, name)
 
     def data(self) -> tuple[Value, ...]:
-        """All values as plain data."""
         return tuple(map(self._value, range(len(self.variables))))
 
     def _value(self, number: int) -> Value:
@@ -171,7 +170,6 @@ class _Builder:
         return number
 
     def op(self, equation: Equation, phase: Phase) -> None:
-        """Appends the op of an equation."""
         eqn, primitive = equation.eqn, equation.eqn.primitive.name
         reads = tuple(self.values.ids[variable] for variable in equation.variables())
         writes = self.values.add_results(equation)

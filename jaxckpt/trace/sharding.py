@@ -1,8 +1,7 @@
 """Shardings of a step's values over the mesh (SPMD sharding propagation), and their bytes on one device.
 
-On automatic meshes the user gives the shardings of some arrays, and XLA's partitioner propagates them to the others
-long after tracing. Its pass for that (Shardy) runs on the lowered program in a moment, without a compiler for the
-target:
+On automatic meshes XLA's partitioner propagates the shardings that the user gives some arrays to the others, long after
+tracing. Its pass for that (Shardy) runs on the lowered program, without a compiler for the target:
 
 1. The step is lowered once with all its values as results, propagated, and the shardings of the results are read.
    Nothing is compiled or run.
@@ -11,11 +10,7 @@ target:
 3. Values in the open body of a `shard_map` are each device's own, and sharded no further.
 
 On explicit meshes types carry the shardings. The partitioner may still change a sharding and pads what does not divide.
-
-Bytes: arguments count by their shardings, results of a constraint by that constraint, values of explicit meshes by
-their types, all others by the propagated sharding. Key arrays count as the words that they are made of.
-
-Complexity: one lowering of the step.
+Key arrays count as the words that they are made of. Complexity: one lowering of the step.
 """
 
 import functools
