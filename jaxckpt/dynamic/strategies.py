@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING
 
 from jaxckpt.dynamic.kernel_program import program_of_kernels
 from jaxckpt.ir import GraphPlan, Phase
-from jaxckpt.solve.no_recompute import solve_none
-from jaxckpt.solve.problem import Problem, decide
+from jaxckpt.solve.problem import Problem, decide, solve_none
 from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ Plain Python, no jax. Read in this order:
 - `validate`: which decisions are refused;
 - `argument_derived`, `grad_accumulators`, `scatter_inits`: values computed from arguments by views and elementwise ops
   alone, gradients that several layers add to, zeros that a scatter adds to;
-- `steps`, `writer`: runs, barriers and moves, and how they are numbered;
+- `steps`: runs, barriers and moves, and how they are numbered;
 - `availability`, `transfers`, `recomputation`: what can be read after the forward pass, copies, clones;
 - `schedule`: the rules, and the walk over all ops;
 - `subgraph`: the subgraph induced by some ops;

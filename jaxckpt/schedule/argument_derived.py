@@ -47,10 +47,8 @@ def is_broadcast(graph: Graph, value: int) -> bool:
     The body of a loop that reads such a value computes it; the value need never be in memory.
     """
     roots = argument_roots(graph, value)
-    return (
-        roots is not None
-        and sum(graph.values[v].size_bytes for v in roots) <= _BROADCAST * graph.values[value].size_bytes
-    )
+    most_bytes = _BROADCAST * graph.values[value].size_bytes
+    return roots is not None and sum(graph.values[v].size_bytes for v in roots) <= most_bytes
 
 
 def is_broadcast_over(graph: Graph, value: int, size_bytes: int) -> bool:

@@ -12,10 +12,6 @@ from jaxckpt.schedule.argument_derived import is_broadcast
 class Availability:
     """Availability of every value, by the loop in whose body it is read.
 
-    Args:
-      graph: The step.
-      plan: Decisions for it.
-
     Attributes:
       dropped: Values that are recomputed by decision. A slice of a scanned array never is: the backward loop slices the
         array itself. Nor is the index of a cond.

@@ -15,29 +15,21 @@ from jaxckpt.ir.kind import Kind
 class GradAccumulators:
     """Values that the backward computes, outside of loops, only to add them to others.
 
-    Args:
-      graph: The step.
-
     Attributes:
       added_by: For each of these values the op that adds it, its only reader.
     """
 
     def __init__(self, graph: Graph):
-        self._graph = graph
         self._products = tuple(accumulate(op.kind is Kind.CONTRACTION for op in graph.ops))
         """For each op the number of matrix products up to it."""
-        readers = ((v, graph.readers[v]) for op in graph.ops if _makes_addends(op) for v in op.writes)
+        self._written_by = {v: op.id for op in graph.ops if _makes_addends(op) for v in op.writes}
+        readers = ((v, graph.readers[v]) for v in self._written_by)
         self.added_by = {v: read[0] for v, read in readers if len(read) == 1 and _adds(graph.ops[read[0]])}
 
     def live_at(self, op: int) -> list[int]:
         """Values computed before an op that are added only behind the next matrix product after it."""
         products = self._products
-        return [v for v, by in self.added_by.items() if self._producer(v) < op and products[op] < products[by]]
-
-    def _producer(self, value: int) -> int:
-        op = self._graph.producer[value]
-        assert op is not None, "ops write them"
-        return op
+        return [v for v, by in self.added_by.items() if self._written_by[v] < op and products[op] < products[by]]
 
 
 def _makes_addends(op: Op) -> bool:

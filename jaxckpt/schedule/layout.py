@@ -26,9 +26,6 @@ _PERMUTATION = re.compile(r"permutation=\(([\d,]+)\)")
 class Layouts:
     """The axis order of every value.
 
-    Args:
-      graph: The step.
-
     Attributes:
       transposed: Ops whose results are a product, transposed to the layout of another one.
       transposed_to: Products to whose layout another one is transposed.

@@ -1,6 +1,4 @@
-"""Axis and dimension over which a partitioned value is sharded, where its decision leaves them open.
-
-The same holds for a value that is cut on its way to the host (`Offload.shard`).
+"""Axis and dimension over which a value is sharded, on the device or on its way to the host, where a decision has none.
 
 The rules are those of DeepSpeed's `partition_activations` where it has any: floating point values of at least as many
 elements as there are ranks are sharded, others stay whole. Where DeepSpeed asserts that the size divides, these choose:
@@ -23,17 +21,10 @@ from math import prod
 
 from jaxckpt.ir.decision import Decision, Offload, Partition, Save
 from jaxckpt.ir.graph import Graph, Value
-from jaxckpt.ir.plan import GraphPlan
 
 
 def partition_with_axes(graph: Graph, value: int, decision: Partition) -> Partition | Save:
-    """A partition with nothing left open, or `Save` where the value stays whole.
-
-    Args:
-      graph: The step, with its mesh and shardings.
-      value: The partitioned value.
-      decision: Over what; the axis, the dimension or both may be open.
-    """
+    """A partition with nothing left open, or `Save` where the value stays whole."""
     array = graph.values[value]
     if array.local or _is_sharded_over(array, decision.axis) or graph.is_branched(graph.loop_of[value]):
         return Save()
@@ -90,17 +81,5 @@ def _with_axes(graph: Graph, value: int, decision: Partition | Offload) -> Decis
 
 
 def sent_bytes(graph: Graph, value: int, decision: Offload) -> int:
-    """Bytes of an offloaded value that one device stores on the host, in one iteration where a loop makes it.
-
-    Args:
-      graph: The step.
-      value: The value.
-      decision: The decision for it, with nothing left open.
-    """
+    """Bytes of an offloaded value that one device stores on the host, in one iteration where a loop makes it."""
     return graph.values[value].size_bytes // (graph.axis_size(decision.axis) if decision.axis is not None else 1)
-
-
-def plan_with_axes(graph: Graph, plan: GraphPlan) -> GraphPlan:
-    """A plan with nothing left open; the same one where nothing is."""
-    decisions = decisions_with_axes(graph, plan.decisions)
-    return plan if decisions is plan.decisions else replace(plan, decisions=decisions)

@@ -14,8 +14,7 @@ distances.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute
 from jaxckpt.ir.graph import Graph, Phase
@@ -26,60 +25,35 @@ _MOST_DESCENDANTS = 32
 benchmark fixed the number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferTimes:
-    """Times of the copies of offloaded and partitioned values.
+ByOp = dict[int, list[int]]
+"""For some ops a list of values."""
 
-    Attributes:
-      values: Those values.
-      store_before: For an op of the forward pass the values whose stores must be finished before it.
-      load_before: For an op of the backward the values whose loads start before it, the last computed first.
+
+def transfer_times(graph: Graph, plan: GraphPlan) -> tuple[ByOp, ByOp]:
+    """Times of the copies of values that are made outside of loops, by op of the forward pass and of the backward.
+
+    These are the values whose stores must be finished before an op (rule 1), and those whose loads start before an op,
+    the last computed first (rule 2).
     """
-
-    values: frozenset[int]
-    store_before: Mapping[int, tuple[int, ...]]
-    load_before: Mapping[int, tuple[int, ...]]
-
-
-def transfer_times(graph: Graph, plan: GraphPlan) -> TransferTimes:
-    """Times for the values that a plan offloads or partitions."""
     moved = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload | Partition)}
-    if not moved:
-        return TransferTimes(values=frozenset(), store_before={}, load_before={})
-    first_reads = first_reads_by_layer(graph, plan)
     outside = [(v, d) for v, d in moved.items() if graph.loop_of[v] is None]
-    return TransferTimes(
-        values=frozenset(moved),
-        store_before=_by_op((_store_end(graph, plan, v, d), v) for v, d in outside),
-        load_before=_by_op((_load_start(graph, plan, first_reads, v, d), v) for v, d in reversed(outside)),
-    )
-
-
-def _by_op(times: Iterable[tuple[int | None, int]]) -> dict[int, tuple[int, ...]]:
-    found: defaultdict[int, list[int]] = defaultdict(list)
-    for op, value in times:
-        if op is not None:
-            found[op].append(value)
-    return {op: tuple(values) for op, values in found.items()}
-
-
-def _store_end(graph: Graph, plan: GraphPlan, value: int, decision: Offload | Partition) -> int | None:
-    """The op before which the store of an offloaded value must be finished (rule 1)."""
-    layers = plan.layers or plan.stages
-    if not isinstance(decision, Offload):
-        return None
-    finished = _index(layers, graph, value) + 1 + decision.store_distance
-    return layers[finished] if finished < len(layers) else None
-
-
-def _load_start(
-    graph: Graph, plan: GraphPlan, first_reads: Mapping[int, int], value: int, decision: Offload | Partition
-) -> int | None:
-    """The op before which a load starts (rule 2)."""
-    last = last_consumer_layer(graph, plan, value)
-    distance = decision.load_distance if isinstance(decision, Offload) else 0
-    layers = range(last, last + distance + 1)
-    return min((first_reads[layer] for layer in layers if layer in first_reads), default=None)
+    if not outside:
+        return {}, {}
+    layers, first_reads = plan.layers or plan.stages, first_reads_by_layer(graph, plan)
+    store_before: ByOp = defaultdict(list)
+    for value, decision in outside:
+        if isinstance(decision, Offload):
+            finished = _index(layers, graph, value) + 1 + decision.store_distance
+            if finished < len(layers):
+                store_before[layers[finished]].append(value)
+    load_before: ByOp = defaultdict(list)
+    for value, decision in reversed(outside):
+        last = last_consumer_layer(graph, plan, value)
+        distance = decision.load_distance if isinstance(decision, Offload) else 0
+        starts = [first_reads[layer] for layer in range(last, last + distance + 1) if layer in first_reads]
+        if starts:
+            load_before[min(starts)].append(value)
+    return store_before, load_before
 
 
 def first_reads_by_layer(graph: Graph, plan: GraphPlan) -> dict[int, int]:
@@ -108,13 +82,12 @@ def _first_read(graph: Graph, value: int) -> int | None:
 def last_consumer_layer(graph: Graph, plan: GraphPlan, value: int) -> int:
     """The last layer whose backward needs a value: the value's own, or one that recomputes something from it."""
     layers = plan.layers or plan.stages
-    consumers = (
-        op
-        for op in graph.readers[value]
-        if graph.ops[op].phase is Phase.FORWARD
-        and any(isinstance(plan.decisions.get(v), Recompute) for v in _descendants(graph, op))
-    )
-    return max([_index(layers, graph, value), *(bisect_right(layers, op) - 1 for op in consumers)])
+    last = _index(layers, graph, value)
+    for op in graph.readers[value]:
+        recomputed = (isinstance(plan.decisions.get(v), Recompute) for v in _descendants(graph, op))
+        if graph.ops[op].phase is Phase.FORWARD and any(recomputed):
+            last = max(last, bisect_right(layers, op) - 1)
+    return last
 
 
 def _descendants(graph: Graph, op: int) -> Iterator[int]:
@@ -141,11 +114,6 @@ def is_pipelined(graph: Graph, value: int, decision: Decision) -> bool:
     Iteration i then stores the value of iteration i - 1, and iteration i of the loop that reads the value loads the one
     of its next iteration. The last iteration's value stays on the device, where it is read at once. So the loop that
     reads the value must be a sibling of the loop that computes it, and run in reverse.
-
-    Args:
-      graph: The step.
-      value: The value.
-      decision: The decision for it.
     """
     home = graph.loop_of[value]
     if not isinstance(decision, Offload) or not decision.prefetch or home is None:

@@ -19,9 +19,8 @@ from jaxckpt.schedule.argument_derived import argument_roots
 from jaxckpt.schedule.availability import Availability
 from jaxckpt.schedule.grad_accumulators import GradAccumulators
 from jaxckpt.schedule.scatter_inits import initialiser_dependencies
-from jaxckpt.schedule.steps import Run
+from jaxckpt.schedule.steps import Run, StepWriter
 from jaxckpt.schedule.transfers import Transfers
-from jaxckpt.schedule.writer import StepWriter
 
 _OF_BRANCH = -1
 """The stage of all that one branch of a cond recomputes for another one."""
@@ -37,13 +36,6 @@ class _Clones:
 
 class Recomputation:
     """Clones of forward ops, written where the first op after the forward pass needs them.
-
-    Args:
-      graph: The step.
-      plan: Decisions for it.
-      writer: Takes the steps.
-      availability: Says which values have to be recomputed.
-      transfers: Loads offloaded values.
 
     Attributes:
       initialisers: For each op that makes the zeros of a scatter the value that it waits for (rule 10).

@@ -62,16 +62,17 @@ because they read pinned values.
 Read after `recomputation`. Complexity: linear in ops, plus the clones.
 """
 
+from dataclasses import replace
+
 from jaxckpt.ir.decision import Recompute
 from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.plan import GraphPlan
 from jaxckpt.schedule.availability import Availability
-from jaxckpt.schedule.partition import plan_with_axes
+from jaxckpt.schedule.partition import decisions_with_axes
 from jaxckpt.schedule.recomputation import Recomputation
-from jaxckpt.schedule.steps import Run, Schedule, run_of
+from jaxckpt.schedule.steps import Run, Schedule, StepWriter, run_of
 from jaxckpt.schedule.transfers import Transfers
 from jaxckpt.schedule.validate import validate_decisions
-from jaxckpt.schedule.writer import StepWriter
 
 _SPLIT_BY_COMPILERS = frozenset({"select_and_scatter_add"})
 """Ops that become two, of which the first needs no cotangent and writes large indices (rule 8)."""
@@ -80,20 +81,12 @@ _SPLIT_BY_COMPILERS = frozenset({"select_and_scatter_add"})
 def schedule(graph: Graph, plan: GraphPlan) -> Schedule:
     """Lays out the work of a step under a plan.
 
-    Args:
-      graph: The step.
-      plan: Decisions for it.
-
-    Returns:
-      The steps in order. Where a plan only saves they are the graph's own ops and nothing else: there is nothing to
-      pin against.
-
-    Raises:
-      GraphError: A value is dropped that an op with effects, or no forward op, makes.
-      UnsupportedDecisionError: A value of a loop's body is offloaded that no stack on the host can hold.
+    Where a plan only saves, the steps are the graph's own ops and nothing else: there is nothing to pin against. Raises
+    `GraphError` and `UnsupportedDecisionError` for decisions that cannot be carried out.
     """
     validate_decisions(graph, plan)
-    return _Scheduler(graph, plan_with_axes(graph, plan)).run()
+    decisions = decisions_with_axes(graph, plan.decisions)
+    return _Scheduler(graph, plan if decisions is plan.decisions else replace(plan, decisions=decisions)).run()
 
 
 class _Scheduler:

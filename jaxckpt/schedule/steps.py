@@ -1,4 +1,4 @@
-"""Steps of a schedule: an op that runs, values passed through a barrier, a value stored or loaded.
+"""Steps of a schedule: an op that runs, values passed through a barrier, a value stored or loaded; and their writer.
 
 Steps read and write *instances*. Instance `i < len(graph.values)` is value `i` itself; later instances are values
 passed through a barrier, moved or recomputed.
@@ -6,10 +6,12 @@ passed through a barrier, moved or recomputed.
 Read after `jaxckpt.ir`.
 """
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxckpt.ir import Offload, Op, Partition
+from jaxckpt.ir import Graph, Offload, Op, Partition
 
 Why = Literal["pin", "recompute", "store", "load"]
 
@@ -92,3 +94,46 @@ class Schedule:
     steps: tuple[ScheduleStep, ...]
     origin: tuple[int, ...]
     outputs: tuple[int, ...]
+
+
+class StepWriter:
+    """A schedule under construction, in static single assignment form.
+
+    Attributes:
+      steps: The steps so far, in order.
+      origin: For each instance its value.
+      current: For each value its latest instance.
+      loop: The loop in whose body the next steps stand, or None.
+    """
+
+    def __init__(self, graph: Graph):
+        self.steps: list[ScheduleStep] = []
+        self.origin = [value.id for value in graph.values]
+        self.current = list(self.origin)
+        self.loop: int | None = None
+        self._outputs = graph.outputs
+
+    def new_instance(self, value: int) -> int:
+        """Number of a further instance of a value."""
+        self.origin.append(value)
+        return len(self.origin) - 1
+
+    def barrier(self, reads: Iterable[int], *, why: Why, trigger: int | None = None) -> tuple[int, ...]:
+        """Passes instances through a barrier; returns the new ones."""
+        reads = tuple(reads)
+        writes = tuple(self.new_instance(self.origin[read]) for read in reads)
+        self.steps.append(Barrier(reads=reads, writes=writes, trigger=trigger, why=why, loop=self.loop))
+        return writes
+
+    @contextmanager
+    def within(self, loop: int | None) -> Iterator[None]:
+        """Writes steps into the body of another loop for a while."""
+        before, self.loop = self.loop, loop
+        yield
+        self.loop = before
+
+    def schedule(self) -> Schedule:
+        """All steps, with the instances that the step returns."""
+        return Schedule(
+            steps=tuple(self.steps), origin=tuple(self.origin), outputs=tuple(self.current[v] for v in self._outputs)
+        )

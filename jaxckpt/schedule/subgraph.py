@@ -21,12 +21,10 @@ class Subgraph:
     """Some ops of a step.
 
     Attributes:
-      step: The step.
       ops: Ids of its ops, ascending. In `graph` they follow those that write the given values.
       values: For each value of `graph` its id in the step: given values, inputs, then what the ops write.
       given: Number of given values.
       inputs: Number of inputs.
-      structure: Equal for subgraphs whose ops do the same in the same order.
     """
 
     step: Graph
@@ -103,13 +101,7 @@ class Subgraph:
 
 
 def induced_subgraph(graph: Graph, ops: Sequence[int], given: Collection[int]) -> Subgraph:
-    """The subgraph that some ops of a step induce.
-
-    Args:
-      graph: The step.
-      ops: Ids, ascending.
-      given: Values that others make and keep; those of them that the ops read are given, other reads are inputs.
-    """
+    """The subgraph of some ops, by ascending id; reads that others write are given, or else inputs."""
     taken = [graph.ops[op] for op in ops]
     written = [v for op in taken for v in op.writes]
     inside = frozenset(written)

@@ -15,7 +15,7 @@
 
 A shard is cut before it is stored, and gathered when a loaded shard is first read.
 
-Read after `prefetch` and `writer`.
+Read after `prefetch` and `steps`.
 """
 
 from collections.abc import Sequence
@@ -24,17 +24,11 @@ from jaxckpt.ir.decision import Offload, Partition
 from jaxckpt.ir.graph import Graph, Op
 from jaxckpt.ir.plan import GraphPlan
 from jaxckpt.schedule.prefetch import is_pipelined, transfer_times
-from jaxckpt.schedule.steps import Move
-from jaxckpt.schedule.writer import StepWriter
+from jaxckpt.schedule.steps import Move, StepWriter
 
 
 class Transfers:
     """Copies of the values that a plan offloads or partitions.
-
-    Args:
-      graph: The step.
-      plan: Decisions for it.
-      writer: Takes the steps.
 
     Attributes:
       values: Values that are offloaded or partitioned.
@@ -44,8 +38,8 @@ class Transfers:
     def __init__(self, graph: Graph, plan: GraphPlan, writer: StepWriter):
         self._graph, self._plan, self._writer = graph, plan, writer
         self._outputs = frozenset(graph.outputs)
-        self._times = transfer_times(graph, plan)
-        self.values = self._times.values
+        self._store_before, self._load_before = transfer_times(graph, plan)
+        self.values = frozenset(v for v, d in plan.decisions.items() if isinstance(d, Offload | Partition))
         self.in_bodies = frozenset(v for v in self.values if graph.loop_of[v] is not None)
         self._pipelined = frozenset(v for v in self.in_bodies if is_pipelined(graph, v, plan.decisions[v]))
         self._stored: dict[int, int] = {}
@@ -59,10 +53,17 @@ class Transfers:
         """Instances of values of `in_bodies`, by the loop in whose body they were loaded."""
 
     def before(self, op: Op) -> None:
-        """Waits for the stores that have to be finished before an op, and starts the loads that begin there."""
-        self._wait_for_stores(op.id)
+        """Waits for the stores that have to end before an op (rule 1), and starts the loads that begin there."""
+        self._unfinished_stores.extend(self._store_before.get(op.id, ()))
+        writer = self._writer
+        frontier = self._graph.forward_frontier[op.id] if self._unfinished_stores and writer.loop is None else None
+        if frontier is not None:
+            stores, self._unfinished_stores = self._unfinished_stores, []
+            reads = (writer.current[frontier], *(self._stored[v] for v in stores))
+            writer.current[frontier], *finished = writer.barrier(reads, why="store")
+            self._stored.update(zip(stores, finished, strict=True))
         if op.loop is None:
-            for value in self._times.load_before.get(op.id, ()):
+            for value in self._load_before.get(op.id, ()):
                 self.start_load(value, op.id)
 
     def after_backward(self, results: Sequence[int]) -> None:
@@ -78,17 +79,19 @@ class Transfers:
         self._stored[value] = self._move(value, instance, decision, restores=False)
 
     def start_load(self, value: int, reader: int) -> None:
-        """Loads a value that is made outside of loops, unless it is loaded already (rule 2)."""
+        """Loads a value that is made outside of loops, unless it is loaded already (rule 2).
+
+        Results of the backward since the last load that are still to be read, weight gradients mostly, come first.
+        """
         if value in self._loaded:
             return
-        writer = self._writer
-        done = self._unread_backward_results(reader)
-        held, *results = writer.barrier(
-            (self._stored[value], *(writer.current[v] for v in done)),
-            trigger=self._graph.backward_frontier[reader],
-            why="load",
-        )
-        for result, instance in zip(done, results, strict=True):
+        writer, readers = self._writer, self._graph.readers
+        results = (v for v in self._backward_results if v in self._outputs or (readers[v] and readers[v][-1] >= reader))
+        unread = tuple(results)
+        self._backward_results.clear()
+        reads = (self._stored[value], *(writer.current[v] for v in unread))
+        held, *passed = writer.barrier(reads, trigger=self._graph.backward_frontier[reader], why="load")
+        for result, instance in zip(unread, passed, strict=True):
             writer.current[result] = instance
         self._loaded[value] = self._move(value, held, self._forms(value)[0], restores=True)
 
@@ -118,26 +121,6 @@ class Transfers:
             self._loaded_in[where] = instance if cut is None else self._move(value, instance, cut, restores=True)
         return self._loaded_in[where]
 
-    def _wait_for_stores(self, op: int) -> None:
-        """Holds the forward pass until the stores that must be finished before an op are (rule 1)."""
-        self._unfinished_stores.extend(self._times.store_before.get(op, ()))
-        writer = self._writer
-        frontier = self._graph.forward_frontier[op] if self._unfinished_stores and writer.loop is None else None
-        if frontier is None:
-            return
-        stores, self._unfinished_stores = self._unfinished_stores, []
-        reads = (writer.current[frontier], *(self._stored[v] for v in stores))
-        writer.current[frontier], *finished = writer.barrier(reads, why="store")
-        self._stored.update(zip(stores, finished, strict=True))
-
-    def _unread_backward_results(self, reader: int) -> tuple[int, ...]:
-        """Results of the backward since the last load that are still to be read: weight gradients, mostly."""
-        readers, outputs = self._graph.readers, self._outputs
-        done = (v for v in self._backward_results if v in outputs or (readers[v] and readers[v][-1] >= reader))
-        found = tuple(done)
-        self._backward_results.clear()
-        return found
-
     def _forms(self, value: int) -> tuple[Offload | Partition, Partition | None]:
         """The decision for a value, and the partition that an offload cuts the value by before it is stored."""
         decision = self._plan.decisions[value]
@@ -145,16 +128,9 @@ class Transfers:
         return decision, decision.partition if isinstance(decision, Offload) else None
 
     def _move(self, value: int, instance: int, decision: Offload | Partition, *, restores: bool) -> int:
-        writer = self._writer
-        moved = writer.new_instance(value)
+        writer, is_pipelined = self._writer, value in self._pipelined and isinstance(decision, Offload)
+        reads, writes, loop = (instance,), (writer.new_instance(value),), writer.loop
         writer.steps.append(
-            Move(
-                reads=(instance,),
-                writes=(moved,),
-                decision=decision,
-                restores=restores,
-                loop=writer.loop,
-                is_pipelined=value in self._pipelined and isinstance(decision, Offload),
-            )
+            Move(reads=reads, writes=writes, decision=decision, restores=restores, loop=loop, is_pipelined=is_pipelined)
         )
-        return moved
+        return writes[0]

@@ -1,4 +1,4 @@
-"""Validation of decisions: those that no schedule can carry out are refused before anything is laid out.
+"""Validation of decisions: those that no schedule can carry out are refused first.
 
 XLA keeps the values that the iterations of a loop offload in one stack on the host. It refuses a stack of stacks with
 an internal error, cuts the slices of an unrolled loop on the host, and undoes the copies of a value that forward and
@@ -14,37 +14,22 @@ from jaxckpt.ir.plan import GraphPlan
 
 
 def validate_decisions(graph: Graph, plan: GraphPlan) -> None:
-    """Refuses decisions that cannot be carried out.
+    """Refuses to recompute a value without a forward op that may run twice, and to offload without a stack on the host.
 
-    Args:
-      graph: The step.
-      plan: Decisions for it.
-
-    Raises:
-      GraphError: A value is dropped that an op with effects, or no forward op, makes.
-      UnsupportedDecisionError: Values of loops' bodies are offloaded that no stack on the host can hold; all of them
-        at once, by the reason.
+    Values that cannot be offloaded are named all at once, with the reason of each.
     """
     for value in sorted(v for v, decision in plan.decisions.items() if isinstance(decision, Recompute)):
-        _validate_recompute(graph, value)
-    _validate_offloads(graph, plan)
-
-
-def _validate_recompute(graph: Graph, value: int) -> None:
-    producer = graph.producer[value]
-    op = None if producer is None else graph.ops[producer]
-    if op is None or op.phase is not Phase.FORWARD or op.effects:
-        raise GraphError(
-            f"schedule: value {value} cannot be recomputed.",
-            got=f"Recompute for {graph.values[value]}"
-            + ("" if op is None else f", written by `{op.primitive}` in {op.scope or '/'}"),
-            needed="a value that a forward op without effects makes",
-            advice="leave it out of the plan, or save it",
-            value=value,
-        )
-
-
-def _validate_offloads(graph: Graph, plan: GraphPlan) -> None:
+        producer = graph.producer[value]
+        op = None if producer is None else graph.ops[producer]
+        if op is None or op.phase is not Phase.FORWARD or op.effects:
+            written = "" if op is None else f", written by `{op.primitive}` in {op.scope or '/'}"
+            raise GraphError(
+                f"schedule: value {value} cannot be recomputed.",
+                got=f"Recompute for {graph.values[value]}{written}",
+                needed="a value that a forward op without effects makes",
+                advice="leave it out of the plan, or save it",
+                value=value,
+            )
     offloaded = sorted(v for v, decision in plan.decisions.items() if isinstance(decision, Offload))
     reasons = {v: why for v in offloaded if (why := reason_not_offloadable(graph, v)) is not None}
     if reasons:
@@ -73,8 +58,8 @@ def reason_not_offloadable(graph: Graph, value: int) -> str | None:
 
 def _reason_not_stackable(graph: Graph, path: tuple[int, ...]) -> str | None:
     """The reason why the values of a loop's iterations cannot be stacked on the host, by the loops around them."""
-    stacked = [graph.loops[loop] for loop in path if loop not in graph.loops_after_forward]
-    stacked = [loop for loop in stacked if loop.length > 1]
+    loops = (graph.loops[loop] for loop in path if loop not in graph.loops_after_forward)
+    stacked = [loop for loop in loops if loop.length > 1]
     if len(stacked) > 1:
         iterations = " x ".join(str(loop.length) for loop in stacked)
         return f"nested loops ({iterations} iterations) would need a stack of stacks, which XLA cannot compile"

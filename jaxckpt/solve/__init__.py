@@ -1,23 +1,24 @@
 """Solvers: functions from a problem to a plan.
 
-Read in this order: `offloading` and `problem` (the input), `no_recompute` and `full_recompute` (the two extremes),
-`stages` (where to cut the forward pass), `optimal` (the planner's own solver, by integer programming), `policy_plan`
-(the plan of a policy), `strategy` (solvers by name, with an option), `baselines` (methods from the literature).
+Read in this order: `problem` (the input), `stages` (where to cut the forward pass), `full_recompute` (only boundaries
+are saved), `optimal` (the planner's own solver, by integer programming), `policy_plan` (the plan of a policy),
+`strategy` (solvers as functions), `baselines` (methods from the literature).
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
+from typing import NoReturn
 
+from jaxckpt._errors import UnknownStrategyError, closest_names, did_you_mean
 from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.baselines import BASELINES
 from jaxckpt.solve.full_recompute import solve_full
-from jaxckpt.solve.no_recompute import solve_none
-from jaxckpt.solve.offloading import Offloading
 from jaxckpt.solve.optimal.solver import OptimalSolver, solve_optimal
 from jaxckpt.solve.policy_plan import PolicyPlan, plan_from_policy, required_decisions, saved_collectives
-from jaxckpt.solve.problem import Problem, unaliased_output_bytes
+from jaxckpt.solve.problem import Offloading, Problem, solve_none, unaliased_output_bytes
 from jaxckpt.solve.stages import boundaries
-from jaxckpt.solve.strategy import BudgetSolver, Solver, Strategy, StrategySolver, strategy_named
+from jaxckpt.solve.strategy import BudgetSolver, Solver, Strategy, StrategySolver
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
@@ -46,21 +47,14 @@ STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
 
 
 def solve(problem: Problem, strategy: str = "optimal", *, temp_budget_bytes: int | None = None) -> GraphPlan:
-    """Solves a problem with a named strategy.
-
-    Args:
-      problem: The step with its costs.
-      strategy: A name of `STRATEGIES`, with an option after a colon where the strategy takes one ("every:4").
-      temp_budget_bytes: Budget of temporaries, bytes per device, for strategies that depend on one; None for no limit.
-
-    Raises:
-      UnknownStrategyError: No strategy has that name, or the strategy takes no such option.
-    """
+    """Solves a problem with a named strategy; the budget, in bytes per device, is for strategies that depend on one."""
     return named_strategy(strategy)(problem, temp_budget_bytes)
 
 
 def named_strategy(strategy: str) -> Solver:
-    """The solver of a strategy's name.
+    """The solver of a strategy's name, with an option after a colon where the strategy takes one.
+
+    "every" saves the boundary of every second stage, "every:4" that of every fourth.
 
     Raises:
       UnknownStrategyError: No strategy has that name, or the strategy takes no such option.
@@ -69,7 +63,39 @@ def named_strategy(strategy: str) -> Solver:
       >>> named_strategy("every:4").depends_on_budget, named_strategy("mincut:ilp").depends_on_budget
       (False, True)
     """
-    return strategy_named(strategy, STRATEGIES)
+    name, colon, option = strategy.partition(":")
+    if name not in STRATEGIES:
+        _refuse(strategy, name)
+    row = STRATEGIES[name]
+    if not colon:
+        return replace(row.solver, name=strategy)
+    if row.read is None:
+        _refuse_option(strategy, name, f"no option: strategy={name!r}", "")
+    try:
+        return replace(row.read(option), name=strategy)
+    except ValueError as error:
+        _refuse_option(strategy, name, f"{name}:OPTION, where OPTION is {row.option}", f": {error}")
+
+
+def _refuse(text: str, name: str) -> NoReturn:
+    (suggested, *_) = (*closest_names(name, STRATEGIES, cutoff=0.5), "optimal")
+    raise UnknownStrategyError(
+        f"solve(strategy={text!r}) names no solver.",
+        got=repr(text),
+        needed=f"one of {', '.join(map(repr, STRATEGIES))}{did_you_mean(name, STRATEGIES, cutoff=0.5)}",
+        advice=f'strategy="{suggested}"',
+        strategy=text,
+    )
+
+
+def _refuse_option(text: str, name: str, needed: str, why: str) -> NoReturn:
+    raise UnknownStrategyError(
+        f"solve(strategy={text!r}) has an option that {name!r} does not take.",
+        got=f"{text!r}{why}",
+        needed=needed,
+        advice=f'strategy="{name}"',
+        strategy=text,
+    )
 
 
 __all__ = [

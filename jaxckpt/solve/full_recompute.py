@@ -5,47 +5,22 @@ algorithm 1, with cuts where little crosses instead of every k-th layer.
 """
 
 import math
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from collections.abc import Mapping, Sequence
 
 from jaxckpt.cost import Replay
 from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.problem import Problem, decisions_saving
-from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts, needed_bytes
+from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts, members, needed_bytes
 
 _NEARLY_SMALLEST = 1.1
 """A cut whose peak is within this factor of the smallest is nearly as small. No benchmark fixed the exact value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CutMinimum:
-    """The plan of a cut that saves its boundaries only: about the least memory that the cut can take.
-
-    Attributes:
-      plan: The plan.
-      replay: Its memory and time, step by step.
-    """
-
-    plan: GraphPlan
-    replay: Replay
-
-    @property
-    def temp_bytes(self) -> int:
-        """Peak of live bytes."""
-        return self.replay.peak_bytes
-
-
 class CutMinima:
-    """The minima of a step's cuts, each replayed on first use.
+    """For each cut of a step the plan that saves its boundaries only: about the least memory that the cut can take.
 
     A cut takes at least its boundaries and the residuals of one stage, which are recomputed together. That lower bound
     needs no replay; cuts of low bounds have low minima, and leave most memory for saving values.
-
-    Args:
-      problem: The step.
-      before_head: True to cut before the head too, as for `candidate_cuts`.
 
     Attributes:
       bounds: Every cut with its bound in bytes, by rising bound.
@@ -53,61 +28,64 @@ class CutMinima:
 
     def __init__(self, problem: Problem, *, before_head: bool = False):
         self.problem = problem
-        before = [0, *accumulate(needed_bytes(problem, per_iteration=True))]
+        needed = dict(zip(problem.graph.forward, needed_bytes(problem, per_iteration=True), strict=True))
         cuts = candidate_cuts(problem, before_head=before_head)
-        self.bounds = tuple(sorted((_least_bytes(problem, stages, before), stages) for stages in cuts))
-        self._known: dict[StageStarts, CutMinimum] = {}
+        self.bounds = tuple(sorted((_least_bytes(problem, stages, needed), stages) for stages in cuts))
+        self._known: dict[StageStarts, tuple[GraphPlan, Replay]] = {}
 
-    def of(self, stages: StageStarts) -> CutMinimum:
-        """The minimum of a cut."""
+    def plan_and_replay(self, stages: StageStarts) -> tuple[GraphPlan, Replay]:
+        """The minimum of a cut, with its replay."""
         if stages not in self._known:
             decisions = decisions_saving(self.problem, boundaries(self.problem, stages))
-            plan, replay = self.problem.plan_and_replay(decisions, stages, "full")
-            self._known[stages] = CutMinimum(plan=plan, replay=replay)
+            self._known[stages] = self.problem.plan_and_replay(decisions, stages, "full")
         return self._known[stages]
 
-    def within(self, factor: float) -> tuple[CutMinimum, ...]:
+    def of(self, stages: StageStarts) -> GraphPlan:
+        """The minimum of a cut."""
+        return self.plan_and_replay(stages)[0]
+
+    def within(self, factor: float) -> tuple[GraphPlan, ...]:
         """Minima of all cuts whose bound is within a factor of the lowest minimum so far; the lowest is first."""
-        found: list[CutMinimum] = []
+        found: list[GraphPlan] = []
         best_bytes = math.inf
         for least_bytes, stages in self.bounds:
             if least_bytes > factor * best_bytes:
                 break
             found.append(self.of(stages))
-            best_bytes = min(best_bytes, found[-1].temp_bytes)
-        return tuple(sorted(found, key=lambda minimum: (minimum.temp_bytes, len(minimum.plan.stages))))
+            best_bytes = min(best_bytes, found[-1].predicted.temp_bytes)
+        return tuple(sorted(found, key=lambda plan: (plan.predicted.temp_bytes, len(plan.stages))))
 
 
 def solve_full(problem: Problem) -> GraphPlan:
     """Saves the boundaries, and nothing else, of the cut with the smallest peak."""
-    return CutMinima(problem).within(_NEARLY_SMALLEST)[0].plan
+    return CutMinima(problem).within(_NEARLY_SMALLEST)[0]
 
 
-def _least_bytes(problem: Problem, stages: StageStarts, before: Sequence[int]) -> int:
-    """Bytes of boundaries and of the residuals of the largest stage; `before` has residual bytes before each op."""
+def _least_bytes(problem: Problem, stages: StageStarts, needed: Mapping[int, int]) -> int:
+    """Bytes of boundaries and of the residuals of the largest stage; `needed` has the residual bytes of each op."""
     graph = problem.graph
-    begins = [0, *(bisect_left(graph.forward, start) for start in stages[1:]), len(graph.forward)]
-    most_bytes = max(before[end] - before[begin] for begin, end in pairwise(begins))
+    most_bytes = max(sum(needed[op] for op in ops) for ops in members(graph, stages))
     return most_bytes + sum(map(graph.residual_bytes, boundaries(problem, stages)))
 
 
 def find_blocks(problem: Problem) -> StageStarts:
     """The blocks of a model: the finest cut nearly as small as the smallest whose boundaries are no larger."""
     found = CutMinima(problem).within(_NEARLY_SMALLEST)
-    most_bytes = _most_crossing_bytes(problem, found[0].plan.stages)
-    near = [f.plan.stages for f in found if f.temp_bytes <= _NEARLY_SMALLEST * found[0].temp_bytes]
-    return max((s for s in near if _most_crossing_bytes(problem, s) <= most_bytes), key=len)
+    limit_bytes = _NEARLY_SMALLEST * found[0].predicted.temp_bytes
+    near = [plan.stages for plan in found if plan.predicted.temp_bytes <= limit_bytes]
+    return _finest_as_narrow(problem, found[0].stages, near)
 
 
 def finest_layers(cut_minima: CutMinima) -> StageStarts:
-    """The finest cut whose boundaries are no larger than those of the cut with the smallest peak, for any peak.
+    """The finest cut whose boundaries are no larger than those of the cut with the smallest peak, for any peak."""
+    smallest = cut_minima.within(1.0)[0].stages
+    return _finest_as_narrow(cut_minima.problem, smallest, [stages for _, stages in cut_minima.bounds])
 
-    Args:
-      cut_minima: Of the step.
-    """
-    problem = cut_minima.problem
-    most_bytes = _most_crossing_bytes(problem, cut_minima.within(1.0)[0].plan.stages)
-    return max((s for _, s in cut_minima.bounds if _most_crossing_bytes(problem, s) <= most_bytes), key=len)
+
+def _finest_as_narrow(problem: Problem, like: StageStarts, cuts: Sequence[StageStarts]) -> StageStarts:
+    """The finest of some cuts whose boundaries are no larger than those of another one."""
+    most_bytes = _most_crossing_bytes(problem, like)
+    return max((stages for stages in cuts if _most_crossing_bytes(problem, stages) <= most_bytes), key=len)
 
 
 def _most_crossing_bytes(problem: Problem, stages: StageStarts) -> int:

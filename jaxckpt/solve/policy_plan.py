@@ -35,12 +35,7 @@ from jaxckpt.solve.stages import StageStarts, boundaries
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyPlan:
-    """A policy applied to one step.
-
-    Attributes:
-      resolved: Every decision with its rule; values outside every policy are not in it.
-      plan: The plan of these decisions.
-    """
+    """Every decision of a policy with its rule, and the plan of these decisions."""
 
     resolved: tuple[Resolved, ...]
     plan: GraphPlan
@@ -49,15 +44,7 @@ class PolicyPlan:
 def plan_from_policy(problem: Problem, policy: Policy | None) -> PolicyPlan:
     """Applies a policy, and the policies of marks in the step, to a step.
 
-    Args:
-      problem: The step, with its costs.
-      policy: The rules for ops without a mark; None to leave these ops to the compiler.
-
-    Returns:
-      The plan with its prediction, and the rule of each decision.
-
-    Raises:
-      PolicyError: A rule matches nothing.
+    Ops without a mark are left to the compiler if there is no policy. Raises `PolicyError` if a rule matches nothing.
     """
     stages, crossing = _structure(problem, policy)
     resolved = resolve(policy, problem.graph, crossing=crossing, stages=stages)
@@ -90,16 +77,7 @@ def plan_with_transfers(
 def required_decisions(problem: Problem, policy: Policy | None) -> dict[int, Decision]:
     """Decisions that a policy, and the marks in a step, require of every plan: those of rules that say "must".
 
-    Args:
-      problem: The step.
-      policy: The rules for ops without a mark; None for the marks only.
-
-    Returns:
-      Decisions by value, those of arrays where views were named. Regions, defaults and rules that prefer demand
-      nothing.
-
-    Raises:
-      PolicyError: A rule matches nothing.
+    Decisions are of arrays where views were named. Raises `PolicyError` if a rule matches nothing.
     """
     if policy is None and not any(op.policies for op in problem.graph.ops):
         return {}
@@ -111,16 +89,10 @@ def required_decisions(problem: Problem, policy: Policy | None) -> dict[int, Dec
 
 
 def saved_collectives(problem: Problem) -> dict[int, Decision]:
-    """Decisions that save the results of collectives, so that no collective of the forward pass is repeated.
+    """`Save` for results of collectives, so that no collective of the forward pass is repeated.
 
-    These are results of collectives, of products and reductions that leave partial sums on several devices, and of
-    constraints that replicate a sharded value. Gathered parameters are not among them: they are never saved.
-
-    Args:
-      problem: The step.
-
-    Returns:
-      `Save` by value.
+    Products and reductions that leave partial sums on several devices are among them, and constraints that replicate a
+    sharded value. Gathered parameters are not: they are never saved.
     """
     graph = problem.graph
     ops = (op for op in graph.ops if op.phase is Phase.FORWARD and Trait.COLLECTIVE in op.traits and not op.effects)
@@ -131,15 +103,14 @@ def _structure(problem: Problem, policy: Policy | None) -> tuple[tuple[int, ...]
     """The stages of the step and the values that cross them; one stage if no rule needs more."""
     if policy is None:
         return (0,), frozenset()
-    of_stages = any(rule.match.boundary and rule.match.scope is None for rule in policy.rules)
-    of_stages |= policy.regions is not None and not policy.regions.scope
-    offloads = any(isinstance(rule.decision, Offload) for rule in policy.rules)
-    anywhere = policy.regions is None and (
-        policy.default == "recompute" or any(isinstance(rule.decision, Recompute) for rule in policy.rules)
-    )
-    if not (of_stages or offloads or anywhere):
+    kinds = {type(rule.decision) for rule in policy.rules}
+    of_blocks = Offload in kinds or any(rule.match.boundary and rule.match.scope is None for rule in policy.rules)
+    if of_blocks or (policy.regions is not None and not policy.regions.scope):
+        stages = find_blocks(problem)
+    elif policy.regions is None and (policy.default == "recompute" or Recompute in kinds):
+        stages = solve_full(problem).stages
+    else:
         return (0,), frozenset()
-    stages = find_blocks(problem) if of_stages or offloads else solve_full(problem).stages
     return stages, boundaries(problem, stages)
 
 

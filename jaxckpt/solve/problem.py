@@ -1,11 +1,10 @@
 """The input of every solver: a graph, the cost of its ops, and the decisions that are fixed.
 
-Read after `jaxckpt.cost`. A solver is a function from a `Problem` to a `GraphPlan`, with a budget as a second argument
-where the plan depends on one. If no plan fits the budget, the solver returns its plan of least memory, and the plan's
-prediction says so.
+A solver is a function from a `Problem` to a `GraphPlan`, with a budget as a second argument where the plan depends on
+one. If no plan fits the budget, the solver returns its plan of least memory. Read after `jaxckpt.cost`.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -14,7 +13,6 @@ from functools import cached_property
 from jaxckpt.cost import ArithmeticCosts, Fusion, Rates, Replay, arithmetic_costs, fuse, replay
 from jaxckpt.ir import Decision, Graph, GraphPlan, LoopTiling, Offload, Partition, Phase, Prediction, Recompute, Save
 from jaxckpt.schedule import Barrier, Run, Schedule, ScheduleStep, decisions_with_axes, schedule
-from jaxckpt.solve.offloading import Offloading
 
 _SEARCH_EFFORT: ContextVar[float] = ContextVar("_SEARCH_EFFORT", default=1.0)
 
@@ -27,6 +25,36 @@ def default_search_effort(effort: float) -> Iterator[None]:
         yield
     finally:
         _SEARCH_EFFORT.reset(token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offloading:
+    """Options of offloading.
+
+    Attributes:
+      bandwidth_bytes_per_s: Between device and host, one way, both at once; None for the target's own.
+      prefetch: Prefetch distance in layers, for values whose rule has none; None to choose it from bandwidths.
+      min_bytes: The planner does not offload smaller values: the start of a copy costs more than their bytes.
+      last_layers_kept: The planner does not offload values of so many last layers, the head being one: their backward
+        begins before their store would end.
+      most_host_bytes: Host memory that the planner may use; None for no limit.
+
+    Example:
+      >>> Offloading(bandwidth_bytes_per_s=50e9).prefetch is None
+      True
+    """
+
+    bandwidth_bytes_per_s: float | None = None
+    prefetch: int | None = None
+    min_bytes: int = 2**20
+    last_layers_kept: int = 0
+    most_host_bytes: int | None = None
+
+    def rates(self, rates: Rates) -> Rates:
+        """Rates of a device with the bandwidth of these options."""
+        if self.bandwidth_bytes_per_s is None:
+            return rates
+        return replace(rates, host_bandwidth_bytes_per_s=self.bandwidth_bytes_per_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +120,7 @@ class Problem:
 
     @cached_property
     def reach(self) -> Mapping[int, tuple[int, int]]:
-        """For each value worth saving its producer and its last reader in the forward pass, if there is one.
-
-        A reader may be fused: it then reads the value through a chain of ops.
-        """
+        """For each value worth saving its producer and its last reader in the forward pass, fused ones too."""
         graph, sources = self.graph, self.fusion.sources
         last = {source: op for op in graph.forward for read in graph.ops[op].reads for source in sources[read]}
         produced = ((v, op) for op in graph.forward for v in graph.ops[op].writes)
@@ -124,52 +149,41 @@ class Problem:
     @cached_property
     def op_s(self) -> tuple[float, ...]:
         """Seconds of the kernel that each op starts, with all ops fused into it."""
-        replayed = self.replay(GraphPlan(fingerprint=self.graph.fingerprint))
         op_s = [0.0] * len(self.graph.ops)
+        replayed = self.replay(GraphPlan(fingerprint=self.graph.fingerprint))
         for step, seconds in zip(replayed.steps, replayed.seconds, strict=True):
             if isinstance(step, Run):
                 op_s[step.op] = seconds
         return tuple(op_s)
 
     def plan(
-        self,
-        decisions: Mapping[int, Decision],
-        stages: tuple[int, ...],
-        strategy: str,
-        *,
-        layers: tuple[int, ...] = (),
+        self, decisions: Mapping[int, Decision], stages: tuple[int, ...], strategy: str, *, layers: tuple[int, ...] = ()
     ) -> GraphPlan:
-        """The plan of some decisions with its prediction; a `Save` that nothing reads is dropped."""
+        """The plan of some decisions with its prediction.
+
+        A `Save` that neither a clone nor an op after the forward pass reads is dropped.
+        """
         return self.plan_and_replay(decisions, stages, strategy, layers=layers)[0]
 
     def plan_and_replay(
-        self,
-        decisions: Mapping[int, Decision],
-        stages: tuple[int, ...],
-        strategy: str,
-        *,
-        layers: tuple[int, ...] = (),
+        self, decisions: Mapping[int, Decision], stages: tuple[int, ...], strategy: str, *, layers: tuple[int, ...] = ()
     ) -> tuple[GraphPlan, Replay]:
         """The same plan, and the replay that its prediction comes from."""
-        decisions = decisions_with_axes(self.graph, decisions)
         plan = GraphPlan(
             fingerprint=self.fingerprint or self.graph.fingerprint,
-            decisions=decisions,
+            decisions=decisions_with_axes(self.graph, decisions),
             stages=stages,
             layers=layers,
             strategy=strategy,
             loop_tilings=self.loop_tilings,
         )
         scheduled = schedule(self.graph, plan)
-        plan = replace(plan, decisions=dict(self._used(plan, scheduled)))
+        after_forward = (step for step in scheduled.steps if _is_after_forward(self.graph, step))
+        reads = {scheduled.origin[i] for step in after_forward for i in step.reads}
+        used = {v: d for v, d in plan.decisions.items() if isinstance(d, Recompute) or v in reads}
+        plan = replace(plan, decisions=used)
         replayed = self._replay(scheduled)
         return replace(plan, prediction=self._prediction(plan, scheduled, replayed)), replayed
-
-    def _used(self, plan: GraphPlan, scheduled: Schedule) -> Iterable[tuple[int, Decision]]:
-        """Decisions without the `Save`s that neither a clone nor an op after the forward pass reads."""
-        steps = (step for step in scheduled.steps if _is_after_forward(self.graph, step))
-        reads = {scheduled.origin[i] for step in steps for i in step.reads}
-        return ((v, d) for v, d in plan.decisions.items() if isinstance(d, Recompute) or v in reads)
 
     def replay(self, plan: GraphPlan) -> Replay:
         """Predicted memory and time of a plan, step by step."""
@@ -192,17 +206,15 @@ class Problem:
 
     def _prediction(self, plan: GraphPlan, scheduled: Schedule, replayed: Replay) -> Prediction:
         graph = self.graph
-        saved = [v for v, d in plan.decisions.items() if isinstance(d, Save)]
+        clones = (s for s in scheduled.steps if isinstance(s, Run) and (s.is_clone or graph.is_in_clone(s.loop)))
         return Prediction(
             argument_bytes=graph.argument_bytes,
             output_bytes=unaliased_output_bytes(graph),
             temp_bytes=replayed.peak_bytes,
             step_s=replayed.step_s,
             recompute_s=replayed.recompute_s,
-            saved_bytes=sum(map(graph.residual_bytes, saved)),
-            recomputed_ops=sum(
-                isinstance(step, Run) and (step.is_clone or graph.is_in_clone(step.loop)) for step in scheduled.steps
-            ),
+            saved_bytes=sum(graph.residual_bytes(v) for v, d in plan.decisions.items() if isinstance(d, Save)),
+            recomputed_ops=sum(1 for _ in clones),
             host_bytes=replayed.host_bytes,
             stall_s=replayed.stall_s,
         )
@@ -211,6 +223,11 @@ class Problem:
 def unaliased_output_bytes(graph: Graph) -> int:
     """Bytes of results for which no donated argument has the same shape and type."""
     return sum(graph.values[graph.outputs[position]].size_bytes for position in graph.unaliased_outputs)
+
+
+def solve_none(problem: Problem) -> GraphPlan:
+    """The empty plan: the compiler keeps every residual."""
+    return problem.plan({}, (0,), "none")
 
 
 def decide(
@@ -227,13 +244,7 @@ def decide(
 def decisions_saving(
     problem: Problem, saved: frozenset[int], untouched: frozenset[int] = frozenset()
 ) -> dict[int, Decision]:
-    """`Save` for the values given, `Recompute` for every other residual that can be recomputed.
-
-    Args:
-      problem: The step.
-      saved: Values to pin.
-      untouched: Residuals without a decision: the compiler keeps them.
-    """
+    """`Save` for `saved`, `Recompute` for every other residual that can be recomputed, except for `untouched`."""
     graph = problem.graph
     decisions: dict[int, Decision] = {v: Save() for v in saved}
     for v in problem.read_after_forward - saved - untouched - graph.results:

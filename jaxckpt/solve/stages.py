@@ -5,16 +5,14 @@ Values that cross from one stage to the next are saved. Cuts at residual additio
 model with long skip connections is cut where fewest bytes cross. Scopes and names are not read.
 
 The cut has the fewest crossing bytes, summed over its boundaries, such that no stage has more than a given number of
-residual bytes; dynamic programming with a sliding minimum finds it in linear time. `candidate_cuts` returns one cut for
-each of several limits: which is best depends on all other live values at the peak, so solvers try them.
-
-Read after `problem`. Compare Chen et al. 2016, section 4, whose segments have a limit of equal bytes too.
+residual bytes; dynamic programming with a sliding minimum finds it in linear time. Which limit is best depends on all
+other live values at the peak, so solvers try several. Read after `problem`. Compare Chen et al. 2016, section 4, whose
+segments have a limit of equal bytes too.
 """
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from jaxckpt.ir import Graph
 from jaxckpt.solve.problem import Problem
@@ -31,24 +29,16 @@ _CUT_BYTES = 4096
 
 
 def candidate_cuts(problem: Problem, *, before_head: bool = False) -> tuple[StageStarts, ...]:
-    """Cuts of the forward pass, from one stage to many, each different from the others.
-
-    Args:
-      problem: The step.
-      before_head: True if all cuts but the single stage have one more boundary before the head.
-    """
-    graph = problem.graph
-    forward = graph.forward
+    """Different cuts of the forward pass, from one stage to many; `before_head` adds a boundary before the head."""
+    forward = problem.graph.forward
     if not forward:
         return ((0,),)
     made_bytes, crossing_bytes = needed_bytes(problem), crossing(problem)
-    total_bytes = sum(made_bytes)
     found: dict[StageStarts, None] = {}
     for count in _COUNTS:
         if count > len(forward):
             break
-        limit_bytes = total_bytes / count
-        starts = _cheapest_cut(made_bytes, crossing_bytes, limit_bytes)
+        starts = _cheapest_cut(made_bytes, crossing_bytes, sum(made_bytes) / count)
         if before_head and len(starts) > 1:
             starts = _before_head(starts, made_bytes, crossing_bytes)
         found.setdefault(tuple(forward[i] for i in starts))
@@ -78,20 +68,13 @@ def boundaries(problem: Problem, stages: StageStarts) -> frozenset[int]:
 
 def stage_index(graph: Graph, stages: StageStarts) -> dict[int, int]:
     """For each forward op the index of its stage."""
-    bounds = (*(bisect_left(graph.forward, start) for start in stages[1:]), len(graph.forward))
-    found, begin = dict[int, int](), 0
-    for index, end in enumerate(bounds):
-        found.update(dict.fromkeys(graph.forward[begin:end], index))
-        begin = end
-    return found
+    return {op: index for index, ops in enumerate(members(graph, stages)) for op in ops}
 
 
 def members(graph: Graph, stages: StageStarts) -> tuple[tuple[int, ...], ...]:
     """The forward ops of each stage."""
-    found: list[list[int]] = [[] for _ in stages]
-    for op, stage in stage_index(graph, stages).items():
-        found[stage].append(op)
-    return tuple(map(tuple, found))
+    bounds = (0, *(bisect_left(graph.forward, start) for start in stages[1:]), len(graph.forward))
+    return tuple(graph.forward[begin:end] for begin, end in pairwise(bounds))
 
 
 def needed_bytes(problem: Problem, *, per_iteration: bool = False) -> list[int]:
@@ -123,31 +106,19 @@ def _cheapest_cut(needed: list[int], crossing: list[int], limit: float) -> list[
 
     best[j] = min over i < j, with needed[i:j] <= limit or i = j - 1, of best[i] + crossing[i]; the minimum slides.
     """
-    length = len(needed)
-    before = [0, *accumulate(needed)]
-    best = [0.0] * (length + 1)
-    start = [0] * (length + 1)
+    before, start = [0, *accumulate(needed)], [0]
+    entries = [0.0]  # best[i] + crossing[i]
     window: deque[int] = deque()
-    for j in range(1, length + 1):
-        i = j - 1
-        entry = best[i] + (crossing[i] + _CUT_BYTES if i else 0)
-        while window and _entry(best, crossing, window[-1]) >= entry:
+    for i in range(len(needed)):
+        while window and entries[window[-1]] >= entries[i]:
             window.pop()
         window.append(i)
-        while len(window) > 1 and before[j] - before[window[0]] > limit:
+        while len(window) > 1 and before[i + 1] - before[window[0]] > limit:
             window.popleft()
-        if before[j] - before[window[0]] > limit:
-            start[j], best[j] = i, entry
-        else:
-            start[j], best[j] = window[0], _entry(best, crossing, window[0])
-    return sorted(_walk_back(start, length))
-
-
-def _entry(best: list[float], crossing: list[int], i: int) -> float:
-    return best[i] + (crossing[i] + _CUT_BYTES if i else 0)
-
-
-def _walk_back(start: list[int], end: int) -> Iterator[int]:
+        start.append(window[0])
+        entries.append(entries[window[0]] + (crossing[i + 1] + _CUT_BYTES if i + 1 < len(crossing) else 0))
+    starts, end = [], len(needed)
     while end > 0:
         end = start[end]
-        yield end
+        starts.append(end)
+    return starts[::-1]

@@ -1,7 +1,7 @@
 """Strategies of others, each a file that reads like its paper; all make the same `GraphPlan`s from the same `Problem`s.
 
-Read in this order: `chain` (a step as a sequence of stages), `every`, `sqrt`, `revolve`, `rotor` (which stages of a
-chain run again), `by_names`, `megatron`, `mindspore` (which values do), `knapsack`, `mincut` (PyTorch's partitioner),
+Read in this order: `chain` (a step as a sequence of stages), `sqrt`, `revolve`, `rotor` (which stages of a chain
+run again), `by_names`, `megatron`, `mindspore` (which values do), `knapsack`, `mincut` (PyTorch's partitioner),
 `checkmate` (all of it as one integer programme). The evictors of `jaxckpt.dynamic` are strategies too. `BASELINES` is
 their table; docs/strategies.md shows it.
 """
@@ -15,13 +15,12 @@ from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.baselines import mincut, mindspore
 from jaxckpt.solve.baselines.by_names import solve_dots, solve_dots_no_batch, solve_names
 from jaxckpt.solve.baselines.checkmate import solve_checkmate
-from jaxckpt.solve.baselines.every import solve_every
 from jaxckpt.solve.baselines.megatron import solve_megatron
 from jaxckpt.solve.baselines.mincut import sweep_min_cut
 from jaxckpt.solve.baselines.mindspore import solve_mindspore
 from jaxckpt.solve.baselines.revolve import sweep_revolve
 from jaxckpt.solve.baselines.rotor import sweep_rotor
-from jaxckpt.solve.baselines.sqrt import solve_sqrt, solve_sqrt_greedy
+from jaxckpt.solve.baselines.sqrt import solve_every, solve_sqrt, solve_sqrt_greedy
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.strategy import Solver, Strategy
 
@@ -31,7 +30,7 @@ def _sweep_evicted(problem: Problem, *, evictor: str) -> Iterator[GraphPlan]:
     yield from import_module("jaxckpt.dynamic.strategies").sweep_evicted(problem, evictor=evictor)
 
 
-def _count(text: str) -> Solver:
+def _every(text: str) -> Solver:
     if not text.isdigit() or int(text) < 1:
         raise ValueError(f"{text!r} is no whole number from 1 on")
     return Solver(solve=partial(solve_every, k=int(text)))
@@ -43,14 +42,6 @@ def _greedy(text: str) -> Solver:
     return Solver(solve=solve_sqrt_greedy)
 
 
-def _names(text: str) -> Solver:
-    return Solver(solve=partial(solve_names, names=text))
-
-
-def _scope(text: str) -> Solver:
-    return Solver(solve=partial(solve_megatron, scope=text))
-
-
 BASELINES: Mapping[str, Strategy] = MappingProxyType(
     {
         "every": Strategy(
@@ -59,7 +50,7 @@ BASELINES: Mapping[str, Strategy] = MappingProxyType(
             good="a first try by hand; k says how many stages run again together",
             source="Chen et al. 2016, section 4.1",
             option='k ("every:4"); 2 without one',
-            read=_count,
+            read=_every,
         ),
         "sqrt": Strategy(
             solver=Solver(solve=solve_sqrt),
@@ -99,7 +90,7 @@ BASELINES: Mapping[str, Strategy] = MappingProxyType(
             good="models whose authors have named what to keep",
             source="`jax.checkpoint_policies.save_only_these_names`",
             option='a glob on the names ("names:{qkv,attn_out}"); all without one',
-            read=_names,
+            read=lambda names: Solver(solve=partial(solve_names, names=names)),
         ),
         "mincut": Strategy(
             solver=Solver(sweep=sweep_min_cut),
@@ -115,7 +106,7 @@ BASELINES: Mapping[str, Strategy] = MappingProxyType(
             good="long sequences with attention written out; nothing where attention is one kernel",
             source="Korthikanti et al. 2022, section 5",
             option='a glob on scopes ("megatron:*/core_attn"); found by structure without one',
-            read=_scope,
+            read=lambda scope: Solver(solve=partial(solve_megatron, scope=scope)),
         ),
         "mindspore": Strategy(
             solver=Solver(solve=solve_mindspore),

@@ -1,10 +1,7 @@
-"""Policies that everybody knows, as strategies: products, products with weights, and values that have a name.
+"""JAX's policies as strategies: products, products with weights, and values that have a name.
 
-They are the ready policies `dots` and `dots_no_batch`, and JAX's `save_only_these_names`, carried over to the step as
-any policy is. Stages are those of full recomputation.
-
-Source: `jax.checkpoint_policies.dots_saveable`, `dots_with_no_batch_dims_saveable`, `save_only_these_names`.
-Read after `jaxckpt.solve.policy_plan`.
+Stages are those of full recomputation. Source: `jax.checkpoint_policies.dots_saveable`,
+`dots_with_no_batch_dims_saveable`, `save_only_these_names`. Read after `jaxckpt.solve.policy_plan`.
 """
 
 from dataclasses import replace
@@ -17,34 +14,28 @@ from jaxckpt.solve.problem import Problem
 
 def solve_dots(problem: Problem) -> GraphPlan:
     """Keeps what every matrix product and convolution makes."""
-    return _followed(problem, _with_optional_rules(load_policy("dots")))
+    return _followed_by_name(problem, "dots")
 
 
 def solve_dots_no_batch(problem: Problem) -> GraphPlan:
     """Keeps what products without batch dimensions make: those of activations with weights."""
-    return _followed(problem, _with_optional_rules(load_policy("dots_no_batch")))
+    return _followed_by_name(problem, "dots_no_batch")
 
 
 def solve_names(problem: Problem, names: str = "*") -> GraphPlan:
-    """Keeps the values that `checkpoint_name` names.
-
-    Args:
-      problem: The step; its budget is not looked at.
-      names: Glob on the names; "{a,b}" means either.
-
-    Raises:
-      PolicyError: No value has such a name.
-    """
+    """Keeps the values that `checkpoint_name` names, by a glob; "{a,b}" means either."""
     rule = Rule(match=Match(name=names), decision=Save())
     return _followed(problem, Policy(name="names", default="recompute", rules=(rule,)))
 
 
 def _followed(problem: Problem, policy: Policy) -> GraphPlan:
     plan = plan_from_policy(problem, policy).plan
-    return (
-        problem.plan({**plan.decisions, **problem.required}, plan.stages, plan.strategy) if problem.required else plan
-    )
+    if not problem.required:
+        return plan
+    return problem.plan({**plan.decisions, **problem.required}, plan.stages, plan.strategy)
 
 
-def _with_optional_rules(policy: Policy) -> Policy:
-    return replace(policy, rules=tuple(replace(rule, optional=True) for rule in policy.rules))
+def _followed_by_name(problem: Problem, name: str) -> GraphPlan:
+    """The plan of a shipped policy, whose rules need not match anything."""
+    policy = load_policy(name)
+    return _followed(problem, replace(policy, rules=tuple(replace(rule, optional=True) for rule in policy.rules)))

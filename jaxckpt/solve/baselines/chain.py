@@ -1,10 +1,8 @@
 """A step as a chain: the stages that the planners of chains know, and plans that recompute whole stages of it.
 
-Chen's segments, revolve's and rotor's are made for sequences of layers. `chain` finds the sequence by structure: the
-forward pass is cut wherever no more crosses than at the ends of the block around, and something is needed in between.
-So a residual block of attention and feed-forward part is two stages, and a plain stack of layers has one stage a layer.
-
-Read after `jaxckpt.solve.stages`.
+Sequences of layers are found by structure: the forward pass is cut wherever no more crosses than at the ends of the
+block around, and something is needed in between. So a residual block of attention and feed-forward part is two stages,
+and a plain stack of layers has one stage a layer. Read after `jaxckpt.solve.stages`.
 """
 
 from collections.abc import Iterable
@@ -38,10 +36,8 @@ def chain(problem: Problem) -> StageStarts:
 def segments(problem: Problem, starts: StageStarts, strategy: str) -> GraphPlan:
     """Saves the values that cross segments; does not recompute the last segment if that takes no more memory."""
     all_segments = decide(problem, boundaries(problem, starts), starts, strategy)
-    return min(
-        (recompute(problem, starts, range(len(starts) - 1), strategy), all_segments),
-        key=lambda plan: plan.predicted.temp_bytes,
-    )
+    all_but_last = recompute(problem, starts, range(len(starts) - 1), strategy)
+    return min(all_but_last, all_segments, key=lambda plan: plan.predicted.temp_bytes)
 
 
 def recompute(problem: Problem, starts: StageStarts, recomputed: Iterable[int], strategy: str) -> GraphPlan:

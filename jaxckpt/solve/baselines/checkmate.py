@@ -12,28 +12,25 @@ C_i and bytes M_i:
 U_tk counts what is kept into the stage and what it has computed so far, less what was freed: FREE_tik = 1 where i is
 freed once k has run, which is where no later op of the stage reads it and the next stage does not keep it (5, 7).
 
-A plan says once what is kept between forward and backward, so it takes S of the stage in which the backward begins;
-the rest is computed again. `schedule` gives the programme's own optimum.
+A plan says once what is kept between forward and backward, so it takes S of the stage in which the backward begins; the
+rest is computed again. The programme has some n^2 unknowns and is for small steps: at most `MOST_KERNELS` kernels.
 
-It has some n^2 unknowns and is for small steps: at most `MOST_KERNELS` kernels.
 Source: Jain et al. 2020, "Checkmate: breaking the memory wall with optimal tensor rematerialization" (MLSys,
 arXiv:1910.02653), sections 4.3-4.8; equation numbers are theirs. Read after `chain`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
+from scipy.optimize import Bounds, milp
 
 from jaxckpt._errors import TooLargeError
 from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.solve.baselines.chain import chain, closed, fused_kernel
 from jaxckpt.solve.full_recompute import solve_full
-from jaxckpt.solve.no_recompute import solve_none
-from jaxckpt.solve.problem import Problem, decide
-from jaxckpt.solve.silenced import silenced_stdout
+from jaxckpt.solve.milp import Rows, silenced_stdout
+from jaxckpt.solve.problem import Problem, decide, solve_none
 from jaxckpt.solve.strategy import cheapest
 
 MOST_KERNELS = 16
@@ -45,13 +42,7 @@ _LARGEST = 1e4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """A step as the programme sees it: a list of ops in order, each with one result.
-
-    Attributes:
-      cost_s: C, seconds of each.
-      size_bytes: M, bytes of what each makes.
-      reads: For each the earlier ones that it reads.
-    """
+    """A list of kernels in order: C in seconds, M in bytes, and the earlier kernels that each one reads."""
 
     cost_s: tuple[float, ...]
     size_bytes: tuple[int, ...]
@@ -60,13 +51,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solved:
-    """The programme's optimum.
-
-    Attributes:
-      cost_s: Seconds of all that runs.
-      kept: For each stage the kernels whose results are kept into it.
-      runs: For each stage the kernels that run in it.
-    """
+    """The programme's optimum: for each stage the kernels that are kept into it, and those that run in it."""
 
     cost_s: float
     kept: tuple[frozenset[int], ...]
@@ -74,11 +59,7 @@ class Solved:
 
 
 def solve_checkmate(problem: Problem, temp_budget_bytes: int | None = None) -> GraphPlan:
-    """Keeps what the programme keeps into the backward.
-
-    Raises:
-      TooLargeError: The step has more kernels than the programme takes.
-    """
+    """Keeps what the programme keeps into the backward; raises `TooLargeError` for more than `MOST_KERNELS` kernels."""
     kernels, made = _kernels(problem)
     if temp_budget_bytes is None:
         return solve_none(problem) if problem.allows_empty_plan else solve_full(problem)
@@ -97,11 +78,7 @@ def solve_checkmate(problem: Problem, temp_budget_bytes: int | None = None) -> G
 
 
 def schedule(kernels: Kernels, *, budget_bytes: float) -> Solved | None:
-    """The programme's optimum, or None where nothing fits.
-
-    Args:
-      kernels: The step.
-      budget_bytes: What results in memory may take at once.
+    """The programme's optimum within a budget of all results in memory at once, or None where nothing fits.
 
     Example:
       >>> chain = Kernels(cost_s=(1, 1, 1, 1), size_bytes=(1, 1, 1, 1), reads=((), (0,), (1,), (0, 2)))
@@ -109,25 +86,6 @@ def schedule(kernels: Kernels, *, budget_bytes: float) -> Solved | None:
       (4.0, None)
     """
     return _CheckmateProgramme(kernels, budget_bytes).solve()
-
-
-@dataclass(slots=True)
-class _Rows:
-    """Sparse rows `lower <= sum of factor x variable <= upper`."""
-
-    entries: list[tuple[int, int, float]] = field(default_factory=list)
-    lower: list[float] = field(default_factory=list)
-    upper: list[float] = field(default_factory=list)
-
-    def add(self, terms: Mapping[int, float], *, lower: float = -np.inf, upper: float = np.inf) -> None:
-        self.entries += [(len(self.lower), variable, factor) for variable, factor in terms.items()]
-        self.lower.append(lower)
-        self.upper.append(upper)
-
-    def constraint(self, variables: int) -> LinearConstraint:
-        rows, columns, factors = zip(*self.entries, strict=True)
-        matrix = csr_array((factors, (rows, columns)), shape=(len(self.lower), variables))
-        return LinearConstraint(matrix, lb=np.array(self.lower), ub=np.array(self.upper))
 
 
 class _CheckmateProgramme:
@@ -150,7 +108,7 @@ class _CheckmateProgramme:
                 self._new("U", t, k)
                 for i in (*kernels.reads[k], k):
                     self._new("FREE", t, i, k)
-        self.rows = _Rows()
+        self.rows = Rows()
         self._correctness()
         self._memory()
 
@@ -231,32 +189,23 @@ class _CheckmateProgramme:
 
 def _kernels(problem: Problem) -> tuple[Kernels, tuple[int, ...]]:
     """The kernels of a step, in order, and the op of each."""
-    made = tuple(_written(problem))
+    graph, written_values = problem.graph, problem.fusion.materialised
+    made = tuple(op.id for op in graph.ops if op.effects or not written_values.isdisjoint(op.writes))
     if len(made) > MOST_KERNELS:
         raise TooLargeError(
             'solve(strategy="checkmate") is an integer programme with a square of unknowns.',
-            got=f"{len(made)} kernels ({len(problem.graph.ops)} ops)",
+            got=f"{len(made)} kernels ({len(graph.ops)} ops)",
             needed=f"at most {MOST_KERNELS} kernels",
             advice='strategy="optimal", which solves the same programme stage by stage',
             ops=len(made),
             most=MOST_KERNELS,
         )
-    graph, outputs = problem.graph, frozenset(problem.graph.outputs)
     position = {v: k for k, op in enumerate(made) for v in graph.ops[op].writes}
-    read = [
-        {position[v] for w in problem.graph.ops[op].writes for v in fused_kernel(problem, w).reads if v in position}
-        for op in made
-    ]
-    written = [[graph.values[v].size_bytes for v in graph.ops[op].writes if v not in outputs] for op in made]
+    read = [{v for w in graph.ops[op].writes for v in fused_kernel(problem, w).reads} for op in made]
+    written = [[graph.values[v].size_bytes for v in graph.ops[op].writes if v not in graph.outputs] for op in made]
     kernels = Kernels(
         cost_s=tuple(problem.op_s[op] for op in made),
         size_bytes=tuple(map(sum, written)),
-        reads=tuple(tuple(sorted(earlier)) for earlier in read),
+        reads=tuple(tuple(sorted({position[v] for v in values & position.keys()})) for values in read),
     )
     return kernels, made
-
-
-def _written(problem: Problem) -> Iterator[int]:
-    """Ops that start a kernel."""
-    written = problem.fusion.materialised
-    return (op.id for op in problem.graph.ops if op.effects or not written.isdisjoint(op.writes))

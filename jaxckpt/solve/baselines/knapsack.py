@@ -12,7 +12,7 @@ from types import MappingProxyType
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from jaxckpt.solve.silenced import silenced_stdout
+from jaxckpt.solve.milp import silenced_stdout
 
 _STEPS = 10_000
 

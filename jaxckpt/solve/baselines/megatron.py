@@ -11,10 +11,11 @@ section 5; Megatron-LM's `recompute_granularity="selective"`, `recompute_modules
 """
 
 from fnmatch import fnmatchcase
+from itertools import groupby
 from typing import NoReturn
 
 from jaxckpt._errors import PolicyError
-from jaxckpt.ir import Graph, GraphPlan, Kind, Phase, Trait
+from jaxckpt.ir import Graph, GraphPlan, Kind, Op, Phase, Trait
 from jaxckpt.solve.baselines.chain import drop
 from jaxckpt.solve.problem import Problem
 
@@ -25,12 +26,7 @@ _MOST_OPS = 128
 def solve_megatron(problem: Problem, scope: str | None = None) -> GraphPlan:
     """Computes the core of each attention again, each on its own.
 
-    Args:
-      problem: The step; its budget is not looked at.
-      scope: Glob on the scopes of the cores; None to find them by structure.
-
-    Raises:
-      PolicyError: There is no attention in the step, or nothing in that scope.
+    `scope` is a glob on the scopes of the cores; None to find them by structure. Raises `PolicyError` if there is none.
     """
     graph = problem.graph
     cores = attention_cores(graph) if scope is None else _scopes(graph, scope)
@@ -65,18 +61,14 @@ def _has_softmax(graph: Graph, ops: frozenset[int]) -> bool:
 
 def _scopes(graph: Graph, scope: str) -> tuple[frozenset[int], ...]:
     """Forward ops under a scope, a set for each stretch of them."""
-    found: list[set[int]] = []
-    before: str | None = None
-    for op in graph.ops:
-        if op.phase is not Phase.FORWARD:
-            continue
-        here = op.scope if fnmatchcase(op.scope, scope) or fnmatchcase(op.scope, f"{scope}/*") else None
-        if here is not None and not op.effects:
-            if before is None:
-                found.append(set())
-            found[-1].add(op.id)
-        before = here
-    return tuple(map(frozenset, found))
+
+    def is_in_scope(op: Op) -> bool:
+        return fnmatchcase(op.scope, scope) or fnmatchcase(op.scope, f"{scope}/*")
+
+    forward = (op for op in graph.ops if op.phase is Phase.FORWARD)
+    stretches = (ops for is_inside, ops in groupby(forward, key=is_in_scope) if is_inside)
+    cores = (frozenset(op.id for op in ops if not op.effects) for ops in stretches)
+    return tuple(filter(None, cores))
 
 
 def _refuse(graph: Graph, scope: str | None) -> NoReturn:

@@ -42,30 +42,14 @@ _TWICE = 2
 def sweep_min_cut(
     problem: Problem, knapsack: str = "dp", fractions: Sequence[float] = _FRACTIONS
 ) -> Iterator[GraphPlan]:
-    """The plans of several memory fractions.
-
-    Args:
-      problem: The step.
-      knapsack: "dp", "greedy" or "ilp".
-      fractions: Shares of the bytes of the fastest cut, 0 to 1: PyTorch's `activation_memory_budget`.
-    """
+    """The plans of several shares of the bytes of the fastest cut, 0 to 1: PyTorch's `activation_memory_budget`."""
     partitioner, stages = Partitioner(problem), chain(problem)
     for saved in dict.fromkeys(partitioner.saved(fraction, knapsack) for fraction in fractions):
         yield decide(problem, saved | problem.never_recomputed, closed(problem, stages, saved), "mincut")
 
 
-def solve_min_cut(problem: Problem, knapsack: str, fraction: float) -> GraphPlan:
-    """The plan of one memory fraction, whatever the budget."""
-    (plan,) = sweep_min_cut(problem, knapsack, (fraction,))
-    return plan
-
-
 def read_option(text: str) -> Solver:
-    """A knapsack, a fraction, or both with a comma between.
-
-    Raises:
-      ValueError: It is something else.
-    """
+    """A knapsack, a fraction, or both with a comma between; raises `ValueError` for anything else."""
     knapsack, fraction = "dp", None
     for part in text.split(","):
         if part in KNAPSACKS:
@@ -76,18 +60,12 @@ def read_option(text: str) -> Solver:
             raise ValueError(f"{part} is no share between 0 and 1")
     if fraction is None:
         return Solver(sweep=partial(sweep_min_cut, knapsack=knapsack))
-    return Solver(solve=partial(solve_min_cut, knapsack=knapsack, fraction=fraction))
+    return Solver(solve=lambda problem: next(iter(sweep_min_cut(problem, knapsack, (fraction,)))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinCut:
-    """A minimum cut.
-
-    Attributes:
-      saved: The values whose edges are cut.
-      flow: What flows, in units of the network.
-      capacity: For each value that may be kept its capacity in these units.
-    """
+    """A minimum cut: the values whose edges are cut, the flow, and the capacity of each value that may be kept."""
 
     saved: frozenset[int]
     flow: int
@@ -119,33 +97,28 @@ class Partitioner:
                 return saved
         if fraction <= 0 or not most:
             return frozenset()
-        items = sorted(self.costly, key=lambda v: (-self._size_bytes([v]), v))
-        weights = [self._size_bytes([v]) / most for v in items]
-        values = [self._clone_s(v) * 1e6 for v in items]
+        costly = sorted(self.costly, key=lambda v: (-self._size_bytes([v]), v))
+        weights = [self._size_bytes([v]) / most for v in costly]
+        values = [self.problem.op_s[self._made(v).id] * 1e6 for v in costly]
         kept = KNAPSACKS[knapsack](weights, values, fraction)
-        return self.cut(frozenset(items[k] for k in kept)).saved
+        return self.cut(frozenset(costly[k] for k in kept)).saved
 
     @cached_property
     def costly(self) -> frozenset[int]:
         """Results of products, of custom kernels, of random draws, and of reductions that shrink much."""
-        return frozenset(v for v, op in self._made() if _is_costly(op) or self._shrinks(op))
+        return frozenset(v for v in self.savable if self._is_costly(self._made(v)))
 
     @cached_property
     def unlisted(self) -> frozenset[int]:
         """Results of scatters, sorts and other ops outside of fused kernels."""
-        return frozenset(v for v, op in self._made() if op.kind in (Kind.SCATTER, Kind.OPAQUE))
+        return frozenset(v for v in self.savable if self._made(v).kind in (Kind.SCATTER, Kind.OPAQUE))
 
     @cached_property
     def read_by_products(self) -> frozenset[int]:
         """Values read by backward ops that do not fuse: a clone of them would be materialised too."""
         graph = self.problem.graph
-        return frozenset(
-            v
-            for v in self.savable
-            if any(
-                graph.ops[r].phase is not Phase.FORWARD and graph.ops[r].kind in _IN_MEMORY for r in graph.readers[v]
-            )
-        )
+        readers = (op for op in graph.ops if op.phase is not Phase.FORWARD and op.kind in _IN_MEMORY)
+        return self.savable.intersection(v for op in readers for v in op.reads)
 
     def cut(self, banned: frozenset[int]) -> MinCut:
         """The cheapest values to keep so that nothing banned runs again."""
@@ -154,14 +127,14 @@ class Partitioner:
         return self._cuts[banned]
 
     def _cut(self, banned: frozenset[int]) -> MinCut:
-        graph, problem = self.problem.graph, self.problem
+        graph = self.problem.graph
         nodes = {v: 2 * k + 2 for k, v in enumerate(v for v in sorted(self.distance) if v not in self.free)}
         if not nodes:
             return MinCut(saved=frozenset(), flow=0, capacity={})
         capacity = self._capacities()
         edges = [(node, node + 1, capacity.get(v, _ENDLESS)) for v, node in nodes.items()]
         edges += [(0, nodes[v], _ENDLESS) for v in banned & nodes.keys()]
-        edges += [(nodes[v] + 1, 1, _ENDLESS) for v in problem.read_after_forward & nodes.keys()]
+        edges += [(nodes[v] + 1, 1, _ENDLESS) for v in graph.read_after_forward & nodes.keys()]
         for v in nodes:
             for reader in graph.readers[v]:
                 edges += [(nodes[v] + 1, nodes[w], _ENDLESS) for w in graph.ops[reader].writes if w in nodes]
@@ -199,25 +172,16 @@ class Partitioner:
                     distance[v] = 1 + (0 if v in residuals else min(ahead))
         return distance
 
-    def _made(self) -> Iterator[tuple[int, Op]]:
-        graph = self.problem.graph
-        for v in self.savable:
-            op = graph.producer[v]
-            assert op is not None, "arguments are free"
-            yield v, graph.ops[op]
-
-    def _shrinks(self, op: Op) -> bool:
-        read, written = self._size_bytes(op.reads), self._size_bytes(op.writes)
-        return op.kind is Kind.REDUCTION and written * _MUCH_SMALLER <= read
-
-    def _clone_s(self, value: int) -> float:
+    def _made(self, value: int) -> Op:
         op = self.problem.graph.producer[value]
-        return 0.0 if op is None else self.problem.op_s[op]
+        assert op is not None, "arguments are free"
+        return self.problem.graph.ops[op]
+
+    def _is_costly(self, op: Op) -> bool:
+        works = op.kind is Kind.OPAQUE and (op.flops is None or op.flops > 0)
+        read, written = self._size_bytes(op.reads), self._size_bytes(op.writes)
+        shrinks = op.kind is Kind.REDUCTION and written * _MUCH_SMALLER <= read
+        return op.kind is Kind.CONTRACTION or works or shrinks or Trait.RANDOM in op.traits
 
     def _size_bytes(self, values: Iterable[int]) -> int:
         return sum(self.problem.graph.values[v].size_bytes for v in values)
-
-
-def _is_costly(op: Op) -> bool:
-    works = op.kind is Kind.OPAQUE and (op.flops is None or op.flops > 0)
-    return op.kind is Kind.CONTRACTION or works or Trait.RANDOM in op.traits

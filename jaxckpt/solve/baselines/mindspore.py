@@ -28,13 +28,7 @@ _ENDLESS = 2**62
 
 
 def solve_mindspore(problem: Problem, increment_bytes: int = DEFAULT_BYTES, peak_bytes: int = 0) -> GraphPlan:
-    """Computes again what frees more than a threshold.
-
-    Args:
-      problem: The step; its budget is not looked at.
-      increment_bytes: The threshold of long-term edges; 0 for none.
-      peak_bytes: The threshold of short-term edges, and of long-term ones if smaller; 0 for none.
-    """
+    """Computes again what frees more than a threshold; `peak_bytes` is that of short-term edges; 0 for none."""
     graph = problem.graph
     short = peak_bytes or _ENDLESS
     long = min(short, increment_bytes or _ENDLESS)
@@ -60,11 +54,7 @@ def _increment_bytes(problem: Problem, value: int, dropped: set[int]) -> int | N
 
 
 def read_option(text: str) -> Solver:
-    """One size, the threshold of long-term edges; or two with a comma between, the second that of short-term ones.
-
-    Raises:
-      ValueError: It is something else.
-    """
+    """One size, the threshold of long-term edges; or two with a comma between, the second that of short-term ones."""
     try:
         sizes = [parse_bytes(part, called=f"mindspore:{text}") for part in text.split(",")]
     except BudgetError as error:

@@ -2,8 +2,6 @@
 
 With c snapshots a chain of l steps is reversed in the fewest forward advances by splitting it where the binomial
 coefficients say, keeping a snapshot there, reversing the right part with one snapshot less, then the left one with all.
-`advances` gives that count, and `first_sweep` the snapshots that stand when the backward begins.
-
 A plan computes a value again once; revolve sets new snapshots while it goes back and runs some steps many times. So
 `sweep_revolve` keeps the snapshots of the first sweep and computes each segment between them again at once.
 
@@ -33,11 +31,8 @@ def sweep_revolve(problem: Problem) -> Iterator[GraphPlan]:
 def advances(steps: int, snapshots: int) -> int:
     """Forward steps that revolve runs to reverse a chain, besides the one that each backward step needs itself.
 
-    t(l, c) = r l - beta(c + 1, r - 1), with beta(c, r) = (c + r)! / (c! r!) and beta(c, r - 1) < l <= beta(c, r).
-
-    Args:
-      steps: l, the length of the chain.
-      snapshots: c, the states that memory holds at once, that of the start among them.
+    t(l, c) = r l - beta(c + 1, r - 1), with beta(c, r) = (c + r)! / (c! r!) and beta(c, r - 1) < l <= beta(c, r), for a
+    chain of l steps and c states that memory holds at once, that of the start among them.
 
     Example:
       >>> advances(10, 3), advances(10, 10), advances(10, 1)

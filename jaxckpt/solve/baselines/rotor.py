@@ -7,7 +7,7 @@ For the stages s..t and m bytes beside the input of s, the best time C(s, t, m) 
 
 `optimum` is that programme. In C1 the part left of s' may be split again, so that a stage runs many times. A plan
 computes a value again once; `choices` is the same programme with the left part run again whole and everything in it
-kept, and `sweep_rotor` carries its choices out.
+kept.
 
 Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova 2019, "Optimal checkpointing for heterogeneous chains: how to
 train deep neural networks with limited memory" (arXiv:1911.13214), theorem 1. Memory is counted in slots, as theirs.
@@ -38,8 +38,8 @@ class ChainStage:
       backward_s: ub, seconds of its backward pass.
       input: Slots of its input, the wa of the stage before.
       kept: wabar, slots of all that its backward needs besides the input.
-      forward_over: Slots that its forward needs beside what stays, its output among them if that is not kept.
-      backward_over: The same of its backward, gradients that come and go among them.
+      forward_over: Slots that its forward needs besides these.
+      backward_over: The same of its backward.
     """
 
     forward_s: float
@@ -62,14 +62,9 @@ def sweep_rotor(problem: Problem) -> Iterator[GraphPlan]:
 
 
 def optimum(links: Sequence[ChainStage], memory: int) -> float:
-    """The least seconds of forward and backward over a chain, stages run as often as it takes.
+    """The least seconds of forward and backward over a chain, stages run as often as it takes; infinite if none fits.
 
-    Args:
-      links: The stages.
-      memory: Slots, the input of the first stage among them.
-
-    Returns:
-      Seconds, with every run of every stage; infinity where nothing fits.
+    `memory` counts slots, the input of the first stage among them.
 
     Example:
       >>> equal = [ChainStage(forward_s=1, backward_s=0, input=1, kept=5)] * 4
@@ -96,14 +91,9 @@ def optimum(links: Sequence[ChainStage], memory: int) -> float:
 
 
 def choices(links: Sequence[ChainStage], memory: int) -> tuple[tuple[int, int, bool], ...] | None:
-    """The least time in which every stage runs at most twice.
+    """The least time in which every stage runs at most twice: stretches of stages; None where nothing fits.
 
-    Args:
-      links: The stages.
-      memory: Slots, the input of the first stage among them.
-
-    Returns:
-      Stretches of stages, (first, first of the next, whether it runs again); None where nothing fits.
+    A stretch is its first stage, the first of the next, and True if it runs again.
 
     Example:
       >>> choices([ChainStage(forward_s=1, backward_s=1, input=1, kept=5)] * 4, memory=13)

@@ -1,11 +1,11 @@
-"""A chain of n stages in about sqrt(n) segments: memory that grows with the root of the depth, for one more forward.
+"""Segments of a chain: of k stages each, or about sqrt(n) of them: memory that grows with the root of the depth.
 
-Two variants, both of Chen et al.: segments of equally many stages, and their greedy planning, which closes a segment
-once it has made more than b bytes, with b swept around the geometric mean of what the boundaries and the largest
-segment take.
+Three variants of Chen et al.: segments of a given number of stages (`jax.checkpoint` around each group of k layers, or
+`checkpoint_sequential` in PyTorch), about sqrt(n) segments, and greedy planning, which closes a segment once it has
+made more than b bytes, with b swept around the geometric mean of what the boundaries and the largest segment take.
 
-Source: Chen et al. 2016 (arXiv:1604.06174), section 4.1 and algorithm 3 with the search for B of section 4.3.
-Complexity: linear in stages for each b. Read after `chain`.
+Source: Chen et al. 2016, "Training deep nets with sublinear memory cost" (arXiv:1604.06174), section 4.1 and algorithm
+3 with the search for B of section 4.3. Complexity: linear in stages for each b. Read after `chain`.
 """
 
 from collections.abc import Iterator
@@ -17,6 +17,11 @@ from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import crossing, members, needed_bytes
 
 _SWEPT = 9
+
+
+def solve_every(problem: Problem, k: int = 2) -> GraphPlan:
+    """Keeps what crosses into every k-th stage of the chain."""
+    return segments(problem, chain(problem)[::k], "every")
 
 
 def solve_sqrt(problem: Problem) -> GraphPlan:
@@ -34,15 +39,10 @@ def solve_sqrt_greedy(problem: Problem) -> GraphPlan:
 
 
 def greedy(made: list[int], split: list[int], b: float) -> tuple[tuple[int, ...], int, int]:
-    """Algorithm 3: segments of a chain, each closed once it has made more than b bytes.
+    """Algorithm 3: the first stage of each segment, each closed once it has made more than b bytes.
 
-    Args:
-      made: For each stage the bytes that it makes.
-      split: For each stage the bytes that cross into it.
-      b: The budget of one segment.
-
-    Returns:
-      The first stage of each segment; x, the bytes that cross between them; y, the bytes of the largest.
+    `made` are the bytes that each stage makes, `split` those that cross into it. Also returns x, the bytes that cross
+    between segments, and y, the bytes of the largest.
 
     Example:
       >>> greedy([4, 4, 4, 4, 4, 4], [1, 1, 1, 1, 1, 1], b=10)

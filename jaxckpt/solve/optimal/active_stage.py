@@ -6,7 +6,7 @@ boundary decide nothing, since neighbouring stages read it too. Clones right bef
 Read after `jaxckpt.solve.stages`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxckpt.ir import Phase
@@ -20,12 +20,7 @@ ActiveStage = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageActivity:
-    """The active stages of a replay.
-
-    Attributes:
-      of_steps: For each step the interval that contains it.
-      order: The stages in the order in which their backward begins.
-    """
+    """For each step of a replay its interval, and the stages in the `order` in which their backward begins."""
 
     of_steps: tuple[ActiveStage, ...]
     order: tuple[int, ...]
@@ -57,7 +52,8 @@ def active_stages(problem: Problem, stages: StageStarts, steps: Sequence[Schedul
         if op.phase is Phase.FORWARD:
             now = ("forward", forward[op.id])
         else:
-            for stage in _read_stages(problem, forward, shared, op.reads):
+            producers = (graph.producer[value] for value in op.reads if value not in shared)
+            for stage in (forward[producer] for producer in producers if producer in forward):
                 if stage not in begun:
                     begun[stage] = None
                     now = ("backward", stage)
@@ -65,13 +61,3 @@ def active_stages(problem: Problem, stages: StageStarts, steps: Sequence[Schedul
         clones = 0
         of_steps.append(now)
     return StageActivity(of_steps=tuple(of_steps), order=tuple(begun))
-
-
-def _read_stages(
-    problem: Problem, forward: Mapping[int, int], shared: frozenset[int], reads: Sequence[int]
-) -> Iterator[int]:
-    """The stages of the values that an op reads, except shared values."""
-    for value in reads:
-        producer = problem.graph.producer[value]
-        if producer is not None and producer in forward and value not in shared:
-            yield forward[producer]

@@ -11,25 +11,24 @@ An integer programme over x_sk, "stage s takes option k":
                 sum_sk host_sk x_sk <= host memory
 
 A stage is held in an interval if its saved values are live there. The last two constraints are present if values may be
-offloaded; see `offload_options`. The solution is optimal for the given options and memory profiles: layers may differ,
-and the budget is used to the last byte that the options allow. If no combination meets a budget, the same programme
+offloaded; see `offload_options`. The solution is optimal for the given options and memory profiles. The same programme
 with the budget as a variable gives the combination of least memory.
 
 Read after `stage_memory` and `offload_options`.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, lil_array
 
+from jaxckpt.solve.milp import silenced_stdout
 from jaxckpt.solve.optimal.offload_options import HostLink
 from jaxckpt.solve.optimal.options import Option
 from jaxckpt.solve.optimal.stage_memory import StageMemory
-from jaxckpt.solve.silenced import silenced_stdout
 
 _LARGEST = 1e4
 """Bytes are scaled so that this is the largest coefficient of a row: the solver's absolute tolerance (1e-6) is then far
@@ -43,35 +42,23 @@ error of the model; no benchmark fixed the exact values."""
 def compose(
     options: Sequence[Sequence[Option]], memory: StageMemory, *, budget_bytes: int | None, link: HostLink | None = None
 ) -> tuple[int, ...] | None:
-    """The fastest combination of options within a budget.
+    """For each stage the index of its option in the fastest combination within a budget; None if none meets it.
 
-    Args:
-      options: For each stage its options.
-      memory: The memory profile of the same stages and options.
-      budget_bytes: Budget of temporaries; None asks for the combination of least memory.
-      link: The host link, if options use it.
-
-    Returns:
-      For each stage the index of its option; None if no combination meets the budget.
+    Without a budget the combination of least memory.
     """
-    first = np.cumsum([0, *map(len, options)])
     with silenced_stdout():
-        result = milp(**_programme(options, memory, budget_bytes, first, link), options=_LIMITS)
+        result = milp(**_programme(options, memory, budget_bytes, link), options=_LIMITS)
     if result.x is None:
         return None
-    return tuple(int(np.argmax(result.x[first[s] : first[s + 1]])) for s in range(len(options)))
+    columns = pairwise(np.cumsum([0, *map(len, options)]))
+    return tuple(int(np.argmax(result.x[begin:end])) for begin, end in columns)
 
 
 def least_seconds(
     options: Sequence[Sequence[Option]], memory: StageMemory, *, budget_bytes: int, link: HostLink | None = None
 ) -> float | None:
-    """A lower bound of the seconds of every combination within a budget: the linear relaxation.
-
-    Returns:
-      Seconds of all stages; None if the relaxation does not meet the budget.
-    """
-    first = np.cumsum([0, *map(len, options)])
-    programme = _programme(options, memory, budget_bytes, first, link)
+    """A lower bound of the seconds of every combination within a budget (linear relaxation); None if none meets it."""
+    programme = _programme(options, memory, budget_bytes, link)
     with silenced_stdout():
         result = milp(**{**programme, "integrality": np.zeros_like(programme["integrality"])})
     if result.x is None:
@@ -80,17 +67,14 @@ def least_seconds(
 
 
 def _programme(
-    options: Sequence[Sequence[Option]],
-    memory: StageMemory,
-    budget_bytes: int | None,
-    first: NDArray[np.intp],
-    link: HostLink | None,
+    options: Sequence[Sequence[Option]], memory: StageMemory, budget_bytes: int | None, link: HostLink | None
 ) -> dict[str, Any]:
     """Columns: one for each option, the bytes held in each interval, the peak, and the delays of stores and of loads.
 
     Bytes are in units of `unit`, delays in microseconds.
     """
-    count, intervals = int(first[-1]), memory.intervals
+    first, intervals = np.cumsum([0, *map(len, options)]), memory.intervals
+    count = int(first[-1])
     columns = count + len(intervals) + 3
     at_peak = columns - 3
     unit = max(1.0, max(max(map(abs, interval.own_bytes)) for interval in intervals) / _LARGEST)

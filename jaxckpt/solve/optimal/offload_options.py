@@ -1,26 +1,20 @@
 """Offload variants of each stage's options, and the constraint of the host link.
 
-An option that saves values has variants that save the same values, some of them on the host: the largest one, half of
-them, all of them, with or without the boundary to the next stage. An offloaded value takes no device memory while
-other stages are active, and costs time on the link to the host, each way.
-
-The link carries one copy at a time each way. Stores of a stage begin when the stage has run in the forward pass; loads
-must end when its backward begins. So with copy seconds c_s of each stage, forward seconds f_s and backward seconds b_s
+An offloaded value takes no device memory while other stages are active, and costs time on the link to the host. The
+link carries one copy at a time each way. Stores of a stage begin when the stage has run in the forward pass; loads must
+end when its backward begins. So with copy seconds c_s of each stage, forward seconds f_s and backward seconds b_s
 (stages 0 to n-1, the backward runs from n-1 down), no order of copies delays the step by less than
 
     store:  max over t of  sum_{s >= t} c_s  -  sum_{s > t} f_s
     load:   max over t of  sum_{s >= t} c_s  -  sum_{s > t} b_s
 
 or zero, if that is more; copies in the order of the stages reach this bound: it is the busy period of a queue. Both are
-linear in the options, so the composition minimises them together with recomputation.
-
-Values of loop bodies are copied while the loop itself runs. No other stage delays these copies, and their own delay is
-part of the stage's memory profile (`stage_memory`).
-
-Read after `options` and `shard_options`; `compose` uses both.
+linear in the options, so the composition minimises them together with recomputation. Values of loop bodies are copied
+while the loop itself runs: no other stage delays these copies, and their own delay is part of the stage's memory
+profile (`stage_memory`). Read after `options` and `shard_options`; `compose` uses both.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import le
@@ -29,8 +23,8 @@ from jaxckpt.ir import Phase
 from jaxckpt.schedule import Run
 from jaxckpt.schedule.validate import reason_not_offloadable, values_in_loops
 from jaxckpt.solve.optimal.options import Option
-from jaxckpt.solve.optimal.shard_options import shard_variants, variant_counts
-from jaxckpt.solve.optimal.stage_problem import StagedProblem, StageProblem
+from jaxckpt.solve.optimal.shard_options import moved_sets, shard_variants
+from jaxckpt.solve.optimal.stage_problem import StagedProblem
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import StageStarts
 
@@ -55,14 +49,13 @@ class HostLink:
 
     def hiding_s(self, *, store: bool) -> tuple[float, ...]:
         """For each stage the seconds of all later stages: they hide the copies of this stage and of later ones."""
-        work_s = self.forward_s if store else self.backward_s
-        later_s = list(accumulate(reversed(work_s), initial=0.0))[:-1]
-        return tuple(reversed(later_s))
+        later_s = accumulate(reversed(self.forward_s if store else self.backward_s), initial=0.0)
+        return tuple(reversed(list(later_s)[:-1]))
 
     def stall_s(self, chosen: Sequence[int]) -> float:
         """Seconds by which the copies of one option of each stage delay the step, both ways together."""
         copies_s = [own[k] for own, k in zip(self.copy_s, chosen, strict=True)]
-        queued_s = tuple(reversed(list(accumulate(reversed(copies_s)))))
+        queued_s = list(accumulate(reversed(copies_s)))[::-1]
         return sum(
             max(0.0, *(queue_s - free_s for queue_s, free_s in zip(queued_s, self.hiding_s(store=store), strict=True)))
             for store in (True, False)
@@ -74,34 +67,20 @@ def with_moved_variants(
 ) -> tuple[tuple[Option, ...], ...]:
     """The options of every stage, followed by their variants that offload or shard some of the saved values.
 
-    Args:
-      staged: The step, split into stages.
-      options: For each stage its options.
-      layers: The first op of each layer.
+    Variants that another option of the stage dominates are left out.
     """
     problem, last_layers = staged.problem, staged.problem.offloading.last_layers_kept
     before = None if not last_layers else layers[max(0, len(layers) - last_layers)]
-    return tuple(
-        (*own, *_variants(problem, own, _boundary(stage), before))
-        for stage, own in zip(staged.subproblems, options, strict=True)
-    )
-
-
-def _boundary(stage: StageProblem) -> frozenset[int]:
-    """Values of a stage that it saves under every option."""
-    return stage.saved & {v for op in stage.ops for v in stage.problem.graph.ops[op].writes}
-
-
-def _variants(
-    problem: Problem, options: Sequence[Option], boundary: frozenset[int], before: int | None
-) -> Iterator[Option]:
-    """Variants of one stage's options, without those that another option dominates."""
-    variants: list[Option] = []
-    if problem.may_offload:
-        variants += [each for option in options for each in offload_variants(problem, option, boundary, before)]
-    if problem.may_partition:
-        variants += [each for option in options for each in shard_variants(problem, option, boundary)]
-    return _not_dominated([*options, *variants], variants)
+    found = []
+    for stage, own in zip(staged.subproblems, options, strict=True):
+        boundary = stage.saved & {v for op in stage.ops for v in problem.graph.ops[op].writes}
+        variants: list[Option] = []
+        if problem.may_offload:
+            variants += [each for option in own for each in offload_variants(problem, option, boundary, before)]
+        if problem.may_partition:
+            variants += [each for option in own for each in shard_variants(problem, option, boundary)]
+        found.append((*own, *_not_dominated([*own, *variants], variants)))
+    return tuple(found)
 
 
 def _not_dominated(options: Sequence[Option], among: Sequence[Option]) -> Iterator[Option]:
@@ -122,32 +101,15 @@ def _not_dominated(options: Sequence[Option], among: Sequence[Option]) -> Iterat
 def offload_variants(
     problem: Problem, option: Option, boundary: frozenset[int] = frozenset(), before: int | None = None
 ) -> Iterator[Option]:
-    """Variants of an option that save the same values, some of them on the host.
+    """Variants of an option that save the same values and offload some of those written before an op.
 
-    Args:
-      problem: The step.
-      option: An option of a stage.
-      boundary: Values of the stage that it saves under every option.
-      before: The op from which on all values stay on the device, if there is one.
-
-    Returns:
-      Options of fewer device bytes. The bytes may be negative, since an option does not count its boundary.
+    They have fewer device bytes; the bytes may be negative, since an option does not count its boundary.
     """
-    if option.untouched:
-        return
-    graph, may_offload_value = problem.graph, _may_offload(problem, before)
-    inner = sorted(filter(may_offload_value, option.saved), key=lambda v: (-graph.values[v].size_bytes, v))
-    counts = variant_counts(len(inner))
-    for edge in dict.fromkeys((frozenset[int](), frozenset(filter(may_offload_value, boundary)))):
-        for offloaded in (edge.union(inner[:count]) for count in counts):
-            if offloaded:
-                offloaded_bytes = sum(map(graph.residual_bytes, offloaded))
-                yield replace(
-                    option,
-                    offloaded=offloaded,
-                    offloaded_bytes=offloaded_bytes,
-                    saved_bytes=option.saved_bytes - offloaded_bytes,
-                )
+    eligible = (v for v in option.saved | boundary if _may_offload(problem, v, before))
+    for offloaded in moved_sets(problem, option, boundary, frozenset(eligible)):
+        offloaded_bytes = sum(map(problem.graph.residual_bytes, offloaded))
+        saved_bytes = option.saved_bytes - offloaded_bytes
+        yield replace(option, offloaded=offloaded, offloaded_bytes=offloaded_bytes, saved_bytes=saved_bytes)
 
 
 def host_link(staged: StagedProblem, options: Sequence[Sequence[Option]]) -> HostLink:
@@ -172,18 +134,12 @@ def _copy_s(problem: Problem, option: Option) -> float:
     return sum(map(problem.graph.residual_bytes, outside)) / problem.rates.host_bandwidth_bytes_per_s
 
 
-def _may_offload(problem: Problem, before: int | None) -> Callable[[int], bool]:
-    """A predicate of values: large ones without a required decision; in loops, those that XLA can offload."""
-    graph = problem.graph
-
-    def may_offload_value(value: int) -> bool:
-        producer = graph.producer[value]
-        if producer is None or (before is not None and producer >= before):
-            return False
-        if reason_not_offloadable(graph, value) is not None:
-            return False
-        if graph.ops[producer].loop is not None and not problem.may_offload_loop_values:
-            return False
-        return value not in problem.required and graph.values[value].size_bytes >= problem.offloading.min_bytes
-
-    return may_offload_value
+def _may_offload(problem: Problem, value: int, before: int | None) -> bool:
+    """True for large values without a required decision; in loops, for those that XLA can offload."""
+    graph, producer = problem.graph, problem.graph.producer[value]
+    if producer is None or (before is not None and producer >= before):
+        return False
+    if graph.ops[producer].loop is not None and not problem.may_offload_loop_values:
+        return False
+    is_large = graph.values[value].size_bytes >= problem.offloading.min_bytes
+    return is_large and value not in problem.required and reason_not_offloadable(graph, value) is None

@@ -1,8 +1,7 @@
 """Prefetch distances of offloaded values, chosen from the bandwidth of the host link.
 
-1. A copy is hidden if the work between its start and its first use takes as long as the copy. That work is the plan's
-   as if the values stayed on the device, by the model; the copy takes its bytes over the link's bandwidth. So each way
-   the smallest distance is chosen that is long enough.
+1. A copy is hidden if the work between its start and its first use, by the model as if the values stayed on the device,
+   takes as long as its bytes over the link's bandwidth. Each way the smallest distance is chosen that is long enough.
 2. If more copies are requested than the link carries in time, longer distances help nothing: no copy gets more than a
    quarter of the layers, since values in flight are on the device. The store of a value that is produced near the end
    of the forward pass has until that end.
@@ -16,7 +15,7 @@ Read after `jaxckpt.solve.full_recompute`.
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 from math import inf
 
@@ -45,58 +44,38 @@ def with_prefetch_distances(
     queued: bool = False,
     limit_bytes: int | None = None,
 ) -> GraphPlan:
-    """Chooses the prefetch distances of a plan, so that copies have as much time as they need.
+    """The plan of some decisions, without a prediction: each `Offload` has the distances that its copies need.
 
-    Args:
-      problem: The step.
-      decisions: Of the plan; distances that an `Offload` has are kept.
-      stages: Of the plan.
-      blocks: The first op of each layer.
-      queued: True if a copy also has time for the copies before it on the link, over any number of layers: for plans
-        within the capacity of the link. Otherwise a copy has the time that it takes by itself.
-      limit_bytes: Bytes that temporaries may take if prefetching by an iteration makes the step faster; None if the
-        peak must not rise.
-
-    Returns:
-      The plan, without a prediction: each `Offload` has its distances.
+    `queued` gives a copy also the time of the copies before it on the link, over any number of layers: for plans within
+    the capacity of the link. `limit_bytes` are bytes that temporaries may take if prefetching by an iteration makes the
+    step faster; None if the peak must not rise.
     """
-    decisions = decisions_with_axes(problem.graph, decisions)
-    plan = GraphPlan(fingerprint=problem.graph.fingerprint, decisions=decisions, stages=stages)
+    graph = problem.graph
+    plan = GraphPlan(fingerprint=graph.fingerprint, decisions=decisions_with_axes(graph, decisions), stages=stages)
     plan = _with_loop_prefetches(problem, plan, limit_bytes or 0)
-    moved = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and not _is_in_loop(problem.graph, v)}
+    moved = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and graph.loop_of[v] is None}
     if not moved:
         return plan
-    plan = replace(plan, layers=(*blocks, *_end(problem.graph, moved, blocks[-1])))
-    clock = _Clock.of(problem, plan)
-    asks = {v: last_consumer_layer(problem.graph, plan, v) for v in moved}
-    deadlines = _Deadlines.of(problem, clock, moved, asks, queued=queued)
-    chosen = {v: _Choice(problem, clock, deadlines, queued).of(v, d, asks[v]) for v, d in moved.items()}
-    return replace(plan, decisions={**plan.decisions, **chosen})
-
-
-def _is_in_loop(graph: Graph, value: int) -> bool:
-    made = graph.producer[value]
-    return made is not None and graph.ops[made].loop is not None
+    plan = replace(plan, layers=(*blocks, *_end(graph, moved, blocks[-1])))
+    clock = _Clock(problem, plan, moved, queued=queued)
+    return replace(plan, decisions={**plan.decisions, **{v: clock.timed(v, d) for v, d in moved.items()}})
 
 
 def _with_loop_prefetches(problem: Problem, plan: GraphPlan, limit_bytes: int) -> GraphPlan:
     """The plan with prefetch distances of values in loops: 0, or 1 iteration if that is faster."""
-    graph = problem.graph
-    in_loops = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and _is_in_loop(graph, v)}
-    if not in_loops:
-        return plan
-    requested = problem.offloading.prefetch
-    undecided = [v for v, d in in_loops.items() if d.prefetch is None and requested is None]
-    distances = {
-        v: replace(d, prefetch=requested or 0, leave=0) if d.prefetch is None else d for v, d in in_loops.items()
-    }
+    graph, requested = problem.graph, problem.offloading.prefetch
+    in_loops = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and graph.loop_of[v] is not None}
+    undecided = {v: d for v, d in in_loops.items() if d.prefetch is None}
+    distances = {v: replace(d, prefetch=requested or 0, leave=0) for v, d in undecided.items()}
     plan = replace(plan, decisions={**plan.decisions, **distances})
-    best = problem.replay(plan) if undecided else None
-    for value in undecided:
-        ahead = replace(in_loops[value], prefetch=1, leave=0)
-        if best is None or not is_pipelined(graph, value, ahead):
-            continue
-        other = replace(plan, decisions={**plan.decisions, value: ahead})
+    if requested is not None:
+        return plan
+    ahead = {v: replace(d, prefetch=1, leave=0) for v, d in undecided.items()}
+    pipelined = {v: d for v, d in ahead.items() if is_pipelined(graph, v, d)}
+    best = problem.replay(plan) if pipelined else None
+    for value, decision in pipelined.items():
+        assert best is not None
+        other = replace(plan, decisions={**plan.decisions, value: decision})
         replayed = problem.replay(other)
         if replayed.step_s < best.step_s and replayed.peak_bytes <= max(best.peak_bytes, limit_bytes):
             plan, best = other, replayed
@@ -113,86 +92,54 @@ def _end(graph: Graph, moved: Mapping[int, Offload], last: int) -> tuple[int, ..
     return (made + 1,) if small else ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Clock:
-    """Start of each op in seconds; first op of each layer, and the op of its first read in the backward."""
+    """Times of a plan as if the values stayed on the device, in seconds from the start of the step.
 
-    layers: tuple[int, ...]
-    at_s: Mapping[int, float]
-    touched: Mapping[int, int]
+    Attributes:
+      at_s: Start of each op.
+      stored_s: End of the store of each moved value; queued copies run one after the other.
+      load_s: Latest start of the load of each moved value.
+    """
 
-    @classmethod
-    def of(cls, problem: Problem, plan: GraphPlan) -> "_Clock":
+    def __init__(self, problem: Problem, plan: GraphPlan, moved: Mapping[int, Offload], *, queued: bool):
+        self.problem, self.layers, self.queued = problem, plan.layers, queued
         stay = {v: Save() if isinstance(d, Offload) else d for v, d in plan.decisions.items()}
         replayed = problem.replay(replace(plan, decisions=stay))
-        began_s = accumulate(replayed.seconds, initial=0.0)
-        return cls(
-            layers=plan.layers,
-            at_s={
-                s.op: t for s, t in zip(replayed.steps, began_s, strict=False) if isinstance(s, Run) and not s.is_clone
-            },
-            touched=first_reads_by_layer(problem.graph, plan),
-        )
-
-    def starts_s(self, asks: int, ahead: int) -> float:
-        """Start of a load in seconds, for a value that a layer reads and a prefetch distance."""
-        layers = range(asks, asks + ahead + 1)
-        return min((self.at_s[self.touched[layer]] for layer in layers if layer in self.touched), default=0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Deadlines:
-    """For each value the end of its store and the latest start of its load, in seconds from the start of the step."""
-
-    left_s: Mapping[int, float]
-    back_s: Mapping[int, float]
-
-    @classmethod
-    def of(
-        cls, problem: Problem, clock: _Clock, moved: Mapping[int, Offload], asks: Mapping[int, int], *, queued: bool
-    ) -> "_Deadlines":
-        """Deadlines of values by the layer that reads them; queued copies run one after the other, each way."""
-        producer = problem.graph.producer
-        made_s = {v: clock.at_s[made] for v in asks if (made := producer[v]) is not None}
-        needed_s = {v: clock.at_s[clock.touched[layer]] if layer in clock.touched else inf for v, layer in asks.items()}
-        left_s: dict[int, float] = {}
-        back_s: dict[int, float] = {}
+        starts = zip(replayed.steps, accumulate(replayed.seconds, initial=0.0), strict=False)
+        self.at_s = {s.op: t for s, t in starts if isinstance(s, Run) and not s.is_clone}
+        self.first_read = first_reads_by_layer(problem.graph, plan)
+        self.consumer = {v: last_consumer_layer(problem.graph, plan, v) for v in moved}
+        made_s = {v: self.at_s[problem.graph.producer[v] or 0] for v in moved}
+        needed_s = {v: self._read_s(layer) for v, layer in self.consumer.items()}
+        bandwidth = problem.rates.host_bandwidth_bytes_per_s
+        copy_s = {v: sent_bytes(problem.graph, v, d) / bandwidth for v, d in moved.items()}
+        self.stored_s: dict[int, float] = {}
+        self.load_s: dict[int, float] = {}
         out_s, in_s = 0.0, inf
-        for value in sorted(asks, key=lambda v: (made_s[v], v)):
-            out_s = (max(out_s, made_s[value]) if queued else made_s[value]) + _copy_s(problem, value, moved[value])
-            left_s[value] = out_s
-        for value in sorted(asks, key=lambda v: (-needed_s[v], v)):
-            in_s = (min(in_s, needed_s[value]) if queued else needed_s[value]) - _copy_s(problem, value, moved[value])
-            back_s[value] = in_s
-        return cls(left_s=left_s, back_s=back_s)
+        for value in sorted(moved, key=lambda v: (made_s[v], v)):
+            out_s = (max(out_s, made_s[value]) if queued else made_s[value]) + copy_s[value]
+            self.stored_s[value] = out_s
+        for value in sorted(moved, key=lambda v: (-needed_s[v], v)):
+            in_s = (min(in_s, needed_s[value]) if queued else needed_s[value]) - copy_s[value]
+            self.load_s[value] = in_s
 
+    def _read_s(self, layer: int) -> float:
+        """Start of a layer's first read in the backward; infinite if there is none."""
+        return self.at_s[self.first_read[layer]] if layer in self.first_read else inf
 
-def _copy_s(problem: Problem, value: int, decision: Offload) -> float:
-    return sent_bytes(problem.graph, value, decision) / problem.rates.host_bandwidth_bytes_per_s
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """Converts deadlines to prefetch distances."""
-
-    problem: Problem
-    clock: _Clock
-    deadlines: _Deadlines
-    queued: bool
-
-    def of(self, value: int, decision: Offload, asks: int) -> Offload:
+    def timed(self, value: int, decision: Offload) -> Offload:
         """The decision for a value, with the distances that it left open."""
-        clock, layers = self.clock, len(self.clock.layers)
-        home = max(0, bisect_right(clock.layers, self.problem.graph.producer[value] or 0) - 1)
+        layers = len(self.layers)
+        home = max(0, bisect_right(self.layers, self.problem.graph.producer[value] or 0) - 1)
         behind = max(0, layers - 2 - home)
         most = layers if self.queued else max(1, layers // _MOST_LAYERS)
         prefetch = self.problem.offloading.prefetch if decision.prefetch is None else decision.prefetch
         leave = prefetch if decision.leave is None else decision.leave
         if leave is None:
-            left_s = self.deadlines.left_s[value]
-            enough = (k for k in range(min(most, behind)) if clock.at_s[clock.layers[home + 1 + k]] >= left_s)
-            leave = next(enough, most)
+            ends_s = (self.at_s[op] for op in self.layers[home + 1 : home + 1 + min(most, behind)])
+            leave = next((k for k, end_s in enumerate(ends_s) if end_s >= self.stored_s[value]), most)
         if prefetch is None:
-            back_s = self.deadlines.back_s[value]
-            prefetch = next((k for k in range(most) if clock.starts_s(asks, k) <= back_s), most)
+            layer = self.consumer[value]
+            starts_s = accumulate((self._read_s(each) for each in range(layer, layer + most)), min)
+            prefetch = next((k for k, start_s in enumerate(starts_s) if start_s <= self.load_s[value]), most)
         return replace(decision, prefetch=prefetch, leave=min(leave, behind))

@@ -1,23 +1,20 @@
 """The optimal solver: integer programmes for each distinct stage, composed exactly over the stages.
 
 For a few cuts of the forward pass into stages: the options of each distinct stage, the memory profile of the stages,
-and the fastest combination of options within the budget. Then a replay of the full plan, which has the last word: bytes
-that the composition misjudged are subtracted from the budget, and the options are composed again. The fastest plan of
-all cuts that fits is returned, with a lower bound of the best plan's seconds; if none fits, the plan of least memory.
-On small graphs a local search improves the plan.
-
-Read after `jaxckpt.solve.stages`, `options`, `stage_memory`, `compose`, `local_search`. Compare Rockmate (Zhao et al.
-2023), which solves blocks by integer programming and composes them by rotor's dynamic programme.
+and the fastest combination of options within the budget. A replay of the full plan has the last word: bytes that the
+composition misjudged are subtracted from the budget, and the options are composed again. On small graphs a local search
+improves the plan. Read after `compose` and `local_search`. Compare Rockmate (Zhao et al. 2023), which solves blocks by
+integer programming and composes them by rotor's dynamic programme.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from operator import attrgetter
 
 from jaxckpt.ir import GraphPlan, Offload, Save
-from jaxckpt.solve.full_recompute import CutMinima, CutMinimum, finest_layers
-from jaxckpt.solve.no_recompute import solve_none
+from jaxckpt.solve.full_recompute import CutMinima, finest_layers
 from jaxckpt.solve.optimal.compose import compose, least_seconds
 from jaxckpt.solve.optimal.local_search import improve_locally
 from jaxckpt.solve.optimal.offload_options import HostLink, host_link, with_moved_variants
@@ -26,7 +23,7 @@ from jaxckpt.solve.optimal.prefetch_schedule import with_prefetch_distances
 from jaxckpt.solve.optimal.shard_options import partition_of
 from jaxckpt.solve.optimal.stage_memory import ProfiledStages, StageMemory, profile_stages
 from jaxckpt.solve.optimal.stage_problem import split_into_stages
-from jaxckpt.solve.problem import Problem, decisions_saving
+from jaxckpt.solve.problem import Problem, decisions_saving, solve_none
 from jaxckpt.solve.stages import StageStarts, boundaries
 
 # No benchmark fixed the exact values below; each bounds how many cuts, compositions or replays a solve takes.
@@ -45,6 +42,8 @@ _ROUNDS = 4
 """Compositions of one cut for one budget, each with the budget corrected by the replay of the one before."""
 _TOLERANCE = 0.02
 """A composition that counts more than this share of the budget too much is repeated with a larger budget."""
+
+_TEMP_BYTES, _STEP_S = attrgetter("predicted.temp_bytes"), attrgetter("predicted.step_s")
 
 _Staged = tuple[StageStarts, tuple[tuple[Option, ...], ...], StageMemory, HostLink | None]
 
@@ -66,10 +65,6 @@ class OptimalSolver:
         """The fastest plan whose predicted temporaries fit, else the plan of least memory.
 
         The empty plan is the fastest, except for loops: to write a residual stack can take longer than to recompute.
-
-        Args:
-          temp_budget_bytes: Budget of temporaries; None for no limit.
-          allow_empty: True if the empty plan, the step as written, may be the answer.
         """
         allow_empty = allow_empty and self.problem.allows_empty_plan
         fits = temp_budget_bytes is None or self.empty_plan.predicted.temp_bytes <= temp_budget_bytes
@@ -77,18 +72,17 @@ class OptimalSolver:
             return self.empty_plan
         plans = self._plans(temp_budget_bytes)
         self._solved.update(dict.fromkeys(plans))
-        if not (fitting := self._fitting(temp_budget_bytes)):
+        if not self._fitting(temp_budget_bytes):
             self._solved[self.min_memory_plan] = None
-            if not (fitting := self._fitting(temp_budget_bytes)):
-                return min([self.min_memory_plan, *plans], key=lambda plan: plan.predicted.temp_bytes)
-        best = min(fitting, key=lambda plan: plan.predicted.step_s)
+        fitting = self._fitting(temp_budget_bytes)
+        if not fitting:
+            return min([self.min_memory_plan, *plans], key=_TEMP_BYTES)
+        best = min(fitting, key=_STEP_S)
         if temp_budget_bytes is not None:
             unmoved = [plan for plan in fitting if not self.problem.moves(plan)] or [best]
-            improved = improve_locally(
-                self.problem, min(unmoved, key=lambda plan: plan.predicted.step_s), temp_budget_bytes
-            )
+            improved = improve_locally(self.problem, min(unmoved, key=_STEP_S), temp_budget_bytes)
             self._solved[improved] = None
-            best = min(best, improved, key=lambda plan: plan.predicted.step_s)
+            best = min(best, improved, key=_STEP_S)
         if allow_empty and fits and self.empty_plan.predicted.step_s <= best.predicted.step_s:
             return self.empty_plan
         bounds_s = [plan.predicted.bound_s for plan in plans if plan.predicted.bound_s is not None]
@@ -98,31 +92,25 @@ class OptimalSolver:
         """A plan for each of the cuts that are solved for a budget, without and with offload and shard variants."""
         cuts = list(self._cuts_within(temp_budget_bytes))
         if self.problem.may_move:  # many boundaries cost little memory if they can be offloaded or sharded
-            cuts.append(self._options_of(self.cut_minima.of(self._layers))[1:])
+            cuts.append(self._options_of(self._layers)[1:])
         return [self._composed(staged, temp_budget_bytes) for cut in cuts for staged in cut]
 
     def alternative_plan(self, plan: GraphPlan, temp_budget_bytes: int) -> GraphPlan | None:
         """The fastest plan so far within a budget that has another cut than `plan`; None if there is none."""
         others = (each for each in self._fitting(temp_budget_bytes) if each.stages != plan.stages)
-        return min(others, key=lambda each: each.predicted.step_s, default=None)
+        return min(others, key=_STEP_S, default=None)
 
     def _fitting(self, temp_budget_bytes: int | None) -> list[GraphPlan]:
         """Plans so far within a budget."""
-        if temp_budget_bytes is None:
-            return list(self._solved)
-        return [plan for plan in self._solved if plan.predicted.temp_bytes <= temp_budget_bytes]
+        return [plan for plan in self._solved if temp_budget_bytes is None or _TEMP_BYTES(plan) <= temp_budget_bytes]
 
     @cached_property
     def min_memory_plan(self) -> GraphPlan:
         """The plan of least predicted memory."""
-        limit_bytes = _NEAR_LEAST * min(plan.predicted.temp_bytes for plan in self._lowest)
-        improved = (
-            improve_locally(
-                self.problem, plan, None, share=1.0 if plan.predicted.temp_bytes <= limit_bytes else _SMALL_SHARE
-            )
-            for plan in self._lowest
-        )
-        return min(improved, key=lambda plan: plan.predicted.temp_bytes)
+        limit_bytes = _NEAR_LEAST * min(map(_TEMP_BYTES, self._lowest))
+        shares = (1.0 if _TEMP_BYTES(plan) <= limit_bytes else _SMALL_SHARE for plan in self._lowest)
+        pairs = zip(self._lowest, shares, strict=True)
+        return min((improve_locally(self.problem, plan, None, share=share) for plan, share in pairs), key=_TEMP_BYTES)
 
     @cached_property
     def min_memory_plans(self) -> tuple[GraphPlan, ...]:
@@ -133,40 +121,28 @@ class OptimalSolver:
         may start all clones of a stage at once, which costs less with more stages, and may hold values at each cut that
         the model does not see, which costs less with fewer stages.
         """
-        min_memory_plan, cut_minima = self.min_memory_plan, self.cut_minima.within(_NEAR_LEAST)
-        finest = max(self._of_low_minima, key=lambda plan: len(plan.stages))
-        limit_bytes = _SAME_MEMORY * min_memory_plan.predicted.temp_bytes
-        equal = (plan for plan in self._lowest if plan.predicted.temp_bytes <= limit_bytes)
-        near = [minimum for minimum in cut_minima if minimum.temp_bytes <= _NEAR_LEAST * cut_minima[0].temp_bytes]
-        coarsest = min(near, key=lambda minimum: (len(minimum.plan.stages) == 1, len(minimum.plan.stages)))
-        finer, others = (
-            [plan for plan in some if plan.stages != min_memory_plan.stages] for some in ((finest,), equal)
-        )
-        return tuple(dict.fromkeys((min_memory_plan, *finer, cut_minima[0].plan, *others, coarsest.plan)))
+        least, minima = self.min_memory_plan, self.cut_minima.within(_NEAR_LEAST)
+        finest = max(self._lowest_by_minimum, key=lambda plan: len(plan.stages))
+        equal = (plan for plan in self._lowest if _TEMP_BYTES(plan) <= _SAME_MEMORY * _TEMP_BYTES(least))
+        near = (plan for plan in minima if _TEMP_BYTES(plan) <= _NEAR_LEAST * _TEMP_BYTES(minima[0]))
+        coarsest = min(near, key=lambda plan: (len(plan.stages) == 1, len(plan.stages)))
+        finer, others = ([plan for plan in some if plan.stages != least.stages] for some in ((finest,), equal))
+        return tuple(dict.fromkeys((least, *finer, minima[0], *others, coarsest)))
 
     @cached_property
     def _lowest(self) -> tuple[GraphPlan, ...]:
-        """For each cut of low memory the plan of least memory."""
-        return (*self._of_low_minima, *self._of_low_bounds)
-
-    @cached_property
-    def _of_low_minima(self) -> tuple[GraphPlan, ...]:
-        """For each of the cuts of lowest minima the plan of least memory."""
-        lowest = self.cut_minima.within(_NEAR_LEAST)[:_CUTS_LEAST]
-        return tuple(self._least(staged) for minimum in lowest for staged in self._options_of(minimum))
-
-    @cached_property
-    def _of_low_bounds(self) -> tuple[GraphPlan, ...]:
-        """The same for the other cuts of lowest bounds.
+        """For each of the cuts of lowest minima, and then of lowest bounds, the plan of least memory.
 
         In a stage with many clones, saving some values takes less memory than saving none. So a cut can have a low
         bound and a high minimum.
         """
-        solved = {plan.stages for plan in self._of_low_minima}
-        others = (
-            self.cut_minima.of(stages) for _, stages in self.cut_minima.bounds[:_CUTS_LEAST] if stages not in solved
-        )
-        return tuple(self._least(staged) for minimum in others for staged in self._options_of(minimum))
+        solved = {plan.stages for plan in self._lowest_by_minimum}
+        others = (stages for _, stages in self.cut_minima.bounds[:_CUTS_LEAST] if stages not in solved)
+        return (*self._lowest_by_minimum, *self._least_of(others))
+
+    @cached_property
+    def _lowest_by_minimum(self) -> tuple[GraphPlan, ...]:
+        return self._least_of(plan.stages for plan in self.cut_minima.within(_NEAR_LEAST)[:_CUTS_LEAST])
 
     def _cuts_within(self, budget_bytes: int | None) -> Iterator[tuple[_Staged, ...]]:
         """The cuts of lowest bounds among those whose minimum is within the budget; at least one."""
@@ -174,18 +150,16 @@ class OptimalSolver:
         for least_bytes, stages in self.cut_minima.bounds:
             if found == _CUTS or (budget_bytes is not None and least_bytes > budget_bytes and found):
                 break
-            minimum = self.cut_minima.of(stages)
-            if budget_bytes is None or minimum.temp_bytes <= budget_bytes:
+            if budget_bytes is None or _TEMP_BYTES(self.cut_minima.of(stages)) <= budget_bytes:
                 found += 1
-                yield self._options_of(minimum)
+                yield self._options_of(stages)
         if not found:
-            yield self._options_of(self.cut_minima.within(1.0)[0])
+            yield self._options_of(self.cut_minima.within(1.0)[0].stages)
 
-    def _options_of(self, minimum: CutMinimum) -> tuple[_Staged, ...]:
+    def _options_of(self, stages: StageStarts) -> tuple[_Staged, ...]:
         """The options of a cut's stages, without and, if the problem allows them, with offload and shard variants."""
-        stages = minimum.plan.stages
         if stages not in self._staged:
-            cut = split_into_stages(self.problem, stages, minimum.replay)
+            cut = split_into_stages(self.problem, stages, self.cut_minima.plan_and_replay(stages)[1])
             options = stage_options(cut, known=self._known)
             self._staged[stages] = ((stages, options, profile_stages(cut, options, self._profiled), None),)
             if self.problem.may_move:
@@ -220,7 +194,7 @@ class OptimalSolver:
             if plan.predicted.temp_bytes <= budget_bytes:
                 plan = self._with_bound(staged, chosen, plan, max(limit_bytes, budget_bytes))
                 first = fitting is None
-                fitting = plan if fitting is None else min(fitting, plan, key=lambda each: each.predicted.step_s)
+                fitting = plan if fitting is None else min(fitting, plan, key=_STEP_S)
                 if not first or -misjudged_bytes < _TOLERANCE * budget_bytes:
                     break
                 limit_bytes = budget_bytes - misjudged_bytes
@@ -238,6 +212,9 @@ class OptimalSolver:
         stall_s = 0.0 if link is None else link.stall_s(chosen)
         misjudged_s = plan.predicted.step_s - memory.step_s(chosen) - stall_s
         return _bounded(plan, None if least_s is None else least_s + misjudged_s)
+
+    def _least_of(self, cuts: Iterable[StageStarts]) -> tuple[GraphPlan, ...]:
+        return tuple(self._least(staged) for stages in cuts for staged in self._options_of(stages))
 
     def _least(self, staged: _Staged) -> GraphPlan:
         chosen = compose(staged[1], staged[2], budget_bytes=None, link=staged[3])

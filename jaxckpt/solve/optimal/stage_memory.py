@@ -1,12 +1,10 @@
 """Memory profiles of stages: live bytes while each stage is active, and its seconds, for every option.
 
-In each interval of the schedule one stage is active, in the forward pass or in the backward. Live bytes there are the
-sum of the values that other stages save until their own backward, which depend on the options of those stages, and the
-rest, which depends on the option of the active stage. So one replay of the full step, in which all stages save their
-boundary only, and replays of each subproblem give the peak of every combination of options: at each step of an
-interval the live bytes of the former, plus the difference that the option makes in the latter.
-
-Read after `options`.
+In each interval of the schedule one stage is active. Live bytes there are the sum of the values that other stages save
+until their own backward, which depend on the options of those stages, and the rest, which depends on the option of the
+active stage. So one replay of the full step, in which all stages save their boundary only, and replays of each
+subproblem give the peak of every combination of options: at each step of an interval the live bytes of the former, plus
+the difference that the option makes in the latter. Read after `options`.
 """
 
 from collections import defaultdict
@@ -64,10 +62,8 @@ class StageMemory:
 class OptionDeltas:
     """Differences that the options of a stage make to saving its boundary only.
 
-    Attributes:
-      column: For each op of the subproblem, and for its clone (True), a column of `live_bytes`.
-      live_bytes: Difference of live bytes, by option and column.
-      seconds: Difference of the stage's seconds, by option.
+    `column` gives for each op of the subproblem, and for its clone (True), the column of `live_bytes`, whose rows, like
+    `seconds`, are by option.
     """
 
     column: dict[tuple[int, bool], int]
@@ -82,13 +78,7 @@ ProfiledStages = dict[tuple[object, ...], OptionDeltas]
 def profile_stages(
     staged: StagedProblem, options: Sequence[Sequence[Option]], known: ProfiledStages | None = None
 ) -> StageMemory:
-    """Replays every option of every stage.
-
-    Args:
-      staged: The step, split into stages.
-      options: For each stage its options.
-      known: Profiles of stages of the same step; new ones are added.
-    """
+    """Replays every option of every stage; profiles of stages are added to `known`."""
     known = {} if known is None else known
     baseline, activity = staged.baseline, staged.activity
     live_bytes = np.array(baseline.live_bytes, dtype=np.int64)
@@ -97,27 +87,25 @@ def profile_stages(
     for i, active in enumerate(activity.of_steps):
         steps_of[active].append(i)
         stage_s[active[1]] += baseline.seconds[i]
-    deltas = [_known_deltas(each, own, known) for each, own in zip(staged.subproblems, options, strict=True)]
+    deltas = []
+    for stage, own in zip(staged.subproblems, options, strict=True):
+        moved = ((stage.offloaded_in_loops(o.offloaded), stage.sharded_here(o.saved, o.sharded)) for o in own)
+        key = stage.key, len(own), *moved
+        if key not in known:
+            known[key] = _deltas(stage, own)
+        deltas.append(known[key])
     intervals = []
     for active, steps in steps_of.items():
-        stage = active[1]
-        columns = _columns(staged.subproblems[stage], deltas[stage], [baseline.steps[i] for i in steps])
-        own_bytes = (live_bytes[steps] + deltas[stage].live_bytes[:, columns]).max(axis=1)
+        k = active[1]
+        columns = _columns(staged.subproblems[k], deltas[k], [baseline.steps[i] for i in steps])
+        own_bytes = (live_bytes[steps] + deltas[k].live_bytes[:, columns]).max(axis=1)
         holding = activity.holding_stages(active, len(staged.stages))
-        intervals.append(ActiveInterval(stage=stage, holding=holding, own_bytes=tuple(map(int, own_bytes))))
+        intervals.append(ActiveInterval(stage=k, holding=holding, own_bytes=tuple(map(int, own_bytes))))
     option_s = (
         tuple(base_s + delta_s + option.gather_s for delta_s, option in zip(delta.seconds, own, strict=True))
         for base_s, delta, own in zip(stage_s, deltas, options, strict=True)
     )
     return StageMemory(intervals=tuple(intervals), stage_s=tuple(option_s))
-
-
-def _known_deltas(stage: StageProblem, options: Sequence[Option], known: ProfiledStages) -> OptionDeltas:
-    moved = ((stage.offloaded_in_loops(o.offloaded), stage.sharded_here(o.saved, o.sharded)) for o in options)
-    key = stage.key, len(options), *moved
-    if key not in known:
-        known[key] = _deltas(stage, options)
-    return known[key]
 
 
 def _deltas(stage: StageProblem, options: Sequence[Option]) -> OptionDeltas:

@@ -2,8 +2,7 @@
 
 An option of a stage changes bytes and seconds while the stage is active, and nowhere else, except for the bytes that
 stay live until the stage's backward. So options are tried on a subproblem, which is quick to replay; stages of equal
-structure share one. Values from other stages are inputs of the subproblem; if an earlier stage produces such a value
-by a chain of elementwise ops, these ops are part of the subproblem.
+structure share one. If an earlier stage produces an input by a chain of elementwise ops, these are part of it too.
 
 Read after `active_stage`. Complexity: linear in the ops of the stages.
 """
@@ -76,7 +75,7 @@ class StageProblem:
         if not offloaded:
             return frozenset()
         graph = self.induced_subgraph.graph
-        inside = self._produced_here(self._positions(offloaded)) & values_in_loops(graph)
+        inside = self._positions(offloaded, first=self.induced_subgraph.given) & values_in_loops(graph)
         return frozenset(v for v in inside if reason_not_offloadable(graph, v) is None)
 
     def sharded_here(self, saved: Collection[int], sharded: Collection[int]) -> frozenset[int]:
@@ -87,24 +86,22 @@ class StageProblem:
         """
         if not sharded:
             return frozenset()
-        own = self._positions(frozenset(sharded).intersection(saved) - self.saved)
-        in_loops = self._positions(sharded) & values_in_loops(self.induced_subgraph.graph)
-        return self._produced_here(own | in_loops)
+        given = self.induced_subgraph.given
+        own = self._positions(frozenset(sharded).intersection(saved) - self.saved, first=given)
+        return own | self._positions(sharded, first=given) & values_in_loops(self.induced_subgraph.graph)
 
     def compiler_residuals(self, untouched: Collection[int]) -> frozenset[int]:
         """Values besides the boundary that stay live until the stage's backward if some residuals have no decision.
 
         Residual stacks of loops are not among them: they are no buffers of a replay.
         """
-        ops, replayed = self.induced_subgraph.graph.ops, self.replay((), untouched)
-        after_forward = (
-            i for i, s in enumerate(replayed.steps) if isinstance(s, Run) and ops[s.op].phase is not Phase.FORWARD
-        )
-        first = next(after_forward, len(replayed.steps))
+        subgraph, replayed = self.induced_subgraph, self.replay((), untouched)
+        ops, steps = subgraph.graph.ops, replayed.steps
+        after_forward = (i for i, s in enumerate(steps) if isinstance(s, Run) and ops[s.op].phase is not Phase.FORWARD)
+        first = next(after_forward, len(steps))
         live = {v for v in replayed.alive_at(first) if replayed.births[v] < first}
         written = (v for op in self.ops for v in self.problem.graph.ops[op].writes)
-        found = frozenset(v for v in written if self.induced_subgraph.position[v] in live)
-        return found & self.problem.needed - self.saved
+        return frozenset(v for v in written if subgraph.position[v] in live) & self.problem.needed - self.saved
 
     def replay(
         self,
@@ -113,14 +110,7 @@ class StageProblem:
         offloaded: Collection[int] = (),
         sharded: Collection[int] = (),
     ) -> Replay:
-        """Memory and time of the stage if it saves some values besides its boundary.
-
-        Args:
-          saved: Values, by their ids in the full step, as all others.
-          untouched: Residuals without a decision.
-          offloaded: Values on the host while other stages are active; see `offloaded_in_loops`.
-          sharded: Values sharded while other stages are active; see `sharded_here`.
-        """
+        """Memory and time of the stage if it saves some values besides its boundary; ids are those of the full step."""
         graph = self.induced_subgraph.graph
         in_loops, cut = self.offloaded_in_loops(offloaded), self.sharded_here(saved, sharded)
         key = self._positions((*saved, *self.saved)), self._positions(untouched), in_loops, cut
@@ -133,12 +123,9 @@ class StageProblem:
             self.replayed[key] = self.subproblem.replay(GraphPlan(fingerprint="", decisions=decisions, stages=stages))
         return self.replayed[key]
 
-    def _positions(self, values: Collection[int]) -> frozenset[int]:
+    def _positions(self, values: Collection[int], *, first: int = 0) -> frozenset[int]:
         position = self.induced_subgraph.position
-        return frozenset(position[v] for v in values if v in position)
-
-    def _produced_here(self, positions: frozenset[int]) -> frozenset[int]:
-        return frozenset(v for v in positions if v >= self.induced_subgraph.given)
+        return frozenset(position[v] for v in values if v in position and position[v] >= first)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -146,11 +133,8 @@ class StagedProblem:
     """A problem split into the subproblems of its stages.
 
     Attributes:
-      problem: The step.
-      stages: The cut.
       baseline: The replay of the step in which every stage saves its boundary only.
       activity: The active stage at each step of the baseline.
-      subproblems: One for each stage.
     """
 
     problem: Problem
@@ -161,13 +145,7 @@ class StagedProblem:
 
 
 def split_into_stages(problem: Problem, stages: StageStarts, baseline: Replay | None = None) -> StagedProblem:
-    """Splits a problem into the subproblems of a cut's stages.
-
-    Args:
-      problem: The step.
-      stages: The cut.
-      baseline: The replay of the step in which every stage saves its boundary only, if it is known.
-    """
+    """Splits a problem into the subproblems of a cut's stages; computes the baseline unless it is known."""
     graph, saved = problem.graph, boundaries(problem, stages)
     if baseline is None:
         baseline = problem.replay(GraphPlan(fingerprint="", decisions=decisions_saving(problem, saved), stages=stages))
@@ -200,8 +178,7 @@ def _ops_after_forward(
     for value in problem.read_after_forward - saved:
         producer = graph.producer[value]
         if producer is not None and producer in forward:
-            readers = (r for r in graph.readers[value] if graph.ops[r].phase is not Phase.FORWARD)
-            found[forward[producer]].update(readers)
+            found[forward[producer]].update(r for r in graph.readers[value] if graph.ops[r].phase is not Phase.FORWARD)
     return found
 
 

@@ -4,11 +4,11 @@ import os
 import subprocess
 import sys
 
-from jaxckpt.solve.silenced import silenced_stdout
+from jaxckpt.solve.milp import silenced_stdout
 
 PROGRAM = """
 import os
-from jaxckpt.solve.silenced import silenced_stdout
+from jaxckpt.solve.milp import silenced_stdout
 print("before")
 with silenced_stdout():
     os.write(1, b"from a library\\n")

@@ -1,0 +1,52 @@
+"""Integer programmes by HiGHS: sparse rows, and a solver that prints nothing.
+
+HiGHS prints some lines whatever its options are. The output of the CLI's `--json`, and of programs in pipes, must
+contain nothing else. Output of other Python threads is lost for the duration of one integer programme too.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+from scipy.optimize import LinearConstraint
+from scipy.sparse import csr_array
+
+_STANDARD_OUTPUT = 1
+
+
+class Rows:
+    """Sparse rows `lower <= sum of factor x column <= upper`."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, int, float]] = []
+        self._lower: list[float] = []
+        self._upper: list[float] = []
+
+    def add(self, terms: Mapping[int, float], *, lower: float = -np.inf, upper: float = np.inf) -> None:
+        """Adds a row, from columns to factors."""
+        self._entries += [(len(self._lower), column, factor) for column, factor in terms.items()]
+        self._lower.append(lower)
+        self._upper.append(upper)
+
+    def constraint(self, columns: int) -> LinearConstraint:
+        """At least one row, as scipy takes them."""
+        rows, indices, factors = zip(*self._entries, strict=True)
+        matrix = csr_array((factors, (rows, indices)), shape=(len(self._lower), columns))
+        return LinearConstraint(matrix, lb=np.array(self._lower), ub=np.array(self._upper))
+
+
+@contextmanager
+def silenced_stdout() -> Iterator[None]:
+    """Discards the standard output of native code."""
+    sys.stdout.flush()
+    original = os.dup(_STANDARD_OUTPUT)
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, _STANDARD_OUTPUT)
+        yield
+    finally:
+        os.dup2(original, _STANDARD_OUTPUT)
+        os.close(original)
+        os.close(null)
