@@ -2,7 +2,6 @@
 
 A value that the ops read and others write is either `given` or an input. Ops that stand before all others (one for each
 loop) write the given values, so that their bytes count; those of inputs do not. A value that others read is returned.
-Two subgraphs have the same `structure` where their ops do the same in the same order, as the layers of a model do.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -32,7 +31,18 @@ class Subgraph:
     values: tuple[int, ...]
     given: int
     inputs: int
-    structure: Structure
+
+    @cached_property
+    def structure(self) -> Structure:
+        """Equal for subgraphs whose ops do the same in the same order, as the layers of a model do."""
+        step, position = self.step, self.position
+        like, alike = step.value_signatures, step.op_signatures
+        loops = (step.loop_of[v] for v in self.values[: self.given] if step.producer[v] is not None)
+        numbers = (-1 if loop is None else loop for loop in loops)
+        header = (self.given, self.inputs, *numbers, *(like[v] for v in self.values))
+        ops = (step.ops[op] for op in self.ops)
+        lines = ((alike[op.id], *(position[v] for v in op.reads), -1, *(position[v] for v in op.writes)) for op in ops)
+        return (header, *lines)
 
     @cached_property
     def position(self) -> dict[int, int]:
@@ -63,9 +73,8 @@ class Subgraph:
         """The subgraph as a step."""
         step, position = self.step, self.position
         written = frozenset(self.values[self.given + self.inputs :])
-        inside = frozenset(self.ops)
         results = frozenset(step.outputs)
-        returned = (v for v in self.values if v in written and (v in results or self._is_read_outside(v, inside)))
+        returned = (v for v in self.values if v in written and (v in results or self._is_read_outside(v)))
         return Graph(
             values=tuple(replace(step.values[v], id=i) for i, v in enumerate(self.values)),
             ops=tuple(self._ops()),
@@ -76,28 +85,20 @@ class Subgraph:
         )
 
     def _ops(self) -> Iterator[Op]:
+        giver = Op(id=0, primitive="given", kind=Kind.OPAQUE, reads=(), writes=(), scope="", phase=Phase.FORWARD)
         for i, (loop, given) in enumerate(self._givers.items()):
-            yield Op(
-                id=i,
-                primitive="given",
-                kind=Kind.OPAQUE,
-                reads=(),
-                writes=tuple(given),
-                scope="",
-                phase=Phase.FORWARD,
-                loop=loop,
-            )
+            yield replace(giver, id=i, writes=tuple(given), loop=loop)
         position = self.position
         for op in (self.step.ops[op] for op in self.ops):
             reads, writes = (tuple(position[v] for v in some) for some in (op.reads, op.writes))
             yield replace(op, id=self.op_position[op.id], reads=reads, writes=writes)
 
-    def _is_read_outside(self, value: int, inside: Collection[int]) -> bool:
+    def _is_read_outside(self, value: int) -> bool:
         """True if an op of the backward or the update writes a value, and an op outside reads it."""
         producer = self.step.producer[value]
         if producer is None or self.step.ops[producer].phase is Phase.FORWARD:
             return False
-        return any(reader not in inside for reader in self.step.readers[value])
+        return any(reader not in self.op_position for reader in self.step.readers[value])
 
 
 def induced_subgraph(graph: Graph, ops: Sequence[int], given: Collection[int]) -> Subgraph:
@@ -109,22 +110,4 @@ def induced_subgraph(graph: Graph, ops: Sequence[int], given: Collection[int]) -
     kept = [v for v in outside if v in given]
     inputs = [v for v in outside if v not in given]
     values = (*kept, *inputs, *written)
-    return Subgraph(
-        step=graph,
-        ops=tuple(ops),
-        values=values,
-        given=len(kept),
-        inputs=len(inputs),
-        structure=_structure(graph, taken, kept, inputs, values),
-    )
-
-
-def _structure(
-    graph: Graph, ops: Sequence[Op], given: Sequence[int], inputs: Sequence[int], values: Sequence[int]
-) -> Structure:
-    position = {v: i for i, v in enumerate(values)}
-    like, alike = graph.value_signatures, graph.op_signatures
-    loops = (graph.loop_of[v] for v in given if graph.producer[v] is not None)
-    header = (len(given), len(inputs), *(-1 if loop is None else loop for loop in loops), *(like[v] for v in values))
-    lines = ((alike[op.id], *(position[v] for v in op.reads), -1, *(position[v] for v in op.writes)) for op in ops)
-    return (header, *lines)
+    return Subgraph(step=graph, ops=tuple(ops), values=values, given=len(kept), inputs=len(inputs))

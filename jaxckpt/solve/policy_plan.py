@@ -11,11 +11,11 @@
 Read after `jaxckpt.policy.resolve` and `stages`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxckpt.cost import strip_views
-from jaxckpt.ir import Decision, Graph, GraphPlan, Kind, Offload, Partition, Phase, Recompute, Save, Trait
+from jaxckpt.ir import Decision, GraphPlan, Kind, Offload, Partition, Phase, Recompute, Save, Trait
 from jaxckpt.policy import (
     Policy,
     Resolved,
@@ -50,18 +50,15 @@ def plan_from_policy(problem: Problem, policy: Policy | None) -> PolicyPlan:
     resolved = resolve(policy, problem.graph, crossing=crossing, stages=stages)
     deciding = _Deciding(problem, resolved)
     if deciding.changes:
-        deciding.save(crossing)
-        for part in _parts(problem.graph, policy, stages):
-            deciding.part(part)
+        deciding.save_crossing(crossing)
+        deciding.save_around_parts(policy, stages)
         stages = tuple(sorted({*stages, *deciding.starts}))
     else:
         stages = (0,)
     name = policy.name if policy is not None else "marks"
-    plans = [
-        plan_with_transfers(problem, decisions, stages, name)
-        for decisions in (deciding.decisions, deciding.without_end(stages))
-    ]
-    return PolicyPlan(resolved=resolved, plan=min(reversed(plans), key=lambda plan: plan.predicted.temp_bytes))
+    candidates = (deciding.without_end(stages), deciding.decisions)
+    plans = [plan_with_transfers(problem, decisions, stages, name) for decisions in candidates]
+    return PolicyPlan(resolved=resolved, plan=min(plans, key=lambda plan: plan.predicted.temp_bytes))
 
 
 def plan_with_transfers(
@@ -99,7 +96,7 @@ def saved_collectives(problem: Problem) -> dict[int, Decision]:
     return {v: Save() for op in ops for v in op.writes if v in problem.worth_saving}
 
 
-def _structure(problem: Problem, policy: Policy | None) -> tuple[tuple[int, ...], frozenset[int]]:
+def _structure(problem: Problem, policy: Policy | None) -> tuple[StageStarts, frozenset[int]]:
     """The stages of the step and the values that cross them; one stage if no rule needs more."""
     if policy is None:
         return (0,), frozenset()
@@ -112,39 +109,6 @@ def _structure(problem: Problem, policy: Policy | None) -> tuple[tuple[int, ...]
     else:
         return (0,), frozenset()
     return stages, boundaries(problem, stages)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """Forward ops that run again together; `merges` if what leaves them is not saved, `once` are ops that must not."""
-
-    ops: frozenset[int]
-    merges: bool = False
-    once: frozenset[int] = frozenset()
-
-
-def _parts(graph: Graph, policy: Policy | None, stages: tuple[int, ...]) -> Iterator[_Part]:
-    """The ops under each mark, and the regions of each policy."""
-    if policy is not None:
-        unmarked = frozenset(op.id for op in graph.ops if not op.policies)
-        yield from _regions(graph, policy, unmarked, stages)
-    marks = dict.fromkeys(mark for op in graph.ops if op.phase is Phase.FORWARD for mark in op.policies)
-    for mark in marks:
-        ops = frozenset(op.id for op in graph.ops if op.phase is Phase.FORWARD and mark in op.policies)
-        marked = policy_of_mark(mark)
-        if marked.regions is not None:
-            yield from _regions(graph, marked, ops, stages)
-        elif is_read_after_forward(graph, ops):
-            yield _Part(ops=ops)
-
-
-def _regions(graph: Graph, policy: Policy, among: frozenset[int], stages: tuple[int, ...]) -> Iterator[_Part]:
-    if policy.regions is None:
-        return
-    once = excluded_ops(policy.regions, graph)
-    for region in find_regions(policy.regions, graph, stages=stages):
-        if ops := region.ops & among:
-            yield _Part(ops=ops, merges=policy.regions.output_recompute, once=once)
 
 
 class _Deciding:
@@ -188,17 +152,14 @@ class _Deciding:
 
     def without_end(self, stages: tuple[int, ...]) -> dict[int, Decision]:
         """The decisions without what a default recomputes in the last stage, whose backward follows at once."""
-        graph = self._problem.graph
-
-        def is_of_the_end(value: int) -> bool:
-            made = graph.producer[value]
-            return value in self._by_default and made is not None and made >= stages[-1]
-
-        if any((graph.producer[v] or 0) >= stages[-1] > 0 for v in self._named & self.decisions.keys()):
+        producer = self._problem.graph.producer
+        last = {v for v in self.decisions if (producer[v] or 0) >= stages[-1]}
+        if stages[-1] > 0 and last & self._named:
             return self.decisions  # a rule means something in it
-        return {v: d for v, d in self.decisions.items() if not (isinstance(d, Recompute) and is_of_the_end(v))}
+        dropped = {v for v in last & self._by_default if isinstance(self.decisions[v], Recompute)}
+        return {v: d for v, d in self.decisions.items() if v not in dropped}
 
-    def save(self, crossing: frozenset[int]) -> None:
+    def save_crossing(self, crossing: frozenset[int]) -> None:
         """Saves what crosses from stage to stage, where no rule names it, if anything is computed again."""
         if not any(isinstance(decision, Recompute) for decision in self.decisions.values()):
             return
@@ -206,20 +167,45 @@ class _Deciding:
             if isinstance(self.decisions.get(value, Recompute()), Recompute):
                 self.decisions[value] = Save()
 
-    def part(self, part: _Part) -> None:
-        """Makes a stage of some ops: saves their inputs and outputs."""
+    def save_around_parts(self, policy: Policy | None, stages: StageStarts) -> None:
+        """Makes stages of the ops under each mark, and of the regions of each policy."""
         graph = self._problem.graph
-        self.starts |= {min(part.ops), max(part.ops) + 1}
-        if not part.merges:
-            for value in region_outputs(graph, part.ops) - self._named:
+        if policy is not None:
+            self._save_around_regions(policy, frozenset(op.id for op in graph.ops if not op.policies), stages)
+        for mark in dict.fromkeys(mark for op in graph.ops if op.phase is Phase.FORWARD for mark in op.policies):
+            ops = frozenset(op.id for op in graph.ops if op.phase is Phase.FORWARD and mark in op.policies)
+            marked = policy_of_mark(mark)
+            if marked.regions is not None:
+                self._save_around_regions(marked, ops, stages)
+            elif is_read_after_forward(graph, ops):
+                self._save_around(ops)
+
+    def _save_around_regions(self, policy: Policy, among: frozenset[int], stages: StageStarts) -> None:
+        regions, graph = policy.regions, self._problem.graph
+        if regions is None:
+            return
+        once = excluded_ops(regions, graph)
+        for region in find_regions(regions, graph, stages=stages):
+            if ops := region.ops & among:
+                self._save_around(ops, merges=regions.output_recompute, once=once)
+
+    def _save_around(self, ops: frozenset[int], *, merges: bool = False, once: frozenset[int] = frozenset()) -> None:
+        """Makes a stage of some ops: saves their inputs, and their outputs unless these are recomputed too.
+
+        Ops of `once` must not run again.
+        """
+        graph = self._problem.graph
+        self.starts |= {min(ops), max(ops) + 1}
+        if not merges:
+            for value in region_outputs(graph, ops) - self._named:
                 self._keep(value)
-        for value in region_inputs(graph, part.ops):
+        for value in region_inputs(graph, ops):
             maker = graph.producer[value]
-            if maker in part.once and graph.ops[maker].kind is not Kind.VIEW:
+            if maker in once and graph.ops[maker].kind is not Kind.VIEW:
                 self.decisions.setdefault(value, Save())  # argument-derived or not: its op must not run twice
             for source in self._problem.fusion.sources[value]:
                 made = graph.producer[source]
-                if made is not None and made not in part.ops and source not in self.decisions:
+                if made is not None and made not in ops and source not in self.decisions:
                     self._keep(source)
 
     def _keep(self, value: int) -> None:
