@@ -18,15 +18,9 @@ Why = Literal["pin", "recompute", "store", "load"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One op, run over instances.
+    """One op, run over instances in the body of an open loop, if any; `is_clone` if the op runs a second time.
 
-    Attributes:
-      op: The op.
-      reads: Instances.
-      writes: Instances.
-      is_clone: True if the op runs a second time, to recompute what it writes.
-      loop: The open loop in whose body the op runs.
-      after: An instance that must exist before the op runs, which itself reads nothing (see `scatter_inits`).
+    `after` is an instance that must exist before an op that reads nothing runs (see `scatter_inits`).
     """
 
     op: int
@@ -54,12 +48,9 @@ class Barrier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A value stored on the host, or loaded; or cut into shards, or gathered.
+    """One instance stored on the host or loaded (`Offload`), or cut into shards or gathered (`Partition`).
 
     Attributes:
-      reads: The one instance that is moved.
-      writes: The one instance that results.
-      decision: `Offload` to store and load, `Partition` to cut and gather.
       restores: True if the value is loaded or gathered.
       loop: The open loop in whose body the move stands: each iteration moves its own value.
       is_pipelined: True if an iteration stores the value of the one before it, or loads that of the next one.
@@ -83,12 +74,9 @@ def run_of(op: Op) -> Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Steps in order.
+    """Steps in order, the value that each instance is, and the instances that the step returns.
 
-    Attributes:
-      steps: Runs, barriers and moves; each reads only what earlier ones wrote, inputs and constants.
-      origin: For each instance the value that it is.
-      outputs: The instances that the step returns, in the order of `Graph.outputs`.
+    Each step reads only what earlier ones wrote, inputs and constants.
     """
 
     steps: tuple[ScheduleStep, ...]
@@ -100,8 +88,6 @@ class StepWriter:
     """A schedule under construction, in static single assignment form.
 
     Attributes:
-      steps: The steps so far, in order.
-      origin: For each instance its value.
       current: For each value its latest instance.
       loop: The loop in whose body the next steps stand, or None.
     """

@@ -28,7 +28,7 @@ class CutMinima:
 
     def __init__(self, problem: Problem, *, before_head: bool = False):
         self.problem = problem
-        needed = dict(zip(problem.graph.forward, needed_bytes(problem, per_iteration=True), strict=True))
+        needed = needed_bytes(problem, per_iteration=True)
         cuts = candidate_cuts(problem, before_head=before_head)
         self.bounds = tuple(sorted((_least_bytes(problem, stages, needed), stages) for stages in cuts))
         self._known: dict[StageStarts, tuple[GraphPlan, Replay]] = {}

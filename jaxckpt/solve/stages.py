@@ -33,7 +33,7 @@ def candidate_cuts(problem: Problem, *, before_head: bool = False) -> tuple[Stag
     forward = problem.graph.forward
     if not forward:
         return ((0,),)
-    made_bytes, crossing_bytes = needed_bytes(problem), crossing(problem)
+    made_bytes, crossing_bytes = list(needed_bytes(problem).values()), crossing(problem)
     found: dict[StageStarts, None] = {}
     for count in _COUNTS:
         if count > len(forward):
@@ -77,7 +77,7 @@ def members(graph: Graph, stages: StageStarts) -> tuple[tuple[int, ...], ...]:
     return tuple(graph.forward[begin:end] for begin, end in pairwise(bounds))
 
 
-def needed_bytes(problem: Problem, *, per_iteration: bool = False) -> list[int]:
+def needed_bytes(problem: Problem, *, per_iteration: bool = False) -> dict[int, int]:
     """For each forward op the residual bytes that it writes, if nothing is recomputed.
 
     Ops of a loop body write them in every iteration; `per_iteration` counts one, since clones of one iteration are
@@ -85,9 +85,9 @@ def needed_bytes(problem: Problem, *, per_iteration: bool = False) -> list[int]:
     """
     graph = problem.graph
     kept = problem.needed & problem.worth_saving
-    forward = (graph.ops[op] for op in graph.forward)
     held = [1] * len(graph.values) if per_iteration else graph.stack_depths
-    return [sum(held[v] * graph.values[v].size_bytes for v in op.writes if v in kept) for op in forward]
+    kept_bytes = {v: held[v] * graph.values[v].size_bytes for v in kept}
+    return {op: sum(kept_bytes.get(v, 0) for v in graph.ops[op].writes) for op in graph.forward}
 
 
 def crossing(problem: Problem) -> list[int]:

@@ -6,7 +6,6 @@ and a plain stack of layers has one stage a layer. Read after `jaxckpt.solve.sta
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from jaxckpt.ir import Decision, GraphPlan, Recompute, Save
@@ -20,7 +19,7 @@ def chain(problem: Problem) -> StageStarts:
     ops = problem.graph.forward
     if not ops:
         return (0,)
-    crossing_bytes, before = crossing(problem), [0, *accumulate(needed_bytes(problem))]
+    crossing_bytes, before = crossing(problem), [0, *accumulate(needed_bytes(problem).values())]
     limit_bytes = _limits(ops, find_blocks(problem), crossing_bytes)
     cuts = [0]
     for i in range(1, len(ops)):
@@ -59,23 +58,15 @@ def drop(problem: Problem, dropped: Iterable[int], stages: StageStarts, strategy
     gone = _repeatable(problem, dropped) - keeping
     standing_on = {v for v in problem.read_after_forward if not gone.isdisjoint(problem.fusion.sources[v])}
     kernels = [fused_kernel(problem, v) for v in sorted(gone | standing_on)]
-    inside = {v for kernel in kernels for op in kernel.ops for v in graph.ops[op].writes}
-    starts = frozenset(v for kernel in kernels for v in kernel.reads) - gone
+    inside = {v for ops, _ in kernels for op in ops for v in graph.ops[op].writes}
+    starts = frozenset(v for _, reads in kernels for v in reads) - gone
     decisions: dict[int, Decision] = {v: Save() for v in starts & problem.worth_saving}
     decisions |= {v: Recompute() for v in _repeatable(problem, problem.read_after_forward & inside) - keeping - starts}
     return problem.plan({**decisions, **problem.required}, stages, strategy)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FusedKernel:
-    """The kernel of a value: its ops, and the values that they read from memory."""
-
-    ops: frozenset[int]
-    reads: frozenset[int]
-
-
-def fused_kernel(problem: Problem, value: int) -> FusedKernel:
-    """The producer of a value with all ops fused into it."""
+def fused_kernel(problem: Problem, value: int) -> tuple[frozenset[int], frozenset[int]]:
+    """The producer of a value with all ops fused into it, and the values that these read from memory."""
     graph, written = problem.graph, problem.fusion.materialised
     ops: set[int] = set()
     reads: set[int] = set()
@@ -87,7 +78,7 @@ def fused_kernel(problem: Problem, value: int) -> FusedKernel:
         ops.add(op)
         for read in graph.ops[op].reads:
             (reads.add if read in written or graph.producer[read] is None else pending.append)(read)
-    return FusedKernel(ops=frozenset(ops), reads=frozenset(reads))
+    return frozenset(ops), frozenset(reads)
 
 
 def closed(problem: Problem, stages: StageStarts, saved: frozenset[int]) -> StageStarts:

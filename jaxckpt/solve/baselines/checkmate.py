@@ -201,7 +201,7 @@ def _kernels(problem: Problem) -> tuple[Kernels, tuple[int, ...]]:
             most=MOST_KERNELS,
         )
     position = {v: k for k, op in enumerate(made) for v in graph.ops[op].writes}
-    read = [{v for w in graph.ops[op].writes for v in fused_kernel(problem, w).reads} for op in made]
+    read = [{v for w in graph.ops[op].writes for v in fused_kernel(problem, w)[1]} for op in made]
     written = [[graph.values[v].size_bytes for v in graph.ops[op].writes if v not in graph.outputs] for op in made]
     kernels = Kernels(
         cost_s=tuple(problem.op_s[op] for op in made),

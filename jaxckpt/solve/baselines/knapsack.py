@@ -21,12 +21,7 @@ Knapsack = Callable[[Sequence[float], Sequence[float], float], frozenset[int]]
 
 
 def dp(weights: Sequence[float], values: Sequence[float], most: float) -> frozenset[int]:
-    """The best items by dynamic programming. Complexity: items x 10,000.
-
-    Example:
-      >>> sorted(dp([0.5, 0.4, 0.3], [10.0, 7.0, 6.0], 0.75))
-      [1, 2]
-    """
+    """The best items by dynamic programming. Complexity: items x 10,000."""
     room = int(most * _STEPS)
     heavy = [round(weight * _STEPS) for weight in weights]
     best, taken = np.zeros(room + 1), np.zeros((len(heavy), room + 1), dtype=bool)
@@ -44,12 +39,7 @@ def dp(weights: Sequence[float], values: Sequence[float], most: float) -> frozen
 
 
 def greedy(weights: Sequence[float], values: Sequence[float], most: float) -> frozenset[int]:
-    """Items by falling value over weight, each that still fits.
-
-    Example:
-      >>> sorted(greedy([0.5, 0.4, 0.3], [10.0, 7.0, 6.0], 0.75))
-      [0]
-    """
+    """Items by falling value over weight, each that still fits."""
     chosen = set()
     for item in sorted(range(len(weights)), key=lambda i: -values[i] / max(weights[i], 1e-12)):
         if weights[item] <= most:
@@ -59,12 +49,7 @@ def greedy(weights: Sequence[float], values: Sequence[float], most: float) -> fr
 
 
 def ilp(weights: Sequence[float], values: Sequence[float], most: float) -> frozenset[int]:
-    """The best items by integer programming.
-
-    Example:
-      >>> sorted(ilp([0.5, 0.4, 0.3], [10.0, 7.0, 6.0], 0.75))
-      [1, 2]
-    """
+    """The best items by integer programming."""
     if not weights:
         return frozenset()
     scale = max(map(abs, values)) or 1.0

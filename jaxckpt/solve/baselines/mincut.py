@@ -17,7 +17,7 @@ Read after `chain`, `knapsack`.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -82,7 +82,8 @@ class Partitioner:
         self.free.update(v for op in graph.ops if op.effects for v in op.writes)
         self.distance = self._distances()
         """For each value from which the backward is reached, in how few ops."""
-        self._cuts: dict[frozenset[int], MinCut] = {}
+        self.cut = cache(self._cut)
+        """The cheapest values to keep so that nothing banned runs again."""
         self.savable = frozenset(v for v in problem.worth_saving - self.free if v in self.distance)
 
     def saved(self, fraction: float, knapsack: str) -> frozenset[int]:
@@ -119,12 +120,6 @@ class Partitioner:
         graph = self.problem.graph
         readers = (op for op in graph.ops if op.phase is not Phase.FORWARD and op.kind in _IN_MEMORY)
         return self.savable.intersection(v for op in readers for v in op.reads)
-
-    def cut(self, banned: frozenset[int]) -> MinCut:
-        """The cheapest values to keep so that nothing banned runs again."""
-        if banned not in self._cuts:
-            self._cuts[banned] = self._cut(banned)
-        return self._cuts[banned]
 
     def _cut(self, banned: frozenset[int]) -> MinCut:
         graph = self.problem.graph

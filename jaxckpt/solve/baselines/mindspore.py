@@ -46,11 +46,11 @@ def solve_mindspore(problem: Problem, increment_bytes: int = DEFAULT_BYTES, peak
 
 def _increment_bytes(problem: Problem, value: int, dropped: set[int]) -> int | None:
     """The increment of the module's docstring for the kernel of a value; None for kernels with a sum."""
-    graph, fused = problem.graph, fused_kernel(problem, value)
-    if any(graph.ops[k].primitive == "reduce_sum" for k in fused.ops):
+    graph, (ops, reads) = problem.graph, fused_kernel(problem, value)
+    if any(graph.ops[k].primitive == "reduce_sum" for k in ops):
         return None
-    alive_anyway = (problem.needed - dropped) | {v for v in fused.reads if graph.producer[v] is None}
-    return graph.values[value].size_bytes - sum(graph.values[v].size_bytes for v in fused.reads - alive_anyway)
+    alive_anyway = (problem.needed - dropped) | {v for v in reads if graph.producer[v] is None}
+    return graph.values[value].size_bytes - sum(graph.values[v].size_bytes for v in reads - alive_anyway)
 
 
 def read_option(text: str) -> Solver:

@@ -57,12 +57,7 @@ def first_split(steps: int, snapshots: int) -> int:
 
 
 def first_sweep(steps: int, snapshots: int) -> tuple[int, ...]:
-    """The steps whose states are kept when the backward begins.
-
-    Example:
-      >>> first_sweep(10, 3)
-      (0, 4, 7)
-    """
+    """The steps whose states are kept when the backward begins: (0, 4, 7) of 10 steps with 3 snapshots."""
     kept, at = [0], 0
     while snapshots > 1 and steps > 1:
         ahead = first_split(steps, snapshots)

@@ -94,10 +94,6 @@ def choices(links: Sequence[ChainStage], memory: int) -> tuple[tuple[int, int, b
     """The least time in which every stage runs at most twice: stretches of stages; None where nothing fits.
 
     A stretch is its first stage, the first of the next, and True if it runs again.
-
-    Example:
-      >>> choices([ChainStage(forward_s=1, backward_s=1, input=1, kept=5)] * 4, memory=13)
-      ((0, 1, False), (1, 2, True), (2, 3, True), (3, 4, False))
     """
     room, length = memory - links[0].input, len(links)
     if room < 0:
@@ -148,11 +144,11 @@ def _with_less(seconds: np.ndarray, slots: int) -> np.ndarray:
 
 def _links(problem: Problem, stages: tuple[int, ...]) -> list[ChainStage]:
     """The chain in slots."""
-    graph, needs, kept_bytes = problem.graph, crossing(problem), needed_bytes(problem)
-    position = {op: i for i, op in enumerate(graph.forward)}
+    graph, kept_bytes = problem.graph, needed_bytes(problem)
+    crossing_bytes = dict(zip(graph.forward, crossing(problem), strict=False))
     ops = members(graph, stages)
-    kept = [sum(kept_bytes[position[op]] for op in within) for within in ops]
-    enter = [needs[position[op]] if op in position else 0 for op in stages]
+    kept = [sum(kept_bytes[op] for op in within) for within in ops]
+    enter = [crossing_bytes.get(op, 0) for op in stages]
     slot_bytes = max(1.0, (sum(kept) + sum(enter)) / _SLOTS)
     backward_s = sum(problem.op_s[op.id] for op in graph.ops if op.phase is not Phase.FORWARD) / len(stages)
     return [

@@ -43,10 +43,6 @@ def greedy(made: list[int], split: list[int], b: float) -> tuple[tuple[int, ...]
 
     `made` are the bytes that each stage makes, `split` those that cross into it. Also returns x, the bytes that cross
     between segments, and y, the bytes of the largest.
-
-    Example:
-      >>> greedy([4, 4, 4, 4, 4, 4], [1, 1, 1, 1, 1, 1], b=10)
-      ((0, 3), 1, 12)
     """
     starts, temp, x, y = [0], 0, 0, 0
     for stage, size_bytes in enumerate(made):
@@ -61,10 +57,12 @@ def greedy(made: list[int], split: list[int], b: float) -> tuple[tuple[int, ...]
 
 def _swept(problem: Problem, stages: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The segments for b = 0, and for b between B/sqrt(2) and sqrt(2) B, with B = sqrt(x y) as b = 0 gives it."""
-    position = {op: i for i, op in enumerate(problem.graph.forward)}
-    crossing_bytes, kept_bytes = crossing(problem), needed_bytes(problem)
-    made = [sum(kept_bytes[position[op]] for op in ops) for ops in members(problem.graph, stages)]
-    split = [0, *(crossing_bytes[position[op]] for op in stages[1:])]
+    kept_bytes, crossing_bytes = (
+        needed_bytes(problem),
+        dict(zip(problem.graph.forward, crossing(problem), strict=False)),
+    )
+    made = [sum(kept_bytes[op] for op in ops) for ops in members(problem.graph, stages)]
+    split = [0, *(crossing_bytes[op] for op in stages[1:])]
     starts, x, y = greedy(made, split, 0)
     found = [starts]
     found += [greedy(made, split, sqrt(x * y) * 2 ** (k / (_SWEPT - 1) - 0.5))[0] for k in range(_SWEPT)]

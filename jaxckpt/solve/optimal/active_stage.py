@@ -20,7 +20,7 @@ ActiveStage = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageActivity:
-    """For each step of a replay its interval, and the stages in the `order` in which their backward begins."""
+    """For each step of a replay its interval, and the stages in the order in which their backward begins."""
 
     of_steps: tuple[ActiveStage, ...]
     order: tuple[int, ...]
