@@ -69,11 +69,10 @@ def _operands(graph: Graph, op: Op) -> Iterator[tuple[int, AxisGroups]]:
     axes = _AXES.search(op.detail) if op.primitive == "dot_general" and len(op.reads) == 2 else None
     if axes is None:
         return
-    contracted = [_numbers(axes[1]), _numbers(axes[2])]
-    batch = [_numbers(axes[3]), _numbers(axes[4])]
-    for read, over, each in zip(op.reads, contracted, batch, strict=True):
-        free = (axis for axis in range(len(graph.values[read].shape)) if axis not in over and axis not in each)
-        yield read, (over, each, tuple(free))
+    left, right, left_batch, right_batch = (tuple(map(int, filter(None, each.split(",")))) for each in axes.groups())
+    for read, contracted, batch in ((op.reads[0], left, left_batch), (op.reads[1], right, right_batch)):
+        free = (axis for axis in range(len(graph.values[read].shape)) if axis not in (*contracted, *batch))
+        yield read, (contracted, batch, tuple(free))
 
 
 def _is_readable(strides: Mapping[int, tuple[int, int]], groups: AxisGroups) -> bool:
@@ -127,7 +126,9 @@ def _reshaped(strides: Strides, shape: tuple[int, ...]) -> Strides | None:
         if length == 1:
             found.insert(0, (1, 1))
             continue
-        _merge_last(axes, length)
+        while len(axes) > 1 and axes[-1][0] < length and _is_contiguous(axes[-2:]):
+            (outer, _), (inner, stride) = axes[-2:]
+            axes[-2:] = [(outer * inner, stride)]
         if not axes or axes[-1][0] % length:
             return None
         rest, stride = axes[-1][0] // length, axes[-1][1]
@@ -136,18 +137,7 @@ def _reshaped(strides: Strides, shape: tuple[int, ...]) -> Strides | None:
     return tuple(found)
 
 
-def _merge_last(axes: list[tuple[int, int]], length: int) -> None:
-    """Merges the last axes of an array as long as they are contiguous and shorter than a length."""
-    while len(axes) > 1 and axes[-1][0] < length and _is_contiguous(axes[-2:]):
-        (outer, _), (inner, stride) = axes[-2:]
-        axes[-2:] = [(outer * inner, stride)]
-
-
 def _is_contiguous(axes: list[tuple[int, int]]) -> bool:
     """True if axes follow one another in memory, the last one with the smallest stride."""
     longer = [axis for axis in axes if axis[0] > 1]
     return all(outer[1] == inner[0] * inner[1] for outer, inner in pairwise(longer))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, filter(None, text.split(","))))

@@ -61,12 +61,9 @@ def _divides(array: Value, dim: int, ways: int) -> bool:
 
 def decisions_with_axes(graph: Graph, decisions: Mapping[int, Decision]) -> Mapping[int, Decision]:
     """Decisions with nothing left open; the same ones where nothing is."""
-    changed = {
-        value: closed
-        for value, decision in decisions.items()
-        if isinstance(decision, Partition | Offload) and (closed := _with_axes(graph, value, decision)) != decision
-    }
-    return {**decisions, **changed} if changed else decisions
+    moved = {v: d for v, d in decisions.items() if isinstance(d, Partition | Offload)}
+    closed = {v: _with_axes(graph, v, d) for v, d in moved.items()}
+    return decisions if closed == moved else {**decisions, **closed}
 
 
 def _with_axes(graph: Graph, value: int, decision: Partition | Offload) -> Decision:

@@ -59,7 +59,8 @@ def transfer_times(graph: Graph, plan: GraphPlan) -> tuple[ByOp, ByOp]:
 def first_reads_by_layer(graph: Graph, plan: GraphPlan) -> dict[int, int]:
     """For each of a plan's layers the first op after the forward pass that reads one of its decided values."""
     layers = plan.layers or plan.stages
-    first_reads = {v: op for v in plan.decisions if (op := _first_read(graph, v)) is not None}
+    readers = ((v, op) for v in plan.decisions for op in reversed(graph.readers[v]))
+    first_reads = {v: op for v, op in readers if graph.ops[op].phase is not Phase.FORWARD}
     opened: dict[int, int] = {}
     """For each stage the op that makes it recompute."""
     for value, op in first_reads.items():
@@ -69,14 +70,10 @@ def first_reads_by_layer(graph: Graph, plan: GraphPlan) -> dict[int, int]:
     found: dict[int, int] = {}
     for value in plan.decisions:
         layer = _index(layers, graph, value)
-        for op in (first_reads.get(value), opened.get(_index(plan.stages, graph, value))):
-            if op is not None:
-                found[layer] = min(op, found.get(layer, op))
+        for first in (first_reads.get(value), opened.get(_index(plan.stages, graph, value))):
+            if first is not None:
+                found[layer] = min(first, found.get(layer, first))
     return found
-
-
-def _first_read(graph: Graph, value: int) -> int | None:
-    return next((op for op in graph.readers[value] if graph.ops[op].phase is not Phase.FORWARD), None)
 
 
 def last_consumer_layer(graph: Graph, plan: GraphPlan, value: int) -> int:

@@ -114,10 +114,8 @@ class Recomputation:
         """Operands of an op that reads what stands around the body that is written: made before the loop begins."""
         writer, body = self._writer, self._writer.loop
         with writer.within(None if body is None else self._graph.loops[body].parent):
-            return tuple(
-                writer.current[v] if self._availability.is_available(v, body) else self._operand(v, reader)
-                for v in op.reads
-            )
+            available = {v for v in op.reads if self._availability.is_available(v, body)}
+            return tuple(writer.current[v] if v in available else self._operand(v, reader) for v in op.reads)
 
     def _sliced(self, value: int, reader: int) -> int:
         """A slice of a scanned array, cut in the body that is written: another loop cut it before."""
@@ -181,11 +179,8 @@ class Recomputation:
         instances = {v: self._operand(v, reader) for v in sorted(sources)}
         if instances and not (in_loop and all(graph.ops[op].loop != writer.loop for op in ops)):
             sums = self.accumulators.live_at(reader) if writer.loop is None else []
-            passed = writer.barrier(
-                (*instances.values(), *(writer.current[v] for v in sums)),
-                trigger=graph.backward_frontier[reader],
-                why="recompute",
-            )
+            reads = (*instances.values(), *(writer.current[v] for v in sums))
+            passed = writer.barrier(reads, trigger=graph.backward_frontier[reader], why="recompute")
             instances = dict(zip(instances, passed, strict=False))
             for value, instance in zip(sums, passed[len(instances) :], strict=True):
                 writer.current[value] = instance
@@ -208,12 +203,9 @@ class Recomputation:
 
     def _is_recomputed_at(self, depth: int, value: int) -> bool:
         """True if a value is recomputed together with its readers, in a body of this depth."""
-        availability = self._availability
-        return (
-            not availability.is_available(value, self._writer.loop)
-            and value not in self._graph.slices
-            and availability.depth(value) == depth
-        )
+        if value in self._graph.slices or self._availability.depth(value) != depth:
+            return False
+        return not self._availability.is_available(value, self._writer.loop)
 
     def _clone(self, op: int, clones: _Clones) -> None:
         clones.ops.add(op)

@@ -21,9 +21,9 @@ def initialiser_dependencies(graph: Graph) -> dict[int, int]:
     zeros wait for the scattered value itself, if that is no larger than they are. Zeros whose scatter is added to
     something are left out: compilers scatter into the addend. So are those in the bodies of loops.
     """
-    found, fused = {}, scatters_fused_with_add(graph)
+    found = {}
     for op in graph.scatters:
-        if op.phase is Phase.UPDATE or op.loop is not None or op.id in fused:
+        if op.phase is Phase.UPDATE or op.loop is not None or _is_fused_with_add(graph, op):
             continue
         initialiser = graph.producer[op.reads[0]]
         if initialiser is not None and _is_own(graph, graph.ops[initialiser], op):

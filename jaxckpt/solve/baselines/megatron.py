@@ -73,14 +73,11 @@ def _scopes(graph: Graph, scope: str) -> tuple[frozenset[int], ...]:
 
 def _refuse(graph: Graph, scope: str | None) -> NoReturn:
     scopes = sorted({op.scope for op in graph.ops if op.phase is Phase.FORWARD and op.scope})
-    raise PolicyError(
-        'solve(strategy="megatron") finds no attention to compute again.',
-        got=f"scope = {scope!r}" if scope is not None else f"{len(graph.ops)} ops",
-        needed="a batched product, a softmax and a batched product in a row"
-        if scope is None
-        else f"one of the {len(scopes)} scopes of the step, such as {', '.join(scopes[:4]) or 'none'}",
-        advice='strategy="full", or "megatron:SCOPE" for attention that is marked'
-        if scope is None
-        else 'strategy="megatron", which finds attention by structure',
-        problems=("no attention",),
-    )
+    got, needed = f"{len(graph.ops)} ops", "a batched product, a softmax and a batched product in a row"
+    advice = 'strategy="full", or "megatron:SCOPE" for attention that is marked'
+    if scope is not None:
+        got = f"scope = {scope!r}"
+        needed = f"one of the {len(scopes)} scopes of the step, such as {', '.join(scopes[:4]) or 'none'}"
+        advice = 'strategy="megatron", which finds attention by structure'
+    headline = 'solve(strategy="megatron") finds no attention to compute again.'
+    raise PolicyError(headline, got=got, needed=needed, advice=advice, problems=("no attention",))

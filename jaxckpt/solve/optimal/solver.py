@@ -108,9 +108,9 @@ class OptimalSolver:
     def min_memory_plan(self) -> GraphPlan:
         """The plan of least predicted memory."""
         limit_bytes = _NEAR_LEAST * min(map(_TEMP_BYTES, self._lowest))
-        shares = (1.0 if _TEMP_BYTES(plan) <= limit_bytes else _SMALL_SHARE for plan in self._lowest)
-        pairs = zip(self._lowest, shares, strict=True)
-        return min((improve_locally(self.problem, plan, None, share=share) for plan, share in pairs), key=_TEMP_BYTES)
+        shares = {plan: 1.0 if _TEMP_BYTES(plan) <= limit_bytes else _SMALL_SHARE for plan in self._lowest}
+        improved = (improve_locally(self.problem, plan, None, share=share) for plan, share in shares.items())
+        return min(improved, key=_TEMP_BYTES)
 
     @cached_property
     def min_memory_plans(self) -> tuple[GraphPlan, ...]:
@@ -231,9 +231,8 @@ class OptimalSolver:
         decisions = decisions_saving(self.problem, saved, untouched) | cuts | dict.fromkeys(offloaded, Offload())
         if not offloaded:
             return self.problem.plan(decisions, stages, "optimal")
-        timed = with_prefetch_distances(
-            self.problem, decisions, stages, self._layers, queued=True, limit_bytes=budget_bytes
-        )
+        layers = self._layers
+        timed = with_prefetch_distances(self.problem, decisions, stages, layers, queued=True, limit_bytes=budget_bytes)
         return self.problem.plan(timed.decisions, stages, "optimal", layers=timed.layers)
 
     @cached_property

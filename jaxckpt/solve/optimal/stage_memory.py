@@ -115,7 +115,7 @@ def _deltas(stage: StageProblem, options: Sequence[Option]) -> OptionDeltas:
         if isinstance(step, Run):
             column.setdefault((step.op, step.is_clone), len(column))
     # Offloaded values are on the device while their own stage is active, unless a loop body produces them.
-    replays = [stage.replay(option.saved, option.untouched, option.offloaded, option.sharded) for option in options]
+    replays = [stage.replay(o.saved, o.untouched, o.offloaded, o.sharded) for o in options]
     rows = np.stack([_live_bytes(replayed, column) for replayed in replays])
     return OptionDeltas(
         column=column,
@@ -131,9 +131,8 @@ def _live_bytes(replayed: Replay, column: dict[tuple[int, bool], int]) -> NDArra
         if isinstance(step, Run):
             found.setdefault(column[step.op, step.is_clone], live_bytes)
     row = np.zeros(len(column), dtype=np.int64)
-    last = 0
     for k in range(len(column)):
-        row[k] = last = found.get(k, last)
+        row[k] = found.get(k, row[k - 1] if k else 0)
     return row
 
 
