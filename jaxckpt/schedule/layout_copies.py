@@ -126,15 +126,20 @@ def _reshaped(strides: Strides, shape: tuple[int, ...]) -> Strides | None:
         if length == 1:
             found.insert(0, (1, 1))
             continue
-        while len(axes) > 1 and axes[-1][0] < length and _is_contiguous(axes[-2:]):
-            (outer, _), (inner, stride) = axes[-2:]
-            axes[-2:] = [(outer * inner, stride)]
+        _merge_last(axes, length)
         if not axes or axes[-1][0] % length:
             return None
         rest, stride = axes[-1][0] // length, axes[-1][1]
         found.insert(0, (length, stride))
         axes[-1:] = [(rest, stride * length)] if rest > 1 else []
     return tuple(found)
+
+
+def _merge_last(axes: list[tuple[int, int]], length: int) -> None:
+    """Merges the last axes of an array as long as they are contiguous and shorter than a length."""
+    while len(axes) > 1 and axes[-1][0] < length and _is_contiguous(axes[-2:]):
+        (outer, _), (inner, stride) = axes[-2:]
+        axes[-2:] = [(outer * inner, stride)]
 
 
 def _is_contiguous(axes: list[tuple[int, int]]) -> bool:

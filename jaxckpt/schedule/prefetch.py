@@ -29,38 +29,38 @@ ByOp = dict[int, list[int]]
 """For some ops a list of values."""
 
 
-def transfer_times(graph: Graph, plan: GraphPlan) -> tuple[ByOp, ByOp]:
-    """Times of the copies of values that are made outside of loops, by op of the forward pass and of the backward.
+def store_ends(graph: Graph, plan: GraphPlan) -> ByOp:
+    """For ops of the forward pass the values from outside of loops whose stores must be finished before (rule 1)."""
+    layers, found = plan.layers or plan.stages, defaultdict[int, list[int]](list)
+    for value, decision in _moved_outside(graph, plan):
+        finished = _index(layers, graph, value) + 1
+        if isinstance(decision, Offload) and finished + decision.store_distance < len(layers):
+            found[layers[finished + decision.store_distance]].append(value)
+    return found
 
-    These are the values whose stores must be finished before an op (rule 1), and those whose loads start before an op,
-    the last computed first (rule 2).
-    """
-    moved = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload | Partition)}
-    outside = [(v, d) for v, d in moved.items() if graph.loop_of[v] is None]
-    if not outside:
-        return {}, {}
-    layers, first_reads = plan.layers or plan.stages, first_reads_by_layer(graph, plan)
-    store_before: ByOp = defaultdict(list)
-    for value, decision in outside:
-        if isinstance(decision, Offload):
-            finished = _index(layers, graph, value) + 1 + decision.store_distance
-            if finished < len(layers):
-                store_before[layers[finished]].append(value)
-    load_before: ByOp = defaultdict(list)
+
+def load_starts(graph: Graph, plan: GraphPlan) -> ByOp:
+    """For ops of the backward the values from outside of loops whose loads start before, the last first (rule 2)."""
+    outside, found = _moved_outside(graph, plan), defaultdict[int, list[int]](list)
+    first_reads = first_reads_by_layer(graph, plan) if outside else {}
     for value, decision in reversed(outside):
         last = last_consumer_layer(graph, plan, value)
         distance = decision.load_distance if isinstance(decision, Offload) else 0
         starts = [first_reads[layer] for layer in range(last, last + distance + 1) if layer in first_reads]
         if starts:
-            load_before[min(starts)].append(value)
-    return store_before, load_before
+            found[min(starts)].append(value)
+    return found
+
+
+def _moved_outside(graph: Graph, plan: GraphPlan) -> list[tuple[int, Offload | Partition]]:
+    moved = ((v, d) for v, d in plan.decisions.items() if graph.loop_of[v] is None)
+    return [(v, d) for v, d in moved if isinstance(d, Offload | Partition)]
 
 
 def first_reads_by_layer(graph: Graph, plan: GraphPlan) -> dict[int, int]:
     """For each of a plan's layers the first op after the forward pass that reads one of its decided values."""
     layers = plan.layers or plan.stages
-    readers = ((v, op) for v in plan.decisions for op in reversed(graph.readers[v]))
-    first_reads = {v: op for v, op in readers if graph.ops[op].phase is not Phase.FORWARD}
+    first_reads = {v: op for v in plan.decisions if (op := _first_read(graph, v)) is not None}
     opened: dict[int, int] = {}
     """For each stage the op that makes it recompute."""
     for value, op in first_reads.items():
@@ -74,6 +74,10 @@ def first_reads_by_layer(graph: Graph, plan: GraphPlan) -> dict[int, int]:
             if first is not None:
                 found[layer] = min(first, found.get(layer, first))
     return found
+
+
+def _first_read(graph: Graph, value: int) -> int | None:
+    return next((op for op in graph.readers[value] if graph.ops[op].phase is not Phase.FORWARD), None)
 
 
 def last_consumer_layer(graph: Graph, plan: GraphPlan, value: int) -> int:

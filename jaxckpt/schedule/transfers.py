@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from jaxckpt.ir.decision import Offload, Partition
 from jaxckpt.ir.graph import Graph, Op
 from jaxckpt.ir.plan import GraphPlan
-from jaxckpt.schedule.prefetch import is_pipelined, transfer_times
+from jaxckpt.schedule.prefetch import is_pipelined, load_starts, store_ends
 from jaxckpt.schedule.steps import Move, StepWriter
 
 
@@ -37,8 +37,7 @@ class Transfers:
 
     def __init__(self, graph: Graph, plan: GraphPlan, writer: StepWriter):
         self._graph, self._plan, self._writer = graph, plan, writer
-        self._outputs = frozenset(graph.outputs)
-        self._store_before, self._load_before = transfer_times(graph, plan)
+        self._store_before, self._load_before = store_ends(graph, plan), load_starts(graph, plan)
         self.values = frozenset(v for v, d in plan.decisions.items() if isinstance(d, Offload | Partition))
         self.in_bodies = frozenset(v for v in self.values if graph.loop_of[v] is not None)
         self._pipelined = frozenset(v for v in self.in_bodies if is_pipelined(graph, v, plan.decisions[v]))
@@ -85,8 +84,8 @@ class Transfers:
         """
         if value in self._loaded:
             return
-        writer, readers = self._writer, self._graph.readers
-        results = (v for v in self._backward_results if v in self._outputs or (readers[v] and readers[v][-1] >= reader))
+        writer, readers, outputs = self._writer, self._graph.readers, frozenset(self._graph.outputs)
+        results = (v for v in self._backward_results if v in outputs or (readers[v] and readers[v][-1] >= reader))
         unread = tuple(results)
         self._backward_results.clear()
         reads = (self._stored[value], *(writer.current[v] for v in unread))

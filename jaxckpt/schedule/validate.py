@@ -18,19 +18,10 @@ def validate_decisions(graph: Graph, plan: GraphPlan) -> None:
 
     Values that cannot be offloaded are named all at once, with the reason of each.
     """
-    for value in sorted(v for v, decision in plan.decisions.items() if isinstance(decision, Recompute)):
-        producer = graph.producer[value]
-        op = None if producer is None else graph.ops[producer]
-        if op is None or op.phase is not Phase.FORWARD or op.effects:
-            written = "" if op is None else f", written by `{op.primitive}` in {op.scope or '/'}"
-            raise GraphError(
-                f"schedule: value {value} cannot be recomputed.",
-                got=f"Recompute for {graph.values[value]}{written}",
-                needed="a value that a forward op without effects makes",
-                advice="leave it out of the plan, or save it",
-                value=value,
-            )
-    offloaded = sorted(v for v, decision in plan.decisions.items() if isinstance(decision, Offload))
+    for value, decision in plan.decisions.items():
+        if isinstance(decision, Recompute):
+            _validate_recompute(graph, value)
+    offloaded = [v for v, decision in plan.decisions.items() if isinstance(decision, Offload)]
     reasons = {v: why for v in offloaded if (why := reason_not_offloadable(graph, v)) is not None}
     if reasons:
         raise UnsupportedDecisionError(
@@ -41,6 +32,20 @@ def validate_decisions(graph: Graph, plan: GraphPlan) -> None:
             advice="save or recompute them; of nested loops offload what the outer body makes for the inner loop (its"
             " input)",
             decisions=tuple(plan.decisions[v] for v in reasons),
+        )
+
+
+def _validate_recompute(graph: Graph, value: int) -> None:
+    producer = graph.producer[value]
+    op = None if producer is None else graph.ops[producer]
+    if op is None or op.phase is not Phase.FORWARD or op.effects:
+        written = "" if op is None else f", written by `{op.primitive}` in {op.scope or '/'}"
+        raise GraphError(
+            f"schedule: value {value} cannot be recomputed.",
+            got=f"Recompute for {graph.values[value]}{written}",
+            needed="a value that a forward op without effects makes",
+            advice="leave it out of the plan, or save it",
+            value=value,
         )
 
 

@@ -11,6 +11,7 @@
 Read after `jaxckpt.policy.resolve` and `stages`.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -172,9 +173,12 @@ class _Deciding:
         graph = self._problem.graph
         if policy is not None:
             self._save_around_regions(policy, frozenset(op.id for op in graph.ops if not op.policies), stages)
-        for mark in dict.fromkeys(mark for op in graph.ops if op.phase is Phase.FORWARD for mark in op.policies):
-            ops = frozenset(op.id for op in graph.ops if op.phase is Phase.FORWARD and mark in op.policies)
-            marked = policy_of_mark(mark)
+        under_mark: defaultdict[str, set[int]] = defaultdict(set)
+        for op in (graph.ops[op] for op in graph.forward):
+            for mark in op.policies:
+                under_mark[mark].add(op.id)
+        for mark, ids in under_mark.items():
+            marked, ops = policy_of_mark(mark), frozenset(ids)
             if marked.regions is not None:
                 self._save_around_regions(marked, ops, stages)
             elif is_read_after_forward(graph, ops):

@@ -201,11 +201,15 @@ def _kernels(problem: Problem) -> tuple[Kernels, tuple[int, ...]]:
             most=MOST_KERNELS,
         )
     position = {v: k for k, op in enumerate(made) for v in graph.ops[op].writes}
-    read = [{v for w in graph.ops[op].writes for v in fused_kernel(problem, w)[1]} for op in made]
     written = [[graph.values[v].size_bytes for v in graph.ops[op].writes if v not in graph.outputs] for op in made]
     kernels = Kernels(
         cost_s=tuple(problem.op_s[op] for op in made),
         size_bytes=tuple(map(sum, written)),
-        reads=tuple(tuple(sorted({position[v] for v in values & position.keys()})) for values in read),
+        reads=tuple(tuple(sorted({position[v] for v in _reads(problem, op) & position.keys()})) for op in made),
     )
     return kernels, made
+
+
+def _reads(problem: Problem, op: int) -> frozenset[int]:
+    """The values that the kernel of an op reads."""
+    return frozenset[int]().union(*(fused_kernel(problem, v)[1] for v in problem.graph.ops[op].writes))

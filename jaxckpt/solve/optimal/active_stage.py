@@ -6,7 +6,7 @@ boundary decide nothing, since neighbouring stages read it too. Clones right bef
 Read after `jaxckpt.solve.stages`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxckpt.ir import Phase
@@ -38,7 +38,7 @@ def active_stages(problem: Problem, stages: StageStarts, steps: Sequence[Schedul
     """The active stage of a cut at each of some steps."""
     graph = problem.graph
     forward = stage_index(graph, stages)
-    shared = boundaries(problem, stages) | problem.fusion.argument_derived
+    inside = _inside_stages(problem, forward, boundaries(problem, stages))
     of_steps: list[ActiveStage] = []
     begun: dict[int, None] = {}
     now: ActiveStage = ("forward", 0)
@@ -52,8 +52,7 @@ def active_stages(problem: Problem, stages: StageStarts, steps: Sequence[Schedul
         if op.phase is Phase.FORWARD:
             now = ("forward", forward[op.id])
         else:
-            producers = (graph.producer[value] for value in op.reads if value not in shared)
-            for stage in (forward[producer] for producer in producers if producer in forward):
+            for stage in (inside[value] for value in op.reads if value in inside):
                 if stage not in begun:
                     begun[stage] = None
                     now = ("backward", stage)
@@ -61,3 +60,10 @@ def active_stages(problem: Problem, stages: StageStarts, steps: Sequence[Schedul
         clones = 0
         of_steps.append(now)
     return StageActivity(of_steps=tuple(of_steps), order=tuple(begun))
+
+
+def _inside_stages(problem: Problem, forward: Mapping[int, int], boundary: frozenset[int]) -> dict[int, int]:
+    """The stage of each forward value that is neither on a boundary nor argument-derived."""
+    written = ((v, stage) for op, stage in forward.items() for v in problem.graph.ops[op].writes)
+    shared = boundary | problem.fusion.argument_derived
+    return {v: stage for v, stage in written if v not in shared}

@@ -16,7 +16,7 @@ profile (`stage_memory`). Read after `options` and `shard_options`; `compose` us
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import le
 
 from jaxckpt.ir import Phase
@@ -74,11 +74,9 @@ def with_moved_variants(
     found = []
     for stage, own in zip(staged.subproblems, options, strict=True):
         boundary = stage.saved & {v for op in stage.ops for v in problem.graph.ops[op].writes}
-        variants: list[Option] = []
-        if problem.may_offload:
-            variants += [each for option in own for each in offload_variants(problem, option, boundary, before)]
-        if problem.may_partition:
-            variants += [each for option in own for each in shard_variants(problem, option, boundary)]
+        offloaded = (offload_variants(problem, option, boundary, before) for option in own if problem.may_offload)
+        sharded = (shard_variants(problem, option, boundary) for option in own if problem.may_partition)
+        variants = list(chain.from_iterable((*offloaded, *sharded)))
         found.append((*own, *_not_dominated([*own, *variants], variants)))
     return tuple(found)
 

@@ -64,18 +64,16 @@ def with_prefetch_distances(
 def _with_loop_prefetches(problem: Problem, plan: GraphPlan, limit_bytes: int) -> GraphPlan:
     """The plan with prefetch distances of values in loops: 0, or 1 iteration if that is faster."""
     graph, requested = problem.graph, problem.offloading.prefetch
-    in_loops = {v: d for v, d in plan.decisions.items() if isinstance(d, Offload) and graph.loop_of[v] is not None}
-    undecided = {v: d for v, d in in_loops.items() if d.prefetch is None}
-    distances = {v: replace(d, prefetch=requested or 0, leave=0) for v, d in undecided.items()}
-    plan = replace(plan, decisions={**plan.decisions, **distances})
-    if requested is not None:
+    offloaded = ((v, d) for v, d in plan.decisions.items() if isinstance(d, Offload) and d.prefetch is None)
+    undecided = {v: replace(d, prefetch=requested or 0, leave=0) for v, d in offloaded if graph.loop_of[v] is not None}
+    plan = replace(plan, decisions={**plan.decisions, **undecided})
+    ahead = {v: replace(d, prefetch=1) for v, d in undecided.items()}
+    pipelined = [v for v, d in ahead.items() if is_pipelined(graph, v, d)]
+    if requested is not None or not pipelined:
         return plan
-    ahead = {v: replace(d, prefetch=1, leave=0) for v, d in undecided.items()}
-    pipelined = {v: d for v, d in ahead.items() if is_pipelined(graph, v, d)}
-    best = problem.replay(plan) if pipelined else None
-    for value, decision in pipelined.items():
-        assert best is not None
-        other = replace(plan, decisions={**plan.decisions, value: decision})
+    best = problem.replay(plan)
+    for value in pipelined:
+        other = replace(plan, decisions={**plan.decisions, value: ahead[value]})
         replayed = problem.replay(other)
         if replayed.step_s < best.step_s and replayed.peak_bytes <= max(best.peak_bytes, limit_bytes):
             plan, best = other, replayed
@@ -92,12 +90,22 @@ def _end(graph: Graph, moved: Mapping[int, Offload], last: int) -> tuple[int, ..
     return (made + 1,) if small else ()
 
 
+def _copied(ready_s: Mapping[int, float], copy_s: Mapping[int, float], *, queued: bool) -> dict[int, float]:
+    """Ends of copies by value; queued copies run one after the other, others as if alone. Loads run in reverse time."""
+    ends_s: dict[int, float] = {}
+    end_s = -inf
+    for value in sorted(ready_s, key=lambda v: (ready_s[v], v)):
+        end_s = (max(end_s, ready_s[value]) if queued else ready_s[value]) + copy_s[value]
+        ends_s[value] = end_s
+    return ends_s
+
+
 class _Clock:
     """Times of a plan as if the values stayed on the device, in seconds from the start of the step.
 
     Attributes:
       at_s: Start of each op.
-      stored_s: End of the store of each moved value; queued copies run one after the other.
+      stored_s: End of the store of each moved value.
       load_s: Latest start of the load of each moved value.
     """
 
@@ -110,18 +118,11 @@ class _Clock:
         self.first_read = first_reads_by_layer(problem.graph, plan)
         self.consumer = {v: last_consumer_layer(problem.graph, plan, v) for v in moved}
         made_s = {v: self.at_s[problem.graph.producer[v] or 0] for v in moved}
-        needed_s = {v: self._read_s(layer) for v, layer in self.consumer.items()}
+        needed_s = {v: -self._read_s(layer) for v, layer in self.consumer.items()}
         bandwidth = problem.rates.host_bandwidth_bytes_per_s
         copy_s = {v: sent_bytes(problem.graph, v, d) / bandwidth for v, d in moved.items()}
-        self.stored_s: dict[int, float] = {}
-        self.load_s: dict[int, float] = {}
-        out_s, in_s = 0.0, inf
-        for value in sorted(moved, key=lambda v: (made_s[v], v)):
-            out_s = (max(out_s, made_s[value]) if queued else made_s[value]) + copy_s[value]
-            self.stored_s[value] = out_s
-        for value in sorted(moved, key=lambda v: (-needed_s[v], v)):
-            in_s = (min(in_s, needed_s[value]) if queued else needed_s[value]) - copy_s[value]
-            self.load_s[value] = in_s
+        self.stored_s = _copied(made_s, copy_s, queued=queued)
+        self.load_s = {v: -end_s for v, end_s in _copied(needed_s, copy_s, queued=queued).items()}
 
     def _read_s(self, layer: int) -> float:
         """Start of a layer's first read in the backward; infinite if there is none."""
