@@ -2,9 +2,7 @@
 
 The ops after the forward pass are derived too in `argument_roots`, and not in `argument_derived_values`, which is for
 what a plan may save. `jaxckpt.linter.loops` has the same rule for the jaxpr of one loop's body, whose arguments are
-those of the body, and `jaxckpt.trace.graph` for a graph that it is still building.
-
-Read after `jaxckpt.ir`; `schedule`, `jaxckpt.cost` and `jaxckpt.rewrite.tile_loops` ask.
+those of the body, and `jaxckpt.trace.graph` for a graph that it is still building. Read after `jaxckpt.ir`.
 """
 
 from jaxckpt.ir.graph import Graph, Op, Phase

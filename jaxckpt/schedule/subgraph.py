@@ -22,8 +22,6 @@ class Subgraph:
     Attributes:
       ops: Ids of its ops, ascending. In `graph` they follow those that write the given values.
       values: For each value of `graph` its id in the step: given values, inputs, then what the ops write.
-      given: Number of given values.
-      inputs: Number of inputs.
     """
 
     step: Graph

@@ -19,11 +19,8 @@ _NEARLY_SMALLEST = 1.1
 class CutMinima:
     """For each cut of a step the plan that saves its boundaries only: about the least memory that the cut can take.
 
-    A cut takes at least its boundaries and the residuals of one stage, which are recomputed together. That lower bound
-    needs no replay; cuts of low bounds have low minima, and leave most memory for saving values.
-
-    Attributes:
-      bounds: Every cut with its bound in bytes, by rising bound.
+    A cut takes at least its boundaries and the residuals of one stage, which are recomputed together. `bounds` has
+    every cut with that lower bound, by rising bytes, which needs no replay; cuts of low bounds have low minima.
     """
 
     def __init__(self, problem: Problem, *, before_head: bool = False):

@@ -62,10 +62,7 @@ class Problem:
     """A step to plan.
 
     Attributes:
-      graph: The step.
-      rates: Compute and transfer rates of the target.
       required: Decisions that no solver may change, by value.
-      offloading: Bandwidth and limits of offloading.
       may_offload: True if a solver may offload values by itself.
       may_offload_loop_values: True if a solver that may offload may also offload values produced in loop bodies.
       may_partition: True if a solver may save values as shards by itself.

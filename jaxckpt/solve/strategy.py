@@ -32,10 +32,7 @@ class BudgetSolver(Protocol):
         """Plans of about the least predicted memory, for a budget that no other plan meets."""
 
     def solve(self, temp_budget_bytes: int | None, *, allow_empty: bool = True) -> GraphPlan:
-        """The fastest plan within a budget of temporaries (None: no limit); if there is none, a plan of least memory.
-
-        `allow_empty`: True if the empty plan, the step as written, may be the answer.
-        """
+        """The fastest plan within a budget of temporaries; if there is none, a plan of least memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +78,8 @@ class Strategy:
     """A row of the table of strategies.
 
     Attributes:
-      solver: The solver without an option.
       keeps: The values that stay in memory between forward and backward, for the documentation.
       good: The models that the strategy is good for.
-      source: The paper or the program that the strategy comes from.
       option: The texts that may follow the colon; "" if none may.
       read: From such a text to a solver; raises `ValueError` with the reason if the text is not valid.
     """

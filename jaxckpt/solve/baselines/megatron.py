@@ -2,9 +2,8 @@
 
 The core is found by structure, in any model: a batched product (queries with keys), a softmax (an exponential and a
 reduction), a batched product (weights with values), and no other product in between. What stands between the two
-products is dropped, the scores too, and computed again of queries, keys and values; the second product's result is
-kept. It is much memory, growing with the square of the sequence, for little arithmetic. Attention in one kernel has
-nothing to drop. With an option the cores are what lies in the scopes that it names.
+products is dropped, the scores too: much memory, growing with the square of the sequence, for little arithmetic.
+Attention in one kernel has nothing to drop. With an option the cores are what lies in the scopes that it names.
 
 Source: Korthikanti et al. 2022, "Reducing activation recomputation in large transformer models" (arXiv:2205.05198),
 section 5; Megatron-LM's `recompute_granularity="selective"`, `recompute_modules=["core_attn"]`. Read after `chain`.

@@ -2,13 +2,11 @@
 
 The network has a source, a sink, and for each forward value an edge whose capacity is what keeping it costs. What the
 backward reads flows into the sink. What must not run again flows out of the source: products, kernels of others,
-random draws, reductions that shrink much. So a cut is a set of values from which the backward follows without any of
-those, and the smallest cut is the cheapest such set. To keep less than a share of what it keeps, first the bans that
-only save traffic are lifted, then a knapsack picks which of the banned ops stay banned: bytes are the weights, seconds
-the values.
-
-Two of PyTorch's bans are left out, those on values that fused kernels read far apart. Seconds are those of our cost
-model, where PyTorch counts FLOPs. Arguments, and what is kept anyway, are free.
+random draws, reductions that shrink much. So the smallest cut is the cheapest set of values from which the backward
+follows without any of those. To keep less than a share of its bytes, first the bans that only save traffic are lifted,
+then a knapsack picks which of the banned ops stay banned: bytes are the weights, seconds the values. Two of PyTorch's
+bans are left out, those on values that fused kernels read far apart. Seconds are those of our cost model, where PyTorch
+counts FLOPs. Arguments, and what is kept anyway, are free.
 
 Source: torch/_functorch/partitioners.py, `solve_min_cut` and `choose_saved_values_set`; Chen 2022, "Min-cut optimal(*)
 recomputation". Complexity: that of Dinic's algorithm (scipy) on twice as many nodes as forward values.
@@ -54,9 +52,7 @@ def read_option(text: str) -> Solver:
     for part in text.split(","):
         if part in KNAPSACKS:
             knapsack = part
-        elif 0 <= (fraction := float(part)) <= 1:
-            continue
-        else:
+        elif not 0 <= (fraction := float(part)) <= 1:
             raise ValueError(f"{part} is no share between 0 and 1")
     if fraction is None:
         return Solver(sweep=partial(sweep_min_cut, knapsack=knapsack))

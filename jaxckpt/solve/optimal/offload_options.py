@@ -38,7 +38,6 @@ class HostLink:
       host_bytes: For each stage and each of its options the bytes on the host.
       forward_s: Seconds of each stage's forward pass.
       backward_s: Seconds of each stage's backward, if it recomputes everything inside.
-      most_host_bytes: Limit of bytes on the host; None for no limit.
     """
 
     copy_s: tuple[tuple[float, ...], ...]

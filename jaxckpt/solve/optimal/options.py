@@ -43,12 +43,10 @@ class Option:
     """A set of values that a stage saves besides its boundary.
 
     Attributes:
-      saved: Value ids.
       saved_bytes: Bytes that are live on the device until the stage's backward.
       recompute_s: Seconds of clones and pins, as the integer programme counts them.
       untouched: Residuals without a decision: all of the stage, or none.
       offloaded: Those of `saved`, and of the boundary, that are offloaded; see `offload_options`.
-      offloaded_bytes: Bytes of these.
       sharded: Those of `saved`, and of the boundary, that are sharded; see `shard_options`.
       gather_s: Seconds of slicing and gathering boundary values, which no replay of the subproblem counts.
     """

@@ -209,8 +209,8 @@ class OptimalSolver:
         """The plan with a lower bound of the seconds of any combination within the budget."""
         _, options, memory, link = staged
         least_s = least_seconds(options, memory, budget_bytes=budget_bytes, link=link)
-        stall_s = 0.0 if link is None else link.stall_s(chosen)
-        misjudged_s = plan.predicted.step_s - memory.step_s(chosen) - stall_s
+        composed_s = sum(own[k] for own, k in zip(memory.stage_s, chosen, strict=True))
+        misjudged_s = plan.predicted.step_s - composed_s - (0.0 if link is None else link.stall_s(chosen))
         return _bounded(plan, None if least_s is None else least_s + misjudged_s)
 
     def _least_of(self, cuts: Iterable[StageStarts]) -> tuple[GraphPlan, ...]:

@@ -25,10 +25,8 @@ from jaxckpt.solve.optimal.stage_problem import StagedProblem, StageProblem
 class ActiveInterval:
     """An interval of the schedule in which one stage is active.
 
-    Attributes:
-      stage: The active stage.
-      holding: The other stages whose saved values are live.
-      own_bytes: For each option of the stage the peak of live bytes, without the values saved by `holding`.
+    `holding` are the other stages whose saved values are live, `own_bytes` for each option of the stage the peak of
+    live bytes without these.
     """
 
     stage: int
@@ -38,19 +36,10 @@ class ActiveInterval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Memory profile of one cut, for every option of every stage.
-
-    Attributes:
-      intervals: Two for each stage: in the forward pass and in the backward.
-      stage_s: For each stage and each of its options the seconds that the stage is active.
-    """
+    """Memory profile of one cut, and for each stage and each of its options the seconds that the stage is active."""
 
     intervals: tuple[ActiveInterval, ...]
     stage_s: tuple[tuple[float, ...], ...]
-
-    def step_s(self, chosen: Sequence[int]) -> float:
-        """Seconds of the step for one option of each stage."""
-        return sum(own[k] for own, k in zip(self.stage_s, chosen, strict=True))
 
     def peak_bytes(self, options: Sequence[Sequence[Option]], chosen: Sequence[int]) -> int:
         """Peak of live bytes for one option of each stage."""

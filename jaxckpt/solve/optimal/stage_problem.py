@@ -27,11 +27,10 @@ class StageProblem:
     """The subproblem of one stage.
 
     Attributes:
-      problem: The full step.
+      problem: The full step, whose ids `ops` and `saved` are.
       induced_subgraph: Of ops of earlier stages, the stage's own ops, and its part of the backward, in this order.
       ops: The stage's own forward ops.
       saved: The values that cross stages of the cut: saved under every option.
-      num_earlier: The number of ops of earlier stages in the subgraph.
       replayed: Replays so far, by the arguments of `replay` as positions.
     """
 
@@ -79,10 +78,9 @@ class StageProblem:
         return frozenset(v for v in inside if reason_not_offloadable(graph, v) is None)
 
     def sharded_here(self, saved: Collection[int], sharded: Collection[int]) -> frozenset[int]:
-        """Positions of the values that are sharded even while the stage is active.
+        """Positions of the values that are sharded even while the stage is active: its own, and those of loop bodies.
 
-        These are the stage's own saved values and all values of loop bodies. Other values that cross into the next
-        stage stay replicated until that stage has read them.
+        Other values that cross into the next stage stay replicated until that stage has read them.
         """
         if not sharded:
             return frozenset()
