@@ -3,6 +3,8 @@
 Read after `argument_derived`; `recomputation` asks.
 """
 
+from functools import cache
+
 from jaxckpt.ir.decision import Recompute
 from jaxckpt.ir.graph import Graph, Phase
 from jaxckpt.ir.plan import GraphPlan
@@ -23,7 +25,8 @@ class Availability:
         self.dropped = frozenset(dropped - graph.slices - graph.indices)
         self._kept = (graph.available | plan.decisions.keys()) - self.dropped
         self._loop_invariants: dict[int, frozenset[int]] = {}
-        self._broadcasts: dict[int, bool] = {}
+        self.is_broadcast = cache(lambda value: is_broadcast(graph, value))
+        """True if a value is recomputed in the very body that reads it: it is much larger than its arguments."""
 
     def is_available(self, value: int, loop: int | None) -> bool:
         """True if an op in the body of a loop can read a value that is not recomputed there."""
@@ -45,12 +48,6 @@ class Availability:
     def depth(self, value: int) -> int:
         """Number of open loops around a value."""
         return len(self._graph.path(self._graph.loop_of[value]))
-
-    def is_broadcast(self, value: int) -> bool:
-        """True if a value is recomputed in the very body that reads it: it is much larger than its arguments."""
-        if value not in self._broadcasts:
-            self._broadcasts[value] = is_broadcast(self._graph, value)
-        return self._broadcasts[value]
 
     def body_for(self, value: int, loop: int | None) -> int | None:
         """The loop in whose body a value is recomputed for a reader in the body of `loop`."""

@@ -133,7 +133,8 @@ class _CheckmateProgramme:
             return None
 
         def chosen(kind: str, t: int) -> frozenset[int]:
-            return frozenset(i for i in range(t + 1) if result.x[self._at(kind, t, i)] > 0.5 and self._is(kind, t, i))
+            columns = ((i, self.variable.get((kind, t, i, -1))) for i in range(t + 1))
+            return frozenset(i for i, column in columns if column is not None and result.x[column] > 0.5)
 
         runs = tuple(chosen("R", t) for t in range(n))
         cost_s = float(sum(self.kernels.cost_s[i] for stage in runs for i in stage))
@@ -155,7 +156,7 @@ class _CheckmateProgramme:
                 before = [("U", t, k - 1, -1.0)] if k else [("S", t, i, -self.size[i]) for i in range(t)]
                 freed = [(i, k - 1) for i in (*self.kernels.reads[k - 1], k - 1)] if k else []
                 terms = self._sum([("U", t, k, 1.0), *before, ("R", t, k, -self.size[k])])
-                terms |= {self._at("FREE", t, i, by): self.size[i] for i, by in freed}
+                terms |= {self.variable["FREE", t, i, by]: self.size[i] for i, by in freed}
                 self.rows.add(terms, lower=0, upper=0)
                 for i in (*self.kernels.reads[k], k):
                     self._hazards(t, i, k)
@@ -164,7 +165,7 @@ class _CheckmateProgramme:
         """1 - FREE_tik <= hazards <= kappa (1 - FREE_tik): k does not run, i is kept on, or a later op reads it."""
         later = [j for j in self.users[i] if k < j <= t]
         terms = self._sum([("R", t, k, -1.0), ("S", t + 1, i, 1.0), *(("R", t, j, 1.0) for j in later)])
-        free, kappa = self._at("FREE", t, i, k), 2.0 + len(later)
+        free, kappa = self.variable["FREE", t, i, k], 2.0 + len(later)
         self.rows.add({**terms, free: 1.0}, lower=0)
         self.rows.add({**terms, free: kappa}, upper=kappa - 1)
 
@@ -172,19 +173,13 @@ class _CheckmateProgramme:
         """Terms by variable, without those that are 0 by the frontier (8)."""
         found: dict[int, float] = {}
         for kind, t, i, factor in terms:
-            if self._is(kind, t, i):
-                column = self._at(kind, t, i)
+            column = self.variable.get((kind, t, i, -1))
+            if column is not None:
                 found[column] = found.get(column, 0.0) + factor
         return found
 
     def _new(self, kind: str, t: int, i: int, k: int = -1) -> None:
         self.variable.setdefault((kind, t, i, k), len(self.variable))
-
-    def _at(self, kind: str, t: int, i: int, k: int = -1) -> int:
-        return self.variable.get((kind, t, i, k), 0)
-
-    def _is(self, kind: str, t: int, i: int) -> bool:
-        return (kind, t, i, -1) in self.variable
 
 
 def _kernels(problem: Problem) -> tuple[Kernels, tuple[int, ...]]:
