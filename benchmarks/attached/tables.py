@@ -14,7 +14,7 @@ from benchmarks.attached.findings import Parts
 from benchmarks.record import RESULTS
 from benchmarks.tables import ROOT, filled
 from jaxckpt._units import format_bytes
-from jaxckpt.report.calibration import figure
+from jaxckpt.report.machines import figure
 
 PAGE = ROOT / "docs" / "measured.md"
 RESULT = RESULTS / "attached" / "attached.json"

@@ -3,26 +3,31 @@
 Read after `console`.
 """
 
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from jaxckpt._version import __version__
-from jaxckpt.cli.analyze import analyze
-from jaxckpt.cli.bench import bench
-from jaxckpt.cli.calibrate import calibrate
-from jaxckpt.cli.compare import compare
-from jaxckpt.cli.demo import demo
-from jaxckpt.cli.explain_oom import explain_oom
-from jaxckpt.cli.footprint import footprint
-from jaxckpt.cli.lint import lint
-from jaxckpt.cli.max_batch import max_batch
-from jaxckpt.cli.pareto import pareto
-from jaxckpt.cli.plan import plan
-from jaxckpt.cli.simulate import simulate
-from jaxckpt.cli.targets import targets
-from jaxckpt.cli.verdicts import verdicts
-from jaxckpt.cli.verify import verify
+
+VERBS = (
+    "demo",
+    "plan",
+    "pareto",
+    "max_batch",
+    "analyze",
+    "footprint",
+    "compare",
+    "lint",
+    "simulate",
+    "verdicts",
+    "verify",
+    "targets",
+    "calibrate",
+    "bench",
+    "explain_oom",
+)
+"""In the order of the help; each is a function in the file of its name."""
 
 app = typer.Typer(
     name="jaxckpt",
@@ -31,24 +36,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (
-    demo,
-    plan,
-    pareto,
-    max_batch,
-    analyze,
-    footprint,
-    compare,
-    lint,
-    simulate,
-    verdicts,
-    verify,
-    targets,
-    calibrate,
-    bench,
-    explain_oom,
-):
-    app.command()(verb)
+for verb in VERBS:
+    app.command()(getattr(import_module(f"jaxckpt.cli.{verb}"), verb))
 
 
 def _version(asked: bool) -> None:

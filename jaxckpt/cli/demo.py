@@ -14,6 +14,7 @@ from jaxckpt._errors import InfeasibleBudgetError, MissingPackageError
 from jaxckpt._progress import Progress, silent
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.cli.console import Json, Shell
+from jaxckpt.cli.plan import plan_data, refused_data
 from jaxckpt.compiler import Footprint, footprint
 from jaxckpt.machine import Target
 from jaxckpt.planner import Plan, Planner
@@ -55,29 +56,14 @@ class DemoResult:
             "baselines": {
                 name: made.to_dict() | {"total_bytes": made.total_bytes} for name, made in self.baselines.items()
             },
-            "plans": {budget: _plain(plan) for budget, plan in self.plans.items()},
-            "refused": {
-                budget: {"message": str(error), "minimum_bytes": error.minimum_bytes}
-                for budget, error in self.refused.items()
+            "plans": {
+                budget: plan_data(plan) | {"attempts": [dataclasses.asdict(attempt) for attempt in plan.attempts]}
+                for budget, plan in self.plans.items()
             },
+            "refused": {refused[0]: refused_data(refused) for refused in self.refused.items()},
             "planning_s": self.planning_s,
             "wall_s": self.wall_s,
         }
-
-
-def _plain(plan: Plan) -> dict[str, Any]:
-    assert plan.footprint is not None
-    return {
-        "budget_bytes": plan.budget_bytes,
-        "strategy": plan.strategy,
-        "total_bytes": plan.footprint.total_bytes,
-        "predicted_bytes": plan.predicted.total_bytes,
-        "step_s": plan.predicted.step_s,
-        "recompute_s": plan.predicted.recompute_s,
-        "footprint": plan.footprint.to_dict(),
-        "attempts": [dataclasses.asdict(attempt) for attempt in plan.attempts],
-        "notes": list(plan.notes),
-    }
 
 
 def run_demo(

@@ -76,14 +76,9 @@ class GPT(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStep:
-    """A step with a description of its arguments.
+    """A step from (parameters, optimiser state, tokens) to (parameters, optimiser state, loss).
 
-    Attributes:
-      step: (parameters, optimiser state, tokens) to (parameters, optimiser state, loss).
-      args: Descriptions of these; nothing is allocated.
-      donate_argnums: Parameters and optimiser state.
-      model: The module, to make real parameters with.
-      optimiser: The optimiser, likewise.
+    Its arguments are descriptions; model and optimiser are there to make real ones with.
     """
 
     step: Callable[..., Any]

@@ -58,7 +58,7 @@ class Verdicts(Shown):
       verdicts: In the order of the rules; of names in the order in which the step makes them.
     """
 
-    _report: ClassVar[str] = "jaxckpt.report.verdicts:verdicts_report"
+    _report: ClassVar[str] = "jaxckpt.report.comparison:verdicts_report"
 
     step: str
     policy: str

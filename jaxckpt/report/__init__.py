@@ -2,16 +2,14 @@
 
 Read in this order: `tree` (what a report is), `text`, `html` and `svg` (how it is drawn), `rows` (what tables have in
 common), then one builder a file: `plan`, `analysis`, `machines`, `memory`, `comparison`, `policy`, `explanation`,
-`verification`, `lint`, `verdicts`, `oom`, `floor`, `frontier`, `batches`, `calibration`; `export` (comparison as CSV),
-`trace_events` (a footprint for Perfetto), and the folder `picture` (the memory map).
+`verification`, `lint`, `oom`, `floor`, `frontier`, `batches`; `trace_events` (a footprint for Perfetto), and the folder
+`picture` (the memory map).
 """
 
 from jaxckpt.report.analysis import analysis_report
 from jaxckpt.report.batches import batches_report
-from jaxckpt.report.calibration import calibration_report
-from jaxckpt.report.comparison import comparison_report
+from jaxckpt.report.comparison import comparison_data, comparison_report, to_csv, verdicts_report
 from jaxckpt.report.explanation import explanation_report
-from jaxckpt.report.export import comparison_data, to_csv
 from jaxckpt.report.floor import floor_report
 from jaxckpt.report.frontier import frontier_report
 from jaxckpt.report.html import (
@@ -24,7 +22,7 @@ from jaxckpt.report.html import (
     save_text,
 )
 from jaxckpt.report.lint import findings_report
-from jaxckpt.report.machines import targets_report
+from jaxckpt.report.machines import calibration_report, targets_report
 from jaxckpt.report.memory import footprint_report
 from jaxckpt.report.oom import oom_report
 from jaxckpt.report.plan import plan_report
@@ -32,7 +30,6 @@ from jaxckpt.report.policy import policy_report
 from jaxckpt.report.rows import table_of_known
 from jaxckpt.report.text import print_report, render_text
 from jaxckpt.report.tree import Chart, Column, Element, Line, Point, Scatter, Section, Table, Text
-from jaxckpt.report.verdicts import verdicts_report
 from jaxckpt.report.verification import verification_report
 
 __all__ = [

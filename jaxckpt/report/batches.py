@@ -20,7 +20,7 @@ def _answers(search: BatchSearch) -> Table:
     return Table(
         title="",
         columns=columns("", ">batch", ">compiled total", ">step (est.)", ">items/s (est.)"),
-        rows=tuple((words, str(each.batch), _total(each), _step(each), _items(each)) for words, each in rows),
+        rows=tuple((words, str(each.batch), *_figures(each)) for words, each in rows),
     )
 
 
@@ -28,32 +28,20 @@ def _tried(search: BatchSearch) -> Table:
     return Table(
         title="Batches tried",
         columns=columns(">batch", "fits", "by", ">smallest total", ">planned total", ">step (est.)", ">items/s (est.)"),
-        rows=tuple(
-            (
-                str(each.batch),
-                "yes" if each.fits else "no",
-                "compiler" if each.compiled else "model",
-                format_bytes(each.smallest_bytes),
-                _total(each),
-                _step(each),
-                _items(each),
-            )
-            for each in search.tried
-        ),
+        rows=tuple(map(_row, search.tried)),
     )
 
 
-def _total(each: TriedBatch) -> str:
+def _row(each: TriedBatch) -> tuple[str, ...]:
+    fits, by = "yes" if each.fits else "no", "compiler" if each.compiled else "model"
+    return str(each.batch), fits, by, format_bytes(each.smallest_bytes), *_figures(each)
+
+
+def _figures(each: TriedBatch) -> tuple[str, str, str]:
+    """Total, seconds and items a second; "" for what is not known."""
     footprint = each.plan.footprint if each.plan is not None else None
-    return "" if footprint is None else format_bytes(footprint.total_bytes)
-
-
-def _step(each: TriedBatch) -> str:
-    return format_seconds(each.step_s) if each.step_s else ""
-
-
-def _items(each: TriedBatch) -> str:
-    return f"{each.items_per_s:.4g}" if each.step_s else ""
+    total = "" if footprint is None else format_bytes(footprint.total_bytes)
+    return (total, format_seconds(each.step_s), f"{each.items_per_s:.4g}") if each.step_s else (total, "", "")
 
 
 def _notes(search: BatchSearch) -> str:

@@ -1,12 +1,27 @@
 """A comparison as a report: totals, memory against time, scopes, buffers that came and went, ops done again.
 
-Read after `rows`.
+Verdicts on rules and names are comparisons too. At the end, a comparison as CSV and as plain data. Read after `rows`.
 """
 
+import csv
+import dataclasses
+import io
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from jaxckpt._units import format_bytes, format_seconds
-from jaxckpt.comparison import BufferChange, ComparedVersion, Comparison, PeakChange, RecomputedOp, ScopeFigures
+from jaxckpt.comparison import (
+    BufferChange,
+    ComparedVersion,
+    Comparison,
+    PeakChange,
+    RecomputedOp,
+    Row,
+    ScopeFigures,
+    Verdict,
+    Verdicts,
+    comparison_rows,
+)
 from jaxckpt.hlo import ScopeMemory
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
 from jaxckpt.report.memory import role_text
@@ -22,13 +37,6 @@ def comparison_report(comparison: Comparison, *, depth: int | None = None) -> Se
     """Versions side by side; differences are against the first, equal layers folded.
 
     Scopes deeper than `depth` names are left out: what is below a scope counts in it.
-
-    Example:
-      >>> from jaxckpt.compiler import Footprint
-      >>> from jaxckpt.comparison import compare_footprints
-      >>> made = Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=7)
-      >>> comparison_report(compare_footprints({"a": made, "b": made})).parts[0].rows[1]
-      ('b', '8 B', '0 B', '1 B', '7 B')
     """
     cells = [dict(_cells(comparison, version)) for version in comparison.versions]
     parts: list[Element] = [table_of_known("", _HEADINGS, cells)]
@@ -208,3 +216,78 @@ def _recomputed_cells(group: Layers[RecomputedOp]) -> tuple[int | str, ...]:
     first = group.items[0]
     runs = [sum(counts) for counts in zip(*(op.runs for op in group.items), strict=True)]
     return max(runs), first.op, "XLA itself" if first.by_xla else "the step", *map(str, runs)
+
+
+### Verdicts
+
+
+def verdicts_report(verdicts: Verdicts) -> Section:
+    """Report of the bytes and seconds that each rule or name is worth."""
+    host = f", host {format_bytes(verdicts.host_bytes)}" if verdicts.host_bytes else ""
+    total = (
+        f"With all of them {format_bytes(verdicts.total_bytes)}{host}, {verdicts.flops / 1e9:.3g} GFLOP and"
+        f" {format_seconds(verdicts.step_s)} a step (estimated) on {verdicts.target}; {verdicts.compiles} programs were"
+        " compiled. Changes are with the row less without it, beside all others."
+    )
+    headings = columns("rule or name", "verdict", ">values", ">memory", ">host", ">GFLOP", ">step", "why")
+    table = Table(title="", columns=headings, rows=tuple(map(_verdict_row, verdicts.verdicts)))
+    return Section(title=f'{verdicts.step} under "{verdicts.policy}"', parts=(Text(text=total), table))
+
+
+def _verdict_row(verdict: Verdict) -> tuple[str, ...]:
+    return (
+        verdict.subject,
+        verdict.word,
+        f"{verdict.value_count} ({format_bytes(verdict.value_bytes)})",
+        _signed(verdict.bytes_change, format_bytes(abs(verdict.bytes_change))),
+        _signed(verdict.host_bytes_change, format_bytes(abs(verdict.host_bytes_change))),
+        _signed(verdict.flops_change, f"{abs(verdict.flops_change) / 1e9:.3g}"),
+        _signed(verdict.step_s_change, format_seconds(abs(verdict.step_s_change))),
+        verdict.why,
+    )
+
+
+def _signed(change: float, text: str) -> str:
+    if not change:
+        return "="
+    return f"{'+' if change > 0 else '-'}{text}"
+
+
+### For other programs
+
+
+def to_csv(comparison: Comparison) -> str:
+    """All figures, one a row, under the names of `jaxckpt.comparison.Row`."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, fieldnames=list(Row.__annotations__), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(comparison_rows(comparison))
+    return stream.getvalue()
+
+
+def comparison_data(comparison: Comparison) -> dict[str, Any]:
+    """Everything but the versions' memory maps, as numbers, texts and lists: one JSON object."""
+    return {
+        "versions": [
+            {
+                "name": version.name,
+                "total_bytes": version.footprint.total_bytes,
+                "host_bytes": version.footprint.host_bytes,
+                "peak_bytes": version.footprint.memory.peak_bytes if version.footprint.memory else None,
+                "footprint": version.footprint.to_dict(),
+            }
+            for version in comparison.versions
+        ],
+        "scopes": [dataclasses.asdict(line) for line in comparison.scopes],
+        "peaks": [
+            {"name": peak.name, "went": _change_data(peak.went), "came": _change_data(peak.came)}
+            for peak in comparison.peaks
+        ],
+        "recomputed": [dataclasses.asdict(op) for op in comparison.recomputed],
+        "frontier": list(comparison.frontier),
+        "notes": list(comparison.notes),
+    }
+
+
+def _change_data(changes: tuple[BufferChange, ...]) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(change) | {"change_bytes": change.change_bytes} for change in changes]

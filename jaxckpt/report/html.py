@@ -54,13 +54,7 @@ _PAGE = "body { margin: 2em; background: Canvas; color: CanvasText } :root { col
 
 
 def report_of(data: Any) -> Section:
-    """The report of data: a plan, a footprint, a comparison, a frontier, findings, and all else that has one.
-
-    Example:
-      >>> from jaxckpt import Footprint
-      >>> report_of(Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=7, target="h200")).title
-      '8 B on h200'
-    """
+    """The report of data: a plan, a footprint, a comparison, a frontier, findings, and all else that has one."""
     if isinstance(data, Shown):
         section: Section = report_builder(data)(data)
         return section
@@ -75,23 +69,13 @@ def html_of(data: Any) -> str:
 
 
 def render_html(part: Element) -> str:
-    """A report as a piece of HTML, one element with its style, for a notebook or another page.
-
-    Example:
-      >>> "<script>" in render_html(Text(text="a layer named <script>"))
-      False
-    """
+    """A report as a piece of HTML, one element with its style, for a notebook or another page."""
     inner = "".join(_lowered(part, 1))
     return f'<div class="{_CLASS}"><style>{"".join(_style())}</style>{inner}</div>'
 
 
 def render_page(part: Element, *, title: str = "jaxckpt") -> str:
-    """A report as a whole page that needs nothing else.
-
-    Example:
-      >>> render_page(Text(text="all is well")).splitlines()[0]
-      '<!DOCTYPE html>'
-    """
+    """A report as a whole page that needs nothing else."""
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_escaped(title)}</title><style>{_PAGE}</style>"

@@ -25,11 +25,6 @@ def footprint_report(footprint: Footprint, *, depth: int | None = None) -> Secti
     """Totals, the peak and what is alive there, scopes, and what XLA did by itself; equal layers folded.
 
     Scopes below a depth are added up.
-
-    Example:
-      >>> made = Footprint(argument_bytes=1024, output_bytes=0, alias_bytes=0, temp_bytes=1024, target="h200")
-      >>> footprint_report(made).title
-      '2 KiB on h200'
     """
     memory = footprint.memory
     parts: list[Element] = [Table(title="", columns=columns("", ">"), rows=tuple(_total_rows(footprint)))]

@@ -12,12 +12,7 @@ from jaxckpt.report.tree import Section, Table, Text, columns
 
 
 def policy_report(policy: Policy) -> Section:
-    """Rules in order, the first that matches decides; then the rest.
-
-    Example:
-      >>> policy_report(Policy(name="frugal", default="recompute")).parts[-1].rows
-      (('', 'everything else', 'recompute', '', ''),)
-    """
+    """Rules in order, the first that matches decides; then the rest."""
     words = [Text(text=text) for text in (policy.models and f"For {policy.models}.", policy.about.strip()) if text]
     rest = ("", "everything else", policy.default, "", "")
     table = Table(

@@ -39,10 +39,6 @@ def trace_events(
     Kernels take `seconds` in one step, at least a nanosecond, or what is alive meanwhile could not be seen; without
     seconds, a microsecond each. Layers are scopes cut to `depth`; beyond `most_series`, those with the lowest peaks of
     their own are added up.
-
-    Example:
-      >>> trace_events(MemoryMap(program="step", kernels=(), buffers=(), allocations=()))["otherData"]["program"]
-      'step'
     """
     starts_ns = _starts_ns(memory, seconds)
     events = [*_names(memory), *_timed(memory, starts_ns, _layers(memory, depth, most_series))]

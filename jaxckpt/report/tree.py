@@ -21,10 +21,6 @@ class Table:
     """Rows of texts under columns.
 
     Attributes:
-      title: What the table shows, one line; "" for none.
-      columns: Its columns.
-      rows: For each row a text a column.
-      notes: Sentences below.
       compact_rows: So many rows are shown at first; None shows all.
       rest: What the other rows are, one line ("and 12 more, 3 MiB"); their number where it is "".
     """
@@ -66,15 +62,9 @@ class Text:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A point of a scatter.
+    """A point of a scatter, at finite numbers and with their texts for people; without a name it is small.
 
-    Attributes:
-      name: What it stands for; "" for a small point between others.
-      x: Where it is, a finite number.
-      y: The same.
-      x_text: The same for people, with its unit.
-      y_text: The same.
-      on_frontier: Whether no other point is at most as large both ways.
+    On the frontier is what no other point is at most as large as both ways.
     """
 
     name: str
@@ -87,14 +77,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scatter:
-    """Points over two axes of which less is better, with the frontier of those that nothing beats both ways.
-
-    Attributes:
-      title: One line.
-      x_heading: What goes to the right.
-      y_heading: What goes up.
-      points: In any order.
-    """
+    """Points over two axes of which less is better, with the frontier of those that nothing beats both ways."""
 
     title: str
     x_heading: str
@@ -113,13 +96,7 @@ class Scatter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One line of a chart.
-
-    Attributes:
-      name: What it stands for.
-      points: Its (x, y), finite numbers, joined in the order of x.
-      dashed: Whether it is drawn with dashes.
-    """
+    """One line of a chart: (x, y) of finite numbers, joined in the order of x."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -130,12 +107,7 @@ class Line:
 class Chart:
     """Lines over one axis. A terminal leaves it out: the numbers are in a table beside it.
 
-    Attributes:
-      title: One line.
-      x_heading: What goes to the right.
-      y_heading: What goes up.
-      lines: In the order of the legend.
-      log: Whether what goes up is drawn by its logarithm; what is not positive is left out then.
+    With `log`, what goes up is drawn by its logarithm, and what is not positive is left out.
     """
 
     title: str
@@ -147,13 +119,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A title over parts of a report.
-
-    Attributes:
-      title: One line.
-      parts: What is below it.
-      folded: Whether only the title is shown at first, where the reader can unfold it; a terminal shows all.
-    """
+    """A title over parts of a report; of a folded one a page shows the title at first, a terminal all."""
 
     title: str
     parts: tuple["Element", ...]

@@ -77,13 +77,7 @@ class ScopeChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """Outcome of holding a footprint against its snapshot.
-
-    Attributes:
-      before: The one that was kept.
-      after: What the step takes now, its scopes cut to the same depth.
-      tolerance: What is accepted.
-    """
+    """A snapshot, and one of what the step takes now with its scopes cut to the same depth."""
 
     before: Snapshot
     after: Snapshot

@@ -38,12 +38,7 @@ _PLAIN_NAME = re.compile(r"(?!.*--)[A-Za-z0-9_.=+,-]{0,60}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Whose snapshot it is.
-
-    Attributes:
-      test: With its classes and parameters: "TestGpt::test_step[8]".
-      name: Given by the test where it keeps several.
-    """
+    """A test with its classes and parameters ("TestGpt::test_step[8]"), and a name where it keeps several."""
 
     test: str
     name: str = ""

@@ -25,7 +25,6 @@ class Group:
     Attributes:
       key: The scope of a layer, or the value of a role or part; "" for what belongs to none.
       label: The same for a legend, without the names that all layers share.
-      family: Number of its family; None where it is alone.
       position: Its place in its family, from 0.0 to 1.0.
     """
 
@@ -39,14 +38,6 @@ def layer_groups(buffers: Sequence[Buffer]) -> tuple[tuple[Group, ...], dict[str
     """The layers of some buffers, and for each scope the index of its layer.
 
     Layers are in the order in which they begin, numbered ones by number, what has no scope last.
-
-    Example:
-      >>> from jaxckpt.hlo import Buffer
-      >>> plain = dict(size_bytes=1, offset_bytes=0, allocation=0, born=0, dies=0, dtype="int8", shape=(1,))
-      >>> scopes = ["net/1/a", "net/0/b", "net/2", "net/head", ""]
-      >>> groups, index = layer_groups([Buffer(id=i, scope=scope, **plain) for i, scope in enumerate(scopes)])
-      >>> [group.label for group in groups], index["net/0/b"]
-      (['0', '1', '2', 'head', 'no scope'], 0)
     """
     size_bytes: dict[str, int] = {}
     for buffer in sorted(buffers, key=lambda b: (b.born, b.id)):

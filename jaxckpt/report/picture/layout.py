@@ -100,16 +100,6 @@ def layout(memory: MemoryMap, *, width: int = 1200, height: int = 600, points: i
 
     Curves have at most so many `points`. Folding becomes coarser until there are at most so many rectangles (`most`),
     or nothing is left to fold. Complexity: linear in buffers, and in kernels times groups.
-
-    Example:
-      >>> from jaxckpt.hlo import Allocation, Buffer, Kernel, MemoryMap, Use
-      >>> kernels = tuple(Kernel(name=f"add.{i}", opcode="add") for i in range(3))
-      >>> buffer = Buffer(id=0, size_bytes=64, offset_bytes=0, allocation=0, born=0, dies=1, dtype="int8", shape=(64,))
-      >>> allocation = Allocation(index=0, size_bytes=64, use=Use.TEMPORARY)
-      >>> memory = MemoryMap(program="step", kernels=kernels, buffers=(buffer,), allocations=(allocation,))
-      >>> picture = layout(memory)
-      >>> [(r.start, r.stop, r.low_bytes, r.high_bytes) for r in picture.rectangles], picture.curves["layer"]
-      ([(0, 2, 0, 64)], ((64, 64, 0),))
     """
     placed, groups = _placed(memory)
     extent_bytes = memory.temp_bytes

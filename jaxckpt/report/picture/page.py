@@ -25,12 +25,6 @@ def memory_page(memory: MemoryMap, *, title: str | None = None) -> str:
     """An interactive page that shows where the temporaries of a step are, under the program's name if no other.
 
     Its size is bounded whatever the program's, and below 1 MB for most.
-
-    Example:
-      >>> from jaxckpt.hlo import MemoryMap
-      >>> page = memory_page(MemoryMap(program="<b>", kernels=(), buffers=(), allocations=()))
-      >>> "<b>" in page, "<title>&lt;b&gt;</title>" in page
-      (False, True)
     """
     heading = plain_text(memory.program if title is None else title)
     parts = {
@@ -51,14 +45,13 @@ def page_data(picture: Picture) -> dict[str, Any]:
     """
     texts = _Texts()
     memory = picture.memory
-    groups = {key: [_group(group, hue) for group, hue in _coloured(picture.groups[key])] for key in KEYS}
     data = {
         "kernels": len(memory.kernels),
         "extent": picture.extent_bytes,
         "peak": {"at": memory.peak, "bytes": memory.peak_bytes},
         "figures": [list(pair) for pair in _figures(memory)],
         "problems": [plain_text(problem) for problem in memory.problems],
-        "groups": groups,
+        "groups": {key: _groups(picture.groups[key]) for key in KEYS},
         "rectangles": [_rectangle(rectangle, memory, texts) for rectangle in picture.rectangles],
         "samples": [[s.start, s.stop, s.at, *_kernel(memory, s.at, texts)] for s in picture.samples],
         "curves": {key: [_differences(values) for values in picture.curves[key]] for key in KEYS},
@@ -67,7 +60,7 @@ def page_data(picture: Picture) -> dict[str, Any]:
         "largest": _largest(picture, texts),
         "largest_of": len(memory.alive_at(memory.peak)),
     }
-    return data | {"texts": texts.all}
+    return data | {"texts": [plain_text(text)[:400] for text in texts]}
 
 
 def embedded_json(data: Any) -> str:
@@ -81,30 +74,20 @@ def embedded_json(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-class _Texts:
+class _Texts(dict[str, int]):
     """Texts by number, each kept once."""
 
-    def __init__(self) -> None:
-        self.all: list[str] = []
-        self._index: dict[str, int] = {}
-
-    def __call__(self, text: str) -> int:
-        if text not in self._index:
-            self._index[text] = len(self.all)
-            self.all.append(plain_text(text)[:400])
-        return self._index[text]
+    def __missing__(self, text: str) -> int:
+        return self.setdefault(text, len(self))
 
 
 def _template(name: str) -> str:
     return files("jaxckpt.report.picture").joinpath(name).read_text(encoding="utf-8")
 
 
-def _coloured(groups: Sequence[Group]) -> Iterable[tuple[Group, str]]:
-    return zip(groups, colours(groups), strict=True)
-
-
-def _group(group: Group, colour: str) -> dict[str, Any]:
-    return {"label": plain_text(group.label), "colour": colour, "family": group.family}
+def _groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    hues = zip(groups, colours(groups), strict=True)
+    return [{"label": plain_text(group.label), "colour": hue, "family": group.family} for group, hue in hues]
 
 
 def _rectangle(rectangle: Rectangle, memory: MemoryMap, texts: _Texts) -> list[Any]:
@@ -118,18 +101,18 @@ def _rectangle(rectangle: Rectangle, memory: MemoryMap, texts: _Texts) -> list[A
     (buffer,) = rectangle.members
     reader = memory.kernels[buffer.dies]
     where = f" in {reader.scope}" if reader.scope else ""
-    facts = [texts(f"{reader.name}{where}"), texts(str(list(buffer.layout)) if buffer.layout else ""), buffer.count]
+    facts = [texts[f"{reader.name}{where}"], texts[str(list(buffer.layout)) if buffer.layout else ""], buffer.count]
     return [*place, *groups, *sums, *_buffer(buffer, texts), *facts]
 
 
 def _buffer(buffer: Buffer, texts: _Texts) -> list[int]:
     array = described(buffer.dtype, buffer.shape)
-    return [texts(text) for text in (buffer.name, buffer.op, buffer.scope, array, buffer.source)]
+    return [texts[text] for text in (buffer.name, buffer.op, buffer.scope, array, buffer.source)]
 
 
 def _kernel(memory: MemoryMap, at: int, texts: _Texts) -> list[int]:
     kernel = memory.kernels[at]
-    return [texts(text) for text in (kernel.name, kernel.op, kernel.scope, kernel.part.value, kernel.source)]
+    return [texts[text] for text in (kernel.name, kernel.op, kernel.scope, kernel.part.value, kernel.source)]
 
 
 def _differences(values: Sequence[int]) -> list[int]:

@@ -39,12 +39,7 @@ _FIXED = {
 
 
 def colours(groups: Sequence[Group]) -> tuple[str, ...]:
-    """A colour, "#rrggbb", for each group.
-
-    Example:
-      >>> colours([Group(key="", label="no scope"), Group(key="logits", label="logits")])
-      ('#9a9da3', '#d55e00')
-    """
+    """A colour, "#rrggbb", for each group."""
     single = [group for group in groups if group.family is None and group.key and group.key not in _FIXED]
     hues = {group.key: _HUES[at % len(_HUES)] for at, group in enumerate(single)}
     return tuple(_colour(group, hues) for group in groups)
