@@ -63,7 +63,7 @@ def _cells(group: Layers[ScopeResiduals]) -> tuple[int | str, ...]:
         format_bytes(first.kept_bytes),
         format_bytes(total_bytes),
         format_seconds(first.recompute_s),
-        array_text(largest, largest.name or largest.primitive) if largest else "",
+        array_text(largest.dtype, largest.shape, largest.name or largest.primitive) if largest else "",
         short_source(largest.source) if largest else "",
     )
 

@@ -189,7 +189,7 @@ def _change_cells(group: Layers[BufferChange]) -> tuple[int | str, ...]:
     buffer, size_bytes = group.items[0].buffer, sum(change.change_bytes for change in group.items)
     return (
         size_bytes,
-        array_text(buffer, buffer.op),
+        array_text(buffer.dtype, buffer.shape, buffer.op),
         str(buffer.part),
         role_text(buffer),
         format_bytes(buffer.size_bytes),

@@ -38,9 +38,11 @@ def _kind(each: Explained) -> tuple[object, ...]:
 
 def _cells(group: Layers[Explained]) -> tuple[int | str, ...]:
     first, in_layer = group.items[0], len(group.members[0])
+    value = first.value
+    array = array_text(value.dtype, value.shape, value.name or value.primitive)
     return (
         0,  # in the order of the step
-        (f"{in_layer} x " if in_layer > 1 else "") + array_text(first.value, first.value.name or first.value.primitive),
+        f"{in_layer} x {array}" if in_layer > 1 else array,
         format_bytes(sum(each.value.size_bytes for each in group.items)),
         first.by,
         "left to the compiler" if first.carried_out is None else type(first.carried_out).__name__.lower(),

@@ -69,7 +69,7 @@ def _row(floor: Floor, share: Share) -> tuple[str, ...]:
 
 def _buffer(buffer: Buffer) -> str:
     source = f", {short_source(buffer.source)}" if buffer.source else ""
-    array = array_text(buffer, buffer.op or buffer.name)
+    array = array_text(buffer.dtype, buffer.shape, buffer.op or buffer.name)
     return f"{format_bytes(buffer.size_bytes)} {array} in {buffer.scope or '/'}{source}"
 
 

@@ -117,7 +117,7 @@ def _buffer_cells(group: Layers[Buffer]) -> tuple[int | str, ...]:
     each = format_bytes(first.size_bytes)
     return (
         count * first.size_bytes,
-        array_text(first, first.op or first.name),
+        array_text(first.dtype, first.shape, first.op or first.name),
         str(first.part),
         role_text(first),
         each if count == 1 else f"{count} x {each}",
@@ -207,18 +207,10 @@ def _range(rows: tuple[ScopeMemory, ...], figure: Callable[[ScopeMemory], int]) 
 
 def _by_part(memory: MemoryMap, seconds: Mapping[Part, float]) -> Section:
     alive = memory.alive_at(memory.peak)
-    rows = []
-    for part in Part:
-        own = [kernel for kernel in memory.kernels if kernel.part is part]
-        cells = (
-            str(part),
-            str(len(own)),
-            f"{sum(k.flops * k.count for k in own) / 1e9:.4g}",
-            format_bytes(sum(k.traffic_bytes * k.count for k in own)),
-            format_bytes(sum(b.size_bytes for b in alive if b.part is part)),
-        )
-        if own:
-            rows.append((*cells, format_seconds(seconds[part])) if seconds else cells)
+    parts = [part for part in Part if any(kernel.part is part for kernel in memory.kernels)]
+    rows = [_part_row(memory.kernels, alive, part) for part in parts]
+    if seconds:
+        rows = [(*row, format_seconds(seconds[part])) for row, part in zip(rows, parts, strict=True)]
     unpriced = sum(not kernel.is_priced for kernel in memory.kernels)
     note = f"The arithmetic of {unpriced} kernels could not be read: GFLOP and the estimated step are too low by it."
     table = Table(
@@ -230,6 +222,17 @@ def _by_part(memory: MemoryMap, seconds: Mapping[Part, float]) -> Section:
         notes=(note,) if unpriced else (),
     )
     return Section(title="By part of the step", parts=(table,), folded=True)
+
+
+def _part_row(kernels: tuple[Kernel, ...], alive: tuple[Buffer, ...], part: Part) -> tuple[str, ...]:
+    own = [kernel for kernel in kernels if kernel.part is part]
+    return (
+        str(part),
+        str(len(own)),
+        f"{sum(k.flops * k.count for k in own) / 1e9:.4g}",
+        format_bytes(sum(k.traffic_bytes * k.count for k in own)),
+        format_bytes(sum(b.size_bytes for b in alive if b.part is part)),
+    )
 
 
 def _seconds(footprint: Footprint, memory: MemoryMap) -> dict[Part, float]:

@@ -64,7 +64,7 @@ def _kept(plan: Plan) -> Table:
 def _cells(group: Layers[Described]) -> tuple[int | str, ...]:
     first = group.items[0]
     total_bytes = sum(d.size_bytes for d in group.items)
-    value = array_text(first, first.name or first.primitive)
+    value = array_text(first.dtype, first.shape, first.name or first.primitive)
     return total_bytes, value, format_bytes(first.size_bytes), format_bytes(total_bytes), short_source(first.source)
 
 

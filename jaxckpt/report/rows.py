@@ -51,20 +51,22 @@ def more_kinds(count: int, size_bytes: int) -> str:
     return f"and {count} more kinds, {format_bytes(size_bytes)}"
 
 
-def table_of_known(title: str, headings: Sequence[str], rows: Sequence[Mapping[str, str]], **more: Any) -> Table:
+def table_of_known(
+    title: str, headings: Sequence[str], rows: Sequence[Mapping[str, str]], notes: tuple[str, ...] = ()
+) -> Table:
     """Table of the headings that some row has a text for; the first holds names, the others figures."""
     known = [heading for heading in headings if any(row.get(heading) for row in rows)]
     return Table(
         title=title,
         columns=columns(*(heading if heading == headings[0] else f">{heading}" for heading in known)),
         rows=tuple(tuple(row.get(heading, "") for heading in known) for row in rows),
-        **more,
+        notes=notes,
     )
 
 
-def array_text(array: Any, name: str | None = "") -> str:
-    """Short text of what has a dtype and a shape: "float32[2,3] name"."""
-    return f"{array.dtype}[{','.join(map(str, array.shape))}] {name or ''}".rstrip()
+def array_text(dtype: str, shape: Sequence[int], name: str | None = "") -> str:
+    """Short text of an array: "float32[2,3] name"."""
+    return f"{dtype}[{','.join(map(str, shape))}] {name or ''}".rstrip()
 
 
 def short_source(source: str) -> str:

@@ -139,6 +139,13 @@ def _chart(chart: Chart, escaped: Escape) -> Iterator[str]:
     ys = [_scaled(chart, y) for points in lines for _, y in points]
     if not xs:
         return
+    yield from _ticks(chart, xs, ys)
+    for number, (line, points) in enumerate(zip(chart.lines, lines, strict=True)):
+        pixels = [(_CHART.x(share(x, xs)), _CHART.y(share(_scaled(chart, y), ys))) for x, y in points]
+        yield from _line(line, points, pixels, number, escaped(line.name))
+
+
+def _ticks(chart: Chart, xs: list[float], ys: list[float]) -> Iterator[str]:
     for tick in sorted({x for line in chart.lines for x, _ in line.points}):
         yield _CHART.x_tick(share(tick, xs), f"{tick:g}")
     low, high = (min(ys), max(ys)) if max(ys) > min(ys) else (ys[0] - 0.5, ys[0] + 0.5)
@@ -146,9 +153,6 @@ def _chart(chart: Chart, escaped: Escape) -> Iterator[str]:
         place = i / (_TICKS - 1)
         scaled = low + place * (high - low)
         yield _CHART.y_tick(place, f"{10**scaled if chart.log else scaled:.3g}")
-    for number, (line, points) in enumerate(zip(chart.lines, lines, strict=True)):
-        pixels = [(_CHART.x(share(x, xs)), _CHART.y(share(_scaled(chart, y), ys))) for x, y in points]
-        yield from _line(line, points, pixels, number, escaped(line.name))
 
 
 def _scaled(chart: Chart, y: float) -> float:

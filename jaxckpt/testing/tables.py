@@ -77,7 +77,7 @@ def _outside_scopes(footprint: Footprint) -> Iterator[tuple[str, int]]:
 
 def _described(buffer: Buffer) -> str:
     made_at = f" ({short_source(buffer.source)})" if buffer.source else ""
-    return f"{array_text(buffer, buffer.op or buffer.name)}{made_at}"
+    return f"{array_text(buffer.dtype, buffer.shape, buffer.op or buffer.name)}{made_at}"
 
 
 def _share(size_bytes: int, total_bytes: int) -> str:

@@ -54,7 +54,7 @@ def page_data(picture: Picture) -> dict[str, Any]:
         "groups": {key: _groups(picture.groups[key]) for key in KEYS},
         "rectangles": [_rectangle(rectangle, memory, texts) for rectangle in picture.rectangles],
         "samples": [[s.start, s.stop, s.at, *_kernel(memory, s.at, texts)] for s in picture.samples],
-        "curves": {key: [_differences(values) for values in picture.curves[key]] for key in KEYS},
+        "curves": {key: list(map(_differences, picture.curves[key])) for key in KEYS},
         "parts": [[s.start, s.stop, part_colour(s.label), s.label] for s in picture.parts],
         "phases": [[s.start, s.stop, s.label] for s in picture.phases],
         "largest": _largest(picture, texts),
