@@ -16,8 +16,6 @@ from jaxckpt.machine import Facts, Target
 
 _MOST_BYTES = 1 << 26
 """XLA reads all of the file for each compile, so that a larger file is deleted. No benchmark fixed the exact size."""
-
-
 _LENT = threading.Lock()
 """Held while a compile has a file: XLA writes the file without a lock."""
 _FILES: dict[Facts, Path] = {}
@@ -31,26 +29,19 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 @contextmanager
-def _lent_file(facts: Facts) -> Iterator[Path | None]:
-    """Lends the file of a device; None while another compile has one."""
-    if not _LENT.acquire(blocking=False):
-        yield None
-        return
-    try:
-        file = _FILES.setdefault(facts, Path(_folder().name) / f"{len(_FILES)}.kernels")
-        if file.exists() and file.stat().st_size > _MOST_BYTES:
-            file.unlink()
-        yield file
-    finally:
-        _LENT.release()
-
-
-@contextmanager
 def quick_options(target: Target) -> Iterator[dict[str, object]]:
     """XLA options that spare work for a target; none where the program might run."""
     if not (target.compile_only and target.platform == "cuda"):
         yield {}
         return
-    with _lent_file(target.facts) as file:
-        cached = {} if file is None else {"xla_gpu_kernel_cache_file": str(file)}
-        yield {"xla_gpu_autotune_level": 0, **cached}
+    options: dict[str, object] = {"xla_gpu_autotune_level": 0}
+    if not _LENT.acquire(blocking=False):  # another compile has a file
+        yield options
+        return
+    try:
+        file = _FILES.setdefault(target.facts, Path(_folder().name) / f"{len(_FILES)}.kernels")
+        if file.exists() and file.stat().st_size > _MOST_BYTES:
+            file.unlink()
+        yield options | {"xla_gpu_kernel_cache_file": str(file)}
+    finally:
+        _LENT.release()

@@ -55,5 +55,10 @@ class ResidualSlots:
 
     def _exclude(self, one: tuple[int, ...], other: tuple[int, ...]) -> bool:
         """True if at most one of two bodies runs."""
-        difference = next(((a, b) for a, b in zip(one, other, strict=False) if a != b), None)
-        return difference is not None and difference[1] in self._graph.sibling_branches[difference[0]]
+        level = first_difference(one, other)
+        return level is not None and other[level] in self._graph.sibling_branches[one[level]]
+
+
+def first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> int | None:
+    """The first level at which two bodies are in different loops; None where one body is in the other."""
+    return next((level for level, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)

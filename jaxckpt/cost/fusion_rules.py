@@ -95,35 +95,14 @@ class FusionFacts:
 
 def writes_memory(facts: FusionFacts) -> Ops:
     """Rules 1, 4, 6: contractions, reductions, scatters, opaque ops, ops with effects, ops with their own kernels."""
-    own_kernels, fused_scatters = facts.own_kernels, facts.fused_scatters
-
-    def materialises(op: Op) -> bool:
-        return op.id not in fused_scatters and (op.kind in _WRITES_MEMORY or bool(op.effects))
-
-    return facts.ops(lambda op: op.id in own_kernels or materialises(op))
-
-
-def same_size_views(facts: FusionFacts) -> Ops:
-    """Rule 1: views of one array of the same size, which are in memory where that is."""
-    copied = facts.copied_views
-    return facts.ops(lambda op: op.id not in copied and is_view_of(facts.graph, op))
-
-
-def never_materialised(facts: FusionFacts) -> Ops:
-    """Rules 3, 4: views and fused scatters, which are not written however many readers they have."""
-    copied, fused_scatters = facts.copied_views, facts.fused_scatters
-    return facts.ops(lambda op: (op.kind is Kind.VIEW and op.id not in copied) or op.id in fused_scatters)
-
-
-def loops(facts: FusionFacts) -> Ops:
-    """Ops whose kernel is a loop over elements, which others of its kind can join (`shared_passes`)."""
-    own_kernels = facts.own_kernels
-    return facts.ops(lambda op: op.kind in _LOOPS and not op.effects and op.id not in own_kernels)
+    found = facts.ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects))
+    return found - facts.fused_scatters | facts.own_kernels
 
 
 RULES: Mapping[str, Callable[[FusionFacts], Ops]] = {
     "writes_memory": writes_memory,
-    "same_size_views": same_size_views,
+    # Rule 1: views of one array of the same size, which are in memory where that is.
+    "same_size_views": lambda facts: facts.ops(lambda op: is_view_of(facts.graph, op)) - facts.copied_views,
     # Rule 1: products that apply elementwise ops to what they load.
     "dots": lambda facts: facts.ops(lambda op: op.primitive == "dot_general"),
     # Rule 5: ops of the backward pass and of the update.
@@ -134,8 +113,12 @@ RULES: Mapping[str, Callable[[FusionFacts], Ops]] = {
     "partial_reads": lambda facts: facts.ops(lambda op: op.primitive in _READS_PART),
     # Rule 3: forward ops of many instructions an element.
     "expensive": lambda facts: facts.ops(lambda op: op.primitive in _EXPENSIVE and op.phase is Phase.FORWARD),
-    "never_materialised": never_materialised,
-    "loops": loops,
+    # Rules 3, 4: views and fused scatters, which are not written however many readers they have.
+    "never_materialised": lambda facts: (
+        facts.ops(lambda op: op.kind is Kind.VIEW) - facts.copied_views | facts.fused_scatters
+    ),
+    # Ops whose kernel is a loop over elements, which others of its kind can join (`shared_passes`).
+    "loops": lambda facts: facts.ops(lambda op: op.kind in _LOOPS and not op.effects) - facts.own_kernels,
 }
 """Sets of `FusionRules`, by name."""
 ROW_RULES: Mapping[str, Callable[[FusionFacts], Ops]] = {

@@ -10,7 +10,6 @@ Read after `fusion`, `roofline` and `shared_passes`; `replay` asks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxckpt.cost.fusion_analysis import FusionAnalysis, SourceBytes
@@ -34,7 +33,6 @@ class StepKernel(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleKernels:
     """The kernels of a schedule, by step.
 
@@ -44,55 +42,36 @@ class ScheduleKernels:
       size_bytes: Of each instance.
       on_link: Instances on the host, or just back from it, outside of loops.
       recompute_s: Seconds of the kernels of clones.
+      chain_s: For each instance that is not in memory the seconds of the arithmetic that leads to it.
     """
-
-    by_step: Sequence[StepKernel | None]
-    sources: Sequence[SourceBytes]
-    size_bytes: Sequence[int]
-    on_link: frozenset[int]
-    recompute_s: float
-
-
-class KernelPass:
-    """The pass over a schedule's steps."""
 
     def __init__(self, graph: Graph, schedule: Schedule, rules: FusionRules, arithmetic: ArithmeticCosts, rates: Rates):
         self.graph = graph
-        self.steps = schedule.steps
         self.rates = rates
         self.arithmetic = arithmetic
         self.fusion = FusionAnalysis(rules, schedule.steps, schedule.origin, schedule.outputs)
+        self.sources = self.fusion.sources
+        self.size_bytes = self.fusion.size_bytes
         self.passes = SharedPasses(rates, rules.rows.strided_reductions)
         self.chain_s = [0.0] * len(schedule.origin)
-        """For each instance that is not in memory the seconds of the arithmetic that leads to it."""
         self.on_link: set[int] = set()
         self.recompute_s = 0.0
-
-    def run(self) -> ScheduleKernels:
-        """The kernels of a schedule."""
-        by_step: list[StepKernel | None] = [None] * len(self.steps)
+        self.by_step: list[StepKernel | None] = [None] * len(schedule.steps)
         loop: int | None = None
-        for at, step in enumerate(self.steps):
+        for at, step in enumerate(schedule.steps):
             if step.loop != loop:
                 loop = step.loop
                 self.passes.enter_loop()
             if isinstance(step, Run):
-                by_step[at] = self._run(at, step)
+                self.by_step[at] = self._run(at, step)
             elif isinstance(step, Barrier):
                 self._barrier(at, step)
             else:
                 self._move(step)
-        return ScheduleKernels(
-            by_step=by_step,
-            sources=self.fusion.sources,
-            size_bytes=self.fusion.size_bytes,
-            on_link=frozenset(self.on_link),
-            recompute_s=self.recompute_s,
-        )
 
     def _barrier(self, at: int, step: Barrier) -> None:
         """Passes instances on in the buffers that they are in."""
-        sources, size_bytes = self.fusion.sources, self.fusion.size_bytes
+        sources, size_bytes = self.sources, self.size_bytes
         for read, write in zip(step.reads, step.writes, strict=True):
             size_bytes[write] = size_bytes[read]
             if read in self.on_link:
@@ -104,7 +83,7 @@ class KernelPass:
     def _move(self, step: Move) -> None:
         """A value on the host has no buffer; one that is loaded, a shard and a gathered value are buffers."""
         (read,), (write,) = step.reads, step.writes
-        sources, size_bytes = self.fusion.sources, self.fusion.size_bytes
+        sources, size_bytes = self.sources, self.size_bytes
         size_bytes[write] = size_bytes[read]
         if isinstance(step.decision, Offload):
             if step.loop is None:

@@ -16,7 +16,7 @@ Read after `jaxckpt.ir.regions`; `buffer_liveness` asks.
 from collections.abc import Container, Iterator, Sequence
 from math import prod
 
-from jaxckpt.cost.branch_residuals import ResidualSlots, Span
+from jaxckpt.cost.branch_residuals import ResidualSlots, Span, first_difference
 from jaxckpt.ir import Graph
 from jaxckpt.ir.regions import CARRY, COND_END, END, STACK
 from jaxckpt.schedule import Run, ScheduleStep
@@ -99,7 +99,7 @@ class LoopLiveness:
     def death(self, at: int, source: int, size_bytes: int) -> int:
         """The last step at which a buffer is alive that is read at a step; -1 where a stack or a result is read."""
         around, home = self._levels(at), self.graph.path(self._loop.get(source))
-        common = _first_difference(around, home)
+        common = first_difference(around, home)
         if common is None:
             if len(home) > len(around):
                 return self._death_in_body(at, home[len(around)])
@@ -118,7 +118,7 @@ class LoopLiveness:
     def _residual(self, at: int, source: int, size_bytes: int) -> Span:
         """The stack or slot in which a later loop, or a branch of a later cond, finds a buffer."""
         around, home = self._levels(at), self.graph.path(self._loop.get(source))
-        common = _first_difference(around, home)
+        common = first_difference(around, home)
         assert common is not None, "the step and the buffer are in two loops or branches"
         if source not in self.residuals:
             depth = prod(self.graph.loops[loop].length for loop in home[common:])
@@ -136,7 +136,7 @@ class LoopLiveness:
 
     def _slicing_loop(self, around: tuple[int, ...], home: tuple[int, ...]) -> int | None:
         """The loop that takes a slice for a reader: the one around the reader, or around the reader's cond."""
-        cond = self._cond(around, _first_difference(around, home))
+        cond = self._cond(around, first_difference(around, home))
         return around[: len(home)][-1] if cond is None else self.graph.loops[cond].parent
 
     def _cond(self, around: tuple[int, ...], common: int | None) -> int | None:
@@ -149,7 +149,7 @@ class LoopLiveness:
         What a branch reads is in memory before the cond, also where its kernel could read it from the stack.
         """
         around, home = self._levels(at), self.graph.path(self._loop.get(source))
-        common = _first_difference(around, home)
+        common = first_difference(around, home)
         if common is None or len(around) < len(home):
             return 0
         cond = self._cond(around, common)
@@ -185,8 +185,3 @@ class LoopLiveness:
         step = self.steps[at]
         path = self.graph.path(step.loop)
         return path[:-1] if isinstance(step, Run) and self.graph.ops[step.op].primitive == CARRY else path
-
-
-def _first_difference(around: tuple[int, ...], home: tuple[int, ...]) -> int | None:
-    """The first level at which two bodies are in different loops; None where one body is in the other."""
-    return next((k for k, (one, other) in enumerate(zip(around, home, strict=False)) if one != other), None)

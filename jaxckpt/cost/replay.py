@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from jaxckpt.cost.buffer_liveness import BufferPass
 from jaxckpt.cost.clock import clock
 from jaxckpt.cost.fusion import Fusion
-from jaxckpt.cost.kernels import KernelPass
+from jaxckpt.cost.kernels import ScheduleKernels
 from jaxckpt.cost.peak import live_bytes
 from jaxckpt.cost.rates import Rates
 from jaxckpt.cost.roofline import ArithmeticCosts
@@ -78,7 +78,7 @@ def replay(
     `is_full_step` is true if the graph is a step, whose results have memory from the start; false for a part of one.
     """
     schedule = replace(schedule, steps=tuple(updates_early(graph, schedule)))
-    kernels = KernelPass(graph, schedule, fusion.rules, arithmetic, rates).run()
+    kernels = ScheduleKernels(graph, schedule, fusion.rules, arithmetic, rates)
     buffers = BufferPass(graph, schedule, kernels, fusion.rules, arithmetic, rates).run()
     times = clock(
         graph,

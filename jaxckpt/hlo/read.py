@@ -284,17 +284,15 @@ class _MemoryReader:
     def _problems(self, buffers: Sequence[Buffer]) -> Iterator[str]:
         if self.disorder:
             yield f"{self.disorder} of XLA's heap events do not come in the order of the schedule"
-        both = sum(1 for _ in _overlaps([b for b in buffers if b.allocation in self._device_arenas]))
+        # Arenas on the chip are not simulated over the whole program; some versions simulate host memory, and number it
+        # apart.
+        simulated = {t.buffer_allocation_index for t in self.assignment.heap_simulator_traces}
+        arenas = {
+            a.index for a in self.assignment.buffer_allocations if self._space(a.color) is Space.DEVICE
+        } & simulated
+        both = sum(1 for _ in _overlaps([b for b in buffers if b.allocation in arenas]))
         if both:
             yield f"{both} pairs of buffers are in the same place at the same time"
-
-    @cached_property
-    def _device_arenas(self) -> frozenset[int]:
-        """Allocations whose heap was simulated over the whole program; those on the chip are simulated otherwise."""
-        simulated = {t.buffer_allocation_index for t in self.assignment.heap_simulator_traces}
-        colors = {a.index: a.color for a in self.assignment.buffer_allocations}
-        known = simulated & colors.keys()  # host memory is simulated by some versions, and numbered apart
-        return frozenset(index for index in known if self._space(colors[index]) is Space.DEVICE)
 
 
 def _overlaps(buffers: Sequence[Buffer]) -> Iterator[tuple[Buffer, Buffer]]:

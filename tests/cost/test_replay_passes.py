@@ -3,7 +3,7 @@
 from jaxckpt.cost import arithmetic_costs, fuse
 from jaxckpt.cost.buffer_liveness import BufferPass, Buffers
 from jaxckpt.cost.clock import Load, PassOn, Store, Wait, clock
-from jaxckpt.cost.kernels import KernelPass
+from jaxckpt.cost.kernels import ScheduleKernels
 from jaxckpt.cost.peak import live_bytes
 from jaxckpt.cost.shared_passes import SharedPasses
 from jaxckpt.ir import Graph, GraphPlan, Offload, Phase
@@ -32,7 +32,7 @@ def passes(graph: Graph, decisions=()):
     """The schedule of a plan, its kernels and its buffers."""
     laid_out = schedule(graph, GraphPlan(fingerprint="", decisions=dict(decisions)))
     model = {"rules": fuse(graph).rules, "arithmetic": arithmetic_costs(graph, RATES), "rates": RATES}
-    kernels = KernelPass(graph, laid_out, **model).run()
+    kernels = ScheduleKernels(graph, laid_out, **model)
     return laid_out, kernels, BufferPass(graph, laid_out, kernels, **model).run()
 
 
