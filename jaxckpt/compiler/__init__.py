@@ -7,23 +7,20 @@ arrays), `compile` (the compiler's figures), `hlo_constants` (figures from its t
 
 from jaxckpt.compiler.compile import Compilation, compile_flat
 from jaxckpt.compiler.compile_step import compile_step, footprint
-from jaxckpt.compiler.flat_step import FlatStep, flatten_step
+from jaxckpt.compiler.flat_step import flatten_step
 from jaxckpt.compiler.footprint import Footprint
-from jaxckpt.compiler.footprint_file import load_footprint, save_footprint
-from jaxckpt.compiler.frame import footprint_frame, frame_of_rows
+from jaxckpt.compiler.footprint_file import load_footprint
+from jaxckpt.compiler.frame import frame_of_rows
 from jaxckpt.compiler.xla_dump import footprint_of_dump
 
 __all__ = [
     "Compilation",
-    "FlatStep",
     "Footprint",
     "compile_flat",
     "compile_step",
     "flatten_step",
     "footprint",
-    "footprint_frame",
     "footprint_of_dump",
     "frame_of_rows",
     "load_footprint",
-    "save_footprint",
 ]

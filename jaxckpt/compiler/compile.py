@@ -4,6 +4,7 @@ The arrays are flat because jax rebuilds a step's pytrees with placeholders when
 their leaves crash then. Nothing runs. `Compilation` keeps the executable for other readers.
 """
 
+import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -85,14 +86,15 @@ def compile_flat(
         compile_s = time.perf_counter() - started_s
         program = dumped_program(folder)
     is_read = _compat.read_arguments(traced)  # jit drops those that nobody reads
-    memory, problems = None, ()
+    memory, problems, seconds = None, (), 0.0
     figures = _reported_figures(executable)
     if not any(figures.values()) and any(leaf.size for leaf in jax.tree.leaves(traced.out_info)):
         raise no_figures_error(name=called, target=target)
     if program is not None:
-        paths = [path for path, read in zip(argument_paths, is_read, strict=False) if read]
-        memory = memory_from_hlo(program, platform=target.platform, argument_paths=paths)
+        paths = itertools.compress(argument_paths, is_read)
+        memory = memory_from_hlo(program, platform=target.platform, argument_paths=tuple(paths))
         problems = (*memory.problems, *reconcile(memory, figures), *audit(memory))
+        seconds = step_s(memory, target.rates)
     text = "" if figures["generated_code_bytes"] > 0 else executable.as_text() or ""
     figures["constant_bytes"] = constant_bytes(text)
     unused = (spec for spec, read in zip(placed, is_read, strict=True) if not read)
@@ -105,8 +107,8 @@ def compile_flat(
         plugin_version=target.compiler_version,
         compiler_options=tuple(compiler_options),
         caveats=(*_caveats(text, target, specs, figures), *problems),
-        undonated=tuple(_undonated(memory, {path for i, path in enumerate(argument_paths) if i in donated})),
-        step_s=0.0 if memory is None else step_s(memory, target.rates),
+        undonated=tuple(_undonated(memory, argument_paths, donated)),
+        step_s=seconds,
         memory=memory,
     )
     return Compilation(footprint=footprint, executable=executable, program=program)
@@ -173,13 +175,14 @@ def _caveats(
     )
 
 
-def _undonated(memory: MemoryMap | None, donated: set[str]) -> Iterator[tuple[str, int]]:
+def _undonated(memory: MemoryMap | None, paths: Sequence[str], donated: frozenset[int]) -> Iterator[tuple[str, int]]:
     """Arguments that could have been taken over by a result, and were not; largest first."""
     if memory is None:
         return
+    asked = {path for i, path in enumerate(paths) if i in donated}
     for buffer in sorted(memory.buffers, key=lambda b: -b.size_bytes):
         allocation = memory.by_index[buffer.allocation]
-        if allocation.use is Use.ARGUMENT and not allocation.donated and buffer.name in donated:
+        if allocation.use is Use.ARGUMENT and not allocation.donated and buffer.name in asked:
             yield buffer.name, buffer.size_bytes
 
 

@@ -92,7 +92,7 @@ class Footprint(Shown):
         save_footprint(self, path)
 
     def to_frame(self) -> Any:
-        """The buffers as a pandas frame, one a row; see `jaxckpt.compiler.footprint_frame`.
+        """The buffers as a pandas frame, one a row; see `jaxckpt.compiler.frame.footprint_frame`.
 
         Raises:
           MissingPackageError: pandas is not installed.

@@ -17,8 +17,6 @@ _OPERATIONS = {
     "erfc": 20, "sin": 20, "cos": 20, "pow": 20, "div": 6, "rem": 8, "sqrt": 6, "rsqrt": 4, "cbrt": 12,
 }  # fmt: skip
 """Instructions an element, where one does not do: the usual length of the polynomial. No benchmark fixed the values."""
-
-
 _ALIGNED = 8
 """Elements; kernels of matrix units load so many at once."""
 

@@ -18,23 +18,20 @@ from jaxckpt.hlo.memory import (
     Space,
     Transfer,
     Use,
-    is_below,
 )
-from jaxckpt.hlo.origin import Origin, origin_of
+from jaxckpt.hlo.origin import origin_of
 from jaxckpt.hlo.read import memory_from_hlo, parse_hlo, reconcile
 from jaxckpt.hlo.roofline import CLASSES, class_of, kernel_s, roofline_s, seconds_by_part, step_s
 from jaxckpt.hlo.serialize import memory_from_plain, plain_from_memory
 from jaxckpt.hlo.text import hlo_from_text
-from jaxckpt.hlo.transfers import Hiding, hiding, stall_s
+from jaxckpt.hlo.transfers import hiding, stall_s
 
 __all__ = [
     "CLASSES",
     "Allocation",
     "Buffer",
-    "Hiding",
     "Kernel",
     "MemoryMap",
-    "Origin",
     "Part",
     "Role",
     "ScopeMemory",
@@ -44,7 +41,6 @@ __all__ = [
     "class_of",
     "hiding",
     "hlo_from_text",
-    "is_below",
     "kernel_s",
     "memory_from_hlo",
     "memory_from_plain",

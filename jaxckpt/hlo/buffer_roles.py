@@ -14,6 +14,7 @@ from jaxckpt.hlo.shapes import HOST_SPACE, element_count
 
 _AFTER_FORWARD = frozenset({Part.BACKWARD, Part.RECOMPUTE, Part.UPDATE})
 _BEFORE_UPDATE = frozenset({Part.FORWARD, Part.BACKWARD, Part.RECOMPUTE})
+_ROLES = {Use.CONSTANT: Role.CONSTANT, Use.OUTPUT: Role.OUTPUT}
 
 
 def role_of(
@@ -29,17 +30,13 @@ def role_of(
     is_after_forward: bool,
 ) -> Role:
     """The role of a buffer that these parts of the step read."""
-    if allocation.use is Use.CONSTANT:
-        return Role.CONSTANT
+    if allocation.use in _ROLES:
+        return _ROLES[allocation.use]
     if allocation.use is Use.ARGUMENT:
-        if not allocation.donated:
-            return Role.INPUT
-        return Role.PARAMETER if read_by & _BEFORE_UPDATE else Role.OPTIMIZER_STATE
-    if allocation.use is Use.OUTPUT:
-        return Role.OUTPUT
+        return _argument_role(allocation, read_by)
     id_, index = value
     instruction = program.instructions[id_]
-    if allocation.space is Space.HOST or _reaches_host(program, id_):
+    if _is_host_copy(program, id_, allocation):
         return Role.HOST_COPY
     if instruction.opcode.startswith(COLLECTIVES):
         return Role.COLLECTIVE
@@ -50,28 +47,28 @@ def role_of(
     return _by_part(part, read_by, is_returned, is_after_forward)
 
 
-def _reaches_host(program: HloProgram, id_: int) -> bool:
-    """True if an instruction copies to host memory or from it; a TPU copies to its chip in the same way."""
+def _argument_role(allocation: Allocation, read_by: frozenset[Part]) -> Role:
+    if not allocation.donated:
+        return Role.INPUT
+    return Role.PARAMETER if read_by & _BEFORE_UPDATE else Role.OPTIMIZER_STATE
+
+
+def _is_host_copy(program: HloProgram, id_: int, allocation: Allocation) -> bool:
+    """True for host memory, and if an instruction copies to it or from it; a TPU copies to its chip in the same way."""
     instruction = program.instructions[id_]
-    if instruction.opcode not in ("copy", "copy-start"):
-        return False
+    if allocation.space is Space.HOST or instruction.opcode not in ("copy", "copy-start"):
+        return allocation.space is Space.HOST
     shapes = [instruction.shape, *instruction.shape.tuple_shapes]
     shapes += [program.instructions[operand].shape for operand in instruction.operand_ids]
     return any(shape.layout.memory_space == HOST_SPACE for shape in shapes)
 
 
 def _by_part(part: Part, read_by: frozenset[Part], is_returned: bool, is_after_forward: bool) -> Role:
-    match part:
-        case Part.FORWARD:
-            return Role.RESIDUAL if read_by & _AFTER_FORWARD and not is_after_forward else Role.ACTIVATION
-        case Part.RECOMPUTE:
-            return Role.ACTIVATION
-        case Part.BACKWARD:
-            return Role.GRADIENT if is_returned or Part.UPDATE in read_by else Role.COTANGENT
-        case Part.UPDATE:
-            return Role.UPDATE
-        case _:
-            return Role.OTHER
+    if part is Part.FORWARD:
+        return Role.RESIDUAL if read_by & _AFTER_FORWARD and not is_after_forward else Role.ACTIVATION
+    if part is Part.BACKWARD:
+        return Role.GRADIENT if is_returned or Part.UPDATE in read_by else Role.COTANGENT
+    return {Part.RECOMPUTE: Role.ACTIVATION, Part.UPDATE: Role.UPDATE}.get(part, Role.OTHER)
 
 
 def logits_elements(program: HloProgram, provenances: Provenances) -> frozenset[int]:

@@ -6,13 +6,12 @@ that cannot be read is 0, and `InstructionCost.is_priced` is False. Read after `
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from jaxckpt.hlo.program import HloProgram
-from jaxckpt.hlo.schema import Instruction, Message, Shape
+from jaxckpt.hlo.schema import Instruction, Shape
 from jaxckpt.hlo.shapes import TOKEN, TUPLE, dtype_of, element_count, shape_bytes
 
 _NO_ARITHMETIC = frozenset(
@@ -64,45 +63,39 @@ def instruction_cost(program: HloProgram, id_: int) -> InstructionCost:
 def _products(program: HloProgram, instruction: Instruction) -> Iterator[tuple[int, str]]:
     """FLOPs and dtype of each matrix product that an instruction does, itself or inside."""
     if instruction.opcode == "dot":
-        yield _dot_flops(program, instruction, instruction.dot_dimension_numbers)
+        yield _dot_flops(program, instruction, instruction.dot_dimension_numbers.lhs_contracting_dimensions)
     elif instruction.opcode == "convolution":
         yield _convolution_flops(program, instruction)
     elif instruction.opcode == "custom-call":
         if instruction.custom_call_target.startswith(_CONVOLUTIONS):
             yield _convolution_flops(program, instruction)
         elif instruction.custom_call_target.startswith(_PRODUCTS):
-            yield _dot_flops(program, instruction, _configured_dimensions(instruction))
+            yield _dot_flops(program, instruction, _configured_contraction(instruction))
     elif instruction.opcode == "fusion":
         for inner in program.inner(instruction.id):
             yield from _products(program, inner)
 
 
-def _dot_flops(program: HloProgram, instruction: Instruction, dimensions: Message) -> tuple[int, str]:
+def _dot_flops(program: HloProgram, instruction: Instruction, dimensions: Sequence[int]) -> tuple[int, str]:
     left = program.instructions[instruction.operand_ids[0]].shape
-    contracted = prod(left.dimensions[d] for d in _contracting(dimensions) if d < len(left.dimensions))
+    contracted = prod(left.dimensions[d] for d in dimensions if d < len(left.dimensions))
     return 2 * element_count(_result(instruction.shape)) * contracted, dtype_of(left)
 
 
-def _contracting(dimensions: Message) -> tuple[int, ...]:
-    if isinstance(dimensions, Mapping):
-        return tuple(int(each) for each in dimensions.get("lhs_contracting_dimensions", ()))
-    return tuple(dimensions.lhs_contracting_dimensions)
-
-
-def _configured_dimensions(instruction: Instruction) -> Mapping[str, Any]:
-    """The dimension numbers in the configuration of a library's product; none where it cannot be read."""
+def _configured_contraction(instruction: Instruction) -> tuple[int, ...]:
+    """The contracted dimensions in the configuration of a library's product; none where it cannot be read."""
     try:
         config = json.loads(instruction.backend_config)
     except ValueError:
-        return {}
+        return ()
     pending = [config]
     while pending:
         each = pending.pop()
         if isinstance(each, dict):
             if "lhs_contracting_dimensions" in each:
-                return each
+                return tuple(map(int, each["lhs_contracting_dimensions"]))
             pending.extend(each.values())
-    return {}
+    return ()
 
 
 def _convolution_flops(program: HloProgram, instruction: Instruction) -> tuple[int, str]:

@@ -286,10 +286,8 @@ class _MemoryReader:
             yield f"{self.disorder} of XLA's heap events do not come in the order of the schedule"
         # Arenas on the chip are not simulated over the whole program; some versions simulate host memory, and number it
         # apart.
-        simulated = {t.buffer_allocation_index for t in self.assignment.heap_simulator_traces}
-        arenas = {
-            a.index for a in self.assignment.buffer_allocations if self._space(a.color) is Space.DEVICE
-        } & simulated
+        on_device = {a.index for a in self.assignment.buffer_allocations if self._space(a.color) is Space.DEVICE}
+        arenas = on_device & {t.buffer_allocation_index for t in self.assignment.heap_simulator_traces}
         both = sum(1 for _ in _overlaps([b for b in buffers if b.allocation in arenas]))
         if both:
             yield f"{both} pairs of buffers are in the same place at the same time"

@@ -14,28 +14,20 @@ from jaxckpt.machine.calibration_file import (
     load_calibration,
     toml_from_calibration,
 )
-from jaxckpt.machine.device_facts import CpuFacts, Facts, GpuFacts, TpuFacts, UnknownDeviceFacts
-from jaxckpt.machine.fact_files import facts_from_toml, known_facts, load_facts
+from jaxckpt.machine.device_facts import CpuFacts, Facts, UnknownDeviceFacts
+from jaxckpt.machine.fact_files import known_facts, load_facts
 from jaxckpt.machine.status import TargetStatus, targets
 from jaxckpt.machine.target import Target
-from jaxckpt.machine.topology import GpuTopology, LocalTopology, Topology, TpuTopology
 
 __all__ = [
     "Calibration",
     "CpuFacts",
     "Facts",
-    "GpuFacts",
-    "GpuTopology",
-    "LocalTopology",
     "Measured",
     "Target",
     "TargetStatus",
-    "Topology",
-    "TpuFacts",
-    "TpuTopology",
     "UnknownDeviceFacts",
     "calibration_from_toml",
-    "facts_from_toml",
     "known_facts",
     "load_calibration",
     "load_facts",

@@ -60,6 +60,7 @@ def targets() -> tuple[TargetStatus, ...]:
 
 
 def _named_status(name: str, facts: Facts, compiler: Compiler) -> TargetStatus:
+    reason, install = _reason_and_install(compiler, facts.platform)
     return TargetStatus(
         name=name,
         kind=name,
@@ -67,25 +68,18 @@ def _named_status(name: str, facts: Facts, compiler: Compiler) -> TargetStatus:
         platform=facts.platform,
         memory_bytes=facts.device_memory_bytes,
         usable=compiler.fits,
-        reason=_reason(compiler),
-        install=_install(compiler, facts.platform),
+        reason=reason,
+        install=install,
     )
 
 
-def _reason(compiler: Compiler) -> str:
+def _reason_and_install(compiler: Compiler, platform: str) -> tuple[str, str]:
     if compiler.version is None:
-        return f"{compiler.package} is not installed"
+        return f"{compiler.package} is not installed", install_command(platform)
+    installed, needed = f"{compiler.package} {compiler.version}", compiler.needed_version
     if not compiler.fits:
-        return f"{compiler.package} {compiler.version} does not fit jaxlib {compiler.needed_version}"
-    return f"compiled by {compiler.package} {compiler.version}"
-
-
-def _install(compiler: Compiler, platform: str) -> str:
-    if compiler.fits:
-        return ""
-    if compiler.version is None:
-        return install_command(platform)
-    return f'pip install "{compiler.package}=={compiler.needed_version}"'
+        return f"{installed} does not fit jaxlib {needed}", f'pip install "{compiler.package}=={needed}"'
+    return f"compiled by {installed}", ""
 
 
 def _attached_status() -> TargetStatus:

@@ -75,9 +75,7 @@ class Target:
         if kind == "attached" and not colon:
             self._fill(kind, attached_facts(), attached_topology(), calibrated)
             return
-        if not kind.endswith(".toml") and kind not in known_facts():
-            raise _unknown(name, kind)
-        facts = load_facts(kind) if kind.endswith(".toml") else known_facts()[kind]
+        facts = _facts(kind, name)
         self._fill(kind, facts, _topology(text if colon else None, facts, called=name), calibrated)
 
     @classmethod
@@ -252,6 +250,14 @@ def _calibration_split(name: str) -> tuple[str, str | None]:
     """The name before an "@" and the calibration behind it; a path may itself hold an "@"."""
     before, at, after = name.partition("@")
     return (before, after) if at and "/" not in before else (name, None)
+
+
+def _facts(kind: str, name: str) -> Facts:
+    if kind.endswith(".toml"):
+        return load_facts(kind)
+    if kind not in known_facts():
+        raise _unknown(name, kind)
+    return known_facts()[kind]
 
 
 def _topology(text: str | None, facts: Facts, *, called: str) -> Topology:

@@ -86,15 +86,8 @@ def gpu_topology(text: str | None, *, called: str) -> GpuTopology:
       >>> gpu_topology("64x8", called="h200:64x8").device_count
       512
     """
-    match = re.fullmatch(r"(?:([1-9][0-9]*)x)?([1-9][0-9]*)", text or "1")
-    if text == "" or match is None:
-        name = called.partition(":")[0]
-        raise _bad_topology(
-            called,
-            text,
-            needed='a number of devices such as ":8" (one host), or hosts x devices of each such as ":64x8"',
-            advice=f'"{name}:8"',
-        )
+    needed = 'a number of devices such as ":8" (one host), or hosts x devices of each such as ":64x8"'
+    match = _matched(r"(?:([1-9][0-9]*)x)?([1-9][0-9]*)", text, called, default="1", needed=needed, example="8")
     return GpuTopology(host_count=int(match[1] or 1), devices_per_host=int(match[2]))
 
 
@@ -104,33 +97,28 @@ def tpu_topology(text: str | None, facts: TpuFacts, *, called: str) -> TpuTopolo
     Only the number of axes is checked. Which shapes can be built is the compiler's to say.
     """
     axes = facts.default_topology.count("x") + 1
-    pattern = "x".join(["[1-9][0-9]*"] * axes)
-    if text is None:
-        text = facts.default_topology
-    if re.fullmatch(pattern, text) is None:
-        name = called.partition(":")[0]
-        raise _bad_topology(
-            called,
-            text,
-            needed=f"chips along {axes} axes, such as {', '.join(facts.topologies)}",
-            advice=f'"{name}:{facts.topologies[1]}"',
-        )
-    return TpuTopology(shape=tuple(int(part) for part in text.split("x")))
+    needed = f"chips along {axes} axes, such as {', '.join(facts.topologies)}"
+    example, default = facts.topologies[1], facts.default_topology
+    match = _matched("x".join(["[1-9][0-9]*"] * axes), text, called, default=default, needed=needed, example=example)
+    return TpuTopology(shape=tuple(int(part) for part in match[0].split("x")))
 
 
 def cpu_topology(text: str | None, *, called: str) -> LocalTopology:
     """Reads a number of devices; nothing means one."""
-    if re.fullmatch(r"[1-9][0-9]*", "1" if text is None else text) is None:
-        raise _bad_topology(called, text, needed='a number of devices such as ":8"', advice='"cpu:8"')
-    return LocalTopology(platform="cpu", device_count=int(text or 1))
+    needed = 'a number of devices such as ":8"'
+    match = _matched(r"[1-9][0-9]*", text, called, default="1", needed=needed, example="8")
+    return LocalTopology(platform="cpu", device_count=int(match[0]))
 
 
-def _bad_topology(called: str, text: str | None, *, needed: str, advice: str) -> TargetError:
-    return TargetError(
+def _matched(pattern: str, text: str | None, called: str, *, default: str, needed: str, example: str) -> re.Match[str]:
+    match = re.fullmatch(pattern, default if text is None else text)
+    if match is not None:
+        return match
+    raise TargetError(
         f'target "{called}" has no such topology.',
         got=f'"{text}"',
         needed=needed,
-        advice=advice,
+        advice=f'"{called.partition(":")[0]}:{example}"',
         target=called,
         topology=text,
     )
