@@ -12,6 +12,8 @@ from packaging.version import Version
 from benchmarks.notebooks import execute, made_with, notebooks, read
 
 NOTEBOOKS = {path.stem: path for path in notebooks()}
+QUICK = {"00_from_scratch", "02_where_the_memory_goes"}
+"""What runs with every run of the tests; the others take minutes together, and `make slow` runs them."""
 MOST_WORDS, MOST_LINES, MOST_BYTES = 1200, 300, 400_000
 """Of prose and of code, ten minutes of a reader; and what a code host still shows."""
 
@@ -51,7 +53,9 @@ def test_notebook_runs_with_any_jax(name):
 
 
 @pytest.mark.skipif(is_older(), reason="they are run with the jax that they were made with, and newer ones")
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in NOTEBOOKS]
+)
 def test_notebook_runs_and_gives_what_is_kept_in_it(name):
     kept = read(NOTEBOOKS[name])
     given = execute(kept)

@@ -19,8 +19,8 @@ from jaxckpt.verifier.interpret import run_one_by_one
 from tests.graphs import RATES
 from tests.programs import Case, Program, build, programs
 
-EXAMPLES = settings(max_examples=16)
-FEW = settings(max_examples=7)
+EXAMPLES = settings(max_examples=10)
+FEW = settings(max_examples=4)
 """Where each example is solved for its least memory, which takes seconds."""
 
 

@@ -19,8 +19,8 @@ from jaxckpt.verifier.interpret import run_one_by_one
 from tests.graphs import RATES
 from tests.looped import Looped, Scan, build, looped
 
-EXAMPLES = settings(max_examples=12, deadline=None)
-FEW = settings(max_examples=6, deadline=None)
+EXAMPLES = settings(max_examples=8)
+FEW = settings(max_examples=3)
 """Where each example is solved for its least memory, which takes seconds."""
 
 

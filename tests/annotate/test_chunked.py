@@ -17,7 +17,7 @@ from tests.planner.test_planner import needs_compiler
 
 pytestmark = pytest.mark.usefixtures("no_local_search")
 
-FEW = settings(max_examples=5)
+FEW = settings(max_examples=4)
 
 
 def cross_entropy(hidden, labels, head):
@@ -101,10 +101,11 @@ def test_what_is_closed_over_gets_its_gradient():
     def in_chunks(head):
         return chunked(lambda h, y: cross_entropy(h, y, head), chunks=3, join="sum")(hidden, labels)
 
-    assert_close(jax.value_and_grad(in_chunks)(head), jax.value_and_grad(whole)(head), rtol=1e-5, atol=1e-6)
-    second = [jax.grad(lambda w, f=f: (jax.grad(f)(w) ** 2).sum())(head) for f in (in_chunks, whole)]
+    first = [jax.jit(jax.value_and_grad(f))(head) for f in (in_chunks, whole)]
+    assert_close(*first, rtol=1e-5, atol=1e-6)
+    second = [jax.jit(jax.grad(lambda w, f=f: (jax.grad(f)(w) ** 2).sum()))(head) for f in (in_chunks, whole)]
     assert_close(*second, rtol=1e-4, atol=1e-5)
-    forward = [jax.jvp(f, (head,), (head,)) for f in (in_chunks, whole)]
+    forward = [jax.jit(lambda w, f=f: jax.jvp(f, (w,), (w,)))(head) for f in (in_chunks, whole)]
     assert_close(*forward, rtol=1e-5)
 
 
@@ -115,7 +116,7 @@ def test_narrow_gradients_accumulate_in_the_chosen_type():
     off = {}
     for accumulate in ("float32", None):
         made = chunked(cross_entropy, chunks=64, axis=(0, 0, None), join="sum", accumulate=accumulate)
-        gradient = jax.grad(made, argnums=2)(hidden, labels, head)
+        gradient = jax.jit(jax.grad(made, argnums=2))(hidden, labels, head)
         assert gradient.dtype == jnp.bfloat16
         off[accumulate] = float(jnp.abs(gradient.astype(jnp.float32) - exact).mean())
     assert off["float32"] < 0.5 * off[None]
@@ -190,7 +191,8 @@ def test_a_linen_module_keeps_the_paths_of_its_parameters():
     x, labels = array(0, 2, 7, 4), jax.random.randint(jax.random.key(1), (2, 7), 0, 16)
     variables = Head().init(jax.random.key(2), x, labels)
     assert_close(Head(chunks=3).init(jax.random.key(2), x, labels), variables)
-    losses = [jax.value_and_grad(lambda v, m=m: m.apply(v, x, labels))(variables) for m in (Head(), Head(chunks=3))]
+    modules = (Head(), Head(chunks=3))
+    losses = [jax.jit(jax.value_and_grad(lambda v, m=m: m.apply(v, x, labels)))(variables) for m in modules]
     assert_close(*losses, rtol=1e-5, atol=1e-6)
 
 
@@ -242,7 +244,7 @@ def deep_step(weights, head, x, labels):
 
 @needs_compiler
 def test_the_planner_plans_a_step_that_has_chunks():
-    weights = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 12
+    weights = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 8
     head = jax.ShapeDtypeStruct((256, 1024), jnp.float32)
     x, labels = jax.ShapeDtypeStruct((8192, 256), jnp.float32), jax.ShapeDtypeStruct((8192,), jnp.int32)
     planner = jaxckpt.Planner(deep_step, weights, head, x, labels, target="h200")
@@ -250,7 +252,7 @@ def test_the_planner_plans_a_step_that_has_chunks():
     assert plan.decisions
     assert plan.footprint.total_bytes <= 0.75 * planner.unplanned.total_bytes
     small = (
-        [array(i, 256, 256) / 16 for i in range(12)],
+        [array(i, 256, 256) / 16 for i in range(8)],
         array(20, 256, 1024),
         array(21, 8192, 256),
         jnp.arange(8192) % 1024,

@@ -37,6 +37,7 @@ def asked(tmp_path_factory):
     return store
 
 
+@pytest.mark.slow
 def test_every_version_has_all_its_answers(asked):
     parts = asked.merged()
     assert [path for path, part in parts.items() if "error" in part] == []
@@ -48,6 +49,7 @@ def test_every_version_has_all_its_answers(asked):
     assert set(parts) >= {"device", "calibration"}
 
 
+@pytest.mark.slow
 def test_gradients_of_a_plan_are_those_of_the_step(asked):
     parts = asked.merged()
     assert parts["compared/gpt2-small/again"]["gradients"] == 0.0
@@ -55,6 +57,7 @@ def test_gradients_of_a_plan_are_those_of_the_step(asked):
     assert compared["gradients"] < 0.02 and compared["loss"] < 0.01 and compared["finite"]
 
 
+@pytest.mark.slow
 def test_what_is_answered_is_not_asked_again(asked, monkeypatch):
     monkeypatch.setattr("benchmarks.attached.running.measured", None)
     monkeypatch.setattr("benchmarks.attached.planning.planned", None)
@@ -106,6 +109,7 @@ def test_out_of_memory_is_an_answer_and_another_error_is_not(tmp_path, monkeypat
         run_case(Store(folder=tmp_path), Target("cpu"), "unplanned", 2, small=True)
 
 
+@pytest.mark.slow
 def test_tables_and_rates_follow_from_the_answers(asked, tmp_path):
     path = tmp_path / "attached.json"
     write_result(

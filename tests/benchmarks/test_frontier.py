@@ -3,6 +3,7 @@
 import copy
 import json
 from contextlib import nullcontext
+from importlib import metadata
 from math import sqrt
 
 import jax
@@ -161,6 +162,7 @@ def test_a_file_is_continued_unless_compiler_or_sizes_differ(tmp_path):
     assert not Kept.opened(path, made_for=made_for, again="all").has("by_hand", "none")
 
 
+@pytest.mark.slow
 def test_a_run_ends_in_time_and_the_next_one_makes_only_the_rest(tmp_path, monkeypatch, capsys):
     tiny = {"sizes": MODELS["gcn"].small(), "between": 2, "target": "cpu", "folder": tmp_path}
     versions = {name: remat for name, remat in by_hand("gcn").items() if name in ("no remat", "nothing_saveable")}
@@ -235,13 +237,18 @@ BLOCKS = {
     "gcn": 2,
 }
 """At small size; of the graph network all layers but the last, of the LSTM what each direction does at a moment."""
-QUICK = ("gpt2-small", "gcn")
-MANY = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in PLANNER]
+MANY = [pytest.param(name, marks=[] if name == "gcn" else [pytest.mark.slow]) for name in PLANNER]
+
+
+ROUNDED_ALIKE = {"xla_backend_optimization_level": 0}
+"""Adam makes steps of noise where a gradient is zero but for rounding: what is compared must be fused alike."""
+if metadata.version("jaxlib").startswith("0.10."):
+    ROUNDED_ALIKE["xla_cpu_use_fusion_emitters"] = True  # as later versions do; tests/conftest.py turns it off
 
 
 def after_one_step(model, how):
     step = MODELS[model].step(**MODELS[model].small(), **how)
-    update = jax.jit(step.step, compiler_options={"xla_backend_optimization_level": 0})
+    update = jax.jit(step.step, compiler_options=ROUNDED_ALIKE)
     return str(jax.make_jaxpr(step.step)(*step.args)), update(*step.real())
 
 

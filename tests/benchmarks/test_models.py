@@ -33,7 +33,7 @@ PARAMETERS = {
     "gcn": 110_120,  # the leaderboard of ogbn-arxiv
 }
 
-QUICK = {"resnet50", "gpt2-small", "llama", "gcn"}
+QUICK = {"gpt2-small", "gcn"}
 """What is traced and trained in every run of the tests; the others take minutes together."""
 SLOW_TO_TRACE = SLOW_TO_RUN = set(MODELS) - QUICK
 ALIKE = {"gpt3", "gpt2-medium"}

@@ -9,6 +9,8 @@ from jaxckpt.planner import Planner
 from jaxckpt.policy import Policy
 from tests.planner.test_planner import needs_compiler
 
+pytestmark = pytest.mark.usefixtures("no_local_search")
+
 WIDTH, ROWS, LAYERS = 2048, 4096, 4
 
 

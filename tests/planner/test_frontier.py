@@ -10,23 +10,23 @@ from jaxckpt.compiler import Footprint
 from jaxckpt.planner import Planner, frontier_of
 from jaxckpt.planner.planner import CompiledPlan
 from jaxckpt.report import frontier_report, render_text
-from jaxckpt.solve.problem import default_search_effort
 from tests.memory_maps import MIB
 from tests.planner.test_planner import ARGS, needs_compiler, step
 
+pytestmark = pytest.mark.usefixtures("no_local_search")
+
 
 @pytest.fixture(scope="module")
-def frontier():
+def frontier(no_local_search):
     return jaxckpt.pareto(step, *ARGS, target="h200", donate_argnums=0, points=5)
 
 
 @pytest.fixture
 def modelled(monkeypatch):
-    """A planner without local search whose compiler is the model, off by what a test says."""
+    """A planner whose compiler is the model, off by what a test says."""
 
     def made(off=lambda plan: (1.0, 1.0)):
-        with default_search_effort(0.0):
-            planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
+        planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
 
         def measure(plan):
             expected = plan.prediction

@@ -89,15 +89,28 @@ CASES = [
 ]
 
 
+@functools.cache
+def unplanned(step, kinds):
+    """Arguments on a mesh, and the step's own results."""
+    mesh = mesh_of(kinds)
+    with jax.set_mesh(mesh):
+        args = arrays(mesh)
+        return mesh, args, jax.tree.leaves(jax.jit(step)(*args))
+
+
+def compiled(step, decision, kinds):
+    """The text of the planned step as it is compiled, once its results are those of the step."""
+    mesh, args, expected = unplanned(step, kinds)
+    with jax.set_mesh(mesh):
+        planned = jax.jit(jaxckpt.apply(step, keeping(decision))).lower(*args).compile()
+        for one, other in zip(expected, jax.tree.leaves(planned(*args)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+    return planned.as_text()
+
+
 @pytest.mark.parametrize(("step", "decision"), CASES, ids=lambda each: getattr(each, "__name__", str(each)))
 def test_gradients_are_equal_and_gathered_in_the_backward(step, decision):
-    mesh = mesh_of(("Auto", "Auto"))
-    args = arrays(mesh)
-    planned = jaxckpt.apply(step, keeping(decision))
-    for one, other in zip(jax.tree.leaves(jax.jit(step)(*args)), jax.tree.leaves(planned(*args)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
-    with jax.set_mesh(mesh):
-        text = jax.jit(planned).lower(*args).compile().as_text()
+    text = compiled(step, decision, ("Auto", "Auto"))
     assert any("transpose(" in name for name in gathers(text))
 
 
@@ -110,13 +123,7 @@ def gathers(text):
 @pytest.mark.parametrize("step", [unrolled, scanned])
 @pytest.mark.parametrize("kinds", [("Explicit", "Explicit"), ("Auto", "Explicit"), ("Explicit", "Auto")])
 def test_axes_that_types_name_are_partitioned_too(step, kinds, decision):
-    mesh = mesh_of(kinds)
-    with jax.set_mesh(mesh):
-        args = arrays(mesh)
-        planned = jax.jit(jaxckpt.apply(step, keeping(decision)))
-        for one, other in zip(jax.tree.leaves(jax.jit(step)(*args)), jax.tree.leaves(planned(*args)), strict=True):
-            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
-        assert gathers(planned.lower(*args).compile().as_text())
+    assert gathers(compiled(step, decision, kinds))
 
 
 ### What is split

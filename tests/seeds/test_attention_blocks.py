@@ -39,8 +39,13 @@ def gradient(block):
 
 
 @pytest.fixture(scope="module")
-def as_it_is():
-    return jaxckpt.footprint(gradient(block), *ARGUMENTS, target="h200")
+def planner():
+    return jaxckpt.Planner(gradient(block), *ARGUMENTS, target="h200")
+
+
+@pytest.fixture(scope="module")
+def as_it_is(planner):
+    return planner.unplanned
 
 
 def test_every_inner_block_holds_the_same_bytes(as_it_is):
@@ -57,8 +62,8 @@ def test_jax_checkpoint_of_each_block_saves_as_much_as_the_seed(as_it_is):
     assert as_it_is.temp_bytes / again.temp_bytes >= SEED
 
 
-def test_a_plan_of_the_unmarked_network_saves_as_much(as_it_is):
-    plan = jaxckpt.plan(gradient(block), *ARGUMENTS, target="h200", budget=as_it_is.total_bytes, strategy="full")
+def test_a_plan_of_the_unmarked_network_saves_as_much(planner, as_it_is):
+    plan = planner.plan(budget=as_it_is.total_bytes, strategy="full")
     assert len(plan.stages) == BLOCKS
     assert as_it_is.temp_bytes / plan.footprint.temp_bytes >= SEED
 

@@ -19,6 +19,8 @@ REFUSED = {*entries(having="no_grad")}
 PLANNED = tuple(entry for entry in ZOO if entry not in REFUSED)
 LARGE = {"linen", "nnx", "equinox"}
 """Steps that take seconds to compile; `tests/rewrite` compiles each of them once, planned."""
+SLOW = {"remat_policies", "encoder_decoder", "tied_transformer", "plain_transformer", "unet"}
+"""What takes longest of the others; each has a smaller step of its kind beside it."""
 
 
 def traced_case(entry):
@@ -70,7 +72,15 @@ def test_graphs_are_one_level_deep(entry):
     assert [e.eqn.primitive.name for e in traced.program.equations] == [op.primitive for op in traced.graph.ops]
 
 
-@pytest.mark.parametrize("entry", [e for e in PLANNED if e.name == "linen_gpt_remat" or not LARGE & e.traits], ids=str)
+@pytest.mark.parametrize(
+    "entry",
+    [
+        pytest.param(e, marks=[pytest.mark.slow] if e.name in SLOW else [])
+        for e in PLANNED
+        if e.name == "linen_gpt_remat" or not LARGE & e.traits
+    ],
+    ids=str,
+)
 def test_graphs_compute_what_the_step_computes(entry):
     case, traced = traced_case(entry)
     ours = quickly(jex.jaxpr_as_fun(traced.jaxpr))(*flat_arguments(case, traced))
