@@ -40,25 +40,16 @@ _OPAQUE = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 class Checkpoint:
     """A checkpoint of a part, by a policy.
 
-    Attributes:
-      policy: Decides about residuals.
-      prevent_cse: As of `jax.checkpoint`: False is right inside a loop, where XLA merges nothing anyway.
+    `prevent_cse` False is right inside a loop, where XLA merges nothing anyway.
     """
 
     policy: Policy
     prevent_cse: bool = True
 
     def __call__(self, call: Callable[..., Any], *args: Any, repeats: str = "") -> Any:
-        """Calls a function of pytrees of arrays.
+        """Calls a function of pytrees; leaves that are no arrays are not traced, and pass through in results.
 
-        Args:
-          call: The function. Leaves of its results that are no arrays pass through.
-          *args: Pytrees; leaves that are no arrays are not traced.
-          repeats: A name that the function puts around its equations and that is around this call already.
-
-        Raises:
-          PolicyError: A rule of the policy matches nothing in the function.
-          UnsupportedDecisionError: The policy has a decision that no `jax.checkpoint` can carry out.
+        `repeats` is a name that the function puts around its equations and that is around this call already.
         """
         if saves_all(self.policy):
             return call(*args)

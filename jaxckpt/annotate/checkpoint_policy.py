@@ -27,9 +27,6 @@ _OFFLOAD = f"{TAG}offload."
 def tag_of(decision: ir.Decision) -> str | None:
     """The tag for a decision; None for values that are recomputed.
 
-    Raises:
-      UnsupportedDecisionError: The decision is a partition.
-
     Example:
       >>> tag_of(ir.Save()), tag_of(ir.Offload()), tag_of(ir.Recompute())
       ('jaxckpt.save', 'jaxckpt.offload.pinned_host', None)
@@ -54,9 +51,8 @@ def tag_of(decision: ir.Decision) -> str | None:
 class TagPolicy:
     """JAX's policy for scopes.
 
-    Attributes:
-      hidden: Rules on names that no trace shows (in the forward rule of a `jax.custom_vjp`): they are matched when JAX
-        asks about the name.
+    Hidden rules are on names in the forward rule of a `jax.custom_vjp`, which no trace shows: JAX asks about such a
+    name later.
     """
 
     hidden: tuple[Rule, ...] = ()
@@ -81,10 +77,8 @@ class TagPolicy:
 def jax_policy(hidden: tuple[Rule, ...], tags: Collection[str]) -> Callable[..., Any]:
     """The policy for `jax.checkpoint`.
 
-    Under `jax_remat3` of jax 0.10 only JAX's own lists of names have an effect, so the result is such a list.
-
-    Raises:
-      UnsupportedDecisionError: A list of names cannot express the policy.
+    Under `jax_remat3` of jax 0.10 only JAX's own lists of names have an effect, so the result is such a list; a policy
+    that a list cannot express is refused.
     """
     if not takes_only_names():
         return _tagged(hidden)

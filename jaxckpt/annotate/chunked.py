@@ -98,14 +98,9 @@ def chunked(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Split:
-    """A call with its arrays, and the axis along which each is cut.
+    """A call over flat arrays with the axis along which each is cut; None for an array that goes in whole.
 
-    Attributes:
-      call: The function over flat arrays; returns flat arrays and a tree of its results.
-      arrays: All arrays of its arguments.
-      axes: For each array its axis; None for one that goes in whole.
-      length: Along the axes.
-      size: Places of a chunk; the last one may have fewer.
+    `size` is the length of a chunk; the last one may be shorter.
     """
 
     call: Callable[..., Any]
@@ -316,11 +311,7 @@ def _axis_of_leaf(path: tuple[Any, ...], axes: tuple[int | None, ...]) -> int | 
 
 
 def _length(function: Callable[..., Any], named: Sequence[tuple[str, jax.Array, int | None]]) -> int:
-    """The length along the axis, the same for all.
-
-    Raises:
-      ChunkError: An array has no such axis, or lengths differ, or no array has an axis.
-    """
+    """The length along the axis, the same for all arrays."""
     cut = [(path, array, axis) for path, array, axis in named if axis is not None]
     known = {path: length for path, array, axis in cut if (length := _length_of(array, axis)) != _KEY}
     lengths = set(known.values())

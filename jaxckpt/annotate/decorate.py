@@ -28,15 +28,7 @@ from jaxckpt.policy import Policy, new_mark
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeOptions:
-    """The options of a scope.
-
-    Attributes:
-      name: Its name; None for the target's own.
-      policy: The policy of the scope, or None.
-      methods: Methods of a class that get the scope.
-      static_argnames: Arguments that are not traced.
-      prevent_cse: As of `jax.checkpoint`.
-    """
+    """The options of a scope, as of `jaxckpt.scope`."""
 
     name: str | None = None
     policy: Policy | None = None
@@ -53,11 +45,7 @@ class ScopeOptions:
 
 
 def with_scope(target: object, scope: ScopeOptions) -> Callable[..., Any]:
-    """The target with a scope around its calls.
-
-    Raises:
-      ScopeError: The target cannot be called, has no such methods, or is a module that Flax has bound already.
-    """
+    """The target with a scope around its calls."""
     if isinstance(target, functools.partial) and isinstance(target.func, type):
         return functools.partial(with_scope(target.func, scope), *target.args, **target.keywords)
     if isinstance(target, type):

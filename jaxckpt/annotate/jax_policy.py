@@ -73,11 +73,7 @@ def as_jax(policy: Policy) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)  # JAX holds policies weakly
 class JaxPolicy:
-    """A policy that JAX asks about equations.
-
-    Attributes:
-      policy: Decides about the results of equations.
-    """
+    """A policy that JAX asks about the results of equations."""
 
     policy: Policy
 

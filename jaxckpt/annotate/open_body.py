@@ -33,13 +33,9 @@ AROUND = "jaxckpt"
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """One level of equations, and the bodies in it.
+    """One level of equations, whose variables are its own, and the bodies in it by the position of their equation.
 
-    Attributes:
-      program: The level; its variables are its own.
-      inner: For positions of equations, their bodies, in the order of their parameters.
-      scopes: For positions of inner scopes, their bodies: they have decided already, but outer rules may match values
-        there.
+    Inner scopes have decided already, but outer rules may match values in their bodies.
     """
 
     program: FlatProgram
@@ -48,12 +44,7 @@ class Body:
 
 
 def body_of(closed: jex.ClosedJaxpr, *, repeats: str = "") -> Body:
-    """Opens a closed jaxpr.
-
-    Args:
-      closed: The part.
-      repeats: A name around all equations that is around the part already, and is removed.
-    """
+    """Opens a closed jaxpr. A name that all its equations repeat from the name stack around it is removed."""
     program = inline(closed, keep_user_remat=True)
     if repeats:
         program = program.replace(equations=tuple(_without_first(each, repeats) for each in program.equations))
@@ -119,15 +110,9 @@ def with_bodies(eqn: jex.JaxprEqn, bodies: Sequence[jex.ClosedJaxpr]) -> jex.Jax
 
 
 def graph_of_body(body: Body, stack: NameStack, *, arguments: bool) -> tuple[Graph, tuple[jex.Var, ...]]:
-    """All levels as one graph whose every value is a residual.
+    """All levels as one graph whose every value is a residual, and the variable of each value by its id.
 
-    Args:
-      body: The part.
-      stack: The name stack around it.
-      arguments: True to have its arguments as forward values too, made outside.
-
-    Returns:
-      The graph, and the variable of each value by its id.
+    With `arguments` the part's arguments are forward values too, made outside.
     """
     levels = list(_levels(body, stack))
     program = body.program.replace(

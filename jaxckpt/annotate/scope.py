@@ -20,11 +20,7 @@ _ENTERED: ContextVar[_Entered] = ContextVar("jaxckpt_scopes", default=())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """A scope without a target yet: a decorator and a context manager.
-
-    Attributes:
-      options: Name, policy and further options.
-    """
+    """A scope without a target yet: a decorator and a context manager."""
 
     options: ScopeOptions
 

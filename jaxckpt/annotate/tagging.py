@@ -61,12 +61,9 @@ def _is_view_of_available(op: Op, resolved: Resolved, *, tags: Mapping[int, str]
 
 
 def tagged(body: Body, tags: Mapping[jex.Var, str], *, derivatives: bool = True) -> jex.ClosedJaxpr:
-    """A closed jaxpr that computes the same, with the tags in it.
+    """A closed jaxpr that computes the same, with tags.
 
-    Args:
-      body: The part.
-      tags: For variables of any of its levels.
-      derivatives: True to have derivatives that read their own result read the tagged one.
+    With `derivatives`, derivatives that read their own result read the tagged one.
     """
     writer = _TagInserter(body, tags, derivatives=derivatives)
     return closed_jaxpr(

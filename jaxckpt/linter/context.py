@@ -34,13 +34,7 @@ _HOST = "<host>"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnostic:
-    """A defect that a lint finds at one location.
-
-    Attributes:
-      where: The location.
-      text: The defect, with names and sizes.
-      fix: The remedy.
-    """
+    """A defect that a lint finds at one location, and its remedy."""
 
     where: Location
     text: str
@@ -49,13 +43,7 @@ class Diagnostic:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EquationSite:
-    """One equation of the raw trace.
-
-    Attributes:
-      eqn: JAX's equation.
-      around: The equations whose bodies contain it, outermost first.
-      marks: Its full name stack.
-    """
+    """One equation of the raw trace, the equations around it (outermost first), and its full name stack."""
 
     eqn: jex.JaxprEqn
     around: tuple[jex.JaxprEqn, ...]
@@ -102,13 +90,7 @@ class EquationSite:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LintContext:
-    """A traced step, and the policy and the machine that it is checked against.
-
-    Attributes:
-      traced: The step.
-      policy: The policy, or None.
-      target: The machine, or None.
-    """
+    """A traced step, and the policy and the machine, if any, that it is checked against."""
 
     traced: Traced
     policy: Policy | None = None

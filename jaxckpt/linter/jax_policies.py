@@ -33,13 +33,9 @@ _KIND_OF_FACTORY: dict[str, PolicyKind] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPolicy:
-    """The content of a policy.
+    """The content of a policy: the property of equations that decides, and names.
 
-    Attributes:
-      kind: The property of equations that decides.
-      saved: Names that it saves.
-      offloaded: Names that it offloads.
-      excluded: Names that it recomputes, all other names being saved.
+    Names are saved, offloaded, or excluded, all other names being saved.
     """
 
     kind: PolicyKind
@@ -54,13 +50,7 @@ class ReadPolicy:
 
 
 def read_policies(policy: Callable[..., Any] | None) -> tuple[ReadPolicy, ...]:
-    """Reads a policy of `jax.checkpoint`.
-
-    Args:
-      policy: The callable; None saves nothing.
-
-    Returns:
-      One entry; of two policies joined, one each.
+    """Reads a policy of `jax.checkpoint`; None saves nothing. One entry; of two policies joined, one each.
 
     Example:
       >>> (read,) = read_policies(jax.checkpoint_policies.save_only_these_names("qkv"))
@@ -109,16 +99,10 @@ def _names(held: dict[str, Any], *keys: str) -> frozenset[str]:
 
 
 def primal_of_name(name: str) -> str | None:
-    """A `jax.custom_vjp` of this process whose primal function has a name that its forward rule does not have.
+    """A `jax.custom_vjp`, as text, whose primal function has a name that its forward rule does not have.
 
     No trace of a differentiated step shows the primal function, because the forward rule replaces it. So its code is
     searched for the name as a constant.
-
-    Args:
-      name: As given to `checkpoint_name`.
-
-    Returns:
-      "function (file.py:12)", or None.
     """
     for each in gc.get_objects():
         if type(each) is jax.custom_vjp:

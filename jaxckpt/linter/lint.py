@@ -24,13 +24,9 @@ _DIGITS = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lint:
-    """One check.
+    """One check, with a stable code and a title.
 
-    Attributes:
-      code: A stable word.
-      title: The mistake, as a sentence.
-      check: Yields a remark for each place.
-      is_error: True if a finding means that a request has no effect or a result is wrong; else it is advice.
+    An error means that a request has no effect or a result is wrong; else findings are advice.
     """
 
     code: str
@@ -152,17 +148,7 @@ def lint(
 def lint_traced(
     traced: Traced, *, policy: Policy | None = None, target: Target | None = None, lints: Sequence[Lint] = LINTS
 ) -> Findings:
-    """`lint` for a step that is traced already.
-
-    Args:
-      traced: The step.
-      policy: The policy to check the step against.
-      target: The machine that the step should run on.
-      lints: The checks: `POLICY_ERROR_LINTS` before a policy is carried out.
-
-    Returns:
-      Errors first; findings of equal layers are one, with their number.
-    """
+    """`lint` for a step that is traced already: errors first; findings of equal layers are one, with their number."""
     context = LintContext(traced=traced, policy=policy, target=target)
     found = _folded(finding for each in lints for finding in each.findings(context))
     return Findings(
@@ -173,14 +159,7 @@ def lint_traced(
 
 
 def raise_on_errors(findings: Findings) -> None:
-    """Raises an error if a finding is one; advice passes.
-
-    Args:
-      findings: Of a step.
-
-    Raises:
-      PolicyError: Names all errors, each with its fix; also as `problems`.
-    """
+    """Raises a `PolicyError` that names all errors, each with its fix; advice passes."""
     errors = findings.void
     if not errors:
         return

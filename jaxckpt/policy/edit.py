@@ -23,14 +23,7 @@ _KEYS = ("name", "for", "about", "default")
 
 
 def edited(text: str, policy: Policy) -> str:
-    r"""The text of a policy file, edited so that it holds another policy.
-
-    Args:
-      text: Of the file as it is.
-      policy: The policy that the file should hold.
-
-    Returns:
-      Text from which an equal policy is read, with the comments of the unchanged parts.
+    r"""The text of a policy file, edited so that it holds another policy; unchanged parts keep their comments.
 
     Example:
       >>> before = 'default = "save"  # fits\n\n[[rule]]\nname = "qkv"  # wide\ndecision = "save"\n'

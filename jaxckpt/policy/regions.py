@@ -23,12 +23,7 @@ _GATHERS = frozenset({"sharding_constraint", "reshard", "all_gather", "all_gathe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """Forward ops that are recomputed together.
-
-    Attributes:
-      scope: The scope of the ops; "" for a region of several scopes.
-      ops: Their ids.
-    """
+    """Forward ops that are recomputed together, and their scope; "" for a region of several scopes."""
 
     scope: str
     ops: frozenset[int]
@@ -45,15 +40,9 @@ class Region:
 
 
 def find_regions(regions: Regions, graph: Graph, *, stages: Sequence[int] = (0,)) -> tuple[Region, ...]:
-    """Finds the regions of a graph.
+    """The regions of a graph that the backward or the update reads, in order.
 
-    Args:
-      regions: The scopes, and the excluded ops.
-      graph: The step.
-      stages: Ids of the first ops of the blocks that were found by structure, for regions without a scope.
-
-    Returns:
-      Regions with a value that the backward or the update reads, in the order of their first op.
+    `stages` are first ops of the blocks found by structure, for regions without a scope.
     """
     home = {op.id: home for op in graph.ops if (home := _home(regions, op, stages)) is not None}
     for op in excluded_ops(regions, graph):

@@ -33,14 +33,7 @@ _MOST_NAMED = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """The decision of one part of a policy about a value.
-
-    Attributes:
-      policy: The policy.
-      decision: Its decision.
-      rule: Index of the rule; None for regions and the default.
-      part: "rule 2", "regions" or "default".
-    """
+    """The decision of one part of a policy about a value: "rule 2" with its index, "regions" or "default"."""
 
     policy: Policy
     decision: Decision
@@ -53,13 +46,7 @@ class Ruling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """The decision about one value.
-
-    Attributes:
-      candidate: The value.
-      by: The ruling that decided.
-      overruled: The other rulings, in their order: later rules, then policies further out.
-    """
+    """The decision about one value, and the overruled rulings in order: later rules, then policies further out."""
 
     forward_value: ForwardValue
     by: Ruling
@@ -100,19 +87,11 @@ def resolve(
     layer: int | None = None,
     excused: frozenset[int] = frozenset(),
 ) -> tuple[Resolved, ...]:
-    """Decides about the values of a graph.
+    """Decides about each residual to which a policy applies, and about each other forward value that a rule names.
 
-    Args:
-      policy: The rules for values without a mark around them; None for marks alone.
-      graph: The step.
-      crossing: Values that cross from stage to stage, for rules about boundaries without a scope.
-      stages: First ops of the stages, for regions without a scope.
-      layer: The layer that all of the graph belongs to; None where layers are to be found in it.
-      excused: Indices of the policy's rules that may match nothing.
-
-    Returns:
-      One entry for each residual to which a policy applies, and for each other forward value that a rule names, in
-      order.
+    A policy of None leaves marks alone to decide. `crossing` are values that cross from stage to stage, `stages` the
+    first ops of stages, `layer` the layer of all of the graph (None: layers are found in it), `excused` the indices of
+    rules that may match nothing.
 
     Raises:
       PolicyError: Rules match nothing; the message names each, with the closest match. Or a mark's policy is unknown.
@@ -205,13 +184,7 @@ def _written(graph: Graph, ops: frozenset[int]) -> Iterator[int]:
 def forward_values(
     graph: Graph, *, crossing: frozenset[int] = frozenset(), layer: int | None = None
 ) -> tuple[ForwardValue, ...]:
-    """The forward values of a graph, with the properties that rules match.
-
-    Args:
-      graph: The step.
-      crossing: Values that cross from stage to stage.
-      layer: The layer that all of the graph belongs to; None where layers are to be found in it.
-    """
+    """The forward values of a graph, with the properties that rules match."""
     layer_of = _layers(graph) if layer is None else {}
     between = _between_batched(graph)
     return tuple(

@@ -38,12 +38,7 @@ _MATCH_SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def policy_schema() -> dict[str, Any]:
-    """The schema as plain data.
-
-    Example:
-      >>> sorted(policy_schema()["properties"])
-      ['about', 'default', 'for', 'name', 'regions', 'rule']
-    """
+    """The schema as plain data."""
     docs = _docs(Policy)
     keys = _properties(Policy, (*TEXT_KEYS.values(), "default"))
     regions = _object(_properties(Regions), description=docs["regions"])

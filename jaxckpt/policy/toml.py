@@ -45,13 +45,7 @@ _DECISION_KEYS = {word: get_type_hints(kind) for word, kind in DECISIONS.items()
 
 
 def policy_from_toml(text: str) -> Policy:
-    """Reads a policy.
-
-    Args:
-      text: Of a TOML file.
-
-    Returns:
-      The policy; comments are not in it.
+    """Reads a policy from the text of a TOML file.
 
     Raises:
       PolicyError: The text is no TOML, or says what no policy can; all that is wrong is numbered.

@@ -24,17 +24,9 @@ def difference(
     *,
     start: jax.Array | None = None,
 ) -> LeafDifference:
-    """Compares one result of two steps.
+    """Compares one result of two steps, element by element; keys by their data.
 
-    Args:
-      path: Where it stands in the results.
-      step: What the step gives: an array or a key array.
-      planned: What the planned step gives, of the same shape and type.
-      tolerance: What to allow.
-      start: The argument of the same shape and type that it may be an update of.
-
-    Returns:
-      The difference, element by element; of keys that of their data.
+    `start` is the argument of the same shape and type that the result may be an update of.
 
     Example:
       >>> found = difference("[0]", np.float32([1, 0, 4]), np.float32([1, 0, 5]), Tolerance(relative=0.1, absolute=0))

@@ -33,27 +33,17 @@ _ROOM = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Arguments that a step can run on.
-
-    Attributes:
-      args: Arrays in the place of descriptions, and what the caller gave.
-      generated: Paths of those that were drawn.
-    """
+    """Arguments that a step can run on, and paths of those that were drawn."""
 
     args: tuple[Any, ...]
     generated: tuple[str, ...]
 
 
 def make_inputs(args: Sequence[Any], *, static: frozenset[int] = frozenset(), tame: bool = False) -> Inputs:
-    """Draws an array for every description among some arguments.
+    """Draws an array for every `jax.ShapeDtypeStruct` in pytrees of arguments; static positions stay as they are.
 
-    Args:
-      args: Arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), numbers, and pytrees of these.
-      static: Positions that are passed on as they are.
-      tame: Draws positive floats, and integers that are 0 or 1.
-
-    Returns:
-      The arguments; equal descriptions at equal places give equal arrays, on every machine.
+    Equal descriptions at equal places give equal arrays, on every machine. With `tame`, floats are positive and
+    integers 0 or 1.
 
     Raises:
       UnverifiableError: The arrays are too many bytes for this machine, or are described on devices or in memories
@@ -77,12 +67,7 @@ def make_inputs(args: Sequence[Any], *, static: frozenset[int] = frozenset(), ta
 
 
 def copies(args: Sequence[Any], *, static: frozenset[int] = frozenset()) -> tuple[Any, ...]:
-    """Copies of arguments, sharded alike, so that a step which donates takes nobody's arrays.
-
-    Args:
-      args: The arguments.
-      static: Positions that are passed on as they are.
-    """
+    """Copies of arguments, sharded alike, so that a step which donates takes nobody's arrays; static ones stay."""
     return tuple(arg if i in static else jax.tree.map(_copy, arg) for i, arg in enumerate(args))
 
 

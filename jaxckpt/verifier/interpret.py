@@ -24,14 +24,7 @@ _CALLS = JITS | CALLS | REMATS | CUSTOM_DERIVATIVES
 
 
 def run_one_by_one(closed: jex.ClosedJaxpr | jex.Jaxpr, *flat: Any) -> list[Any]:
-    """Runs a closed jaxpr operation by operation.
-
-    Args:
-      closed: As `jax.make_jaxpr` or `jax.jit(step).trace(...)` gives it.
-      *flat: An array for each of its arguments.
-
-    Returns:
-      Its flat results.
+    """Runs a closed jaxpr operation by operation on flat arguments; returns flat results.
 
     Example:
       >>> closed = jax.make_jaxpr(lambda x: jax.nn.softmax(x) + 1)(jnp.zeros(2))

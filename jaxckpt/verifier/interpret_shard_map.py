@@ -18,16 +18,7 @@ from jaxckpt import _compat
 
 
 def run_by_device(eqn: jex.JaxprEqn, operands: Sequence[Any], calls: frozenset[str]) -> list[Any]:
-    """Runs a `shard_map` equation over arrays.
-
-    Args:
-      eqn: The equation.
-      operands: Its operands.
-      calls: Primitives that are entered.
-
-    Returns:
-      Its results.
-    """
+    """Runs a `shard_map` equation over arrays; primitives in `calls` are entered."""
     interpreter = _ShardMapInterpreter(eqn, calls)
     jaxpr = eqn.params["jaxpr"]
     arguments = [interpreter.spec(v.aval) for v in jaxpr.invars]

@@ -21,14 +21,7 @@ from jaxckpt.verifier.interpret import run_one_by_one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runnable:
-    """A jitted function, and which of its arguments are not traced.
-
-    Attributes:
-      jitted: The function.
-      static: Positions that are not traced.
-      name: The step's name.
-      options: What another function is jitted with, to be called alike.
-    """
+    """A jitted function, the positions that are not traced, and the options to jit another function alike."""
 
     jitted: jax.stages.Wrapped
     static: frozenset[int]
@@ -76,13 +69,7 @@ class Runnable:
     def run(self, args: tuple[Any, ...], traced: jax.stages.Traced, *, exact: bool) -> list[Any]:
         """Flat results on copies of arguments.
 
-        Args:
-          args: Arrays and numbers, and what is static.
-          traced: What `trace` gave for them.
-          exact: One operation at a time.
-
-        Raises:
-          UnverifiableError: The machine cannot compile or run it. What the step raises itself passes through.
+        Errors that the step raises itself pass through; others are `UnverifiableError`.
         """
         args = copies(args, static=self.static)
         try:

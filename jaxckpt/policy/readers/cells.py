@@ -51,15 +51,9 @@ def rule_of_pattern(
     key: str,
     collective: bool = False,
 ) -> Iterator[Rule]:
-    """The rule for a pattern in some layers; none where no rule can express it.
+    """The rule for a pattern in some layers; none, and a note, where no rule can express it.
 
-    Args:
-      pattern: A regular expression on the paths below a layer.
-      layers: In which.
-      decision: For the values that match.
-      notes: Gets what no rule can say.
-      key: The setting that holds the pattern.
-      collective: True for values that devices exchange alone.
+    `key` is the setting that holds the pattern.
     """
     if layers == ():
         return
@@ -90,12 +84,7 @@ def rule_of_pattern(
 
 
 def rules_of_swap(swaps: Iterable[tuple[str | None, LayerNumbers, int]], notes: Notes) -> Iterator[Rule]:
-    """The rules that offload: operators first, then full layers.
-
-    Args:
-      swaps: Pattern (None for the full layer), layers, and the prefetch distance.
-      notes: Gets what no rule can say.
-    """
+    """The rules that offload: operators (pattern, layers, prefetch distance) first, then full layers (pattern None)."""
     for pattern, layers, prefetch in sorted(swaps, key=lambda swap: swap[0] is None):
         moved = Offload(prefetch=prefetch)
         if pattern is not None:
@@ -107,13 +96,7 @@ def rules_of_swap(swaps: Iterable[tuple[str | None, LayerNumbers, int]], notes: 
 
 
 def note_precedence(full: LayerNumbers, others: Iterable[tuple[str, LayerNumbers]], notes: Notes) -> None:
-    """Notes where full recomputation of a layer overrules another setting.
-
-    Args:
-      full: Layers that are fully recomputed.
-      others: Settings, and the layers that they are for.
-      notes: Gets a sentence for each such layer.
-    """
+    """Notes where full recomputation of a layer overrules another setting, given with the layers that it is for."""
     for key, layers in others:
         both = layers if full is None else full if layers is None else tuple(sorted({*full} & {*layers}))
         if both is None or both:
@@ -139,13 +122,7 @@ def _verb(layers: LayerNumbers) -> str:
 
 
 def patterns_of(key: str, value: object, checks: Checks) -> dict[str, Any]:
-    """A table of patterns, each with its setting.
-
-    Args:
-      key: The setting.
-      value: A table, or a list of patterns, each then for all layers.
-      checks: Says what is wrong.
-    """
+    """A table of patterns, each with its setting; a list of patterns is for all layers."""
     if isinstance(value, (list, tuple)) and value and all(isinstance(each, str) for each in value):
         return dict.fromkeys(value, True)
     if isinstance(value, dict) and all(isinstance(each, str) and each.strip() for each in value):

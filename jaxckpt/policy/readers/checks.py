@@ -30,9 +30,7 @@ def integer(least: int, most: int = 100_000) -> Any:
 class Checks(RecordReader):
     """Reads settings one by one and collects problems.
 
-    Args:
-      reader: The function that was called, for messages.
-      needed: What it reads, for messages.
+    `reader` (the called function) and `needed` are for the message.
     """
 
     def __init__(self, reader: str, *, needed: str):
@@ -49,20 +47,12 @@ class Checks(RecordReader):
         return self.value(dict | None, settings.get(key), key) or {}
 
     def done(self) -> None:
-        """Ends the checks.
-
-        Raises:
-          PolicyError: There are problems; the message numbers them.
-        """
+        """Raises a `PolicyError` that numbers the problems, if there are any."""
         if self.problems:
             self.refuse()
 
     def refuse(self, *, cause: Exception | None = None) -> NoReturn:
-        """Raises an error with all problems.
-
-        Raises:
-          PolicyError: Always.
-        """
+        """Raises a `PolicyError` with all problems."""
         raise PolicyError(
             f"{self.reader}: this configuration cannot be read.",
             got=numbered(self.problems),

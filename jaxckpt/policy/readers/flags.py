@@ -23,18 +23,10 @@ def settings_of_flags(
     numbers: Sequence[str],
     checks: Checks,
 ) -> dict[str, Any]:
-    """Reads the known flags and ignores others.
+    """Values of the known flags by name; others are ignored. A value of another kind stays a text.
 
-    Args:
-      flags: One text each, or all in one; or names and values.
-      keys: Names of the known flags, with underscores.
-      switches: Flags that are true or false, and true where no value follows.
-      lists: Flags that take several values.
-      numbers: Flags that take a whole number.
-      checks: Says what is wrong.
-
-    Returns:
-      Values by name; a value of another kind stays a text.
+    `keys` are names of the known flags, with underscores; `switches` are true where no value follows, `lists` take
+    several values, `numbers` a whole number.
 
     Example:
       >>> settings_of_flags(["--num-layers=12", "--bf16"], keys=["num_layers"], switches=[], lists=[],

@@ -19,10 +19,7 @@ FLOATS = "*float*"
 def inputs(decision: Decision, *, scope: str | None = None, note: str = "") -> tuple[Rule, ...]:
     """Rules for the inputs of layers: a decision for floating-point inputs; masks and indices are saved.
 
-    Args:
-      decision: For floating-point inputs.
-      scope: Of the layers; None where stages are found by structure.
-      note: Why.
+    Without a scope stages are found by structure.
     """
     rest = Rule(match=Match(scope=scope, boundary="input"), decision=Save(), note=note)
     if isinstance(decision, Save):
@@ -32,15 +29,7 @@ def inputs(decision: Decision, *, scope: str | None = None, note: str = "") -> t
 
 
 def within_segments(size: int, *, num_layers: int, scope: str | None = None) -> tuple[Rule, ...]:
-    """The rule that recomputes what crosses between the layers of one segment.
-
-    Args:
-      size: Layers in a segment.
-      num_layers: Of the model.
-      scope: Of the layers; None where stages are found by structure.
-
-    Returns:
-      No rule where each layer is a segment.
+    """The rule that recomputes what crosses between the layers of one segment; none where each layer is a segment.
 
     Example:
       >>> print(*within_segments(2, num_layers=6))
@@ -54,11 +43,6 @@ def within_segments(size: int, *, num_layers: int, scope: str | None = None) -> 
 
 
 def recomputed(layers: Iterable[int] | None, *, note: str = "") -> Rule:
-    """The rule that recomputes the values of some layers; None for every layer.
-
-    Example:
-      >>> print(recomputed([0, 1, 2, 5]))
-      layers = '0-2,5': recompute
-    """
+    """The rule that recomputes the values of some layers; None for every layer."""
     match = Match(every=1) if layers is None else Match(layers=layer_ranges(layers))
     return Rule(match=match, decision=Recompute(), note=note)

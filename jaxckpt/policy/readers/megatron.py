@@ -148,11 +148,7 @@ def policy_from_megatron(
 
 
 def _settings(flags: Sequence[str] | Mapping[str, Any], num_layers: int | None) -> dict[str, Any]:
-    """The flags by key.
-
-    Raises:
-      PolicyError: A flag is unknown, has a value of another kind, or contradicts another flag.
-    """
+    """The flags by key; unknown, wrong and contradictory flags are refused."""
     checks = Checks("policy_from_megatron", needed=f"flags such as {', '.join(_dashed(key) for key in _KEYS)}")
     settings = settings_of_flags(
         flags, keys=tuple(_KEYS), switches=_VALUELESS, lists=tuple(_LISTS), numbers=tuple(_NUMBERS), checks=checks

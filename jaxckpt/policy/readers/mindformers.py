@@ -59,19 +59,11 @@ def read_graph_mode(
     model_axis: str,
     checks: Checks,
 ) -> Reading:
-    """Reads `recompute_config` and `swap_config`.
+    """Reads `recompute_config` and `swap_config`, of a full configuration or the first alone.
 
-    Args:
-      document: A whole configuration, or `recompute_config` alone.
-      num_layers: Of the model; lists by stage need it.
-      pipeline_stages: Over which such lists count; None for what `parallel_config` or the list says.
-      offset: Layers that stages have beyond an even share.
-      scope: Glob on the scopes of layers; "*" for layers as they are found by structure.
-      model_axis: The mesh axis over which `recompute_slice_activation` cuts.
-      checks: Says what is wrong.
-
-    Raises:
-      PolicyError: A key is unknown or a list does not fit.
+    Lists by stage need `num_layers`; `pipeline_stages` None means what `parallel_config` or the list says. The scope is
+    that of layers, "*" where layers are found by structure; `model_axis` is the mesh axis over which
+    `recompute_slice_activation` cuts.
     """
     is_full = "recompute_config" in document or "swap_config" in document
     settings = checks.values(GRAPH_KEYS, checks.table(document, "recompute_config") if is_full else document)

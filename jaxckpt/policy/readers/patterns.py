@@ -31,13 +31,7 @@ PRIMITIVES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatternTarget:
-    """The scopes and primitives of a JAX model that a pattern matches.
-
-    Attributes:
-      scope: Glob on the scope, or None.
-      primitive: Glob on the primitive, or None.
-      loose: What the globs match that the pattern does not, or "".
-    """
+    """Globs on scopes and primitives for a pattern, and what they match that the pattern does not, or ""."""
 
     scope: str | None
     primitive: str | None
@@ -49,10 +43,7 @@ class PatternError(ValueError):
 
 
 def target_of_pattern(pattern: str) -> PatternTarget:
-    r"""The globs for a regular expression on paths below a layer.
-
-    Args:
-      pattern: Such as r"feed_forward\.mul"; it matches full paths.
+    r"""The globs for a regular expression on full paths below a layer.
 
     Raises:
       PatternError: The text is no regular expression, or no glob can express it.

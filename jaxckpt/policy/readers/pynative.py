@@ -40,16 +40,9 @@ _MOST = 100_000
 def read_pynative(
     document: Mapping[str, Any], *, num_layers: int | None, pipeline_stages: int | None, checks: Checks
 ) -> Reading:
-    """Reads `recompute`, `recompute_comm` and `swap`.
+    """Reads `recompute`, `recompute_comm` and `swap`, alone or in a full configuration.
 
-    Args:
-      document: The three tables, alone or in a whole configuration.
-      num_layers: Of the model; layers must be below it.
-      pipeline_stages: Must be 1, as mindformers demands.
-      checks: Says what is wrong.
-
-    Raises:
-      PolicyError: A key is unknown, or a setting is refused as in mindformers.
+    `pipeline_stages` must be 1, as in mindformers.
     """
     _require_one_stage(document, pipeline_stages, checks)
     checks.value(integer(1), num_layers, "num_layers")
@@ -104,13 +97,7 @@ def _require_one_stage(document: Mapping[str, Any], pipeline_stages: int | None,
 
 
 def layers_of_specs(key: str, specs: object, most: int, checks: Checks) -> tuple[int, ...]:
-    """The layers that texts such as "0-3" and "5" mean.
-
-    Args:
-      key: The setting, for messages.
-      specs: A list of them.
-      most: Numbers must be below it.
-      checks: Says what is wrong.
+    """The layers, below `most`, that texts such as "0-3" and "5" mean.
 
     Example:
       >>> layers_of_specs("layers", ["0-2", "5"], 8, Checks("here", needed=""))

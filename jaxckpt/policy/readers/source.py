@@ -16,11 +16,7 @@ Source = Mapping[str, Any] | str | Path
 
 
 def text_of(source: str | Path, checks: Checks) -> str:
-    """The text of a file, for a path; any other text itself.
-
-    Raises:
-      PolicyError: The file cannot be read.
-    """
+    """The text of a file, for a path; any other text itself."""
     try:
         if isinstance(source, Path) or ("\n" not in source and Path(source).is_file()):
             return Path(source).read_text()
@@ -33,17 +29,7 @@ def text_of(source: str | Path, checks: Checks) -> str:
 
 
 def mapping_of(source: Source, checks: Checks, *, yaml: bool = False) -> Mapping[str, Any]:
-    """The keys and values of a configuration.
-
-    Args:
-      source: A mapping, a file, or the text of one.
-      checks: Says what is wrong.
-      yaml: True for systems that write YAML; JSON for others.
-
-    Raises:
-      PolicyError: There is no such file, or it holds no table.
-      MissingPackageError: The text is YAML, and PyYAML is not installed.
-    """
+    """The keys and values of a mapping, a file or its text: JSON, and YAML for systems that write it."""
     if isinstance(source, Mapping):
         return source
     text = text_of(source, checks)

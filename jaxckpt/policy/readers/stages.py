@@ -16,11 +16,7 @@ from jaxckpt.policy.readers.checks import Checks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineStages:
-    """The layers of each pipeline stage.
-
-    Attributes:
-      sizes: For each round of interleaving, the number of layers of each stage.
-    """
+    """The number of layers of each pipeline stage, for each round of interleaving."""
 
     sizes: tuple[tuple[int, ...], ...]
 
@@ -30,10 +26,7 @@ class PipelineStages:
         return sum(map(sum, self.sizes))
 
     def layers(self, counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """The first so many layers of each chunk.
-
-        Args:
-          counts: For each round of interleaving, one number a stage; more than there are means all.
+        """The first layers of each chunk, by counts for each round and stage; more than there are means all.
 
         Example:
           >>> PipelineStages(sizes=((4, 4),)).layers([[1, 9]])
@@ -66,14 +59,7 @@ class PipelineStages:
 
 
 def stages_of(num_layers: int, stages: int, rounds: int, offset: Sequence[Any] | int, checks: Checks) -> PipelineStages:
-    """An even share for each stage, and what `offset` adds.
-
-    Args:
-      num_layers: Of the model.
-      stages: Of the pipeline.
-      rounds: Of interleaving.
-      offset: By stage, or by round and stage.
-      checks: Says what is wrong.
+    """An even share for each stage, and what `offset` adds by stage, or by round of interleaving and stage.
 
     Example:
       >>> stages_of(9, 2, 1, [0, 1], Checks("here", needed="")).sizes
