@@ -22,6 +22,7 @@ from jax.typing import ArrayLike
 
 from jaxckpt._errors import ChunkError
 from jaxckpt.annotate import linen
+from jaxckpt.annotate.checkpoint import is_array
 
 JOINS = ("concatenate", "sum", "mean")
 _NARROW = ("bfloat16", "float16")
@@ -46,13 +47,10 @@ def chunked(
 
     Values and gradients are those of the function up to rounding, if it treats what stands along the axis alike and
     apart: tokens of a loss head, examples of a batch. Chunks run one after the other; choose an axis that is not
-    sharded over devices. It works under `jit`, `grad` and `vmap`, and the planner takes the loop for one op.
+    sharded over devices. The planner takes the loop for one op.
 
-    An axis that `chunks` does not divide is cut into chunks of its length over `chunks`, rounded up; the last one is
-    smaller. There are never more chunks than places along the axis.
-
-    A random key (`jax.random.key`) has no axis: where its argument has one, it is split, a key for each chunk, so that
-    the bits are others than without chunks. With axis None all chunks draw the same bits.
+    Chunks have the axis' length over `chunks`, rounded up; the last one may be smaller. A random key has no axis: where
+    its argument has one, it is split, a key for each chunk, so that the bits are others than without chunks.
 
     Args:
       function: Takes pytrees of arrays, and returns one. Leaves that are no arrays go in as they are.
@@ -195,7 +193,9 @@ class _ChunkedCall:
         closed = jax.make_jaxpr(flat)(list(pieces), list(uncut))
         self._check_results(closed.out_avals, size)
         shared = [*uncut, *closed.consts]
-        eqns = jex.jaxpr_as_fun(jex.ClosedJaxpr(_without_constants(closed.jaxpr), ()))
+        jaxpr = closed.jaxpr  # its constants become its first arguments
+        invars, debug_info = [*jaxpr.constvars, *jaxpr.invars], jex.DebugInfo("jaxckpt", "chunked", None, None)
+        eqns = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr.replace(invars=invars, constvars=[], debug_info=debug_info), ()))
 
         def chunk(pieces: Sequence[jax.Array], shared: Sequence[_Shared]) -> list[jax.Array]:
             read = [_read(*each) if isinstance(each, tuple) else each for each in shared]
@@ -221,7 +221,7 @@ class _ChunkedCall:
         """The values that every chunk reads; narrow ones with the float32 zeros that receive their gradient."""
         if self.accumulate is None:
             return list(values)
-        return [(jax.lax.stop_gradient(each), _slope(each)) if _is_narrow(each) else each for each in values]
+        return [(jax.lax.stop_gradient(each), _slope(each)) if each.dtype.name in _NARROW else each for each in values]
 
     def _unstacked(self, index: int, stacked: jax.Array) -> jax.Array:
         """(chunks, ...) with the chunks one after the other along the result's axis."""
@@ -236,7 +236,8 @@ class _ChunkedCall:
 
     def _check_results(self, of_chunk: Sequence[jax.core.ShapedArray], size: int) -> None:
         """Requires that the joined results of chunks have the shapes of the function's results."""
-        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(self._shapes())]
+        shapes = jax.tree.unflatten(self.tree, self.results)
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
         for index, (part, result) in enumerate(zip(of_chunk, self.results, strict=True)):
             expected = list(result.shape)
             if self.joins[index] == "concatenate":
@@ -245,9 +246,6 @@ class _ChunkedCall:
                 expected[self.out_axes[index]] = size
             if list(part.shape) != expected or (self.joins[index] != "concatenate" and result.dtype == bool):
                 raise _unjoined(paths[index], result, self.joins[index], self.split.length, part=part)
-
-    def _shapes(self) -> PyTree:
-        return jax.tree.unflatten(self.tree, self.results)
 
 
 def _split_of(
@@ -265,7 +263,9 @@ def _split_of(
     modules = {i: linen.opened(leaf) for i, (_, leaf) in enumerate(leaves) if linen.is_linen(leaf)}
     variables, variables_tree = jax.tree.flatten([held for held, _ in modules.values()])
     traced = {
-        i: jnp.asarray(leaf) if _is_numpy(leaf) else leaf for i, (_, leaf) in enumerate(leaves) if _is_array(leaf)
+        i: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
+        for i, (_, leaf) in enumerate(leaves)
+        if is_array(leaf)
     }
     axis_of = {i: _axis_of_leaf(leaves[i][0], axes) for i in traced}
     length = _length(function, [(_path(leaves[i][0]), array, axis_of[i]) for i, array in traced.items()])
@@ -384,11 +384,9 @@ def _unjoined(
 
 
 def _check_call(function: object, chunks: object, join: PyTree, accumulate: object) -> None:
-    problems = list(_call_problems(function, chunks, join, accumulate))
-    if not problems:
-        return
-    got, needed, advice = problems[0]
-    raise ChunkError(f"jaxckpt.chunked({_called(function)}) cannot be done.", got=got, needed=needed, advice=advice)
+    for got, needed, advice in _call_problems(function, chunks, join, accumulate):
+        headline = f"jaxckpt.chunked({_called(function)}) cannot be done."
+        raise ChunkError(headline, got=got, needed=needed, advice=advice)
 
 
 def _call_problems(
@@ -425,26 +423,6 @@ def _read(value: jax.Array, slope: jax.Array) -> jax.Array:  # noqa: ARG001 its 
 @_read.defjvp
 def _read_jvp(primals: _Arrays, tangents: _Arrays) -> tuple[jax.Array, jax.Array]:
     return _read(*primals), tangents[1].astype(primals[0].dtype)
-
-
-def _without_constants(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
-    """The jaxpr with its constants as first arguments."""
-    return jaxpr.replace(invars=[*jaxpr.constvars, *jaxpr.invars], constvars=[], debug_info=_DEBUG)
-
-
-_DEBUG = jex.DebugInfo("jaxckpt", "chunked", None, None)
-
-
-def _is_narrow(value: object) -> bool:
-    return getattr(getattr(value, "dtype", None), "name", "") in _NARROW
-
-
-def _is_array(leaf: object) -> bool:
-    return isinstance(leaf, jax.Array | np.ndarray)
-
-
-def _is_numpy(leaf: object) -> bool:
-    return isinstance(leaf, np.ndarray)
 
 
 def _is_key(array: jax.Array) -> bool:

@@ -18,6 +18,7 @@ from jax.ad_checkpoint import Offloadable, Recompute, Saveable
 
 from jaxckpt import ir
 from jaxckpt._errors import PolicyError
+from jaxckpt._records import numbered
 from jaxckpt.annotate.checkpoint_policy import is_remat3, takes_only_names
 from jaxckpt.ir.scope import TAG
 from jaxckpt.policy import ForwardValue, Match, Policy, Rule
@@ -40,14 +41,9 @@ def as_jax(policy: Policy) -> Callable[..., Any]:
     `jax_remat3` JAX asks about names, matrix products and convolutions alone, and a policy with other rules is refused;
     set that flag before you call this.
 
-    Args:
-      policy: Rules on names, primitives, types, sizes and traits that save, recompute or offload.
-
-    Returns:
-      A callable that JAX asks about each equation of `f`.
-
     Raises:
-      PolicyError: The policy has rules that no such callable can carry out; the message names each.
+      PolicyError: The policy has more than rules on names, primitives, types, sizes and traits that save, recompute or
+        offload; the message names each.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -58,10 +54,9 @@ def as_jax(policy: Policy) -> Callable[..., Any]:
     """
     problems = [*_problems(policy), *(_problems_of_remat3(policy) if is_remat3() else ())]
     if problems:
-        numbered = "; ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
         raise PolicyError(
             f'policy "{policy.name}" cannot be a callable for jax.checkpoint.',
-            got=numbered,
+            got=numbered(problems),
             needed="rules on name, primitive, dtype, bytes, flops, batched, random and collective",
             advice="jaxckpt.scope(f, policy=...) on the part, or jaxckpt.apply(step, policy) on the step",
             problems=tuple(problems),
@@ -86,28 +81,13 @@ class JaxPolicy:
             id=0, scope="", layer=None, name=name, primitive=primitive.name, dtype="", size_bytes=0, flops=0,
             is_residual=True,
         )  # fmt: skip
-        if any(_needs_result(rule.match) for rule in self.policy.rules):
+        if any(getattr(rule.match, key) is not None for rule in self.policy.rules for key in _OF_THE_RESULT):
             value = _with_result(value, primitive, avals, params)
-        return self._word_for(value)
-
-    def _word_for(self, value: ForwardValue) -> Any:
-        rule = next((rule for rule in self.policy.rules if rule.match.holds(value)), None)
-        if rule is None:
-            return Saveable if self.policy.default == "save" else Recompute
-        return _in_jax(rule.decision)
-
-
-def _in_jax(decision: ir.Decision) -> Any:
-    match decision:
-        case ir.Offload(space=space):
-            return Offloadable(src="device", dst=space)
-        case ir.Save():
-            return Saveable
-    return Recompute
-
-
-def _needs_result(match: Match) -> bool:
-    return any(getattr(match, key) is not None for key in _OF_THE_RESULT)
+        default = ir.Save() if self.policy.default == "save" else ir.Recompute()
+        decision = next((rule.decision for rule in self.policy.rules if rule.match.holds(value)), default)
+        if isinstance(decision, ir.Offload):
+            return Offloadable(src="device", dst=decision.space)
+        return Saveable if isinstance(decision, ir.Save) else Recompute
 
 
 def _with_result(
@@ -145,7 +125,11 @@ def _problems_of_remat3(policy: Policy) -> Iterator[str]:
         if takes_only_names():
             if not _is_list_of_names(rule):
                 yield f"rule {number} ({rule}) is more than a name to save, and jax_remat3 of this jax knows no more"
-        elif not isinstance(rule.decision, ir.Recompute) and not _is_asked_about(rule.match):
+        elif not (
+            isinstance(rule.decision, ir.Recompute)
+            or rule.match.name is not None
+            or rule.match.primitive in _ASKED_BY_REMAT3
+        ):
             yield f"rule {number} ({rule}) is about values that jax_remat3 does not ask about"
 
 
@@ -153,7 +137,3 @@ def _is_list_of_names(rule: Rule) -> bool:
     name = rule.match.name
     plain = name is not None and not any(letter in name for letter in "*?[{")
     return plain and rule.match == Match(name=name) and isinstance(rule.decision, ir.Save)
-
-
-def _is_asked_about(match: Match) -> bool:
-    return match.name is not None or match.primitive in _ASKED_BY_REMAT3

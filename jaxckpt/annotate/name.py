@@ -14,14 +14,8 @@ _Tree = TypeVar("_Tree")
 def name(x: _Tree, name: str) -> _Tree:
     """Names the arrays of a pytree, so that rules of policies can mean them.
 
-    The values are the same. The name is `jax.ad_checkpoint.checkpoint_name`'s, so JAX's own policies see it too.
-
-    Args:
-      x: A pytree; leaves that are no arrays stay as they are.
-      name: What rules call it (`name = "qkv"`).
-
-    Returns:
-      The same pytree, named.
+    Values are the same; leaves that are no arrays stay as they are. The name is that of
+    `jax.ad_checkpoint.checkpoint_name`, so JAX's own policies see it too.
 
     Raises:
       ArgumentError: The name is no text, is empty, or is one of ours.

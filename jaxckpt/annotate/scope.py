@@ -61,22 +61,19 @@ def scope(
 ) -> Any:
     r"""Names a part of a model; with a policy, decides what is kept of it between forward and backward.
 
-    On a function, a method, a class of modules (Linen, NNX, Equinox, or any) or an object, a policy acts on the spot:
-    the part becomes a `jax.checkpoint` that keeps what the policy saves. Rules see the values in it as
-    `jaxckpt.apply` would see them, but for what differentiation adds: names, primitives, bytes, scopes below this
-    one, the number of the layer where the path of the scope has one. Bodies of `scan` and `cond` are looked into. An
-    inner scope decides for what is in it. Values are the same with and without; so are parameters and their names.
+    On a function, a method, a class of modules (Linen, NNX, Equinox, or any) or an object, the part becomes a
+    `jax.checkpoint` that keeps what the policy saves. Rules see the values in it, and in bodies of `scan` and `cond`,
+    as `jaxckpt.apply` would, but for what differentiation adds. An inner scope decides for what is in it. Values,
+    parameters and their names are the same with and without. Arrays in the arguments are traced, all else is not;
+    results that are no arrays are passed through.
 
     `with jaxckpt.scope(...)` only marks: a policy acts there when the step goes through `jaxckpt.apply`.
-
-    Arrays in the arguments, in pytrees too, are traced; all else (None, bool, str, numbers, functions) is not, by
-    position or by keyword. What is not an array in the results is passed through.
 
     Args:
       target: What to put it on; or the name, and what it is put on follows.
       policy: A policy, the path of one, or the name of one that comes with jaxckpt. None only names the part.
-      name: What it is called in scopes ("block_3"); the function's or class's own name if it is not given. Linen
-        modules have theirs from Flax.
+      name: What it is called in scopes ("block_3"); else the function's or class's own name. Linen modules have theirs
+        from Flax.
       methods: Which methods of a class have the scope.
       static_argnames: Arguments that are not traced although they are arrays.
       prevent_cse: As `jax.checkpoint` takes it: False is right for the body of a loop.

@@ -1,7 +1,7 @@
 """Linter: checks of a step for known mistakes with checkpoints and policies, before a run.
 
 Read in this order: `finding` (the data), `jax_policies` (JAX's own policies, read), `context` (the data that lints
-read), `policies`, `scopes`, `loops`, `known_bad`, `steps` (the lints by theme), `lint` (all lints in order).
+read), `policies`, `scopes`, `loops`, `steps` (the lints by theme), `lint` (all lints in order).
 """
 
 from jaxckpt.linter.context import LOOPS, LintContext

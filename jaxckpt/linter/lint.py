@@ -7,12 +7,13 @@ findings. Nothing is compiled or run. Read after the other files of this folder.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import PolicyError
 from jaxckpt._step import Step
-from jaxckpt.linter import known_bad, loops, policies, scopes, steps
+from jaxckpt.linter import loops, policies, scopes, steps
 from jaxckpt.linter.context import Diagnostic, LintContext
 from jaxckpt.linter.finding import Finding, Findings
 from jaxckpt.machine import Target
@@ -22,7 +23,7 @@ from jaxckpt.trace import Traced, trace_step
 _DIGITS = re.compile(r"\d+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Lint:
     """One check, with a stable code and a title.
 
@@ -47,13 +48,7 @@ class Lint:
             )
 
 
-def _error(code: str, title: str, check: Callable[[LintContext], Iterator[Diagnostic]]) -> Lint:
-    return Lint(code=code, title=title, check=check, is_error=True)
-
-
-def _advice(code: str, title: str, check: Callable[[LintContext], Iterator[Diagnostic]]) -> Lint:
-    return Lint(code=code, title=title, check=check)
-
+_advice, _error = Lint, partial(Lint, is_error=True)
 
 POLICY_LINTS = (
     _error("unmatched-rule", "a rule matches nothing", policies.unmatched_rules),
@@ -76,9 +71,9 @@ CHECKPOINT_LINTS = (
     _error("name-on-primal", "a name is only in the primal of a custom_vjp", scopes.names_on_primals),
     _error("remat3-policy", "jax_remat3 does not ask this policy", scopes.remat3_policies),
     _error("dots-all-batched", "a policy of products that saves none", scopes.dots_all_batched),
-    _error("carry-offloaded", "an offloaded name is on a carry's output", loops.offloaded_carry_outputs),
+    _error("carry-offloaded", "an offloaded name is on a carry's output", partial(loops.named_carries, offloaded=True)),
     _error("nested-offload", "an offload in nested loops", loops.nested_offloads),
-    _error("offload-miscompiled", "an offload in a scan that this compiler gets wrong", known_bad.miscompiled_offloads),
+    _error("offload-miscompiled", "an offload in a scan that this compiler gets wrong", loops.miscompiled_offloads),
     _advice("whole-function", "a checkpoint around everything", scopes.unsplit_function),
     _advice("last-stage", "a checkpoint around the last stage", scopes.last_stage),
     _advice("scope-twice", "the same scope is checkpointed twice", scopes.same_scope_twice),
@@ -87,7 +82,7 @@ CHECKPOINT_LINTS = (
     _advice("kernel-again", "an opaque kernel is not covered", scopes.recomputed_kernels),
     _advice("callback-again", "a host call inside a checkpoint", scopes.repeated_callbacks),
     _advice("random-again", "random bits inside a checkpoint on several devices", scopes.redrawn_random),
-    _advice("carry-saved", "a saved name is on a carry's output", loops.saved_carry_outputs),
+    _advice("carry-saved", "a saved name is on a carry's output", partial(loops.named_carries, offloaded=False)),
     _advice("small-copy", "a small value is offloaded in a loop", loops.small_loop_offloads),
 )
 """Lints of the user's own `jax.checkpoint`s."""

@@ -15,6 +15,7 @@ from jaxckpt.linter.context import Diagnostic, EquationSite, LintContext, equati
 from jaxckpt.linter.policies import OFFLOAD_FLOOR_BYTES
 from jaxckpt.program import FlatProgram
 from jaxckpt.program.inline import inline, open_jaxpr
+from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks
 from jaxckpt.trace.sharding import aval_bytes
 
 _PASSES_ON = frozenset({Kind.VIEW, Kind.BARRIER})
@@ -23,16 +24,6 @@ _Producers = Mapping[jex.Var, jex.JaxprEqn]
 _MUCH_LARGER = 8
 """A stacked value that is so many times larger than its sources is better recomputed."""
 _STACK_FLOOR_BYTES = 64 * 1024
-
-
-def offloaded_carry_outputs(context: LintContext) -> Iterator[Diagnostic]:
-    """Offloaded names on the carry's output of an iteration."""
-    yield from _named_carries(context, offloaded=True)
-
-
-def saved_carry_outputs(context: LintContext) -> Iterator[Diagnostic]:
-    """Saved names on the carry's output of an iteration."""
-    yield from _named_carries(context, offloaded=False)
 
 
 def returned_parameters(context: LintContext) -> Iterator[Diagnostic]:
@@ -94,7 +85,25 @@ def nested_offloads(context: LintContext) -> Iterator[Diagnostic]:
             )
 
 
-def _named_carries(context: LintContext, *, offloaded: bool) -> Iterator[Diagnostic]:
+def miscompiled_offloads(context: LintContext) -> Iterator[Diagnostic]:
+    """Offloads in a scan, for a compiler that may get their gradients wrong."""
+    target = context.target
+    if target is None or not misreads_offloaded_stacks(target.platform, target.compiler_version):
+        return
+    for site in context.sites:
+        if site.goes_to_host and site.loops:
+            yield Diagnostic(
+                where=context.location_of(site),
+                text=f"An offload in a scan: the compiler of {target.name}, {target.compiler_version}, may read the"
+                " residuals of another iteration in the backward, and gradients are then wrong without any error"
+                " (openxla/xla#46308).",
+                fix="Use jax 0.12 or later, or save the value; as a stopgap set"
+                " --xla_disable_hlo_passes=dynamic-slice-annotator in XLA_FLAGS and compare gradients.",
+            )
+
+
+def named_carries(context: LintContext, *, offloaded: bool) -> Iterator[Diagnostic]:
+    """Offloaded names, or saved ones, on the carry's output of an iteration."""
     wanted = _names_in_policies(context, offloaded=offloaded)
     for site, body in _forward_scans(context) if wanted else ():
         if any(each.goes_to_host for each in equations_inside(context.sites, site)):

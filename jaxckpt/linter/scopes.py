@@ -13,7 +13,7 @@ from jaxckpt import _compat
 from jaxckpt._units import format_bytes
 from jaxckpt.ir import Kind, Trait, kind_of, trait_of
 from jaxckpt.ir.scope import TAG, TRANSPOSE
-from jaxckpt.linter.context import Diagnostic, EquationSite, LintContext, equations_inside
+from jaxckpt.linter.context import Diagnostic, EquationSite, LintContext, equations_inside, policy_of
 from jaxckpt.linter.jax_policies import ReadPolicy, primal_of_name
 from jaxckpt.linter.policies import KERNELS, on_primal
 from jaxckpt.program.flat_program import Equation
@@ -77,19 +77,16 @@ def save_all_stubs(context: LintContext) -> Iterator[Diagnostic]:
 
 def unknown_names(context: LintContext) -> Iterator[Diagnostic]:
     """Policies of names none of which is in the step."""
-    for site, read in context.checkpoints:
-        for policy in read:
-            if policy.names and not policy.names & set(context.names) and not any(map(primal_of_name, policy.names)):
-                yield _missing_names(context, site, policy, "none of them")
+    for site, policy, missing in _missing(context):
+        if missing == policy.names:
+            yield _missing_names(context, site, policy, "none of them")
 
 
 def missing_names(context: LintContext) -> Iterator[Diagnostic]:
     """Policies of names of which some are not in the step."""
-    for site, read in context.checkpoints:
-        for policy in read:
-            missing = policy.names - set(context.names)
-            if missing and missing != policy.names and not any(map(primal_of_name, missing)):
-                yield _missing_names(context, site, policy, ", ".join(sorted(policy.names & set(context.names))))
+    for site, policy, missing in _missing(context):
+        if missing != policy.names:
+            yield _missing_names(context, site, policy, ", ".join(sorted(policy.names - missing)))
 
 
 def names_on_primals(context: LintContext) -> Iterator[Diagnostic]:
@@ -165,6 +162,15 @@ def recomputed_kernels(context: LintContext) -> Iterator[Diagnostic]:
             )
 
 
+def _missing(context: LintContext) -> Iterator[tuple[EquationSite, ReadPolicy, frozenset[str]]]:
+    """Policies of names with those that are nowhere in the step."""
+    for site, read in context.checkpoints:
+        for policy in read:
+            missing = policy.names - context.names.keys()
+            if missing and not any(map(primal_of_name, missing)):
+                yield site, policy, missing
+
+
 def _missing_names(context: LintContext, site: EquationSite, policy: ReadPolicy, found: str) -> Diagnostic:
     known = ", ".join(sorted(context.names)) or "none"
     return Diagnostic(
@@ -175,8 +181,7 @@ def _missing_names(context: LintContext, site: EquationSite, policy: ReadPolicy,
 
 
 def _is_ours(site: EquationSite) -> bool:
-    policy = site.eqn.params.get("policy", getattr(site.eqn.params.get("_prim"), "policy", None))
-    return type(policy).__module__.startswith("jaxckpt.")
+    return type(policy_of(site)).__module__.startswith("jaxckpt.")
 
 
 def _differentiated(context: LintContext) -> Iterator[tuple[EquationSite, tuple[ReadPolicy, ...]]]:

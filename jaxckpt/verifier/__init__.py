@@ -1,8 +1,8 @@
 """Equivalence check: a step and its planned form are run, and every result is compared.
 
 Read in this order: `verification` (differences and tolerances), `inputs` (real arguments from descriptions),
-`difference` (two arrays), `interpret` (a jaxpr interpreter, one operation at a time), `interpret_shard_map` (the same
-in the body of a `shard_map`), `runnable` (a step with the options of its jit), `verify`.
+`difference` (two arrays), `interpret` (a jaxpr interpreter, one operation at a time), `runnable` (a step with the
+options of its jit), `verify`.
 """
 
 from jaxckpt.verifier.difference import difference

@@ -2,8 +2,10 @@
 
 Each operation is compiled and run by itself: XLA cannot fuse it with others, and equal operands give equal bits. The
 interpreter enters calls, iterates loops in Python and chooses branches, so that a loop whose body was rewritten is
-comparable too, and so is the body of a `shard_map` (`interpret_shard_map`). Kernels are compiled as one operation, and
-so is a `shard_map` with effects or over some of its mesh's axes.
+comparable too. Kernels are compiled as one operation, and so is a `shard_map` with effects or over some of its mesh's
+axes. In the body of any other `shard_map` each operation is a `shard_map` of its own; between two of them a value is an
+array with one more dimension over the mesh axes over which the value may differ, and a cond is one operation, since
+devices may take different branches.
 
 `jax.disable_jit` is not used: under it JAX would trace another step (loops unrolled), for which no plan was made. Nor
 is `jaxckpt.trace`: what checks a rewrite should not share its code.
@@ -18,7 +20,6 @@ import jax.numpy as jnp
 
 from jaxckpt import _compat
 from jaxckpt.program.inline import CALLS, CUSTOM_DERIVATIVES, JITS, REMATS, called_jaxpr
-from jaxckpt.verifier.interpret_shard_map import run_by_device
 
 _CALLS = JITS | CALLS | REMATS | CUSTOM_DERIVATIVES
 
@@ -31,19 +32,7 @@ def run_one_by_one(closed: jex.ClosedJaxpr | jex.Jaxpr, *flat: Any) -> list[Any]
       >>> run_one_by_one(closed, jnp.zeros(2))[0].tolist()
       [1.5, 1.5]
     """
-    jaxpr = getattr(closed, "jaxpr", closed)
-    values: dict[jex.Var, Any] = dict(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False))
-    values.update(zip(jaxpr.invars, flat, strict=True))
-    for eqn, done in zip(jaxpr.eqns, _done_after(jaxpr), strict=True):
-        results = _run(eqn, [_read(values, atom) for atom in eqn.invars])
-        values.update(zip(eqn.outvars, results, strict=True))
-        for variable in done:
-            values.pop(variable, None)
-    return [_read(values, atom) for atom in jaxpr.outvars]
-
-
-def _read(values: dict[jex.Var, Any], atom: jex.Var | jex.Literal) -> Any:
-    return values[atom] if isinstance(atom, jex.Var) else atom.val
+    return _Interpreter().run(closed, flat)
 
 
 def _done_after(jaxpr: jex.Jaxpr) -> Iterator[list[jex.Var]]:
@@ -56,61 +45,125 @@ def _done_after(jaxpr: jex.Jaxpr) -> Iterator[list[jex.Var]]:
     return iter(done[:-1])
 
 
-def _run(eqn: jex.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-    name = eqn.primitive.name
-    if name in _CALLS:
-        return run_one_by_one(called_jaxpr(eqn.params), *operands)
-    if name in _LOOPS:
-        return _LOOPS[name](eqn.params, operands)
-    with eqn.ctx.manager:
-        return run_by_device(eqn, operands, _CALLS) if _runs_by_device(eqn) else _run_compiled(eqn, operands)
+def _bind(eqn: jex.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+    return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def _runs_by_device(eqn: jex.JaxprEqn) -> bool:
-    if eqn.primitive.name != "shard_map" or eqn.effects:
-        return False
-    return set(eqn.params["newly_manual_axes"]) == set(eqn.params["mesh"].axis_names)
+class _Interpreter:
+    """Runs jaxprs over arrays; iterations of a scan are along `axis` of its stacked arrays."""
+
+    axis = 0
+
+    def run(self, closed: jex.ClosedJaxpr | jex.Jaxpr, operands: Sequence[Any]) -> list[Any]:
+        """The flat results of a jaxpr."""
+        jaxpr = getattr(closed, "jaxpr", closed)
+        values: dict[jex.Var, Any] = dict(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False))
+        values.update(zip(jaxpr.invars, operands, strict=True))
+        for eqn, done in zip(jaxpr.eqns, _done_after(jaxpr), strict=True):
+            values.update(zip(eqn.outvars, self.equation(eqn, values), strict=True))
+            for variable in done:
+                values.pop(variable, None)
+        return self.read(values, jaxpr.outvars)
+
+    def read(self, values: dict[jex.Var, Any], atoms: Sequence[jax.core.Atom]) -> list[Any]:
+        """The arrays of variables and literals."""
+        return [values[atom] if isinstance(atom, jex.Var) else self.literal(atom) for atom in atoms]
+
+    def literal(self, literal: jex.Literal) -> Any:
+        return literal.val
+
+    def equation(self, eqn: jex.JaxprEqn, values: dict[jex.Var, Any]) -> Sequence[Any]:
+        """The results of an equation that is a call, a loop, a branch or one operation."""
+        operands = self.read(values, eqn.invars)
+        match eqn.primitive.name:
+            case name if name in _CALLS:
+                return self.run(called_jaxpr(eqn.params), operands)
+            case "scan":
+                return self._scan(eqn.params, operands)
+            case "cond":
+                index, *rest = operands
+                branches = eqn.params["branches"]
+                return self.run(branches[min(max(int(index), 0), len(branches) - 1)], rest)
+            case "while":
+                return self._while(eqn.params, operands)
+        with eqn.ctx.manager:
+            return self._operation(eqn, operands)
+
+    def _operation(self, eqn: jex.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        params = eqn.params
+        if eqn.primitive.name != "shard_map":
+            return _bind(eqn, operands)
+        if not eqn.effects and set(params["newly_manual_axes"]) == set(params["mesh"].axis_names):
+            return _ShardMapInterpreter(eqn).results(eqn, operands)
+        return jax.jit(lambda *operands: _bind(eqn, operands))(*operands)
+
+    def _while(self, params: dict[str, Any], operands: list[Any]) -> Sequence[Any]:
+        of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
+        cond_constants, body_constants = operands[:of_cond], operands[of_cond : of_cond + of_body]
+        carry = operands[of_cond + of_body :]
+        while bool(self.run(params["cond_jaxpr"], [*cond_constants, *carry])[0]):
+            carry = self.run(params["body_jaxpr"], [*body_constants, *carry])
+        return carry
+
+    def _scan(self, params: dict[str, Any], operands: list[Any]) -> Sequence[Any]:
+        constants, carry, stacked = _compat.scan_operands(params, operands)
+        length, width = params["length"], len(carry)
+        collected: list[Sequence[Any]] = [()] * length
+        for iteration in reversed(range(length)) if params["reverse"] else range(length):
+            slices = [each[(slice(None),) * self.axis + (iteration,)] for each in stacked]
+            results = self.run(params["jaxpr"], [*constants, *carry, *slices])
+            carry, collected[iteration] = results[:width], results[width:]
+        body = getattr(params["jaxpr"], "jaxpr", params["jaxpr"])
+        empty = [jnp.zeros((0, *v.aval.shape), v.aval.dtype) for v in body.outvars[width:]] if not length else []
+        return [*carry, *empty, *(jnp.stack(each, axis=self.axis) for each in zip(*collected, strict=True))]
 
 
-def _run_compiled(eqn: jex.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-    params = eqn.primitive.get_bind_params(eqn.params)
+class _ShardMapInterpreter(_Interpreter):
+    """Runs the body of a `shard_map`: each operation on all devices of its mesh."""
 
-    def bind(*operands: Any) -> list[Any]:
-        results = eqn.primitive.bind(*operands, **params)
-        return list(results) if eqn.primitive.multiple_results else [results]
+    axis = 1
 
-    return (jax.jit(bind) if eqn.primitive.name == "shard_map" else bind)(*operands)
+    def __init__(self, eqn: jex.JaxprEqn):
+        self._mesh = eqn.params["mesh"]
+        self._check_vma = eqn.params["check_vma"]
 
+    def results(self, eqn: jex.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+        """The results of the `shard_map` equation over arrays."""
+        jaxpr = eqn.params["jaxpr"]
+        arguments, results = self._specs(jaxpr.invars), self._specs(jaxpr.outvars)
+        into = self._mapped(lambda *parts: [part[None] for part in parts], eqn.params["in_specs"], arguments)
+        out = self._mapped(lambda *parts: [part[0] for part in parts], results, eqn.params["out_specs"])
+        return list(out(*self.run(jaxpr, into(*operands))))
 
-def _cond(params: dict[str, Any], operands: list[Any]) -> Sequence[Any]:
-    index, *rest = operands
-    branches = params["branches"]
-    return run_one_by_one(branches[min(max(int(index), 0), len(branches) - 1)], *rest)
+    def literal(self, literal: jex.Literal) -> Any:
+        return self._mapped(lambda: [jnp.asarray(literal.val)[None]], (), self._specs([literal]))()[0]
 
+    def equation(self, eqn: jex.JaxprEqn, values: dict[jex.Var, Any]) -> Sequence[Any]:
+        if eqn.primitive.name in _CALLS or eqn.primitive.name == "scan":
+            return super().equation(eqn, values)
+        variables = [atom for atom in eqn.invars if isinstance(atom, jex.Var)]
 
-def _while(params: dict[str, Any], operands: list[Any]) -> Sequence[Any]:
-    of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
-    cond_constants, body_constants = operands[:of_cond], operands[of_cond : of_cond + of_body]
-    carry = operands[of_cond + of_body :]
-    while bool(run_one_by_one(params["cond_jaxpr"], *cond_constants, *carry)[0]):
-        carry = run_one_by_one(params["body_jaxpr"], *body_constants, *carry)
-    return carry
+        def operation(*parts: Any) -> list[Any]:
+            given = iter(parts)
+            operands = [next(given)[0] if isinstance(atom, jex.Var) else atom.val for atom in eqn.invars]
+            return [result[None] for result in _bind(eqn, operands)]
 
+        mapped = self._mapped(operation, self._specs(variables), self._specs(eqn.outvars))
+        return list(mapped(*(values[v] for v in variables)))
 
-def _scan(params: dict[str, Any], operands: list[Any]) -> Sequence[Any]:
-    constants, carry, stacked = _compat.scan_operands(params, operands)
-    length, width = params["length"], len(carry)
-    collected: list[Sequence[Any]] = [()] * length
-    for iteration in reversed(range(length)) if params["reverse"] else range(length):
-        results = run_one_by_one(params["jaxpr"], *constants, *carry, *(each[iteration] for each in stacked))
-        carry, collected[iteration] = results[:width], results[width:]
-    body = getattr(params["jaxpr"], "jaxpr", params["jaxpr"])
-    empty = [jnp.zeros((0, *v.aval.shape), v.aval.dtype) for v in body.outvars[width:]] if not length else []
-    return [*carry, *(map(jnp.stack, zip(*collected, strict=True)) if length else empty)]
+    def _specs(self, atoms: Sequence[jax.core.Atom]) -> list[jax.sharding.PartitionSpec]:
+        """How values lie between two operations."""
+        return [_compat.per_device_spec(each.aval, self._mesh, check_vma=self._check_vma) for each in atoms]
 
-
-_LOOPS: dict[str, Callable[[dict[str, Any], list[Any]], Sequence[Any]]] = {
-    "cond": _cond,
-    "while": _while,
-    "scan": _scan,
-}
+    def _mapped(self, function: Callable[..., Any], in_specs: Sequence[Any], out_specs: Sequence[Any]) -> Any:
+        """A function of one device's parts as a compiled one of arrays."""
+        return jax.jit(
+            jax.shard_map(
+                lambda *parts: tuple(function(*parts)),
+                mesh=self._mesh,
+                in_specs=tuple(in_specs),
+                out_specs=tuple(out_specs),
+                check_vma=self._check_vma,
+            )
+        )

@@ -7,9 +7,8 @@ operation at a time, and every bit must be equal.
 Read after the other files of this folder.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
@@ -44,21 +43,17 @@ def verify(
 
     Args:
       step: The step as written: a function, plain or jitted; or a `jaxckpt.Step`.
-      planned: What should compute the same: `plan.apply(step)`, `jaxckpt.apply(step, policy)`, either of them jitted,
-        any other function; or a plan.
-      *args: Arguments of the step: arrays, or `jax.ShapeDtypeStruct`s, for which small random arrays are generated:
-        the same ones on every run, small floats, integers 0 to 3, real keys. Pass arrays in their place where a step
-        needs others.
-      exact: Runs both one operation at a time and demands that every bit is equal. Slower, and leaves no rounding to
-        hide behind: what fails here is wrong.
+      planned: `plan.apply(step)`, `jaxckpt.apply(step, policy)`, any other function, jitted or not; or a plan.
+      *args: Arguments of the step: arrays, or `jax.ShapeDtypeStruct`s, for which the same arrays are generated on every
+        run: small floats, integers 0 to 3, real keys.
+      exact: Runs both one operation at a time and demands that every bit is equal; slower.
       tolerances: By type of a result, in the place of `jaxckpt.verifier.TOLERANCES`.
       donate_argnums: Positions whose memory the results may take; of a plain step. Donated arrays are copied before.
       static_argnums: Positions that are not traced; of a plain step.
 
     Returns:
-      The differences of all results, by path. Values that differ by more than is allowed are no exception here:
-      `verification.ok` says so, and `verification.check()` raises. NaN and infinity must stand where they stand in the
-      step's own results.
+      The differences of all results, by path: `verification.ok` says if they are within tolerances, and
+      `verification.check()` raises. NaN and infinity must stand where they stand in the step's own results.
 
     Raises:
       VerificationError: The results have another structure, shape or type.
@@ -79,20 +74,19 @@ def verify(
     traced, planned_traced = called.trace(inputs.args), other.trace(inputs.args)
     _refuse_other_results(called.name, traced.out_info, planned_traced.out_info)
     expected = called.run(inputs.args, traced, exact=exact)
-    if inputs.generated and _is_void(expected):
+    if inputs.generated and any(map(_is_nan, expected)):
         inputs = make_inputs(call.args, static=called.static, tame=True)
         expected = called.run(inputs.args, traced, exact=exact)
         _refuse_void(called.name, expected)
     found = other.run(inputs.args, planned_traced, exact=exact)
-    primitives, planned_primitives = _Contents.of(traced), _Contents.of(planned_traced)
-    allowed = _Allowed(exact=exact, tolerances=tolerances, computed_in=primitives.dtypes)
+    allowed = partial(_tolerance, exact=exact, given=tolerances, computed_in=_computed_in(traced))
     return Verification(
         step=called.name,
         exact=exact,
         leaves=tuple(_differences(traced.out_info, expected, found, allowed, starts=called.leaves(inputs.args))),
         generated=inputs.generated,
         effects=tuple(sorted({str(effect) for effect in traced.jaxpr.effects})),
-        random_draws=(primitives.draws, planned_primitives.draws),
+        random_draws=(_random_draws(traced), _random_draws(planned_traced)),
     )
 
 
@@ -119,12 +113,8 @@ def _typed(leaf: jax.Array | jax.ShapeDtypeStruct) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
-def _is_void(results: Sequence[jax.Array]) -> bool:
-    """True if some result has no number in it."""
-    return any(_is_nan(leaf) for leaf in results)
-
-
 def _is_nan(leaf: jax.Array) -> bool:
+    """True if a result has no number in it."""
     if not jnp.issubdtype(leaf.dtype, np.inexact) or not leaf.size:
         return False
     return bool(jnp.isnan(leaf).all())
@@ -141,51 +131,44 @@ def _refuse_void(name: str, results: Sequence[jax.Array]) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Contents:
-    """Names of the operations of a trace, at all levels."""
-
-    draws: int
-    dtypes: frozenset[str]
-
-    @classmethod
-    def of(cls, traced: jax.stages.Traced) -> "_Contents":
-        eqns = list(_equations(traced.jaxpr))
-        counts = Counter(eqn.primitive.name for eqn in eqns)
-        dtypes = {str(v.aval.dtype) for eqn in eqns for v in eqn.outvars if hasattr(v.aval, "dtype")}
-        return cls(draws=counts["random_bits"] + counts["threefry2x32"], dtypes=frozenset(dtypes))
-
-
 def _equations(closed: jex.ClosedJaxpr | jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
+    """The equations at all levels."""
     for eqn in getattr(closed, "jaxpr", closed).eqns:
         yield eqn
-        for param in eqn.params.values():
-            for inner in param if isinstance(param, tuple | list) else (param,):
-                if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
-                    yield from _equations(inner)
+        for inner in jex.jaxprs_in_params(eqn.params):
+            yield from _equations(inner)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Allowed:
-    """Tolerances by type of a result."""
+def _random_draws(traced: jax.stages.Traced) -> int:
+    return sum(eqn.primitive.name in ("random_bits", "threefry2x32") for eqn in _equations(traced.jaxpr))
 
-    exact: bool
-    tolerances: Mapping[str, Tolerance]
-    computed_in: frozenset[str]
 
-    def of(self, dtype: np.dtype) -> Tolerance:
-        """Its type's; of a float that of the coarsest type that the step computes in, if that is coarser."""
-        if str(dtype) in self.tolerances:
-            return self.tolerances[str(dtype)]
-        if self.exact or not jnp.issubdtype(dtype, np.inexact):
-            return EXACT
-        floats = [name for name in self.computed_in if "float" in name and not name.startswith("key")]
-        known = [TOLERANCES.get(name, COARSEST) for name in (str(dtype), *floats)]
-        return max(known, key=lambda tolerance: tolerance.relative)
+def _computed_in(traced: jax.stages.Traced) -> frozenset[str]:
+    """Types of the results of all operations."""
+    avals = (v.aval for eqn in _equations(traced.jaxpr) for v in eqn.outvars)
+    return frozenset(str(aval.dtype) for aval in avals if hasattr(aval, "dtype"))
+
+
+def _tolerance(
+    dtype: np.dtype, *, exact: bool, given: Mapping[str, Tolerance], computed_in: frozenset[str]
+) -> Tolerance:
+    """The type's tolerance; of a float that of the coarsest type that the step computes in, if that is coarser."""
+    if str(dtype) in given:
+        return given[str(dtype)]
+    if exact or not jnp.issubdtype(dtype, np.inexact):
+        return EXACT
+    floats = [name for name in computed_in if "float" in name and not name.startswith("key")]
+    known = [TOLERANCES.get(name, COARSEST) for name in (str(dtype), *floats)]
+    return max(known, key=lambda tolerance: tolerance.relative)
 
 
 def _differences(
-    info: Any, step: Sequence[Any], planned: Sequence[Any], allowed: _Allowed, *, starts: Mapping[str, Any]
+    info: Any,
+    step: Sequence[Any],
+    planned: Sequence[Any],
+    allowed: Callable[..., Tolerance],
+    *,
+    starts: Mapping[str, Any],
 ) -> Iterator[LeafDifference]:
     alike: dict[str, dict[str, Any]] = {}
     for path, leaf in starts.items():
@@ -193,7 +176,7 @@ def _differences(
             alike.setdefault(_typed(leaf), {})[path] = leaf
     for path, one, other in zip(by_path(info), step, planned, strict=True):
         start = _start(path, alike.get(_typed(one), {}))
-        yield difference(path, one, other, allowed.of(one.dtype), start=start)
+        yield difference(path, one, other, allowed(one.dtype), start=start)
 
 
 def _start(path: str, alike: Mapping[str, Any]) -> Any:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxckpt.linter.context import LintContext
-from jaxckpt.linter.known_bad import miscompiled_offloads
+from jaxckpt.linter.loops import miscompiled_offloads
 from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks
 from jaxckpt.trace import trace_step
 from tests.linter.test_loops import LARGE, OFFLOAD, SAVE, trained

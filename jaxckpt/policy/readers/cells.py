@@ -100,9 +100,8 @@ def note_precedence(full: LayerNumbers, others: Iterable[tuple[str, LayerNumbers
     for key, layers in others:
         both = layers if full is None else full if layers is None else tuple(sorted({*full} & {*layers}))
         if both is None or both:
-            notes.understood.append(
-                f"{key} gives way in {layers_text(both)}, which {_verb(both)} recomputed as a whole."
-            )
+            verb = "is" if len(both or ()) == 1 else "are"
+            notes.understood.append(f"{key} gives way in {layers_text(both)}, which {verb} recomputed as a whole.")
 
 
 def swap_entries(
@@ -115,10 +114,6 @@ def swap_entries(
         for number, table in enumerate(tables, 1):
             if table is not None:
                 yield setting, checks.values(hints, table, f"{setting} {number}: ", required=required)
-
-
-def _verb(layers: LayerNumbers) -> str:
-    return "is" if layers is not None and len(layers) == 1 else "are"
 
 
 def patterns_of(key: str, value: object, checks: Checks) -> dict[str, Any]:

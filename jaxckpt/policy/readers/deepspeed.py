@@ -46,21 +46,16 @@ def policy_from_deepspeed(
     """Reads DeepSpeed's activation checkpointing.
 
     Args:
-      config: A whole configuration, of which only the block `activation_checkpointing` is read, or that block: a
+      config: A full configuration, of which only the block `activation_checkpointing` is read, or that block: a
         mapping, a file, or its text.
-      scope: Glob on the scopes that are checkpointed (DeepSpeed's `checkpointable_layers`); None for layers as they
-        are found by structure.
-      model_axis: The mesh axis of model parallelism, over which `partition_activations` cuts.
-      dim: The dimension that is cut; None: the first one that is whole and that the axis divides. DeepSpeed cuts the
-        flattened value.
+      scope: Glob on the checkpointed scopes (`checkpointable_layers`); None for layers as found by structure.
+      model_axis: The mesh axis over which `partition_activations` cuts.
+      dim: The dimension that is cut, where DeepSpeed cuts the flattened value; None: the first one that is whole and
+        that the axis divides.
       prefetch: How many layers ahead `cpu_checkpointing` fetches values back; None: chosen from bandwidths.
       num_layers: Of the model; an interval above 1 needs it.
-      activation_checkpoint_interval: Of DeepSpeed's pipeline modules: layers in a segment; 0 checkpoints nothing.
-      **arguments: As of `deepspeed.checkpointing.configure`: `partition_activations`, `contiguous_checkpointing`,
-        `num_checkpoints`, `checkpoint_in_cpu`, `synchronize`, `profile`. They beat the JSON; None says nothing.
-
-    Returns:
-      The policy and what it does not carry.
+      activation_checkpoint_interval: Of pipeline modules: layers in a segment; 0 checkpoints nothing.
+      **arguments: As of `deepspeed.checkpointing.configure`; they override the JSON unless None.
 
     Raises:
       PolicyError: A key is unknown, a value is of another kind, or settings contradict each other as in DeepSpeed.

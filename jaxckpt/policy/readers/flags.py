@@ -4,8 +4,8 @@ Read after `checks`.
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, get_origin
 
 from jaxckpt._errors import closest_names
 from jaxckpt.policy.readers.checks import Checks
@@ -15,36 +15,28 @@ _GONE = "checkpoint-activations"
 
 
 def settings_of_flags(
-    flags: Sequence[str] | Mapping[str, Any],
-    *,
-    keys: Sequence[str],
-    switches: Sequence[str],
-    lists: Sequence[str],
-    numbers: Sequence[str],
-    checks: Checks,
+    flags: Sequence[str] | Mapping[str, Any], hints: Mapping[str, Any], *, switches: Sequence[str], checks: Checks
 ) -> dict[str, Any]:
-    """Values of the known flags by name; others are ignored. A value of another kind stays a text.
+    """Values of the flags that have a hint, by name with underscores; others are ignored.
 
-    `keys` are names of the known flags, with underscores; `switches` are true where no value follows, `lists` take
-    several values, `numbers` a whole number.
+    A flag with the hint of a tuple takes several values; `switches` are true where no value follows.
 
     Example:
-      >>> settings_of_flags(["--num-layers=12", "--bf16"], keys=["num_layers"], switches=[], lists=[],
-      ...     numbers=["num_layers"], checks=Checks("here", needed=""))
-      {'num_layers': 12}
+      >>> settings_of_flags(["--layers=2", "--bf16"], {"layers": int}, switches=[], checks=Checks("", needed=""))
+      {'layers': 2}
     """
     settings: dict[str, Any] = {}
     for name, values in _pairs(flags, checks):
         key = name.lstrip("-").replace("-", "_")
-        if key not in keys:
-            _refuse_similar(name, keys, checks)
+        if key not in hints:
+            _refuse_similar(name, hints, checks)
             continue
-        if key in lists:
+        if get_origin(hints[key]) is tuple:
             settings[key] = _listed(values)
         elif len(values) > 1 or not (values or key in switches):
             checks.wrong(f"--{key.replace('_', '-')} takes one value, and got {len(values)}")
         else:
-            settings[key] = _value(key, values[0] if values else True, switches, numbers)
+            settings[key] = _value(values[0] if values else True, is_switch=key in switches)
     return {key: value for key, value in settings.items() if value is not None}
 
 
@@ -84,15 +76,15 @@ def _listed(values: list[Any]) -> Any:
     return [part for value in values for part in str(value).split(",") if part]
 
 
-def _value(key: str, value: Any, switches: Sequence[str], numbers: Sequence[str]) -> Any:
-    if key in switches and isinstance(value, str):
+def _value(value: Any, *, is_switch: bool) -> Any:
+    if not isinstance(value, str):
+        return value
+    if is_switch:
         return {"true": True, "false": False, "1": True, "0": False}.get(value.lower(), value)
-    if key in numbers and isinstance(value, str) and value.isdecimal() and len(value) < 10:
-        return int(value)
-    return value
+    return int(value) if value.isdecimal() and len(value) < 10 else value
 
 
-def _refuse_similar(name: str, keys: Sequence[str], checks: Checks) -> None:
+def _refuse_similar(name: str, keys: Iterable[str], checks: Checks) -> None:
     """Reports an unknown flag about recomputation or offloading: a misspelt flag, or one of an unknown version."""
     dashed = name.lstrip("-").replace("_", "-")
     if dashed == _GONE:

@@ -86,9 +86,6 @@ def policy_from_maxtext(
       prefetch: How many layers ahead offloaded tensors are fetched back; None: chosen from bandwidths.
       **settings: `remat_policy` and tensors; they beat the configuration.
 
-    Returns:
-      The policy and what it does not carry.
-
     Raises:
       PolicyError: The policy, a tensor or a place is unknown; the message names the closest one.
       MissingPackageError: The configuration is YAML, and nothing is installed that reads it.

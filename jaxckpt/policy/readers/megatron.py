@@ -45,32 +45,6 @@ OFFLOADED: Mapping[str, str] = {
     "fused_group_mlp": "*expert*",
 }
 _SOFTMAX = "{exp,exp2,div,sub,max,reduce_max,reduce_sum,select_n,convert_element_type}"
-_NUMBERS: Mapping[str, Any] = {
-    "recompute_num_layers": integer(1),
-    "num_layers": integer(1),
-    "pipeline_model_parallel_size": integer(1),
-    "tensor_model_parallel_size": integer(1),
-    "cpu_offloading_num_layers": integer(0),
-    "min_offloaded_tensor_size": integer(0),
-}
-_SWITCHES = (
-    "recompute_activations",
-    "distribute_saved_activations",
-    "sequence_parallel",
-    "cpu_offloading",
-    "cpu_offloading_activations",
-    "cpu_offloading_weights",
-    "cpu_offloading_double_buffering",
-    "fine_grained_activation_offloading",
-)
-_LISTS: Mapping[str, Any] = {
-    "recompute_modules": several(MODULES),
-    "offload_modules": several(OFFLOADED),
-}
-_WORDS: Mapping[str, Any] = {
-    "recompute_granularity": one_of(("full", "selective")),
-    "recompute_method": one_of(("uniform", "block")),
-}
 _ELSEWHERE: Mapping[str, str] = {
     "activation_offload_fraction": "it is a share of groups, not of bytes: say the layers in the rule (layers = ...), "
     "or give jaxckpt.plan a budget",
@@ -85,15 +59,24 @@ _ELSEWHERE: Mapping[str, str] = {
 }
 """Flags that no policy can express, and what to do instead."""
 
+_COUNTS = ("recompute_num_layers", "num_layers", "pipeline_model_parallel_size", "tensor_model_parallel_size")
+_SWITCHES = (
+    *("recompute_activations", "distribute_saved_activations", "sequence_parallel"),
+    *("cpu_offloading", "cpu_offloading_activations", "cpu_offloading_weights", "cpu_offloading_double_buffering"),
+    "fine_grained_activation_offloading",
+)
 _VALUELESS = (*_SWITCHES, "optimizer_cpu_offload", "overlap_cpu_optimizer_d2h_h2d")
 """Flags that are true where no value follows."""
 
 _KEYS: Mapping[str, Any] = {
     **dict.fromkeys(_ELSEWHERE, Any),
-    **_NUMBERS,
+    **dict.fromkeys(_COUNTS, integer(1)),
+    **dict.fromkeys(("cpu_offloading_num_layers", "min_offloaded_tensor_size"), integer(0)),
     **dict.fromkeys(_SWITCHES, bool),
-    **_LISTS,
-    **_WORDS,
+    "recompute_modules": several(MODULES),
+    "offload_modules": several(OFFLOADED),
+    "recompute_granularity": one_of(("full", "selective")),
+    "recompute_method": one_of(("uniform", "block")),
 }
 _DEFAULT_FLOOR = 1024 * 1024
 _ELEMENT_BYTES = 2
@@ -121,9 +104,6 @@ def policy_from_megatron(
       scopes: For names of `--recompute-modules` and `--offload-modules`, globs on the scopes that they are here.
       layer_scope: Glob on the scopes of layers; None for layers as they are found by structure.
 
-    Returns:
-      The policy and what it does not carry.
-
     Raises:
       PolicyError: A flag is unknown, or flags contradict each other as in Megatron.
 
@@ -150,9 +130,7 @@ def policy_from_megatron(
 def _settings(flags: Sequence[str] | Mapping[str, Any], num_layers: int | None) -> dict[str, Any]:
     """The flags by key; unknown, wrong and contradictory flags are refused."""
     checks = Checks("policy_from_megatron", needed=f"flags such as {', '.join(_dashed(key) for key in _KEYS)}")
-    settings = settings_of_flags(
-        flags, keys=tuple(_KEYS), switches=_VALUELESS, lists=tuple(_LISTS), numbers=tuple(_NUMBERS), checks=checks
-    )
+    settings = settings_of_flags(flags, _KEYS, switches=_VALUELESS, checks=checks)
     if num_layers is not None:
         settings["num_layers"] = num_layers
     checks.values(_KEYS, settings)

@@ -121,11 +121,10 @@ class _Counting:
             return ()
         width = len(stages.sizes[0])
         is_nested = any(isinstance(row, (list, tuple)) for row in value)
-        rows = [_row_of_counts(row, width) for row in value] if is_nested else [value]
-        if not all(_is_row_of_counts(row, width) for row in rows):
+        counts = [_row_of_counts(row, width) for row in (value if is_nested else [value])]
+        if [] in counts:
             self.checks.wrong(f"{key} = {str(value)[:80]} is not one count, true or false for each of {width} stages")
             return ()
-        counts = [[_layer_count(each) for each in row] for row in rows]
         if not is_nested:
             counts = stages.spread_over_chunks(counts[0])
         if len(counts) != len(stages.sizes):
@@ -149,24 +148,13 @@ class _Counting:
         return f", of stages of {sizes[0] if len(sizes) == 1 else sizes} layers"
 
 
-def _row_of_counts(row: Any, width: int) -> Any:
-    """One row of nested counts; true or false is for all stages."""
-    return [row] * width if isinstance(row, bool) else row
-
-
-def _is_row_of_counts(row: object, width: int) -> bool:
-    return isinstance(row, (list, tuple)) and len(row) == width and all(map(_is_count, row))
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, bool) or (type(value) is int and value >= 0)
-
-
-def _layer_count(value: bool | int) -> int:
-    """A count of layers; true means all of a stage."""
-    if isinstance(value, bool):
-        return _ALL if value else 0
-    return value
+def _row_of_counts(row: Any, width: int) -> list[int]:
+    """Counts of layers by stage, where true means all of a stage, and alone all of each; empty for anything else."""
+    row = [row] * width if isinstance(row, bool) else row
+    if not isinstance(row, (list, tuple)) or len(row) != width:
+        return []
+    counts = [_ALL * each if isinstance(each, bool) else each for each in row]
+    return counts if all(type(each) is int and each >= 0 for each in counts) else []
 
 
 def _number(value: object) -> int | None:

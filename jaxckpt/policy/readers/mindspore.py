@@ -53,9 +53,6 @@ def policy_from_mindspore(
       scope: Glob on the scopes that `Cell.recompute` is called on.
       model_axis: The mesh axis over which `recompute_slice_activation` cuts.
 
-    Returns:
-      The policy, how lists and precedences were understood, and what it does not carry.
-
     Raises:
       PolicyError: A key is unknown, or a setting is refused as in MindSpore.
       MissingPackageError: The configuration is YAML, and nothing is installed that reads it.
