@@ -107,10 +107,8 @@ def takes_only_names() -> bool:
     return is_remat3() and type(_names_only()).__name__ == "SaveOnlyTheseNames"
 
 
-@functools.lru_cache(maxsize=256)
-def _tagged(hidden: tuple[Rule, ...]) -> TagPolicy:
-    """One object for equal policies, or JAX traces derivatives anew."""
-    return TagPolicy(hidden)
+_tagged = functools.lru_cache(maxsize=256)(TagPolicy)
+"""One object for equal policies, or JAX traces derivatives anew."""
 
 
 @functools.cache

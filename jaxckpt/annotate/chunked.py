@@ -9,7 +9,7 @@ Read after `name`.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -86,7 +86,7 @@ def chunked(
     @functools.wraps(function)
     def in_chunks(*args: Any, **kwargs: Any) -> Any:
         modules = [leaf for leaf in jax.tree.leaves((args, kwargs)) if linen.is_linen(leaf)]
-        if not all(map(linen.is_initialised, modules)):
+        if any(module.is_initializing() for module in modules):
             return function(*args, **kwargs)
         split = _split_of(function, args, kwargs, axis=axis, chunks=chunks)
         return _ChunkedCall(split, join, out_axis, accumulate).run()
@@ -311,37 +311,25 @@ def _axis_of_leaf(path: tuple[Any, ...], axes: tuple[int | None, ...]) -> int | 
 
 
 def _length(function: Callable[..., Any], named: Sequence[tuple[str, jax.Array, int | None]]) -> int:
-    """The length along the axis, the same for all arrays."""
+    """The length along the axis, the same for all arrays; a random key without an axis is split into any number."""
     cut = [(path, array, axis) for path, array, axis in named if axis is not None]
-    known = {path: length for path, array, axis in cut if (length := _length_of(array, axis)) != _KEY}
+    known = {
+        path: array.shape[axis] if -array.ndim <= axis < array.ndim else None
+        for path, array, axis in cut
+        if array.ndim or not _is_key(array)
+    }
     lengths = set(known.values())
     if len(lengths) == 1 and (length := lengths.pop()):  # neither None nor 0
         return length
-    raise _no_common_length(function, cut, known)
-
-
-def _no_common_length(
-    function: Callable[..., Any], cut: Sequence[tuple[str, jax.Array, int]], known: Mapping[str, int | None]
-) -> ChunkError:
     shapes = {path: f"{path}: {array.dtype}{list(array.shape)}, axis {axis}" for path, array, axis in cut}
     without = [path for path, length in known.items() if length is None]
-    return ChunkError(
+    raise ChunkError(
         f"jaxckpt.chunked: {_called(function)} cannot be cut into chunks.",
         got="; ".join(shapes[path] for path in (without or known)) or "no array with an axis",
         needed="arrays that have the axis, all of one length along it that is not 0; None for those that go in whole",
         advice=f"axis=None for {' and '.join(without)}" if without else "axis=(0, 0, None), one for each argument",
         arguments=tuple(without or known),
     )
-
-
-_KEY = -1
-"""The length of a random key, which is split into as many keys as there are chunks."""
-
-
-def _length_of(array: jax.Array, axis: int) -> int | None:
-    if _is_key(array) and array.ndim == 0:
-        return _KEY
-    return array.shape[axis] if -array.ndim <= axis < array.ndim else None
 
 
 def _joins_of(join: PyTree, tree: PyTreeDef) -> tuple[str, ...]:

@@ -85,8 +85,9 @@ def _class(cls: type, scope: ScopeOptions) -> type:
         _require_method(cls, method)
     if linen.is_linen_class(cls):
         return _linen_class(cls, scope)
-    own = {m: _function(getattr(cls, m), scope, name=_name_of_method(cls, m, scope)) for m in scope.methods}
-    return _subclass(cls, own)
+    name = scope.name or cls.__name__
+    names = {m: name if m == "__call__" else f"{name}.{m}" for m in scope.methods}
+    return _subclass(cls, {m: _function(getattr(cls, m), scope, name=each) for m, each in names.items()})
 
 
 def _linen_class(cls: type, scope: ScopeOptions) -> type:
@@ -129,11 +130,6 @@ def _require_method(cls: type, method: str) -> None:
         advice=f"methods=({suggested!r},)",
         method=method,
     )
-
-
-def _name_of_method(cls: type, method: str, scope: ScopeOptions) -> str:
-    name = scope.name or cls.__name__
-    return name if method == "__call__" else f"{name}.{method}"
 
 
 def _object(target: Callable[..., Any], scope: ScopeOptions) -> Callable[..., Any]:
@@ -199,19 +195,15 @@ def _static_positions(function: Callable[..., Any], names: Sequence[str]) -> fro
     known = list(parameters)
     missing = [name for name in names if name not in known]
     if missing and all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        raise _no_argument(function, missing[0], names, known)
+        (suggested, *_) = (*closest_names(missing[0], known, cutoff=0.5), *known, "flag")
+        raise ScopeError(
+            f"jaxckpt.scope: {_own_name(function) or 'the function'} has no argument {missing[0]!r}.",
+            got=f"static_argnames = {tuple(names)!r}",
+            needed=f"names of its arguments: {', '.join(known) or 'it has none'}",
+            advice=f"static_argnames=({suggested!r},)",
+            argument=missing[0],
+        )
     return frozenset(known.index(name) for name in names if name in known)
-
-
-def _no_argument(function: Callable[..., Any], missing: str, names: Sequence[str], known: list[str]) -> ScopeError:
-    (suggested, *_) = (*closest_names(missing, known, cutoff=0.5), *known, "flag")
-    return ScopeError(
-        f"jaxckpt.scope: {_own_name(function) or 'the function'} has no argument {missing!r}.",
-        got=f"static_argnames = {tuple(names)!r}",
-        needed=f"names of its arguments: {', '.join(known) or 'it has none'}",
-        advice=f"static_argnames=({suggested!r},)",
-        argument=missing,
-    )
 
 
 def _without_static(

@@ -33,11 +33,6 @@ def is_linen(value: object) -> bool:
     return is_linen_class(type(value))
 
 
-def is_initialised(module: "nn.Module") -> bool:
-    """True if a module has its parameters; False while a model is being initialised."""
-    return not module.is_initializing()
-
-
 def opened(module: "nn.Module") -> tuple[Variables, Callable[[Variables], "nn.Module"]]:
     """A module's variables, and a function that binds the module to variables; changes of a bound module are lost."""
     unbound, variables = module.unbind()

@@ -47,9 +47,5 @@ def call_with_state(
         return function(*args, **kwargs)
 
     inside = general.merge_inputs(call, ctxtag=_CONTEXT)
-
-    def around(*pure: Any) -> Any:
-        return checkpoint(inside, *pure)
-
-    split = general.split_inputs(around, ctxtag=_CONTEXT)
+    split = general.split_inputs(lambda *pure: checkpoint(inside, *pure), ctxtag=_CONTEXT)
     return nnx.update_context(_CONTEXT)(split)(*[leaves[position] for position in crossing])

@@ -60,13 +60,10 @@ def _without_first(equation: Equation, name: str) -> Equation:
 
 
 def _opened(program: FlatProgram) -> Body:
-    inner = {position: _bodies(equation.eqn) for position, equation in enumerate(program.equations)}
-    scopes = {position: _inner_scopes(equation.eqn) for position, equation in enumerate(program.equations)}
-    return Body(
-        program,
-        {position: bodies for position, bodies in inner.items() if bodies},
-        {position: bodies for position, bodies in scopes.items() if bodies},
-    )
+    eqns = [equation.eqn for equation in program.equations]
+    inner = {position: bodies for position, eqn in enumerate(eqns) if (bodies := _bodies(eqn))}
+    scopes = {position: bodies for position, eqn in enumerate(eqns) if (bodies := _inner_scopes(eqn))}
+    return Body(program, inner, scopes)
 
 
 def _bodies(eqn: jex.JaxprEqn) -> tuple[Body, ...]:
@@ -81,9 +78,7 @@ def _bodies(eqn: jex.JaxprEqn) -> tuple[Body, ...]:
 def _inner_scopes(eqn: jex.JaxprEqn) -> tuple[Body, ...]:
     """The body of an inner scope, and of calls in it that carry its tags; none of other equations."""
     params = _remat_params(eqn)
-    if not is_ours(params.get("policy")):
-        return ()
-    return _readonly(params["jaxpr"])
+    return _readonly(params["jaxpr"]) if is_ours(params.get("policy")) else ()
 
 
 def _readonly(jaxpr: jex.Jaxpr | jex.ClosedJaxpr) -> tuple[Body, ...]:

@@ -19,14 +19,12 @@ _ENTERED: ContextVar[_Entered] = ContextVar("jaxckpt_scopes", default=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class Scope(ScopeOptions):
     """A scope without a target yet: a decorator and a context manager."""
-
-    options: ScopeOptions
 
     def __call__(self, target: object) -> Any:
         """The target with the scope around its calls."""
-        return with_scope(target, self.options)
+        return with_scope(target, self)
 
     def __enter__(self) -> None:
         """Names what is traced from here on; the policy is carried out when the step goes through `jaxckpt.apply`."""
@@ -34,12 +32,12 @@ class Scope:
         if any(scope is self for scope, _ in entered):
             raise ScopeError(
                 "`with` enters a jaxckpt.scope inside itself.",
-                got=f"the scope {self.options.name!r} twice",
+                got=f"the scope {self.name!r} twice",
                 needed="a scope of its own for each part",
-                advice=f"with jaxckpt.scope({self.options.name or 'tail'!r}, ...):",
+                advice=f"with jaxckpt.scope({self.name or 'tail'!r}, ...):",
             )
         stack = contextlib.ExitStack()
-        stack.enter_context(marked(self.options.name or "", self.options.policy))
+        stack.enter_context(marked(self.name or "", self.policy))
         _ENTERED.set((*entered, (self, stack)))
 
     def __exit__(self, *error: object) -> None:
@@ -105,11 +103,11 @@ def scope(
                 advice=f"jaxckpt.scope({target!r})",
             )
         target, name = None, target
-    options = ScopeOptions(
+    options = Scope(
         name=name,
         policy=load_policy(policy) if isinstance(policy, str | Path) else policy,
         methods=(methods,) if isinstance(methods, str) else tuple(methods),
         static_argnames=(static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames),
         prevent_cse=prevent_cse,
     )
-    return Scope(options=options) if target is None else with_scope(target, options)
+    return options if target is None else with_scope(target, options)

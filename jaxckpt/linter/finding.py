@@ -9,12 +9,7 @@ from jaxckpt._shown import Shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """A location in the user's step.
-
-    Attributes:
-      scope: The path of names around it; "" where nothing is named.
-      source: "file.py:123", or "".
-    """
+    """A location in the user's step: the path of names around it, and "file.py:123"; either may be ""."""
 
     scope: str = ""
     source: str = ""

@@ -6,7 +6,7 @@ JAX's policies are functions over lists of names, or small classes with such lis
 
 import gc
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Literal
@@ -14,12 +14,12 @@ from typing import Any, Literal
 import jax
 
 PolicyKind = Literal["nothing", "everything", "dots", "dots_without_batch", "names", "stub", "other"]
-_KNOWN: tuple[tuple[str, PolicyKind], ...] = (
-    ("nothing_saveable", "nothing"),
-    ("everything_saveable", "everything"),
-    ("dots_saveable", "dots"),
-    ("dots_with_no_batch_dims_saveable", "dots_without_batch"),
-)
+_KNOWN: dict[str, PolicyKind] = {
+    "nothing_saveable": "nothing",
+    "everything_saveable": "everything",
+    "dots_saveable": "dots",
+    "dots_with_no_batch_dims_saveable": "dots_without_batch",
+}
 _KIND_OF_FACTORY: dict[str, PolicyKind] = {
     "save_anything_except_these_names": "stub",
     "save_only_these_names": "names",
@@ -59,31 +59,23 @@ def read_policies(policy: Callable[..., Any] | None) -> tuple[ReadPolicy, ...]:
     """
     if policy is None:
         return (ReadPolicy(kind="nothing"),)
-    known = next((kind for name, kind in _KNOWN if policy is getattr(jax.checkpoint_policies, name, None)), None)
-    if known is not None:
-        return (ReadPolicy(kind=known),)
-    if not _module(policy).startswith("jax."):
+    for name, kind in _KNOWN.items():
+        if policy is getattr(jax.checkpoint_policies, name, None):
+            return (ReadPolicy(kind=kind),)
+    if not str(getattr(policy, "__module__", None) or type(policy).__module__).startswith("jax."):
         return (ReadPolicy(kind="other"),)
     held = _held(policy)
+    factory = str(getattr(policy, "__qualname__", type(policy).__name__)).partition(".")[0]
     if "policy_1" in held and "policy_2" in held:
         return read_policies(held["policy_1"]) + read_policies(held["policy_2"])
     return (
         ReadPolicy(
-            kind=_KIND_OF_FACTORY.get(_factory(policy), "other"),
+            kind=_KIND_OF_FACTORY.get(factory, "other"),
             saved=_names(held, "names_which_can_be_saved", "saveable_names"),
             offloaded=_names(held, "names_which_can_be_offloaded"),
             excluded=_names(held, "names_not_to_save", "names"),
         ),
     )
-
-
-def _module(policy: object) -> str:
-    return str(getattr(policy, "__module__", None) or type(policy).__module__)
-
-
-def _factory(policy: object) -> str:
-    """The function that created a policy, or its class."""
-    return str(getattr(policy, "__qualname__", type(policy).__name__)).partition(".")[0]
 
 
 def _held(policy: object) -> dict[str, Any]:
@@ -120,12 +112,7 @@ def _code(function: Callable[..., Any] | None) -> CodeType | None:
 
 
 def _texts(code: CodeType | None) -> set[str]:
-    return set() if code is None else set(_constants(code))
-
-
-def _constants(code: CodeType) -> Iterator[str]:
-    for constant in code.co_consts:
-        if isinstance(constant, str):
-            yield constant
-        elif isinstance(constant, CodeType):
-            yield from _constants(constant)
+    """The constants of a function and of those in it that are texts."""
+    constants = [] if code is None else code.co_consts
+    inner = [_texts(each) for each in constants if isinstance(each, CodeType)]
+    return {each for each in constants if isinstance(each, str)}.union(*inner)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes
-from jaxckpt.ir import Graph, GraphPlan, Kind, Op, Phase, Recompute, Trait, Value
+from jaxckpt.ir import Graph, GraphPlan, Kind, Op, Phase, Recompute, Trait
 from jaxckpt.linter.context import Diagnostic, LintContext, location_of_op
 from jaxckpt.linter.finding import Location
 from jaxckpt.schedule import Run, schedule
@@ -115,7 +115,10 @@ def planned_redraws(context: LintContext) -> Iterator[Diagnostic]:
         return
     graph = context.graph
     for op in _recomputed_ops(graph, context.fitting.plan):
-        if Trait.RANDOM in op.traits and op.writes and _is_partitioned(bits := graph.values[op.writes[0]]):
+        if Trait.RANDOM not in op.traits or not op.writes:
+            continue
+        bits = graph.values[op.writes[0]]
+        if bits.shape and not bits.local:  # XLA may partition it over devices
             yield Diagnostic(
                 where=location_of_op(op),
                 text=f"{op.primitive} ({bits}) is drawn twice in a step over {context.device_count} devices: the second"
@@ -127,11 +130,6 @@ def planned_redraws(context: LintContext) -> Iterator[Diagnostic]:
 def _recomputed_ops(graph: Graph, plan: GraphPlan) -> list[Op]:
     clones = {step.op for step in schedule(graph, plan).steps if isinstance(step, Run) and step.is_clone}
     return [graph.ops[i] for i in sorted(clones)]
-
-
-def _is_partitioned(value: Value) -> bool:
-    """True if XLA may partition a value over devices: an array that is not of one device alone."""
-    return bool(value.shape) and not value.local
 
 
 def _head(graph: Graph) -> Op | None:

@@ -28,16 +28,6 @@ class Region:
     scope: str
     ops: frozenset[int]
 
-    @property
-    def start(self) -> int:
-        """The first op."""
-        return min(self.ops)
-
-    @property
-    def stop(self) -> int:
-        """The op after the last one."""
-        return max(self.ops) + 1
-
 
 def find_regions(regions: Regions, graph: Graph, *, stages: Sequence[int] = (0,)) -> tuple[Region, ...]:
     """The regions of a graph that the backward or the update reads, in order.
@@ -50,7 +40,7 @@ def find_regions(regions: Regions, graph: Graph, *, stages: Sequence[int] = (0,)
     if regions.output_recompute:
         home = dict.fromkeys(home, ("", 0))
     found = (Region(scope=home[min(ops)][0], ops=ops) for ops in _components(graph, home))
-    return tuple(sorted((r for r in found if is_read_after_forward(graph, r.ops)), key=lambda region: region.start))
+    return tuple(sorted((r for r in found if is_read_after_forward(graph, r.ops)), key=lambda region: min(region.ops)))
 
 
 def excluded_ops(regions: Regions, graph: Graph) -> frozenset[int]:

@@ -5,7 +5,7 @@ A match is a conjunction: every key that is given must hold. Keys on scopes, nam
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from fnmatch import translate
 from functools import lru_cache
@@ -24,22 +24,12 @@ _BRACES = re.compile(r"\{([^{}]*,[^{}]*)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardValue:
-    """The properties of a forward value that rules match.
+    """The properties of a forward value of a graph, and of the op that makes it, that rules match.
 
-    Attributes:
-      id: In the graph.
-      scope: Of the op that makes it.
-      layer: The number in its scope that counts layers; None where no layers are found.
-      name: Its `checkpoint_name`, if it has one.
-      primitive: Of the op that makes it.
-      dtype: Its type.
-      size_bytes: On one device.
-      flops: Arithmetic of the op that makes it.
-      is_residual: True if the backward or the update reads the value.
-      traits: Of the op that makes it.
-      read_in: Scopes of the forward ops that read it.
-      between_batched: True if the value is between two batched products, with no other product on the way.
-      crosses: True if the value crosses from one stage of the forward pass (found by structure) to a later one.
+    The layer is the number in the scope that counts layers, None where no layers are found; the size is that on one
+    device. `read_in` has the scopes of the forward ops that read the value. A value that crosses goes from one stage
+    of the forward pass, found by structure, to a later one; one between batched products has no other product on the
+    way.
     """
 
     id: int
@@ -114,27 +104,13 @@ class Match:
     @property
     def names_values(self) -> bool:
         """True if a key names values (name, primitive, trait, boundary), and not places alone."""
-        naming = (
-            self.name,
-            self.primitive,
-            self.batched,
-            self.between_batched,
-            self.random,
-            self.collective,
-            self.boundary,
-        )
-        return any(key is not None for key in naming)
+        traits = (self.batched, self.between_batched, self.random, self.collective)
+        return any(key is not None for key in (self.name, self.primitive, self.boundary, *traits))
 
     def holds(self, forward_value: ForwardValue) -> bool:
         """True if every key that is given holds for a value."""
-        return not any(self.failing(forward_value))
-
-    def failing(self, forward_value: ForwardValue) -> Iterator[str]:
-        """The keys that do not hold for a value."""
-        for each in fields(self):
-            wanted = getattr(self, each.name)
-            if wanted is not None and not self._holds(each.name, wanted, forward_value):
-                yield each.name
+        given = {each.name: getattr(self, each.name) for each in fields(self)}
+        return all(wanted is None or self._holds(key, wanted, forward_value) for key, wanted in given.items())
 
     def _holds(self, key: str, wanted: object, forward_value: ForwardValue) -> bool:
         if key == "boundary":
@@ -196,11 +172,6 @@ def globs(glob: str, text: str | None) -> bool:
     return text is not None and _pattern(glob).match(text) is not None
 
 
-def _in_scope(glob: str, scope: str) -> bool:
-    """True if a glob matches the scope or one around it."""
-    return outermost(glob, scope) is not None
-
-
 def _crosses(boundary: str, scope: str | None, forward_value: ForwardValue) -> bool:
     if scope is None:
         return forward_value.crosses
@@ -240,7 +211,7 @@ def _layers(ranges: str) -> frozenset[int]:
 
 
 _HOLDS: Mapping[str, Callable[[Any, ForwardValue], bool]] = {
-    "scope": lambda glob, c: _in_scope(glob, c.scope),
+    "scope": lambda glob, c: outermost(glob, c.scope) is not None,
     "name": lambda glob, c: globs(glob, c.name),
     "primitive": lambda glob, c: _is_primitive(glob, c.primitive),
     "dtype": lambda glob, c: globs(glob, c.dtype),

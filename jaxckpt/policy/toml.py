@@ -119,16 +119,11 @@ def toml_from_policy(policy: Policy) -> str:
     """A policy as TOML, without keys that have their default."""
     import tomlkit  # only to write: planning needs none
 
-    document = tomlkit.document()
-    for key, value in policy_entries(policy):
-        document.add(key, value)
+    document = dict(policy_entries(policy))
     if policy.regions is not None:
-        document.add("regions", _table(region_entries(policy.regions)))
+        document["regions"] = dict(region_entries(policy.regions))
     if policy.rules:
-        rules = tomlkit.aot()
-        for rule in policy.rules:
-            rules.append(_table(rule_entries(rule)))
-        document.add("rule", rules)
+        document["rule"] = [dict(rule_entries(rule)) for rule in policy.rules]
     return tomlkit.dumps(document)
 
 
@@ -164,15 +159,6 @@ def _entries(record: Any, *, always: str = "") -> Iterator[tuple[str, Any]]:
         value = getattr(record, each.name)
         if each.name == always or value != each.default:
             yield each.name, list(value) if isinstance(value, tuple) else value
-
-
-def _table(entries: Iterator[tuple[str, Any]]) -> Any:
-    import tomlkit  # only to write: planning needs none
-
-    table = tomlkit.table()
-    for key, value in entries:
-        table.add(key, value)
-    return table
 
 
 def _exact_bytes(size_bytes: int) -> int | str:

@@ -64,7 +64,8 @@ class Runnable:
     def leaves(self, args: tuple[Any, ...]) -> dict[str, jax.Array]:
         """The arrays of the arguments by path."""
         dynamic = {i: arg for i, arg in enumerate(args) if i not in self.static}
-        return {path: _as_array(leaf) for path, leaf in by_path(dynamic).items()}
+        leaves = by_path(dynamic).items()
+        return {path: leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for path, leaf in leaves}
 
     def run(self, args: tuple[Any, ...], traced: jax.stages.Traced, *, exact: bool) -> list[Any]:
         """Flat results on copies of arguments.
@@ -85,10 +86,6 @@ class Runnable:
                 needed="a machine that has what the step asks for: its memories, its kernels, its size",
                 advice="verify where the step trains; or a smaller step of the same kind",
             ) from error
-
-
-def _as_array(leaf: Any) -> Any:
-    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
 
 def by_path(tree: object) -> dict[str, Any]:

@@ -52,24 +52,19 @@ COARSEST = Tolerance(relative=0.25, absolute=1e-2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafDifference:
-    """One result of the step beside the same result of the planned step.
+    """One result of the step, of a shape and type, against the same result of the planned step, and what is allowed.
 
     Attributes:
       path: Where it stands in the results ("[0]['params']['kernel']"); "" where there is but one result.
-      shape: Its shape.
-      dtype: Its type.
-      tolerance: What was allowed.
       differing: How many elements are not equal; two NaNs are equal, and so are 0 and -0.
       max_absolute: The largest difference of two finite elements.
-      max_relative: The largest difference of two finite elements as a share of the step's own element; elements
-        that are 0 in the step are left out.
+      max_relative: The same as a share of the step's own element; elements that are 0 in the step are left out.
       largest: The largest finite magnitude in the step's own result.
       scale: What the relative tolerance is a share of: of an argument that was updated by less than a tenth, the
         largest change; otherwise `largest`.
       unit: The distance from 1 to the next number of the type; 0 of integers.
       not_finite: How many elements of the step's own result are NaN or infinite.
       not_finite_differing: How many elements are NaN or infinite in one of the two, and not the same in the other.
-      bit_equal: Whether every bit is equal.
     """
 
     path: str

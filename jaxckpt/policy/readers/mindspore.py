@@ -72,9 +72,10 @@ def policy_from_mindspore(
     document: Mapping[str, Any] = (
         {"recompute": config} if isinstance(config, bool) else mapping_of(config, checks, yaml=True)
     )
-    if _is_pynative(document):
+    if isinstance(document.get("recompute"), Mapping) or not document.keys().isdisjoint(("recompute_comm", "swap")):
         return read_pynative(document, num_layers=num_layers, pipeline_stages=pipeline_stages, checks=checks)
-    if _is_graph_mode(document):
+    graph_keys = {"recompute_config", "swap_config", *GRAPH_KEYS} - {*CELL_KEYS}
+    if not document.keys().isdisjoint(graph_keys):
         return read_graph_mode(
             document,
             num_layers=num_layers,
@@ -85,14 +86,6 @@ def policy_from_mindspore(
             checks=checks,
         )
     return _cell(document, scope, model_axis, checks)
-
-
-def _is_pynative(document: Mapping[str, Any]) -> bool:
-    return isinstance(document.get("recompute"), Mapping) or any(key in document for key in ("recompute_comm", "swap"))
-
-
-def _is_graph_mode(document: Mapping[str, Any]) -> bool:
-    return any(key in document for key in ("recompute_config", "swap_config", *GRAPH_KEYS) if key not in CELL_KEYS)
 
 
 def _cell(settings: Mapping[str, Any], scope: str, axis: str, checks: Checks) -> Reading:
