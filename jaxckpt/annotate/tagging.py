@@ -19,7 +19,7 @@ from jaxckpt.annotate.open_body import AROUND, Body, with_bodies
 from jaxckpt.ir import Graph, Kind, Offload, Op
 from jaxckpt.outline import closed_jaxpr
 from jaxckpt.policy import Resolved
-from jaxckpt.program import Equation, FlatProgram
+from jaxckpt.program import Equation
 from jaxckpt.program.inline import inline
 
 _READS_ITS_RESULT = """
@@ -142,7 +142,9 @@ def _call_of(eqn: jex.JaxprEqn, operand: jex.Var, tags: Sequence[str | None]) ->
     """The equation as a function whose derivative reads the tagged result."""
     stack = eqn.source_info.name_stack[:0]
     eqn = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
-    plain = jex.jaxpr_as_fun(closed_jaxpr(_program_of(eqn, operand), [Equation(eqn)], eqn.outvars))
+    debug_info = jex.DebugInfo("jaxckpt", "jaxckpt", None, None)
+    jaxpr = jex.Jaxpr([], [operand], eqn.outvars, [eqn], eqn.effects, debug_info)
+    plain = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ()))
 
     @jax.custom_jvp
     def call(x: jax.Array) -> list[jax.Array]:
@@ -160,17 +162,6 @@ def _call_of(eqn: jex.JaxprEqn, operand: jex.Var, tags: Sequence[str | None]) ->
         return flat[: len(tags)], flat[len(tags) :]
 
     return call
-
-
-def _program_of(eqn: jex.JaxprEqn, operand: jex.Var) -> FlatProgram:
-    return FlatProgram(
-        invars=(operand,),
-        constants=(),
-        equations=(Equation(eqn),),
-        outvars=tuple(eqn.outvars),
-        effects=eqn.effects,
-        debug_info=jex.DebugInfo("jaxckpt", "jaxckpt", None, None),
-    )
 
 
 def _spec(aval: jax.core.ShapedArray) -> jax.ShapeDtypeStruct:

@@ -4,6 +4,7 @@ The raw trace holds the user's own `jax.checkpoint`s, loops and names; the graph
 reads either and yields diagnostics.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -142,10 +143,7 @@ class LintContext:
     def device_count(self) -> int:
         """Devices of the mesh that the arguments, or constraints in the step, are laid out over; 1 without one."""
         mesh = self.traced.mesh
-        count = 1
-        for size in () if mesh is None else dict(mesh.shape).values():
-            count *= size
-        return count
+        return 1 if mesh is None else math.prod(dict(mesh.shape).values())
 
     @cached_property
     def policy_plan(self) -> PolicyPlan | PolicyError:
@@ -164,11 +162,6 @@ class LintContext:
         """The location of an equation; without a source line of its own, with that of an equation around it."""
         lines = map(self._sources.of, (site.eqn, *reversed(site.around)))
         return Location(scope=path_of_marks(site.marks), source=next(filter(None, lines), ""))
-
-    def location_of_value(self, value: int) -> Location:
-        """The location of the op that writes a value of the graph."""
-        producer = self.graph.producer[value]
-        return Location() if producer is None else location_of_op(self.graph.ops[producer])
 
 
 def location_of_op(op: Op) -> Location:

@@ -50,11 +50,11 @@ def on_primal(name: str, primal: str) -> Diagnostic:
 
 def small_offloads(context: LintContext) -> Iterator[Diagnostic]:
     """Values that a rule sends to host memory one by one, though they are small."""
-    for resolved, _ in _ruled(context):
+    for resolved, op in _ruled(context):
         size_bytes = resolved.forward_value.size_bytes
         if isinstance(resolved.decision, Offload) and size_bytes < OFFLOAD_FLOOR_BYTES:
             yield Diagnostic(
-                where=context.location_of_value(resolved.forward_value.id),
+                where=location_of_op(op),
                 text=f"{resolved.by} sends {_value_text(context.graph, resolved)} to {resolved.decision.space}; below"
                 f" {format_bytes(OFFLOAD_FLOOR_BYTES)} a copy takes longer to start than to move.",
                 fix='Save it, or add min_bytes = "256KiB" to the rule.',
@@ -69,7 +69,7 @@ def saved_scores(context: LintContext) -> Iterator[Diagnostic]:
         read_bytes = sum(context.graph.values[v].size_bytes for v in op.reads)
         if saves and Trait.BATCHED in op.traits and resolved.forward_value.size_bytes > read_bytes:
             yield Diagnostic(
-                where=context.location_of_value(resolved.forward_value.id),
+                where=location_of_op(op),
                 text=f"{resolved.by} keeps {_value_text(context.graph, resolved)}, the result of a batched product of"
                 f" operands of {format_bytes(read_bytes)} together.",
                 fix="Add batched = false to the rule, or name the products that are worth it.",
@@ -80,11 +80,12 @@ def recomputed_kernels(context: LintContext) -> Iterator[Diagnostic]:
     """Results of opaque kernels that no rule matches and that a default recomputes."""
     for resolved in () if context.fitting is None else context.fitting.resolved:
         made = context.graph.producer[strip_views(context.graph, resolved.forward_value.id)]
-        op = _producer(context.graph, resolved) if made is None else context.graph.ops[made]
-        if resolved.rule is None and isinstance(resolved.decision, Recompute) and is_kernel(op):
+        op = _producer(context.graph, resolved)
+        kernel = op if made is None else context.graph.ops[made]
+        if resolved.rule is None and isinstance(resolved.decision, Recompute) and is_kernel(kernel):
             yield Diagnostic(
-                where=context.location_of_value(resolved.forward_value.id),
-                text=f"{resolved.by}: {_value_text(context.graph, resolved)} comes from the kernel {op.primitive},"
+                where=location_of_op(op),
+                text=f"{resolved.by}: {_value_text(context.graph, resolved)} comes from the kernel {kernel.primitive},"
                 " which runs a second time for it.",
                 fix="Name what its forward rule returns for the backward (for attention the output and the"
                 " log-sum-exp) and save these names together.",
@@ -93,13 +94,13 @@ def recomputed_kernels(context: LintContext) -> Iterator[Diagnostic]:
 
 def saved_argument_derived(context: LintContext) -> Iterator[Diagnostic]:
     """Rules that save masks, broadcasts and casts, which cost nothing to recompute."""
-    for resolved, _ in _ruled(context):
+    for resolved, op in _ruled(context):
         if (
             isinstance(resolved.decision, Save | Offload)
             and resolved.forward_value.id in context.problem.fusion.argument_derived
         ):
             yield Diagnostic(
-                where=context.location_of_value(resolved.forward_value.id),
+                where=location_of_op(op),
                 text=f"{resolved.by} keeps {_value_text(context.graph, resolved)}, which views and elementwise"
                 " work make of arguments and constants.",
                 fix="Take it out of the rule: readers recompute it at no cost.",

@@ -17,7 +17,6 @@ from jaxckpt.policy.readers.checks import Checks, integer
 from jaxckpt.policy.readers.layers import inputs, within_segments
 from jaxckpt.policy.readers.reading import Reading
 from jaxckpt.policy.readers.source import Source, mapping_of
-from jaxckpt.policy.rule import Rule
 
 _BLOCK = "activation_checkpointing"
 _KEY_OF_ARGUMENT = {
@@ -122,9 +121,7 @@ def _decision(settings: Mapping[str, Any], *, axis: str, dim: int | None, prefet
 def _policy(decision: Decision, scope: str | None, num_layers: int | None, interval: int) -> Policy:
     if interval == 0:
         return Policy(name="deepspeed", default="save", about="activation_checkpoint_interval = 0: all is kept.")
-    segments: tuple[Rule, ...] = (
-        within_segments(interval, num_layers=num_layers, scope=scope) if num_layers is not None else ()
-    )
+    segments = within_segments(interval, num_layers=num_layers, scope=scope)
     rules = (*segments, *inputs(decision, scope=scope, note="what a checkpointed function reads"))
     about = "What layers read is kept as said, everything in them is computed again."
     if scope is None:

@@ -28,14 +28,14 @@ def inputs(decision: Decision, *, scope: str | None = None, note: str = "") -> t
     return moved, Rule(match=rest.match, decision=Save(), note="masks and indices stay")
 
 
-def within_segments(size: int, *, num_layers: int, scope: str | None = None) -> tuple[Rule, ...]:
-    """The rule that recomputes what crosses between the layers of one segment; none where each layer is a segment.
+def within_segments(size: int, *, num_layers: int | None, scope: str | None = None) -> tuple[Rule, ...]:
+    """The rule that recomputes what crosses between layers of one segment; none for segments of one layer.
 
     Example:
       >>> print(*within_segments(2, num_layers=6))
       layers = '0,2,4', boundary = 'input': recompute
     """
-    inner = [layer for layer in range(num_layers - 1) if (layer + 1) % size]
+    inner = [layer for layer in range((num_layers or 1) - 1) if (layer + 1) % size]
     if not inner:
         return ()
     match = Match(scope=scope, layers=layer_ranges(inner), boundary="input")

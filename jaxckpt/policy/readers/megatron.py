@@ -238,7 +238,7 @@ def _full(
     if settings["recompute_method"] == "block":
         first = recomputed(_first_of_stages(count, layers, _stage_count(settings)))
         return Policy(name="megatron-full-block", rules=(*before, *starts, first), default="save")
-    segments = within_segments(count, num_layers=layers, scope=layer_scope) if layers is not None else ()
+    segments = within_segments(count, num_layers=layers, scope=layer_scope)
     rules = (*before, *segments, *starts)
     if layer_scope is None:
         return Policy(name="megatron-full-uniform", rules=rules, default="recompute")
