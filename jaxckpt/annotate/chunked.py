@@ -9,7 +9,7 @@ Read after `name`.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -321,9 +321,15 @@ def _length(function: Callable[..., Any], named: Sequence[tuple[str, jax.Array, 
     lengths = set(known.values())
     if len(lengths) == 1 and (length := lengths.pop()):  # neither None nor 0
         return length
+    raise _no_common_length(function, cut, known)
+
+
+def _no_common_length(
+    function: Callable[..., Any], cut: Sequence[tuple[str, jax.Array, int]], known: Mapping[str, int | None]
+) -> ChunkError:
     shapes = {path: f"{path}: {array.dtype}{list(array.shape)}, axis {axis}" for path, array, axis in cut}
     without = [path for path, length in known.items() if length is None]
-    raise ChunkError(
+    return ChunkError(
         f"jaxckpt.chunked: {_called(function)} cannot be cut into chunks.",
         got="; ".join(shapes[path] for path in (without or known)) or "no array with an axis",
         needed="arrays that have the axis, all of one length along it that is not 0; None for those that go in whole",

@@ -195,15 +195,19 @@ def _static_positions(function: Callable[..., Any], names: Sequence[str]) -> fro
     known = list(parameters)
     missing = [name for name in names if name not in known]
     if missing and all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        (suggested, *_) = (*closest_names(missing[0], known, cutoff=0.5), *known, "flag")
-        raise ScopeError(
-            f"jaxckpt.scope: {_own_name(function) or 'the function'} has no argument {missing[0]!r}.",
-            got=f"static_argnames = {tuple(names)!r}",
-            needed=f"names of its arguments: {', '.join(known) or 'it has none'}",
-            advice=f"static_argnames=({suggested!r},)",
-            argument=missing[0],
-        )
+        raise _no_argument(function, missing[0], names, known)
     return frozenset(known.index(name) for name in names if name in known)
+
+
+def _no_argument(function: Callable[..., Any], missing: str, names: Sequence[str], known: list[str]) -> ScopeError:
+    (suggested, *_) = (*closest_names(missing, known, cutoff=0.5), *known, "flag")
+    return ScopeError(
+        f"jaxckpt.scope: {_own_name(function) or 'the function'} has no argument {missing!r}.",
+        got=f"static_argnames = {tuple(names)!r}",
+        needed=f"names of its arguments: {', '.join(known) or 'it has none'}",
+        advice=f"static_argnames=({suggested!r},)",
+        argument=missing,
+    )
 
 
 def _without_static(

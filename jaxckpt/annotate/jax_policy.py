@@ -75,7 +75,7 @@ class JaxPolicy:
     def __call__(self, primitive: jex.Primitive, *avals: jax.core.AbstractValue, **params: Any) -> Any:
         """JAX's word for the results of an equation."""
         name = params["name"] if primitive.name == "name" else None
-        if name is not None and name.startswith(TAG):
+        if str(name).startswith(TAG):
             return Recompute  # the tag of a scope, which the scope's own policy saves
         value = ForwardValue(
             id=0, scope="", layer=None, name=name, primitive=primitive.name, dtype="", size_bytes=0, flops=0,
@@ -84,10 +84,13 @@ class JaxPolicy:
         if any(getattr(rule.match, key) is not None for rule in self.policy.rules for key in _OF_THE_RESULT):
             value = _with_result(value, primitive, avals, params)
         default = ir.Save() if self.policy.default == "save" else ir.Recompute()
-        decision = next((rule.decision for rule in self.policy.rules if rule.match.holds(value)), default)
-        if isinstance(decision, ir.Offload):
-            return Offloadable(src="device", dst=decision.space)
-        return Saveable if isinstance(decision, ir.Save) else Recompute
+        return _in_jax(next((rule.decision for rule in self.policy.rules if rule.match.holds(value)), default))
+
+
+def _in_jax(decision: ir.Decision) -> Any:
+    if isinstance(decision, ir.Offload):
+        return Offloadable(src="device", dst=decision.space)
+    return Saveable if isinstance(decision, ir.Save) else Recompute
 
 
 def _with_result(

@@ -82,7 +82,7 @@ def _offsets(offset: Sequence[Any] | int, stages: int, rounds: int, checks: Chec
     if isinstance(offset, (list, tuple)) and any(isinstance(row, (list, tuple)) for row in offset):
         rows = offset
     by_round: list[list[Any]] = [list(row) if isinstance(row, (list, tuple)) else [row] * stages for row in rows]
-    if len(by_round) == rounds and all([type(each) for each in row] == [int] * stages for row in by_round):
+    if len(by_round) == rounds and all([*map(type, row)] == [int] * stages for row in by_round):
         return by_round
     checks.wrong(f"offset = {offset!r} is not one whole number for each of {stages} stages")
     return [[0] * stages for _ in range(rounds)]
