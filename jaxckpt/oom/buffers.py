@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from jaxckpt.hlo.memory import Part
 from jaxckpt.hlo.origin import Origin, origin_of
-from jaxckpt.oom.lines import SIZE, bytes_of
+from jaxckpt.oom.lines import leading_size
 
 _ELEMENTS: dict[str, tuple[str, int]] = {
     "pred": ("bool", 8),
@@ -110,11 +110,7 @@ class OomBuffer:
 
 
 def buffers_in(lines: Iterable[str]) -> tuple[OomBuffer, ...]:
-    """Reads all listed buffers, in order.
-
-    Args:
-      lines: As `clean_lines` makes them; other lines are skipped.
-    """
+    """Reads all listed buffers, in order, from the lines of `clean_lines`; other lines are skipped."""
     return tuple(buffer for block in _blocks(lines) if (buffer := _buffer(block)) is not None)
 
 
@@ -139,8 +135,8 @@ def _buffer(block: list[tuple[str, str]]) -> OomBuffer | None:
     if not fields.keys() & {"Size", "Shape", "Entry Parameter Subshape"}:
         return None
     dtype, shape, exact = _shape(fields.get("Shape", fields.get("Entry Parameter Subshape", "")))
-    unpadded = _first_size(fields.get("Unpadded size", ""))
-    size = _agreed(_first_size(fields.get("Size", "")), unpadded, exact)
+    unpadded = leading_size(fields.get("Unpadded size", ""))
+    size = _agreed(leading_size(fields.get("Size", "")), unpadded, exact)
     operator = fields.get("Operator", "")
     op_name, origin = _origin(operator)
     source = _SOURCE.search(operator)
@@ -187,11 +183,6 @@ def _origin(operator: str) -> tuple[str, Origin]:
     op_name = match[1]
     parameters = _PARAMETERS.match(op_name)
     return op_name, origin_of(_MAPPED.sub("jit(", parameters[1] if parameters else op_name))
-
-
-def _first_size(text: str) -> int | None:
-    match = re.match(SIZE, text)
-    return bytes_of(match[0]) if match else None
 
 
 def _complete_line(text: str) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from jaxckpt.oom.lines import SIZE, bytes_of
+from jaxckpt.oom.lines import SIZE, bytes_of, leading_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +48,6 @@ class Figures:
     remat_reached_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _TableRow:
-    """A row of a table: its heading ("" where it needs none), how it looks, and the figure that it holds."""
-
-    heading: str
-    pattern: re.Pattern[str]
-    name: str
-
-
-def _row(heading: str, pattern: str, name: str) -> _TableRow:
-    return _TableRow(heading=heading, pattern=re.compile(pattern), name=name)
-
-
 _HEADINGS = {
     "stats": re.compile(r"^\s*Stats:\s*$"),
     "assignment": re.compile(r"BufferAssignment stats:"),
@@ -69,23 +56,24 @@ _HEADINGS = {
     "buffers": re.compile(r"^\s*(?:Peak buffers:|Largest program )"),
 }
 _VALUE = r"\s+(?P<value>\S[^\n]*)"
-_ROWS = (
-    _row("assignment", rf"^\s*parameter allocation:{_VALUE}", "argument_bytes"),
-    _row("assignment", rf"^\s*constant allocation:{_VALUE}", "constant_bytes"),
-    _row("assignment", rf"^\s*maybe_live_out allocation:{_VALUE}", "output_bytes"),
-    _row("assignment", rf"^\s*preallocated temp allocation:{_VALUE}", "temp_bytes"),
-    _row("assignment", rf"^\s*total allocation:{_VALUE}", "total_bytes"),
-    _row("assignment", rf"^\s*total fragmentation:{_VALUE}", "fragmentation_bytes"),
-    _row("total", r"Total \w+ usage >= (?P<value>[^\n]*):", "total_bytes"),
-    _row("total", rf"^\s*reserved{_VALUE}", "reserved_bytes"),
-    _row("total", rf"^\s*program{_VALUE}", "program_bytes"),
-    _row("total", rf"^\s*arguments{_VALUE}", "argument_bytes"),
-    _row("", r"^\s*Output size (?P<value>[^;.\n]*(?:\.\d[^;.\n]*)?)", "output_bytes"),
-    _row("", r"Output size [^;\n]*; shares (?P<value>.*?) with arguments", "alias_bytes"),
-    _row("program", rf"^\s*HLO temp{_VALUE}", "temp_bytes"),
-    _row("program", r"^\s*HLO temp .*Unpadded \((?P<value>[^)\n]*)\)", "unpadded_bytes"),
-    _row("program", r"^\s*HLO temp .*fragmentation \((?P<value>[^)\n]*)\)", "fragmentation_bytes"),
+_ROWS: tuple[tuple[str, str, str], ...] = (
+    ("assignment", rf"^\s*parameter allocation:{_VALUE}", "argument_bytes"),
+    ("assignment", rf"^\s*constant allocation:{_VALUE}", "constant_bytes"),
+    ("assignment", rf"^\s*maybe_live_out allocation:{_VALUE}", "output_bytes"),
+    ("assignment", rf"^\s*preallocated temp allocation:{_VALUE}", "temp_bytes"),
+    ("assignment", rf"^\s*total allocation:{_VALUE}", "total_bytes"),
+    ("assignment", rf"^\s*total fragmentation:{_VALUE}", "fragmentation_bytes"),
+    ("total", r"Total \w+ usage >= (?P<value>[^\n]*):", "total_bytes"),
+    ("total", rf"^\s*reserved{_VALUE}", "reserved_bytes"),
+    ("total", rf"^\s*program{_VALUE}", "program_bytes"),
+    ("total", rf"^\s*arguments{_VALUE}", "argument_bytes"),
+    ("", r"^\s*Output size (?P<value>[^;.\n]*(?:\.\d[^;.\n]*)?)", "output_bytes"),
+    ("", r"Output size [^;\n]*; shares (?P<value>.*?) with arguments", "alias_bytes"),
+    ("program", rf"^\s*HLO temp{_VALUE}", "temp_bytes"),
+    ("program", r"^\s*HLO temp .*Unpadded \((?P<value>[^)\n]*)\)", "unpadded_bytes"),
+    ("program", r"^\s*HLO temp .*fragmentation \((?P<value>[^)\n]*)\)", "fragmentation_bytes"),
 )
+"""Rows of tables: the heading ("" where the row needs none), the text, and the figure that it holds."""
 _POOL = {"Limit": "limit_bytes", "InUse": "in_use_bytes", "LargestFreeBlock": "largest_free_bytes"}
 _POOL_ROW = re.compile(r"^\s*(?P<key>[A-Z]\w+): +(?P<value>\S[^\n]*)\n")
 _POOL_LIMIT = re.compile(r"memory_limit_: (?P<value>\d{1,20})\s")
@@ -97,26 +85,19 @@ _REMAT = re.compile(
 
 
 def figures_in(lines: Iterable[str]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Bytes of the program, by fields of `Figures`.
-
-    Args:
-      lines: As `clean_lines` makes them, those of one error.
-
-    Returns:
-      The first figure of each use, and in words the rows without a size ("argument: unknown size").
-    """
+    """The first figure of each field of `Figures`, and in words the rows without a size ("argument: unknown size")."""
     found: dict[str, int] = {}
     unread: dict[str, str] = {}
     for line, heading in _with_headings(lines):
-        for row in _ROWS:
-            match = row.pattern.search(line) if row.heading in ("", heading) else None
-            if match is None or row.name in found:
+        for needed, pattern, name in _ROWS:
+            match = re.search(pattern, line) if needed in ("", heading) and name not in found else None
+            if match is None:
                 continue
-            size = _leading_size(match["value"])
+            size = leading_size(match["value"].strip())
             if size is None:
-                unread.setdefault(row.name, f"{row.name.removesuffix('_bytes')}: {match['value'].strip() or 'cut off'}")
+                unread.setdefault(name, f"{name.removesuffix('_bytes')}: {match['value'].strip() or 'cut off'}")
             else:
-                found[row.name] = size
+                found[name] = size
     return found, tuple(words for name, words in unread.items() if name not in found)
 
 
@@ -152,17 +133,9 @@ def pool_in(lines: Sequence[str]) -> dict[str, int]:
 def remat_in(lines: Sequence[str]) -> dict[str, int]:
     """Target and result of XLA's own rematerialisation, by fields of `Figures`: the last try in these lines."""
     match = next((match for line in reversed(lines) if (match := _REMAT.search(line))), None)
-    return {} if match is None else _remat(match)
-
-
-def _keep(found: dict[str, int], name: str, size: int | None) -> None:
-    """Keeps the first figure; 0 counts only for bytes in use."""
-    if size is not None and (size or name == "in_use_bytes"):
-        found.setdefault(name, size)
-
-
-def _remat(match: re.Match[str]) -> dict[str, int]:
-    found = {}
+    found: dict[str, int] = {}
+    if match is None:
+        return found
     for name in ("target", "reached"):
         exact = match[f"exact_{name}"]
         size = int(exact) if exact else bytes_of(match[name])
@@ -171,12 +144,13 @@ def _remat(match: re.Match[str]) -> dict[str, int]:
     return found
 
 
-def _leading_size(text: str) -> int | None:
-    match = re.match(SIZE, text.strip())
-    return bytes_of(match[0]) if match else None
+def _keep(found: dict[str, int], name: str, size: int | None) -> None:
+    """Keeps the first figure; 0 counts only for bytes in use."""
+    if size is not None and (size or name == "in_use_bytes"):
+        found.setdefault(name, size)
 
 
 def _size(text: str) -> int | None:
     """A size with its unit, or a bare number of bytes."""
     text = text.strip()
-    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else _leading_size(text)
+    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else leading_size(text)

@@ -25,12 +25,7 @@ _ESCAPED = re.compile(
 def clean_lines(text: str) -> list[str]:
     r"""The lines of a log without decoration around XLA's text.
 
-    Args:
-      text: Of any line ends, with or without colours, time stamps of log lines, and marks of quotation; also where line
-        ends were written as backslash and n.
-
-    Returns:
-      Lines with their "\n"; the last one has none where the text ends within it.
+    Line ends of any kind, also those written as backslash and n. The last line has no "\n" where the text ends within it.
 
     Example:
       >>> clean_lines("2025-05-13 09:18:55: W xla/bfc_allocator.cc:501] Stats: \r\nLimit: 7")
@@ -51,6 +46,12 @@ def bytes_of(size: str) -> int | None:
         return None
     unit = 1024 ** _EXPONENT["b" if match[2] in ("bytes", "B") else match[2][0]]
     return int(match[1]) * unit if "." not in match[1] else int(float(match[1]) * unit)
+
+
+def leading_size(text: str) -> int | None:
+    """Bytes of the size that a text begins with; None where it begins with none."""
+    match = re.match(SIZE, text)
+    return bytes_of(match[0]) if match else None
 
 
 def _split(text: str) -> Iterator[str]:

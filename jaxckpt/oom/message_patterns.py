@@ -7,6 +7,7 @@ figures in the same line. The first pattern that matches a line is taken.
 import enum
 import re
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 from jaxckpt.oom.lines import SIZE
 
@@ -59,144 +60,118 @@ class MessagePattern:
 _EXACT = r"(?:\s?\((?:rounded to )?(?P<exact>\d{1,20})(?:\s?bytes|\s?B)?\))?"
 
 
-def _patterns(*facts: str) -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile(fact.replace("SIZE", SIZE).replace("EXACT", _EXACT)) for fact in facts)
+class _Known(TypedDict, total=False):
+    moment: Moment | None
+    platform: Platform
+    likely: Platform
+    allocator: str
+    space: str
+    is_weak: bool
+
+
+def _pattern(sign: str, *facts: str, **known: Unpack[_Known]) -> MessagePattern:
+    compiled = (re.compile(fact.replace("SIZE", SIZE).replace("EXACT", _EXACT)) for fact in facts)
+    return MessagePattern(sign=re.compile(sign), facts=tuple(compiled), **known)
 
 
 _MODULE = r"HLO module: (?P<program>[\w.-]*\w)\.?\s"
 _DEVICE = r"\((?P<device>0x[0-9a-fx]+_\w+)\)"
 
 PATTERNS = (
-    MessagePattern(
-        sign=re.compile(r"Ran out of memory in memory space \w+"),
-        facts=_patterns(r"memory space (?P<space>\w+)\b", r"Used (?P<requested>SIZE) of (?P<limit>SIZE)\s", _MODULE),
+    _pattern(
+        r"Ran out of memory in memory space \w+",
+        r"memory space (?P<space>\w+)\b",
+        r"Used (?P<requested>SIZE) of (?P<limit>SIZE)\s",
+        _MODULE,
         moment=Moment.COMPILE,
         platform=Platform.TPU,
     ),
-    MessagePattern(
-        sign=re.compile(r"Ran out of memory on HBM"),
-        facts=_patterns(
-            r"HLO temporaries \((?P<requested>SIZE)\)",
-            r"HLO temporaries \((?P<temp>SIZE)\)",
-            r"exceeds available HBM \((?P<limit>SIZE)\)",
-            _MODULE,
-        ),
-        moment=Moment.COMPILE,
-        platform=Platform.TPU,
-        space="hbm",
-    ),
-    MessagePattern(
-        sign=re.compile(r"TPU TensorCore Hbm usage"),
-        facts=_patterns(
-            r"TensorCore Hbm usage: (?P<requested>SIZE), SparseCore Hbm usage:? (?P<more>SIZE)",
-            r"exceeding available bytes: (?P<limit>SIZE)",
-        ),
+    _pattern(
+        r"Ran out of memory on HBM",
+        r"HLO temporaries \((?P<requested>SIZE)\)",
+        r"HLO temporaries \((?P<temp>SIZE)\)",
+        r"exceeds available HBM \((?P<limit>SIZE)\)",
+        _MODULE,
         moment=Moment.COMPILE,
         platform=Platform.TPU,
         space="hbm",
     ),
-    MessagePattern(
-        sign=re.compile(r"would exceed memory \(size="),
-        facts=_patterns(
-            r"Allocation \(size=(?P<count_requested>\d{1,20})\) would exceed memory \(size=(?P<count_limit>\d{1,20})\)",
-            r"space=(?P<space>\w+)\b",
-        ),
+    _pattern(
+        r"TPU TensorCore Hbm usage",
+        r"TensorCore Hbm usage: (?P<requested>SIZE), SparseCore Hbm usage:? (?P<more>SIZE)",
+        r"exceeding available bytes: (?P<limit>SIZE)",
+        moment=Moment.COMPILE,
+        platform=Platform.TPU,
+        space="hbm",
+    ),
+    _pattern(
+        r"would exceed memory \(size=",
+        r"Allocation \(size=(?P<count_requested>\d{1,20})\) would exceed memory \(size=(?P<count_limit>\d{1,20})\)",
+        r"space=(?P<space>\w+)\b",
         moment=Moment.COMPILE,
         platform=Platform.TPU,
         space="vmem",
     ),
-    MessagePattern(
-        sign=re.compile(r"Attempting to reserve"),
-        facts=_patterns(
-            r"Attempting to reserve (?P<requested>SIZE)",
-            r"There are (?P<free>SIZE) free",
-            r"and (?P<largest_free>SIZE) reservable",
-            r"loading program '(?P<program>[^'\n]+)'",
-            _DEVICE,
-        ),
+    _pattern(
+        r"Attempting to reserve",
+        r"Attempting to reserve (?P<requested>SIZE)",
+        r"There are (?P<free>SIZE) free",
+        r"and (?P<largest_free>SIZE) reservable",
+        r"loading program '(?P<program>[^'\n]+)'",
+        _DEVICE,
         platform=Platform.TPU,
         space="hbm",
     ),
-    MessagePattern(
-        sign=re.compile(r"Error allocating device buffer|Attempting to allocate [^\n]*That was not possible"),
-        facts=_patterns(
-            r"Attempting to allocate (?P<requested>SIZE)",
-            r"There are (?P<free>SIZE) free",
-            r"largest contiguous region of free memory is (?P<largest_free>SIZE)",
-            _DEVICE,
-        ),
+    _pattern(
+        r"Error allocating device buffer|Attempting to allocate [^\n]*That was not possible",
+        r"Attempting to allocate (?P<requested>SIZE)",
+        r"There are (?P<free>SIZE) free",
+        r"largest contiguous region of free memory is (?P<largest_free>SIZE)",
+        _DEVICE,
         platform=Platform.TPU,
         space="hbm",
     ),
-    MessagePattern(
-        sign=re.compile(r"Failed to allocate [^\n]*(?:pinned host|host memory)"),
-        facts=_patterns(
-            r"Failed to allocate a (?P<count_requested>\d{1,20})-byte",
-            r"Failed to allocate (?P<requested>SIZE)EXACT of",
-        ),
+    _pattern(
+        r"Failed to allocate [^\n]*(?:pinned host|host memory)",
+        r"Failed to allocate a (?P<count_requested>\d{1,20})-byte",
+        r"Failed to allocate (?P<requested>SIZE)EXACT of",
         space="host",
     ),
-    MessagePattern(
-        sign=re.compile(r"ran out of memory trying to instantiate command buffer"),
-        platform=Platform.GPU,
-        allocator="driver",
+    _pattern(r"ran out of memory trying to instantiate command buffer", platform=Platform.GPU, allocator="driver"),
+    _pattern(
+        r"Out of memory while trying to allocate", r"trying to allocate (?P<requested>SIZE)EXACT", platform=Platform.GPU
     ),
-    MessagePattern(
-        sign=re.compile(r"Out of memory while trying to allocate"),
-        facts=_patterns(r"trying to allocate (?P<requested>SIZE)EXACT"),
-        platform=Platform.GPU,
-    ),
-    MessagePattern(
-        sign=re.compile(r"Failed to allocate request for"),
-        facts=_patterns(r"request for (?P<requested>SIZE)EXACT"),
-    ),
-    MessagePattern(
-        sign=re.compile(r"Out of memory allocating"),
-        facts=_patterns(r"memory allocating (?P<requested>SIZE)EXACT"),
-        likely=Platform.CPU,
-    ),
-    MessagePattern(
-        sign=re.compile(r"cuMemAllocAsync failed to allocate"),
-        facts=_patterns(r"failed to allocate (?P<requested>SIZE)EXACT"),
+    _pattern(r"Failed to allocate request for", r"request for (?P<requested>SIZE)EXACT"),
+    _pattern(r"Out of memory allocating", r"memory allocating (?P<requested>SIZE)EXACT", likely=Platform.CPU),
+    _pattern(
+        r"cuMemAllocAsync failed to allocate",
+        r"failed to allocate (?P<requested>SIZE)EXACT",
         platform=Platform.GPU,
         allocator="cuda_async",
         is_weak=True,
     ),
-    MessagePattern(
-        sign=re.compile(r"Allocator \([^)\n]*\) ran out of memory trying (?!.*freed_by_count)"),
-        facts=_patterns(r"Allocator \((?P<device>[^)\n]*)\)", r"to allocate (?P<requested>SIZE)EXACT"),
+    _pattern(
+        r"Allocator \([^)\n]*\) ran out of memory trying (?!.*freed_by_count)",
+        r"Allocator \((?P<device>[^)\n]*)\)",
+        r"to allocate (?P<requested>SIZE)EXACT",
         platform=Platform.GPU,
         allocator="bfc",
         is_weak=True,
     ),
-    MessagePattern(
-        sign=re.compile(r"failed to allocate [^\n]* from device: "),
-        facts=_patterns(r"failed to allocate (?P<requested>SIZE)EXACT"),
+    _pattern(
+        r"failed to allocate [^\n]* from device: ",
+        r"failed to allocate (?P<requested>SIZE)EXACT",
         platform=Platform.GPU,
         allocator="driver",
         is_weak=True,
     ),
-    MessagePattern(
-        sign=re.compile(r"LLVM ERROR: out of memory"),
-        moment=Moment.COMPILE,
-        platform=Platform.CPU,
-        space="host",
-    ),
-    MessagePattern(
-        sign=re.compile(r"std::bad_alloc"),
-        moment=None,
-        platform=Platform.CPU,
-        space="host",
-    ),
-    MessagePattern(
-        sign=re.compile(
-            r"(?:RESOURCE_EXHAUSTED|[Rr]esource ?[Ee]xhausted)[^\n]*(?:[Oo]ut of memory|OOM|[Mm]emory|[Aa]llocat|HBM)"
-        ),
+    _pattern(r"LLVM ERROR: out of memory", moment=Moment.COMPILE, platform=Platform.CPU, space="host"),
+    _pattern(r"std::bad_alloc", moment=None, platform=Platform.CPU, space="host"),
+    _pattern(
+        r"(?:RESOURCE_EXHAUSTED|[Rr]esource ?[Ee]xhausted)[^\n]*(?:[Oo]ut of memory|OOM|[Mm]emory|[Aa]llocat|HBM)",
         moment=None,
     ),
-    MessagePattern(
-        sign=re.compile(r"CUDA_ERROR_OUT_OF_MEMORY"), platform=Platform.GPU, allocator="driver", is_weak=True
-    ),
+    _pattern(r"CUDA_ERROR_OUT_OF_MEMORY", platform=Platform.GPU, allocator="driver", is_weak=True),
 )
 """All known messages; the general ones last."""
 

@@ -49,7 +49,7 @@ class Cause(enum.StrEnum):
     """The message does not say how much there was."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """A cause and the figures that show it."""
 
@@ -104,10 +104,8 @@ def classify_buffers(buffers: Iterable[OomBuffer]) -> tuple[BufferKind, ...]:
 
 def diagnoses(data: OutOfMemory) -> tuple[Diagnosis, ...]:
     """Causes of the error, as far as the message proves them; at least one entry."""
-    found = tuple(_diagnoses(data))
-    if found:
-        return found
-    return (Diagnosis(cause=Cause.UNKNOWN, because="The message does not say how much memory there was."),)
+    unknown = Diagnosis(Cause.UNKNOWN, "The message does not say how much memory there was.")
+    return tuple(_diagnoses(data)) or (unknown,)
 
 
 def remedies(data: OutOfMemory) -> tuple[Remedy, ...]:
@@ -135,34 +133,28 @@ def program_budget_bytes(data: OutOfMemory) -> int | None:
 
 def _diagnoses(data: OutOfMemory) -> Iterator[Diagnosis]:
     if data.space not in ("", "hbm", "host"):
-        yield Diagnosis(cause=Cause.KERNEL, because=f"{data.space} is memory on the chip, scratch of one kernel.")
-        return
-    if data.space == "host" or data.platform is Platform.CPU:
-        yield Diagnosis(cause=Cause.HOST, because="It was memory of the host that ran out.")
-        return
-    yield from _program_causes(data)
-    yield from _allocator_causes(data)
+        yield Diagnosis(Cause.KERNEL, f"{data.space} is memory on the chip, scratch of one kernel.")
+    elif data.space == "host" or data.platform is Platform.CPU:
+        yield Diagnosis(Cause.HOST, "It was memory of the host that ran out.")
+    else:
+        yield from _program_causes(data)
+        if data.moment is Moment.RUN:
+            yield from _held_by_others(data)
+            yield from _fragmentation(data)
+            yield from _limit_causes(data)
 
 
 def _program_causes(data: OutOfMemory) -> Iterator[Diagnosis]:
     arguments, limit, need = data.figures.argument_bytes, data.limit_bytes, data.need_bytes
     target = data.figures.remat_target_bytes
     if arguments is not None and limit is not None and arguments > limit:
-        because = f"Arguments alone take {format_bytes(arguments)} of {format_bytes(limit)}."
-        yield Diagnosis(cause=Cause.ARGUMENTS, because=because)
+        yield Diagnosis(Cause.ARGUMENTS, f"Arguments alone take {format_bytes(arguments)} of {format_bytes(limit)}.")
     elif target is not None and target < 0:
         because = f"Arguments and results alone take {format_bytes(-target)} more than XLA may use."
-        yield Diagnosis(cause=Cause.ARGUMENTS, because=because)
+        yield Diagnosis(Cause.ARGUMENTS, because)
     if need is not None and limit is not None and need > limit:
         because = f"The program takes {format_bytes(need)}, and there are at most {format_bytes(limit)}."
-        yield Diagnosis(cause=Cause.NEED, because=because)
-
-
-def _allocator_causes(data: OutOfMemory) -> Iterator[Diagnosis]:
-    if data.moment is Moment.RUN:
-        yield from _held_by_others(data)
-        yield from _fragmentation(data)
-        yield from _limit_causes(data)
+        yield Diagnosis(Cause.NEED, because)
 
 
 def _held_by_others(data: OutOfMemory) -> Iterator[Diagnosis]:
@@ -170,23 +162,21 @@ def _held_by_others(data: OutOfMemory) -> Iterator[Diagnosis]:
     if data.allocator == "driver" or data.refused_bytes is not None:
         refused = f" of {format_bytes(data.refused_bytes)}" if data.refused_bytes else ""
         because = f"The driver itself refused a request{refused}: others hold the device's memory."
-        yield Diagnosis(cause=Cause.OTHERS, because=because)
+        yield Diagnosis(Cause.OTHERS, because)
     elif requested and limit and used is not None and (data.free_bytes or requested) < requested <= limit - used:
         because = (
             f"The allocator might have taken {format_bytes(limit - used)} more, but the device had only"
             f" {format_bytes(data.free_bytes or 0)} left: others hold the rest."
         )
-        yield Diagnosis(cause=Cause.OTHERS, because=because)
+        yield Diagnosis(Cause.OTHERS, because)
 
 
 def _fragmentation(data: OutOfMemory) -> Iterator[Diagnosis]:
     requested, free, largest = data.requested_bytes, data.available_bytes, data.largest_free_bytes
     if requested and free is not None and free >= requested:
-        known = (
-            f" the longest piece is {format_bytes(largest)}." if largest is not None else " no piece was long enough."
-        )
-        because = f"{format_bytes(free)} were free for a request of {format_bytes(requested)}, but{known}"
-        yield Diagnosis(cause=Cause.FRAGMENTATION, because=because)
+        known = "no piece was long enough" if largest is None else f"the longest piece is {format_bytes(largest)}"
+        because = f"{format_bytes(free)} were free for a request of {format_bytes(requested)}, but {known}."
+        yield Diagnosis(Cause.FRAGMENTATION, because)
 
 
 def _limit_causes(data: OutOfMemory) -> Iterator[Diagnosis]:
@@ -194,7 +184,7 @@ def _limit_causes(data: OutOfMemory) -> Iterator[Diagnosis]:
     requested, limit, used, need = data.requested_bytes, data.limit_bytes, data.in_use_bytes, data.need_bytes
     if requested and limit and requested > limit:
         because = f"One request of {format_bytes(requested)} exceeds all of {format_bytes(limit)} that it may give out."
-        yield Diagnosis(cause=Cause.LIMIT, because=because)
+        yield Diagnosis(Cause.LIMIT, because)
     arguments = data.figures.argument_bytes
     if limit and used is not None and need is not None and arguments is not None and need <= limit:
         others = used - arguments
@@ -203,7 +193,7 @@ def _limit_causes(data: OutOfMemory) -> Iterator[Diagnosis]:
                 f"The program takes {format_bytes(need)} of {format_bytes(limit)}, but {format_bytes(others)} beside"
                 " its arguments were in use: other arrays and programs of this process."
             )
-            yield Diagnosis(cause=Cause.OTHERS, because=because)
+            yield Diagnosis(Cause.OTHERS, because)
 
 
 def _settings(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
@@ -227,18 +217,12 @@ def _settings(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
 
 def _fraction(data: OutOfMemory) -> Iterator[Remedy]:
     limit, short = data.limit_bytes, data.shortfall_bytes
-    if (
-        data.platform is not Platform.GPU
-        or data.moment is not Moment.RUN
-        or limit is None
-        or data.allocator == "driver"
-    ):
+    is_gpu_run = data.platform is Platform.GPU and data.moment is Moment.RUN
+    if not is_gpu_run or limit is None or data.allocator == "driver":
         return
     if data.device_bytes is None:
-        device, known = (
-            limit / _DEFAULT_FRACTION,
-            f"If the limit is the default {_DEFAULT_FRACTION:.0%} of the device, a",
-        )
+        device = limit / _DEFAULT_FRACTION
+        known = f"If the limit is the default {_DEFAULT_FRACTION:.0%} of the device, a"
     else:
         device, known = float(data.device_bytes), f"The limit is {limit / data.device_bytes:.0%} of the device. A"
     gain = int(device * _LARGER_FRACTION) - limit
@@ -262,11 +246,15 @@ def _changes(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
             " in fewer bytes, or keep optimiser state on the host.",
         )
     yield from _padding(data)
-    by_kind = tuple(zip(data.buffers, classify_buffers(data.buffers), strict=True))
     at_once = data.platform is Platform.GPU  # a TPU lists the largest buffers, whenever they are alive
-    yield from _attention([buffer for buffer, kind in by_kind if kind is BufferKind.ATTENTION], at_once=at_once)
-    yield from _logits([buffer for buffer, kind in by_kind if kind is BufferKind.LOGITS], at_once=at_once)
-    yield from _stacked([buffer for buffer, kind in by_kind if kind is BufferKind.STACKED])
+    yield from _attention(_of_kinds(data, BufferKind.ATTENTION), at_once=at_once)
+    yield from _logits(_of_kinds(data, BufferKind.LOGITS), at_once=at_once)
+    yield from _stacked(_of_kinds(data, BufferKind.STACKED))
+
+
+def _of_kinds(data: OutOfMemory, *kinds: BufferKind) -> list[OomBuffer]:
+    by_kind = zip(data.buffers, classify_buffers(data.buffers), strict=True)
+    return [buffer for buffer, kind in by_kind if kind in kinds]
 
 
 def _padding(data: OutOfMemory) -> Iterator[Remedy]:
@@ -348,11 +336,7 @@ def _plans(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
     if Cause.ARGUMENTS in causes:
         return
     budget = program_budget_bytes(data)
-    held = [
-        buffer
-        for buffer, kind in zip(data.buffers, classify_buffers(data.buffers), strict=True)
-        if kind in (BufferKind.FORWARD, BufferKind.STACKED, BufferKind.ATTENTION)
-    ]
+    held = _of_kinds(data, BufferKind.FORWARD, BufferKind.STACKED, BufferKind.ATTENTION)
     forward = f"{format_bytes(_sum(held))} of the listed buffers were made by the forward pass. " if held else ""
     if budget:
         yield Remedy(
@@ -368,10 +352,17 @@ def _typed(size_bytes: int) -> str:
     return f"{hundredths // 100}.{hundredths % 100:02}GiB" if hundredths >= 100 else f"{size_bytes // 2**20}MiB"
 
 
+_KIND_OF_PART = {
+    Part.FORWARD: BufferKind.FORWARD,
+    Part.BACKWARD: BufferKind.BACKWARD,
+    Part.RECOMPUTE: BufferKind.RECOMPUTED,
+}
+
+
 def _kind(buffer: OomBuffer, vocabulary: int | None) -> BufferKind:
     if buffer.is_argument:
         return BufferKind.ARGUMENT
-    if _is_logits(buffer, vocabulary):
+    if vocabulary is not None and _width(buffer) == vocabulary and not _in_loop(buffer):
         return BufferKind.LOGITS
     if _is_attention(buffer):
         return BufferKind.ATTENTION
@@ -380,22 +371,10 @@ def _kind(buffer: OomBuffer, vocabulary: int | None) -> BufferKind:
     return _KIND_OF_PART.get(buffer.part, BufferKind.OTHER) if buffer.part else BufferKind.OTHER
 
 
-_KIND_OF_PART = {
-    Part.FORWARD: BufferKind.FORWARD,
-    Part.BACKWARD: BufferKind.BACKWARD,
-    Part.RECOMPUTE: BufferKind.RECOMPUTED,
-}
-
-
-def _is_logits(buffer: OomBuffer, vocabulary: int | None) -> bool:
-    is_found = vocabulary is not None and _is_wide(buffer) and not _in_loop(buffer)
-    return is_found and _last_axis(buffer) == vocabulary
-
-
 def _is_attention(buffer: OomBuffer) -> bool:
     shape = buffer.shape or ()
     is_square = len(shape) >= 3 and shape[-1] == shape[-2] >= _LEAST_SEQUENCE
-    return is_square and _is_float(buffer) and buffer.part is not None
+    return is_square and buffer.dtype.startswith(_FLOATS) and buffer.part is not None
 
 
 def _is_stacked(buffer: OomBuffer) -> bool:
@@ -406,20 +385,15 @@ def _is_stacked(buffer: OomBuffer) -> bool:
 
 def _vocabulary(buffers: tuple[OomBuffer, ...]) -> int | None:
     """The last axis of the logits: the widest one, where no layer and no loop has it and no other axis is as long."""
-    results = [buffer for buffer in buffers if not buffer.is_argument and _is_float(buffer) and buffer.shape]
-    widest = max((_last_axis(buffer) for buffer in results if _is_wide(buffer)), default=0)
+    results = [buffer for buffer in buffers if not buffer.is_argument and buffer.dtype.startswith(_FLOATS)]
+    widest = max(map(_width, results), default=0)
     if widest < _LEAST_VOCABULARY:
         return None
-    if any(_has_inner_axis(buffer, widest) for buffer in results):
+    if any(len(shape) > 2 and widest in shape[:-1] for shape in (buffer.shape or () for buffer in results)):
         return None
-    with_it = [buffer for buffer in results if _last_axis(buffer) == widest]
+    with_it = [buffer for buffer in results if buffer.shape and buffer.shape[-1] == widest]
     is_of_model = any(buffer.part in (Part.FORWARD, Part.BACKWARD) for buffer in with_it)
     return widest if is_of_model and not _is_repeated(with_it) else None
-
-
-def _has_inner_axis(buffer: OomBuffer, length: int) -> bool:
-    shape = buffer.shape or ()
-    return len(shape) > 2 and length in shape[:-1]
 
 
 def _is_repeated(buffers: list[OomBuffer]) -> bool:
@@ -428,16 +402,10 @@ def _is_repeated(buffers: list[OomBuffer]) -> bool:
     return any(group.layers for group in folded) or any(map(_in_loop, buffers))
 
 
-def _last_axis(buffer: OomBuffer) -> int:
-    return buffer.shape[-1] if buffer.shape else 0
-
-
-def _is_wide(buffer: OomBuffer) -> bool:
-    return buffer.shape is not None and len(buffer.shape) >= 2 and _is_float(buffer)
-
-
-def _is_float(buffer: OomBuffer) -> bool:
-    return buffer.dtype.startswith(_FLOATS)
+def _width(buffer: OomBuffer) -> int:
+    """The last axis of an array of floats with at least two; 0 of anything else."""
+    is_wide = buffer.shape is not None and len(buffer.shape) >= 2 and buffer.dtype.startswith(_FLOATS)
+    return buffer.shape[-1] if buffer.shape and is_wide else 0
 
 
 def _in_loop(buffer: OomBuffer) -> bool:
