@@ -6,7 +6,7 @@ before anything is compiled.
 """
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,10 @@ def compare(
 
     Args:
       versions: By name. A step, plain or jitted, is compiled with `args`, a `jaxckpt.Step` with its own arguments. A
-        plan is carried out on `step` and compiled, unless
-        its own footprint is for this target and has a memory map; so is a policy. A `Footprint` is taken as it is. A
-        path is a saved footprint (".json", ".json.gz"), a saved plan or a policy (".toml"), or XLA's dump: a folder,
-        or an `*after_optimizations*` file in it. The name of a policy that comes with jaxckpt is that policy.
+        plan is carried out on `step` and compiled, unless its own footprint is for this target and has a memory map;
+        so is a policy. A `Footprint` is taken as it is. A path is a saved footprint (".json", ".json.gz"), a saved
+        plan or a policy (".toml"), or XLA's dump: a folder, or an `*after_optimizations*` file in it. The name of a
+        policy that comes with jaxckpt is that policy.
       *args: Arguments of the steps, as for `jaxckpt.footprint`.
       target: The machine to compile for; where only plans, footprints and files are compared it may be left out.
       donate_argnums: As for `jaxckpt.footprint`.
@@ -70,7 +70,8 @@ def compare(
     """
     with_args = partial(Step, args=args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     read = {name: _read(version, target, with_args) for name, version in versions.items()}
-    planned = _read(step, target, with_args) if step is not None else _first_step(read.values())
+    steps = (version for version in read.values() if isinstance(version, Step))
+    planned = _read(step, target, with_args) if step is not None else next(steps, None)
     _check(read, target, planned)
     machine = Target(target) if isinstance(target, str) else target
     work = _VersionCompiler(machine, planned if isinstance(planned, Step) else None, progress or silent)
@@ -101,18 +102,14 @@ def _read(version: Any, target: Target | str | None, with_args: Callable[..., St
             return version
         case str() if version in policies() and not Path(version).exists():
             return load_policy(version)
+        case str() | Path() if Path(version).suffix != ".toml":
+            return footprint_of_path(version, target=target)
         case str() | Path():
-            return _read_path(Path(version), target)
+            return load_policy(Path(version)) if _is_policy(Path(version)) else load_plan(version)
         case _ if callable(version):
             return with_args(version)
         case _:
             return version
-
-
-def _read_path(path: Path, target: Target | str | None) -> Footprint | Plan | Policy:
-    if path.suffix != ".toml":
-        return footprint_of_path(path, target=target)
-    return load_policy(path) if _is_policy(path) else load_plan(path)
 
 
 def _is_policy(path: Path) -> bool:
@@ -123,12 +120,11 @@ def _is_policy(path: Path) -> bool:
         return False
 
 
-def _first_step(versions: Any) -> Step | None:
-    return next((version for version in versions if isinstance(version, Step)), None)
-
-
 def _check(versions: Mapping[str, Any], target: Target | str | None, planned: Step | None) -> None:
-    problems = list(_problems(versions, target, planned))
+    found = {name: _problem(version, target, planned) for name, version in versions.items()}
+    problems = [f"{name!r} is {problem}" for name, problem in found.items() if problem]
+    if not versions:
+        problems.append("no version at all")
     if not problems:
         return
     raise ComparisonError(
@@ -139,14 +135,6 @@ def _check(versions: Mapping[str, Any], target: Target | str | None, planned: St
         advice='jaxckpt.compare({"as it is": step, "planned": plan}, *args, target="h200")',
         problems=tuple(problems),
     )
-
-
-def _problems(versions: Mapping[str, Any], target: Target | str | None, planned: Step | None) -> Iterator[str]:
-    if not versions:
-        yield "no version at all"
-    for name, version in versions.items():
-        if problem := _problem(version, target, planned):
-            yield f"{name!r} is {problem}"
 
 
 def _problem(version: Any, target: Target | str | None, planned: Step | None) -> str:
@@ -183,33 +171,22 @@ class _VersionCompiler:
         match version:
             case Footprint():
                 return version
+            case Plan(footprint=Footprint() as known) if _is_known(version, self._target):
+                return known
             case Plan():
-                return self._of_plan(name, version)
+                self._say(f"carrying out {name}")
+                return self._planner(self._target or Target(version.target)).measure(version).footprint
             case Policy():
-                return self._of_policy(name, version)
+                self._say(f"carrying out {name}")
+                return self._planner(self._target).follow(version).footprint
             case Step():
-                return self._of_step(name, version)
+                assert self._target is not None, "checked before"
+                self._say(f"compiling {name} for {self._target.name}")
+                return footprint(version, target=self._target)
 
-    def _of_plan(self, name: str, plan: Plan) -> Footprint:
-        if _is_known(plan, self._target):
-            assert plan.footprint is not None
-            return plan.footprint
-        self._say(f"carrying out {name}")
-        return self._planner(self._target or Target(plan.target)).measure(plan).footprint
-
-    def _of_policy(self, name: str, policy: Policy) -> Footprint:
-        assert self._target is not None, "checked before"
-        self._say(f"carrying out {name}")
-        planner = self._planner(self._target)
-        return planner.follow(policy).footprint
-
-    def _planner(self, target: Target) -> Planner:
+    def _planner(self, target: Target | None) -> Planner:
+        assert target is not None, "checked before"
+        assert self._planned is not None, "checked before"
         if target.name not in self._planners:
-            assert self._planned is not None, "checked before"
             self._planners[target.name] = Planner(self._planned, target=target, progress=self._say)
         return self._planners[target.name]
-
-    def _of_step(self, name: str, call: Step) -> Footprint:
-        assert self._target is not None, "checked before"
-        self._say(f"compiling {name} for {self._target.name}")
-        return footprint(call, target=self._target)

@@ -6,7 +6,6 @@ The step is traced once. Rules whose absence changes nothing in the plan cost no
 import glob
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -131,12 +130,8 @@ class _Judged:
         self.lint_context = LintContext(traced=planner.traced)
         self.by_name = policy is None
         self.policy = _of_names(self.lint_context) if policy is None else policy
+        self.followed = _follow(planner.problem, self.policy)
         self.compiles = 0
-
-    @cached_property
-    def followed(self) -> PolicyPlan:
-        """The plan of all rules."""
-        return _follow(self.planner.problem, self.policy)
 
     def verdict(self, index: int) -> Verdict:
         """The verdict on one rule."""

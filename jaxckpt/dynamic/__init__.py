@@ -32,11 +32,11 @@ from jaxckpt.dynamic.from_graph import eager_seconds, program_from_graph
 from jaxckpt.dynamic.log import log_from_program, program_from_log, read_log, write_log
 from jaxckpt.dynamic.memory import MEMORIES, Dealloc, Fit, Memory, Mode
 from jaxckpt.dynamic.online import Online
-from jaxckpt.dynamic.outcome import Task
 from jaxckpt.dynamic.pool import Pool, PoolError
 from jaxckpt.dynamic.program import Call, Program, ProgramError, Tensor, unit_chain
 from jaxckpt.dynamic.simulate import live_bytes, simulate
 from jaxckpt.dynamic.simulation import Event, EventKind, Simulation, Status
+from jaxckpt.dynamic.state import Task
 
 if TYPE_CHECKING:
     from jaxckpt.dynamic.compare import (
@@ -113,27 +113,18 @@ __all__ = [
 ]
 
 _LAZY = {
-    "EagerRun": "eager",
-    "EvictionRow": "compare",
-    "Evictions": "compare",
-    "Runner": "eager",
-    "ScopeSeconds": "eager",
-    "address_maps": "compare",
-    "compare_evictors": "compare",
-    "eager_report": "compare",
-    "evictions_report": "compare",
-    "program_of_kernels": "kernel_program",
-    "run": "eager",
-    "simulation_report": "compare",
-    "stepper": "compare",
-    "stepper_page": "compare",
-    "timed_scopes": "eager",
-    "training_of_kernels": "kernel_program",
+    "compare": (
+        *("EvictionRow", "Evictions", "address_maps", "compare_evictors", "eager_report", "evictions_report"),
+        *("simulation_report", "stepper", "stepper_page"),
+    ),
+    "eager": ("EagerRun", "Runner", "ScopeSeconds", "run", "timed_scopes"),
+    "kernel_program": ("program_of_kernels", "training_of_kernels"),
 }
-"""Names that need jax, solvers or reports, and the subpackage that is loaded when one of them is first used."""
+"""Names that need jax, solvers or reports, by the module that is loaded when one of them is first used."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    home = next((home for home, names in _LAZY.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'jaxckpt.dynamic' has no attribute {name!r}")
-    return getattr(import_module(f"jaxckpt.dynamic.{_LAZY[name]}"), name)
+    return getattr(import_module(f"jaxckpt.dynamic.{home}"), name)

@@ -3,17 +3,15 @@
 Time is counted in executions of calls, repetitions with them. Read after `simulate`.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxckpt.dynamic import state
-from jaxckpt.dynamic.engine import run
 from jaxckpt.dynamic.evictors import Evictor
 from jaxckpt.dynamic.evictors import evictor as rule_of
 from jaxckpt.dynamic.memory import MEMORIES, Memory, Mode
-from jaxckpt.dynamic.outcome import Task, machine_of, simulation_of
+from jaxckpt.dynamic.outcome import simulation_of
 from jaxckpt.dynamic.program import Constant, Program
-from jaxckpt.dynamic.simulate import Budget, bytes_of
+from jaxckpt.dynamic.simulate import Budget, ended, task_of
 from jaxckpt.dynamic.simulation import Simulation
 
 
@@ -88,13 +86,8 @@ def address_map(
 ) -> AddressMap:
     """Simulates a program and says where everything lay.
 
-    Args:
-      program: What is run.
-      budget: As `simulate`'s, but not None.
-      evictor: As `simulate`'s.
-      memory: One with addresses; by default what the rule was published with, or one hard block.
-      limit: As `simulate`'s.
-      seed: As `simulate`'s.
+    Arguments are those of `simulate`; the budget is not None, and the memory has addresses: by default what the rule
+    was published with, or one hard block.
 
     Returns:
       A map; it ends where the run ended.
@@ -107,65 +100,51 @@ def address_map(
     """
     rule = rule_of(evictor)
     program = program.priced_by_bytes() if rule.by_bytes else program
-    task = Task(
-        budget=bytes_of(budget, program),
-        rule=rule,
-        memory=memory or MEMORIES.get(rule.name, Memory(mode=Mode.HARD)),
-        limit=limit * program.base_price,
-        most=int(min(limit * (len(program.calls) + 1), 2**62)),
-        seed=seed,
-        record=True,
-    )
+    memory = memory or MEMORIES.get(rule.name, Memory(mode=Mode.HARD))
+    task = task_of(program, budget=budget, rule=rule, memory=memory, limit=limit, seed=seed)
     parts = state.layout(program)
-    counted = machine_of(parts, task, record=0)
-    run(counted, len(counted.steps))
-    machine = machine_of(parts, task, record=int(counted.now[0].events))
-    run(machine, len(machine.steps))
+    machine = ended(parts, task, record=int(ended(parts, task).now[0].events))
+    residences, refusals = _followed(program, parts, machine)
     events = machine.events.tolist()
-    calls = tuple(which for what, which, _ in events if what == state.EVENT_RUN)
     return AddressMap(
         budget_bytes=int(machine.blocks.area[0].bytes),
-        calls=calls,
-        residences=tuple(sorted(_residences(program, parts, machine, events, len(calls)), key=lambda r: r.begin)),
-        refusals=tuple(_refusals(machine, events)),
+        calls=tuple(which for what, which, _ in events if what == state.EVENT_RUN),
+        residences=tuple(sorted(residences, key=lambda residence: residence.begin)),
+        refusals=tuple(refusals),
         simulation=simulation_of(task, machine, run_s=0.0, events=()),
     )
 
 
-def _residences(
-    program: Program, parts: state.Layout, machine: state.Machine, events: list[list[int]], count: int
-) -> Iterator[Residence]:
+def _followed(program: Program, parts: state.Layout, machine: state.Machine) -> tuple[list[Residence], list[Refusal]]:
+    """All residences, in the order in which they ended, and all refused requests."""
     constants = {step.tensor for step in program.steps if isinstance(step, Constant)}
     pairs = (pair for call in program.calls for pair in zip(call.writes, call.replaces, strict=False))
-    passed_on = {new for new, old in pairs if old is not None}
+    states = constants | {new for new, old in pairs if old is not None}
     resident: dict[int, tuple[int, int]] = {}
+    ended: list[Residence] = []
+    refused: list[Refusal] = []
     executed = 0
 
-    def left(storage: int, end: int) -> Residence:
+    def leave(storage: int) -> None:
         address, begin = resident.pop(storage)
-        tensor = parts.storage_ids[storage]
-        is_state = tensor in constants or tensor in passed_on
-        kind = "state" if is_state else "dense" if machine.storages[storage].dense else "cheap"
-        size_bytes = int(machine.storages[storage].bytes)
-        return Residence(tensor=tensor, address=address, size_bytes=size_bytes, begin=begin, end=end, kind=kind)
+        tensor, made = parts.storage_ids[storage], machine.storages[storage]
+        kind = "state" if tensor in states else "dense" if made.dense else "cheap"
+        place = Residence(
+            tensor=tensor, address=address, size_bytes=int(made.bytes), begin=begin, end=executed, kind=kind
+        )
+        ended.append(place)
 
-    for what, which, figure in events:
+    for what, which, figure in machine.events.tolist():
         if what == state.EVENT_RUN:
             executed += 1
         elif what == state.EVENT_PLACE:
             # A new state gets its place behind the execution that made it; all others before theirs.
             resident[which] = figure, executed
-        elif what in (state.EVENT_EVICT, state.EVENT_FREE, state.EVENT_TAKE) and which in resident:
-            yield left(which, executed)
-    for storage in tuple(resident):
-        yield left(storage, count)
-
-
-def _refusals(machine: state.Machine, events: list[list[int]]) -> Iterator[Refusal]:
-    executed = 0
-    for what, which, figure in events:
-        if what == state.EVENT_RUN:
-            executed += 1
         elif what == state.EVENT_REFUSE:
             needed_bytes = int(machine.storages[which].bytes)
-            yield Refusal(execution=executed, needed_bytes=needed_bytes, free_bytes=figure)
+            refused.append(Refusal(execution=executed, needed_bytes=needed_bytes, free_bytes=figure))
+        elif which in resident:
+            leave(which)
+    for storage in tuple(resident):
+        leave(storage)
+    return ended, refused

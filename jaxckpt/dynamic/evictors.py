@@ -10,7 +10,6 @@ Sources: Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021 (`dtr`, `d
 """
 
 import enum
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from jaxckpt._errors import JaxckptError
@@ -107,7 +106,6 @@ class Evictor:
     least_bytes: int = 0
 
 
-_DTR = Evictor(name="dtr")
 _DTE = Evictor(name="dte", cost=Cost.NEIGHBOURS, own=False, size=Size.RUN, repeated=1.0001, nudge=1e-3, by_bytes=True)
 EVICTORS = {
     rule.name: rule
@@ -117,7 +115,7 @@ EVICTORS = {
         Evictor(name="lru", cost=Cost.NONE, size=Size.ONE),
         Evictor(name="msps", cost=Cost.ANCESTORS, staleness=Staleness.ONE),
         Evictor(name="local", cost=Cost.LOCAL),
-        _DTR,
+        Evictor(name="dtr"),
         Evictor(name="dtr_eq", cost=Cost.CLASSES),
         _DTE,
         Evictor(name="dte_static", cost=Cost.REGENERATION, staleness=Staleness.FUTURE, by_bytes=True),
@@ -164,14 +162,12 @@ def ablations() -> tuple[Evictor, ...]:
     Returns:
       From cost e* with both to no cost with neither, which evicts at random.
     """
-    return tuple(_ablations())
-
-
-def _ablations() -> Iterator[Evictor]:
     words = {Cost.EXACT: "exact", Cost.CLASSES: "classes", Cost.LOCAL: "local", Cost.NONE: "none"}
+    rules = []
     for cost, word in words.items():
         for size in (Size.BYTES, Size.ONE):
             for stale in (Staleness.PAST, Staleness.ONE):
                 name = f"{word}{'+size' * (size is Size.BYTES)}{'+stale' * (stale is Staleness.PAST)}"
                 search = Search.RANDOM if name == "none" else Search.ALL
-                yield Evictor(name=name, cost=cost, size=size, staleness=stale, search=search)
+                rules.append(Evictor(name=name, cost=cost, size=size, staleness=stale, search=search))
+    return tuple(rules)

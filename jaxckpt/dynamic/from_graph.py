@@ -114,15 +114,9 @@ class _ProgramWriter:
 
 
 def eager_seconds(graph: Graph, rates: Rates, *, views: frozenset[str] = VIEWS) -> list[float]:
-    """The seconds of each op where it is run alone: its traffic or its arithmetic, whichever takes longer.
+    """Seconds of each op run alone, the longer of its traffic and its arithmetic; nothing for `views`.
 
-    Args:
-      graph: The step.
-      rates: What the device can do.
-      views: Primitives that take no time.
-
-    Returns:
-      A price an op. What no compiler fuses: more than a compiled step takes.
+    No compiler fuses anything here, so their sum is more than a compiled step takes.
     """
     return [_eager_s(graph, op, rates, views) for op in graph.ops]
 

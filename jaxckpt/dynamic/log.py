@@ -138,11 +138,10 @@ class _LogReader:
             raise _bad(number, said, f"{instruction} of {name!r}")
         return said
 
-    def _memory(self, number: int, said: dict[str, Any]) -> None:
-        raise _bad(number, said, "MEMORY only behind CONSTANT or CALL")
+    def _out_of_place(self, number: int, said: dict[str, Any]) -> None:
+        raise _bad(number, said, "MEMORY only behind CONSTANT or CALL, ALIAS only behind MEMORY of a CALL's result")
 
-    def _alias(self, number: int, said: dict[str, Any]) -> None:
-        raise _bad(number, said, "ALIAS only behind MEMORY of a CALL's result")
+    _memory = _alias = _out_of_place
 
     def _constant(self, number: int, said: dict[str, Any]) -> None:
         memory = self._next(number, "MEMORY", said["NAME"])

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 from jaxckpt.dynamic import state
 from jaxckpt.dynamic.engine import run
-from jaxckpt.dynamic.outcome import STATUS, Task, events_of, machine_of, simulation_of
+from jaxckpt.dynamic.outcome import STATUS, events_of, simulation_of
 from jaxckpt.dynamic.program import Program
 from jaxckpt.dynamic.simulation import Event, Simulation, Status
+from jaxckpt.dynamic.state import Task, machine_of
 from jaxckpt.dynamic.union_find import find
 
 _MOST_EVENTS = 2**16
@@ -29,10 +30,7 @@ class Online:
 
     Example:
       >>> from jaxckpt.dynamic import Memory, evictor, unit_chain
-      >>> task = Task(
-      ...     budget=8, rule=evictor("dtr"), memory=Memory(), limit=100.0, most=1000, seed=0, record=False
-      ... )
-      >>> online = Online(unit_chain(16), task)
+      >>> online = Online(unit_chain(16), Task(budget=8, rule=evictor("dtr"), memory=Memory()))
       >>> sum(event.kind == "run" for events in online for event in events), online.simulation(0.0).operations
       (40, 41)
     """
@@ -91,9 +89,5 @@ class Online:
                 made.last = now.clock
 
     def simulation(self, run_s: float) -> Simulation:
-        """The counters at the end.
-
-        Args:
-          run_s: Seconds of the whole run, which the caller knows.
-        """
+        """The counters at the end, with the seconds of the whole run, which the caller knows."""
         return simulation_of(self._task, self._machine, run_s=run_s, events=())

@@ -4,12 +4,10 @@ Read after `state` and `simulation`.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from jaxckpt._units import format_bytes
 from jaxckpt.dynamic import state
-from jaxckpt.dynamic.evictors import Evictor
-from jaxckpt.dynamic.memory import Memory, Mode
+from jaxckpt.dynamic.memory import Mode
 from jaxckpt.dynamic.simulation import Event, EventKind, Simulation, Status
 
 STATUS = {
@@ -23,33 +21,6 @@ KINDS = (EventKind.RUN, EventKind.EVICT, EventKind.FREE, EventKind.TAKE)
 """Event kinds by the machine's own number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """All that a run needs besides its program; see `simulate` for the words."""
-
-    budget: int | None
-    rule: Evictor
-    memory: Memory
-    limit: float
-    most: int
-    seed: int
-    record: bool
-
-
-def machine_of(parts: state.Layout, task: Task, *, record: int) -> state.Machine:
-    """A machine before its first step, with room for so many events."""
-    return state.machine(
-        parts,
-        budget=task.budget or 0,
-        rule=task.rule,
-        memory=task.memory,
-        limit=task.limit,
-        most=task.most,
-        seed=task.seed,
-        record=record,
-    )
-
-
 def events_of(parts: state.Layout, machine: state.Machine) -> Iterator[Event]:
     """Events that the machine recorded; `addresses` reads the positions in memory."""
     for what, which, _ in machine.events[: int(machine.now[0].events)].tolist():
@@ -58,7 +29,7 @@ def events_of(parts: state.Layout, machine: state.Machine) -> Iterator[Event]:
             yield Event(kind, which if kind is EventKind.RUN else parts.storage_ids[which])
 
 
-def simulation_of(task: Task, machine: state.Machine, *, run_s: float, events: tuple[Event, ...]) -> Simulation:
+def simulation_of(task: state.Task, machine: state.Machine, *, run_s: float, events: tuple[Event, ...]) -> Simulation:
     """The counters of a machine that has stopped."""
     now = machine.now[0]
     refused = int(now.regret)
@@ -90,7 +61,7 @@ def simulation_of(task: Task, machine: state.Machine, *, run_s: float, events: t
     )
 
 
-def _reason(status: Status, task: Task, machine: state.Machine) -> str:
+def _reason(status: Status, task: state.Task, machine: state.Machine) -> str:
     now = machine.now[0]
     where = "a constant" if now.failed < 0 else f"call {int(now.failed)}"
     if status is Status.THRASH:

@@ -42,35 +42,16 @@ class PoolError(JaxckptError, ValueError):
 
 
 class Blocks(NamedTuple):
-    """A pool.
+    """A pool."""
 
-    Attributes:
-      area: One record: sizes, counts, the next group of each kind.
-      blocks: By id; `before` and `after` are the neighbours in memory.
-      free: Ids of free blocks, in no order.
-      order: The order in which groups are tried.
-    """
-
-    area: Any
-    blocks: Any
-    free: Any
-    order: Any
+    area: Any  # one record: sizes, counts, the next group of each kind
+    blocks: Any  # by id; `before` and `after` are the neighbours in memory
+    free: Any  # ids of free blocks, in no order
+    order: Any  # the order in which groups are tried
 
 
 def make_blocks(size: int, *, most: int, groups: int = 1, zone: int = 0, small: int = 0, first: bool = False) -> Blocks:
-    """An empty pool.
-
-    Args:
-      size: Bytes, the zone with them.
-      most: How many values it may hold at a time.
-      groups: 1, 2, 4 or 6.
-      zone: Bytes at the end for small values.
-      small: What counts as small, in bytes.
-      first: Whether the lowest block that fits is taken, not the smallest.
-
-    Raises:
-      PoolError: Another number of groups.
-    """
+    """An empty pool; arguments and errors are those of `Pool`."""
     if groups not in GROUP_ORDER:
         raise PoolError(
             f"groups={groups} cannot be laid out.",
@@ -79,19 +60,23 @@ def make_blocks(size: int, *, most: int, groups: int = 1, zone: int = 0, small: 
             advice="groups=2",
             groups=groups,
         )
-    area = np.recarray(1, dtype=AREA)
-    area[:] = np.zeros(1, dtype=AREA)[0]
+    area = records(1, AREA)
     for name, value in {"bytes": size, "zone": size - zone, "small": small, "groups": groups, "first": first}.items():
         area[name] = value
     area["cheap_next"] = 1 if groups > 1 else 0
     area["spare"] = area["head"] = -1
-    blocks = np.recarray(2 * most + 4, dtype=BLOCK)
+    blocks = records(2 * most + 4, BLOCK)
     pool = Blocks(area, blocks, np.zeros(2 * most + 4, dtype=np.int32), np.array(GROUP_ORDER[groups], dtype=np.int32))
     if size > zone:
         _append(pool, 0, size - zone)
     if zone:
         _append(pool, size - zone, zone)
     return pool
+
+
+def records(count: int, dtype: Any) -> Any:
+    """An array of records of zeros, whose fields compiled code reads as attributes."""
+    return np.zeros(count, dtype=dtype).view(np.recarray)
 
 
 def _append(pool: Blocks, start: int, size: int) -> None:
@@ -191,25 +176,14 @@ def best_in_group(pool: Blocks, size: int, group: int) -> int:
 
 
 @compiled
-def best_in_zone(pool: Blocks, size: int) -> int:
-    """The free block of the zone that a small value takes, or -1."""
+def smallest_free(pool: Blocks, size: int, in_zone: bool) -> int:
+    """The smallest free block of the zone for small values, or before that zone, that is large enough, or -1."""
     best = -1
     for i in range(pool.area[0].free_blocks):
         block = pool.free[i]
         b = pool.blocks[block]
-        if b.start >= pool.area[0].zone and b.bytes >= size and (best < 0 or b.bytes < pool.blocks[best].bytes):
-            best = block
-    return best
-
-
-@compiled
-def best_anywhere(pool: Blocks, size: int) -> int:
-    """The smallest free block before the zone that is large enough, or -1."""
-    best = -1
-    for i in range(pool.area[0].free_blocks):
-        block = pool.free[i]
-        b = pool.blocks[block]
-        if b.start < pool.area[0].zone and b.bytes >= size and (best < 0 or b.bytes < pool.blocks[best].bytes):
+        fits = (b.start >= pool.area[0].zone) == in_zone and b.bytes >= size
+        if fits and (best < 0 or b.bytes < pool.blocks[best].bytes):
             best = block
     return best
 
@@ -241,7 +215,7 @@ def allocate(pool: Blocks, owner: int, size: int, dense: bool) -> int:
     """Gives an owner a block of exactly `size` > 0 bytes; -1 where no free block is that large."""
     area = pool.area[0]
     if 0 < size <= area.small:
-        block = best_in_zone(pool, size)
+        block = smallest_free(pool, size, True)
         if block >= 0:
             return split_block(pool, block, pool.blocks[block].start, size, owner)
     for _ in range(area.groups):
@@ -250,7 +224,7 @@ def allocate(pool: Blocks, owner: int, size: int, dense: bool) -> int:
         if block >= 0:
             return split_block(pool, block, place(pool, block, size, group), size, owner)
         next_group(pool, dense)
-    block = best_anywhere(pool, size)
+    block = smallest_free(pool, size, False)
     if block < 0:
         return -1
     return split_block(pool, block, pool.blocks[block].start, size, owner)
@@ -351,6 +325,9 @@ class Pool:
       zone: Bytes at the end for small values.
       small: What counts as small, in bytes.
       first: Whether the lowest block that fits is taken, not the smallest.
+
+    Raises:
+      PoolError: Another number of groups.
 
     Example:
       >>> pool = Pool(100, groups=2)

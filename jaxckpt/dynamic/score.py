@@ -41,10 +41,8 @@ def cost(m: Machine, s: int) -> float:
     own = m.storages[s].cost if now.own else 0.0
     if now.cost == LOCAL:
         return own
-    if now.cost == NEIGHBOURS:
+    if now.cost == NEIGHBOURS or now.cost == CLASSES:
         return own + neighbours(m, s)
-    if now.cost == CLASSES:
-        return own + classes(m, s)
     if now.cost == EXACT or now.cost == ANCESTORS:
         return own + neighbourhood(m, s)
     if now.cost == REGENERATION:
@@ -94,42 +92,27 @@ def next_use(m: Machine, s: int) -> float:
 
 @compiled
 def neighbours(m: Machine, s: int) -> float:
-    """The sum over evicted neighbours of their own cost or their class's, whichever is more."""
-    st, now, total = m.storages, m.now[0], 0.0
-    for i in range(st[s].up, st[s].up + st[s].ups):
-        other = m.up.storage[i]
-        if st[other].node >= 0 and m.up.call[i] <= now.issued:
-            total += max(m.nodes[find(m.nodes, st[other].node)].value, st[other].cost)
-    for i in range(st[s].down, st[s].down + st[s].downs):
-        if m.down.call[i] > now.issued:
-            break
-        other = m.down.storage[i]
-        if st[other].node >= 0:
-            total += max(m.nodes[find(m.nodes, st[other].node)].value, st[other].cost)
-    return total
-
-
-@compiled
-def classes(m: Machine, s: int) -> float:
-    """The sum of the distinct classes of evicted neighbours."""
+    """The sum over evicted neighbours, each at its `weight`."""
     st, now, total = m.storages, m.now[0], 0.0
     now.walk += 1
     for i in range(st[s].up, st[s].up + st[s].ups):
-        other = m.up.storage[i]
-        if st[other].node >= 0 and m.up.call[i] <= now.issued:
-            total += unseen(m, find(m.nodes, st[other].node))
+        if m.up.call[i] <= now.issued:
+            total += weight(m, m.up.storage[i])
     for i in range(st[s].down, st[s].down + st[s].downs):
         if m.down.call[i] > now.issued:
             break
-        other = m.down.storage[i]
-        if st[other].node >= 0:
-            total += unseen(m, find(m.nodes, st[other].node))
+        total += weight(m, m.down.storage[i])
     return total
 
 
 @compiled
-def unseen(m: Machine, root: int) -> float:
-    """A class's value, once a walk."""
+def weight(m: Machine, s: int) -> float:
+    """An evicted storage's own cost or its class's, whichever is more; with `CLASSES` each class once a walk."""
+    if m.storages[s].node < 0:
+        return 0.0
+    root = find(m.nodes, m.storages[s].node)
+    if m.now[0].cost == NEIGHBOURS:
+        return max(m.nodes[root].value, m.storages[s].cost)
     if m.nodes[root].mark == m.now[0].walk:
         return 0.0
     m.nodes[root].mark = m.now[0].walk

@@ -4,23 +4,23 @@ A simulation knows sizes and prices, not arrays. It is online: at each step the 
 nothing of what comes. Read after `engine` and `outcome`.
 """
 
-import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import overload
 
-from jaxckpt._units import budget_bytes
+from jaxckpt._units import budget_bytes, budget_fraction
 from jaxckpt.dynamic import state
 from jaxckpt.dynamic.engine import run
 from jaxckpt.dynamic.evictors import Cost, Evictor
 from jaxckpt.dynamic.evictors import evictor as rule_of
 from jaxckpt.dynamic.from_graph import program_from_graph
 from jaxckpt.dynamic.memory import MEMORIES, Memory
-from jaxckpt.dynamic.outcome import Task, events_of, machine_of, simulation_of
+from jaxckpt.dynamic.outcome import events_of, simulation_of
 from jaxckpt.dynamic.program import Program
 from jaxckpt.dynamic.simulation import Event, Simulation
+from jaxckpt.dynamic.state import Task, machine_of
 from jaxckpt.ir import Graph
 
 Budget = int | float | str | None
@@ -95,16 +95,7 @@ def simulate(
     many = isinstance(budget, (list, tuple))
     budgets: Sequence[Budget] = budget if isinstance(budget, (list, tuple)) else [budget]
     tasks = [
-        Task(
-            budget=bytes_of(b, program),
-            rule=rule,
-            memory=memory,
-            limit=limit * program.base_price,
-            most=int(min(limit * (len(program.calls) + 1), 2**62)),
-            seed=seed,
-            record=record,
-        )
-        for b in budgets
+        task_of(program, budget=b, rule=rule, memory=memory, limit=limit, seed=seed, record=record) for b in budgets
     ]
     found = _all(program, tasks, processes)
     return tuple(found) if many else found[0]
@@ -118,28 +109,37 @@ def live_bytes(program: Program) -> int:
       >>> live_bytes(unit_chain(16))
       16
     """
-    task = Task(budget=None, rule=_PLAIN, memory=Memory(), limit=math.inf, most=2**62, seed=0, record=False)
-    return _one(state.layout(program), task).peak_bytes
+    return _one(state.layout(program), _PLAIN).peak_bytes
 
 
-_PLAIN = Evictor(name="none", cost=Cost.LOCAL)
+_PLAIN = Task(budget=None, rule=Evictor(name="none", cost=Cost.LOCAL), memory=Memory())
 
 
-def bytes_of(budget: Budget, program: Program) -> int | None:
-    """A budget as bytes: shares are of what the program takes without one."""
-    if budget is None:
-        return None
-    share = (isinstance(budget, float) and budget <= 1) or (isinstance(budget, str) and budget.rstrip().endswith("%"))
-    return budget_bytes(budget, baseline_bytes=live_bytes(program) if share else None)
+def task_of(
+    program: Program, *, budget: Budget, rule: Evictor, memory: Memory, limit: float, seed: int, record: bool = False
+) -> Task:
+    """The task of running a program under a budget: shares are of what the program takes without one."""
+    size_bytes = None
+    if budget is not None:
+        share = budget_fraction(budget) is not None
+        size_bytes = budget_bytes(budget, baseline_bytes=live_bytes(program) if share else None)
+    most = int(min(limit * (len(program.calls) + 1), 2**62))
+    return Task(
+        budget=size_bytes,
+        rule=rule,
+        memory=memory,
+        limit=limit * program.base_price,
+        most=most,
+        seed=seed,
+        record=record,
+    )
 
 
 def _all(program: Program, tasks: list[Task], processes: int | None) -> list[Simulation]:
     parts = state.layout(program)
     if len(tasks) == 1 or processes == 1:
         return [_one(parts, task) for task in tasks]
-    run(
-        state.machine(parts, budget=0, rule=_PLAIN, memory=Memory(), limit=0, most=0, seed=0), 0
-    )  # compiled before it is needed
+    run(machine_of(parts, _PLAIN), 0)  # compiled before it is needed
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_begin, initargs=(parts,)) as pool:
         return list(pool.map(_simulated_in_worker, tasks))
 
@@ -157,13 +157,18 @@ def _simulated_in_worker(task: Task) -> Simulation:
 
 
 def _one(parts: state.Layout, task: Task) -> Simulation:
-    machine = machine_of(parts, task, record=0)
+    machine = machine_of(parts, task)
     begin = time.perf_counter()
     run(machine, len(machine.steps))
     run_s = time.perf_counter() - begin
     events: tuple[Event, ...] = ()
     if task.record:
-        repeat = machine_of(parts, task, record=int(machine.now[0].events))
-        run(repeat, len(repeat.steps))
-        events = tuple(events_of(parts, repeat))
+        events = tuple(events_of(parts, ended(parts, task, record=int(machine.now[0].events))))
     return simulation_of(task, machine, run_s=run_s, events=events)
+
+
+def ended(parts: state.Layout, task: Task, *, record: int = 0) -> state.Machine:
+    """The machine after a run, with room for so many events."""
+    machine = machine_of(parts, task, record=record)
+    run(machine, len(machine.steps))
+    return machine

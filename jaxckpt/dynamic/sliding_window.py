@@ -20,12 +20,8 @@ from jaxckpt.dynamic.compiled import compiled
 def cheapest_window(sizes: Any, costs: Any, count: int, need: int, by_byte: bool) -> tuple[int, int]:
     """The run of blocks, in order of address, of at least `need` bytes whose costs have the least sum.
 
-    Args:
-      sizes: Bytes of each block.
-      costs: Of evicting it; 0 where it is free, less than 0 where it must stay, infinite where it should go last.
-      count: How many blocks there are.
-      need: Bytes.
-      by_byte: Whether the sum of a run's costs is divided by its bytes.
+    Costs are 0 where a block is free, less than 0 where it must stay, infinite where it should go last. With `by_byte`
+    the sum of a run's costs is divided by its bytes.
 
     Returns:
       The first block and the one behind the last; (0, 0) where no run is large enough. Of equally cheap runs the one

@@ -7,6 +7,7 @@ evicted; its tensors are its root and the views of it. `Links` hold, for each st
 Read after `program`, `evictors` and `memory`.
 """
 
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from jaxckpt.dynamic.evictors import Evictor
 from jaxckpt.dynamic.memory import Fit, Memory, Mode
-from jaxckpt.dynamic.pool import Blocks, make_blocks
+from jaxckpt.dynamic.pool import Blocks, make_blocks, records
 from jaxckpt.dynamic.program import Constant, Get, Keep, Note, Program, Release, RunCall
 
 RUN, GET, RELEASE, KEEP, CONSTANT = range(5)
@@ -98,56 +99,30 @@ class Links(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """The engine's memory.
+    """The engine's memory."""
 
-    Attributes:
-      now: One record: clock, counters, settings.
-      storages: By id.
-      tensors: By id.
-      calls: By id.
-      args: Tensors that calls read.
-      tensors_of: Tensors of storages.
-      steps: What a step does, and to which tensor or call.
-      up: What storages were computed from.
-      down: What was computed from storages.
-      reads_at: For each call, the step that issues it.
-      pool: Ids of evictable storages, in no order.
-      nodes: Of the union-find.
-      frames: The stack of what is being made, each waiting for the one after it.
-      held: For each operand of those, whether it is locked.
-      walk: Room for walks over evicted storages.
-      numbers: Room for renumbering classes.
-      waiting: Storages that were released and can be freed once nothing evicted needs them.
-      regen: Room for DTE's planner: runs again, time and bytes to bring back.
-      window: Room for searches: sizes and costs by address.
-      window_blocks: Whose they are.
-      blocks: The pool.
-      events: What happened, if there is room for it.
-      tick: Room for the clock.
-    """
-
-    now: Any
+    now: Any  # one record: clock, counters, settings
     storages: Any
     tensors: Any
     calls: Any
-    args: Any
-    tensors_of: Any
-    steps: Any
-    up: Links
-    down: Links
-    pool: Any
-    nodes: Any
-    frames: Any
-    held: Any
-    walk: Any
-    numbers: Any
-    waiting: Any
-    regen: Any
-    window: Any
-    window_blocks: Any
+    args: Any  # tensors that calls read
+    tensors_of: Any  # tensors of storages
+    steps: Any  # what a step does, and to which tensor or call
+    up: Links  # what storages were computed from
+    down: Links  # what was computed from storages
+    pool: Any  # ids of evictable storages, in no order
+    nodes: Any  # of the union-find
+    frames: Any  # the stack of what is being made, each waiting for the one after it
+    held: Any  # for each operand of those, whether it is locked
+    walk: Any  # room for walks over evicted storages
+    numbers: Any  # room for renumbering classes
+    waiting: Any  # storages that were released and can be freed once nothing evicted needs them
+    regen: Any  # room for DTE's planner: runs again, time and bytes to bring back
+    window: Any  # room for searches: sizes and costs by address
+    window_blocks: Any  # whose they are
     blocks: Blocks
-    events: Any
-    tick: Any
+    events: Any  # what happened, if there is room for it
+    tick: Any  # room for the clock
 
 
 class Layout(NamedTuple):
@@ -161,8 +136,7 @@ class Layout(NamedTuple):
     steps: Any
     up: Links
     down: Links
-    storage_ids: tuple[int, ...]
-    """For each storage the tensor that owns it."""
+    storage_ids: tuple[int, ...]  # for each storage the tensor that owns it
 
 
 _CODES = {RunCall: RUN, Get: GET, Release: RELEASE, Keep: KEEP, Constant: CONSTANT}
@@ -201,8 +175,7 @@ def _step(step: Any) -> tuple[int, int]:
 
 
 def _storages(program: Program, roots: tuple[int, ...]) -> Any:
-    storages = np.recarray(len(roots), dtype=STORAGE)
-    storages[:] = np.zeros(1, dtype=STORAGE)[0]
+    storages = records(len(roots), STORAGE)
     storages["bytes"] = [program.tensors[t].size_bytes for t in roots]
     for name in ("slot", "node", "block"):
         storages[name] = -1
@@ -218,11 +191,10 @@ def _storages(program: Program, roots: tuple[int, ...]) -> Any:
 
 
 def _tensors(program: Program, storage_of: list[int]) -> Any:
-    tensors = np.recarray(len(program.tensors), dtype=TENSOR)
+    tensors = records(len(program.tensors), TENSOR)
     tensors["storage"] = storage_of
     tensors["call"] = [-1 if c is None else c for c in program.producer]
     tensors["shared"] = [t.view_of is not None for t in program.tensors]
-    tensors["defined"] = tensors["takes"] = 0
     tensors["replaces"] = -1
     for call in program.calls:
         for t, old in zip(call.writes, call.replaces, strict=False):
@@ -231,12 +203,11 @@ def _tensors(program: Program, storage_of: list[int]) -> Any:
 
 
 def _calls(program: Program) -> tuple[Any, Any]:
-    calls = np.recarray(len(program.calls), dtype=CALL)
+    calls = records(len(program.calls), CALL)
     calls["cost"] = [c.price for c in program.calls]
     calls["arg"], calls["args"], args = _joined([list(c.reads) for c in program.calls])
     calls["out"] = [c.writes[0] for c in program.calls]
     calls["outs"] = [len(c.writes) for c in program.calls]
-    calls["times"] = 0
     return calls, np.array(args, dtype=np.int32)
 
 
@@ -263,25 +234,32 @@ def _pairs(links: list[tuple[int, int]]) -> tuple[Any, Any]:
     return pairs[:, 0].copy(), pairs[:, 1].copy()
 
 
-def machine(
-    parts: Layout, *, budget: int, rule: Evictor, memory: Memory, limit: float, most: int, seed: int, record: int = 0
-) -> Machine:
-    """A machine before its first step.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """All that a run needs besides its program; see `simulate` for the words.
 
-    Args:
-      parts: The program as arrays.
-      budget: Bytes; 0 for no limit.
-      rule: What is evicted.
-      memory: What the budget means.
+    Attributes:
+      budget: Bytes; None for no limit.
       limit: The price of recomputations at which a run is given up.
       most: Their number at which it is.
-      seed: Of what is drawn at random.
-      record: Events to keep room for.
     """
+
+    budget: int | None
+    rule: Evictor
+    memory: Memory
+    limit: float = np.inf
+    most: int = 2**62
+    seed: int = 0
+    record: bool = False
+
+
+def machine_of(parts: Layout, task: Task, *, record: int = 0) -> Machine:
+    """A machine before its first step, with room for so many events."""
+    memory = task.memory
     storages, total = parts.storages.copy(), int(parts.storages["bytes"].sum())
     count = len(storages)
     storages["bytes"] = -(-storages["bytes"] // memory.alignment) * memory.alignment
-    budget = budget or max(1, 2 * int(storages["bytes"].sum()) + memory.small_bytes * memory.small_slots)
+    budget = task.budget or max(1, 2 * int(storages["bytes"].sum()) + memory.small_bytes * memory.small_slots)
     addressed = memory.mode in (Mode.HINT, Mode.HARD)
     capacity = max(budget, memory.capacity or 2 * total) if memory.mode is Mode.HINT else budget
     zone = memory.small_bytes * memory.small_slots if addressed else 0
@@ -291,7 +269,7 @@ def machine(
         capacity, most=count, groups=memory.groups, zone=zone, small=small, first=memory.fit is Fit.FIRST
     )
     return Machine(
-        now=_now(budget, rule, memory, limit=limit, most=most, seed=seed, small=small),
+        now=_now(task, budget, small=small),
         storages=storages,
         tensors=parts.tensors.copy(),
         calls=parts.calls.copy(),
@@ -301,8 +279,8 @@ def machine(
         up=parts.up,
         down=parts.down,
         pool=np.zeros(count, dtype=np.int32),
-        nodes=_records(2 * count + 8, NODE),
-        frames=_records(len(parts.tensors) + 1, FRAME),
+        nodes=records(2 * count + 8, NODE),
+        frames=records(len(parts.tensors) + 1, FRAME),
         held=np.zeros(len(parts.args) + 1, dtype=np.int8),
         walk=np.zeros(count + 1, dtype=np.int32),
         numbers=np.zeros(count + 1, dtype=np.int32),
@@ -316,17 +294,18 @@ def machine(
     )
 
 
-def _now(budget: int, rule: Evictor, memory: Memory, *, limit: float, most: int, seed: int, small: int) -> Any:
-    now = _records(1, NOW)
+def _now(task: Task, budget: int, *, small: int) -> Any:
+    rule, memory = task.rule, task.memory
+    now = records(1, NOW)
     settings = {
         "tried": -1,
         "clock": 1.0,  # what was never read is then staler than what was read at once
-        "limit": limit,
-        "most": most,
+        "limit": task.limit,
+        "most": task.most,
         "penalty": rule.repeated,
         "nudge": rule.nudge,
         "budget": budget,
-        "seed": seed + 1,
+        "seed": task.seed + 1,
         "mode": memory.mode,
         "dealloc": memory.dealloc,
         "in_place": memory.in_place,
@@ -341,9 +320,3 @@ def _now(budget: int, rule: Evictor, memory: Memory, *, limit: float, most: int,
     for name, value in settings.items():
         now[name] = value
     return now
-
-
-def _records(count: int, dtype: Any) -> Any:
-    records = np.recarray(count, dtype=dtype)
-    records[:] = np.zeros(1, dtype=dtype)[0]
-    return records

@@ -16,17 +16,16 @@ Sources: Kirisame et al., ICLR 2021 (`dtr`); Hu et al., MegTaiChi, ICS 2022 (`dt
 
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib import import_module
-from typing import TYPE_CHECKING
 
+from jaxckpt.dynamic.evictors import evictor as rule_of
 from jaxckpt.dynamic.kernel_program import program_of_kernels
+from jaxckpt.dynamic.memory import MEMORIES, Memory, Mode
+from jaxckpt.dynamic.program import Program
+from jaxckpt.dynamic.simulate import live_bytes, simulate
+from jaxckpt.dynamic.simulation import Simulation
 from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.solve.problem import Problem, decide, solve_none
 from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts
-
-if TYPE_CHECKING:
-    from jaxckpt.dynamic.program import Program
-    from jaxckpt.dynamic.simulation import Simulation
 
 _SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Budgets that are simulated, as shares of what the step takes without one."""
@@ -75,22 +74,21 @@ def _with_cut(problem: Problem, saved: frozenset[int], stages: StageStarts, evic
 
 def _records(problem: Problem, evictor: str) -> Iterator[frozenset[int]]:
     """For each budget, from the least on, the values that stayed in memory for the backward pass."""
-    dynamic = import_module("jaxckpt.dynamic")  # numba, which takes a second to load, is behind it
     program = program_of_kernels(problem)
-    rule = replace(dynamic.evictor(_RULES.get(evictor, evictor)), by_bytes=False, least_bytes=1)
-    memory = replace(dynamic.MEMORIES.get(rule.name, dynamic.Memory()), small_bytes=0)
-    if memory.mode is dynamic.Mode.HINT:
-        memory = replace(memory, mode=dynamic.Mode.HARD)
-    full_bytes = dynamic.live_bytes(program)
+    rule = replace(rule_of(_RULES.get(evictor, evictor)), by_bytes=False, least_bytes=1)
+    memory = replace(MEMORIES.get(rule.name, Memory()), small_bytes=0)
+    if memory.mode is Mode.HINT:
+        memory = replace(memory, mode=Mode.HARD)
+    full_bytes = live_bytes(program)
     for share in _SHARES if full_bytes else ():
-        found = dynamic.simulate(
+        found = simulate(
             program, budget=max(1, int(share * full_bytes)), evictor=rule, memory=memory, limit=_LIMIT, record=True
         )
         if found.ok:
             yield _stayed(problem, program, found)
 
 
-def _stayed(problem: Problem, program: "Program", found: "Simulation") -> frozenset[int]:
+def _stayed(problem: Problem, program: Program, found: Simulation) -> frozenset[int]:
     """The values that the backward pass needs and that were not computed again in it."""
     ops = problem.graph.ops
     after_forward, recomputed = False, set[int]()

@@ -28,16 +28,10 @@ def state_of(graph: Graph) -> dict[int, int]:
 
 
 def trained(program: Program, *, steps: int, state: Mapping[int, int]) -> Program:
-    """A program as often as steps are trained, each beginning with the state that the one before has left.
+    """A program repeated, each repetition beginning with the state that the one before has left.
 
-    Args:
-      program: One step.
-      steps: How many.
-      state: For each constant that is updated, the kept tensor that is its new state.
-
-    Returns:
-      A program of so many times the calls. Results that are no state are dropped after each step but the last;
-      constants that are no state are the same at each step.
+    `state` maps each constant that is updated to the kept tensor that is its new state. Results that are no state are
+    dropped after each step but the last; constants that are no state are the same at each step.
     """
     return _Repeated(program, steps, state).program()
 

@@ -25,7 +25,7 @@ _ESCAPED = re.compile(
 def clean_lines(text: str) -> list[str]:
     r"""The lines of a log without decoration around XLA's text.
 
-    Line ends of any kind, also those written as backslash and n. The last line has no "\n" where the text ends within it.
+    Line ends may be of any kind, also written as backslash and n. The last line has no "\n" where the text ends in it.
 
     Example:
       >>> clean_lines("2025-05-13 09:18:55: W xla/bfc_allocator.cc:501] Stats: \r\nLimit: 7")

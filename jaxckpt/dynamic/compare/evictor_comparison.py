@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from jaxckpt._progress import Progress, silent
 from jaxckpt._shown import Shown
+from jaxckpt._step import Step
 from jaxckpt.dynamic import Simulation, live_bytes, simulate
 from jaxckpt.dynamic.compare.unrolled_training import EVICTORS, memory_of, rule_as_run, trained_step
 from jaxckpt.dynamic.strategies import sweep_evicted
@@ -152,15 +153,8 @@ def compare_evictors(
     say = progress or silent
     rules = {name: rule_as_run(name) for name in evictors}
     say("tracing the step")
-    trained = trained_step(
-        step,
-        args,
-        target=target,
-        basis=basis,
-        steps=steps,
-        donate_argnums=donate_argnums,
-        static_argnums=static_argnums,
-    )
+    called = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    trained = trained_step(called, target=target, basis=basis, steps=steps)
     program, problem = trained.program, trained.problem
     whole_bytes = live_bytes(program)
     budgets = [int(ratio * whole_bytes) for ratio in ratios]
@@ -173,8 +167,7 @@ def compare_evictors(
         rows += [_row(name, r, b, s) for r, b, s in zip(ratios, budgets, found, strict=True)]
     if optimum and basis == "kernels":
         say("solving for the static optimum")
-        solver = OptimalSolver(problem)
-        rows += _plans(OPTIMUM, problem, ratios, budgets, solver.solve)
+        rows += _plans(OPTIMUM, problem, ratios, budgets, OptimalSolver(problem).solve)
     for name in rules if frozen and basis == "kernels" else ():
         say(f"making plans of what {name} does")
         plans = tuple(sweep_evicted(problem, evictor=name))

@@ -35,6 +35,7 @@ def stepper(maps: Mapping[str, AddressMap]) -> str:
     data = embedded_json([_data(name, each) for name, each in maps.items()])
     name = f"jaxckpt-stepper-{hashlib.sha256(data.encode()).hexdigest()[:12]}"
     last = max((max(each.calls, default=0) for each in maps.values()), default=0)
+    script = files("jaxckpt.dynamic.compare").joinpath("page.js").read_text(encoding="utf-8")
     rows = "".join(
         f'<p class="words"></p><canvas class="now" width="{_WIDTH}" height="34"></canvas>'
         f'<canvas class="whole" width="{_WIDTH}" height="{_HEIGHT}"></canvas>'
@@ -48,7 +49,7 @@ def stepper(maps: Mapping[str, AddressMap]) -> str:
         f'<input type="range" min="0" max="{last}" value="0" aria-label="call"> <span class="call"></span></p>'
         "<p>grey: parameters and states; blue: products; orange: all else; empty: free. A red mark above a run is a"
         f" request that no free piece could serve.</p>{rows}</div>"
-        f'<script>(function (root, maps) {{ {_script()} }})(document.getElementById("{name}"), {data});</script>'
+        f'<script>(function (root, maps) {{ {script} }})(document.getElementById("{name}"), {data});</script>'
     )
 
 
@@ -69,7 +70,6 @@ def stepper_page(maps: Mapping[str, AddressMap], *, title: str = "jaxckpt") -> s
 
 def _data(name: str, found: AddressMap) -> dict[str, Any]:
     counted = found.simulation
-    ended = "" if counted.ok else f"{counted.status}: {counted.reason}"
     return {
         "name": name,
         "budget": found.budget_bytes,
@@ -78,9 +78,5 @@ def _data(name: str, found: AddressMap) -> dict[str, Any]:
             (r.address, r.size_bytes, r.begin, r.end, KINDS.index(r.kind)) for r in found.residences if r.size_bytes
         ],
         "refusals": [(r.execution, r.needed_bytes, r.free_bytes) for r in found.refusals],
-        "ended": ended,
+        "ended": "" if counted.ok else f"{counted.status}: {counted.reason}",
     }
-
-
-def _script() -> str:
-    return files("jaxckpt.dynamic.compare").joinpath("page.js").read_text(encoding="utf-8")

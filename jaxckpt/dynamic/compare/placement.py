@@ -6,6 +6,7 @@ Read after `unrolled_training`.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxckpt._step import Step
 from jaxckpt.dynamic import AddressMap, address_map, live_bytes
 from jaxckpt.dynamic.compare.unrolled_training import EVICTORS, memory_of, rule_as_run, trained_step
 from jaxckpt.machine import Target
@@ -25,24 +26,10 @@ def address_maps(
 ) -> dict[str, AddressMap]:
     """Simulates rules of eviction on a step under one budget, and says where everything lay.
 
-    Args:
-      step: A function, plain or jitted; it is traced, not run.
-      *args: Its arguments, or descriptions of them.
-      ratio: The budget, as a share of the memory without one.
-      evictors: As `compare_evictors`'s, and so are all others.
-      target: Whose seconds count.
-      basis: "kernels" or "eager".
-      steps: Training steps.
-      limit: A run is given up when recomputations are this many times the step.
-      donate_argnums: As `jaxckpt.plan`.
-      static_argnums: As `jaxckpt.plan`.
+    Arguments and errors are those of `compare_evictors`; `ratio` is the budget, as a share of the memory without one.
 
     Returns:
       A map a rule, by its name.
-
-    Raises:
-      ComparisonError: There is no such basis.
-      UnknownEvictorError: There is no such rule.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -52,15 +39,8 @@ def address_maps(
       {'dtr': True, 'dte': True, 'coop': True}
     """
     rules = {name: rule_as_run(name) for name in evictors}
-    trained = trained_step(
-        step,
-        args,
-        target=target,
-        basis=basis,
-        steps=steps,
-        donate_argnums=donate_argnums,
-        static_argnums=static_argnums,
-    )
+    called = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    trained = trained_step(called, target=target, basis=basis, steps=steps)
     budget = max(1, int(ratio * live_bytes(trained.program)))
     return {
         name: address_map(trained.program, budget=budget, evictor=rule, memory=memory_of(rule), limit=limit)

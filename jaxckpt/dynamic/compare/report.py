@@ -4,6 +4,7 @@ Read after `jaxckpt.report.tree`.
 """
 
 from collections.abc import Callable
+from operator import attrgetter
 
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.dynamic import Simulation
@@ -23,9 +24,11 @@ def evictions_report(evictions: Evictions) -> Section:
             f"{format_bytes(found.argument_bytes)}. Simulated over {found.steps} training steps in one block of memory "
             "with addresses; nothing was run."
         ),
-        _chart(found, "Time by memory", "multiple of the time without a budget", _time, with_plans=True),
-        _chart(found, "Fragmentation by memory", "% free at a refused request", _free_percent),
-        _chart(found, "Searching by memory", "seconds, logarithmic", _search_s, log=True),
+        _chart(
+            found, "Time by memory", "multiple of the time without a budget", attrgetter("overhead"), with_plans=True
+        ),
+        _chart(found, "Fragmentation by memory", "% free at a refused request", lambda row: 100 * row.free_share),
+        _chart(found, "Searching by memory", "seconds, logarithmic", attrgetter("search_s"), log=True),
         _by_ratio(found, "Time, as a multiple of that without a budget", _overhead, with_plans=True),
         _by_ratio(found, "Fragmentation: free memory when a request was refused", _fragmentation),
         _by_ratio(found, "Seconds spent in searches", _search),
@@ -74,18 +77,6 @@ def _by_ratio(found: Evictions, title: str, cell: Callable[[EvictionRow], str], 
     )
 
 
-def _time(row: EvictionRow) -> float:
-    return row.overhead
-
-
-def _free_percent(row: EvictionRow) -> float:
-    return 100 * row.free_share
-
-
-def _search_s(row: EvictionRow) -> float:
-    return row.search_s
-
-
 def _overhead(row: EvictionRow) -> str:
     return f"{row.overhead:.3f}" if row.ok else row.reason.partition(":")[0]
 
@@ -100,11 +91,14 @@ def _search(row: EvictionRow) -> str:
 
 def simulation_report(simulation: Simulation) -> Section:
     """The counters of one simulation."""
-    first, *lines = str(simulation).splitlines()
-    return Section(title=first, parts=tuple(Text(text=" ".join(line.split())) for line in lines))
+    return _lines_report(str(simulation))
 
 
 def eager_report(ran: EagerRun) -> Section:
     """The counters of one eager run."""
-    first, *lines = str(ran).splitlines()
-    return Section(title=first, parts=tuple(Text(text=" ".join(line.split())) for line in lines))
+    return _lines_report(str(ran))
+
+
+def _lines_report(text: str) -> Section:
+    title, *lines = text.splitlines()
+    return Section(title=title, parts=tuple(Text(text=" ".join(line.split())) for line in lines))

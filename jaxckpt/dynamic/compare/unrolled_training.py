@@ -7,11 +7,10 @@ one memory that holds the parameters too: how they are updated is half of what t
 Read after `jaxckpt.dynamic` and `jaxckpt.solve`.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from jaxckpt._errors import ComparisonError
+from jaxckpt._step import Step
 from jaxckpt.dynamic import MEMORIES, Evictor, Memory, Mode, Program, Search, eager_seconds, evictor, program_from_graph
 from jaxckpt.dynamic.kernel_program import training_of_kernels
 from jaxckpt.machine import Target
@@ -27,35 +26,15 @@ _AS_RUN = {"dtr": "dtr_eq"}
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A step that rules of eviction can run.
-
-    Attributes:
-      name: Of the step.
-      target: Whose seconds count.
-      basis: "kernels" or "eager".
-      steps: How many training steps the program is.
-      problem: One step.
-      program: All of them.
-    """
+    """A step that rules of eviction can run: its name, whose seconds count, one step, and all training steps."""
 
     name: str
     target: str
-    basis: str
-    steps: int
     problem: Problem
     program: Program
 
 
-def trained_step(
-    step: Callable[..., Any],
-    args: Sequence[Any],
-    *,
-    target: Target | str,
-    basis: str,
-    steps: int,
-    donate_argnums: int | Sequence[int],
-    static_argnums: int | Sequence[int],
-) -> Trained:
+def trained_step(step: Step, *, target: Target | str, basis: str, steps: int) -> Trained:
     """Traces a step and makes a program of it.
 
     Raises:
@@ -68,7 +47,7 @@ def trained_step(
             needed="one of " + ", ".join(map(repr, _BASES)),
             advice='basis="kernels"',
         )
-    traced = trace_step(step, *args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    traced = trace_step(step.function, *step.args, **step.argnums)
     chosen = Target(target) if isinstance(target, str) else target
     problem = Problem(graph=traced.graph, rates=chosen.rates)
     if basis == "kernels":
@@ -76,7 +55,7 @@ def trained_step(
     else:
         prices_ns = [1e9 * seconds for seconds in eager_seconds(traced.graph, problem.rates)]
         program = program_from_graph(traced.graph, prices=prices_ns, steps=steps)
-    return Trained(name=traced.name, target=chosen.name, basis=basis, steps=steps, problem=problem, program=program)
+    return Trained(name=traced.name, target=chosen.name, problem=problem, program=program)
 
 
 def rule_as_run(name: str) -> Evictor:

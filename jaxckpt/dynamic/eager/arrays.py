@@ -13,12 +13,7 @@ from jaxckpt.dynamic.eager.program import Prepared
 
 
 class Arrays:
-    """Arrays in memory, by tensor.
-
-    Args:
-      prepared: The step.
-      given: Arrays of its constants, by tensor.
-      operations: What runs operations.
+    """Arrays in memory, by tensor; at first those of the step's constants.
 
     Attributes:
       live_bytes: Of all arrays here; views have none.

@@ -16,11 +16,7 @@ _SHORTEST_S = 2e-4
 
 
 class OpCosts:
-    """Prices by kind of operation; kept from step to step.
-
-    Args:
-      rates: Of the device.
-    """
+    """Prices by kind of operation; kept from step to step."""
 
     def __init__(self, rates: Rates):
         self._rates = rates
@@ -33,13 +29,7 @@ class OpCosts:
         return [self._measured_s.get(key, price) for key, price in zip(keys, modelled_s, strict=True)]
 
     def measured(self, key: str, seconds: float, *, otherwise: float) -> float:
-        """The price of an operation that has just taken so long.
-
-        Args:
-          key: Its kind.
-          seconds: What was measured.
-          otherwise: The price where that tells nothing.
-        """
+        """The price of a kind of operation that has just taken so long; `otherwise` where that tells nothing."""
         if key not in self._seen:
             self._seen.add(key)
             return otherwise

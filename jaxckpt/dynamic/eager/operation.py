@@ -62,12 +62,7 @@ class Operations:
     def run(
         self, operation: Operation, operands: Sequence[Any], *, donated: tuple[int, ...] = ()
     ) -> tuple[list[Any], float]:
-        """Runs an operation.
-
-        Args:
-          operation: What to run.
-          operands: Its arrays and literals.
-          donated: Positions of operands whose memory the result takes over; they are gone afterwards.
+        """Runs an operation. The result takes over the memory of operands at `donated` positions, which are then gone.
 
         Returns:
           Its results, which share no memory with the operands unless it is a view; and seconds.

@@ -37,11 +37,7 @@ class Prepared:
     results: tuple[Any, ...] = field(repr=False)
 
     def arrays(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, Any]:
-        """The arrays that are there from the start, by tensor.
-
-        Args:
-          args: The step's arguments.
-          kwargs: Its keyword arguments.
+        """The arrays that are there from the start, by tensor, from the step's arguments.
 
         Raises:
           ArgumentError: An argument is a description of an array.
@@ -55,15 +51,10 @@ class Prepared:
         return {t: flat[source] if isinstance(source, int) else source.value for t, source in self.constants}
 
 
-def prepare(traced: Traced, price: Callable[[Graph, list[str]], Sequence[float]]) -> Prepared:
-    """Makes a program of a traced step.
+def prepare(traced: Traced, price: Callable[[Graph, list[str]], Sequence[float] | None]) -> Prepared:
+    """Makes a program of a step traced with `eager=True`, with a call for each equation.
 
-    Args:
-      traced: By `trace_step(..., eager=True)`.
-      price: From the graph and a key an op, a price an op.
-
-    Returns:
-      The program, with a call for each equation.
+    `price` makes the prices of ops from the graph and a key for each op; None for the bytes that they move.
     """
     graph = traced.graph
     keys = [_key(graph, i) for i in range(len(graph.ops))]

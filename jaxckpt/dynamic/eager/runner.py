@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxckpt._errors import ArgumentError, InfeasibleBudgetError
 from jaxckpt._progress import Progress, silent
-from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
+from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.dynamic import MEMORIES, Evictor, Memory, Mode, Online, Simulation, Status, Task, evictor, live_bytes
 from jaxckpt.dynamic.eager.arrays import Arrays
 from jaxckpt.dynamic.eager.op_costs import OpCosts
@@ -90,14 +90,7 @@ class Runner:
         self._known: OrderedDict[int, Prepared] = OrderedDict()
 
     def __call__(self, *args: Any, **kwargs: Any) -> EagerRun:
-        """Runs the step.
-
-        Args:
-          *args: Its arguments: arrays and numbers.
-          **kwargs: Its keyword arguments.
-
-        Returns:
-          The step's outputs, and counters.
+        """Runs the step on arrays and numbers.
 
         Raises:
           InfeasibleBudgetError: The budget cannot be kept, whatever is evicted. Donated arguments may be gone.
@@ -164,27 +157,17 @@ class Runner:
             self._known.popitem(last=False)
         return prepared
 
-    def _priced(self, graph: Graph, keys: list[str]) -> Sequence[float]:
-        if self._measure:
-            return self._prices.guesses(graph, keys, VIEWS)
-        sizes = [value.size_bytes for value in graph.values]
-        return [
-            0.0 if op.primitive in VIEWS else float(sum(sizes[v] for v in (*op.reads, *op.writes))) for op in graph.ops
-        ]
+    def _priced(self, graph: Graph, keys: list[str]) -> list[float] | None:
+        return self._prices.guesses(graph, keys, VIEWS) if self._measure else None
 
     def _task(self, prepared: Prepared, unlimited_bytes: int) -> Task:
-        budget: int | None = None
-        if self._budget is not None:
-            baseline_bytes = unlimited_bytes if budget_fraction(self._budget) is not None else None
-            budget = budget_bytes(self._budget, baseline_bytes=baseline_bytes)
+        budget = self._budget
         return Task(
-            budget=budget,
+            budget=None if budget is None else budget_bytes(budget, baseline_bytes=unlimited_bytes),
             rule=self._rule,
             memory=self._memory,
-            limit=float("inf"),
             most=int(self._limit * (len(prepared.program.calls) + 1)),
             seed=self._seed,
-            record=False,
         )
 
 

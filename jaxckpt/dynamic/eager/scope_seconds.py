@@ -7,8 +7,9 @@ say where the work is, in the shape in which DeepSpeed's `profile` says it, and 
 Read after `operation`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -73,30 +74,22 @@ def timed_scopes(
     traced = trace_step(step, *args, static_argnums=static_argnums, eager=True)
     static = traced.static
     flat = jax.tree.leaves(tuple(arg for i, arg in enumerate(args) if i not in static))
-    rows: dict[str, _ScopeRow] = {}
-    for op, seconds in zip(traced.graph.ops, _run(traced, flat), strict=True):
+    seconds: dict[str, dict[Phase, float]] = {}
+    ops = Counter[str]()
+    for op, op_s in zip(traced.graph.ops, _run(traced, flat), strict=True):
         scope = "/".join(op.scope.split("/")[:depth])
-        rows.setdefault(scope, _ScopeRow()).add(op.phase, seconds)
-    return tuple(row.named(scope) for scope, row in rows.items())
-
-
-@dataclass(slots=True)
-class _ScopeRow:
-    seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
-    ops: int = 0
-
-    def add(self, phase: Phase, seconds: float) -> None:
-        self.seconds[phase] += seconds
-        self.ops += 1
-
-    def named(self, scope: str) -> ScopeSeconds:
-        return ScopeSeconds(
+        seconds.setdefault(scope, dict.fromkeys(Phase, 0.0))[op.phase] += op_s
+        ops[scope] += 1
+    return tuple(
+        ScopeSeconds(
             scope=scope,
-            forward_s=self.seconds[Phase.FORWARD],
-            backward_s=self.seconds[Phase.BACKWARD],
-            update_s=self.seconds[Phase.UPDATE],
-            ops=self.ops,
+            forward_s=by_phase[Phase.FORWARD],
+            backward_s=by_phase[Phase.BACKWARD],
+            update_s=by_phase[Phase.UPDATE],
+            ops=ops[scope],
         )
+        for scope, by_phase in seconds.items()
+    )
 
 
 def _run(traced: Traced, flat: Sequence[Any]) -> Iterator[float]:
@@ -105,8 +98,7 @@ def _run(traced: Traced, flat: Sequence[Any]) -> Iterator[float]:
     position = {variable: value for value, variable in enumerate(traced.variables)}
     arrays: dict[int, Any] = dict(zip(graph.inputs, flat, strict=True))
     arrays.update(zip(graph.constants, (array for _, array in program.constants), strict=True))
-    kept = frozenset(graph.outputs)
-    running = Operations()
+    kept, running = frozenset(graph.outputs), Operations()
     for op, equation in zip(graph.ops, program.equations, strict=True):
         operation = Operation(
             eqn=equation.eqn,
