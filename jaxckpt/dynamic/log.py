@@ -183,15 +183,13 @@ class _LogReader:
         self.steps.append(Release(tensor))
 
     def _copy(self, _number: int, said: dict[str, Any]) -> None:
-        self.named[said["DST"]] = self.named[said["SRC"]]
-        self.names[self.named[said["SRC"]]] += 1
-        self.steps.append(Get(self.named[said["SRC"]]))
+        source = self.named[said["DST"]] = self.named[said["SRC"]]
+        self.names[source] += 1
+        self.steps.append(Get(source))
 
-    def _copy_from(self, _number: int, said: dict[str, Any]) -> None:
-        before, self.named[said["DST"]] = self.named[said["DST"]], self.named[said["SRC"]]
-        self._drop(before)
-        self.names[self.named[said["SRC"]]] += 1
-        self.steps.append(Get(self.named[said["SRC"]]))
+    def _copy_from(self, number: int, said: dict[str, Any]) -> None:
+        self._drop(self.named[said["DST"]])
+        self._copy(number, said)
 
     def _release(self, _number: int, said: dict[str, Any]) -> None:
         if said["NAME"] in self.named:

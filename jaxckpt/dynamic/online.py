@@ -47,18 +47,15 @@ class Online:
 
         It ends early where the engine cannot go on; `simulation` says why.
         """
+        now = self._machine.now
         for stop in self._stops:
-            yield self._advance(stop)
+            now["events"] = 0
+            run(self._machine, stop)
+            if int(now["events"][0]) > len(self._machine.events):
+                now["status"], now["events"] = state.THRASHED, len(self._machine.events)
+            yield tuple(events_of(self._parts, self._machine))
             if self.status is not None and self.status is not Status.OK:
                 return
-
-    def _advance(self, stop: int) -> tuple[Event, ...]:
-        now = self._machine.now
-        now["events"] = 0
-        run(self._machine, stop)
-        if int(now["events"][0]) > len(self._machine.events):
-            now["status"], now["events"] = state.THRASHED, len(self._machine.events)
-        return tuple(events_of(self._parts, self._machine))
 
     @property
     def status(self) -> Status | None:

@@ -7,6 +7,7 @@ nothing of what comes. Read after `engine` and `outcome`.
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from typing import overload
 
@@ -140,20 +141,8 @@ def _all(program: Program, tasks: list[Task], processes: int | None) -> list[Sim
     if len(tasks) == 1 or processes == 1:
         return [_one(parts, task) for task in tasks]
     run(machine_of(parts, _PLAIN), 0)  # compiled before it is needed
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_begin, initargs=(parts,)) as pool:
-        return list(pool.map(_simulated_in_worker, tasks))
-
-
-_HERE: list[state.Layout] = []
-"""Program and options of a worker process; set once, when the process starts."""
-
-
-def _begin(parts: state.Layout) -> None:
-    _HERE[:] = [parts]
-
-
-def _simulated_in_worker(task: Task) -> Simulation:
-    return _one(_HERE[0], task)
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(partial(_one, parts), tasks))
 
 
 def _one(parts: state.Layout, task: Task) -> Simulation:

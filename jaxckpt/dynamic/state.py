@@ -156,7 +156,11 @@ def layout(program: Program) -> Layout:
     ups, downs = _links(program, storage_of, len(roots))
     storages["up"], storages["ups"], up = _joined(ups)
     storages["down"], storages["downs"], down = _joined(downs)
-    steps = [_step(step) for step in program.steps if not isinstance(step, Note)]
+    steps = [
+        (_CODES[type(step)], step.call if isinstance(step, RunCall) else step.tensor)
+        for step in program.steps
+        if not isinstance(step, Note)
+    ]
     return Layout(
         storages=storages,
         tensors=tensors,
@@ -168,10 +172,6 @@ def layout(program: Program) -> Layout:
         down=Links(*_pairs(down)),
         storage_ids=roots,
     )
-
-
-def _step(step: Any) -> tuple[int, int]:
-    return _CODES[type(step)], step.call if isinstance(step, RunCall) else step.tensor
 
 
 def _storages(program: Program, roots: tuple[int, ...]) -> Any:

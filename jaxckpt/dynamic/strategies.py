@@ -1,11 +1,9 @@
 """Plans from evictors: what a rule evicts in a simulated run is recomputed, the rest is saved.
 
-The step is simulated as the kernels that it compiles to, over the values that they write to memory, under one budget
-after the other; arguments and results are outside of it. A forward value that was computed again in the backward pass
-is recomputed, every other one that the backward needs is saved. A plan computes a value again once, where it is first
-needed, and what belongs to one stage together; a simulation does it whenever it wants to. So each record is tried with
-several cuts into stages, with and without what crosses them, and the prediction of the plan counts, not that of the
-simulation.
+The step is simulated as kernels under one budget after the other. A forward value that was computed again in the
+backward pass is recomputed, every other one that the backward needs is saved. A plan computes a value again once, and
+what belongs to one stage together; a simulation does it whenever it wants to. So each record is tried with several cuts
+into stages, with and without what crosses them, and the prediction of the plan counts, not that of the simulation.
 
 The plans are the same for every budget, and of those that fit the fastest is taken: a larger budget never gives a
 slower plan. Read after `jaxckpt.solve.stages` and `kernel_program`.

@@ -33,28 +33,19 @@ class Platform(enum.StrEnum):
 class MessagePattern:
     """One message of a compiler or an allocator.
 
-    Attributes:
-      sign: A text that its line holds.
-      facts: Patterns of the same line, with groups named after what they find. Sizes: requested, more (to be added
-        to it), exact (the same in bytes), limit, free, largest_free, temp; with "count_" before them plain numbers.
-        Words: program, device, space.
-      moment: When memory ran out.
-      platform: The platform, if only one prints the message.
-      likely: The platform to assume if nothing else in the text names one.
-      allocator: The allocator, if only one prints the message.
-      space: The memory, if only one is meant.
-      is_weak: True if the message is also printed by programs that go on; such a line counts only without a stronger
-        one.
+    Facts are patterns of the line of the sign, with groups named after what they find. Sizes: requested, more (to be
+    added to it), exact (the same in bytes), limit, free, largest_free, temp; with "count_" before them plain numbers.
+    Words: program, device, space.
     """
 
     sign: re.Pattern[str]
     facts: tuple[re.Pattern[str], ...] = ()
     moment: Moment | None = Moment.RUN
-    platform: Platform | None = None
-    likely: Platform | None = None
-    allocator: str = ""
-    space: str = ""
-    is_weak: bool = False
+    platform: Platform | None = None  # if only one prints the message
+    likely: Platform | None = None  # to be assumed if nothing else in the text names one
+    allocator: str = ""  # if only one prints the message
+    space: str = ""  # the memory, if only one is meant
+    is_weak: bool = False  # also printed by programs that go on: it counts only without a stronger one
 
 
 _EXACT = r"(?:\s?\((?:rounded to )?(?P<exact>\d{1,20})(?:\s?bytes|\s?B)?\))?"

@@ -20,19 +20,12 @@ _WHOLE = frozenset({"shard_map"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """An equation, with the tensors of the program that it reads and writes.
-
-    Attributes:
-      eqn: JAX's equation.
-      operands: For each operand a tensor's id, or the literal itself.
-      writes: Tensor ids.
-      key: Equal for operations that take the same time: primitive, parameters, shapes.
-    """
+    """An equation, with the tensors of the program that it reads and writes."""
 
     eqn: Any = field(repr=False)
-    operands: tuple["int | Literal", ...]
+    operands: tuple["int | Literal", ...]  # for each operand a tensor's id, or the literal itself
     writes: tuple[int, ...]
-    key: str
+    key: str  # equal for operations that take the same time: primitive, parameters, shapes
 
     @property
     def is_view(self) -> bool:

@@ -20,21 +20,13 @@ from jaxckpt.trace import Traced
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prepared:
-    """A traced step as operations over tensors.
-
-    Attributes:
-      traced: The step.
-      program: Call `i` is equation `i` of the step.
-      operations: By call.
-      constants: Tensors that are there from the start, with the position of the flat argument or the array itself.
-      results: For each flat result a tensor or a literal.
-    """
+    """A traced step as operations over tensors: call `i` of the program is equation `i` of the step."""
 
     traced: Traced
     program: Program = field(repr=False)
     operations: tuple[Operation, ...] = field(repr=False)
-    constants: tuple[tuple[int, Any], ...] = field(repr=False)
-    results: tuple[Any, ...] = field(repr=False)
+    constants: tuple[tuple[int, Any], ...] = field(repr=False)  # with the flat argument's position or the array itself
+    results: tuple[Any, ...] = field(repr=False)  # for each flat result a tensor or a literal
 
     def arrays(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, Any]:
         """The arrays that are there from the start, by tensor, from the step's arguments.
