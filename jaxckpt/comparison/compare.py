@@ -79,15 +79,9 @@ def compare(
 
 
 def footprint_of_path(path: str | Path, *, target: Target | str | None = None) -> Footprint:
-    """Reads a saved footprint, or the footprint of a program that XLA dumped.
+    """The footprint of a saved file (".json", ".json.gz"), or of a program that XLA dumped in a file or folder.
 
-    Args:
-      path: ".json" or ".json.gz" is a saved footprint; anything else XLA's dump, a folder or a file of it.
-      target: The machine whose rates estimate the time of a dumped program; None leaves the time out.
-
-    Raises:
-      FootprintFileError: The file is no footprint that we can read.
-      HloError: The file or folder is no dump that we can read.
+    The rates of the target estimate the time of a dumped program; None leaves the time out.
     """
     path = Path(path)
     if path.name.endswith((".json", ".json.gz")):

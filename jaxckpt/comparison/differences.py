@@ -17,13 +17,7 @@ from jaxckpt.hlo import Buffer, MemoryMap, Part
 
 
 def compare_footprints(footprints: Mapping[str, Footprint]) -> Comparison:
-    """Compares footprints with the first of them.
-
-    Args:
-      footprints: By name.
-
-    Returns:
-      All differences. Complexity: linear in kernels and buffers times scopes.
+    """Compares footprints, by name, with the first of them. Complexity: linear in kernels and buffers times scopes.
 
     Example:
       >>> first = Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=7, step_s=1.0)
@@ -43,19 +37,9 @@ def compare_footprints(footprints: Mapping[str, Footprint]) -> Comparison:
 
 
 def peak_changes(before: MemoryMap, after: MemoryMap) -> tuple[BufferChange, ...]:
-    """Finds the kinds of buffers of which the peaks of two programs hold different numbers.
+    """Kinds of buffers of which the peaks of two programs hold different numbers.
 
-    Args:
-      before: The first program.
-      after: The other program.
-
-    Returns:
-      Their `change_bytes` add up to `after.peak_bytes - before.peak_bytes`.
-
-    Example:
-      >>> empty = MemoryMap(program="step", kernels=(), buffers=(), allocations=())
-      >>> peak_changes(empty, empty)
-      ()
+    Their `change_bytes` add up to `after.peak_bytes - before.peak_bytes`.
     """
     held = [Counter(map(_kind, memory.alive_at(memory.peak))) for memory in (before, after)]
     kinds = dict.fromkeys((*held[0], *held[1]))

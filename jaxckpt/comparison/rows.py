@@ -44,9 +44,6 @@ class Row(TypedDict):
 def comparison_rows(comparison: Comparison) -> Iterator[Row]:
     """All figures of a comparison, one a row.
 
-    Args:
-      comparison: The data.
-
     Example:
       >>> from jaxckpt.comparison import compare_footprints
       >>> made = Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=7)
@@ -68,14 +65,7 @@ def comparison_rows(comparison: Comparison) -> Iterator[Row]:
 
 
 def comparison_frame(comparison: Comparison) -> Any:
-    """All figures of a comparison as a pandas frame.
-
-    Args:
-      comparison: The data.
-
-    Raises:
-      MissingPackageError: pandas is not installed.
-    """
+    """All figures of a comparison as a pandas frame; MissingPackageError where pandas is not installed."""
     return frame_of_rows(comparison_rows(comparison), columns=tuple(Row.__annotations__), called="Comparison.to_frame")
 
 

@@ -27,19 +27,11 @@ _SAME = 1e-3
 """Totals and times that differ by less than this share count as equal: small changes of a program move its buffers.
 No benchmark fixed the exact value."""
 _ALL_NAMES = "all names saved"
-
-_NEVER_ATTACHED = "never attached: no value of the step has this name"
-_MATCHES_NOTHING = "never attached: it matches no value of the step"
 _IN_LOOP = "inside the body of a {primitive} that is decided about only as one op"
 _ON_PRIMAL = "inside the primal of the custom_vjp {primal}, which a differentiated step does not run"
 _DEAD = "dead in the backward: nothing of the backward pass reads it"
 _OVERRULED = "other rules or marks decide about all that it matches"
-_RETURNED = "the step returns it"
-_ARGUMENT_DERIVED = "it costs nothing to recompute, and is computed where it is read"
-_NO_ARRAY = "it is no array of its own: compilers compute it where it is read"
 _SAME_ANYWAY = "what decides without it decides the same"
-_SAME_PROGRAM = "the compiled programs take the same"
-_STAYS = "0 bytes moved to the host"
 
 
 def verdicts(
@@ -165,9 +157,9 @@ class _Judged:
             return nothing, self._why(index, decided)
         change = _between(self.measured(self.followed.plan), self.measured(without))
         if change.is_nothing:
-            return change, _SAME_PROGRAM
+            return change, "the compiled programs take the same"
         stays = isinstance(self.policy.rules[index].decision, Offload) and change.host_bytes <= 0
-        return change, _STAYS if stays else ""
+        return change, "0 bytes moved to the host" if stays else ""
 
     def _why(self, index: int, decided: list[Resolved]) -> str:
         """Why a rule changes nothing in the plan."""
@@ -179,12 +171,16 @@ class _Judged:
         if isinstance(rule.decision, Recompute) or values & plan.decisions.keys():
             return _SAME_ANYWAY
         if values <= set(problem.graph.outputs):
-            return _RETURNED
+            return "the step returns it"
         if not values & problem.read_after_forward:
             return _DEAD
         if values & problem.read_after_forward <= problem.fusion.argument_derived:
-            return _ARGUMENT_DERIVED
-        return _SAME_ANYWAY if values & problem.worth_saving else _NO_ARRAY
+            return "it costs nothing to recompute, and is computed where it is read"
+        return (
+            _SAME_ANYWAY
+            if values & problem.worth_saving
+            else "it is no array of its own: compilers compute it where it is read"
+        )
 
     def _why_nothing(self, index: int, rule: Rule) -> str:
         """Why a rule decides about no value."""
@@ -199,11 +195,15 @@ class _Judged:
         """Why a rule matches no forward value."""
         name = _name(rule)
         if not name:
-            return _MATCHES_NOTHING
+            return "never attached: it matches no value of the step"
         site = self.lint_context.named(rule.match.name or "")
         if site is None:
             primal = primal_of_name(name)
-            return _NEVER_ATTACHED if primal is None else _ON_PRIMAL.format(primal=primal)
+            return (
+                "never attached: no value of the step has this name"
+                if primal is None
+                else _ON_PRIMAL.format(primal=primal)
+            )
         return _IN_LOOP.format(primitive=site.loops[0].primitive.name) if site.loops else _DEAD
 
 

@@ -36,14 +36,9 @@ _RULES = {"dtr": "dtr_eq"}
 
 
 def sweep_evicted(problem: Problem, *, evictor: str) -> Iterator[GraphPlan]:
-    """Plans that a rule's evictions make under many budgets; the same for every budget of the problem.
+    """Plans that the evictions of "dtr" or a rule of `EVICTORS` make under many budgets.
 
-    Args:
-      problem: The step.
-      evictor: "dtr", or a name of `jaxckpt.dynamic.EVICTORS`.
-
-    Returns:
-      At least one plan: that which recomputes nothing but what must be.
+    They are the same for every budget of the problem. The first recomputes nothing but what must be.
     """
     if problem.allows_empty_plan:
         yield solve_none(problem)

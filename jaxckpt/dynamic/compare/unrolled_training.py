@@ -35,11 +35,7 @@ class Trained:
 
 
 def trained_step(step: Step, *, target: Target | str, basis: str, steps: int) -> Trained:
-    """Traces a step and makes a program of it.
-
-    Raises:
-      ComparisonError: There is no such basis.
-    """
+    """Traces a step and makes a program of it; ComparisonError where there is no such basis."""
     if basis not in _BASES:
         raise ComparisonError(
             f"basis={basis!r} names no basis.",
@@ -59,11 +55,7 @@ def trained_step(step: Step, *, target: Target | str, basis: str, steps: int) ->
 
 
 def rule_as_run(name: str) -> Evictor:
-    """The rule of a name, with the same prices as all others.
-
-    Raises:
-      UnknownEvictorError: There is no such rule.
-    """
+    """The rule of a name, with the same prices as all others."""
     return replace(evictor(_AS_RUN.get(name, name)), by_bytes=False)
 
 

@@ -38,11 +38,7 @@ class Arrays:
         return self._here[tensor]
 
     def carry_out(self, events: Sequence[Event]) -> tuple[float, float]:
-        """Does what the engine says, in its order.
-
-        Returns:
-          Seconds of all operations, and of the last one.
-        """
+        """Does what the engine says, in its order; seconds of all operations, and of the last one."""
         compute_s = last_s = 0.0
         for at, event in enumerate(events):
             if event.kind is EventKind.RUN:
