@@ -176,11 +176,9 @@ class _Judged:
             return _DEAD
         if values & problem.read_after_forward <= problem.fusion.argument_derived:
             return "it costs nothing to recompute, and is computed where it is read"
-        return (
-            _SAME_ANYWAY
-            if values & problem.worth_saving
-            else "it is no array of its own: compilers compute it where it is read"
-        )
+        if values & problem.worth_saving:
+            return _SAME_ANYWAY
+        return "it is no array of its own: compilers compute it where it is read"
 
     def _why_nothing(self, index: int, rule: Rule) -> str:
         """Why a rule decides about no value."""
@@ -199,11 +197,9 @@ class _Judged:
         site = self.lint_context.named(rule.match.name or "")
         if site is None:
             primal = primal_of_name(name)
-            return (
-                "never attached: no value of the step has this name"
-                if primal is None
-                else _ON_PRIMAL.format(primal=primal)
-            )
+            if primal is None:
+                return "never attached: no value of the step has this name"
+            return _ON_PRIMAL.format(primal=primal)
         return _IN_LOOP.format(primitive=site.loops[0].primitive.name) if site.loops else _DEAD
 
 
