@@ -17,6 +17,7 @@ from jaxckpt.ir.plan import GraphPlan
 from jaxckpt.ir.regions import BODY_INPUTS, BODY_OUTPUTS
 from jaxckpt.schedule.argument_derived import argument_roots
 from jaxckpt.schedule.availability import Availability
+from jaxckpt.schedule.components import connected_components
 from jaxckpt.schedule.grad_accumulators import GradAccumulators
 from jaxckpt.schedule.scatter_inits import initialiser_dependencies
 from jaxckpt.schedule.steps import Run, StepWriter
@@ -53,6 +54,8 @@ class Recomputation:
         """By stage the values that it has to recompute."""
         for value in sorted(availability.dropped):
             self._dropped_of[self._stage_of(value)].append(value)
+        self._unopened: dict[tuple[int, int | None], dict[int, list[int]]] = {}
+        """By stage and body, for each value that is recomputed in a group which is not open yet, the group."""
 
     @cached_property
     def accumulators(self) -> GradAccumulators:
@@ -141,13 +144,30 @@ class Recomputation:
         availability = self._availability
         body = availability.body_for(value, self._writer.loop)
         stage = self._stage_in(value, body)
+        if (stage, body) not in self._unopened:
+            self._unopened[stage, body] = self._groups(stage, body)
+        group = self._unopened[stage, body].get(value, [])
         is_repeated = availability.depth(value) < len(self._graph.path(body))
-        if is_repeated or ((stage, body) not in self._clones and argument_roots(self._graph, value) is not None):
+        if is_repeated or (group and argument_roots(self._graph, value) is not None):
             return self._clones.setdefault((~value, body), _Clones())
-        if (stage, body) not in self._clones:
-            self._clones[stage, body] = _Clones()
-            self._open(stage, body, reader)
-        return self._clones[stage, body]
+        clones = self._clones.setdefault((stage, body), _Clones())
+        if group:
+            self._open(group, clones, reader)
+            for member in group:
+                del self._unopened[stage, body][member]
+        return clones
+
+    def _groups(self, stage: int, body: int | None) -> dict[int, list[int]]:
+        """For each dropped value of a stage the values that are recomputed behind one barrier with it (rule 3)."""
+        graph = self._graph
+        dropped = [v for v in self._dropped_of[stage] if self._is_read_in(body, v)]
+        ops, _ = self._backward_slice(dropped)
+        accesses = ((op, v) for op in ops for v in (*graph.ops[op].reads, *graph.ops[op].writes))
+        _, component = connected_components((op, v) for op, v in accesses if graph.producer[v] is not None)
+        members = defaultdict[int, list[int]](list)
+        for value in dropped:
+            members[component[value]].append(value)
+        return {v: group for group in members.values() for v in group}
 
     def _stage_in(self, value: int, body: int | None) -> int:
         """The stage that recomputes a value; in a branch of another cond all stages are one.
@@ -160,14 +180,14 @@ class Recomputation:
     def _stage_of(self, value: int) -> int:
         return max(0, bisect_right(self._plan.stages, self._producer(value)) - 1)
 
-    def _open(self, stage: int, body: int | None, reader: int) -> None:
-        """Starts a stage behind one barrier: everything that it has to recompute by now begins there.
+    def _open(self, group: Collection[int], clones: _Clones, reader: int) -> None:
+        """Starts a group behind one barrier: everything that it has to recompute by now begins there.
 
         Forward ops can stand behind the first backward op, where a step takes two gradients or counts its steps. Their
         results do not exist yet, and wait for their own reader.
         """
-        wanted = [v for v in self._dropped_of[stage] if self._producer(v) < reader and self._is_read_in(body, v)]
-        self._read_sources(*self._backward_slice(wanted), self._clones[stage, body], reader)
+        wanted = [v for v in group if self._producer(v) < reader]
+        self._read_sources(*self._backward_slice(wanted), clones, reader)
 
     def _read_sources(self, ops: Collection[int], sources: Collection[int], clones: _Clones, reader: int) -> None:
         """Passes the sources of clones through a barrier with the frontier of the backward (rules 3 and 9).

@@ -16,13 +16,16 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
 
      drop 2             0  1  2  3  4  5  barrier [1] after 6  1*  6  7
 
-3. A stage recomputes behind one barrier, together with the frontier of the backward: the end of its longest chain of
-   ops so far. So no clone can start before the backward arrives, nor be merged with the original (common
-   subexpression elimination).
+3. Connected clones of a stage start behind one barrier, together with the frontier of the backward: the end of its
+   longest chain of ops so far. So no clone can start before the backward arrives, nor be merged with the original
+   (common subexpression elimination). Clones are connected if one reads what the other writes, or if both read the
+   same array; a saved value in between separates them. XLA's scheduler may start all clones behind a barrier at once.
 
      drop 1 and 2       0  1  2  3  4  5  barrier [0] after 6  0*  1*  6  7
+     drop 1 and 3, save 2
+                        0  1  pin [2]  2  3  4  barrier [2] after 5  2*  5  6  barrier [0] after 7  0*  7
 
-   A value that views and elementwise ops make of arguments alone opens no stage: a head tied to the embedding would
+   A value that views and elementwise ops make of arguments alone starts no others: a head tied to the embedding would
    start the last block. Where it is read before its own stage opens, it is recomputed by itself.
 
 4. A clone made on the way to the values of one stage serves that stage alone; another stage makes its own.

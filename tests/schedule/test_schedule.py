@@ -40,6 +40,7 @@ def planned(draw):
         ({1: Save(), 3: Recompute()}, (0,)),
         ({2: Recompute()}, (0,)),
         ({1: Recompute(), 2: Recompute()}, (0,)),
+        ({1: Recompute(), 2: Save(), 3: Recompute()}, (0,)),
         ({1: Recompute(), 2: Recompute(), 3: Recompute()}, (0, 2)),
         ({2: Offload(prefetch=0)}, (0, 1, 2, 3)),
     ],
@@ -80,6 +81,35 @@ def test_each_stage_waits_for_its_own_cotangent():
         "0", "1", "pin [2]", "2", "3", "4", "barrier [2] after 5", "2*", "5", "6",
         "barrier [0] after 7", "0*", "7",
     ]  # fmt: skip
+
+
+def test_clones_of_one_array_start_behind_one_barrier():
+    """Two dropped values that are computed from one saved array; the second is read a product later than the first."""
+    build = Builder()
+    x = build.input(4000)
+    saved = build.op("dot_general", x, size_bytes=4000)
+    first, second = (build.op("tanh", saved, size_bytes=4000) for _ in range(2))
+    end = build.op("dot_general", first, second, size_bytes=4000)
+    cotangent = build.op("dot_general", end, size_bytes=4000, phase=Phase.BACKWARD)
+    cotangent = build.op("dot_general", second, cotangent, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("dot_general", first, cotangent, size_bytes=4000, phase=Phase.BACKWARD))
+    steps = as_text(schedule(graph, plan_of(graph, drop=[first, second], save=[saved])))
+    assert [step for step in steps if step.startswith("barrier")] == ["barrier [1] after 5"]
+
+
+def test_a_barrier_waits_for_no_value_inside_a_kernel():
+    """The elementwise op between the last product and the reader is no frontier: a barrier would split its kernel."""
+    build = Builder()
+    x = build.input(4000)
+    wide = build.op("dot_general", x, size_bytes=4000)
+    dropped = build.op("tanh", wide, size_bytes=4000)
+    end = build.op("dot_general", dropped, size_bytes=4000)
+    product = build.op("dot_general", end, size_bytes=4000, phase=Phase.BACKWARD)
+    scaled = build.op("mul", product, wide, size_bytes=4000, phase=Phase.BACKWARD)
+    cotangent = build.op("mul", scaled, dropped, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("dot_general", cotangent, x, size_bytes=4000, phase=Phase.BACKWARD))
+    steps = as_text(schedule(graph, plan_of(graph, drop=[dropped], save=[wide])))
+    assert f"barrier [{wide}] after {product}" in steps
 
 
 def test_values_are_pinned_only_where_some_are_dropped():
