@@ -21,6 +21,9 @@ from jaxckpt._errors import GraphError
 from jaxckpt.ir.kind import Kind, Trait
 from jaxckpt.ir.regions import ALL_ITERATIONS, BODY_OUTPUTS, COND_END, SLICE, Loop
 
+_IN_MEMORY = frozenset({Kind.CONTRACTION, Kind.SCATTER, Kind.OPAQUE})
+"""Kinds whose operands and results are in memory."""
+
 
 class Phase(enum.StrEnum):
     """The part of the step that an op belongs to."""
@@ -162,18 +165,40 @@ class Graph:
         """
         frontier: list[int | None] = []
         depth: dict[int, int] = {}
-        found: dict[int | None, tuple[int | None, int]] = {None: (None, 0)}
+        found: dict[int | None, tuple[int | None, bool, int]] = {None: (None, False, 0)}
         for op in self.ops:
             for around in self.path(op.loop):
-                found.setdefault(around, (found[self.loops[around].parent][0], 0))
-            value, deepest = found[op.loop]
-            frontier.append(value)
+                found.setdefault(around, (found[self.loops[around].parent][0], False, 0))
+            frontier.append(found[op.loop][0])
             if op.phase is Phase.BACKWARD and op.writes:
                 own = 1 + max([depth.get(v, 0) for v in op.reads], default=0)
                 depth.update(dict.fromkeys(op.writes, own))
-                if own >= deepest:
-                    found[op.loop] = (op.writes[0], own)
+                _, *longest = found[op.loop]
+                if [op.writes[0] in self._cotangents, own] >= longest:
+                    found[op.loop] = (op.writes[0], op.writes[0] in self._cotangents, own)
         return tuple(frontier)
+
+    @cached_property
+    def _cotangents(self) -> frozenset[int]:
+        """Values in memory on the way of the backward: a product or a scatter reads or writes them, and others follow.
+
+        A barrier that hands on a value inside a chain of elementwise ops would split a kernel in two, one that hands on
+        the gradient of a weight would keep the update from fusing with it. A product that is added to another value
+        is not in memory by itself.
+        """
+        leads: set[int] = set()
+        found: set[int] = set()
+        for op in reversed(self.ops):
+            if op.phase is not Phase.BACKWARD:
+                continue
+            if op.kind in _IN_MEMORY or not leads.isdisjoint(op.writes):
+                leads.update(op.reads)
+            is_added = op.writes and {self.ops[r].primitive for r in self.readers[op.writes[0]]} == {"add_any"}
+            if op.kind in _IN_MEMORY and not is_added:
+                found.update(op.writes)
+            if op.kind in _IN_MEMORY:
+                found.update(op.reads)
+        return frozenset(found & leads)
 
     @cached_property
     def forward(self) -> tuple[int, ...]:
