@@ -29,7 +29,7 @@ _CUT_BYTES = 4096
 
 
 def candidate_cuts(problem: Problem, *, before_head: bool = False) -> tuple[StageStarts, ...]:
-    """Different cuts of the forward pass, from one stage to many; `before_head` adds a boundary before the head."""
+    """Different cuts of the forward pass, from one stage to many; `before_head` adds a boundary before a wide head."""
     forward = problem.graph.forward
     if not forward:
         return ((0,),)
@@ -39,24 +39,36 @@ def candidate_cuts(problem: Problem, *, before_head: bool = False) -> tuple[Stag
         if count > len(forward):
             break
         starts = _cheapest_cut(made_bytes, crossing_bytes, sum(made_bytes) / count)
-        if before_head and len(starts) > 1:
-            starts = _before_head(starts, made_bytes, crossing_bytes)
+        if len(starts) > 1:
+            head = _before_head(starts[-1], made_bytes, crossing_bytes) if before_head else None
+            if head is None:
+                head = _after_body(starts, made_bytes, crossing_bytes)
+            starts = starts if head is None else [*starts, head]
         found.setdefault(tuple(forward[i] for i in starts))
     return tuple(found)
 
 
-def _before_head(starts: list[int], made_bytes: list[int], crossing_bytes: list[int]) -> list[int]:
-    """The same cut with one more boundary before the head: where few bytes cross before the stage's largest residual.
+def _before_head(start: int, made_bytes: list[int], crossing_bytes: list[int]) -> int | None:
+    """One more boundary in the last stage: where few bytes cross before the stage's largest residual, if they are few.
 
     All clones of a stage start with the first that the backward needs. In the last stage that is one of the loss, long
     before the block below the head is needed, and the peak is mostly in the head.
     """
+    widest = max(range(start, len(made_bytes)), key=made_bytes.__getitem__)
+    narrow = min(reversed(range(start + 1, widest + 1)), key=crossing_bytes.__getitem__, default=None)
+    return None if narrow is None or crossing_bytes[narrow] > _NARROW * made_bytes[widest] else narrow
+
+
+def _after_body(starts: list[int], made_bytes: list[int], crossing_bytes: list[int]) -> int | None:
+    """One more boundary in the last stage: behind its largest residual, where no more crosses than at other boundaries.
+
+    A loss without wide residuals then is a stage of its own, and the block before it is recomputed behind its cotangent
+    like all others, as with `jax.checkpoint` around each block.
+    """
     widest = max(range(starts[-1], len(made_bytes)), key=made_bytes.__getitem__)
-    between = range(starts[-1] + 1, widest + 1)
-    narrow = min(reversed(between), key=crossing_bytes.__getitem__, default=None)
-    if narrow is None or crossing_bytes[narrow] > _NARROW * made_bytes[widest]:
-        return starts
-    return [*starts, narrow]
+    most_bytes = max(crossing_bytes[start] for start in starts)
+    behind = range(widest + 1, len(made_bytes))
+    return next((position for position in behind if 0 < crossing_bytes[position] <= most_bytes), None)
 
 
 def boundaries(problem: Problem, stages: StageStarts) -> frozenset[int]:

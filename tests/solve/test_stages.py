@@ -12,8 +12,8 @@ from jaxckpt.solve.stages import _CUT_BYTES, _cheapest_cut, boundaries, candidat
 from tests.graphs import RATES, Builder, graphs
 
 
-def blocks(count: int):
-    """Residual blocks whose branches are four times as wide as the stream."""
+def blocks(count: int, *, loss: bool = False):
+    """Residual blocks whose branches are four times as wide as the stream; a loss of the stream reduces it."""
     build = Builder()
     stream = build.op("dot_general", build.input(1000), size_bytes=1000)
     made, joints = [], [stream]
@@ -23,6 +23,9 @@ def blocks(count: int):
         made += [stream, wide, narrow]
         stream = build.op("sort", stream, narrow, size_bytes=1000)
         joints.append(stream)
+    if loss:
+        made.append(stream)
+        stream = build.op("reduce_sum", stream, size_bytes=4)
     cotangent = build.op("dot_general", stream, size_bytes=4, phase=Phase.BACKWARD)
     for value in reversed(made):
         cotangent = build.op("dot_general", value, cotangent, size_bytes=4, phase=Phase.BACKWARD)
@@ -35,6 +38,14 @@ def test_blocks_are_cut_at_their_joints_without_any_name():
     found = [boundaries(problem, stages) for stages in candidate_cuts(problem)]
     finest = max((b for b in found if b <= set(joints)), key=len)
     assert len(finest) >= 6
+
+
+def test_the_loss_is_no_part_of_the_last_block():
+    """The stage of the last block ends behind its widest residual, where the stream alone crosses."""
+    graph, joints = blocks(8, loss=True)
+    problem = Problem(graph=graph, rates=RATES)
+    finest = max((c for c in candidate_cuts(problem) if boundaries(problem, c) <= set(joints)), key=len)
+    assert joints[-1] in boundaries(problem, finest)
 
 
 @pytest.mark.parametrize("widest_bytes", [4_000, 100_000])
