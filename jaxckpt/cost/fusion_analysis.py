@@ -7,6 +7,7 @@ kernel follows from them. Read after `fusion_rules`; `fusion` and `kernels` ask.
 from collections.abc import Mapping, Sequence
 
 from jaxckpt.cost.fusion_rules import FusionRules
+from jaxckpt.cost.sibling_kernels import independent_groups
 from jaxckpt.schedule import Run, ScheduleStep
 
 SourceBytes = Mapping[int, int]
@@ -24,6 +25,7 @@ class FusionAnalysis:
       materialised: Instances that some step so far wrote to memory, and those that must be.
       sources: For every instance written so far what is read of memory to have it.
       readers: For every instance the kernels that read it, as what they write, up to `_MANY`.
+      siblings: Expensive instances in clones whose readers are one kernel, each with what that kernel writes.
       holding: Instances so far that are not in memory and inside a kernel that holds rows.
     """
 
@@ -44,13 +46,15 @@ class FusionAnalysis:
         for v in (*graph.inputs, *graph.constants):
             self.sources[v] = {v: self.size_bytes[v]}
         self.readers = self._reading_kernels(steps)
+        self.siblings = self._siblings_of_clones(steps)
 
     def run(self, step: Run) -> SourceBytes:
         """Decides where the results of one step are; returns what its kernel reads."""
         op, materialised = step.op, self.materialised
         reads = self._read_bytes(op, step)
         for instance in step.writes:
-            has_readers = instance not in materialised and len(self.readers[instance]) > 1
+            is_free = instance in materialised or instance in self.siblings
+            has_readers = not is_free and len(self.readers[instance]) > 1
             if has_readers and self._is_cheaper_stored(op, instance, reads):
                 materialised.add(instance)
             if instance in materialised:
@@ -166,6 +170,18 @@ class FusionAnalysis:
                 if is_fused or step.is_clone or step.op in after_forward:
                     found.update(step.reads)
         return found
+
+    def _siblings_of_clones(self, steps: Sequence[ScheduleStep]) -> Mapping[int, frozenset[int]]:
+        """Rule 3: a clone of an expensive op whose readers do not depend on each other is in one kernel with them.
+
+        The first readers of a recomputed activation are the product that gives its weights' gradient and its own
+        derivative, which need nothing of each other. Readers in the forward pass and in the backward do.
+        """
+        expensive = self.rules.expensive
+        clones = (step for step in steps if isinstance(step, Run) and step.is_clone and step.op in expensive)
+        several = {i: self.readers[i] for step in clones for i in step.writes if 1 < len(self.readers[i]) < _MANY}
+        independent = set(independent_groups(steps, set(several.values())))
+        return {instance: kernels for instance, kernels in several.items() if kernels in independent}
 
     def _reading_kernels(self, steps: Sequence[ScheduleStep]) -> list[frozenset[int]]:
         """For each instance the kernels that read it if only what must be is in memory, up to `_MANY`.

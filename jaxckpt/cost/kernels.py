@@ -54,6 +54,8 @@ class ScheduleKernels:
         self.size_bytes = self.fusion.size_bytes
         self.passes = SharedPasses(rates, rules.rows.strided_reductions)
         self.chain_s = [0.0] * len(schedule.origin)
+        self.siblings = {i: kernels for kernels in self.fusion.siblings.values() for i in kernels}
+        """For each instance that a sibling kernel writes what all of these kernels write."""
         self.on_link: set[int] = set()
         self.recompute_s = 0.0
         self.by_step: list[StepKernel | None] = [None] * len(schedule.steps)
@@ -124,7 +126,8 @@ class ScheduleKernels:
         traffic_bytes = self._traffic_bytes(op, step, reads, written)
         kernel = at
         if op.id in self.fusion.rules.loops and not self.fusion.holds_rows(step):
-            kernel, kernel_s = self.passes.join(at, op, reads, traffic_bytes, arithmetic_s)
+            siblings = frozenset().union(*(self.siblings.get(instance, ()) for instance in written))
+            kernel, kernel_s = self.passes.join(at, op, reads, traffic_bytes, arithmetic_s, siblings)
             self.passes.touch(kernel, (*reads, *written))
         elif ALL_ITERATIONS in op.effects:
             kernel_s = 0.0

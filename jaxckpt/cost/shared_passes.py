@@ -11,7 +11,7 @@
 Read after `rates`; `kernels` asks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from jaxckpt.cost.fusion_analysis import SourceBytes
 from jaxckpt.cost.rates import Rates
@@ -54,9 +54,28 @@ class SharedPasses:
             if op.kind is Kind.REDUCTION:
                 self._reduced.add(instance)
 
-    def join(self, at: int, op: Op, reads: SourceBytes, traffic_bytes: int, arithmetic_s: float) -> tuple[int, float]:
-        """The kernel in which a loop runs, as the step that starts it, and the seconds that the loop adds to it."""
-        kernel = self._kernel_of(at, op, reads)
+    def join(
+        self,
+        at: int,
+        op: Op,
+        reads: SourceBytes,
+        traffic_bytes: int,
+        arithmetic_s: float,
+        siblings: Collection[int] = (),
+    ) -> tuple[int, float]:
+        """The kernel in which a loop runs, as the step that starts it, and the seconds that the loop adds to it.
+
+        Args:
+          at: The step.
+          op: Its op.
+          reads: Buffers, each with the bytes that the loop reads of it.
+          traffic_bytes: Bytes that it reads and writes.
+          arithmetic_s: Seconds of its arithmetic.
+          siblings: Buffers of sibling kernels (`sibling_kernels`): the loop joins the one that is there already.
+        """
+        kernel = next((self._ready[s] for s in siblings if s in self._ready), None)
+        if kernel is None:
+            kernel = self._kernel_of(at, op, reads)
         before_s = self._kernel_s.get(kernel)
         launch_s = 0.0
         if before_s is None:

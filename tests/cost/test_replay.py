@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxckpt.cost import arithmetic_costs, fuse, replay
 from jaxckpt.ir import Graph, GraphPlan, Phase, Recompute, Save, Trait
 from jaxckpt.ir.residual import residuals
-from jaxckpt.schedule import Barrier, Schedule, schedule
+from jaxckpt.schedule import Barrier, Run, Schedule, schedule
 from tests.graphs import RATES, Builder, chain, graphs, without_fusion
 
 
@@ -105,6 +105,26 @@ def test_an_elementwise_kernel_may_overwrite_what_dies_in_it():
     graph = build.graph(c)
     assert b in fuse(graph).materialised
     assert replayed(graph).peak_bytes == 4000
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_recomputed_tanh_is_stored_if_its_readers_are_apart(apart):
+    """One reader gives a weight's gradient, the other needs that gradient if `apart`, and the same cotangent if not."""
+    build = Builder()
+    wide = build.op("dot_general", build.input(4000), size_bytes=4000)
+    active = build.op("tanh", wide, size_bytes=4000)
+    slope = build.op("mul", active, size_bytes=4000)
+    end = build.op("dot_general", active, size_bytes=4000)
+    cotangent = build.op("dot_general", end, size_bytes=4000, phase=Phase.BACKWARD)
+    scaled = build.op("mul", active, cotangent, size_bytes=4000, phase=Phase.BACKWARD)
+    gradient = build.op("dot_general", scaled, scaled, size_bytes=4000, phase=Phase.BACKWARD)
+    on = build.op("dot_general", gradient if apart else cotangent, size_bytes=4000, phase=Phase.BACKWARD)
+    last = build.op("mul", slope, on, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(gradient, build.op("dot_general", last, last, size_bytes=4000, phase=Phase.BACKWARD))
+    got = replayed(graph, GraphPlan(fingerprint="", decisions={wide: Save(), active: Recompute(), slope: Recompute()}))
+    clones = [at for at, step in enumerate(got.steps) if isinstance(step, Run) and step.is_clone]
+    clone = next(at for at in clones if active in graph.ops[got.steps[at].op].writes)
+    assert (got.seconds[clone] > 0) is apart
 
 
 @pytest.mark.parametrize(
