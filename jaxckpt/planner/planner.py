@@ -52,6 +52,8 @@ from jaxckpt.solve import (
 from jaxckpt.trace import Traced, trace_step
 
 _DEFAULT = PlanOptions()
+_SIMPLE_RULES = ("full", "every:1", "every", "every:4", "sqrt", "dots", "dots_no_batch")
+"""Strategies that people carry out with `jax.checkpoint` in a line; the planner compiles them where its model fails."""
 
 
 class Planner:
@@ -258,6 +260,11 @@ class Planner:
         """The optimal solver for plans that neither send anything to the host nor keep shards."""
         return OptimalSolver(replace(self.problem, may_offload=False, may_partition=False))
 
+    @cached_property
+    def simple_rules(self) -> tuple[ir.GraphPlan, ...]:
+        """Plans of the rules that people write by hand, each different from the others."""
+        return tuple(dict.fromkeys(solve(self.problem, rule) for rule in _SIMPLE_RULES))
+
     def _solver_named(self, strategy: str) -> BudgetSolver:
         """A strategy's solver, which keeps its work for earlier budgets."""
         named = named_strategy(strategy)
@@ -327,7 +334,7 @@ class Planner:
 
     def candidates(self) -> tuple[CompiledPlan, ...]:
         """Compiled plans that may answer any budget."""
-        may_be = {"optimal", "full", *(("none",) if self.problem.allows_empty_plan else ())}
+        may_be = {"optimal", *_SIMPLE_RULES, *(("none",) if self.problem.allows_empty_plan else ())}
         return tuple(CompiledPlan(plan, fp) for plan, fp in self._footprints.items() if plan.strategy in may_be)
 
     def step_s_with_stalls(self, candidate: CompiledPlan) -> float:

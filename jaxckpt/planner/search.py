@@ -46,6 +46,8 @@ temporaries that the budget allows."""
 _TOO_SLOW = 1.05
 """A plan that takes this many times the predicted seconds is compared with one of another cut: in ViT and T5 the model
 is off by more than two good plans differ (`python -m benchmarks.frontier`)."""
+_FASTER = 0.995
+"""A rule's plan is compiled if the model expects at most this share of the best plan's seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +126,11 @@ class BudgetSearch:
         self._correct()
         if self._splitter is not None:
             self._split_loops(self._splitter)
-        alternative = self._alternative()
-        if alternative is not None and len(self.attempts) < self.most:
-            self._compile(alternative, asked_bytes=alternative.predicted.total_bytes)
-        for plan in self._untried_feasible:
+        for candidate in (self._alternative, self._faster_rule):
+            plan = candidate() if len(self.attempts) < self.most else None
+            if plan is not None:
+                self._compile(plan, asked_bytes=plan.predicted.total_bytes)
+        for plan in (*self._untried_feasible, *self._feasible_rules()):
             if self._best() is None:
                 self._compile(plan, asked_bytes=plan.predicted.total_bytes)
         return self._finish()
@@ -215,6 +218,28 @@ class BudgetSearch:
             return None
         plan = self.solver.alternative_plan(best.plan, self.fitting.asked_bytes - self.planner.fixed_bytes)
         return None if plan is None or self._was_tried(plan) else plan
+
+    def _faster_rule(self) -> ir.GraphPlan | None:
+        """The plan of a simple rule that is expected to be faster than the best plan, after more than one compile.
+
+        The first plan of the solver is faster than any rule's, by the model. Where the model was wrong, and the solver
+        was asked for less, a rule that should fit as it is may be faster than the solver's next plan.
+        """
+        best = self._best()
+        if best is None or len(self.tried) < 2 or self._good_enough(best):
+            return None
+        limit_s = _FASTER * best.plan.predicted.step_s
+        faster = [plan for plan in self._feasible_rules() if plan.predicted.step_s <= limit_s]
+        return min(faster, key=lambda plan: plan.predicted.step_s, default=None)
+
+    def _feasible_rules(self) -> list[ir.GraphPlan]:
+        """Plans of simple rules that should fit and were not tried, the smallest first."""
+        if not isinstance(self.solver, OptimalSolver):
+            return []
+        rules = [plan for plan in self.planner.simple_rules if plan.predicted.total_bytes <= self.limit_bytes]
+        return sorted(
+            (plan for plan in rules if not self._was_tried(plan)), key=lambda plan: plan.predicted.total_bytes
+        )
 
     def _figures(self, compiled: CompiledPlan) -> PlanFigures:
         step_s = self.planner.step_s_with_stalls(compiled)
