@@ -60,12 +60,12 @@ def _before_head(start: int, made_bytes: list[int], crossing_bytes: list[int]) -
 
 
 def _after_body(starts: list[int], made_bytes: list[int], crossing_bytes: list[int]) -> int | None:
-    """One more boundary in the last stage: behind its largest residual, where no more crosses than at other boundaries.
+    """One more boundary in the last stage, behind its last largest residual: where no more crosses than at others.
 
     A loss without wide residuals then is a stage of its own, and the block before it is recomputed behind its cotangent
     like all others, as with `jax.checkpoint` around each block.
     """
-    widest = max(range(starts[-1], len(made_bytes)), key=made_bytes.__getitem__)
+    widest = max(reversed(range(starts[-1], len(made_bytes))), key=made_bytes.__getitem__)
     most_bytes = max(crossing_bytes[start] for start in starts)
     behind = range(widest + 1, len(made_bytes))
     return next((position for position in behind if 0 < crossing_bytes[position] <= most_bytes), None)

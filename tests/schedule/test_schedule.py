@@ -182,7 +182,7 @@ def test_a_shared_gradient_passes_the_barriers_on_its_way():
     assert opens_first.writes[-1] in adds.reads
 
 
-def test_a_sum_that_is_the_frontier_passes_its_own_barrier():
+def test_a_barrier_waits_for_a_cotangent_and_no_sum():
     """Layers share their weight: the chain of sums of its gradient is longer than that of cotangents."""
     build = Builder()
     x, weight = build.input(4000), build.input(4000)
@@ -196,7 +196,7 @@ def test_a_sum_that_is_the_frontier_passes_its_own_barrier():
     laid_out = schedule(graph, plan_of(graph, drop=[first, second], stages=(0, 1)))
     check_order(graph, laid_out)
     opens_first = [step for step in laid_out.steps if isinstance(step, Barrier)][-1]
-    assert laid_out.origin[opens_first.trigger] == shared
+    assert laid_out.origin[opens_first.trigger] == cotangent
     assert shared in [laid_out.origin[i] for i in opens_first.reads]
     adds = laid_out.steps[-1]
     assert isinstance(adds, Run)
