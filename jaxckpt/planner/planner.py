@@ -29,7 +29,7 @@ from jaxckpt.planner.loop_split import LoopSplitter
 from jaxckpt.planner.loop_tiling import TilingSolver
 from jaxckpt.planner.options import PlanKeywords, PlanOptions, require_mesh
 from jaxckpt.planner.plan import Argument, Attempt, Described, Plan, describe
-from jaxckpt.planner.refusals import larger_arguments
+from jaxckpt.planner.refusals import larger_arguments, undone_by_cpu
 from jaxckpt.planner.search import BudgetSearch, CompiledPlan
 from jaxckpt.planner.verify_plan import verification_note
 from jaxckpt.policy import Policy, load_policy
@@ -158,6 +158,9 @@ class Planner:
         limit_bytes = budget_bytes(budget, baseline_bytes=baseline_bytes)
         if self.fixed_bytes > limit_bytes:
             raise larger_arguments(budget, limit_bytes, self.graph, target=self.target.name)
+        is_undone = self.target.platform == "cpu" and solver is self.solver
+        if is_undone and self.solver.empty_plan.predicted.total_bytes > limit_bytes:
+            raise undone_by_cpu(budget, limit_bytes, self.solver.empty_plan.predicted.total_bytes)
         refused: list[InfeasibleBudgetError] = []
         found: Plan | None = None
         for search in self._searches(budget, limit_bytes, solver):
@@ -165,6 +168,8 @@ class Planner:
                 found = search.run()
             except InfeasibleBudgetError as error:
                 refused.append(error)
+        if found is None and is_undone:
+            raise undone_by_cpu(budget, limit_bytes, self.unplanned.total_bytes)
         if found is None:
             raise min(refused, key=lambda error: error.minimum_bytes)
         return found
