@@ -24,7 +24,6 @@ import jax.numpy as jnp
 from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
-from jaxckpt.ir import Kind, Op
 from jaxckpt.ir.regions import FROM_SHARDS, SLICE, TO_SHARDS
 from jaxckpt.ir.scope import OWN, RECOMPUTED
 from jaxckpt.program import Equation
@@ -225,25 +224,13 @@ class _Emitter:
         return program.manuals[home].eqn.ctx if manual is None else program.manuals[manual].inner_ctx
 
     def _holds_the_backward(self, step: Barrier) -> bool:
-        """True if the backward goes on with the trigger behind the barrier.
+        """True if the backward goes on with the trigger behind the barrier: XLA drops operands that nobody reads there.
 
-        XLA drops operands of a barrier that nobody reads behind it. One device's scheduler mostly recomputes late all
-        the same, so a rearranged array, but for one of a product, need not be in memory for the barrier; the scheduler
-        of several devices moves clones forward, to hide collectives behind them.
+        A rearranged array passes too: for layout assignment a transpose is a bitcast, and clones of a barrier that lost
+        its trigger start at once, random bits of all stages together.
         """
-        graph = self._traced.graph
         producer = None if step.trigger is None else self._producer(step.trigger)
-        if producer is None or graph.ops[producer].loop != step.loop:
-            return False
-        return bool(graph.mesh) or not self._only_rearranges(graph.ops[producer])
-
-    def _only_rearranges(self, op: Op) -> bool:
-        """True if an op is a view of as many bytes, and not of a product's result."""
-        graph = self._traced.graph
-        sizes_bytes = {graph.values[v].size_bytes for v in (*op.reads, *op.writes)}
-        producers = (graph.producer[v] for v in op.reads)
-        from_product = any(i is not None and graph.ops[i].kind is Kind.CONTRACTION for i in producers)
-        return op.kind is Kind.VIEW and len(sizes_bytes) == 1 and not from_product
+        return producer is not None and self._traced.graph.ops[producer].loop == step.loop
 
     def move(self, step: Move, number: int) -> None:
         (read,), (write,) = step.reads, step.writes

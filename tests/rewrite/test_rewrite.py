@@ -195,8 +195,10 @@ def test_recomputed_random_bits_are_the_same():
     assert_same_bits(one_by_one(rewritten.jaxpr, *flat), one_by_one(traced.jaxpr, *flat))
 
 
-@pytest.mark.parametrize(("turned", "held"), [("not at all", True), ("a product", True), ("a sum", False)])
-def test_the_backward_reads_the_trigger_behind_unless_rearranged(turned, held):
+@pytest.mark.parametrize("turned", ["not at all", "a product", "a sum"])
+def test_the_backward_reads_the_trigger_behind_the_barrier(turned):
+    """XLA drops what nobody reads there, and the clones would wait for nothing."""
+
     @jax.custom_vjp
     def turn(x):
         return x
@@ -216,7 +218,7 @@ def test_the_backward_reads_the_trigger_behind_unless_rearranged(turned, held):
     rewritten = rewrite(traced, drop_all(traced.graph, scopes=("block_0",)))
     (barrier,) = [eqn for eqn in barriers(rewritten) if stack(eqn).endswith("jaxckpt/recompute")]
     read = {v for eqn in eqns(rewritten) for v in eqn.invars if isinstance(v, jex.Var)}
-    assert (barrier.outvars[-1] in read) is held
+    assert barrier.outvars[-1] in read
     flat = (W, X)
     assert_same_bits(one_by_one(rewritten.jaxpr, *flat), one_by_one(traced.jaxpr, *flat))
 
