@@ -184,7 +184,8 @@ class Graph:
 
         A barrier that hands on a value inside a chain of elementwise ops would split a kernel in two, one that hands on
         the gradient of a weight would keep the update from fusing with it. A product that is added to another value
-        is not in memory by itself.
+        is not in memory by itself. A view that has been made of a value in memory takes its place: whoever reads the
+        view does not read the value behind the barrier.
         """
         leads: set[int] = set()
         found: set[int] = set()
@@ -198,6 +199,10 @@ class Graph:
                 found.update(op.writes)
             if op.kind in _IN_MEMORY:
                 found.update(op.reads)
+        for op in self.ops:
+            if op.phase is Phase.BACKWARD and op.kind is Kind.VIEW and not found.isdisjoint(op.reads):
+                sizes_bytes = {self.values[v].size_bytes for v in (*op.reads, *op.writes)}
+                found.update(op.writes if len(sizes_bytes) == 1 else ())
         return frozenset(found & leads)
 
     @cached_property
