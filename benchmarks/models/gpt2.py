@@ -17,6 +17,12 @@ from benchmarks.models.training import ADAMW, TrainingStep
 from jaxckpt.cli.gpt2 import GPT, Block
 
 
+class DroppingBlock(Block):
+    """A block with the dropout of the paper: Radford and others 2019, as Hugging Face's gpt2 has it."""
+
+    dropout: float = 0.1
+
+
 class ScannedGPT(nn.Module):
     """The decoder with its blocks under `nn.scan`."""
 
@@ -25,7 +31,7 @@ class ScannedGPT(nn.Module):
     heads: int
     vocabulary: int
     sequence: int
-    remat: Remat = as_written
+    block: Any = Block
     between: Between = unconstrained
 
     @nn.compact
@@ -34,11 +40,11 @@ class ScannedGPT(nn.Module):
         x = nn.Embed(self.vocabulary, self.width, dtype=jnp.bfloat16)(tokens)
         positions = self.param("pos", nn.initializers.normal(0.02), (self.sequence, self.width))
         x = self.between(x + positions.astype(jnp.bfloat16)[None, : tokens.shape[1]])
-        block = self.remat(Block)(self.width, self.heads, name="block")
+        block = self.block(self.width, self.heads, name="block")
         over_layers = nn.scan(
             lambda block, x, _: (self.between(block(x)), None),
             variable_axes={"params": 0},
-            split_rngs={"params": True},
+            split_rngs={"params": True, "dropout": True},
             length=self.layers,
         )
         x, _ = over_layers(block, x, None)
@@ -55,6 +61,7 @@ def step(
     heads: int = 12,
     vocabulary: int = 50304,
     scanned: bool = False,
+    dropout: bool = False,
     optimiser: optax.GradientTransformation = ADAMW,
     remat: Remat = as_written,
     between: Between = unconstrained,
@@ -69,13 +76,17 @@ def step(
       heads: Of attention.
       vocabulary: Tokens there are.
       scanned: The blocks are the turns of one `scan`.
+      dropout: Attention's weights and what each block adds to the stream lose a tenth of their elements.
       optimiser: What makes updates of gradients.
       remat: Applied to each block, before it is called; see `blocks`.
       between: Applied to what passes from block to block, where they are scanned; see `blocks`.
     """
     sizes = {"layers": layers, "width": width, "heads": heads, "vocabulary": vocabulary, "sequence": sequence}
-    model = ScannedGPT(**sizes, remat=remat, between=between) if scanned else GPT(**sizes, block=remat(Block))
-    return language_model(model, batch=batch, sequence=sequence, vocabulary=vocabulary, optimiser=optimiser)
+    block = remat(DroppingBlock if dropout else Block)
+    model = ScannedGPT(**sizes, block=block, between=between) if scanned else GPT(**sizes, block=block)
+    return language_model(
+        model, batch=batch, sequence=sequence, vocabulary=vocabulary, optimiser=optimiser, is_random=dropout
+    )
 
 
 def small() -> dict[str, Any]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 Dense = partial(nn.Dense, dtype=jnp.bfloat16)
+Dropout = partial(nn.Dropout, deterministic=False)
 Embed = partial(nn.Embed, dtype=jnp.bfloat16)
 LayerNorm = partial(nn.LayerNorm, dtype=jnp.bfloat16)
 RMSNorm = partial(nn.RMSNorm, dtype=jnp.bfloat16)

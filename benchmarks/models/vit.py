@@ -11,24 +11,30 @@ import jax.numpy as jnp
 import optax
 
 from benchmarks.models.blocks import Remat, as_written
-from benchmarks.models.mixed import Dense, LayerNorm, attend, join_heads, split_heads
+from benchmarks.models.mixed import Dense, Dropout, LayerNorm, attend, join_heads, split_heads
 from benchmarks.models.tasks import image_classifier
 from benchmarks.models.training import ADAMW, TrainingStep
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each behind a normalisation, each added to the stream."""
+    """Attention and a feed-forward layer, each behind a normalisation, each added to the stream.
+
+    Dropout stands behind every dense layer but that of queries, keys and values, as in the paper's appendix B.1.
+    """
 
     heads: int
+    dropout: float
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         width = x.shape[-1]
         qkv = Dense(3 * width, name="qkv")(LayerNorm(name="before_attention")(x))
         q, k, v = (split_heads(part, self.heads) for part in jnp.split(qkv, 3, axis=-1))
-        x = x + Dense(width, name="proj")(join_heads(attend(q, k, v)))
+        mixed = Dense(width, name="proj")(join_heads(attend(q, k, v)))
+        x = x + Dropout(self.dropout)(mixed)
         y = Dense(4 * width, name="fc")(LayerNorm(name="before_fc")(x))
-        return x + Dense(width, name="fc2")(nn.gelu(y, approximate=False))
+        y = Dropout(self.dropout)(nn.gelu(y, approximate=False))
+        return x + Dropout(self.dropout)(Dense(width, name="fc2")(y))
 
 
 class ViT(nn.Module):
@@ -39,6 +45,7 @@ class ViT(nn.Module):
     heads: int
     patch: int
     classes: int
+    dropout: float
     remat: Remat
 
     @nn.compact
@@ -51,7 +58,7 @@ class ViT(nn.Module):
         positions = self.param("positions", nn.initializers.normal(0.02), (1, *x.shape[1:]))
         x = x + positions.astype(x.dtype)
         for i in range(self.layers):
-            x = self.remat(Block)(self.heads, name=f"block_{i}")(x)
+            x = self.remat(Block)(self.heads, self.dropout, name=f"block_{i}")(x)
         return Dense(self.classes, name="head")(LayerNorm(name="last")(x)[:, 0])
 
 
@@ -64,6 +71,7 @@ def step(
     heads: int = 12,
     patch: int = 16,
     classes: int = 1000,
+    dropout: float = 0.0,
     optimiser: optax.GradientTransformation = ADAMW,
     remat: Remat = as_written,
 ) -> TrainingStep:
@@ -77,11 +85,12 @@ def step(
       heads: Of attention.
       patch: Height and width of a patch.
       classes: Classes.
+      dropout: Share of elements that each dropout of a block sets to zero.
       optimiser: What makes updates of gradients.
       remat: Applied to each block, before it is called; see `blocks`.
     """
-    model = ViT(layers, width, heads, patch, classes, remat)
-    return image_classifier(model, batch=batch, size=size, classes=classes, optimiser=optimiser)
+    model = ViT(layers, width, heads, patch, classes, dropout, remat)
+    return image_classifier(model, batch=batch, size=size, classes=classes, optimiser=optimiser, is_random=dropout > 0)
 
 
 def small() -> dict[str, Any]:

@@ -27,16 +27,21 @@ class Block(nn.Module):
 
     width: int
     heads: int
+    dropout: float = 0.0
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps (batch, sequence, width) to the same shape."""
-        x = x + self.attention(nn.LayerNorm(dtype=jnp.bfloat16)(x))
+        x = x + self.dropped(self.attention(nn.LayerNorm(dtype=jnp.bfloat16)(x)))
         x = checkpoint_name(x, "resid_mid")
         y = nn.LayerNorm(dtype=jnp.bfloat16)(x)
         y = nn.Dense(4 * self.width, dtype=jnp.bfloat16, name="fc")(y)
         y = nn.gelu(checkpoint_name(y, "fc"))
-        return x + nn.Dense(self.width, dtype=jnp.bfloat16, name="fc2")(y)
+        return x + self.dropped(nn.Dense(self.width, dtype=jnp.bfloat16, name="fc2")(y))
+
+    def dropped(self, x: jax.Array) -> jax.Array:
+        """Dropout; without it the array itself."""
+        return nn.Dropout(self.dropout, deterministic=False)(x)
 
     def attention(self, y: jax.Array) -> jax.Array:
         """Causal self-attention."""
@@ -47,7 +52,7 @@ class Block(nn.Module):
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / (width // self.heads) ** 0.5
         causal = jnp.tril(jnp.ones((sequence, sequence), bool))
         scores = jnp.where(causal, scores, -1e9).astype(jnp.float32)
-        weights = jax.nn.softmax(scores, axis=-1).astype(jnp.bfloat16)
+        weights = self.dropped(jax.nn.softmax(scores, axis=-1).astype(jnp.bfloat16))
         mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(batch, sequence, width)
         return nn.Dense(width, dtype=jnp.bfloat16, name="proj")(checkpoint_name(mixed, "attn_out"))
 

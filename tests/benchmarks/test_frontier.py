@@ -226,10 +226,12 @@ def test_sizes_are_read_from_words():
 BLOCKS = {
     "gpt2-small": 2,
     "gpt2-medium": 2,
+    "gpt2-small-dropout": 2,
     "llama": 2,
     "bert-large": 2,
     "t5-base": 4,
     "vit-b16": 2,
+    "vit-b16-dropout": 2,
     "resnet50": 2,
     "unet": 5,
     "experts": 2,

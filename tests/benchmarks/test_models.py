@@ -10,6 +10,7 @@ import pytest
 from benchmarks.models import COOP, MODELS, PLANNER, TrainingStep, lstm, spos, swin, t5
 from benchmarks.models.experts import routes
 from benchmarks.models.llama import grouped_attention, rotated
+from jaxckpt.ir import Phase
 from jaxckpt.trace import trace_step
 
 HEAD = 768 * 50304
@@ -120,6 +121,16 @@ def test_loss_falls_at_small_size(name):
     assert np.isfinite(losses).all()
     assert losses[-1] < losses[0]
     assert shapes((variables, state)) == shapes(step.args[:2])
+
+
+@pytest.mark.parametrize("name", ["gpt2-small-dropout", "vit-b16-dropout"])
+def test_dropout_draws_three_masks_in_every_block(name):
+    step = small(name)
+    graph = trace_step(step.step, *step.args).graph
+    scopes = [op.scope for op in graph.ops if op.primitive == "random_bits" and op.phase is Phase.FORWARD]
+    for block in ("block_0", "block_1"):
+        assert sum(block in scope for scope in scopes) == 3
+    assert len(scopes) == 6
 
 
 def test_a_switched_supernet_leaves_its_path_to_an_argument():
