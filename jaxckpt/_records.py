@@ -333,6 +333,12 @@ def _plain(hint: Any, value: Any) -> Any:
     return [_plain(each, item) for each, item in zip(items, value, strict=True)]
 
 
+def shared_fields(record: Any, kind: type) -> dict[str, Any]:
+    """The values of a record's fields that another dataclass has too, by name."""
+    names = {each.name for each in fields(kind)}
+    return {each.name: getattr(record, each.name) for each in fields(record) if each.name in names}
+
+
 ### Documents
 
 

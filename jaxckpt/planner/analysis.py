@@ -4,7 +4,7 @@ Nothing is compiled. Bytes are those of materialised arrays, by the fusion model
 as the arrays that the kernel reads, each once. The numbers of a plan come from the compiler (`Planner`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -19,16 +19,10 @@ from jaxckpt.trace import trace_step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScopeResiduals:
-    """Residuals of one scope.
+    """Residuals of one scope, and the ops of the backward that read them.
 
-    Attributes:
-      scope: The path of names, "" where there is none.
-      residual_count: Forward values that the backward reads.
-      residual_bytes: Their bytes, were each of them an array in memory, as JAX's equations have it.
-      kept_bytes: Arrays that a compiler saves for the scope if nothing is recomputed, bytes per device.
-      largest: The largest of these arrays, or None.
-      recompute_s: Estimated seconds of recomputing these arrays.
-      reader_count: Ops of the backward that read a residual of this scope.
+    `residual_bytes` are as if each residual were an array in memory, as JAX's equations have it. `kept_bytes` are
+    arrays that a compiler saves if nothing is recomputed, bytes per device; the other figures are of these arrays.
     """
 
     scope: str
@@ -45,10 +39,8 @@ class Analysis(Shown):
     """A step's residuals, by scope.
 
     Attributes:
-      step: The step's name.
       target: The machine whose rates the estimates use.
       scopes: In the order in which the forward pass meets them; scopes without residuals are left out.
-      op_count: Ops of the step.
       argument_bytes: Arguments, bytes per device.
       constant_bytes: Arrays that the step closes over.
       unplanned_bytes: Predicted total of the step as it is.
@@ -152,11 +144,10 @@ def _scope(problem: Problem, scope: str, values: list[int]) -> ScopeResiduals:
         kept_bytes=sum(map(graph.residual_bytes, kept)),
         largest=None if largest is None else describe(graph, largest),
         recompute_s=sum(problem.op_s[op] for op in producers),
-        reader_count=len(_readers_after_forward(graph, residuals)),
+        reader_count=_readers_after_forward(graph, residuals),
     )
 
 
-def _readers_after_forward(graph: Graph, values: Iterable[int]) -> frozenset[int]:
-    """The ops after the forward pass that read any of some values."""
-    readers = (reader for value in values for reader in graph.readers[value])
-    return frozenset(reader for reader in readers if graph.ops[reader].phase is not Phase.FORWARD)
+def _readers_after_forward(graph: Graph, values: list[int]) -> int:
+    readers = {reader for value in values for reader in graph.readers[value]}
+    return sum(graph.ops[reader].phase is not Phase.FORWARD for reader in readers)

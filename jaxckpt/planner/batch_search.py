@@ -10,16 +10,16 @@
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from jaxckpt import ir
 from jaxckpt._errors import BatchError, InfeasibleBudgetError
 from jaxckpt._progress import Progress, silent
+from jaxckpt._shown import Shown
 from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.machine import Target
-from jaxckpt.planner.batches import BatchSearch, TriedBatch
 from jaxckpt.planner.options import PlanKeywords, PlanOptions
 from jaxckpt.planner.plan import Plan
 from jaxckpt.planner.planner import Planner
@@ -38,6 +38,67 @@ off by less (`python -m benchmarks.frontier`)."""
 
 
 _DEFAULT = PlanOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedBatch:
+    """One batch size: items a step, and whether a plan brings it under the budget.
+
+    Attributes:
+      compiled: Whether the compiler said so; else the model did, corrected by what the compiler said of others.
+      smallest_bytes: The smallest total reached or, where nothing was compiled, expected, bytes per device.
+      step_s: Estimated seconds of a step with the fastest plan that fits: the compiled program's where there is a plan,
+        else the model's; 0 where nothing fits.
+      plan: The fastest plan that fits, compiled; None where it was not looked for.
+    """
+
+    batch: int
+    fits: bool
+    compiled: bool
+    smallest_bytes: int
+    step_s: float = 0.0
+    plan: Plan | None = None
+
+    @property
+    def items_per_s(self) -> float:
+        """Estimated throughput; 0 where nothing fits."""
+        return self.batch / self.step_s if self.step_s else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSearch(Shown):
+    """The batches that were tried for a step under a budget.
+
+    Attributes:
+      budget_bytes: Bytes per device.
+      multiples_of: What every batch is a multiple of.
+      tried: By batch; the largest and the fastest are among them.
+      largest: The largest batch that fits, with its plan.
+      fastest: That of the highest estimated throughput among those that were compiled, with its plan.
+      compiles: How many programs were compiled.
+    """
+
+    _report: ClassVar[str] = "jaxckpt.report.batches:batches_report"
+
+    step: str
+    target: str
+    budget_bytes: int
+    multiples_of: int
+    tried: tuple[TriedBatch, ...]
+    largest: TriedBatch
+    fastest: TriedBatch
+    compiles: int
+
+    @property
+    def batch(self) -> int:
+        """The largest batch that fits."""
+        return self.largest.batch
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that makes it fit."""
+        assert self.largest.plan is not None, "the largest batch was planned"
+        return self.largest.plan
 
 
 def max_batch(
@@ -95,7 +156,6 @@ class _Trial:
     def __init__(self, batch: int, planner: Planner):
         self.batch = batch
         self.planner = planner
-        self.is_compiled = False
         self.plan: Plan | None = None
 
     @cached_property
@@ -105,26 +165,21 @@ class _Trial:
         return tuple(sorted(plans, key=lambda plan: plan.predicted.temp_bytes))
 
     @property
-    def fixed_bytes(self) -> int:
-        """Bytes that no plan changes."""
-        return self.planner.fixed_bytes
-
-    @property
     def smallest_temp_bytes(self) -> int:
         """Predicted temporaries of the smallest plan."""
         return self.smallest_plans[0].predicted.temp_bytes
 
     def expected_bytes(self, ratio: float) -> int:
         """The expected total of the smallest plan; `ratio` is compiled temporaries over predicted ones."""
-        return self.fixed_bytes + int(ratio * self.smallest_temp_bytes)
+        return self.planner.fixed_bytes + int(ratio * self.smallest_temp_bytes)
 
     def unplanned_bytes(self, ratio: float) -> int:
         """The expected total of the step as it is."""
-        return self.fixed_bytes + int(ratio * self.planner.solver.empty_plan.predicted.temp_bytes)
+        return self.planner.fixed_bytes + int(ratio * self.planner.solver.empty_plan.predicted.temp_bytes)
 
     def expected_step_s(self, limit_bytes: int, ratio: float) -> float:
         """Seconds of a step with the model's fastest plan within a budget."""
-        temp_bytes = int((limit_bytes - self.fixed_bytes) / ratio)
+        temp_bytes = int((limit_bytes - self.planner.fixed_bytes) / ratio)
         fastest = self.planner.solver.solve(temp_bytes)
         if fastest.predicted.temp_bytes > temp_bytes and self.planner.min_memory_tilings:
             assert self.planner.tiling_solver is not None, "the tilings come from it"
@@ -134,12 +189,11 @@ class _Trial:
     def compiled_bytes(self, limit_bytes: int) -> int:
         """The smallest compiled total; the fastest plan and then those of least memory are compiled until one fits."""
         totals: list[int] = []
-        fastest = self.planner.solver.solve(limit_bytes - self.fixed_bytes)
+        fastest = self.planner.solver.solve(limit_bytes - self.planner.fixed_bytes)
         for plan in dict.fromkeys((fastest, *self.smallest_plans)):
             totals.append(self.planner.measure(plan).footprint.total_bytes)
             if totals[-1] <= limit_bytes:
                 break
-        self.is_compiled = True
         return min(totals)
 
 
@@ -167,8 +221,8 @@ class _BatchSearcher:
 
     def run(self) -> BatchSearch:
         largest = self._largest()
-        self._plan(largest)
-        self.time_ratio = self._time_ratio(self.trials[largest])
+        plan = self._plan(largest)
+        self.time_ratio = _step_s(plan) / plan.predicted.step_s
         for count in self._fast_counts(largest):
             self._plan(count)
         tried = tuple(self._tried(count) for count in sorted(self.trials))
@@ -208,13 +262,9 @@ class _BatchSearcher:
                 self._refuse()
             else:
                 fails = count
-        return fits or self._first()
-
-    def _first(self) -> int:
-        """The smallest batch, where no batch that the model found fits as compiled."""
-        if not self._fits_compiled(1):
+        if not fits and not self._fits_compiled(1):
             self._refuse()
-        return 1
+        return max(1, fits)
 
     def _refuse(self) -> None:
         """Raises the error that a plan for the smallest batch raises."""
@@ -227,7 +277,7 @@ class _BatchSearcher:
     def _fits_compiled(self, count: int) -> bool:
         trial = self.trial(count)
         total_bytes = self.compiled[count] = trial.compiled_bytes(self.limit_bytes)
-        self.ratio = max(0.1, (total_bytes - trial.fixed_bytes) / max(1, trial.smallest_temp_bytes))
+        self.ratio = max(0.1, (total_bytes - trial.planner.fixed_bytes) / max(1, trial.smallest_temp_bytes))
         return total_bytes <= self.limit_bytes
 
     def _largest_expected(self, fits: int, fails: int | None) -> int:
@@ -262,10 +312,8 @@ class _BatchSearcher:
     def _intersection(self) -> int | None:
         """Where memory, as a line over batches, meets the budget; None where known batches give no rising line.
 
-        The larger of two batches close to each other may take less memory: kernels pad odd lengths.
-
-        Raises:
-          BatchError: Memory does not grow from one batch to another of at least twice its size.
+        The larger of two batches close to each other may take less memory: kernels pad odd lengths. `BatchError` where
+        memory does not grow from one batch to another of at least twice its size.
         """
         known = sorted((abs(self._expected(count) - self.limit_bytes), count) for count in self.trials)
         if len(known) < 2:
@@ -291,14 +339,11 @@ class _BatchSearcher:
             advice="def make_step(batch): return step, (..., jax.ShapeDtypeStruct((batch, ...), ...))",
         )
 
-    def _plan(self, count: int) -> None:
+    def _plan(self, count: int) -> Plan:
         """Compiles the fastest plan that fits for a batch."""
         trial = self.trial(count)
         trial.plan = trial.planner.plan(budget=self.limit_bytes)
-
-    def _time_ratio(self, trial: _Trial) -> float:
-        assert trial.plan is not None
-        return _step_s(trial.plan) / trial.plan.predicted.step_s
+        return trial.plan
 
     def _fast_counts(self, largest: int) -> list[int]:
         """Counts other than the largest that should have the highest throughput; the best first."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
 from jaxckpt import _records, ir
-from jaxckpt._records import Limit, RecordError, TomlTable, read_record, table_from_record
+from jaxckpt._records import Limit, RecordError, TomlTable, read_record, shared_fields, table_from_record
 from jaxckpt._version import __version__
 from jaxckpt.compiler import Footprint
 from jaxckpt.ir.layers import fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
@@ -91,31 +91,20 @@ class _PlanFile:
 
 
 def document_from_plan(plan: Plan) -> TomlTable:
-    """Writes a plan as a document.
-
-    Returns:
-      Equal plans of one version of jaxckpt and jax give equal documents, keys in reading order.
-    """
+    """A plan as a document: of equal plans and versions of jaxckpt and jax equal ones, keys in reading order."""
     jax, jaxlib = map(importlib.metadata.version, ("jax", "jaxlib"))
-    file = _PlanFile(
-        digest="",
-        fingerprint=plan.fingerprint,
-        strategy=plan.strategy,
-        target=plan.target,
-        budget_bytes=plan.budget_bytes,
-        notes=plan.notes,
-        stages=plan.stages,
-        layers=plan.layers,
-        stretches=plan.loop_splits,
-        nests=plan.loop_tilings,
-        written_by=_Versions(jaxckpt=__version__, jax=jax, jaxlib=jaxlib),
-        predicted=plan.prediction,
-        measured=plan.footprint,
-        attempt=plan.attempts,
-        decision=tuple(_entries(plan)),
-        arguments=_Arguments(static_argnums=plan.static_argnums, flat=tuple(map(_line, plan.arguments))),
-    )
-    document = table_from_record(file)
+    own = {
+        "digest": "",
+        "stretches": plan.loop_splits,
+        "nests": plan.loop_tilings,
+        "written_by": _Versions(jaxckpt=__version__, jax=jax, jaxlib=jaxlib),
+        "predicted": plan.prediction,
+        "measured": plan.footprint,
+        "attempt": plan.attempts,
+        "decision": tuple(_entries(plan)),
+        "arguments": _Arguments(static_argnums=plan.static_argnums, flat=tuple(map(_line, plan.arguments))),
+    }
+    document = table_from_record(_PlanFile(**shared_fields(plan, _PlanFile) | own))
     for key in ("attempt", "decision", "layers", "stretches", "nests"):
         if not document[key]:
             del document[key]
@@ -139,17 +128,12 @@ def _entries(plan: Plan) -> Iterator[TomlTable]:
     for group in fold_layers(plan.described, scope=lambda d: d.scope, alike=alike):
         first, values = group.items[0], [[d.value for d in layer] for layer in group.members]
         decision = plan.decisions[first.value]
-        entry = _Values(
-            scope=group.scope,
-            layers=layer_ranges(group.layers) if group.layers else None,
-            primitive=first.primitive,
-            name=first.name,
-            dtype=first.dtype,
-            shape=first.shape,
-            size_bytes=first.size_bytes,
-            source=first.source,
-            values=tuple(values if group.layers else values[0]),
-        )
+        own = {
+            "scope": group.scope,
+            "layers": layer_ranges(group.layers) if group.layers else None,
+            "values": tuple(values if group.layers else values[0]),
+        }
+        entry = _Values(**shared_fields(first, _Values) | own)
         yield {"decision": _WORD[type(decision)], **table_from_record(decision), **table_from_record(entry)}
 
 
@@ -157,41 +141,27 @@ def _entries(plan: Plan) -> Iterator[TomlTable]:
 
 
 def plan_from_document(document: TomlTable) -> Plan:
-    """Reads a document of our format and version.
-
-    Raises:
-      RecordError: The document is not as `document_from_plan` wrote it; the error has all problems.
-    """
+    """Reads a document of our format and version; a `RecordError` has all that is not as it was written."""
     file = read_record(_PlanFile, document)
     decided = sorted(_decided_values(file.decision), key=lambda pair: pair[0].value)
     if file.digest != digest(document):
         raise RecordError(["its digest is not that of its contents: it was changed after it was written"])
-    return Plan(
-        fingerprint=file.fingerprint,
-        decisions={described.value: decision for described, decision in decided},
-        stages=file.stages,
-        layers=file.layers,
-        loop_splits=file.stretches,
-        loop_tilings=file.nests,
-        strategy=file.strategy,
-        prediction=file.predicted,
-        target=file.target,
-        budget_bytes=file.budget_bytes,
-        footprint=file.measured,
-        described=tuple(described for described, _ in decided),
-        arguments=tuple(map(_argument, file.arguments.flat)),
-        static_argnums=file.arguments.static_argnums,
-        notes=file.notes,
-        attempts=file.attempt,
-    )
+    own = {
+        "decisions": {described.value: decision for described, decision in decided},
+        "loop_splits": file.stretches,
+        "loop_tilings": file.nests,
+        "prediction": file.predicted,
+        "footprint": file.measured,
+        "described": tuple(described for described, _ in decided),
+        "arguments": tuple(map(_argument, file.arguments.flat)),
+        "static_argnums": file.arguments.static_argnums,
+        "attempts": file.attempt,
+    }
+    return Plan(**shared_fields(file, Plan) | own)
 
 
-def _decided_values(entries: tuple[Any, ...]) -> Iterator[tuple[Described, ir.Decision]]:
-    """Values with their decisions.
-
-    Raises:
-      RecordError: Entries are no decisions, layers do not go with values, or values come twice; all of them.
-    """
+def _decided_values(entries: tuple[Any, ...]) -> list[tuple[Described, ir.Decision]]:
+    """Values with their decisions, or all entries that are none, layers without values, and values that come twice."""
     problems: list[str] = []
     seen: set[int] = set()
     decided: list[tuple[Described, ir.Decision]] = []
@@ -210,7 +180,7 @@ def _decided_values(entries: tuple[Any, ...]) -> Iterator[tuple[Described, ir.De
         decided.extend(found)
     if problems:
         raise RecordError(problems)
-    return iter(decided)
+    return decided
 
 
 def _decided(entry: Any) -> Iterator[tuple[Described, ir.Decision]]:
@@ -224,17 +194,7 @@ def _decided(entry: Any) -> Iterator[tuple[Described, ir.Decision]]:
     read = read_record(_Values, {key: value for key, value in entry.items() if key not in own and key != "decision"})
     for scope, ids in _layers(read):
         for value in ids:
-            described = Described(
-                value=value,
-                scope=scope,
-                primitive=read.primitive,
-                name=read.name,
-                shape=read.shape,
-                dtype=read.dtype,
-                size_bytes=read.size_bytes,
-                source=read.source,
-            )
-            yield described, decision
+            yield Described(**shared_fields(read, Described) | {"value": value, "scope": scope}), decision
 
 
 def _layers(entry: _Values) -> Iterator[tuple[str, list[int]]]:

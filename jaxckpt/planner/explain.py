@@ -21,7 +21,6 @@ class Explained:
     """The decision about one value, with the rule that made it.
 
     Attributes:
-      value: The value.
       by: Who decided: "rule 2 of "transformer"", "default of ...", "regions of ...", "the step's structure".
       wanted: The decision as the rule says it.
       carried_out: The decision in the plan, or None where the value is left to the compiler.
@@ -42,7 +41,6 @@ class Explanation(Shown):
     """The effect of a policy, and of policies of marks, on a step.
 
     Attributes:
-      step: The step's name.
       policy: The name of the policy; "marks" where there are only marks.
       values: In the order in which they are made.
       predicted_bytes: The total that the model expects, bytes per device.

@@ -16,7 +16,7 @@ from typing import ClassVar
 from jaxckpt._shown import Shown
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler import Footprint
-from jaxckpt.hlo import Buffer, MemoryMap, Part, Role
+from jaxckpt.hlo import Buffer, MemoryMap, Role
 from jaxckpt.ir import Graph
 from jaxckpt.oom.remedies import Remedy
 
@@ -76,13 +76,7 @@ DECIDED = frozenset({Holder.RESIDUALS, Holder.RECOMPUTED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Bytes of one purpose at the floor.
-
-    Attributes:
-      holder: The purpose.
-      size_bytes: Bytes per device.
-      largest: The largest buffers of this purpose; () where the compiler gives only one figure.
-    """
+    """Bytes per device of one purpose at the floor, and its largest buffers where the compiler lists them."""
 
     holder: Holder
     size_bytes: int
@@ -123,12 +117,6 @@ class Floor(Shown):
         """`undecided_bytes` as a share of the total, 0 to 1."""
         return self.undecided_bytes / self.total_bytes if self.total_bytes else 0.0
 
-    @property
-    def peak_part(self) -> Part:
-        """The part of the step at whose kernels the peak is; `Part.UNKNOWN` without a memory map."""
-        memory = self.footprint.memory
-        return memory.kernels[memory.peak].part if memory is not None and memory.kernels else Part.UNKNOWN
-
     def of(self, holder: Holder | str) -> int:
         """Bytes of one purpose; 0 where there are none.
 
@@ -139,12 +127,7 @@ class Floor(Shown):
 
 
 def floor_of(footprint: Footprint, graph: Graph | None = None, *, step: str = "") -> Floor:
-    """Divides a footprint by purpose, and finds remedies that would lower it.
-
-    Args:
-      footprint: The footprint of the smallest plan.
-      graph: The step; without a graph no donation is proposed.
-      step: The name of the step.
+    """Divides the footprint of the smallest plan by purpose; without a graph no donation is proposed.
 
     Example:
       >>> smallest = Footprint(argument_bytes=300, output_bytes=200, alias_bytes=200, temp_bytes=700)
@@ -173,50 +156,46 @@ def _shares(footprint: Footprint) -> Iterator[Share]:
     if memory is None or not memory.kernels:
         yield from [Share(holder=Holder.OTHER, size_bytes=footprint.temp_bytes)] if footprint.temp_bytes else []
         return
-    alive: dict[Holder, list[Buffer]] = {}
-    for buffer, holder in _purposes(memory):
-        alive.setdefault(holder, []).append(buffer)
-    for holder, buffers in alive.items():
+    for holder, buffers in _by_holder(memory).items():
         yield Share(holder=holder, size_bytes=_sum(buffers), largest=tuple(buffers[:_NAMED]))
     unused_bytes = footprint.temp_bytes - memory.peak_bytes
     if unused_bytes:
         yield Share(holder=Holder.FRAGMENTATION, size_bytes=unused_bytes)
 
 
-def _purposes(memory: MemoryMap) -> Iterator[tuple[Buffer, Holder]]:
-    """Temporaries alive at the peak, largest first, each with its purpose."""
+def _by_holder(memory: MemoryMap) -> dict[Holder, list[Buffer]]:
+    """Temporaries alive at the peak by purpose, largest first."""
     alive = memory.alive_at(memory.peak)
     of_one_op = frozenset(b.id for b in _values_of_wide_op(memory, alive))
+    found: dict[Holder, list[Buffer]] = {}
     for buffer in alive:
-        yield buffer, Holder.SINGLE_OP if buffer.id in of_one_op else _holder(buffer)
-
-
-def _holder(buffer: Buffer) -> Holder:
-    match buffer.role:
-        case Role.COLLECTIVE | Role.HOST_COPY:
-            return Holder.TRANSFERS
-        case Role.ACTIVATION:
-            return Holder.RECOMPUTED
-        case role:
-            return _HOLDERS.get(role, Holder.OTHER)
+        holder = Holder.SINGLE_OP if buffer.id in of_one_op else _HOLDERS.get(buffer.role, Holder.OTHER)
+        found.setdefault(holder, []).append(buffer)
+    return found
 
 
 _HOLDERS = {
     Role.RESIDUAL: Holder.RESIDUALS,
+    Role.ACTIVATION: Holder.RECOMPUTED,
     Role.LOGITS: Holder.LOGITS,
     Role.COTANGENT: Holder.COTANGENTS,
     Role.GRADIENT: Holder.GRADIENTS,
     Role.UPDATE: Holder.UPDATE,
     Role.WORKSPACE: Holder.WORKSPACE,
+    Role.COLLECTIVE: Holder.TRANSFERS,
+    Role.HOST_COPY: Holder.TRANSFERS,
 }
 
 
 def _values_of_wide_op(memory: MemoryMap, alive: tuple[Buffer, ...]) -> list[Buffer]:
-    """The values of one op, if the op is the peak: values of one size, far wider than all others there; else []."""
+    """The values of one op, if the op is the peak: values of one size, far wider than all others there; else [].
+
+    A buffer that the iterations of a loop write, each its slice, belongs to all layers, not to one op.
+    """
     by_width: dict[int, list[Buffer]] = {}
     for buffer in alive:
-        if buffer.role in _VALUE_ROLES and not _is_residual_stack(buffer):
-            by_width.setdefault(_elements(buffer), []).append(buffer)
+        if buffer.role in _VALUE_ROLES and not (buffer.op == "dynamic_update_slice" and buffer.count > 1):
+            by_width.setdefault(math.prod(buffer.shape), []).append(buffer)
     widest, *narrower = sorted(by_width, reverse=True) or [0]
     of_one_op = by_width.get(widest, [])
     residuals = sum(b.role is Role.RESIDUAL for b in of_one_op)
@@ -228,28 +207,16 @@ def _values_of_wide_op(memory: MemoryMap, alive: tuple[Buffer, ...]) -> list[Buf
 _VALUE_ROLES = (Role.RESIDUAL, Role.ACTIVATION, Role.COTANGENT, Role.OTHER)
 
 
-def _is_residual_stack(buffer: Buffer) -> bool:
-    """True if the iterations of a loop write the buffer, each its slice: it belongs to all layers, not to one op."""
-    return buffer.op == "dynamic_update_slice" and buffer.count > 1
-
-
-def _elements(buffer: Buffer) -> int:
-    return math.prod(buffer.shape)
-
-
 def _remedies(footprint: Footprint, shares: Iterable[Share], graph: Graph | None) -> Iterator[Remedy]:
-    memory = footprint.memory
     if graph is not None:
-        yield from _donation(graph)
+        yield _donation(graph)
     yield from _sharding(footprint, graph)
-    if memory is None:
-        return
     for share in shares:
-        if share.holder in _CHUNKED:
-            yield from _CHUNKED[share.holder](memory, share)
+        if footprint.memory is not None and share.holder in _CHUNKED:
+            yield from _CHUNKED[share.holder](footprint.memory, share)
 
 
-def _donation(graph: Graph) -> Iterator[Remedy]:
+def _donation(graph: Graph) -> Remedy:
     """The donation of arguments that results could reuse."""
 
     def kinds(values: Iterable[int]) -> Counter[tuple[tuple[int, ...], str]]:
@@ -259,11 +226,10 @@ def _donation(graph: Graph) -> Iterator[Remedy]:
     results = kinds(graph.outputs) - kinds(graph.donated)
     free = kinds(v for v in graph.inputs if v not in graph.donated)
     saves = sum(sizes[kind] * count for kind, count in (results & free).items())
-    yield Remedy(
+    return Remedy(
         title="donate the state",
         how="Results that could take over the memory of an argument of the same shape and type do not.",
         saves_bytes=saves,
-        is_bound_below=False,
         command="donate_argnums=... for the arguments that the step returns changed",
     )
 
@@ -278,7 +244,6 @@ def _sharding(footprint: Footprint, graph: Graph | None) -> Iterator[Remedy]:
         how=f"Arguments and results are {fixed_bytes / footprint.total_bytes:.0%} of the total, the same in every"
         f" plan. Parameters and optimiser state laid out over twice as many devices{further} take half.",
         saves_bytes=fixed_bytes // 2,
-        is_bound_below=False,
     )
 
 
@@ -289,28 +254,25 @@ def _head(memory: MemoryMap, share: Share) -> Iterator[Remedy]:
         how=f"{_listed(share)} are made for all tokens at once, whatever is kept of the layers. In {chunks} chunks,"
         f" each computed again in the backward, there is one chunk of them at a time. {then}",
         saves_bytes=saves,
-        is_bound_below=False,
         command=f'jaxckpt.chunked(head_and_loss, chunks={chunks}, axis=..., join="sum")',
     )
 
 
 def _op(memory: MemoryMap, share: Share) -> Iterator[Remedy]:
     first = share.largest[0]
-    count = _elements(first)
-    chunks, saves, then = _chunks(memory, lambda b: _elements(b) == count and b.role is not Role.GRADIENT)
+    count = math.prod(first.shape)
+    chunks, saves, then = _chunks(memory, lambda b: math.prod(b.shape) == count and b.role is not Role.GRADIENT)
     if len(first.shape) >= 3 and first.shape[-1] == first.shape[-2] >= _LEAST_SCORES:
         yield Remedy(
             title="attention that keeps no weights",
             how=f"{_listed(share)} look like attention weights. A fused kernel never has them.",
-            saves_bytes=_saved(memory, {b.id: 0 for b in memory.temporaries if _elements(b) == count}),
-            is_bound_below=False,
+            saves_bytes=_saved(memory, {b.id: 0 for b in memory.temporaries if math.prod(b.shape) == count}),
             command='jax.nn.dot_product_attention(..., implementation="cudnn")',
         )
     yield Remedy(
         title="one op in chunks",
         how=f"{_listed(share)} are made of far smaller values by one op, and around it. {then}",
         saves_bytes=saves,
-        is_bound_below=False,
         command=f"jaxckpt.chunked(part, chunks={chunks}, axis=...)",
     )
 
@@ -321,7 +283,6 @@ def _gradients(memory: MemoryMap, share: Share) -> Iterator[Remedy]:
         title="gradients in bfloat16",
         how=f"{_listed(share)} wait for the update. It begins when the last one is there: a global norm needs all.",
         saves_bytes=_saved(memory, wide),
-        is_bound_below=False,
         command="jax.grad with respect to bfloat16 parameters, their float32 copies in the optimiser's state",
     )
 
@@ -333,7 +294,6 @@ def _update(memory: MemoryMap, share: Share) -> Iterator[Remedy]:
         how=f"{_listed(share)} are made by the optimiser, after all residuals are gone. Where the update treats rows"
         f" alike and apart it can go over them in chunks; else a cheaper update, or state over more devices. {then}",
         saves_bytes=saves,
-        is_bound_below=False,
         command=f"jaxckpt.chunked(update_of_a_parameter, chunks={chunks})",
     )
 

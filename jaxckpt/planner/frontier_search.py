@@ -6,18 +6,21 @@ most memory times time. Compiled plans that another one dominates are dropped.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 from jaxckpt import ir
-from jaxckpt._errors import ArgumentError
+from jaxckpt._errors import ArgumentError, InfeasibleBudgetError
 from jaxckpt._progress import Progress
+from jaxckpt._shown import Shown
 from jaxckpt._step import Step
+from jaxckpt._units import budget_bytes, format_bytes
+from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
-from jaxckpt.planner.frontier import ExpectedPoint, Frontier, FrontierPoint
 from jaxckpt.planner.gc_pause import collector_paused
 from jaxckpt.planner.options import PlanKeywords, PlanOptions
+from jaxckpt.planner.plan import Plan
 from jaxckpt.planner.planner import CompiledPlan, Planner
 
 _ASKED = 3
@@ -26,6 +29,88 @@ more time in the solver; `python -m benchmarks.frontier` shows its error. No ben
 
 
 _DEFAULT = PlanOptions()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontierPoint:
+    """One plan of a frontier: compiled bytes per device, and seconds of a step by the compiled program's roofline."""
+
+    total_bytes: int
+    step_s: float
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedPoint:
+    """Expected figures of a plan that was not compiled, corrected by the model errors at the compiled neighbours."""
+
+    total_bytes: int
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier(Shown):
+    """Plans of one step from the smallest to the fastest; none is beaten by another both ways.
+
+    Attributes:
+      points: From the smallest total to the fastest; totals rise and times fall strictly.
+      between: Expected points for budgets between the compiled ones.
+      unplanned: The footprint of the step as it is.
+      compiles: How many programs were compiled for it.
+      dropped: Compiled plans that another one beats: smaller, or faster, and not worse otherwise.
+    """
+
+    _report: ClassVar[str] = "jaxckpt.report.frontier:frontier_report"
+
+    step: str
+    target: str
+    points: tuple[FrontierPoint, ...]
+    between: tuple[ExpectedPoint, ...] = ()
+    unplanned: Footprint = field(repr=False)
+    compiles: int = 0
+    dropped: int = 0
+
+    def __iter__(self) -> Iterator[FrontierPoint]:
+        return iter(self.points)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    @property
+    def smallest(self) -> FrontierPoint:
+        """The point of least memory."""
+        return self.points[0]
+
+    @property
+    def fastest(self) -> FrontierPoint:
+        """The point of least time."""
+        return self.points[-1]
+
+    def at(self, budget: str | int | float) -> Plan:
+        """The fastest compiled plan of the frontier within a budget; `jaxckpt.plan` may find a faster one.
+
+        Args:
+          budget: "6GiB", "6GB", bytes, or a share of the unplanned step's footprint (0.5, "50%").
+
+        Raises:
+          BudgetError: The budget is no amount of memory.
+          InfeasibleBudgetError: The smallest plan is larger.
+        """
+        limit_bytes = budget_bytes(budget, baseline_bytes=self.unplanned.total_bytes)
+        fitting = [point for point in self.points if point.total_bytes <= limit_bytes]
+        if fitting:
+            return fitting[-1].plan
+        needed_bytes = self.smallest.total_bytes
+        raise InfeasibleBudgetError(
+            f"Frontier.at({budget!r}): no plan of the frontier is that small.",
+            got=f"budget {format_bytes(limit_bytes)}",
+            needed=f"at least {format_bytes(needed_bytes)} as compiled",
+            advice="frontier.smallest.plan, or what jaxckpt.Planner(...).floor() names",
+            budget_bytes=limit_bytes,
+            minimum_bytes=needed_bytes,
+            minimum_measured=True,
+            blocking=(),
+        )
 
 
 def pareto(
@@ -74,13 +159,8 @@ def pareto(
 
 
 def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
-    """The frontier of a step that is traced already.
-
-    Args:
-      planner: Its planner; what it compiled before is not compiled again.
-      points: As for `pareto`.
-    """
-    asked = list(_asked(planner, points))
+    """The frontier of a step that is traced already; what its planner compiled before is not compiled again."""
+    asked = _asked(planner, points)
     known = {plan: planner.measure(plan) for plan in dict.fromkeys((planner.smallest().plan, asked[-1]))}
     while len(known) < points:
         plan = _in_widest_gap(known, asked)
@@ -91,7 +171,14 @@ def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
     return Frontier(
         step=planner.traced.name,
         target=planner.target.name,
-        points=tuple(_point(planner, candidate) for candidate in best),
+        points=tuple(
+            FrontierPoint(
+                total_bytes=candidate.footprint.total_bytes,
+                step_s=compiled_step_s(candidate),
+                plan=planner.as_plan(candidate, budget_bytes=candidate.footprint.total_bytes),
+            )
+            for candidate in best
+        ),
         between=tuple(_expected(asked, best)),
         unplanned=planner.unplanned,
         compiles=planner.compile_count,
@@ -99,7 +186,7 @@ def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
     )
 
 
-def _asked(planner: Planner, points: int) -> Iterator[ir.GraphPlan]:
+def _asked(planner: Planner, points: int) -> list[ir.GraphPlan]:
     """The model's plans from the smallest to the fastest, each faster than those before."""
     solver, tiling = planner.solver, planner.tiling_solver
     with collector_paused():
@@ -116,7 +203,7 @@ def _asked(planner: Planner, points: int) -> Iterator[ir.GraphPlan]:
     for plan in by_size:
         if not best or plan.predicted.step_s < best[-1].predicted.step_s:
             best.append(plan)
-    yield from best
+    return best
 
 
 def _evenly(low: int, high: int, count: int) -> list[int]:
@@ -126,26 +213,15 @@ def _evenly(low: int, high: int, count: int) -> list[int]:
 
 def _in_widest_gap(known: dict[ir.GraphPlan, CompiledPlan], asked: Sequence[ir.GraphPlan]) -> ir.GraphPlan | None:
     """The plan nearest to the middle of the neighbours that span most memory times time; None if all are known."""
-    ends = sorted((plan for plan in asked if plan in known), key=lambda p: p.predicted.total_bytes)
-    inner = [(gap, plan) for gap in pairwise([asked[0], *ends]) for plan in asked if _is_inside(plan, gap, known)]
-    if not inner:
-        return None
-    (low, high), _ = max(inner, key=lambda each: _area(*each[0]))
-    middle = (low.predicted.total_bytes + high.predicted.total_bytes) / 2
-    within = [plan for gap, plan in inner if gap == (low, high)]
-    return min(within, key=lambda plan: abs(plan.predicted.total_bytes - middle))
-
-
-def _is_inside(
-    plan: ir.GraphPlan, gap: tuple[ir.GraphPlan, ir.GraphPlan], known: dict[ir.GraphPlan, CompiledPlan]
-) -> bool:
-    low, high = (end.predicted.total_bytes for end in gap)
-    return plan not in known and low <= plan.predicted.total_bytes <= high
-
-
-def _area(low: ir.GraphPlan, high: ir.GraphPlan) -> float:
-    one, other = low.predicted, high.predicted
-    return (other.total_bytes - one.total_bytes) * abs(one.step_s - other.step_s)
+    known_points = sorted((plan.predicted for plan in asked if plan in known), key=lambda p: p.total_bytes)
+    widest, found = -1.0, None
+    for low, high in pairwise([asked[0].predicted, *known_points]):
+        inner = [p for p in asked if p not in known and low.total_bytes <= p.predicted.total_bytes <= high.total_bytes]
+        area = (high.total_bytes - low.total_bytes) * abs(low.step_s - high.step_s)
+        if inner and area > widest:
+            middle = (low.total_bytes + high.total_bytes) / 2
+            widest, found = area, min(inner, key=lambda plan: abs(plan.predicted.total_bytes - middle))
+    return found
 
 
 def _undominated(candidates: Iterable[CompiledPlan]) -> Iterator[CompiledPlan]:
@@ -162,30 +238,15 @@ def compiled_step_s(candidate: CompiledPlan) -> float:
     return candidate.footprint.step_s or candidate.plan.predicted.step_s
 
 
-def _point(planner: Planner, candidate: CompiledPlan) -> FrontierPoint:
-    total_bytes = candidate.footprint.total_bytes
-    plan = planner.as_plan(candidate, budget_bytes=total_bytes)
-    return FrontierPoint(total_bytes=total_bytes, step_s=compiled_step_s(candidate), plan=plan)
-
-
-@dataclass(frozen=True, slots=True)
-class _ModelError:
-    """Compiled minus predicted figures of one compiled plan."""
-
-    predicted_bytes: int
-    error_bytes: int
-    error_s: float
-
-
 def _expected(asked: Sequence[ir.GraphPlan], compiled: Sequence[CompiledPlan]) -> Iterator[ExpectedPoint]:
     """Expected figures of plans that were not compiled: those between the compiled ends that keep the order."""
-    errors = sorted((_model_error(c) for c in compiled), key=lambda each: each.predicted_bytes)
+    by_size = sorted(compiled, key=lambda candidate: candidate.plan.predicted.total_bytes)
     known = {candidate.plan for candidate in compiled}
     largest_bytes, least_s = compiled[-1].footprint.total_bytes, compiled_step_s(compiled[-1])
     last = ExpectedPoint(total_bytes=compiled[0].footprint.total_bytes, step_s=compiled_step_s(compiled[0]))
     for plan in asked:
         expected = plan.predicted
-        error_bytes, error_s = _interpolated(errors, expected.total_bytes)
+        error_bytes, error_s = _model_error(by_size, expected.total_bytes)
         point = ExpectedPoint(total_bytes=expected.total_bytes + error_bytes, step_s=expected.step_s + error_s)
         inside = last.total_bytes < point.total_bytes < largest_bytes and least_s < point.step_s < last.step_s
         if inside and plan not in known:
@@ -193,21 +254,13 @@ def _expected(asked: Sequence[ir.GraphPlan], compiled: Sequence[CompiledPlan]) -
             yield point
 
 
-def _model_error(candidate: CompiledPlan) -> _ModelError:
-    expected = candidate.plan.predicted
-    return _ModelError(
-        predicted_bytes=expected.total_bytes,
-        error_bytes=candidate.footprint.total_bytes - expected.total_bytes,
-        error_s=compiled_step_s(candidate) - expected.step_s,
-    )
-
-
-def _interpolated(errors: Sequence[_ModelError], total_bytes: int) -> tuple[int, float]:
-    """The model's error at a total, interpolated."""
-    below = [each for each in errors if each.predicted_bytes <= total_bytes] or errors[:1]
-    above = [each for each in errors if each.predicted_bytes >= total_bytes] or errors[-1:]
+def _model_error(by_size: Sequence[CompiledPlan], total_bytes: int) -> tuple[int, float]:
+    """Compiled minus predicted bytes and seconds at a predicted total, interpolated between compiled plans."""
+    below = [each for each in by_size if each.plan.predicted.total_bytes <= total_bytes] or by_size[:1]
+    above = [each for each in by_size if each.plan.predicted.total_bytes >= total_bytes] or by_size[-1:]
     low, high = below[-1], above[0]
-    span = high.predicted_bytes - low.predicted_bytes
-    share = (total_bytes - low.predicted_bytes) / span if span else 0.0
-    error_bytes = low.error_bytes + share * (high.error_bytes - low.error_bytes)
-    return int(error_bytes), low.error_s + share * (high.error_s - low.error_s)
+    low_bytes, low_s = low.model_error_bytes, compiled_step_s(low) - low.plan.predicted.step_s
+    high_bytes, high_s = high.model_error_bytes, compiled_step_s(high) - high.plan.predicted.step_s
+    span = high.plan.predicted.total_bytes - low.plan.predicted.total_bytes
+    share = (total_bytes - low.plan.predicted.total_bytes) / span if span else 0.0
+    return int(low_bytes + share * (high_bytes - low_bytes)), low_s + share * (high_s - low_s)

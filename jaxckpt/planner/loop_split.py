@@ -32,13 +32,7 @@ _FASTER = 0.999
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFigures:
-    """Bytes and seconds of a plan, compiled or expected.
-
-    Attributes:
-      plan: The plan.
-      total_bytes: Its total.
-      step_s: Its seconds.
-    """
+    """Bytes and seconds of a plan, compiled or expected."""
 
     plan: GraphPlan
     total_bytes: int
@@ -52,12 +46,7 @@ class PlanFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixPoint:
-    """A mixture of two plans, or one of the two plans.
-
-    Attributes:
-      iterations: How many iterations have the decisions of the larger plan.
-      figures: Bytes and seconds of the mixture.
-    """
+    """A mixture in which so many iterations have the decisions of the larger plan: from none to all."""
 
     iterations: int
     figures: PlanFigures
@@ -65,19 +54,12 @@ class MixPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bracket:
-    """Two plans with the same decisions for all iterations, and two of their mixtures around the budget.
+    """Two plans with the same decisions for all iterations, and two of their mixtures around the budget."""
 
-    Attributes:
-      small: The plan that is within the budget.
-      large: The plan that is not, and is faster.
-      fits: The mixture of most iterations that is known to be within the budget.
-      over: The mixture of fewest iterations that is known not to be.
-    """
-
-    small: GraphPlan
-    large: GraphPlan
-    fits: MixPoint
-    over: MixPoint
+    small: GraphPlan  # the plan that is within the budget
+    large: GraphPlan  # the plan that is not, and is faster
+    fits: MixPoint  # the mixture of most iterations that is known to be within the budget
+    over: MixPoint  # the mixture of fewest iterations that is known not to be
 
     def narrowed(self, point: MixPoint, limit_bytes: int) -> "Bracket":
         """The bracket with a further compiled mixture as one of its ends."""
@@ -93,13 +75,7 @@ class Bracket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LoopGroup:
-    """Loops that are split together.
-
-    Attributes:
-      loops: Their ids.
-      trip_count: The trip count of each of them.
-      reverse: True if the forward pass begins with the last slice.
-    """
+    """Loops of one trip count that are split together; if `reverse`, the forward pass begins with the last slice."""
 
     loops: tuple[int, ...]
     trip_count: int
@@ -112,12 +88,7 @@ class _LoopGroup:
 
 
 class LoopSplitter:
-    """Mixes plans of one step: other decisions for the last iterations of its loops.
-
-    Args:
-      traced: The step.
-      solver: Gives plans with the same decisions for all iterations.
-    """
+    """Mixes plans of one solver, which decides the same for all iterations: others for the last ones of its loops."""
 
     def __init__(self, traced: Traced, solver: OptimalSolver):
         self._traced = traced
@@ -134,12 +105,7 @@ class LoopSplitter:
     def bracket(self, compiled: Sequence[PlanFigures], limit_bytes: int) -> Bracket | None:
         """Chooses the two plans whose mixture is expected to be the fastest one within a budget.
 
-        Args:
-          compiled: Figures of all compiled plans, at least one of them within the budget.
-          limit_bytes: The budget.
-
-        Returns:
-          The two plans; None where no mixture is expected to be faster than the best compiled plan.
+        One of the compiled plans is within the budget. None where no mixture is expected to be faster than the best.
         """
         unsplit = [each for each in compiled if _is_mixable(each.plan) and not each.plan.loop_splits]
         small = [each for each in unsplit if each.total_bytes <= limit_bytes]
@@ -148,7 +114,7 @@ class LoopSplitter:
         best_s = _FASTER * min(each.step_s for each in compiled if each.total_bytes <= limit_bytes)
         large = [each for each in unsplit if each.total_bytes > limit_bytes]
         if not any(each.step_s < best_s for each in large):
-            large = self._uncompiled(compiled, _largest(small), limit_bytes)
+            large = list(self._uncompiled(compiled, small, limit_bytes))
         expected_s = {(one, other): _interpolated_s(one, other, limit_bytes) for one, other in product(small, large)}
         fastest = min(expected_s, key=lambda pair: expected_s[pair], default=None)
         if fastest is None or expected_s[fastest] >= best_s:
@@ -158,11 +124,9 @@ class LoopSplitter:
         return Bracket(small=one.plan, large=other.plan, fits=fits, over=over)
 
     def largest_feasible_mix(self, bracket: Bracket, limit_bytes: int) -> tuple[int, GraphPlan] | None:
-        """The mixture with most iterations of the larger plan that is expected to be within a budget.
+        """The most iterations of the larger plan whose mixture is expected to be within a budget, and that mixture.
 
-        Returns:
-          The iterations of the larger plan, and the mixture; None where no mixture within the bracket is expected to
-          fit. Found by a secant search over iterations.
+        None where no mixture within the bracket is expected to fit. Found by a secant search over iterations.
         """
         fits, fits_bytes = bracket.fits.iterations, bracket.fits.figures.total_bytes
         over, over_bytes = bracket.over.iterations, bracket.over.figures.total_bytes
@@ -178,13 +142,12 @@ class LoopSplitter:
                 over, over_bytes = iterations, expected_bytes
         return best
 
-    def _uncompiled(self, compiled: Sequence[PlanFigures], nearest: PlanFigures, limit_bytes: int) -> list[PlanFigures]:
-        """Expected figures of larger plans that were not compiled."""
+    def _uncompiled(
+        self, compiled: Sequence[PlanFigures], small: Sequence[PlanFigures], limit_bytes: int
+    ) -> Iterator[PlanFigures]:
+        """Larger plans that were not compiled, with the model error of the largest small one."""
         known = [each.plan for each in compiled]
-        return [each for each in self._expected(nearest, limit_bytes) if each.plan not in known]
-
-    def _expected(self, nearest: PlanFigures, limit_bytes: int) -> Iterator[PlanFigures]:
-        """Larger plans that were not compiled, with the model error of a compiled one."""
+        nearest = max(small, key=lambda each: each.total_bytes)
         fixed_bytes = nearest.plan.predicted.total_bytes - nearest.plan.predicted.temp_bytes
         asked_bytes = float(self._solver.min_memory_plan.predicted.temp_bytes)
         while asked_bytes <= limit_bytes - nearest.model_error_bytes - fixed_bytes:
@@ -195,7 +158,7 @@ class LoopSplitter:
             plan = self._larger[int(asked_bytes)]
             asked_bytes *= _GROWTH
             total_bytes = plan.predicted.total_bytes + nearest.model_error_bytes
-            if _is_mixable(plan) and total_bytes > limit_bytes:
+            if _is_mixable(plan) and total_bytes > limit_bytes and plan not in known:
                 slower = nearest.step_s / nearest.plan.predicted.step_s
                 yield PlanFigures(plan=plan, total_bytes=total_bytes, step_s=slower * plan.predicted.step_s)
 
@@ -279,10 +242,6 @@ class LoopSplitter:
             required = {copy: d for value, d in self._problem.required.items() for copy in split.values[value]}
             self._split[only] = split, replace(self._problem, graph=split.traced.graph, required=required)
         return self._split[only]
-
-
-def _largest(figures: Sequence[PlanFigures]) -> PlanFigures:
-    return max(figures, key=lambda each: each.total_bytes)
 
 
 def _is_mixable(plan: GraphPlan) -> bool:

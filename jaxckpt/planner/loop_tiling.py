@@ -10,12 +10,12 @@ groups of fewer iterations leave room to save these and to run the body only twi
 solved for the same memory, and the fastest plan counts. A trip count that is prime has no such pair.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from math import isqrt
 
-from jaxckpt.ir import Decision, GraphPlan, LoopTiling, Offload, Partition
+from jaxckpt.ir import GraphPlan, LoopTiling, Offload, Partition
 from jaxckpt.ir.regions import CARRY
 from jaxckpt.rewrite.tile_loops import tileable_loops, with_tiled_loops
 from jaxckpt.solve import OptimalSolver, Problem
@@ -31,12 +31,7 @@ solve tilings that cannot lower the total much; no benchmark fixed the exact val
 
 
 class TilingSolver:
-    """Solves a step with its loops tiled, for any number of budgets.
-
-    Args:
-      traced: The step.
-      solver: The solver of the step with its loops as they are.
-    """
+    """Solves a step with its loops tiled, for any number of budgets; `solver` solves it with its loops as they are."""
 
     def __init__(self, traced: Traced, solver: OptimalSolver):
         self._traced = traced
@@ -46,12 +41,10 @@ class TilingSolver:
     @cached_property
     def loop_tilings(self) -> tuple[tuple[LoopTiling, ...], ...]:
         """Ways to tile the loops, those of fewest carries first; () where no loop can be tiled."""
-        pairs = {group[0]: tuple(_pairs(self._traced.graph.loops[group[0]].length)) for group in self._groups}
-        most = max(map(len, pairs.values()), default=0)
-        return tuple(
-            tuple(_tiling(loop, own[min(k, len(own) - 1)]) for loop, own in pairs.items())
-            for k in range(min(most, _PAIRS))
-        )
+        loops = [group[0] for group in self._groups]
+        own = [tuple(_tilings(loop, self._traced.graph.loops[loop].length)) for loop in loops]
+        most = max(map(len, own), default=0)
+        return tuple(tuple(each[min(k, len(each) - 1)] for each in own) for k in range(min(most, _PAIRS)))
 
     @property
     def empty_plan(self) -> GraphPlan:
@@ -68,12 +61,7 @@ class TilingSolver:
         return tuple(sorted(smaller, key=lambda plan: plan.predicted.temp_bytes)[:1])
 
     def solve(self, temp_budget_bytes: int | None, *, allow_empty: bool = True) -> GraphPlan:
-        """The fastest plan whose predicted temporaries fit, else the one of least memory; `loop_tilings` is not ().
-
-        Args:
-          temp_budget_bytes: Limit for the temporaries; None for no limit.
-          allow_empty: True if the empty plan, the step as written, may be the answer.
-        """
+        """The fastest plan whose predicted temporaries fit, else the one of least memory; `loop_tilings` is not ()."""
         tiled = [each.solve(temp_budget_bytes, allow_empty=False) for each in self._solvers]
         empty = [self.empty_plan] if allow_empty and self.problem.allows_empty_plan else []
         return cheapest((*empty, *tiled, *self.min_memory_plans), temp_budget_bytes)
@@ -86,19 +74,13 @@ class TilingSolver:
         """The problem of the tiled step; a decision that is required of a value is required of its copies."""
         tiled = with_tiled_loops(self._traced, loop_tilings)
         required = {copy: d for value, d in self.problem.required.items() for copy in tiled.values[value]}
-        fingerprint = self._traced.graph.fingerprint
-        return replace(
-            self.problem,
-            graph=tiled.traced.graph,
-            required=required,
-            loop_tilings=loop_tilings,
-            fingerprint=fingerprint,
-        )
+        changed = replace(self.problem, graph=tiled.traced.graph, required=required)
+        return replace(changed, loop_tilings=loop_tilings, fingerprint=self._traced.graph.fingerprint)
 
     @cached_property
     def _groups(self) -> tuple[tuple[int, ...], ...]:
         """Loops that are tiled together; the body of a loop that is tiled keeps its own loops as they are."""
-        if _moves_values(self.problem.required.values()):
+        if not {Offload, Partition}.isdisjoint(map(type, self.problem.required.values())):
             return ()
         graph = self._traced.graph
         found: list[tuple[int, ...]] = []
@@ -106,7 +88,7 @@ class TilingSolver:
             enclosing = {loop for each in group for loop in graph.path(each)}
             if not any(enclosing.intersection(other) for other in found) and self._is_worth_tiling(group):
                 found.append(group)
-        return tuple(group for group in found if any(_pairs(graph.loops[group[0]].length)))
+        return tuple(group for group in found if any(_tilings(group[0], graph.loops[group[0]].length)))
 
     def _is_worth_tiling(self, group: tuple[int, ...]) -> bool:
         """True if the carries of the forward iterations are a large share of the temporaries of the smallest plan."""
@@ -116,17 +98,8 @@ class TilingSolver:
         return sum(map(graph.residual_bytes, carries)) >= _WORTH * self._solver.min_memory_plan.predicted.temp_bytes
 
 
-def _moves_values(decisions: Iterable[Decision]) -> bool:
-    return any(isinstance(decision, Offload | Partition) for decision in decisions)
-
-
-def _pairs(trip_count: int) -> Iterator[tuple[int, int]]:
-    """Divisors (groups, iterations of each), at least as many groups as iterations, the smallest sum first."""
+def _tilings(loop: int, trip_count: int) -> Iterator[LoopTiling]:
+    """Tilings of a loop by divisors, at least as many groups as iterations of each, the smallest sum first."""
     for inner in range(isqrt(trip_count), 1, -1):
         if trip_count % inner == 0:
-            yield trip_count // inner, inner
-
-
-def _tiling(loop: int, pair: tuple[int, int]) -> LoopTiling:
-    outer, inner = pair
-    return LoopTiling(loop=loop, outer=outer, inner=inner)
+            yield LoopTiling(loop=loop, outer=trip_count // inner, inner=inner)

@@ -49,7 +49,18 @@ class PlanOptions:
     max_compiles: int = 4
 
     def __post_init__(self) -> None:
-        _check_allow(self.allow)
+        unknown = [word for word in self.allow if word not in _DECISIONS]
+        if state := [word for word in unknown if word in _STATE]:
+            raise _no_plan_of_state(self.allow, state)
+        if unknown or "recompute" not in self.allow:
+            raise UnknownStrategyError(
+                f"plan(allow={self.allow!r}) asks for what the planner cannot decide.",
+                got=", ".join(map(repr, unknown)) or "no recomputation",
+                needed='"recompute", and with it "offload" where values may be sent to the host, "partition" where they'
+                " may be kept as shards over a mesh",
+                advice='allow=("recompute",), ("recompute", "offload"), ("recompute", "partition") or all three',
+                unknown=tuple(unknown),
+            )
 
 
 class PlanKeywords(TypedDict, total=False):
@@ -64,11 +75,7 @@ class PlanKeywords(TypedDict, total=False):
 
 
 def require_mesh(allow: tuple[str, ...], graph: Graph) -> None:
-    """Refuses to keep shards where there is no mesh to keep them on.
-
-    Raises:
-      UnsupportedDecisionError: Partitions are allowed, and the step has no mesh of several devices.
-    """
+    """Refuses to keep shards where there is no mesh of several devices to keep them on."""
     if "partition" not in allow or any(size > 1 for _, size in graph.mesh):
         return
     axes = ", ".join(f"{axis} ({size} device)" for axis, size in graph.mesh)
@@ -80,21 +87,6 @@ def require_mesh(allow: tuple[str, ...], graph: Graph) -> None:
         ' (target="h200:8")',
         decisions=(Partition(),),
     )
-
-
-def _check_allow(allow: tuple[str, ...]) -> None:
-    unknown = [word for word in allow if word not in _DECISIONS]
-    if state := [word for word in unknown if word in _STATE]:
-        raise _no_plan_of_state(allow, state)
-    if unknown or "recompute" not in allow:
-        raise UnknownStrategyError(
-            f"plan(allow={allow!r}) asks for what the planner cannot decide.",
-            got=", ".join(map(repr, unknown)) or "no recomputation",
-            needed='"recompute", and with it "offload" where values may be sent to the host, "partition" where they may'
-            " be kept as shards over a mesh",
-            advice='allow=("recompute",), ("recompute", "offload"), ("recompute", "partition") or all three',
-            unknown=tuple(unknown),
-        )
 
 
 def _no_plan_of_state(allow: tuple[str, ...], state: list[str]) -> UnknownStrategyError:

@@ -22,15 +22,8 @@ from jaxckpt.rewrite import Argument, apply
 class Described:
     """One value of a plan, described so that it can be read and checked without the graph.
 
-    Attributes:
-      value: Its id.
-      scope: The scope of the op that makes it.
-      primitive: That op's primitive.
-      name: Its `checkpoint_name`, if it has one.
-      shape: Its shape.
-      dtype: Its type.
-      size_bytes: Its bytes on one device.
-      source: The user's line that makes it.
+    Scope, primitive and source are those of the op that makes the value, `name` is its `checkpoint_name`, and
+    `size_bytes` are on one device.
     """
 
     value: int
@@ -62,14 +55,9 @@ def describe(graph: ir.Graph, value: int) -> Described:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One compile on the way to a plan.
+    """One compile on the way to a plan: totals by the model and by the compiler, and predicted seconds of a step.
 
-    Attributes:
-      strategy: What made the candidate.
-      predicted_bytes: The total that the model expected.
-      measured_bytes: The total that the compiler said.
-      step_s: The predicted seconds of a step.
-      compile_s: How long the compiler took; 0 where the candidate had been compiled before.
+    `compile_s` is 0 where the candidate had been compiled before.
     """
 
     strategy: str

@@ -26,11 +26,9 @@ _HEADER = (
 
 
 def save_plan(plan: Plan, path: str | Path) -> None:
-    """Writes a plan to a TOML file, whole or not at all.
+    """Writes a plan, each decided value described in it, to a TOML file, whole or not at all.
 
-    Args:
-      plan: What to write; each decided value must be described in it.
-      path: Of the file. One that is there is replaced; a link is followed.
+    A file that is there is replaced; a link is followed.
 
     Raises:
       PlanFileError: The folder is not there, or the plan holds what a file cannot (a number that is not one).
@@ -42,11 +40,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
 
 
 def require_folder(path: Path) -> None:
-    """Refuses a path whose folder is not there: worth asking before the plan is made.
-
-    Raises:
-      PlanFileError: It says how to make the folder.
-    """
+    """Refuses a path whose folder is not there: worth asking before the plan is made."""
     if not path.parent.is_dir():
         raise PlanFileError(
             f"save_plan({str(path)!r}): the folder is not there.",

@@ -11,14 +11,7 @@ from jaxckpt.solve import unaliased_output_bytes
 
 
 def larger_arguments(budget: object, limit_bytes: int, graph: Graph, *, target: str) -> InfeasibleBudgetError:
-    """The error for a budget that the arguments alone exceed.
-
-    Args:
-      budget: As it was given.
-      limit_bytes: In bytes.
-      graph: The step.
-      target: Its machine's name.
-    """
+    """The error for a budget that the arguments alone exceed."""
     results_bytes = unaliased_output_bytes(graph)
     fixed_bytes = graph.argument_bytes + results_bytes
     return InfeasibleBudgetError(
@@ -51,15 +44,7 @@ def undone_by_cpu(budget: object, limit_bytes: int, unplanned_bytes: int) -> Inf
 def infeasible(
     budget: object, limit_bytes: int, smallest: Footprint, floor: Floor, *, target: str
 ) -> InfeasibleBudgetError:
-    """The error for a budget below the smallest plan that was compiled.
-
-    Args:
-      budget: As it was given.
-      limit_bytes: In bytes.
-      smallest: The footprint of that plan.
-      floor: What it is made of.
-      target: The machine's name.
-    """
+    """The error for a budget below the smallest plan that was compiled, with that plan's footprint and its floor."""
     memory = smallest.memory
     blocking = () if memory is None else memory.alive_at(memory.peak)
     standing = ", ".join(
@@ -83,7 +68,8 @@ def infeasible(
 
 
 def _advice(floor: Floor) -> str:
-    for remedy in floor.remedies:
-        how = f": {remedy.command}" if remedy.command else ""
-        return f"{remedy.title}, about {format_bytes(remedy.saves_bytes or 0)} less{how}"
-    return "arguments sharded over more devices"
+    if not floor.remedies:
+        return "arguments sharded over more devices"
+    remedy = floor.remedies[0]
+    how = f": {remedy.command}" if remedy.command else ""
+    return f"{remedy.title}, about {format_bytes(remedy.saves_bytes or 0)} less{how}"

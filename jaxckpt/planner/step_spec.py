@@ -10,16 +10,7 @@ _KEYS = {"step", "args", "donate_argnums", "static_argnums"}
 
 
 def step_from_spec(returned: Any, *, called: str, reference: str) -> Step:
-    """Reads what a function returned.
-
-    Args:
-      returned: A `Step`, `(step, args)`, or a dict of "step", "args" and, if need be, "donate_argnums" and
-        "static_argnums".
-      called: The call, for the message.
-      reference: The function.
-
-    Raises:
-      StepReferenceError: The function returned something else.
+    """The step in what the call `called` of a function returned.
 
     Example:
       >>> step_from_spec((abs, (1,)), called="f()", reference="f").args

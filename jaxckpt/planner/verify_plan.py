@@ -16,17 +16,7 @@ CPU; no benchmark fixed the exact values."""
 
 
 def verification_note(step: Step, plan: ir.GraphPlan, graph: ir.Graph, *, say: Progress = silent) -> str:
-    """Runs a planned step and the step, and returns a sentence on it for the plan's notes.
-
-    Args:
-      step: The step with its arguments.
-      plan: The plan.
-      graph: The traced step.
-      say: Called before anything is run.
-
-    Raises:
-      VerificationError: The planned step computes something else than the step.
-    """
+    """Runs a planned step and the step; a sentence on it for the plan's notes, or `VerificationError`."""
     ask = "jaxckpt.verify(step, plan.apply(step), *smaller_arguments) compares it with the step"
     flops = sum(op.flops or 0 for op in graph.ops)
     if flops > _MOST_FLOPS or graph.argument_bytes > _MOST_BYTES:

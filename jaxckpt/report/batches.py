@@ -4,7 +4,7 @@ Read after `tree`.
 """
 
 from jaxckpt._units import format_bytes, format_seconds
-from jaxckpt.planner.batches import BatchSearch, TriedBatch
+from jaxckpt.planner import BatchSearch, TriedBatch
 from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 
@@ -18,7 +18,6 @@ def batches_report(search: BatchSearch) -> Section:
 def _answers(search: BatchSearch) -> Table:
     rows = (("largest batch that fits", search.largest), ("highest throughput (est.)", search.fastest))
     return Table(
-        title="",
         columns=columns("", ">batch", ">compiled total", ">step (est.)", ">items/s (est.)"),
         rows=tuple((words, str(each.batch), *_figures(each)) for words, each in rows),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.ir import Recompute
-from jaxckpt.planner.frontier import Frontier, FrontierPoint
+from jaxckpt.planner import Frontier, FrontierPoint
 from jaxckpt.report.tree import Element, Point, Scatter, Section, Table, Text, columns
 
 
@@ -19,7 +19,6 @@ def frontier_report(frontier: Frontier) -> Section:
 
 def _table(frontier: Frontier) -> Table:
     return Table(
-        title="",
         columns=columns(">total", ">of the step as it is", ">step (est.)", ">slower by", ">kept", ">values recomputed"),
         rows=tuple(_row(frontier, point) for point in frontier.points),
         notes=tuple(_dropped(frontier)),

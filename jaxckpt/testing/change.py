@@ -14,12 +14,7 @@ from jaxckpt.testing.snapshot import ScopeBytes, Snapshot, natural_order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllowedGrowth:
-    """How much more than its snapshot a step may take.
-
-    Attributes:
-      share: Of the snapshot's figure; 0.01 is one in a hundred.
-      least_bytes: Allowed in any case, however small the step.
-    """
+    """How much more than its snapshot a step may take: a share of its figure, but `least_bytes` in any case."""
 
     share: float
     least_bytes: int
@@ -98,11 +93,6 @@ class Change:
         """True if device or host memory grew by more than is accepted."""
         device = self.total_bytes > self.tolerance.allowed_bytes(self.before.total_bytes)
         return device or self.host_bytes > self.tolerance.allowed_bytes(self.before.host_bytes)
-
-    @property
-    def is_comparable(self) -> bool:
-        """True if both footprints are of one machine."""
-        return self.before.target == self.after.target
 
     @cached_property
     def scopes(self) -> tuple[ScopeChange, ...]:

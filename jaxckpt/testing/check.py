@@ -108,7 +108,7 @@ class SnapshotCheck:
             return made
         after = snapshot_from_footprint(made, depth=before.depth)
         change = Change(before=before, after=after, tolerance=accepted)
-        if not change.is_comparable:
+        if before.target != after.target:
             raise _other_target(change, owner, path)
         if change.is_costlier:
             raise _costlier(change, self._node(), owner, path)

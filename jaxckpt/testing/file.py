@@ -9,7 +9,7 @@ Read after `snapshot`.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,16 @@ import tomlkit
 
 from jaxckpt._errors import SnapshotFileError
 from jaxckpt._files import write_atomically
-from jaxckpt._records import NOT_NEGATIVE, TomlTable, digest, parse_toml, read_document, read_record, table_from_record
+from jaxckpt._records import (
+    NOT_NEGATIVE,
+    TomlTable,
+    digest,
+    parse_toml,
+    read_document,
+    read_record,
+    shared_fields,
+    table_from_record,
+)
 from jaxckpt._units import format_bytes
 from jaxckpt.ir.layers import fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
 from jaxckpt.testing.snapshot import ScopeBytes, Snapshot, natural_order
@@ -147,16 +156,10 @@ class _SnapshotFile:
     digest: str = ""
 
 
-_COPIED = {each.name for each in fields(_SnapshotFile)} & {each.name for each in fields(Snapshot)} - {"scopes"}
-"""Keys with the value of a snapshot's field."""
-
-
 def _table(snapshot: Snapshot, owner: Owner) -> TomlTable:
-    copied = {key: getattr(snapshot, key) for key in _COPIED}
-    file = _SnapshotFile(
-        **copied, test=owner.test, name=owner.name, total_bytes=snapshot.total_bytes, scopes=tuple(_lines(snapshot))
-    )
-    table = table_from_record(file)
+    own = {"test": owner.test, "name": owner.name, "total_bytes": snapshot.total_bytes}
+    own["scopes"] = tuple(_lines(snapshot))
+    table = table_from_record(_SnapshotFile(**shared_fields(snapshot, _SnapshotFile) | own))
     return table | {"digest": _digest(table)}
 
 
@@ -182,9 +185,8 @@ def _snapshot(table: TomlTable, owner: Owner) -> Snapshot:
     found = Owner(test=file.test, name=file.name)
     if found != owner:
         raise ValueError(f"it is the snapshot of {found}, not of {owner}")
-    copied: dict[str, Any] = {key: getattr(file, key) for key in _COPIED}
     scopes = sorted(_scopes(file.scopes), key=lambda each: natural_order(each.scope))
-    snapshot = Snapshot(**copied, scopes=tuple(scopes))
+    snapshot = Snapshot(**shared_fields(file, Snapshot) | {"scopes": tuple(scopes)})
     if file.total_bytes != snapshot.total_bytes:
         raise ValueError(f"its total is {file.total_bytes}, and its parts add up to {snapshot.total_bytes}")
     return snapshot

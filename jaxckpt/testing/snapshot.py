@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from jaxckpt._records import shared_fields
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer
 
@@ -21,10 +22,7 @@ _NUMBER = re.compile(r"([0-9]+)")
 class ScopeBytes:
     """Temporaries that one scope makes, without those of scopes that are listed themselves.
 
-    Attributes:
-      scope: Its path; "" for what belongs to none.
-      held_bytes: Made by the forward pass and alive where the backward begins.
-      peak_bytes: Alive at the peak.
+    `held_bytes` are made by the forward pass and alive where the backward begins, `peak_bytes` alive at the peak.
     """
 
     scope: str
@@ -37,16 +35,7 @@ class Snapshot:
     """A footprint, as small as it can be compared and explained.
 
     Attributes:
-      target: Name of the machine compiled for.
-      argument_bytes: As `Footprint`, like all figures here.
-      output_bytes: Results.
-      alias_bytes: Results in donated arguments.
-      temp_bytes: Temporaries as allocated.
-      program_bytes: The program and its constants.
-      host_bytes: Host memory.
-      jax_version: That lowered the step.
-      compiler_version: That compiled it.
-      compiler_options: Pairs of name and value, as texts.
+      argument_bytes: As `Footprint`, like all figures and versions here.
       depth: To which scopes are told apart.
       is_mapped: Whether XLA's buffers were read; there are no scopes where not.
       scopes: In natural order; those without bytes are left out.
@@ -90,21 +79,16 @@ def snapshot_from_footprint(footprint: Footprint, *, depth: int = DEPTH) -> Snap
       >>> snapshot_from_footprint(made).total_bytes
       1000
     """
-    return Snapshot(
-        target=footprint.target,
-        argument_bytes=footprint.argument_bytes,
-        output_bytes=footprint.output_bytes,
-        alias_bytes=footprint.alias_bytes,
-        temp_bytes=footprint.temp_bytes,
-        program_bytes=footprint.program_bytes,
-        host_bytes=footprint.host_bytes,
-        jax_version=footprint.jax_version,
-        compiler_version=footprint.plugin_version,
-        compiler_options=tuple((str(name), str(value)) for name, value in footprint.compiler_options),
-        depth=depth,
-        is_mapped=footprint.memory is not None,
-        scopes=bytes_by_scope(footprint, depth=depth),
-    )
+    own = {
+        "program_bytes": footprint.program_bytes,
+        "host_bytes": footprint.host_bytes,
+        "compiler_version": footprint.plugin_version,
+        "compiler_options": tuple((str(name), str(value)) for name, value in footprint.compiler_options),
+        "depth": depth,
+        "is_mapped": footprint.memory is not None,
+        "scopes": bytes_by_scope(footprint, depth=depth),
+    }
+    return Snapshot(**shared_fields(footprint, Snapshot) | own)
 
 
 def bytes_by_scope(footprint: Footprint, *, depth: int) -> tuple[ScopeBytes, ...]:

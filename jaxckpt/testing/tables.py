@@ -100,7 +100,6 @@ def _figures_table(change: Change) -> Table:
         ("host memory", before.host_bytes, after.host_bytes),
     )
     return Table(
-        title="",
         columns=columns("", ">snapshot", ">now", ">change"),
         rows=tuple(
             (name, format_bytes(was), format_bytes(now), signed_bytes(now - was))
