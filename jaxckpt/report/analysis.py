@@ -30,7 +30,6 @@ def analysis_report(analysis: Analysis, *, depth: int | None = None) -> Section:
 
 def _totals(analysis: Analysis) -> Table:
     return Table(
-        title="",
         columns=columns("", ">"),
         rows=(
             ("arguments", format_bytes(analysis.argument_bytes)),

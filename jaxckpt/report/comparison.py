@@ -159,11 +159,8 @@ def _peak(first: str, peak: PeakChange, *, folded: bool) -> Section:
         f"At the peak, from {first} to {peak.name}: {signed_bytes(went_bytes + came_bytes, zero='0 B')}"
         f" ({format_bytes(-went_bytes)} went, {format_bytes(came_bytes)} came)"
     )
-    tables = [
-        _changes(f"{word} ({len(changes)} kinds)", changes)
-        for word, changes in (("Went", peak.went), ("Came", peak.came))
-        if changes
-    ]
+    kinds = (("Went", peak.went), ("Came", peak.came))
+    tables = [_changes(f"{word} ({len(changes)} kinds)", changes) for word, changes in kinds if changes]
     nothing = Text(text="The same buffers are alive.")
     return Section(title=title, parts=tuple(tables) or (nothing,), folded=folded)
 
@@ -230,7 +227,7 @@ def verdicts_report(verdicts: Verdicts) -> Section:
         " compiled. Changes are with the row less without it, beside all others."
     )
     headings = columns("rule or name", "verdict", ">values", ">memory", ">host", ">GFLOP", ">step", "why")
-    table = Table(title="", columns=headings, rows=tuple(map(_verdict_row, verdicts.verdicts)))
+    table = Table(columns=headings, rows=tuple(map(_verdict_row, verdicts.verdicts)))
     return Section(title=f'{verdicts.step} under "{verdicts.policy}"', parts=(Text(text=total), table))
 
 

@@ -27,7 +27,7 @@ def footprint_report(footprint: Footprint, *, depth: int | None = None) -> Secti
     Scopes below a depth are added up.
     """
     memory = footprint.memory
-    parts: list[Element] = [Table(title="", columns=columns("", ">"), rows=tuple(_total_rows(footprint)))]
+    parts: list[Element] = [Table(columns=columns("", ">"), rows=tuple(_total_rows(footprint)))]
     parts += [Text(text=f"Note: {sentence}") for sentence in _sentences(footprint)]
     if footprint.undonated:
         parts.append(_undonated(footprint))
@@ -158,7 +158,6 @@ def _scopes(memory: MemoryMap, depth: int | None) -> Section:
     by_size = sorted(groups, key=lambda group: -sum(row.held_bytes + row.peak_bytes for row in group.items))
     folded += [_scope_row(group.items, group.scope, layer_ranges(sorted(group.layers))) for group in by_size]
     compact = Table(
-        title="",
         columns=_SCOPE_HEADINGS,
         rows=tuple(folded),
         compact_rows=_SCOPE_ROWS,
@@ -214,7 +213,6 @@ def _by_part(memory: MemoryMap, seconds: Mapping[Part, float]) -> Section:
     unpriced = sum(not kernel.is_priced for kernel in memory.kernels)
     note = f"The arithmetic of {unpriced} kernels could not be read: GFLOP and the estimated step are too low by it."
     table = Table(
-        title="",
         columns=columns(
             "part", ">kernels", ">GFLOP", ">traffic", ">at the peak", *([">time (est.)"] if seconds else [])
         ),

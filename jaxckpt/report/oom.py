@@ -18,8 +18,10 @@ _UNKNOWN = "not said"
 
 def oom_report(data: OutOfMemory) -> Section:
     """Report of an out-of-memory message: cause, buffers with equal layers folded, remedies from the cheapest on."""
-    sums = Table(title="", columns=columns("", ">"), rows=tuple(_sum_rows(data)))
-    parts: list[Element] = [Text(text=data.message), sums, _causes(data)]
+    sums = Table(columns=columns("", ">"), rows=tuple(_sum_rows(data)))
+    shown = tuple((str(diagnosis.cause), diagnosis.because) for diagnosis in diagnoses(data))
+    causes = Table(title="Why", columns=columns("cause", "what shows it"), rows=shown)
+    parts: list[Element] = [Text(text=data.message), sums, causes]
     if data.buffers:
         parts.append(_buffers(data))
     helping = remedies(data)
@@ -65,11 +67,6 @@ def _sum_rows(data: OutOfMemory) -> Iterator[tuple[str, str]]:
 
 def _size(size: int | None) -> str:
     return _UNKNOWN if size is None else format_bytes(size)
-
-
-def _causes(data: OutOfMemory) -> Table:
-    rows = tuple((str(diagnosis.cause), diagnosis.because) for diagnosis in diagnoses(data))
-    return Table(title="Why", columns=columns("cause", "what shows it"), rows=rows)
 
 
 def _buffers(data: OutOfMemory) -> Table:

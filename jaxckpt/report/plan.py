@@ -17,7 +17,7 @@ _MOST_ROWS = 24
 
 def plan_report(plan: Plan) -> Section:
     """The summary of a plan, its decisions folded over layers, and the compiles that led to it."""
-    summary = Table(title="", columns=columns("", ">"), rows=tuple(_summary_rows(plan)))
+    summary = Table(columns=columns("", ">"), rows=tuple(_summary_rows(plan)))
     parts: list[Element] = [summary, *(Text(text=f"Note: {note}") for note in plan.notes)]
     if plan.decisions:
         parts += [_kept(plan), _dropped(plan)]
@@ -79,7 +79,6 @@ def _dropped(plan: Plan) -> Text:
 
 def _attempts(plan: Plan) -> Table:
     return Table(
-        title="",
         columns=columns("candidate", ">predicted", ">compiled", ">off by", ">compile time"),
         rows=tuple(
             (

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from jaxckpt._units import format_bytes
-from jaxckpt.policy import Match, Policy, Rule
+from jaxckpt.policy import Policy, Rule
 from jaxckpt.report.tree import Section, Table, Text, columns
 
 
@@ -16,7 +16,6 @@ def policy_report(policy: Policy) -> Section:
     words = [Text(text=text) for text in (policy.models and f"For {policy.models}.", policy.about.strip()) if text]
     rest = ("", "everything else", policy.default, "", "")
     table = Table(
-        title="",
         columns=columns(">rule", "matches", "decision", "strength", "why"),
         rows=(*(_row(number, rule) for number, rule in enumerate(policy.rules, 1)), rest),
     )
@@ -24,12 +23,9 @@ def policy_report(policy: Policy) -> Section:
 
 
 def _row(number: int, rule: Rule) -> tuple[str, ...]:
-    return str(number), _match(rule.match), type(rule.decision).__name__.lower(), rule.strength, rule.note
-
-
-def _match(match: Match) -> str:
-    given = [(each.name, getattr(match, each.name)) for each in fields(match)]
-    return ", ".join(f"{key} = {_value(key, value)}" for key, value in given if value is not None) or "everything"
+    given = [(each.name, getattr(rule.match, each.name)) for each in fields(rule.match)]
+    match = ", ".join(f"{key} = {_value(key, value)}" for key, value in given if value is not None)
+    return str(number), match or "everything", type(rule.decision).__name__.lower(), rule.strength, rule.note
 
 
 def _value(key: str, value: Any) -> str:

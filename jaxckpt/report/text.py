@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from jaxckpt.report.tree import Chart, Element, Point, Scatter, Section, Table, Text
+from jaxckpt.report.tree import Chart, Element, Scatter, Section, Table, Text
 
 _PLOT_WIDTH, _PLOT_HEIGHT = 60, 10
 _MARKS = "123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -77,10 +77,5 @@ def _plotted(scatter: Scatter) -> str:
     low, high = min(scatter.points, key=lambda p: p.x), max(scatter.points, key=lambda p: p.x)
     room = _PLOT_WIDTH - len(low.x_text)
     axis = [f" +{'-' * _PLOT_WIDTH}", f"  {low.x_text}{high.x_text:>{room}}  {scatter.x_heading}"]
-    legend = [_legend(mark, point) for mark, point in marked]
+    legend = [f"  {mark}{'*' if p.on_frontier else ' '} {p.name}: {p.x_text}, {p.y_text}" for mark, p in marked]
     return "\n".join((f" {scatter.title} (up: {scatter.y_heading})", *rows, *axis, "", *legend, ""))
-
-
-def _legend(mark: str, point: Point) -> str:
-    star = "*" if point.on_frontier else " "
-    return f"  {mark}{star} {point.name}: {point.x_text}, {point.y_text}"

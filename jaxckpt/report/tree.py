@@ -25,7 +25,7 @@ class Table:
       rest: What the other rows are, one line ("and 12 more, 3 MiB"); their number where it is "".
     """
 
-    title: str
+    title: str = ""
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()

@@ -1,10 +1,12 @@
 """A verification as a report: the results that differ first, the worst of them on top.
 
-Read after `tree`.
+Read after `rows`.
 """
 
+import math
 from collections.abc import Iterator
 
+from jaxckpt.report.rows import array_text
 from jaxckpt.report.tree import Section, Table, Text, columns
 from jaxckpt.verifier import LeafDifference, Verification
 
@@ -32,9 +34,8 @@ def _title(verification: Verification) -> str:
 
 
 def _notes(verification: Verification) -> Iterator[str]:
-    yield (
-        "Both steps ran one operation at a time." if verification.exact else "Both steps ran compiled, on this machine."
-    )
+    how = "one operation at a time" if verification.exact else "compiled, on this machine"
+    yield f"Both steps ran {how}."
     if verification.generated:
         yield f"{len(verification.generated)} described arguments were generated."
     draws, planned = verification.random_draws
@@ -47,12 +48,10 @@ def _notes(verification: Verification) -> Iterator[str]:
 
 
 def _row(leaf: LeafDifference, *, is_wrong: bool, exact: bool) -> tuple[str, ...]:
-    size = 1
-    for length in leaf.shape:
-        size *= length
+    size = math.prod(leaf.shape)
     return (
         leaf.path or "/",
-        f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]",
+        array_text(leaf.dtype, leaf.shape),
         f"{leaf.differing} of {size}" if leaf.differing else "0",
         _figure(leaf.max_absolute),
         _figure(leaf.max_relative),

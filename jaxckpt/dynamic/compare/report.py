@@ -31,7 +31,7 @@ def evictions_report(evictions: Evictions) -> Section:
         _chart(found, "Searching by memory", "seconds, logarithmic", attrgetter("search_s"), log=True),
         _by_ratio(found, "Time, as a multiple of that without a budget", _overhead, with_plans=True),
         _by_ratio(found, "Fragmentation: free memory when a request was refused", _fragmentation),
-        _by_ratio(found, "Seconds spent in searches", _search),
+        _by_ratio(found, "Seconds spent in searches", lambda row: format_seconds(row.search_s) if row.ok else ""),
         Section(
             title=f"{len(failed)} did not end",
             parts=tuple(Text(text=f"{row.evictor} at {row.ratio:g}: {row.reason}") for row in failed),
@@ -83,10 +83,6 @@ def _overhead(row: EvictionRow) -> str:
 
 def _fragmentation(row: EvictionRow) -> str:
     return f"{row.free_share:.1%}" if row.ok else ""
-
-
-def _search(row: EvictionRow) -> str:
-    return format_seconds(row.search_s) if row.ok else ""
 
 
 def simulation_report(simulation: Simulation) -> Section:

@@ -48,12 +48,20 @@ def memory_figure(memory: MemoryMap, *, color: ColourKey = "layer", title: str |
             needed='"layer", "role" or "part"',
             advice='color="layer"',
         )
-    _require_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib import figure as figures
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError as error:
+        raise MissingPackageError(
+            "a picture as PNG, SVG or PDF is drawn by matplotlib, which is not installed.",
+            got=str(error),
+            needed="matplotlib 3.8 or newer",
+            advice='pip install "jaxckpt[pictures]", or draw a page: a path that ends in .html',
+            package="matplotlib",
+        ) from error
 
     picture = layout(memory, width=1100, height=420, points=550)
-    figure = Figure(figsize=(13, 8.2), dpi=110, facecolor="white")
+    figure = figures.Figure(figsize=(13, 8.2), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
     place = {"hspace": 0.06, "left": 0.075, "right": 0.82, "top": 0.89, "bottom": 0.075}
     upper, ribbon, lower = figure.subplots(3, sharex=True, height_ratios=(11, 0.32, 5.2), gridspec_kw=place)
@@ -81,19 +89,6 @@ def save_figure(memory: MemoryMap, path: str | Path, *, color: ColourKey = "laye
     write_atomically(path, data.getvalue())
 
 
-def _require_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401, only asked for
-    except ImportError as error:
-        raise MissingPackageError(
-            "a picture as PNG, SVG or PDF is drawn by matplotlib, which is not installed.",
-            got=str(error),
-            needed="matplotlib 3.8 or newer",
-            advice='pip install "jaxckpt[pictures]", or draw a page: a path that ends in .html',
-            package="matplotlib",
-        ) from error
-
-
 def _draw_map(axes: "Axes", picture: Picture, key: ColourKey) -> None:
     from matplotlib.collections import PolyCollection
 
@@ -113,8 +108,8 @@ def _draw_map(axes: "Axes", picture: Picture, key: ColourKey) -> None:
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
     _tidy(axes)
     _mark_peak(axes, picture)
-    for rectangle in picture.rectangles:
-        _name(axes, picture, rectangle, shades[getattr(rectangle, key)])
+    for rectangle, face in zip(picture.rectangles, faces, strict=True):
+        _name(axes, picture, rectangle, face)
     _call_out(axes, picture)
     for phase in picture.phases:
         share = (phase.stop - phase.start) / max(len(picture.memory.kernels), 1)
@@ -266,8 +261,8 @@ def _legend_title(figure: "Figure", left: float, y: float, text: str) -> float:
 def _entries(groups: Sequence[Group]) -> list[list[Group]]:
     """Groups for a legend, topmost first; members of one family together."""
     entries: dict[Any, list[Group]] = {}
-    for at, group in enumerate(groups):
-        entries.setdefault(("family", group.family) if group.family is not None else at, []).append(group)
+    for group in groups:
+        entries.setdefault(group if group.family is None else group.family, []).append(group)
     return list(entries.values())[::-1]
 
 

@@ -5,7 +5,7 @@ apart by its top names. What is numbered forms a family, whose members are drawn
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,18 +20,12 @@ SMALLEST_FAMILY = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Buffers that are drawn in one colour.
+    """Buffers that are drawn in one colour."""
 
-    Attributes:
-      key: The scope of a layer, or the value of a role or part; "" for what belongs to none.
-      label: The same for a legend, without the names that all layers share.
-      position: Its place in its family, from 0.0 to 1.0.
-    """
-
-    key: str
-    label: str
+    key: str  # the scope of a layer, or the value of a role or part; "" for what belongs to none
+    label: str  # the same for a legend, without the names that all layers share
     family: int | None = None
-    position: float = 0.0
+    position: float = 0.0  # its place in its family, from 0.0 to 1.0
 
 
 def layer_groups(buffers: Sequence[Buffer]) -> tuple[tuple[Group, ...], dict[str, int]]:
@@ -48,7 +42,7 @@ def layer_groups(buffers: Sequence[Buffer]) -> tuple[tuple[Group, ...], dict[str
         layer = _cut(scope, depth)
         layer_bytes[layer] = layer_bytes.get(layer, 0) + held_bytes
     shown = set(sorted(filter(None, layer_bytes), key=lambda layer: -layer_bytes[layer])[: MOST_GROUPS - 1])
-    groups = _with_labels(_in_families([layer for layer in layer_bytes if layer in shown]))
+    groups = _with_labels(tuple(_in_families([layer for layer in layer_bytes if layer in shown])))
     left = sum(layer not in shown and layer != "" for layer in layer_bytes)
     if left or "" in layer_bytes:
         groups = (*groups, Group(key="", label=f"no scope and {left} small layers" if left else "no scope"))
@@ -77,20 +71,15 @@ def _numbered_bytes(size_bytes: dict[str, int], depth: int) -> int:
     return sum(size_bytes[scope] for scope, layer in deep.items() if layer in layers)
 
 
-def _in_families(layers: list[str]) -> tuple[Group, ...]:
-    groups: list[Group] = []
+def _in_families(layers: list[str]) -> Iterator[Group]:
     families = 0
     for folded in _folded(layers):
         items = [item for _, item in sorted(zip(folded.layers, folded.items, strict=False))] or folded.items
-        if len(items) < SMALLEST_FAMILY or not folded.layers:
-            groups.extend(Group(key=layer, label=layer) for layer in items)
-            continue
-        groups.extend(
-            Group(key=layer, label=layer, family=families, position=at / (len(items) - 1))
-            for at, layer in enumerate(items)
-        )
-        families += 1
-    return tuple(groups)
+        is_family = len(items) >= SMALLEST_FAMILY and bool(folded.layers)
+        for at, layer in enumerate(items):
+            group = Group(key=layer, label=layer)
+            yield replace(group, family=families, position=at / (len(items) - 1)) if is_family else group
+        families += is_family
 
 
 def _with_labels(groups: tuple[Group, ...]) -> tuple[Group, ...]:

@@ -8,7 +8,7 @@ many kernels keeps of each short stretch the kernel at which most is alive, so t
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Literal, get_args
 
 import numpy as np
@@ -27,17 +27,11 @@ _FOLDED_PIXELS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rectangle:
-    """One buffer, or several thin ones.
+    """One buffer, or several thin ones, the largest first: kernels `[start, stop)`, addresses from low to high.
 
-    Attributes:
-      start: The first kernel at which any is alive.
-      stop: The first kernel at which none is any more.
-      low_bytes: Lowest address, temporary allocations standing on one another.
-      high_bytes: Highest address.
-      layer: Index among `Picture.groups["layer"]`, one for all members; `role` and `part` likewise.
-      size_bytes: The members' sizes added up. Not the rectangle's height where several were folded.
-      peak_bytes: The same of those that are alive at the peak.
-      members: The buffers, largest first.
+    Temporary allocations stand on one another. `layer`, `role` and `part` are indices among `Picture.groups`, the same
+    for all members. `size_bytes` adds up the members' sizes, which is not the rectangle's height where several were
+    folded; `peak_bytes` those that are alive at the peak.
     """
 
     start: int
@@ -53,21 +47,13 @@ class Rectangle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """A stretch of kernels `[start, stop)`, shown by the one `at` which most temporaries are alive."""
-
-    start: int
-    stop: int
-    at: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Kernels `[start, stop)` under one label."""
+    """Kernels `[start, stop)` under one label, or shown by the one `at` which most temporaries are alive."""
 
     start: int
     stop: int
-    label: str
+    label: str = ""
+    at: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,24 +61,17 @@ class Picture:
     """All that is drawn of a memory map.
 
     Attributes:
-      memory: What it was made from.
-      extent_bytes: Height of the address space: all temporary allocations.
       groups: For each key ("layer", "role", "part") what buffers are told apart by, in the order of stacking.
-      rectangles: Large ones first, so that small ones are drawn over them.
-      samples: The stretches of time of the curves.
-      curves: For each key and group the bytes alive at each sample.
-      parts: Of the step, kernel by kernel, equal neighbours joined; labels are values of `Part`.
-      phases: The same in a few words for the time axis.
     """
 
-    memory: MemoryMap
-    extent_bytes: int
+    memory: MemoryMap  # what it was made from
+    extent_bytes: int  # height of the address space: all temporary allocations
     groups: dict[ColourKey, tuple[Group, ...]]
-    rectangles: tuple[Rectangle, ...]
-    samples: tuple[Sample, ...]
-    curves: dict[ColourKey, tuple[tuple[int, ...], ...]]
-    parts: tuple[Stretch, ...]
-    phases: tuple[Stretch, ...]
+    rectangles: tuple[Rectangle, ...]  # large ones first, so that small ones are drawn over them
+    samples: tuple[Stretch, ...]  # the stretches of time of the curves
+    curves: dict[ColourKey, tuple[tuple[int, ...], ...]]  # for each key and group the bytes alive at each sample
+    parts: tuple[Stretch, ...]  # of the step, kernel by kernel, equal neighbours joined; labels are values of `Part`
+    phases: tuple[Stretch, ...]  # the same in a few words for the time axis
 
 
 def layout(memory: MemoryMap, *, width: int = 1200, height: int = 600, points: int = 600, most: int = 5000) -> Picture:
@@ -156,12 +135,9 @@ def _placed(memory: MemoryMap) -> tuple[list[_Placed], dict[ColourKey, tuple[Gro
 def _bases(memory: MemoryMap) -> dict[int, int]:
     """Where each temporary allocation begins, standing on those before it."""
     used = {buffer.allocation for buffer in memory.temporaries}
-    bases, base = {}, 0
-    for allocation in memory.allocations:
-        if allocation.index in used:
-            bases[allocation.index] = base
-            base += allocation.size_bytes
-    return bases
+    stacked = [allocation for allocation in memory.allocations if allocation.index in used]
+    bases = accumulate((allocation.size_bytes for allocation in stacked), initial=0)
+    return {allocation.index: base for allocation, base in zip(stacked, bases, strict=False)}
 
 
 def _named(values: Sequence[Role | Part]) -> tuple[Group, ...]:
@@ -213,33 +189,24 @@ def _rectangle(members: list[_Placed], peak: int) -> Rectangle:
     )
 
 
-def _samples(live_bytes: Sequence[int], points: int) -> tuple[Sample, ...]:
+def _samples(live_bytes: Sequence[int], points: int) -> tuple[Stretch, ...]:
     """Equal stretches; of equal kernels the first, as in `MemoryMap.peak`."""
     step = max(1, -(-len(live_bytes) // points))
-    starts = range(0, len(live_bytes), step)
-    stops = (min(start + step, len(live_bytes)) for start in starts)
-    return tuple(
-        Sample(start=start, stop=stop, at=max(range(start, stop), key=live_bytes.__getitem__))
-        for start, stop in zip(starts, stops, strict=True)
-    )
+    kernels = range(len(live_bytes))
+    stretches = (kernels[start : start + step] for start in kernels[::step])
+    return tuple(Stretch(start=s.start, stop=s.stop, at=max(s, key=live_bytes.__getitem__)) for s in stretches)
 
 
 def _curves(
-    placed: list[_Placed], key: ColourKey, count: int, samples: tuple[Sample, ...], memory: MemoryMap
+    placed: list[_Placed], key: ColourKey, count: int, samples: tuple[Stretch, ...], memory: MemoryMap
 ) -> tuple[tuple[int, ...], ...]:
-    length, at = len(memory.kernels), [sample.at for sample in samples]
-    members: list[list[Buffer]] = [[] for _ in range(count)]
+    changes = np.zeros((count, len(memory.kernels) + 1), np.int64)
     for each in placed:
-        members[each.groups[KEYS.index(key)]].append(each.buffer)
-    return tuple(_live_at(buffers, length, at) for buffers in members)
-
-
-def _live_at(buffers: list[Buffer], length: int, at: list[int]) -> tuple[int, ...]:
-    changes = np.zeros(length + 1, np.int64)
-    sizes = np.array([b.size_bytes for b in buffers], np.int64)
-    np.add.at(changes, np.array([b.born for b in buffers], np.intp), sizes)
-    np.subtract.at(changes, np.array([b.dies + 1 for b in buffers], np.intp), sizes)
-    return tuple(np.cumsum(changes)[at].tolist()) if at else ()
+        own = changes[each.groups[KEYS.index(key)]]
+        own[each.buffer.born] += each.buffer.size_bytes
+        own[each.buffer.dies + 1] -= each.buffer.size_bytes
+    at = [sample.at for sample in samples]
+    return tuple(map(tuple, np.cumsum(changes, axis=1)[:, at].tolist())) if at else ((),) * count
 
 
 def _parts(memory: MemoryMap, width: int) -> tuple[Stretch, ...]:
@@ -254,8 +221,6 @@ def _parts(memory: MemoryMap, width: int) -> tuple[Stretch, ...]:
 def _phases(memory: MemoryMap) -> tuple[Stretch, ...]:
     """Forward until the first backward kernel, backward until the last, and what comes after; updates between."""
     parts = [kernel.part for kernel in memory.kernels]
-    if not parts:
-        return ()
     middle = memory.backward
     end = max((at + 1 for at, part in enumerate(parts) if part in _LATE), default=middle)
     within = parts[middle:end].count(Part.UPDATE)
