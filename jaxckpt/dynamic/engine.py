@@ -14,6 +14,7 @@ order of events is that of its simulator.
 
 from typing import Any
 
+from jaxckpt.dynamic import state
 from jaxckpt.dynamic.banishing import banish, defer_free, free_deferred, is_needed, pin_descendants
 from jaxckpt.dynamic.compiled import compiled, entered, sources
 from jaxckpt.dynamic.eviction import (
@@ -31,23 +32,7 @@ from jaxckpt.dynamic.evictors import Cost, Search
 from jaxckpt.dynamic.memory import Dealloc, Mode
 from jaxckpt.dynamic.pool import allocate, largest_free
 from jaxckpt.dynamic.score import mark_dirty
-from jaxckpt.dynamic.state import (
-    CONSTANT,
-    DONE,
-    EVENT_PLACE,
-    EVENT_REFUSE,
-    EVENT_RUN,
-    EVENT_TAKE,
-    GET,
-    KEEP,
-    LOST,
-    OUT_OF_MEMORY,
-    RELEASE,
-    RUN,
-    RUNNING,
-    THRASHED,
-    Machine,
-)
+from jaxckpt.dynamic.state import Machine
 from jaxckpt.dynamic.union_find import join_neighbours, leave, new_node
 
 COUNTED, SOFT, HINT, HARD = int(Mode.COUNTED), int(Mode.SOFT), int(Mode.HINT), int(Mode.HARD)
@@ -82,7 +67,7 @@ def give_block(m: Machine, s: int) -> bool:
         now.free_share += area.free_bytes / area.bytes
         now.largest_share += largest_free(m.blocks) / area.bytes
         now.regret += 1
-        note(m, EVENT_REFUSE, s, area.free_bytes)
+        note(m, state.EVENT_REFUSE, s, area.free_bytes)
     while block < 0:
         if now.search == WINDOW:
             if not evict_window(m, st.bytes):
@@ -91,7 +76,7 @@ def give_block(m: Machine, s: int) -> bool:
             return False
         block = allocate(m.blocks, s, st.bytes, st.dense != 0)
     st.block = block
-    note(m, EVENT_PLACE, s, m.blocks.blocks[block].start)
+    note(m, state.EVENT_PLACE, s, m.blocks.blocks[block].start)
     return True
 
 
@@ -177,10 +162,10 @@ def compute(m: Machine, t: int, repeated: int) -> bool:
     """Runs the call that makes a tensor; all its results are there afterwards. Whether there was room."""
     now, call = m.now[0], m.tensors[t].call
     if not room_for_results(m, call):
-        now.status = OUT_OF_MEMORY
+        now.status = state.OUT_OF_MEMORY
         return False
     c = m.calls[call]
-    note(m, EVENT_RUN, call)
+    note(m, state.EVENT_RUN, call)
     now.clock += c.cost
     now.runs += 1
     if repeated:
@@ -227,7 +212,7 @@ def take(m: Machine, t: int) -> None:
     st.block = before.block
     if st.block >= 0:
         m.blocks.blocks[st.block].owner = s
-        note(m, EVENT_PLACE, s, m.blocks.blocks[st.block].start)
+        note(m, state.EVENT_PLACE, s, m.blocks.blocks[st.block].start)
     before.block = -1
     m.tensors[t].takes = 0
     m.now[0].taken += 1
@@ -239,7 +224,7 @@ def take(m: Machine, t: int) -> None:
         if m.now[0].cost == CLASSES or m.now[0].cost == NEIGHBOURS:
             join_neighbours(m, old)
         mark_dirty(m, old)
-    note(m, EVENT_TAKE, old)
+    note(m, state.EVENT_TAKE, old)
 
 
 @compiled
@@ -296,7 +281,7 @@ def materialise(m: Machine, t: int, repeated: int) -> bool:
         if waiting >= 0:
             call = m.tensors[waiting].call
             if call < 0 or m.storages[m.tensors[waiting].storage].gone:
-                now.status, now.failed = LOST, max(call, 0)
+                now.status, now.failed = state.LOST, max(call, 0)
                 return False
             push(m, waiting, 1)
             continue
@@ -307,7 +292,7 @@ def materialise(m: Machine, t: int, repeated: int) -> bool:
         for i in range(c.args):
             unlock_operand(m, m.tensors[m.args[c.arg + i]].storage, m.tensors[f.tensor].storage)
         if now.repeated_price > now.limit or now.recomputed > now.most:
-            now.status, now.failed = THRASHED, m.tensors[f.tensor].call
+            now.status, now.failed = state.THRASHED, m.tensors[f.tensor].call
             return False
     return True
 
@@ -377,10 +362,10 @@ def begin_constant(m: Machine, t: int) -> bool:
     st.refs += 1
     now.needed, now.failed = st.bytes, -1
     if now.mode == COUNTED and not make_room(m, st.bytes):
-        now.status = OUT_OF_MEMORY
+        now.status = state.OUT_OF_MEMORY
         return False
     if (now.mode == HINT or now.mode == HARD) and not give_block(m, s):
-        now.status = OUT_OF_MEMORY
+        now.status = state.OUT_OF_MEMORY
         return False
     now.memory += st.bytes
     now.peak = max(now.peak, now.memory)
@@ -394,7 +379,7 @@ def keep(m: Machine, t: int) -> bool:
     if not m.tensors[t].defined:
         s = m.tensors[t].storage
         if m.tensors[t].call < 0 or m.storages[s].gone:
-            m.now[0].status, m.now[0].failed = LOST, max(m.tensors[t].call, 0)
+            m.now[0].status, m.now[0].failed = state.LOST, max(m.tensors[t].call, 0)
             return False
         if not materialise(m, t, 1):
             return False
@@ -408,28 +393,28 @@ def keep(m: Machine, t: int) -> bool:
 def advance(m: Machine, end: int) -> int:
     """Does the steps up to `end`, or fewer where one cannot be done; which is next."""
     now = m.now[0]
-    now.status = RUNNING
+    now.status = state.RUNNING
     while now.step < end:
         what, which = m.steps[now.step, 0], m.steps[now.step, 1]
         done = True
-        if what == RUN:
+        if what == state.RUN:
             done = issue(m, which)
-        elif what == RELEASE:
+        elif what == state.RELEASE:
             s = m.tensors[which].storage
             m.storages[s].refs -= 1
             if m.storages[s].refs == 0:
                 release_storage(m, s)
-        elif what == GET:
+        elif what == state.GET:
             m.storages[m.tensors[which].storage].refs += 1
-        elif what == KEEP:
+        elif what == state.KEEP:
             done = keep(m, which)
-        elif what == CONSTANT:
+        elif what == state.CONSTANT:
             done = begin_constant(m, which)
         if not done:
             return now.step
         now.step += 1
     if now.step == len(m.steps):
-        now.status = DONE
+        now.status = state.DONE
     return now.step
 
 

@@ -50,7 +50,6 @@ class Findings(Shown):
     """All findings of one step, errors first.
 
     Attributes:
-      step: The step's name.
       policy: The name of the policy that the step is checked against; "" for none.
       findings: In the order of the lints.
     """

@@ -66,35 +66,20 @@ _ROUNDING = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomBuffer:
-    """A buffer of XLA's message; None and "" where the message does not say.
+    """A buffer of XLA's message; None and "" where the message does not say."""
 
-    Attributes:
-      size_bytes: With padding; rounded as XLA printed it, exact where shape and dtype say the same.
-      unpadded_bytes: Without padding, where XLA says so (TPU).
-      shape: On one device.
-      dtype: numpy's name ("bfloat16").
-      op_name: JAX's full name stack and primitive.
-      scope: The path of names of the model in it.
-      op: The primitive in it ("dot_general").
-      part: Of the step.
-      label: XLA's opcode or instruction.
-      kind: "parameter" for an argument of the program; else XLA's allocation type ("HLO temp").
-      source: "file.py:line" of the user's code.
-      lines: The lines of the message.
-    """
-
-    size_bytes: int | None = None
-    unpadded_bytes: int | None = None
-    shape: tuple[int, ...] | None = None
-    dtype: str = ""
-    op_name: str = ""
-    scope: str = ""
-    op: str = ""
-    part: Part | None = None
-    label: str = ""
-    kind: str = ""
-    source: str = ""
-    lines: tuple[str, ...] = ()
+    size_bytes: int | None = None  # with padding; rounded as XLA printed it, exact where shape and dtype say the same
+    unpadded_bytes: int | None = None  # without padding, where XLA says so (TPU)
+    shape: tuple[int, ...] | None = None  # on one device
+    dtype: str = ""  # numpy's name ("bfloat16")
+    op_name: str = ""  # JAX's full name stack and primitive
+    scope: str = ""  # the path of names of the model in it
+    op: str = ""  # the primitive in it ("dot_general")
+    part: Part | None = None  # of the step
+    label: str = ""  # XLA's opcode or instruction
+    kind: str = ""  # "parameter" for an argument of the program; else XLA's allocation type ("HLO temp")
+    source: str = ""  # "file.py:line" of the user's code
+    lines: tuple[str, ...] = ()  # the lines of the message
 
     @property
     def padding_bytes(self) -> int:

@@ -19,33 +19,22 @@ class Figures:
     """Bytes that a program takes, by use; None where the message does not say.
 
     Attributes:
-      argument_bytes: Its arguments.
-      output_bytes: Its results, those included that take over an argument's memory.
-      alias_bytes: Results that take over an argument's memory.
-      constant_bytes: Arrays closed over.
-      temp_bytes: Everything in between.
-      unpadded_bytes: Of the temporaries, what is no padding (TPU).
-      fragmentation_bytes: Of the temporaries, holes.
-      reserved_bytes: Kept by the system; in `total_bytes`.
-      program_bytes: Temporaries, constants, code (TPU).
-      total_bytes: All of it.
       remat_target_bytes: The target of XLA's own rematerialisation; negative where arguments and results take more
         than the memory.
-      remat_reached_bytes: The bytes that the pass reached.
     """
 
-    argument_bytes: int | None = None
-    output_bytes: int | None = None
-    alias_bytes: int | None = None
-    constant_bytes: int | None = None
-    temp_bytes: int | None = None
-    unpadded_bytes: int | None = None
-    fragmentation_bytes: int | None = None
-    reserved_bytes: int | None = None
-    program_bytes: int | None = None
-    total_bytes: int | None = None
+    argument_bytes: int | None = None  # its arguments
+    output_bytes: int | None = None  # its results, those included that take over an argument's memory
+    alias_bytes: int | None = None  # results that take over an argument's memory
+    constant_bytes: int | None = None  # arrays closed over
+    temp_bytes: int | None = None  # everything in between
+    unpadded_bytes: int | None = None  # of the temporaries, what is no padding (TPU)
+    fragmentation_bytes: int | None = None  # of the temporaries, holes
+    reserved_bytes: int | None = None  # kept by the system; in `total_bytes`
+    program_bytes: int | None = None  # temporaries, constants, code (TPU)
+    total_bytes: int | None = None  # all of it
     remat_target_bytes: int | None = None
-    remat_reached_bytes: int | None = None
+    remat_reached_bytes: int | None = None  # the bytes that the pass reached
 
 
 _HEADINGS = {

@@ -33,49 +33,31 @@ class OutOfMemory:
     """Content of a message; None and "" where the message does not say.
 
     Attributes:
-      message: The line with the error.
-      moment: When memory ran out.
-      platform: Of the device.
-      space: The memory that ran out: "hbm", "vmem" (on a TPU's chip), "host".
-      device: XLA's name of the allocator or the memory ("GPU_0_bfc", "0x0x0_HBM0").
-      allocator: What serves requests: "bfc", "cuda_async", "platform", "driver".
-      program: The module ("jit_step").
-      target: The machine that jaxckpt compiled for.
       requested_bytes: Bytes requested: one allocation when running, all of the program when compiling. Like all figures
         rounded as XLA printed them, exact where XLA printed bytes.
-      limit_bytes: The most that allocator or compiler may give out, free or not.
-      free_bytes: Free bytes.
-      largest_free_bytes: The longest free stretch.
-      in_use_bytes: Bytes given out before.
-      device_bytes: All memory of the device, as its driver says.
-      refused_bytes: The smallest request that the driver itself refused: others hold its memory.
-      figures: Bytes of the program, by use.
       buffers: As listed, in XLA's order: all of one moment (GPU) or the largest of all (TPU).
-      unread: Figures in the text that could not be read, in words.
-      repeats: How often the text repeats the same error.
-      others: How many other errors of this kind the text holds.
     """
 
-    message: str
-    moment: Moment | None = None
-    platform: Platform | None = None
-    space: str = ""
-    device: str = ""
-    allocator: str = ""
-    program: str = ""
-    target: str = ""
+    message: str  # the line with the error
+    moment: Moment | None = None  # when memory ran out
+    platform: Platform | None = None  # of the device
+    space: str = ""  # the memory that ran out: "hbm", "vmem" (on a TPU's chip), "host"
+    device: str = ""  # XLA's name of the allocator or the memory ("GPU_0_bfc", "0x0x0_HBM0")
+    allocator: str = ""  # what serves requests: "bfc", "cuda_async", "platform", "driver"
+    program: str = ""  # the module ("jit_step")
+    target: str = ""  # the machine that jaxckpt compiled for
     requested_bytes: int | None = None
-    limit_bytes: int | None = None
-    free_bytes: int | None = None
-    largest_free_bytes: int | None = None
-    in_use_bytes: int | None = None
-    device_bytes: int | None = None
-    refused_bytes: int | None = None
-    figures: Figures = field(default_factory=Figures)
+    limit_bytes: int | None = None  # the most that allocator or compiler may give out, free or not
+    free_bytes: int | None = None  # free bytes
+    largest_free_bytes: int | None = None  # the longest free stretch
+    in_use_bytes: int | None = None  # bytes given out before
+    device_bytes: int | None = None  # all memory of the device, as its driver says
+    refused_bytes: int | None = None  # the smallest request that the driver itself refused: others hold its memory
+    figures: Figures = field(default_factory=Figures)  # bytes of the program, by use
     buffers: tuple[OomBuffer, ...] = ()
-    unread: tuple[str, ...] = ()
-    repeats: int = 0
-    others: int = 0
+    unread: tuple[str, ...] = ()  # figures in the text that could not be read, in words
+    repeats: int = 0  # how often the text repeats the same error
+    others: int = 0  # how many other errors of this kind the text holds
 
     @property
     def available_bytes(self) -> int | None:
@@ -202,7 +184,7 @@ def _read(lines: Sequence[str], signs: Sequence[_Sign], error: Sequence[_Sign], 
         target=_target(lines[max(0, strongest.at - 3) : strongest.at + 1]),
         refused_bytes=refused,
         figures=Figures(**figures),
-        buffers=max(map(buffers_in, sections), key=_line_count),
+        buffers=max(map(buffers_in, sections), key=lambda found: sum(len(buffer.lines) for buffer in found)),
         unread=unread,
         repeats=max(0, sum(not sign.pattern.is_weak for sign in error) - 1),
         others=others,
@@ -211,10 +193,6 @@ def _read(lines: Sequence[str], signs: Sequence[_Sign], error: Sequence[_Sign], 
 
 def _target(lines: Sequence[str]) -> str:
     return _first(match[1] for line in lines if (match := _TARGET.search(line)))
-
-
-def _line_count(buffers: Iterable[OomBuffer]) -> int:
-    return sum(len(buffer.lines) for buffer in buffers)
 
 
 def _sections(lines: Sequence[str], signs: Sequence[_Sign], error: Sequence[_Sign]) -> Iterator[Sequence[str]]:

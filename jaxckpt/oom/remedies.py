@@ -59,21 +59,13 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """A change that would have helped.
+    """A change that would have helped."""
 
-    Attributes:
-      title: The change in a few words.
-      how: What to do, and which facts of the message say that it helps.
-      saves_bytes: Bytes that it saves; None where the message does not tell.
-      is_bound_below: True if it saves at least so much; otherwise at most.
-      command: To paste; "" where there is none.
-    """
-
-    title: str
-    how: str
-    saves_bytes: int | None = None
-    is_bound_below: bool = True
-    command: str = ""
+    title: str  # the change in a few words
+    how: str  # what to do, and which facts of the message say that it helps
+    saves_bytes: int | None = None  # bytes that it saves; None where the message does not tell
+    is_bound_below: bool = False  # true if it saves at least so much; otherwise at most
+    command: str = ""  # to paste; "" where there is none
 
 
 class BufferKind(enum.StrEnum):
@@ -231,7 +223,6 @@ def _fraction(data: OutOfMemory) -> Iterator[Remedy]:
             title="a larger share of the device",
             how=f"{known} share of {_LARGER_FRACTION:.0%} gives so much more, and {format_bytes(short)} lacked.",
             saves_bytes=gain,
-            is_bound_below=False,
             command=f"XLA_PYTHON_CLIENT_MEM_FRACTION={_LARGER_FRACTION}",
         )
 
@@ -266,7 +257,6 @@ def _padding(data: OutOfMemory) -> Iterator[Remedy]:
             how=f"TPUs pad the last two axes; most of it is in {described(worst)}. Move a long axis last, or merge"
             " short ones.",
             saves_bytes=padding,
-            is_bound_below=False,
         )
 
 
@@ -282,7 +272,6 @@ def _donation(data: OutOfMemory) -> Iterator[Remedy]:
             how=f"Results take {format_bytes(outputs)} and only {format_bytes(shared)} of it over from arguments:"
             " jax.jit(step, donate_argnums=...) for those that the step returns changed.",
             saves_bytes=missing,
-            is_bound_below=False,
         )
 
 
@@ -329,6 +318,7 @@ def _stacked(buffers: list[OomBuffer]) -> Iterator[Remedy]:
             how=f"{_count(buffers)} such as {described(buffers[0])} hold one slice for each of {layers} steps of a"
             " loop: jax.checkpoint around the body keeps the carry alone.",
             saves_bytes=others - others // layers,
+            is_bound_below=True,
         )
 
 

@@ -99,7 +99,6 @@ class Verification(Shown):
     """A planned step held against the step as written.
 
     Attributes:
-      step: The step's name.
       exact: Whether both ran one operation at a time, and every bit must be equal.
       leaves: Each array that the step returns: losses, gradients, updated state; in the order of its results.
       generated: Paths of arguments that were described, and generated.
