@@ -18,22 +18,14 @@ from jaxckpt.trace import trace_step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """The decision about one value, with the rule that made it.
-
-    Attributes:
-      by: Who decided: "rule 2 of "transformer"", "default of ...", "regions of ...", "the step's structure".
-      wanted: The decision as the rule says it.
-      carried_out: The decision in the plan, or None where the value is left to the compiler.
-      why: Why `carried_out` is not `wanted`; "" where it is.
-      overruled: Rules that would have decided otherwise, the next first.
-    """
+    """The decision about one value, with the rule that made it."""
 
     value: Described
-    by: str
-    wanted: str
-    carried_out: Decision | None
-    why: str
-    overruled: tuple[str, ...]
+    by: str  # who decided: "rule 2 of "transformer"", "default of ...", "regions of ...", "the step's structure"
+    wanted: str  # the decision as the rule says it
+    carried_out: Decision | None  # the decision in the plan, or None where the value is left to the compiler
+    why: str  # why `carried_out` is not `wanted`; "" where it is
+    overruled: tuple[str, ...]  # rules that would have decided otherwise, the next first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
