@@ -107,7 +107,16 @@ class BufferPass:
             else:
                 self._store_in_loop(at, step, step.loop)
         self._stack_residuals()
+        self._count_iterations()
         return self.buffers
+
+    def _count_iterations(self) -> None:
+        """Adds a launch to every iteration of a compiler's loop: a kernel of its own adds 1 to the loop's index."""
+        for number, first in self.loops.first.items():
+            loop = self.graph.loops[number]
+            if loop.rolled and loop.branch is None:
+                launches = self.graph.runs_per_step(number) / loop.unroll
+                self.buffers.added_s.append((first, launches * self.rates.launch_s))
 
     def _kernel(self, at: int, step: Run, kernel: StepKernel) -> None:
         """The buffers that a kernel reads live until now, those that it writes from now on."""
@@ -276,8 +285,8 @@ class BufferPass:
     def _fill_stack(self, at: int, source: int, stack_bytes: int) -> None:
         """The seconds of a stack: it is filled with zeros, then every iteration copies its value into it.
 
-        A loop over elements writes to the stack itself where nothing else in the body reads its result. What a branch
-        makes is copied in every iteration, whichever branch runs.
+        A loop over elements writes to the stack itself where nothing else reads its result, neither this iteration nor,
+        as its carry, the next one. What a branch makes is copied in every iteration, whichever branch runs.
         """
         step, loop = self.schedule.steps[at], self.loops.stacking_loop(source)
         self.buffers.added_s.append((at, self.rates.kernel_s(stack_bytes)))

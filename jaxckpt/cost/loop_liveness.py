@@ -32,7 +32,7 @@ class LoopLiveness:
       in_slots: Buffers that another cond of the same iteration reads: they are in a slot and in no stack.
       result_stacks: For each buffer that the step stacks the instance of the stack.
       held: Memory for values that iterations hold for one another.
-      read_inside: Buffers that a step of the same iteration reads.
+      read_inside: Buffers that a step of the same iteration reads, or that the next iteration gets as its carry.
       first: For each loop its first step.
       last: For each loop its last step.
     """
@@ -54,7 +54,8 @@ class LoopLiveness:
         """For each loop the last step of it, and for a branch that of all branches of its cond."""
         self.read_inside: set[int] = set()
         for at, step in enumerate(steps if graph.loops else ()):
-            self.read_inside.update(i for i in step.reads if self._loop.get(i) == step.loop)
+            is_end = isinstance(step, Run) and graph.ops[step.op].primitive == END
+            self.read_inside.update(i for i in step.reads if is_end or self._loop.get(i) == step.loop)
             self._loop.update(dict.fromkeys(step.writes, step.loop))
             for loop in graph.path(step.loop):
                 self.first.setdefault(loop, at)

@@ -36,7 +36,8 @@ class HloProgram:
         asynchronous work, the one behind it.
       kernels: Ids of those that do work, in order.
       count: For each scheduled instruction how often it runs in one call of the program: each branch of a conditional
-        as often as the others, so that it may be a fraction.
+        as often as the others, so that it may be a fraction; the condition of a loop never where XLA knows the trip
+        count, for then XLA's runtime counts on the host.
     """
 
     def __init__(self, module: Message):
@@ -106,13 +107,13 @@ class HloProgram:
             return self.instructions[root.operand_ids[index[0]]]
         return instruction
 
-    def trip_count(self, id_: int) -> int:
-        """How often a loop runs; 1 where XLA does not know."""
+    def trip_count(self, id_: int) -> int | None:
+        """How often a loop runs; None where XLA does not know."""
         try:
             config = json.loads(self.instructions[id_].backend_config or b"{}")
             return int(config["known_trip_count"]["n"])
         except (ValueError, KeyError, TypeError):
-            return 1
+            return None
 
     def _flatten(self, computation: int, count: float, inside: frozenset[int]) -> None:
         order = self._order.get(computation)
@@ -124,9 +125,9 @@ class HloProgram:
             called = list(instruction.called_computation_ids)
             if instruction.opcode == "while":
                 body, condition = called[0], called[1]
-                times = count * self.trip_count(id_)
-                self._flatten(condition, times, inside)
-                self._flatten(body, times, inside)
+                trip_count = self.trip_count(id_)
+                self._flatten(condition, count if trip_count is None else 0, inside)
+                self._flatten(body, count * (trip_count or 1), inside)
             elif instruction.opcode in ("call", "conditional"):
                 ways = len(called)
                 share = count // ways if count % ways == 0 else count / ways  # a whole number where it can be one

@@ -1,9 +1,13 @@
 """Loops in a replay: residual stacks, and seconds of every iteration."""
 
+import math
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxckpt.cost import Rates
 from jaxckpt.ir import GraphPlan, Recompute, Save
 from jaxckpt.ir.residual import residuals
 from jaxckpt.solve import Problem, solve
@@ -116,3 +120,42 @@ def test_a_stack_read_in_another_layout_is_alive_twice_before(products, heads, s
     backward = next(at for at, step in enumerate(kept.steps) if step.loop == 1)
     assert (kept.live_bytes.index(kept.peak_bytes) == backward) is (stacks == 2)
     assert kept.live_bytes[backward + 1] < 1.2 * ITERATIONS * SCORES_BYTES
+
+
+LAUNCHES = Rates(
+    name="launches",
+    matmul_flops_per_s=(),
+    vector_flops_per_s=math.inf,
+    memory_bandwidth_bytes_per_s=math.inf,
+    host_bandwidth_bytes_per_s=math.inf,
+    launch_s=1.0,
+    memory_bytes=2**40,
+)
+"""A device on which a kernel takes its launch alone: seconds are numbers of launches."""
+
+
+def launches(graph):
+    return Problem(graph=graph, rates=LAUNCHES).replay(GraphPlan(fingerprint=graph.fingerprint, decisions={})).step_s
+
+
+@pytest.mark.parametrize(("facts", "counted"), [({}, LENGTH), ({"unroll": 4}, LENGTH / 4), ({"rolled": False}, 0)])
+def test_every_iteration_of_a_compilers_loop_launches_the_kernel_that_counts(problem, facts, counted):
+    uncounted = launches(replace(problem.graph, loops=tuple(replace(a, rolled=False) for a in problem.graph.loops)))
+    graph = replace(problem.graph, loops=tuple(replace(loop, **facts) for loop in problem.graph.loops))
+    assert launches(graph) - uncounted == 2 * counted
+
+
+def test_a_carry_is_copied_into_its_stack_as_the_next_iteration_reads_it_too():
+    def stacked(result):
+        def body(x, w):
+            carry = jnp.sin(x @ w)
+            return carry, result(carry)
+
+        def loss(w, x):
+            last, results = jax.lax.scan(body, x, w)
+            return (last**2).sum(), results
+
+        return trace_step(jax.grad(loss, has_aux=True), W, X).graph
+
+    zeros, copies = 1, LENGTH
+    assert launches(stacked(lambda carry: carry)) - launches(stacked(lambda carry: None)) == zeros + copies

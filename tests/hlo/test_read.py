@@ -116,6 +116,12 @@ def test_logits_and_gradients_are_found(plain_step):
     assert {(512, VOCABULARY)} <= {b.shape for b in gradients}
 
 
+def test_the_condition_of_a_loop_never_runs_where_the_trip_count_is_known(scanned_step):
+    conditions = [kernel for kernel in scanned_step.memory.kernels if kernel.op == "lt"]
+    assert conditions
+    assert {kernel.count for kernel in conditions} == {0}
+
+
 def test_stacked_residuals_live_from_forward_to_backward_loop(scanned_step):
     memory = scanned_step.memory
     stacked = [b for b in memory.temporaries if b.role is Role.RESIDUAL and b.shape == (6, TOKENS, HIDDEN)]
