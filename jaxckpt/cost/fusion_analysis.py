@@ -25,6 +25,7 @@ class FusionAnalysis:
       materialised: Instances that some step so far wrote to memory, and those that must be.
       sources: For every instance written so far what is read of memory to have it.
       readers: For every instance the kernels that read it, as what they write, up to `_MANY`.
+      picks: For every table of gathers that pick each element several times how many times they do.
       siblings: Expensive instances in clones whose readers are one kernel, each with what that kernel writes.
       holding: Instances so far that are not in memory and inside a kernel that holds rows.
     """
@@ -37,6 +38,7 @@ class FusionAnalysis:
         self.size_bytes = [graph.values[v].size_bytes for v in origin]
         self.materialised = {*graph.inputs, *graph.constants, *outputs}
         self.holding: set[int] = set()
+        self.picks: dict[int, int] = {}
         self._folded: set[int] = set()
         """Row reductions that are fused into the kernels that read them."""
         self._loop: dict[int, int | None] = {}
@@ -54,7 +56,7 @@ class FusionAnalysis:
         reads = self._read_bytes(op, step)
         for instance in step.writes:
             is_free = instance in materialised or instance in self.siblings
-            has_readers = not is_free and len(self.readers[instance]) > 1
+            has_readers = not is_free and (len(self.readers[instance]) > 1 or instance in self.picks)
             if has_readers and self._is_cheaper_stored(op, instance, reads):
                 materialised.add(instance)
             if instance in materialised:
@@ -71,7 +73,7 @@ class FusionAnalysis:
 
     def _is_cheaper_stored(self, op: int, instance: int, reads: SourceBytes) -> bool:
         """Rule 3: F + B + (k - 1) B <= k F, which is k B <= (k - 1) F."""
-        kernels = min(_MANY, len(self.readers[instance]))
+        kernels = min(_MANY, len(self.readers[instance]) + self.picks.get(instance, 0))
         if op in self.rules.never_materialised or instance in self._folded:
             return False
         is_expensive = bool(reads) and op in self.rules.expensive
@@ -127,9 +129,17 @@ class FusionAnalysis:
                 loaded[step.writes[0]] = loaded[step.reads[0]]
             else:
                 self._materialise_results(step, read_later)
+            if op in rules.gathers:
+                self._count_picks(step, shown[step.reads[0]])
             if needed_operands[op]:
                 needed = loaded if op in dots else shown
                 self.materialised.update(needed[step.reads[position]] for position in needed_operands[op])
+
+    def _count_picks(self, gather: Run, table: int) -> None:
+        """Rule 3: a gather that picks each element of its table k times reads it as k kernels do."""
+        times = sum(self.size_bytes[i] for i in gather.writes) // max(1, self.size_bytes[table])
+        if times > 1:
+            self.picks[table] = self.picks.get(table, 0) + times
 
     def _materialise_results(self, step: Run, read_later: set[int]) -> None:
         """Rules 1, 4 to 6, for the results of an op; a row reduction is in memory or folded."""

@@ -205,6 +205,18 @@ def test_a_scatter_is_no_scatter_into_a_bias_that_is_added_to_it():
     assert scattered in fuse(build.graph(build.op("dot_general", total, size_bytes=4))).materialised
 
 
+def test_a_table_of_several_sources_that_is_picked_many_times_is_in_memory():
+    """Messages of a graph's edges: a node is picked for each of its edges, and would be computed as often."""
+    build = Builder()
+    left, right, index = build.input(4000), build.input(4000), build.input(400)
+    table = build.op("add", left, right, size_bytes=4000)
+    picked = build.op("gather", table, index, size_bytes=80_000)
+    outs = [build.op("reduce_sum", build.op("mul", picked, index, size_bytes=80_000), size_bytes=4) for _ in range(2)]
+    fusion = fuse(build.graph(*outs))
+    assert table in fusion.materialised
+    assert picked not in fusion.materialised
+
+
 def test_a_cast_of_a_table_is_computed_for_gathered_elements():
     build = Builder()
     index = build.input(40)
