@@ -58,25 +58,44 @@ def _materialised_source(graph: Graph, value: int, phase: Phase) -> int | None:
         op = graph.ops[producer]
         if op.phase is phase and op.kind in _MATERIALISED:
             return last
+        if op.phase is phase and op.primitive == "gather" and _is_computed_table(graph, op):
+            return op.reads[0]
         pending.discard(last)
         pending.update(op.reads if op.phase is phase else ())
     return None
 
 
+def _is_computed_table(graph: Graph, gather: Op) -> bool:
+    """True if a gather of the same phase picks the elements of its table several times, so that this is in memory."""
+    table, size_bytes = gather.reads[0], graph.values[gather.writes[0]].size_bytes
+    producer = graph.producer[table]
+    is_large = size_bytes >= 2 * graph.values[table].size_bytes
+    return is_large and producer is not None and graph.ops[producer].phase is gather.phase
+
+
 def scatters_fused_with_add(graph: Graph) -> frozenset[int]:
-    """Scatters over a constant whose only reader adds the result to something."""
+    """Scatters over a constant whose only reader adds the result to something, unless to another such scatter."""
     return frozenset(op.id for op in graph.scatters if _is_fused_with_add(graph, op))
 
 
 def _is_fused_with_add(graph: Graph, scatter: Op) -> bool:
-    if not scatter.reads or len(scatter.writes) != 1:
+    if (reader := _adding(graph, scatter)) is None:
         return False
     (result,) = scatter.writes
-    readers = graph.readers[result]
-    base = graph.producer[scatter.reads[0]]
-    if base is None or graph.ops[base].reads or len(readers) != 1:
+    addends = {v for v in reader.reads if v != result}
+    producers = [graph.ops[op] for v in addends if (op := graph.producer[v]) is not None]
+    if any(op.kind is Kind.SCATTER and _adding(graph, op) is not None for op in producers):
         return False
-    reader = graph.ops[readers[0]]
-    addends = (v for v in reader.reads if v != result)
     size_bytes = graph.values[result].size_bytes
-    return reader.primitive in ("add", "add_any") and not any(is_broadcast_over(graph, v, size_bytes) for v in addends)
+    return not any(is_broadcast_over(graph, v, size_bytes) for v in addends)
+
+
+def _adding(graph: Graph, scatter: Op) -> Op | None:
+    """The addition that alone reads what a scatter over a constant writes."""
+    if not scatter.reads or len(scatter.writes) != 1:
+        return None
+    base, readers = graph.producer[scatter.reads[0]], graph.readers[scatter.writes[0]]
+    if base is None or graph.ops[base].reads or len(readers) != 1:
+        return None
+    reader = graph.ops[readers[0]]
+    return reader if reader.primitive in ("add", "add_any") else None

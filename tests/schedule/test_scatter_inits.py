@@ -2,7 +2,7 @@
 
 from jaxckpt.ir import GraphPlan, Phase, Recompute
 from jaxckpt.schedule import Run, schedule
-from jaxckpt.schedule.scatter_inits import initialiser_dependencies
+from jaxckpt.schedule.scatter_inits import initialiser_dependencies, scatters_fused_with_add
 from tests.graphs import Builder
 
 
@@ -72,6 +72,30 @@ def test_zeros_filled_from_arguments_wait_for_nothing():
 def test_zeros_with_other_readers_or_addends_wait_for_nothing():
     assert initialiser_dependencies(scattering(added=True)[0]) == {}
     assert initialiser_dependencies(scattering(kept=True)[0]) == {}
+
+
+def test_zeros_of_scatters_that_are_added_to_each_other_wait():
+    """Rows picked of one array by three indices: only the last is scattered into a sum, that of the first two."""
+    build = Builder()
+    x, places = build.input(4000), build.input(8)
+    product = build.op("dot_general", x, size_bytes=4000, phase=Phase.BACKWARD)
+    zeros = [build.op("broadcast_in_dim", size_bytes=4000, phase=Phase.BACKWARD) for _ in range(3)]
+    parts = [build.op("scatter-add", z, places, product, size_bytes=4000, phase=Phase.BACKWARD) for z in zeros]
+    two = build.op("add_any", parts[0], parts[1], size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("add_any", two, parts[2], size_bytes=4000, phase=Phase.BACKWARD))
+    assert initialiser_dependencies(graph) == {graph.producer[z]: product for z in zeros[:2]}
+    assert scatters_fused_with_add(graph) == {graph.producer[parts[2]]}
+
+
+def test_zeros_wait_for_the_table_that_a_gather_picks_of_many_times():
+    build = Builder()
+    x, places = build.input(4000), build.input(8)
+    table = build.op("sin", x, size_bytes=4000, phase=Phase.BACKWARD)
+    picked = build.op("gather", table, places, size_bytes=80_000, phase=Phase.BACKWARD)
+    zeros = build.op("broadcast_in_dim", size_bytes=4000, phase=Phase.BACKWARD)
+    scaled = build.op("sin", picked, size_bytes=80_000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("scatter-add", zeros, places, scaled, size_bytes=4000, phase=Phase.BACKWARD))
+    assert initialiser_dependencies(graph) == {graph.producer[zeros]: table}
 
 
 def test_zeros_wait_only_under_a_plan_that_recomputes():
