@@ -22,7 +22,7 @@ from jaxckpt.ir.kind import Kind, Trait
 from jaxckpt.ir.regions import ALL_ITERATIONS, BODY_OUTPUTS, COND_END, SLICE, Loop
 
 _IN_MEMORY = frozenset({Kind.CONTRACTION, Kind.SCATTER, Kind.OPAQUE})
-"""Kinds whose operands and results are in memory."""
+"""Kinds whose operands and results are in memory, but for the updates of a scatter."""
 
 
 class Phase(enum.StrEnum):
@@ -158,25 +158,41 @@ class Graph:
 
     @cached_property
     def backward_frontier(self) -> tuple[int | None, ...]:
-        """For each op the value at the end of the longest chain of backward ops before it; None before the backward.
+        """For each op the value at the end of the longest chain of backward ops before it.
 
         A barrier with this value holds work until the backward arrives. Not every value of the backward would do: some
-        are computed from residuals alone. In the body of a loop it is a value of that body, once there is one.
+        are computed from residuals alone, and some from literals, as the gradient of a mean begins. Before the backward
+        has computed anything else it is the step's deepest forward result (a loss), if there is one.
+        In the body of a loop it is a value of that body, once there is one.
         """
         frontier: list[int | None] = []
-        depth: dict[int, int] = {}
+        depth = dict.fromkeys(self.inputs, 0)
         found: dict[int | None, tuple[int | None, bool, int]] = {None: (None, False, 0)}
         for op in self.ops:
             for around in self.path(op.loop):
                 found.setdefault(around, (found[self.loops[around].parent][0], False, 0))
             frontier.append(found[op.loop][0])
-            if op.phase is Phase.BACKWARD and op.writes:
-                own = 1 + max([depth.get(v, 0) for v in op.reads], default=0)
+            known = [depth[v] for v in op.reads if v in depth]
+            if not op.writes or not known:
+                continue
+            if op.phase is Phase.BACKWARD:
+                own = 1 + max(known)
                 depth.update(dict.fromkeys(op.writes, own))
                 _, *longest = found[op.loop]
                 if [op.writes[0] in self._cotangents, own] >= longest:
                     found[op.loop] = (op.writes[0], op.writes[0] in self._cotangents, own)
+            elif op.phase is Phase.FORWARD:
+                depth.update(dict.fromkeys(op.writes, 0))
+                if self._last_result in op.writes:
+                    found[None] = (self._last_result, False, 0)
         return tuple(frontier)
+
+    @cached_property
+    def _last_result(self) -> int | None:
+        """The deepest result of the step that is computed outside of loops before the backward begins."""
+        first = next((op.id for op in self.ops if op.phase is Phase.BACKWARD), 0)
+        results = (v for v in self.outputs if v in self._depths and (self.producer[v] or 0) < first)
+        return max(results, key=self._depths.__getitem__, default=None)
 
     @cached_property
     def _cotangents(self) -> frozenset[int]:
@@ -184,8 +200,8 @@ class Graph:
 
         A barrier that hands on a value inside a chain of elementwise ops would split a kernel in two, one that hands on
         the gradient of a weight would keep the update from fusing with it. A product that is added to another value
-        is not in memory by itself. A view that has been made of a value in memory takes its place: whoever reads the
-        view does not read the value behind the barrier.
+        is not in memory by itself, nor is what is scattered: the scatter's kernel computes it. A view that has been
+        made of a value in memory takes its place: whoever reads the view does not read the value behind the barrier.
         """
         leads: set[int] = set()
         found: set[int] = set()
@@ -198,7 +214,7 @@ class Graph:
             if op.kind in _IN_MEMORY and not is_added:
                 found.update(op.writes)
             if op.kind in _IN_MEMORY:
-                found.update(op.reads)
+                found.update(op.reads[:1] if op.kind is Kind.SCATTER else op.reads)
         for op in self.ops:
             if op.phase is Phase.BACKWARD and op.kind is Kind.VIEW and not found.isdisjoint(op.reads):
                 sizes_bytes = {self.values[v].size_bytes for v in (*op.reads, *op.writes)}

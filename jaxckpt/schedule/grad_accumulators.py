@@ -1,15 +1,21 @@
-"""Gradient accumulators: running sums of the backward, where several layers share a parameter or an activation.
+"""Gradients that the backward finishes or adds to on its way, which compilers would postpone to its end.
 
 A bias that all layers read, or an encoder's output that every decoder layer reads, has a gradient to which each of them
-adds. A compiler may postpone all of these additions to the end, and then keeps every addend until there.
+adds. A compiler may postpone all of these additions to the end, and then keeps every addend until there. The same holds
+for the product that gives a weight's gradient: it keeps two activations for a small result.
 
 Read after `jaxckpt.ir`.
 """
 
+from collections import deque
 from itertools import accumulate
 
 from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.kind import Kind
+
+_SMALL = 1 / 64
+"""A gradient of at most this share of the arrays that it is computed from is written and read again by its update for
+next to nothing: about 3% of the traffic of its product, which without a barrier may hand it on in registers."""
 
 
 class GradAccumulators:
@@ -17,6 +23,7 @@ class GradAccumulators:
 
     Attributes:
       added_by: For each of these values the op that adds it, its only reader.
+      passing: These values, and gradients that `finish_before` has.
     """
 
     def __init__(self, graph: Graph):
@@ -24,18 +31,48 @@ class GradAccumulators:
         """For each op the number of matrix products up to it."""
         self._written_by = {v: op.id for op in graph.ops if _makes_addends(op) for v in op.writes}
         readers = ((v, graph.readers[v]) for v in self._written_by)
+        self._finished = deque(v for v in self._written_by if _is_small_gradient(graph, v))
         self.added_by = {v: read[0] for v, read in readers if len(read) == 1 and _adds(graph.ops[read[0]])}
+        self.passing = frozenset((*self._finished, *self.added_by))
 
     def live_at(self, op: int) -> list[int]:
         """Values computed before an op that are added only behind the next matrix product after it."""
         products = self._products
         return [v for v, by in self.added_by.items() if self._written_by[v] < op and products[op] < products[by]]
 
+    def finish_before(self, op: int) -> list[int]:
+        """Small gradients of weights that are computed before an op, each in the first answer after that."""
+        finished = []
+        while self._finished and self._written_by[self._finished[0]] < op:
+            finished.append(self._finished.popleft())
+        return finished
+
+
+def _is_small_gradient(graph: Graph, value: int) -> bool:
+    """True for a product of large arrays that no other op of the backward reads, but views and casts."""
+    product = graph.ops[graph.producer[value] or 0]
+    if product.kind is not Kind.CONTRACTION:
+        return False
+    read_bytes = sum(graph.values[v].size_bytes for v in product.reads)
+    if graph.values[value].size_bytes > _SMALL * read_bytes:
+        return False
+    pending = [value]
+    for shown in pending:
+        for reader in map(graph.ops.__getitem__, graph.readers[shown]):
+            if reader.phase is Phase.BACKWARD:
+                if not _rearranges(reader):
+                    return False
+                pending.extend(reader.writes)
+    return True
+
+
+def _rearranges(op: Op) -> bool:
+    return op.kind is Kind.VIEW or op.primitive == "convert_element_type"
+
 
 def _makes_addends(op: Op) -> bool:
     """True for ops of the backward but views and casts, which fuse into the addition."""
-    rearranges = op.kind is Kind.VIEW or op.primitive == "convert_element_type"
-    return op.phase is Phase.BACKWARD and op.loop is None and not rearranges
+    return op.phase is Phase.BACKWARD and op.loop is None and not _rearranges(op)
 
 
 def _adds(op: Op) -> bool:

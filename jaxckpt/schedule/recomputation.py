@@ -198,7 +198,9 @@ class Recomputation:
         in_loop = writer.loop is not None and graph.loops[writer.loop].rolled
         instances = {v: self._operand(v, reader) for v in sorted(sources)}
         if instances and not (in_loop and all(graph.ops[op].loop != writer.loop for op in ops)):
-            sums = self.accumulators.live_at(reader) if writer.loop is None else []
+            accumulators = self.accumulators
+            passing = writer.loop is None
+            sums = [*accumulators.finish_before(reader), *accumulators.live_at(reader)] if passing else []
             reads = (*instances.values(), *(writer.current[v] for v in sums))
             passed = writer.barrier(reads, trigger=graph.backward_frontier[reader], why="recompute")
             instances = dict(zip(instances, passed, strict=False))

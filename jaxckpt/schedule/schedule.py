@@ -51,7 +51,8 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
    would compute the positions of the maxima long before they are read.
 
 9. A sum of gradients that the backward adds to behind later products passes the barriers of stages on its way (see
-   `grad_accumulators`). A compiler would postpone all additions, and keep their operands.
+   `grad_accumulators`). A compiler would postpone all additions, and keep their operands. So does the gradient of a
+   weight that is small against what it is computed of.
 
 10. The zeros that a gradient is scattered into wait until the gradient exists (see `scatter_inits`).
 
@@ -122,7 +123,7 @@ class _Scheduler:
 
     def _ops_that_change(self) -> set[int]:
         """Ops that read a value which is pinned, dropped or passed on by a barrier, and those that wait for one."""
-        sums = self.recomputation.accumulators.added_by if self.dropped else ()
+        sums = self.recomputation.accumulators.passing if self.dropped else ()
         readers = {op for v in (*self.pinned, *self.dropped, *sums) for op in self.graph.readers[v]}
         return readers | self.recomputation.initialisers.keys()
 

@@ -112,6 +112,51 @@ def test_a_barrier_waits_for_no_value_inside_a_kernel():
     assert f"barrier [{wide}] after {product}" in steps
 
 
+def test_a_barrier_waits_for_the_loss_where_the_cotangent_is_a_literal():
+    """The gradient of a mean: nothing of the forward pass leads to the backward's first value."""
+    build = Builder()
+    x = build.input(4000)
+    wide = build.op("dot_general", x, size_bytes=4000)
+    loss = build.op("reduce_sum", wide, size_bytes=4)
+    literal = build.op("broadcast_in_dim", size_bytes=4000, phase=Phase.BACKWARD)
+    cotangent = build.op("mul", literal, wide, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(loss, build.op("dot_general", cotangent, x, size_bytes=4000, phase=Phase.BACKWARD))
+    assert f"barrier [{x}] after {loss}" in as_text(schedule(graph, plan_of(graph, drop=[wide])))
+
+
+def test_a_barrier_waits_for_no_value_that_a_scatter_computes():
+    build = Builder()
+    x, places = build.input(4000), build.input(8)
+    wide = build.op("dot_general", x, size_bytes=4000)
+    dropped = build.op("tanh", wide, size_bytes=4000)
+    end = build.op("dot_general", dropped, size_bytes=4000)
+    product = build.op("dot_general", end, size_bytes=4000, phase=Phase.BACKWARD)
+    scaled = build.op("mul", product, wide, size_bytes=4000, phase=Phase.BACKWARD)
+    summed = build.op("scatter-add", dropped, places, scaled, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("dot_general", summed, x, size_bytes=4000, phase=Phase.BACKWARD))
+    steps = as_text(schedule(graph, plan_of(graph, drop=[dropped], save=[wide])))
+    assert f"barrier [{wide}] after {product}" in steps
+
+
+@pytest.mark.parametrize(("size_bytes", "passes"), [(40, True), (4000, False)])
+def test_a_small_gradient_of_a_weight_is_there_before_the_next_stage(size_bytes, passes):
+    """Compilers would postpone its product to the end, and keep what it is computed of."""
+    build = Builder()
+    x, weight = build.input(4000), build.input(size_bytes)
+    first = build.op("dot_general", x, weight, size_bytes=4000)
+    second = build.op("dot_general", first, weight, size_bytes=4000)
+    late = build.op("mul", second, second, size_bytes=4000, phase=Phase.BACKWARD)
+    gradient = build.op("dot_general", late, x, size_bytes=size_bytes, phase=Phase.BACKWARD)
+    early = build.op("dot_general", late, first, size_bytes=4000, phase=Phase.BACKWARD)
+    updated = build.op("sub", weight, gradient, size_bytes=size_bytes, phase=Phase.UPDATE)
+    graph = build.graph(early, updated)
+    laid_out = schedule(graph, plan_of(graph, drop=[first, second], stages=(0, 1)))
+    check_order(graph, laid_out)
+    opens_first = [step for step in laid_out.steps if isinstance(step, Barrier)][-1]
+    assert (gradient in [laid_out.origin[i] for i in opens_first.reads]) is passes
+    assert not passes or opens_first.writes[-1] in laid_out.steps[-1].reads
+
+
 def test_values_are_pinned_only_where_some_are_dropped():
     graph = chain(3)
     assert as_text(schedule(graph, plan_of(graph, save=[1, 2]))) == ["0", "1", "2", "3", "4", "5"]
