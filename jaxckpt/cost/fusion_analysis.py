@@ -204,7 +204,8 @@ class FusionAnalysis:
         for step in reversed(steps):
             writing = nothing
             for instance in step.writes:
-                own = frozenset((instance,)) if instance in materialised else kernels[instance]
+                is_written = instance in materialised or instance in self.picks
+                own = frozenset((instance,)) if is_written else kernels[instance]
                 writing = writing | own if writing else own
             is_gather = isinstance(step, Run) and step.op in gathers
             for instance in step.reads[1:] if is_gather else step.reads:  # of a table next to nothing is read

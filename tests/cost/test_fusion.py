@@ -217,6 +217,17 @@ def test_a_table_of_several_sources_that_is_picked_many_times_is_in_memory():
     assert picked not in fusion.materialised
 
 
+def test_a_table_that_is_picked_many_times_is_a_reader_of_its_own():
+    """A cotangent that a layer's table is computed of, and the next layer's cotangent."""
+    build = Builder()
+    one, two, three, index = (build.input(size) for size in (4000, 4000, 4000, 400))
+    total = build.op("add", build.op("add", one, two, size_bytes=4000), three, size_bytes=4000)
+    table = build.op("mul", total, one, size_bytes=4000)
+    picked = build.op("gather", table, index, size_bytes=80_000)
+    outs = [build.op("reduce_sum", value, size_bytes=4) for value in (picked, total)]
+    assert {total, table} <= fuse(build.graph(*outs)).materialised
+
+
 def test_a_cast_of_a_table_is_computed_for_gathered_elements():
     build = Builder()
     index = build.input(40)
