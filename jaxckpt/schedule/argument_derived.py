@@ -5,6 +5,9 @@ what a plan may save. `jaxckpt.linter.loops` has the same rule for the jaxpr of 
 those of the body, and `jaxckpt.trace.graph` for a graph that it is still building. Read after `jaxckpt.ir`.
 """
 
+from collections.abc import Collection
+from math import prod
+
 from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.kind import Kind
 
@@ -58,6 +61,27 @@ def is_broadcast_over(graph: Graph, value: int, size_bytes: int) -> bool:
         return False
     reads = graph.ops[made].reads
     return not reads or is_broadcast_over(graph, reads[0], size_bytes)
+
+
+def arguments_only_broadcast(graph: Graph, clones: Collection[int]) -> set[int]:
+    """Arguments that some clones repeat over other arrays and do nothing else with: a bias, a scale.
+
+    They wait for no barrier, since what they are repeated over does. XLA applies a bias or a scale in the product that
+    reads the result only where it is a broadcast of an argument itself, not of what a barrier passes on.
+    """
+    repeated, others = set[int](), set[int]()
+    shown: dict[int, int] = {}
+    """For each view of one argument the argument."""
+    for op in map(graph.ops.__getitem__, sorted(clones)):
+        shown.update((v, v) for v in op.reads if graph.producer[v] is None)
+        if op.kind is Kind.VIEW and len(op.reads) == 1 and op.reads[0] in shown:
+            shown.update(dict.fromkeys(op.writes, shown[op.reads[0]]))
+            continue
+        meets_others = op.kind is Kind.ELEMENTWISE and not shown.keys() >= {*op.reads}
+        for read in shown.keys() & {*op.reads}:
+            is_repeated = prod(graph.values[shown[read]].shape) < prod(graph.values[op.writes[0]].shape)
+            (repeated if meets_others and is_repeated else others).add(shown[read])
+    return repeated - others
 
 
 def is_view_of(graph: Graph, op: Op) -> bool:

@@ -15,7 +15,7 @@ from functools import cached_property
 from jaxckpt.ir.graph import Graph, Op, Phase
 from jaxckpt.ir.plan import GraphPlan
 from jaxckpt.ir.regions import BODY_INPUTS, BODY_OUTPUTS
-from jaxckpt.schedule.argument_derived import argument_roots
+from jaxckpt.schedule.argument_derived import argument_roots, arguments_only_broadcast
 from jaxckpt.schedule.availability import Availability
 from jaxckpt.schedule.components import connected_components
 from jaxckpt.schedule.grad_accumulators import GradAccumulators
@@ -196,7 +196,8 @@ class Recomputation:
         """
         writer, graph = self._writer, self._graph
         in_loop = writer.loop is not None and graph.loops[writer.loop].rolled
-        instances = {v: self._operand(v, reader) for v in sorted(sources)}
+        waiting = sorted(set(sources) - arguments_only_broadcast(graph, ops))
+        instances = {v: self._operand(v, reader) for v in waiting}
         if instances and not (in_loop and all(graph.ops[op].loop != writer.loop for op in ops)):
             accumulators = self.accumulators
             passing = writer.loop is None
@@ -232,7 +233,7 @@ class Recomputation:
     def _clone(self, op: int, clones: _Clones) -> None:
         clones.ops.add(op)
         writer, own = self._writer, self._graph.ops[op]
-        reads = tuple(clones.instances[v] for v in own.reads)
+        reads = tuple(clones.instances.get(v, writer.current[v]) for v in own.reads)
         writes = tuple(map(writer.new_instance, own.writes))
         after = clones.instances.get(self.initialisers[op]) if op in self.initialisers else None
         writer.steps.append(Run(op=op, reads=reads, writes=writes, is_clone=True, loop=writer.loop, after=after))

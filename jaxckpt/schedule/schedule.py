@@ -25,8 +25,10 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
      drop 1 and 3, save 2
                         0  1  pin [2]  2  3  4  barrier [2] after 5  2*  5  6  barrier [0] after 7  0*  7
 
-   A value that views and elementwise ops make of arguments alone starts no others: a head tied to the embedding would
-   start the last block. Where it is read before its own stage opens, it is recomputed by itself.
+   An argument that clones only repeat over other arrays, a bias or a scale, passes no barrier: see
+   `arguments_only_broadcast`. A value that views and elementwise ops make of arguments alone starts no others: a head
+   tied to the embedding would start the last block. Where it is read before its own stage opens, it is recomputed by
+   itself.
 
 4. A clone made on the way to the values of one stage serves that stage alone; another stage makes its own.
 

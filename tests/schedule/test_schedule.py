@@ -370,3 +370,20 @@ def test_a_plan_that_drops_nothing_changes_nothing(case):
     laid_out = schedule(graph, GraphPlan(fingerprint=plan.fingerprint, decisions=kept, stages=plan.stages))
     assert [step.op for step in laid_out.steps] == [op.id for op in graph.ops]
     assert laid_out.outputs == graph.outputs
+
+
+def test_arguments_that_clones_only_repeat_pass_no_barrier():
+    """A bias waits with what it is added to; one that an op of arguments alone reads has to wait."""
+    build = Builder()
+    x, weight, bias, added = build.input(4000), build.input(4000), build.input(40), build.input(40)
+    product = build.op("dot_general", x, weight, size_bytes=4000)
+    rows = build.op("broadcast_in_dim", bias, size_bytes=4000)
+    first = build.op("add", product, rows, size_bytes=4000)
+    of_arguments = build.op("exp", added, size_bytes=40)
+    second = build.op("mul", first, of_arguments, size_bytes=4000)
+    gradient = build.op("dot_general", second, first, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("dot_general", gradient, second, size_bytes=4000, phase=Phase.BACKWARD))
+    laid_out = schedule(graph, plan_of(graph, drop=[first, second]))
+    check_order(graph, laid_out)
+    (barrier,) = [step for step in laid_out.steps if isinstance(step, Barrier)]
+    assert [laid_out.origin[i] for i in barrier.reads] == [x, weight, added]
