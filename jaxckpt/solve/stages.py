@@ -29,7 +29,7 @@ _CUT_BYTES = 4096
 
 
 def candidate_cuts(problem: Problem, *, before_head: bool = False) -> tuple[StageStarts, ...]:
-    """Different cuts of the forward pass, from one stage to many; `before_head` adds a boundary before a wide head."""
+    """Different cuts of the forward pass, from one stage to many; `before_head` adds one to the last stage."""
     forward = problem.graph.forward
     if not forward:
         return ((0,),)
@@ -39,10 +39,9 @@ def candidate_cuts(problem: Problem, *, before_head: bool = False) -> tuple[Stag
         if count > len(forward):
             break
         starts = _cheapest_cut(made_bytes, crossing_bytes, sum(made_bytes) / count)
-        if len(starts) > 1:
-            head = _before_head(starts[-1], made_bytes, crossing_bytes) if before_head else None
-            if head is None:
-                head = _after_body(starts, made_bytes, crossing_bytes)
+        if before_head and len(starts) > 1:
+            head = _before_head(starts[-1], made_bytes, crossing_bytes)
+            head = _after_body(starts, made_bytes, crossing_bytes) if head is None else head
             starts = starts if head is None else [*starts, head]
         found.setdefault(tuple(forward[i] for i in starts))
     return tuple(found)
