@@ -121,7 +121,7 @@ def step(
     """
 
     def block(width: int, heads: int, *, name: str) -> ExpertBlock:
-        return remat(ExpertBlock)(width, heads, experts, chosen, spare, name=name)
+        return remat(ExpertBlock)(width, heads, experts=experts, chosen=chosen, spare=spare, name=name)
 
     model = GPT(layers=layers, width=width, heads=heads, vocabulary=vocabulary, sequence=sequence, block=block)
     return language_model(model, batch=batch, sequence=sequence, vocabulary=vocabulary, optimiser=optimiser)

@@ -125,7 +125,7 @@ class _Emitter:
         trigger = None
         if step.trigger is not None and _can_pass(self._variables[step.trigger]):
             trigger = (step.trigger, step.trigger if self._holds_the_backward(step) else None)
-        near = self._near(number, after=step.trigger is None)
+        near = self._near(number, after=not step.is_in_backward)
         for together, manual in self._barriers(step, passing, trigger):
             self._add_barrier(step, together, near, manual)
 

@@ -35,7 +35,8 @@ class Run:
 class Barrier:
     """Instances passed on under new ids, none of them before the instance `trigger` exists.
 
-    A pin is a barrier over one instance without a trigger. `why` says what the barrier is for, `loop` in whose body it
+    A pin is a barrier over one instance without a trigger; a barrier of the backward has none where nothing but
+    literals has been computed after the forward pass. `why` says what the barrier is for, `loop` in whose body it
     stands.
     """
 
@@ -44,6 +45,11 @@ class Barrier:
     trigger: int | None = None
     why: Why = "pin"
     loop: int | None = None
+
+    @property
+    def is_in_backward(self) -> bool:
+        """True if ops after the forward pass read behind it."""
+        return self.why in ("load", "recompute")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

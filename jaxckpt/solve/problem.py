@@ -254,4 +254,4 @@ def decisions_saving(
 def _is_after_forward(graph: Graph, step: ScheduleStep) -> bool:
     if isinstance(step, Run):
         return step.is_clone or graph.ops[step.op].phase is not Phase.FORWARD
-    return isinstance(step, Barrier) and step.trigger is not None
+    return isinstance(step, Barrier) and step.is_in_backward

@@ -278,11 +278,11 @@ def test_each_device_sends_its_shard_to_the_host(step):
 
 
 def waiting(memory, parts):
-    """Bytes of the hidden values, or of their shards, at the first product behind the forward pass."""
-    products = [(i, kernel.part) for i, kernel in enumerate(memory.kernels) if kernel.matmul_flops]
-    first = next(at for at, (_, part) in enumerate(products) if part is not Part.FORWARD)
+    """Bytes of the hidden values, or of their shards, at the first gather or product behind the forward pass."""
+    behind = ((i, kernel) for i, kernel in enumerate(memory.kernels) if kernel.part is not Part.FORWARD)
+    first = next(i for i, kernel in behind if kernel.matmul_flops or kernel.name.startswith("all-gather"))
     size_bytes = 8192 * 2048 * 4 // parts
-    alive = [b for b in memory.alive_at(products[first][0]) if 8192 in b.shape and 2048 // parts in b.shape]
+    alive = [b for b in memory.alive_at(first) if 8192 in b.shape and 2048 // parts in b.shape]
     stacks = {(b.allocation, b.offset_bytes): b.size_bytes for b in alive if b.size_bytes == LAYERS * size_bytes}
     return sum(stacks.values()) or sum(b.size_bytes for b in alive if b.size_bytes == size_bytes)
 
