@@ -162,29 +162,38 @@ class Graph:
 
         A barrier with this value holds work until the backward arrives. Not every value of the backward would do: some
         are computed from residuals alone, and some from literals, as the gradient of a mean begins. Before the backward
-        has computed anything else it is the step's deepest forward result (a loss), if there is one.
-        In the body of a loop it is a value of that body, once there is one.
+        has computed anything else it is the step's deepest forward result (a loss), if there is one. In the body of a
+        loop it is a value of that body, once there is one.
+
+        A value in memory on the way (`_cotangents`) goes before, as long as the backward still reads it: XLA drops
+        operands of a barrier that nobody reads behind it. With dead ones GPT-2 small's least plan took 5,959 MiB, not
+        4,274.
         """
         frontier: list[int | None] = []
         depth = dict.fromkeys(self.inputs, 0)
-        found: dict[int | None, tuple[int | None, bool, int]] = {None: (None, False, 0)}
+        deepest: dict[int | None, tuple[int | None, int]] = {None: (None, 0)}
+        cotangent: dict[int | None, tuple[int, int]] = {}
+        last_read = {v: op.id for op in self.ops if op.phase is Phase.BACKWARD for v in op.reads}
         for op in self.ops:
             for around in self.path(op.loop):
-                found.setdefault(around, (found[self.loops[around].parent][0], False, 0))
-            frontier.append(found[op.loop][0])
+                deepest.setdefault(around, (deepest[self.loops[around].parent][0], 0))
+            waited = cotangent.get(op.loop)
+            is_read = waited is not None and last_read.get(waited[0], -1) >= op.id
+            frontier.append(waited[0] if waited is not None and is_read else deepest[op.loop][0])
             known = [depth[v] for v in op.reads if v in depth]
             if not op.writes or not known:
                 continue
             if op.phase is Phase.BACKWARD:
                 own = 1 + max(known)
                 depth.update(dict.fromkeys(op.writes, own))
-                _, *longest = found[op.loop]
-                if [op.writes[0] in self._cotangents, own] >= longest:
-                    found[op.loop] = (op.writes[0], op.writes[0] in self._cotangents, own)
+                if own >= deepest[op.loop][1]:
+                    deepest[op.loop] = op.writes[0], own
+                if op.writes[0] in self._cotangents and own >= cotangent.get(op.loop, (0, 0))[1]:
+                    cotangent[op.loop] = op.writes[0], own
             elif op.phase is Phase.FORWARD:
                 depth.update(dict.fromkeys(op.writes, 0))
                 if self._last_result in op.writes:
-                    found[None] = (self._last_result, False, 0)
+                    deepest[None] = self._last_result, 0
         return tuple(frontier)
 
     @cached_property

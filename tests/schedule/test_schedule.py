@@ -106,7 +106,7 @@ def test_a_barrier_waits_for_no_value_inside_a_kernel():
     end = build.op("dot_general", dropped, size_bytes=4000)
     product = build.op("dot_general", end, size_bytes=4000, phase=Phase.BACKWARD)
     scaled = build.op("mul", product, wide, size_bytes=4000, phase=Phase.BACKWARD)
-    cotangent = build.op("mul", scaled, dropped, size_bytes=4000, phase=Phase.BACKWARD)
+    cotangent = build.op("mul", scaled, dropped, product, size_bytes=4000, phase=Phase.BACKWARD)
     graph = build.graph(build.op("dot_general", cotangent, x, size_bytes=4000, phase=Phase.BACKWARD))
     steps = as_text(schedule(graph, plan_of(graph, drop=[dropped], save=[wide])))
     assert f"barrier [{wide}] after {product}" in steps
@@ -133,7 +133,7 @@ def test_a_barrier_waits_for_no_value_that_a_scatter_computes():
     product = build.op("dot_general", end, size_bytes=4000, phase=Phase.BACKWARD)
     scaled = build.op("mul", product, wide, size_bytes=4000, phase=Phase.BACKWARD)
     summed = build.op("scatter-add", dropped, places, scaled, size_bytes=4000, phase=Phase.BACKWARD)
-    graph = build.graph(build.op("dot_general", summed, x, size_bytes=4000, phase=Phase.BACKWARD))
+    graph = build.graph(build.op("dot_general", summed, product, size_bytes=4000, phase=Phase.BACKWARD))
     steps = as_text(schedule(graph, plan_of(graph, drop=[dropped], save=[wide])))
     assert f"barrier [{wide}] after {product}" in steps
 
@@ -155,6 +155,20 @@ def test_a_small_gradient_of_a_weight_is_there_before_the_next_stage(size_bytes,
     opens_first = [step for step in laid_out.steps if isinstance(step, Barrier)][-1]
     assert (gradient in [laid_out.origin[i] for i in opens_first.reads]) is passes
     assert not passes or opens_first.writes[-1] in laid_out.steps[-1].reads
+
+
+def test_a_barrier_waits_for_no_value_that_is_read_no_more():
+    """XLA drops operands of a barrier that nobody reads behind it: the trigger is the end of the chain."""
+    build = Builder()
+    x = build.input(4000)
+    dropped = build.op("tanh", build.op("dot_general", x, size_bytes=4000), size_bytes=4000)
+    end = build.op("dot_general", dropped, size_bytes=4000)
+    product = build.op("dot_general", end, size_bytes=4000, phase=Phase.BACKWARD)
+    scaled = build.op("mul", product, x, size_bytes=4000, phase=Phase.BACKWARD)
+    cotangent = build.op("mul", scaled, dropped, size_bytes=4000, phase=Phase.BACKWARD)
+    graph = build.graph(build.op("dot_general", cotangent, x, size_bytes=4000, phase=Phase.BACKWARD))
+    steps = as_text(schedule(graph, plan_of(graph, drop=[dropped])))
+    assert [step for step in steps if step.endswith(f"after {scaled}")]
 
 
 def test_values_are_pinned_only_where_some_are_dropped():
