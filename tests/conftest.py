@@ -2,17 +2,11 @@
 
 import os
 from collections import Counter
-from importlib.metadata import version
 
 # Before jax is imported, by whichever file of tests comes first: it reads them once.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Tests compile thousands of small programs that run once: LLVM need not optimise them. Without fusion emitters each
-# compiles in half the time; versions after 0.10 cannot do without, and refuse the flag.
-os.environ.setdefault(
-    "XLA_FLAGS",
-    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    + (" --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""),
-)
+# Tests compile thousands of small programs that run once: LLVM need not optimise them.
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0")
 
 import pytest
 from hypothesis import HealthCheck, settings
