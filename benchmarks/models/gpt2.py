@@ -1,7 +1,7 @@
 """GPT-2 small, as `jaxckpt demo` has it; medium is another size of it.
 
 The model is that of `jaxckpt.cli.gpt2`, with an untied head: 124 million parameters, and 39 million of the head. Its
-blocks stand one after the other, or are the turns of a `scan` over stacked parameters.
+blocks stand one after the other, or are the iterations of a `scan` over stacked parameters.
 """
 
 from typing import Any
@@ -75,7 +75,7 @@ def step(
       width: Of the stream.
       heads: Of attention.
       vocabulary: Tokens there are.
-      scanned: The blocks are the turns of one `scan`.
+      scanned: The blocks are the iterations of one `scan`.
       dropout: Attention's weights and what each block adds to the stream lose a tenth of their elements.
       optimiser: What makes updates of gradients.
       remat: Applied to each block, before it is called; see `blocks`.

@@ -130,9 +130,8 @@ class BudgetSearch:
             plan = candidate() if len(self.attempts) < self.most else None
             if plan is not None:
                 self._compile(plan, asked_bytes=plan.predicted.total_bytes)
-        for plan in (*self._untried_feasible, *self._feasible_rules()):
-            if self._best() is None:
-                self._compile(plan, asked_bytes=plan.predicted.total_bytes)
+        while self._best() is None and (feasible := self._untried_feasible or self._feasible_rules()):
+            self._compile(feasible[0], asked_bytes=feasible[0].predicted.total_bytes)
         return self._finish()
 
     def _correct(self) -> None:

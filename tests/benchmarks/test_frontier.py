@@ -3,7 +3,6 @@
 import copy
 import json
 from contextlib import nullcontext
-from importlib import metadata
 from math import sqrt
 
 import jax
@@ -242,15 +241,9 @@ BLOCKS = {
 MANY = [pytest.param(name, marks=[] if name == "gcn" else [pytest.mark.slow]) for name in PLANNER]
 
 
-ROUNDED_ALIKE = {"xla_backend_optimization_level": 0}
-"""Adam makes steps of noise where a gradient is zero but for rounding: what is compared must be fused alike."""
-if metadata.version("jaxlib").startswith("0.10."):
-    ROUNDED_ALIKE["xla_cpu_use_fusion_emitters"] = True  # as later versions do; tests/conftest.py turns it off
-
-
 def after_one_step(model, how):
     step = MODELS[model].step(**MODELS[model].small(), **how)
-    update = jax.jit(step.step, compiler_options=ROUNDED_ALIKE)
+    update = jax.jit(step.step, compiler_options={"xla_backend_optimization_level": 0})
     return str(jax.make_jaxpr(step.step)(*step.args)), update(*step.real())
 
 
