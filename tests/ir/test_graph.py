@@ -88,6 +88,24 @@ def test_the_forward_frontier_is_the_end_of_the_longest_chain():
     assert graph.forward_frontier[-1] == on
 
 
+def test_the_backward_frontier_of_a_branch_is_on_its_own_chain():
+    """Two towers meet in the loss; the second one's gradient is computed behind all of the longer first one's."""
+    build = Builder()
+    x, y = build.input(4), build.input(4)
+    loss = build.op("sub", x, y, size_bytes=4)
+    cotangents = {}
+    for tower, layers in (("first", 3), ("second", 1)):
+        cotangents[tower] = [build.op("mul", loss, size_bytes=4, phase=Phase.BACKWARD)]
+        for _ in range(layers):
+            last = cotangents[tower][-1]
+            cotangents[tower].append(build.op("dot_general", last, size_bytes=4, phase=Phase.BACKWARD))
+    behind_first = build.op("dot_general", cotangents["first"][-1], size_bytes=4, phase=Phase.BACKWARD)
+    behind_second = build.op("dot_general", cotangents["second"][-1], size_bytes=4, phase=Phase.BACKWARD)
+    graph = build.graph(behind_first, behind_second)
+    assert graph.backward_frontier[graph.producer[behind_first]] == cotangents["first"][-1]
+    assert graph.backward_frontier[graph.producer[behind_second]] == cotangents["second"][-1]
+
+
 @given(graphs())
 def test_a_frontier_precedes_its_op_and_leads_to_the_end(graph):
     for op, front in zip(graph.ops, graph.forward_frontier, strict=True):
