@@ -72,7 +72,7 @@ def planned(planner: Planner, name: str, budget: int) -> dict[str, Any]:
 
 def uniform(planner: Planner, budget: int) -> dict[str, Any] | None:
     """The fastest compiled plan within so many MiB that splits and tiles no loop; None if there is none."""
-    whole = (c for c in planner.candidates() if not c.plan.loop_splits and not c.plan.loop_tilings)
+    whole = (c for c in planner.compiled_plans() if not c.plan.loop_splits and not c.plan.loop_tilings)
     fastest = min((c for c in whole if c.fits(budget * 2**20)), key=planner.step_s_with_stalls, default=None)
     if fastest is None:
         return None

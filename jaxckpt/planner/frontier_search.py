@@ -19,9 +19,10 @@ from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
 from jaxckpt.planner.gc_pause import collector_paused
+from jaxckpt.planner.model_error import CompiledPlan, ModelError
 from jaxckpt.planner.options import PlanKeywords, PlanOptions
 from jaxckpt.planner.plan import Plan
-from jaxckpt.planner.planner import CompiledPlan, Planner
+from jaxckpt.planner.planner import Planner
 
 _ASKED = 3
 """Budgets asked of the model for each point to compile. More give a smoother expected frontier (`Frontier.between`) for
@@ -174,7 +175,7 @@ def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
         points=tuple(
             FrontierPoint(
                 total_bytes=candidate.footprint.total_bytes,
-                step_s=compiled_step_s(candidate),
+                step_s=candidate.step_s,
                 plan=planner.as_plan(candidate, budget_bytes=candidate.footprint.total_bytes),
             )
             for candidate in best
@@ -227,40 +228,23 @@ def _in_widest_gap(known: dict[ir.GraphPlan, CompiledPlan], asked: Sequence[ir.G
 def _undominated(candidates: Iterable[CompiledPlan]) -> Iterator[CompiledPlan]:
     """Plans that no other one equals or beats in both bytes and seconds, from the smallest to the fastest."""
     fastest_s = float("inf")
-    for candidate in sorted(candidates, key=lambda c: (c.footprint.total_bytes, compiled_step_s(c))):
-        if compiled_step_s(candidate) < fastest_s:
-            fastest_s = compiled_step_s(candidate)
+    for candidate in sorted(candidates, key=lambda c: (c.footprint.total_bytes, c.step_s)):
+        if candidate.step_s < fastest_s:
+            fastest_s = candidate.step_s
             yield candidate
-
-
-def compiled_step_s(candidate: CompiledPlan) -> float:
-    """Estimated seconds of the compiled program; predicted ones where the footprint has none."""
-    return candidate.footprint.step_s or candidate.plan.predicted.step_s
 
 
 def _expected(asked: Sequence[ir.GraphPlan], compiled: Sequence[CompiledPlan]) -> Iterator[ExpectedPoint]:
     """Expected figures of plans that were not compiled: those between the compiled ends that keep the order."""
-    by_size = sorted(compiled, key=lambda candidate: candidate.plan.predicted.total_bytes)
+    error = ModelError(compiled)
     known = {candidate.plan for candidate in compiled}
-    largest_bytes, least_s = compiled[-1].footprint.total_bytes, compiled_step_s(compiled[-1])
-    last = ExpectedPoint(total_bytes=compiled[0].footprint.total_bytes, step_s=compiled_step_s(compiled[0]))
+    largest_bytes, least_s = compiled[-1].footprint.total_bytes, compiled[-1].step_s
+    last = ExpectedPoint(total_bytes=compiled[0].footprint.total_bytes, step_s=compiled[0].step_s)
     for plan in asked:
         expected = plan.predicted
-        error_bytes, error_s = _model_error(by_size, expected.total_bytes)
+        error_bytes, error_s = error.at(expected.total_bytes), error.seconds_at(expected.total_bytes)
         point = ExpectedPoint(total_bytes=expected.total_bytes + error_bytes, step_s=expected.step_s + error_s)
         inside = last.total_bytes < point.total_bytes < largest_bytes and least_s < point.step_s < last.step_s
         if inside and plan not in known:
             last = point
             yield point
-
-
-def _model_error(by_size: Sequence[CompiledPlan], total_bytes: int) -> tuple[int, float]:
-    """Compiled minus predicted bytes and seconds at a predicted total, interpolated between compiled plans."""
-    below = [each for each in by_size if each.plan.predicted.total_bytes <= total_bytes] or by_size[:1]
-    above = [each for each in by_size if each.plan.predicted.total_bytes >= total_bytes] or by_size[-1:]
-    low, high = below[-1], above[0]
-    low_bytes, low_s = low.model_error_bytes, compiled_step_s(low) - low.plan.predicted.step_s
-    high_bytes, high_s = high.model_error_bytes, compiled_step_s(high) - high.plan.predicted.step_s
-    span = high.plan.predicted.total_bytes - low.plan.predicted.total_bytes
-    share = (total_bytes - low.plan.predicted.total_bytes) / span if span else 0.0
-    return int(low_bytes + share * (high_bytes - low_bytes)), low_s + share * (high_s - low_s)

@@ -72,6 +72,12 @@ class Bracket:
         below, above = fits.figures.model_error_bytes, over.figures.model_error_bytes
         return int(below + share * (above - below))
 
+    def step_s(self, iterations: int) -> float:
+        """Expected seconds of a mixture: interpolated between the two ends."""
+        fits, over = self.fits, self.over
+        share = (iterations - fits.iterations) / (over.iterations - fits.iterations)
+        return fits.figures.step_s + share * (over.figures.step_s - fits.figures.step_s)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LoopGroup:
@@ -94,7 +100,6 @@ class LoopSplitter:
         self._traced = traced
         self._solver = solver
         self._problem = solver.problem
-        self._larger: dict[int, GraphPlan] = {}
         self._split: dict[LoopSplit, tuple[SplitStep, Problem]] = {}
 
     @cached_property
@@ -153,9 +158,7 @@ class LoopSplitter:
         while asked_bytes <= limit_bytes - nearest.model_error_bytes - fixed_bytes:
             asked_bytes *= _GROWTH
         for _ in range(_LARGER_PLANS):
-            if int(asked_bytes) not in self._larger:
-                self._larger[int(asked_bytes)] = self._solver.solve(int(asked_bytes))
-            plan = self._larger[int(asked_bytes)]
+            plan = self._solver.solve(int(asked_bytes))
             asked_bytes *= _GROWTH
             total_bytes = plan.predicted.total_bytes + nearest.model_error_bytes
             if _is_mixable(plan) and total_bytes > limit_bytes and plan not in known:

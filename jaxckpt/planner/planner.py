@@ -25,12 +25,14 @@ from jaxckpt.hlo import stall_s
 from jaxckpt.machine import Target
 from jaxckpt.planner.floor import Floor, floor_of
 from jaxckpt.planner.gc_pause import collector_paused
+from jaxckpt.planner.generators import Solved, generators_for
 from jaxckpt.planner.loop_split import LoopSplitter
 from jaxckpt.planner.loop_tiling import TilingSolver
+from jaxckpt.planner.model_error import CompiledPlan
 from jaxckpt.planner.options import PlanKeywords, PlanOptions, require_mesh
-from jaxckpt.planner.plan import Argument, Attempt, Described, Plan, describe
+from jaxckpt.planner.plan import Argument, Described, Plan, describe
 from jaxckpt.planner.refusals import larger_arguments, undone_by_cpu
-from jaxckpt.planner.search import BudgetSearch, CompiledPlan
+from jaxckpt.planner.search import BudgetSearch
 from jaxckpt.planner.verify_plan import verification_note
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite
@@ -161,54 +163,13 @@ class Planner:
         is_undone = self.target.platform == "cpu" and solver is self.solver
         if is_undone and self.solver.empty_plan.predicted.total_bytes > limit_bytes:
             raise undone_by_cpu(budget, limit_bytes, self.solver.empty_plan.predicted.total_bytes)
-        refused: list[InfeasibleBudgetError] = []
-        found: Plan | None = None
-        for search in self._searches(budget, limit_bytes, solver):
-            try:
-                found = search.run()
-            except InfeasibleBudgetError as error:
-                refused.append(error)
-        if found is None and is_undone:
-            raise undone_by_cpu(budget, limit_bytes, self.unplanned.total_bytes)
-        if found is None:
-            raise min(refused, key=lambda error: error.minimum_bytes)
-        return found
-
-    def _searches(self, budget: object, limit_bytes: int, solver: BudgetSolver) -> Iterator[BudgetSearch]:
-        """Searches for a budget, each to be run before the next is taken.
-
-        The optimal solver's own comes first, then those of plans that move less, if any plan moved something. The last
-        one is over tiled loops, if no plan fits and a compile is left.
-        """
-        is_optimal = solver is self.solver
-        tiling = self.tiling_solver if is_optimal else None
-        attempts: tuple[Attempt, ...] = ()
-        tried: list[CompiledPlan] = []
-        for each in (solver, *self.fallback_solvers) if is_optimal else (solver,):
-            most = self.options.max_compiles
-            search = BudgetSearch(self, budget, limit_bytes, each, attempts, most=most, tiling_solver=tiling)
-            yield search
-            attempts, tried = (*attempts, *search.attempts), [*tried, *search.tried]
-            if not any(self.problem.moves(compiled.plan) for compiled in search.tried):
-                break
-        left = self.options.max_compiles - len(search.attempts)
-        if left and tiling is not None and not any(compiled.fits(limit_bytes) for compiled in tried):
-            yield from self._tiled_search(budget, limit_bytes, tiling, attempts, tried, most=left)
-
-    def _tiled_search(
-        self,
-        budget: object,
-        limit_bytes: int,
-        solver: TilingSolver,
-        attempts: tuple[Attempt, ...],
-        tried: Sequence[CompiledPlan],
-        *,
-        most: int,
-    ) -> Iterator[BudgetSearch]:
-        """The search over tiled loops, if these are smaller than other plans; plans tried before correct the model."""
-        if solver.min_memory_plans:
-            error_bytes = max(0, min(compiled.model_error_bytes for compiled in tried))
-            yield BudgetSearch(self, budget, limit_bytes, solver, attempts, most=most, model_error_bytes=error_bytes)
+        generators = generators_for(self) if solver is self.solver else [Solved(lambda: solver)]
+        try:
+            return BudgetSearch(self, budget, limit_bytes, generators, most=self.options.max_compiles).run()
+        except InfeasibleBudgetError:
+            if is_undone:
+                raise undone_by_cpu(budget, limit_bytes, self.unplanned.total_bytes) from None
+            raise
 
     def follow(self, policy: Policy | None) -> Plan:
         """Compiles the plan that a policy makes of the step, without a budget; None for the marks in the step only.
@@ -230,17 +191,6 @@ class Planner:
         self._say(f"solving ({len(self.graph.ops)} ops)")
         with collector_paused():
             return OptimalSolver(self.problem)
-
-    @property
-    def fallback_solvers(self) -> Iterator[OptimalSolver]:
-        """Optimal solvers for plans that move fewer values.
-
-        Copies and gathers may cost more, as compiled, than the work that they spare.
-        """
-        if self.problem.may_offload and self.problem.may_partition:
-            yield self.without_offload
-        if self.problem.may_move:
-            yield self.recompute_only
 
     @cached_property
     def without_offload(self) -> OptimalSolver:
@@ -337,10 +287,9 @@ class Planner:
         """Splits loops, so that a mixture of two plans of a solver can be carried out."""
         return self._splitters.setdefault(solver, LoopSplitter(self.traced, solver))
 
-    def candidates(self) -> tuple[CompiledPlan, ...]:
-        """Compiled plans that may answer any budget."""
-        may_be = {"optimal", *_SIMPLE_RULES, *(("none",) if self.problem.allows_empty_plan else ())}
-        return tuple(CompiledPlan(plan, fp) for plan, fp in self._footprints.items() if plan.strategy in may_be)
+    def compiled_plans(self) -> tuple[CompiledPlan, ...]:
+        """All plans that were compiled so far, for whatever question."""
+        return tuple(CompiledPlan(plan, footprint) for plan, footprint in self._footprints.items())
 
     def step_s_with_stalls(self, candidate: CompiledPlan) -> float:
         """Estimated seconds of a compiled step, with the time that it waits for copies between device and host."""

@@ -60,7 +60,8 @@ def assert_monotone(frontier):
 def test_a_frontier_from_smallest_to_fastest_is_monotone(frontier):
     assert_monotone(frontier)
     assert 3 <= len(frontier) <= 5
-    assert frontier.fastest.total_bytes == frontier.unplanned.total_bytes
+    assert frontier.fastest.total_bytes <= frontier.unplanned.total_bytes
+    assert frontier.fastest.step_s <= frontier.unplanned.step_s
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
     assert frontier.smallest.total_bytes == planner.floor().total_bytes
     assert frontier.compiles <= 5 + 2  # three plans are tried for the smallest
@@ -89,8 +90,8 @@ def test_a_budget_is_answered_with_the_fastest_plan_that_fits_it(frontier):
 @needs_compiler
 def test_the_report_has_a_row_a_plan_and_a_picture(frontier):
     text = render_text(frontier_report(frontier))
-    assert text.count("100%") >= 1
-    assert "everything" in text and "Estimated time against memory" in text
+    assert f"{frontier.fastest.total_bytes / frontier.unplanned.total_bytes:.0%}" in text
+    assert "Estimated time against memory" in text
     html = frontier._repr_html_()
     assert html.count('r="4.5"') == len(frontier.points)
     assert html.count('r="2"') == len(frontier.between)

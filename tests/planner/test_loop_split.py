@@ -219,7 +219,7 @@ def test_a_budget_between_two_plans_is_filled_as_compiled():
     assert plan.loop_splits
     assert len(plan.attempts) <= planner.options.max_compiles
     assert plan.footprint.total_bytes <= limit_bytes
-    uniform = [c for c in planner.candidates() if not c.plan.loop_splits and c.footprint.total_bytes <= limit_bytes]
+    uniform = [c for c in planner.compiled_plans() if not c.plan.loop_splits and c.footprint.total_bytes <= limit_bytes]
     assert all(planner.step_s_with_stalls(each) > plan.footprint.step_s for each in uniform)
     assert max(each.footprint.total_bytes for each in uniform) < plan.footprint.total_bytes
 

@@ -1,7 +1,6 @@
 """Nested loops as the planner asks for them: where nothing else fits, as predicted and as compiled."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,6 @@ from jaxckpt.ir import LoopTiling, Offload, Recompute, Save
 from jaxckpt.machine import Target
 from jaxckpt.planner import batch_search, frontier_of
 from jaxckpt.planner.loop_tiling import TilingSolver
-from jaxckpt.planner.search import BudgetSearch, CompiledPlan
 from jaxckpt.program.inline import open_jaxpr
 from jaxckpt.rewrite import rewrite
 from jaxckpt.solve import OptimalSolver, Problem
@@ -194,21 +192,6 @@ def test_the_largest_batch_is_one_of_tiled_loops(monkeypatch, loop_tilings):
     following = FakePlanner(STEP, *make_step(found.batch + 512)[1], target="h200")
     least = following.smallest_untiled() if not loop_tilings else following.smallest()
     assert least.footprint.total_bytes > found.budget_bytes
-
-
-@pytest.mark.parametrize("other_bytes", [95, 105])
-def test_feasible_smallest_plans_are_compiled_before_tiled_loops(other_bytes):
-    """A compiler may make the one that is predicted smallest the largest of them."""
-
-    def plan(size_bytes):
-        return SimpleNamespace(predicted=SimpleNamespace(total_bytes=size_bytes))
-
-    smallest, other = plan(90), plan(other_bytes)
-    solver, nesting = SimpleNamespace(min_memory_plans=(smallest, other)), SimpleNamespace(min_memory_plans=(plan(50),))
-    search = BudgetSearch(SimpleNamespace(fixed_bytes=0), 100, 100, solver, most=4, tiling_solver=nesting)
-    compiled = CompiledPlan(smallest, SimpleNamespace(total_bytes=200))
-    search.tried.append(compiled)
-    assert search._should_give_up(compiled) is (other_bytes > 100)
 
 
 @needs_compiler

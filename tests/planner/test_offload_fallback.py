@@ -42,7 +42,7 @@ def test_the_one_that_compiles_to_less_time_is_returned(hosted_s):
     assert planner.solver.solve(BUDGET - planner.fixed_bytes).offloads
     found = planner.plan(budget=BUDGET)
     assert found.offloads == (hosted_s < 1)
-    assert {candidate.plan.offloads for candidate in planner.candidates()} == {True, False}
+    assert {candidate.plan.offloads for candidate in planner.compiled_plans()} == {True, False}
     assert len(found.attempts) >= 2
 
 

@@ -101,14 +101,6 @@ def test_a_plan_carries_the_compiler_options_it_was_made_with():
 
 
 @needs_compiler
-def test_a_budget_above_the_step_saves_everything_and_says_so(planner):
-    plan = planner.plan(budget="10GiB")
-    assert not plan.decisions
-    assert "fits as it is" in plan.notes[0]
-    assert plan.footprint == planner.unplanned
-
-
-@needs_compiler
 def test_the_minimum_of_the_error_is_a_budget_that_can_be_met(planner):
     with pytest.raises(InfeasibleBudgetError, match="at least") as caught:
         planner.plan(budget="50MiB")

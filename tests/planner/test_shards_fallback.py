@@ -82,7 +82,7 @@ def test_the_one_that_compiles_to_less_time_is_returned(sharded_s):
     planner = made(sharded_s=sharded_s)
     found = planner.plan(budget=BUDGET)
     assert bool(shards(found)) == (sharded_s < 1)
-    assert {bool(shards(candidate.plan)) for candidate in planner.candidates()} == {True, False}
+    assert {bool(shards(candidate.plan)) for candidate in planner.compiled_plans()} == {True, False}
 
 
 def test_shards_that_compile_larger_are_not_returned():

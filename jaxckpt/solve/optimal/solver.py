@@ -61,6 +61,10 @@ class OptimalSolver:
         self._solved: dict[GraphPlan, None] = {}
         """Plans of all budgets so far: so a larger budget never gives a slower plan."""
 
+    def forget_budgets(self) -> None:
+        """Forgets the plans of earlier budgets, so that the next answers do not depend on earlier questions."""
+        self._solved.clear()
+
     def solve(self, temp_budget_bytes: int | None, *, allow_empty: bool = True) -> GraphPlan:
         """The fastest plan whose predicted temporaries fit, else the plan of least memory.
 

@@ -1,0 +1,258 @@
+"""Generators of candidates: plans with the bytes and seconds that are expected of them as compiled.
+
+Each generator looks at the pool of what was compiled for a budget so far, and proposes what may be compiled next: the
+fastest plan of its kind that should fit, and its plans of least memory for a budget that nothing else meets.
+
+Read after `model_error`.
+"""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from jaxckpt import ir
+from jaxckpt.planner.limits import Limits
+from jaxckpt.planner.loop_split import Bracket, LoopSplitter, MixPoint, PlanFigures
+from jaxckpt.planner.model_error import CompiledPlan, ModelError
+from jaxckpt.solve import BudgetSolver, OptimalSolver
+
+if TYPE_CHECKING:
+    from jaxckpt.planner.planner import Planner
+
+
+class Candidate(NamedTuple):
+    """A plan that may be compiled, with the figures that are expected of it."""
+
+    plan: ir.GraphPlan
+    total_bytes: int
+    step_s: float
+
+
+class Generator(ABC):
+    """Proposes candidates for one budget."""
+
+    @abstractmethod
+    def fastest(self, pool: "Pool") -> Iterable[Candidate]:
+        """Candidates that may be the fastest within the budget."""
+
+    def smallest(self, pool: "Pool") -> Iterable[ir.GraphPlan]:  # noqa: ARG002
+        """Plans of little memory, for a budget that no plan met so far."""
+        return ()
+
+
+@dataclass(eq=False, slots=True)
+class Pool:
+    """Plans that were compiled for one budget, by the generators that proposed them.
+
+    Attributes:
+      planner: Compiles, and estimates the seconds of compiled steps.
+      limit_bytes: The budget.
+      compiled: In the order in which they were compiled.
+    """
+
+    planner: "Planner"
+    limit_bytes: int
+    limits: Limits
+    compiled: list[CompiledPlan] = field(default_factory=list)
+    _made_by: dict[ir.GraphPlan, Generator] = field(default_factory=dict)
+
+    def compile(self, plan: ir.GraphPlan, generator: Generator) -> CompiledPlan:
+        """Compiles a candidate of a generator."""
+        self.compiled.append(self.planner.measure(plan))
+        self._made_by[plan] = generator
+        return self.compiled[-1]
+
+    def holds(self, plan: ir.GraphPlan) -> bool:
+        """True if a plan was compiled for this budget."""
+        return plan in self._made_by
+
+    @property
+    def best(self) -> CompiledPlan | None:
+        """The fastest plan within the budget."""
+        fitting = [c for c in self.compiled if c.fits(self.limit_bytes)]
+        return min(fitting, key=lambda c: (self.step_s(c), c.plan.predicted.step_s), default=None)
+
+    def is_well_used(self, generator: Generator) -> bool:
+        """True if a plan of a generator leaves little of the budget, or is the step as it is, which fits."""
+        fixed_bytes = self.planner.fixed_bytes
+        least_bytes = fixed_bytes + self.limits.well_used * (self.limit_bytes - fixed_bytes)
+        fitting = [compiled for compiled in self._of(generator) if compiled.fits(self.limit_bytes)]
+        return any(c.footprint.total_bytes >= least_bytes or is_unplanned(c.plan) for c in fitting)
+
+    @property
+    def unplanned_is_too_large(self) -> bool:
+        """True if the step as it is was compiled and does not fit."""
+        return any(is_unplanned(c.plan) and not c.fits(self.limit_bytes) for c in self.compiled)
+
+    def step_s(self, compiled: CompiledPlan) -> float:
+        """Estimated seconds of a compiled step."""
+        return self.planner.step_s_with_stalls(compiled)
+
+    def error(self, generator: Generator, *, inherits: bool = False) -> ModelError:
+        """The error of a generator's predictions; none before it was compiled, or the least of all that were."""
+        least_bytes = min((c.model_error_bytes for c in self.compiled), default=0) if inherits else 0
+        return ModelError(self._of(generator), otherwise_bytes=max(0, least_bytes))
+
+    def expected(self, plan: ir.GraphPlan, generator: Generator, error: ModelError) -> Candidate:
+        """A plan with its corrected prediction.
+
+        Seconds of a generator of which nothing was compiled are those predicted, or less by as much as the seconds of
+        others turned out to be.
+        """
+        predicted = plan.predicted
+        own = [self._slowdown(compiled) for compiled in self._of(generator)]
+        slowdown = own[-1] if own else min((1.0, *map(self._slowdown, self.compiled)))
+        total_bytes = predicted.total_bytes + error.at(predicted.total_bytes)
+        return Candidate(plan, total_bytes, slowdown * predicted.step_s)
+
+    def _of(self, generator: Generator) -> list[CompiledPlan]:
+        return [compiled for compiled in self.compiled if self._made_by[compiled.plan] is generator]
+
+    def _slowdown(self, compiled: CompiledPlan) -> float:
+        """Estimated seconds of a compiled step over those predicted."""
+        step_s = compiled.plan.predicted.step_s
+        return self.step_s(compiled) / step_s if step_s and self.step_s(compiled) else 1.0
+
+
+class Solved(Generator):
+    """Plans of a solver.
+
+    Args:
+      solver: Makes the solver, or looks it up.
+      applies: True for the pools that it has candidates for.
+      inherits: True if the error of other generators is expected of it too.
+    """
+
+    def __init__(
+        self,
+        solver: Callable[[], BudgetSolver],
+        applies: Callable[[Pool], bool] = lambda _: True,
+        *,
+        inherits: bool = False,
+    ):
+        self._solver, self._applies, self._inherits = solver, applies, inherits
+
+    def fastest(self, pool: Pool) -> Iterator[Candidate]:
+        """The plan for the predicted total at which the compiled one should be the budget."""
+        if self._applies(pool) and not pool.is_well_used(self):
+            error = pool.error(self, inherits=self._inherits)
+            temp_bytes = error.question(pool.limit_bytes, pool.limits) - pool.planner.fixed_bytes
+            plan = self._solver().solve(temp_bytes, allow_empty=not pool.unplanned_is_too_large)
+            yield pool.expected(plan, self, error)
+
+    def smallest(self, pool: Pool) -> Iterable[ir.GraphPlan]:
+        """The solver's plans of least memory."""
+        return self._solver().min_memory_plans if self._applies(pool) else ()
+
+
+class Alternatives(Generator):
+    """Plans that the model likes nearly as well as the best one, where that is slower than the model can explain."""
+
+    def __init__(self, solver: OptimalSolver):
+        self._solver = solver
+
+    def fastest(self, pool: Pool) -> Iterator[Candidate]:
+        """The solver's plan of another cut for this budget, and its plan for a little less memory."""
+        best = pool.best
+        if best is None or pool.step_s(best) <= pool.limits.too_slow * best.plan.predicted.step_s:
+            return
+        error = ModelError(pool.compiled)
+        best_bytes = best.plan.predicted.temp_bytes
+        asked_bytes = error.question(pool.limit_bytes, pool.limits) - pool.planner.fixed_bytes
+        other_cut = self._solver.alternative_plan(best.plan, max(asked_bytes, best_bytes))
+        for plan in (other_cut, self._solver.solve(best_bytes - 1, allow_empty=False)):
+            if plan is not None:
+                yield pool.expected(plan, self, error)
+
+
+class SimpleRules(Generator):
+    """Plans of the rules that people write by hand."""
+
+    def fastest(self, pool: Pool) -> Iterator[Candidate]:
+        """Rules whose plans should fit, where the model was wrong about the solver's.
+
+        Otherwise the solver's plan is faster than theirs, by the model, and no rule has to be solved.
+        """
+        asked_bytes = ModelError(pool.compiled).question(pool.limit_bytes, pool.limits)
+        if pool.compiled and asked_bytes < pool.limits.accurate * pool.limit_bytes:
+            error = pool.error(self)
+            for plan in pool.planner.simple_rules:
+                yield pool.expected(plan, self, error)
+
+    def smallest(self, pool: Pool) -> Iterable[ir.GraphPlan]:
+        """Rules whose plans should fit."""
+        return [plan for plan in pool.planner.simple_rules if _total_bytes(plan) <= pool.limit_bytes]
+
+
+class SplitLoops(Generator):
+    """Mixtures of two plans of a solver, one for the first iterations of the loops and one for the rest."""
+
+    def __init__(self, splitter: LoopSplitter):
+        self._splitter = splitter
+        self._bracket: Bracket | None = None
+        self._mixes: dict[ir.GraphPlan, int] = {}
+        """Iterations of the larger plan, by mixture."""
+
+    def fastest(self, pool: Pool) -> Iterator[Candidate]:
+        """The mixture of most iterations of the larger plan that is expected to fit."""
+        if pool.best is None:
+            return
+        figures = {c.plan: _figures(pool, c) for c in pool.compiled}
+        self._bracket = self._bracket or self._splitter.bracket(list(figures.values()), pool.limit_bytes)
+        if self._bracket is None:
+            return
+        bracket = self._bracket
+        for plan, iterations in self._mixes.items():
+            if plan in figures:
+                bracket = bracket.narrowed(MixPoint(iterations=iterations, figures=figures[plan]), pool.limit_bytes)
+        aimed_bytes = pool.limit_bytes - int(pool.limits.margins[0] * pool.limit_bytes)
+        mix = self._splitter.largest_feasible_mix(bracket, aimed_bytes)
+        if mix is not None:
+            iterations, plan = mix
+            self._mixes[plan] = iterations
+            total_bytes = plan.predicted.total_bytes + bracket.model_error_bytes(iterations)
+            yield Candidate(plan, total_bytes, bracket.step_s(iterations))
+
+
+def _figures(pool: Pool, compiled: CompiledPlan) -> PlanFigures:
+    return PlanFigures(plan=compiled.plan, total_bytes=compiled.footprint.total_bytes, step_s=pool.step_s(compiled))
+
+
+def generators_for(planner: "Planner") -> list[Generator]:
+    """The generators of candidates for the optimal strategy; its solver forgets the budgets of earlier searches."""
+    solver, tiling = planner.solver, planner.tiling_solver
+    solver.forget_budgets()
+
+    def moves(pool: Pool) -> bool:
+        """True if a plan was compiled that moves something: copies may cost more than the work that they spare."""
+        return any(planner.problem.moves(compiled.plan) for compiled in pool.compiled)
+
+    def needs_tiling(pool: Pool) -> bool:
+        """True if nothing fits, and no plan of untiled loops should: tiled ones are slow, and costly to solve for."""
+        if not pool.compiled or pool.best is not None or tiling is None:
+            return False
+        untried = (plan for plan in solver.min_memory_plans if not pool.holds(plan))
+        return bool(min(map(_total_bytes, untried), default=sys.maxsize) > pool.limit_bytes and tiling.min_memory_plans)
+
+    found: list[Generator] = [Solved(lambda: solver), Alternatives(solver)]
+    if planner.problem.may_offload and planner.problem.may_partition:
+        found.append(Solved(lambda: planner.without_offload, moves))
+    if planner.problem.may_move:
+        found.append(Solved(lambda: planner.recompute_only, moves))
+    # None for TPUs: two loops were seen to take 1.4 times the temporaries of one with the same decisions.
+    if planner.target.platform != "tpu" and planner.loop_splitter(solver).iterations:
+        found.append(SplitLoops(planner.loop_splitter(solver)))
+    if tiling is not None:
+        found.append(Solved(lambda: tiling, needs_tiling, inherits=True))
+    return [*found, SimpleRules()]
+
+
+def _total_bytes(plan: ir.GraphPlan) -> int:
+    return plan.predicted.total_bytes
+
+
+def is_unplanned(plan: ir.GraphPlan) -> bool:
+    """True if a plan leaves the step as it is."""
+    return not plan.decisions and not plan.loop_tilings

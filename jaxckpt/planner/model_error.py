@@ -1,0 +1,89 @@
+"""The error of predictions, learned from compiled plans.
+
+Compiled totals follow predicted ones, but for values that the model does not see and values that the compiler holds
+longer. Between two compiled plans the error is interpolated over the predicted total; beyond them it stays what it is
+at the last one.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from jaxckpt import ir
+from jaxckpt.compiler import Footprint
+from jaxckpt.planner.limits import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledPlan:
+    """A plan with its compiled footprint."""
+
+    plan: ir.GraphPlan
+    footprint: Footprint
+
+    @property
+    def step_s(self) -> float:
+        """Estimated seconds of the compiled program; predicted ones where the footprint has none."""
+        return self.footprint.step_s or self.plan.predicted.step_s
+
+    @property
+    def model_error_bytes(self) -> int:
+        """Compiled minus predicted total: positive where the model predicts too little."""
+        return self.footprint.total_bytes - self.plan.predicted.total_bytes
+
+    def fits(self, limit_bytes: int) -> bool:
+        """True if the compiled total is within a budget, bytes per device."""
+        return self.footprint.total_bytes <= limit_bytes
+
+
+class ModelError:
+    """Errors of the predictions of some compiled plans, at any predicted total.
+
+    Args:
+      compiled: The plans; more than one may have the same predicted total.
+      otherwise_bytes: The error where nothing was compiled.
+    """
+
+    def __init__(self, compiled: Iterable[CompiledPlan], *, otherwise_bytes: int = 0):
+        by_size = sorted(compiled, key=lambda c: (c.plan.predicted.total_bytes, c.footprint.total_bytes))
+        self._points = [(c.plan.predicted.total_bytes, c.footprint.total_bytes) for c in by_size]
+        self._errors_s = [c.step_s - c.plan.predicted.step_s for c in by_size]
+        self._otherwise_bytes = otherwise_bytes
+
+    def at(self, predicted_bytes: int) -> int:
+        """Compiled minus predicted bytes that are expected at a predicted total."""
+        if not self._points:
+            return self._otherwise_bytes
+        return int(self._interpolated([compiled - predicted for predicted, compiled in self._points], predicted_bytes))
+
+    def seconds_at(self, predicted_bytes: int) -> float:
+        """Estimated seconds of the compiled step minus those predicted, expected at a predicted total."""
+        return self._interpolated(self._errors_s, predicted_bytes)
+
+    def _interpolated(self, errors: Sequence[float], predicted_bytes: int) -> float:
+        above = bisect_left(self._points, (predicted_bytes, 0))
+        low, high = max(0, above - 1), min(above, len(errors) - 1)
+        span = self._points[high][0] - self._points[low][0]
+        share = min(1.0, max(0.0, (predicted_bytes - self._points[low][0]) / span)) if span else 0.0
+        return errors[low] + share * (errors[high] - errors[low])
+
+    def question(self, limit_bytes: int, limits: Limits) -> int:
+        """The predicted total at which the compiled total should be a budget, a little below where it is corrected.
+
+        Between the largest plan that fits and the next one that does not, it is where a line through both meets the
+        budget (a secant search). Where no plan fits, each further correction is larger: some corrections change less
+        of the compiled total than of the predicted one.
+        """
+        if not self._points:
+            return limit_bytes - self._otherwise_bytes
+        fitting = [point for point in self._points if point[1] <= limit_bytes]
+        too_large = [point for point in self._points if point[1] > limit_bytes]
+        if not fitting:
+            predicted_bytes, compiled_bytes = too_large[0]
+            margin = limits.margins[min(len(too_large), len(limits.margins)) - 1]
+            return predicted_bytes - (compiled_bytes - limit_bytes) - int(margin * limit_bytes)
+        low = fitting[-1]
+        for one, other in pairwise([low, *(point for point in too_large if point[0] > low[0])]):
+            return one[0] + int((other[0] - one[0]) * (limit_bytes - one[1]) / (other[1] - one[1]))
+        return low[0] + (limit_bytes - low[1]) - int(limits.margins[0] * limit_bytes)

@@ -1,0 +1,103 @@
+"""Which candidates are compiled, with a compiler that is the model, off by what a test says."""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxckpt._errors import InfeasibleBudgetError
+from jaxckpt.planner.limits import Limits
+from jaxckpt.planner.model_error import CompiledPlan, ModelError
+from tests.planner.test_batches import FakePlanner
+from tests.planner.test_planner import ARGS, MIB, inflated, step
+
+pytestmark = pytest.mark.usefixtures("no_local_search")
+
+
+def compiled(predicted_bytes, total_bytes):
+    plan = SimpleNamespace(predicted=SimpleNamespace(total_bytes=predicted_bytes, step_s=1.0))
+    return CompiledPlan(plan, SimpleNamespace(total_bytes=total_bytes, step_s=1.5))
+
+
+def test_errors_are_interpolated_between_compiled_plans():
+    error = ModelError([compiled(200, 240), compiled(100, 110)])
+    assert [error.at(size) for size in (50, 100, 150, 200, 300)] == [10, 10, 25, 40, 40]
+    assert error.seconds_at(120) == 0.5
+    assert ModelError([], otherwise_bytes=7).at(100) == 7
+
+
+def test_the_question_is_where_a_line_through_two_plans_meets_the_budget():
+    error = ModelError([compiled(100, 110), compiled(200, 240), compiled(300, 600)])
+    assert error.question(175, Limits()) == 150
+    assert ModelError([]).question(175, Limits()) == 175
+
+
+@given(st.lists(st.tuples(st.integers(1, 1000), st.integers(1, 1000)), max_size=6), st.integers(1, 1000))
+def test_at_the_question_the_budget_is_expected(points, limit_bytes):
+    """The first plan that is too large, above the largest one that fits, is not asked for again."""
+    error = ModelError([compiled(*point) for point in points])
+    asked_bytes = error.question(limit_bytes, Limits(margins=(0.0,)))
+    assert asked_bytes + error.at(asked_bytes) <= limit_bytes + 1
+    for predicted_bytes, total_bytes in points:
+        fitting = [one for one, other in points if other <= limit_bytes]
+        if total_bytes > limit_bytes and predicted_bytes > max(fitting, default=0):
+            assert asked_bytes < predicted_bytes
+
+
+def planner_of(off=lambda plan: 1.0, **options):
+    """A planner whose compiler says that plans take their predicted temporaries times a factor."""
+
+    class Off(FakePlanner):
+        def measure(self, plan):
+            self._footprints[plan] = inflated(plan, off(plan))
+            return CompiledPlan(plan, self._footprints[plan])
+
+        def step_s_with_stalls(self, candidate):
+            return candidate.plan.predicted.step_s
+
+    return Off(step, *ARGS, target="h200", donate_argnums=0, **options)
+
+
+def test_the_answer_does_not_depend_on_earlier_questions():
+    budgets = [90 * MIB, 120 * MIB, 105 * MIB]
+
+    def off(plan):
+        return 1.0 + 0.01 * (len(plan.decisions) % 7)
+
+    asked = planner_of(off)
+    together = [asked.plan(budget=budget) for budget in budgets]
+    asked.plan(budget=0.9)
+    for budget, before in zip(budgets, together, strict=True):
+        alone = planner_of(off).plan(budget=budget)
+        assert (alone.decisions, alone.stages) == (before.decisions, before.stages)
+        assert asked.plan(budget=budget) == before
+
+
+def test_a_rule_is_compiled_where_the_model_is_wrong_about_the_solver():
+    """The compiler agrees with rules, and takes twice the temporaries for every plan of the solver."""
+    planner = planner_of(lambda plan: 1.0 if plan.strategy not in ("optimal", "none") else 2.0)
+    rule = min(planner.simple_rules, key=lambda plan: plan.predicted.temp_bytes)
+    plan = planner.plan(budget=rule.predicted.total_bytes)
+    assert plan.strategy == rule.strategy
+    assert plan.footprint.total_bytes == rule.predicted.total_bytes
+    right = planner_of()
+    assert right.plan(budget=rule.predicted.total_bytes).strategy == "optimal"
+    assert "simple_rules" not in vars(right)
+
+
+def test_a_rule_that_should_fit_is_compiled_before_a_refusal():
+    """Of all plans the compiler agrees about one rule's alone."""
+    rule = min(planner_of().simple_rules, key=lambda plan: plan.predicted.temp_bytes)
+    planner = planner_of(lambda plan: 1.0 if plan.strategy == rule.strategy else 3.0, max_compiles=1)
+    assert planner.plan(budget=rule.predicted.total_bytes).strategy == rule.strategy
+    with pytest.raises(InfeasibleBudgetError):
+        planner.plan(budget=rule.predicted.total_bytes - 1)
+
+
+def test_a_budget_above_the_step_saves_everything_and_says_so():
+    planner = planner_of()
+    plan = planner.plan(budget="10GiB")
+    assert not plan.decisions
+    assert "fits as it is" in plan.notes[0]
+    assert plan.footprint == planner.unplanned
