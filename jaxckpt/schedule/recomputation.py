@@ -3,7 +3,7 @@
 Demand-driven: a value is recomputed when the first op asks for its stage, from the nearest available values on every
 path (rematerialisation by backward slicing). The rules are numbered in `schedule`.
 
-Read after `availability`, `transfers`, `grad_accumulators` and `scatter_inits`.
+Read after `availability`, `transfers`, `grad_accumulators`, `scatter_inits` and `updated_weights`.
 """
 
 from bisect import bisect_right
@@ -22,6 +22,7 @@ from jaxckpt.schedule.grad_accumulators import GradAccumulators
 from jaxckpt.schedule.scatter_inits import initialiser_dependencies
 from jaxckpt.schedule.steps import Run, StepWriter
 from jaxckpt.schedule.transfers import Transfers
+from jaxckpt.schedule.updated_weights import weights_of_stages
 
 _OF_BRANCH = -1
 """The stage of all that one branch of a cond recomputes for another one."""
@@ -40,6 +41,7 @@ class Recomputation:
 
     Attributes:
       initialisers: For each op that makes the zeros of a scatter the value that it waits for (rule 10).
+      weights: For each stage the weights that pass its first barrier (rule 11).
     """
 
     def __init__(
@@ -56,6 +58,9 @@ class Recomputation:
             self._dropped_of[self._stage_of(value)].append(value)
         self._unopened: dict[tuple[int, int | None], dict[int, list[int]]] = {}
         """By stage and body, for each value that is recomputed in a group which is not open yet, the group."""
+        self.weights = weights_of_stages(graph, plan.stages) if availability.dropped else {}
+        self._passed_weights: dict[int, int] = {}
+        """For weights that passed a barrier of their stage the instance that the backward reads (rule 11)."""
 
     @cached_property
     def accumulators(self) -> GradAccumulators:
@@ -109,6 +114,8 @@ class Recomputation:
         """The instance of a value that an op after the forward pass reads, or a clone for it."""
         if value in self._transfers.values:
             return self._transfers.loaded(value, reader)
+        if value in self._passed_weights and self._graph.ops[reader].phase is Phase.BACKWARD:
+            return self._passed_weights[value]
         if self._availability.is_available(value, self._writer.loop):
             return self._writer.current[value]
         return self._sliced(value, reader) if value in self._graph.slices else self._recomputed(value, reader)
@@ -190,23 +197,29 @@ class Recomputation:
         self._read_sources(*self._backward_slice(wanted), clones, reader)
 
     def _read_sources(self, ops: Collection[int], sources: Collection[int], clones: _Clones, reader: int) -> None:
-        """Passes the sources of clones through a barrier with the frontier of the backward (rules 3 and 9).
+        """Passes the sources of clones through a barrier with the frontier of the backward (rules 3, 9 and 11).
 
         In the body of another loop than that of the ops no barrier is needed (rule 7).
         """
         writer, graph = self._writer, self._graph
         in_loop = writer.loop is not None and graph.loops[writer.loop].rolled
-        waiting = sorted(set(sources) - arguments_only_broadcast(graph, ops))
+        repeated = arguments_only_broadcast(graph, ops)
+        waiting = sorted(set(sources) - repeated)
         instances = {v: self._operand(v, reader) for v in waiting}
         if instances and not (in_loop and all(graph.ops[op].loop != writer.loop for op in ops)):
             accumulators = self.accumulators
             passing = writer.loop is None
             sums = [*accumulators.finish_before(reader), *accumulators.live_at(reader)] if passing else []
-            reads = (*instances.values(), *(writer.current[v] for v in sums))
+            stage = self._stage_of(graph.ops[max(ops)].writes[0])
+            weights = set(self.weights.get(stage, ())).difference(repeated, self._passed_weights) if passing else set()
+            others = sorted(weights.difference(instances))
+            reads = (*instances.values(), *(writer.current[v] for v in (*sums, *others)))
             passed = writer.barrier(reads, trigger=graph.backward_frontier[reader], why="recompute")
-            instances = dict(zip(instances, passed, strict=False))
-            for value, instance in zip(sums, passed[len(instances) :], strict=True):
-                writer.current[value] = instance
+            all_passed = dict(zip((*instances, *sums, *others), passed, strict=True))
+            instances = {v: all_passed[v] for v in instances}
+            for value in sums:
+                writer.current[value] = all_passed[value]
+            self._passed_weights.update((v, all_passed[v]) for v in weights)
         clones.instances.update(instances)
 
     def _backward_slice(self, wanted: Collection[int], known: Collection[int] = ()) -> tuple[set[int], set[int]]:

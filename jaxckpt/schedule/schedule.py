@@ -58,10 +58,14 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
 
 10. The zeros that a gradient is scattered into wait until the gradient exists (see `scatter_inits`).
 
+11. A weight that the update replaces passes the first barrier of the one stage that reads it, for the backward; the
+    update reads the argument. A compiler copies such a weight, and the copy begins at the barrier (see
+    `updated_weights`).
+
 The rules are objects that write into one `StepWriter`, not passes over a finished list, because they need each other's
 results: clones read loaded values, so recomputation asks for loads; a load renames finished gradients, and the barrier
 of a stage renames sums of gradients, which later loads and barriers read. Each op is handled in this order: enter its
-loop (7), wait for stores and start loads (6), resolve its operands (2 to 5, 7 to 9), run it (10), pin and store its
+loop (7), wait for stores and start loads (6), resolve its operands (2 to 5, 7 to 9, 11), run it (10), pin and store its
 results (1, 6). Loads come before operands because the barrier of a stage waits for its sources; stores come last
 because they read pinned values.
 
@@ -69,6 +73,7 @@ Read after `recomputation`. Complexity: linear in ops, plus the clones.
 """
 
 from dataclasses import replace
+from itertools import chain
 
 from jaxckpt.ir.decision import Recompute
 from jaxckpt.ir.graph import Graph, Op, Phase
@@ -126,7 +131,8 @@ class _Scheduler:
     def _ops_that_change(self) -> set[int]:
         """Ops that read a value which is pinned, dropped or passed on by a barrier, and those that wait for one."""
         sums = self.recomputation.accumulators.passing if self.dropped else ()
-        readers = {op for v in (*self.pinned, *self.dropped, *sums) for op in self.graph.readers[v]}
+        weights = chain.from_iterable(self.recomputation.weights.values())
+        readers = {op for v in (*self.pinned, *self.dropped, *sums, *weights) for op in self.graph.readers[v]}
         return readers | self.recomputation.initialisers.keys()
 
     def _enter(self, loop: int | None) -> None:
