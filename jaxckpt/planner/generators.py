@@ -34,28 +34,30 @@ class Generator(ABC):
     """Proposes candidates for one budget."""
 
     @abstractmethod
-    def fastest(self, pool: "Pool") -> Iterable[Candidate]:
+    def fastest(self, pool: "CandidatePool") -> Iterable[Candidate]:
         """Candidates that may be the fastest within the budget."""
 
-    def smallest(self, pool: "Pool") -> Iterable[ir.GraphPlan]:  # noqa: ARG002
+    def smallest(self, pool: "CandidatePool") -> Iterable[ir.GraphPlan]:  # noqa: ARG002
         """Plans of little memory, for a budget that no plan met so far."""
         return ()
 
 
 @dataclass(eq=False, slots=True)
-class Pool:
+class CandidatePool:
     """Plans that were compiled for one budget, by the generators that proposed them.
 
     Attributes:
       planner: Compiles, and estimates the seconds of compiled steps.
       limit_bytes: The budget.
       compiled: In the order in which they were compiled.
+      least_s: Seconds of the fastest plan that fits, or of the fastest candidate so far that should.
     """
 
     planner: "Planner"
     limit_bytes: int
     limits: Limits
     compiled: list[CompiledPlan] = field(default_factory=list)
+    least_s: float = float("inf")
     _made_by: dict[ir.GraphPlan, Generator] = field(default_factory=dict)
 
     def compile(self, plan: ir.GraphPlan, generator: Generator) -> CompiledPlan:
@@ -98,14 +100,21 @@ class Pool:
     def expected(self, plan: ir.GraphPlan, generator: Generator, error: ModelError) -> Candidate:
         """A plan with its corrected prediction.
 
-        Seconds of a generator of which nothing was compiled are those predicted, or less by as much as the seconds of
-        others turned out to be.
+        Seconds are off by as much as those of the generator's last plan were.
         """
         predicted = plan.predicted
         own = [self._slowdown(compiled) for compiled in self._of(generator)]
-        slowdown = own[-1] if own else min((1.0, *map(self._slowdown, self.compiled)))
         total_bytes = predicted.total_bytes + error.at(predicted.total_bytes)
-        return Candidate(plan, total_bytes, slowdown * predicted.step_s)
+        return Candidate(plan, total_bytes, (own[-1] if own else self.least_slowdown) * predicted.step_s)
+
+    @property
+    def least_slowdown(self) -> float:
+        """Expected seconds over predicted ones for a generator of which nothing was compiled.
+
+        As for the plans of others, unless these are slower than the model can explain.
+        """
+        least = min(map(self._slowdown, self.compiled), default=1.0)
+        return least if least <= self.limits.too_slow else 1.0
 
     def _of(self, generator: Generator) -> list[CompiledPlan]:
         return [compiled for compiled in self.compiled if self._made_by[compiled.plan] is generator]
@@ -116,7 +125,7 @@ class Pool:
         return self.step_s(compiled) / step_s if step_s and self.step_s(compiled) else 1.0
 
 
-class Solved(Generator):
+class SolverPlans(Generator):
     """Plans of a solver.
 
     Args:
@@ -128,13 +137,13 @@ class Solved(Generator):
     def __init__(
         self,
         solver: Callable[[], BudgetSolver],
-        applies: Callable[[Pool], bool] = lambda _: True,
+        applies: Callable[[CandidatePool], bool] = lambda _: True,
         *,
         inherits: bool = False,
     ):
         self._solver, self._applies, self._inherits = solver, applies, inherits
 
-    def fastest(self, pool: Pool) -> Iterator[Candidate]:
+    def fastest(self, pool: CandidatePool) -> Iterator[Candidate]:
         """The plan for the predicted total at which the compiled one should be the budget."""
         if self._applies(pool) and not pool.is_well_used(self):
             error = pool.error(self, inherits=self._inherits)
@@ -142,7 +151,7 @@ class Solved(Generator):
             plan = self._solver().solve(temp_bytes, allow_empty=not pool.unplanned_is_too_large)
             yield pool.expected(plan, self, error)
 
-    def smallest(self, pool: Pool) -> Iterable[ir.GraphPlan]:
+    def smallest(self, pool: CandidatePool) -> Iterable[ir.GraphPlan]:
         """The solver's plans of least memory."""
         return self._solver().min_memory_plans if self._applies(pool) else ()
 
@@ -153,7 +162,7 @@ class Alternatives(Generator):
     def __init__(self, solver: OptimalSolver):
         self._solver = solver
 
-    def fastest(self, pool: Pool) -> Iterator[Candidate]:
+    def fastest(self, pool: CandidatePool) -> Iterator[Candidate]:
         """The solver's plan of another cut for this budget, and its plan for a little less memory."""
         best = pool.best
         if best is None or pool.step_s(best) <= pool.limits.too_slow * best.plan.predicted.step_s:
@@ -170,18 +179,18 @@ class Alternatives(Generator):
 class SimpleRules(Generator):
     """Plans of the rules that people write by hand."""
 
-    def fastest(self, pool: Pool) -> Iterator[Candidate]:
-        """Rules whose plans should fit, where the model was wrong about the solver's.
+    def fastest(self, pool: CandidatePool) -> Iterator[Candidate]:
+        """Rules, where one may be faster than the other candidates.
 
-        Otherwise the solver's plan is faster than theirs, by the model, and no rule has to be solved.
+        By the model none is faster than the solver's first plan, so most searches need not solve any.
         """
-        asked_bytes = ModelError(pool.compiled).question(pool.limit_bytes, pool.limits)
-        if pool.compiled and asked_bytes < pool.limits.accurate * pool.limit_bytes:
+        first = pool.compiled[0].plan if pool.compiled else None
+        if first is not None and pool.least_slowdown * first.predicted.step_s < pool.limits.faster * pool.least_s:
             error = pool.error(self)
             for plan in pool.planner.simple_rules:
                 yield pool.expected(plan, self, error)
 
-    def smallest(self, pool: Pool) -> Iterable[ir.GraphPlan]:
+    def smallest(self, pool: CandidatePool) -> Iterable[ir.GraphPlan]:
         """Rules whose plans should fit."""
         return [plan for plan in pool.planner.simple_rules if _total_bytes(plan) <= pool.limit_bytes]
 
@@ -195,7 +204,7 @@ class SplitLoops(Generator):
         self._mixes: dict[ir.GraphPlan, int] = {}
         """Iterations of the larger plan, by mixture."""
 
-    def fastest(self, pool: Pool) -> Iterator[Candidate]:
+    def fastest(self, pool: CandidatePool) -> Iterator[Candidate]:
         """The mixture of most iterations of the larger plan that is expected to fit."""
         if pool.best is None:
             return
@@ -216,7 +225,7 @@ class SplitLoops(Generator):
             yield Candidate(plan, total_bytes, bracket.step_s(iterations))
 
 
-def _figures(pool: Pool, compiled: CompiledPlan) -> PlanFigures:
+def _figures(pool: CandidatePool, compiled: CompiledPlan) -> PlanFigures:
     return PlanFigures(plan=compiled.plan, total_bytes=compiled.footprint.total_bytes, step_s=pool.step_s(compiled))
 
 
@@ -225,27 +234,27 @@ def generators_for(planner: "Planner") -> list[Generator]:
     solver, tiling = planner.solver, planner.tiling_solver
     solver.forget_budgets()
 
-    def moves(pool: Pool) -> bool:
+    def moves(pool: CandidatePool) -> bool:
         """True if a plan was compiled that moves something: copies may cost more than the work that they spare."""
         return any(planner.problem.moves(compiled.plan) for compiled in pool.compiled)
 
-    def needs_tiling(pool: Pool) -> bool:
+    def needs_tiling(pool: CandidatePool) -> bool:
         """True if nothing fits, and no plan of untiled loops should: tiled ones are slow, and costly to solve for."""
         if not pool.compiled or pool.best is not None or tiling is None:
             return False
         untried = (plan for plan in solver.min_memory_plans if not pool.holds(plan))
         return bool(min(map(_total_bytes, untried), default=sys.maxsize) > pool.limit_bytes and tiling.min_memory_plans)
 
-    found: list[Generator] = [Solved(lambda: solver), Alternatives(solver)]
+    found: list[Generator] = [SolverPlans(lambda: solver), Alternatives(solver)]
     if planner.problem.may_offload and planner.problem.may_partition:
-        found.append(Solved(lambda: planner.without_offload, moves))
+        found.append(SolverPlans(lambda: planner.without_offload, moves))
     if planner.problem.may_move:
-        found.append(Solved(lambda: planner.recompute_only, moves))
+        found.append(SolverPlans(lambda: planner.recompute_only, moves))
     # None for TPUs: two loops were seen to take 1.4 times the temporaries of one with the same decisions.
     if planner.target.platform != "tpu" and planner.loop_splitter(solver).iterations:
         found.append(SplitLoops(planner.loop_splitter(solver)))
     if tiling is not None:
-        found.append(Solved(lambda: tiling, needs_tiling, inherits=True))
+        found.append(SolverPlans(lambda: tiling, needs_tiling, inherits=True))
     return [*found, SimpleRules()]
 
 

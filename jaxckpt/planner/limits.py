@@ -1,11 +1,11 @@
-"""Limits of the searches for plans: what counts as near, faster or too slow."""
+"""Limits of the searches for plans: what counts as well used, faster or too slow."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What bounds the compiles of a search.
+    """Bounds of the compiles of a search.
 
     No benchmark fixed the exact values, unless an attribute says so; `python -m benchmarks.frontier` and
     `python -m benchmarks.loops` show what they come to: planned totals against budgets.
@@ -17,12 +17,9 @@ class Limits:
         T5 the model is off by more than two good plans differ (`python -m benchmarks.frontier`).
       margins: Taken off the corrected question after one plan that is too large, two, and more, as shares of the
         budget: compiled totals do not follow the question exactly.
-      accurate: Simple rules are asked for candidates where the solver has to be asked for less than this share of the
-        budget. Otherwise the solver's plan is at least as fast as theirs, by the model.
     """
 
     well_used: float = 0.985
     faster: float = 0.995
     too_slow: float = 1.05
     margins: tuple[float, ...] = (0.001, 0.02, 0.1)
-    accurate: float = 0.99

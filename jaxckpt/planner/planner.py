@@ -3,8 +3,8 @@
 A `Planner` holds one traced step on one target and answers any number of budgets. For each it solves with the
 model's prediction, compiles the rewritten step with the real compiler, and compares. A plan that is too large, or that
 leaves much of the budget unused, corrects the model by the difference and is solved again. Only a plan whose
-compiled total is within the budget is returned; of all that were measured so far, for other budgets too, the one of
-the least estimated time.
+compiled total is within the budget is returned; of all that were compiled for the budget, the one of the least
+estimated time.
 
 The loop itself is in `search`.
 """
@@ -25,7 +25,7 @@ from jaxckpt.hlo import stall_s
 from jaxckpt.machine import Target
 from jaxckpt.planner.floor import Floor, floor_of
 from jaxckpt.planner.gc_pause import collector_paused
-from jaxckpt.planner.generators import Solved, generators_for
+from jaxckpt.planner.generators import SolverPlans, generators_for
 from jaxckpt.planner.loop_split import LoopSplitter
 from jaxckpt.planner.loop_tiling import TilingSolver
 from jaxckpt.planner.model_error import CompiledPlan
@@ -56,6 +56,9 @@ from jaxckpt.trace import Traced, trace_step
 _DEFAULT = PlanOptions()
 _SIMPLE_RULES = ("full", "every:1", "every", "every:4", "sqrt", "dots", "dots_no_batch")
 """Strategies that people carry out with `jax.checkpoint` in a line; the planner compiles them where its model fails."""
+
+_NEAR_LEAST = 1.1
+"""Cuts whose minimum is at most this many times the least one are among the simple rules, as in `OptimalSolver`."""
 
 
 class Planner:
@@ -163,13 +166,14 @@ class Planner:
         is_undone = self.target.platform == "cpu" and solver is self.solver
         if is_undone and self.solver.empty_plan.predicted.total_bytes > limit_bytes:
             raise undone_by_cpu(budget, limit_bytes, self.solver.empty_plan.predicted.total_bytes)
-        generators = generators_for(self) if solver is self.solver else [Solved(lambda: solver)]
+        generators = generators_for(self) if solver is self.solver else [SolverPlans(lambda: solver)]
         try:
-            return BudgetSearch(self, budget, limit_bytes, generators, most=self.options.max_compiles).run()
+            found = BudgetSearch(self, budget, limit_bytes, generators, most=self.options.max_compiles).run()
         except InfeasibleBudgetError:
             if is_undone:
                 raise undone_by_cpu(budget, limit_bytes, self.unplanned.total_bytes) from None
             raise
+        return self.solver.bounded(found) if solver is self.solver else found
 
     def follow(self, policy: Policy | None) -> Plan:
         """Compiles the plan that a policy makes of the step, without a budget; None for the marks in the step only.
@@ -217,8 +221,9 @@ class Planner:
 
     @cached_property
     def simple_rules(self) -> tuple[ir.GraphPlan, ...]:
-        """Plans of the rules that people write by hand, each different from the others."""
-        return tuple(dict.fromkeys(solve(self.problem, rule) for rule in _SIMPLE_RULES))
+        """Plans of the rules that people write by hand, and of `jax.checkpoint` around each stage of the best cuts."""
+        rules = (solve(self.problem, rule) for rule in _SIMPLE_RULES)
+        return tuple(dict.fromkeys((*self.solver.cut_minima.within(_NEAR_LEAST), *rules)))
 
     def _solver_named(self, strategy: str) -> BudgetSolver:
         """A strategy's solver, which keeps its work for earlier budgets."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from jaxckpt import ir
 from jaxckpt._units import format_bytes
 from jaxckpt.planner.floor import floor_of
-from jaxckpt.planner.generators import Generator, Pool, is_unplanned
+from jaxckpt.planner.generators import CandidatePool, Generator, is_unplanned
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan
 from jaxckpt.planner.plan import Attempt, Plan
@@ -52,7 +52,7 @@ class BudgetSearch:
     ):
         self.planner, self.budget, self.limit_bytes = planner, budget, limit_bytes
         self.generators, self.most, self.limits = generators, most, limits
-        self.pool = Pool(planner, limit_bytes, limits)
+        self.pool = CandidatePool(planner, limit_bytes, limits)
         self.attempts: list[Attempt] = []
 
     def run(self) -> Plan:
@@ -77,14 +77,14 @@ class BudgetSearch:
         if len(self.attempts) >= self.most:
             return None
         pool, best = self.pool, self.pool.best
-        limit_s = float("inf") if best is None else self.limits.faster * pool.step_s(best)
-        found: tuple[float, ir.GraphPlan, Generator] | None = None
+        pool.least_s = float("inf") if best is None else pool.step_s(best)
+        found: tuple[ir.GraphPlan, Generator] | None = None
         for generator in self.generators:
             for plan, total_bytes, step_s in generator.fastest(pool):
-                is_better = step_s < (limit_s if found is None else min(limit_s, found[0]))
-                if is_better and total_bytes <= self.limit_bytes and not pool.holds(plan):
-                    found = step_s, plan, generator
-        return None if found is None else found[1:]
+                enough = self.limits.faster if found is None else 1.0
+                if step_s < enough * pool.least_s and total_bytes <= self.limit_bytes and not pool.holds(plan):
+                    found, pool.least_s = (plan, generator), step_s
+        return found
 
     def _smallest(self) -> tuple[ir.GraphPlan, Generator] | None:
         """The plan of least predicted memory, while nothing fits, among those that should fit or lower the least total.

@@ -101,3 +101,12 @@ def test_a_budget_above_the_step_saves_everything_and_says_so():
     assert not plan.decisions
     assert "fits as it is" in plan.notes[0]
     assert plan.footprint == planner.unplanned
+
+
+@pytest.mark.parametrize("off", [1.0, 1.1])
+def test_every_plan_says_how_much_a_better_one_could_save(off):
+    planner = planner_of(lambda plan: off if plan.strategy in ("optimal", "none") else 1.0)
+    least = min(planner.solver.min_memory_plans + planner.simple_rules, key=lambda plan: plan.predicted.temp_bytes)
+    sizes = [int(share * planner.unplanned.total_bytes) for share in (0.5, 0.7, 0.9, 2.0)]
+    for budget in (planner.measure(least).footprint.total_bytes, *sizes):
+        assert 0 <= planner.plan(budget=budget).predicted.gap < 0.5

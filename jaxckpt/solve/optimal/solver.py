@@ -92,6 +92,15 @@ class OptimalSolver:
         bounds_s = [plan.predicted.bound_s for plan in plans if plan.predicted.bound_s is not None]
         return _bounded(best, min(bounds_s, default=None))
 
+    def bounded(self, plan: GraphPlan) -> GraphPlan:
+        """A plan with a lower bound of its seconds: those of the fastest plan of all, where no better one is known."""
+        return plan if plan.predicted.bound_s is not None else _bounded(plan, self._least_s)
+
+    @cached_property
+    def _least_s(self) -> float:
+        """Seconds of the fastest plan without a budget."""
+        return min(plan.predicted.step_s for plan in (self.empty_plan, *self._plans(None)))
+
     def _plans(self, temp_budget_bytes: int | None) -> list[GraphPlan]:
         """A plan for each of the cuts that are solved for a budget, without and with offload and shard variants."""
         cuts = list(self._cuts_within(temp_budget_bytes))
