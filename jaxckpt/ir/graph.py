@@ -200,8 +200,10 @@ class Graph:
                 is_in_memory = op.writes[0] in self._cotangents
                 if is_in_memory and op.loop is not None:
                     in_memory[op.loop] = max(reached, in_memory.get(op.loop, reached), key=itemgetter(1))
-                if is_in_memory or operand is not None:
-                    arrived.update(dict.fromkeys(op.writes, op.writes[0] if is_in_memory else arrived[operand]))
+                if is_in_memory:
+                    arrived.update(dict.fromkeys(op.writes, op.writes[0]))
+                elif operand is not None:
+                    arrived.update(dict.fromkeys(op.writes, arrived[operand]))
             elif op.phase is Phase.FORWARD:
                 depth.update(dict.fromkeys(op.writes, 0))
                 if self._last_result in op.writes:
