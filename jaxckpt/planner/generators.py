@@ -80,7 +80,7 @@ class CandidatePool:
         """True if a plan of a generator leaves little of the budget, or is the step as it is, which fits."""
         fixed_bytes = self.planner.fixed_bytes
         least_bytes = fixed_bytes + self.limits.well_used * (self.limit_bytes - fixed_bytes)
-        fitting = [compiled for compiled in self._of(generator) if compiled.fits(self.limit_bytes)]
+        fitting = [compiled for compiled in self.of(generator) if compiled.fits(self.limit_bytes)]
         return any(c.footprint.total_bytes >= least_bytes or is_unplanned(c.plan) for c in fitting)
 
     @property
@@ -95,7 +95,7 @@ class CandidatePool:
     def error(self, generator: Generator, *, inherits: bool = False) -> ModelError:
         """The error of a generator's predictions; none before it was compiled, or the least of all that were."""
         least_bytes = min((c.model_error_bytes for c in self.compiled), default=0) if inherits else 0
-        return ModelError(self._of(generator), otherwise_bytes=max(0, least_bytes))
+        return ModelError(self.of(generator), otherwise_bytes=max(0, least_bytes))
 
     def expected(self, plan: ir.GraphPlan, generator: Generator, error: ModelError) -> Candidate:
         """A plan with its corrected prediction.
@@ -103,7 +103,7 @@ class CandidatePool:
         Seconds are off by as much as those of the generator's last plan were.
         """
         predicted = plan.predicted
-        own = [self._slowdown(compiled) for compiled in self._of(generator)]
+        own = [self._slowdown(compiled) for compiled in self.of(generator)]
         total_bytes = predicted.total_bytes + error.at(predicted.total_bytes)
         return Candidate(plan, total_bytes, (own[-1] if own else self.least_slowdown) * predicted.step_s)
 
@@ -116,7 +116,8 @@ class CandidatePool:
         least = min(map(self._slowdown, self.compiled), default=1.0)
         return least if least <= self.limits.too_slow else 1.0
 
-    def _of(self, generator: Generator) -> list[CompiledPlan]:
+    def of(self, generator: Generator) -> list[CompiledPlan]:
+        """Compiled plans that a generator proposed."""
         return [compiled for compiled in self.compiled if self._made_by[compiled.plan] is generator]
 
     def _slowdown(self, compiled: CompiledPlan) -> float:
@@ -180,15 +181,15 @@ class SimpleRules(Generator):
     """Plans of the rules that people write by hand."""
 
     def fastest(self, pool: CandidatePool) -> Iterator[Candidate]:
-        """Rules, where one may be faster than the other candidates.
+        """Rules that may be faster than the best plan or candidate so far, within the model's error.
 
-        By the model none is faster than the solver's first plan, so most searches need not solve any.
+        Once a rule's plan was compiled, the error of rules is known.
         """
-        first = pool.compiled[0].plan if pool.compiled else None
-        if first is not None and pool.least_slowdown * first.predicted.step_s < pool.limits.faster * pool.least_s:
-            error = pool.error(self)
+        if pool.compiled:
+            error, share = pool.error(self), 1.0 if pool.of(self) else pool.limits.optimism
             for plan in pool.planner.simple_rules:
-                yield pool.expected(plan, self, error)
+                expected = pool.expected(plan, self, error)
+                yield expected._replace(step_s=share * expected.step_s)
 
     def smallest(self, pool: CandidatePool) -> Iterable[ir.GraphPlan]:
         """Rules whose plans should fit."""

@@ -55,7 +55,14 @@ class CutMinima:
 
 def solve_full(problem: Problem) -> GraphPlan:
     """Saves the boundaries, and nothing else, of the cut with the smallest peak."""
-    return CutMinima(problem).within(_NEARLY_SMALLEST)[0]
+    return _cut_minima(problem).within(_NEARLY_SMALLEST)[0]
+
+
+def _cut_minima(problem: Problem) -> CutMinima:
+    """The minima of all cuts, replayed once for all solvers of a problem."""
+    known: CutMinima = problem.solver_cache.get("cut minima") or CutMinima(problem)
+    problem.solver_cache["cut minima"] = known
+    return known
 
 
 def _least_bytes(problem: Problem, stages: StageStarts, needed: Mapping[int, int]) -> int:
@@ -67,7 +74,7 @@ def _least_bytes(problem: Problem, stages: StageStarts, needed: Mapping[int, int
 
 def find_blocks(problem: Problem) -> StageStarts:
     """The blocks of a model: the finest cut nearly as small as the smallest whose boundaries are no larger."""
-    found = CutMinima(problem).within(_NEARLY_SMALLEST)
+    found = _cut_minima(problem).within(_NEARLY_SMALLEST)
     limit_bytes = _NEARLY_SMALLEST * found[0].predicted.temp_bytes
     near = [plan.stages for plan in found if plan.predicted.temp_bytes <= limit_bytes]
     return _finest_as_narrow(problem, found[0].stages, near)

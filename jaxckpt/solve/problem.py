@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from jaxckpt.cost import ArithmeticCosts, Fusion, Rates, Replay, arithmetic_costs, fuse, replay
 from jaxckpt.ir import Decision, Graph, GraphPlan, LoopTiling, Offload, Partition, Phase, Prediction, Recompute, Save
@@ -103,6 +104,11 @@ class Problem:
             found.add(value)
             found.update(self.fusion.sources[value])
         return frozenset(v for v in found if graph.producer[v] is not None)
+
+    @cached_property
+    def solver_cache(self) -> dict[str, Any]:
+        """Results about this problem that several solvers need, by name."""
+        return {}
 
     @property
     def read_after_forward(self) -> frozenset[int]:
