@@ -24,7 +24,7 @@ def plan(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan (TOML).")] = None,
     strategy: Annotated[str, typer.Option(help=_STRATEGIES)] = "optimal",
     allow: Annotated[str, typer.Option(help=_ALLOW)] = "recompute",
-    max_compiles: Annotated[int, typer.Option(min=1, help="At most so many compiles a budget, unless none fits.")] = 4,
+    max_compiles: Annotated[int, typer.Option(min=1, help="At most so many compiles a budget, unless none fits.")] = 6,
     json: Json = False,
 ) -> None:
     """Fit a training step into a budget of memory."""

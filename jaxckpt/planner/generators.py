@@ -33,9 +33,18 @@ class Candidate(NamedTuple):
 class Generator(ABC):
     """Proposes candidates for one budget."""
 
+    @property
+    def source(self) -> "Generator":
+        """The generator whose plans have the same errors as those of this one."""
+        return self
+
     @abstractmethod
     def fastest(self, pool: "CandidatePool") -> Iterable[Candidate]:
         """Candidates that may be the fastest within the budget."""
+
+    def unlikely(self, pool: "CandidatePool") -> Iterable[Candidate]:  # noqa: ARG002
+        """Candidates that may be faster than the best plan within the model's error, once none is expected to be."""
+        return ()
 
     def smallest(self, pool: "CandidatePool") -> Iterable[ir.GraphPlan]:  # noqa: ARG002
         """Plans of little memory, for a budget that no plan met so far."""
@@ -63,7 +72,7 @@ class CandidatePool:
     def compile(self, plan: ir.GraphPlan, generator: Generator) -> CompiledPlan:
         """Compiles a candidate of a generator."""
         self.compiled.append(self.planner.measure(plan))
-        self._made_by[plan] = generator
+        self._made_by[plan] = generator.source
         return self.compiled[-1]
 
     def holds(self, plan: ir.GraphPlan) -> bool:
@@ -78,10 +87,13 @@ class CandidatePool:
 
     def is_well_used(self, generator: Generator) -> bool:
         """True if a plan of a generator leaves little of the budget, or is the step as it is, which fits."""
+        return any(self.is_well_used_by(c) for c in self.of(generator) if c.fits(self.limit_bytes))
+
+    def is_well_used_by(self, compiled: CompiledPlan) -> bool:
+        """True if a plan that fits leaves little of the budget, or is the step as it is."""
         fixed_bytes = self.planner.fixed_bytes
         least_bytes = fixed_bytes + self.limits.well_used * (self.limit_bytes - fixed_bytes)
-        fitting = [compiled for compiled in self.of(generator) if compiled.fits(self.limit_bytes)]
-        return any(c.footprint.total_bytes >= least_bytes or is_unplanned(c.plan) for c in fitting)
+        return compiled.footprint.total_bytes >= least_bytes or is_unplanned(compiled.plan)
 
     @property
     def unplanned_is_too_large(self) -> bool:
@@ -116,9 +128,20 @@ class CandidatePool:
         least = min(map(self._slowdown, self.compiled), default=1.0)
         return least if least <= self.limits.too_slow else 1.0
 
+    @property
+    def bytes_error(self) -> float:
+        """The largest error of a predicted total so far, as a share of it."""
+        return max((abs(c.model_error_bytes) / c.plan.predicted.total_bytes for c in self.compiled), default=0.0)
+
+    @property
+    def seconds_spread(self) -> float:
+        """The share by which errors of predicted seconds differ among the compiled plans."""
+        slowdowns = [self._slowdown(compiled) for compiled in self.compiled]
+        return 1 - min(slowdowns) / max(slowdowns)
+
     def of(self, generator: Generator) -> list[CompiledPlan]:
         """Compiled plans that a generator proposed."""
-        return [compiled for compiled in self.compiled if self._made_by[compiled.plan] is generator]
+        return [compiled for compiled in self.compiled if self._made_by[compiled.plan] is generator.source]
 
     def _slowdown(self, compiled: CompiledPlan) -> float:
         """Estimated seconds of a compiled step over those predicted."""
@@ -160,8 +183,13 @@ class SolverPlans(Generator):
 class Alternatives(Generator):
     """Plans that the model likes nearly as well as the best one, where that is slower than the model can explain."""
 
-    def __init__(self, solver: OptimalSolver):
-        self._solver = solver
+    def __init__(self, solver: OptimalSolver, source: SolverPlans):
+        self._solver, self._source = solver, source
+
+    @property
+    def source(self) -> Generator:
+        """The plans of the same solver."""
+        return self._source
 
     def fastest(self, pool: CandidatePool) -> Iterator[Candidate]:
         """The solver's plan of another cut for this budget, and its plan for a little less memory."""
@@ -181,15 +209,25 @@ class SimpleRules(Generator):
     """Plans of the rules that people write by hand."""
 
     def fastest(self, pool: CandidatePool) -> Iterator[Candidate]:
-        """Rules that may be faster than the best plan or candidate so far, within the model's error.
+        """Rules that may be faster than the best plan or candidate so far.
 
-        Once a rule's plan was compiled, the error of rules is known.
+        Until a rule was compiled, the model's order of rules and other plans is not trusted.
         """
         if pool.compiled:
-            error, share = pool.error(self), 1.0 if pool.of(self) else pool.limits.optimism
-            for plan in pool.planner.simple_rules:
-                expected = pool.expected(plan, self, error)
-                yield expected._replace(step_s=share * expected.step_s)
+            share = 1.0 if pool.of(self) else pool.limits.rules_order
+            for plan, total_bytes, step_s in self._expected(pool):
+                yield Candidate(plan, total_bytes, share * step_s)
+
+    def unlikely(self, pool: CandidatePool) -> Iterator[Candidate]:
+        """Rules that fit and are faster if the model is off by as much as for the compiled plans, either way."""
+        bytes_share, step_share = 1 - pool.bytes_error, 1 - pool.seconds_spread
+        for plan, total_bytes, step_s in self._expected(pool):
+            least_bytes = min(total_bytes, plan.predicted.total_bytes)
+            yield Candidate(plan, int(bytes_share * least_bytes), step_share * step_s)
+
+    def _expected(self, pool: CandidatePool) -> Iterator[Candidate]:
+        error = pool.error(self)
+        return (pool.expected(plan, self, error) for plan in pool.planner.simple_rules)
 
     def smallest(self, pool: CandidatePool) -> Iterable[ir.GraphPlan]:
         """Rules whose plans should fit."""
@@ -246,7 +284,8 @@ def generators_for(planner: "Planner") -> list[Generator]:
         untried = (plan for plan in solver.min_memory_plans if not pool.holds(plan))
         return bool(min(map(_total_bytes, untried), default=sys.maxsize) > pool.limit_bytes and tiling.min_memory_plans)
 
-    found: list[Generator] = [SolverPlans(lambda: solver), Alternatives(solver)]
+    plans = SolverPlans(lambda: solver)
+    found: list[Generator] = [plans, Alternatives(solver, plans)]
     if planner.problem.may_offload and planner.problem.may_partition:
         found.append(SolverPlans(lambda: planner.without_offload, moves))
     if planner.problem.may_move:

@@ -17,12 +17,12 @@ class Limits:
         T5 the model is off by more than two good plans differ (`python -m benchmarks.frontier`).
       margins: Taken off the corrected question after one plan that is too large, two, and more, as shares of the
         budget: compiled totals do not follow the question exactly.
-      optimism: Until a simple rule was compiled, seconds of all are taken as this share of the expected ones: the
+      rules_order: Until a simple rule was compiled, seconds of rules are taken as this share of the expected ones: the
         model's order of two plans that differ by less is often wrong.
     """
 
     well_used: float = 0.985
     faster: float = 0.995
     too_slow: float = 1.05
-    optimism: float = 0.97
+    rules_order: float = 0.97
     margins: tuple[float, ...] = (0.001, 0.02, 0.1)

@@ -46,7 +46,7 @@ class PlanOptions:
     offload: Offloading | None = None
     compiler_options: Sequence[tuple[str, Any]] = ()
     recompute_collectives: bool = True
-    max_compiles: int = 4
+    max_compiles: int = 6
 
     def __post_init__(self) -> None:
         unknown = [word for word in self.allow if word not in _DECISIONS]

@@ -54,7 +54,7 @@ from jaxckpt.solve import (
 from jaxckpt.trace import Traced, trace_step
 
 _DEFAULT = PlanOptions()
-_SIMPLE_RULES = ("full", "every:1", "every", "every:4", "sqrt", "dots", "dots_no_batch")
+_SIMPLE_RULES = ("full", "every:1", "every", "every:4", "sqrt", "dots", "dots_no_batch", "mindspore")
 """Strategies that people carry out with `jax.checkpoint` in a line; the planner compiles them where its model fails."""
 
 _NEAR_LEAST = 1.1

@@ -2,7 +2,8 @@
 
 Two rules choose what is compiled next:
 
-1. While compiles are left: the fastest candidate that is expected to fit, and to be faster than the best plan.
+1. While compiles are left: the fastest candidate that is expected to fit, and to be faster than the best plan. Where
+   there is none and the best plan leaves some of the budget, one that may be so within the model's error.
 2. While nothing fits: the smallest one. Before a budget is refused, the smallest of all is compiled, and those that
    should fit, however many compiles there were: the model does not know which of them compiles smallest.
 
@@ -11,13 +12,13 @@ What is expected of a candidate is what the model predicts, corrected by what th
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from jaxckpt import ir
 from jaxckpt._units import format_bytes
 from jaxckpt.planner.floor import floor_of
-from jaxckpt.planner.generators import CandidatePool, Generator, is_unplanned
+from jaxckpt.planner.generators import Candidate, CandidatePool, Generator, is_unplanned
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan
 from jaxckpt.planner.plan import Attempt, Plan
@@ -73,28 +74,34 @@ class BudgetSearch:
         )
 
     def _fastest(self) -> tuple[ir.GraphPlan, Generator] | None:
-        """The candidate that is expected to fit in the least time, if that is less than the best plan takes."""
+        """The candidate that should fit in the least time, if that is less than the best plan takes.
+
+        Where none should, one that may within the model's error.
+        """
         if len(self.attempts) >= self.most:
             return None
+        found = self._least(lambda generator: generator.fastest(self.pool))
+        if found is not None or self.pool.best is None or self.pool.is_well_used_by(self.pool.best):
+            return found
+        return self._least(lambda generator: generator.unlikely(self.pool))
+
+    def _least(self, candidates: Callable[[Generator], Iterable[Candidate]]) -> tuple[ir.GraphPlan, Generator] | None:
+        """The candidate of least expected seconds among those that are expected to fit."""
         pool, best = self.pool, self.pool.best
         pool.least_s = float("inf") if best is None else pool.step_s(best)
         found: tuple[ir.GraphPlan, Generator] | None = None
         for generator in self.generators:
-            for plan, total_bytes, step_s in generator.fastest(pool):
+            for plan, total_bytes, step_s in candidates(generator):
                 enough = self.limits.faster if found is None else 1.0
                 if step_s < enough * pool.least_s and total_bytes <= self.limit_bytes and not pool.holds(plan):
                     found, pool.least_s = (plan, generator), step_s
         return found
 
     def _smallest(self) -> tuple[ir.GraphPlan, Generator] | None:
-        """The plan of least predicted memory, while nothing fits, among those that should fit or lower the least total.
-
-        The second kind is for the error's least total, while compiles are left.
-        """
+        """The plan of least predicted memory, while nothing fits; once no compiles are left, of those that should."""
         if self.pool.best is not None:
             return None
-        least_bytes = min((c.footprint.total_bytes for c in self.pool.compiled), default=sys.maxsize)
-        enough_bytes = least_bytes - 1 if len(self.attempts) < self.most else self.limit_bytes
+        enough_bytes = sys.maxsize if len(self.attempts) < self.most else self.limit_bytes
         found = [(plan, generator) for generator in self.generators for plan in generator.smallest(self.pool)]
         untried = [each for each in found if not self.pool.holds(each[0]) and _predicted_bytes(each) <= enough_bytes]
         return min(untried, key=_predicted_bytes, default=None)

@@ -307,6 +307,6 @@ def test_a_plan_much_too_slow_is_compared_with_another_cut(monkeypatch, slower):
         lambda made: made.plan.predicted.step_s * (slower if made.plan.stages == liked.stages else 1.0),
     )
     plan = planner.plan(budget=planner.fixed_bytes + liked.predicted.temp_bytes)
-    assert len(plan.attempts) <= 2
+    assert len(plan.attempts) <= (2 if slower == 1.0 else planner.options.max_compiles)
     assert (plan.stages == liked.stages) == (slower == 1.0)
     assert plan.footprint.total_bytes <= plan.budget_bytes
