@@ -2,25 +2,30 @@
 
 Read in this order: `footprint` (the figures), `placement` (arguments on the target), `flat_step` (a step as flat
 arrays), `compile` (the compiler's figures), `hlo_constants` (figures from its text), `failures` (its errors explained),
-`dump_folder` (files that XLA writes), `compile_step` (all of it for a step), `footprint_file`.
+`side_by_side` (several steps in threads), `dump_folder` (files that XLA writes), `compile_step` (all of it for a step),
+`footprint_file`.
 """
 
-from jaxckpt.compiler.compile import Compilation, compile_flat
+from jaxckpt.compiler.compile import Compilation, LoweredStep, lower_flat
 from jaxckpt.compiler.compile_step import compile_step, footprint
 from jaxckpt.compiler.flat_step import flatten_step
 from jaxckpt.compiler.footprint import Footprint
 from jaxckpt.compiler.footprint_file import load_footprint
 from jaxckpt.compiler.frame import frame_of_rows
+from jaxckpt.compiler.side_by_side import compile_side_by_side, most_compiles
 from jaxckpt.compiler.xla_dump import footprint_of_dump
 
 __all__ = [
     "Compilation",
     "Footprint",
-    "compile_flat",
+    "LoweredStep",
+    "compile_side_by_side",
     "compile_step",
     "flatten_step",
     "footprint",
     "footprint_of_dump",
     "frame_of_rows",
     "load_footprint",
+    "lower_flat",
+    "most_compiles",
 ]

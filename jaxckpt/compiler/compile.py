@@ -8,6 +8,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,77 @@ class Compilation:
     program: bytes | None = None
 
 
-def compile_flat(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredStep:
+    """A step over flat arrays, lowered for a target; other threads may compile it.
+
+    Attributes:
+      traced: As jax traced it.
+      lowered: As jax lowered it.
+      lower_s: Seconds that both took.
+      specs: The arguments as they were given.
+      placed: The arguments on the target.
+      donated: Indices of arguments whose memory the step may reuse.
+    """
+
+    name: str
+    target: Target
+    traced: jax.stages.Traced
+    lowered: jax.stages.Lowered
+    lower_s: float
+    specs: tuple[jax.ShapeDtypeStruct, ...]
+    placed: tuple[jax.ShapeDtypeStruct, ...]
+    donated: frozenset[int]
+    compiler_options: tuple[tuple[str, Any], ...]
+    argument_paths: tuple[str, ...]
+
+    def compile(self) -> Compilation:
+        """Compiles, and reads the memory figures.
+
+        Raises:
+          CompileError: Compiling failed, or the compiler gave no figures.
+        """
+        started_s = time.perf_counter()
+        temporary = tempfile.TemporaryDirectory(prefix="jaxckpt-", ignore_cleanup_errors=True)
+        with temporary as folder, quick_options(self.target) as quick, _explained(self.name, self.target):
+            options = dict(dump_options(folder)) | quick | dict(self.compiler_options)
+            executable = self.lowered.compile(compiler_options=options)
+            compile_s = self.lower_s + time.perf_counter() - started_s
+            program = dumped_program(folder)
+        return Compilation(
+            footprint=self._footprint(executable, program, compile_s), executable=executable, program=program
+        )
+
+    def _footprint(self, executable: jax.stages.Compiled, program: bytes | None, compile_s: float) -> Footprint:
+        target, is_read = self.target, _compat.read_arguments(self.traced)  # jit drops those that nobody reads
+        memory, problems, seconds = None, (), 0.0
+        figures = _reported_figures(executable)
+        if not any(figures.values()) and any(leaf.size for leaf in jax.tree.leaves(self.traced.out_info)):
+            raise no_figures_error(name=self.name, target=target)
+        if program is not None:
+            paths = itertools.compress(self.argument_paths, is_read)
+            memory = memory_from_hlo(program, platform=target.platform, argument_paths=tuple(paths))
+            problems = (*memory.problems, *reconcile(memory, figures), *audit(memory))
+            seconds = step_s(memory, target.rates)
+        text = "" if figures["generated_code_bytes"] > 0 else executable.as_text() or ""
+        figures["constant_bytes"] = constant_bytes(text)
+        unused = (spec for spec, read in zip(self.placed, is_read, strict=True) if not read)
+        figures["unused_argument_bytes"] = sum(map(_bytes_per_device, unused))
+        return Footprint(
+            **figures,
+            target=target.name,
+            compile_s=compile_s,
+            jax_version=jax.__version__,
+            plugin_version=target.compiler_version,
+            compiler_options=self.compiler_options,
+            caveats=(*_caveats(text, target, self.specs, figures), *problems),
+            undonated=tuple(_undonated(memory, self.argument_paths, self.donated)),
+            step_s=seconds,
+            memory=memory,
+        )
+
+
+def lower_flat(
     function: Callable[..., Sequence[Any]],
     specs: Sequence[jax.ShapeDtypeStruct],
     *,
@@ -63,55 +134,35 @@ def compile_flat(
     out_shardings: Sequence[jax.sharding.Sharding | None] | None = None,
     name: str | None = None,
     argument_paths: Sequence[str] = (),
-) -> Compilation:
-    """Compiles a function of flat arrays for a target and reads its memory figures.
+) -> LoweredStep:
+    """Lowers a function of flat arrays for a target.
 
     Shardings on other devices are moved to the target; `donated` are indices of arguments whose memory the step may
     reuse. `out_shardings` has one for each result, None where the compiler may choose. `argument_paths` says where each
     argument stands among the step's.
 
     Raises:
-      CompileError: Lowering or compiling failed, or the compiler gave no figures. `resource_exhausted` tells
-        whether memory was what lacked.
+      CompileError: Lowering failed.
       TargetError: A sharding does not fit the target.
     """
     called = str(name or getattr(function, "__name__", "step"))
     started_s = time.perf_counter()
-    placed = place(specs, target)
-    jitted = _jit_flat(function, target, donated, out_shardings, called)
-    temporary = tempfile.TemporaryDirectory(prefix="jaxckpt-", ignore_cleanup_errors=True)
-    with mesh_of_target(target), temporary as folder, quick_options(target) as quick:
-        options = dict(dump_options(folder)) | quick | dict(compiler_options)
-        traced, executable = _traced_and_compiled(jitted, placed, options, name=called, target=target)
-        compile_s = time.perf_counter() - started_s
-        program = dumped_program(folder)
-    is_read = _compat.read_arguments(traced)  # jit drops those that nobody reads
-    memory, problems, seconds = None, (), 0.0
-    figures = _reported_figures(executable)
-    if not any(figures.values()) and any(leaf.size for leaf in jax.tree.leaves(traced.out_info)):
-        raise no_figures_error(name=called, target=target)
-    if program is not None:
-        paths = itertools.compress(argument_paths, is_read)
-        memory = memory_from_hlo(program, platform=target.platform, argument_paths=tuple(paths))
-        problems = (*memory.problems, *reconcile(memory, figures), *audit(memory))
-        seconds = step_s(memory, target.rates)
-    text = "" if figures["generated_code_bytes"] > 0 else executable.as_text() or ""
-    figures["constant_bytes"] = constant_bytes(text)
-    unused = (spec for spec, read in zip(placed, is_read, strict=True) if not read)
-    figures["unused_argument_bytes"] = sum(map(_bytes_per_device, unused))
-    footprint = Footprint(
-        **figures,
-        target=target.name,
-        compile_s=compile_s,
-        jax_version=jax.__version__,
-        plugin_version=target.compiler_version,
+    placed = tuple(place(specs, target))
+    with mesh_of_target(target), _explained(called, target):
+        traced = _jit_flat(function, target, donated, out_shardings, called).trace(*placed)
+        lowered = traced.lower()
+    return LoweredStep(
+        name=called,
+        target=target,
+        traced=traced,
+        lowered=lowered,
+        lower_s=time.perf_counter() - started_s,
+        specs=tuple(specs),
+        placed=placed,
+        donated=donated,
         compiler_options=tuple(compiler_options),
-        caveats=(*_caveats(text, target, specs, figures), *problems),
-        undonated=tuple(_undonated(memory, argument_paths, donated)),
-        step_s=seconds,
-        memory=memory,
+        argument_paths=tuple(argument_paths),
     )
-    return Compilation(footprint=footprint, executable=executable, program=program)
 
 
 def _jit_flat(
@@ -131,18 +182,12 @@ def _jit_flat(
     return jax.jit(flat_step, **options)
 
 
-def _traced_and_compiled(
-    jitted: jax.stages.Wrapped,
-    placed: Sequence[jax.ShapeDtypeStruct],
-    options: dict[str, Any],
-    *,
-    name: str,
-    target: Target,
-) -> tuple[jax.stages.Traced, jax.stages.Compiled]:
+@contextmanager
+def _explained(name: str, target: Target) -> Iterator[None]:
+    """Raises errors of jax and XLA as `CompileError`s; warnings that the caller made errors of stay what they are."""
     try:
-        traced = jitted.trace(*placed)
-        return traced, traced.lower().compile(compiler_options=options)
-    except Warning:  # the caller made errors of warnings; this one is theirs
+        yield
+    except Warning:
         raise
     except Exception as error:
         raise compile_error(error, name=name, target=target) from error

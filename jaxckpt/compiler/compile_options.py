@@ -8,6 +8,7 @@ off. Plans of one step run hardly different kernels: the cache keeps compiled ke
 import functools
 import tempfile
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,11 @@ from jaxckpt.machine import Facts, Target
 
 _MOST_BYTES = 1 << 26
 """XLA reads all of the file for each compile, so that a larger file is deleted. No benchmark fixed the exact size."""
-_LENT = threading.Lock()
-"""Held while a compile has a file: XLA writes the file without a lock."""
-_FILES: dict[Facts, Path] = {}
-"""The file of each device: XLA finds a kernel by what the kernel computes, whatever it was compiled for."""
+_LENT: dict[Facts, list[threading.Lock]] = defaultdict(list)
+"""For each device a lock for each of its files, held while a compile has the file: XLA writes it without a lock.
+
+A file is a device's: XLA finds a kernel by what the kernel computes, whatever it was compiled for.
+"""
 
 
 @functools.cache
@@ -34,14 +36,22 @@ def quick_options(target: Target) -> Iterator[dict[str, object]]:
     if not (target.compile_only and target.platform == "cuda"):
         yield {}
         return
-    options: dict[str, object] = {"xla_gpu_autotune_level": 0}
-    if not _LENT.acquire(blocking=False):  # another compile has a file
-        yield options
-        return
-    try:
-        file = _FILES.setdefault(target.facts, Path(_folder().name) / f"{len(_FILES)}.kernels")
+    with _free_file(target.facts) as file:
         if file.exists() and file.stat().st_size > _MOST_BYTES:
             file.unlink()
-        yield options | {"xla_gpu_kernel_cache_file": str(file)}
+        yield {"xla_gpu_autotune_level": 0, "xla_gpu_kernel_cache_file": str(file)}
+
+
+@contextmanager
+def _free_file(facts: Facts) -> Iterator[Path]:
+    """A file of a device that no other compile has: the first one that is free, or a new one."""
+    locks = _LENT[facts]
+    lock = next((lock for lock in locks if lock.acquire(blocking=False)), None)
+    if lock is None:
+        lock = threading.Lock()
+        lock.acquire()
+        locks.append(lock)
+    try:
+        yield Path(_folder().name) / f"{list(_LENT).index(facts)}-{locks.index(lock)}.kernels"
     finally:
-        _LENT.release()
+        lock.release()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxckpt._step import Step
-from jaxckpt.compiler.compile import Compilation, compile_flat
+from jaxckpt.compiler.compile import Compilation, lower_flat
 from jaxckpt.compiler.flat_step import flatten_step
 from jaxckpt.compiler.footprint import Footprint
 from jaxckpt.machine import Target
@@ -65,7 +65,7 @@ def compile_step(
     """As `footprint`, with the executable, which takes the step's arrays flat."""
     call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     flat = flatten_step(call.function, call.args, **call.argnums)
-    return compile_flat(
+    return lower_flat(
         flat.function,
         flat.specs,
         target=target if isinstance(target, Target) else Target(target),
@@ -74,4 +74,4 @@ def compile_step(
         out_shardings=flat.out_shardings,
         name=flat.name,
         argument_paths=flat.paths,
-    )
+    ).compile()

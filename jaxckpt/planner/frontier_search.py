@@ -1,11 +1,11 @@
 """Memory against time: a step planned for many budgets, some of them compiled.
 
 The model is asked for plans from its smallest total to its fastest, which takes no compiler. Of these the two ends are
-compiled, and then, one after the other, the plan in the middle of the widest gap: the two compiled neighbours that span
-most memory times time. Compiled plans that another one dominates are dropped.
+compiled, and of the others, one after the other, the plan in the middle of the widest gap: the two chosen neighbours
+that span most memory times time. Compiled plans that another one dominates are dropped.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Unpack
@@ -162,13 +162,10 @@ def pareto(
 def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
     """The frontier of a step that is traced already; what its planner compiled before is not compiled again."""
     asked = _asked(planner, points)
-    known = {plan: planner.measure(plan) for plan in dict.fromkeys((planner.smallest().plan, asked[-1]))}
-    while len(known) < points:
-        plan = _in_widest_gap(known, asked)
-        if plan is None:
-            break
-        known[plan] = planner.measure(plan)
-    best = tuple(_undominated(known.values()))
+    chosen = dict.fromkeys((planner.smallest().plan, asked[-1]))
+    while len(chosen) < points and (plan := _in_widest_gap(chosen, asked)) is not None:
+        chosen[plan] = None
+    best = tuple(_undominated(planner.measure_all(chosen)))
     return Frontier(
         step=planner.traced.name,
         target=planner.target.name,
@@ -183,7 +180,7 @@ def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
         between=tuple(_expected(asked, best)),
         unplanned=planner.unplanned,
         compiles=planner.compile_count,
-        dropped=len(known) - len(best),
+        dropped=len(chosen) - len(best),
     )
 
 
@@ -212,7 +209,7 @@ def _evenly(low: int, high: int, count: int) -> list[int]:
     return [low + (high - low) * i // count for i in range(count)]
 
 
-def _in_widest_gap(known: dict[ir.GraphPlan, CompiledPlan], asked: Sequence[ir.GraphPlan]) -> ir.GraphPlan | None:
+def _in_widest_gap(known: Container[ir.GraphPlan], asked: Sequence[ir.GraphPlan]) -> ir.GraphPlan | None:
     """The plan nearest to the middle of the neighbours that span most memory times time; None if all are known."""
     known_points = sorted((plan.predicted for plan in asked if plan in known), key=lambda p: p.total_bytes)
     widest, found = -1.0, None

@@ -9,18 +9,19 @@ estimated time.
 The loop itself is in `search`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Unpack
 
 from jaxckpt import ir
-from jaxckpt._errors import InfeasibleBudgetError
+from jaxckpt._errors import InfeasibleBudgetError, PolicyError
 from jaxckpt._progress import Progress, silent
 from jaxckpt._step import Step
 from jaxckpt._units import budget_bytes, budget_fraction
-from jaxckpt.compiler import Footprint, compile_flat
+from jaxckpt.compiler import Footprint, LoweredStep, compile_side_by_side, lower_flat, most_compiles
 from jaxckpt.hlo import stall_s
 from jaxckpt.machine import Target
 from jaxckpt.planner.floor import Floor, floor_of
@@ -222,8 +223,11 @@ class Planner:
     @cached_property
     def simple_rules(self) -> tuple[ir.GraphPlan, ...]:
         """Plans of the rules that people write by hand, and of `jax.checkpoint` around each stage of the best cuts."""
-        rules = (solve(self.problem, rule) for rule in _SIMPLE_RULES)
-        return tuple(dict.fromkeys((*self.solver.cut_minima.within(_NEAR_LEAST), *rules)))
+        plans = list(self.solver.cut_minima.within(_NEAR_LEAST))
+        for rule in _SIMPLE_RULES:
+            with suppress(PolicyError):  # the step has nothing that the rule is for
+                plans.append(solve(self.problem, rule))
+        return tuple(dict.fromkeys(plans))
 
     def _solver_named(self, strategy: str) -> BudgetSolver:
         """A strategy's solver, which keeps its work for earlier budgets."""
@@ -241,12 +245,12 @@ class Planner:
 
     def smallest(self) -> CompiledPlan:
         """The plan of the smallest compiled total among those of least predicted memory."""
-        tiled = map(self.measure, self.min_memory_tilings)
-        return min([self.smallest_untiled(), *tiled], key=lambda c: c.footprint.total_bytes)
+        plans = *self.solver.min_memory_plans, *self.min_memory_tilings
+        return min(self.measure_all(plans), key=lambda c: c.footprint.total_bytes)
 
     def smallest_untiled(self) -> CompiledPlan:
         """The plan of the smallest compiled total among those of least predicted memory that tile no loop."""
-        return min(map(self.measure, self.solver.min_memory_plans), key=lambda c: c.footprint.total_bytes)
+        return min(self.measure_all(self.solver.min_memory_plans), key=lambda c: c.footprint.total_bytes)
 
     def floor(self) -> Floor:
         """The memory of the smallest plan by purpose, with remedies other than a plan."""
@@ -255,26 +259,38 @@ class Planner:
     def measure(self, plan: ir.GraphPlan) -> CompiledPlan:
         """A plan with its compiled footprint; each plan is compiled once."""
         if plan not in self._footprints:
-            refuse_miscompiled(
-                self.with_planned_loops(plan).graph,
-                plan,
-                called=f"a plan for {self.target.name}",
-                platform=self.target.platform,
-                version=self.target.compiler_version,
-            )
-            self._say(f"compiling for {self.target.name}")
-            compilation = compile_flat(
-                self.rewritten(plan).call,
-                self.traced.specs,
-                donated=self.traced.donated,
-                target=self.target,
-                compiler_options=self.compiler_options,
-                out_shardings=self.traced.out_shardings,
-                name=self.traced.name,
-                argument_paths=self.traced.paths,
-            )
-            self._footprints[plan] = compilation.footprint
+            self._footprints[plan] = self._lowered(plan).compile().footprint
         return CompiledPlan(plan, self._footprints[plan])
+
+    def measure_all(self, plans: Iterable[ir.GraphPlan]) -> list[CompiledPlan]:
+        """Plans with their compiled footprints; where the machine has the cores, they are compiled side by side."""
+        plans = list(plans)
+        if most_compiles() > 1:
+            missing = [plan for plan in dict.fromkeys(plans) if not self.is_compiled(plan)]
+            for plan, made in zip(missing, compile_side_by_side(map(self._lowered, missing)), strict=True):
+                self._footprints[plan] = made.footprint
+        return [self.measure(plan) for plan in plans]
+
+    def _lowered(self, plan: ir.GraphPlan) -> LoweredStep:
+        """The step with a plan carried out, ready for the compiler."""
+        refuse_miscompiled(
+            self.with_planned_loops(plan).graph,
+            plan,
+            called=f"a plan for {self.target.name}",
+            platform=self.target.platform,
+            version=self.target.compiler_version,
+        )
+        self._say(f"compiling for {self.target.name}")
+        return lower_flat(
+            self.rewritten(plan).call,
+            self.traced.specs,
+            donated=self.traced.donated,
+            target=self.target,
+            compiler_options=self.compiler_options,
+            out_shardings=self.traced.out_shardings,
+            name=self.traced.name,
+            argument_paths=self.traced.paths,
+        )
 
     def rewritten(self, plan: ir.GraphPlan) -> Rewritten:
         """The step with a plan carried out, over flat arguments."""

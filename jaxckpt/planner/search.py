@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from jaxckpt import ir
 from jaxckpt._units import format_bytes
+from jaxckpt.compiler import most_compiles
 from jaxckpt.planner.floor import floor_of
 from jaxckpt.planner.generators import Candidate, CandidatePool, Generator, is_unplanned
 from jaxckpt.planner.limits import Limits
@@ -104,7 +105,10 @@ class BudgetSearch:
         enough_bytes = sys.maxsize if len(self.attempts) < self.most else self.limit_bytes
         found = [(plan, generator) for generator in self.generators for plan in generator.smallest(self.pool)]
         untried = [each for each in found if not self.pool.holds(each[0]) and _predicted_bytes(each) <= enough_bytes]
-        return min(untried, key=_predicted_bytes, default=None)
+        untried.sort(key=_predicted_bytes)
+        if (at_once := most_compiles()) > 1:  # the next ones are ready by the time that they are asked for
+            self.planner.measure_all(plan for plan, _ in untried[:at_once])
+        return next(iter(untried), None)
 
     def _compile(self, plan: ir.GraphPlan, generator: Generator) -> None:
         was_compiled = self.planner.is_compiled(plan)

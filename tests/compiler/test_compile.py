@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxckpt import _compat
 from jaxckpt._errors import CompileError, TargetError
 from jaxckpt.compiler import compile as compile_module
-from jaxckpt.compiler import compile_flat, compile_step, footprint
+from jaxckpt.compiler import compile_step, footprint, lower_flat
 from jaxckpt.machine import Target
 from jaxckpt.machine.devices import target_config
 
@@ -164,7 +164,7 @@ def test_a_mesh_too_large_for_the_target_is_refused(h200, f32):
     mesh = AbstractMesh((8,), ("data",))
     rows = f32(64, 64, sharding=NamedSharding(mesh, PartitionSpec("data")))
     with pytest.raises(TargetError, match="too few devices for a mesh of 8"):
-        compile_flat(lambda x: (x,), (rows,), target=h200)
+        lower_flat(lambda x: (x,), (rows,), target=h200)
 
 
 def test_offloaded_results_lie_on_the_host(h200, f32):

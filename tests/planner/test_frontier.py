@@ -1,5 +1,7 @@
 """Memory against time: compiled plans from the smallest to the fastest, none beaten by another."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -41,6 +43,7 @@ def modelled(monkeypatch):
             return CompiledPlan(plan, planner._footprints[plan])
 
         monkeypatch.setattr(planner, "measure", measure)
+        monkeypatch.setattr(planner, "measure_all", lambda plans: list(map(measure, plans)))
         return planner
 
     return made
@@ -140,8 +143,9 @@ def test_a_step_of_one_plan_has_a_frontier_of_one_point(monkeypatch):
 
     planner = Planner(shallow, jnp.ones((4, 4)), jnp.ones((2, 4)), target="h200")
     footprint = Footprint(argument_bytes=1, output_bytes=0, alias_bytes=0, temp_bytes=7)
-    measure = lambda plan: planner._footprints.setdefault(plan, footprint)  # noqa: E731
-    monkeypatch.setattr(planner, "measure", lambda plan: CompiledPlan(plan, measure(plan)))
+    monkeypatch.setattr(
+        planner, "_lowered", lambda _: SimpleNamespace(compile=lambda: SimpleNamespace(footprint=footprint))
+    )
     frontier = frontier_of(planner)
     assert len(frontier) == 1 and frontier.smallest == frontier.fastest
     assert "100%" in render_text(frontier_report(frontier))

@@ -140,7 +140,7 @@ def test_a_plan_refuses_other_shapes_by_name(planner):
 
 
 def test_arguments_larger_than_the_budget_are_refused_uncompiled(monkeypatch):
-    monkeypatch.setattr("jaxckpt.planner.planner.compile_flat", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr("jaxckpt.planner.planner.lower_flat", lambda *_, **__: pytest.fail("compiled"))
     with pytest.raises(InfeasibleBudgetError, match="arguments alone") as caught:
         Planner(step, *ARGS, target="cpu", donate_argnums=0).plan(budget="1MiB")
     assert not caught.value.minimum_measured
@@ -148,7 +148,7 @@ def test_arguments_larger_than_the_budget_are_refused_uncompiled(monkeypatch):
 
 def test_plans_for_the_cpu_are_refused_uncompiled(monkeypatch):
     """XLA's CPU backend undoes rematerialisation; the error names targets where it does not."""
-    monkeypatch.setattr("jaxckpt.planner.planner.compile_flat", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr("jaxckpt.planner.planner.lower_flat", lambda *_, **__: pytest.fail("compiled"))
     planner = Planner(step, *ARGS, target="cpu", donate_argnums=0)
     with pytest.raises(InfeasibleBudgetError, match=r"(?s)undoes rematerialisation.*h200") as caught:
         planner.plan(budget=planner.fixed_bytes + 2**20)

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxckpt._errors import InfeasibleBudgetError
+from jaxckpt._errors import InfeasibleBudgetError, PolicyError
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan, ModelError
+from jaxckpt.solve import solve
 from tests.planner.test_batches import FakePlanner
 from tests.planner.test_planner import ARGS, MIB, inflated, step
 
@@ -108,3 +109,22 @@ def test_every_plan_says_how_much_a_better_one_could_save(off):
     sizes = [int(share * planner.unplanned.total_bytes) for share in (0.5, 0.7, 0.9, 2.0)]
     for budget in (planner.measure(least).footprint.total_bytes, *sizes):
         assert 0 <= planner.plan(budget=budget).predicted.gap < 0.5
+
+
+def test_a_rule_that_does_not_fit_the_step_is_none_of_the_rules(monkeypatch):
+    def refused(problem, strategy):
+        if strategy.startswith("dots"):
+            raise PolicyError("no products", got="none", needed="one", advice="another rule")
+        return solve(problem, strategy)
+
+    monkeypatch.setattr("jaxckpt.planner.planner.solve", refused)
+    assert not any(plan.strategy.startswith("dots") for plan in planner_of().simple_rules)
+
+
+def test_plans_of_least_memory_are_compiled_at_once_where_cores_are_idle(monkeypatch):
+    planner, at_once = planner_of(lambda plan: 2.0, max_compiles=2), []
+    monkeypatch.setattr("jaxckpt.planner.search.most_compiles", lambda: 3)
+    monkeypatch.setattr(planner, "measure_all", lambda plans: at_once.append(list(plans)))
+    with pytest.raises(InfeasibleBudgetError):
+        planner.plan(budget=planner.fixed_bytes + 2)
+    assert 1 <= max(map(len, at_once)) <= 3
