@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +24,7 @@ from benchmarks.strangers.training import Recipe, as_written
 from jaxckpt import Step
 
 _WITH_NAMED = (mlps, transformers, graphs, physics, recurrent)
+_FEW_LAYERS = 3
 _FILES = (*_WITH_NAMED, images, generative, control, implicit, tabular, geometry)
 
 
@@ -47,6 +49,11 @@ class Stranger:
     def full(self, wrap: Any = as_written) -> Step:
         """The step at full size, `wrap` applied to its blocks."""
         return self.recipe.build(**self.sizes, wrap=wrap)
+
+    def shallow(self, wrap: Any = as_written) -> Step:
+        """The step at full width with three layers, `wrap` applied to its blocks: it compiles in a second or two."""
+        layers = {"layers": _FEW_LAYERS} if "layers" in signature(self.recipe.build).parameters else {}
+        return self.recipe.build(**{**self.sizes, **layers}, wrap=wrap)
 
     def small(self, wrap: Any = as_written) -> Step:
         """The step at a size that a CPU runs in a second, `wrap` applied to its blocks."""

@@ -59,14 +59,12 @@ class CandidatePool:
       planner: Compiles, and estimates the seconds of compiled steps.
       limit_bytes: The budget.
       compiled: In the order in which they were compiled.
-      least_s: Seconds of the fastest plan that fits, or of the fastest candidate so far that should.
     """
 
     planner: "Planner"
     limit_bytes: int
     limits: Limits
     compiled: list[CompiledPlan] = field(default_factory=list)
-    least_s: float = float("inf")
     _made_by: dict[ir.GraphPlan, Generator] = field(default_factory=dict)
 
     def compile(self, plan: ir.GraphPlan, generator: Generator) -> CompiledPlan:
@@ -87,13 +85,10 @@ class CandidatePool:
 
     def is_well_used(self, generator: Generator) -> bool:
         """True if a plan of a generator leaves little of the budget, or is the step as it is, which fits."""
-        return any(self.is_well_used_by(c) for c in self.of(generator) if c.fits(self.limit_bytes))
-
-    def is_well_used_by(self, compiled: CompiledPlan) -> bool:
-        """True if a plan that fits leaves little of the budget, or is the step as it is."""
         fixed_bytes = self.planner.fixed_bytes
         least_bytes = fixed_bytes + self.limits.well_used * (self.limit_bytes - fixed_bytes)
-        return compiled.footprint.total_bytes >= least_bytes or is_unplanned(compiled.plan)
+        fitting = [compiled for compiled in self.of(generator) if compiled.fits(self.limit_bytes)]
+        return any(c.footprint.total_bytes >= least_bytes or is_unplanned(c.plan) for c in fitting)
 
     @property
     def unplanned_is_too_large(self) -> bool:
@@ -222,8 +217,8 @@ class SimpleRules(Generator):
         """Rules that fit and are faster if the model is off by as much as for the compiled plans, either way."""
         bytes_share, step_share = 1 - pool.bytes_error, 1 - pool.seconds_spread
         for plan, total_bytes, step_s in self._expected(pool):
-            least_bytes = min(total_bytes, plan.predicted.total_bytes)
-            yield Candidate(plan, int(bytes_share * least_bytes), step_share * step_s)
+            if bytes_share * min(total_bytes, plan.predicted.total_bytes) <= pool.limit_bytes:
+                yield Candidate(plan, total_bytes, step_share * step_s)
 
     def _expected(self, pool: CandidatePool) -> Iterator[Candidate]:
         error = pool.error(self)

@@ -3,7 +3,7 @@
 Two rules choose what is compiled next:
 
 1. While compiles are left: the fastest candidate that is expected to fit, and to be faster than the best plan. Where
-   there is none and the best plan leaves some of the budget, one that may be so within the model's error.
+   there is none, one that may be so within the model's error.
 2. While nothing fits: the smallest one. Before a budget is refused, the smallest of all is compiled, and those that
    should fit, however many compiles there were: the model does not know which of them compiles smallest.
 
@@ -77,26 +77,35 @@ class BudgetSearch:
     def _fastest(self) -> tuple[ir.GraphPlan, Generator] | None:
         """The candidate that should fit in the least time, if that is less than the best plan takes.
 
-        Where none should, one that may within the model's error.
+        Where none should, of those that may within the model's error the one that is nearest to the budget.
         """
+        pool, best = self.pool, self.pool.best
         if len(self.attempts) >= self.most:
             return None
-        found = self._least(lambda generator: generator.fastest(self.pool))
-        if found is not None or self.pool.best is None or self.pool.is_well_used_by(self.pool.best):
-            return found
-        return self._least(lambda generator: generator.unlikely(self.pool))
+        enough_s = float("inf") if best is None else self.limits.faster * pool.step_s(best)
+        likely = self._faster(lambda generator: generator.fastest(pool), enough_s)
+        fitting = [found for found in likely if found[0].total_bytes <= self.limit_bytes]
+        if fitting:
+            candidate, generator = min(fitting, key=lambda found: found[0].step_s)
+        elif best is None or is_unplanned(best.plan):
+            return None
+        else:
+            unlikely = self._faster(lambda generator: generator.unlikely(pool), enough_s)
+            if not unlikely:
+                return None
+            candidate, generator = min(unlikely, key=lambda found: (found[0].total_bytes, found[0].step_s))
+        return candidate.plan, generator
 
-    def _least(self, candidates: Callable[[Generator], Iterable[Candidate]]) -> tuple[ir.GraphPlan, Generator] | None:
-        """The candidate of least expected seconds among those that are expected to fit."""
-        pool, best = self.pool, self.pool.best
-        pool.least_s = float("inf") if best is None else pool.step_s(best)
-        found: tuple[ir.GraphPlan, Generator] | None = None
-        for generator in self.generators:
-            for plan, total_bytes, step_s in candidates(generator):
-                enough = self.limits.faster if found is None else 1.0
-                if step_s < enough * pool.least_s and total_bytes <= self.limit_bytes and not pool.holds(plan):
-                    found, pool.least_s = (plan, generator), step_s
-        return found
+    def _faster(
+        self, candidates: Callable[[Generator], Iterable[Candidate]], enough_s: float
+    ) -> list[tuple[Candidate, Generator]]:
+        """Candidates that were not compiled and are expected to take less than so many seconds."""
+        return [
+            (candidate, generator)
+            for generator in self.generators
+            for candidate in candidates(generator)
+            if candidate.step_s < enough_s and not self.pool.holds(candidate.plan)
+        ]
 
     def _smallest(self) -> tuple[ir.GraphPlan, Generator] | None:
         """The plan of least predicted memory, while nothing fits; once no compiles are left, of those that should."""
