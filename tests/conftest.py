@@ -1,15 +1,23 @@
 """What every test runs under: eight CPU devices, no accelerator looked for, the same examples on every run."""
 
 import os
+import sys
 from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, settings
 
 # Before jax is imported, by whichever file of tests comes first: it reads them once.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Tests compile thousands of small programs that run once: LLVM need not optimise them.
-os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0")
-
-import pytest
-from hypothesis import HealthCheck, settings
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    " --xla_llvm_disable_expensive_passes=true --xla_cpu_parallel_codegen_split_count=1",
+)
+# Some fifty processes import us: each would compile our modules where an environment asks to keep no bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile(
     "jaxckpt",
@@ -25,15 +33,29 @@ ENGINE = {"dynamic", "test_simulate.py"}
 """Folders and files whose tests simulate: numba compiles the engine for the first of them, a minute, and keeps it."""
 
 
+LONG = {"test_promises.py", "test_promises_of_loops.py", "test_floor.py", "test_solver.py", "test_notebooks.py"}
+"""Files of few tests that take half a minute."""
+MANY = 30
+"""Tests of a file that is not among the last."""
+
+
 def pytest_collection_modifyitems(items):
-    """First one file that simulates, then files by their number of tests; the others that simulate come last.
+    """First one file that simulates, then long files and those of many tests, the others that simulate, small ones.
 
     So one process compiles the engine, the other ones read it from numba's files, and at the end none waits long.
     """
     counts = Counter(item.path for item in items)
-    simulating = [path for path in counts if ENGINE & {path.name, path.parent.name, path.parent.parent.name}]
+    simulating = {path for path in counts if ENGINE & {path.name, path.parent.name, path.parent.parent.name}}
     first = max(simulating, key=lambda path: (counts[path], path), default=None)
-    items.sort(key=lambda item: (item.path != first, item.path in simulating, -counts[item.path]))
+
+    def place(path):
+        if path == first:
+            return 0
+        if path in simulating:
+            return 2
+        return 1 if path.name in LONG or counts[path] >= MANY else 3
+
+    items.sort(key=lambda item: (place(item.path), item.path.name not in LONG, -counts[item.path]))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from packaging.version import Version
 from benchmarks.notebooks import execute, made_with, notebooks, read
 
 NOTEBOOKS = {path.stem: path for path in notebooks()}
-QUICK = {"00_from_scratch", "02_where_the_memory_goes"}
+QUICK = {"00_from_scratch"}
 """What runs with every run of the tests; the others take minutes together, and `make slow` runs them."""
 MOST_WORDS, MOST_LINES, MOST_BYTES = 1200, 300, 400_000
 """Of prose and of code, ten minutes of a reader; and what a code host still shows."""

@@ -18,6 +18,7 @@ from jaxckpt.trace import trace_step
 from jaxckpt.verifier.interpret import run_one_by_one
 from tests.graphs import RATES
 from tests.programs import Case, Program, build, programs
+from tests.zoo.case import quick_jit
 
 EXAMPLES = settings(max_examples=10)
 FEW = settings(max_examples=4)
@@ -26,7 +27,7 @@ FEW = settings(max_examples=4)
 
 def numbers(function, *flat) -> list[np.ndarray]:
     """Flat results as numpy arrays; keys by their data."""
-    return [np.asarray(x) for x in jax.tree.leaves(jax.jit(function)(*flat))]
+    return [np.asarray(x) for x in jax.tree.leaves(quick_jit(function)(*flat))]
 
 
 def assert_computes_the_same(case: Case, plan: GraphPlan) -> None:

@@ -14,10 +14,11 @@ import jaxckpt
 from jaxckpt._errors import ChunkError
 from jaxckpt.annotate import chunked
 from tests.planner.test_planner import needs_compiler
+from tests.zoo.case import quick_jit
 
 pytestmark = pytest.mark.usefixtures("no_local_search")
 
-FEW = settings(max_examples=4)
+FEW = settings(max_examples=3)
 
 
 def cross_entropy(hidden, labels, head):
@@ -63,7 +64,7 @@ def test_a_chunked_loss_has_equal_values_and_gradients(length, chunks, leading, 
     made = chunked(loss, chunks=chunks, axis=(axis, axis, None), join=join)
     expected = jax.value_and_grad(loss, argnums=(0, 2))(hidden, labels, head)
     assert_close(
-        jax.jit(jax.value_and_grad(made, argnums=(0, 2)))(hidden, labels, head), expected, rtol=1e-5, atol=1e-6
+        quick_jit(jax.value_and_grad(made, argnums=(0, 2)))(hidden, labels, head), expected, rtol=1e-5, atol=1e-6
     )
 
 
@@ -101,11 +102,11 @@ def test_what_is_closed_over_gets_its_gradient():
     def in_chunks(head):
         return chunked(lambda h, y: cross_entropy(h, y, head), chunks=3, join="sum")(hidden, labels)
 
-    first = [jax.jit(jax.value_and_grad(f))(head) for f in (in_chunks, whole)]
+    first = [quick_jit(jax.value_and_grad(f))(head) for f in (in_chunks, whole)]
     assert_close(*first, rtol=1e-5, atol=1e-6)
-    second = [jax.jit(jax.grad(lambda w, f=f: (jax.grad(f)(w) ** 2).sum()))(head) for f in (in_chunks, whole)]
+    second = [quick_jit(jax.grad(lambda w, f=f: (jax.grad(f)(w) ** 2).sum()))(head) for f in (in_chunks, whole)]
     assert_close(*second, rtol=1e-4, atol=1e-5)
-    forward = [jax.jit(lambda w, f=f: jax.jvp(f, (w,), (w,)))(head) for f in (in_chunks, whole)]
+    forward = [quick_jit(lambda w, f=f: jax.jvp(f, (w,), (w,)))(head) for f in (in_chunks, whole)]
     assert_close(*forward, rtol=1e-5)
 
 
@@ -116,7 +117,7 @@ def test_narrow_gradients_accumulate_in_the_chosen_type():
     off = {}
     for accumulate in ("float32", None):
         made = chunked(cross_entropy, chunks=64, axis=(0, 0, None), join="sum", accumulate=accumulate)
-        gradient = jax.jit(jax.grad(made, argnums=2))(hidden, labels, head)
+        gradient = quick_jit(jax.grad(made, argnums=2))(hidden, labels, head)
         assert gradient.dtype == jnp.bfloat16
         off[accumulate] = float(jnp.abs(gradient.astype(jnp.float32) - exact).mean())
     assert off["float32"] < 0.5 * off[None]
@@ -192,7 +193,7 @@ def test_a_linen_module_keeps_the_paths_of_its_parameters():
     variables = Head().init(jax.random.key(2), x, labels)
     assert_close(Head(chunks=3).init(jax.random.key(2), x, labels), variables)
     modules = (Head(), Head(chunks=3))
-    losses = [jax.jit(jax.value_and_grad(lambda v, m=m: m.apply(v, x, labels)))(variables) for m in modules]
+    losses = [quick_jit(jax.value_and_grad(lambda v, m=m: m.apply(v, x, labels)))(variables) for m in modules]
     assert_close(*losses, rtol=1e-5, atol=1e-6)
 
 
@@ -244,7 +245,7 @@ def deep_step(weights, head, x, labels):
 
 @needs_compiler
 def test_the_planner_plans_a_step_that_has_chunks():
-    weights = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 8
+    weights = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 4
     head = jax.ShapeDtypeStruct((256, 1024), jnp.float32)
     x, labels = jax.ShapeDtypeStruct((8192, 256), jnp.float32), jax.ShapeDtypeStruct((8192,), jnp.int32)
     planner = jaxckpt.Planner(deep_step, weights, head, x, labels, target="h200")
@@ -252,12 +253,12 @@ def test_the_planner_plans_a_step_that_has_chunks():
     assert plan.decisions
     assert plan.footprint.total_bytes <= 0.75 * planner.unplanned.total_bytes
     small = (
-        [array(i, 256, 256) / 16 for i in range(8)],
+        [array(i, 256, 256) / 16 for i in range(4)],
         array(20, 256, 1024),
         array(21, 8192, 256),
         jnp.arange(8192) % 1024,
     )
-    found, expected = (jax.jit(f)(*small) for f in (plan.apply(deep_step), deep_step))
+    found, expected = (quick_jit(f)(*small) for f in (plan.apply(deep_step), deep_step))
     assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 

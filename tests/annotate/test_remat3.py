@@ -14,7 +14,7 @@ W = jnp.linspace(0.1, 0.9, 16).reshape(4, 4)
 pytestmark = pytest.mark.skipif(not hasattr(jax.config, "jax_remat3"), reason="this jax has no jax_remat3")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def remat3():
     jax.config.update("jax_remat3", True)
     jax.clear_caches()

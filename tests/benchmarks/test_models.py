@@ -34,8 +34,10 @@ PARAMETERS = {
     "gcn": 110_120,  # the leaderboard of ogbn-arxiv
 }
 
-QUICK = {"gpt2-small", "gcn"}
+QUICK = {"gcn"}
 """What is traced and trained in every run of the tests; the others take minutes together."""
+QUICK_TO_COUNT = {"gcn", "gpt2-small", "resnet18", "bilstm", "vit-b16"}
+"""Each of the others is described at full size in a second; what counts and compares is one code for all."""
 SLOW_TO_TRACE = SLOW_TO_RUN = set(MODELS) - QUICK
 ALIKE = {"gpt3", "gpt2-medium"}
 """At small size these are GPT-2 again."""
@@ -62,11 +64,18 @@ def shapes(tree):
     return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
 
 
-@pytest.mark.parametrize(("name", "count"), PARAMETERS.items(), ids=PARAMETERS)
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        pytest.param(name, count, marks=[] if name in QUICK_TO_COUNT else [pytest.mark.slow], id=name)
+        for name, count in PARAMETERS.items()
+    ],
+)
 def test_parameters_are_counted_as_in_the_literature(name, count):
     assert full(name).parameters == count
 
 
+@pytest.mark.slow  # it describes the whole supernet
 def test_a_path_of_the_supernet_is_as_large_as_its_paper_says():
     choices = spos.choices_of(spos.PATH, blocks=20)
     assert np.bincount(choices).tolist() == [5, 5, 5, 5]
@@ -82,6 +91,7 @@ def test_tables_name_models():
     assert len(COOP) == 8
 
 
+@pytest.mark.slow  # each is described at full size
 @pytest.mark.parametrize(
     ("name", "shape"),
     [

@@ -97,15 +97,21 @@ def test_json_is_one_object_and_nothing_else(train):
     assert sum(scope["kept_bytes"] for scope in data["scopes"]) > 0
 
 
-def test_what_the_users_code_prints_does_not_get_into_the_json(train):
-    done = program("analyze", "train.py:make_loud", "--json", cwd=train.parent)
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A run of a program that prints, without a terminal."""
+    folder = tmp_path_factory.mktemp("loud")
+    (folder / "train.py").write_text(TRAIN)
+    return program("analyze", "train.py:make_loud", "--json", cwd=folder)
+
+
+def test_what_the_users_code_prints_does_not_get_into_the_json(done):
     assert done.returncode == 0
     assert json.loads(done.stdout)["step"] == "step"
     assert "loud" in done.stderr
 
 
-def test_progress_without_a_terminal_is_lines_on_standard_error(train):
-    done = program("analyze", "train.py:make_step", cwd=train.parent)
+def test_progress_without_a_terminal_is_lines_on_standard_error(done):
     assert "tracing the step" in done.stderr
     assert "tracing the step" not in done.stdout
     assert "\x1b" not in done.stderr + done.stdout

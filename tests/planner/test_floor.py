@@ -52,7 +52,7 @@ def orthogonal_step(weights, x):
     """Gradients are made orthogonal, a few products each."""
 
     def orthogonal(gradient):
-        for _ in range(3):
+        for _ in range(2):
             gradient = 1.5 * gradient - 0.5 * (gradient @ gradient.T) @ gradient
         return gradient
 

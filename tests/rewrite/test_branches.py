@@ -17,6 +17,7 @@ from jaxckpt.schedule import partition_with_axes, schedule
 from jaxckpt.trace import trace_step
 from jaxckpt.verifier.interpret import run_one_by_one
 from tests.branched import KINDS, STEPS, W, X, layers, narrow, scanned, wide
+from tests.zoo.case import quick_jit
 
 ARGS = (W, X, KINDS)
 COMPILED = (
@@ -121,7 +122,7 @@ def test_planned_steps_with_branches_compute_the_same(name):
     step = STEPS[name]
     traced = trace_step(step, *ARGS)
     rewritten = rewrite(traced, drawn(traced.graph, 1))
-    for one, other in zip(jax.jit(rewritten.call)(*ARGS), jax.tree.leaves(jax.jit(step)(*ARGS)), strict=True):
+    for one, other in zip(quick_jit(rewritten.call)(*ARGS), jax.tree.leaves(quick_jit(step)(*ARGS)), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-5 * float(jnp.abs(other).max()))
 
 

@@ -20,6 +20,7 @@ from jaxckpt.rewrite import rewrite
 from jaxckpt.schedule import Move
 from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import trace_step
+from tests.zoo.case import quick_jit
 
 GPU, TPU = (any(status.name == name and status.usable for status in targets()) for name in ("h200", "v5e"))
 
@@ -64,8 +65,8 @@ def equations(rewritten):
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_offloaded_steps_give_the_same_numbers(default, prefetch):
     args = arguments()
-    expected = jax.jit(step)(*args)
-    found = jax.jit(jaxckpt.apply(step, keeping(Offload(prefetch=prefetch), default)))(*args)
+    expected = quick_jit(step)(*args)
+    found = quick_jit(jaxckpt.apply(step, keeping(Offload(prefetch=prefetch), default)))(*args)
     for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -131,7 +132,7 @@ def test_values_in_rows_of_one_array_are_the_same_to_the_bit(prefetch):
     stacked = rewrite(traced, alone.plan, stacked=True)
     names = [eqn.primitive.name for eqn in equations(stacked)]
     assert names.count("dynamic_update_slice") == names.count("dynamic_slice") == 4
-    for one, other in zip(*(jax.jit(each.call)(*jax.tree.leaves(args)) for each in (alone, stacked)), strict=True):
+    for one, other in zip(*(quick_jit(each.call)(*jax.tree.leaves(args)) for each in (alone, stacked)), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -174,7 +175,7 @@ def test_on_a_tpu_all_values_are_on_the_host_at_once():
 
 @pytest.mark.skipif(not GPU, reason="no compile-only GPU")
 def test_longer_prefetch_distances_hide_more_when_compiled():
-    args = jax.eval_shape(lambda: arguments(width=2048, tokens=16384, layers=8))
+    args = jax.eval_shape(lambda: arguments(width=2048, tokens=16384, layers=5))
     shares = []
     for layers in (0, 2):
         planner = jaxckpt.Planner(step, *args, target="h200", offload=Offloading(prefetch=layers))
@@ -206,7 +207,7 @@ def test_partitioned_steps_give_the_same_numbers(mesh, directly):
     applied = jaxckpt.apply(step, keeping(Partition(axis="model", dim=1)))
     with contextlib.nullcontext() if directly else jax.set_mesh(mesh):
         found = applied(*args) if directly else jax.jit(applied)(*args)
-    for one, other in zip(jax.tree.leaves(jax.jit(step)(*args)), jax.tree.leaves(found), strict=True):
+    for one, other in zip(jax.tree.leaves(quick_jit(step)(*args)), jax.tree.leaves(found), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 

@@ -21,6 +21,7 @@ from jaxckpt.rewrite.known_bad import misreads_offloaded_stacks
 from jaxckpt.schedule import decisions_with_axes, partition_with_axes
 from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import trace_step
+from tests.zoo.case import quick_jit
 
 GPU = any(status.name == "h200" and status.usable for status in targets())
 LAYERS, WIDTH, HIDDEN, TOKENS = 4, 64, 128, 32
@@ -84,9 +85,11 @@ def mesh_of(kinds):
 CHOICES = [Partition(), Partition(axis="model"), Partition(axis="model", dim=1), Partition(dim=1)]
 SENT = [Offload(shard=True, axis="model"), Offload(shard=True, prefetch=2)]
 CASES = [
-    *((step, decision) for step in (unrolled, scanned, accumulated) for decision in CHOICES),
+    *((unrolled, decision) for decision in CHOICES),
+    *((step, decision) for step in (scanned, accumulated) for decision in (Partition(), CHOICES[2])),
     *((step, decision) for step in (unrolled, scanned) for decision in SENT),
 ]
+"""All choices where a value is chosen for itself; in loops the open one and the closed one."""
 
 
 @functools.cache
@@ -95,14 +98,14 @@ def unplanned(step, kinds):
     mesh = mesh_of(kinds)
     with jax.set_mesh(mesh):
         args = arrays(mesh)
-        return mesh, args, jax.tree.leaves(jax.jit(step)(*args))
+        return mesh, args, jax.tree.leaves(quick_jit(step)(*args))
 
 
 def compiled(step, decision, kinds):
     """The text of the planned step as it is compiled, once its results are those of the step."""
     mesh, args, expected = unplanned(step, kinds)
     with jax.set_mesh(mesh):
-        planned = jax.jit(jaxckpt.apply(step, keeping(decision))).lower(*args).compile()
+        planned = quick_jit(jaxckpt.apply(step, keeping(decision))).lower(*args).compile()
         for one, other in zip(expected, jax.tree.leaves(planned(*args)), strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
     return planned.as_text()
@@ -119,9 +122,19 @@ def gathers(text):
     return re.findall(r'all-gather(?:-start)?\(.*?op_name="([^"]*)"', text)
 
 
-@pytest.mark.parametrize("decision", [Partition(axis="model"), Offload(shard=True, axis="model")], ids=str)
-@pytest.mark.parametrize("step", [unrolled, scanned])
-@pytest.mark.parametrize("kinds", [("Explicit", "Explicit"), ("Auto", "Explicit"), ("Explicit", "Auto")])
+KINDS = [("Explicit", "Explicit"), ("Auto", "Explicit"), ("Explicit", "Auto")]
+
+
+@pytest.mark.parametrize(
+    ("step", "kinds", "decision"),
+    [
+        *((unrolled, kinds, Partition(axis="model")) for kinds in KINDS),
+        *((scanned, kinds, Offload(shard=True, axis="model")) for kinds in KINDS),
+        (scanned, KINDS[0], Partition(axis="model")),
+        (unrolled, KINDS[0], Offload(shard=True, axis="model")),
+    ],
+    ids=str,
+)
 def test_axes_that_types_name_are_partitioned_too(step, kinds, decision):
     assert gathers(compiled(step, decision, kinds))
 

@@ -17,6 +17,7 @@ from jaxckpt.schedule.validate import reason_not_offloadable
 from jaxckpt.trace import trace_step
 from jaxckpt.verifier.interpret import run_one_by_one
 from tests.sharded import DOWN, STEPS, UP, X, around_blocks, block, blocks, body_with_scan, part, scan_of_bodies
+from tests.zoo.case import quick_jit
 
 WEIGHTS = (UP, DOWN)
 
@@ -85,7 +86,7 @@ def test_any_decisions_in_bodies_give_the_same_bits():
 @functools.cache
 def unplanned(name, check_vma):
     """What a step computes, with and without `jax.checkpoint`; gradients in bodies differ if nothing is checked."""
-    return jax.jit(STEPS[name](check_vma=check_vma, remat=False))(WEIGHTS, X)
+    return quick_jit(STEPS[name](check_vma=check_vma, remat=False))(WEIGHTS, X)
 
 
 @pytest.mark.parametrize(("check_vma", "remat"), [(False, False), (True, True)])
@@ -96,10 +97,12 @@ def test_planned_steps_with_bodies_compute_the_same(name, check_vma, remat):
     graph = traced.graph
     graph.validate()
     assert any(value.local for value in graph.values)
-    for plan in (plan_of(graph, dropped(graph)), drawn(graph, 1, hosts=True)):
+    # Random decisions, which compile as long as the others, for one of the two.
+    plans = (plan_of(graph, dropped(graph)), drawn(graph, 1, hosts=True))[: 2 if remat else 1]
+    for plan in plans:
         rewritten = rewrite(traced, plan)
         assert any(getattr(each, "is_clone", False) for each in rewritten.schedule.steps)
-        assert_same(jax.jit(rewritten.call)(*jax.tree.leaves((WEIGHTS, X))), unplanned(name, check_vma))
+        assert_same(quick_jit(rewritten.call)(*jax.tree.leaves((WEIGHTS, X))), unplanned(name, check_vma))
 
 
 def test_checkpoints_in_bodies_and_around_them_are_undone():
@@ -172,8 +175,8 @@ def test_bodies_over_explicit_meshes_are_opened(check_vma):
     up, down, x = (jax.device_put(a, NamedSharding(mesh, s)) for a, s in zip((*WEIGHTS, X), lies, strict=True))
     traced = trace_step(step, (up, down), x)
     assert any(value.local for value in traced.graph.values)
-    found = jax.jit(rewrite(traced, plan_of(traced.graph, dropped(traced.graph))).call)(up, down, x)
-    assert_same(found, jax.jit(step)((up, down), x))
+    found = quick_jit(rewrite(traced, plan_of(traced.graph, dropped(traced.graph))).call)(up, down, x)
+    assert_same(found, quick_jit(step)((up, down), x))
 
 
 def test_bodies_that_see_some_axes_or_have_effects_stay_one_op():
@@ -192,7 +195,7 @@ def test_bodies_that_see_some_axes_or_have_effects_stay_one_op():
         forward = [op.primitive for op in traced.graph.ops if op.phase is Phase.FORWARD]
         assert forward.count("shard_map") == 2
         planned = rewrite(traced, plan_of(traced.graph, dropped(traced.graph)))
-        assert_same(jax.jit(planned.call)(*jax.tree.leaves((WEIGHTS, X))), jax.jit(step)(WEIGHTS, X))
+        assert_same(quick_jit(planned.call)(*jax.tree.leaves((WEIGHTS, X))), quick_jit(step)(WEIGHTS, X))
 
 
 def test_an_array_read_by_another_spec_enters_a_new_body():
@@ -210,6 +213,6 @@ def test_an_array_read_by_another_spec_enters_a_new_body():
     given = next(op.writes[0] for op in traced.graph.ops if op.primitive == "from_shards" and op.reads == (hidden,))
     taken = next(op for op in traced.graph.ops if op.primitive == "to_shards" and op.reads == (given,))
     assert taken.exchange_bytes == X.shape[0] * UP.shape[2] * 4 * 7 // 8
-    expected = jax.jit(step)(WEIGHTS, X)
+    expected = quick_jit(step)(WEIGHTS, X)
     for plan in (plan_of(traced.graph, {}), plan_of(traced.graph, dropped(traced.graph))):
-        assert_same(jax.jit(rewrite(traced, plan).call)(*jax.tree.leaves((WEIGHTS, X))), expected)
+        assert_same(quick_jit(rewrite(traced, plan).call)(*jax.tree.leaves((WEIGHTS, X))), expected)

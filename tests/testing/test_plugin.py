@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import sys
 import tomllib
 from pathlib import Path
 
@@ -57,6 +58,9 @@ def suite(pytester, monkeypatch) -> Suite:
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    # A suite is rewritten within a second, at equal length: bytecode of the one before would be taken for it.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     return Suite(pytester)
 
 

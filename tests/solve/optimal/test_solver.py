@@ -51,7 +51,7 @@ def test_enough_memory_means_the_step_as_it_is(graph):
 
 
 def test_more_memory_never_gives_a_slower_plan():
-    solver = OptimalSolver(Problem(graph=chain(24, flops=1e9), rates=RATES))
+    solver = OptimalSolver(Problem(graph=chain(18, flops=1e9), rates=RATES))
     most = solver.empty_plan.prediction.temp_bytes
     seconds = [solver.solve(int(most * k / 40)).prediction.step_s for k in range(12, 41, 3)]
     assert seconds == sorted(seconds, reverse=True)
