@@ -17,7 +17,7 @@ from jaxckpt import _compat
 from jaxckpt.compiler.compile_options import quick_options
 from jaxckpt.compiler.dump_folder import dump_options, dumped_program
 from jaxckpt.compiler.failures import compile_error, no_figures_error
-from jaxckpt.compiler.footprint import Footprint
+from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.compiler.hlo_constants import chooses_convolutions, constant_bytes
 from jaxckpt.compiler.placement import mesh_of_target, place, place_sharding
 from jaxckpt.compiler.xla_remat import audit

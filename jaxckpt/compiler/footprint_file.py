@@ -1,6 +1,6 @@
 """Footprints as files: one JSON object with a version and a digest of its contents; ".gz" behind the name packs it.
 
-Read after `footprint`.
+Read after `footprint_data`.
 """
 
 import gzip
@@ -10,7 +10,7 @@ from pathlib import Path
 from jaxckpt._errors import FootprintFileError, HloError, PlanFileError
 from jaxckpt._files import write_atomically
 from jaxckpt._records import RecordError, digest, parse_json, read_document
-from jaxckpt.compiler.footprint import Footprint
+from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.hlo import memory_from_plain, plain_from_memory
 
 FORMAT = "jaxckpt footprint"

@@ -6,7 +6,7 @@ from typing import Any
 from jaxckpt._step import Step
 from jaxckpt.compiler.compile import Compilation, compile_flat
 from jaxckpt.compiler.flat_step import flatten_step
-from jaxckpt.compiler.footprint import Footprint
+from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.machine import Target
 
 
