@@ -12,7 +12,7 @@ from jaxckpt._shown import Shown
 from jaxckpt._step import Step
 from jaxckpt.ir import Graph, Phase
 from jaxckpt.machine import Target
-from jaxckpt.planner.plan import Described, describe
+from jaxckpt.planner.user_plan import Described, describe
 from jaxckpt.solve import Problem, solve
 from jaxckpt.trace import trace_step
 

@@ -21,9 +21,9 @@ from jaxckpt._shown import Shown
 from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.machine import Target
 from jaxckpt.planner.options import PlanKeywords, PlanOptions
-from jaxckpt.planner.plan import Plan
 from jaxckpt.planner.planner import Planner
 from jaxckpt.planner.step_spec import step_from_spec
+from jaxckpt.planner.user_plan import Plan
 
 # Bounds of the compiles for one search; no benchmark fixed the exact values.
 _ROUNDS = 6

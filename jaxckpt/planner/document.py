@@ -5,7 +5,7 @@ together ("GPT/block_*/qkv", layers "0-11"). The document holds a digest of itse
 very decisions, so a document in which either was changed is no plan. (A file that a person may write by hand is a
 policy.)
 
-Read after `plan`. For documents as files see `plan_file`.
+Read after `user_plan`. For documents as files see `plan_file`.
 """
 
 import importlib.metadata
@@ -19,7 +19,7 @@ from jaxckpt._records import Limit, RecordError, TomlTable, read_record, shared_
 from jaxckpt._version import __version__
 from jaxckpt.compiler import Footprint
 from jaxckpt.ir.layers import fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
-from jaxckpt.planner.plan import Argument, Attempt, Described, Plan
+from jaxckpt.planner.user_plan import Argument, Attempt, Described, Plan
 
 FORMAT = "jaxckpt-plan"
 VERSION = 1

@@ -21,8 +21,8 @@ from jaxckpt.machine import Target
 from jaxckpt.planner.gc_pause import collector_paused
 from jaxckpt.planner.model_error import CompiledPlan, ModelError
 from jaxckpt.planner.options import PlanKeywords, PlanOptions
-from jaxckpt.planner.plan import Plan
 from jaxckpt.planner.planner import Planner
+from jaxckpt.planner.user_plan import Plan
 
 _ASKED = 3
 """Budgets asked of the model for each point to compile. More give a smoother expected frontier (`Frontier.between`) for

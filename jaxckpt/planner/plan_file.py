@@ -16,7 +16,7 @@ from jaxckpt._files import write_atomically
 from jaxckpt._records import RecordError, TomlTable, parse_toml, read_document
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.planner.document import FORMAT, VERSION, document_from_plan, plan_from_document
-from jaxckpt.planner.plan import Plan
+from jaxckpt.planner.user_plan import Plan
 
 _HEADER = (
     "A plan of jaxckpt: what to do with each residual of one training step.",

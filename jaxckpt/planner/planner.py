@@ -30,9 +30,9 @@ from jaxckpt.planner.loop_split import LoopSplitter
 from jaxckpt.planner.loop_tiling import TilingSolver
 from jaxckpt.planner.model_error import CompiledPlan
 from jaxckpt.planner.options import PlanKeywords, PlanOptions, require_mesh
-from jaxckpt.planner.plan import Argument, Described, Plan, describe
 from jaxckpt.planner.refusals import larger_arguments, undone_by_cpu
 from jaxckpt.planner.search import BudgetSearch
+from jaxckpt.planner.user_plan import Argument, Described, Plan, describe
 from jaxckpt.planner.verify_plan import verification_note
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite

@@ -20,8 +20,8 @@ from jaxckpt.planner.floor import floor_of
 from jaxckpt.planner.generators import CandidatePool, Generator, is_unplanned
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan
-from jaxckpt.planner.plan import Attempt, Plan
 from jaxckpt.planner.refusals import infeasible
+from jaxckpt.planner.user_plan import Attempt, Plan
 
 if TYPE_CHECKING:
     from jaxckpt.planner.planner import Planner

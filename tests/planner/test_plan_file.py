@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from jaxckpt import ir
 from jaxckpt._errors import PlanFileError
 from jaxckpt.compiler import Footprint
-from jaxckpt.planner.plan import Argument, Attempt, Described, Plan
 from jaxckpt.planner.plan_file import load_plan, save_plan
+from jaxckpt.planner.user_plan import Argument, Attempt, Described, Plan
 
 _bytes = st.integers(0, 2**50)
 _text = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=8)

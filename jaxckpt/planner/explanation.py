@@ -10,7 +10,7 @@ from jaxckpt._step import Step
 from jaxckpt.cost import strip_views
 from jaxckpt.ir import Decision, Recompute, Save
 from jaxckpt.machine import Target
-from jaxckpt.planner.plan import Described, describe
+from jaxckpt.planner.user_plan import Described, describe
 from jaxckpt.policy import Policy, Resolved, load_policy
 from jaxckpt.solve import PolicyPlan, Problem, plan_from_policy, solve
 from jaxckpt.trace import trace_step
