@@ -53,7 +53,7 @@ MAY_USE_INTERNALS = {
 NARROW = {"machine": {"cost", "_errors", "_files", "_records", "_units", "_compat", "_compilers"}}
 """Rooms that may import less than their row allows."""
 DOORS = {
-    ("policy/policy.py", "jaxckpt.planner.explanation"),
+    ("policy/policy.py", "jaxckpt.planner.explain"),
     ("policy/policy.py", "jaxckpt.annotate.as_jax"),
     ("solve/baselines/__init__.py", "jaxckpt.dynamic.strategies"),
 }

@@ -1,10 +1,10 @@
 """Plans that fit, proved by the compiler: the loop from prediction to proof, the plan that users hold, its file.
 
-Read in this order: `user_plan` (the plan that users hold), `options`, `planner` and `search` (predict, compile, compare, correct),
-`loop_split` and `loop_tiling` (loops whose iterations differ), `floor` and `refusals` (budgets that no plan meets),
-`frontier_search` (memory against time), `batch_search` (the largest batch), `document` and
-`plan_file` (plans as TOML), `analysis` and `explanation` (residuals and policies, without a compiler), `apply_policy`,
-`broadcast` (one plan for several processes), `step_spec`, `verify_plan`.
+Read in this order: `user_plan` (the plan as users hold it), `options`, `planner` and `search` (predict, compile,
+compare, correct), `loop_split` and `loop_tiling` (loops whose iterations differ), `floor` and `refusals` (budgets that
+no plan meets), `frontier_search` (memory against time), `batch_search` (the largest batch), `document` and `plan_file`
+(plans as TOML), `analysis` and `explanation` (residuals and policies, without a compiler), `apply_policy`, `broadcast`
+(one plan for several processes), `step_spec`, `verify_plan`.
 """
 
 from jaxckpt.planner.analysis import Analysis, ScopeResiduals, analyze
