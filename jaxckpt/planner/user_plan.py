@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import jax
 
@@ -16,6 +16,9 @@ from jaxckpt import ir
 from jaxckpt._shown import Shown
 from jaxckpt.compiler import Footprint
 from jaxckpt.rewrite import Argument, apply
+
+_Arguments = ParamSpec("_Arguments")
+_Results = TypeVar("_Results")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +110,7 @@ class Plan(ir.GraphPlan, Shown):
         warnings.warn("Plan.nests is now Plan.loop_tilings", DeprecationWarning, stacklevel=2)
         return self.loop_tilings
 
-    def apply(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self, step: Callable[_Arguments, _Results]) -> Callable[_Arguments, _Results]:
         """The step with this plan's decisions carried out.
 
         Args:
