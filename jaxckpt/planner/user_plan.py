@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import ClassVar, ParamSpec, TypeVar
 
 import jax
 
