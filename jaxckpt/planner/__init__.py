@@ -4,7 +4,7 @@ Read in this order: `user_plan` (the plan as users hold it), `options`, `planner
 compare, correct), `loop_split` and `loop_tiling` (loops whose iterations differ), `floor` and `refusals` (budgets that
 no plan meets), `frontier_search` (memory against time), `batch_search` (the largest batch), `document` and `plan_file`
 (plans as TOML), `analysis` and `explanation` (residuals and policies, without a compiler), `apply_policy`, `broadcast`
-(one plan for several processes), `step_spec`, `verify_plan`.
+(one plan for several processes), `plan_check` (a plan of before), `step_spec`, `verify_plan`.
 """
 
 from jaxckpt.planner.analysis import Analysis, ScopeResiduals, analyze
@@ -15,6 +15,7 @@ from jaxckpt.planner.explanation import Explained, Explanation, explain
 from jaxckpt.planner.floor import Floor, Holder, Share, floor_of
 from jaxckpt.planner.frontier_search import ExpectedPoint, Frontier, FrontierPoint, frontier_of, pareto
 from jaxckpt.planner.options import PlanOptions
+from jaxckpt.planner.plan_check import PlanCheck, check_plan
 from jaxckpt.planner.plan_file import load_plan, require_folder, save_plan
 from jaxckpt.planner.planner import Planner, plan
 from jaxckpt.planner.step_spec import step_from_spec
@@ -34,6 +35,7 @@ __all__ = [
     "FrontierPoint",
     "Holder",
     "Plan",
+    "PlanCheck",
     "PlanOptions",
     "Planner",
     "ScopeResiduals",
@@ -41,6 +43,7 @@ __all__ = [
     "TriedBatch",
     "analyze",
     "apply",
+    "check_plan",
     "explain",
     "floor_of",
     "frontier_of",

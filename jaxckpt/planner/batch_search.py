@@ -65,7 +65,7 @@ class TriedBatch:
         return self.batch / self.step_s if self.step_s else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BatchSearch(Shown):
     """The batches that were tried for a step under a budget.
 
@@ -88,6 +88,12 @@ class BatchSearch(Shown):
     largest: TriedBatch
     fastest: TriedBatch
     compiles: int
+
+    def _summary(self) -> str:
+        return (
+            f"{self.step} on {self.target}: batch {self.batch} is the largest within {format_bytes(self.budget_bytes)},"
+            f" {self.fastest.batch} the fastest"
+        )
 
     @property
     def batch(self) -> int:

@@ -15,7 +15,7 @@ from jaxckpt._errors import ArgumentError, InfeasibleBudgetError
 from jaxckpt._progress import Progress
 from jaxckpt._shown import Shown
 from jaxckpt._step import Step
-from jaxckpt._units import budget_bytes, format_bytes
+from jaxckpt._units import budget_bytes, format_bytes, format_seconds
 from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
 from jaxckpt.planner.gc_pause import collector_paused
@@ -49,7 +49,7 @@ class ExpectedPoint:
     step_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Frontier(Shown):
     """Plans of one step from the smallest to the fastest; none is beaten by another both ways.
 
@@ -70,6 +70,10 @@ class Frontier(Shown):
     unplanned: Footprint = field(repr=False)
     compiles: int = 0
     dropped: int = 0
+
+    def _summary(self) -> str:
+        ends = (f"{format_bytes(p.total_bytes)} in {format_seconds(p.step_s)}" for p in (self.smallest, self.fastest))
+        return f"{self.step} on {self.target}: {len(self)} plans from {' to '.join(ends)}"
 
     def __iter__(self) -> Iterator[FrontierPoint]:
         return iter(self.points)

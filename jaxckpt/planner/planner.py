@@ -328,6 +328,7 @@ class Planner:
             **shared,
             target=self.target.name,
             footprint=candidate.footprint,
+            estimated_step_s=self.step_s_with_stalls(candidate),
             described=tuple(self.described(candidate.plan)),
             arguments=tuple(self.arguments()),
             notes=notes,

@@ -13,7 +13,7 @@ from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer, Kernel, MemoryMap, Part, ScopeMemory, seconds_by_part
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
 from jaxckpt.machine import Target
-from jaxckpt.report.rows import array_text, layer_table, more_kinds, short_source
+from jaxckpt.report.rows import array_text, layer_table, more_kinds, short_source, signed_bytes
 from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 _BUFFER_ROWS = 12
@@ -45,7 +45,7 @@ def _total_rows(made: Footprint) -> Iterator[tuple[str, str]]:
     yield "total", format_bytes(made.total_bytes)
     yield "  arguments", format_bytes(made.argument_bytes)
     yield "  outputs", format_bytes(made.output_bytes)
-    yield "  of these in donated arguments", f"-{format_bytes(made.alias_bytes)}"
+    yield "  of these in donated arguments", signed_bytes(-made.alias_bytes, zero="none")
     yield "  temporaries", format_bytes(made.temp_bytes)
     if made.program_bytes:
         yield "  program and constants", format_bytes(made.program_bytes)

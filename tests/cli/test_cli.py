@@ -173,7 +173,7 @@ def test_the_planner_may_do_what_is_allowed(train, monkeypatch, words, allow):
             planners.append(self)
             return super().plan(**asked)
 
-    monkeypatch.setattr(sys.modules["jaxckpt.cli.plan"], "Planner", Noted)
+    monkeypatch.setattr("jaxckpt.planner.Planner", Noted)
     assert shell("plan", f"{train}:make_step", "--budget", "12MiB", "--json", *words).exit_code == 0
     assert [planner.options.allow for planner in planners] == [allow]
 
