@@ -69,13 +69,20 @@ class Shell:
         """Prints a report, or for JSON its data: plain data or a dataclass, as one object and nothing else."""
         import json
 
-        from jaxckpt.report import print_report
-
         if self._json:
             is_record = dataclasses.is_dataclass(data) and not isinstance(data, type)
             sys.stdout.write(json.dumps(dataclasses.asdict(data) if is_record else data, indent=2) + "\n")
         else:
+            self._print(report, unfold=unfold)
+
+    def _print(self, report: "Element", *, unfold: bool) -> None:
+        """Draws a report; without the colours and the trailing blanks of a terminal where there is none."""
+        from jaxckpt.report import print_report, render_text
+
+        if sys.stdout.isatty():
             print_report(report, self.out, unfold=unfold)
+        else:
+            sys.stdout.write(render_text(report, width=self.out.width, unfold=unfold))
 
 
 def compiled_target(name: str) -> "Target":

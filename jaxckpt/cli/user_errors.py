@@ -16,10 +16,10 @@ _CALLERS = ("/typer/", "/click/", "/runpy.py", "/importlib/", "<frozen ")
 def print_user_error(error: BaseException) -> None:
     """Prints an exception to standard error: its message, then the frames of the user, then those below them."""
     trace = traceback.TracebackException.from_exception(error)
-    lines = list(trace.format_exception_only())
+    headline = next(trace.format_exception_only())
     for each in _chain(trace):
         each.stack = _shortened(each.stack)
-    print(*lines, *trace.format(), sep="", end="", file=sys.stderr)
+    print(headline, *trace.format(), sep="", end="", file=sys.stderr)
 
 
 def _chain(trace: traceback.TracebackException) -> list[traceback.TracebackException]:

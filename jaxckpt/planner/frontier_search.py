@@ -154,9 +154,11 @@ def pareto(
         raise ArgumentError(
             "pareto(points=...) needs two ends.", got=f"points = {points!r}", needed="2 or more", advice="points=8"
         )
+    machine = Target(target)
+    machine.require_compiler()
     planner = Planner(
         Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums),
-        target=target,
+        target=machine,
         options=replace(options, **keywords),
         progress=progress,
     )
@@ -171,7 +173,8 @@ def frontier_of(planner: Planner, *, points: int = 8) -> Frontier:
         plan = _in_widest_gap(known, asked)
         if plan is None:
             break
-        known[plan] = planner.measure(plan)
+        with planner.saying(f"plan {len(known) + 1} of at most {points}"):
+            known[plan] = planner.measure(plan)
     best = tuple(_undominated(known.values()))
     return Frontier(
         step=planner.traced.name,

@@ -30,6 +30,7 @@ class PlanCheck(Shown):
       plan: The plan, with the footprint that was compiled here where it is for this step.
       problems: Why it is not valid: another step, other arguments, or more memory than its budget.
       changes: What is different, and no reason against the plan: versions, totals, decisions changed by hand.
+      total_bytes: The compiled total here, bytes per device; None where the plan is for another step.
     """
 
     _report: ClassVar[str] = "jaxckpt.report.plan:plan_check_report"
@@ -37,6 +38,7 @@ class PlanCheck(Shown):
     plan: Plan
     problems: tuple[str, ...] = ()
     changes: tuple[str, ...] = ()
+    total_bytes: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -48,12 +50,11 @@ class PlanCheck(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain data."""
-        footprint = self.plan.footprint if self.ok else None
         return {
             "ok": self.ok,
             "target": self.plan.target,
             "budget_bytes": self.plan.budget_bytes,
-            "total_bytes": None if footprint is None else footprint.total_bytes,
+            "total_bytes": self.total_bytes,
             "problems": list(self.problems),
             "changes": list(self.changes),
         }
@@ -106,6 +107,7 @@ def check_plan(
         plan=replace(plan, target=machine.name, footprint=candidate.footprint, estimated_step_s=seconds),
         problems=tuple(_above_budget(plan, candidate.footprint)),
         changes=(*_versions(plan, machine), *_measured_changes(plan, candidate.footprint)),
+        total_bytes=candidate.footprint.total_bytes,
     )
 
 

@@ -10,6 +10,7 @@ The loop itself is in `search`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -157,15 +158,15 @@ class Planner:
           PolicyError, TooLargeError: The strategy cannot do anything with this step.
         """
         solver = self._solver_named(strategy)
+        is_undone = self.target.platform == "cpu"
+        if is_undone and solver is self.solver:
+            self._refuse_undone(budget)
         baseline_bytes = None
         if budget_fraction(budget) is not None:
             baseline_bytes = self.unplanned.total_bytes
         limit_bytes = budget_bytes(budget, baseline_bytes=baseline_bytes)
         if self.fixed_bytes > limit_bytes:
             raise larger_arguments(budget, limit_bytes, self.graph, target=self.target.name)
-        is_undone = self.target.platform == "cpu" and solver is self.solver
-        if is_undone and self.solver.empty_plan.predicted.total_bytes > limit_bytes:
-            raise undone_by_cpu(budget, limit_bytes, self.solver.empty_plan.predicted.total_bytes)
         generators = generators_for(self) if solver is self.solver else [SolverPlans(lambda: solver)]
         try:
             found = BudgetSearch(self, budget, limit_bytes, generators, most=self.options.max_compiles).run()
@@ -174,6 +175,13 @@ class Planner:
                 raise undone_by_cpu(budget, limit_bytes, self.unplanned.total_bytes) from None
             raise
         return self.solver.bounded(found) if solver is self.solver else found
+
+    def _refuse_undone(self, budget: str | int | float) -> None:
+        """Refuses a budget below the step's own total on the CPU, before anything is compiled."""
+        unplanned_bytes = self.solver.empty_plan.predicted.total_bytes
+        limit_bytes = budget_bytes(budget, baseline_bytes=unplanned_bytes)
+        if self.fixed_bytes <= limit_bytes < unplanned_bytes:
+            raise undone_by_cpu(budget, limit_bytes, unplanned_bytes)
 
     def follow(self, policy: Policy | None) -> Plan:
         """Compiles the plan that a policy makes of the step, without a budget; None for the marks in the step only.
@@ -251,6 +259,16 @@ class Planner:
     def floor(self) -> Floor:
         """The memory of the smallest plan by purpose, with remedies other than a plan."""
         return floor_of(self.smallest().footprint, self.graph, step=self.traced.name)
+
+    @contextmanager
+    def saying(self, attempt: str) -> Iterator[None]:
+        """Progress begins with these words inside it: which attempt of how many this is."""
+        say = self._say
+        self._say = lambda sentence: say(f"{attempt}: {sentence}")
+        try:
+            yield
+        finally:
+            self._say = say
 
     def measure(self, plan: ir.GraphPlan) -> CompiledPlan:
         """A plan with its compiled footprint; each plan is compiled once."""
@@ -386,9 +404,11 @@ def plan(
       BudgetError, NoGradientError, ArgumentError, UnknownTargetError, MissingPackageError,
       UnknownStrategyError: The call cannot be understood or carried out; the message says what to do.
     """
+    machine = Target(target)
+    machine.require_compiler()  # before the step is traced
     planner = Planner(
         Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums),
-        target=target,
+        target=machine,
         options=replace(options, **keywords),
         progress=progress,
     )

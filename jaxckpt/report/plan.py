@@ -30,9 +30,10 @@ def plan_check_report(checked: PlanCheck) -> Section:
     """A plan of before: whether it is valid here, why not, what changed, and its figures now."""
     title = "The plan is valid here" if checked.ok else "The plan is not valid here"
     reasons = (Text(text=f"Reason: {problem}") for problem in checked.problems)
-    changes = (Text(text=f"Changed: {change}") for change in checked.changes)
-    summary = Table(columns=columns("", ">"), rows=tuple(_summary_rows(checked.plan)))
-    return Section(title=title, parts=(*reasons, *changes, summary))
+    changes = (Text(text=change) for change in checked.changes)
+    rows = () if checked.total_bytes is None else tuple(_summary_rows(checked.plan))
+    summary = (Table(columns=columns("", ">"), rows=rows),) if rows else ()
+    return Section(title=title, parts=(*reasons, *changes, *summary))
 
 
 def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
