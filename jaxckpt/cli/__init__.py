@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from jaxckpt.cli.interrupt import EXIT_INTERRUPTED, end_on_interrupt
+from jaxckpt.cli.interrupt import EXIT_INTERRUPTED, end_on_interrupt, say_interrupted
 
 _DEVICE_NODES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/accel0", "/dev/vfio/0", "/dev/kfd")
 
@@ -23,9 +23,14 @@ def main() -> None:
         from jaxckpt.cli.app import app
         from jaxckpt.cli.console import run
 
-        sys.exit(run(app))
+        code: int | str | None = run(app)
     except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+        code = EXIT_INTERRUPTED
+    except SystemExit as ended:
+        code = ended.code
+    if code == EXIT_INTERRUPTED:
+        say_interrupted()
+    sys.exit(code)
 
 
 def look_for_no_accelerator_where_none_is() -> None:

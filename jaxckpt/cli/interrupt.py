@@ -15,6 +15,7 @@ import time
 EXIT_INTERRUPTED = 130
 _PATIENCE_S = 0.5
 _SHOW_CURSOR = "\x1b[?25h"
+_SAID = threading.Lock()
 
 
 def end_on_interrupt() -> None:
@@ -28,8 +29,14 @@ def end_on_interrupt() -> None:
 def _wait(reader: int) -> None:
     while os.read(reader, 1) != bytes([signal.SIGINT]):  # other signals are of the user's code
         pass
-    cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""  # the spinner had hidden it
-    sys.stderr.write(f"{cursor}\nInterrupted: nothing more is done.\n")
-    sys.stderr.flush()
+    say_interrupted()
     time.sleep(_PATIENCE_S)
     os._exit(EXIT_INTERRUPTED)
+
+
+def say_interrupted() -> None:
+    """Says it once, whichever of the two threads comes first."""
+    if _SAID.acquire(blocking=False):
+        cursor = _SHOW_CURSOR if sys.stderr.isatty() else ""  # the spinner had hidden it
+        sys.stderr.write(f"{cursor}\nInterrupted: nothing more is done.\n")
+        sys.stderr.flush()
