@@ -85,7 +85,7 @@ def run_demo(
     model = gpt2.training_step(layers=layers, batch=batch)
     planning = time.perf_counter()
     planner = Planner(model.step, *model.args, target=machine, donate_argnums=model.donate_argnums, progress=progress)
-    _ = planner.solver.solve(planner.solver.empty_plan.prediction.temp_bytes // 2)
+    _ = planner.solver.solve(planner.solver.empty_plan.predicted.temp_bytes // 2)
     planning_s = time.perf_counter() - planning
     plans: dict[str, Plan] = {}
     refused: dict[str, InfeasibleBudgetError] = {}
@@ -117,7 +117,9 @@ def demo_report(result: DemoResult) -> "Section":
     from jaxckpt.report import Section, Text, table_of_known
 
     rows = [dict(_cells(name, made)) for name, made in result.baselines.items()]
-    rows += [dict(_cells("jaxckpt, unmarked model", plan.footprint, plan)) for plan in result.plans.values()]
+    for plan in result.plans.values():
+        assert plan.footprint is not None, "the planner compiled it"
+        rows.append(dict(_cells("jaxckpt, unmarked model", plan.footprint, plan)))
     title = f"GPT-2 small, {result.layers} Linen blocks, batch {result.batch} x 1024, AdamW, on {result.target}"
     notes = (
         f"Totals are XLA's: arguments + outputs - donated + temporaries. {result.wall_s:.0f} s in all, of these"

@@ -86,7 +86,8 @@ def compile_flat(
         compile_s = time.perf_counter() - started_s
         program = dumped_program(folder)
     is_read = _compat.read_arguments(traced)  # jit drops those that nobody reads
-    memory, problems, seconds = None, (), 0.0
+    memory, seconds = None, 0.0
+    problems: tuple[str, ...] = ()
     figures = _reported_figures(executable)
     if not any(figures.values()) and any(leaf.size for leaf in jax.tree.leaves(traced.out_info)):
         raise no_figures_error(name=called, target=target)
@@ -121,7 +122,7 @@ def _jit_flat(
     out_shardings: Sequence[jax.sharding.Sharding | None] | None,
     name: str,
 ) -> jax.stages.Wrapped:
-    def flat_step(*leaves):
+    def flat_step(*leaves: Any) -> tuple[Any, ...]:
         return tuple(function(*leaves))
 
     flat_step.__name__ = flat_step.__qualname__ = name  # XLA names the program after it

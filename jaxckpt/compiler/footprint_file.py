@@ -6,6 +6,7 @@ Read after `footprint_data`.
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 from jaxckpt._errors import FootprintFileError, HloError, PlanFileError
 from jaxckpt._files import write_atomically
@@ -46,7 +47,7 @@ def load_footprint(path: str | Path) -> Footprint:
     path = Path(path)
     try:
         document = read_document(path, parse_json, format_=FORMAT, version=VERSION)
-        contents = {key: document.get(key) for key in ("footprint", "memory")}
+        contents: dict[str, Any] = {key: document.get(key) for key in ("footprint", "memory")}
         if document.get("digest") != digest(contents):
             raise RecordError(["its digest is not that of its contents: it was changed after it was written"])
         figures = Footprint.from_dict(contents["footprint"])

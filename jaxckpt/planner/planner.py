@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from jaxckpt import ir
 from jaxckpt._errors import InfeasibleBudgetError
@@ -174,7 +174,7 @@ class Planner:
             if is_undone:
                 raise undone_by_cpu(budget, limit_bytes, self.unplanned.total_bytes) from None
             raise
-        return self.solver.bounded(found) if solver is self.solver else found
+        return cast(Plan, self.solver.bounded(found)) if solver is self.solver else found
 
     def _refuse_undone(self, budget: str | int | float) -> None:
         """Refuses a budget below the step's own total on the CPU, before anything is compiled."""

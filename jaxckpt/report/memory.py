@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from jaxckpt._errors import TargetError
 from jaxckpt._units import format_bytes, format_seconds
+from jaxckpt.comparison.comparison import PeakBuffer
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer, Kernel, MemoryMap, Part, ScopeMemory, seconds_by_part
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
@@ -126,7 +127,7 @@ def _buffer_cells(group: Layers[Buffer]) -> tuple[int | str, ...]:
     )
 
 
-def role_text(buffer: Buffer) -> str:
+def role_text(buffer: Buffer | PeakBuffer) -> str:
     """Role of a buffer in words."""
     return str(buffer.role).replace("_", " ")
 
@@ -264,7 +265,7 @@ def _by_xla(added: tuple[Kernel, ...]) -> Section:
     return Section(title=title, parts=(table,))
 
 
-def _kernel_cells(group: Layers[Kernel]) -> tuple[int | str, ...]:
+def _kernel_cells(group: Layers[Kernel]) -> tuple[float | str, ...]:
     first, runs = group.items[0], sum(k.count for k in group.items)
     flops = sum(k.flops * k.count for k in group.items)
     return flops, first.op or first.opcode, str(len(group.items)), str(runs), f"{flops / 1e9:.3g}"

@@ -4,6 +4,7 @@ Read after `tree`.
 """
 
 import io
+from typing import Literal
 
 from rich import box
 from rich.console import Console
@@ -63,7 +64,7 @@ def _print_table(table: Table, console: Console, rows: tuple[tuple[str, ...], ..
 def _drawn(table: Table, rows: tuple[tuple[str, ...], ...]) -> RichTable:
     drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(c.heading for c in table.columns))
     for column in table.columns:
-        justify = "right" if column.figures else "left"
+        justify: Literal["left", "right"] = "right" if column.figures else "left"
         drawn.add_column(RichText(column.heading), justify=justify, no_wrap=column.figures, overflow="fold")
     for row in rows:
         drawn.add_row(*map(RichText, row))

@@ -1,17 +1,22 @@
 """`jaxckpt plan --check`: a plan held against the step that is there now."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
+import jsonschema
 import pytest
 from typer.testing import CliRunner
 
+from jaxckpt._units import format_seconds
 from jaxckpt.cli.app import app
 from jaxckpt.planner import load_plan
 from tests.cli.test_cli import TRAIN
 from tests.planner.test_planner import needs_compiler
 
 pytestmark = needs_compiler
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def shell(*words: str):
@@ -85,3 +90,21 @@ def edit(place, old, new):
     text = path.read_text()
     assert f'decision = "{old}"' in text
     path.write_text(text.replace(f'decision = "{old}"', f'decision = "{new}"'))
+
+
+def test_the_json_of_plans_is_as_its_schema_and_its_example_say(place):
+    schema = json.loads((DOCS / "plan.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    (example,) = re.findall(r"```json\n(.*?)```", (DOCS / "shell.md").read_text(), flags=re.DOTALL)
+    printed = shell("--budget", "8MiB", "--budget", "1MiB", "--json").stdout
+    for text in (example, printed):
+        data = json.loads(text)
+        jsonschema.validate(data, schema)
+        assert len(data["plans"]) == len(data["refused"]) == 1
+
+
+def test_seconds_of_model_and_program_have_two_names(place):
+    plan = load_plan("plan.toml")
+    printed = {line.strip().rsplit("  ", 1)[0].strip(): line for line in str(plan).splitlines()}
+    assert format_seconds(plan.estimated_step_s) in printed["estimated step, of the compiled program"]
+    assert format_seconds(plan.predicted.step_s) in printed["predicted step, by the model"]
