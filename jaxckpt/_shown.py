@@ -20,12 +20,12 @@ class Shown:
     __slots__ = ()
     _report: ClassVar[str]
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
         """The figures that matter most, in one line."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._summary()})"
+        return f"{type(self).__name__}({self.summary()})"
 
     def __str__(self) -> str:
         text: str = import_module(_REPORTS).text_of(self)

@@ -131,7 +131,8 @@ class Comparison(Shown):
     frontier: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         return ", ".join(f"{each.name}: {format_bytes(each.footprint.total_bytes)}" for each in self.versions)
 
     def __getitem__(self, name: str) -> Footprint:

@@ -71,7 +71,8 @@ class Verdicts(Shown):
     compiles: int
     verdicts: tuple[Verdict, ...] = ()
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         total = f"{format_bytes(self.total_bytes)} on {self.target}"
         words = ", ".join(f"{each.subject}: {each.word}" for each in self.verdicts)
         return f"{self.policy} on {self.step}, {total}; {words or 'no rules'}"

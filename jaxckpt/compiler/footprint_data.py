@@ -122,7 +122,8 @@ class Footprint(Shown):
         arrays = self.host_argument_bytes + self.host_output_bytes - self.host_alias_bytes
         return arrays + self.host_temp_bytes
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         host = f", host {format_bytes(self.host_bytes)}" if self.host_bytes else ""
         program = f" + program {format_bytes(self.program_bytes)}" if self.program_bytes else ""
         return (

@@ -104,7 +104,8 @@ class Simulation(Shown):
         """Price of everything over that of the first runs: 1 where nothing was recomputed."""
         return 1 + self.recompute_price / self.base_price if self.base_price else 1.0
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         return str(self).splitlines()[0]
 
     def __str__(self) -> str:

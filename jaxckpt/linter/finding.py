@@ -66,7 +66,8 @@ class Findings(Shown):
     def __len__(self) -> int:
         return len(self.findings)
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         return f"{self.step}: {', '.join(self.codes) or 'nothing to say'}"
 
     def __str__(self) -> str:

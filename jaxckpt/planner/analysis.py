@@ -65,7 +65,8 @@ class Analysis(Shown):
     unpriced: tuple[tuple[str, int], ...]
     phases_source: str
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         totals = f"{format_bytes(self.unplanned_bytes)} as it is, {format_bytes(self.smallest_bytes)} at the least"
         return (
             f"{self.step} on {self.target}: {format_bytes(self.kept_bytes)} kept for the backward; {totals}, predicted"

@@ -89,7 +89,8 @@ class BatchSearch(Shown):
     fastest: TriedBatch
     compiles: int
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         return (
             f"{self.step} on {self.target}: batch {self.batch} is the largest within {format_bytes(self.budget_bytes)},"
             f" {self.fastest.batch} the fastest"

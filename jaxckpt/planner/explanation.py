@@ -50,7 +50,8 @@ class Explanation(Shown):
     unplanned_bytes: int
     recompute_s: float
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         total = f"{format_bytes(self.predicted_bytes)} predicted, {format_bytes(self.unplanned_bytes)} without it"
         return f"{self.policy} on {self.step}: {len(self.values)} values, {total}"
 

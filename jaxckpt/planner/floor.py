@@ -102,7 +102,8 @@ class Floor(Shown):
     shares: tuple[Share, ...]
     remedies: tuple[Remedy, ...] = ()
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         largest = ", ".join(f"{each.holder} {format_bytes(each.size_bytes)}" for each in self.shares[:3])
         return f"{self.step or 'the step'}: at least {format_bytes(self.total_bytes)}; largest: {largest}"
 

@@ -71,7 +71,8 @@ class Frontier(Shown):
     compiles: int = 0
     dropped: int = 0
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         ends = (f"{format_bytes(p.total_bytes)} in {format_seconds(p.step_s)}" for p in (self.smallest, self.fastest))
         return f"{self.step} on {self.target}: {len(self)} plans from {' to '.join(ends)}"
 

@@ -45,7 +45,8 @@ class PlanCheck(Shown):
         """True if the plan is for this step, and its compiled total is within its budget."""
         return not self.problems
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         return "valid" if self.ok else "; ".join(self.problems)
 
     def to_dict(self) -> dict[str, Any]:

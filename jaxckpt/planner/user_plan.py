@@ -121,7 +121,8 @@ class Plan(ir.GraphPlan, Shown):
     __hash__ = ir.GraphPlan.__hash__
     __repr__ = Shown.__repr__  # before that of GraphPlan
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         total = "not compiled" if self.footprint is None else f"{format_bytes(self.footprint.total_bytes)} compiled"
         budget = "" if self.budget_bytes is None else f" of {format_bytes(self.budget_bytes)}"
         counts = Counter(type(decision).__name__.lower() for decision in self.decisions.values())

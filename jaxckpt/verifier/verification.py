@@ -116,7 +116,8 @@ class Verification(Shown):
     effects: tuple[str, ...] = ()
     random_draws: tuple[int, int] = (0, 0)
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         wrong = f"{len(self.wrong)} of {len(self.leaves)} results differ by more than is allowed"
         right = f"all {len(self.leaves)} results {'bit equal' if self.bit_equal else 'within their tolerances'}"
         return f"{self.step}: {right if self.ok else wrong}"

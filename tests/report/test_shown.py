@@ -82,7 +82,7 @@ def test_no_result_prints_all_of_its_fields():
         import_module(f"jaxckpt.{room}")
     kinds = set(Shown.__subclasses__()) - {Policy}  # a policy is as short as its rules
     assert len(kinds) > 12
-    assert {kind for kind in kinds if kind.__repr__ is not Shown.__repr__ or kind._summary is Shown._summary} == set()
+    assert {kind for kind in kinds if kind.__repr__ is not Shown.__repr__ or kind.summary is Shown.summary} == set()
 
 
 def test_data_loads_no_report_until_it_is_shown():

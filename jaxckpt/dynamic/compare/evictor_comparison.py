@@ -89,7 +89,8 @@ class Evictions(Shown):
     argument_bytes: int
     rows: tuple[EvictionRow, ...]
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         ended = sum(row.ok for row in self.rows)
         names = ", ".join(self.evictors)
         return f"{self.step} on {self.target}: {names}; {ended} of {len(self.rows)} runs came to their end"

@@ -41,7 +41,8 @@ class EagerRun(Shown):
         """Arrays that were evicted to make room."""
         return self.counters.forced_evictions
 
-    def _summary(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         return str(self).splitlines()[0]
 
     def __str__(self) -> str:
