@@ -10,7 +10,7 @@ from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.cli.console import EXIT_INFEASIBLE, Json, Reference, Shell, compiled_target, print_error
 
 if TYPE_CHECKING:
-    from jaxckpt.planner import Plan
+    from jaxckpt.planner import Plan, Planner
 
 _STRATEGIES = (
     "optimal, none, full, every, sqrt, revolve, rotor, dots, dots_no_batch, names, mincut, megatron, mindspore,"
@@ -49,26 +49,33 @@ def plan(
     options = PlanOptions(allow=words, max_compiles=max_compiles)
     machine = compiled_target(target or "h200")
     shell = Shell(json=json)
-    plans: list[Plan] = []
-    refused: dict[str, InfeasibleBudgetError] = {}
     with shell.progress() as say:
         planner = Planner(load_step(reference), target=machine, options=options, progress=say)
-        for text in budgets:
-            try:
-                plans.append(planner.plan(budget=budget_as_typed(text), strategy=strategy))
-            except InfeasibleBudgetError as error:
-                refused[text] = error
+        plans, refused = _planned(planner, budgets, strategy)
     if output is not None:
         for made in plans:
             made.save(output)
     data = {"plans": list(map(plan_data, plans)), "refused": list(map(refused_data, refused.items()))}
     shell.show(Section(title="", parts=tuple(map(plan_report, plans))), data)
-    *others, last = refused.values() or (None,)
-    for other in others:
-        if other is not None:
+    if refused:
+        *others, last = refused.values()
+        for other in others:
             print_error(other)
-    if last is not None:
         raise last
+
+
+def _planned(
+    planner: "Planner", budgets: list[str], strategy: str
+) -> tuple[list["Plan"], dict[str, InfeasibleBudgetError]]:
+    """Plans for the budgets that are met, and the errors of the others by budget."""
+    plans: list[Plan] = []
+    refused: dict[str, InfeasibleBudgetError] = {}
+    for text in budgets:
+        try:
+            plans.append(planner.plan(budget=budget_as_typed(text), strategy=strategy))
+        except InfeasibleBudgetError as error:
+            refused[text] = error
+    return plans, refused
 
 
 def _check_file(path: Path, reference: str, target: str | None, output: Path | None, shell: Shell) -> None:

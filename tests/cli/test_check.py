@@ -25,14 +25,15 @@ def shell(*words: str):
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory):
-    """The text of a plan within 8 MiB."""
+    """The text of a plan within 8 MiB, and what was said while it was made."""
     folder = tmp_path_factory.mktemp("planned")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "path", list(sys.path))
         (folder / "train.py").write_text(TRAIN)
-        assert shell("--budget", "8MiB", "-o", "plan.toml").exit_code == 0
-    return (folder / "plan.toml").read_text()
+        shown = shell("--budget", "8MiB", "-o", "plan.toml")
+    assert shown.exit_code == 0, shown.output
+    return (folder / "plan.toml").read_text(), shown.stderr
 
 
 @pytest.fixture
@@ -40,8 +41,13 @@ def place(planned, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "train.py").write_text(TRAIN)
-    (tmp_path / "plan.toml").write_text(planned)
+    (tmp_path / "plan.toml").write_text(planned[0])
     return tmp_path
+
+
+def test_progress_says_which_attempt_what_is_wanted_and_what_came(planned):
+    assert re.search(r"attempt 1 of at most 4 \(.*: 7.125 MiB predicted for a budget of 8 MiB\): compiling", planned[1])
+    assert re.search(r"attempt 2 of at most 4 \(.*, the last took 7.1\d* MiB\): compiling", planned[1])
 
 
 def test_a_plan_for_this_step_is_valid(place):
