@@ -17,7 +17,7 @@ import typer
 
 from jaxckpt._errors import InfeasibleBudgetError, JaxckptError
 from jaxckpt._units import format_seconds
-from jaxckpt.cli.interrupt import EXIT_INTERRUPTED
+from jaxckpt.cli.interrupt import EXIT_INTERRUPTED, is_interrupted
 from jaxckpt.cli.user_errors import print_user_error
 
 if TYPE_CHECKING:  # rich takes as long to import as numpy, and reports load jax
@@ -108,6 +108,8 @@ def run(verb: Callable[[], Any]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:
+        if is_interrupted():
+            return EXIT_INTERRUPTED
         print_user_error(error)
         return EXIT_FAILED
     return code if isinstance(code, int) else 0

@@ -5,6 +5,7 @@ their leaves crash then. Nothing runs. `Compilation` keeps the executable for ot
 """
 
 import itertools
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -79,7 +80,7 @@ def compile_flat(
     started_s = time.perf_counter()
     placed = place(specs, target)
     jitted = _jit_flat(function, target, donated, out_shardings, called)
-    temporary = tempfile.TemporaryDirectory(prefix="jaxckpt-", ignore_cleanup_errors=True)
+    temporary = tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-", ignore_cleanup_errors=True)
     with mesh_of_target(target), temporary as folder, quick_options(target) as quick:
         options = dict(dump_options(folder)) | quick | dict(compiler_options)
         traced, executable = _traced_and_compiled(jitted, placed, options, name=called, target=target)
