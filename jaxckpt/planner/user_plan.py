@@ -61,6 +61,7 @@ def describe(graph: ir.Graph, value: int) -> Described:
     )
 
 
+_DECIDED = {ir.Save: "saved", ir.Recompute: "recomputed", ir.Offload: "offloaded", ir.Partition: "sharded"}
 _PROJECT_FILES = (".git", "pyproject.toml", "setup.py")
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 
@@ -125,7 +126,7 @@ class Plan(ir.GraphPlan, Shown):
         """The figures that matter most, in one line."""
         total = "not compiled" if self.footprint is None else f"{format_bytes(self.footprint.total_bytes)} compiled"
         budget = "" if self.budget_bytes is None else f" of {format_bytes(self.budget_bytes)}"
-        counts = Counter(type(decision).__name__.lower() for decision in self.decisions.values())
+        counts = Counter(_DECIDED[type(decision)] for decision in self.decisions.values())
         decided = ", ".join(f"{count} {word}" for word, count in counts.items()) or "no decisions"
         return f"{self.strategy} for {self.target}, {total}{budget}; {decided}"
 
