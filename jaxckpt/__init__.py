@@ -46,6 +46,8 @@ from jaxckpt._errors import VersionMismatchError as VersionMismatchError
 from jaxckpt._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from jaxckpt import dynamic as dynamic
+    from jaxckpt import testing as testing
     from jaxckpt._step import Step as Step
     from jaxckpt.annotate import chunked as chunked
     from jaxckpt.annotate import name as name
@@ -116,12 +118,14 @@ _ROOMS = {"dynamic", "testing"}
 __all__ = ["__version__", *_HOMES, *(name for name in list(globals()) if name.endswith("Error"))]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return import_module(f"jaxckpt.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'jaxckpt' has no attribute {name!r}")
-    return getattr(import_module(f"jaxckpt.{_HOMES[name]}"), name)
+if not TYPE_CHECKING:  # type checkers would take a misspelt name for one of any type
+
+    def __getattr__(name: str) -> Any:
+        if name in _ROOMS:
+            return import_module(f"jaxckpt.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'jaxckpt' has no attribute {name!r}")
+        return getattr(import_module(f"jaxckpt.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -75,6 +75,12 @@ class InfeasibleBudgetError(JaxckptError, ValueError):
       floor: The same by what it is for, with what would lower it (`jaxckpt.Floor`); where the compiler was asked.
     """
 
+    budget_bytes: int
+    minimum_bytes: int
+    minimum_measured: bool
+    blocking: tuple[Any, ...]
+    floor: Any = None
+
 
 class NoGradientError(JaxckptError, ValueError):
     """A step without a backward pass: there is nothing to save or to recompute."""

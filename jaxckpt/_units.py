@@ -15,7 +15,7 @@ _UNITS = {
     **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
 }
-_AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e[0-9]+)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE)
+_AMOUNT = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?(?:e\+?[0-9]+)?|\.[0-9]+)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def parse_bytes(text: str, *, called: str = "parse_bytes") -> int:
@@ -96,13 +96,15 @@ def _bad_budget(called: str, budget: object, reason: str) -> BudgetError:
 
 
 def format_bytes(size_bytes: int | float) -> str:
-    """Writes bytes for people, in binary units with up to two decimals.
+    """Writes bytes for people, in binary units with up to two decimals; beyond all memory with an exponent.
 
     Example:
-      >>> format_bytes(4 * 2**30 + 2**29), format_bytes(192 * 2**20), format_bytes(12)
-      ('4.50 GiB', '192 MiB', '12 B')
+      >>> format_bytes(4 * 2**30 + 2**29), format_bytes(192 * 2**20), format_bytes(12), format_bytes(10**99)
+      ('4.50 GiB', '192 MiB', '12 B', '9.095e+86 TiB')
     """
     magnitude = abs(size_bytes)
+    if magnitude >= 2**50:
+        return f"{size_bytes / 2**40:.4g} TiB"
     if magnitude >= 2**30:
         return f"{size_bytes / 2**30:.2f} GiB"
     if magnitude >= 2**20:

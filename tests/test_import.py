@@ -70,7 +70,16 @@ def test_type_checkers_see_the_public_names():
     seen = {(node.module, each.name) for node in imports for each in node.names if each.name == each.asname}
     homes = {(f"jaxckpt.{room}", name) for name, room in jaxckpt._HOMES.items()}
     assert homes <= seen
-    assert {name for _, name in seen} == set(jaxckpt.__all__)
+    assert {name for _, name in seen} == {*jaxckpt.__all__, *jaxckpt._ROOMS}
+
+
+@pytest.mark.parametrize("room", sorted({*jaxckpt._NAMES, *jaxckpt._ROOMS} - {"_step"}))
+def test_no_public_name_is_that_of_a_module_beside_it(room):
+    folder = Path(jaxckpt.__file__).parent.joinpath(*room.split("."))
+    modules = {path.stem for path in folder.iterdir()}
+    # mypy takes a function for the module of its name where both are in one package.
+    public = jaxckpt._NAMES[room].split() if room in jaxckpt._NAMES else import_module(f"jaxckpt.{room}").__all__
+    assert not modules & set(public)
 
 
 def test_a_name_that_is_not_public_is_an_attribute_error():

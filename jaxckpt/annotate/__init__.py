@@ -1,14 +1,14 @@
 """Annotations in users' code: names for values, scopes for parts, and policies that are carried out in a scope.
 
-Read in this order: `name` (values), `checkpoint_policy` (tags that JAX saves), `open_body` (a traced part with the
+Read in this order: `naming` (values), `checkpoint_policy` (tags that JAX saves), `open_body` (a traced part with the
 bodies of its loops), `tagging` (tags on the values that a policy saves), `checkpoint` (`jax.checkpoint` over the tagged
-part), `linen` and `nnx` (modules with state), `decorate` (functions, classes, objects), `scope` (the public function),
-`jax_policy` (a policy for `jax.checkpoint` itself). Apart from these: `chunked` (a part done some tokens at a time).
+part), `linen` and `nnx` (modules), `decorate` (functions, classes, objects), `scoping` (the public function),
+`jax_policy` (a policy for `jax.checkpoint` itself). Apart from these: `chunking` (a part done some tokens at a time).
 """
 
-from jaxckpt.annotate.chunked import chunked
+from jaxckpt.annotate.chunking import chunked
 from jaxckpt.annotate.jax_policy import as_jax
-from jaxckpt.annotate.name import name
-from jaxckpt.annotate.scope import Scope, scope
+from jaxckpt.annotate.naming import name
+from jaxckpt.annotate.scoping import Scope, scope
 
 __all__ = ["Scope", "as_jax", "chunked", "name", "scope"]

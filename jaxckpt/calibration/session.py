@@ -113,7 +113,7 @@ class _Session:
         speeds = self._speeds()
         floor = self._floor(time_one)
         yield floor.figure("start", "an empty program", floor.median_s, "s")
-        links = {"floor_s": floor.median_s, "small": self.small, "time_one": time_one}
+        links: dict[str, Any] = {"floor_s": floor.median_s, "small": self.small, "time_one": time_one}
         first, *others = probes(speeds, small=self.small)
         yield from self._guarded("launch", lambda: self._probed(first, floor.median_s, time_one))
         jobs: list[tuple[str, Callable[[], Iterator[Measured]]]] = [

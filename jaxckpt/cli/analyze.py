@@ -5,9 +5,6 @@ from typing import Annotated
 import typer
 
 from jaxckpt.cli.console import Json, Reference, Shell
-from jaxckpt.cli.reference import load_step
-from jaxckpt.planner import analyze as analyze_step
-from jaxckpt.report import analysis_report
 
 
 def analyze(
@@ -17,6 +14,10 @@ def analyze(
     json: Json = False,
 ) -> None:
     """Show what a training step keeps from forward to backward, by scope."""
+    from jaxckpt.cli.reference import load_step
+    from jaxckpt.planner import analyze as analyze_step
+    from jaxckpt.report import analysis_report
+
     shell = Shell(json=json)
     with shell.progress() as say:
         step = load_step(reference)

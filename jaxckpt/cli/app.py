@@ -33,7 +33,6 @@ app = typer.Typer(
     name="jaxckpt",
     help="Fits JAX training steps into memory, and proves it with the XLA compiler.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 for verb in VERBS:

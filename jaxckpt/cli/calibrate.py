@@ -5,9 +5,7 @@ from typing import Annotated
 
 import typer
 
-from jaxckpt.calibration import calibrate as measure
 from jaxckpt.cli.console import Json, Shell
-from jaxckpt.report import calibration_report, require_report_folder
 
 
 def calibrate(
@@ -19,6 +17,9 @@ def calibrate(
     json: Json = False,
 ) -> None:
     """Measure the attached device, for --target attached@FILE."""
+    from jaxckpt.calibration import calibrate as measure
+    from jaxckpt.report import calibration_report, require_report_folder
+
     if output is not None:
         require_report_folder(output)
     shell = Shell(json=json)

@@ -1,16 +1,15 @@
 """`jaxckpt compare`: versions of a step, saved footprints and foreign programs side by side."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from jaxckpt._errors import StepReferenceError
-from jaxckpt.cli.console import All, Json, Page, Shell, TargetName
-from jaxckpt.cli.reference import load_step
-from jaxckpt.comparison import Version
-from jaxckpt.comparison import compare as compare_versions
-from jaxckpt.report import comparison_data, comparison_report, require_report_folder, save_page, save_text, to_csv
+from jaxckpt.cli.console import All, Json, Page, Shell, TargetName, compiled_target
+
+if TYPE_CHECKING:
+    from jaxckpt.comparison import Version
 
 _METAVAR = "[NAME=]MODULE:FUNCTION|FILE|FOLDER"
 _WORDS = "What returns (step, args); a footprint (.json); a plan or policy for the first step (.toml); XLA's dump."
@@ -27,9 +26,14 @@ def compare(
 ) -> None:
     """Hold versions of a training step against the first of them: totals, layers, the peak, recomputation."""
     named = _named(versions)
+    from jaxckpt.comparison import compare as compare_versions
+    from jaxckpt.report import comparison_data, comparison_report, require_report_folder, save_page, save_text, to_csv
+
     for path in filter(None, (html, csv)):
         require_report_folder(path)
     shell = Shell(json=json)
+    if not all(Path(word).exists() for word in named.values()):
+        compiled_target(target)
     with shell.progress() as say:
         read = {name: _version(word) for name, word in named.items()}
         comparison = compare_versions(read, target=target, progress=say)
@@ -64,8 +68,10 @@ def _split(word: str) -> tuple[str, str]:
     return word, word
 
 
-def _version(word: str) -> Version:
+def _version(word: str) -> "Version":
     """A file or folder by its path, anything else as a step."""
+    from jaxckpt.cli.reference import load_step
+
     if Path(word).exists() or ":" not in word:
         return word
     return load_step(word)

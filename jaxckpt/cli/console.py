@@ -5,26 +5,30 @@ a spinner with running seconds on a terminal, and plain lines elsewhere and besi
 """
 
 import dataclasses
-import json as json_module
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from jaxckpt._errors import InfeasibleBudgetError, JaxckptError
 from jaxckpt._units import format_seconds
-from jaxckpt.report import print_report
-from jaxckpt.report.tree import Element
+from jaxckpt.cli.interrupt import EXIT_INTERRUPTED, is_interrupted
+from jaxckpt.cli.user_errors import print_user_error
 
+if TYPE_CHECKING:  # rich takes as long to import as numpy, and reports load jax
+    from rich.console import Console
+
+    from jaxckpt.machine import Target
+    from jaxckpt.report import Element
+
+EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_INFEASIBLE = 3
-EXIT_INTERRUPTED = 130
 
 Reference = Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What returns (step, args).")]
 TargetName = Annotated[str, typer.Option(help="The machine to compile for; see jaxckpt targets.")]
@@ -41,7 +45,9 @@ class Shell:
     """A verb's way to the outside."""
 
     def __init__(self, *, json: bool = False):
-        self.out = Console(width=None if sys.stdout.isatty() else 140)
+        from rich.console import Console
+
+        self.out = Console(width=_width())
         self.err = Console(stderr=True)
         self._json = json
 
@@ -59,39 +65,76 @@ class Shell:
             else:
                 yield stack.enter_context(_lines(self.err))
 
-    def show(self, report: Element, data: Any, *, unfold: bool = False) -> None:
+    def show(self, report: "Element", data: Any, *, unfold: bool = False) -> None:
         """Prints a report, or for JSON its data: plain data or a dataclass, as one object and nothing else."""
+        import json
+
         if self._json:
-            plain = dataclasses.asdict(data) if dataclasses.is_dataclass(data) else data
-            sys.stdout.write(json_module.dumps(plain, indent=2) + "\n")
+            is_record = dataclasses.is_dataclass(data) and not isinstance(data, type)
+            sys.stdout.write(json.dumps(dataclasses.asdict(data) if is_record else data, indent=2) + "\n")
         else:
+            self._print(report, unfold=unfold)
+
+    def _print(self, report: "Element", *, unfold: bool) -> None:
+        """Draws a report; without the colours and the trailing blanks of a terminal where there is none."""
+        from jaxckpt.report import print_report, render_text
+
+        if sys.stdout.isatty():
             print_report(report, self.out, unfold=unfold)
+        else:
+            sys.stdout.write(render_text(report, width=self.out.width, unfold=unfold))
+
+
+def compiled_target(name: str) -> "Target":
+    """A target by its name whose compiler is installed: worth asking before the user's code runs."""
+    from jaxckpt.machine import Target
+
+    target = Target(name)
+    target.require_compiler()
+    return target
 
 
 def run(verb: Callable[[], Any]) -> int:
-    """Runs a verb; an error of ours becomes its four lines and an exit code; others pass through.
+    """Runs a verb; an error of ours becomes its four lines and an exit code, one of the user's code its own frames.
 
-    The code is 0, 2 for what was refused, 3 for a budget that cannot be met, 130 for an interrupt.
+    The code is 0, 1 for an error of the user's code, 2 for what was refused, 3 for a budget that cannot be met, 130 for
+    an interrupt.
     """
     try:
-        verb()
+        code = verb()  # an integer where a verb ends early and the parser of the command line does not exit itself
     except JaxckptError as error:
         print_error(error)
         return EXIT_INFEASIBLE if isinstance(error, InfeasibleBudgetError) else EXIT_REFUSED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    return 0
+    except Exception as error:
+        if is_interrupted():
+            return EXIT_INTERRUPTED
+        print_user_error(error)
+        return EXIT_FAILED
+    return code if isinstance(code, int) else 0
 
 
 def print_error(error: JaxckptError) -> None:
     """Prints the four lines of an error to standard error, in red; not wrapped, so that they can be searched."""
+    from rich.console import Console
+
     console = Console(stderr=True)
     console.print(f"{type(error).__name__}: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
+def _width() -> int | None:
+    """Columns of the output: those of the terminal or of COLUMNS, which rich reads; no limit where neither is there."""
+    from jaxckpt.report.text import UNLIMITED
+
+    return None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else UNLIMITED
+
+
 @contextmanager
-def _spinner(console: Console) -> Iterator[Say]:
+def _spinner(console: "Console") -> Iterator[Say]:
     """One line that turns and counts; what is done moves above it, with the time that it took."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
 
@@ -110,7 +153,7 @@ def _spinner(console: Console) -> Iterator[Say]:
 
 
 @contextmanager
-def _lines(console: Console) -> Iterator[Say]:
+def _lines(console: "Console") -> Iterator[Say]:
     """One line for each sentence, with the seconds since the start."""
     started = time.perf_counter()
 

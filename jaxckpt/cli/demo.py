@@ -6,19 +6,20 @@
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxckpt._errors import InfeasibleBudgetError, MissingPackageError
 from jaxckpt._progress import Progress, silent
 from jaxckpt._units import format_bytes, format_seconds
-from jaxckpt.cli.console import Json, Shell
+from jaxckpt.cli.console import Json, Shell, compiled_target
 from jaxckpt.cli.plan import plan_data, refused_data
-from jaxckpt.compiler import Footprint, footprint
-from jaxckpt.machine import Target
-from jaxckpt.planner import Plan, Planner
-from jaxckpt.report import Section, Text, table_of_known
+
+if TYPE_CHECKING:
+    from jaxckpt.compiler import Footprint
+    from jaxckpt.planner import Plan
+    from jaxckpt.report import Section
 
 BUDGETS = ("10GiB", "8GiB", "6GiB", "5GiB", "4GiB")
 
@@ -41,8 +42,8 @@ class DemoResult:
     target: str
     layers: int
     batch: int
-    baselines: dict[str, Footprint]
-    plans: dict[str, Plan]
+    baselines: "dict[str, Footprint]"
+    plans: "dict[str, Plan]"
     refused: dict[str, InfeasibleBudgetError]
     planning_s: float
     wall_s: float
@@ -75,13 +76,16 @@ def run_demo(
     progress: Progress = silent,
 ) -> DemoResult:
     """Plans GPT-2 small at several budgets and compiles JAX's own policies beside it."""
+    from jaxckpt.compiler import footprint
+    from jaxckpt.planner import Planner
+
     started = time.perf_counter()
     gpt2 = _gpt2()
-    machine = Target(target)
+    machine = compiled_target(target)
     model = gpt2.training_step(layers=layers, batch=batch)
     planning = time.perf_counter()
     planner = Planner(model.step, *model.args, target=machine, donate_argnums=model.donate_argnums, progress=progress)
-    _ = planner.solver.solve(planner.solver.empty_plan.prediction.temp_bytes // 2)
+    _ = planner.solver.solve(planner.solver.empty_plan.predicted.temp_bytes // 2)
     planning_s = time.perf_counter() - planning
     plans: dict[str, Plan] = {}
     refused: dict[str, InfeasibleBudgetError] = {}
@@ -108,10 +112,14 @@ def run_demo(
     )
 
 
-def demo_report(result: DemoResult) -> Section:
+def demo_report(result: DemoResult) -> "Section":
     """The demo's table and what it refused."""
+    from jaxckpt.report import Section, Text, table_of_known
+
     rows = [dict(_cells(name, made)) for name, made in result.baselines.items()]
-    rows += [dict(_cells("jaxckpt, unmarked model", plan.footprint, plan)) for plan in result.plans.values()]
+    for plan in result.plans.values():
+        assert plan.footprint is not None, "the planner compiled it"
+        rows.append(dict(_cells("jaxckpt, unmarked model", plan.footprint, plan)))
     title = f"GPT-2 small, {result.layers} Linen blocks, batch {result.batch} x 1024, AdamW, on {result.target}"
     notes = (
         f"Totals are XLA's: arguments + outputs - donated + temporaries. {result.wall_s:.0f} s in all, of these"
@@ -136,7 +144,7 @@ _HEADINGS = (
 )
 
 
-def _cells(name: str, made: Footprint, plan: Plan | None = None) -> Iterator[tuple[str, str]]:
+def _cells(name: str, made: "Footprint", plan: "Plan | None" = None) -> Iterator[tuple[str, str]]:
     yield "version", name
     yield "total", format_bytes(made.total_bytes)
     yield "arguments", format_bytes(made.argument_bytes)
@@ -145,12 +153,13 @@ def _cells(name: str, made: Footprint, plan: Plan | None = None) -> Iterator[tup
         yield "host", format_bytes(made.host_bytes)
     if made.compile_s:
         yield "compile", format_seconds(made.compile_s)
+    if made.step_s:
+        yield "step (est.)", format_seconds(made.step_s)
     if plan is not None:
         predicted = plan.predicted
         yield "budget", format_bytes(plan.budget_bytes or 0)
         yield "predicted", format_bytes(predicted.total_bytes)
         yield "off by", f"{100 * (predicted.total_bytes / made.total_bytes - 1):+.1f}%"
-        yield "step (est.)", format_seconds(predicted.step_s)
         yield "recompute", format_seconds(predicted.recompute_s) if predicted.recompute_s else "none"
 
 

@@ -3,15 +3,15 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxckpt._errors import OutOfMemoryTextError
 from jaxckpt.cli.console import Json, Shell
-from jaxckpt.oom.out_of_memory import OutOfMemory, read_out_of_memory
-from jaxckpt.oom.remedies import classify_buffers, diagnoses, program_budget_bytes, remedies
-from jaxckpt.report import oom_report
+
+if TYPE_CHECKING:
+    from jaxckpt.oom.out_of_memory import OutOfMemory
 
 
 def explain_oom(
@@ -19,13 +19,18 @@ def explain_oom(
     json: Json = False,
 ) -> None:
     """Explain XLA's RESOURCE_EXHAUSTED message: what was asked, which layers, what would have helped."""
+    from jaxckpt.oom.out_of_memory import read_out_of_memory
+    from jaxckpt.report import oom_report
+
     shell = Shell(json=json)
     data = read_out_of_memory(_text(file))
     shell.show(oom_report(data), oom_data(data))
 
 
-def oom_data(data: OutOfMemory) -> dict[str, Any]:
+def oom_data(data: "OutOfMemory") -> dict[str, Any]:
     """A message, its causes and remedies as plain data."""
+    from jaxckpt.oom.remedies import classify_buffers, diagnoses, program_budget_bytes, remedies
+
     plain = dataclasses.asdict(data)
     for buffer, kind in zip(plain["buffers"], classify_buffers(data.buffers), strict=True):
         buffer["sort"] = kind

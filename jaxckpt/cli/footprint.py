@@ -1,19 +1,16 @@
 """`jaxckpt footprint`: what a step takes of a machine that need not be there, and where the bytes are."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxckpt._errors import ReportFileError
 from jaxckpt._files import write_atomically
-from jaxckpt.cli.console import All, Json, Say, Shell, TargetName
-from jaxckpt.cli.reference import load_step
-from jaxckpt.comparison import footprint_of_path
-from jaxckpt.compiler import Footprint, compile_step
-from jaxckpt.report import footprint_report, require_report_folder
-from jaxckpt.report.picture import draw
-from jaxckpt.report.trace_events import save_trace
+from jaxckpt.cli.console import All, Json, Say, Shell, TargetName, compiled_target
+
+if TYPE_CHECKING:
+    from jaxckpt.compiler import Footprint
 
 _METAVAR = "MODULE:FUNCTION|FILE|FOLDER"
 _WORDS = "What returns (step, args), or a saved footprint (.json), or XLA's dump."
@@ -41,6 +38,8 @@ def footprint(
     json: Json = False,
 ) -> None:
     """Show what a training step takes, by the compiler's own figures: where, when and for which layers."""
+    from jaxckpt.report import footprint_report
+
     outputs = tuple(output or ())
     for path in outputs:
         _refuse_early(path)
@@ -53,7 +52,7 @@ def footprint(
     shell.show(footprint_report(made, depth=depth), footprint_data(made), unfold=everything)
 
 
-def footprint_data(made: Footprint) -> dict[str, Any]:
+def footprint_data(made: "Footprint") -> dict[str, Any]:
     """A footprint as plain data: its figures, and where its peak is."""
     plain = made.to_dict() | {"total_bytes": made.total_bytes, "host_bytes": made.host_bytes}
     if made.memory is None:
@@ -68,19 +67,26 @@ def footprint_data(made: Footprint) -> dict[str, Any]:
     }
 
 
-def _made(reference: str, target: str, say: Say) -> tuple[Footprint, bytes | None]:
+def _made(reference: str, target: str, say: Say) -> "tuple[Footprint, bytes | None]":
     """A file or folder is read, anything else compiled as a step; then the program is there too."""
+    from jaxckpt.cli.reference import load_step
+    from jaxckpt.comparison import footprint_of_path
+    from jaxckpt.compiler import compile_step
+
     if Path(reference).exists():
         say(f"reading {reference}")
         return footprint_of_path(reference, target=target), None
+    machine = compiled_target(target)
     step = load_step(reference)
     say(f"compiling for {target}")
-    compiled = compile_step(step, target=target)
+    compiled = compile_step(step, target=machine)
     return compiled.footprint, compiled.program
 
 
 def _refuse_early(path: Path) -> None:
     """Refuses an output file of unknown suffix before anything is compiled."""
+    from jaxckpt.report import require_report_folder
+
     require_report_folder(path)
     if not path.name.endswith(_FORMS):
         raise ReportFileError(
@@ -92,7 +98,10 @@ def _refuse_early(path: Path) -> None:
         )
 
 
-def _write(made: Footprint, program: bytes | None, path: Path) -> None:
+def _write(made: "Footprint", program: bytes | None, path: Path) -> None:
+    from jaxckpt.report.picture import draw
+    from jaxckpt.report.trace_events import save_trace
+
     if path.name.endswith(_TRACED):
         save_trace(made, path)
     elif path.name.endswith(_SAVED):

@@ -93,13 +93,13 @@ class TrainingStep:
     optimiser: optax.GradientTransformation
 
 
-def training_step(*, layers: int = 12, batch: int = 8, block: Any = Block, **shape: int) -> TrainingStep:
+def training_step(*, layers: int = 12, batch: int = 8, block: Any = Block, **shape: Any) -> TrainingStep:
     """GPT-2 small, or another size of it."""
     model = GPT(layers=layers, block=block, **shape)
     optimiser = optax.adamw(1e-4)
 
     def loss(parameters: Any, tokens: jax.Array) -> jax.Array:
-        logits = model.apply(parameters, tokens[:, :-1])
+        logits: Any = model.apply(parameters, tokens[:, :-1])
         targets = tokens[:, 1:]
         return optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets).mean()
 

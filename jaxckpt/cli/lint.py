@@ -6,10 +6,6 @@ from typing import Annotated
 import typer
 
 from jaxckpt.cli.console import EXIT_REFUSED, Json, PolicyName, Reference, Shell
-from jaxckpt.cli.reference import load_step
-from jaxckpt.linter import lint as lint_step
-from jaxckpt.policy import load_policy
-from jaxckpt.report import findings_report
 
 
 def lint(
@@ -19,6 +15,11 @@ def lint(
     json: Json = False,
 ) -> None:
     """Look for what is known to go wrong; fails where something is without effect or wrong."""
+    from jaxckpt.cli.reference import load_step
+    from jaxckpt.linter import lint as lint_step
+    from jaxckpt.policy import load_policy
+    from jaxckpt.report import findings_report
+
     shell = Shell(json=json)
     with shell.progress() as say:
         chosen = None if policy is None else load_policy(policy)  # mistakes are said before the user's code runs

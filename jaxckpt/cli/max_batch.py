@@ -1,17 +1,16 @@
 """`jaxckpt max-batch`: the largest batch that fits with a plan, and the fastest one."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxckpt._units import budget_bytes
-from jaxckpt.cli.console import Json, Shell, TargetName
+from jaxckpt.cli.console import Json, Shell, TargetName, compiled_target
 from jaxckpt.cli.plan import budget_as_typed, plan_data
-from jaxckpt.cli.reference import load_maker
-from jaxckpt.planner import BatchSearch, TriedBatch, require_folder
-from jaxckpt.planner import max_batch as search_batches
-from jaxckpt.report import batches_report
+
+if TYPE_CHECKING:
+    from jaxckpt.planner import BatchSearch, TriedBatch
 
 
 def max_batch(
@@ -32,18 +31,24 @@ def max_batch(
     typed = None if budget is None else budget_as_typed(budget)
     if typed is not None:
         budget_bytes(typed, baseline_bytes=1)  # mistakes are said before anything is compiled
+    from jaxckpt.cli.reference import load_maker
+    from jaxckpt.planner import max_batch as search_batches
+    from jaxckpt.planner import require_folder
+    from jaxckpt.report import batches_report
+
     if output is not None:
         require_folder(output)
     shell = Shell(json=json)
+    machine = compiled_target(target)
     with shell.progress() as say:
         make_step = load_maker(reference)
-        search = search_batches(make_step, target=target, budget=typed, multiples_of=multiples_of, progress=say)
+        search = search_batches(make_step, target=machine, budget=typed, multiples_of=multiples_of, progress=say)
     if output is not None:
         search.plan.save(output)
     shell.show(batches_report(search), batches_data(search))
 
 
-def batches_data(search: BatchSearch) -> dict[str, Any]:
+def batches_data(search: "BatchSearch") -> dict[str, Any]:
     """A search's figures as plain data."""
     return {
         "step": search.step,
@@ -57,14 +62,14 @@ def batches_data(search: BatchSearch) -> dict[str, Any]:
     }
 
 
-def tried_data(tried: TriedBatch) -> dict[str, Any]:
+def tried_data(tried: "TriedBatch") -> dict[str, Any]:
     """One batch as plain data."""
     return {
         "batch": tried.batch,
         "fits": tried.fits,
         "compiled": tried.compiled,
         "smallest_bytes": tried.smallest_bytes,
-        "step_s": tried.step_s,
+        "estimated_step_s": tried.step_s,
         "items_per_s": tried.items_per_s,
         "plan": None if tried.plan is None else plan_data(tried.plan),
     }

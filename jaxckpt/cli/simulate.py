@@ -7,9 +7,6 @@ import typer
 
 from jaxckpt._errors import BudgetError
 from jaxckpt.cli.console import Json, Reference, Shell
-from jaxckpt.cli.reference import load_step
-from jaxckpt.dynamic import address_maps, compare_evictors, evictions_report, stepper_page
-from jaxckpt.report import require_report_folder, save_page, save_text
 
 
 def simulate(
@@ -28,6 +25,10 @@ def simulate(
     """Simulate DTR, DTE and Coop on a training step under shares of its memory."""
     shares = parse_ratios(ratios)
     names = tuple(name.strip() for name in evictors.split(",") if name.strip())
+    from jaxckpt.cli.reference import load_step
+    from jaxckpt.dynamic import address_maps, compare_evictors, evictions_report, stepper_page
+    from jaxckpt.report import require_report_folder, save_page, save_text
+
     for path in filter(None, (html, watch)):
         require_report_folder(path)
     shell = Shell(json=json)

@@ -3,18 +3,16 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxckpt._errors import PolicyError
-from jaxckpt._step import Step
 from jaxckpt.cli.console import Json, PolicyName, Reference, Shell
-from jaxckpt.cli.reference import load_step
-from jaxckpt.planner import apply, load_plan
-from jaxckpt.report import verification_report
-from jaxckpt.verifier import Verification
-from jaxckpt.verifier import verify as verify_step
+
+if TYPE_CHECKING:
+    from jaxckpt._step import Step
+    from jaxckpt.verifier import Verification
 
 
 def verify(
@@ -25,6 +23,10 @@ def verify(
     json: Json = False,
 ) -> None:
     """Run a training step and its planned form, and compare all results."""
+    from jaxckpt.cli.reference import load_step
+    from jaxckpt.report import verification_report
+    from jaxckpt.verifier import verify as verify_step
+
     shell = Shell(json=json)
     with shell.progress() as say:
         planned_form = _planned_form(reference, policy, plan)
@@ -35,7 +37,7 @@ def verify(
     verification.check()
 
 
-def _planned_form(reference: str, policy: str | None, plan: Path | None) -> Callable[[Step], Any]:
+def _planned_form(reference: str, policy: str | None, plan: Path | None) -> "Callable[[Step], Any]":
     """Function that makes the planned step; plan and policy files are read and checked before the user's code runs."""
     if (policy is None) == (plan is None):
         raise PolicyError(
@@ -44,6 +46,8 @@ def _planned_form(reference: str, policy: str | None, plan: Path | None) -> Call
             needed="either --policy or --plan",
             advice=f"jaxckpt verify {reference} --policy nothing",
         )
+    from jaxckpt.planner import apply, load_plan
+
     if plan is not None:
         loaded = load_plan(plan)
         return lambda step: loaded.apply(step.function)
@@ -51,7 +55,7 @@ def _planned_form(reference: str, policy: str | None, plan: Path | None) -> Call
     return lambda step: apply(step.function, chosen, static_argnums=step.static_argnums)
 
 
-def verification_data(verification: Verification) -> dict[str, Any]:
+def verification_data(verification: "Verification") -> dict[str, Any]:
     """A verification as plain data."""
     leaves = [dataclasses.asdict(leaf) | {"allowed": leaf.allowed, "ok": leaf.ok} for leaf in verification.leaves]
     return dataclasses.asdict(verification) | {

@@ -1,10 +1,10 @@
 """Versions side by side: steps, plans, policies, saved footprints and foreign programs, with their differences.
 
-Read in this order: `comparison` (the data), `differences` (of footprints), `compare` (anything as a footprint), `rows`
-(for spreadsheets and frames); then `verdict` and `verdicts` (the worth of each rule of a policy).
+Read in this order: `comparison` (the data), `differences` (of footprints), `versions` (anything as a footprint), `rows`
+(for spreadsheets and frames); then `verdict` and `ablation` (the worth of each rule of a policy).
 """
 
-from jaxckpt.comparison.compare import Version, compare, footprint_of_path
+from jaxckpt.comparison.ablation import verdicts
 from jaxckpt.comparison.comparison import (
     BufferChange,
     ComparedVersion,
@@ -17,7 +17,7 @@ from jaxckpt.comparison.comparison import (
 from jaxckpt.comparison.differences import compare_footprints, peak_changes
 from jaxckpt.comparison.rows import Row, comparison_frame, comparison_rows
 from jaxckpt.comparison.verdict import Verdict, Verdicts
-from jaxckpt.comparison.verdicts import verdicts
+from jaxckpt.comparison.versions import Version, compare, footprint_of_path
 
 __all__ = [
     "BufferChange",

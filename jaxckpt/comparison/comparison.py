@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxckpt._shown import Shown
+from jaxckpt._units import format_bytes
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Part, Role, ScopeMemory
 
@@ -107,7 +108,7 @@ class RecomputedOp:
     runs: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Comparison(Shown):
     """Versions of a program side by side.
 
@@ -129,6 +130,10 @@ class Comparison(Shown):
     recomputed: tuple[RecomputedOp, ...] = ()
     frontier: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
+        return ", ".join(f"{each.name}: {format_bytes(each.footprint.total_bytes)}" for each in self.versions)
 
     def __getitem__(self, name: str) -> Footprint:
         """The footprint of a version.

@@ -85,7 +85,7 @@ def _recomputed_runs(memory: MemoryMap) -> Counter[tuple[str, str, bool]]:
     runs = Counter[tuple[str, str, bool]]()
     for kernel in memory.kernels:
         if kernel.part is Part.RECOMPUTE or kernel.by_xla:
-            runs[kernel.scope, kernel.op or kernel.opcode, kernel.by_xla] += kernel.count
+            runs[kernel.scope, kernel.op or kernel.opcode, kernel.by_xla] += kernel.count  # type: ignore[assignment]  # shares of branches
     return runs
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from jaxckpt._shown import Shown
+from jaxckpt._units import format_bytes
 
 Word = Literal["free", "pays", "costs", "no effect"]
 
@@ -42,7 +43,7 @@ class Verdict:
     step_s_change: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verdicts(Shown):
     """Verdicts on all rules of a policy, or on all names of a step.
 
@@ -69,6 +70,12 @@ class Verdicts(Shown):
     step_s: float
     compiles: int
     verdicts: tuple[Verdict, ...] = ()
+
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
+        total = f"{format_bytes(self.total_bytes)} on {self.target}"
+        words = ", ".join(f"{each.subject}: {each.word}" for each in self.verdicts)
+        return f"{self.policy} on {self.step}, {total}; {words or 'no rules'}"
 
     def of(self, subject: str) -> Verdict:
         """The verdict on a name, or on a rule by its text.

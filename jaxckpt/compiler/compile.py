@@ -5,6 +5,7 @@ their leaves crash then. Nothing runs. `Compilation` keeps the executable for ot
 """
 
 import itertools
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from jaxckpt import _compat
 from jaxckpt.compiler.compile_options import quick_options
 from jaxckpt.compiler.dump_folder import dump_options, dumped_program
 from jaxckpt.compiler.failures import compile_error, no_figures_error
-from jaxckpt.compiler.footprint import Footprint
+from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.compiler.hlo_constants import chooses_convolutions, constant_bytes
 from jaxckpt.compiler.placement import mesh_of_target, place, place_sharding
 from jaxckpt.compiler.xla_remat import audit
@@ -85,7 +86,7 @@ class LoweredStep:
           CompileError: Compiling failed, or the compiler gave no figures.
         """
         started_s = time.perf_counter()
-        temporary = tempfile.TemporaryDirectory(prefix="jaxckpt-", ignore_cleanup_errors=True)
+        temporary = tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-", ignore_cleanup_errors=True)
         with temporary as folder, quick_options(self.target) as quick, _explained(self.name, self.target):
             options = dict(dump_options(folder)) | quick | dict(self.compiler_options)
             executable = self.lowered.compile(compiler_options=options)
@@ -97,7 +98,8 @@ class LoweredStep:
 
     def _footprint(self, executable: jax.stages.Compiled, program: bytes | None, compile_s: float) -> Footprint:
         target, is_read = self.target, _compat.read_arguments(self.traced)  # jit drops those that nobody reads
-        memory, problems, seconds = None, (), 0.0
+        memory, seconds = None, 0.0
+        problems: tuple[str, ...] = ()
         figures = _reported_figures(executable)
         if not any(figures.values()) and any(leaf.size for leaf in jax.tree.leaves(self.traced.out_info)):
             raise no_figures_error(name=self.name, target=target)
@@ -172,7 +174,7 @@ def _jit_flat(
     out_shardings: Sequence[jax.sharding.Sharding | None] | None,
     name: str,
 ) -> jax.stages.Wrapped:
-    def flat_step(*leaves):
+    def flat_step(*leaves: Any) -> tuple[Any, ...]:
         return tuple(function(*leaves))
 
     flat_step.__name__ = flat_step.__qualname__ = name  # XLA names the program after it

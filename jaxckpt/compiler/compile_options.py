@@ -6,6 +6,7 @@ off. Plans of one step run hardly different kernels: the cache keeps compiled ke
 """
 
 import functools
+import os
 import tempfile
 import threading
 from collections import defaultdict
@@ -27,7 +28,7 @@ A file is a device's: XLA finds a kernel by what the kernel computes, whatever i
 @functools.cache
 def _folder() -> tempfile.TemporaryDirectory[str]:
     """The folder of the files; the end of the process deletes it."""
-    return tempfile.TemporaryDirectory(prefix="jaxckpt-kernels-", ignore_cleanup_errors=True)
+    return tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-kernels-", ignore_cleanup_errors=True)
 
 
 @contextmanager

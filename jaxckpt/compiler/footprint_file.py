@@ -1,16 +1,17 @@
 """Footprints as files: one JSON object with a version and a digest of its contents; ".gz" behind the name packs it.
 
-Read after `footprint`.
+Read after `footprint_data`.
 """
 
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 from jaxckpt._errors import FootprintFileError, HloError, PlanFileError
 from jaxckpt._files import write_atomically
 from jaxckpt._records import RecordError, digest, parse_json, read_document
-from jaxckpt.compiler.footprint import Footprint
+from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.hlo import memory_from_plain, plain_from_memory
 
 FORMAT = "jaxckpt footprint"
@@ -46,7 +47,7 @@ def load_footprint(path: str | Path) -> Footprint:
     path = Path(path)
     try:
         document = read_document(path, parse_json, format_=FORMAT, version=VERSION)
-        contents = {key: document.get(key) for key in ("footprint", "memory")}
+        contents: dict[str, Any] = {key: document.get(key) for key in ("footprint", "memory")}
         if document.get("digest") != digest(contents):
             raise RecordError(["its digest is not that of its contents: it was changed after it was written"])
         figures = Footprint.from_dict(contents["footprint"])

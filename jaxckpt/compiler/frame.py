@@ -1,6 +1,6 @@
 """Data as pandas frames, for those who have pandas: it is loaded only here, and only when asked.
 
-Read after `footprint`.
+Read after `footprint_data`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 from jaxckpt._errors import MissingPackageError
-from jaxckpt.compiler.footprint import Footprint
+from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.hlo import Buffer, MemoryMap
 
 _BUFFER = tuple(each.name for each in fields(Buffer))

@@ -14,7 +14,7 @@ import jax
 from jaxckpt import _compat
 from jaxckpt._errors import HloError
 from jaxckpt._units import format_bytes
-from jaxckpt.compiler.footprint import Footprint
+from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.hlo import MemoryMap, Space, Use, hlo_from_text, memory_from_hlo, step_s
 from jaxckpt.machine import Target
 

@@ -6,7 +6,7 @@ are neighbours. All three run here on one engine over any step's graph.
 
 Read in this order: `program` (what is run), `training` (several steps of it), `from_graph`, `log` (DTR's format),
 `evictors` and `memory` (the rules, as data), `state`, `pool`, `union_find`, `score`, `sliding_window`, `search`,
-`eviction`, `banishing`, `engine` (the loops), `simulation` and `outcome` (what is said of a run), `simulate`,
+`eviction`, `banishing`, `engine` (the loops), `simulation` and `outcome` (what is said of a run), `simulator`,
 `addresses` (where everything lay), `online` (call by call), `strategies` (a simulation as a plan). The subpackage
 `eager` runs a step on real arrays, `compare` puts evictors beside each other; both are loaded when one of their names
 is first used.
@@ -34,8 +34,8 @@ from jaxckpt.dynamic.memory import MEMORIES, Dealloc, Fit, Memory, Mode
 from jaxckpt.dynamic.online import Online
 from jaxckpt.dynamic.pool import Pool, PoolError
 from jaxckpt.dynamic.program import Call, Program, ProgramError, Tensor, unit_chain
-from jaxckpt.dynamic.simulate import live_bytes, simulate
 from jaxckpt.dynamic.simulation import Event, EventKind, Simulation, Status
+from jaxckpt.dynamic.simulator import live_bytes, simulate
 from jaxckpt.dynamic.state import Task
 
 if TYPE_CHECKING:

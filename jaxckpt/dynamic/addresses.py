@@ -1,6 +1,6 @@
 """Where everything lay in memory, from the first execution to the last: what can be drawn and watched.
 
-Time is counted in executions of calls, repetitions with them. Read after `simulate`.
+Time is counted in executions of calls, repetitions with them. Read after `simulator`.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from jaxckpt.dynamic.evictors import evictor as rule_of
 from jaxckpt.dynamic.memory import MEMORIES, Memory, Mode
 from jaxckpt.dynamic.outcome import simulation_of
 from jaxckpt.dynamic.program import Constant, Program
-from jaxckpt.dynamic.simulate import Budget, ended, task_of
 from jaxckpt.dynamic.simulation import Simulation
+from jaxckpt.dynamic.simulator import Budget, ended, task_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

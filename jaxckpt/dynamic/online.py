@@ -4,7 +4,7 @@ Going through an `Online` goes through the calls of the program, and says for ea
 to drop, what to compute again, the call itself. `Online.reprice` then takes what the call has cost, which decides from
 then on. It is the engine of `simulate`, stopped behind each call: with the same prices it decides the same.
 
-Read after `simulate`.
+Read after `simulator`.
 """
 
 from collections.abc import Iterator

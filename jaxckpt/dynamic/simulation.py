@@ -38,7 +38,7 @@ class Event:
     """Of the call, or of the tensor that owns the storage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Simulation(Shown):
     """A run of a program under a budget.
 
@@ -103,6 +103,10 @@ class Simulation(Shown):
     def overhead(self) -> float:
         """Price of everything over that of the first runs: 1 where nothing was recomputed."""
         return 1 + self.recompute_price / self.base_price if self.base_price else 1.0
+
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
+        return str(self).splitlines()[0]
 
     def __str__(self) -> str:
         budget = "no limit" if self.budget_bytes is None else format_bytes(self.budget_bytes)

@@ -19,8 +19,8 @@ from jaxckpt.dynamic.evictors import evictor as rule_of
 from jaxckpt.dynamic.kernel_program import program_of_kernels
 from jaxckpt.dynamic.memory import MEMORIES, Memory, Mode
 from jaxckpt.dynamic.program import Program
-from jaxckpt.dynamic.simulate import live_bytes, simulate
 from jaxckpt.dynamic.simulation import Simulation
+from jaxckpt.dynamic.simulator import live_bytes, simulate
 from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.solve.problem import Problem, decide, solve_none
 from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts

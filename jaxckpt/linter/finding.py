@@ -45,7 +45,7 @@ class Finding:
         return f"{self.code}: {self.title} [{self.where}{more}] {self.said} {self.fix}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Findings(Shown):
     """All findings of one step, errors first.
 
@@ -65,6 +65,10 @@ class Findings(Shown):
 
     def __len__(self) -> int:
         return len(self.findings)
+
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
+        return f"{self.step}: {', '.join(self.codes) or 'nothing to say'}"
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.findings)) or f"{self.step}: nothing to say"

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxckpt import _compat
-from jaxckpt._compilers import compiler_for
+from jaxckpt._compilers import compiler_for, require_compiler
 from jaxckpt._errors import TargetError, UnknownTargetError, closest_names
 from jaxckpt._units import format_bytes
 from jaxckpt.cost.rates import Rates
@@ -179,6 +179,16 @@ class Target:
     def compiler_version(self) -> str:
         """Of the plugin that compiles for this target, or "" where it is not installed; loads nothing."""
         return compiler_for(self.platform).version or ""
+
+    def require_compiler(self) -> None:
+        """Asks for the compiler of this target without loading it: worth doing before a step is traced.
+
+        Raises:
+          MissingPackageError: The compiler is not installed.
+          VersionMismatchError: The compiler does not fit the installed jax.
+        """
+        if self.compile_only:
+            require_compiler(self.platform, target=self.name)
 
     @property
     def devices(self) -> tuple[_compat.Device, ...]:

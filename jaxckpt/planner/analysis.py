@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 from jaxckpt._shown import Shown
 from jaxckpt._step import Step
+from jaxckpt._units import format_bytes
 from jaxckpt.ir import Graph, Phase
 from jaxckpt.machine import Target
-from jaxckpt.planner.plan import Described, describe
+from jaxckpt.planner.user_plan import Described, describe
 from jaxckpt.solve import Problem, solve
 from jaxckpt.trace import trace_step
 
@@ -34,7 +35,7 @@ class ScopeResiduals:
     reader_count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Analysis(Shown):
     """A step's residuals, by scope.
 
@@ -63,6 +64,13 @@ class Analysis(Shown):
     unplanned_s: float
     unpriced: tuple[tuple[str, int], ...]
     phases_source: str
+
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
+        totals = f"{format_bytes(self.unplanned_bytes)} as it is, {format_bytes(self.smallest_bytes)} at the least"
+        return (
+            f"{self.step} on {self.target}: {format_bytes(self.kept_bytes)} kept for the backward; {totals}, predicted"
+        )
 
     @property
     def residual_bytes(self) -> int:

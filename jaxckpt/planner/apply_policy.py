@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from jaxckpt import ir
 from jaxckpt._errors import PolicyError
@@ -13,17 +13,19 @@ from jaxckpt.rewrite import apply_decided
 from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import Traced
 
+_Arguments = ParamSpec("_Arguments")
+_Results = TypeVar("_Results")
 _RATES = Target("h200").rates
 """A policy's stages depend on bytes; seconds only break ties."""
 
 
 def apply(
-    step: Callable[..., Any],
+    step: Callable[_Arguments, _Results],
     policy: Policy | str | Path | None = None,
     *,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
-) -> Callable[..., Any]:
+) -> Callable[_Arguments, _Results]:
     """The step with a policy carried out. Nothing is compiled for a target and no budget is kept.
 
     Args:

@@ -21,9 +21,9 @@ from jaxckpt._shown import Shown
 from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.machine import Target
 from jaxckpt.planner.options import PlanKeywords, PlanOptions
-from jaxckpt.planner.plan import Plan
 from jaxckpt.planner.planner import Planner
 from jaxckpt.planner.step_spec import step_from_spec
+from jaxckpt.planner.user_plan import Plan
 
 # Bounds of the compiles for one search; no benchmark fixed the exact values.
 _ROUNDS = 6
@@ -65,7 +65,7 @@ class TriedBatch:
         return self.batch / self.step_s if self.step_s else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class BatchSearch(Shown):
     """The batches that were tried for a step under a budget.
 
@@ -88,6 +88,13 @@ class BatchSearch(Shown):
     largest: TriedBatch
     fastest: TriedBatch
     compiles: int
+
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
+        return (
+            f"{self.step} on {self.target}: batch {self.batch} is the largest within {format_bytes(self.budget_bytes)},"
+            f" {self.fastest.batch} the fastest"
+        )
 
     @property
     def batch(self) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from jaxckpt import _compat
 from jaxckpt._errors import AgreementError
-from jaxckpt.planner.plan import Plan
 from jaxckpt.planner.plan_file import plan_from_text, text_from_plan
+from jaxckpt.planner.user_plan import Plan
 from jaxckpt.rewrite import broadcast
 
 _FAILED = "failed: "

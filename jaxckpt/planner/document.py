@@ -1,17 +1,18 @@
 """A plan as a document: nested dicts, lists, texts and numbers, as TOML and JSON have them, and back.
 
 `_PlanFile` is the schema. Decisions are written one entry for each kind of value, the same value of every layer
-together ("GPT/block_*/qkv", layers "0-11"). The document holds a digest of itself: its figures were measured for these
-very decisions, so a document in which either was changed is no plan. (A file that a person may write by hand is a
-policy.)
+together ("GPT/block_*/qkv", layers "0-11"). The document holds a digest of all but the decisions, and the decisions as
+they were planned: where a person has changed some, the plan is read as an edited one, without the figures that were
+measured for others. A document in which anything else was changed is no plan.
 
-Read after `plan`. For documents as files see `plan_file`.
+Read after `user_plan`. For documents as files see `plan_file`.
 """
 
 import importlib.metadata
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from itertools import groupby
 from typing import Annotated, Any
 
 from jaxckpt import _records, ir
@@ -19,7 +20,7 @@ from jaxckpt._records import Limit, RecordError, TomlTable, read_record, shared_
 from jaxckpt._version import __version__
 from jaxckpt.compiler import Footprint
 from jaxckpt.ir.layers import fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
-from jaxckpt.planner.plan import Argument, Attempt, Described, Plan
+from jaxckpt.planner.user_plan import Argument, Attempt, Described, Plan, decision_text, with_changes
 
 FORMAT = "jaxckpt-plan"
 VERSION = 1
@@ -82,6 +83,8 @@ class _PlanFile:
     written_by: _Versions
     predicted: ir.Prediction | None = None
     measured: Footprint | None = None
+    estimated_step_s: float = 0.0
+    as_planned: tuple[str, ...] = ()
     attempt: tuple[Attempt, ...] = ()
     decision: tuple[Any, ...] = ()
     arguments: _Arguments
@@ -100,21 +103,38 @@ def document_from_plan(plan: Plan) -> TomlTable:
         "written_by": _Versions(jaxckpt=__version__, jax=jax, jaxlib=jaxlib),
         "predicted": plan.prediction,
         "measured": plan.footprint,
+        "as_planned": tuple(_run_lengths(decision_text(decision) for decision in plan.decisions.values())),
         "attempt": plan.attempts,
         "decision": tuple(_entries(plan)),
         "arguments": _Arguments(static_argnums=plan.static_argnums, flat=tuple(map(_line, plan.arguments))),
     }
     document = table_from_record(_PlanFile(**shared_fields(plan, _PlanFile) | own))
-    for key in ("attempt", "decision", "layers", "stretches", "nests"):
+    for key in ("as_planned", "attempt", "decision", "layers", "stretches", "nests"):
         if not document[key]:
             del document[key]
-    return document | {"digest": digest(document)}
+    return document | {"digest": digest(document, plan.described)}
 
 
-def digest(document: Mapping[str, Any]) -> str:
-    """A hash of all keys of a document but its own digest; comments and order do not change the hash."""
+def digest(document: Mapping[str, Any], described: Iterable[Described]) -> str:
+    """A hash of all keys of a document but its own digest; comments and order do not change the hash.
+
+    Of entries of decisions only the values count, where the document says the decisions a second time.
+    """
     contents = {key: entry for key, entry in document.items() if key != "digest"}
+    if contents.get("as_planned"):
+        contents["decision"] = [table_from_record(each) for each in described]
     return _records.digest(contents, separators=None)
+
+
+def _run_lengths(texts: Iterable[str]) -> Iterator[str]:
+    """Texts with how often each comes in a row, "3 x save"."""
+    return (f"{len(list(alike))} x {text}" for text, alike in groupby(texts))
+
+
+def _texts(run_lengths: Iterable[str]) -> Iterator[str]:
+    for each in run_lengths:
+        count, _, text = each.partition(" x ")
+        yield from [text] * int(count)
 
 
 def _line(argument: Argument) -> str:
@@ -144,20 +164,24 @@ def plan_from_document(document: TomlTable) -> Plan:
     """Reads a document of our format and version; a `RecordError` has all that is not as it was written."""
     file = read_record(_PlanFile, document)
     decided = sorted(_decided_values(file.decision), key=lambda pair: pair[0].value)
-    if file.digest != digest(document):
-        raise RecordError(["its digest is not that of its contents: it was changed after it was written"])
+    described = tuple(described for described, _ in decided)
+    if file.digest != digest(document, described):
+        raise RecordError(["its digest is not that of its contents: not only decisions were changed in it"])
     own = {
         "decisions": {described.value: decision for described, decision in decided},
         "loop_splits": file.stretches,
         "loop_tilings": file.nests,
         "prediction": file.predicted,
         "footprint": file.measured,
-        "described": tuple(described for described, _ in decided),
+        "described": described,
         "arguments": tuple(map(_argument, file.arguments.flat)),
         "static_argnums": file.arguments.static_argnums,
         "attempts": file.attempt,
     }
-    return Plan(**shared_fields(file, Plan) | own)
+    plan = Plan(**shared_fields(file, Plan) | own)
+    before = dict(zip(plan.decisions, _texts(file.as_planned), strict=True)) if file.as_planned else {}
+    is_edited = any(decision_text(plan.decisions[value]) != text for value, text in before.items())
+    return with_changes(plan, before) if is_edited else plan
 
 
 def _decided_values(entries: tuple[Any, ...]) -> list[tuple[Described, ir.Decision]]:

@@ -83,7 +83,7 @@ class Share:
     largest: tuple[Buffer, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Floor(Shown):
     """The least total of a step with a plan, by purpose.
 
@@ -101,6 +101,11 @@ class Floor(Shown):
     footprint: Footprint
     shares: tuple[Share, ...]
     remedies: tuple[Remedy, ...] = ()
+
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
+        largest = ", ".join(f"{each.holder} {format_bytes(each.size_bytes)}" for each in self.shares[:3])
+        return f"{self.step or 'the step'}: at least {format_bytes(self.total_bytes)}; largest: {largest}"
 
     @property
     def total_bytes(self) -> int:

@@ -15,14 +15,14 @@ from jaxckpt._errors import ArgumentError, InfeasibleBudgetError
 from jaxckpt._progress import Progress
 from jaxckpt._shown import Shown
 from jaxckpt._step import Step
-from jaxckpt._units import budget_bytes, format_bytes
+from jaxckpt._units import budget_bytes, format_bytes, format_seconds
 from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
 from jaxckpt.planner.gc_pause import collector_paused
 from jaxckpt.planner.model_error import CompiledPlan, ModelError
 from jaxckpt.planner.options import PlanKeywords, PlanOptions
-from jaxckpt.planner.plan import Plan
 from jaxckpt.planner.planner import Planner
+from jaxckpt.planner.user_plan import Plan
 
 _ASKED = 3
 """Budgets asked of the model for each point to compile. More give a smoother expected frontier (`Frontier.between`) for
@@ -49,7 +49,7 @@ class ExpectedPoint:
     step_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Frontier(Shown):
     """Plans of one step from the smallest to the fastest; none is beaten by another both ways.
 
@@ -70,6 +70,11 @@ class Frontier(Shown):
     unplanned: Footprint = field(repr=False)
     compiles: int = 0
     dropped: int = 0
+
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
+        ends = (f"{format_bytes(p.total_bytes)} in {format_seconds(p.step_s)}" for p in (self.smallest, self.fastest))
+        return f"{self.step} on {self.target}: {len(self)} plans from {' to '.join(ends)}"
 
     def __iter__(self) -> Iterator[FrontierPoint]:
         return iter(self.points)
@@ -150,9 +155,11 @@ def pareto(
         raise ArgumentError(
             "pareto(points=...) needs two ends.", got=f"points = {points!r}", needed="2 or more", advice="points=8"
         )
+    machine = Target(target)
+    machine.require_compiler()
     planner = Planner(
         Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums),
-        target=target,
+        target=machine,
         options=replace(options, **keywords),
         progress=progress,
     )

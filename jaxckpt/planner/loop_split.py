@@ -230,8 +230,9 @@ class LoopSplitter:
         """The first op of each part of a split loop."""
         seen: set[int] = set()
         for op in split.traced.graph.ops:
-            opened = None if op.loop is None else split.traced.program.loops[op.loop]
-            if opened is not None and opened.offset is not None and op.loop not in seen:
+            if op.loop is None or op.loop in seen:
+                continue
+            if split.traced.program.loops[op.loop].offset is not None:
                 seen.add(op.loop)
                 yield op.id
 

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import PlanFileError
-from jaxckpt._files import write_atomically
+from jaxckpt._files import require_place, write_to_place
 from jaxckpt._records import RecordError, TomlTable, parse_toml, read_document
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.planner.document import FORMAT, VERSION, document_from_plan, plan_from_document
-from jaxckpt.planner.plan import Plan
+from jaxckpt.planner.user_plan import Plan
 
 _HEADER = (
     "A plan of jaxckpt: what to do with each residual of one training step.",
-    "Read it with jaxckpt.load_plan. It fits only the step that it was made for, and only as it stands: its figures",
-    "were measured for these decisions. What is to be written by hand is a policy.",
+    "Read it with jaxckpt.load_plan. It fits only the step that it was made for. Decisions may be changed by hand; the",
+    "figures are of the decisions as they were planned, and void then: jaxckpt plan --check FILE measures anew.",
 )
 
 
@@ -31,25 +31,19 @@ def save_plan(plan: Plan, path: str | Path) -> None:
     A file that is there is replaced; a link is followed.
 
     Raises:
-      PlanFileError: The folder is not there, or the plan holds what a file cannot (a number that is not one).
-      OSError: The disk is full, or the folder cannot be written to; what was there before is there still.
+      PlanFileError: The path takes no file (its folder is not there or may not be written to, or it is a folder), or
+        the plan holds what a file cannot (a number that is not one).
+      OSError: The disk is full; what was there before is there still.
     """
     path = Path(path)
     require_folder(path)
-    write_atomically(path, _checked_text(plan, path).encode())
+    data = _checked_text(plan, path).encode()
+    write_to_place(path, data, called=f"save_plan({str(path)!r})", error=PlanFileError)
 
 
 def require_folder(path: Path) -> None:
-    """Refuses a path whose folder is not there: worth asking before the plan is made."""
-    if not path.parent.is_dir():
-        raise PlanFileError(
-            f"save_plan({str(path)!r}): the folder is not there.",
-            got=str(path.parent),
-            needed="a folder that exists",
-            advice=f"mkdir -p {path.parent}",
-            path=path,
-            problems=(),
-        )
+    """Refuses a path that takes no plan file: worth asking before the plan is made."""
+    require_place(path, called=f"save_plan({str(path)!r})", error=PlanFileError)
 
 
 def text_from_plan(plan: Plan) -> str:
@@ -66,11 +60,12 @@ def load_plan(path: str | Path) -> Plan:
     """Reads a plan that `save_plan` wrote.
 
     Returns:
-      An equal plan. Whether it is for a step shows when it is applied to it.
+      An equal plan; where decisions were changed in the file, as `Plan.edited` makes it. Whether it is for a step shows
+      when it is applied to it, or with `jaxckpt plan --check`.
 
     Raises:
       PlanFileError: The file is not there, is no plan, is of a version that we do not read, or is not as it was
-        written; all that is wrong is numbered in the message and listed in `problems`.
+        written, but for its decisions; all that is wrong is numbered in the message and listed in `problems`.
     """
     path = Path(path)
     try:

@@ -10,11 +10,11 @@ The loop itself is in `search`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from jaxckpt import ir
 from jaxckpt._errors import InfeasibleBudgetError, PolicyError
@@ -31,9 +31,9 @@ from jaxckpt.planner.loop_split import LoopSplitter
 from jaxckpt.planner.loop_tiling import TilingSolver
 from jaxckpt.planner.model_error import CompiledPlan
 from jaxckpt.planner.options import PlanKeywords, PlanOptions, require_mesh
-from jaxckpt.planner.plan import Argument, Described, Plan, describe
 from jaxckpt.planner.refusals import larger_arguments, undone_by_cpu
 from jaxckpt.planner.search import BudgetSearch
+from jaxckpt.planner.user_plan import Argument, Described, Plan, describe
 from jaxckpt.planner.verify_plan import verification_note
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite
@@ -158,15 +158,15 @@ class Planner:
           PolicyError, TooLargeError: The strategy cannot do anything with this step.
         """
         solver = self._solver_named(strategy)
+        is_undone = self.target.platform == "cpu"
+        if is_undone and solver is self.solver:
+            self._refuse_undone(budget)
         baseline_bytes = None
         if budget_fraction(budget) is not None:
             baseline_bytes = self.unplanned.total_bytes
         limit_bytes = budget_bytes(budget, baseline_bytes=baseline_bytes)
         if self.fixed_bytes > limit_bytes:
             raise larger_arguments(budget, limit_bytes, self.graph, target=self.target.name)
-        is_undone = self.target.platform == "cpu" and solver is self.solver
-        if is_undone and self.solver.empty_plan.predicted.total_bytes > limit_bytes:
-            raise undone_by_cpu(budget, limit_bytes, self.solver.empty_plan.predicted.total_bytes)
         generators = generators_for(self) if solver is self.solver else [SolverPlans(lambda: solver)]
         try:
             found = BudgetSearch(self, budget, limit_bytes, generators, most=self.options.max_compiles).run()
@@ -174,7 +174,14 @@ class Planner:
             if is_undone:
                 raise undone_by_cpu(budget, limit_bytes, self.unplanned.total_bytes) from None
             raise
-        return self.solver.bounded(found) if solver is self.solver else found
+        return cast(Plan, self.solver.bounded(found)) if solver is self.solver else found
+
+    def _refuse_undone(self, budget: str | int | float) -> None:
+        """Refuses a budget below the step's own total on the CPU, before anything is compiled."""
+        unplanned_bytes = self.solver.empty_plan.predicted.total_bytes
+        limit_bytes = budget_bytes(budget, baseline_bytes=unplanned_bytes)
+        if self.fixed_bytes <= limit_bytes < unplanned_bytes:
+            raise undone_by_cpu(budget, limit_bytes, unplanned_bytes)
 
     def follow(self, policy: Policy | None) -> Plan:
         """Compiles the plan that a policy makes of the step, without a budget; None for the marks in the step only.
@@ -256,6 +263,16 @@ class Planner:
         """The memory of the smallest plan by purpose, with remedies other than a plan."""
         return floor_of(self.smallest().footprint, self.graph, step=self.traced.name)
 
+    @contextmanager
+    def saying(self, attempt: str) -> Iterator[None]:
+        """Progress begins with these words inside it: which attempt of how many this is."""
+        say = self._say
+        self._say = lambda sentence: say(f"{attempt}: {sentence}")
+        try:
+            yield
+        finally:
+            self._say = say
+
     def measure(self, plan: ir.GraphPlan) -> CompiledPlan:
         """A plan with its compiled footprint; each plan is compiled once."""
         if plan not in self._footprints:
@@ -265,10 +282,13 @@ class Planner:
     def measure_all(self, plans: Iterable[ir.GraphPlan]) -> list[CompiledPlan]:
         """Plans with their compiled footprints; where the machine has the cores, they are compiled side by side."""
         plans = list(plans)
+        missing = [plan for plan in dict.fromkeys(plans) if not self.is_compiled(plan)]
         if most_compiles() > 1:
-            missing = [plan for plan in dict.fromkeys(plans) if not self.is_compiled(plan)]
             for plan, made in zip(missing, compile_side_by_side(map(self._lowered, missing)), strict=True):
                 self._footprints[plan] = made.footprint
+        for number, plan in enumerate(missing, 1):
+            with self.saying(f"plan {number} of {len(missing)}"):
+                self.measure(plan)
         return [self.measure(plan) for plan in plans]
 
     def _lowered(self, plan: ir.GraphPlan) -> LoweredStep:
@@ -344,6 +364,7 @@ class Planner:
             **shared,
             target=self.target.name,
             footprint=candidate.footprint,
+            estimated_step_s=self.step_s_with_stalls(candidate),
             described=tuple(self.described(candidate.plan)),
             arguments=tuple(self.arguments()),
             notes=notes,
@@ -401,9 +422,11 @@ def plan(
       BudgetError, NoGradientError, ArgumentError, UnknownTargetError, MissingPackageError,
       UnknownStrategyError: The call cannot be understood or carried out; the message says what to do.
     """
+    machine = Target(target)
+    machine.require_compiler()  # before the step is traced
     planner = Planner(
         Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums),
-        target=target,
+        target=machine,
         options=replace(options, **keywords),
         progress=progress,
     )

@@ -22,8 +22,8 @@ from jaxckpt.planner.floor import floor_of
 from jaxckpt.planner.generators import Candidate, CandidatePool, Generator, is_unplanned
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan
-from jaxckpt.planner.plan import Attempt, Plan
 from jaxckpt.planner.refusals import infeasible
+from jaxckpt.planner.user_plan import Attempt, Plan
 
 if TYPE_CHECKING:
     from jaxckpt.planner.planner import Planner
@@ -121,7 +121,8 @@ class BudgetSearch:
 
     def _compile(self, plan: ir.GraphPlan, generator: Generator) -> None:
         was_compiled = self.planner.is_compiled(plan)
-        compiled = self.pool.compile(plan, generator)
+        with self.planner.saying(self._attempt(plan)):
+            compiled = self.pool.compile(plan, generator)
         self.attempts.append(
             Attempt(
                 strategy=plan.strategy,
@@ -131,6 +132,16 @@ class BudgetSearch:
                 compile_s=0.0 if was_compiled else compiled.footprint.compile_s,
             )
         )
+
+    def _attempt(self, plan: ir.GraphPlan) -> str:
+        """Words for progress: the attempt's number, its prediction, the budget, and the total of the last attempt."""
+        number = len(self.attempts) + 1
+        most = f"of at most {self.most}" if number <= self.most else f"before a refusal, beyond {self.most}"
+        wanted = (
+            f"{format_bytes(plan.predicted.total_bytes)} predicted for a budget of {format_bytes(self.limit_bytes)}"
+        )
+        last = f", the last took {format_bytes(self.attempts[-1].measured_bytes)}" if self.attempts else ""
+        return f"attempt {number} {most} ({plan.strategy}: {wanted}{last})"
 
     def _notes(self, best: CompiledPlan) -> Iterator[str]:
         if is_unplanned(best.plan):

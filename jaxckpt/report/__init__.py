@@ -20,12 +20,13 @@ from jaxckpt.report.html import (
     require_report_folder,
     save_page,
     save_text,
+    text_of,
 )
 from jaxckpt.report.lint import findings_report
 from jaxckpt.report.machines import calibration_report, targets_report
 from jaxckpt.report.memory import footprint_report
 from jaxckpt.report.oom import oom_report
-from jaxckpt.report.plan import plan_report
+from jaxckpt.report.plan import plan_check_report, plan_report
 from jaxckpt.report.policy import policy_report
 from jaxckpt.report.rows import table_of_known
 from jaxckpt.report.text import print_report, render_text
@@ -54,6 +55,7 @@ __all__ = [
     "frontier_report",
     "html_of",
     "oom_report",
+    "plan_check_report",
     "plan_report",
     "policy_report",
     "print_report",
@@ -66,6 +68,7 @@ __all__ = [
     "save_text",
     "table_of_known",
     "targets_report",
+    "text_of",
     "to_csv",
     "verdicts_report",
     "verification_report",

@@ -38,7 +38,7 @@ def _totals(analysis: Analysis) -> Table:
             ("  were each residual an array", format_bytes(analysis.residual_bytes)),
             ("predicted total, nothing recomputed", format_bytes(analysis.unplanned_bytes)),
             ("predicted total, everything recomputed", format_bytes(analysis.smallest_bytes)),
-            (f"estimated step on {analysis.target}", format_seconds(analysis.unplanned_s)),
+            (f"predicted step on {analysis.target}", format_seconds(analysis.unplanned_s)),
         ),
     )
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import ReportFileError
-from jaxckpt._files import write_atomically
+from jaxckpt._files import require_place, write_to_place
 from jaxckpt._shown import Shown, report_builder
 from jaxckpt.report.svg import svg_lines
+from jaxckpt.report.text import UNLIMITED, render_text
 from jaxckpt.report.tree import Chart, Column, Element, Scatter, Section, Table, Text
 
 _CLASS = "jaxckpt-report"
@@ -68,6 +69,11 @@ def html_of(data: Any) -> str:
     return render_html(report_of(data))
 
 
+def text_of(data: Any) -> str:
+    """The same as plain text; what the shell and `print` show."""
+    return render_text(report_of(data), width=UNLIMITED).rstrip("\n")
+
+
 def render_html(part: Element) -> str:
     """A report as a piece of HTML, one element with its style, for a notebook or another page."""
     inner = "".join(_lowered(part, 1))
@@ -90,21 +96,16 @@ def save_page(part: Element, path: str | Path, *, title: str = "jaxckpt") -> Non
 
 def save_text(text: str, path: str | Path) -> None:
     """Writes a report that was made a text, whole or not at all."""
-    require_report_folder(path)
-    write_atomically(Path(path), text.encode())
+    write_to_place(Path(path), text.encode(), called=_called(path), error=ReportFileError)
 
 
 def require_report_folder(path: str | Path) -> None:
-    """Refuses a path whose folder is not there: worth asking before anything is compiled."""
-    folder = Path(path).parent
-    if not folder.is_dir():
-        raise ReportFileError(
-            f"the report {str(path)!r} cannot be written: its folder is not there.",
-            got=str(folder),
-            needed="a folder that exists",
-            advice=f"mkdir -p {folder}",
-            path=Path(path),
-        )
+    """Refuses a path that takes no file: worth asking before anything is compiled."""
+    require_place(Path(path), called=_called(path), error=ReportFileError)
+
+
+def _called(path: str | Path) -> str:
+    return f"the report {str(path)!r} cannot be written"
 
 
 def _style() -> Iterator[str]:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from jaxckpt._errors import TargetError
 from jaxckpt._units import format_bytes, format_seconds
+from jaxckpt.comparison.comparison import PeakBuffer
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer, Kernel, MemoryMap, Part, ScopeMemory, seconds_by_part
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
 from jaxckpt.machine import Target
-from jaxckpt.report.rows import array_text, layer_table, more_kinds, short_source
+from jaxckpt.report.rows import array_text, layer_table, more_kinds, short_source, signed_bytes
 from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 _BUFFER_ROWS = 12
@@ -45,7 +46,7 @@ def _total_rows(made: Footprint) -> Iterator[tuple[str, str]]:
     yield "total", format_bytes(made.total_bytes)
     yield "  arguments", format_bytes(made.argument_bytes)
     yield "  outputs", format_bytes(made.output_bytes)
-    yield "  of these in donated arguments", f"-{format_bytes(made.alias_bytes)}"
+    yield "  of these in donated arguments", signed_bytes(-made.alias_bytes, zero="none")
     yield "  temporaries", format_bytes(made.temp_bytes)
     if made.program_bytes:
         yield "  program and constants", format_bytes(made.program_bytes)
@@ -126,7 +127,7 @@ def _buffer_cells(group: Layers[Buffer]) -> tuple[int | str, ...]:
     )
 
 
-def role_text(buffer: Buffer) -> str:
+def role_text(buffer: Buffer | PeakBuffer) -> str:
     """Role of a buffer in words."""
     return str(buffer.role).replace("_", " ")
 
@@ -264,7 +265,7 @@ def _by_xla(added: tuple[Kernel, ...]) -> Section:
     return Section(title=title, parts=(table,))
 
 
-def _kernel_cells(group: Layers[Kernel]) -> tuple[int | str, ...]:
+def _kernel_cells(group: Layers[Kernel]) -> tuple[float | str, ...]:
     first, runs = group.items[0], sum(k.count for k in group.items)
     flops = sum(k.flops * k.count for k in group.items)
     return flops, first.op or first.opcode, str(len(group.items)), str(runs), f"{flops / 1e9:.3g}"

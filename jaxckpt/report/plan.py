@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.ir import Recompute
 from jaxckpt.ir.layers import Layers
-from jaxckpt.planner import Described, Plan
+from jaxckpt.planner import Described, Plan, PlanCheck
 from jaxckpt.report.rows import array_text, layer_table, more_kinds, short_source
 from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
@@ -26,23 +26,35 @@ def plan_report(plan: Plan) -> Section:
     return Section(title=f"Plan for {plan.target} ({plan.strategy})", parts=tuple(parts))
 
 
+def plan_check_report(checked: PlanCheck) -> Section:
+    """A plan of before: whether it is valid here, why not, what changed, and its figures now."""
+    title = "The plan is valid here" if checked.ok else "The plan is not valid here"
+    reasons = (Text(text=f"Reason: {problem}") for problem in checked.problems)
+    changes = (Text(text=change) for change in checked.changes)
+    rows = () if checked.total_bytes is None else tuple(_summary_rows(checked.plan))
+    summary = (Table(columns=columns("", ">"), rows=rows),) if rows else ()
+    return Section(title=title, parts=(*reasons, *changes, *summary))
+
+
 def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.budget_bytes is not None:
         yield "budget", format_bytes(plan.budget_bytes)
     if plan.footprint is not None:
         yield "compiled total", format_bytes(plan.footprint.total_bytes)
         yield "  of these temporaries", format_bytes(plan.footprint.temp_bytes)
+    if plan.estimated_step_s:
+        yield "estimated step, of the compiled program", format_seconds(plan.estimated_step_s)
     if plan.prediction is not None:
         yield "predicted total", format_bytes(plan.predicted.total_bytes)
-        yield "kept from forward to backward", format_bytes(plan.predicted.saved_bytes)
-        yield "estimated step", format_seconds(plan.predicted.step_s)
+        yield "  of these kept from forward to backward", format_bytes(plan.predicted.saved_bytes)
+        yield "predicted step, by the model", format_seconds(plan.predicted.step_s)
         yield "  of these recomputation", format_seconds(plan.predicted.recompute_s)
         if plan.predicted.gap is not None:
             yield "  the best plan saves at most", f"{plan.predicted.gap:.1%}"
-    for each in plan.loop_splits:
-        yield f"loop {each.loop} split", f"{' + '.join(map(str, each.lengths))} iterations"
-    for each in plan.loop_tilings:
-        yield f"loop {each.loop} tiled", f"{each.outer} x {each.inner} iterations"
+    for split in plan.loop_splits:
+        yield f"loop {split.loop} split", f"{' + '.join(map(str, split.lengths))} iterations"
+    for tiling in plan.loop_tilings:
+        yield f"loop {tiling.loop} tiled", f"{tiling.outer} x {tiling.inner} iterations"
 
 
 def _kept(plan: Plan) -> Table:

@@ -63,11 +63,11 @@ _CHART = _Paper(height=300.0, left=64.0, right=150.0, bottom=48.0, inset_x=(8.0,
 
 def svg_lines(picture: Scatter | Chart, *, escaped: Escape) -> Iterator[str]:
     """One `<svg>` element, piece by piece."""
-    paper, drawn = (_SCATTER, _scatter) if isinstance(picture, Scatter) else (_CHART, _chart)
+    paper = _SCATTER if isinstance(picture, Scatter) else _CHART
     label = escaped(f"{picture.title}: {picture.y_heading} over {picture.x_heading}")
     yield f'<svg viewBox="0 0 {_WIDTH:g} {paper.height:g}" role="img" aria-label="{label}" font-size="12.5">'
     yield from paper.axes(picture, escaped)
-    yield from drawn(picture, escaped)
+    yield from _scatter(picture, escaped) if isinstance(picture, Scatter) else _chart(picture, escaped)
     yield "</svg>"
 
 

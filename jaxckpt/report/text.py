@@ -4,6 +4,7 @@ Read after `tree`.
 """
 
 import io
+from typing import Literal
 
 from rich import box
 from rich.console import Console
@@ -13,6 +14,9 @@ from rich.text import Text as RichText
 
 from jaxckpt.report.tree import Chart, Element, Scatter, Section, Table, Text
 
+UNLIMITED = 10_000
+"""Columns of what is no terminal: tables are as wide as their content."""
+_SENTENCE_WIDTH = 120
 _PLOT_WIDTH, _PLOT_HEIGHT = 60, 10
 _MARKS = "123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -28,7 +32,7 @@ def print_report(part: Element, console: Console, *, unfold: bool = False) -> No
         case Table():
             _print_table(part, console, part.rows if unfold else part.shown)
         case Text():
-            console.print(RichText(part.text))
+            console.print(RichText(part.text), width=_sentence_width(console))
         case Scatter():
             console.print(RichText(_plotted(part)))
         case Chart():
@@ -42,21 +46,25 @@ def render_text(part: Element, *, width: int = 120, unfold: bool = False) -> str
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
+def _sentence_width(console: Console) -> int:
+    return _SENTENCE_WIDTH if console.width == UNLIMITED else console.width
+
+
 def _print_table(table: Table, console: Console, rows: tuple[tuple[str, ...], ...]) -> None:
     if table.title:
         console.print(RichText(f" {table.title}"))
     if rows or not table.rows:
-        console.print(Padding(_drawn(table, rows), (0, 0, 0, 1)))
+        console.print(Padding(_drawn(table, rows), (0, 0, 0, 1), expand=False))
     below = table.notes if len(rows) == len(table.rows) else (table.rest_line, *table.notes)
     for note in below:
-        console.print(RichText(f" {note}", style="dim"))
+        console.print(RichText(f" {note}", style="dim"), width=_sentence_width(console))
     console.print()
 
 
 def _drawn(table: Table, rows: tuple[tuple[str, ...], ...]) -> RichTable:
-    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(c.heading for c in table.columns))
     for column in table.columns:
-        justify = "right" if column.figures else "left"
+        justify: Literal["left", "right"] = "right" if column.figures else "left"
         drawn.add_column(RichText(column.heading), justify=justify, no_wrap=column.figures, overflow="fold")
     for row in rows:
         drawn.add_row(*map(RichText, row))

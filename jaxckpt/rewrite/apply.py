@@ -7,7 +7,7 @@ is done once for each kind of arguments.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.core
@@ -20,16 +20,19 @@ from jaxckpt.rewrite.known_bad import refuse_miscompiled
 from jaxckpt.rewrite.rewrite import Rewritten, rewrite
 from jaxckpt.trace import Traced, trace_stage, trace_step
 
+_Arguments = ParamSpec("_Arguments")
+_Results = TypeVar("_Results")
+
 
 def apply(
-    step: Callable[..., Any],
+    step: Callable[_Arguments, _Results],
     plan: GraphPlan,
     *,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
     arguments: Sequence[Argument] = (),
     graph: Graph | None = None,
-) -> Callable[..., Any]:
+) -> Callable[_Arguments, _Results]:
     """The step with a plan's decisions carried out: a function of the same signature, results and effects.
 
     Under `jax.jit` it is part of the trace around it; called directly, it is compiled once for each kind of arguments.
@@ -45,18 +48,18 @@ def apply(
 
 
 def apply_decided(
-    step: Callable[..., Any],
+    step: Callable[_Arguments, _Results],
     decide: Callable[[Traced], GraphPlan],
     *,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
-) -> Callable[..., Any]:
+) -> Callable[_Arguments, _Results]:
     """As `apply`, with decisions that `decide` makes when the step is called, once for each kind of arguments."""
     calls: dict[int, _RewrittenCall] = {}
     latest: Traced | None = None
 
     @functools.wraps(step, updated=())
-    def planned(*args: Any, **kwargs: Any) -> Any:
+    def planned(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Results:
         nonlocal latest
         call = None
         if latest is not None:  # jit gives back the same jaxpr where nothing has changed
@@ -68,7 +71,8 @@ def apply_decided(
             if not traced.closes_over_tracers():
                 latest = traced
                 calls[id(traced.stage.jaxpr)] = call
-        return call(args, kwargs)
+        results: _Results = call(args, kwargs)
+        return results
 
     return planned
 

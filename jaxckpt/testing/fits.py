@@ -101,7 +101,7 @@ def _too_large(name: str, made: Footprint, budget: str | int | float, most_bytes
     excess_bytes = made.total_bytes - most_bytes
     return FootprintAssertionError(
         f"assert_fits({name}, budget={budget!r}, target={made.target!r}): the step does not fit.",
-        got=f"{made}; {_exactly(excess_bytes)} too much",
+        got=f"{made.summary()}; {_exactly(excess_bytes)} too much",
         needed=f"at most {_exactly(most_bytes)}",
         advice=_advice(name, made, budget, excess_bytes),
         table=render_text(holders_table(made), width=110).rstrip(),

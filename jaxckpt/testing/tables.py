@@ -26,7 +26,7 @@ def holders_table(footprint: Footprint, *, depth: int = DEPTH) -> Table:
     """Where the bytes of a footprint are at its peak, largest first; all rows together are its total."""
     rows = sorted(_holders(footprint, depth), key=lambda row: -row[0])
     shown, rest = rows[:_MOST_ROWS], rows[_MOST_ROWS:]
-    notes = (f"and {len(rest)} more, {format_bytes(sum(size for size, _ in rest))}",) if rest else ()
+    notes: tuple[str, ...] = (f"and {len(rest)} more, {format_bytes(sum(size for size, _ in rest))}",) if rest else ()
     if footprint.memory is None:
         notes += ("XLA's buffers were not read: temporaries cannot be told apart by layer.",)
     return Table(

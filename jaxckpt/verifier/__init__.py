@@ -2,14 +2,14 @@
 
 Read in this order: `verification` (differences and tolerances), `inputs` (real arguments from descriptions),
 `difference` (two arrays), `interpret` (a jaxpr interpreter, one operation at a time), `runnable` (a step with the
-options of its jit), `verify`.
+options of its jit), `verify_step`.
 """
 
 from jaxckpt.verifier.difference import difference
 from jaxckpt.verifier.inputs import make_inputs
 from jaxckpt.verifier.interpret import run_one_by_one
 from jaxckpt.verifier.verification import TOLERANCES, LeafDifference, Tolerance, Verification
-from jaxckpt.verifier.verify import verify
+from jaxckpt.verifier.verify_step import verify
 
 __all__ = [
     "TOLERANCES",

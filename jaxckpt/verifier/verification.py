@@ -94,7 +94,7 @@ class LeafDifference:
         return not self.not_finite_differing and self.max_absolute <= self.allowed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verification(Shown):
     """A planned step held against the step as written.
 
@@ -115,6 +115,12 @@ class Verification(Shown):
     generated: tuple[str, ...] = ()
     effects: tuple[str, ...] = ()
     random_draws: tuple[int, int] = (0, 0)
+
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
+        wrong = f"{len(self.wrong)} of {len(self.leaves)} results differ by more than is allowed"
+        right = f"all {len(self.leaves)} results {'bit equal' if self.bit_equal else 'within their tolerances'}"
+        return f"{self.step}: {right if self.ok else wrong}"
 
     @property
     def wrong(self) -> tuple[LeafDifference, ...]:

@@ -179,7 +179,7 @@ def test_the_planner_may_do_what_is_allowed(train, monkeypatch, words, allow):
             planners.append(self)
             return super().plan(**asked)
 
-    monkeypatch.setattr(sys.modules["jaxckpt.cli.plan"], "Planner", Noted)
+    monkeypatch.setattr("jaxckpt.planner.Planner", Noted)
     assert shell("plan", f"{train}:make_step", "--budget", "12MiB", "--json", *words).exit_code == 0
     assert [planner.options.allow for planner in planners] == [allow]
 
@@ -230,6 +230,7 @@ def test_an_interrupt_is_130(train):
         waiting.send_signal(signal.SIGINT)
         said = waiting.stderr.read()
     assert waiting.returncode == 130
+    assert "Interrupted" in said
     assert "Traceback" not in said
 
 
@@ -271,13 +272,6 @@ def test_a_file_may_have_the_name_of_a_module_that_is_loaded(train):
     path = train.rename(train.parent / "json.py")
     assert load_step(f"{path}:make_step").args
     assert sys.modules["json"] is json
-
-
-def test_the_users_own_mistake_shows_its_traceback_in_the_shell(train):
-    done = program("analyze", "train.py:make_broken", cwd=train.parent)
-    assert done.returncode == 1
-    assert "my own mistake" in done.stderr
-    assert "train.py" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_what_differs_is_shown_and_refused(train, monkeypatch):
     def twice(step, policy, **_):
         return lambda *args: [2 * gradient for gradient in step(*args)]
 
-    monkeypatch.setattr("jaxckpt.cli.verify.apply", twice)
+    monkeypatch.setattr("jaxckpt.planner.apply", twice)
     shown = shell(f"{train}:make_step", "--policy", "nothing")
     assert isinstance(shown.exception, VerificationError)
     assert "8 of 8 results are wrong" in shown.output

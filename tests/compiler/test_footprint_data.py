@@ -70,7 +70,7 @@ def test_keys_that_are_not_ours_are_all_named():
 
 
 def test_it_prints_its_parts():
-    text = str(dataclasses.replace(SMALL, target="h200", constant_bytes=8, host_temp_bytes=2048))
+    text = dataclasses.replace(SMALL, target="h200", constant_bytes=8, host_temp_bytes=2048).summary()
     assert text == (
         "1.033 KiB on h200: arguments 300 B + outputs 200 B - alias 150 B + temporaries 700 B + program 8 B, host 2 KiB"
     )

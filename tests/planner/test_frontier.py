@@ -77,6 +77,7 @@ def test_each_point_carries_its_plan_and_the_compilers_figures(frontier):
         assert point.plan.footprint.step_s == point.step_s
     planned = jax.eval_shape(frontier.smallest.plan.apply(step), *ARGS)
     assert jax.tree.structure(planned) == jax.tree.structure(jax.eval_shape(step, *ARGS))
+    assert all(point.plan.estimated_step_s == point.step_s for point in frontier)
 
 
 @needs_compiler

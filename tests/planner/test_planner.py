@@ -146,12 +146,13 @@ def test_arguments_larger_than_the_budget_are_refused_uncompiled(monkeypatch):
     assert not caught.value.minimum_measured
 
 
-def test_plans_for_the_cpu_are_refused_uncompiled(monkeypatch):
+@pytest.mark.parametrize("budget", [None, "50%", 0.9], ids=["an amount", "a share", "a fraction"])
+def test_plans_for_the_cpu_are_refused_uncompiled(monkeypatch, budget):
     """XLA's CPU backend undoes rematerialisation; the error names targets where it does not."""
     monkeypatch.setattr("jaxckpt.planner.planner.lower_flat", lambda *_, **__: pytest.fail("compiled"))
     planner = Planner(step, *ARGS, target="cpu", donate_argnums=0)
     with pytest.raises(InfeasibleBudgetError, match=r"(?s)undoes rematerialisation.*h200") as caught:
-        planner.plan(budget=planner.fixed_bytes + 2**20)
+        planner.plan(budget=budget or planner.fixed_bytes + 2**20)
     assert not caught.value.minimum_measured
     assert "any decision" not in str(caught.value)
 

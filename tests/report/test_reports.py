@@ -91,7 +91,7 @@ def test_a_plan_says_budget_compiled_and_predicted():
         ["budget", "4.00 GiB"],
         ["compiled total", "3.06 GiB"],
         ["predicted total", "3.00 GiB"],
-        ["estimated step", "22.50 ms"],
+        ["predicted step, by the model", "22.50 ms"],
         ["of these recomputation", "1.00 ms"],
     ):
         assert row in said

@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
 from jaxckpt import Policy
+from jaxckpt._shown import Shown
 from jaxckpt.comparison import compare_footprints
-from jaxckpt.report import render_html, report_of
+from jaxckpt.report import render_html, render_text, report_of
+from jaxckpt.report.text import UNLIMITED
 from tests.memory_maps import made_footprint, memory_map
 from tests.report.test_html import Read
 from tests.report.test_reports import analysis, plan
@@ -52,9 +55,34 @@ def test_a_policy_shows_its_rules_in_order_and_the_rest():
     ]
 
 
-@pytest.mark.parametrize("name", DATA)
-def test_the_text_of_data_is_still_its_own(name):
-    assert repr(DATA[name]).startswith(type(DATA[name]).__name__)
+@pytest.mark.parametrize("name", set(DATA) - {"policy"})
+def test_printed_is_what_the_shell_prints(name):
+    assert str(DATA[name]) == render_text(report_of(DATA[name]), width=UNLIMITED).rstrip("\n")
+
+
+@pytest.mark.parametrize("name", set(DATA) - {"policy"})
+def test_a_repr_is_one_line_of_figures(name):
+    text = repr(DATA[name])
+    assert text.startswith(f"{type(DATA[name]).__name__}(")
+    assert len(text.splitlines()) == 1
+    assert len(text) < 200
+    assert "iB" in text
+
+
+def test_a_footprints_texts_name_its_layers_and_its_peak():
+    footprint = DATA["footprint"]
+    kernel = footprint.memory.kernels[footprint.memory.peak]
+    assert repr(footprint).endswith(f"; peak in {kernel.scope}, {kernel.part})")
+    assert "At the peak" in str(footprint)
+    assert kernel.scope.partition("/")[0] in str(footprint)
+
+
+def test_no_result_prints_all_of_its_fields():
+    for room in ("planner", "comparison", "verifier", "compiler", "linter", "dynamic.compare", "dynamic.eager"):
+        import_module(f"jaxckpt.{room}")
+    kinds = set(Shown.__subclasses__()) - {Policy}  # a policy is as short as its rules
+    assert len(kinds) > 12
+    assert {kind for kind in kinds if kind.__repr__ is not Shown.__repr__ or kind.summary is Shown.summary} == set()
 
 
 def test_data_loads_no_report_until_it_is_shown():

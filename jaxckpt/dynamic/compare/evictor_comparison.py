@@ -63,7 +63,7 @@ class EvictionRow:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Evictions(Shown):
     """Rules of eviction on one step.
 
@@ -88,6 +88,12 @@ class Evictions(Shown):
     whole_bytes: int
     argument_bytes: int
     rows: tuple[EvictionRow, ...]
+
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
+        ended = sum(row.ok for row in self.rows)
+        names = ", ".join(self.evictors)
+        return f"{self.step} on {self.target}: {names}; {ended} of {len(self.rows)} runs came to their end"
 
     def rows_of(self, name: str) -> tuple[EvictionRow, ...]:
         """The rows of one rule, or of the optimum."""

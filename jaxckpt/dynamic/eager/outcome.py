@@ -8,7 +8,7 @@ from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.dynamic import Simulation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class EagerRun(Shown):
     """A run of a step.
 
@@ -40,6 +40,10 @@ class EagerRun(Shown):
     def evictions(self) -> int:
         """Arrays that were evicted to make room."""
         return self.counters.forced_evictions
+
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
+        return str(self).splitlines()[0]
 
     def __str__(self) -> str:
         counters = self.counters

@@ -79,7 +79,7 @@ class Runner:
         self._rule = rule_of(evictor)
         self._memory = memory or _published(self._rule)
         self._step = step
-        self._options = {"donate_argnums": donate_argnums, "static_argnums": static_argnums}
+        self._options: dict[str, Any] = {"donate_argnums": donate_argnums, "static_argnums": static_argnums}
         self._budget = budget
         self._measure = measure and not self._rule.by_bytes
         self._limit = limit

@@ -162,7 +162,7 @@ def _call_out(axes: "Axes", picture: Picture) -> None:
         )
 
 
-def _boxed(*, right: bool, **how: object) -> dict[str, object]:
+def _boxed(*, right: bool, **how: Any) -> dict[str, Any]:
     """Keywords of a text in a white box that begins or ends at its place."""
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
     return {"ha": "left" if right else "right", "bbox": box, "zorder": 6, **how}

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 from jaxckpt._shown import Shown
 from jaxckpt._step import Step
+from jaxckpt._units import format_bytes
 from jaxckpt.cost import strip_views
 from jaxckpt.ir import Decision, Recompute, Save
 from jaxckpt.machine import Target
-from jaxckpt.planner.plan import Described, describe
+from jaxckpt.planner.user_plan import Described, describe
 from jaxckpt.policy import Policy, Resolved, load_policy
 from jaxckpt.solve import PolicyPlan, Problem, plan_from_policy, solve
 from jaxckpt.trace import trace_step
@@ -28,7 +29,7 @@ class Explained:
     overruled: tuple[str, ...]  # rules that would have decided otherwise, the next first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation(Shown):
     """The effect of a policy, and of policies of marks, on a step.
 
@@ -48,6 +49,11 @@ class Explanation(Shown):
     predicted_bytes: int
     unplanned_bytes: int
     recompute_s: float
+
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
+        total = f"{format_bytes(self.predicted_bytes)} predicted, {format_bytes(self.unplanned_bytes)} without it"
+        return f"{self.policy} on {self.step}: {len(self.values)} values, {total}"
 
     def of(self, name: str) -> tuple[Explained, ...]:
         """The decisions about the values of a `checkpoint_name`."""

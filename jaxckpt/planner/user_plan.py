@@ -4,18 +4,25 @@ A `jaxckpt.ir.GraphPlan` with the context that a person needs to read the plan w
 decided value, the arguments, the target and the budget.
 """
 
+import functools
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, ParamSpec, TypeVar
 
 import jax
 
 from jaxckpt import ir
 from jaxckpt._shown import Shown
+from jaxckpt._units import format_bytes
 from jaxckpt.compiler import Footprint
+from jaxckpt.ir.layers import fold_layers, layer_ranges
 from jaxckpt.rewrite import Argument, apply
+
+_Arguments = ParamSpec("_Arguments")
+_Results = TypeVar("_Results")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +30,8 @@ class Described:
     """One value of a plan, described so that it can be read and checked without the graph.
 
     Scope, primitive and source are those of the op that makes the value, `name` is its `checkpoint_name`, and
-    `size_bytes` are on one device.
+    `size_bytes` are on one device. The source's path is relative to its project, so that a plan file is the same on all
+    machines.
     """
 
     value: int
@@ -49,8 +57,23 @@ def describe(graph: ir.Graph, value: int) -> Described:
         shape=array.shape,
         dtype=array.dtype,
         size_bytes=array.size_bytes,
-        source=op.source if op else "",
+        source=_in_project(op.source) if op else "",
     )
+
+
+_DECIDED = {ir.Save: "saved", ir.Recompute: "recomputed", ir.Offload: "offloaded", ir.Partition: "sharded"}
+_PROJECT_FILES = (".git", "pyproject.toml", "setup.py")
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+
+
+@functools.cache
+def _in_project(source: str) -> str:
+    """A line of code by its path in its package or project; with the whole path where it is in neither."""
+    path = Path(source)
+    for folder in path.parents:
+        if folder.name in _PACKAGE_FOLDERS or any((folder / name).exists() for name in _PROJECT_FILES):
+            return str(path.relative_to(folder))
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +90,7 @@ class Attempt:
     compile_s: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Plan(ir.GraphPlan, Shown):
     """Decisions for one step, proved by the compiler for one target.
 
@@ -75,6 +98,8 @@ class Plan(ir.GraphPlan, Shown):
       target: The target's name.
       budget_bytes: What was asked, bytes per device; None where nothing was.
       footprint: What the compiled, planned step takes; None if it was not compiled.
+      estimated_step_s: Seconds of a step, estimated from the compiled program (roofline, and waits for copies to and
+        from the host); 0 if it was not compiled. The model's seconds, without a compiler, are `predicted.step_s`.
       described: For every decided value what it is, in the order of `decisions`.
       arguments: What the step was traced with.
       static_argnums: Positions of its arguments that were not traced.
@@ -87,6 +112,7 @@ class Plan(ir.GraphPlan, Shown):
     target: str
     budget_bytes: int | None = None
     footprint: Footprint | None = None
+    estimated_step_s: float = 0.0
     described: tuple[Described, ...] = ()
     arguments: tuple[Argument, ...] = ()
     static_argnums: tuple[int, ...] = ()
@@ -94,6 +120,15 @@ class Plan(ir.GraphPlan, Shown):
     attempts: tuple[Attempt, ...] = ()
 
     __hash__ = ir.GraphPlan.__hash__
+    __repr__ = Shown.__repr__  # before that of GraphPlan
+
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
+        total = "not compiled" if self.footprint is None else f"{format_bytes(self.footprint.total_bytes)} compiled"
+        budget = "" if self.budget_bytes is None else f" of {format_bytes(self.budget_bytes)}"
+        counts = Counter(_DECIDED[type(decision)] for decision in self.decisions.values())
+        decided = ", ".join(f"{count} {word}" for word, count in counts.items()) or "no decisions"
+        return f"{self.strategy} for {self.target}, {total}{budget}; {decided}"
 
     @property
     def stretches(self) -> tuple[ir.LoopSplit, ...]:
@@ -107,7 +142,7 @@ class Plan(ir.GraphPlan, Shown):
         warnings.warn("Plan.nests is now Plan.loop_tilings", DeprecationWarning, stacklevel=2)
         return self.loop_tilings
 
-    def apply(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self, step: Callable[_Arguments, _Results]) -> Callable[_Arguments, _Results]:
         """The step with this plan's decisions carried out.
 
         Args:
@@ -127,8 +162,8 @@ class Plan(ir.GraphPlan, Shown):
           decide: For each decided value another decision, or None to leave it as it is.
 
         Returns:
-          A plan that can be applied. It has no prediction and no footprint any more: measure it with
-          `jaxckpt.footprint(plan.apply(step), ...)`.
+          A plan that can be applied; its notes name what was changed. It has no prediction and no footprint any more:
+          `jaxckpt plan --check` and `jaxckpt.footprint(plan.apply(step), ...)` measure it.
 
         Example:
           >>> import jax, jax.numpy as jnp
@@ -142,19 +177,53 @@ class Plan(ir.GraphPlan, Shown):
           {'tanh'}
         """
         decisions = {each.value: decide(each) or self.decisions[each.value] for each in self.described}
-        changed = sum(decision != self.decisions[value] for value, decision in decisions.items())
-        return replace(
-            self,
-            decisions=decisions,
-            strategy=f"{self.strategy}, edited",
-            prediction=None,
-            footprint=None,
-            notes=(*self.notes, f"{changed} decisions were changed by hand."),
-            attempts=(),
-        )
+        before = {value: decision_text(decision) for value, decision in self.decisions.items()}
+        return with_changes(replace(self, decisions=decisions), before)
 
     def save(self, path: str | Path) -> None:
         """Writes the plan as a TOML file that a person can read and compare; see `jaxckpt.load_plan`."""
         from jaxckpt.planner.plan_file import save_plan
 
         save_plan(self, path)
+
+
+def with_changes(plan: Plan, before: Mapping[int, str]) -> Plan:
+    """A plan without the figures that were measured for its earlier decisions, and with notes that name the changes.
+
+    The earlier decisions are given by value, as texts.
+    """
+    return replace(
+        plan,
+        strategy=f"{plan.strategy}, edited",
+        prediction=None,
+        footprint=None,
+        estimated_step_s=0.0,
+        notes=(*plan.notes, *_changes(plan, before)),
+        attempts=(),
+    )
+
+
+def _changes(plan: Plan, before: Mapping[int, str]) -> Iterator[str]:
+    now = {value: decision_text(decision) for value, decision in plan.decisions.items()}
+    changed = [each for each in plan.described if now[each.value] != before[each.value]]
+
+    def alike(d: Described) -> tuple[object, ...]:
+        return d.primitive, d.name, d.shape, d.dtype, now[d.value], before[d.value]
+
+    for group in fold_layers(changed, scope=lambda d: d.scope, alike=alike):
+        first = group.items[0]
+        layers = f", layers {layer_ranges(sorted(group.layers))}" if group.layers else ""
+        where = f"{first.name or first.primitive} of {group.scope or '/'}{layers}"
+        yield f"Changed by hand: {where}: {now[first.value]}, was {before[first.value]}."
+
+
+def decision_text(decision: ir.Decision) -> str:
+    """A decision in a few words.
+
+    Example:
+      >>> decision_text(ir.Save()), decision_text(ir.Offload(prefetch=2))
+      ('save', 'offload prefetch=2')
+    """
+    chosen = (each for each in fields(decision) if getattr(decision, each.name) != each.default)
+    words = (f"{each.name}={getattr(decision, each.name)}" for each in chosen)
+    return " ".join((type(decision).__name__.lower(), *words))

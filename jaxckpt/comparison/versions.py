@@ -172,7 +172,9 @@ class _VersionCompiler:
                 return self._planner(self._target or Target(version.target)).measure(version).footprint
             case Policy():
                 self._say(f"carrying out {name}")
-                return self._planner(self._target).follow(version).footprint
+                followed = self._planner(self._target).follow(version).footprint
+                assert followed is not None, "plans that are followed are compiled"
+                return followed
             case Step():
                 assert self._target is not None, "checked before"
                 self._say(f"compiling {name} for {self._target.name}")

@@ -256,4 +256,4 @@ def _word(rule: Rule, change: _Change) -> Word:
 
 def _flops(footprint: Footprint) -> int:
     kernels = footprint.memory.kernels if footprint.memory is not None else ()
-    return sum(kernel.flops * kernel.count for kernel in kernels)
+    return round(sum(kernel.flops * kernel.count for kernel in kernels))

@@ -6,7 +6,7 @@ from typing import Any
 from jaxckpt._step import Step
 from jaxckpt.compiler.compile import Compilation, lower_flat
 from jaxckpt.compiler.flat_step import flatten_step
-from jaxckpt.compiler.footprint import Footprint
+from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.machine import Target
 
 
@@ -63,12 +63,14 @@ def compile_step(
     compiler_options: Sequence[tuple[str, Any]] = (),
 ) -> Compilation:
     """As `footprint`, with the executable, which takes the step's arrays flat."""
+    machine = Target(target)
+    machine.require_compiler()  # before the step is traced
     call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     flat = flatten_step(call.function, call.args, **call.argnums)
     return lower_flat(
         flat.function,
         flat.specs,
-        target=target if isinstance(target, Target) else Target(target),
+        target=machine,
         donated=flat.donated,
         compiler_options=tuple({**dict(flat.compiler_options), **dict(compiler_options)}.items()),
         out_shardings=flat.out_shardings,

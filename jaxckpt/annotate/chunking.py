@@ -5,7 +5,7 @@ logits of one chunk are alive: a scan runs over the chunks, and `jax.checkpoint`
 a chunk alone. Arguments that every chunk reads, and values that the function closes over, go in once; their gradient is
 accumulated over the chunks, by default in float32.
 
-Read after `name`.
+Read after `naming`.
 """
 
 import functools

@@ -25,6 +25,7 @@ from jaxckpt.dynamic.state import Task, machine_of
 from jaxckpt.ir import Graph
 
 Budget = int | float | str | None
+Budgets = list[Budget] | list[int] | list[float] | list[str] | tuple[Budget, ...]
 
 
 @overload
@@ -43,7 +44,7 @@ def simulate(
 def simulate(
     what: Graph | Program,
     *,
-    budget: list[Budget] | tuple[Budget, ...],
+    budget: Budgets,
     evictor: str | Evictor = "coop",
     memory: Memory | None = None,
     limit: float = 100,
@@ -54,7 +55,7 @@ def simulate(
 def simulate(
     what: Graph | Program,
     *,
-    budget: Budget | list[Budget] | tuple[Budget, ...] = None,
+    budget: Budget | Budgets = None,
     evictor: str | Evictor = "coop",
     memory: Memory | None = None,
     limit: float = 100,

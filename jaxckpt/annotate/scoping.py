@@ -7,12 +7,13 @@ import contextlib
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from jaxckpt._errors import ScopeError
 from jaxckpt.annotate.decorate import ScopeOptions, marked, with_scope
 from jaxckpt.policy import Policy, load_policy
 
+_Target = TypeVar("_Target")
 _Entered = tuple[tuple["Scope", contextlib.ExitStack], ...]
 _ENTERED: ContextVar[_Entered] = ContextVar("jaxckpt_scopes", default=())
 """The `with` scopes around this point, outermost first; each thread has its own."""
@@ -22,9 +23,10 @@ _ENTERED: ContextVar[_Entered] = ContextVar("jaxckpt_scopes", default=())
 class Scope(ScopeOptions):
     """A scope without a target yet: a decorator and a context manager."""
 
-    def __call__(self, target: object) -> Any:
+    def __call__(self, target: _Target) -> _Target:
         """The target with the scope around its calls."""
-        return with_scope(target, self)
+        scoped: _Target = with_scope(target, self)
+        return scoped
 
     def __enter__(self) -> None:
         """Names what is traced from here on; the policy is carried out when the step goes through `jaxckpt.apply`."""
@@ -45,6 +47,32 @@ class Scope(ScopeOptions):
         *outer, (_, stack) = _ENTERED.get()
         _ENTERED.set(tuple(outer))
         stack.close()
+
+
+@overload
+def scope(
+    target: str | None = None,
+    /,
+    *,
+    policy: Policy | str | Path | None = None,
+    name: str | None = None,
+    methods: str | tuple[str, ...] = ("__call__",),
+    static_argnames: str | tuple[str, ...] = (),
+    prevent_cse: bool = True,
+) -> Scope: ...
+
+
+@overload
+def scope(
+    target: _Target,
+    /,
+    *,
+    policy: Policy | str | Path | None = None,
+    name: str | None = None,
+    methods: str | tuple[str, ...] = ("__call__",),
+    static_argnames: str | tuple[str, ...] = (),
+    prevent_cse: bool = True,
+) -> _Target: ...
 
 
 def scope(

@@ -17,7 +17,7 @@ from jaxckpt._units import format_bytes
 from jaxckpt.hlo import MemoryMap
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Footprint(Shown):
     """The memory of one device, in bytes, while the step runs.
 
@@ -122,14 +122,21 @@ class Footprint(Shown):
         arrays = self.host_argument_bytes + self.host_output_bytes - self.host_alias_bytes
         return arrays + self.host_temp_bytes
 
-    def __str__(self) -> str:
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
         host = f", host {format_bytes(self.host_bytes)}" if self.host_bytes else ""
         program = f" + program {format_bytes(self.program_bytes)}" if self.program_bytes else ""
         return (
             f"{format_bytes(self.total_bytes)} on {self.target}: arguments {format_bytes(self.argument_bytes)} "
             f"+ outputs {format_bytes(self.output_bytes)} - alias {format_bytes(self.alias_bytes)} "
-            f"+ temporaries {format_bytes(self.temp_bytes)}{program}{host}"
+            f"+ temporaries {format_bytes(self.temp_bytes)}{program}{host}{self._peak_place()}"
         )
+
+    def _peak_place(self) -> str:
+        if self.memory is None or not self.memory.kernels:
+            return ""
+        kernel = self.memory.kernels[self.memory.peak]
+        return f"; peak in {kernel.scope or '/'}, {kernel.part}"
 
     def to_dict(self) -> dict[str, Any]:
         """The same as numbers, texts and lists, ready for TOML or JSON."""
