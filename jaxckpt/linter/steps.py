@@ -172,8 +172,8 @@ def _updated_from(graph: Graph, output: int) -> set[int]:
 
 def _positions(context: LintContext, values: list[int]) -> list[int]:
     """Positions of the step's arguments that hold inputs."""
-    paths = (context.traced.paths[context.graph.inputs.index(v)] for v in values)
-    return sorted({int(match[1]) for path in paths if (match := re.match(r"\[(\d+)\]", path))})
+    positions = (context.traced.positions[context.graph.inputs.index(v)] for v in values)
+    return sorted({position for position in positions if isinstance(position, int)})
 
 
 def _readers_of_views(graph: Graph, value: int) -> Iterator[int]:

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import jax
-
 from jaxckpt import ir
 from jaxckpt._shown import Shown
+from jaxckpt.calling import Calling
 from jaxckpt.compiler import Footprint
 from jaxckpt.rewrite import Argument, apply
 
@@ -117,7 +116,7 @@ class Plan(ir.GraphPlan, Shown):
           A function of the same signature and results. Wrap it in `jax.jit`, with the donation that the plan
           was made with. It refuses arguments of other shapes (`PlanMismatchError`).
         """
-        static_argnums = () if isinstance(step, jax.stages.Wrapped) else self.static_argnums
+        static_argnums = () if Calling(step).is_jitted else self.static_argnums
         return apply(step, self, static_argnums=static_argnums, arguments=self.arguments)
 
     def edited(self, decide: Callable[[Described], ir.Decision | None]) -> "Plan":

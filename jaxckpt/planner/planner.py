@@ -106,7 +106,9 @@ class Planner:
         self._say = progress or silent
         self._say("tracing the step")
         with collector_paused():
-            self.traced = trace_step(self.step.function, *self.step.args, **self.step.argnums)
+            self.traced = trace_step(
+                self.step.function, *self.step.args, kwargs=self.step.kwargs, **self.step.argnums
+            )
         require_mesh(self.options.allow, self.graph)
         self.problem = self._problem()
         self._footprints: dict[ir.GraphPlan, Footprint] = {}

@@ -1,0 +1,454 @@
+"""Calls of a step: the user's arguments in, a pure function of arrays, the user's results out.
+
+A step that `jax.jit` takes as it is called stays as it is. In all other calls arguments and results are split
+(`split`, `objects`): `jax.jit` sees arrays and a static rest. Values that the step hands through unchanged are no
+results: the user's own arrays are given back.
+
+Read after the other files of this folder.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import jax
+
+from jaxckpt._errors import ArgumentError
+from jaxckpt.calling.arguments import check_arguments, check_static, unsharded
+from jaxckpt.calling.objects import has_objects, merging, objects_in, splitting, update_context, variables_in
+from jaxckpt.calling.scopes import module_scopes, without_path
+from jaxckpt.calling.split import SplitTree, Static, numbers_are_static, readable_path, split, unsplit
+from jaxckpt.calling.wrappers import Unwrapped, unwrap
+
+_Key = int | str
+"""A position among the arguments of the function below all wrappers, or the name of a keyword argument."""
+_NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """A split call without its arrays, as jit's static argument."""
+
+    parts: tuple[Static, ...]
+    keys: tuple[_Key, ...]
+    roots: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _ResultRest:
+    """Results without their arrays; `sources` has for each array the flat argument that it is, or None."""
+
+    objects: tuple[Static, ...]
+    out: Static
+    sources: tuple[int | None, ...]
+    paths: tuple[str, ...]
+    lost: tuple[str, ...]  # paths of variables that are written, and whose objects are not returned
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """Results as arrays and the rest."""
+
+    arrays: tuple[Any, ...]
+    rest: _ResultRest
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], _ResultRest]:
+        """The arrays as children."""
+        return self.arrays, self.rest
+
+    @classmethod
+    def tree_unflatten(cls, rest: _ResultRest, arrays: tuple[Any, ...]) -> "_Results":
+        """Results with other arrays."""
+        return cls(tuple(arrays), rest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepCall:
+    """One call of a step, as `jax.jit` takes it.
+
+    Attributes:
+      jitted: The step, or the pure function that it becomes, under `jax.jit`.
+      args: The arguments of `jitted`; those at the positions `static` are not traced.
+      kwargs: Its keyword arguments.
+      static: Positions and names of arguments of `jitted` that are not traced.
+      leaves: The flat arrays, in the order in which `jitted` takes them.
+      paths: For each of these its path, as a user would write it ("model.blocks.0.kernel").
+      positions: For each the position or name of the argument that it is in; None where a method or partial binds it.
+      donated: Indices of leaves that are donated, but for what `jitted` says itself.
+      untraced: Positions, as the step is called, and names of arguments that are not traced.
+      is_split: True if `jitted` is a pure function of ours.
+    """
+
+    jitted: jax.stages.Wrapped = field(repr=False)
+    args: tuple[Any, ...] = field(repr=False)
+    kwargs: Mapping[str, Any] = field(repr=False)
+    static: frozenset[_Key]
+    leaves: tuple[Any, ...] = field(repr=False)
+    paths: tuple[str, ...]
+    positions: tuple[_Key | None, ...]
+    donated: frozenset[int]
+    untraced: frozenset[_Key]
+    is_split: bool
+
+    def trace(self) -> jax.stages.Traced:
+        """Traces the step, without shardings of automatic meshes; a call of equal types gives the same jaxpr."""
+        args = (arg if i in self.static else jax.tree.map(unsharded, arg) for i, arg in enumerate(self.args))
+        named = {
+            name: arg if name in self.static else jax.tree.map(unsharded, arg) for name, arg in self.kwargs.items()
+        }
+        return self.jitted.trace(*args, **named)
+
+    def run(self) -> Sequence[Any]:
+        """Runs the step as it is written; flat results."""
+        return jax.tree.leaves(self.jitted(*self.args, **self.kwargs))
+
+    def unchanged(self, stage: jax.stages.Traced) -> frozenset[int]:
+        """Indices of leaves that the step hands through, so that the user's arrays stay in use."""
+        return frozenset(i for i in self._rest(stage).sources if i is not None) if self.is_split else frozenset()
+
+    def lost_variables(self, stage: jax.stages.Traced) -> tuple[str, ...]:
+        """Paths of variables that the step writes, and whose objects it does not return."""
+        return self._rest(stage).lost if self.is_split else ()
+
+    def result_paths(self, stage: jax.stages.Traced) -> tuple[str, ...]:
+        """For each flat result its path: in the results, or that of a variable that the step writes."""
+        if self.is_split:
+            rest = self._rest(stage)
+            return tuple(p for p, source in zip(rest.paths, rest.sources, strict=True) if source is None)
+        pairs = jax.tree_util.tree_flatten_with_path(stage.out_info)[0]
+        return tuple(jax.tree_util.keystr(path) for path, _ in pairs)
+
+    def results(self, stage: jax.stages.Traced, flat: Sequence[Any]) -> Any:
+        """The user's results from flat ones; objects among the arguments are updated."""
+        results = jax.tree.unflatten(stage.out_tree, flat)
+        if not self.is_split:
+            return results
+        rest = results.rest
+        computed = iter(results.arrays)
+        arrays = iter([next(computed) if i is None else self.leaves[i] for i in rest.sources])
+        filled = tuple(part.filled(arrays) for part in rest.objects), rest.out.filled(arrays)
+        with merging(inner=False) as merge:
+            return merge(filled)[1]
+
+    def _rest(self, stage: jax.stages.Traced) -> _ResultRest:
+        return jax.tree.unflatten(stage.out_tree, [None] * stage.out_tree.num_leaves).rest
+
+
+class Calling:
+    """A step with the ways in which it can be called.
+
+    Args:
+      step: A function, plain or under the jit of JAX, NNX or Equinox; a method, partial or object that can be called.
+      donate_argnums: Positions, as the step is called, whose memory the results may take; added to those of its jit.
+      static_argnums: Positions that are not traced; a jitted step brings its own.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> calling = Calling(lambda params, activation: activation(params["w"]))
+      >>> with calling.bind(({"w": jnp.ones(2)}, jnp.tanh)) as call:
+      ...     call.paths, str(call.trace().jaxpr.eqns[0].primitive)
+      (("params['w']",), 'tanh')
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        *,
+        donate_argnums: int | Sequence[int] = (),
+        static_argnums: int | Sequence[int] = (),
+    ):
+        self.step = step
+        self._unwrapped = unwrap(step)
+        if self._unwrapped.function is step and hasattr(step, _CALLING):
+            self._unwrapped = _unwrapped_like(step, getattr(step, _CALLING))
+        self._donate_argnums = _as_tuple(donate_argnums)
+        self._static_argnums = _as_tuple(static_argnums)
+        self._jitted: jax.stages.Wrapped | None = None
+        self._pure: jax.stages.Wrapped | None = None
+        self._without_jit: Calling | None = None
+
+    @property
+    def is_jitted(self) -> bool:
+        """True if a jit around the step says which arguments are static."""
+        return bool(self._unwrapped.jit)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function below all wrappers but `jax.jit`."""
+        return self._unwrapped.function
+
+    def forget(self) -> None:
+        """Drops what JAX has traced; for steps that close over values of an outer trace."""
+        self._jitted = self._pure = None
+
+    @contextmanager
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any] = _NO_KEYWORDS) -> Iterator[StepCall]:
+        """A call with arguments: arrays, descriptions of arrays, objects, or pytrees with any leaves."""
+        args, kwargs = self._completed(args, kwargs)
+        static = self._static(len(args))
+        if self._is_direct(args, kwargs, static):
+            yield self._direct(args, kwargs, static)
+            return
+        with update_context():
+            yield self._split(args, kwargs, static)
+
+    def rebuilt(
+        self, args: Sequence[Any], replace: Callable[[Sequence[str], Sequence[Any]], Sequence[Any]]
+    ) -> tuple[Any, ...]:
+        """The arguments as new objects and pytrees, with the arrays that `replace` makes of their paths and arrays."""
+        bound = len(self._unwrapped.bound)
+        static = {key - bound for key in self._static(bound + len(args)) if isinstance(key, int)}
+        with splitting(tag=None) as apart:
+            parts = [self._part(i, apart(arg), f"[{i}]", i in static) for i, arg in enumerate(args)]
+        arrays = iter(replace([p for part in parts for p in part.paths], [a for part in parts for a in part.arrays]))
+        with merging(inner=False, tag=None) as merge:
+            return merge(tuple(part.static.filled(arrays) for part in parts))
+
+    def _completed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """All arguments, bound ones included; keyword arguments become positional where the function has them so."""
+        args = (*self._unwrapped.bound, *args)
+        kwargs = {**self._unwrapped.keywords, **kwargs}
+        if not kwargs:
+            return args, {}
+        try:
+            found = self._signature(follow_wrapped=self._unwrapped.jit == "jax").bind(*args, **kwargs)
+        except (TypeError, ValueError):  # the call itself will say what is wrong
+            return args, kwargs
+        return found.args, found.kwargs
+
+    def _signature(self, *, follow_wrapped: bool) -> inspect.Signature:
+        return inspect.signature(self.function, follow_wrapped=follow_wrapped)
+
+    def _static(self, count: int) -> frozenset[_Key]:
+        """Positions and names of arguments that are not traced."""
+        bound = len(self._unwrapped.bound)
+        asked = frozenset(p % count if p < 0 else p + bound for p in self._static_argnums)
+        own = frozenset(key % count if isinstance(key, int) and count else key for key in self._unwrapped.static)
+        if not self.is_jitted:
+            return asked | own
+        if not asked <= own:
+            raise ArgumentError(
+                "the step is jitted already, and its jit says which arguments are static.",
+                got=f"static_argnums={self._static_argnums}",
+                needed=f"positions that its jit knows as static: {sorted(map(str, self._unwrapped.static))}",
+                advice="leave static_argnums out, or name them in the step's own jit",
+            )
+        return own
+
+    def _is_direct(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], static: frozenset[_Key]) -> bool:
+        """True if `jax.jit` takes the step and its arguments as they are."""
+        traced = [value for key, value in _items(args, kwargs) if key not in static]
+        if self._unwrapped.jit == "jax":
+            if any(map(has_objects, traced)):
+                self._refuse_lost_state(args, kwargs)
+            return True
+        if self._unwrapped.jit or self._unwrapped.bound or self._unwrapped.keywords:
+            return False
+        return not any(has_objects(value) or numbers_are_static(value) for value in traced)
+
+    def _direct(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[_Key]) -> StepCall:
+        leaves: list[Any] = []
+        paths: list[str] = []
+        keys: list[_Key] = []
+        roots = self._roots(args, kwargs)
+        for key, value in _items(args, kwargs):
+            if key in static:
+                check_static(roots[key], value)
+                continue
+            for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
+                leaves.append(leaf)
+                paths.append(readable_path(roots[key], path))
+                keys.append(key)
+        check_arguments(tuple(zip(paths, leaves, strict=True)))
+        if self._unwrapped.jit == "jax":
+            jitted: Any = self.function
+        else:
+            jitted = self._jitted = self._jitted or _jitted(self.function, static)
+        return StepCall(
+            jitted=jitted,
+            args=args,
+            kwargs=kwargs,
+            static=static,
+            leaves=tuple(leaves),
+            paths=tuple(paths),
+            positions=tuple(map(self._position, keys)),
+            donated=self._donated(keys, len(args)),
+            untraced=frozenset(key for each in static if (key := self._position(each)) is not None),
+            is_split=False,
+        )
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[_Key]) -> StepCall:
+        roots = self._roots(args, kwargs)
+        items = _items(args, kwargs)
+        with splitting() as apart:
+            parts = [
+                self._part(key, value if key in static else apart(value), roots[key], key in static)
+                for key, value in items
+            ]
+        keys = [key for (key, _), part in zip(items, parts, strict=True) for _ in part.arrays]
+        rest = _Rest(tuple(p.static for p in parts), tuple(key for key, _ in items), tuple(roots.values()))
+        self._pure = self._pure or _pure(self.function, _name_of(self.function), numbers=self._unwrapped.jit == "equinox")
+        return StepCall(
+            jitted=self._pure,
+            args=(rest, *(part.arrays for part in parts)),
+            kwargs={},
+            static=frozenset({0}),
+            leaves=tuple(array for part in parts for array in part.arrays),
+            paths=tuple(path for part in parts for path in part.paths),
+            positions=tuple(map(self._position, keys)),
+            donated=self._donated(keys, len(args)),
+            untraced=frozenset(key for each in static if (key := self._position(each)) is not None),
+            is_split=True,
+        )
+
+    def _part(self, key: _Key, value: Any, root: str, is_static: bool) -> SplitTree:
+        if is_static:
+            return unsplit(value)
+        is_bound = key in self._unwrapped.keywords or (isinstance(key, int) and key < len(self._unwrapped.bound))
+        numbers = self._unwrapped.jit == "equinox" or is_bound or numbers_are_static(value)
+        return split(value, root, numbers_are_static=numbers)
+
+    def _roots(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[_Key, str]:
+        """The names of arguments, at which their paths begin."""
+        try:
+            parameters = list(self._signature(follow_wrapped=True).parameters.values())
+        except (TypeError, ValueError):  # some callables have no signature
+            parameters = []
+        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        named = [parameter.name for parameter in parameters if parameter.kind in kinds]
+        positional = {i: named[i] if i < len(named) else f"[{i}]" for i in range(len(args))}
+        return {**positional, **{name: name for name in kwargs}}
+
+    def _position(self, key: _Key) -> _Key | None:
+        """The position as the step is called."""
+        if isinstance(key, str):
+            return key
+        bound = len(self._unwrapped.bound)
+        return key - bound if key >= bound else None
+
+    def _donated(self, keys: Sequence[_Key], count: int) -> frozenset[int]:
+        bound = len(self._unwrapped.bound)
+        asked = {p % count if p < 0 and count else p + bound for p in self._donate_argnums}
+        of_jit = self._unwrapped.donates if self._unwrapped.jit != "jax" else lambda key: False
+        return frozenset(i for i, key in enumerate(keys) if key in asked or of_jit(key))
+
+    def _refuse_lost_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuses a step under `jax.jit` that writes to NNX objects and does not return them."""
+        inner = getattr(self.function, "__wrapped__", None)
+        if inner is None:
+            return
+        if self._without_jit is None:
+            static = sorted(key for key in self._unwrapped.static if isinstance(key, int))
+            self._without_jit = Calling(inner, static_argnums=tuple(static))
+        with self._without_jit.bind(args, kwargs) as call:
+            refuse_lost_state(_name_of(self.step), call, call.trace())
+
+
+def refuse_lost_state(name: str, call: StepCall, stage: jax.stages.Traced) -> None:
+    """Refuses a step that writes variables which `jax.jit` around it would drop."""
+    lost = call.lost_variables(stage)
+    if lost:
+        raise ArgumentError(
+            f"{name} writes to its arguments in place, and jax.jit around it drops what is written.",
+            got=", ".join(lost[:6]) + (f" and {len(lost) - 6} more variables" if len(lost) > 6 else ""),
+            needed="flax.nnx.jit, which keeps what is written, or a step that returns its objects",
+            advice="nnx.jit in the place of jax.jit; plan.apply(step) alone is compiled as well, and keeps it too",
+            lost=lost,
+        )
+
+
+def _pure(function: Callable[..., Any], name: str, *, numbers: bool) -> jax.stages.Wrapped:
+    """A jitted function of a call's rest and arrays; with `numbers`, Python numbers in results stay what they are."""
+
+    def pure(rest: _Rest, *groups: tuple[Any, ...]) -> _Results:
+        flat = [array for group in groups for array in group]
+        filled = [static.filled(arrays) for static, arrays in zip(rest.parts, groups, strict=True)]
+        with merging(inner=True) as merge:
+            values = dict(zip(rest.keys, merge(filled), strict=True))
+        objects = [
+            (readable_path(root, path), each)
+            for root, value in zip(rest.roots, values.values(), strict=True)
+            for path, each in objects_in(value)
+        ]
+        with module_scopes(objects):
+            args = [value for key, value in values.items() if isinstance(key, int)]
+            out = function(*args, **{key: value for key, value in values.items() if isinstance(key, str)})
+        without_path(out)
+        return _results(objects, out, flat, numbers=numbers)
+
+    pure.__name__ = pure.__qualname__ = name
+    return jax.jit(pure, static_argnums=0)
+
+
+def _results(objects: Sequence[tuple[str, Any]], out: Any, flat: Sequence[Any], *, numbers: bool) -> _Results:
+    source = {id(array): i for i, array in enumerate(flat)}
+    lost = tuple(_lost(objects, out, source))
+    with splitting() as apart:
+        parts = [split(apart(each), root, numbers_are_static=False) for root, each in objects]
+        returned = apart(out)
+    returned_part = split(returned, "", numbers_are_static=numbers or numbers_are_static(returned))
+    arrays = [array for part in (*parts, returned_part) for array in part.arrays]
+    sources = tuple(source.get(id(array)) for array in arrays)
+    rest = _ResultRest(
+        objects=tuple(part.static for part in parts),
+        out=returned_part.static,
+        sources=sources,
+        paths=tuple(path for part in (*parts, returned_part) for path in part.paths),
+        lost=lost,
+    )
+    return _Results(tuple(a for a, known in zip(arrays, sources, strict=True) if known is None), rest)
+
+
+def _lost(objects: Sequence[tuple[str, Any]], out: Any, source: Mapping[int, int]) -> Iterator[str]:
+    """Paths of variables that are written, and whose objects are not among the results."""
+    if not objects:
+        return
+    returned = {id(variable) for _, variable in variables_in(out)}
+    for root, each in objects:
+        for path, variable in variables_in(each):
+            is_written = any(id(leaf) not in source for leaf in jax.tree.leaves(variable))
+            if is_written and id(variable) not in returned:
+                yield f"{root}{path}"
+
+
+def _jitted(function: Callable[..., Any], static: frozenset[_Key]) -> jax.stages.Wrapped:
+    positions = tuple(sorted(key for key in static if isinstance(key, int)))
+    names = tuple(sorted(key for key in static if isinstance(key, str)))
+    return jax.jit(function, static_argnums=positions, static_argnames=names)
+
+
+_CALLING = "_jaxckpt_calling"
+"""The attribute of a planned function that holds the `Calling` of its step."""
+
+
+def mark_planned(planned: Callable[..., Any], calling: Calling) -> None:
+    """Notes on a planned function how its step is called, so that both are called alike."""
+    setattr(planned, _CALLING, calling)
+
+
+def _unwrapped_like(planned: Callable[..., Any], calling: Calling) -> Unwrapped:
+    """A planned function, whose arguments are those that callers give to the step."""
+    of_step = calling._unwrapped
+    static = frozenset(calling._position(key) for key in of_step.static) | set(calling._static_argnums)
+    return Unwrapped(
+        function=planned,
+        jit="equinox" if of_step.jit == "equinox" else "",
+        static=frozenset(key for key in static if key is not None),
+    )
+
+
+def _items(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[_Key, Any]]:
+    """All arguments in the order in which jit flattens them."""
+    return [*enumerate(args), *((name, kwargs[name]) for name in sorted(kwargs))]
+
+
+def _as_tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+
+def _name_of(step: Any) -> str:
+    return getattr(step, "__name__", None) or type(step).__name__
