@@ -8,6 +8,7 @@ Read after the other files of this folder.
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 
 import jax
 
+from jaxckpt import _compat
 from jaxckpt._errors import ArgumentError
 from jaxckpt.calling.arguments import check_arguments, check_static, unsharded
 from jaxckpt.calling.objects import has_objects, merging, objects_in, splitting, update_context, variables_in
@@ -78,7 +80,8 @@ class StepCall:
       leaves: The flat arrays, in the order in which `jitted` takes them.
       paths: For each of these its path, as a user would write it ("model.blocks.0.kernel").
       positions: For each the position or name of the argument that it is in; None where a method or partial binds it.
-      donated: Indices of leaves that are donated, but for what `jitted` says itself.
+      donated: Indices of leaves that are donated, but for what `jitted` says itself; see `donation`.
+      donates_all: True if a jit donates whatever can be used, and is silent about the rest.
       untraced: Positions, as the step is called, and names of arguments that are not traced.
       is_split: True if `jitted` is a pure function of ours.
     """
@@ -91,6 +94,7 @@ class StepCall:
     paths: tuple[str, ...]
     positions: tuple[_Key | None, ...]
     donated: frozenset[int]
+    donates_all: bool
     untraced: frozenset[_Key]
     is_split: bool
 
@@ -106,9 +110,16 @@ class StepCall:
         """Runs the step as it is written; flat results."""
         return jax.tree.leaves(self.jitted(*self.args, **self.kwargs))
 
-    def unchanged(self, stage: jax.stages.Traced) -> frozenset[int]:
-        """Indices of leaves that the step hands through, so that the user's arrays stay in use."""
-        return frozenset(i for i in self._rest(stage).sources if i is not None) if self.is_split else frozenset()
+    def donation(self, stage: jax.stages.Traced) -> frozenset[int]:
+        """Indices of leaves whose memory the results may take; not of those that the step hands through unchanged."""
+        leaves = _compat.traced_leaves(stage)
+        donated = self.donated.union(i for i, is_donated in enumerate(leaves.donated) if is_donated)
+        if self.is_split:
+            donated -= frozenset(self._rest(stage).sources)
+        if self.donates_all:
+            free = Counter(map(_type_of, jax.tree.leaves(stage.out_info)))
+            donated = frozenset(i for i in sorted(donated) if _takes(free, _type_of(leaves.avals[i])))
+        return donated
 
     def lost_variables(self, stage: jax.stages.Traced) -> tuple[str, ...]:
         """Paths of variables that the step writes, and whose objects it does not return."""
@@ -145,6 +156,7 @@ class Calling:
       step: A function, plain or under the jit of JAX, NNX or Equinox; a method, partial or object that can be called.
       donate_argnums: Positions, as the step is called, whose memory the results may take; added to those of its jit.
       static_argnums: Positions that are not traced; a jitted step brings its own.
+      named_like: A step that is called alike, whose names its arguments are to have; None for their own.
 
     Example:
       >>> import jax.numpy as jnp
@@ -160,6 +172,7 @@ class Calling:
         *,
         donate_argnums: int | Sequence[int] = (),
         static_argnums: int | Sequence[int] = (),
+        named_like: "Calling | None" = None,
     ):
         self.step = step
         self._unwrapped = unwrap(step)
@@ -167,6 +180,7 @@ class Calling:
             self._unwrapped = _unwrapped_like(step, getattr(step, _CALLING))
         self._donate_argnums = _as_tuple(donate_argnums)
         self._static_argnums = _as_tuple(static_argnums)
+        self._named_like = named_like or self
         self._jitted: jax.stages.Wrapped | None = None
         self._pure: jax.stages.Wrapped | None = None
         self._without_jit: Calling | None = None
@@ -277,6 +291,7 @@ class Calling:
             paths=tuple(paths),
             positions=tuple(map(self._position, keys)),
             donated=self._donated(keys, len(args)),
+            donates_all=self._unwrapped.donates_after is not None,
             untraced=frozenset(key for each in static if (key := self._position(each)) is not None),
             is_split=False,
         )
@@ -301,6 +316,7 @@ class Calling:
             paths=tuple(path for part in parts for path in part.paths),
             positions=tuple(map(self._position, keys)),
             donated=self._donated(keys, len(args)),
+            donates_all=self._unwrapped.donates_after is not None,
             untraced=frozenset(key for each in static if (key := self._position(each)) is not None),
             is_split=True,
         )
@@ -314,14 +330,19 @@ class Calling:
 
     def _roots(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[_Key, str]:
         """The names of arguments, at which their paths begin."""
-        try:
-            parameters = list(self._signature(follow_wrapped=True).parameters.values())
-        except (TypeError, ValueError):  # some callables have no signature
-            parameters = []
-        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-        named = [parameter.name for parameter in parameters if parameter.kind in kinds]
-        positional = {i: named[i] if i < len(named) else f"[{i}]" for i in range(len(args))}
+        bound = len(self._unwrapped.bound)
+        names = (*self._names()[:bound], *self._named_like._names()[len(self._named_like._unwrapped.bound) :])
+        positional = {i: names[i] if i < len(names) else f"[{i}]" for i in range(len(args))}
         return {**positional, **{name: name for name in kwargs}}
+
+    def _names(self) -> list[str]:
+        """The names of positional parameters."""
+        try:
+            parameters = self._signature(follow_wrapped=True).parameters.values()
+        except (TypeError, ValueError):  # some callables have no signature
+            return []
+        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        return [parameter.name for parameter in parameters if parameter.kind in kinds]
 
     def _position(self, key: _Key) -> _Key | None:
         """The position as the step is called."""
@@ -439,6 +460,16 @@ def _unwrapped_like(planned: Callable[..., Any], calling: Calling) -> Unwrapped:
         jit="equinox" if of_step.jit == "equinox" else "",
         static=frozenset(key for key in static if key is not None),
     )
+
+
+def _type_of(array: Any) -> tuple[Any, ...]:
+    return array.shape, array.dtype
+
+
+def _takes(free: Counter[tuple[Any, ...]], type_: tuple[Any, ...]) -> bool:
+    """Takes one of the free results of a type, if there is one."""
+    free[type_] -= 1
+    return free[type_] >= 0
 
 
 def _items(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[_Key, Any]]:

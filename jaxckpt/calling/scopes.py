@@ -13,12 +13,14 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
+from jax.extend import source_info_util
 
 from jaxckpt.calling.objects import modules_in
 
 _PATH = "_jaxckpt_path"
 _AROUND: ContextVar[str] = ContextVar("jaxckpt_module_path", default="")
 """The path of the module whose call is being traced; each thread has its own."""
+source_info_util.register_exclusion(__file__)  # source locations are those of the model, not of the wrapper below
 _PATCHING = threading.RLock()
 """Held while classes are patched: two traces at once would undo each other's patches in the wrong order."""
 

@@ -55,11 +55,10 @@ def flatten_step(
         stage = call.trace()
         leaves = _compat.traced_leaves(stage)
         shardings = [asked or leaf_sharding(leaf) for asked, leaf in zip(leaves.arg_shardings, call.leaves, strict=True)]
-        own = frozenset(index for index, donated in enumerate(leaves.donated) if donated)
         return FlatStep(
             function=leaves.call,
             specs=tuple(map(_spec, leaves.avals, shardings)),
-            donated=(own | call.donated) - call.unchanged(stage),
+            donated=call.donation(stage),
             out_shardings=leaves.out_shardings,
             compiler_options=leaves.compiler_options,
             name=leaves.name,

@@ -65,7 +65,7 @@ def missing_donation(context: LintContext) -> Iterator[Diagnostic]:
             where=Location(),
             text=f"{len(updated)} arguments ({format_bytes(size_bytes)}, the first is {first}) come out updated and are"
             " not donated: old and new are in memory together.",
-            fix=f"donate_argnums=({', '.join(map(str, _positions(context, updated)))},) in jax.jit.",
+            fix=f"donate_argnums=({', '.join(map(str, _positions(context, updated)))},) in its jit.",
         )
 
 

@@ -6,6 +6,7 @@ is done once for each kind of arguments.
 """
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -75,6 +76,9 @@ def apply_decided(
                     calls[id(stage.jaxpr)] = rewritten
             return call.results(stage, rewritten(call.leaves))
 
+    if calling.function is not step:  # what binds arrays is no function: Equinox looks for arrays in wrapped ones
+        planned.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
+        del planned.__wrapped__
     mark_planned(planned, calling)
     return planned
 

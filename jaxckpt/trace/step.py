@@ -6,7 +6,6 @@ untouched. Then: inlining, common subexpression elimination, dead code eliminati
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 from types import MappingProxyType
 from typing import Any
 
@@ -134,7 +133,7 @@ def trace_step(
 def trace_call(call: StepCall, stage: jax.stages.Traced, *, eager: bool = False, open_loops: bool = True) -> Traced:
     """As `trace_step`, for a call that JAX has traced."""
     leaves = _compat.traced_leaves(stage)
-    donated = call.donated.union(compress(range(len(call.leaves)), leaves.donated)) - call.unchanged(stage)
+    donated = call.donation(stage)
     of_jit = _compat.jit_in_shardings(stage)
     shardings = [asked or leaf_sharding(leaf) for asked, leaf in zip(of_jit, call.leaves, strict=True)]
     program, phases, source = _program(stage, eager=eager, open_loops=open_loops and not eager)

@@ -39,8 +39,8 @@ class TracedStep:
 class Runnable:
     """A step as it is called, with its keyword arguments."""
 
-    def __init__(self, step: Step):
-        self.calling = Calling(step.function, **step.argnums)
+    def __init__(self, step: Step, *, named_like: Calling | None = None):
+        self.calling = Calling(step.function, named_like=named_like, **step.argnums)
         self.kwargs = step.kwargs
         self.name = getattr(step.function, "__name__", type(step.function).__name__)
         self._argnums = step.argnums
@@ -48,7 +48,7 @@ class Runnable:
     def like(self, step: Callable[..., Any]) -> "Runnable":
         """Another step, called alike."""
         argnums = {} if Calling(step).is_jitted else self._argnums
-        return Runnable(Step(step, kwargs=self.kwargs, **argnums))
+        return Runnable(Step(step, kwargs=self.kwargs, **argnums), named_like=self.calling)
 
     def trace(self, args: Sequence[Any]) -> TracedStep:
         """The traced step for these arguments; nothing runs."""

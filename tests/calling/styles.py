@@ -169,6 +169,7 @@ PLAIN = [
     plain(
         "static arguments by name",
         jax.jit(twice_if, static_argnames="twice"),
+        own=jax.jit(twice_if, static_argnames="twice"),
         kwargs={"twice": True},
         jit=functools.partial(jax.jit, static_argnames="twice"),
     ),
