@@ -406,6 +406,4 @@ def equinox_jit(step: Any) -> EquinoxJit | None:
     """The parts of a function under `equinox.filter_jit`; None for anything else. equinox 0.13.8."""
     if type(step).__module__ != "equinox._jit" or not hasattr(step, "donate_first"):
         return None
-    return EquinoxJit(
-        function=step.__wrapped__, donates_first=step.donate_first, donates_rest=step.donate_rest
-    )
+    return EquinoxJit(function=step.__wrapped__, donates_first=step.donate_first, donates_rest=step.donate_rest)

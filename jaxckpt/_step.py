@@ -15,8 +15,8 @@ class Step:
 
     Attributes:
       function: Loss, gradient and, if there is one, the update: a function, plain or jitted.
-      args: Its arguments: arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), NNX objects, or pytrees
-        of these.
+      args: Its arguments: arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), NNX objects, or
+        pytrees of these.
       kwargs: Its keyword arguments, alike.
       donate_argnums: Positions of arguments whose memory the results may take; a jitted step brings its own.
       static_argnums: Positions of arguments that are not traced; a jitted step brings its own.

@@ -20,7 +20,15 @@ import jax
 from jaxckpt import _compat
 from jaxckpt._errors import ArgumentError
 from jaxckpt.calling.arguments import check_arguments, check_static, unsharded
-from jaxckpt.calling.objects import has_objects, merging, objects_in, splitting, update_context, variables_in
+from jaxckpt.calling.objects import (
+    has_objects,
+    is_outer_object,
+    merging,
+    objects_in,
+    splitting,
+    update_context,
+    variables_in,
+)
 from jaxckpt.calling.scopes import module_scopes, without_path
 from jaxckpt.calling.split import SplitTree, Static, numbers_are_static, readable_path, split, unsplit
 from jaxckpt.calling.wrappers import Unwrapped, unwrap
@@ -83,6 +91,7 @@ class StepCall:
       donated: Indices of leaves that are donated, but for what `jitted` says itself; see `donation`.
       donates_all: True if a jit donates whatever can be used, and is silent about the rest.
       untraced: Positions, as the step is called, and names of arguments that are not traced.
+      function: The function below all wrappers but `jax.jit`.
       is_split: True if `jitted` is a pure function of ours.
     """
 
@@ -96,6 +105,7 @@ class StepCall:
     donated: frozenset[int]
     donates_all: bool
     untraced: frozenset[_Key]
+    function: Callable[..., Any] = field(repr=False)
     is_split: bool
 
     def trace(self) -> jax.stages.Traced:
@@ -104,7 +114,12 @@ class StepCall:
         named = {
             name: arg if name in self.static else jax.tree.map(unsharded, arg) for name, arg in self.kwargs.items()
         }
-        return self.jitted.trace(*args, **named)
+        try:
+            return self.jitted.trace(*args, **named)
+        except Exception as error:
+            if is_outer_object(error):
+                raise _outer_object(self.function) from error
+            raise
 
     def run(self) -> Sequence[Any]:
         """Runs the step as it is written; flat results."""
@@ -292,6 +307,7 @@ class Calling:
             positions=tuple(map(self._position, keys)),
             donated=self._donated(keys, len(args)),
             donates_all=self._unwrapped.donates_after is not None,
+            function=self.function,
             untraced=frozenset(key for each in static if (key := self._position(each)) is not None),
             is_split=False,
         )
@@ -306,7 +322,9 @@ class Calling:
             ]
         keys = [key for (key, _), part in zip(items, parts, strict=True) for _ in part.arrays]
         rest = _Rest(tuple(p.static for p in parts), tuple(key for key, _ in items), tuple(roots.values()))
-        self._pure = self._pure or _pure(self.function, _name_of(self.function), numbers=self._unwrapped.jit == "equinox")
+        self._pure = self._pure or _pure(
+            self.function, _name_of(self.function), numbers=self._unwrapped.jit == "equinox"
+        )
         return StepCall(
             jitted=self._pure,
             args=(rest, *(part.arrays for part in parts)),
@@ -317,6 +335,7 @@ class Calling:
             positions=tuple(map(self._position, keys)),
             donated=self._donated(keys, len(args)),
             donates_all=self._unwrapped.donates_after is not None,
+            function=self.function,
             untraced=frozenset(key for each in static if (key := self._position(each)) is not None),
             is_split=True,
         )
@@ -324,7 +343,7 @@ class Calling:
     def _part(self, key: _Key, value: Any, root: str, is_static: bool) -> SplitTree:
         if is_static:
             return unsplit(value)
-        is_bound = key in self._unwrapped.keywords or (isinstance(key, int) and key < len(self._unwrapped.bound))
+        is_bound = root in self._unwrapped.keywords or (isinstance(key, int) and key < len(self._unwrapped.bound))
         numbers = self._unwrapped.jit == "equinox" or is_bound or numbers_are_static(value)
         return split(value, root, numbers_are_static=numbers)
 
@@ -353,9 +372,10 @@ class Calling:
 
     def _donated(self, keys: Sequence[_Key], count: int) -> frozenset[int]:
         bound = len(self._unwrapped.bound)
-        asked = {p % count if p < 0 and count else p + bound for p in self._donate_argnums}
-        of_jit = self._unwrapped.donates if self._unwrapped.jit != "jax" else lambda key: False
-        return frozenset(i for i, key in enumerate(keys) if key in asked or of_jit(key))
+        asked: set[_Key] = {p % count if p < 0 and count else p + bound for p in self._donate_argnums}
+        if self._unwrapped.jit != "jax":  # whose own donation is in the trace
+            asked.update(filter(self._unwrapped.donates, keys))
+        return frozenset(i for i, key in enumerate(keys) if key in asked)
 
     def _refuse_lost_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuses a step under `jax.jit` that writes to NNX objects and does not return them."""
@@ -380,6 +400,19 @@ def refuse_lost_state(name: str, call: StepCall, stage: jax.stages.Traced) -> No
             advice="nnx.jit in the place of jax.jit; plan.apply(step) alone is compiled as well, and keeps it too",
             lost=lost,
         )
+
+
+def _outer_object(function: Callable[..., Any]) -> ArgumentError:
+    """The error of a step that writes to objects which it closes over, or differentiates them."""
+    found = inspect.getclosurevars(inspect.unwrap(function))
+    closed_over = [name for name, value in {**found.globals, **found.nonlocals}.items() if has_objects(value)]
+    return ArgumentError(
+        f"{_name_of(function)} writes to an NNX object that is not among its arguments, or differentiates one.",
+        got=f"it closes over {', '.join(closed_over) or 'the object'}",
+        needed="all objects that the step changes as arguments: only these can be given back",
+        advice=f"def {_name_of(function)}({', '.join((*closed_over, '...'))})",
+        objects=tuple(closed_over),
+    )
 
 
 def _pure(function: Callable[..., Any], name: str, *, numbers: bool) -> jax.stages.Wrapped:

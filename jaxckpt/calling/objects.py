@@ -105,6 +105,14 @@ def variables_in(tree: object) -> Iterator[tuple[str, Any]]:
                 yield "".join(f".{part}" for part in path), node
 
 
+def is_outer_object(error: Exception) -> bool:
+    """True if Flax refused to write to an object of an outer trace, or to differentiate one."""
+    errors = sys.modules.get("flax.errors")
+    if errors is None:
+        return False
+    return isinstance(error, errors.TraceContextError) or "from different trace level" in str(error)
+
+
 def modules_in(root: str, tree: object) -> Iterator[tuple[str, Any]]:
     """The modules that can be called, each after its path."""
     nnx = sys.modules.get("flax.nnx")
@@ -112,5 +120,5 @@ def modules_in(root: str, tree: object) -> Iterator[tuple[str, Any]]:
         return
     for _, found in objects_in(tree):
         for path, node in nnx.iter_graph(found):
-            if isinstance(node, nnx.Module) and callable(getattr(type(node), "__call__", None)):
+            if isinstance(node, nnx.Module) and callable(node):
                 yield ".".join((root, *map(str, path))), node

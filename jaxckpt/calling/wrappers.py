@@ -100,9 +100,7 @@ def _shifted(keys: frozenset[int | str], count: int) -> frozenset[int | str]:
 def _bound(step: Callable[..., Any]) -> Unwrapped:
     if _is_partial(step):
         inner = unwrap(step.func)
-        found = replace(
-            inner, bound=(*inner.bound, *step.args), keywords={**inner.keywords, **step.keywords}
-        )
+        found = replace(inner, bound=(*inner.bound, *step.args), keywords={**inner.keywords, **step.keywords})
     elif _is_method(step):
         inner = unwrap(step.__func__)
         found = replace(inner, bound=(*inner.bound, step.__self__))

@@ -14,12 +14,13 @@ from typing import Any
 import jax
 
 from jaxckpt import _compat
+from jaxckpt._errors import TargetError
 from jaxckpt.compiler.compile_options import quick_options
 from jaxckpt.compiler.dump_folder import dump_options, dumped_program
 from jaxckpt.compiler.failures import compile_error, no_figures_error
 from jaxckpt.compiler.footprint import Footprint
 from jaxckpt.compiler.hlo_constants import chooses_convolutions, constant_bytes
-from jaxckpt.compiler.placement import mesh_of_target, place, place_sharding
+from jaxckpt.compiler.placement import mesh_of_target, place, place_sharding, place_with_meshes
 from jaxckpt.compiler.xla_remat import audit
 from jaxckpt.hlo import MemoryMap, Use, memory_from_hlo, reconcile, step_s
 from jaxckpt.machine import Target
@@ -82,7 +83,7 @@ def compile_flat(
     temporary = tempfile.TemporaryDirectory(prefix="jaxckpt-", ignore_cleanup_errors=True)
     with mesh_of_target(target), temporary as folder, quick_options(target) as quick:
         options = dict(dump_options(folder)) | quick | dict(compiler_options)
-        traced, executable = _traced_and_compiled(jitted, placed, options, name=called, target=target)
+        traced, executable = _traced_and_compiled(jitted, specs, options, name=called, target=target)
         compile_s = time.perf_counter() - started_s
         program = dumped_program(folder)
     is_read = _compat.read_arguments(traced)  # jit drops those that nobody reads
@@ -133,16 +134,20 @@ def _jit_flat(
 
 def _traced_and_compiled(
     jitted: jax.stages.Wrapped,
-    placed: Sequence[jax.ShapeDtypeStruct],
+    specs: Sequence[jax.ShapeDtypeStruct],
     options: dict[str, Any],
     *,
     name: str,
     target: Target,
 ) -> tuple[jax.stages.Traced, jax.stages.Compiled]:
     try:
+        placed = place(specs, target)
         traced = jitted.trace(*placed)
+        own = place_with_meshes(specs, target, traced.jaxpr)
+        if own != placed:
+            traced = jitted.trace(*own)
         return traced, traced.lower().compile(compiler_options=options)
-    except Warning:  # the caller made errors of warnings; this one is theirs
+    except (Warning, TargetError):  # a warning that the caller made an error is theirs
         raise
     except Exception as error:
         raise compile_error(error, name=name, target=target) from error

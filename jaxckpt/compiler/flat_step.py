@@ -54,7 +54,9 @@ def flatten_step(
     with calling.bind(args, kwargs) as call:
         stage = call.trace()
         leaves = _compat.traced_leaves(stage)
-        shardings = [asked or leaf_sharding(leaf) for asked, leaf in zip(leaves.arg_shardings, call.leaves, strict=True)]
+        shardings = [
+            asked or leaf_sharding(leaf) for asked, leaf in zip(leaves.arg_shardings, call.leaves, strict=True)
+        ]
         return FlatStep(
             function=leaves.call,
             specs=tuple(map(_spec, leaves.avals, shardings)),

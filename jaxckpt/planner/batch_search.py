@@ -10,7 +10,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Unpack
 
@@ -20,7 +20,7 @@ from jaxckpt._progress import Progress, silent
 from jaxckpt._shown import Shown
 from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.machine import Target
-from jaxckpt.planner.options import PlanKeywords, PlanOptions
+from jaxckpt.planner.options import PlanKeywords, PlanOptions, options_with
 from jaxckpt.planner.plan import Plan
 from jaxckpt.planner.planner import Planner
 from jaxckpt.planner.step_spec import step_from_spec
@@ -146,7 +146,7 @@ def max_batch(
     target = Target(target)
     memory_bytes = target.memory_bytes
     limit_bytes = memory_bytes if budget is None else budget_bytes(budget, baseline_bytes=memory_bytes)
-    options = replace(options, **keywords)
+    options = options_with(options, keywords, called="max_batch")
     return _BatchSearcher(make_step, target, limit_bytes, multiples_of, options, progress or silent).run()
 
 

@@ -71,7 +71,7 @@ def make_inputs(args: Sequence[Any], *, calling: Calling = _ANY_STEP, tame: bool
 
 def copies(args: Sequence[Any], *, calling: Calling = _ANY_STEP) -> tuple[Any, ...]:
     """Copies of a step's arguments, sharded alike, so that a step which writes or donates takes nobody's arrays."""
-    return calling.rebuilt(args, lambda paths, leaves: list(map(_copy, leaves)))
+    return calling.rebuilt(args, lambda _, leaves: list(map(_copy, leaves)))
 
 
 def _copy(leaf: Any) -> Any:

@@ -100,7 +100,7 @@ def _refuse_other_results(
         return
 
     def listed(of: dict[str, str]) -> str:
-        each = [f"({i}) result{path} is {of.get(path, 'absent')}" for i, path in enumerate(differing, 1)]
+        each = [f"({i}) {_named(path)} is {of.get(path, 'absent')}" for i, path in enumerate(differing, 1)]
         return "; ".join(each[:8]) + ("; ..." if len(each) > 8 else "")
 
     raise VerificationError(
@@ -110,6 +110,11 @@ def _refuse_other_results(
         advice="pass what was made from this very step: plan.apply(step), jaxckpt.apply(step, policy)",
         differing=tuple(differing),
     )
+
+
+def _named(path: str) -> str:
+    """A path in the results as such; that of a variable, which the step writes, names its argument."""
+    return path if path and path[0] not in "[." else f"result{path}"
 
 
 def _typed(leaf: jax.Array | jax.ShapeDtypeStruct) -> str:

@@ -365,7 +365,13 @@ EQX_TRAINER = EqxTrainer(eqx_net(), 0.1)
 
 
 def equinox(row: str, step: Callable[..., Any], **more: Any) -> Style:
-    options: dict[str, Any] = {"make": eqx_arguments, "again": eqx_again, "own_jit": step, "jit": eqx.filter_jit, **more}
+    options: dict[str, Any] = {
+        "make": eqx_arguments,
+        "again": eqx_again,
+        "own_jit": step,
+        "jit": eqx.filter_jit,
+        **more,
+    }
     return Style(row=row, step=step, **options)
 
 

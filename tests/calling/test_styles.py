@@ -17,7 +17,9 @@ STEPS = 20
 def arrays(*trees) -> list[np.ndarray]:
     """All arrays of arguments and results."""
     leaves = [leaf for leaf in jax.tree.leaves(trees) if hasattr(leaf, "dtype")]
-    return [np.asarray(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x) for x in leaves]
+    return [
+        np.asarray(jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x) for x in leaves
+    ]
 
 
 def trained(function, style) -> list[np.ndarray]:
@@ -37,7 +39,9 @@ def test_a_planned_step_trains_as_the_step_does(style):
     plan = jaxckpt.plan(step, budget="1GiB", target="h200", strategy="full")
     assert plan.decisions
     expected = trained(style.own_jit, style)
-    ways = [plan.apply(style.step)] if style.jit is None else [plan.apply(style.step), style.jit(plan.apply(style.step))]
+    ways = (
+        [plan.apply(style.step)] if style.jit is None else [plan.apply(style.step), style.jit(plan.apply(style.step))]
+    )
     for planned in ways:
         for one, other in zip(trained(planned, style), expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-4, atol=2e-5)
