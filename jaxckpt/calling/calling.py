@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import starmap
 from types import MappingProxyType
 from typing import Any
 
@@ -30,7 +32,7 @@ from jaxckpt.calling.objects import (
     variables_in,
 )
 from jaxckpt.calling.scopes import module_scopes, without_path
-from jaxckpt.calling.split import SplitTree, Static, numbers_are_static, readable_path, split, unsplit
+from jaxckpt.calling.split import Place, SplitTree, Static, is_array, numbers_are_static, readable_path, split, unsplit
 from jaxckpt.calling.wrappers import Unwrapped, unwrap
 
 _Key = int | str
@@ -86,7 +88,7 @@ class StepCall:
       kwargs: Its keyword arguments.
       static: Positions and names of arguments of `jitted` that are not traced.
       leaves: The flat arrays, in the order in which `jitted` takes them.
-      paths: For each of these its path, as a user would write it ("model.blocks.0.kernel").
+      places: For each of these the root and the entries of its path.
       positions: For each the position or name of the argument that it is in; None where a method or partial binds it.
       donated: Indices of leaves that are donated, but for what `jitted` says itself; see `donation`.
       donates_all: True if a jit donates whatever can be used, and is silent about the rest.
@@ -100,13 +102,18 @@ class StepCall:
     kwargs: Mapping[str, Any] = field(repr=False)
     static: frozenset[_Key]
     leaves: tuple[Any, ...] = field(repr=False)
-    paths: tuple[str, ...]
+    places: tuple[Place, ...] = field(repr=False)
     positions: tuple[_Key | None, ...]
     donated: frozenset[int]
     donates_all: bool
     untraced: frozenset[_Key]
     function: Callable[..., Any] = field(repr=False)
     is_split: bool
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """For each flat array its path, as a user would write it ("model.blocks.0.kernel")."""
+        return tuple(starmap(readable_path, self.places))
 
     def trace(self) -> jax.stages.Traced:
         """Traces the step, without shardings of automatic meshes; a call of equal types gives the same jaxpr."""
@@ -196,7 +203,7 @@ class Calling:
         self._donate_argnums = _as_tuple(donate_argnums)
         self._static_argnums = _as_tuple(static_argnums)
         self._named_like = named_like or self
-        self._jitted: jax.stages.Wrapped | None = None
+        self._jitted: dict[frozenset[_Key], jax.stages.Wrapped] = {}
         self._pure: jax.stages.Wrapped | None = None
         self._without_jit: Calling | None = None
 
@@ -212,7 +219,7 @@ class Calling:
 
     def forget(self) -> None:
         """Drops what JAX has traced; for steps that close over values of an outer trace."""
-        self._jitted = self._pure = None
+        self._jitted, self._pure = {}, None
 
     @contextmanager
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any] = _NO_KEYWORDS) -> Iterator[StepCall]:
@@ -281,7 +288,7 @@ class Calling:
 
     def _direct(self, args: tuple[Any, ...], kwargs: dict[str, Any], static: frozenset[_Key]) -> StepCall:
         leaves: list[Any] = []
-        paths: list[str] = []
+        places: list[Place] = []
         keys: list[_Key] = []
         roots = self._roots(args, kwargs)
         for key, value in _items(args, kwargs):
@@ -290,20 +297,21 @@ class Calling:
                 continue
             for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
                 leaves.append(leaf)
-                paths.append(readable_path(roots[key], path))
+                places.append((roots[key], path))
                 keys.append(key)
-        check_arguments(tuple(zip(paths, leaves, strict=True)))
+        if not all(map(is_array, leaves)):
+            check_arguments(tuple(zip(starmap(readable_path, places), leaves, strict=True)))
         if self._unwrapped.jit == "jax":
             jitted: Any = self.function
         else:
-            jitted = self._jitted = self._jitted or _jitted(self.function, static)
+            jitted = self._jitted.get(static) or self._jitted.setdefault(static, _jitted(self.function, static))
         return StepCall(
             jitted=jitted,
             args=args,
             kwargs=kwargs,
             static=static,
             leaves=tuple(leaves),
-            paths=tuple(paths),
+            places=tuple(places),
             positions=tuple(map(self._position, keys)),
             donated=self._donated(keys, len(args)),
             donates_all=self._unwrapped.donates_after is not None,
@@ -331,7 +339,7 @@ class Calling:
             kwargs={},
             static=frozenset({0}),
             leaves=tuple(array for part in parts for array in part.arrays),
-            paths=tuple(path for part in parts for path in part.paths),
+            places=tuple(place for part in parts for place in part.places),
             positions=tuple(map(self._position, keys)),
             donated=self._donated(keys, len(args)),
             donates_all=self._unwrapped.donates_after is not None,
@@ -350,10 +358,11 @@ class Calling:
     def _roots(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[_Key, str]:
         """The names of arguments, at which their paths begin."""
         bound = len(self._unwrapped.bound)
-        names = (*self._names()[:bound], *self._named_like._names()[len(self._named_like._unwrapped.bound) :])
+        names = (*self._names[:bound], *self._named_like._names[len(self._named_like._unwrapped.bound) :])
         positional = {i: names[i] if i < len(names) else f"[{i}]" for i in range(len(args))}
         return {**positional, **{name: name for name in kwargs}}
 
+    @cached_property
     def _names(self) -> list[str]:
         """The names of positional parameters."""
         try:

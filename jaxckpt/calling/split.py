@@ -10,6 +10,7 @@ Paths of arrays read as a user would write them: `model.blocks.0.kernel` in an N
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any
 
 import jax
@@ -18,6 +19,10 @@ import numpy as np
 from jaxckpt.calling.objects import SplitObject, StateKey
 
 _NUMBERS = (bool, int, float, complex)
+
+
+Place = tuple[str, Sequence[Any]]
+"""The root of a path and JAX's entries; texts are made of them only where someone reads them."""
 
 
 class _Hole:
@@ -61,11 +66,16 @@ class Static:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitTree:
-    """A pytree as arrays, their paths, and the static rest."""
+    """A pytree as arrays, the places where they are, and the static rest."""
 
     arrays: tuple[Any, ...]
-    paths: tuple[str, ...]
+    places: tuple[Place, ...]
     static: Static
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The path of each array, as a user would write it."""
+        return tuple(starmap(readable_path, self.places))
 
 
 def split(tree: Any, root: str, *, numbers_are_static: bool) -> SplitTree:
@@ -82,14 +92,14 @@ def split(tree: Any, root: str, *, numbers_are_static: bool) -> SplitTree:
     leaves = tuple(HOLE if is_one else leaf for (_, leaf), is_one in zip(pairs, is_kept, strict=True))
     return SplitTree(
         arrays=tuple(leaf for _, leaf in kept),
-        paths=tuple(readable_path(root, path) for path, _ in kept),
+        places=tuple((root, path) for path, _ in kept),
         static=Static(structure, leaves),
     )
 
 
 def unsplit(value: Any) -> SplitTree:
     """A value that is static altogether."""
-    return SplitTree(arrays=(), paths=(), static=Static(jax.tree.structure(0), (value,)))
+    return SplitTree(arrays=(), places=(), static=Static(jax.tree.structure(0), (value,)))
 
 
 def readable_path(root: str, path: Sequence[Any]) -> str:

@@ -115,8 +115,8 @@ def max_batch(
 
     Args:
       make_step: Given a batch size, returns a `jaxckpt.Step`, `(step, args)`, or a dict with "step", "args" and, if
-        need be, "donate_argnums" and "static_argnums"; args may be `jax.ShapeDtypeStruct`s. The memory of the step must
-        grow with the batch.
+        need be, "kwargs", "donate_argnums" and "static_argnums"; args may be `jax.ShapeDtypeStruct`s. The memory of the
+        step must grow with the batch.
       target: A `Target` or its name ("h200").
       budget: "6GiB", "6GB", bytes, or a share of the device's memory (0.9, "90%"); None for all that one program can
         have of it.

@@ -29,7 +29,7 @@ class Style:
       make: Makes its arguments, positional and by keyword.
       again: From the arguments and the results, the arguments of the next step.
       own_jit: The step under its own jit.
-      jit: The jit that a user may put around the planned step.
+      jit: The jit that a user may put around the planned step; None for none, which keeps the test short.
       donate_argnums: As `jaxckpt.plan`.
     """
 
@@ -118,7 +118,7 @@ def plain(row: str, step: Callable[..., Any], *, own=None, args=(X,), kwargs=Non
         make=lambda: ((weights(), *args), dict(kwargs or {})),
         again=first_again,
         own_jit=own or jax.jit(step),
-        **more,
+        **{"jit": None, **more},
     )
 
 
@@ -161,10 +161,10 @@ def named_step(params, x):
 
 
 PLAIN = [
-    plain("a function", update, donate_argnums=(0,)),
+    plain("a function", update, donate_argnums=(0,), jit=jax.jit),
     plain("a function under `jax.jit`", jax.jit(update, donate_argnums=0)),
     plain("keyword arguments", update, args=(), kwargs={"x": X}),
-    plain("keyword-only arguments, defaults", keyword_only, args=(), kwargs={"x": X}),
+    plain("keyword-only arguments, defaults", keyword_only, args=(), kwargs={"x": X}, jit=jax.jit),
     plain("`functools.partial` over arrays", functools.partial(update, x=X, rate=jnp.float32(0.2)), args=()),
     plain(
         "static arguments by name",
@@ -222,7 +222,7 @@ class Net(nnx.Module):
 
 def objects(tied: bool = False) -> tuple[Net, nnx.Optimizer]:
     net = Net(nnx.Rngs(0), tied)
-    return net, nnx.Optimizer(net, OPTIMIZER, wrt=nnx.Param)
+    return net, nnx.Optimizer(net, optax.sgd(0.05, momentum=0.9), wrt=nnx.Param)
 
 
 def nnx_loss(net, x):
@@ -294,16 +294,16 @@ def in_place(row: str, step: Callable[..., Any], make=lambda: ((*objects(), X), 
 
 NNX = [
     in_place("NNX, a function", nnx_step, own_jit=nnx.jit(nnx_step), donate_argnums=(0, 1)),
-    in_place("NNX under `nnx.jit`, with donation", nnx.jit(nnx_step, donate_argnums=(0, 1))),
+    in_place("NNX under `nnx.jit`, with donation", nnx.jit(nnx_step, donate_argnums=(0, 1)), jit=None),
     in_place(
         "NNX under `nnx.jit` with static arguments",
         nnx.jit(nnx_scaled, static_argnames="scale"),
         make=lambda: ((*objects(), X), {"scale": True}),
-        jit=functools.partial(nnx.jit, static_argnames="scale"),
+        jit=None,
     ),
-    in_place("NNX under `nnx.jit(graph=False)`", nnx.jit(nnx_step, graph=False)),
-    in_place("NNX metrics and rngs", nnx.jit(measured_step), make=with_rngs),
-    in_place("NNX objects that appear twice", twice_step, make=with_twice, own_jit=nnx.jit(twice_step)),
+    in_place("NNX under `nnx.jit(graph=False)`", nnx.jit(nnx_step, graph=False), jit=None),
+    in_place("NNX metrics and rngs", nnx.jit(measured_step), make=with_rngs, jit=None),
+    in_place("NNX objects that appear twice", twice_step, make=with_twice, own_jit=nnx.jit(twice_step), jit=None),
     Style(
         row="NNX objects as results, under `jax.jit`",
         step=returning_step,
@@ -317,7 +317,7 @@ NNX = [
         make=lambda: ((*nnx.split(objects()), X), {}),
         again=lambda args, kwargs, out: ((args[0], out[0], X), kwargs),
         own_jit=jax.jit(split_step, static_argnums=0),
-        jit=functools.partial(jax.jit, static_argnums=0),
+        jit=None,
     ),
     Style(
         row="a method of an NNX module",
@@ -377,7 +377,7 @@ def equinox(row: str, step: Callable[..., Any], **more: Any) -> Style:
 
 EQUINOX = [
     equinox("Equinox, a function", eqx_step, own_jit=eqx.filter_jit(eqx_step)),
-    equinox("Equinox under `eqx.filter_jit`, with donation", eqx.filter_jit(eqx_step, donate="all")),
+    equinox("Equinox under `eqx.filter_jit`, with donation", eqx.filter_jit(eqx_step, donate="all"), jit=None),
     equinox(
         "a method of an Equinox module",
         EQX_TRAINER.step,
