@@ -25,6 +25,7 @@ from jaxckpt.calling.arguments import check_arguments, check_static, unsharded
 from jaxckpt.calling.objects import (
     has_objects,
     is_outer_object,
+    is_variable,
     merging,
     objects_in,
     splitting,
@@ -330,9 +331,7 @@ class Calling:
             ]
         keys = [key for (key, _), part in zip(items, parts, strict=True) for _ in part.arrays]
         rest = _Rest(tuple(p.static for p in parts), tuple(key for key, _ in items), tuple(roots.values()))
-        self._pure = self._pure or _pure(
-            self.function, _name_of(self.function), numbers=self._unwrapped.jit == "equinox"
-        )
+        self._pure = self._pure or _pure(self.function, _name_of(self.function), self._unwrapped.jit)
         return StepCall(
             jitted=self._pure,
             args=(rest, *(part.arrays for part in parts)),
@@ -424,8 +423,8 @@ def _outer_object(function: Callable[..., Any]) -> ArgumentError:
     )
 
 
-def _pure(function: Callable[..., Any], name: str, *, numbers: bool) -> jax.stages.Wrapped:
-    """A jitted function of a call's rest and arrays; with `numbers`, Python numbers in results stay what they are."""
+def _pure(function: Callable[..., Any], name: str, jit: str) -> jax.stages.Wrapped:
+    """A jitted function of a call's rest and arrays, for a step under the jit of a library."""
 
     def pure(rest: _Rest, *groups: tuple[Any, ...]) -> _Results:
         flat = [array for group in groups for array in group]
@@ -441,19 +440,29 @@ def _pure(function: Callable[..., Any], name: str, *, numbers: bool) -> jax.stag
             args = [value for key, value in values.items() if isinstance(key, int)]
             out = function(*args, **{key: value for key, value in values.items() if isinstance(key, str)})
         without_path(out)
-        return _results(objects, out, flat, numbers=numbers)
+        return _results(objects, out, flat, jit=jit)
 
     pure.__name__ = pure.__qualname__ = name
     return jax.jit(pure, static_argnums=0)
 
 
-def _results(objects: Sequence[tuple[str, Any]], out: Any, flat: Sequence[Any], *, numbers: bool) -> _Results:
+def _results(objects: Sequence[tuple[str, Any]], out: Any, flat: Sequence[Any], *, jit: str) -> _Results:
+    """What a step returns and writes.
+
+    Python numbers in results stay what they are under `equinox.filter_jit`. A variable outside of modules that is not
+    written is given back under `nnx.jit` only: a state that the step takes and returns may be donated.
+    """
     source = {id(array): i for i, array in enumerate(flat)}
+    objects = [
+        (root, each)
+        for root, each in objects
+        if jit == "nnx" or not is_variable(each) or any(id(leaf) not in source for leaf in jax.tree.leaves(each))
+    ]
     lost = tuple(_lost(objects, out, source))
     with splitting() as apart:
         parts = [split(apart(each), root, numbers_are_static=False) for root, each in objects]
         returned = apart(out)
-    returned_part = split(returned, "", numbers_are_static=numbers or numbers_are_static(returned))
+    returned_part = split(returned, "", numbers_are_static=jit == "equinox" or numbers_are_static(returned))
     arrays = [array for part in (*parts, returned_part) for array in part.arrays]
     sources = tuple(source.get(id(array)) for array in arrays)
     rest = _ResultRest(

@@ -49,6 +49,11 @@ def is_object(value: object) -> bool:
     return nnx is not None and isinstance(value, nnx.Pytree | nnx.Variable)
 
 
+def is_variable(value: object) -> bool:
+    """True for a variable that is an argument by itself, or in a state."""
+    return isinstance(value, sys.modules["flax.nnx"].Variable)
+
+
 def objects_in(tree: object) -> list[tuple[Any, Any]]:
     """The objects in a pytree, each after its path."""
     leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_object)[0]
