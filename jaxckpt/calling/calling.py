@@ -447,7 +447,7 @@ def _pure(function: Callable[..., Any], name: str, jit: str) -> jax.stages.Wrapp
 
 
 def _results(objects: Sequence[tuple[str, Any]], out: Any, flat: Sequence[Any], *, jit: str) -> _Results:
-    """What a step returns and writes.
+    """The results of a step, with what it writes to its objects.
 
     Python numbers in results stay what they are under `equinox.filter_jit`. A variable outside of modules that is not
     written is given back under `nnx.jit` only: a state that the step takes and returns may be donated.
