@@ -191,10 +191,29 @@ def jit_in_shardings(traced: jax.stages.Traced) -> tuple[Any, ...]:
     return tuple(s if is_specified_sharding(s) else None for s in shardings)
 
 
-def jit_static_arguments(step: Any) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """The positions and names of arguments that a jitted function does not trace. jax 0.10.2, 0.12.0.1."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JitOptions:
+    """Positions and names of arguments that a jit does not trace, and of those that it donates."""
+
+    static: frozenset[int | str]
+    donated: frozenset[int | str]
+
+
+def jit_options(step: Any) -> JitOptions | None:
+    """The options of a function under `jax.jit`; None for anything else. jax 0.10.2, 0.12.0.1.
+
+    `jax.stages.Wrapped` is a protocol that wrappers of other libraries meet too, and `functools.wraps` copies the
+    attributes of a jitted function.
+    """
+    if not isinstance(step, _jax.PjitFunction):
+        return None
     info = getattr(step, "_jit_info", None)
-    return (info.static_argnums, info.static_argnames) if info is not None else ((), ())
+    if info is None:
+        return JitOptions(static=frozenset(), donated=frozenset())
+    return JitOptions(
+        static=frozenset((*info.static_argnums, *info.static_argnames)),
+        donated=frozenset((*info.donate_argnums, *info.donate_argnames)),
+    )
 
 
 def name_stack_marks(name_stack: NameStack) -> tuple[tuple[str, bool], ...]:
@@ -345,3 +364,46 @@ def scan_operands(params: Any, operands: Sequence[Any]) -> tuple[list[Any], list
     constants_end = params["num_consts"]
     carry_end = constants_end + params["num_carry"]
     return list(operands[:constants_end]), list(operands[constants_end:carry_end]), list(operands[carry_end:])
+
+
+### Jits of other libraries. Caller: jaxckpt.calling. Canaries: tests/calling/test_wrappers.py.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NnxJit:
+    """The function under `flax.nnx.jit`; `bound` are the variables of `nnx.jit_partial`."""
+
+    function: Callable[..., Any]
+    bound: tuple[Any, ...]
+    options: JitOptions
+    has_shardings: bool
+
+
+def nnx_jit(step: Any) -> NnxJit | None:
+    """The parts of a function under `flax.nnx.jit`; None for anything else. flax 0.12.8, 0.12.12."""
+    if not type(step).__module__.startswith("flax.nnx.transforms") or not hasattr(step, "jitted_fn"):
+        return None
+    options = jit_options(step.jitted_fn) or JitOptions(static=frozenset(), donated=frozenset())
+    bound = getattr(step, "partial_args", ())
+    return NnxJit(
+        function=step.fun,
+        bound=(bound,) if isinstance(bound, list) else tuple(bound),
+        options=options,
+        has_shardings=step.in_shardings is not None or step.out_shardings is not None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EquinoxJit:
+    """The function under `equinox.filter_jit`, and which of its arguments are donated."""
+
+    function: Callable[..., Any]
+    donates_first: bool
+    donates_rest: bool
+
+
+def equinox_jit(step: Any) -> EquinoxJit | None:
+    """The parts of a function under `equinox.filter_jit`; None for anything else. equinox 0.13.8."""
+    if type(step).__module__ != "equinox._jit" or not hasattr(step, "donate_first"):
+        return None
+    return EquinoxJit(function=step.__wrapped__, donates_first=step.donate_first, donates_rest=step.donate_rest)

@@ -1,7 +1,7 @@
 """A training step with its arguments, as one object: `Step`."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from jaxckpt._errors import ArgumentError
@@ -15,7 +15,9 @@ class Step:
 
     Attributes:
       function: Loss, gradient and, if there is one, the update: a function, plain or jitted.
-      args: Its arguments: arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), or pytrees of both.
+      args: Its arguments: arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), NNX objects, or
+        pytrees of these.
+      kwargs: Its keyword arguments, alike.
       donate_argnums: Positions of arguments whose memory the results may take; a jitted step brings its own.
       static_argnums: Positions of arguments that are not traced; a jitted step brings its own.
 
@@ -29,6 +31,7 @@ class Step:
     args: tuple[Any, ...] = ()
     donate_argnums: int | Sequence[int] = ()
     static_argnums: int | Sequence[int] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -60,7 +63,8 @@ class Step:
     def __repr__(self) -> str:
         name = getattr(self.function, "__name__", type(self.function).__name__)
         given = [f"{key}={value!r}" for key, value in self.argnums.items() if value != ()]
-        return f"Step({', '.join([name, *map(_described, self.args), *given])})"
+        named = [f"{key}={_described(value)}" for key, value in self.kwargs.items()]
+        return f"Step({', '.join([name, *map(_described, self.args), *named, *given])})"
 
 
 class _Argnums(TypedDict):

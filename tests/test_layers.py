@@ -22,6 +22,7 @@ ORDER = (
     {"oom", "machine"},
     {"program"},  # jaxprs inlined
     {"outline"},  # and outlined again
+    {"calling"},  # steps as users write them become functions of arrays
     {"trace"},
     {"annotate"},  # scopes trace what stands in them
     {"rewrite"},
@@ -47,7 +48,7 @@ SHARED = {
     *("_compat", "_compilers"),
 }
 MAY_USE_INTERNALS = {
-    *("_compilers", "annotate", "compiler", "linter", "machine", "outline"),
+    *("_compilers", "annotate", "calling", "compiler", "linter", "machine", "outline"),
     *("planner", "program", "rewrite", "trace", "verifier"),
 }
 NARROW = {"machine": {"cost", "_errors", "_files", "_records", "_units", "_compat", "_compilers"}}
@@ -127,7 +128,7 @@ def test_carrying_out_a_plan_loads_no_solver_policy_or_lint():
     code = "import sys, jaxckpt.rewrite.apply; print(*(m for m in sys.modules if m.startswith('jaxckpt.')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent)
     rooms = {room for module in done.stdout.split() if (room := module.split(".")[1])[0] != "_"}
-    assert rooms == {"ir", "schedule", "program", "outline", "trace", "rewrite"}
+    assert rooms == {"ir", "schedule", "program", "outline", "calling", "trace", "rewrite"}
 
 
 def test_readme_tells_the_rooms_in_their_order():

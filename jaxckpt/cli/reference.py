@@ -1,7 +1,7 @@
 """`module:function` and `file.py:function` become a step with its arguments.
 
 The function takes nothing and returns `(step, args)`, or a dict with "step", "args" and, if need be,
-"donate_argnums" and "static_argnums".
+"kwargs", "donate_argnums" and "static_argnums".
 """
 
 import importlib

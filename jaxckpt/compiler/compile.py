@@ -16,12 +16,13 @@ from typing import Any
 import jax
 
 from jaxckpt import _compat
+from jaxckpt._errors import TargetError
 from jaxckpt.compiler.compile_options import quick_options
 from jaxckpt.compiler.dump_folder import dump_options, dumped_program
 from jaxckpt.compiler.failures import compile_error, no_figures_error
 from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.compiler.hlo_constants import chooses_convolutions, constant_bytes
-from jaxckpt.compiler.placement import mesh_of_target, place, place_sharding
+from jaxckpt.compiler.placement import mesh_of_target, place, place_sharding, place_with_meshes
 from jaxckpt.compiler.xla_remat import audit
 from jaxckpt.hlo import MemoryMap, Use, memory_from_hlo, reconcile, step_s
 from jaxckpt.machine import Target
@@ -88,7 +89,7 @@ class LoweredStep:
         started_s = time.perf_counter()
         temporary = tempfile.TemporaryDirectory(prefix=f"jaxckpt-{os.getpid()}-", ignore_cleanup_errors=True)
         with temporary as folder, quick_options(self.target) as quick, _explained(self.name, self.target):
-            options = dict(dump_options(folder)) | quick | dict(self.compiler_options)
+            options: dict[str, Any] = dict(dump_options(folder)) | quick | dict(self.compiler_options)
             executable = self.lowered.compile(compiler_options=options)
             compile_s = self.lower_s + time.perf_counter() - started_s
             program = dumped_program(folder)
@@ -149,9 +150,13 @@ def lower_flat(
     """
     called = str(name or getattr(function, "__name__", "step"))
     started_s = time.perf_counter()
-    placed = tuple(place(specs, target))
     with mesh_of_target(target), _explained(called, target):
-        traced = _jit_flat(function, target, donated, out_shardings, called).trace(*placed)
+        placed = place(specs, target)
+        jitted = _jit_flat(function, target, donated, out_shardings, called)
+        traced = jitted.trace(*placed)
+        own = place_with_meshes(specs, target, traced.jaxpr)
+        if own != placed:
+            placed, traced = own, jitted.trace(*own)
         lowered = traced.lower()
     return LoweredStep(
         name=called,
@@ -186,10 +191,10 @@ def _jit_flat(
 
 @contextmanager
 def _explained(name: str, target: Target) -> Iterator[None]:
-    """Raises errors of jax and XLA as `CompileError`s; warnings that the caller made errors of stay what they are."""
+    """Raises errors of jax and XLA as `CompileError`s; warnings made errors and `TargetError`s are left alone."""
     try:
         yield
-    except Warning:
+    except (Warning, TargetError):
         raise
     except Exception as error:
         raise compile_error(error, name=name, target=target) from error

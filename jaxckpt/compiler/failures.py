@@ -47,7 +47,8 @@ COMPILE_FAILURES = (
     CompileFailure(
         signs=("Received incompatible devices", "incompatible devices for jitted", "context mesh"),
         meaning="the step names devices of its own besides those of the target",
-        needed="a mesh of the target wherever the step names one (with_sharding_constraint, shard_map, set_mesh)",
+        needed="a mesh of the target, or of devices of its kind, wherever the step names one (with_sharding_constraint,"
+        " shard_map, set_mesh)",
         advice="trace the step with the mesh of jaxckpt.Target(...).mesh(shape, axis_names)",
     ),
     CompileFailure(

@@ -4,17 +4,18 @@ Tracing runs the step once on descriptions of its arguments; errors that the ste
 untouched. Donation, static arguments and shardings of a step that is already jitted are taken over.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import jax
 
 from jaxckpt import _compat
-from jaxckpt._errors import ArgumentError
-from jaxckpt.trace.arguments import argument_paths
+from jaxckpt.calling import Calling
+from jaxckpt.calling.arguments import leaf_sharding
 
-_NO_ARRAY = ("Error interpreting argument", "is not a valid JAX type")
+_NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +26,7 @@ class FlatStep:
       specs: Shape, dtype and sharding of each argument, on the caller's devices.
       donated: Indices of arguments whose memory the step may reuse.
       out_shardings: What the jit wants of each result, or None.
-      paths: Where each argument stands among the step's ("[0]['params']").
+      paths: Where each argument stands among the step's ("state['params']").
     """
 
     function: Callable[..., Sequence[Any]]
@@ -40,56 +41,31 @@ class FlatStep:
 def flatten_step(
     step: Callable[..., Any],
     args: Sequence[Any],
+    kwargs: Mapping[str, Any] = _NO_KEYWORDS,
     *,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
 ) -> FlatStep:
     """Traces a step, plain or jitted already, into a function of flat arrays.
 
-    Raises an `ArgumentError` if a leaf is no array, or if a jitted step is given donation or static positions again.
+    Raises an `ArgumentError` if a jitted step has a leaf that is no array, or is given other static positions again.
     """
-    step = _jitted(step, donate_argnums, static_argnums)
-    leaves = _compat.traced_leaves(_trace(step, args))
-    positions, names = _compat.jit_static_arguments(step)
-    pairs = argument_paths(args, {}, static=frozenset((*(p % len(args) for p in positions), *names)))
-    return FlatStep(
-        function=leaves.call,
-        specs=tuple(map(_spec, leaves.avals, leaves.arg_shardings)),
-        donated=frozenset(index for index, donated in enumerate(leaves.donated) if donated),
-        out_shardings=leaves.out_shardings,
-        compiler_options=leaves.compiler_options,
-        name=leaves.name,
-        paths=tuple(path for path, _ in pairs) if len(pairs) == len(leaves.avals) else (),
-    )
-
-
-def _jitted(
-    step: Callable[..., Any], donate_argnums: int | Sequence[int], static_argnums: int | Sequence[int]
-) -> jax.stages.Wrapped:
-    if not isinstance(step, jax.stages.Wrapped):
-        return jax.jit(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    if donate_argnums != () or static_argnums != ():
-        raise ArgumentError(
-            "the step is jitted already, and its jit says what is donated and static.",
-            got=f"donate_argnums={donate_argnums!r}, static_argnums={static_argnums!r}",
-            needed="these in the jit, or a plain step",
-            advice="footprint(step, ...) without them, or footprint(step.__wrapped__, ...) with them",
+    calling = Calling(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    with calling.bind(args, kwargs) as call:
+        stage = call.trace()
+        leaves = _compat.traced_leaves(stage)
+        shardings = [
+            asked or leaf_sharding(leaf) for asked, leaf in zip(leaves.arg_shardings, call.leaves, strict=True)
+        ]
+        return FlatStep(
+            function=leaves.call,
+            specs=tuple(map(_spec, leaves.avals, shardings)),
+            donated=call.donation(stage),
+            out_shardings=leaves.out_shardings,
+            compiler_options=leaves.compiler_options,
+            name=leaves.name,
+            paths=call.paths,
         )
-    return step
-
-
-def _trace(step: jax.stages.Wrapped, args: Sequence[Any]) -> jax.stages.Traced:
-    try:
-        return step.trace(*args)
-    except TypeError as error:
-        if not any(sign in str(error) for sign in _NO_ARRAY):
-            raise
-        raise ArgumentError(
-            "an argument of the step is no array.",
-            got=str(error).strip().partition("\n")[0],
-            needed="arrays, jax.ShapeDtypeStructs, numbers, or pytrees of them",
-            advice="name its position in static_argnums, or bind it with functools.partial",
-        ) from error
 
 
 def _spec(aval: jax.core.ShapedArray, sharding: jax.sharding.Sharding | None) -> jax.ShapeDtypeStruct:

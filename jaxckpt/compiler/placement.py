@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, Sharding, SingleDeviceSharding
+import jax.extend.core as jex
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from jaxckpt import _compat
 from jaxckpt._errors import TargetError
@@ -24,6 +25,42 @@ def place(specs: Sequence[jax.ShapeDtypeStruct], target: Target) -> tuple[jax.Sh
     """
     lone = _lone_sharding(specs, target)
     return tuple(spec.update(sharding=place_sharding(spec.sharding, target, lone)) for spec in specs)
+
+
+def place_with_meshes(
+    specs: Sequence[jax.ShapeDtypeStruct], target: Target, jaxpr: jex.Jaxpr | jex.ClosedJaxpr
+) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """As `place`, for a step that names a mesh of its own, on devices of the target or on others of the same kind.
+
+    Arguments that lie nowhere or on one device are left to jax; meshes of as many devices are rebuilt on those of the
+    step. A step that names no mesh, or one of other devices, is placed as if it named none.
+    """
+    own = next((mesh for mesh in _meshes_in(jaxpr) if _lies_on(target, NamedSharding(mesh, PartitionSpec()))), None)
+    if own is None:
+        return place(specs, target)
+
+    def placed(sharding: Sharding | None) -> Sharding | None:
+        if not isinstance(sharding, NamedSharding):
+            return place_sharding(sharding, target)
+        if sharding.mesh.size != own.size:
+            return _place_named(sharding, target)
+        mesh = sharding.mesh
+        devices = own.devices.reshape(mesh.axis_sizes)
+        kind = None if isinstance(mesh, AbstractMesh) else _unusual_memory(sharding)
+        rebuilt = Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+        return NamedSharding(rebuilt, sharding.spec, memory_kind=kind)
+
+    return tuple(spec.update(sharding=placed(spec.sharding)) for spec in specs)
+
+
+def _meshes_in(jaxpr: jex.Jaxpr | jex.ClosedJaxpr) -> Iterator[Mesh]:
+    """The meshes of devices that a step names, at all levels."""
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        for named in (eqn.params.get("mesh"), getattr(eqn.params.get("sharding"), "mesh", None)):
+            if isinstance(named, Mesh) and not named.empty:
+                yield named
+        for inner in jex.jaxprs_in_params(eqn.params):
+            yield from _meshes_in(inner)
 
 
 def place_sharding(sharding: Sharding | None, target: Target, lone: Sharding | None = None) -> Sharding | None:
@@ -75,7 +112,7 @@ def _place_named(sharding: NamedSharding, target: Target) -> NamedSharding:
 
 
 def _place_mesh(mesh: Mesh | AbstractMesh, target: Target) -> Mesh:
-    if isinstance(mesh, Mesh) and _lies_on(target, NamedSharding(mesh, jax.sharding.PartitionSpec())):
+    if isinstance(mesh, Mesh) and _lies_on(target, NamedSharding(mesh, PartitionSpec())):
         return mesh
     return target.mesh(mesh.axis_sizes, mesh.axis_names, axis_types=mesh.axis_types)
 

@@ -26,15 +26,15 @@ def footprint(
       *args: Its arguments: arrays, `jax.ShapeDtypeStruct`s, numbers, or pytrees of them. Shardings on other
         devices are moved to the target's.
       target: The machine, or its name.
-      donate_argnums: Positions whose memory the step may reuse; only for a plain step.
-      static_argnums: Positions that are no arrays; only for a plain step.
+      donate_argnums: Positions whose memory the step may reuse; a jitted step brings its own.
+      static_argnums: Positions that are not traced; a jitted step brings its own.
       compiler_options: XLA options as pairs of name and value; they go before those of the jit.
 
     Returns:
       Bytes per device; `total_bytes` is the figure to compare with a budget.
 
     Raises:
-      ArgumentError: A leaf is no array, or a jitted step is given donation or static positions again.
+      ArgumentError: A jitted step has a leaf that is no array, or is given other static positions.
       CompileError: The compiler refuses the step or gives no figures.
       TargetError: The target is unknown, cannot be compiled for here, or is too small for the mesh.
 
@@ -66,7 +66,7 @@ def compile_step(
     machine = Target(target)
     machine.require_compiler()  # before the step is traced
     call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    flat = flatten_step(call.function, call.args, **call.argnums)
+    flat = flatten_step(call.function, call.args, call.kwargs, **call.argnums)
     return lower_flat(
         flat.function,
         flat.specs,

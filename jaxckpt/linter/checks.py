@@ -136,7 +136,7 @@ def lint(
     chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
     machine = Target(target) if isinstance(target, str) else target
     call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    traced = trace_step(call.function, *call.args, **call.argnums)
+    traced = trace_step(call.function, *call.args, kwargs=call.kwargs, **call.argnums)
     return lint_traced(traced, policy=chosen, target=machine)
 
 

@@ -65,7 +65,7 @@ def missing_donation(context: LintContext) -> Iterator[Diagnostic]:
             where=Location(),
             text=f"{len(updated)} arguments ({format_bytes(size_bytes)}, the first is {first}) come out updated and are"
             " not donated: old and new are in memory together.",
-            fix=f"donate_argnums=({', '.join(map(str, _positions(context, updated)))},) in jax.jit.",
+            fix=f"donate_argnums=({', '.join(map(str, _positions(context, updated)))},) in its jit.",
         )
 
 
@@ -172,8 +172,8 @@ def _updated_from(graph: Graph, output: int) -> set[int]:
 
 def _positions(context: LintContext, values: list[int]) -> list[int]:
     """Positions of the step's arguments that hold inputs."""
-    paths = (context.traced.paths[context.graph.inputs.index(v)] for v in values)
-    return sorted({int(match[1]) for path in paths if (match := re.match(r"\[(\d+)\]", path))})
+    positions = (context.traced.positions[context.graph.inputs.index(v)] for v in values)
+    return sorted({position for position in positions if isinstance(position, int)})
 
 
 def _readers_of_views(graph: Graph, value: int) -> Iterator[int]:

@@ -108,7 +108,7 @@ def analyze(
     """
     target = Target(target)
     call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    traced = trace_step(call.function, *call.args, **call.argnums)
+    traced = trace_step(call.function, *call.args, kwargs=call.kwargs, **call.argnums)
     problem = Problem(graph=traced.graph, rates=target.rates)
     unplanned, full = (solve(problem, strategy).predicted for strategy in ("none", "full"))
     graph = traced.graph

@@ -10,7 +10,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Unpack
 
@@ -20,7 +20,7 @@ from jaxckpt._progress import Progress, silent
 from jaxckpt._shown import Shown
 from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.machine import Target
-from jaxckpt.planner.options import PlanKeywords, PlanOptions
+from jaxckpt.planner.options import PlanKeywords, PlanOptions, options_with
 from jaxckpt.planner.planner import Planner
 from jaxckpt.planner.step_spec import step_from_spec
 from jaxckpt.planner.user_plan import Plan
@@ -122,8 +122,8 @@ def max_batch(
 
     Args:
       make_step: Given a batch size, returns a `jaxckpt.Step`, `(step, args)`, or a dict with "step", "args" and, if
-        need be, "donate_argnums" and "static_argnums"; args may be `jax.ShapeDtypeStruct`s. The memory of the step must
-        grow with the batch.
+        need be, "kwargs", "donate_argnums" and "static_argnums"; args may be `jax.ShapeDtypeStruct`s. The memory of the
+        step must grow with the batch.
       target: A `Target` or its name ("h200").
       budget: "6GiB", "6GB", bytes, or a share of the device's memory (0.9, "90%"); None for all that one program can
         have of it.
@@ -153,7 +153,7 @@ def max_batch(
     target = Target(target)
     memory_bytes = target.memory_bytes
     limit_bytes = memory_bytes if budget is None else budget_bytes(budget, baseline_bytes=memory_bytes)
-    options = replace(options, **keywords)
+    options = options_with(options, keywords, called="max_batch")
     return _BatchSearcher(make_step, target, limit_bytes, multiples_of, options, progress or silent).run()
 
 

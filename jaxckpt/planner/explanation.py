@@ -94,7 +94,7 @@ def explain(
     """
     chosen = load_policy(policy) if isinstance(policy, str | Path) else policy
     call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    traced = trace_step(call.function, *call.args, **call.argnums)
+    traced = trace_step(call.function, *call.args, kwargs=call.kwargs, **call.argnums)
     problem = Problem(graph=traced.graph, rates=Target(target).rates)
     followed = plan_from_policy(problem, chosen)
     prediction, unplanned = followed.plan.predicted, solve(problem, "none").predicted

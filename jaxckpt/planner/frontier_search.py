@@ -6,7 +6,7 @@ that span most memory times time. Compiled plans that another one dominates are 
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Unpack
 
@@ -20,7 +20,7 @@ from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
 from jaxckpt.planner.gc_pause import collector_paused
 from jaxckpt.planner.model_error import CompiledPlan, ModelError
-from jaxckpt.planner.options import PlanKeywords, PlanOptions
+from jaxckpt.planner.options import PlanKeywords, PlanOptions, options_with
 from jaxckpt.planner.planner import Planner
 from jaxckpt.planner.user_plan import Plan
 
@@ -160,7 +160,7 @@ def pareto(
     planner = Planner(
         Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums),
         target=machine,
-        options=replace(options, **keywords),
+        options=options_with(options, keywords, called="pareto"),
         progress=progress,
     )
     return frontier_of(planner, points=points)

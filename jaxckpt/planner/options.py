@@ -1,11 +1,11 @@
 """Options of planning: what a planner may decide, under which policy, with how many compiles."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from jaxckpt._errors import UnknownStrategyError, UnsupportedDecisionError
+from jaxckpt._errors import ArgumentError, UnknownStrategyError, UnsupportedDecisionError, did_you_mean
 from jaxckpt.ir import Graph, Partition
 from jaxckpt.policy import Policy
 from jaxckpt.solve import Offloading
@@ -72,6 +72,27 @@ class PlanKeywords(TypedDict, total=False):
     compiler_options: Sequence[tuple[str, Any]]
     recompute_collectives: bool
     max_compiles: int
+
+
+def options_with(options: PlanOptions, keywords: Mapping[str, Any], *, called: str) -> PlanOptions:
+    """The options with fields given as keywords; refuses other keywords, which may be meant for the step.
+
+    Example:
+      >>> options_with(PlanOptions(), {"max_compiles": 2}, called="plan").max_compiles
+      2
+    """
+    known = [each.name for each in fields(PlanOptions)]
+    unknown = [name for name in keywords if name not in known]
+    if not unknown:
+        return replace(options, **keywords)
+    raise ArgumentError(
+        f"{called} has no option {unknown[0]!r}{did_you_mean(unknown[0], known)}.",
+        got=", ".join(f"{name}=..." for name in unknown),
+        needed=f"budget, target, ..., or one of {', '.join(known)}",
+        advice=f"for a keyword argument of the step: jaxckpt.Step(step, args, kwargs={{{unknown[0]!r}: ...}}) in the"
+        " place of the step and its arguments",
+        unknown=tuple(unknown),
+    )
 
 
 def require_mesh(allow: tuple[str, ...], graph: Graph) -> None:

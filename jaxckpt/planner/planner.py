@@ -30,7 +30,7 @@ from jaxckpt.planner.generators import SolverPlans, generators_for
 from jaxckpt.planner.loop_split import LoopSplitter
 from jaxckpt.planner.loop_tiling import TilingSolver
 from jaxckpt.planner.model_error import CompiledPlan
-from jaxckpt.planner.options import PlanKeywords, PlanOptions, require_mesh
+from jaxckpt.planner.options import PlanKeywords, PlanOptions, options_with, require_mesh
 from jaxckpt.planner.refusals import larger_arguments, undone_by_cpu
 from jaxckpt.planner.search import BudgetSearch
 from jaxckpt.planner.user_plan import Argument, Described, Plan, describe
@@ -102,12 +102,12 @@ class Planner:
         **keywords: Unpack[PlanKeywords],
     ):
         self.target = Target(target) if isinstance(target, str) else target
-        self.options = replace(options, **keywords)
+        self.options = options_with(options, keywords, called="Planner")
         self.step = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
         self._say = progress or silent
         self._say("tracing the step")
         with collector_paused():
-            self.traced = trace_step(self.step.function, *self.step.args, **self.step.argnums)
+            self.traced = trace_step(self.step.function, *self.step.args, kwargs=self.step.kwargs, **self.step.argnums)
         require_mesh(self.options.allow, self.graph)
         self.problem = self._problem()
         self._footprints: dict[ir.GraphPlan, Footprint] = {}
@@ -427,7 +427,7 @@ def plan(
     planner = Planner(
         Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums),
         target=machine,
-        options=replace(options, **keywords),
+        options=options_with(options, keywords, called="plan"),
         progress=progress,
     )
     return planner.plan(budget=budget, strategy=strategy)

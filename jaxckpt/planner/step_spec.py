@@ -6,7 +6,7 @@ from typing import Any
 from jaxckpt._errors import StepReferenceError
 from jaxckpt._step import Step
 
-_KEYS = {"step", "args", "donate_argnums", "static_argnums"}
+_KEYS = {"step", "args", "kwargs", "donate_argnums", "static_argnums"}
 
 
 def step_from_spec(returned: Any, *, called: str, reference: str) -> Step:
@@ -30,7 +30,7 @@ def step_from_spec(returned: Any, *, called: str, reference: str) -> Step:
     raise StepReferenceError(
         f"{called} is no step.",
         got=f"it returns {_kind_of(returned)}",
-        needed="(step, args), or a dict with step, args and perhaps donate_argnums, static_argnums",
+        needed="(step, args), or a dict with step, args and perhaps kwargs, donate_argnums, static_argnums",
         advice='return {"step": step, "args": args, "donate_argnums": (0,)}',
         reference=reference,
     )

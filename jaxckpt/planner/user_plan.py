@@ -12,11 +12,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import ClassVar, ParamSpec, TypeVar
 
-import jax
-
 from jaxckpt import ir
 from jaxckpt._shown import Shown
 from jaxckpt._units import format_bytes
+from jaxckpt.calling import Calling
 from jaxckpt.compiler import Footprint
 from jaxckpt.ir.layers import fold_layers, layer_ranges
 from jaxckpt.rewrite import Argument, apply
@@ -152,7 +151,7 @@ class Plan(ir.GraphPlan, Shown):
           A function of the same signature and results. Wrap it in `jax.jit`, with the donation that the plan
           was made with. It refuses arguments of other shapes (`PlanMismatchError`).
         """
-        static_argnums = () if isinstance(step, jax.stages.Wrapped) else self.static_argnums
+        static_argnums = () if Calling(step).is_jitted else self.static_argnums
         return apply(step, self, static_argnums=static_argnums, arguments=self.arguments)
 
     def edited(self, decide: Callable[[Described], ir.Decision | None]) -> "Plan":

@@ -6,19 +6,24 @@ is done once for each kind of arguments.
 """
 
 import functools
+import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.core
 
+from jaxckpt import _compat
 from jaxckpt._compilers import compiler_for
+from jaxckpt.calling import Calling
+from jaxckpt.calling.calling import mark_planned, refuse_lost_state
 from jaxckpt.ir import Graph, GraphPlan
 from jaxckpt.rewrite.agreement import platforms, require_agreement
 from jaxckpt.rewrite.check_plan import Argument, check_planned
 from jaxckpt.rewrite.known_bad import refuse_miscompiled
 from jaxckpt.rewrite.rewrite import Rewritten, rewrite
-from jaxckpt.trace import Traced, trace_stage, trace_step
+from jaxckpt.trace import Traced, trace_call
 
 _Arguments = ParamSpec("_Arguments")
 _Results = TypeVar("_Results")
@@ -55,26 +60,36 @@ def apply_decided(
     static_argnums: int | Sequence[int] = (),
 ) -> Callable[_Arguments, _Results]:
     """As `apply`, with decisions that `decide` makes when the step is called, once for each kind of arguments."""
+    calling = Calling(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
     calls: dict[int, _RewrittenCall] = {}
-    latest: Traced | None = None
 
     @functools.wraps(step, updated=())
     def planned(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Results:
-        nonlocal latest
-        call = None
-        if latest is not None:  # jit gives back the same jaxpr where nothing has changed
-            call = calls.get(id(trace_stage(latest.jitted, args, kwargs, static=latest.static).jaxpr))
-        if call is None:
-            options: Any = {"donate_argnums": donate_argnums, "static_argnums": static_argnums}
-            traced = trace_step(step, *args, kwargs=kwargs, **options)
-            call = _RewrittenCall(_rewritten(traced, decide(traced)))
-            if not traced.closes_over_tracers():
-                latest = traced
-                calls[id(traced.stage.jaxpr)] = call
-        results: _Results = call(args, kwargs)
-        return results
+        with calling.bind(args, kwargs) as call:
+            stage = call.trace()  # jit gives back the same jaxpr where nothing has changed
+            if _is_called_by_jax():
+                refuse_lost_state(_compat.traced_leaves(stage).name, call, stage)
+            rewritten = calls.get(id(stage.jaxpr))
+            if rewritten is None:
+                traced = trace_call(call, stage)
+                rewritten = _RewrittenCall(_rewritten(traced, decide(traced)))
+                if traced.closes_over_tracers():
+                    calling.forget()
+                else:
+                    calls[id(stage.jaxpr)] = rewritten
+            results: _Results = call.results(stage, rewritten(call.leaves))
+            return results
 
+    if calling.function is not step:  # what binds arrays is no function: Equinox looks for arrays in wrapped ones
+        planned.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
+        del planned.__wrapped__
+    mark_planned(planned, calling)
     return planned
+
+
+def _is_called_by_jax() -> bool:
+    """True if the planned function is called by `jax.jit` itself, and not by other code within it."""
+    return str(sys._getframe(2).f_globals.get("__name__", "")).startswith("jax.")
 
 
 def _rewritten(traced: Traced, plan: GraphPlan) -> Rewritten:
@@ -93,21 +108,16 @@ def _rewritten(traced: Traced, plan: GraphPlan) -> Rewritten:
 
 
 class _RewrittenCall:
-    """A rewritten step as a function of its arguments, jitted unless it is called within a trace."""
+    """A rewritten step as a function of its flat arguments, jitted unless it is called within a trace."""
 
     def __init__(self, rewritten: Rewritten):
         self.traced = rewritten.traced
         self._rewritten = rewritten
         self._jitted = jax.jit(self._run, donate_argnums=tuple(sorted(self.traced.donated)))
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        static = self.traced.static
-        dynamic = tuple(arg for i, arg in enumerate(args) if i not in static)
-        named = {name: arg for name, arg in kwargs.items() if name not in static}
-        flat = jax.tree.leaves((dynamic, named))
+    def __call__(self, flat: Sequence[Any]) -> Sequence[Any]:
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in flat)
-        results = self._run(*flat) if is_traced else self._jitted(*flat)
-        return jax.tree.unflatten(self.traced.out_tree, results)
+        return self._run(*flat) if is_traced else self._jitted(*flat)
 
     def _run(self, *flat: jax.Array) -> Sequence[jax.Array]:
         """The rewritten step between the shardings that the step's own jit asks for."""

@@ -6,7 +6,6 @@ untouched. Then: inlining, common subexpression elimination, dead code eliminati
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +14,9 @@ import jax.core
 import jax.extend.core as jex
 
 from jaxckpt import _compat
-from jaxckpt._errors import ArgumentError, NoGradientError
+from jaxckpt._errors import NoGradientError
+from jaxckpt.calling import Calling, StepCall
+from jaxckpt.calling.arguments import leaf_sharding
 from jaxckpt.ir import Graph, Phase
 from jaxckpt.outline.outline import closed_jaxpr
 from jaxckpt.program.flat_program import CondKey, FlatProgram, array_spec
@@ -23,7 +24,6 @@ from jaxckpt.program.inline import inline
 from jaxckpt.program.open_cond import conds_to_keep_closed
 from jaxckpt.program.open_scan import is_sound
 from jaxckpt.program.simplify import eliminate_common_subexpressions, eliminate_dead_code
-from jaxckpt.trace.arguments import argument_paths, check_arguments, leaf_sharding, without_automatic_shardings
 from jaxckpt.trace.graph import graph_of
 from jaxckpt.trace.phase import phases_from_liveness, phases_from_marks
 from jaxckpt.trace.sharding import propagate_shardings
@@ -42,12 +42,12 @@ class Traced:
       jaxpr: The same as a closed jaxpr, open loops closed; computes what the step computes.
       variables: By value id, the variable in `program`.
       specs: The flat arguments, with their shardings.
-      paths: The path of each in the step's arguments ("[0]['params']").
+      paths: The path of each in the step's arguments ("state['params']").
+      positions: For each the position or the name of the argument that it is in; None where the step itself binds it.
       donated: Indices of flat arguments whose memory the results may take.
-      static: Positions and keywords of arguments that are not traced.
+      static: Positions and keywords of arguments that are not traced, as the step is called.
       phases_source: "names" where differentiation marked the phases, "structure" where liveness gave them.
       name: The step's name.
-      jitted: The step under `jax.jit`; tracing it again with equal arguments gives the same jaxpr.
       stage: The step as JAX traced it, before any of our work.
     """
 
@@ -57,11 +57,11 @@ class Traced:
     variables: tuple[jex.Var, ...] = field(repr=False)
     specs: tuple[jax.ShapeDtypeStruct, ...] = field(repr=False)
     paths: tuple[str, ...] = field(repr=False)
+    positions: tuple[int | str | None, ...] = field(repr=False)
     donated: frozenset[int]
     static: frozenset[int | str]
     phases_source: str
     name: str
-    jitted: jax.stages.Wrapped = field(repr=False)
     stage: jax.stages.Traced = field(repr=False)
 
     def flat_function(self) -> Callable[..., Sequence[Any]]:
@@ -72,11 +72,6 @@ class Traced:
     def compiler_options(self) -> tuple[tuple[str, Any], ...]:
         """The XLA options of the step's own jit, as pairs."""
         return _compat.traced_leaves(self.stage).compiler_options
-
-    @property
-    def out_tree(self) -> Any:
-        """The tree of the results."""
-        return self.stage.out_tree
 
     @property
     def in_shardings(self) -> tuple[jax.sharding.Sharding | None, ...]:
@@ -113,10 +108,11 @@ def trace_step(
 ) -> Traced:
     """Traces a training step into a graph; sizes are bytes per device, as the compiler will split values over the mesh.
 
-    Arguments are arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), numbers, key arrays, None, or
-    pytrees of these. A jitted step brings its donation, static arguments and shardings along. The user's
-    `jax.checkpoint` is undone, so that every residual can be decided on. `open_loops` opens the loops that belong to
-    the gradient, so that values in their bodies can be decided on too; otherwise each loop is one op.
+    Arguments are arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), numbers, key arrays, None, NNX
+    objects, or pytrees of these with any other leaves, which are static. A jitted step brings its donation, static
+    arguments and shardings along. The user's `jax.checkpoint` is undone, so that every residual can be decided on.
+    `open_loops` opens the loops that belong to the gradient, so that values in their bodies can be decided on too;
+    otherwise each loop is one op.
 
     With `eager` the step is to be run op by op as it was traced: calls with custom derivatives are inlined too, nothing
     is moved or opened, and a backward pass is not required; where none is marked all ops are forward.
@@ -129,16 +125,17 @@ def trace_step(
       >>> [op.primitive for op in traced.graph.ops if op.phase is Phase.FORWARD]
       ['dot_general', 'cos']
     """
-    jitted, static = _jitted(step, _positions(static_argnums, len(args)))
-    pairs = argument_paths(args, kwargs, static=static)
-    check_arguments(pairs)
-    stage = trace_stage(jitted, args, kwargs, static=static)
+    calling = Calling(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    with calling.bind(args, kwargs) as call:
+        return trace_call(call, call.trace(), eager=eager, open_loops=open_loops)
+
+
+def trace_call(call: StepCall, stage: jax.stages.Traced, *, eager: bool = False, open_loops: bool = True) -> Traced:
+    """As `trace_step`, for a call that JAX has traced."""
     leaves = _compat.traced_leaves(stage)
-    roots = tuple(f"[{position}]" for position in _positions(donate_argnums, len(args))) or "none"
-    named = frozenset(i for i, (path, _) in enumerate(pairs) if path.startswith(roots))
-    donated = named.union(compress(range(len(pairs)), leaves.donated))
+    donated = call.donation(stage)
     of_jit = _compat.jit_in_shardings(stage)
-    shardings = [asked or leaf_sharding(leaf) for asked, (_, leaf) in zip(of_jit, pairs, strict=True)]
+    shardings = [asked or leaf_sharding(leaf) for asked, leaf in zip(of_jit, call.leaves, strict=True)]
     program, phases, source = _program(stage, eager=eager, open_loops=open_loops and not eager)
     split = {} if eager else propagate_shardings(program, shardings, leaves.out_shardings)
     graph, variables = graph_of(program, phases, shardings=shardings, donated=donated, splits=split)
@@ -148,42 +145,14 @@ def trace_step(
         jaxpr=closed_jaxpr(program, program.equations, program.outvars),
         variables=variables,
         specs=tuple(map(array_spec, leaves.avals, shardings)),
-        paths=tuple(path for path, _ in pairs),
+        paths=call.paths,
+        positions=call.positions,
         donated=donated,
-        static=static,
+        static=call.untraced,
         phases_source=source,
         name=leaves.name,
-        jitted=jitted,
         stage=stage,
     )
-
-
-def trace_stage(
-    jitted: jax.stages.Wrapped, args: Sequence[Any], kwargs: Mapping[str, Any], *, static: frozenset[int | str]
-) -> jax.stages.Traced:
-    """Traces a jitted step, with the shardings of automatic meshes left out; for equal types from jax's cache."""
-    plain_args, plain_kwargs = without_automatic_shardings(args, kwargs, static=static)
-    return jitted.trace(*plain_args, **plain_kwargs)
-
-
-def _positions(argnums: int | Sequence[int], count: int) -> tuple[int, ...]:
-    argnums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    return tuple(position % count if count else position for position in argnums)
-
-
-def _jitted(step: Callable[..., Any], static: tuple[int, ...]) -> tuple[jax.stages.Wrapped, frozenset[int | str]]:
-    """The step as a jitted function, and which of its arguments are static."""
-    if not isinstance(step, jax.stages.Wrapped):
-        return jax.jit(step, static_argnums=static), frozenset(static)
-    positions, names = _compat.jit_static_arguments(step)
-    if not set(static) <= set(positions):
-        raise ArgumentError(
-            "trace_step: the step is jitted already, and its jit says which arguments are static.",
-            got=f"static_argnums={static}",
-            needed=f"positions that its jit knows as static: {positions}",
-            advice="leave static_argnums out, name them in the step's own jax.jit, or pass step.__wrapped__",
-        )
-    return step, frozenset((*positions, *names))
 
 
 def _program(stage: jax.stages.Traced, *, eager: bool, open_loops: bool) -> tuple[FlatProgram, tuple[Phase, ...], str]:

@@ -14,7 +14,7 @@ drawing is tamer: floats positive, integers 0 and 1. Whoever knows better passes
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,10 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from jaxckpt._errors import UnverifiableError
 from jaxckpt._units import format_bytes
+from jaxckpt.calling import Calling
 
 _IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")
+_ANY_STEP = Calling(lambda *args: args)
 _ROOM = 6
 """A step on generated arguments may take so many times their bytes before we think that they were meant for more."""
 
@@ -39,8 +41,8 @@ class Inputs:
     generated: tuple[str, ...]
 
 
-def make_inputs(args: Sequence[Any], *, static: frozenset[int] = frozenset(), tame: bool = False) -> Inputs:
-    """Draws an array for every `jax.ShapeDtypeStruct` in pytrees of arguments; static positions stay as they are.
+def make_inputs(args: Sequence[Any], *, calling: Calling = _ANY_STEP, tame: bool = False) -> Inputs:
+    """Draws an array for every `jax.ShapeDtypeStruct` in the arguments of a step; all else stays as it is.
 
     Equal descriptions at equal places give equal arrays, on every machine. With `tame`, floats are positive and
     integers 0 or 1.
@@ -54,38 +56,28 @@ def make_inputs(args: Sequence[Any], *, static: frozenset[int] = frozenset(), ta
       >>> made.generated, made.args[0]["w"].dtype, made.args[1]
       (("[0]['w']",), dtype(bfloat16), 1.5)
     """
-    found = {path: leaf for path, leaf in _leaves(args, static) if isinstance(leaf, jax.ShapeDtypeStruct)}
-    _refuse_large(found)
-    made = {path: _placed(path, leaf, _drawn(path, leaf, tame=tame)) for path, leaf in found.items()}
+    generated: list[str] = []
 
-    def replaced(position: int, arg: Any) -> Any:
-        if position in static:
-            return arg
-        return jax.tree_util.tree_map_with_path(lambda path, leaf: made.get(_path(position, path), leaf), arg)
+    def replaced(paths: Sequence[str], leaves: Sequence[Any]) -> list[Any]:
+        named = dict(zip(paths, leaves, strict=True))
+        found = {path: leaf for path, leaf in named.items() if isinstance(leaf, jax.ShapeDtypeStruct)}
+        _refuse_large(found)
+        generated.extend(found)
+        made = {path: _placed(path, leaf, _drawn(path, leaf, tame=tame)) for path, leaf in found.items()}
+        return [made.get(path, leaf) for path, leaf in named.items()]
 
-    return Inputs(args=tuple(replaced(i, arg) for i, arg in enumerate(args)), generated=tuple(found))
+    return Inputs(args=calling.rebuilt(args, replaced), generated=tuple(generated))
 
 
-def copies(args: Sequence[Any], *, static: frozenset[int] = frozenset()) -> tuple[Any, ...]:
-    """Copies of arguments, sharded alike, so that a step which donates takes nobody's arrays; static ones stay."""
-    return tuple(arg if i in static else jax.tree.map(_copy, arg) for i, arg in enumerate(args))
+def copies(args: Sequence[Any], *, calling: Calling = _ANY_STEP) -> tuple[Any, ...]:
+    """Copies of a step's arguments, sharded alike, so that a step which writes or donates takes nobody's arrays."""
+    return calling.rebuilt(args, lambda _, leaves: list(map(_copy, leaves)))
 
 
 def _copy(leaf: Any) -> Any:
     if isinstance(leaf, jax.Array):
         return jnp.copy(leaf)
     return np.copy(leaf) if isinstance(leaf, np.ndarray) else leaf
-
-
-def _leaves(args: Sequence[Any], static: frozenset[int]) -> Iterator[tuple[str, Any]]:
-    for position, arg in enumerate(args):
-        if position not in static:
-            for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]:
-                yield _path(position, path), leaf
-
-
-def _path(position: int, path: Any) -> str:
-    return f"[{position}]{jax.tree_util.keystr(path)}"
 
 
 def _drawn(path: str, spec: jax.ShapeDtypeStruct, *, tame: bool) -> Any:

@@ -15,69 +15,66 @@ import jax.numpy as jnp
 
 from jaxckpt import _compat
 from jaxckpt._errors import UnverifiableError
+from jaxckpt._step import Step
+from jaxckpt.calling import Calling
 from jaxckpt.verifier.inputs import copies
 from jaxckpt.verifier.interpret import run_one_by_one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedStep:
+    """A step that JAX has traced.
+
+    Attributes:
+      stage: The trace.
+      results: For each flat result its type, by path; what the step writes in place is among them.
+      starts: The flat arguments by path.
+    """
+
+    stage: jax.stages.Traced
+    results: Mapping[str, jax.ShapeDtypeStruct]
+    starts: Mapping[str, jax.Array]
+
+
 class Runnable:
-    """A jitted function, the positions that are not traced, and the options to jit another function alike."""
+    """A step as it is called, with its keyword arguments."""
 
-    jitted: jax.stages.Wrapped
-    static: frozenset[int]
-    name: str
-    options: Mapping[str, Any]
-
-    @classmethod
-    def of(
-        cls,
-        step: Callable[..., Any],
-        args: Sequence[Any],
-        *,
-        donate_argnums: int | Sequence[int],
-        static_argnums: int | Sequence[int],
-    ) -> "Runnable":
-        """A step, plain or jitted, with the arguments that it will be called with."""
-        options = {"donate_argnums": donate_argnums, "static_argnums": static_argnums}
-        if isinstance(step, jax.stages.Wrapped):
-            positions, names = _compat.jit_static_arguments(step)
-            options = {"static_argnums": positions, "static_argnames": names}
-        else:
-            step = jax.jit(step, **options)
-            positions, _ = _compat.jit_static_arguments(step)
-        return cls(
-            jitted=step,
-            static=frozenset(position % max(len(args), 1) for position in positions),
-            name=getattr(step, "__name__", "step"),
-            options=options,
-        )
+    def __init__(self, step: Step, *, named_like: Calling | None = None):
+        self.calling = Calling(step.function, named_like=named_like, **step.argnums)
+        self.kwargs = step.kwargs
+        self.name = getattr(step.function, "__name__", type(step.function).__name__)
+        self._argnums = step.argnums
 
     def like(self, step: Callable[..., Any]) -> "Runnable":
         """Another step, called alike."""
-        jitted = step if isinstance(step, jax.stages.Wrapped) else jax.jit(step, **self.options)
-        return Runnable(jitted=jitted, static=self.static, name=self.name, options=self.options)
+        if Calling(step).is_jitted:
+            return Runnable(Step(step, kwargs=self.kwargs), named_like=self.calling)
+        return Runnable(Step(step, kwargs=self.kwargs, **self._argnums), named_like=self.calling)
 
-    def trace(self, args: tuple[Any, ...]) -> jax.stages.Traced:
+    def trace(self, args: Sequence[Any]) -> TracedStep:
         """The traced step for these arguments; nothing runs."""
-        return self.jitted.trace(*args)
+        with self.calling.bind(args, self.kwargs) as call:
+            stage = call.trace()
+            paths = call.result_paths(stage)
+            arrays = (leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in call.leaves)
+            return TracedStep(
+                stage=stage,
+                results=dict(zip(paths, jax.tree.leaves(stage.out_info), strict=True)),
+                starts=dict(zip(call.paths, arrays, strict=True)),
+            )
 
-    def leaves(self, args: tuple[Any, ...]) -> dict[str, jax.Array]:
-        """The arrays of the arguments by path."""
-        dynamic = {i: arg for i, arg in enumerate(args) if i not in self.static}
-        leaves = by_path(dynamic).items()
-        return {path: leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for path, leaf in leaves}
-
-    def run(self, args: tuple[Any, ...], traced: jax.stages.Traced, *, exact: bool) -> list[Any]:
+    def run(self, args: Sequence[Any], *, exact: bool) -> list[Any]:
         """Flat results on copies of arguments.
 
         Errors that the step raises itself pass through; others are `UnverifiableError`.
         """
-        args = copies(args, static=self.static)
         try:
-            if not exact:
-                return [leaf.block_until_ready() for leaf in jax.tree.leaves(self.jitted(*args))]
-            flat = self.leaves(args).values()
-            return run_one_by_one(traced.jaxpr, *_compat.captured_arrays(traced), *flat)
+            with self.calling.bind(copies(args, calling=self.calling), self.kwargs) as call:
+                if not exact:
+                    return [leaf.block_until_ready() for leaf in call.run()]
+                stage = call.trace()
+                flat = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in call.leaves]
+                return run_one_by_one(stage.jaxpr, *_compat.captured_arrays(stage), *flat)
         except jax.errors.JaxRuntimeError as error:
             device = jax.devices()[0]
             raise UnverifiableError(
@@ -86,8 +83,3 @@ class Runnable:
                 needed="a machine that has what the step asks for: its memories, its kernels, its size",
                 advice="verify where the step trains; or a smaller step of the same kind",
             ) from error
-
-
-def by_path(tree: object) -> dict[str, Any]:
-    """The leaves of a tree by path, in order."""
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}

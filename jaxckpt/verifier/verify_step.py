@@ -24,7 +24,7 @@ from jaxckpt._step import Step
 from jaxckpt.rewrite import apply
 from jaxckpt.verifier.difference import difference
 from jaxckpt.verifier.inputs import make_inputs
-from jaxckpt.verifier.runnable import Runnable, by_path
+from jaxckpt.verifier.runnable import Runnable
 from jaxckpt.verifier.verification import COARSEST, EXACT, TOLERANCES, LeafDifference, Tolerance, Verification
 
 _NO_TOLERANCES: Mapping[str, Tolerance] = MappingProxyType({})
@@ -68,36 +68,39 @@ def verify(
       (True, False)
     """
     call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    called = Runnable.of(call.function, call.args, **call.argnums)
+    called = Runnable(call)
     other = called.like(apply(call.function, planned) if isinstance(planned, ir.GraphPlan) else planned)
-    inputs = make_inputs(call.args, static=called.static)
+    inputs = make_inputs(call.args, calling=called.calling)
     traced, planned_traced = called.trace(inputs.args), other.trace(inputs.args)
-    _refuse_other_results(called.name, traced.out_info, planned_traced.out_info)
-    expected = called.run(inputs.args, traced, exact=exact)
+    _refuse_other_results(called.name, traced.results, planned_traced.results)
+    expected = called.run(inputs.args, exact=exact)
     if inputs.generated and any(map(_is_nan, expected)):
-        inputs = make_inputs(call.args, static=called.static, tame=True)
-        expected = called.run(inputs.args, traced, exact=exact)
+        inputs = make_inputs(call.args, calling=called.calling, tame=True)
+        expected = called.run(inputs.args, exact=exact)
         _refuse_void(called.name, expected)
-    found = other.run(inputs.args, planned_traced, exact=exact)
-    allowed = partial(_tolerance, exact=exact, given=tolerances, computed_in=_computed_in(traced))
+    found = other.run(inputs.args, exact=exact)
+    starts = called.trace(inputs.args).starts
+    allowed = partial(_tolerance, exact=exact, given=tolerances, computed_in=_computed_in(traced.stage))
     return Verification(
         step=called.name,
         exact=exact,
-        leaves=tuple(_differences(traced.out_info, expected, found, allowed, starts=called.leaves(inputs.args))),
+        leaves=tuple(_differences(tuple(traced.results), expected, found, allowed, starts=starts)),
         generated=inputs.generated,
-        effects=tuple(sorted({str(effect) for effect in traced.jaxpr.effects})),
-        random_draws=(_random_draws(traced), _random_draws(planned_traced)),
+        effects=tuple(sorted({str(effect) for effect in traced.stage.jaxpr.effects})),
+        random_draws=(_random_draws(traced.stage), _random_draws(planned_traced.stage)),
     )
 
 
-def _refuse_other_results(name: str, step: object, planned: object) -> None:
-    ours, theirs = ({path: _typed(leaf) for path, leaf in by_path(tree).items()} for tree in (step, planned))
+def _refuse_other_results(
+    name: str, step: Mapping[str, jax.ShapeDtypeStruct], planned: Mapping[str, jax.ShapeDtypeStruct]
+) -> None:
+    ours, theirs = ({path: _typed(leaf) for path, leaf in results.items()} for results in (step, planned))
     differing = [path for path in {**ours, **theirs} if ours.get(path) != theirs.get(path)]
     if not differing:
         return
 
     def listed(of: dict[str, str]) -> str:
-        each = [f"({i}) result{path} is {of.get(path, 'absent')}" for i, path in enumerate(differing, 1)]
+        each = [f"({i}) {_named(path)} is {of.get(path, 'absent')}" for i, path in enumerate(differing, 1)]
         return "; ".join(each[:8]) + ("; ..." if len(each) > 8 else "")
 
     raise VerificationError(
@@ -107,6 +110,11 @@ def _refuse_other_results(name: str, step: object, planned: object) -> None:
         advice="pass what was made from this very step: plan.apply(step), jaxckpt.apply(step, policy)",
         differing=tuple(differing),
     )
+
+
+def _named(path: str) -> str:
+    """A path in the results as such; that of a variable, which the step writes, names its argument."""
+    return path if path and path[0] not in "[." else f"result{path}"
 
 
 def _typed(leaf: jax.Array | jax.ShapeDtypeStruct) -> str:
@@ -163,7 +171,7 @@ def _tolerance(
 
 
 def _differences(
-    info: Any,
+    paths: Sequence[str],
     step: Sequence[Any],
     planned: Sequence[Any],
     allowed: Callable[..., Tolerance],
@@ -174,7 +182,7 @@ def _differences(
     for path, leaf in starts.items():
         if jnp.issubdtype(leaf.dtype, np.inexact):
             alike.setdefault(_typed(leaf), {})[path] = leaf
-    for path, one, other in zip(by_path(info), step, planned, strict=True):
+    for path, one, other in zip(paths, step, planned, strict=True):
         start = _start(path, alike.get(_typed(one), {}))
         yield difference(path, one, other, allowed(one.dtype), start=start)
 

@@ -49,7 +49,7 @@ PAIRS = (
         code="donation-missing",
         bad=found(updated),
         good=found(updated, donate_argnums=0),
-        said="1 arguments (256 B, the first is [0])",
+        said="1 arguments (256 B, the first is w)",
     ),
     Pair(
         code="gathered-parameter-kept",

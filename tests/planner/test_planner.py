@@ -175,7 +175,7 @@ def test_an_empty_step_says_that_it_has_no_gradient():
 
 def test_an_argument_that_is_no_array_is_named():
     with pytest.raises(ArgumentError, match="name") as caught:
-        jaxckpt.plan(step, ARGS[0], {"name": "GPT"}, budget="1GiB", target="cpu")
+        jaxckpt.plan(jax.jit(step), ARGS[0], {"name": "GPT"}, budget="1GiB", target="cpu")
     assert isinstance(caught.value, TypeError)
 
 

@@ -7,12 +7,16 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxckpt import UnverifiableError
+from jaxckpt.calling import Calling
 from jaxckpt.verifier import make_inputs
 from jaxckpt.verifier.inputs import copies
 
 
 def described(shape, dtype, **options):
     return jax.ShapeDtypeStruct(shape, dtype, **options)
+
+
+STATIC_FOURTH = Calling(lambda *args: args, static_argnums=3)
 
 
 def drawn(shape, dtype, **options):
@@ -70,7 +74,7 @@ def test_a_tame_drawing_is_positive_and_counts_to_1():
 
 def test_what_is_given_stays_and_what_is_drawn_is_named():
     array, static = jnp.ones(3), object()
-    made = make_inputs([{"a": described((2,), jnp.float32), "b": array}, 2.5, None, static], static=frozenset({3}))
+    made = make_inputs([{"a": described((2,), jnp.float32), "b": array}, 2.5, None, static], calling=STATIC_FOURTH)
     assert made.args[0]["b"] is array
     assert made.args[1:] == (2.5, None, static)
     assert made.generated == ("[0]['a']",)
@@ -80,7 +84,7 @@ def test_copies_are_arrays_of_their_own_with_the_same_sharding():
     mesh = Mesh(jax.devices()[:4], ("data",))
     array = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, PartitionSpec("data")))
     key = jax.random.key(0)
-    copied, copied_key, number, static = copies([array, key, 3, "static"], static=frozenset({3}))
+    copied, copied_key, number, static = copies([array, key, 3, "static"], calling=STATIC_FOURTH)
     array.delete()
     assert copied.sharding.spec == PartitionSpec("data")
     assert copied.tolist() == list(range(8))

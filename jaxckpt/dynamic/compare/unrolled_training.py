@@ -43,7 +43,7 @@ def trained_step(step: Step, *, target: Target | str, basis: str, steps: int) ->
             needed="one of " + ", ".join(map(repr, _BASES)),
             advice='basis="kernels"',
         )
-    traced = trace_step(step.function, *step.args, **step.argnums)
+    traced = trace_step(step.function, *step.args, kwargs=step.kwargs, **step.argnums)
     chosen = Target(target) if isinstance(target, str) else target
     problem = Problem(graph=traced.graph, rates=chosen.rates)
     if basis == "kernels":

@@ -3,7 +3,7 @@
 Read after `operation` and `op_costs`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,16 +28,13 @@ class Prepared:
     constants: tuple[tuple[int, Any], ...] = field(repr=False)  # with the flat argument's position or the array itself
     results: tuple[Any, ...] = field(repr=False)  # for each flat result a tensor or a literal
 
-    def arrays(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, Any]:
-        """The arrays that are there from the start, by tensor, from the step's arguments.
+    def arrays(self, leaves: Sequence[Any]) -> dict[int, Any]:
+        """The arrays that are there from the start, by tensor, from the step's flat arguments.
 
         Raises:
           ArgumentError: An argument is a description of an array.
         """
         traced = self.traced
-        dynamic = tuple(arg for i, arg in enumerate(args) if i not in traced.static)
-        named = {name: arg for name, arg in kwargs.items() if name not in traced.static}
-        leaves = jax.tree.leaves((dynamic, named))
         _refuse_descriptions(traced.paths, leaves)
         flat = [_array(leaf, spec) for leaf, spec in zip(leaves, traced.specs, strict=True)]
         return {t: flat[source] if isinstance(source, int) else source.value for t, source in self.constants}

@@ -5,7 +5,7 @@ Read after `arrays`. Source: Kirisame et al., ICLR 2021, section 5 (the prototyp
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxckpt._errors import ArgumentError, InfeasibleBudgetError
 from jaxckpt._progress import Progress, silent
 from jaxckpt._units import budget_bytes, format_bytes
+from jaxckpt.calling import Calling, StepCall
 from jaxckpt.dynamic import MEMORIES, Evictor, Memory, Mode, Online, Simulation, Status, Task, evictor, live_bytes
 from jaxckpt.dynamic.eager.arrays import Arrays
 from jaxckpt.dynamic.eager.op_costs import OpCosts
@@ -23,7 +24,7 @@ from jaxckpt.dynamic.eager.outcome import EagerRun
 from jaxckpt.dynamic.eager.program import Prepared, prepare
 from jaxckpt.ir import Graph
 from jaxckpt.machine import Target
-from jaxckpt.trace import trace_stage, trace_step
+from jaxckpt.trace import trace_call
 
 _KINDS_KEPT = 16
 """Programs of so many kinds of arguments are kept."""
@@ -78,8 +79,7 @@ class Runner:
     ):
         self._rule = rule_of(evictor)
         self._memory = memory or _published(self._rule)
-        self._step = step
-        self._options: dict[str, Any] = {"donate_argnums": donate_argnums, "static_argnums": static_argnums}
+        self._calling = Calling(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
         self._budget = budget
         self._measure = measure and not self._rule.by_bytes
         self._limit = limit
@@ -97,11 +97,16 @@ class Runner:
           BudgetError: The budget is no amount of memory.
           ArgumentError: An argument is no array.
         """
+        with self._calling.bind(args, kwargs) as call:
+            return self._run(call)
+
+    def _run(self, call: StepCall) -> EagerRun:
         begin = time.perf_counter()
-        prepared = self._prepared(args, kwargs)
+        stage = call.trace()
+        prepared = self._prepared(call, stage)
         unlimited_bytes = live_bytes(prepared.program)
         trace_s = time.perf_counter() - begin
-        given = prepared.arrays(args, kwargs)
+        given = prepared.arrays(call.leaves)
         task = self._task(prepared, unlimited_bytes)
         online = Online(prepared.program, task)
         arrays = Arrays(prepared, given, self._operations)
@@ -111,7 +116,7 @@ class Runner:
         if not counters.ok:
             raise _infeasible(prepared, counters)
         return EagerRun(
-            outputs=_outputs(prepared, arrays),
+            outputs=call.results(stage, _results(prepared, arrays)),
             counters=counters,
             peak_bytes=arrays.peak_bytes,
             unlimited_bytes=unlimited_bytes,
@@ -135,15 +140,12 @@ class Runner:
                 self._say(f"op {number} of {len(calls)}, {format_bytes(arrays.live_bytes)} in memory")
         return compute_s
 
-    def _prepared(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
+    def _prepared(self, call: StepCall, stage: jax.stages.Traced) -> Prepared:
         """The program for these arguments; jit gives back the same jaxpr where nothing has changed."""
-        if self._known:
-            last = next(iter(self._known.values())).traced
-            stage = trace_stage(last.jitted, args, kwargs, static=last.static)
-            if (prepared := self._known.get(id(stage.jaxpr))) is not None:
-                return prepared
+        if (prepared := self._known.get(id(stage.jaxpr))) is not None:
+            return prepared
         self._say("tracing the step")
-        traced = trace_step(self._step, *args, kwargs=kwargs, eager=True, **self._options)
+        traced = trace_call(call, stage, eager=True)
         if traced.closes_over_tracers():
             raise ArgumentError(
                 f"dynamic.run({traced.name}) stands inside another trace.",
@@ -180,12 +182,12 @@ def _published(rule: Evictor) -> Memory:
     return replace(memory, mode=Mode.HARD) if memory.mode is Mode.HINT else memory
 
 
-def _outputs(prepared: Prepared, arrays: Arrays) -> Any:
+def _results(prepared: Prepared, arrays: Arrays) -> list[Any]:
     flat = []
     for result, sharding in zip(prepared.results, prepared.traced.out_shardings, strict=True):
         array = jnp.asarray(result.value, result.dtype) if isinstance(result, Literal) else arrays[result]
         flat.append(array if sharding is None else jax.device_put(array, sharding))
-    return jax.tree.unflatten(prepared.traced.out_tree, flat)
+    return flat
 
 
 def _infeasible(prepared: Prepared, counters: Simulation) -> InfeasibleBudgetError:

@@ -15,9 +15,10 @@ from typing import Any
 import jax
 
 from jaxckpt._units import format_seconds
+from jaxckpt.calling import Calling
 from jaxckpt.dynamic.eager.operation import Literal, Operation, Operations, operand_of
 from jaxckpt.ir import Phase
-from jaxckpt.trace import Traced, trace_step
+from jaxckpt.trace import Traced, trace_call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +72,8 @@ def timed_scopes(
       >>> [row.scope for row in rows if row.forward_s and row.backward_s]
       ['block_0', 'block_1']
     """
-    traced = trace_step(step, *args, static_argnums=static_argnums, eager=True)
-    static = traced.static
-    flat = jax.tree.leaves(tuple(arg for i, arg in enumerate(args) if i not in static))
+    with Calling(step, static_argnums=static_argnums).bind(args) as call:
+        traced, flat = trace_call(call, call.trace(), eager=True), call.leaves
     seconds: dict[str, dict[Phase, float]] = {}
     ops = Counter[str]()
     for op, op_s in zip(traced.graph.ops, _run(traced, flat), strict=True):

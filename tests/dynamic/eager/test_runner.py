@@ -253,7 +253,7 @@ def test_too_little_memory_is_an_error_that_says_what_is_missing():
 
 
 def test_descriptions_and_traces_are_refused():
-    with pytest.raises(ArgumentError, match=r"\[1\]"):
+    with pytest.raises(ArgumentError, match=r"\bx\b|\[1\]"):
         run(chain(), W, jax.ShapeDtypeStruct(X.shape, X.dtype), budget=None)
 
     def around(w):

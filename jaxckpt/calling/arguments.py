@@ -1,0 +1,67 @@
+"""Arguments of a step that `jax.jit` takes as they are: arrays and descriptions of arrays, in any pytree.
+
+All leaves that are neither are reported at once, with their paths, before the step is traced. Steps are traced
+without the shardings that the compiler is free to change (automatic meshes): with them jax traces other equations, and
+a plan for described arguments would not fit the same arguments on real devices.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.core
+
+from jaxckpt._errors import ArgumentError
+from jaxckpt.calling.split import is_array
+from jaxckpt.program.flat_program import array_spec
+
+
+def check_arguments(leaves: Sequence[tuple[str, Any]]) -> None:
+    """Refuses leaves that are no arrays; the error names every such leaf and its type."""
+    wrong = [(path, type(leaf)) for path, leaf in leaves if not is_array(leaf)]
+    if not wrong:
+        return
+    listed = [f"({i}) {path} is a {kind.__name__}" for i, (path, kind) in enumerate(wrong, 1)]
+    raise ArgumentError(
+        f"{len(wrong)} of the step's {len(leaves)} argument leaves are no arrays, and it is under jax.jit.",
+        got="; ".join(listed[:20]) + ("; ..." if len(listed) > 20 else ""),
+        needed="arrays, jax.ShapeDtypeStructs, numbers, key arrays or None, in any pytree",
+        advice="static_argnames in its jax.jit for such an argument; for a module with functions among its leaves"
+        " equinox.filter_jit, or the step without jax.jit",
+        wrong=tuple((path, kind.__name__) for path, kind in wrong),
+    )
+
+
+def check_static(name: str, value: Any) -> None:
+    """Refuses a static argument that `jax.jit` cannot look up; the value itself is not shown."""
+    try:
+        hash(value)
+    except TypeError:
+        raise ArgumentError(
+            f"the argument `{name}` is static for the step's jax.jit, and cannot be hashed.",
+            got=f"a {type(value).__name__} without __hash__",
+            needed="a static argument with __hash__ and __eq__, so that jit can tell one call from another",
+            advice="dataclass(frozen=True) or eq=False for its class, or pass its arrays as arguments of their own",
+            argument=name,
+        ) from None
+
+
+def leaf_sharding(leaf: Any) -> jax.sharding.Sharding | None:
+    """The sharding that an array or its description brings along; a tracer's is in its type, without devices."""
+    if isinstance(leaf, jax.core.Tracer):
+        return None
+    return getattr(leaf, "sharding", None)
+
+
+def unsharded(leaf: Any) -> Any:
+    """The leaf to trace with: a description without sharding of one that is sharded over an automatic mesh.
+
+    Shardings over explicit meshes are part of the types and stay; so do memory spaces.
+    """
+    sharding = getattr(leaf.aval, "sharding", None) if isinstance(leaf, jax.core.Tracer) else leaf_sharding(leaf)
+    if not isinstance(sharding, jax.sharding.NamedSharding) or sharding.mesh.empty:
+        return leaf
+    automatic = all(kind == jax.sharding.AxisType.Auto for kind in sharding.mesh.axis_types)
+    if not automatic or sharding.memory_kind not in (None, "device"):
+        return leaf
+    return array_spec(leaf)

@@ -1,0 +1,180 @@
+"""Arguments in, arrays through, results out; and what cannot be kept is refused by name."""
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxckpt
+from jaxckpt import ArgumentError
+from jaxckpt.calling import Calling
+from jaxckpt.trace import trace_step
+from tests.calling import styles
+
+
+def scopes(traced) -> set[str]:
+    return {op.scope for op in traced.graph.ops}
+
+
+def test_modules_are_scopes_by_their_paths_and_so_are_arguments():
+    traced = trace_step(styles.nnx_step, *styles.objects(), styles.X)
+    assert {"net/blocks.0/linear", "net/blocks.1/norm", "net/again"} <= scopes(traced)
+    assert {"net.blocks.0.linear.kernel", "net.blocks.1.norm.mean", "optimizer.step", "x"} <= set(traced.paths)
+    assert any(path.startswith("optimizer.opt_state.0.trace.blocks.0") for path in traced.paths)
+
+
+def test_tracing_leaves_no_mark_on_modules_and_their_classes():
+    net, optimizer = styles.objects()
+    call, names = styles.Block.__call__, set(vars(net.blocks[0]))
+    trace_step(styles.nnx_step, net, optimizer, styles.X)
+    assert styles.Block.__call__ is call
+    assert set(vars(net.blocks[0])) == names
+    net, _, _ = jaxckpt.apply(styles.returning_step, "dots")(net, optimizer, styles.X)
+    assert set(vars(net.blocks[0])) == names
+
+
+def test_source_lines_are_those_of_the_model():
+    graph = trace_step(styles.nnx_step, *styles.objects(), styles.X).graph
+    assert not [op.source for op in graph.ops if "calling/scopes.py" in op.source or "calling/calling.py" in op.source]
+
+
+def test_what_a_step_hands_through_is_the_users_own_array():
+    net, optimizer = styles.objects()
+
+    @nnx.jit(donate_argnums=(0, 1))
+    def head_only(net, optimizer, x):
+        loss, grads = nnx.value_and_grad(styles.nnx_loss, argnums=nnx.DiffState(0, styles.nnx.PathContains("again")))(
+            net, x
+        )
+        net.again.kernel[...] -= grads["again"]["kernel"][...]
+        return loss
+
+    frozen = net.blocks[0].linear.kernel[...]
+    traced = trace_step(head_only, net, optimizer, styles.X)
+    donated = {traced.paths[i] for i in traced.donated}
+    assert "net.again.kernel" in donated
+    assert "net.blocks.0.linear.kernel" not in donated
+    jaxckpt.apply(head_only, "dots")(net, optimizer, styles.X)
+    assert net.blocks[0].linear.kernel[...] is frozen
+
+
+def test_a_jit_that_drops_what_is_written_is_refused_by_variable():
+    args = *styles.objects(), styles.X
+    with pytest.raises(ArgumentError, match=r"net\.blocks\.0\.dropout\.rngs\.count") as caught:
+        trace_step(jax.jit(styles.nnx_step), *args)
+    assert "optimizer.step" in caught.value.lost
+    with pytest.raises(ArgumentError, match=r"nnx\.jit"):
+        jax.jit(jaxckpt.apply(styles.nnx_step, "dots"))(*args)
+    assert trace_step(jax.jit(styles.returning_step), *args).paths
+
+
+def test_objects_that_a_step_closes_over_and_writes_are_named():
+    net, optimizer = styles.objects()
+
+    def closed(x):
+        return styles.nnx_step(net, optimizer, x)
+
+    with pytest.raises(ArgumentError, match="closes over net, optimizer") as caught:
+        trace_step(closed, styles.X)
+    assert "def closed(net, optimizer, ...)" in str(caught.value)
+
+
+def test_a_static_self_without_a_hash_is_refused_and_not_printed():
+    class Unhashable(styles.Trainer):
+        __hash__ = None
+
+        def __repr__(self):
+            return "all of the parameters"
+
+    with pytest.raises(ArgumentError, match="`self` is static") as caught:
+        trace_step(Unhashable().jitted, styles.weights(), styles.X)
+    assert "parameters" not in str(caught.value)
+
+
+def test_static_leaves_are_compared_by_equality():
+    calling = Calling(lambda setting, x: jnp.sin(x) * len(setting["name"]))
+    jaxprs = []
+    for name in ("".join(["a", "b"]), "ab", "abc"):
+        with calling.bind(({"name": name}, styles.X)) as call:
+            jaxprs.append(call.trace().jaxpr)
+    assert jaxprs[0] is jaxprs[1]
+    assert jaxprs[1] is not jaxprs[2]
+
+
+def test_numbers_are_arrays_but_in_modules_and_partials():
+    def step(module, rate):
+        return jax.grad(lambda m: jnp.sum(jnp.tanh(m.weight)) * rate)(module)
+
+    paths = [
+        trace_step(step, eqx.nn.Linear(2, 2, key=jax.random.key(0)), 0.5).paths,
+        trace_step(eqx.filter_jit(step), eqx.nn.Linear(2, 2, key=jax.random.key(0)), 0.5).paths,
+        trace_step(functools.partial(styles.update, x=styles.X, rate=0.5), [styles.X.T]).paths,
+    ]
+    weight, bias = "module.weight", "module.bias"
+    assert paths == [(weight, bias, "rate"), (weight, bias), ("params[0]", "x")]
+
+
+def test_described_objects_are_planned_without_arrays():
+    net, optimizer = nnx.eval_shape(styles.objects)
+    traced = trace_step(nnx.jit(styles.nnx_step), net, optimizer, jax.ShapeDtypeStruct(styles.X.shape, jnp.float32))
+    assert traced.graph.fingerprint == trace_step(styles.nnx_step, *styles.objects(), styles.X).graph.fingerprint
+
+
+def test_verify_compares_what_is_written():
+    args = *styles.objects(), styles.X
+    verified = jaxckpt.verify(nnx.jit(styles.nnx_step), jaxckpt.apply(styles.nnx_step, "dots"), *args)
+    assert verified.ok
+    assert {"optimizer.step", "net.blocks.0.norm.mean", ""} <= {leaf.path for leaf in verified.leaves}
+    assert int(args[1].step[...]) == 0
+
+    def never_trains(net, optimizer, x):
+        return styles.nnx_loss(net, x)
+
+    with pytest.raises(jaxckpt.VerificationError, match=r"net\.again\.bias is absent"):
+        jaxckpt.verify(styles.nnx_step, never_trains, *args)
+
+
+def test_an_unknown_keyword_is_an_error_that_tells_where_it_goes():
+    with pytest.raises(ArgumentError, match=r"kwargs=\{'x'") as caught:
+        jaxckpt.plan(styles.update, styles.weights(), x=styles.X, budget="1GiB", target="h200")
+    assert isinstance(caught.value, TypeError)
+    with pytest.raises(ArgumentError, match="closest is 'max_compiles'"):
+        jaxckpt.plan(styles.update, styles.weights(), styles.X, budget="1GiB", target="h200", max_compile=2)
+
+
+PRINT = """
+import jax
+from tests.calling import styles
+from jaxckpt.trace import trace_step
+for style in (styles.NNX[1], styles.EQUINOX[1], styles.PLAIN[-1]):
+    args, kwargs = style.make()
+    print(trace_step(style.step, *args, kwargs=kwargs).graph.fingerprint)
+"""
+
+
+def test_another_process_finds_the_same_fingerprints(capsys):
+    root = Path(__file__).parents[2]
+    environment = {"PYTHONHASHSEED": "7", "JAX_PLATFORMS": "cpu", "PATH": "", "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT], capture_output=True, text=True, check=False, env=environment, cwd=root
+    )
+    assert done.returncode == 0, done.stderr
+    exec(PRINT, {})
+    assert capsys.readouterr().out == done.stdout
+
+
+def test_a_step_may_name_a_mesh_of_devices_of_its_own():
+    from jaxckpt.machine import Target
+
+    devices = np.array(Target("h200:8").devices[4:])
+    own = jax.sharding.NamedSharding(jax.sharding.Mesh(devices, ("data",)), jax.sharding.PartitionSpec("data"))
+    step = jax.grad(lambda w, x: jnp.sum(jax.lax.with_sharding_constraint(jnp.tanh(x @ w), own) ** 2))
+    found = jaxckpt.footprint(step, styles.weights()[0], styles.X, target="h200:4")
+    assert found.temp_bytes < 4 * styles.X.nbytes
