@@ -13,8 +13,8 @@ from jaxckpt.schedule import Run
 from jaxckpt.trace import trace_step
 from tests.rewrite.plans import droppable
 from tests.schedule.test_schedule import check_order
-from tests.trace.test_foreign_steps import PLANNED, expected, flat_arguments, quickly, tolerance, traced_case
-from tests.zoo.case import as_numpy
+from tests.trace.test_foreign_steps import PLANNED, expected, flat_arguments, tolerance, traced_case
+from tests.zoo.case import as_numpy, quick_jit
 
 pytestmark = pytest.mark.slow  # every step is compiled; `make slow` runs them
 
@@ -54,7 +54,7 @@ def test_planned_steps_give_the_step_s_results(entry):
         traced_args = iter(jax.tree.unflatten(jax.tree.structure(dynamic), flat))
         return planned(*(arg if i in traced.static else next(traced_args) for i, arg in enumerate(case.args)))
 
-    ours = jax.tree.leaves(quickly(flat_planned)(*flat_arguments(case, traced)))
+    ours = jax.tree.leaves(quick_jit(flat_planned)(*flat_arguments(case, traced)))
     jax.effects_barrier()
     for mine, theirs in zip(map(as_numpy, ours), expected(entry), strict=True):
         assert mine.dtype == theirs.dtype

@@ -133,7 +133,7 @@ KINDS = [("Explicit", "Explicit"), ("Auto", "Explicit"), ("Explicit", "Auto")]
         (scanned, KINDS[0], Partition(axis="model")),
         (unrolled, KINDS[0], Offload(shard=True, axis="model")),
     ],
-    ids=str,
+    ids=lambda each: getattr(each, "__name__", str(each)),
 )
 def test_axes_that_types_name_are_partitioned_too(step, kinds, decision):
     assert gathers(compiled(step, decision, kinds))
