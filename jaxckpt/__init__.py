@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from jaxckpt.planner import analyze as analyze
     from jaxckpt.planner import apply as apply
     from jaxckpt.planner import explain as explain
+    from jaxckpt.planner import jit as jit
+    from jaxckpt.planner import load_or_plan as load_or_plan
     from jaxckpt.planner import load_plan as load_plan
     from jaxckpt.planner import max_batch as max_batch
     from jaxckpt.planner import pareto as pareto
@@ -101,8 +103,8 @@ _NAMES = {
     "dynamic.eager": "timed_scopes",
     "linter": "Finding Findings lint",
     "machine": "Calibration Target targets",
-    "planner": "BatchSearch Explanation Floor Frontier Plan Planner PlanOptions analyze apply explain load_plan"
-    " max_batch pareto plan plan_once",
+    "planner": "BatchSearch Explanation Floor Frontier Plan Planner PlanOptions analyze apply explain jit"
+    " load_or_plan load_plan max_batch pareto plan plan_once",
     "policy": "Policy load_policy policies",
     "policy.readers": "Reading read_policy",
     "report.picture": "draw",

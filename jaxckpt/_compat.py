@@ -11,13 +11,14 @@ import importlib.util
 import logging
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.extend.core
-from jax._src import core, distributed, xla_bridge
+from jax._src import core, distributed, sharding_impls, xla_bridge
 from jax._src.effects import JaxprInputEffect
 from jax._src.named_sharding import UnspecifiedValue
 from jax.extend.source_info_util import NameStack
@@ -407,3 +408,25 @@ def equinox_jit(step: Any) -> EquinoxJit | None:
     if type(step).__module__ != "equinox._jit" or not hasattr(step, "donate_first"):
         return None
     return EquinoxJit(function=step.__wrapped__, donates_first=step.donate_first, donates_rest=step.donate_rest)
+
+
+### Work outside of a trace. Caller: jaxckpt.planner.planned_step. Canary: tests/planner/test_planned_step.py.
+
+_Result = TypeVar("_Result")
+
+
+def outside_of_traces(work: Callable[[], _Result]) -> _Result:
+    """Does work as if no trace were under way, with the mesh of the context. jax 0.10.2, 0.12.0.1.
+
+    Traces belong to a thread, and so a thread of its own does the work where one is under way.
+    """
+    if core.trace_state_clean():
+        return work()
+    mesh = sharding_impls.get_concrete_mesh()
+
+    def within_mesh() -> _Result:
+        with nullcontext() if mesh.empty else jax.set_mesh(mesh):
+            return work()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(within_mesh).result()

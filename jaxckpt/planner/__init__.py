@@ -4,7 +4,8 @@ Read in this order: `user_plan` (the plan as users hold it), `options`, `planner
 compare, correct), `loop_split` and `loop_tiling` (loops whose iterations differ), `floor` and `refusals` (budgets that
 no plan meets), `frontier_search` (memory against time), `batch_search` (the largest batch), `document` and `plan_file`
 (plans as TOML), `analysis` and `explanation` (residuals and policies, without a compiler), `apply_policy`, `broadcast`
-(one plan for several processes), `plan_check` (a plan of before), `step_spec`, `verify_plan`.
+(one plan for several processes), `plan_check` (a plan of before), `plan_cache` and `planned_step` (a step that is
+planned when it is called), `step_spec`, `verify_plan`.
 """
 
 from jaxckpt.planner.analysis import Analysis, ScopeResiduals, analyze
@@ -15,8 +16,9 @@ from jaxckpt.planner.explanation import Explained, Explanation, explain
 from jaxckpt.planner.floor import Floor, Holder, Share, floor_of
 from jaxckpt.planner.frontier_search import ExpectedPoint, Frontier, FrontierPoint, frontier_of, pareto
 from jaxckpt.planner.options import PlanOptions
-from jaxckpt.planner.plan_check import PlanCheck, check_plan
+from jaxckpt.planner.plan_check import PlanCheck, check_plan, load_or_plan
 from jaxckpt.planner.plan_file import load_plan, require_folder, save_plan
+from jaxckpt.planner.planned_step import PlannedStep, jit
 from jaxckpt.planner.planner import Planner, plan
 from jaxckpt.planner.step_spec import step_from_spec
 from jaxckpt.planner.user_plan import Argument, Attempt, Described, Plan
@@ -37,6 +39,7 @@ __all__ = [
     "Plan",
     "PlanCheck",
     "PlanOptions",
+    "PlannedStep",
     "Planner",
     "ScopeResiduals",
     "Share",
@@ -47,6 +50,8 @@ __all__ = [
     "explain",
     "floor_of",
     "frontier_of",
+    "jit",
+    "load_or_plan",
     "load_plan",
     "max_batch",
     "pareto",

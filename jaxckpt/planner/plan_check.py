@@ -1,12 +1,14 @@
-"""A plan held against the step, the packages and the compiler that are here now, for continuous integration.
+"""A plan held against the step, the packages and the compiler that are here now: `check_plan`, `load_or_plan`.
 
 The step is traced and compared with the one that the plan was made for; then the planned step is compiled, once, and
 its total is compared with the budget. Read after `planner`.
 """
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Unpack
 
 import jax
 
@@ -14,12 +16,21 @@ from jaxckpt._errors import PlanMismatchError
 from jaxckpt._progress import Progress
 from jaxckpt._shown import Shown
 from jaxckpt._step import Step
-from jaxckpt._units import format_bytes
+from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
+from jaxckpt.planner.broadcast import plan_once
+from jaxckpt.planner.options import PlanKeywords, PlanOptions, options_with
+from jaxckpt.planner.plan_file import load_plan, require_folder
 from jaxckpt.planner.planner import Planner
 from jaxckpt.planner.user_plan import Plan
 from jaxckpt.rewrite.check_plan import check_planned
+
+_DEFAULT = PlanOptions()
+
+_SAME_BUDGET = 0.01
+"""Budgets that differ by at most this share are one: the total that "50%" is a part of differs a little between
+versions of the compiler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -96,11 +107,98 @@ def check_plan(
     """
     machine = Target(plan.target if target is None else target)
     machine.require_compiler()
-    planner = Planner(Step.of(step, args), target=machine, progress=progress)
-    try:
-        check_planned(planner.traced, plan, plan.arguments, None)
-    except PlanMismatchError as error:
-        problem = f"{error.headline} Here: {error.got}. Planned: {error.needed}."
+    return _checked(plan, Planner(Step.of(step, args), target=machine, progress=progress))
+
+
+def load_or_plan(
+    path: str | Path,
+    step: Callable[..., Any] | Step,
+    *args: Any,
+    budget: str | int | float,
+    target: Target | str,
+    strategy: str = "optimal",
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    options: PlanOptions = _DEFAULT,
+    progress: Progress | None = None,
+    **keywords: Unpack[PlanKeywords],
+) -> Plan:
+    """The plan in a file, such as one that is committed beside the step; planned and written where it is not valid.
+
+    A plan is valid for the same step, target and budget. Where versions are others, or decisions were changed by hand,
+    it is compiled once and its total must be within the budget. Where several processes run, process 0 reads or plans,
+    and the others receive its plan; every process has to call it.
+
+    Args:
+      path: Of the plan file. A file there that is no plan is left alone.
+      step: As `jaxckpt.plan` takes it, and so is all that follows.
+      *args: The step's arguments.
+      budget: Bytes per device; a share compiles the step as it is written, each time.
+      target: The machine.
+      strategy: How it is planned.
+      donate_argnums: Arguments whose memory the results may take.
+      static_argnums: Arguments that are not traced.
+      options: What the planner may do.
+      progress: Called with a sentence before each longer piece of work.
+      **keywords: Fields of `PlanOptions`.
+
+    Returns:
+      The plan; a warning says why one that was there is made anew.
+
+    Raises:
+      PlanFileError: The file is damaged or no plan, or cannot be written.
+      InfeasibleBudgetError, BudgetError, ...: As `jaxckpt.plan`.
+
+    Example:
+      >>> import tempfile
+      >>> import jax, jax.numpy as jnp
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(x @ w) @ w).sum())
+      >>> path = Path(tempfile.mkdtemp()) / "plan.toml"
+      >>> made = load_or_plan(path, step, jnp.eye(4), jnp.ones((2, 4)), budget="1GiB", target="cpu")
+      >>> made == load_or_plan(path, step, jnp.eye(4), jnp.ones((2, 4)), budget="1GiB", target="cpu")
+      True
+    """
+    path = Path(path)
+    require_folder(path)
+    machine = Target(target)
+    machine.require_compiler()
+    given = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    chosen = options_with(options, keywords, called="load_or_plan")
+
+    def load_or_make() -> Plan:
+        planner = Planner(given, target=machine, options=chosen, progress=progress)
+        if path.exists():
+            kept, problem = _kept(load_plan(path), planner, budget)
+            if not problem:
+                return kept
+            warnings.warn(f"load_or_plan({str(path)!r}) plans anew: {problem}", RuntimeWarning, stacklevel=3)
+        plan = planner.plan(budget=budget, strategy=strategy)
+        plan.save(path)
+        return plan
+
+    return plan_once(load_or_make)
+
+
+def _kept(plan: Plan, planner: Planner, budget: str | int | float) -> tuple[Plan, str]:
+    """A plan that was read, compiled again where something has changed; and why it is not valid, or ""."""
+    baseline_bytes = None if budget_fraction(budget) is None else planner.unplanned.total_bytes
+    limit_bytes = budget_bytes(budget, baseline_bytes=baseline_bytes)
+    if plan.target != planner.target.name:
+        return plan, f"It is for {plan.target}, not {planner.target.name}."
+    if plan.budget_bytes is None or abs(plan.budget_bytes - limit_bytes) > _SAME_BUDGET * limit_bytes:
+        made_for = "none" if plan.budget_bytes is None else format_bytes(plan.budget_bytes)
+        return plan, f"Its budget is {made_for}, not {format_bytes(limit_bytes)}."
+    is_as_made = plan.footprint is not None and not list(_versions(plan, planner.target))
+    problem = _mismatch(plan, planner)
+    if is_as_made or problem:
+        return plan, problem
+    check = _checked(plan, planner)
+    return check.plan, " ".join(check.problems)
+
+
+def _checked(plan: Plan, planner: Planner) -> PlanCheck:
+    machine = planner.target
+    if problem := _mismatch(plan, planner):
         return PlanCheck(plan=plan, problems=(problem,), changes=tuple(_versions(plan, machine)))
     candidate = planner.measure(plan)
     seconds = planner.step_s_with_stalls(candidate)
@@ -110,6 +208,15 @@ def check_plan(
         changes=(*_versions(plan, machine), *_measured_changes(plan, candidate.footprint)),
         total_bytes=candidate.footprint.total_bytes,
     )
+
+
+def _mismatch(plan: Plan, planner: Planner) -> str:
+    """Why a plan is not for the planner's step, or ""."""
+    try:
+        check_planned(planner.traced, plan, plan.arguments, None)
+    except PlanMismatchError as error:
+        return f"{error.headline} Here: {error.got}. Planned: {error.needed}."
+    return ""
 
 
 def _above_budget(plan: Plan, here: Footprint) -> Iterator[str]:

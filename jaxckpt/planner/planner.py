@@ -101,14 +101,30 @@ class Planner:
         progress: Progress | None = None,
         **keywords: Unpack[PlanKeywords],
     ):
-        self.target = Target(target) if isinstance(target, str) else target
-        self.options = options_with(options, keywords, called="Planner")
-        self.step = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-        self._say = progress or silent
-        self._say("tracing the step")
+        given = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+        say = progress or silent
+        say("tracing the step")
         with collector_paused():
-            self.traced = trace_step(self.step.function, *self.step.args, kwargs=self.step.kwargs, **self.step.argnums)
-        require_mesh(self.options.allow, self.graph)
+            traced = trace_step(given.function, *given.args, kwargs=given.kwargs, **given.argnums)
+        self._hold(given, traced, Target(target), options_with(options, keywords, called="Planner"), say)
+
+    @classmethod
+    def of_traced(
+        cls, traced: Traced, *, target: Target, options: PlanOptions = _DEFAULT, progress: Progress = silent
+    ) -> "Planner":
+        """A planner for a step that is traced already; its `step` takes the flat arguments."""
+        planner = cls.__new__(cls)
+        flat = Step(traced.flat_function(), traced.specs, donate_argnums=tuple(sorted(traced.donated)))
+        planner._hold(flat, traced, target, options, progress)
+        return planner
+
+    def _hold(self, step: Step, traced: Traced, target: Target, options: PlanOptions, say: Progress) -> None:
+        self.target = target
+        self.options = options
+        self.step = step
+        self.traced = traced
+        self._say = say
+        require_mesh(options.allow, self.graph)
         self.problem = self._problem()
         self._footprints: dict[ir.GraphPlan, Footprint] = {}
         self._solvers: dict[str, StrategySolver] = {}

@@ -7,8 +7,8 @@ processes of a run carry out the same plan), `apply` (all of it as a function of
 """
 
 from jaxckpt.rewrite.agreement import broadcast
-from jaxckpt.rewrite.apply import apply, apply_decided
+from jaxckpt.rewrite.apply import PlannedFunction, apply, apply_decided
 from jaxckpt.rewrite.check_plan import Argument
 from jaxckpt.rewrite.rewrite import Rewritten, rewrite
 
-__all__ = ["Argument", "Rewritten", "apply", "apply_decided", "broadcast", "rewrite"]
+__all__ = ["Argument", "PlannedFunction", "Rewritten", "apply", "apply_decided", "broadcast", "rewrite"]

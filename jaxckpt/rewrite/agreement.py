@@ -40,13 +40,17 @@ def platforms(traced: Traced) -> tuple[str, ...]:
     return tuple(sorted({"cuda" if platform == "gpu" else platform for platform in found}))
 
 
+def spans_processes(traced: Traced) -> bool:
+    """True if a step runs over devices of several processes, or names none in a run of several."""
+    devices = list(devices_of(traced))
+    is_local = bool(devices) and all(device.process_index == jax.process_index() for device in devices)
+    return _compat.distributed_run() is not None and not is_local
+
+
 def require_agreement(traced: Traced, plan: GraphPlan) -> None:
     """Refuses a plan that another process carries out differently, unless the step runs on this process alone."""
     run = _compat.distributed_run()
-    if run is None:
-        return
-    devices = list(devices_of(traced))
-    if devices and all(device.process_index == jax.process_index() for device in devices):
+    if run is None or not spans_processes(traced):
         return
     texts = all_gather(run, f"{traced.name} {digest(plan)}", what=f"apply({traced.name})")
     if len(set(texts.values())) == 1:

@@ -9,14 +9,15 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from types import MethodType
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import jax
 import jax.core
 
 from jaxckpt import _compat
 from jaxckpt._compilers import compiler_for
-from jaxckpt.calling import Calling
+from jaxckpt.calling import Calling, StepCall
 from jaxckpt.calling.calling import mark_planned, refuse_lost_state
 from jaxckpt.ir import Graph, GraphPlan
 from jaxckpt.rewrite.agreement import platforms, require_agreement
@@ -37,7 +38,7 @@ def apply(
     static_argnums: int | Sequence[int] = (),
     arguments: Sequence[Argument] = (),
     graph: Graph | None = None,
-) -> Callable[_Arguments, _Results]:
+) -> "PlannedFunction[_Arguments, _Results]":
     """The step with a plan's decisions carried out: a function of the same signature, results and effects.
 
     Under `jax.jit` it is part of the trace around it; called directly, it is compiled once for each kind of arguments.
@@ -58,33 +59,66 @@ def apply_decided(
     *,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
-) -> Callable[_Arguments, _Results]:
+) -> "PlannedFunction[_Arguments, _Results]":
     """As `apply`, with decisions that `decide` makes when the step is called, once for each kind of arguments."""
     calling = Calling(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    calls: dict[int, _RewrittenCall] = {}
+    return PlannedFunction(step, calling, decide)
 
-    @functools.wraps(step, updated=())
-    def planned(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Results:
-        with calling.bind(args, kwargs) as call:
+
+class PlannedFunction(Generic[_Arguments, _Results]):
+    """A step with decisions carried out, which are made when it is called, once for each kind of arguments.
+
+    It is called as the step is, and may stand under `jax.jit`, `nnx.jit` or `equinox.filter_jit`.
+    """
+
+    def __init__(
+        self, step: Callable[_Arguments, _Results], calling: Calling, decide: Callable[[Traced], GraphPlan]
+    ) -> None:
+        functools.update_wrapper(self, step, updated=())
+        if calling.function is not step:  # what binds arrays is no function: Equinox looks for arrays in wrapped ones
+            self.__signature__ = inspect.signature(step)
+            del self.__wrapped__
+        mark_planned(self, calling)
+        self._calling = calling
+        self._decide = decide
+        self._calls: dict[int, _RewrittenCall] = {}
+        self._plan: GraphPlan | None = None
+
+    @property
+    def plan(self) -> GraphPlan | None:
+        """The decisions that the latest call carried out; None before the first."""
+        return self._plan
+
+    def __call__(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Results:
+        """Runs the planned step."""
+        with self._calling.bind(args, kwargs) as call:
             stage = call.trace()  # jit gives back the same jaxpr where nothing has changed
             if _is_called_by_jax():
                 refuse_lost_state(_compat.traced_leaves(stage).name, call, stage)
-            rewritten = calls.get(id(stage.jaxpr))
-            if rewritten is None:
-                traced = trace_call(call, stage)
-                rewritten = _RewrittenCall(_rewritten(traced, decide(traced)))
-                if traced.closes_over_tracers():
-                    calling.forget()
-                else:
-                    calls[id(stage.jaxpr)] = rewritten
-            results: _Results = call.results(stage, rewritten(call.leaves))
+            results: _Results = call.results(stage, self._rewritten(call, stage)(call.leaves))
             return results
 
-    if calling.function is not step:  # what binds arrays is no function: Equinox looks for arrays in wrapped ones
-        planned.__signature__ = inspect.signature(step)  # type: ignore[attr-defined]
-        del planned.__wrapped__
-    mark_planned(planned, calling)
-    return planned
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """Binds the step to an object of whose class it is a method."""
+        return self if instance is None else MethodType(self, instance)
+
+    def lower(self, *args: _Arguments.args, **kwargs: _Arguments.kwargs) -> jax.stages.Lowered:
+        """Lowers what a call with these arguments would run: a function of flat arrays, in the order of the step's."""
+        with self._calling.bind(args, kwargs) as call:
+            return self._rewritten(call, call.trace()).lower(call.leaves)
+
+    def _rewritten(self, call: StepCall, stage: jax.stages.Traced) -> "_RewrittenCall":
+        found = self._calls.get(id(stage.jaxpr))
+        if found is None:
+            traced = trace_call(call, stage)
+            plan = self._decide(traced)
+            found = _RewrittenCall(_rewritten(traced, plan), plan)
+            if traced.closes_over_tracers():
+                self._calling.forget()
+            else:
+                self._calls[id(stage.jaxpr)] = found
+        self._plan = found.plan
+        return found
 
 
 def _is_called_by_jax() -> bool:
@@ -110,10 +144,14 @@ def _rewritten(traced: Traced, plan: GraphPlan) -> Rewritten:
 class _RewrittenCall:
     """A rewritten step as a function of its flat arguments, jitted unless it is called within a trace."""
 
-    def __init__(self, rewritten: Rewritten):
+    def __init__(self, rewritten: Rewritten, plan: GraphPlan):
+        self.plan = plan
         self.traced = rewritten.traced
         self._rewritten = rewritten
         self._jitted = jax.jit(self._run, donate_argnums=tuple(sorted(self.traced.donated)))
+
+    def lower(self, flat: Sequence[Any]) -> jax.stages.Lowered:
+        return self._jitted.lower(*flat)
 
     def __call__(self, flat: Sequence[Any]) -> Sequence[Any]:
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in flat)

@@ -58,7 +58,7 @@ def test_there_are_two_processes_of_four_devices(run):
     assert [(found["devices"], found["local"]) for found in run] == [(8, 4), (8, 4)]
 
 
-@pytest.mark.parametrize("how", ["unplanned", "partitioned", "inside jit", "planned"])
+@pytest.mark.parametrize("how", ["unplanned", "partitioned", "inside jit", "planned", "jit"])
 def test_gradients_are_those_of_one_process(run, how):
     for found in run:
         np.testing.assert_allclose(found[how], expected(), rtol=2e-5, atol=1e-6)
@@ -74,6 +74,10 @@ def test_a_plan_made_once_is_the_same_everywhere(run):
     for index, found in enumerate(run):
         assert found["made once"]["digest"] == found["made here"]
         assert found["made once"]["made"] == ([] if index else [0])
+
+
+def test_jit_plans_on_one_process_for_all(run):
+    assert run[0]["jit's plan"] == run[1]["jit's plan"]
 
 
 def test_different_plans_stop_every_process_before_anything_runs(run):

@@ -92,6 +92,9 @@ def main(port: str, index: int, folder: str) -> None:
     plan = jaxckpt.plan_once(lambda: made.append(index) or mine)
     found["made once"] = {"digest": agree.digest(plan), "equal": plan == mine, "made": made}
     found["planned"] = numbers(plan.apply(step)(*args), mesh)
+    planned = jaxckpt.jit(step, budget="1GiB", cache=folder)
+    found["jit"] = numbers(planned(*args), mesh)
+    found["jit's plan"] = agree.digest(planned.plan)
     other = keeping(Save()) if index else Policy(default="recompute")
     found["different"] = caught(lambda: jaxckpt.apply(step, other)(*args))
     found["failed"] = caught(lambda: jaxckpt.plan_once(fail)) if index else failing()
