@@ -206,10 +206,12 @@ class SimpleRules(Generator):
     def fastest(self, pool: CandidatePool) -> Iterator[Candidate]:
         """Rules that may be faster than the best plan or candidate so far.
 
-        Until a rule was compiled, the model's order of rules and other plans is not trusted.
+        Until a rule was compiled, the model's order of rules and other plans is not trusted; that the step as it is,
+        where it fits, does less work than any rule is certain.
         """
         if pool.compiled:
-            share = 1.0 if pool.of(self) else pool.limits.rules_order
+            is_trusted = pool.of(self) or (pool.best is not None and is_unplanned(pool.best.plan))
+            share = 1.0 if is_trusted else pool.limits.rules_order
             for plan, total_bytes, step_s in self._expected(pool):
                 yield Candidate(plan, total_bytes, share * step_s)
 

@@ -100,6 +100,7 @@ def test_a_budget_above_the_step_saves_everything_and_says_so():
     assert not plan.decisions
     assert "fits as it is" in plan.notes[0]
     assert plan.footprint == planner.unplanned
+    assert len(plan.attempts) == 1
 
 
 @pytest.mark.parametrize("off", [1.0, 1.1])
