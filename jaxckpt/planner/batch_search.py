@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Unpack
 
-from jaxckpt import ir
 from jaxckpt._errors import BatchError, InfeasibleBudgetError
 from jaxckpt._progress import Progress, silent
 from jaxckpt._shown import Shown
@@ -166,15 +165,10 @@ class _Trial:
         self.plan: Plan | None = None
 
     @cached_property
-    def smallest_plans(self) -> tuple[ir.GraphPlan, ...]:
-        """Plans of least memory, the smallest by prediction first."""
-        plans = *self.planner.solver.min_memory_plans, *self.planner.min_memory_tilings
-        return tuple(sorted(plans, key=lambda plan: plan.predicted.temp_bytes))
-
-    @property
     def smallest_temp_bytes(self) -> int:
         """Predicted temporaries of the smallest plan."""
-        return self.smallest_plans[0].predicted.temp_bytes
+        plans = *self.planner.solver.min_memory_plans, *self.planner.min_memory_tilings
+        return min(plan.predicted.temp_bytes for plan in plans)
 
     def expected_bytes(self, ratio: float) -> int:
         """The expected total of the smallest plan; `ratio` is compiled temporaries over predicted ones."""
@@ -193,16 +187,6 @@ class _Trial:
             fastest = self.planner.tiling_solver.solve(temp_bytes, allow_empty=False)
         return fastest.predicted.step_s
 
-    def compiled_bytes(self, limit_bytes: int) -> int:
-        """The smallest compiled total; the fastest plan and then those of least memory are compiled until one fits."""
-        totals: list[int] = []
-        fastest = self.planner.solver.solve(limit_bytes - self.planner.fixed_bytes)
-        for plan in dict.fromkeys((fastest, *self.smallest_plans)):
-            totals.append(self.planner.measure(plan).footprint.total_bytes)
-            if totals[-1] <= limit_bytes:
-                break
-        return min(totals)
-
 
 class _BatchSearcher:
     """Searches in multiples: a `count` of n is a batch of n * multiples_of."""
@@ -220,7 +204,7 @@ class _BatchSearcher:
         self.multiples_of, self.options, self.say = multiples_of, options, say
         self.trials: dict[int, _Trial] = {}
         self.compiled: dict[int, int] = {}
-        """Smallest compiled totals, by count."""
+        """Compiled totals of the plans that fit, or the smallest ones of batches that do not, by count."""
         self.ratio = 1.0
         """Compiled temporaries over predicted ones, at the last batch that was compiled."""
         self.time_ratio = 1.0
@@ -282,9 +266,17 @@ class _BatchSearcher:
             raise
 
     def _fits_compiled(self, count: int) -> bool:
+        """Plans a batch; a refusal says the smallest total that was compiled."""
         trial = self.trial(count)
-        total_bytes = self.compiled[count] = trial.compiled_bytes(self.limit_bytes)
-        self.ratio = max(0.1, (total_bytes - trial.planner.fixed_bytes) / max(1, trial.smallest_temp_bytes))
+        try:
+            plan = self._plan(count)
+        except InfeasibleBudgetError as error:
+            total_bytes, predicted_bytes = error.minimum_bytes, trial.smallest_temp_bytes
+        else:
+            assert plan.footprint is not None, "planned budgets are compiled"
+            total_bytes, predicted_bytes = plan.footprint.total_bytes, plan.predicted.temp_bytes
+        self.compiled[count] = total_bytes
+        self.ratio = max(0.1, (total_bytes - trial.planner.fixed_bytes) / max(1, predicted_bytes))
         return total_bytes <= self.limit_bytes
 
     def _largest_expected(self, fits: int, fails: int | None) -> int:
@@ -349,7 +341,8 @@ class _BatchSearcher:
     def _plan(self, count: int) -> Plan:
         """Compiles the fastest plan that fits for a batch."""
         trial = self.trial(count)
-        trial.plan = trial.planner.plan(budget=self.limit_bytes)
+        if trial.plan is None:
+            trial.plan = trial.planner.plan(budget=self.limit_bytes)
         return trial.plan
 
     def _fast_counts(self, largest: int) -> list[int]:
