@@ -1,6 +1,6 @@
 """Random training steps as data: a program prints, shrinks and compares; `build` makes the step.
 
-A program is a list of layers over tensors of one shape, (4, 8). Each layer names what it does and which of the
+A program is a list of layers over tensors of one shape, (4, 8) by default. Each layer names what it does and which of the
 earlier tensors it reads, so that residual connections, shared weights and dead ends come up by themselves.
 """
 
@@ -75,17 +75,17 @@ def _branch(x, w):
 
 
 def _convolved(x, w):
-    image = x.reshape(1, 1, ROWS, WIDTH)
+    image = x.reshape(1, 1, *x.shape)
     kernel = w[:3, :3].reshape(1, 1, 3, 3)
-    return jnp.tanh(jax.lax.conv(image, kernel, (1, 1), "SAME")).reshape(ROWS, WIDTH)
+    return jnp.tanh(jax.lax.conv(image, kernel, (1, 1), "SAME")).reshape(x.shape)
 
 
 def _embedded(x, w):
-    return w[jax.lax.stop_gradient(jnp.abs(x[:, 0]) * 7).astype(jnp.int32) % WIDTH]
+    return w[jax.lax.stop_gradient(jnp.abs(x[:, 0]) * 7).astype(jnp.int32) % x.shape[1]]
 
 
 def _attention(x, y):
-    scores = jax.nn.softmax(x @ y.T / WIDTH**0.5, axis=-1)
+    scores = jax.nn.softmax(x @ y.T / x.shape[1] ** 0.5, axis=-1)
     return scores @ y
 
 
@@ -99,7 +99,7 @@ BINARY = {
     "mul": lambda x, y: jnp.tanh(x) * jnp.tanh(y),
     "attention": _attention,
     "select": lambda x, y: jnp.where(x > 0, x, y),
-    "concatenate": lambda x, y: jnp.concatenate([x[:, : WIDTH // 2], y[:, WIDTH // 2 :]], axis=1),
+    "concatenate": lambda x, y: jnp.concatenate([x[:, : x.shape[1] // 2], y[:, x.shape[1] // 2 :]], axis=1),
 }
 WEIGHTED = {
     "dense": lambda x, w: x @ w,
@@ -121,7 +121,7 @@ UNARY = {
     "softmax": functools.partial(jax.nn.softmax, axis=-1),
     "custom_vjp": halved_gradient,
     "custom_jvp": soft_clip,
-    "transpose": lambda x: jnp.flip(x.T.reshape(ROWS, WIDTH), 1),
+    "transpose": lambda x: jnp.flip(x.T.reshape(x.shape), 1),
     "cumsum": lambda x: jnp.tanh(jnp.cumsum(x, axis=1)),
     "sort": lambda x: jnp.sort(x, axis=1),
     "stop_gradient": jax.lax.stop_gradient,
@@ -149,12 +149,12 @@ programs = st.builds(
 )
 
 
-def build(program: Program) -> Case:
+def build(program: Program, *, rows: int = ROWS, width: int = WIDTH) -> Case:
     """The step of a program, with concrete arguments: (weights, momentum), x, key."""
     keys = jax.random.split(jax.random.key(0), WEIGHTS + 1)
-    weights = [jax.random.normal(k, (WIDTH, WIDTH)) * WIDTH**-0.5 for k in keys[1:]]
+    weights = [jax.random.normal(k, (width, width)) * width**-0.5 for k in keys[1:]]
     state = (weights, [jnp.zeros_like(w) for w in weights])
-    x = jax.random.normal(keys[0], (ROWS, WIDTH))
+    x = jax.random.normal(keys[0], (rows, width))
     return Case(
         step=functools.partial(_step, program),
         args=(state, x, jax.random.key(1)),
