@@ -1,7 +1,7 @@
 """Random training steps as data: a program prints, shrinks and compares; `build` makes the step.
 
-A program is a list of layers over tensors of one shape, (4, 8) by default. Each layer names what it does and which of the
-earlier tensors it reads, so that residual connections, shared weights and dead ends come up by themselves.
+A program is a list of layers over tensors of one shape, (4, 8) by default. Each layer names what it does and which of
+the earlier tensors it reads, so that residual connections, shared weights and dead ends come up by themselves.
 """
 
 import functools
