@@ -18,18 +18,32 @@ from jaxckpt.program.flat_program import array_spec
 
 def check_arguments(leaves: Sequence[tuple[str, Any]]) -> None:
     """Refuses leaves that are no arrays; the error names every such leaf and its type."""
-    wrong = [(path, type(leaf)) for path, leaf in leaves if not is_array(leaf)]
+    wrong = [(path, leaf) for path, leaf in leaves if not is_array(leaf)]
     if not wrong:
         return
-    listed = [f"({i}) {path} is a {kind.__name__}" for i, (path, kind) in enumerate(wrong, 1)]
+    listed = [f"({i}) {path} is {_kind(leaf)}" for i, (path, leaf) in enumerate(wrong, 1)]
     raise ArgumentError(
         f"{len(wrong)} of the step's {len(leaves)} argument leaves are no arrays, and it is under jax.jit.",
         got="; ".join(listed[:20]) + ("; ..." if len(listed) > 20 else ""),
         needed="arrays, jax.ShapeDtypeStructs, numbers, key arrays or None, in any pytree",
         advice="static_argnames in its jax.jit for such an argument; for a module with functions among its leaves"
         " equinox.filter_jit, or the step without jax.jit",
-        wrong=tuple((path, kind.__name__) for path, kind in wrong),
+        wrong=tuple((path, type(leaf).__name__) for path, leaf in wrong),
     )
+
+
+def _kind(value: Any) -> str:
+    """The type of a value in words; the value itself, perhaps a tree of parameters, is not shown.
+
+    Example:
+      >>> _kind("relu"), _kind(object()), _kind(jax.numpy.ones(2))
+      ('a str', 'an object', 'an array')
+    """
+    if is_array(value):
+        return "an array"
+    name = type(value).__name__
+    dtype = f" of dtype {value.dtype}" if hasattr(value, "dtype") else ""
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}{dtype}"
 
 
 def check_static(name: str, value: Any) -> None:
@@ -37,11 +51,14 @@ def check_static(name: str, value: Any) -> None:
     try:
         hash(value)
     except TypeError:
+        holds_arrays = any(map(is_array, jax.tree.leaves(value)))
         raise ArgumentError(
-            f"the argument `{name}` is static for the step's jax.jit, and cannot be hashed.",
-            got=f"a {type(value).__name__} without __hash__",
+            f"the argument `{name}` is static, and cannot be hashed.",
+            got=f"{_kind(value)} without __hash__",
             needed="a static argument with __hash__ and __eq__, so that jit can tell one call from another",
-            advice="dataclass(frozen=True) or eq=False for its class, or pass its arrays as arguments of their own",
+            advice="leave it out of static_argnums and static_argnames: arrays are traced"
+            if holds_arrays
+            else "dataclass(frozen=True) or eq=False for its class, or pass its arrays as arguments of their own",
             argument=name,
         ) from None
 

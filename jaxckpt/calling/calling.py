@@ -227,6 +227,7 @@ class Calling:
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any] = _NO_KEYWORDS) -> Iterator[StepCall]:
         """A call with arguments: arrays, descriptions of arrays, objects, or pytrees with any leaves."""
         args, kwargs = self._completed(args, kwargs)
+        self._require_positions(len(args))
         static = self._static(len(args))
         if self._is_direct(args, kwargs, static):
             yield self._direct(args, kwargs, static)
@@ -260,6 +261,19 @@ class Calling:
 
     def _signature(self, *, follow_wrapped: bool) -> inspect.Signature:
         return inspect.signature(self.function, follow_wrapped=follow_wrapped)
+
+    def _require_positions(self, count: int) -> None:
+        """Refuses positions at which the step takes no argument; an argument that has a default may be left out."""
+        bound = len(self._unwrapped.bound)
+        most = max(count, len(self._names)) - bound
+        for name, positions in (("donate_argnums", self._donate_argnums), ("static_argnums", self._static_argnums)):
+            if any(not -count <= position < most for position in positions):
+                raise ArgumentError(
+                    f"{name} names an argument that {_name_of(self.step)} does not have.",
+                    got=f"{name}={positions}",
+                    needed=f"positions below {most}: {', '.join(self._names[bound:]) or f'{most} arguments'}",
+                    advice="count from 0, the arguments of the step alone",
+                )
 
     def _static(self, count: int) -> frozenset[_Key]:
         """Positions and names of arguments that are not traced."""

@@ -140,6 +140,7 @@ def max_batch(
       InfeasibleBudgetError: Not even the smallest batch fits.
       BatchError: Multiples are of no positive number, or memory does not grow with the batch.
       StepReferenceError: `make_step` returns no step.
+      MissingPackageError, VersionMismatchError: The target's compiler is not installed, or not the one of this jax.
       BudgetError, NoGradientError, ArgumentError, UnknownTargetError: As for `jaxckpt.plan`.
     """
     if not isinstance(multiples_of, int) or isinstance(multiples_of, bool) or multiples_of < 1:
@@ -153,6 +154,7 @@ def max_batch(
     memory_bytes = target.memory_bytes
     limit_bytes = memory_bytes if budget is None else budget_bytes(budget, baseline_bytes=memory_bytes)
     options = options_with(options, keywords, called="max_batch")
+    target.require_compiler()  # before a step is made and traced
     return _BatchSearcher(make_step, target, limit_bytes, multiples_of, options, progress or silent).run()
 
 
@@ -233,10 +235,15 @@ class _BatchSearcher:
         """The step of a batch, traced once."""
         if count not in self.trials:
             batch = count * self.multiples_of
-            self.say(f"batch {batch}")
+            self.say(f"batch {batch}: making the step")
             called = f"{getattr(self.make_step, '__name__', 'make_step')}({batch})"
             step = step_from_spec(self.make_step(batch), called=called, reference=called)
-            planner = Planner(step, target=self.target, options=self.options, progress=self.say)
+            planner = Planner(
+                step,
+                target=self.target,
+                options=self.options,
+                progress=lambda sentence: self.say(f"batch {batch}: {sentence}"),
+            )
             self.trials[count] = _Trial(batch, planner)
         return self.trials[count]
 

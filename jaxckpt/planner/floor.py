@@ -214,14 +214,14 @@ _VALUE_ROLES = (Role.RESIDUAL, Role.ACTIVATION, Role.COTANGENT, Role.OTHER)
 
 def _remedies(footprint: Footprint, shares: Iterable[Share], graph: Graph | None) -> Iterator[Remedy]:
     if graph is not None:
-        yield _donation(graph)
+        yield donation(graph)
     yield from _sharding(footprint, graph)
     for share in shares:
         if footprint.memory is not None and share.holder in _CHUNKED:
             yield from _CHUNKED[share.holder](footprint.memory, share)
 
 
-def _donation(graph: Graph) -> Remedy:
+def donation(graph: Graph) -> Remedy:
     """The donation of arguments that results could reuse."""
 
     def kinds(values: Iterable[int]) -> Counter[tuple[tuple[int, ...], str]]:

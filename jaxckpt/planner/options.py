@@ -5,12 +5,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from jaxckpt._errors import ArgumentError, UnknownStrategyError, UnsupportedDecisionError, did_you_mean
+from jaxckpt._errors import ArgumentError, UnknownStrategyError, UnsupportedDecisionError, closest_names
 from jaxckpt.ir import Graph, Partition
 from jaxckpt.policy import Policy
 from jaxckpt.solve import Offloading
 
 _DECISIONS = ("recompute", "offload", "partition")
+_OWN_KEYWORDS = ("budget", "target", "strategy", "donate_argnums", "static_argnums", "progress")
+"""Keywords of the functions that plan, besides the options."""
 _STATE = ("offload_parameters", "offload_optimizer_state")
 """Words that users of other tools try. They are about arguments of the step, which lie where the caller puts them."""
 
@@ -85,11 +87,13 @@ def options_with(options: PlanOptions, keywords: Mapping[str, Any], *, called: s
     unknown = [name for name in keywords if name not in known]
     if not unknown:
         return replace(options, **keywords)
+    closest = closest_names(unknown[0], (*known, *_OWN_KEYWORDS))
     raise ArgumentError(
-        f"{called} has no option {unknown[0]!r}{did_you_mean(unknown[0], known)}.",
+        f"{called} has no option {unknown[0]!r}{''.join(f'; the closest is {each!r}' for each in closest)}.",
         got=", ".join(f"{name}=..." for name in unknown),
         needed=f"budget, target, ..., or one of {', '.join(known)}",
-        advice=f"for a keyword argument of the step: jaxckpt.Step(step, args, kwargs={{{unknown[0]!r}: ...}}) in the"
+        advice="".join(f"{each}=...; " for each in closest)
+        + f"for a keyword argument of the step: jaxckpt.Step(step, args, kwargs={{{unknown[0]!r}: ...}}) in the"
         " place of the step and its arguments",
         unknown=tuple(unknown),
     )

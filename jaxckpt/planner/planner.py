@@ -185,10 +185,14 @@ class Planner:
             raise larger_arguments(budget, limit_bytes, self.graph, target=self.target.name)
         generators = generators_for(self) if solver is self.solver else [SolverPlans(lambda: solver)]
         try:
-            found = BudgetSearch(self, budget, limit_bytes, generators, most=self.options.max_compiles).run()
+            found = BudgetSearch(
+                self, budget, limit_bytes, generators, most=self.options.max_compiles, strategy=strategy
+            ).run()
         except InfeasibleBudgetError:
             if is_undone:
-                raise undone_by_cpu(budget, limit_bytes, self.unplanned.total_bytes) from None
+                raise undone_by_cpu(
+                    budget, limit_bytes, self.unplanned.total_bytes, target=self.target.name
+                ) from None
             raise
         return cast(Plan, self.solver.bounded(found)) if solver is self.solver else found
 
@@ -197,7 +201,7 @@ class Planner:
         unplanned_bytes = self.solver.empty_plan.predicted.total_bytes
         limit_bytes = budget_bytes(budget, baseline_bytes=unplanned_bytes)
         if self.fixed_bytes <= limit_bytes < unplanned_bytes:
-            raise undone_by_cpu(budget, limit_bytes, unplanned_bytes)
+            raise undone_by_cpu(budget, limit_bytes, unplanned_bytes, target=self.target.name)
 
     def follow(self, policy: Policy | None) -> Plan:
         """Compiles the plan that a policy makes of the step, without a budget; None for the marks in the step only.

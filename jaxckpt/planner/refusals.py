@@ -6,7 +6,7 @@ from jaxckpt._errors import InfeasibleBudgetError
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler import Footprint
 from jaxckpt.ir import Graph
-from jaxckpt.planner.floor import Floor
+from jaxckpt.planner.floor import Floor, donation
 from jaxckpt.solve import unaliased_output_bytes
 
 
@@ -14,12 +14,14 @@ def larger_arguments(budget: object, limit_bytes: int, graph: Graph, *, target: 
     """The error for a budget that the arguments alone exceed."""
     results_bytes = unaliased_output_bytes(graph)
     fixed_bytes = graph.argument_bytes + results_bytes
+    donated = donation(graph)
+    donate = f"{donated.command}, {format_bytes(donated.saves_bytes)} less, " if donated.saves_bytes else ""
     return InfeasibleBudgetError(
         f"plan(budget={budget!r}, target={target!r}) cannot be met: the arguments alone are larger.",
         got=f"budget {format_bytes(limit_bytes)}",
         needed=f"more than {format_bytes(fixed_bytes)}: arguments {format_bytes(graph.argument_bytes)}"
         f" and results that take over no donated argument {format_bytes(results_bytes)}",
-        advice="a larger budget, donate_argnums for the state, a smaller model, or sharded arguments",
+        advice=f"a larger budget, {donate}a smaller model, or arguments sharded over more devices",
         budget_bytes=limit_bytes,
         minimum_bytes=fixed_bytes,
         minimum_measured=False,
@@ -27,10 +29,10 @@ def larger_arguments(budget: object, limit_bytes: int, graph: Graph, *, target: 
     )
 
 
-def undone_by_cpu(budget: object, limit_bytes: int, unplanned_bytes: int) -> InfeasibleBudgetError:
+def undone_by_cpu(budget: object, limit_bytes: int, unplanned_bytes: int, *, target: str) -> InfeasibleBudgetError:
     """The error for a budget on the CPU below the total of the step as it is, in bytes."""
     return InfeasibleBudgetError(
-        f"plan(budget={budget!r}, target='cpu') can lower nothing: XLA's compiler for CPUs undoes rematerialisation.",
+        f"plan(budget={budget!r}, target={target!r}) can lower nothing: XLA's compiler for CPUs undoes rematerialisation.",
         got=f"budget {format_bytes(limit_bytes)}; the step as it is takes about {format_bytes(unplanned_bytes)}",
         needed="the machine that the step is for: a GPU or a TPU, which need not be there",
         advice='target="h200" (in the shell --target h200), or another of `jaxckpt targets`',
@@ -42,9 +44,12 @@ def undone_by_cpu(budget: object, limit_bytes: int, unplanned_bytes: int) -> Inf
 
 
 def infeasible(
-    budget: object, limit_bytes: int, smallest: Footprint, floor: Floor, *, target: str
+    budget: object, limit_bytes: int, smallest: Footprint, floor: Floor, *, target: str, strategy: str
 ) -> InfeasibleBudgetError:
-    """The error for a budget below the smallest plan that was compiled, with that plan's footprint and its floor."""
+    """The error for a budget below the smallest plan that was compiled, with that plan's footprint and its floor.
+
+    A baseline strategy that does not meet it says nothing of other decisions.
+    """
     memory = smallest.memory
     blocking = () if memory is None else memory.alive_at(memory.peak)
     standing = ", ".join(
@@ -52,13 +57,16 @@ def infeasible(
         for b in blocking[:3]
     )
     fits = f"{math.ceil(smallest.total_bytes / 2**20)}MiB"
+    is_optimal = strategy == "optimal"
+    met = "cannot be met by any decision" if is_optimal else f"is not met by strategy={strategy!r}"
+    other = "" if is_optimal else 'strategy="optimal", '
     return InfeasibleBudgetError(
-        f"plan(budget={budget!r}, target={target!r}) cannot be met by any decision.",
+        f"plan(budget={budget!r}, target={target!r}) {met}.",
         got=f"budget {format_bytes(limit_bytes)}",
         needed=f"at least {format_bytes(smallest.total_bytes)} as compiled: arguments"
         f" {format_bytes(smallest.total_bytes - smallest.temp_bytes)}, temporaries {format_bytes(smallest.temp_bytes)}"
         + (f", of these at the peak {standing}" if standing else ""),
-        advice=f'budget="{fits}", a smaller batch, or {_advice(floor)}',
+        advice=f'{other}budget="{fits}", a smaller batch, or {_advice(floor)}',
         budget_bytes=limit_bytes,
         minimum_bytes=smallest.total_bytes,
         minimum_measured=True,
@@ -69,7 +77,7 @@ def infeasible(
 
 def _advice(floor: Floor) -> str:
     if not floor.remedies:
-        return "arguments sharded over more devices"
+        return "the batch over more devices"
     remedy = floor.remedies[0]
     how = f": {remedy.command}" if remedy.command else ""
     return f"{remedy.title}, about {format_bytes(remedy.saves_bytes or 0)} less{how}"

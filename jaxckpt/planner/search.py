@@ -40,6 +40,7 @@ class BudgetSearch:
       limit_bytes: The budget in bytes.
       generators: Propose candidates.
       most: The most compiles, but for plans that should fit before a refusal.
+      strategy: The strategy as the user named it, for the refusal.
     """
 
     def __init__(
@@ -50,10 +51,11 @@ class BudgetSearch:
         generators: Sequence[Generator],
         *,
         most: int,
+        strategy: str = "optimal",
         limits: Limits = _LIMITS,
     ):
         self.planner, self.budget, self.limit_bytes = planner, budget, limit_bytes
-        self.generators, self.most, self.limits = generators, most, limits
+        self.generators, self.most, self.strategy, self.limits = generators, most, strategy, limits
         self.pool = CandidatePool(planner, limit_bytes, limits)
         self.attempts: list[Attempt] = []
 
@@ -69,7 +71,14 @@ class BudgetSearch:
         if best is None:
             smallest = min(self.pool.compiled, key=lambda c: c.footprint.total_bytes).footprint
             floor = floor_of(smallest, self.planner.graph, step=self.planner.traced.name)
-            raise infeasible(self.budget, self.limit_bytes, smallest, floor, target=self.planner.target.name)
+            raise infeasible(
+                self.budget,
+                self.limit_bytes,
+                smallest,
+                floor,
+                target=self.planner.target.name,
+                strategy=self.strategy,
+            )
         return self.planner.as_plan(
             best, budget_bytes=self.limit_bytes, notes=tuple(self._notes(best)), attempts=tuple(self.attempts)
         )

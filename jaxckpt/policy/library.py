@@ -5,7 +5,7 @@ Read after `policy`.
 
 from pathlib import Path
 
-from jaxckpt._errors import PolicyError
+from jaxckpt._errors import PolicyError, did_you_mean
 from jaxckpt.policy.policy import Policy
 
 
@@ -26,7 +26,7 @@ def load_policy(path: str | Path) -> Policy:
         raise PolicyError(
             f"load_policy({str(path)!r}): there is no such policy.",
             got=str(path),
-            needed=f"a TOML file, or one of {', '.join(policies())}",
+            needed=f"a TOML file, or one of {', '.join(policies())}{did_you_mean(str(path), policies())}",
             advice="check the spelling, or write the policy: see policies/ for examples",
             problems=(str(error),),
         ) from error

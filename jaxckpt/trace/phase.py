@@ -193,13 +193,13 @@ def _read_positions(equations: Sequence[Equation]) -> dict[jex.Var, list[int]]:
 def no_gradient(program: FlatProgram, found: str) -> NoGradientError:
     """The error for a step without a backward pass, with advice."""
     hidden = _primitive_with_gradient(program)
-    needed = "a step that calls jax.grad, jax.value_and_grad or jax.vjp at its own level"
-    advice = "the function with the gradient in it, as you jit it: loss, backward and update together"
+    needed = "jax.grad, jax.value_and_grad or jax.vjp at the step's own level, and results that depend on the gradients"
+    advice = "the function as you jit it, with loss, backward and update, which returns the gradients or what they update"
     if hidden is not None:
         found = f"a gradient inside a `{hidden}`, and none around it"
         advice = f"the body of that `{hidden}` as the step (with gradient accumulation: one microbatch)"
     return NoGradientError(
-        "trace_step: the step has no backward pass, so there is nothing to save or to recompute.",
+        "no backward pass was found in the step, so there is nothing to save or to recompute.",
         got=f"{found} ({len(program.equations)} equations)",
         needed=needed,
         advice=advice,

@@ -98,6 +98,32 @@ def test_a_static_self_without_a_hash_is_refused_and_not_printed():
     assert "parameters" not in str(caught.value)
 
 
+def test_a_static_array_is_advised_to_be_traced():
+    for value in (jnp.ones(3), {"a": jnp.ones(3)}):
+        with pytest.raises(ArgumentError, match="static, and cannot be hashed") as caught:
+            trace_step(lambda w, x: w, value, styles.X, static_argnums=0)
+        assert "leave it out of static_argnums" in caught.value.advice
+        assert "jax.jit" not in str(caught.value)
+
+
+@pytest.mark.parametrize("argnums", [{"donate_argnums": 2}, {"static_argnums": (0, 2)}, {"donate_argnums": -3}], ids=str)
+def test_positions_that_the_step_does_not_have_are_refused(argnums):
+    def step(w, x):
+        return w
+
+    with pytest.raises(ArgumentError, match="positions below 2: w, x"):
+        trace_step(step, styles.X, styles.X, **argnums)
+    with pytest.raises(ArgumentError, match="positions below 1: x"):
+        trace_step(functools.partial(step, styles.X), styles.X, donate_argnums=1)
+
+
+def test_a_position_whose_argument_has_a_default_may_be_named():
+    def step(w, x=2.0, flag=True):
+        return jax.grad(lambda w: (jnp.tanh(w) * x).sum())(w)
+
+    assert trace_step(step, styles.X, donate_argnums=1, static_argnums=2).paths == ("w",)
+
+
 def test_static_leaves_are_compared_by_equality():
     calling = Calling(lambda setting, x: jnp.sin(x) * len(setting["name"]))
     jaxprs = []
@@ -147,6 +173,8 @@ def test_an_unknown_keyword_is_an_error_that_tells_where_it_goes():
     assert isinstance(caught.value, TypeError)
     with pytest.raises(ArgumentError, match="closest is 'max_compiles'"):
         jaxckpt.plan(styles.update, styles.weights(), styles.X, budget="1GiB", target="h200", max_compile=2)
+    with pytest.raises(ArgumentError, match="closest is 'budget'"):
+        jaxckpt.jit(styles.update, budgett="1GiB")
 
 
 PRINT = """

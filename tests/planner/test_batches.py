@@ -1,11 +1,14 @@
 """The largest batch that fits and the fastest one, with few compiles."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jaxckpt
-from jaxckpt._errors import BatchError, BudgetError, InfeasibleBudgetError, StepReferenceError
+from jaxckpt import _compilers
+from jaxckpt._errors import BatchError, BudgetError, InfeasibleBudgetError, MissingPackageError, StepReferenceError
 from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
 from jaxckpt.planner import Planner, batch_search
@@ -43,14 +46,21 @@ class FakePlanner(Planner):
 def modelled(monkeypatch):
     def with_error(off):
         monkeypatch.setattr(batch_search, "Planner", type("Off", (FakePlanner,), {"off": off}))
+        monkeypatch.setattr(Target, "require_compiler", lambda target: None)
 
     with_error(1.0)
     return with_error
 
 
 @pytest.fixture(scope="module")
-def found():
-    return jaxckpt.max_batch(make_step, target="h200", budget="16MiB", multiples_of=256)
+def sentences():
+    """What the search reports on its way."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def found(sentences):
+    return jaxckpt.max_batch(make_step, target="h200", budget="16MiB", multiples_of=256, progress=sentences.append)
 
 
 @needs_compiler
@@ -68,6 +78,21 @@ def test_few_batches_are_compiled(found):
     assert sum(each.compiled for each in found.tried) <= 5
     assert found.compiles <= 14
     assert {found.largest, found.fastest} <= set(found.tried)
+
+
+@needs_compiler
+def test_progress_names_the_batch_and_the_prediction(found, sentences):
+    batches = {int(re.match(r"batch (\d+): ", sentence)[1]) for sentence in sentences}
+    assert batches == {each.batch for each in found.tried}
+    compiles = [sentence for sentence in sentences if sentence.endswith("compiling for h200")]
+    assert len(compiles) == found.compiles
+    assert all("predicted for a budget of 16 MiB" in sentence for sentence in compiles)
+
+
+def test_a_target_without_a_compiler_is_refused_before_a_step_is_made(monkeypatch):
+    monkeypatch.setattr(_compilers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingPackageError, match="libtpu"):
+        jaxckpt.max_batch(lambda batch: pytest.fail("the step was made"), target="v5e:1x1")
 
 
 @needs_compiler
@@ -94,6 +119,7 @@ def test_the_report_shows_every_batch_and_how_sure_it_is(found):
 def test_the_largest_batch_is_found_with_a_model_off_by_a_factor(off, budget, multiple):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batch_search, "Planner", type("Off", (FakePlanner,), {"off": off}))
+        patch.setattr(Target, "require_compiler", lambda target: None)
         found = jaxckpt.max_batch(make_step, target="h200", budget=budget, multiples_of=multiple)
 
     def smallest(batch):
@@ -149,12 +175,12 @@ def test_what_is_no_budget_is_refused():
 @pytest.mark.parametrize(
     "returned", [3, (step,), {"step": step, "arguments": ()}], ids=["a number", "no arguments", "a misspelt key"]
 )
-def test_a_function_that_returns_no_step_is_refused(returned):
+def test_a_function_that_returns_no_step_is_refused(returned, modelled):
     with pytest.raises(StepReferenceError, match=r"lambda>\(1\) is no step"):
         jaxckpt.max_batch(lambda batch: returned, target="h200", budget="1GiB")
 
 
-def test_the_users_own_exception_comes_out_untouched():
+def test_the_users_own_exception_comes_out_untouched(modelled):
     def broken(batch):
         raise RuntimeError(f"no batch {batch}")
 

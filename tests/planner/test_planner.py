@@ -16,7 +16,7 @@ from jaxckpt._errors import (
 )
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Part
-from jaxckpt.machine import targets
+from jaxckpt.machine import Target, targets
 from jaxckpt.planner import Planner
 from jaxckpt.planner.planner import CompiledPlan
 
@@ -146,6 +146,28 @@ def test_arguments_larger_than_the_budget_are_refused_uncompiled(monkeypatch):
     assert not caught.value.minimum_measured
 
 
+@pytest.mark.parametrize(("donated", "advises"), [((), True), (0, False)], ids=["not donated", "donated"])
+def test_donation_is_advised_where_it_would_help(donated, advises):
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        Planner(step, *ARGS, target="cpu", donate_argnums=donated).plan(budget="1MiB")
+    assert ("donate_argnums" in caught.value.advice) == advises
+
+
+@needs_compiler
+def test_a_strategy_that_fails_is_not_taken_for_all_plans(planner):
+    with pytest.raises(InfeasibleBudgetError, match="is not met by strategy='none'") as caught:
+        planner.plan(budget="100MiB", strategy="none")
+    assert 'strategy="optimal"' in caught.value.advice
+
+
+@pytest.mark.parametrize("target", ["cpu", "attached"])
+def test_a_refusal_for_the_cpu_names_the_target_as_given(target):
+    if Target(target).platform != "cpu":
+        pytest.skip("the attached device is no processor")
+    with pytest.raises(InfeasibleBudgetError, match=f"target='{target}'"):
+        Planner(step, *ARGS, target=target, donate_argnums=0).plan(budget="50%")
+
+
 @pytest.mark.parametrize("budget", [None, "50%", 0.9], ids=["an amount", "a share", "a fraction"])
 def test_plans_for_the_cpu_are_refused_uncompiled(monkeypatch, budget):
     """XLA's CPU backend undoes rematerialisation; the error names targets where it does not."""
@@ -171,6 +193,11 @@ def test_a_step_without_a_gradient_says_so():
 def test_an_empty_step_says_that_it_has_no_gradient():
     with pytest.raises(NoGradientError):
         jaxckpt.plan(lambda x: x, ARGS[1], budget="1GiB", target="cpu")
+
+
+def test_a_gradient_that_no_result_needs_is_explained():
+    with pytest.raises(NoGradientError, match="results that depend on the gradients"):
+        jaxckpt.plan(lambda *args: step(*args)[1], *ARGS, budget="1GiB", target="cpu")
 
 
 def test_an_argument_that_is_no_array_is_named():

@@ -54,6 +54,11 @@ def test_leaves_that_are_no_arrays_are_named_where_jit_refuses_them():
     assert "2 of the step's 4" in str(caught.value)
 
 
+def test_types_of_leaves_are_told_with_their_dtypes():
+    with pytest.raises(ArgumentError, match="x is a ndarray of dtype object"):
+        trace_step(jax.jit(step), W, np.array(["a"], dtype=object))
+
+
 @pytest.mark.parametrize("leaf", [object(), "text", np.array(["a"]), np.array([object()])])
 def test_leaves_that_are_no_arrays_are_static(leaf):
     assert trace_step(lambda w, x: step(w, X), W, leaf).paths == ("w",)
