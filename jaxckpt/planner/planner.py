@@ -190,9 +190,7 @@ class Planner:
             ).run()
         except InfeasibleBudgetError:
             if is_undone:
-                raise undone_by_cpu(
-                    budget, limit_bytes, self.unplanned.total_bytes, target=self.target.name
-                ) from None
+                raise undone_by_cpu(budget, limit_bytes, self.unplanned.total_bytes, target=self.target.name) from None
             raise
         return cast(Plan, self.solver.bounded(found)) if solver is self.solver else found
 

@@ -106,7 +106,9 @@ def test_a_static_array_is_advised_to_be_traced():
         assert "jax.jit" not in str(caught.value)
 
 
-@pytest.mark.parametrize("argnums", [{"donate_argnums": 2}, {"static_argnums": (0, 2)}, {"donate_argnums": -3}], ids=str)
+@pytest.mark.parametrize(
+    "argnums", [{"donate_argnums": 2}, {"static_argnums": (0, 2)}, {"donate_argnums": -3}], ids=str
+)
 def test_positions_that_the_step_does_not_have_are_refused(argnums):
     def step(w, x):
         return w
