@@ -194,9 +194,7 @@ def no_gradient(program: FlatProgram, found: str) -> NoGradientError:
     """The error for a step without a backward pass, with advice."""
     hidden = _primitive_with_gradient(program)
     needed = "jax.grad, jax.value_and_grad or jax.vjp at the step's own level, and results that depend on the gradients"
-    advice = (
-        "the function as you jit it, with loss, backward and update, which returns the gradients or what they update"
-    )
+    advice = "the function as you jit it: loss, backward and update, with the new state among its results"
     if hidden is not None:
         found = f"a gradient inside a `{hidden}`, and none around it"
         advice = f"the body of that `{hidden}` as the step (with gradient accumulation: one microbatch)"
