@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import FootprintFileError, HloError, PlanFileError
-from jaxckpt._files import write_atomically
+from jaxckpt._files import write_to_place
 from jaxckpt._records import RecordError, digest, parse_json, read_document
 from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.hlo import memory_from_plain, plain_from_memory
@@ -19,23 +19,20 @@ VERSION = 1
 
 
 def save_footprint(footprint: Footprint, path: str | Path) -> None:
-    """Writes a footprint with its memory map, whole or not at all; an error if the folder is not there."""
+    """Writes a footprint with its memory map, completely or not at all.
+
+    Raises:
+      FootprintFileError: The path takes no file.
+    """
     path = Path(path)
-    if not path.parent.is_dir():
-        raise FootprintFileError(
-            f"save_footprint({str(path)!r}): the folder is not there.",
-            got=str(path.parent),
-            needed="a folder that exists",
-            advice=f"mkdir -p {path.parent}",
-            path=path,
-        )
     contents = {
         "footprint": footprint.to_dict(),
         "memory": None if footprint.memory is None else plain_from_memory(footprint.memory),
     }
     document = {"format": FORMAT, "version": VERSION, "digest": digest(contents), **contents}
     data = json.dumps(document, separators=(",", ":")).encode()
-    write_atomically(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
+    write_to_place(path, data, called=f"save_footprint({str(path)!r})", error=FootprintFileError)
 
 
 def load_footprint(path: str | Path) -> Footprint:

@@ -11,7 +11,8 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from jaxckpt._files import write_atomically
+from jaxckpt._errors import TargetError
+from jaxckpt._files import write_to_place
 from jaxckpt._records import NOT_NEGATIVE, POSITIVE, TABLE, RecordError, parse_toml, read_record, table_from_record
 from jaxckpt.cost.rates import Rates
 from jaxckpt.machine.toml_table import text_of, wrong_file
@@ -114,8 +115,9 @@ class Calibration:
         return self.as_rates(name=name, memory_bytes=memory_bytes)
 
     def save(self, path: str | pathlib.Path) -> None:
-        """Writes it as TOML; see `load_calibration`."""
-        write_atomically(pathlib.Path(path), toml_from_calibration(self).encode())
+        """Writes it as TOML, which `load_calibration` reads; a `TargetError` if the path takes no file."""
+        data = toml_from_calibration(self).encode()
+        write_to_place(pathlib.Path(path), data, called=f"Calibration.save({str(path)!r})", error=TargetError)
 
 
 def _matmul(derived: dict[str, float], measured: dict[str, float]) -> dict[str, float]:

@@ -102,13 +102,17 @@ class Policy(Shown):
         return toml_from_policy(self)
 
     def save(self, path: str | Path) -> None:
-        """Writes the policy as a TOML file, whole or not at all.
+        """Writes the policy as a TOML file, completely or not at all.
 
         A file that is there is changed where it says something else, and keeps its comments everywhere else.
+
+        Raises:
+          PolicyError: The path takes no file.
         """
-        from jaxckpt._files import write_atomically
+        from jaxckpt._errors import PolicyError
+        from jaxckpt._files import write_to_place
         from jaxckpt.policy.edit import edited
 
         path = Path(path)
         text = edited(path.read_text(), self) if path.is_file() else self.to_toml()
-        write_atomically(path, text.encode())
+        write_to_place(path, text.encode(), called=f"Policy.save({str(path)!r})", error=PolicyError)

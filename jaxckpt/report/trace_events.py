@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import FootprintFileError, TargetError
-from jaxckpt._files import write_atomically
+from jaxckpt._files import write_to_place
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Kernel, MemoryMap, Part, kernel_s
 from jaxckpt.machine import Target
@@ -60,18 +60,20 @@ def save_trace(footprint: Footprint, path: str | Path) -> None:
     Kernels take what they are estimated to on the footprint's target; a microsecond each where it is not known here.
     """
     path, memory = Path(path), footprint.memory
-    if memory is None or not path.parent.is_dir():
+    called = f"save_trace({str(path)!r})"
+    if memory is None:
         raise FootprintFileError(
-            f"save_trace({str(path)!r}): there is {'nothing to draw' if memory is None else 'no such folder'}.",
-            got="a footprint without a memory map" if memory is None else str(path.parent),
-            needed="a footprint with a memory map" if memory is None else "a folder that exists",
-            advice="jaxckpt.footprint(step, *args, target=...)" if memory is None else f"mkdir -p {path.parent}",
+            f"{called}: there is nothing to draw.",
+            got="a footprint without a memory map",
+            needed="a footprint with a memory map",
+            advice="jaxckpt.footprint(step, *args, target=...)",
             path=path,
         )
     trace = trace_events(memory, seconds=_estimated_s(footprint.target, memory))
     trace["otherData"] |= {"target": footprint.target, "total_bytes": footprint.total_bytes}
     data = json.dumps(trace, separators=(",", ":")).encode()
-    write_atomically(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
+    write_to_place(path, data, called=called, error=FootprintFileError)
 
 
 def _estimated_s(target: str, memory: MemoryMap) -> tuple[float, ...] | None:

@@ -8,7 +8,7 @@ simulated memory, which changes from call to call.
 from pathlib import Path
 
 from jaxckpt._errors import PictureError
-from jaxckpt._files import write_atomically
+from jaxckpt._files import write_to_place
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import MemoryMap
 from jaxckpt.report.picture.figure import SUFFIXES, memory_figure, save_figure
@@ -31,7 +31,7 @@ def draw(footprint: Footprint | MemoryMap, path: str | Path, *, title: str | Non
       title: Heading of the picture; the program's name and the target if None.
 
     Raises:
-      PictureError: Another ending, or a footprint without memory map.
+      PictureError: Another ending, a path that takes no file, or a footprint without memory map.
       MissingPackageError: matplotlib is asked for and not installed.
 
     Example:
@@ -49,7 +49,8 @@ def draw(footprint: Footprint | MemoryMap, path: str | Path, *, title: str | Non
     if title is None and isinstance(footprint, Footprint) and footprint.target:
         title = f"{memory.program} on {footprint.target}"
     if suffix == ".html":
-        write_atomically(path, memory_page(memory, title=title).encode())
+        page = memory_page(memory, title=title).encode()
+        write_to_place(path, page, called=f"draw to {str(path)!r}", error=PictureError)
     elif suffix in SUFFIXES:
         save_figure(memory, path, title=title)
     else:

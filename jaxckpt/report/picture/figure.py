@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxckpt._errors import MissingPackageError, PictureError
-from jaxckpt._files import write_atomically
+from jaxckpt._files import write_to_place
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import MemoryMap
 from jaxckpt.report.picture.groups import Group, family_label, plain_text
@@ -86,7 +86,7 @@ def save_figure(memory: MemoryMap, path: str | Path, *, color: ColourKey = "laye
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "jaxckpt"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from")  # a name in letters that the font lacks
         figure.savefig(data, format=kind, metadata=undated)
-    write_atomically(path, data.getvalue())
+    write_to_place(path, data.getvalue(), called=f"draw to {str(path)!r}", error=PictureError)
 
 
 def _draw_map(axes: "Axes", picture: Picture, key: ColourKey) -> None:
