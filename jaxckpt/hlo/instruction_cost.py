@@ -26,7 +26,9 @@ _NO_ARITHMETIC = frozenset(
 """Opcodes without arithmetic of their own."""
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
 _ELEMENT_VIEWS = frozenset({"bitcast", "transpose", "reshape", "copy", "convert"})
-"""Opcodes of which a loop fusion computes only the elements that are read."""
+"""Opcodes without arithmetic of which a loop fusion computes only the elements that are read."""
+_MANY_TO_ONE = frozenset({"dot", "convolution", "reduce", "reduce-window", "select-and-scatter", "sort", "map", "fft"})
+"""Opcodes with arithmetic whose results each read several elements."""
 _IN_PLACE = frozenset({"dynamic-update-slice", "scatter"})
 """They take over the place of their first operand and write a part of it; a scatter reads that part too."""
 _PRODUCTS = ("__cublas$", "__triton_gemm", "cublas", "__onednn$matmul")
@@ -147,9 +149,11 @@ def _fusion_bytes(program: HloProgram, fusion: Instruction) -> int:
 
 def _read_bytes(program: HloProgram, parameter: Instruction) -> int:
     """Of an operand that is only sliced, the slices; of one that is only updated in place, what is updated."""
-    sliced_bytes, replaced_bytes = _sliced_bytes(program, parameter.id), _replaced_bytes(program, parameter.id)
-    read_bytes = replaced_bytes if sliced_bytes is None else sliced_bytes
-    return _array_bytes(parameter.shape) if read_bytes is None else read_bytes
+    array_bytes = _array_bytes(parameter.shape)
+    if (sliced := _sliced_elements(program, parameter.id)) is not None:
+        return sliced * array_bytes // max(1, element_count(parameter.shape))
+    replaced_bytes = _replaced_bytes(program, parameter.id)
+    return array_bytes if replaced_bytes is None else replaced_bytes
 
 
 def _replaced_bytes(program: HloProgram, id_: int) -> int | None:
@@ -165,17 +169,29 @@ def _replaced_bytes(program: HloProgram, id_: int) -> int | None:
     return total_bytes if program.users[id_] else None
 
 
-def _sliced_bytes(program: HloProgram, id_: int) -> int | None:
-    """Bytes of the slices that are all that a fusion uses of an array, behind views too; None if it uses more."""
-    total_bytes = 0
-    for user in (program.instructions[user] for user in program.users[id_]):
-        if user.opcode in _ELEMENT_VIEWS and (inner_bytes := _sliced_bytes(program, user.id)) is not None:
-            total_bytes += inner_bytes
-        elif user.opcode in _SLICES and user.operand_ids[0] == id_:
-            total_bytes += shape_bytes(user.shape)
-        else:
-            return None
-    return total_bytes or None
+def _sliced_elements(program: HloProgram, id_: int) -> int | None:
+    """Elements of the slices that are all that a fusion uses of an array, or of what it computes of it by element.
+
+    None if it uses more.
+    """
+    slices: set[int] = set()
+    seen, pending = {id_}, [id_]
+    while pending:
+        operand = pending.pop()
+        for user in (program.instructions[user] for user in program.users[operand]):
+            if user.opcode in _SLICES and user.operand_ids[0] == operand:
+                slices.add(user.id)
+            elif not _is_by_element(user) or not program.users[user.id]:
+                return None
+            elif user.id not in seen:
+                seen.add(user.id)
+                pending.append(user.id)
+    return sum(element_count(program.instructions[each].shape) for each in slices) or None
+
+
+def _is_by_element(instruction: Instruction) -> bool:
+    """True if each element of the result is computed of one element of each operand: a view, or arithmetic."""
+    return instruction.opcode in _ELEMENT_VIEWS or instruction.opcode not in _NO_ARITHMETIC | _MANY_TO_ONE
 
 
 def _written_bytes(program: HloProgram, root: Instruction) -> int:

@@ -70,3 +70,26 @@ def test_only_the_slice_of_a_bitcast_stack_counts():
         ROOT one = bf16[{sizes}] dynamic-slice(turned, zero, at, zero), dynamic_slice_sizes={{{sizes}}}"""
     found = traffic_bytes(fused, result=f"bf16[{sizes}]")
     assert found == NUMBER_BYTES + SLICE_BYTES + 2 * SLICE_BYTES  # the other slice is an operand too
+
+
+@pytest.mark.parametrize(
+    "fused",
+    ["all = {stack} negate(stack)", "less = {stack} negate(stack)\n all = {stack} add(less, stack)"],
+    ids=["one path", "two paths"],
+)
+def test_of_arithmetic_by_element_only_what_is_sliced_is_read(fused):
+    sizes = f"1,{ROWS},{COLUMNS}"
+    fused = f"""
+        {fused.format(stack=f"bf16[{ALL_ITERATIONS},{ROWS},{COLUMNS}]")}
+        ROOT one = bf16[{sizes}] dynamic-slice(all, at, zero, zero), dynamic_slice_sizes={{{sizes}}}"""
+    found = traffic_bytes(fused, result=f"bf16[{sizes}]")
+    assert found == NUMBER_BYTES + SLICE_BYTES + 2 * SLICE_BYTES
+
+
+def test_of_a_converted_slice_the_bytes_before_the_conversion_are_read():
+    sizes = f"1,{ROWS},{COLUMNS}"
+    fused = f"""
+        all = f32[{ALL_ITERATIONS},{ROWS},{COLUMNS}] convert(stack)
+        ROOT one = f32[{sizes}] dynamic-slice(all, at, zero, zero), dynamic_slice_sizes={{{sizes}}}"""
+    found = traffic_bytes(fused, result=f"f32[{sizes}]")
+    assert found == NUMBER_BYTES + SLICE_BYTES + SLICE_BYTES + 2 * SLICE_BYTES
