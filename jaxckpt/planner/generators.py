@@ -227,8 +227,9 @@ class SimpleRules(Generator):
         return (pool.expected(plan, self, error) for plan in pool.planner.simple_rules)
 
     def smallest(self, pool: CandidatePool) -> Iterable[ir.GraphPlan]:
-        """Rules whose plans should fit."""
-        return [plan for plan in pool.planner.simple_rules if _total_bytes(plan) <= pool.limit_bytes]
+        """Rules whose plans fit if the model predicts too much by as large a share as it was off for others."""
+        share = 1 - pool.bytes_error
+        return [plan for plan in pool.planner.simple_rules if share * _total_bytes(plan) <= pool.limit_bytes]
 
 
 class SplitLoops(Generator):

@@ -4,8 +4,8 @@ Two rules choose what is compiled next:
 
 1. While compiles are left: the fastest candidate that is expected to fit, and to be faster than the best plan. Where
    there is none, one that may be so within the model's error.
-2. While nothing fits: the smallest one. Before a budget is refused, the smallest of all is compiled, and those that
-   should fit, however many compiles there were: the model does not know which of them compiles smallest.
+2. While nothing fits: the one of least expected memory. Before a budget is refused, the smallest of all is compiled,
+   and those that should fit, however many compiles there were: the model does not know which compiles smallest.
 
 What is expected of a candidate is what the model predicts, corrected by what the compiler said of others
 (`generators`). All plans that count were compiled for this budget: the answer does not depend on earlier questions.
@@ -117,16 +117,26 @@ class BudgetSearch:
         ]
 
     def _smallest(self) -> tuple[ir.GraphPlan, Generator] | None:
-        """The plan of least predicted memory, while nothing fits; once no compiles are left, of those that should."""
-        if self.pool.best is not None:
+        """The plan of least expected memory, while nothing fits; once no compiles are left, of those that should.
+
+        A generator whose plans were larger than predicted comes after one of which nothing was compiled.
+        """
+        if (pool := self.pool).best is not None:
             return None
         enough_bytes = sys.maxsize if len(self.attempts) < self.most else self.limit_bytes
-        found = [(plan, generator) for generator in self.generators for plan in generator.smallest(self.pool)]
-        untried = [each for each in found if not self.pool.holds(each[0]) and _predicted_bytes(each) <= enough_bytes]
-        untried.sort(key=_predicted_bytes)
+        untried = []
+        for generator in self.generators:
+            error = pool.error(generator)
+            expected = (pool.expected(plan, generator, error) for plan in generator.smallest(pool))
+            untried += [
+                (each, generator)
+                for each in expected
+                if each.plan.predicted.total_bytes <= enough_bytes and not pool.holds(each.plan)
+            ]
+        untried.sort(key=lambda found: (found[0].total_bytes, found[0].plan.predicted.total_bytes))
         if (at_once := most_compiles()) > 1:  # the next ones are ready by the time that they are asked for
-            self.planner.measure_all(plan for plan, _ in untried[:at_once])
-        return next(iter(untried), None)
+            self.planner.measure_all(candidate.plan for candidate, _ in untried[:at_once])
+        return next(((candidate.plan, generator) for candidate, generator in untried), None)
 
     def _compile(self, plan: ir.GraphPlan, generator: Generator) -> None:
         was_compiled = self.planner.is_compiled(plan)
@@ -163,7 +173,3 @@ class BudgetSearch:
                 f"No plan of loop {tiling.loop} as it is was within the budget. The loop is tiled (nested):"
                 f" {tiling.outer} groups of {tiling.inner} iterations, which run once more before their backward."
             )
-
-
-def _predicted_bytes(found: tuple[ir.GraphPlan, Generator]) -> int:
-    return found[0].predicted.total_bytes
