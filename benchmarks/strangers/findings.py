@@ -127,6 +127,13 @@ def too_large(answers: Mapping[str, Answer]) -> float:
     return 0.0 if ours is None or rule is None else max(0.0, ours / rule[0] - 1)
 
 
+def slower_with_more(answers: Mapping[str, Answer]) -> int:
+    """Number of budgets whose plan is slower than that of a smaller budget."""
+    plans = sorted((int(name.removeprefix(BUDGET)), each) for name, each in answers.items() if name.startswith(BUDGET))
+    seconds = [each["step_s"] for _, each in plans if "step_s" in each]
+    return sum(later > (1 + SLOWER) * min(seconds[:i]) for i, later in enumerate(seconds) if i)
+
+
 def failures(steps: Mapping[str, Any]) -> Iterator[tuple[str, str, Answer]]:
     """Questions that got an error for an answer, with step and name."""
     for step, record in steps.items():
@@ -155,6 +162,7 @@ def summary(steps: Mapping[str, Any], compared: Sequence[Compared]) -> str:
         ("refused where a rule fits", str(severities.count(Severity.REFUSED))),
         (f"slower than the rule by more than {SLOWER:.1%}", str(severities.count(Severity.SLOWER))),
         ("smallest total at or below every rule's", f"{small} of {len(known)}"),
+        ("larger budgets whose plan is slower", str(sum(map(slower_with_more, answers)))),
         ("overhead by the rule's, geometric mean", mean_ratio(compared)),
         ("compiles, median and most", f"{median(compiles)}, {max(compiles)}" if compiles else ""),
         (

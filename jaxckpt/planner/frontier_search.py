@@ -198,6 +198,7 @@ def _asked(planner: Planner, points: int) -> list[ir.GraphPlan]:
         fastest = solver.solve(None)
         low, high = solver.min_memory_plan.predicted.temp_bytes, fastest.predicted.temp_bytes
         plans = [solver.solve(budget, allow_empty=False) for budget in _evenly(low, high, _ASKED * points)]
+        plans += planner.simple_rules
         for least in planner.min_memory_tilings:
             assert tiling is not None, "the tilings come from it"
             budgets = _evenly(least.predicted.temp_bytes, low, points)

@@ -126,7 +126,7 @@ class CandidatePool:
     @property
     def bytes_error(self) -> float:
         """The largest error of a predicted total so far, as a share of it."""
-        return max((abs(c.model_error_bytes) / c.plan.predicted.total_bytes for c in self.compiled), default=0.0)
+        return max((compiled.model_error for compiled in self.compiled), default=0.0)
 
     @property
     def seconds_spread(self) -> float:

@@ -32,6 +32,11 @@ class CompiledPlan:
         """Compiled minus predicted total: positive where the model predicts too little."""
         return self.footprint.total_bytes - self.plan.predicted.total_bytes
 
+    @property
+    def model_error(self) -> float:
+        """The error of the predicted total either way, as a share of it."""
+        return abs(self.model_error_bytes) / self.plan.predicted.total_bytes
+
     def fits(self, limit_bytes: int) -> bool:
         """True if the compiled total is within a budget, bytes per device."""
         return self.footprint.total_bytes <= limit_bytes

@@ -269,13 +269,15 @@ class Planner:
         return self.graph.argument_bytes + unaliased_output_bytes(self.graph)
 
     def smallest(self) -> CompiledPlan:
-        """The plan of the smallest compiled total among those of least predicted memory."""
-        plans = *self.solver.min_memory_plans, *self.min_memory_tilings
-        return min(self.measure_all(plans), key=lambda c: c.footprint.total_bytes)
+        """The plan of the smallest compiled total: of those of least predicted memory, and of rules that may be smaller.
 
-    def smallest_untiled(self) -> CompiledPlan:
-        """The plan of the smallest compiled total among those of least predicted memory that tile no loop."""
-        return min(self.measure_all(self.solver.min_memory_plans), key=lambda c: c.footprint.total_bytes)
+        A rule may be smaller if the model predicts too much for it by as large a share as it was off for the others.
+        """
+        compiled = self.measure_all((*self.solver.min_memory_plans, *self.min_memory_tilings))
+        least_bytes = min(each.footprint.total_bytes for each in compiled)
+        share = 1 - max(each.model_error for each in compiled)
+        rules = (plan for plan in self.simple_rules if share * plan.predicted.total_bytes < least_bytes)
+        return min((*compiled, *self.measure_all(rules)), key=lambda c: c.footprint.total_bytes)
 
     def floor(self) -> Floor:
         """The memory of the smallest plan by purpose, with remedies other than a plan."""

@@ -79,6 +79,11 @@ def test_the_worst_finding_is_a_refusal_before_a_slower_plan():
     assert "+9.1% slower at `sqrt`" in text
 
 
+def test_a_larger_budget_whose_plan_is_slower_is_counted():
+    assert findings.slower_with_more(record({600: answer(600, 1.1), 400: answer(400, 1.2)})["answers"]) == 0
+    assert findings.slower_with_more(record({600: answer(600, 1.3), 400: answer(400, 1.2)})["answers"]) == 1
+
+
 def test_a_failure_is_listed_with_its_question():
     steps = {"broken": {"family": "mlp", "answers": {"as written": {"error": "ValueError: no", "wall_s": 1.0}}}}
     assert "- broken, as written: ValueError: no" in findings.tables(steps)

@@ -104,6 +104,14 @@ def test_a_rule_that_is_predicted_too_large_is_compiled_before_a_refusal():
     assert planner.plan(budget=budget).strategy == rule.strategy
 
 
+def test_the_smallest_plan_may_be_that_of_a_rule():
+    """Plans of the solver compile to twice the predicted temporaries, and one rule to less than predicted."""
+    rule = min(planner_of().simple_rules, key=lambda plan: plan.predicted.temp_bytes)
+    planner = planner_of(lambda plan: 0.8 if plan.strategy == rule.strategy else 2.0)
+    assert planner.smallest().plan.strategy == rule.strategy
+    assert planner_of().smallest().plan in planner_of().solver.min_memory_plans
+
+
 def test_a_budget_above_the_step_saves_everything_and_says_so():
     planner = planner_of()
     plan = planner.plan(budget="10GiB")
