@@ -269,7 +269,7 @@ class Planner:
         return self.graph.argument_bytes + unaliased_output_bytes(self.graph)
 
     def smallest(self) -> CompiledPlan:
-        """The plan of the smallest compiled total: of those of least predicted memory, and of rules that may be smaller.
+        """The plan of the smallest compiled total, of those of least predicted memory and of rules that may be smaller.
 
         A rule may be smaller if the model predicts too much for it by as large a share as it was off for the others.
         """
