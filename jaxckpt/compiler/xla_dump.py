@@ -3,7 +3,7 @@
 `XLA_FLAGS=--xla_dump_to=DIR` makes any program write its modules, as text or, with `--xla_dump_hlo_as_proto`, in
 binary. Both are read; what only the running compiler knows (host memory it reports, its version) is left out.
 
-Read after `dump_folder`.
+Read after `footprint_data`.
 """
 
 from collections.abc import Iterator
@@ -85,23 +85,19 @@ def _footprint(memory: MemoryMap, target: Target | str | None, caveats: tuple[st
         target = Target(target)
     donated_bytes = sum(a.size_bytes for a in memory.allocations if a.donated)
     return Footprint(
-        argument_bytes=_bytes(memory, Use.ARGUMENT, Space.DEVICE),
-        output_bytes=_bytes(memory, Use.OUTPUT, Space.DEVICE) + donated_bytes,
+        argument_bytes=memory.allocated_bytes(Use.ARGUMENT),
+        output_bytes=memory.allocated_bytes(Use.OUTPUT) + donated_bytes,
         alias_bytes=donated_bytes,
         temp_bytes=memory.temp_bytes,
-        constant_bytes=_bytes(memory, Use.CONSTANT, Space.DEVICE),
-        host_argument_bytes=_bytes(memory, Use.ARGUMENT, Space.HOST),
-        host_output_bytes=_bytes(memory, Use.OUTPUT, Space.HOST),
-        host_temp_bytes=_bytes(memory, Use.TEMPORARY, Space.HOST),
+        constant_bytes=memory.allocated_bytes(Use.CONSTANT),
+        host_argument_bytes=memory.allocated_bytes(Use.ARGUMENT, Space.HOST),
+        host_output_bytes=memory.allocated_bytes(Use.OUTPUT, Space.HOST),
+        host_temp_bytes=memory.allocated_bytes(Use.TEMPORARY, Space.HOST),
         target="" if target is None else target.name,
         caveats=caveats,
         step_s=0.0 if target is None else step_s(memory, target.rates),
         memory=memory,
     )
-
-
-def _bytes(memory: MemoryMap, use: Use, space: Space) -> int:
-    return sum(a.size_bytes for a in memory.allocations if a.use is use and a.space is space)
 
 
 def _wrong(path: Path, got: str) -> HloError:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from math import prod
 
 from jaxckpt.hlo.program import HloProgram
-from jaxckpt.hlo.schema import Instruction, Shape
-from jaxckpt.hlo.shapes import TOKEN, TUPLE, dtype_of, element_count, shape_bytes
+from jaxckpt.hlo.schema import TOKEN, TUPLE, Instruction, Shape, dtype_of, element_count, shape_bytes
 
 _NO_ARITHMETIC = frozenset(
     {

@@ -31,6 +31,10 @@ class Part(enum.StrEnum):
     """XLA says of nothing around it where it came from."""
 
 
+AFTER_FORWARD = frozenset({Part.BACKWARD, Part.RECOMPUTE, Part.UPDATE})
+"""The parts of the step that run when the forward pass is done."""
+
+
 class Role(enum.StrEnum):
     """Roles of a buffer."""
 
@@ -232,10 +236,14 @@ class MemoryMap:
         """Buffers of device memory that are neither arguments nor results nor constants."""
         return tuple(b for b in self.buffers if _is_temporary(self.by_index[b.allocation]))
 
+    def allocated_bytes(self, use: Use, space: Space = Space.DEVICE) -> int:
+        """Bytes that XLA allocates for one use in one memory."""
+        return sum(a.size_bytes for a in self.allocations if a.use is use and a.space is space)
+
     @cached_property
     def temp_bytes(self) -> int:
         """Bytes that XLA allocates for temporaries in device memory."""
-        return sum(a.size_bytes for a in self.allocations if _is_temporary(a))
+        return self.allocated_bytes(Use.TEMPORARY)
 
     @cached_property
     def live_bytes(self) -> tuple[int, ...]:

@@ -1,12 +1,19 @@
-"""The devices that a compiler compiles for are made from a topology, once in a process.
+"""Devices: those that a compiler compiles for, made from a topology once in a process, and those of this process.
 
 Two calls to the compiler for the same topology give devices that are not equal, and a program whose arguments and
 constraints name both does not lower ("incompatible devices ... [0] on platform GPU and ... [0] on platform GPU").
-`devices_for` is therefore the only way to them, and it remembers. Read after `topology`.
+`devices_for` is therefore the only way to them, and it remembers.
+
+jax's name of an attached device is matched with the fact files. Looking at attached devices starts jax's backends, as
+the first array would. The memory that the device itself reports goes before that of the file.
+
+Read after `topology` and `fact_files`.
 """
 
+import dataclasses
 import functools
 import json
+import os
 import threading
 
 import jax
@@ -15,7 +22,8 @@ from jax.experimental import topologies
 from jaxckpt import _compat
 from jaxckpt._compilers import require_compiler
 from jaxckpt._errors import TargetError
-from jaxckpt.machine.device_facts import Facts, GpuFacts, TpuFacts
+from jaxckpt.machine.device_facts import CpuFacts, Facts, GpuFacts, TpuFacts, UnknownDeviceFacts
+from jaxckpt.machine.fact_files import known_facts
 from jaxckpt.machine.topology import GpuTopology, LocalTopology, Topology, TpuTopology
 
 _LOCK = threading.Lock()
@@ -132,3 +140,43 @@ def _refused(topology: Topology, facts: Facts, called: str, error: Exception) ->
         advice="one of these, or report what the compiler says",
         target=called,
     )
+
+
+def attached_topology() -> LocalTopology:
+    """All devices of the default backend; starts the backends."""
+    return LocalTopology(platform="default", device_count=jax.device_count(), host_count=jax.process_count())
+
+
+def attached_facts() -> Facts:
+    """Facts of the first default device, with the memory that the device itself reports; starts the backends.
+
+    A device that no fact file names has `UnknownDeviceFacts`, without rates.
+    """
+    device = jax.local_devices()[0]
+    for facts in known_facts().values():
+        if device.device_kind in facts.device_kinds:
+            return dataclasses.replace(facts, device_memory_bytes=_reported_bytes(device) or facts.device_memory_bytes)
+    if device.platform == "cpu":
+        return _this_processor()
+    return UnknownDeviceFacts(
+        description=device.device_kind,
+        platform="cuda" if device.platform == "gpu" else device.platform,
+        device_memory_bytes=_reported_bytes(device) or 0,
+        device_kinds=(device.device_kind,),
+    )
+
+
+def _this_processor() -> CpuFacts:
+    facts = known_facts()["cpu"]
+    assert isinstance(facts, CpuFacts)
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return dataclasses.replace(facts, description="this processor", device_memory_bytes=memory_bytes)
+
+
+def _reported_bytes(device: _compat.Device) -> int | None:
+    """Bytes that the device's allocator may give out: the share XLA_PYTHON_CLIENT_MEM_FRACTION of the memory."""
+    try:
+        statistics = device.memory_stats()
+    except RuntimeError:  # plugins without statistics say UNIMPLEMENTED
+        return None
+    return (statistics or {}).get("bytes_limit")
