@@ -45,7 +45,7 @@ def measured_copies(
     detail = f"{_HOST}, {x.nbytes} bytes"
 
     def figure(what: str, timing: Timing, ways: int = 1) -> Measured:
-        return timing.figure(what, detail, ways * x.nbytes / max(timing.median_s - floor_s, 1e-9), "bytes/s")
+        return timing.figure(what, detail, ways * x.nbytes / timing.above(floor_s), "bytes/s")
 
     out = time_one(lambda: jax.block_until_ready(jax.device_put(x, on_host)))
     yield figure("copy to host", out)
@@ -104,8 +104,8 @@ def measured_collectives(
     for what, link in (("all-reduce", _all_reduce), ("reduce-scatter, all-gather", _scatter_gather)):
         chain = _chain(mesh, link, links)
         timing = time_one(lambda chain=chain: jax.block_until_ready(chain(x)))
-        link_s = max(timing.median_s - floor_s, 1e-9) / links
-        yield timing.figure(what, f"{count} devices, {x.nbytes} bytes each", sent * x.nbytes / link_s, "bytes/s")
+        bus_bytes_per_s = sent * x.nbytes * links / timing.above(floor_s)
+        yield timing.figure(what, f"{count} devices, {x.nbytes} bytes each", bus_bytes_per_s, "bytes/s")
 
 
 def _chain(mesh: Mesh, link: Callable[[Any], Any], links: int) -> Callable[[Any], Any]:

@@ -162,7 +162,7 @@ class _Session:
         links = probe.links(_CHAIN_S / 50 if self.small else _CHAIN_S)
         chain, carried = probe.chain(links), jax.device_put(probe.start(), self.device)
         timing = time_one(lambda: jax.block_until_ready(chain(carried)))
-        link_s = max(timing.median_s - floor_s, 1e-9) / links
+        link_s = timing.above(floor_s) / links
         yield timing.figure(probe.what, probe.detail, link_s if probe.unit == "s" else probe.work / link_s, probe.unit)
 
 

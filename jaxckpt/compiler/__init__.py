@@ -9,7 +9,7 @@ Read in this order: `footprint_data` (the figures, in files and frames), `placem
 from jaxckpt.compiler.compile import Compilation, LoweredStep, lower_flat
 from jaxckpt.compiler.footprint_data import Footprint, frame_of_rows, load_footprint
 from jaxckpt.compiler.side_by_side import compile_side_by_side, most_compiles
-from jaxckpt.compiler.step_footprint import compile_step, flatten_step, footprint
+from jaxckpt.compiler.step_footprint import compile_step, footprint, lower_step
 from jaxckpt.compiler.xla_dump import footprint_of_dump
 
 __all__ = [
@@ -18,11 +18,11 @@ __all__ = [
     "LoweredStep",
     "compile_side_by_side",
     "compile_step",
-    "flatten_step",
     "footprint",
     "footprint_of_dump",
     "frame_of_rows",
     "load_footprint",
     "lower_flat",
+    "lower_step",
     "most_compiles",
 ]

@@ -4,9 +4,7 @@ Tracing runs the step once on descriptions of its arguments; errors that the ste
 untouched. Donation, static arguments, shardings and options of a step that is already jitted are taken over.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,11 +13,9 @@ from jaxckpt import _compat
 from jaxckpt._step import Step
 from jaxckpt.calling import Calling
 from jaxckpt.calling.arguments import leaf_sharding
-from jaxckpt.compiler.compile import Compilation, lower_flat
+from jaxckpt.compiler.compile import Compilation, LoweredStep, lower_flat
 from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.machine import Target
-
-_NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
 
 def footprint(
@@ -78,67 +74,30 @@ def compile_step(
     machine = Target(target)
     machine.require_compiler()  # before the step is traced
     call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    flat = flatten_step(call.function, call.args, call.kwargs, **call.argnums)
-    return lower_flat(
-        flat.function,
-        flat.specs,
-        target=machine,
-        donated=flat.donated,
-        compiler_options=tuple({**dict(flat.compiler_options), **dict(compiler_options)}.items()),
-        out_shardings=flat.out_shardings,
-        name=flat.name,
-        argument_paths=flat.paths,
-    ).compile()
+    return lower_step(call, machine, compiler_options).compile()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlatStep:
-    """A traced step over flat arrays, in the order of the step's pytrees.
-
-    Attributes:
-      specs: Shape, dtype and sharding of each argument, on the caller's devices.
-      donated: Indices of arguments whose memory the step may reuse.
-      out_shardings: What the jit wants of each result, or None.
-      paths: Where each argument stands among the step's ("state['params']").
-    """
-
-    function: Callable[..., Sequence[Any]]
-    specs: tuple[jax.ShapeDtypeStruct, ...]
-    donated: frozenset[int]
-    out_shardings: tuple[jax.sharding.Sharding | None, ...]
-    compiler_options: tuple[tuple[str, Any], ...]
-    name: str
-    paths: tuple[str, ...] = ()
-
-
-def flatten_step(
-    step: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] = _NO_KEYWORDS,
-    *,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnums: int | Sequence[int] = (),
-) -> FlatStep:
-    """Traces a step, plain or jitted already, into a function of flat arrays.
+def lower_step(step: Step, target: Target, compiler_options: Sequence[tuple[str, Any]] = ()) -> LoweredStep:
+    """Traces a step, plain or jitted already, and lowers it for a target as a function of flat arrays.
 
     Raises an `ArgumentError` if a jitted step has a leaf that is no array, or is given other static positions again.
     """
-    calling = Calling(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    with calling.bind(args, kwargs) as call:
+    with Calling(step.function, **step.argnums).bind(step.args, step.kwargs) as call:
         stage = call.trace()
-        leaves = _compat.traced_leaves(stage)
+        leaves, donated, paths = _compat.traced_leaves(stage), call.donation(stage), call.paths
         shardings = [
             asked or leaf_sharding(leaf) for asked, leaf in zip(leaves.arg_shardings, call.leaves, strict=True)
         ]
-        return FlatStep(
-            function=leaves.call,
-            specs=tuple(map(_spec, leaves.avals, shardings)),
-            donated=call.donation(stage),
-            out_shardings=leaves.out_shardings,
-            compiler_options=leaves.compiler_options,
-            name=leaves.name,
-            paths=call.paths,
-        )
+    return lower_flat(
+        leaves.call,
+        tuple(map(_spec, leaves.avals, shardings)),
+        target=target,
+        donated=donated,
+        compiler_options=tuple({**dict(leaves.compiler_options), **dict(compiler_options)}.items()),
+        out_shardings=leaves.out_shardings,
+        name=leaves.name,
+        argument_paths=paths,
+    )
 
 
 def _spec(aval: jax.core.ShapedArray, sharding: jax.sharding.Sharding | None) -> jax.ShapeDtypeStruct:

@@ -177,7 +177,8 @@ def _sliced_elements(program: HloProgram, id_: int) -> int | None:
     seen, pending = {id_}, [id_]
     while pending:
         operand = pending.pop()
-        for user in (program.instructions[user] for user in program.users[operand]):
+        for each in program.users[operand]:
+            user = program.instructions[each]
             if user.opcode in _SLICES and user.operand_ids[0] == operand:
                 slices.add(user.id)
             elif not _is_by_element(user) or not program.users[user.id]:
@@ -185,7 +186,7 @@ def _sliced_elements(program: HloProgram, id_: int) -> int | None:
             elif user.id not in seen:
                 seen.add(user.id)
                 pending.append(user.id)
-    return sum(element_count(program.instructions[each].shape) for each in slices) or None
+    return sum(element_count(program.instructions[slice_].shape) for slice_ in slices) or None
 
 
 def _is_by_element(instruction: Instruction) -> bool:

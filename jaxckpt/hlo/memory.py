@@ -288,34 +288,23 @@ class MemoryMap:
 
     def held(self) -> tuple[Buffer, ...]:
         """Temporaries of the forward pass that are alive where the backward begins, largest first."""
-        return tuple(b for b in self.alive_at(self.backward) if b.born < self.backward and b.dies >= self.backward)
+        return tuple(b for b in self.alive_at(self.backward) if b.born < self.backward)
 
     def scopes(self, depth: int | None = None) -> tuple[ScopeMemory, ...]:
         """Memory and work of every scope down to a depth, in the order of first use; the full step first."""
-        return tuple(self._scope(scope) for scope in self._scope_paths(depth))
+        used = (*(k.scope for k in self.kernels), *(b.scope for b in self.temporaries))
+        paths = dict.fromkeys(("", *(prefix for scope in used for prefix in _prefixes(scope, depth))))
+        held, at_peak = self.held(), self.alive_at(self.peak)
+        return tuple(self._scope(path, held, at_peak) for path in paths)
 
-    @cached_property
-    def _held(self) -> tuple[Buffer, ...]:
-        return self.held()
-
-    @cached_property
-    def _at_peak(self) -> tuple[Buffer, ...]:
-        return self.alive_at(self.peak)
-
-    def _scope_paths(self, depth: int | None) -> tuple[str, ...]:
-        paths = [""]
-        for scope in (*(k.scope for k in self.kernels), *(b.scope for b in self.temporaries)):
-            paths.extend(_prefixes(scope, depth))
-        return tuple(dict.fromkeys(paths))
-
-    def _scope(self, scope: str) -> ScopeMemory:
+    def _scope(self, scope: str, held: Sequence[Buffer], at_peak: Sequence[Buffer]) -> ScopeMemory:
         kernels = [k for k in self.kernels if is_below(k.scope, scope)]
         buffers = [b for b in self.temporaries if is_below(b.scope, scope)]
         recomputed = [k for k in kernels if k.part is Part.RECOMPUTE]
         return ScopeMemory(
             scope=scope,
-            held_bytes=_bytes_below(self._held, scope),
-            peak_bytes=_bytes_below(self._at_peak, scope),
+            held_bytes=_bytes_below(held, scope),
+            peak_bytes=_bytes_below(at_peak, scope),
             largest_bytes=max(_live_bytes(buffers, len(self.kernels)), default=0),
             flops=_step_flops(kernels),
             recomputed_flops=_step_flops(recomputed),

@@ -133,29 +133,13 @@ def _classes() -> Mapping[str, Any]:
     }
 
 
-class ArrayLayout(Protocol):
-    """`xla.LayoutProto`."""
-
-    minor_to_major: Sequence[int]
-    memory_space: int
-
-
 class Shape(Protocol):
     """`xla.ShapeProto`."""
 
     element_type: int
     dimensions: Sequence[int]
     tuple_shapes: "Sequence[Shape]"
-    layout: ArrayLayout
-
-
-class Metadata(Protocol):
-    """`xla.OpMetadata`."""
-
-    op_name: str
-    source_file: str
-    source_line: int
-    stack_frame_id: int
+    layout: "Message"
 
 
 class Instruction(Protocol):
@@ -165,7 +149,7 @@ class Instruction(Protocol):
     name: str
     opcode: str
     shape: Shape
-    metadata: Metadata
+    metadata: "Message"
     parameter_number: int
     tuple_index: int
     window: "Message"

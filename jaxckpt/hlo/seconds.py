@@ -34,6 +34,12 @@ _WAITS = (
 
 CLASSES = ("matmul", "convolution", "reduction", "transpose", "scatter", "library", "elementwise")
 """All classes of `class_of`."""
+_BY_NAME: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("scatter", ("scatter", "gather"), ("gather", "scatter-add")),
+    ("reduction", ("reduce",), ("reduce_",)),
+    ("transpose", ("transpose",), ()),
+)
+"""Classes by words in the names of kernels, or by the first letters of the primitive."""
 
 
 def class_of(kernel: Kernel) -> str:
@@ -46,17 +52,14 @@ def class_of(kernel: Kernel) -> str:
       >>> class_of(Kernel(name="input_reduce_fusion.3", opcode="fusion", op="reduce_sum"))
       'reduction'
     """
-    if kernel.op.startswith("conv_general") and kernel.matmul_flops:
-        return "convolution"
     if kernel.matmul_flops:
-        return "matmul"
+        return "convolution" if kernel.op.startswith("conv_general") else "matmul"
     if not kernel.is_priced:
         return "library"
-    if "scatter" in kernel.name or "gather" in kernel.name or kernel.op in ("gather", "scatter-add"):
-        return "scatter"
-    if "reduce" in kernel.name or kernel.op.startswith("reduce_"):
-        return "reduction"
-    return "transpose" if "transpose" in kernel.name or kernel.opcode == "copy" else "elementwise"
+    for name, words, primitives in _BY_NAME:
+        if any(word in kernel.name for word in words) or kernel.op.startswith(primitives):
+            return name
+    return "transpose" if kernel.opcode == "copy" else "elementwise"
 
 
 def roofline_s(kernel: Kernel, rates: Rates) -> float:

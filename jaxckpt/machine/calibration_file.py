@@ -13,7 +13,16 @@ from typing import Annotated, Any
 
 from jaxckpt._errors import TargetError
 from jaxckpt._files import write_to_place
-from jaxckpt._records import NOT_NEGATIVE, POSITIVE, TABLE, RecordError, parse_toml, read_record, table_from_record
+from jaxckpt._records import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    TABLE,
+    RecordError,
+    TomlTable,
+    parse_toml,
+    read_record,
+    table_from_record,
+)
 from jaxckpt.cost.rates import Rates
 from jaxckpt.machine.fact_files import text_of_file
 
@@ -130,16 +139,16 @@ def _matmul(derived: dict[str, float], measured: dict[str, float]) -> dict[str, 
 
 def toml_from_calibration(calibration: Calibration) -> str:
     """The text of a calibration's file."""
-    table = table_from_record(calibration)
+    table = {"form": FORM, **table_from_record(calibration)}
     measured = table.pop("measured")
-    lines = [_entry("form", FORM), *(_entry(key, value) for key, value in table.items() if value != {})]
+    lines = _entries({key: value for key, value in table.items() if value != {}})
     for each in measured:
-        lines += ["", "[[measured]]", *(_entry(key, value) for key, value in each.items())]
+        lines += ["", "[[measured]]", *_entries(each)]
     return "\n".join([*lines, ""])
 
 
-def _entry(key: str, value: Any) -> str:
-    return f"{key} = {_written(value)}"
+def _entries(table: TomlTable) -> list[str]:
+    return [f"{key} = {_written(value)}" for key, value in table.items()]
 
 
 def _written(value: Any) -> str:

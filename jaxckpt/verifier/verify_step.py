@@ -8,7 +8,6 @@ Read after the other files of this folder.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from types import MappingProxyType
@@ -80,39 +79,23 @@ def verify(
     called = Runnable(call)
     other = called.like(apply(call.function, planned) if isinstance(planned, ir.GraphPlan) else planned)
     inputs = make_inputs(call.args, calling=called.calling)
-    traced, planned_traced = called.trace(inputs.args), other.trace(inputs.args)
-    _refuse_other_results(called.name, traced.results, planned_traced.results)
+    (traced, results), (planned_traced, planned_results) = called.trace(inputs.args), other.trace(inputs.args)
+    _refuse_other_results(called.name, results, planned_results)
     expected = called.run(inputs.args, exact=exact)
     if inputs.generated and any(map(_is_nan, expected)):
         inputs = make_inputs(call.args, calling=called.calling, tame=True)
         expected = called.run(inputs.args, exact=exact)
         _refuse_void(called.name, expected)
     found = other.run(inputs.args, exact=exact)
-    starts = called.trace(inputs.args).starts
-    allowed = partial(_tolerance, exact=exact, given=tolerances, computed_in=_computed_in(traced.stage))
+    allowed = partial(_tolerance, exact=exact, given=tolerances, computed_in=_computed_in(traced))
     return Verification(
         step=called.name,
         exact=exact,
-        leaves=tuple(_differences(tuple(traced.results), expected, found, allowed, starts=starts)),
+        leaves=tuple(_differences(tuple(results), expected, found, allowed, starts=called.arrays(inputs.args))),
         generated=inputs.generated,
-        effects=tuple(sorted({str(effect) for effect in traced.stage.jaxpr.effects})),
-        random_draws=(_random_draws(traced.stage), _random_draws(planned_traced.stage)),
+        effects=tuple(sorted({str(effect) for effect in traced.jaxpr.effects})),
+        random_draws=(_random_draws(traced), _random_draws(planned_traced)),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TracedStep:
-    """A step that JAX has traced.
-
-    Attributes:
-      stage: The trace.
-      results: For each flat result its type, by path; what the step writes in place is among them.
-      starts: The flat arguments by path.
-    """
-
-    stage: jax.stages.Traced
-    results: Mapping[str, jax.ShapeDtypeStruct]
-    starts: Mapping[str, jax.Array]
 
 
 class Runnable:
@@ -130,17 +113,19 @@ class Runnable:
             return Runnable(Step(step, kwargs=self.kwargs), named_like=self.calling)
         return Runnable(Step(step, kwargs=self.kwargs, **self._argnums), named_like=self.calling)
 
-    def trace(self, args: Sequence[Any]) -> TracedStep:
-        """The traced step for these arguments; nothing runs."""
+    def trace(self, args: Sequence[Any]) -> tuple[jax.stages.Traced, Mapping[str, jax.ShapeDtypeStruct]]:
+        """The traced step for these arguments, and for each flat result its type, by path; nothing runs.
+
+        What the step writes in place is among the results.
+        """
         with self.calling.bind(args, self.kwargs) as call:
             stage = call.trace()
-            paths = call.result_paths(stage)
-            arrays = (leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in call.leaves)
-            return TracedStep(
-                stage=stage,
-                results=dict(zip(paths, jax.tree.leaves(stage.out_info), strict=True)),
-                starts=dict(zip(call.paths, arrays, strict=True)),
-            )
+            return stage, dict(zip(call.result_paths(stage), jax.tree.leaves(stage.out_info), strict=True))
+
+    def arrays(self, args: Sequence[Any]) -> Mapping[str, jax.Array]:
+        """The flat arguments by path."""
+        with self.calling.bind(args, self.kwargs) as call:
+            return dict(zip(call.paths, map(_array, call.leaves), strict=True))
 
     def run(self, args: Sequence[Any], *, exact: bool) -> list[Any]:
         """Flat results on copies of arguments.
@@ -152,8 +137,7 @@ class Runnable:
                 if not exact:
                     return [leaf.block_until_ready() for leaf in call.run()]
                 stage = call.trace()
-                flat = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in call.leaves]
-                return run_one_by_one(stage.jaxpr, *_compat.captured_arrays(stage), *flat)
+                return run_one_by_one(stage.jaxpr, *_compat.captured_arrays(stage), *map(_array, call.leaves))
         except jax.errors.JaxRuntimeError as error:
             device = jax.devices()[0]
             raise UnverifiableError(
@@ -162,6 +146,10 @@ class Runnable:
                 needed="a machine that has what the step asks for: its memories, its kernels, its size",
                 advice="verify where the step trains; or a smaller step of the same kind",
             ) from error
+
+
+def _array(leaf: jax.typing.ArrayLike) -> jax.Array:
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
 
 def _refuse_other_results(
