@@ -196,8 +196,8 @@ def _specified(shardings: Sequence[Any]) -> tuple[Any, ...]:
 class JitOptions:
     """Positions and names of arguments that a jit does not trace, and of those that it donates."""
 
-    static: frozenset[int | str]
-    donated: frozenset[int | str]
+    static: frozenset[int | str] = frozenset()
+    donated: frozenset[int | str] = frozenset()
 
 
 def jit_options(step: Any) -> JitOptions | None:
@@ -210,7 +210,7 @@ def jit_options(step: Any) -> JitOptions | None:
         return None
     info = getattr(step, "_jit_info", None)
     if info is None:
-        return JitOptions(static=frozenset(), donated=frozenset())
+        return JitOptions()
     return JitOptions(
         static=frozenset((*info.static_argnums, *info.static_argnames)),
         donated=frozenset((*info.donate_argnums, *info.donate_argnames)),
@@ -380,7 +380,7 @@ def nnx_jit(step: Any) -> NnxJit | None:
     """The parts of a function under `flax.nnx.jit`; None for anything else. flax 0.12.8, 0.12.12."""
     if not type(step).__module__.startswith("flax.nnx.transforms") or not hasattr(step, "jitted_fn"):
         return None
-    options = jit_options(step.jitted_fn) or JitOptions(static=frozenset(), donated=frozenset())
+    options = jit_options(step.jitted_fn) or JitOptions()
     bound = getattr(step, "partial_args", ())
     return NnxJit(
         function=step.fun,

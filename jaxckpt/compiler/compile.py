@@ -87,6 +87,7 @@ class LoweredStep:
         target, is_read = self.target, _compat.read_arguments(self.traced)  # jit drops those that nobody reads
         memory, seconds = None, 0.0
         problems: tuple[str, ...] = ()
+        undonated: tuple[tuple[str, int], ...] = ()
         figures = _reported_figures(executable)
         if not any(figures.values()) and any(leaf.size for leaf in jax.tree.leaves(self.traced.out_info)):
             raise no_figures_error(name=self.name, target=target)
@@ -95,6 +96,7 @@ class LoweredStep:
             memory = memory_from_hlo(program, platform=target.platform, argument_paths=tuple(paths))
             problems = (*memory.problems, *reconcile(memory, figures), *audit(memory))
             seconds = step_s(memory, target.rates)
+            undonated = tuple(_undonated(memory, self.argument_paths, self.donated))
         text = "" if figures["generated_code_bytes"] > 0 else executable.as_text() or ""
         figures["constant_bytes"] = constant_bytes(text)
         unused = (spec for spec, read in zip(self.placed, is_read, strict=True) if not read)
@@ -107,7 +109,7 @@ class LoweredStep:
             plugin_version=target.compiler_version,
             compiler_options=self.compiler_options,
             caveats=(*caveats_of(text, target, self.specs, figures), *problems),
-            undonated=tuple(_undonated(memory, self.argument_paths, self.donated)),
+            undonated=undonated,
             step_s=seconds,
             memory=memory,
         )
@@ -200,10 +202,8 @@ def _reported_figures(executable: jax.stages.Compiled) -> dict[str, int]:
     return figures
 
 
-def _undonated(memory: MemoryMap | None, paths: Sequence[str], donated: frozenset[int]) -> Iterator[tuple[str, int]]:
+def _undonated(memory: MemoryMap, paths: Sequence[str], donated: frozenset[int]) -> Iterator[tuple[str, int]]:
     """Arguments that could have been taken over by a result, and were not; largest first."""
-    if memory is None:
-        return
     asked = {path for i, path in enumerate(paths) if i in donated}
     for buffer in sorted(memory.buffers, key=lambda b: -b.size_bytes):
         allocation = memory.by_index[buffer.allocation]

@@ -3,7 +3,7 @@
 Read in this order: `memory` (the data: kernels, buffers, allocations), `schema` (XLA's messages), `program` (def-use
 chains and the schedule), `origin` (where an instruction came from), `live_ranges`, `buffer_roles`, `instruction_cost`
 (FLOPs and bytes moved), `host_copies` (copies between device and host), `read` (all of it put together), `seconds` (an
-estimate, and the overlap of copies with kernels), `serialize` (the form that is kept in files).
+estimate, and the overlap of copies with kernels).
 """
 
 from jaxckpt.hlo.memory import (
@@ -17,11 +17,12 @@ from jaxckpt.hlo.memory import (
     Space,
     Transfer,
     Use,
+    memory_from_plain,
+    plain_from_memory,
 )
 from jaxckpt.hlo.origin import origin_of
 from jaxckpt.hlo.read import memory_from_hlo, parse_hlo, reconcile
 from jaxckpt.hlo.seconds import CLASSES, class_of, hiding, kernel_s, roofline_s, seconds_by_part, stall_s, step_s
-from jaxckpt.hlo.serialize import memory_from_plain, plain_from_memory
 
 __all__ = [
     "CLASSES",

@@ -2,14 +2,15 @@
 
 A fusion does the work of all its instructions and moves its operands and results once; of an operand that it only
 slices, the slice. Library calls carry the dimensions of their product in their configuration. Work of a library call
-that cannot be read is 0, and `InstructionCost.is_priced` is False. Read after `program`.
+that cannot be read is 0, and `Kernel.is_priced` is False. Read after `program`.
 """
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from math import prod
 
+from jaxckpt.hlo.memory import Kernel
 from jaxckpt.hlo.program import HloProgram
 from jaxckpt.hlo.schema import TOKEN, TUPLE, Instruction, Shape, dtype_of, element_count, shape_bytes
 
@@ -35,27 +36,16 @@ _CONVOLUTIONS = ("__cudnn$conv", "__onednn$conv")
 _FREE_CALLS = frozenset({"Sharding", "AllocateBuffer", "ConcatBitcast", "SliceToDynamic", "PadToStatic", "X64Combine"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstructionCost:
-    """The work of one run of an instruction; see `Kernel`, whose fields of the same names are explained there."""
-
-    flops: int = 0
-    matmul_flops: int = 0
-    matmul_dtype: str = ""
-    traffic_bytes: int = 0
-    is_priced: bool = True
-
-
-def instruction_cost(program: HloProgram, id_: int) -> InstructionCost:
-    """The work of a scheduled instruction."""
+def with_cost(kernel: Kernel, program: HloProgram, id_: int) -> Kernel:
+    """A kernel with the work of one run of its instruction."""
     instruction = program.instructions[id_]
     products = list(_products(program, instruction))
     matmul_flops = sum(flops for flops, _ in products)
-    dtype = next((dtype for flops, dtype in products if flops), "")
-    return InstructionCost(
+    return replace(
+        kernel,
         flops=matmul_flops + _vector_flops(program, instruction),
         matmul_flops=matmul_flops,
-        matmul_dtype=dtype,
+        matmul_dtype=next((dtype for flops, dtype in products if flops), ""),
         traffic_bytes=_traffic_bytes(program, instruction),
         is_priced=not _is_foreign(instruction),
     )

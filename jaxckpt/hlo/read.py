@@ -15,7 +15,7 @@ from jaxckpt._units import format_bytes
 from jaxckpt.hlo import schema
 from jaxckpt.hlo.buffer_roles import logits_elements, role_of, use_of
 from jaxckpt.hlo.host_copies import HostCopies
-from jaxckpt.hlo.instruction_cost import instruction_cost
+from jaxckpt.hlo.instruction_cost import with_cost
 from jaxckpt.hlo.live_ranges import LiveRange, live_ranges
 from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Space, Use, backward_position
 from jaxckpt.hlo.origin import Provenances
@@ -176,16 +176,16 @@ class _MemoryReader:
         return Space.CHIP if color and self.platform == "tpu" else Space.DEVICE
 
     def _kernel(self, id_: int) -> Kernel:
-        instruction, provenance = self.program.instructions[id_], self.provenances.of(id_)
-        return Kernel(
+        instruction = self.program.instructions[id_]
+        kernel = Kernel(
             name=instruction.name,
             opcode=instruction.opcode,
             count=self.program.count[id_],
             is_copy=self.host_copies.of(id_) is not None,
             by_xla=_REMATERIALISED.search(instruction.name) is not None,
-            **asdict(provenance),
-            **asdict(instruction_cost(self.program, id_)),
+            **asdict(self.provenances.of(id_)),
         )
+        return with_cost(kernel, self.program, id_)
 
     def _buffers(self, allocations: Sequence[Allocation]) -> Iterator[Buffer]:
         logits = logits_elements(self.program, self.provenances)

@@ -41,32 +41,20 @@ _RENAMED = {
 
 
 def devices_for(topology: Topology, facts: Facts, *, called: str) -> tuple[_compat.Device, ...]:
-    """The devices of a topology, the very same ones at every call in this process.
-
-    Raises:
-      MissingPackageError: The compiler for this platform is not installed.
-      VersionMismatchError: It does not fit the installed jax.
-      TargetError: The compiler refuses the topology, or this process has fewer devices.
-    """
+    """The devices of a topology, the very same ones at every call in this process; errors as of `Target.devices`."""
     with _LOCK:
-        match topology, facts:
-            case LocalTopology(), _:
-                return _local_devices(topology, called)
-            case GpuTopology(), GpuFacts():
-                require_compiler("cuda", target=called)
-                make = functools.partial(_gpu_devices, target_config(facts), topology)
-            case TpuTopology(), TpuFacts():
-                require_compiler("tpu", target=called)
-                chip, config = facts.chip_name, facts.chip_config_name
-                make = functools.partial(_tpu_devices, chip + topology.suffix, config)
-                if topology.device_count == 1:
-                    make = functools.partial(_lone_chip, chip, topology, config)
-            case _:
-                raise AssertionError("a topology is of the platform of its facts")
+        if isinstance(topology, LocalTopology):
+            return _local_devices(topology, called)
+        require_compiler(facts.platform, target=called)
         try:
-            return make()
+            match topology, facts:
+                case GpuTopology(), GpuFacts():
+                    return _gpu_devices(target_config(facts), topology)
+                case TpuTopology(), TpuFacts():
+                    return _tpu_devices(topology, facts.chip_name, facts.chip_config_name)
         except RuntimeError as error:  # which JaxRuntimeError is
             raise _refused(topology, facts, called, error) from error
+        raise AssertionError("a topology is of the platform of its facts")
 
 
 @functools.cache
@@ -76,18 +64,14 @@ def _gpu_devices(config: str, topology: GpuTopology) -> tuple[_compat.Device, ..
 
 
 @functools.cache
-def _tpu_devices(name: str, chip_config_name: str) -> tuple[_compat.Device, ...]:
-    topology = topologies.get_topology_desc(name, "tpu", chip_config_name=chip_config_name)
-    return tuple(topology.devices)
-
-
-@functools.cache
-def _lone_chip(chip: str, topology: TpuTopology, chip_config_name: str) -> tuple[_compat.Device, ...]:
-    """A single chip; the libtpu of jax 0.10.2 knows whole hosts alone, so there it is the first one of a host."""
+def _tpu_devices(topology: TpuTopology, chip: str, config: str) -> tuple[_compat.Device, ...]:
     try:
-        return _tpu_devices(chip + topology.suffix, chip_config_name)
+        return tuple(topologies.get_topology_desc(chip + topology.suffix, "tpu", chip_config_name=config).devices)
     except RuntimeError:
-        return _tpu_devices(chip + topology.of_a_host.suffix, chip_config_name)[:1]
+        if topology.device_count > 1:
+            raise
+        # The libtpu of jax 0.10.2 knows full hosts alone, so that there a single chip is the first one of a host.
+        return _tpu_devices(topology.of_a_host, chip, config)[:1]
 
 
 def _local_devices(topology: LocalTopology, called: str) -> tuple[_compat.Device, ...]:
