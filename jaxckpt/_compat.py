@@ -149,17 +149,14 @@ def traced_leaves(traced: jax.stages.Traced) -> TracedLeaves:
     captured = captured_arrays(traced)
     call = functools.partial(jax.extend.core.jaxpr_as_fun(traced.jaxpr), *captured)
     types = traced._meta_tys_flat[len(captured) :]
-    requested = params["in_shardings"][len(captured) :]
     return TracedLeaves(
         call=call,
         avals=tuple(type_.aval for type_ in types),
         arg_shardings=tuple(
-            type_.sharding if isinstance(sharding, UnspecifiedValue) else sharding
-            for type_, sharding in zip(types, requested, strict=True)
+            type_.sharding if asked is None else asked
+            for type_, asked in zip(types, jit_in_shardings(traced), strict=True)
         ),
-        out_shardings=tuple(
-            sharding if is_specified_sharding(sharding) else None for sharding in params["out_shardings"]
-        ),
+        out_shardings=_specified(params["out_shardings"]),
         donated=tuple(params["donated_invars"][len(captured) :]),
         compiler_options=tuple(params["compiler_options_kvs"]),
         name=params["name"],
@@ -188,16 +185,19 @@ def captured_arrays(traced: jax.stages.Traced) -> tuple[jax.Array, ...]:
 
 def jit_in_shardings(traced: jax.stages.Traced) -> tuple[Any, ...]:
     """The sharding that a step's jit asks of each argument, or None. jax 0.10.2, 0.12.0.1."""
-    shardings = traced._params["in_shardings"][len(traced._consts) :]
-    return tuple(s if is_specified_sharding(s) else None for s in shardings)
+    return _specified(traced._params["in_shardings"][len(traced._consts) :])
+
+
+def _specified(shardings: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(each if is_specified_sharding(each) else None for each in shardings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JitOptions:
     """Positions and names of arguments that a jit does not trace, and of those that it donates."""
 
-    static: frozenset[int | str]
-    donated: frozenset[int | str]
+    static: frozenset[int | str] = frozenset()
+    donated: frozenset[int | str] = frozenset()
 
 
 def jit_options(step: Any) -> JitOptions | None:
@@ -210,7 +210,7 @@ def jit_options(step: Any) -> JitOptions | None:
         return None
     info = getattr(step, "_jit_info", None)
     if info is None:
-        return JitOptions(static=frozenset(), donated=frozenset())
+        return JitOptions()
     return JitOptions(
         static=frozenset((*info.static_argnums, *info.static_argnames)),
         donated=frozenset((*info.donate_argnums, *info.donate_argnames)),
@@ -227,11 +227,7 @@ def name_stack_marks(name_stack: NameStack) -> tuple[tuple[str, bool], ...]:
 
 def name_stack_without(name_stack: NameStack, drop: frozenset[int]) -> NameStack:
     """A name stack without the entries at some positions. jax 0.10.2, 0.12.0.1."""
-    kept = name_stack[:0]
-    for position in range(len(name_stack)):
-        if position not in drop:
-            kept = kept + name_stack[position : position + 1]
-    return kept
+    return NameStack(tuple(entry for position, entry in enumerate(name_stack.stack) if position not in drop))
 
 
 def retarget_effects(effects: Any, variable: Callable[[Any], Any]) -> Any:
@@ -384,7 +380,7 @@ def nnx_jit(step: Any) -> NnxJit | None:
     """The parts of a function under `flax.nnx.jit`; None for anything else. flax 0.12.8, 0.12.12."""
     if not type(step).__module__.startswith("flax.nnx.transforms") or not hasattr(step, "jitted_fn"):
         return None
-    options = jit_options(step.jitted_fn) or JitOptions(static=frozenset(), donated=frozenset())
+    options = jit_options(step.jitted_fn) or JitOptions()
     bound = getattr(step, "partial_args", ())
     return NnxJit(
         function=step.fun,

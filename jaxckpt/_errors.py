@@ -13,13 +13,7 @@ from typing import Any
 
 
 def closest_names(name: str, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> tuple[str, ...]:
-    """The known names most like a misspelt one, best first; none where nothing is close.
-
-    Args:
-      name: As it was given.
-      known: The names that exist.
-      most: How many at most.
-      cutoff: The least similarity, of 0 to 1 (`difflib.get_close_matches`).
+    """The known names most like a misspelt one, best first; none of a similarity below `cutoff`, from 0 to 1.
 
     Example:
       >>> closest_names("min_byte", ["max_bytes", "min_bytes", "every"])

@@ -191,11 +191,7 @@ class RecordReader:
         self.unknown: list[str] = []
 
     def done(self) -> None:
-        """Ends the reading.
-
-        Raises:
-          RecordError: There are problems.
-        """
+        """Ends the reading with a `RecordError` if there are problems."""
         if self.problems:
             raise RecordError(self.problems, missing=sorted(self.missing), unknown=sorted(self.unknown))
 

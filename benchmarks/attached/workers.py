@@ -21,7 +21,7 @@ from benchmarks.attached.running import memory_statistics, run_group
 from benchmarks.attached.store import Store
 from jaxckpt import Target, TargetError
 from jaxckpt.calibration import calibrate
-from jaxckpt.calibration.device import driver_of, installed_versions, platform_of
+from jaxckpt.calibration.session import driver_of, installed_versions, platform_of
 from jaxckpt.machine import calibration_from_toml, toml_from_calibration
 
 

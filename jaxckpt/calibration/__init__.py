@@ -1,7 +1,7 @@
 """Speeds of the attached device: measured once, kept in a file, used by every estimate.
 
-Read in this order: `timing` (a median and its spread), `kernels` (what is timed), `copies` (the link to the host),
-`collectives`, `device` (on what), `rates` (figures become rates), `session` (all of it within a budget of seconds).
+Read in this order: `timing` (a median and its spread), `kernels` (what is timed), `links` (to the host, and between
+devices), `rates` (figures become rates), `session` (all of it within a budget of seconds).
 """
 
 from jaxckpt.calibration.session import calibrate

@@ -4,7 +4,7 @@ A matrix product takes a constant, the ramp, and its FLOPs over the asymptotic r
 error over all sizes of a dtype. Kernels of other classes than elementwise get a factor: how much more time a byte of
 theirs takes than one of the elementwise kernels that memory's bandwidth is taken from.
 
-Read after `device`. No jax here.
+Read after `kernels`. No jax here.
 """
 
 from collections.abc import Sequence

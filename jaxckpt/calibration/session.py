@@ -1,16 +1,20 @@
 """`calibrate` measures the attached device within a budget of seconds, the most valuable figures first.
 
 What is not reached keeps the datasheet's figure, and a probe that fails (a dtype that the device lacks, memory that is
-taken) is noted and passed over. Nothing of the device is set: clocks and power limits are measured as they are.
+taken) is noted and passed over. Nothing of the device is set: clocks and power limits are measured as they are. The
+device's name, its driver and the versions of its compilers are asked of jax or read from files.
 
 Read after `rates`.
 """
 
 import datetime
+import importlib.metadata
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,16 +22,19 @@ import jax.numpy as jnp
 
 from jaxckpt._errors import TargetError
 from jaxckpt._progress import Progress, silent
-from jaxckpt.calibration.collectives import measured_collectives
-from jaxckpt.calibration.copies import can_copy, measured_copies
-from jaxckpt.calibration.device import driver_of, installed_versions, platform_of
 from jaxckpt.calibration.kernels import Probe, Speeds, probes
+from jaxckpt.calibration.links import can_copy, measured_collectives, measured_copies
 from jaxckpt.calibration.rates import derived_rates
 from jaxckpt.calibration.timing import Clock, Timing, timed
 from jaxckpt.machine import Calibration, Measured, Target
 
 _CHAIN_S = 0.01
 """Seconds of one chain: long compared with the start of a program."""
+_PACKAGES = (
+    "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plugin", "libtpu", "nvidia-cudnn-cu13", "nvidia-cublas", "flax",
+    "optax", "numpy", "scipy",
+)  # fmt: skip
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 def calibrate(
@@ -155,5 +162,31 @@ class _Session:
         links = probe.links(_CHAIN_S / 50 if self.small else _CHAIN_S)
         chain, carried = probe.chain(links), jax.device_put(probe.start(), self.device)
         timing = time_one(lambda: jax.block_until_ready(chain(carried)))
-        link_s = max(timing.median_s - floor_s, 1e-9) / links
+        link_s = timing.above(floor_s) / links
         yield timing.figure(probe.what, probe.detail, link_s if probe.unit == "s" else probe.work / link_s, probe.unit)
+
+
+def platform_of(device: Any) -> str:
+    """The compiler's family, as in the fact files: jax calls NVIDIA's devices "gpu"."""
+    return "cuda" if device.platform == "gpu" else device.platform
+
+
+def driver_of(device: Any, *, file: Path = _DRIVER_FILE) -> str:
+    """The driver of a device in one line: the kernel module's version where there is one, and that of jax's backend."""
+    backend = " ".join(str(device.client.platform_version).split())
+    if platform_of(device) == "cuda" and file.exists():
+        found = re.search(r"\b\d+\.\d+(?:\.\d+)?\b", file.read_text("utf-8", "replace"))
+        if found:
+            return f"{found[0]}, {backend}"
+    return backend
+
+
+def installed_versions() -> tuple[tuple[str, str], ...]:
+    """Pairs of package and version of what has a part in speed; those that are not installed are left out."""
+    found = []
+    for package in _PACKAGES:
+        try:
+            found.append((package, importlib.metadata.version(package)))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return tuple(found)

@@ -23,8 +23,11 @@ class Timing:
 
     median_s: float
     spread: float
-    least_s: float
     count: int
+
+    def above(self, floor_s: float) -> float:
+        """Seconds of the work alone, where starting anything takes `floor_s`."""
+        return max(self.median_s - floor_s, 1e-9)
 
     def figure(self, what: str, detail: str, value: float, unit: str) -> Measured:
         """The figure that follows from these runs."""
@@ -41,7 +44,7 @@ def timing_of(seconds: list[float]) -> Timing:
     median_s = statistics.median(seconds)
     low, _, high = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else (median_s,) * 3
     spread = (high - low) / median_s if median_s else 0.0
-    return Timing(median_s=median_s, spread=spread, least_s=min(seconds), count=len(seconds))
+    return Timing(median_s=median_s, spread=spread, count=len(seconds))
 
 
 def timed(

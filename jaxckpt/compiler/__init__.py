@@ -1,18 +1,15 @@
 """The proof: compile a step for a target and read what XLA says that it takes.
 
-Read in this order: `footprint_data` (the figures), `placement` (arguments on the target), `flat_step` (a step as flat
-arrays), `compile` (the compiler's figures), `hlo_constants` (figures from its text), `failures` (its errors explained),
-`side_by_side` (several steps in threads), `dump_folder` (files that XLA writes), `step_footprint` (all of it for a
-step), `footprint_file`.
+Read in this order: `footprint_data` (the figures, in files and frames), `placement` (arguments on the target),
+`compile_options` (XLA options), `caveats` (what the figures leave out), `failures` (errors of compilers explained),
+`compile` (the compiler's figures), `side_by_side` (several steps in threads), `step_footprint` (all of it for a step),
+`xla_dump` (the footprint of a program that another process compiled).
 """
 
 from jaxckpt.compiler.compile import Compilation, LoweredStep, lower_flat
-from jaxckpt.compiler.flat_step import flatten_step
-from jaxckpt.compiler.footprint_data import Footprint
-from jaxckpt.compiler.footprint_file import load_footprint
-from jaxckpt.compiler.frame import frame_of_rows
+from jaxckpt.compiler.footprint_data import Footprint, frame_of_rows, load_footprint
 from jaxckpt.compiler.side_by_side import compile_side_by_side, most_compiles
-from jaxckpt.compiler.step_footprint import compile_step, footprint
+from jaxckpt.compiler.step_footprint import compile_step, footprint, lower_step
 from jaxckpt.compiler.xla_dump import footprint_of_dump
 
 __all__ = [
@@ -21,11 +18,11 @@ __all__ = [
     "LoweredStep",
     "compile_side_by_side",
     "compile_step",
-    "flatten_step",
     "footprint",
     "footprint_of_dump",
     "frame_of_rows",
     "load_footprint",
     "lower_flat",
+    "lower_step",
     "most_compiles",
 ]

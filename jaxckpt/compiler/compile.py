@@ -17,27 +17,13 @@ import jax
 
 from jaxckpt import _compat
 from jaxckpt._errors import TargetError
-from jaxckpt.compiler.compile_options import quick_options
-from jaxckpt.compiler.dump_folder import dump_options, dumped_program
+from jaxckpt.compiler.caveats import audit, caveats_of, constant_bytes
+from jaxckpt.compiler.compile_options import dump_options, dumped_program, quick_options
 from jaxckpt.compiler.failures import compile_error, no_figures_error
 from jaxckpt.compiler.footprint_data import Footprint
-from jaxckpt.compiler.hlo_constants import chooses_convolutions, constant_bytes
-from jaxckpt.compiler.placement import mesh_of_target, place, place_sharding, place_with_meshes
-from jaxckpt.compiler.xla_remat import audit
+from jaxckpt.compiler.placement import mesh_of_target, place, place_sharding, target_mesh_of_step
 from jaxckpt.hlo import MemoryMap, Use, memory_from_hlo, reconcile, step_s
 from jaxckpt.machine import Target
-
-CPU_CAVEATS = (
-    "XLA's CPU backend undoes rematerialisation: these figures do not verify a plan.",
-    "XLA's CPU backend leaves temporaries out of its reported peak.",
-)
-CONVOLUTION_CAVEAT = "cuDNN's convolutions were chosen without the device: their workspaces are counted as 0 bytes."
-HOST_ARGUMENT_CAVEAT = (
-    "Arguments in host memory are counted as device memory: compile-only devices have no memory kinds in jax."
-)
-UNUSED_CAVEAT = "Arguments that the step never reads are not counted; see unused_argument_bytes."
-
-_HOST_KINDS = ("pinned_host", "unpinned_host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +87,7 @@ class LoweredStep:
         target, is_read = self.target, _compat.read_arguments(self.traced)  # jit drops those that nobody reads
         memory, seconds = None, 0.0
         problems: tuple[str, ...] = ()
+        undonated: tuple[tuple[str, int], ...] = ()
         figures = _reported_figures(executable)
         if not any(figures.values()) and any(leaf.size for leaf in jax.tree.leaves(self.traced.out_info)):
             raise no_figures_error(name=self.name, target=target)
@@ -109,6 +96,7 @@ class LoweredStep:
             memory = memory_from_hlo(program, platform=target.platform, argument_paths=tuple(paths))
             problems = (*memory.problems, *reconcile(memory, figures), *audit(memory))
             seconds = step_s(memory, target.rates)
+            undonated = tuple(_undonated(memory, self.argument_paths, self.donated))
         text = "" if figures["generated_code_bytes"] > 0 else executable.as_text() or ""
         figures["constant_bytes"] = constant_bytes(text)
         unused = (spec for spec, read in zip(self.placed, is_read, strict=True) if not read)
@@ -120,8 +108,8 @@ class LoweredStep:
             jax_version=jax.__version__,
             plugin_version=target.compiler_version,
             compiler_options=self.compiler_options,
-            caveats=(*_caveats(text, target, self.specs, figures), *problems),
-            undonated=tuple(_undonated(memory, self.argument_paths, self.donated)),
+            caveats=(*caveats_of(text, target, self.specs, figures), *problems),
+            undonated=undonated,
             step_s=seconds,
             memory=memory,
         )
@@ -154,9 +142,9 @@ def lower_flat(
         placed = place(specs, target)
         jitted = _jit_flat(function, target, donated, out_shardings, called)
         traced = jitted.trace(*placed)
-        own = place_with_meshes(specs, target, traced.jaxpr)
-        if own != placed:
-            placed, traced = own, jitted.trace(*own)
+        on_own_mesh = place(specs, target, own=target_mesh_of_step(traced.jaxpr, target))
+        if on_own_mesh != placed:
+            placed, traced = on_own_mesh, jitted.trace(*on_own_mesh)
         lowered = traced.lower()
     return LoweredStep(
         name=called,
@@ -214,23 +202,8 @@ def _reported_figures(executable: jax.stages.Compiled) -> dict[str, int]:
     return figures
 
 
-def _caveats(
-    text: str, target: Target, specs: Sequence[jax.ShapeDtypeStruct], figures: dict[str, int]
-) -> tuple[str, ...]:
-    on_host = any(getattr(spec.sharding, "memory_kind", None) in _HOST_KINDS for spec in specs)
-    guessed = target.platform == "cuda" and target.compile_only and chooses_convolutions(text)
-    return (
-        *(CPU_CAVEATS if target.platform == "cpu" else ()),
-        *((CONVOLUTION_CAVEAT,) if guessed else ()),
-        *((HOST_ARGUMENT_CAVEAT,) if on_host and not figures["host_argument_bytes"] else ()),
-        *((UNUSED_CAVEAT,) if figures["unused_argument_bytes"] else ()),
-    )
-
-
-def _undonated(memory: MemoryMap | None, paths: Sequence[str], donated: frozenset[int]) -> Iterator[tuple[str, int]]:
+def _undonated(memory: MemoryMap, paths: Sequence[str], donated: frozenset[int]) -> Iterator[tuple[str, int]]:
     """Arguments that could have been taken over by a result, and were not; largest first."""
-    if memory is None:
-        return
     asked = {path for i, path in enumerate(paths) if i in donated}
     for buffer in sorted(memory.buffers, key=lambda b: -b.size_bytes):
         allocation = memory.by_index[buffer.allocation]

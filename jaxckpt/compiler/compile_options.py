@@ -1,8 +1,12 @@
-"""Options that make XLA compile faster for a GPU that is not attached, and a cache of compiled kernels.
+"""XLA options that every compile is given: one to read the program afterwards, two to compile faster.
 
-Neither changes the memory that a program takes. Without a device there is nothing to tune kernels on, yet XLA's
-autotuner would compile each kernel by itself to see whether the kernel can be compiled: the option turns the autotuner
-off. Plans of one step run hardly different kernels: the cache keeps compiled kernels in a file.
+None changes the memory that a program takes.
+
+1. XLA dumps the optimised module to a folder. The dump is the one structured source that every backend fills: it holds
+   the schedule and the buffer assignment. (`memory_analysis()` has an empty assignment for compile-only GPUs.)
+2. The autotuner is off for a GPU that is not attached. Without a device there is nothing to tune kernels on, yet the
+   autotuner would compile each kernel by itself to see whether the kernel can be compiled.
+3. Compiled kernels are kept in a file, since plans of one step run hardly different kernels.
 """
 
 import functools
@@ -14,8 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from jaxckpt._errors import HloError
+from jaxckpt.hlo import parse_hlo
 from jaxckpt.machine import Facts, Target
 
+_DUMPED = "*after_optimizations*.hlo.pb"
 _MOST_BYTES = 1 << 26
 """XLA reads all of the file for each compile, so that a larger file is deleted. No benchmark fixed the exact size."""
 _LENT: dict[Facts, list[threading.Lock]] = defaultdict(list)
@@ -23,6 +30,26 @@ _LENT: dict[Facts, list[threading.Lock]] = defaultdict(list)
 
 A file is a device's: XLA finds a kernel by what the kernel computes, whatever it was compiled for.
 """
+
+
+def dump_options(folder: str | Path) -> tuple[tuple[str, object], ...]:
+    """XLA options that make the compiler write its modules to a folder."""
+    return (("xla_dump_to", str(folder)), ("xla_dump_hlo_as_proto", True))
+
+
+def dumped_program(folder: str | Path) -> bytes | None:
+    """The serialised `HloProto` that was dumped to a folder, with its schedule and its buffer assignment.
+
+    None where the compiler wrote none, as when jax took the program from its cache.
+    """
+    for file in sorted(Path(folder).glob(_DUMPED)):
+        data = file.read_bytes()
+        try:
+            parse_hlo(data)
+        except HloError:
+            continue  # libtpu writes the same module several times, once with its assignment
+        return data
+    return None
 
 
 @functools.cache

@@ -3,18 +3,28 @@
 Arguments, outputs and temporaries are the compiler's own figures; what a donated argument lends to an output is
 subtracted once (alias). What lies in host memory is apart. `compile` makes footprints; this file knows
 neither jax nor a compiler, so that a footprint can be kept in a plan, compared and shown anywhere.
+
+A footprint in a file is one JSON object with a version and a digest of its contents; ".gz" behind the name packs it.
+pandas is loaded only where a frame is asked for.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+import gzip
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jaxckpt._errors import PlanFileError
-from jaxckpt._records import RecordError, read_record, table_from_record
+from jaxckpt._errors import FootprintFileError, HloError, MissingPackageError, PlanFileError
+from jaxckpt._files import write_to_place
+from jaxckpt._records import RecordError, digest, parse_json, read_document, read_record, table_from_record
 from jaxckpt._shown import Shown
 from jaxckpt._units import format_bytes
-from jaxckpt.hlo import MemoryMap
+from jaxckpt.hlo import Buffer, MemoryMap, memory_from_plain, plain_from_memory
+
+_FORMAT = "jaxckpt footprint"
+_VERSION = 1
+_OF_BUFFER = tuple(each.name for each in fields(Buffer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -86,20 +96,30 @@ class Footprint(Shown):
         return replace(self, memory=memory)
 
     def save(self, path: str | Path) -> None:
-        """Writes the footprint and its memory map as one file; see `jaxckpt.load_footprint`."""
-        from jaxckpt.compiler.footprint_file import save_footprint
+        """Writes the footprint and its memory map, completely or not at all; `jaxckpt.load_footprint` reads the file.
 
-        save_footprint(self, path)
+        Raises:
+          FootprintFileError: The path takes no file.
+        """
+        path = Path(path)
+        memory = None if self.memory is None else plain_from_memory(self.memory)
+        contents = {"footprint": self.to_dict(), "memory": memory}
+        document = {"format": _FORMAT, "version": _VERSION, "digest": digest(contents), **contents}
+        data = json.dumps(document, separators=(",", ":")).encode()
+        data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
+        write_to_place(path, data, called=f"save_footprint({str(path)!r})", error=FootprintFileError)
 
     def to_frame(self) -> Any:
-        """The buffers as a pandas frame, one a row; see `jaxckpt.compiler.frame.footprint_frame`.
+        """The buffers as a pandas frame, one row each in the order of their ids; none without a memory map.
+
+        The columns are the attributes of `jaxckpt.hlo.Buffer`, what its allocation is for, where it lies, and whether
+        it is a temporary alive at the peak.
 
         Raises:
           MissingPackageError: pandas is not installed.
         """
-        from jaxckpt.compiler.frame import footprint_frame
-
-        return footprint_frame(self)
+        rows = () if self.memory is None else _buffer_rows(self.memory)
+        return frame_of_rows(rows, columns=(*_OF_BUFFER, "use", "space", "at_peak"), called="Footprint.to_frame")
 
     @property
     def program_bytes(self) -> int:
@@ -160,3 +180,52 @@ class Footprint(Shown):
                 missing=error.missing,
                 unknown=error.unknown,
             ) from error
+
+
+def load_footprint(path: str | Path) -> Footprint:
+    """Reads a footprint that `Footprint.save` wrote, with its memory map.
+
+    Raises:
+      FootprintFileError: The file is not there, is none of ours, or is not as it was written.
+    """
+    path = Path(path)
+    try:
+        document = read_document(path, parse_json, format_=_FORMAT, version=_VERSION)
+        contents: dict[str, Any] = {key: document.get(key) for key in ("footprint", "memory")}
+        if document.get("digest") != digest(contents):
+            raise RecordError(["its digest is not that of its contents: it was changed after it was written"])
+        figures = Footprint.from_dict(contents["footprint"])
+        memory = None if contents["memory"] is None else memory_from_plain(contents["memory"])
+    except (RecordError, HloError, PlanFileError) as error:
+        raise FootprintFileError(
+            f"load_footprint({str(path)!r}): this is no footprint that we can read.",
+            got=str(error),
+            needed=f'a file with format "{_FORMAT}", version {_VERSION}, as footprint.save writes it',
+            advice="make the footprint again, take the file from where it was saved, or use the jaxckpt that wrote it",
+            path=path,
+        ) from error
+    return figures.with_memory(memory)
+
+
+def frame_of_rows(rows: Iterable[Mapping[str, Any]], *, columns: Sequence[str], called: str) -> Any:
+    """Rows as a pandas frame; the error without pandas names the caller."""
+    try:
+        import pandas as pd
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{called} needs pandas, which is not installed.",
+            got=str(error),
+            needed="pandas",
+            advice='pip install "jaxckpt[pandas]"',
+            package="pandas",
+        ) from error
+    return pd.DataFrame(list(rows), columns=list(columns))
+
+
+def _buffer_rows(memory: MemoryMap) -> Iterator[dict[str, Any]]:
+    at_peak = {buffer.id for buffer in memory.alive_at(memory.peak)}
+    for buffer in memory.buffers:
+        allocation = memory.by_index[buffer.allocation]
+        known = {name: getattr(buffer, name) for name in _OF_BUFFER}
+        known |= {"part": str(buffer.part), "role": str(buffer.role)}
+        yield known | {"use": str(allocation.use), "space": str(allocation.space), "at_peak": buffer.id in at_peak}

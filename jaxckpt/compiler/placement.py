@@ -17,56 +17,39 @@ from jaxckpt._errors import TargetError
 from jaxckpt.machine import Target
 
 
-def place(specs: Sequence[jax.ShapeDtypeStruct], target: Target) -> tuple[jax.ShapeDtypeStruct, ...]:
+def place(
+    specs: Sequence[jax.ShapeDtypeStruct], target: Target, *, own: Mesh | None = None
+) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Puts descriptions of arrays on a target's devices, or leaves them to jax.
+
+    `own` is the mesh that the step itself names (`target_mesh_of_step`). Meshes of as many devices are rebuilt on its
+    devices, and what lies nowhere or on one device is left to jax.
 
     Raises a `TargetError` if a mesh has more devices than the target, or a sharding is of a kind that we cannot
     rebuild.
     """
-    lone = _lone_sharding(specs, target)
-    return tuple(spec.update(sharding=place_sharding(spec.sharding, target, lone)) for spec in specs)
+    lone = _lone_sharding(specs, target) if own is None else None
+    return tuple(spec.update(sharding=place_sharding(spec.sharding, target, lone=lone, own=own)) for spec in specs)
 
 
-def place_with_meshes(
-    specs: Sequence[jax.ShapeDtypeStruct], target: Target, jaxpr: jex.Jaxpr | jex.ClosedJaxpr
-) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """As `place`, for a step that names a mesh of its own, on devices of the target or on others of the same kind.
-
-    Arguments that lie nowhere or on one device are left to jax; meshes of as many devices are rebuilt on those of the
-    step. A step that names no mesh, or one of other devices, is placed as if it named none.
-    """
-    own = next((mesh for mesh in _meshes_in(jaxpr) if _lies_on(target, NamedSharding(mesh, PartitionSpec()))), None)
-    if own is None:
-        return place(specs, target)
-
-    def placed(sharding: Sharding | None) -> Sharding | None:
-        if not isinstance(sharding, NamedSharding):
-            return place_sharding(sharding, target)
-        if sharding.mesh.size != own.size:
-            return _place_named(sharding, target)
-        mesh = sharding.mesh
-        devices = own.devices.reshape(mesh.axis_sizes)
-        kind = None if isinstance(mesh, AbstractMesh) else _unusual_memory(sharding)
-        rebuilt = Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
-        return NamedSharding(rebuilt, sharding.spec, memory_kind=kind)
-
-    return tuple(spec.update(sharding=placed(spec.sharding)) for spec in specs)
-
-
-def _meshes_in(jaxpr: jex.Jaxpr | jex.ClosedJaxpr) -> Iterator[Mesh]:
-    """The meshes of devices that a step names, at all levels."""
+def target_mesh_of_step(jaxpr: jex.Jaxpr | jex.ClosedJaxpr, target: Target) -> Mesh | None:
+    """The first mesh that a step names, at any level, of devices of the target or of others of the same kind."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         for named in (eqn.params.get("mesh"), getattr(eqn.params.get("sharding"), "mesh", None)):
-            if isinstance(named, Mesh) and not named.empty:
-                yield named
+            if isinstance(named, Mesh) and not named.empty and _lies_on(target, NamedSharding(named, PartitionSpec())):
+                return named
         for inner in jex.jaxprs_in_params(eqn.params):
-            yield from _meshes_in(inner)
+            if (found := target_mesh_of_step(inner, target)) is not None:
+                return found
+    return None
 
 
-def place_sharding(sharding: Sharding | None, target: Target, lone: Sharding | None = None) -> Sharding | None:
+def place_sharding(
+    sharding: Sharding | None, target: Target, *, lone: Sharding | None = None, own: Mesh | None = None
+) -> Sharding | None:
     """Puts one sharding on a target; `lone` stands for nowhere or one device, where None leaves it to jax."""
     if isinstance(sharding, NamedSharding):
-        return _place_named(sharding, target)
+        return _place_named(sharding, target, own)
     if sharding is None:
         return lone
     if len(sharding.device_set) == 1:
@@ -103,12 +86,16 @@ def _lone_sharding(specs: Sequence[jax.ShapeDtypeStruct], target: Target) -> Sha
     return target.sharding
 
 
-def _place_named(sharding: NamedSharding, target: Target) -> NamedSharding:
-    abstract = isinstance(sharding.mesh, AbstractMesh)
-    if not abstract and _lies_on(target, sharding):
+def _place_named(sharding: NamedSharding, target: Target, own: Mesh | None) -> NamedSharding:
+    mesh = sharding.mesh
+    if own is not None and mesh.size == own.size:
+        placed = Mesh(own.devices.reshape(mesh.axis_sizes), mesh.axis_names, axis_types=mesh.axis_types)
+    elif isinstance(mesh, Mesh) and _lies_on(target, sharding):
         return sharding
-    kind = None if abstract else _unusual_memory(sharding)
-    return NamedSharding(_place_mesh(sharding.mesh, target), sharding.spec, memory_kind=kind)
+    else:
+        placed = _place_mesh(mesh, target)
+    kind = _unusual_memory(sharding) if isinstance(mesh, Mesh) else None
+    return NamedSharding(placed, sharding.spec, memory_kind=kind)
 
 
 def _place_mesh(mesh: Mesh | AbstractMesh, target: Target) -> Mesh:

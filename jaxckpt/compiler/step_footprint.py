@@ -1,11 +1,19 @@
-"""Footprint of a step in one call: trace, flatten, compile for the target, read."""
+"""Footprint of a step in one call: trace, flatten, compile for the target, read.
+
+Tracing runs the step once on descriptions of its arguments; errors that the step itself raises then pass through
+untouched. Donation, static arguments, shardings and options of a step that is already jitted are taken over.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
+from jaxckpt import _compat
 from jaxckpt._step import Step
-from jaxckpt.compiler.compile import Compilation, lower_flat
-from jaxckpt.compiler.flat_step import flatten_step
+from jaxckpt.calling import Calling
+from jaxckpt.calling.arguments import leaf_sharding
+from jaxckpt.compiler.compile import Compilation, LoweredStep, lower_flat
 from jaxckpt.compiler.footprint_data import Footprint
 from jaxckpt.machine import Target
 
@@ -66,14 +74,31 @@ def compile_step(
     machine = Target(target)
     machine.require_compiler()  # before the step is traced
     call = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    flat = flatten_step(call.function, call.args, call.kwargs, **call.argnums)
+    return lower_step(call, machine, compiler_options).compile()
+
+
+def lower_step(step: Step, target: Target, compiler_options: Sequence[tuple[str, Any]] = ()) -> LoweredStep:
+    """Traces a step, plain or jitted already, and lowers it for a target as a function of flat arrays.
+
+    Raises an `ArgumentError` if a jitted step has a leaf that is no array, or is given other static positions again.
+    """
+    with Calling(step.function, **step.argnums).bind(step.args, step.kwargs) as call:
+        stage = call.trace()
+        leaves, donated, paths = _compat.traced_leaves(stage), call.donation(stage), call.paths
+        shardings = [
+            asked or leaf_sharding(leaf) for asked, leaf in zip(leaves.arg_shardings, call.leaves, strict=True)
+        ]
     return lower_flat(
-        flat.function,
-        flat.specs,
-        target=machine,
-        donated=flat.donated,
-        compiler_options=tuple({**dict(flat.compiler_options), **dict(compiler_options)}.items()),
-        out_shardings=flat.out_shardings,
-        name=flat.name,
-        argument_paths=flat.paths,
-    ).compile()
+        leaves.call,
+        tuple(map(_spec, leaves.avals, shardings)),
+        target=target,
+        donated=donated,
+        compiler_options=tuple({**dict(leaves.compiler_options), **dict(compiler_options)}.items()),
+        out_shardings=leaves.out_shardings,
+        name=leaves.name,
+        argument_paths=paths,
+    )
+
+
+def _spec(aval: jax.core.ShapedArray, sharding: jax.sharding.Sharding | None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))

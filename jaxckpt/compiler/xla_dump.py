@@ -3,10 +3,15 @@
 `XLA_FLAGS=--xla_dump_to=DIR` makes any program write its modules, as text or, with `--xla_dump_hlo_as_proto`, in
 binary. Both are read; what only the running compiler knows (host memory it reports, its version) is left out.
 
-Read after `dump_folder`.
+A module dumped as text has its buffer assignment in a file of its own: each allocation is a line with its flags, then
+one line for each value with its address. The text becomes the message that XLA writes in binary dumps. The text does
+not say when buffers are freed; `jaxckpt.hlo.read` frees them behind their readers.
+
+Read after `footprint_data`.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -15,12 +20,18 @@ from jaxckpt import _compat
 from jaxckpt._errors import HloError
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler.footprint_data import Footprint
-from jaxckpt.hlo import MemoryMap, Space, Use, hlo_from_text, memory_from_hlo, step_s
+from jaxckpt.hlo import MemoryMap, Space, Use, memory_from_hlo, step_s
+from jaxckpt.hlo.schema import Hlo, Message
 from jaxckpt.machine import Target
 
 _BINARY = "after_optimizations.hlo.pb"
 _TEXT = "after_optimizations.txt"
 _ASSIGNMENT = "-buffer-assignment.txt"
+
+_ALLOCATION = re.compile(r"allocation (\d+): size (\d+)(?:, page \d+)?((?:, [^\n]*)?):")
+_VALUE = re.compile(r" value: <\d+ (\S+?)(\{[\d,]*\})?(?: \(phi\))? @(\d+)> \(size=(\d+),offset=(\d+)\): .*")
+_PARAMETER = re.compile(r"parameter (\d+)")
+_COLOR = re.compile(r"color (\d+)")
 
 
 def footprint_of_dump(path: str | Path, *, target: Target | str | None = None) -> Footprint:
@@ -66,11 +77,70 @@ def _from_text(file: Path) -> bytes:
     assignment = file.with_name(file.name.removesuffix(".txt") + _ASSIGNMENT)
     if not assignment.is_file():
         raise _wrong(file, f"a text of HLO without {assignment.name} beside it")
+    message = Hlo()
     try:
-        module = _compat.hlo_module_from_text(file.read_text())
+        message.hlo_module.ParseFromString(_compat.hlo_module_from_text(file.read_text()))
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         raise _wrong(file, f"a text that XLA's parser refuses: {str(error).splitlines()[0]}") from error
-    return hlo_from_text(module, assignment.read_text())
+    known = {i.name: i.id for c in message.hlo_module.computations for i in c.instructions}
+    for line in _lines(assignment.read_text()):
+        _read_line(message.buffer_assignment, line, known)
+    return bytes(message.SerializeToString())
+
+
+def _lines(assignment: str) -> Iterator[str]:
+    """The lines of allocations and values; the report behind them is left out."""
+    lines = iter(assignment.splitlines())
+    if next(lines, "") != "BufferAssignment:":
+        raise _damaged("a text that does not begin with 'BufferAssignment:'")
+    for line in lines:
+        if not line.strip():
+            return
+        yield line
+
+
+def _read_line(assignment: Message, line: str, known: Mapping[str, int]) -> None:
+    allocation, value = _ALLOCATION.fullmatch(line), _VALUE.fullmatch(line)
+    if allocation is not None:
+        _add_allocation(assignment, int(allocation[1]), int(allocation[2]), allocation[3])
+    elif value is not None and assignment.buffer_allocations:
+        if value[1] not in known:
+            raise _damaged(f"a buffer of {value[1]!r}, an instruction that is not in the module")
+        _add_value(assignment, known[value[1]], value)
+    else:
+        raise _damaged(f"the line {line[:100]!r}")
+
+
+def _add_allocation(assignment: Message, index: int, size_bytes: int, flags: str) -> None:
+    parameter, color = _PARAMETER.search(flags.partition("shape |")[0]), _COLOR.search(flags)
+    assignment.buffer_allocations.add(
+        index=index,
+        size=size_bytes,
+        is_thread_local="thread-local" in flags,
+        is_constant="constant" in flags.rpartition("|")[2],
+        maybe_live_out="maybe-live-out" in flags,
+        is_entry_computation_parameter=parameter is not None,
+        parameter_number=int(parameter[1]) if parameter else 0,
+        color=int(color[1]) if color else 0,
+    )
+
+
+def _add_value(assignment: Message, instruction: int, value: re.Match[str]) -> None:
+    number = len(assignment.logical_buffers) + 1
+    index = [int(each) for each in (value[2] or "{}")[1:-1].split(",") if each]
+    buffer = assignment.logical_buffers.add(id=number, size=int(value[4]), color=int(value[3]))
+    buffer.defined_at.instruction_id = instruction
+    buffer.defined_at.shape_index.extend(index)
+    assignment.buffer_allocations[-1].assigned.add(logical_buffer_id=number, size=int(value[4]), offset=int(value[5]))
+
+
+def _damaged(got: str) -> HloError:
+    return HloError(
+        "a buffer assignment cannot be read.",
+        got=got,
+        needed="a `*-buffer-assignment.txt` as XLA dumps it, beside the text of the same module",
+        advice="dump both again with XLA_FLAGS=--xla_dump_to=DIR, or as protos with --xla_dump_hlo_as_proto",
+    )
 
 
 def _platform(name: str) -> str:
@@ -85,23 +155,19 @@ def _footprint(memory: MemoryMap, target: Target | str | None, caveats: tuple[st
         target = Target(target)
     donated_bytes = sum(a.size_bytes for a in memory.allocations if a.donated)
     return Footprint(
-        argument_bytes=_bytes(memory, Use.ARGUMENT, Space.DEVICE),
-        output_bytes=_bytes(memory, Use.OUTPUT, Space.DEVICE) + donated_bytes,
+        argument_bytes=memory.allocated_bytes(Use.ARGUMENT),
+        output_bytes=memory.allocated_bytes(Use.OUTPUT) + donated_bytes,
         alias_bytes=donated_bytes,
         temp_bytes=memory.temp_bytes,
-        constant_bytes=_bytes(memory, Use.CONSTANT, Space.DEVICE),
-        host_argument_bytes=_bytes(memory, Use.ARGUMENT, Space.HOST),
-        host_output_bytes=_bytes(memory, Use.OUTPUT, Space.HOST),
-        host_temp_bytes=_bytes(memory, Use.TEMPORARY, Space.HOST),
+        constant_bytes=memory.allocated_bytes(Use.CONSTANT),
+        host_argument_bytes=memory.allocated_bytes(Use.ARGUMENT, Space.HOST),
+        host_output_bytes=memory.allocated_bytes(Use.OUTPUT, Space.HOST),
+        host_temp_bytes=memory.allocated_bytes(Use.TEMPORARY, Space.HOST),
         target="" if target is None else target.name,
         caveats=caveats,
         step_s=0.0 if target is None else step_s(memory, target.rates),
         memory=memory,
     )
-
-
-def _bytes(memory: MemoryMap, use: Use, space: Space) -> int:
-    return sum(a.size_bytes for a in memory.allocations if a.use is use and a.space is space)
 
 
 def _wrong(path: Path, got: str) -> HloError:

@@ -1,10 +1,9 @@
 """XLA's dumps of a compiled program, read into plain data; no jax.
 
 Read in this order: `memory` (the data: kernels, buffers, allocations), `schema` (XLA's messages), `program` (def-use
-chains and the schedule), `origin` and `provenance` (where an instruction came from), `live_ranges`, `buffer_roles`,
-`instruction_cost` (FLOPs and bytes moved), `host_copies` (copies between device and host), `read` (all of it put
-together), `roofline` (an estimate of seconds), `transfers` (overlap of the copies with kernels), `serialize` (the form
-that is kept in files).
+chains and the schedule), `origin` (where an instruction came from), `live_ranges`, `buffer_roles`, `instruction_cost`
+(FLOPs and bytes moved), `host_copies` (copies between device and host), `read` (all of it put together), `seconds` (an
+estimate, and the overlap of copies with kernels).
 """
 
 from jaxckpt.hlo.memory import (
@@ -18,13 +17,12 @@ from jaxckpt.hlo.memory import (
     Space,
     Transfer,
     Use,
+    memory_from_plain,
+    plain_from_memory,
 )
 from jaxckpt.hlo.origin import origin_of
 from jaxckpt.hlo.read import memory_from_hlo, parse_hlo, reconcile
-from jaxckpt.hlo.roofline import CLASSES, class_of, kernel_s, roofline_s, seconds_by_part, step_s
-from jaxckpt.hlo.serialize import memory_from_plain, plain_from_memory
-from jaxckpt.hlo.text import hlo_from_text
-from jaxckpt.hlo.transfers import hiding, stall_s
+from jaxckpt.hlo.seconds import CLASSES, class_of, hiding, kernel_s, roofline_s, seconds_by_part, stall_s, step_s
 
 __all__ = [
     "CLASSES",
@@ -40,7 +38,6 @@ __all__ = [
     "Use",
     "class_of",
     "hiding",
-    "hlo_from_text",
     "kernel_s",
     "memory_from_hlo",
     "memory_from_plain",

@@ -1,18 +1,16 @@
 """Roles of buffers, classified by producer and consumers.
 
 Nothing is guessed from names: a parameter is a donated argument that the forward pass reads; a residual is made by the
-forward pass and read after it. Read after `provenance`.
+forward pass and read after it. Read after `origin`.
 """
 
 from collections.abc import Collection
 
-from jaxckpt.hlo.memory import Allocation, Part, Role, Space, Use
+from jaxckpt.hlo.memory import AFTER_FORWARD, Allocation, Part, Role, Space, Use
+from jaxckpt.hlo.origin import Provenances
 from jaxckpt.hlo.program import COLLECTIVES, HloProgram, ValueId
-from jaxckpt.hlo.provenance import Provenances
-from jaxckpt.hlo.schema import Message
-from jaxckpt.hlo.shapes import HOST_SPACE, element_count
+from jaxckpt.hlo.schema import HOST_SPACE, Message, element_count
 
-_AFTER_FORWARD = frozenset({Part.BACKWARD, Part.RECOMPUTE, Part.UPDATE})
 _BEFORE_UPDATE = frozenset({Part.FORWARD, Part.BACKWARD, Part.RECOMPUTE})
 _ROLES = {Use.CONSTANT: Role.CONSTANT, Use.OUTPUT: Role.OUTPUT}
 
@@ -65,7 +63,7 @@ def _is_host_copy(program: HloProgram, id_: int, allocation: Allocation) -> bool
 
 def _by_part(part: Part, read_by: frozenset[Part], is_returned: bool, is_after_forward: bool) -> Role:
     if part is Part.FORWARD:
-        return Role.RESIDUAL if read_by & _AFTER_FORWARD and not is_after_forward else Role.ACTIVATION
+        return Role.RESIDUAL if read_by & AFTER_FORWARD and not is_after_forward else Role.ACTIVATION
     if part is Part.BACKWARD:
         return Role.GRADIENT if is_returned or Part.UPDATE in read_by else Role.COTANGENT
     return {Part.RECOMPUTE: Role.ACTIVATION, Part.UPDATE: Role.UPDATE}.get(part, Role.OTHER)

@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 from jaxckpt.hlo.memory import Transfer
 from jaxckpt.hlo.program import HloProgram
-from jaxckpt.hlo.schema import Instruction, Shape
-from jaxckpt.hlo.shapes import array_at, shape_bytes
+from jaxckpt.hlo.schema import Instruction, Shape, array_at, shape_bytes
 
 _VIEWS = frozenset({"parameter", "bitcast", "copy", "reshape", "constant"})
 """Opcodes that a kernel which only copies a slice may hold besides the slice."""

@@ -2,17 +2,17 @@
 
 A fusion does the work of all its instructions and moves its operands and results once; of an operand that it only
 slices, the slice. Library calls carry the dimensions of their product in their configuration. Work of a library call
-that cannot be read is 0, and `InstructionCost.is_priced` is False. Read after `program`.
+that cannot be read is 0, and `Kernel.is_priced` is False. Read after `program`.
 """
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from math import prod
 
+from jaxckpt.hlo.memory import Kernel
 from jaxckpt.hlo.program import HloProgram
-from jaxckpt.hlo.schema import Instruction, Shape
-from jaxckpt.hlo.shapes import TOKEN, TUPLE, dtype_of, element_count, shape_bytes
+from jaxckpt.hlo.schema import TOKEN, TUPLE, Instruction, Shape, dtype_of, element_count, shape_bytes
 
 _NO_ARITHMETIC = frozenset(
     {
@@ -36,27 +36,16 @@ _CONVOLUTIONS = ("__cudnn$conv", "__onednn$conv")
 _FREE_CALLS = frozenset({"Sharding", "AllocateBuffer", "ConcatBitcast", "SliceToDynamic", "PadToStatic", "X64Combine"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InstructionCost:
-    """The work of one run of an instruction; see `Kernel`, whose fields of the same names are explained there."""
-
-    flops: int = 0
-    matmul_flops: int = 0
-    matmul_dtype: str = ""
-    traffic_bytes: int = 0
-    is_priced: bool = True
-
-
-def instruction_cost(program: HloProgram, id_: int) -> InstructionCost:
-    """The work of a scheduled instruction."""
+def with_cost(kernel: Kernel, program: HloProgram, id_: int) -> Kernel:
+    """A kernel with the work of one run of its instruction."""
     instruction = program.instructions[id_]
     products = list(_products(program, instruction))
     matmul_flops = sum(flops for flops, _ in products)
-    dtype = next((dtype for flops, dtype in products if flops), "")
-    return InstructionCost(
+    return replace(
+        kernel,
         flops=matmul_flops + _vector_flops(program, instruction),
         matmul_flops=matmul_flops,
-        matmul_dtype=dtype,
+        matmul_dtype=next((dtype for flops, dtype in products if flops), ""),
         traffic_bytes=_traffic_bytes(program, instruction),
         is_priced=not _is_foreign(instruction),
     )
@@ -178,7 +167,8 @@ def _sliced_elements(program: HloProgram, id_: int) -> int | None:
     seen, pending = {id_}, [id_]
     while pending:
         operand = pending.pop()
-        for user in (program.instructions[user] for user in program.users[operand]):
+        for each in program.users[operand]:
+            user = program.instructions[each]
             if user.opcode in _SLICES and user.operand_ids[0] == operand:
                 slices.add(user.id)
             elif not _is_by_element(user) or not program.users[user.id]:
@@ -186,7 +176,7 @@ def _sliced_elements(program: HloProgram, id_: int) -> int | None:
             elif user.id not in seen:
                 seen.add(user.id)
                 pending.append(user.id)
-    return sum(element_count(program.instructions[each].shape) for each in slices) or None
+    return sum(element_count(program.instructions[slice_].shape) for slice_ in slices) or None
 
 
 def _is_by_element(instruction: Instruction) -> bool:

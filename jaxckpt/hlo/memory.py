@@ -3,16 +3,21 @@
 A `MemoryMap` is what XLA's buffer assignment says, with every buffer told apart by the part of the model that made it.
 Time is the position of a kernel in the schedule; a buffer lives from `born` to `dies`, both included, and takes
 `size_bytes` from `offset_bytes` on in its allocation. It knows neither how it was read (`read`) nor how it is shown.
+
+In files kernels, buffers, allocations and transfers are tables of columns, a fifth of the size of one table each.
+Reading checks every type (`jaxckpt._records`), and that positions and allocations exist; a memory map that comes back
+is equal.
 """
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Annotated
+from typing import Annotated, Any
 
-from jaxckpt._records import COLUMNS
+from jaxckpt._errors import HloError
+from jaxckpt._records import COLUMNS, RecordError, read_record, table_from_record
 
 _NEARLY_ALL = 0.9
 """The share of the forward pass's traffic that must precede the backward; no benchmark fixed the exact value."""
@@ -29,6 +34,10 @@ class Part(enum.StrEnum):
     """Work on finished gradients: clipping, the optimiser, new parameters."""
     UNKNOWN = enum.auto()
     """XLA says of nothing around it where it came from."""
+
+
+AFTER_FORWARD = frozenset({Part.BACKWARD, Part.RECOMPUTE, Part.UPDATE})
+"""The parts of the step that run when the forward pass is done."""
 
 
 class Role(enum.StrEnum):
@@ -232,10 +241,14 @@ class MemoryMap:
         """Buffers of device memory that are neither arguments nor results nor constants."""
         return tuple(b for b in self.buffers if _is_temporary(self.by_index[b.allocation]))
 
+    def allocated_bytes(self, use: Use, space: Space = Space.DEVICE) -> int:
+        """Bytes that XLA allocates for one use in one memory."""
+        return sum(a.size_bytes for a in self.allocations if a.use is use and a.space is space)
+
     @cached_property
     def temp_bytes(self) -> int:
         """Bytes that XLA allocates for temporaries in device memory."""
-        return sum(a.size_bytes for a in self.allocations if _is_temporary(a))
+        return self.allocated_bytes(Use.TEMPORARY)
 
     @cached_property
     def live_bytes(self) -> tuple[int, ...]:
@@ -280,34 +293,23 @@ class MemoryMap:
 
     def held(self) -> tuple[Buffer, ...]:
         """Temporaries of the forward pass that are alive where the backward begins, largest first."""
-        return tuple(b for b in self.alive_at(self.backward) if b.born < self.backward and b.dies >= self.backward)
+        return tuple(b for b in self.alive_at(self.backward) if b.born < self.backward)
 
     def scopes(self, depth: int | None = None) -> tuple[ScopeMemory, ...]:
         """Memory and work of every scope down to a depth, in the order of first use; the full step first."""
-        return tuple(self._scope(scope) for scope in self._scope_paths(depth))
+        used = (*(k.scope for k in self.kernels), *(b.scope for b in self.temporaries))
+        paths = dict.fromkeys(("", *(prefix for scope in used for prefix in _prefixes(scope, depth))))
+        held, at_peak = self.held(), self.alive_at(self.peak)
+        return tuple(self._scope(path, held, at_peak) for path in paths)
 
-    @cached_property
-    def _held(self) -> tuple[Buffer, ...]:
-        return self.held()
-
-    @cached_property
-    def _at_peak(self) -> tuple[Buffer, ...]:
-        return self.alive_at(self.peak)
-
-    def _scope_paths(self, depth: int | None) -> tuple[str, ...]:
-        paths = [""]
-        for scope in (*(k.scope for k in self.kernels), *(b.scope for b in self.temporaries)):
-            paths.extend(_prefixes(scope, depth))
-        return tuple(dict.fromkeys(paths))
-
-    def _scope(self, scope: str) -> ScopeMemory:
+    def _scope(self, scope: str, held: Sequence[Buffer], at_peak: Sequence[Buffer]) -> ScopeMemory:
         kernels = [k for k in self.kernels if is_below(k.scope, scope)]
         buffers = [b for b in self.temporaries if is_below(b.scope, scope)]
         recomputed = [k for k in kernels if k.part is Part.RECOMPUTE]
         return ScopeMemory(
             scope=scope,
-            held_bytes=_bytes_below(self._held, scope),
-            peak_bytes=_bytes_below(self._at_peak, scope),
+            held_bytes=_bytes_below(held, scope),
+            peak_bytes=_bytes_below(at_peak, scope),
             largest_bytes=max(_live_bytes(buffers, len(self.kernels)), default=0),
             flops=_step_flops(kernels),
             recomputed_flops=_step_flops(recomputed),
@@ -367,3 +369,44 @@ def _live_bytes(buffers: Sequence[Buffer], length: int) -> tuple[int, ...]:
         changes[buffer.born] += buffer.size_bytes
         changes[buffer.dies + 1] -= buffer.size_bytes
     return tuple(accumulate(changes[:length]))
+
+
+def plain_from_memory(memory: MemoryMap) -> dict[str, Any]:
+    """A memory map as plain data."""
+    return table_from_record(memory)
+
+
+def memory_from_plain(plain: Mapping[str, Any]) -> MemoryMap:
+    """Reads what `plain_from_memory` wrote; an `HloError` names what is missing, mistyped or points nowhere."""
+    try:
+        memory = read_record(MemoryMap, plain)
+        if problems := tuple(_problems(memory)):
+            raise RecordError(problems)
+    except RecordError as error:
+        raise HloError(
+            "a memory map cannot be read.",
+            got=str(error),
+            needed="a memory map as footprint.save writes it",
+            advice="make the footprint again, or read it with the version of jaxckpt that wrote it",
+        ) from error
+    return memory
+
+
+def _problems(memory: MemoryMap) -> Iterator[str]:
+    """Positions, numbers and allocations that do not exist, a sentence each."""
+    if [b.id for b in memory.buffers] != list(range(len(memory.buffers))):
+        yield "buffers that are not numbered in order"
+    last = max(0, len(memory.kernels) - 1)
+    if any(not 0 <= t.starts <= min(t.ends, last) or t.ends > last + 1 for t in memory.transfers):
+        yield "copies that end before they start, or behind the last kernel"
+    for buffer in memory.buffers:
+        yield from _buffer_problems(buffer, memory.by_index.get(buffer.allocation), last)
+
+
+def _buffer_problems(buffer: Buffer, allocation: Allocation | None, last: int) -> Iterator[str]:
+    if not 0 <= buffer.born <= buffer.dies <= last:
+        yield f"buffer {buffer.id} that lives from {buffer.born} to {buffer.dies} of {last}"
+    if allocation is None:
+        yield f"buffer {buffer.id} in allocation {buffer.allocation}, which does not exist"
+    elif not 0 <= buffer.offset_bytes <= allocation.size_bytes - buffer.size_bytes:
+        yield f"buffer {buffer.id} that does not lie in its allocation"

@@ -116,28 +116,33 @@ class HloProgram:
             return None
 
     def _flatten(self, computation: int, count: float, inside: frozenset[int]) -> None:
-        order = self._order.get(computation)
-        if order is None or computation in inside:
+        if computation not in self._order or computation in inside:
             return
         inside |= {computation}
-        for id_ in order:
-            instruction = self.instructions[id_]
-            called = list(instruction.called_computation_ids)
-            if instruction.opcode == "while":
-                body, condition = called[0], called[1]
+        for id_ in self._order[computation]:
+            self.count[id_] = count
+            start = len(self.sequence)
+            for called, times in self._runs(id_, count):
+                self._flatten(called, times, inside)
+            is_async = self.instructions[id_].opcode == "async-start"
+            self.sequence.insert(start if is_async else len(self.sequence), id_)
+
+    def _runs(self, id_: int, count: float) -> list[tuple[int, float]]:
+        """The scheduled computations that an instruction runs, in order, and how often it runs each in all."""
+        instruction = self.instructions[id_]
+        called = list(instruction.called_computation_ids)
+        match instruction.opcode:
+            case "while":
+                body, condition = called
                 trip_count = self.trip_count(id_)
-                self._flatten(condition, count if trip_count is None else 0, inside)
-                self._flatten(body, count * (trip_count or 1), inside)
-            elif instruction.opcode in ("call", "conditional"):
+                return [(condition, count if trip_count is None else 0), (body, count * (trip_count or 1))]
+            case "call" | "conditional":
                 ways = len(called)
                 share = count // ways if count % ways == 0 else count / ways  # a whole number where it can be one
-                for each in called:
-                    self._flatten(each, share, inside)
-            self.count[id_] = count
-            self.sequence.append(id_)
-            if instruction.opcode == "async-start":
-                for each in called:
-                    self._flatten(each, count, inside)
+                return [(each, share) for each in called]
+            case "async-start":
+                return [(each, count) for each in called]
+        return []
 
     @cached_property
     def _callers(self) -> dict[int, list[int]]:
@@ -169,16 +174,13 @@ class HloProgram:
         """The uses of a value by one instruction."""
         instruction = self.instructions[user]
         match instruction.opcode:
-            case "get-tuple-element":
-                if index and index[0] == instruction.tuple_index:
+            case "get-tuple-element" | "copy-done":  # a copy-done takes the first, 0, of (copy, original, context)
+                if index[:1] == (instruction.tuple_index,):
                     yield user, (user, index[1:])
             case "tuple":
                 for number, operand in enumerate(instruction.operand_ids):
                     if operand == id_:
                         yield user, (user, (number, *index))
-            case "copy-done":  # of what its start made, (copy, original, context), the first
-                if index[:1] == (0,):
-                    yield user, (user, index[1:])
             case opcode if opcode in _CALLS:
                 yield from self._uses_in_call(user, id_, index)
             case opcode if opcode in _VIEWS:

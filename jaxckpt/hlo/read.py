@@ -1,13 +1,12 @@
 """Reads XLA's module and buffer assignment into a `MemoryMap`, and compares sums with XLA's own totals.
 
-Read after `memory`, `program`, `provenance`, `live_ranges`, `buffer_roles`, `instruction_cost`, `host_copies`.
+Read after `memory`, `program`, `origin`, `live_ranges`, `buffer_roles`, `instruction_cost`, `host_copies`.
 """
 
 import functools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import cached_property
 
 from google.protobuf.message import DecodeError
 
@@ -16,13 +15,22 @@ from jaxckpt._units import format_bytes
 from jaxckpt.hlo import schema
 from jaxckpt.hlo.buffer_roles import logits_elements, role_of, use_of
 from jaxckpt.hlo.host_copies import HostCopies
-from jaxckpt.hlo.instruction_cost import instruction_cost
+from jaxckpt.hlo.instruction_cost import with_cost
 from jaxckpt.hlo.live_ranges import LiveRange, live_ranges
 from jaxckpt.hlo.memory import Allocation, Buffer, Kernel, MemoryMap, Space, Use, backward_position
+from jaxckpt.hlo.origin import Provenances
 from jaxckpt.hlo.program import HloProgram, ValueId
-from jaxckpt.hlo.provenance import Provenances
-from jaxckpt.hlo.schema import Computation, Instruction, Message
-from jaxckpt.hlo.shapes import HOST_SPACE, TUPLE, array_at, dtype_of, element_count, shape_bytes
+from jaxckpt.hlo.schema import (
+    HOST_SPACE,
+    TUPLE,
+    Computation,
+    Instruction,
+    Message,
+    array_at,
+    dtype_of,
+    element_count,
+    shape_bytes,
+)
 
 _REMATERIALISED = re.compile(r"\.remat\d*(\.|$)")
 """How XLA's rematerialisation pass names the copies that it makes."""
@@ -122,29 +130,31 @@ def _allocation_inconsistencies(allocation: Message, buffers: Mapping[int, Messa
 
 class _MemoryReader:
     def __init__(self, message: Message, platform: str, argument_paths: Sequence[str]):
-        self.module = message.hlo_module
         self.assignment = message.buffer_assignment
         self.platform = platform
         self.paths = argument_paths
-        self.program = HloProgram(self.module)
+        self.program = HloProgram(message.hlo_module)
         self.provenances = Provenances(self.program)
         self.host_copies = HostCopies(self.program, lambda shape: self._space(shape.layout.memory_space) is Space.HOST)
         self.end = max(0, len(self.program.kernels) - 1)
-        self.disorder = 0
-        self.backward = 0
         self.readers = functools.cache(self.program.readers)
-        self.kernels = frozenset(self.program.kernels)
+        self.written = frozenset(self.program.kernels)
+        self.values: Mapping[int, ValueId] = {
+            buffer.id: (buffer.defined_at.instruction_id, tuple(buffer.defined_at.shape_index))
+            for buffer in self.assignment.logical_buffers
+        }
+        self.live_ranges, self.disorder = self._simulated_live_ranges()
+        self.kernels = tuple(map(self._kernel, self.program.kernels))
+        self.backward = backward_position(self.kernels)
 
     def memory(self) -> MemoryMap:
-        kernels = tuple(map(self._kernel, self.program.kernels))
-        self.backward = backward_position(kernels)
         allocations = tuple(map(self._allocation, self.assignment.buffer_allocations))
         buffers = tuple(self._buffers(allocations))
         if not self.assignment.heap_simulator_traces:
             buffers = tuple(_handed_over(buffers))
         return MemoryMap(
-            program=self.module.name,
-            kernels=kernels,
+            program=self.program.module.name,
+            kernels=self.kernels,
             buffers=buffers,
             allocations=allocations,
             problems=tuple(self._problems(buffers)),
@@ -166,16 +176,16 @@ class _MemoryReader:
         return Space.CHIP if color and self.platform == "tpu" else Space.DEVICE
 
     def _kernel(self, id_: int) -> Kernel:
-        instruction, provenance = self.program.instructions[id_], self.provenances.of(id_)
-        return Kernel(
+        instruction = self.program.instructions[id_]
+        kernel = Kernel(
             name=instruction.name,
             opcode=instruction.opcode,
             count=self.program.count[id_],
             is_copy=self.host_copies.of(id_) is not None,
             by_xla=_REMATERIALISED.search(instruction.name) is not None,
-            **asdict(provenance),
-            **asdict(instruction_cost(self.program, id_)),
+            **asdict(self.provenances.of(id_)),
         )
+        return with_cost(kernel, self.program, id_)
 
     def _buffers(self, allocations: Sequence[Allocation]) -> Iterator[Buffer]:
         logits = logits_elements(self.program, self.provenances)
@@ -190,7 +200,7 @@ class _MemoryReader:
     def _buffer(
         self, number: int, allocation: Allocation, message: Message, assigned: Message, logits: frozenset[int]
     ) -> Buffer | None:
-        value = self._values[assigned.logical_buffer_id]
+        value = self.values[assigned.logical_buffer_id]
         id_, index = value
         shape = array_at(self.program.instructions[id_].shape, index)
         live_range = self._live_range(assigned.logical_buffer_id, allocation)
@@ -240,43 +250,31 @@ class _MemoryReader:
     def _live_range(self, buffer: int, allocation: Allocation) -> LiveRange | None:
         if allocation.use is not Use.TEMPORARY:
             return LiveRange(born=0, dies=self.end)
-        if buffer in self._live_ranges or buffer in self._simulated:
-            return self._live_ranges.get(buffer)  # None: handed on within the kernel that made it
-        id_, index = self._values[buffer]
-        if id_ not in self.kernels or array_at(self.program.instructions[id_].shape, index).element_type == TUPLE:
+        if buffer in self.live_ranges:
+            return self.live_ranges[buffer]
+        id_, index = self.values[buffer]
+        if id_ not in self.written or array_at(self.program.instructions[id_].shape, index).element_type == TUPLE:
             return None  # what hands memory on, and tables of addresses
         return LiveRange(born=self.program.position[id_], dies=self._last_read(buffer))
 
-    @cached_property
-    def _live_ranges(self) -> Mapping[int, LiveRange]:
-        found: dict[int, LiveRange] = {}
-        for trace in self.assignment.heap_simulator_traces:
-            lived, disorder = live_ranges(
-                trace, born=self._born, is_written=self._is_written, last_read=self._last_read, end=self.end
+    def _simulated_live_ranges(self) -> tuple[Mapping[int, LiveRange | None], int]:
+        """Live ranges in XLA's heaps, None of what is handed on in a kernel; and how many events are in disorder."""
+        traces, disorder = self.assignment.heap_simulator_traces, 0
+        found: dict[int, LiveRange | None] = dict.fromkeys(e.buffer_id for trace in traces for e in trace.events)
+        for trace in traces:
+            lived, in_disorder = live_ranges(
+                trace,
+                born=lambda b: self.program.position.get(self.values[b][0]) if b in self.values else None,
+                is_written=lambda b: self.values[b][0] in self.written,
+                last_read=self._last_read,
+                end=self.end,
             )
             found.update(lived)
-            self.disorder += disorder
-        return found
-
-    @cached_property
-    def _simulated(self) -> frozenset[int]:
-        return frozenset(e.buffer_id for t in self.assignment.heap_simulator_traces for e in t.events)
-
-    @cached_property
-    def _values(self) -> Mapping[int, ValueId]:
-        return {
-            buffer.id: (buffer.defined_at.instruction_id, tuple(buffer.defined_at.shape_index))
-            for buffer in self.assignment.logical_buffers
-        }
-
-    def _born(self, buffer: int) -> int | None:
-        return self.program.position.get(self._values[buffer][0]) if buffer in self._values else None
-
-    def _is_written(self, buffer: int) -> bool:
-        return self._values[buffer][0] in self.kernels
+            disorder += in_disorder
+        return found, disorder
 
     def _last_read(self, buffer: int) -> int:
-        value = self._values[buffer]
+        value = self.values[buffer]
         readers, returned = self.readers(value)
         positions = [self.program.position[r] for r in readers if r in self.program.position]
         return self.end if returned else max(positions, default=self.program.position.get(value[0], 0))
@@ -327,10 +325,9 @@ def _share_addresses(a: Buffer, b: Buffer) -> bool:
 
 def reconcile(memory: MemoryMap, figures: Mapping[str, int]) -> Iterator[str]:
     """Where the sums over allocations differ from XLA's memory statistics (by our names), one sentence each."""
-    on_device = [a for a in memory.allocations if a.space is Space.DEVICE]
     sums = {
-        "argument_bytes": sum(a.size_bytes for a in on_device if a.use is Use.ARGUMENT),
-        "alias_bytes": sum(a.size_bytes for a in on_device if a.donated),
+        "argument_bytes": memory.allocated_bytes(Use.ARGUMENT),
+        "alias_bytes": sum(a.size_bytes for a in memory.allocations if a.donated and a.space is Space.DEVICE),
         "temp_bytes": memory.temp_bytes,
     }
     for name, found in sums.items():

@@ -1,11 +1,12 @@
-"""The parts of XLA's protocol buffers that we read, as message classes.
+"""The parts of XLA's protocol buffers that we read, as message classes, and shapes in the words of numpy.
 
 jaxlib writes these messages and ships no classes for them. Names and numbers of fields are XLA's (`xla/xla_data.proto`,
-`xla/service/hlo.proto`); what we do not read is left out and kept as unknown fields, so that a message written again
-loses nothing.
+`xla/service/hlo.proto`), as are those of element types (`PrimitiveType`). What we do not read is left out and kept as
+unknown fields, so that a message written again loses nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, Protocol, TypeAlias
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -132,29 +133,13 @@ def _classes() -> Mapping[str, Any]:
     }
 
 
-class ArrayLayout(Protocol):
-    """`xla.LayoutProto`."""
-
-    minor_to_major: Sequence[int]
-    memory_space: int
-
-
 class Shape(Protocol):
     """`xla.ShapeProto`."""
 
     element_type: int
     dimensions: Sequence[int]
     tuple_shapes: "Sequence[Shape]"
-    layout: ArrayLayout
-
-
-class Metadata(Protocol):
-    """`xla.OpMetadata`."""
-
-    op_name: str
-    source_file: str
-    source_line: int
-    stack_frame_id: int
+    layout: "Message"
 
 
 class Instruction(Protocol):
@@ -164,7 +149,7 @@ class Instruction(Protocol):
     name: str
     opcode: str
     shape: Shape
-    metadata: Metadata
+    metadata: "Message"
     parameter_number: int
     tuple_index: int
     window: "Message"
@@ -193,3 +178,68 @@ Hlo: Any = _CLASSES["Hlo"]
 """`xla.HloProto`: a module with the buffers that were assigned for it."""
 HloModule: Any = _CLASSES["HloModule"]
 """`xla.HloModuleProto`."""
+
+_ELEMENTS: dict[int, tuple[str, int]] = {
+    1: ("bool", 8),
+    2: ("int8", 8),
+    3: ("int16", 16),
+    4: ("int32", 32),
+    5: ("int64", 64),
+    6: ("uint8", 8),
+    7: ("uint16", 16),
+    8: ("uint32", 32),
+    9: ("uint64", 64),
+    10: ("float16", 16),
+    11: ("float32", 32),
+    12: ("float64", 64),
+    13: ("tuple", 0),
+    15: ("complex64", 64),
+    16: ("bfloat16", 16),
+    17: ("token", 0),
+    18: ("complex128", 128),
+    19: ("float8_e5m2", 8),
+    20: ("float8_e4m3fn", 8),
+    21: ("int4", 4),
+    22: ("uint4", 4),
+    23: ("float8_e4m3b11fnuz", 8),
+    24: ("float8_e5m2fnuz", 8),
+    25: ("float8_e4m3fnuz", 8),
+    26: ("int2", 2),
+    27: ("uint2", 2),
+    28: ("float8_e4m3", 8),
+    29: ("float8_e3m4", 8),
+    32: ("float4_e2m1fn", 4),
+    33: ("float8_e8m0fnu", 8),
+}
+HOST_SPACE = 5
+"""XLA's number of host memory, on every platform."""
+TUPLE = 13
+TOKEN = 17
+
+
+def dtype_of(shape: Shape) -> str:
+    """Numpy's name of a shape's element type; "tuple", "token", or XLA's number where it is new to us."""
+    name, _ = _ELEMENTS.get(shape.element_type, (f"type{shape.element_type}", 0))
+    return name
+
+
+def element_count(shape: Shape) -> int:
+    """How many elements an array of this shape has."""
+    return prod(shape.dimensions)
+
+
+def shape_bytes(shape: Shape) -> int:
+    """Bytes of all arrays of a shape, without padding; 0 for tokens and element types that are new to us."""
+    if shape.element_type == TUPLE:
+        return sum(shape_bytes(each) for each in shape.tuple_shapes)
+    _, bits = _ELEMENTS.get(shape.element_type, ("", 0))
+    return -(-element_count(shape) * bits // 8)
+
+
+def array_at(shape: Shape, index: tuple[int, ...]) -> Shape:
+    """The shape at an index of a (nested) tuple; what is found so far where the index leads nowhere."""
+    for position in index:
+        if position >= len(shape.tuple_shapes):
+            return shape
+        shape = shape.tuple_shapes[position]
+    return shape

@@ -1,9 +1,9 @@
 """Machines that a step must fit on, attached or not.
 
-Read in this order: `device_facts` (facts of a device), `toml_table` and `fact_files` (files of facts), `attainable`
-(speeds that programs reach), `calibration_file` (measured speeds), `topology` (numbers of devices and hosts),
-`devices` (what the compiler is given), `attached` (what this process has), `target`
-(all of it under one name), `status` (which of them can be used here).
+Read in this order: `device_facts` (facts of a device), `fact_files` (files of facts), `attainable` (speeds that
+programs reach), `calibration_file` (measured speeds), `topology` (numbers of devices and hosts), `devices` (those that
+the compiler is given, and those that this process has), `target` (all of it under one name), `status` (which of them
+can be used here).
 """
 
 from jaxckpt.machine.attainable import rates_from_facts

@@ -34,25 +34,29 @@ def rates_from_facts(name: str, facts: Facts) -> Rates:
       >>> rates_from_facts("h200", known_facts()["h200"]).matmul("bfloat16")
       790000000000000.0
     """
+    if isinstance(facts, UnknownDeviceFacts):
+        raise TargetError(
+            f'the speed of target "{name}" is not known: no fact file names its device.',
+            got=f'device kind "{facts.description}" on platform "{facts.platform}"',
+            needed="a calibration of it, or a fact file whose device_kinds names it",
+            advice="jaxckpt calibrate -o mine.toml, and attached@mine.toml as the target; or a fact file like those"
+            " of jaxckpt/machine/facts",
+            device_kind=facts.description,
+        )
+    link_bytes_per_s = 0.0
     match facts:
         case GpuFacts():
-            matmul, vector = _gpu_matmul(facts), _gpu_vector(facts)
-            host = facts.host_bandwidth
+            matmul, vector = _gpu_flops_per_s(facts)
+            host, link_bytes_per_s = facts.host_bandwidth, facts.link_bandwidth * LINK_EFFICIENCY
         case TpuFacts():
-            matmul, vector = _tpu_matmul(facts), facts.vector_flops * COMPUTE_EFFICIENCY
-            host = facts.host_link_bandwidth
+            vector, host = facts.vector_flops * COMPUTE_EFFICIENCY, facts.host_link_bandwidth
+            bf16 = facts.measured_bf16_flops or facts.bf16_flops * COMPUTE_EFFICIENCY
+            matmul = {"bfloat16": bf16, "float16": bf16, "float32": bf16}
+            if facts.int8_flops:
+                matmul["int8"] = facts.int8_flops * COMPUTE_EFFICIENCY
         case CpuFacts():
-            matmul, vector = _cpu_matmul(facts), facts.f32_flops * COMPUTE_EFFICIENCY
-            host = facts.host_link_bandwidth
-        case UnknownDeviceFacts():
-            raise TargetError(
-                f'the speed of target "{name}" is not known: no fact file names its device.',
-                got=f'device kind "{facts.description}" on platform "{facts.platform}"',
-                needed="a calibration of it, or a fact file whose device_kinds names it",
-                advice="jaxckpt calibrate -o mine.toml, and attached@mine.toml as the target; or a fact file like those"
-                " of jaxckpt/machine/facts",
-                device_kind=facts.description,
-            )
+            vector, host = facts.f32_flops * COMPUTE_EFFICIENCY, facts.host_link_bandwidth
+            matmul = {"bfloat16": vector, "float16": vector, "float32": vector, "float64": vector / 2}
     bandwidth = facts.measured_memory_bandwidth or facts.memory_bandwidth * MEMORY_EFFICIENCY
     return Rates(
         name=name,
@@ -62,35 +66,19 @@ def rates_from_facts(name: str, facts: Facts) -> Rates:
         host_bandwidth_bytes_per_s=float(host),
         launch_s=facts.launch_s,
         memory_bytes=facts.device_memory_bytes,
-        link_bandwidth_bytes_per_s=facts.link_bandwidth * LINK_EFFICIENCY if isinstance(facts, GpuFacts) else 0.0,
+        link_bandwidth_bytes_per_s=link_bytes_per_s,
     )
 
 
-def _gpu_matmul(facts: GpuFacts) -> dict[str, float]:
+def _gpu_flops_per_s(facts: GpuFacts) -> tuple[dict[str, float], float]:
+    """Rates of matrix products by dtype, and of the lanes: a fused multiply-add on each in each clock."""
+    vector = facts.core_count * facts.fpus_per_core * 2 * facts.clock_ghz * 1e9 * COMPUTE_EFFICIENCY
     bf16 = facts.measured_bf16_flops or facts.tensor_flops * COMPUTE_EFFICIENCY
-    f64 = facts.f64_flops * COMPUTE_EFFICIENCY if facts.f64_flops else _gpu_vector(facts)
+    f64 = facts.f64_flops * COMPUTE_EFFICIENCY if facts.f64_flops else vector
     capability = tuple(int(part) for part in facts.compute_capability.rstrip("a").split("."))
     rates = {"bfloat16": bf16, "float16": bf16, "float32": bf16 / 2, "float64": f64}
     if capability >= (8, 0):
         rates["int8"] = 2 * bf16
     if capability >= (8, 9):
         rates["float8"] = 2 * bf16
-    return rates
-
-
-def _gpu_vector(facts: GpuFacts) -> float:
-    """A fused multiply-add on each lane in each clock."""
-    return facts.core_count * facts.fpus_per_core * 2 * facts.clock_ghz * 1e9 * COMPUTE_EFFICIENCY
-
-
-def _tpu_matmul(facts: TpuFacts) -> dict[str, float]:
-    bf16 = facts.measured_bf16_flops or facts.bf16_flops * COMPUTE_EFFICIENCY
-    rates = {"bfloat16": bf16, "float16": bf16, "float32": bf16}
-    if facts.int8_flops:
-        rates["int8"] = facts.int8_flops * COMPUTE_EFFICIENCY
-    return rates
-
-
-def _cpu_matmul(facts: CpuFacts) -> dict[str, float]:
-    f32 = facts.f32_flops * COMPUTE_EFFICIENCY
-    return {"bfloat16": f32, "float16": f32, "float32": f32, "float64": f32 / 2}
+    return rates, vector

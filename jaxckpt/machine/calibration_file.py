@@ -13,9 +13,18 @@ from typing import Annotated, Any
 
 from jaxckpt._errors import TargetError
 from jaxckpt._files import write_to_place
-from jaxckpt._records import NOT_NEGATIVE, POSITIVE, TABLE, RecordError, parse_toml, read_record, table_from_record
+from jaxckpt._records import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    TABLE,
+    RecordError,
+    TomlTable,
+    parse_toml,
+    read_record,
+    table_from_record,
+)
 from jaxckpt.cost.rates import Rates
-from jaxckpt.machine.toml_table import text_of, wrong_file
+from jaxckpt.machine.fact_files import text_of_file
 
 FORM = "jaxckpt calibration 1"
 """The first key of every file."""
@@ -130,26 +139,23 @@ def _matmul(derived: dict[str, float], measured: dict[str, float]) -> dict[str, 
 
 def toml_from_calibration(calibration: Calibration) -> str:
     """The text of a calibration's file."""
-    table = table_from_record(calibration)
+    table = {"form": FORM, **table_from_record(calibration)}
     measured = table.pop("measured")
-    lines = [f"form = {_written(FORM)}"]
-    lines.extend(f"{key} = {_written(value)}" for key, value in table.items() if value != {})
+    lines = _entries({key: value for key, value in table.items() if value != {}})
     for each in measured:
-        lines.append("\n[[measured]]")
-        lines.extend(f"{key} = {_written(value)}" for key, value in each.items())
+        lines += ["", "[[measured]]", *_entries(each)]
     return "\n".join([*lines, ""])
 
 
+def _entries(table: TomlTable) -> list[str]:
+    return [f"{key} = {_written(value)}" for key, value in table.items()]
+
+
 def _written(value: Any) -> str:
-    match value:
-        case dict():
-            return "{ " + ", ".join(f"{_written(key)} = {_written(each)}" for key, each in value.items()) + " }"
-        case str():
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON leaves DEL, TOML forbids it
-        case bool():
-            return json.dumps(value)
-        case _:
-            return repr(value)
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_written(key)} = {_written(each)}" for key, each in value.items()) + " }"
+    # JSON writes numbers, truth values and texts as TOML does, but for DEL, which TOML forbids in a text.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def load_calibration(path: str | pathlib.Path) -> Calibration:
@@ -159,7 +165,7 @@ def load_calibration(path: str | pathlib.Path) -> Calibration:
       UnknownTargetError: There is no such file.
       TargetError: It is no calibration; all that is wrong with it is said.
     """
-    text = text_of(
+    text = text_of_file(
         path,
         called="calibration",
         needed="a file of `jaxckpt calibrate`",
@@ -177,10 +183,11 @@ def calibration_from_toml(text: str, *, source: str) -> Calibration:
             raise RecordError([f"form = {form!r} should be {FORM!r}"])
         return read_record(Calibration, table)
     except RecordError as error:
-        raise wrong_file(
+        raise TargetError(
             f"{source} is no calibration.",
-            error,
+            got=str(error),
             needed="what `jaxckpt calibrate` writes",
             advice="jaxckpt calibrate -o FILE, on the machine that has the device",
             source=source,
+            problems=error.problems,
         ) from error

@@ -1,12 +1,19 @@
-"""The devices that a compiler compiles for are made from a topology, once in a process.
+"""Devices: those that a compiler compiles for, made from a topology once in a process, and those of this process.
 
 Two calls to the compiler for the same topology give devices that are not equal, and a program whose arguments and
 constraints name both does not lower ("incompatible devices ... [0] on platform GPU and ... [0] on platform GPU").
-`devices_for` is therefore the only way to them, and it remembers. Read after `topology`.
+`devices_for` is therefore the only way to them, and it remembers.
+
+jax's name of an attached device is matched with the fact files. Looking at attached devices starts jax's backends, as
+the first array would. The memory that the device itself reports goes before that of the file.
+
+Read after `topology` and `fact_files`.
 """
 
+import dataclasses
 import functools
 import json
+import os
 import threading
 
 import jax
@@ -15,7 +22,8 @@ from jax.experimental import topologies
 from jaxckpt import _compat
 from jaxckpt._compilers import require_compiler
 from jaxckpt._errors import TargetError
-from jaxckpt.machine.device_facts import Facts, GpuFacts, TpuFacts
+from jaxckpt.machine.device_facts import CpuFacts, Facts, GpuFacts, TpuFacts, UnknownDeviceFacts
+from jaxckpt.machine.fact_files import known_facts
 from jaxckpt.machine.topology import GpuTopology, LocalTopology, Topology, TpuTopology
 
 _LOCK = threading.Lock()
@@ -33,32 +41,20 @@ _RENAMED = {
 
 
 def devices_for(topology: Topology, facts: Facts, *, called: str) -> tuple[_compat.Device, ...]:
-    """The devices of a topology, the very same ones at every call in this process.
-
-    Raises:
-      MissingPackageError: The compiler for this platform is not installed.
-      VersionMismatchError: It does not fit the installed jax.
-      TargetError: The compiler refuses the topology, or this process has fewer devices.
-    """
+    """The devices of a topology, the very same ones at every call in this process; errors as of `Target.devices`."""
     with _LOCK:
-        match topology, facts:
-            case LocalTopology(), _:
-                return _local_devices(topology, called)
-            case GpuTopology(), GpuFacts():
-                require_compiler("cuda", target=called)
-                make = functools.partial(_gpu_devices, target_config(facts), topology)
-            case TpuTopology(), TpuFacts():
-                require_compiler("tpu", target=called)
-                chip, config = facts.chip_name, facts.chip_config_name
-                make = functools.partial(_tpu_devices, chip + topology.suffix, config)
-                if topology.device_count == 1:
-                    make = functools.partial(_lone_chip, chip, topology, config)
-            case _:
-                raise AssertionError("a topology is of the platform of its facts")
+        if isinstance(topology, LocalTopology):
+            return _local_devices(topology, called)
+        require_compiler(facts.platform, target=called)
         try:
-            return make()
+            match topology, facts:
+                case GpuTopology(), GpuFacts():
+                    return _gpu_devices(target_config(facts), topology)
+                case TpuTopology(), TpuFacts():
+                    return _tpu_devices(topology, facts.chip_name, facts.chip_config_name)
         except RuntimeError as error:  # which JaxRuntimeError is
             raise _refused(topology, facts, called, error) from error
+        raise AssertionError("a topology is of the platform of its facts")
 
 
 @functools.cache
@@ -68,18 +64,14 @@ def _gpu_devices(config: str, topology: GpuTopology) -> tuple[_compat.Device, ..
 
 
 @functools.cache
-def _tpu_devices(name: str, chip_config_name: str) -> tuple[_compat.Device, ...]:
-    topology = topologies.get_topology_desc(name, "tpu", chip_config_name=chip_config_name)
-    return tuple(topology.devices)
-
-
-@functools.cache
-def _lone_chip(chip: str, topology: TpuTopology, chip_config_name: str) -> tuple[_compat.Device, ...]:
-    """A single chip; the libtpu of jax 0.10.2 knows whole hosts alone, so there it is the first one of a host."""
+def _tpu_devices(topology: TpuTopology, chip: str, config: str) -> tuple[_compat.Device, ...]:
     try:
-        return _tpu_devices(chip + topology.suffix, chip_config_name)
+        return tuple(topologies.get_topology_desc(chip + topology.suffix, "tpu", chip_config_name=config).devices)
     except RuntimeError:
-        return _tpu_devices(chip + topology.of_a_host.suffix, chip_config_name)[:1]
+        if topology.device_count > 1:
+            raise
+        # The libtpu of jax 0.10.2 knows full hosts alone, so that there a single chip is the first one of a host.
+        return _tpu_devices(topology.of_a_host, chip, config)[:1]
 
 
 def _local_devices(topology: LocalTopology, called: str) -> tuple[_compat.Device, ...]:
@@ -132,3 +124,43 @@ def _refused(topology: Topology, facts: Facts, called: str, error: Exception) ->
         advice="one of these, or report what the compiler says",
         target=called,
     )
+
+
+def attached_topology() -> LocalTopology:
+    """All devices of the default backend; starts the backends."""
+    return LocalTopology(platform="default", device_count=jax.device_count(), host_count=jax.process_count())
+
+
+def attached_facts() -> Facts:
+    """Facts of the first default device, with the memory that the device itself reports; starts the backends.
+
+    A device that no fact file names has `UnknownDeviceFacts`, without rates.
+    """
+    device = jax.local_devices()[0]
+    for facts in known_facts().values():
+        if device.device_kind in facts.device_kinds:
+            return dataclasses.replace(facts, device_memory_bytes=_reported_bytes(device) or facts.device_memory_bytes)
+    if device.platform == "cpu":
+        return _this_processor()
+    return UnknownDeviceFacts(
+        description=device.device_kind,
+        platform="cuda" if device.platform == "gpu" else device.platform,
+        device_memory_bytes=_reported_bytes(device) or 0,
+        device_kinds=(device.device_kind,),
+    )
+
+
+def _this_processor() -> CpuFacts:
+    facts = known_facts()["cpu"]
+    assert isinstance(facts, CpuFacts)
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return dataclasses.replace(facts, description="this processor", device_memory_bytes=memory_bytes)
+
+
+def _reported_bytes(device: _compat.Device) -> int | None:
+    """Bytes that the device's allocator may give out: the share XLA_PYTHON_CLIENT_MEM_FRACTION of the memory."""
+    try:
+        statistics = device.memory_stats()
+    except RuntimeError:  # plugins without statistics say UNIMPLEMENTED
+        return None
+    return (statistics or {}).get("bytes_limit")

@@ -1,4 +1,4 @@
-"""Fact files: TOML files that describe a device each.
+"""Fact files: TOML files that describe a device each; and the text of any file that a user names.
 
 The classes of `device_facts` are the schema (`jaxckpt._records`), and `platform = "cuda" | "tpu" | "cpu"` chooses the
 class. The error of a wrong file has all problems. The files of this package lie in `facts/`; a user's own file works in
@@ -10,9 +10,9 @@ import importlib.resources
 import pathlib
 from collections.abc import Mapping
 
+from jaxckpt._errors import TargetError, UnknownTargetError
 from jaxckpt._records import RecordError, parse_toml, read_record
 from jaxckpt.machine.device_facts import CpuFacts, Facts, GpuFacts, TpuFacts
-from jaxckpt.machine.toml_table import text_of, wrong_file
 
 _CLASSES: Mapping[str, type] = {"cuda": GpuFacts, "tpu": TpuFacts, "cpu": CpuFacts}
 
@@ -41,7 +41,7 @@ def load_facts(path: str | pathlib.Path) -> Facts:
       UnknownTargetError: There is no such file.
       TargetError: The file is no TOML, or its keys are missing, unknown or of the wrong kind.
     """
-    text = text_of(
+    text = text_of_file(
         path,
         called="fact file",
         needed=f"a TOML file, or one of the names {', '.join(sorted(known_facts()))}",
@@ -72,11 +72,26 @@ def facts_from_toml(text: str, *, source: str) -> Facts:
         if problems := tuple(facts.problems()):
             raise RecordError(problems)
     except RecordError as error:
-        raise wrong_file(
+        raise TargetError(
             f"fact file {source} does not describe a device.",
-            error,
+            got=str(error),
             needed='every key without default and no other; platform = "cuda", "tpu" or "cpu" chooses the keys',
             advice="start from a file of jaxckpt/machine/facts",
             source=source,
+            problems=error.problems,
         ) from error
     return facts
+
+
+def text_of_file(path: str | pathlib.Path, *, called: str, needed: str, advice: str) -> str:
+    """The text of a user's file; an `UnknownTargetError` if there is none."""
+    try:
+        return pathlib.Path(path).read_text("utf-8")
+    except OSError as error:
+        raise UnknownTargetError(
+            f"{called} {path} cannot be read.",
+            got=f'"{path}" ({error.strerror})',
+            needed=needed,
+            advice=advice,
+            name=str(path),
+        ) from error

@@ -11,8 +11,8 @@ import jax
 from jaxckpt import _compat
 from jaxckpt._compilers import Compiler, compiler_for, install_command
 from jaxckpt._units import format_bytes
-from jaxckpt.machine.attached import attached_facts
 from jaxckpt.machine.device_facts import Facts
+from jaxckpt.machine.devices import attached_facts
 from jaxckpt.machine.fact_files import known_facts
 
 
@@ -60,7 +60,12 @@ def targets() -> tuple[TargetStatus, ...]:
 
 
 def _named_status(name: str, facts: Facts, compiler: Compiler) -> TargetStatus:
-    reason, install = _reason_and_install(compiler, facts.platform)
+    installed, needed = f"{compiler.package} {compiler.version}", compiler.needed_version
+    reason, install = f"compiled by {installed}", ""
+    if compiler.version is None:
+        reason, install = f"{compiler.package} is not installed", install_command(facts.platform)
+    elif not compiler.fits:
+        reason, install = f"{installed} does not fit jaxlib {needed}", f'pip install "{compiler.package}=={needed}"'
     return TargetStatus(
         name=name,
         kind=name,
@@ -71,15 +76,6 @@ def _named_status(name: str, facts: Facts, compiler: Compiler) -> TargetStatus:
         reason=reason,
         install=install,
     )
-
-
-def _reason_and_install(compiler: Compiler, platform: str) -> tuple[str, str]:
-    if compiler.version is None:
-        return f"{compiler.package} is not installed", install_command(platform)
-    installed, needed = f"{compiler.package} {compiler.version}", compiler.needed_version
-    if not compiler.fits:
-        return f"{installed} does not fit jaxlib {needed}", f'pip install "{compiler.package}=={needed}"'
-    return f"compiled by {installed}", ""
 
 
 def _attached_status() -> TargetStatus:

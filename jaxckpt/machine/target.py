@@ -19,13 +19,12 @@ from jaxckpt._compilers import compiler_for, require_compiler
 from jaxckpt._errors import TargetError, UnknownTargetError, closest_names
 from jaxckpt._units import format_bytes
 from jaxckpt.cost.rates import Rates
-from jaxckpt.machine.attached import attached_facts, attached_topology
 from jaxckpt.machine.attainable import rates_from_facts
 from jaxckpt.machine.calibration_file import Calibration, load_calibration
 from jaxckpt.machine.device_facts import Facts, GpuFacts, TpuFacts, UnknownDeviceFacts
-from jaxckpt.machine.devices import devices_for
+from jaxckpt.machine.devices import attached_facts, attached_topology, devices_for
 from jaxckpt.machine.fact_files import known_facts, load_facts
-from jaxckpt.machine.topology import Topology, cpu_topology, gpu_topology, tpu_topology
+from jaxckpt.machine.topology import Topology, topology_of
 
 
 @dataclass(frozen=True, slots=True, init=False, repr=False)
@@ -76,7 +75,7 @@ class Target:
             self._fill(kind, attached_facts(), attached_topology(), calibrated)
             return
         facts = _facts(kind, name)
-        self._fill(kind, facts, _topology(text if colon else None, facts, called=name), calibrated)
+        self._fill(kind, facts, topology_of(text if colon else None, facts, called=name), calibrated)
 
     @classmethod
     def from_facts(cls, path: str | pathlib.Path, topology: str | None = None) -> "Target":
@@ -93,7 +92,7 @@ class Target:
         target = object.__new__(cls)
         facts = load_facts(path)
         called = f"{path}" if topology is None else f"{path}:{topology}"
-        target._fill(str(path), facts, _topology(topology, facts, called=called), None)
+        target._fill(str(path), facts, topology_of(topology, facts, called=called), None)
         return target
 
     def _fill(
@@ -268,14 +267,6 @@ def _facts(kind: str, name: str) -> Facts:
     if kind not in known_facts():
         raise _unknown(name, kind)
     return known_facts()[kind]
-
-
-def _topology(text: str | None, facts: Facts, *, called: str) -> Topology:
-    if isinstance(facts, GpuFacts):
-        return gpu_topology(text, called=called)
-    if isinstance(facts, TpuFacts):
-        return tpu_topology(text, facts, called=called)
-    return cpu_topology(text, called=called)
 
 
 def _refuse_other_device(name: str, facts: Facts, calibration: Calibration) -> None:

@@ -1,6 +1,6 @@
 """A topology is how many devices of one kind stand where: what comes after the colon in "h200:8" or "v5e:2x2".
 
-Plain data and its readers. Nothing is asked of a compiler here, so a topology that can be written may still be
+Plain data and its reader. Nothing is asked of a compiler here, so a topology that can be written may still be
 refused when its devices are made (`devices`, read next).
 """
 
@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from jaxckpt._errors import TargetError
-from jaxckpt.machine.device_facts import TpuFacts
+from jaxckpt.machine.device_facts import Facts, GpuFacts, TpuFacts
 
 _CHIPS_PER_HOST = (2, 2, 1)  # libtpu's default chips_per_host_bounds for every kind here
 
@@ -79,46 +79,39 @@ Topology = GpuTopology | TpuTopology | LocalTopology
 """Where the devices of a target stand."""
 
 
-def gpu_topology(text: str | None, *, called: str) -> GpuTopology:
-    """Reads "8" (one host) or "64x8" (hosts x devices of each); nothing means one device.
+def topology_of(text: str | None, facts: Facts, *, called: str) -> Topology:
+    """Reads the topology behind the colon of a target's name; None means the smallest topology.
+
+    Of a GPU "8" (one host) or "64x8" (hosts x devices of each), of a TPU chips along each axis, such as "2x2" or
+    "2x2x1", of a processor a number of devices. Only the form is checked. Which shapes can be built is the compiler's
+    to say.
 
     Example:
-      >>> gpu_topology("64x8", called="h200:64x8").device_count
+      >>> from jaxckpt.machine.fact_files import known_facts
+      >>> topology_of("64x8", known_facts()["h200"], called="h200:64x8").device_count
       512
     """
-    needed = 'a number of devices such as ":8" (one host), or hosts x devices of each such as ":64x8"'
-    match = _matched(r"(?:([1-9][0-9]*)x)?([1-9][0-9]*)", text, called, default="1", needed=needed, example="8")
-    return GpuTopology(host_count=int(match[1] or 1), devices_per_host=int(match[2]))
-
-
-def tpu_topology(text: str | None, facts: TpuFacts, *, called: str) -> TpuTopology:
-    """Reads chips along each axis, such as "2x2" or "2x2x1"; nothing means the smallest topology.
-
-    Only the number of axes is checked. Which shapes can be built is the compiler's to say.
-    """
-    axes = facts.default_topology.count("x") + 1
-    needed = f"chips along {axes} axes, such as {', '.join(facts.topologies)}"
-    example, default = facts.topologies[1], facts.default_topology
-    match = _matched("x".join(["[1-9][0-9]*"] * axes), text, called, default=default, needed=needed, example=example)
-    return TpuTopology(shape=tuple(int(part) for part in match[0].split("x")))
-
-
-def cpu_topology(text: str | None, *, called: str) -> LocalTopology:
-    """Reads a number of devices; nothing means one."""
+    axes, default, example = 1, "1", "8"
     needed = 'a number of devices such as ":8"'
-    match = _matched(r"[1-9][0-9]*", text, called, default="1", needed=needed, example="8")
-    return LocalTopology(platform="cpu", device_count=int(match[0]))
-
-
-def _matched(pattern: str, text: str | None, called: str, *, default: str, needed: str, example: str) -> re.Match[str]:
-    match = re.fullmatch(pattern, default if text is None else text)
-    if match is not None:
-        return match
-    raise TargetError(
-        f'target "{called}" has no such topology.',
-        got=f'"{text}"',
-        needed=needed,
-        advice=f'"{called.partition(":")[0]}:{example}"',
-        target=called,
-        topology=text,
-    )
+    if isinstance(facts, GpuFacts):
+        needed += ' (one host), or hosts x devices of each such as ":64x8"'
+        axes = 2 if text is not None and "x" in text else 1
+    elif isinstance(facts, TpuFacts):
+        axes, default, example = facts.default_topology.count("x") + 1, facts.default_topology, facts.topologies[1]
+        needed = f"chips along {axes} axes, such as {', '.join(facts.topologies)}"
+    match = re.fullmatch("x".join(["[1-9][0-9]*"] * axes), default if text is None else text)
+    if match is None:
+        raise TargetError(
+            f'target "{called}" has no such topology.',
+            got=f'"{text}"',
+            needed=needed,
+            advice=f'"{called.partition(":")[0]}:{example}"',
+            target=called,
+            topology=text,
+        )
+    shape = tuple(map(int, match[0].split("x")))
+    if isinstance(facts, GpuFacts):
+        return GpuTopology(host_count=shape[0] if axes > 1 else 1, devices_per_host=shape[-1])
+    if isinstance(facts, TpuFacts):
+        return TpuTopology(shape=shape)
+    return LocalTopology(platform="cpu", device_count=shape[0])

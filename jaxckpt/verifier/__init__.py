@@ -1,14 +1,12 @@
 """Equivalence check: a step and its planned form are run, and every result is compared.
 
 Read in this order: `verification` (differences and tolerances), `inputs` (real arguments from descriptions),
-`difference` (two arrays), `interpret` (a jaxpr interpreter, one operation at a time), `runnable` (a step with the
-options of its jit), `verify_step`.
+`interpret` (a jaxpr interpreter, one operation at a time), `verify_step`.
 """
 
-from jaxckpt.verifier.difference import difference
 from jaxckpt.verifier.inputs import make_inputs
 from jaxckpt.verifier.interpret import run_one_by_one
-from jaxckpt.verifier.verification import TOLERANCES, LeafDifference, Tolerance, Verification
+from jaxckpt.verifier.verification import TOLERANCES, LeafDifference, Tolerance, Verification, difference
 from jaxckpt.verifier.verify_step import verify
 
 __all__ = [

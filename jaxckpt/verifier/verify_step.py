@@ -1,8 +1,8 @@
 """Runs a step and its planned form on the same arguments, and compares every result.
 
-Both are traced by JAX and run as users run them: compiled, on the attached devices, with copies of the arguments where
-they are donated. The comparison holds for training up to rounding. With `exact=True` the two traces are run one
-operation at a time, and every bit must be equal.
+Both are traced by JAX and run as users run them: compiled, on the attached devices. Arguments are copied for every run,
+so that a run which donates arguments leaves those of the next run. The comparison holds for training up to rounding.
+With `exact=True` the two traces are run one operation at a time, and every bit must be equal.
 
 Read after the other files of this folder.
 """
@@ -18,14 +18,22 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from jaxckpt import ir
+from jaxckpt import _compat, ir
 from jaxckpt._errors import UnverifiableError, VerificationError
 from jaxckpt._step import Step
+from jaxckpt.calling import Calling
 from jaxckpt.rewrite import apply
-from jaxckpt.verifier.difference import difference
-from jaxckpt.verifier.inputs import make_inputs
-from jaxckpt.verifier.runnable import Runnable
-from jaxckpt.verifier.verification import COARSEST, EXACT, TOLERANCES, LeafDifference, Tolerance, Verification
+from jaxckpt.verifier.inputs import copies, make_inputs
+from jaxckpt.verifier.interpret import run_one_by_one
+from jaxckpt.verifier.verification import (
+    COARSEST,
+    EXACT,
+    TOLERANCES,
+    LeafDifference,
+    Tolerance,
+    Verification,
+    difference,
+)
 
 _NO_TOLERANCES: Mapping[str, Tolerance] = MappingProxyType({})
 
@@ -71,24 +79,77 @@ def verify(
     called = Runnable(call)
     other = called.like(apply(call.function, planned) if isinstance(planned, ir.GraphPlan) else planned)
     inputs = make_inputs(call.args, calling=called.calling)
-    traced, planned_traced = called.trace(inputs.args), other.trace(inputs.args)
-    _refuse_other_results(called.name, traced.results, planned_traced.results)
+    (traced, results), (planned_traced, planned_results) = called.trace(inputs.args), other.trace(inputs.args)
+    _refuse_other_results(called.name, results, planned_results)
     expected = called.run(inputs.args, exact=exact)
     if inputs.generated and any(map(_is_nan, expected)):
         inputs = make_inputs(call.args, calling=called.calling, tame=True)
         expected = called.run(inputs.args, exact=exact)
         _refuse_void(called.name, expected)
     found = other.run(inputs.args, exact=exact)
-    starts = called.trace(inputs.args).starts
-    allowed = partial(_tolerance, exact=exact, given=tolerances, computed_in=_computed_in(traced.stage))
+    allowed = partial(_tolerance, exact=exact, given=tolerances, computed_in=_computed_in(traced))
     return Verification(
         step=called.name,
         exact=exact,
-        leaves=tuple(_differences(tuple(traced.results), expected, found, allowed, starts=starts)),
+        leaves=tuple(_differences(tuple(results), expected, found, allowed, starts=called.arrays(inputs.args))),
         generated=inputs.generated,
-        effects=tuple(sorted({str(effect) for effect in traced.stage.jaxpr.effects})),
-        random_draws=(_random_draws(traced.stage), _random_draws(planned_traced.stage)),
+        effects=tuple(sorted({str(effect) for effect in traced.jaxpr.effects})),
+        random_draws=(_random_draws(traced), _random_draws(planned_traced)),
     )
+
+
+class Runnable:
+    """A step as it is called, with its keyword arguments."""
+
+    def __init__(self, step: Step, *, named_like: Calling | None = None):
+        self.calling = Calling(step.function, named_like=named_like, **step.argnums)
+        self.kwargs = step.kwargs
+        self.name = getattr(step.function, "__name__", type(step.function).__name__)
+        self._argnums = step.argnums
+
+    def like(self, step: Callable[..., Any]) -> "Runnable":
+        """Another step, called alike."""
+        if Calling(step).is_jitted:
+            return Runnable(Step(step, kwargs=self.kwargs), named_like=self.calling)
+        return Runnable(Step(step, kwargs=self.kwargs, **self._argnums), named_like=self.calling)
+
+    def trace(self, args: Sequence[Any]) -> tuple[jax.stages.Traced, Mapping[str, jax.ShapeDtypeStruct]]:
+        """The traced step for these arguments, and for each flat result its type, by path; nothing runs.
+
+        What the step writes in place is among the results.
+        """
+        with self.calling.bind(args, self.kwargs) as call:
+            stage = call.trace()
+            return stage, dict(zip(call.result_paths(stage), jax.tree.leaves(stage.out_info), strict=True))
+
+    def arrays(self, args: Sequence[Any]) -> Mapping[str, jax.Array]:
+        """The flat arguments by path."""
+        with self.calling.bind(args, self.kwargs) as call:
+            return dict(zip(call.paths, map(_array, call.leaves), strict=True))
+
+    def run(self, args: Sequence[Any], *, exact: bool) -> list[Any]:
+        """Flat results on copies of arguments.
+
+        Errors that the step raises itself pass through; others are `UnverifiableError`.
+        """
+        try:
+            with self.calling.bind(copies(args, calling=self.calling), self.kwargs) as call:
+                if not exact:
+                    return [leaf.block_until_ready() for leaf in call.run()]
+                stage = call.trace()
+                return run_one_by_one(stage.jaxpr, *_compat.captured_arrays(stage), *map(_array, call.leaves))
+        except jax.errors.JaxRuntimeError as error:
+            device = jax.devices()[0]
+            raise UnverifiableError(
+                f"verify({self.name}): the step cannot be run on this machine.",
+                got=f"{device.platform} ({device.device_kind}): {str(error).strip().splitlines()[0]}",
+                needed="a machine that has what the step asks for: its memories, its kernels, its size",
+                advice="verify where the step trains; or a smaller step of the same kind",
+            ) from error
+
+
+def _array(leaf: jax.typing.ArrayLike) -> jax.Array:
+    return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
 
 
 def _refuse_other_results(

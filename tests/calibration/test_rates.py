@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxckpt.calibration.copies import hidden_share
+from jaxckpt.calibration.links import hidden_share
 from jaxckpt.calibration.rates import derived_rates, ramp_and_rate
 from jaxckpt.machine import Measured
 

@@ -7,8 +7,8 @@ import pytest
 
 import jaxckpt
 from jaxckpt.calibration import session as sessions
-from jaxckpt.calibration.device import driver_of, platform_of
 from jaxckpt.calibration.kernels import Speeds, probes
+from jaxckpt.calibration.session import driver_of, platform_of
 from jaxckpt.machine import load_calibration
 from jaxckpt.report import calibration_report, render_text
 

@@ -10,7 +10,7 @@ import jaxckpt
 from jaxckpt import ComparisonError, PlanMismatchError, Policy
 from jaxckpt.comparison import compare
 from jaxckpt.compiler import compile_step
-from jaxckpt.compiler.dump_folder import dump_options
+from jaxckpt.compiler.compile_options import dump_options
 from tests.compiler.conftest import h200
 from tests.memory_maps import made_footprint, memory_map
 

@@ -8,8 +8,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxckpt import _compat
 from jaxckpt._errors import CompileError, TargetError
-from jaxckpt.compiler import compile as compile_module
-from jaxckpt.compiler import compile_step, footprint, lower_flat
+from jaxckpt.compiler import caveats, compile_step, footprint, lower_flat
 from jaxckpt.machine import Target
 from jaxckpt.machine.devices import target_config
 
@@ -81,7 +80,7 @@ def test_arguments_that_nothing_reads_are_reported_apart(h200, f32):
     made = footprint(lambda x, y, keys: x + 1, f32(4), f32(512, 512), keys, target=h200)
     assert made.argument_bytes == 16
     assert made.unused_argument_bytes == MIB + 28 * 8
-    assert made.caveats == (compile_module.UNUSED_CAVEAT,)
+    assert made.caveats == (caveats.UNUSED_CAVEAT,)
 
 
 def test_a_step_without_outputs_takes_nothing(h200, f32):
@@ -177,7 +176,7 @@ def test_host_arguments_are_counted_on_the_device_with_a_caveat(h200):
     state = jax.device_put(jnp.ones((256, 256)), jax.memory.Space.Host)
     made = footprint(lambda x: jax.device_put(x, jax.memory.Space.Device) + 1, state, target=h200)
     assert made.argument_bytes == 256 * 256 * 4
-    assert made.caveats == (compile_module.HOST_ARGUMENT_CAVEAT,)
+    assert made.caveats == (caveats.HOST_ARGUMENT_CAVEAT,)
 
 
 def test_convolutions_are_flagged_as_counted_too_low(h200, f32):
@@ -185,13 +184,13 @@ def test_convolutions_are_flagged_as_counted_too_low(h200, f32):
         return jax.lax.conv(x, w, (1, 1), "SAME")
 
     made = footprint(convolve, f32(2, 64, 32, 32), f32(64, 64, 3, 3), target=h200)
-    assert made.caveats == (compile_module.CONVOLUTION_CAVEAT,)
+    assert made.caveats == (caveats.CONVOLUTION_CAVEAT,)
 
 
 def test_the_processor_is_compiled_for_with_its_caveats(f32):
     made = footprint(lambda x: x @ x, f32(256, 256), target="cpu")
     assert made.argument_bytes == made.output_bytes == 256 * 256 * 4
-    assert made.caveats == compile_module.CPU_CAVEATS
+    assert made.caveats == caveats.CPU_CAVEATS
     assert footprint(lambda x: x + 1, f32(4), target="attached").argument_bytes == 16
 
 

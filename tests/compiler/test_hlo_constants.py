@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxckpt.compiler.hlo_constants import chooses_convolutions, constant_bytes
+from jaxckpt.compiler.caveats import chooses_convolutions, constant_bytes
 
 
 @pytest.mark.parametrize(

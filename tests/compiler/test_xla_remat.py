@@ -6,7 +6,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxckpt.compiler import footprint
-from jaxckpt.compiler.xla_remat import HOST_OPTION, audit
+from jaxckpt.compiler.caveats import HOST_OPTION, audit
 
 LAYERS, TOKENS, WIDTH, HIDDEN = 600, 65536, 2048, 8192
 """Inputs of all layers: 150 GiB, more than an H200 has, in host memory."""

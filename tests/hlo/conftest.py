@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxckpt.compiler import compile_step
-from jaxckpt.compiler.dump_folder import dump_options
+from jaxckpt.compiler.compile_options import dump_options
 from tests.compiler.conftest import h200, h200x8
 
 __all__ = ["h200", "h200x8"]

@@ -3,7 +3,8 @@
 import pytest
 
 from jaxckpt import _compat
-from jaxckpt.hlo.instruction_cost import instruction_cost
+from jaxckpt.hlo import Kernel
+from jaxckpt.hlo.instruction_cost import with_cost
 from jaxckpt.hlo.program import HloProgram
 from jaxckpt.hlo.schema import HloModule
 
@@ -32,7 +33,7 @@ def traffic_bytes(fused: str, *, result: str) -> int:
         }}"""
     program = HloProgram(HloModule.FromString(_compat.hlo_module_from_text(text)))
     made = next(id_ for id_, instruction in program.instructions.items() if instruction.name == "made")
-    return instruction_cost(program, made).traffic_bytes
+    return with_cost(Kernel(name="made", opcode="fusion"), program, made).traffic_bytes
 
 
 UPDATED = f"""

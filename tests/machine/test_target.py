@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jaxckpt._errors import TargetError, UnknownTargetError
 from jaxckpt.machine import CpuFacts, Target, UnknownDeviceFacts, known_facts
-from jaxckpt.machine import attached as attached_module
+from jaxckpt.machine import devices as devices_module
 from jaxckpt.machine import target as target_module
 
 SHIPPED = pathlib.Path(target_module.__file__).parent / "facts"
@@ -165,7 +165,7 @@ class FakeDevice:
 
 
 def test_an_attached_device_is_found_among_the_facts_by_its_kind(monkeypatch):
-    monkeypatch.setattr(attached_module.jax, "local_devices", lambda: [FakeDevice("NVIDIA H200")])
+    monkeypatch.setattr(devices_module.jax, "local_devices", lambda: [FakeDevice("NVIDIA H200")])
     target = Target("attached")
     assert target.kind == "h200"
     assert target.platform == "cuda"
@@ -174,7 +174,7 @@ def test_an_attached_device_is_found_among_the_facts_by_its_kind(monkeypatch):
 
 
 def test_an_attached_device_in_no_file_has_memory_but_no_rates(monkeypatch):
-    monkeypatch.setattr(attached_module.jax, "local_devices", lambda: [FakeDevice("Tensor 9000")])
+    monkeypatch.setattr(devices_module.jax, "local_devices", lambda: [FakeDevice("Tensor 9000")])
     target = Target("attached")
     assert target.facts == UnknownDeviceFacts(
         description="Tensor 9000",
@@ -189,12 +189,12 @@ def test_an_attached_device_in_no_file_has_memory_but_no_rates(monkeypatch):
 
 def test_a_device_without_statistics_has_the_memory_of_its_file(monkeypatch):
     monkeypatch.setattr(FakeDevice, "statistics", None)
-    monkeypatch.setattr(attached_module.jax, "local_devices", lambda: [FakeDevice("NVIDIA H200")])
+    monkeypatch.setattr(devices_module.jax, "local_devices", lambda: [FakeDevice("NVIDIA H200")])
     assert Target("attached").memory_bytes == known_facts()["h200"].device_memory_bytes
 
 
 def test_the_attached_processor_has_the_memory_of_this_machine():
-    facts = attached_module._this_processor()
+    facts = devices_module._this_processor()
     assert isinstance(facts, CpuFacts)
     assert facts.device_memory_bytes != known_facts()["cpu"].device_memory_bytes
 

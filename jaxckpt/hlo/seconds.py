@@ -1,4 +1,12 @@
-"""Overlap of copies between device and host with the kernels of a compiled program.
+"""Estimated seconds of a compiled program on a device: kernels by roofline, copies to and from the host by queueing.
+
+Each kernel takes the longer of its arithmetic and its traffic, times the measured factor of its class (`Rates.factors`,
+all 1 where nothing was measured), and a launch. The estimate assumes:
+
+1. Kernels run one after the other.
+2. Collectives take the time of the links between devices of one host.
+3. Copies between device and host take no time of kernels.
+4. The arithmetic of a library's kernel may be unknown (`Kernel.is_priced`).
 
 XLA makes two scheduled instructions of a copy: one starts the copy and one waits for it. Kernels between the two hide
 the copy. Two figures say how well: `hiding`, for each copy by itself, the part that the kernels in between are long
@@ -8,7 +16,7 @@ program can hide each of its copies and still ask more of the link than the link
 A copy in the body of a loop starts and is waited for in every iteration, so that one iteration is simulated by itself
 and counts as often as the loop iterates. Copies of a loop and around the loop are assumed not to meet on the link.
 
-Read after `memory` and `roofline`.
+Read after `memory` and `program`.
 """
 
 from collections import defaultdict
@@ -16,8 +24,74 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from jaxckpt.cost import HostLinkQueue, Rates
-from jaxckpt.hlo.memory import MemoryMap, Transfer
-from jaxckpt.hlo.roofline import kernel_s
+from jaxckpt.hlo.memory import Kernel, MemoryMap, Part, Transfer
+from jaxckpt.hlo.program import COLLECTIVES
+
+_WAITS = (
+    *("copy-start", "copy-done", "async-start", "async-done"),
+    *("all-reduce-done", "all-gather-done", "collective-permute-done"),
+)
+
+CLASSES = ("matmul", "convolution", "reduction", "transpose", "scatter", "library", "elementwise")
+"""All classes of `class_of`."""
+_BY_NAME: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("scatter", ("scatter", "gather"), ("gather", "scatter-add")),
+    ("reduction", ("reduce",), ("reduce_",)),
+    ("transpose", ("transpose",), ()),
+)
+"""Classes by words in the names of kernels, or by the first letters of the primitive."""
+
+
+def class_of(kernel: Kernel) -> str:
+    """The class of a kernel, of `CLASSES`: kernels of a class miss their roofline by much the same factor.
+
+    "transpose" is for whatever only moves values about, "scatter" for gathers too, "library" for calls whose arithmetic
+    could not be read.
+
+    Example:
+      >>> class_of(Kernel(name="input_reduce_fusion.3", opcode="fusion", op="reduce_sum"))
+      'reduction'
+    """
+    if kernel.matmul_flops:
+        return "convolution" if kernel.op.startswith("conv_general") else "matmul"
+    if not kernel.is_priced:
+        return "library"
+    for name, words, primitives in _BY_NAME:
+        if any(word in kernel.name for word in words) or kernel.op.startswith(primitives):
+            return name
+    return "transpose" if kernel.opcode == "copy" else "elementwise"
+
+
+def roofline_s(kernel: Kernel, rates: Rates) -> float:
+    """Seconds of one run of a kernel once it has begun, by roofline alone: its arithmetic or its traffic."""
+    if kernel.opcode in _WAITS or kernel.is_copy:
+        return 0.0
+    if kernel.opcode.removesuffix("-start") in COLLECTIVES:
+        return rates.exchange_s(kernel.traffic_bytes)
+    arithmetic_s = (kernel.flops - kernel.matmul_flops) / rates.vector_flops_per_s
+    if kernel.matmul_flops:
+        arithmetic_s += rates.matmul_s(kernel.matmul_flops, kernel.matmul_dtype)
+    return max(arithmetic_s, kernel.traffic_bytes / rates.memory_bandwidth_bytes_per_s)
+
+
+def kernel_s(kernel: Kernel, rates: Rates) -> float:
+    """Seconds of one run of a kernel."""
+    if kernel.opcode in _WAITS or kernel.is_copy:
+        return 0.0
+    return rates.launch_s + rates.factor(class_of(kernel)) * roofline_s(kernel, rates)
+
+
+def step_s(memory: MemoryMap, rates: Rates) -> float:
+    """Seconds of one run of the program, without the delays of copies between device and host."""
+    return sum(kernel.count * kernel_s(kernel, rates) for kernel in memory.kernels)
+
+
+def seconds_by_part(memory: MemoryMap, rates: Rates) -> dict[Part, float]:
+    """The same for each part of the step; parts without kernels are left out."""
+    parts: dict[Part, float] = {}
+    for kernel in memory.kernels:
+        parts[kernel.part] = parts.get(kernel.part, 0.0) + kernel.count * kernel_s(kernel, rates)
+    return parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

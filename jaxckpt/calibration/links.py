@@ -1,21 +1,28 @@
-"""Bandwidths of the link between device and host: each direction, both at once, and while the device computes.
+"""Bandwidths of links: between device and host, and of collectives over all of this process's devices.
 
-The host's side is pinned memory, as an offloaded residual's is. Copies are started by themselves, not in a program:
-their start is small beside theirs, and is subtracted.
+Between device and host each direction is timed, both at once, and both while the device computes. The host's side is
+pinned memory, as an offloaded residual's is. Copies are started by themselves, not in a program: their start is small
+beside theirs, and is subtracted.
+
+Figures of collectives are of the bus: the bytes that each device must send for the result, over the time. Recorded, and
+not used by the estimates yet.
 
 Read after `kernels`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxckpt.calibration.kernels import Speeds, matmul, random_array
 from jaxckpt.calibration.timing import Timing, timed
 from jaxckpt.machine import Measured
 
 _HOST = "pinned_host"
+_AXIS = "device"
 
 
 def can_copy(device: jax.Device) -> bool:
@@ -38,7 +45,7 @@ def measured_copies(
     detail = f"{_HOST}, {x.nbytes} bytes"
 
     def figure(what: str, timing: Timing, ways: int = 1) -> Measured:
-        return timing.figure(what, detail, ways * x.nbytes / max(timing.median_s - floor_s, 1e-9), "bytes/s")
+        return timing.figure(what, detail, ways * x.nbytes / timing.above(floor_s), "bytes/s")
 
     out = time_one(lambda: jax.block_until_ready(jax.device_put(x, on_host)))
     yield figure("copy to host", out)
@@ -73,3 +80,46 @@ def hidden_share(together_s: float, compute_s: float, copy_s: float) -> float:
     if copy_s <= 0:
         return 1.0
     return min(1.0, max(0.0, 1.0 - (together_s - compute_s) / copy_s))
+
+
+def measured_collectives(
+    devices: Sequence[jax.Device],
+    speeds: Speeds,
+    *,
+    floor_s: float,
+    small: bool,
+    time_one: Callable[..., Timing] = timed,
+) -> Iterator[Measured]:
+    """Times collectives of devices of one kind, nothing for one device; starting anything takes `floor_s`."""
+    count = len(devices)
+    if count < 2:
+        return
+    size = count * (2**10 if small else 2**24)
+    links = 2 if small else max(4, int(0.02 * speeds.bytes_per_s / 20 / (4 * size)))
+    mesh = Mesh(devices, (_AXIS,))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    x = jax.device_put(jnp.ones((size,), jnp.float32), replicated)
+    share = (count - 1) / count
+    sent = 2 * share  # of an array, by each device: both take a scatter and a gather
+    for what, link in (("all-reduce", _all_reduce), ("reduce-scatter, all-gather", _scatter_gather)):
+        chain = _chain(mesh, link, links)
+        timing = time_one(lambda chain=chain: jax.block_until_ready(chain(x)))
+        bus_bytes_per_s = sent * x.nbytes * links / timing.above(floor_s)
+        yield timing.figure(what, f"{count} devices, {x.nbytes} bytes each", bus_bytes_per_s, "bytes/s")
+
+
+def _chain(mesh: Mesh, link: Callable[[Any], Any], links: int) -> Callable[[Any], Any]:
+    def body(x: Any) -> Any:
+        return jax.lax.fori_loop(0, links, lambda _, y: jax.lax.optimization_barrier(link(y)), x)
+
+    spec = PartitionSpec()
+    return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+
+
+def _all_reduce(x: Any) -> Any:
+    return jax.lax.pmean(x, _AXIS)
+
+
+def _scatter_gather(x: Any) -> Any:
+    part = jax.lax.psum_scatter(x, _AXIS, tiled=True)
+    return jax.lax.all_gather(part / jax.lax.psum(1, _AXIS), _AXIS, tiled=True)
