@@ -21,12 +21,11 @@ from jaxckpt.planner.step_spec import step_from_spec
 def load_step(reference: str) -> Step:
     """Imports a reference and calls it; what the user's own code raises passes through."""
     function = _function(reference)
-    required = _required_parameters(function)
-    if required:
+    if not _takes(function):
         name = reference.rpartition(":")[2]
         raise _wrong(
             reference,
-            f"{name} takes {', '.join(required)}: perhaps it is the step itself",
+            f"{name} takes {_required_parameters(function)}: perhaps it is the step itself",
             "a function that takes nothing and returns (step, args)",
             f"def make_step(): return {name}, (...)",
         )
@@ -36,21 +35,20 @@ def load_step(reference: str) -> Step:
 def load_maker(reference: str) -> Callable[[int], Any]:
     """Imports a function that makes a step of a batch size; it is not called."""
     function = _function(reference)
-    required = _required_parameters(function)
-    if len(required) > 1 or not _takes_one(function):
+    if not _takes(function, 1):
         raise _wrong(
             reference,
-            f"it takes {', '.join(required) or 'nothing'}",
+            f"it takes {_required_parameters(function)}",
             "a function of the batch size alone that returns (step, args)",
             "def make_step(batch): return step, (..., jax.ShapeDtypeStruct((batch, ...), ...))",
         )
     return function
 
 
-def _takes_one(function: Callable[..., Any]) -> bool:
-    """True if the function can be called with one positional argument."""
+def _takes(function: Callable[..., Any], *args: int) -> bool:
+    """True if the function can be called with these arguments."""
     try:
-        inspect.signature(function).bind(1)
+        inspect.signature(function).bind(*args)
     except TypeError:
         return False
     except ValueError:  # some callables have no signature; calling them will tell
@@ -58,13 +56,11 @@ def _takes_one(function: Callable[..., Any]) -> bool:
     return True
 
 
-def _required_parameters(function: Callable[..., Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some callables have no signature; calling them will tell
-        return []
+def _required_parameters(function: Callable[..., Any]) -> str:
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
+    parameters = inspect.signature(function).parameters.values()
+    required = (p.name for p in parameters if p.default is p.empty and p.kind not in optional)
+    return ", ".join(required) or "nothing"
 
 
 def _function(reference: str) -> Callable[..., Any]:

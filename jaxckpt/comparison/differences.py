@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from jaxckpt._records import shared_fields
 from jaxckpt.comparison.comparison import (
     BufferChange,
     ComparedVersion,
@@ -48,15 +49,7 @@ def peak_changes(before: MemoryMap, after: MemoryMap) -> tuple[BufferChange, ...
 
 
 def _kind(buffer: Buffer) -> PeakBuffer:
-    return PeakBuffer(
-        scope=buffer.scope,
-        op=buffer.op,
-        dtype=buffer.dtype,
-        shape=buffer.shape,
-        part=buffer.part,
-        role=buffer.role,
-        size_bytes=buffer.size_bytes,
-    )
+    return PeakBuffer(**shared_fields(buffer, PeakBuffer))
 
 
 def _peaks(names: Sequence[str], maps: Sequence[MemoryMap | None]) -> Iterator[PeakChange]:

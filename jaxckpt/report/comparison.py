@@ -25,8 +25,8 @@ from jaxckpt.comparison import (
 from jaxckpt.hlo import ScopeMemory
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
 from jaxckpt.report.memory import role_text
-from jaxckpt.report.rows import array_text, layer_table, signed_bytes, table_of_known
-from jaxckpt.report.tree import Element, Point, Scatter, Section, Table, Text, columns
+from jaxckpt.report.rows import array_text, layer_table, memory_time_scatter, signed, signed_bytes, table_of_known
+from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 _NAMED = 3
 _SCOPE_ROWS = 12
@@ -42,8 +42,10 @@ def comparison_report(comparison: Comparison, *, depth: int | None = None) -> Se
     parts: list[Element] = [table_of_known("", _HEADINGS, cells)]
     parts += [Text(text=f"Note: {note}") for note in comparison.notes]
     if len(comparison.versions) > 1:
-        if sum(version.footprint.step_s > 0 for version in comparison.versions) > 1:
-            parts.append(_scatter(comparison))
+        timed = [(each.name, each.footprint) for each in comparison.versions if each.footprint.step_s]
+        if len(timed) > 1:
+            points = ((name, made.total_bytes, made.step_s, name in comparison.frontier) for name, made in timed)
+            parts.append(memory_time_scatter("total", points))
         parts += _differences(comparison, depth)
     first, *others = comparison.names
     against = ", ".join(others) if len(others) <= _NAMED else f"{len(others)} versions"
@@ -95,24 +97,6 @@ def _cells(comparison: Comparison, version: ComparedVersion) -> Iterator[tuple[s
         yield "recomputed", f"{runs} kernels"
     if version.name in comparison.frontier:
         yield "frontier", "yes"
-
-
-def _scatter(comparison: Comparison) -> Scatter:
-    points = (
-        Point(
-            name=version.name,
-            x=float(version.footprint.total_bytes),
-            y=version.footprint.step_s,
-            x_text=format_bytes(version.footprint.total_bytes),
-            y_text=format_seconds(version.footprint.step_s),
-            on_frontier=version.name in comparison.frontier,
-        )
-        for version in comparison.versions
-        if version.footprint.step_s
-    )
-    return Scatter(
-        title="Estimated time against memory", x_heading="total", y_heading="estimated step", points=tuple(points)
-    )
 
 
 def _scopes(
@@ -236,18 +220,12 @@ def _verdict_row(verdict: Verdict) -> tuple[str, ...]:
         verdict.subject,
         verdict.word,
         f"{verdict.value_count} ({format_bytes(verdict.value_bytes)})",
-        _signed(verdict.bytes_change, format_bytes(abs(verdict.bytes_change))),
-        _signed(verdict.host_bytes_change, format_bytes(abs(verdict.host_bytes_change))),
-        _signed(verdict.flops_change, f"{abs(verdict.flops_change) / 1e9:.3g}"),
-        _signed(verdict.step_s_change, format_seconds(abs(verdict.step_s_change))),
+        signed(verdict.bytes_change, format_bytes),
+        signed(verdict.host_bytes_change, format_bytes),
+        signed(verdict.flops_change, lambda flops: f"{flops / 1e9:.3g}"),
+        signed(verdict.step_s_change, format_seconds),
         verdict.why,
     )
-
-
-def _signed(change: float, text: str) -> str:
-    if not change:
-        return "="
-    return f"{'+' if change > 0 else '-'}{text}"
 
 
 ### For other programs

@@ -1,12 +1,13 @@
 """Searches as reports: the frontier of memory and time with its picture, and the batches that fit.
 
-Read after `tree`.
+Read after `rows`.
 """
 
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.ir import Recompute
 from jaxckpt.planner import BatchSearch, Frontier, FrontierPoint, TriedBatch
-from jaxckpt.report.tree import Point, Scatter, Section, Table, Text, columns
+from jaxckpt.report.rows import memory_time_scatter
+from jaxckpt.report.tree import Section, Table, Text, columns
 
 
 def frontier_report(frontier: Frontier) -> Section:
@@ -17,14 +18,9 @@ def frontier_report(frontier: Frontier) -> Section:
         rows=tuple(_point_row(frontier, point) for point in frontier.points),
         notes=(dropped,) if frontier.dropped else (),
     )
-    compiled = (_point(_share(frontier, p), p.total_bytes, p.step_s, on_frontier=True) for p in frontier.points)
-    expected = (_point("", p.total_bytes, p.step_s, on_frontier=False) for p in frontier.between)
-    picture = Scatter(
-        title="Estimated time against memory",
-        x_heading="compiled total",
-        y_heading="estimated step",
-        points=(*compiled, *expected),
-    )
+    compiled = ((_share(frontier, p), p.total_bytes, p.step_s, True) for p in frontier.points)
+    expected = (("", p.total_bytes, p.step_s, False) for p in frontier.between)
+    picture = memory_time_scatter("compiled total", (*compiled, *expected))
     between = " Small points were not compiled: they are what the model expects there." if frontier.between else ""
     notes = f"Times are estimates from the {frontier.compiles} compiled programs, not measurements.{between}"
     title = f"Memory against time: {frontier.step} on {frontier.target}"
@@ -48,17 +44,6 @@ def _point_row(frontier: Frontier, point: FrontierPoint) -> tuple[str, ...]:
 def _share(frontier: Frontier, point: FrontierPoint) -> str:
     """Of the step as it is."""
     return f"{point.total_bytes / max(1, frontier.unplanned.total_bytes):.0%}"
-
-
-def _point(name: str, total_bytes: int, step_s: float, *, on_frontier: bool) -> Point:
-    return Point(
-        name=name,
-        x=float(total_bytes),
-        y=step_s,
-        x_text=format_bytes(total_bytes),
-        y_text=format_seconds(step_s),
-        on_frontier=on_frontier,
-    )
 
 
 def batches_report(search: BatchSearch) -> Section:
