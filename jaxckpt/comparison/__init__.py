@@ -1,7 +1,7 @@
 """Versions side by side: steps, plans, policies, saved footprints and foreign programs, with their differences.
 
-Read in this order: `comparison` (the data), `differences` (of footprints), `versions` (anything as a footprint); then
-`verdict` (the worth of each rule of a policy).
+Read in this order: `comparison` (of footprints), `versions` (anything as a footprint); then `verdict` (the worth of
+each rule of a policy).
 """
 
 from jaxckpt.comparison.comparison import (
@@ -13,9 +13,10 @@ from jaxckpt.comparison.comparison import (
     RecomputedOp,
     Row,
     ScopeFigures,
+    compare_footprints,
     comparison_rows,
+    peak_changes,
 )
-from jaxckpt.comparison.differences import compare_footprints, peak_changes
 from jaxckpt.comparison.verdict import Verdict, Verdicts, verdicts
 from jaxckpt.comparison.versions import Version, compare, footprint_of_path
 

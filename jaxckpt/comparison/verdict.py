@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from jaxckpt._errors import PolicyError
 from jaxckpt._progress import Progress
+from jaxckpt._records import shared_fields
 from jaxckpt._shown import Shown
 from jaxckpt._step import Step
 from jaxckpt._units import format_bytes
@@ -178,18 +179,18 @@ def verdicts(
 class _Change:
     """Figures with a rule less those without it; differences too small to mean anything are 0."""
 
-    total_bytes: int
-    host_bytes: int
-    flops: int
-    step_s: float
+    bytes_change: int = 0
+    host_bytes_change: int = 0
+    flops_change: int = 0
+    step_s_change: float = 0.0
 
     @property
     def work(self) -> float:
-        return self.step_s or self.flops
+        return self.step_s_change or self.flops_change
 
     @property
     def is_nothing(self) -> bool:
-        return not (self.total_bytes or self.host_bytes or self.work)
+        return not (self.bytes_change or self.host_bytes_change or self.work)
 
 
 class _Judged:
@@ -216,10 +217,7 @@ class _Judged:
             why=why,
             value_count=len(arrays),
             value_bytes=sum(self.planner.graph.values[v].size_bytes for v in arrays),
-            bytes_change=change.total_bytes,
-            host_bytes_change=change.host_bytes,
-            flops_change=change.flops,
-            step_s_change=change.step_s,
+            **shared_fields(change, Verdict),
         )
 
     def measured(self, plan: GraphPlan) -> Footprint:
@@ -228,15 +226,14 @@ class _Judged:
         return self.planner.measure(plan).footprint
 
     def _change(self, index: int, decided: list[Resolved]) -> tuple[_Change, str]:
-        nothing = _Change(total_bytes=0, host_bytes=0, flops=0, step_s=0.0)
         rules = self.policy.rules[:index] + self.policy.rules[index + 1 :]
         without = _follow(self.planner.problem, replace(self.policy, rules=rules)).plan
         if without == self.followed.plan:
-            return nothing, self._why(index, decided)
+            return _Change(), self._why(index, decided)
         change = _between(self.measured(self.followed.plan), self.measured(without))
         if change.is_nothing:
             return change, "the compiled programs take the same"
-        stays = isinstance(self.policy.rules[index].decision, Offload) and change.host_bytes <= 0
+        stays = isinstance(self.policy.rules[index].decision, Offload) and change.host_bytes_change <= 0
         return change, "0 bytes moved to the host" if stays else ""
 
     def _why(self, index: int, decided: list[Resolved]) -> str:
@@ -311,24 +308,23 @@ def _follow(problem: Problem, policy: Policy) -> PolicyPlan:
 
 
 def _between(one: Footprint, other: Footprint) -> _Change:
-    total_bytes = one.total_bytes - other.total_bytes
-    step_s = one.step_s - other.step_s
+    bytes_change, step_s_change = one.total_bytes - other.total_bytes, one.step_s - other.step_s
     return _Change(
-        total_bytes=total_bytes if abs(total_bytes) > _SAME * other.total_bytes else 0,
-        host_bytes=one.host_bytes - other.host_bytes,
-        flops=_flops(one) - _flops(other),
-        step_s=step_s if abs(step_s) > _SAME * other.step_s else 0.0,
+        bytes_change=bytes_change if abs(bytes_change) > _SAME * other.total_bytes else 0,
+        host_bytes_change=one.host_bytes - other.host_bytes,
+        flops_change=_flops(one) - _flops(other),
+        step_s_change=step_s_change if abs(step_s_change) > _SAME * other.step_s else 0.0,
     )
 
 
 def _word(rule: Rule, change: _Change) -> Word:
     if change.is_nothing:
         return "no effect"
-    if change.total_bytes <= 0 and change.work <= 0:
+    if change.bytes_change <= 0 and change.work <= 0:
         return "free"
-    if change.total_bytes >= 0 and change.work >= 0:
+    if change.bytes_change >= 0 and change.work >= 0:
         return "costs"
-    gain = change.work if isinstance(rule.decision, Save) else change.total_bytes
+    gain = change.work if isinstance(rule.decision, Save) else change.bytes_change
     return "pays" if gain < 0 else "costs"
 
 
