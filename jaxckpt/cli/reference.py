@@ -70,12 +70,16 @@ def _function(reference: str) -> Callable[..., Any]:
     module = (_file if place.endswith(".py") else _module)(reference, place, name)
     function = getattr(module, name, None)
     if not callable(function):
-        own = ((key, each) for key, each in vars(module).items() if inspect.isfunction(each) and key[0] != "_")
-        known = [key for key, each in own if each.__module__ == module.__name__]
+        known = _public_functions(module)
         near = _closest(name, known)
         needed = f"one of {', '.join(known) or 'none'}"
         raise _wrong(reference, f"no function {name!r} in {place}", needed, near and f"{place}:{near}")
     return function
+
+
+def _public_functions(module: ModuleType) -> list[str]:
+    public = ((key, each) for key, each in vars(module).items() if inspect.isfunction(each) and key[0] != "_")
+    return [key for key, each in public if each.__module__ == module.__name__]
 
 
 def _module(reference: str, place: str, name: str) -> ModuleType:

@@ -31,7 +31,7 @@ def simulate(
 
     shell = Shell(html, watch, json=json)
     with shell.progress() as say:
-        step = load_step(reference)
+        step: Any = load_step(reference)  # in the place of a function and its arguments
         asked: dict[str, Any] = {"evictors": names, "target": target, "basis": basis, "steps": steps}
         found = compare_evictors(step, ratios=shares, optimum=optimum, progress=say, **asked)
         if watch is not None:

@@ -243,9 +243,9 @@ def _beats(other: tuple[float, float], place: tuple[float, float]) -> bool:
 
 
 def _notes(footprints: Mapping[str, Footprint]) -> Iterator[str]:
-    machines = {name: each.target or "an unknown machine" for name, each in footprints.items()}
-    if len({each.target for each in footprints.values()} - {""}) > 1:
-        listed = ", ".join(map(" for ".join, machines.items()))
+    targets = {name: each.target for name, each in footprints.items()}
+    if len({*targets.values()} - {""}) > 1:
+        listed = ", ".join(f"{name} for {target or 'an unknown machine'}" for name, target in targets.items())
         yield f"The versions were compiled for different machines: {listed}."
     if without_map := [name for name, each in footprints.items() if each.memory is None]:
         yield f"Only totals are known of {', '.join(without_map)}: there is no memory map."

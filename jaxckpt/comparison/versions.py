@@ -77,6 +77,7 @@ def compare(
 
     @cache  # one trace serves all plans and policies of a target
     def planner(target: Target) -> Planner:
+        assert planned is not None, "checked before"
         return Planner(planned, target=target, progress=say)
 
     return compare_footprints({name: _footprint(name, each, machine, planner, say) for name, each in read.items()})

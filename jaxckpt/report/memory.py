@@ -206,25 +206,25 @@ def _range(rows: tuple[ScopeMemory, ...], figure: Callable[[ScopeMemory], int]) 
 
 
 def _by_part(memory: MemoryMap, seconds: Mapping[Part, float]) -> Section:
-    alive = memory.alive_at(memory.peak)
-    rows = []
-    for part in Part:
-        own = [kernel for kernel in memory.kernels if kernel.part is part]
-        if own:
-            cells = {
-                "part": str(part),
-                "kernels": str(len(own)),
-                "GFLOP": f"{sum(k.flops * k.count for k in own) / 1e9:.4g}",
-                "traffic": format_bytes(sum(k.traffic_bytes * k.count for k in own)),
-                "at the peak": format_bytes(sum(b.size_bytes for b in alive if b.part is part)),
-                "time (est.)": format_seconds(seconds[part]) if seconds else "",
-            }
-            rows.append(cells)
+    parts = [part for part in Part if any(kernel.part is part for kernel in memory.kernels)]
     unpriced = sum(not kernel.is_priced for kernel in memory.kernels)
     note = f"The arithmetic of {unpriced} kernels could not be read: GFLOP and the estimated step are too low by it."
     headings = ("part", "kernels", "GFLOP", "traffic", "at the peak", "time (est.)")
+    rows = [dict(_part_cells(memory, part, seconds)) for part in parts]
     table = table_of_known("", headings, rows, notes=(note,) if unpriced else ())
     return Section(title="By part of the step", parts=(table,), folded=True)
+
+
+def _part_cells(memory: MemoryMap, part: Part, seconds: Mapping[Part, float]) -> Iterator[tuple[str, str]]:
+    kernels = [kernel for kernel in memory.kernels if kernel.part is part]
+    alive = [buffer.size_bytes for buffer in memory.alive_at(memory.peak) if buffer.part is part]
+    yield "part", str(part)
+    yield "kernels", str(len(kernels))
+    yield "GFLOP", f"{sum(k.flops * k.count for k in kernels) / 1e9:.4g}"
+    yield "traffic", format_bytes(sum(k.traffic_bytes * k.count for k in kernels))
+    yield "at the peak", format_bytes(sum(alive))
+    if seconds:
+        yield "time (est.)", format_seconds(seconds[part])
 
 
 def _seconds(footprint: Footprint, memory: MemoryMap) -> dict[Part, float]:

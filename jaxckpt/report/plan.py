@@ -3,6 +3,7 @@
 Read after `rows`.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -233,18 +234,14 @@ def _cut(scopes: tuple[ScopeResiduals, ...], depth: int | None) -> list[ScopeRes
     """Scopes cut to a depth, those that become equal added up."""
     if depth is None:
         return list(scopes)
-    groups: dict[str, list[ScopeResiduals]] = {}
+    groups: defaultdict[str, list[ScopeResiduals]] = defaultdict(list)
     for row in scopes:
-        groups.setdefault("/".join(row.scope.split("/")[:depth]), []).append(row)
-    return [
-        ScopeResiduals(
-            scope=scope,
-            residual_count=sum(row.residual_count for row in rows),
-            residual_bytes=sum(row.residual_bytes for row in rows),
-            kept_bytes=sum(row.kept_bytes for row in rows),
-            largest=max((row.largest for row in rows if row.largest), key=lambda d: d.size_bytes, default=None),
-            recompute_s=sum(row.recompute_s for row in rows),
-            reader_count=sum(row.reader_count for row in rows),
-        )
-        for scope, rows in groups.items()
-    ]
+        groups["/".join(row.scope.split("/")[:depth])].append(row)
+    return [_added_up(scope, rows) for scope, rows in groups.items()]
+
+
+def _added_up(scope: str, rows: list[ScopeResiduals]) -> ScopeResiduals:
+    summed = ("residual_count", "residual_bytes", "kept_bytes", "recompute_s", "reader_count")
+    sums: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in summed}
+    largest = max((row.largest for row in rows if row.largest), key=lambda d: d.size_bytes, default=None)
+    return ScopeResiduals(scope=scope, largest=largest, **sums)

@@ -4,10 +4,10 @@ Read after `tree`.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
-from jaxckpt.report.tree import Chart, Line, Scatter, share
+from jaxckpt.report.tree import Chart, Line, Point, Scatter, share
 
 Escape = Callable[[str], str]
 """Makes a text safe to stand in the page."""
@@ -61,9 +61,9 @@ def _y_tick(place: float, words: str) -> str:
 def _scatter(scatter: Scatter, escaped: Escape) -> Iterator[str]:
     if not scatter.points:
         return
-    for point in dict.fromkeys(end(scatter.points, key=attrgetter("x")) for end in (min, max)):
+    for point in _ends(scatter, "x"):
         yield _x_tick(scatter.place(point)[0], escaped(point.x_text))
-    for point in dict.fromkeys(end(scatter.points, key=attrgetter("y")) for end in (min, max)):
+    for point in _ends(scatter, "y"):
         yield _y_tick(scatter.place(point)[1], escaped(point.y_text))
     if len(scatter.frontier) > 1:
         (x, y), *others = (_pixels(*scatter.place(point)) for point in scatter.frontier)
@@ -77,6 +77,11 @@ def _scatter(scatter: Scatter, escaped: Escape) -> Iterator[str]:
         yield f"<g><title>{words}</title>"
         yield f'<circle cx="{right:.1f}" cy="{down:.1f}" r="{4.5 if point.name else 2.0:g}" fill="{color}"/>'
         yield _text(x, y, escaped(_short(point.name)), "start") + "</g>"
+
+
+def _ends(scatter: Scatter, axis: str) -> Iterable[Point]:
+    """The points with the least and the most along an axis, or one of them where they are the same."""
+    return dict.fromkeys(end(scatter.points, key=attrgetter(axis)) for end in (min, max))
 
 
 def _labels(scatter: Scatter) -> list[tuple[float, float]]:
@@ -103,20 +108,28 @@ def _short(name: str) -> str:
 
 
 def _chart(chart: Chart, escaped: Escape) -> Iterator[str]:
-    lines = [sorted(point for point in line.points if not chart.log or point[1] > 0) for line in chart.lines]
-    xs = [x for points in lines for x, _ in points]
-    ys = [_scaled(chart, y) for points in lines for _, y in points]
-    if not xs:
+    lines = [_drawn(chart, line) for line in chart.lines]
+    drawn = [point for points in lines for point in points]
+    if not drawn:
         return
+    xs, ys = [x for x, _ in drawn], [_scaled(chart, y) for _, y in drawn]
+    yield from _ticks(chart, xs, ys)
+    for number, (line, points) in enumerate(zip(chart.lines, lines, strict=True)):
+        pixels = [_pixels(share(x, xs), share(_scaled(chart, y), ys)) for x, y in points]
+        yield from _line(line, points, pixels, number, escaped(line.name))
+
+
+def _drawn(chart: Chart, line: Line) -> list[tuple[float, float]]:
+    return sorted(point for point in line.points if not chart.log or point[1] > 0)
+
+
+def _ticks(chart: Chart, xs: list[float], ys: list[float]) -> Iterator[str]:
     for tick in sorted({x for line in chart.lines for x, _ in line.points}):
         yield _x_tick(share(tick, xs), f"{tick:g}")
     low, high = (min(ys), max(ys)) if max(ys) > min(ys) else (ys[0] - 0.5, ys[0] + 0.5)
     for tick in range(_TICKS):
         scaled = low + tick / (_TICKS - 1) * (high - low)
         yield _y_tick(tick / (_TICKS - 1), f"{10**scaled if chart.log else scaled:.3g}")
-    for number, (line, points) in enumerate(zip(chart.lines, lines, strict=True)):
-        pixels = [_pixels(share(x, xs), share(_scaled(chart, y), ys)) for x, y in points]
-        yield from _line(line, points, pixels, number, escaped(line.name))
 
 
 def _scaled(chart: Chart, y: float) -> float:

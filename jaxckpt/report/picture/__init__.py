@@ -46,10 +46,10 @@ def draw(footprint: Footprint | MemoryMap, path: str | Path, *, title: str | Non
     suffix = path.suffix.lower()
     memory = footprint.memory if isinstance(footprint, Footprint) else footprint
     if not isinstance(memory, MemoryMap):
-        is_bare = isinstance(footprint, Footprint)
+        target = footprint.target if isinstance(footprint, Footprint) else None
         raise PictureError(
             f"draw({path.name!r}): there is no memory map to draw.",
-            got=f"a footprint for {footprint.target!r} without memory map" if is_bare else type(footprint).__name__,
+            got=type(footprint).__name__ if target is None else f"a footprint for {target!r} without memory map",
             needed="a footprint whose program was read (`footprint.memory`), or a MemoryMap",
             advice=f'jaxckpt.draw(jaxckpt.footprint(step, *args, target="h200"), "{path.name}")',
             path=path,

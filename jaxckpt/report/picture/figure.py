@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxckpt._errors import MissingPackageError, PictureError
 from jaxckpt._files import write_to_place
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 _INK, _QUIET, _PEAK = "#1f2328", "#6a7078", "#b3261e"
 _MOST_LEGEND = 14
+_Corner = Literal["upper left", "lower left"]
 _TALL_SHARE = 0.008
 """Of the address axis: what is lower has no white edge, which would cover it."""
 _NAMED_SHARE = 0.006
@@ -249,12 +250,13 @@ def _draw_legends(figure: "Figure", picture: Picture, key: ColourKey) -> None:
     _add_legend(figure, "lower left", "Kernels", [(name, (part_colour(name),)) for name in names])
 
 
-def _add_legend(figure: "Figure", corner: str, title: str, entries: Sequence[tuple[str, Sequence[str]]]) -> None:
+def _add_legend(figure: "Figure", corner: _Corner, title: str, entries: Sequence[tuple[str, Sequence[str]]]) -> None:
     from matplotlib.legend_handler import HandlerTuple
     from matplotlib.patches import Patch
 
+    handles: list[Any] = [tuple(Patch(color=shade, linewidth=0) for shade in shades) for _, shades in entries]
     legend = figure.legend(
-        [tuple(Patch(color=shade, linewidth=0) for shade in shades) for _, shades in entries],
+        handles,
         [""] * len(entries),
         loc=corner,
         bbox_to_anchor=(0.83, 0.9 if corner == "upper left" else 0.06),

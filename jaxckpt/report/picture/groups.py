@@ -10,6 +10,7 @@ and Ito; what belongs nowhere is grey.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,18 +39,17 @@ def layer_groups(buffers: Sequence[Buffer]) -> tuple[tuple[Group, ...], dict[str
 
     Layers are in the order in which they begin, numbered ones by number, what has no scope last.
     """
-    size_bytes: dict[str, int] = {}
+    size_bytes: Counter[str] = Counter()
     for buffer in sorted(buffers, key=lambda b: (b.born, b.id)):
-        size_bytes[buffer.scope] = size_bytes.get(buffer.scope, 0) + max(buffer.size_bytes, 1)
+        size_bytes[buffer.scope] += max(buffer.size_bytes, 1)
     depth = _layer_depth(size_bytes)
-    layer_bytes: dict[str, int] = {}
+    layer_bytes: Counter[str] = Counter()
     for scope, held_bytes in size_bytes.items():
-        layer = _cut(scope, depth)
-        layer_bytes[layer] = layer_bytes.get(layer, 0) + held_bytes
+        layer_bytes[_cut(scope, depth)] += held_bytes
     shown = set(sorted(filter(None, layer_bytes), key=lambda layer: -layer_bytes[layer])[: MOST_GROUPS - 1])
     groups = _with_labels(tuple(_in_families([layer for layer in layer_bytes if layer in shown])))
-    left = sum(layer not in shown and layer != "" for layer in layer_bytes)
-    if left or "" in layer_bytes:
+    left = len(layer_bytes.keys() - shown - {""})
+    if len(shown) < len(layer_bytes):
         groups = (*groups, Group(key="", label=f"no scope and {left} small layers" if left else "no scope"))
     index = {group.key: at for at, group in enumerate(groups)}
     return groups, {scope: index.get(_cut(scope, depth), len(groups) - 1) for scope in size_bytes}
