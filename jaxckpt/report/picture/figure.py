@@ -16,7 +16,7 @@ from jaxckpt._errors import MissingPackageError, PictureError
 from jaxckpt._files import write_to_place
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import MemoryMap
-from jaxckpt.report.picture.groups import Group, colours, family_label, part_colour, plain_text
+from jaxckpt.report.picture.groups import Group, colours, part_colour, plain_text
 from jaxckpt.report.picture.layout import KEYS, ColourKey, Picture, Rectangle, described, layout
 
 if TYPE_CHECKING:
@@ -241,7 +241,8 @@ def _draw_legends(figure: "Figure", picture: Picture, key: ColourKey) -> None:
     entries = []
     for members in reversed(families.values()):
         groups, shades = zip(*members, strict=True)
-        entries.append((family_label(groups) if len(groups) > 1 else groups[0].label, shades))
+        label = f"{groups[0].label} to {groups[-1].label}" if len(groups) > 1 else groups[0].label
+        entries.append((label, shades))
     shown, rest = entries[:_MOST_LEGEND], len(entries) - _MOST_LEGEND
     if rest > 0:
         shown.append((f"and {rest} more", ("white",)))

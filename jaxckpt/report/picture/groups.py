@@ -100,16 +100,6 @@ def _with_labels(groups: tuple[Group, ...]) -> tuple[Group, ...]:
     )
 
 
-def family_label(groups: Sequence[Group]) -> str:
-    """One label for the members of a family.
-
-    Example:
-      >>> family_label([Group(key=f"n/block_{i}", label=f"block_{i}", family=0) for i in range(12)])
-      'block_0 to block_11'
-    """
-    return f"{groups[0].label} to {groups[-1].label}"
-
-
 def _folded(scopes: Iterable[str]) -> tuple[Any, ...]:
     return fold_layers(scopes, scope=str, alike=lambda _: None)
 
