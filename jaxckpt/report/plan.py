@@ -1,4 +1,4 @@
-"""What happens to values as reports: a plan and a check of one, an explanation, a policy, and an analysis without any.
+"""Reports of decisions about values: a plan and a check of one, an explanation, a policy; and an analysis before any.
 
 Read after `rows`.
 """

@@ -13,7 +13,7 @@ Escape = Callable[[str], str]
 """Makes a text safe to stand in the page."""
 
 _WIDTH, _HEIGHT = 640.0, 340.0
-_LEFT, _RIGHT, _TOP, _BASE = 84.0, 500.0, 16.0, 290.0
+_LEFT, _RIGHT, _TOP, _BASE = 84.0, 490.0, 16.0, 290.0
 """The axes; right of them are the names of lines and of the last points."""
 _INSET = 12.0
 """Pixels between the axes and the first and last points."""
