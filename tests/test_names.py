@@ -26,7 +26,6 @@ WIDE = {
     "machine/device_facts.py: GpuFacts": "keys of a file",
     "oom/out_of_memory.py: OutOfMemory": "public data, one fact an attribute",
     "planner/document.py: _PlanFile": "keys of a file",
-    "testing/file.py: _SnapshotFile": "keys of a file",
 }
 """Classes of more attributes than a person can hold in mind, with the reason: all are records without behaviour. The
 list may only become shorter."""

@@ -1,4 +1,4 @@
-"""The shell: one file a verb, over the same functions that Python users call.
+"""The shell: verbs over the same functions that Python users call.
 
 Read in this order: `interrupt` (Ctrl-C), `console` (what every verb shares), `user_errors` (exceptions of the user's
 code), `reference` (a step by its name), a verb, `app`. `main` sets the process up before jax is loaded, and runs.

@@ -10,24 +10,24 @@ import typer
 
 from jaxckpt._version import __version__
 
-VERBS = (
-    "demo",
-    "plan",
-    "pareto",
-    "max_batch",
-    "analyze",
-    "footprint",
-    "compare",
-    "lint",
-    "simulate",
-    "verdicts",
-    "verify",
-    "targets",
-    "calibrate",
-    "bench",
-    "explain_oom",
-)
-"""In the order of the help; each is a function in the file of its name."""
+VERBS = {
+    "demo": "demo",
+    "plan": "plan",
+    "pareto": "search",
+    "max_batch": "search",
+    "analyze": "footprint",
+    "footprint": "footprint",
+    "compare": "compare",
+    "lint": "checks",
+    "simulate": "simulate",
+    "verdicts": "checks",
+    "verify": "checks",
+    "targets": "devices",
+    "calibrate": "devices",
+    "bench": "devices",
+    "explain_oom": "explain_oom",
+}
+"""In the order of the help; each is a function in a file of this room."""
 
 app = typer.Typer(
     name="jaxckpt",
@@ -35,8 +35,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for verb in VERBS:
-    app.command()(getattr(import_module(f"jaxckpt.cli.{verb}"), verb))
+for verb, file in VERBS.items():
+    app.command()(getattr(import_module(f"jaxckpt.cli.{file}"), verb))
 
 
 def _version(asked: bool) -> None:

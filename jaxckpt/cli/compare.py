@@ -27,22 +27,18 @@ def compare(
     """Hold versions of a training step against the first of them: totals, layers, the peak, recomputation."""
     named = _named(versions)
     from jaxckpt.comparison import compare as compare_versions
-    from jaxckpt.report import comparison_data, comparison_report, require_report_folder, save_page, save_text, to_csv
+    from jaxckpt.report import comparison_data, comparison_report, save_text, to_csv
 
-    for path in filter(None, (html, csv)):
-        require_report_folder(path)
-    shell = Shell(json=json)
+    shell = Shell(html, csv, json=json)
     if not all(Path(word).exists() for word in named.values()):
         compiled_target(target)
     with shell.progress() as say:
         read = {name: _version(word) for name, word in named.items()}
         comparison = compare_versions(read, target=target, progress=say)
-    report = comparison_report(comparison, depth=depth)
-    if html is not None:
-        save_page(report, html, title=f"jaxckpt compare {' '.join(versions)}")
     if csv is not None:
         save_text(to_csv(comparison), csv)
-    shell.show(report, comparison_data(comparison), unfold=everything)
+    report, title = comparison_report(comparison, depth=depth), f"jaxckpt compare {' '.join(versions)}"
+    shell.show(report, comparison_data(comparison), unfold=everything, page=html, title=title)
 
 
 def _named(words: list[str]) -> dict[str, str]:

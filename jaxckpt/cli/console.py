@@ -42,11 +42,15 @@ Say = Callable[[str], None]
 
 
 class Shell:
-    """A verb's way to the outside."""
+    """A verb's way to the outside; outputs that no file can be written to are refused before anything runs."""
 
-    def __init__(self, *, json: bool = False):
+    def __init__(self, *outputs: Path | None, json: bool = False):
         from rich.console import Console
 
+        for path in filter(None, outputs):
+            from jaxckpt.report import require_report_folder
+
+            require_report_folder(path)
         self.out = Console(width=_width())
         self.err = Console(stderr=True)
         self._json = json
@@ -65,21 +69,23 @@ class Shell:
             else:
                 yield stack.enter_context(_lines(self.err))
 
-    def show(self, report: "Element", data: Any, *, unfold: bool = False) -> None:
-        """Prints a report, or for JSON its data: plain data or a dataclass, as one object and nothing else."""
+    def show(
+        self, report: "Element", data: Any, *, unfold: bool = False, page: Path | None = None, title: str = ""
+    ) -> None:
+        """Prints a report, or for JSON its data: plain data or a dataclass, as one object and nothing else.
+
+        Without a terminal there are no colours and no trailing blanks. With `page` the report is written there too.
+        """
         import json
 
+        from jaxckpt.report import print_report, render_text, save_page
+
+        if page is not None:
+            save_page(report, page, title=title)
         if self._json:
             is_record = dataclasses.is_dataclass(data) and not isinstance(data, type)
             sys.stdout.write(json.dumps(dataclasses.asdict(data) if is_record else data, indent=2) + "\n")
-        else:
-            self._print(report, unfold=unfold)
-
-    def _print(self, report: "Element", *, unfold: bool) -> None:
-        """Draws a report; without the colours and the trailing blanks of a terminal where there is none."""
-        from jaxckpt.report import print_report, render_text
-
-        if sys.stdout.isatty():
+        elif sys.stdout.isatty():
             print_report(report, self.out, unfold=unfold)
         else:
             sys.stdout.write(render_text(report, width=self.out.width, unfold=unfold))

@@ -14,7 +14,7 @@ from jaxckpt._errors import InfeasibleBudgetError, MissingPackageError
 from jaxckpt._progress import Progress, silent
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.cli.console import Json, Shell, compiled_target
-from jaxckpt.cli.plan import plan_data, refused_data
+from jaxckpt.cli.plan import plan_data, plans_for, refused_data
 
 if TYPE_CHECKING:
     from jaxckpt.compiler import Footprint
@@ -87,14 +87,7 @@ def run_demo(
     planner = Planner(model.step, *model.args, target=machine, donate_argnums=model.donate_argnums, progress=progress)
     _ = planner.solver.solve(planner.solver.empty_plan.predicted.temp_bytes // 2)
     planning_s = time.perf_counter() - planning
-    plans: dict[str, Plan] = {}
-    refused: dict[str, InfeasibleBudgetError] = {}
-    for budget in budgets:
-        progress(f"budget {budget}")
-        try:
-            plans[budget] = planner.plan(budget=budget)
-        except InfeasibleBudgetError as error:
-            refused[budget] = error
+    plans, refused = plans_for(planner, budgets, progress=progress)
     baselines = {}
     for name, block in _blocks(gpt2).items():
         progress(f"compiling {name}")

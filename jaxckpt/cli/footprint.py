@@ -1,4 +1,4 @@
-"""`jaxckpt footprint`: what a step takes of a machine that need not be there, and where the bytes are."""
+"""Verbs that say where the bytes are: `jaxckpt analyze` without compiling, `footprint` by the compiler."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,7 +7,7 @@ import typer
 
 from jaxckpt._errors import ReportFileError
 from jaxckpt._files import write_atomically
-from jaxckpt.cli.console import All, Json, Say, Shell, TargetName, compiled_target
+from jaxckpt.cli.console import All, Json, Reference, Say, Shell, TargetName, compiled_target
 
 if TYPE_CHECKING:
     from jaxckpt.compiler import Footprint
@@ -19,6 +19,25 @@ _TRACED = (".trace.json", ".trace.json.gz")
 _SAVED = (".json", ".json.gz")
 _PROGRAM = (".hlo.pb",)
 _FORMS = (*_DRAWN, *_SAVED, *_TRACED, *_PROGRAM)
+
+
+def analyze(
+    reference: Reference,
+    target: Annotated[str, typer.Option(help="The machine whose rates the estimates use.")] = "h200",
+    depth: Annotated[int | None, typer.Option(min=1, help="Add up scopes below this depth.")] = None,
+    json: Json = False,
+) -> None:
+    """Show what a training step keeps from forward to backward, by scope."""
+    from jaxckpt.cli.reference import load_step
+    from jaxckpt.planner import analyze as analyze_step
+    from jaxckpt.report import analysis_report
+
+    shell = Shell(json=json)
+    with shell.progress() as say:
+        step = load_step(reference)
+        say("tracing the step")
+        analysis = analyze_step(step, target=target)
+    shell.show(analysis_report(analysis, depth=depth), analysis, unfold=True)
 
 
 def footprint(
@@ -41,9 +60,9 @@ def footprint(
     from jaxckpt.report import footprint_report
 
     outputs = tuple(output or ())
+    shell = Shell(*outputs, json=json)
     for path in outputs:
-        _refuse_early(path)
-    shell = Shell(json=json)
+        _refuse_unknown_form(path)
     with shell.progress() as say:
         made, program = _made(reference, target, say)
         for path in outputs:
@@ -83,11 +102,7 @@ def _made(reference: str, target: str, say: Say) -> "tuple[Footprint, bytes | No
     return compiled.footprint, compiled.program
 
 
-def _refuse_early(path: Path) -> None:
-    """Refuses an output file of unknown suffix before anything is compiled."""
-    from jaxckpt.report import require_report_folder
-
-    require_report_folder(path)
+def _refuse_unknown_form(path: Path) -> None:
     if not path.name.endswith(_FORMS):
         raise ReportFileError(
             f"jaxckpt footprint: the form of {str(path)!r} is not known by its name.",
@@ -106,14 +121,11 @@ def _write(made: "Footprint", program: bytes | None, path: Path) -> None:
         save_trace(made, path)
     elif path.name.endswith(_SAVED):
         made.save(path)
-    elif path.name.endswith(_PROGRAM):
-        write_atomically(path, _required(program, path))
-    else:
+    elif not path.name.endswith(_PROGRAM):
         draw(made, path)
-
-
-def _required(program: bytes | None, path: Path) -> bytes:
-    if program is None:
+    elif program is not None:
+        write_atomically(path, program)
+    else:
         raise ReportFileError(
             f"jaxckpt footprint: there is no program to write to {str(path)!r}.",
             got="a saved footprint or a dump, or a compiler that wrote none",
@@ -121,4 +133,3 @@ def _required(program: bytes | None, path: Path) -> bytes:
             advice="hand in module:function; a dump's own *after_optimizations.hlo.pb can be opened as it is",
             path=path,
         )
-    return program

@@ -12,8 +12,9 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 EXIT_INTERRUPTED = 130
@@ -29,8 +30,8 @@ def end_on_interrupt() -> None:
     os.set_blocking(writer, False)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
-    sys.unraisablehook = _unraisable
-    sys.excepthook = _uncaught
+    sys.unraisablehook = _until_interrupted(sys.__unraisablehook__)
+    sys.excepthook = _until_interrupted(sys.__excepthook__)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=_wait, args=(reader,), daemon=True).start()
 
@@ -45,14 +46,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.default_int_handler(number, frame)
 
 
-def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if not is_interrupted():
-        sys.__excepthook__(kind, error, trace)
+def _until_interrupted(hook: Callable[..., Any]) -> Callable[..., None]:
+    def shown(*error: Any) -> None:
+        if not is_interrupted():
+            hook(*error)
 
-
-def _unraisable(lost: Any) -> None:
-    if not is_interrupted():
-        sys.__unraisablehook__(lost)
+    return shown
 
 
 def _wait(reader: int) -> None:

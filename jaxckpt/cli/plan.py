@@ -1,11 +1,13 @@
 """`jaxckpt plan`: fit a step into one or several budgets, proved by the compiler, or check a plan of before."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from jaxckpt._errors import InfeasibleBudgetError, PlanFileError
+from jaxckpt._progress import Progress, silent
 from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.cli.console import EXIT_INFEASIBLE, Json, Reference, Shell, compiled_target, print_error
 
@@ -51,12 +53,12 @@ def plan(
     shell = Shell(json=json)
     with shell.progress() as say:
         planner = Planner(load_step(reference), target=machine, options=options, progress=say)
-        plans, refused = _planned(planner, budgets, strategy)
+        plans, refused = plans_for(planner, budgets, strategy=strategy)
     if output is not None:
-        for made in plans:
+        for made in plans.values():
             made.save(output)
-    data = {"plans": list(map(plan_data, plans)), "refused": list(map(refused_data, refused.items()))}
-    shell.show(Section(title="", parts=tuple(map(plan_report, plans))), data)
+    data = {"plans": list(map(plan_data, plans.values())), "refused": list(map(refused_data, refused.items()))}
+    shell.show(Section(title="", parts=tuple(map(plan_report, plans.values()))), data)
     if refused:
         *others, last = refused.values()
         for other in others:
@@ -64,15 +66,16 @@ def plan(
         raise last
 
 
-def _planned(
-    planner: "Planner", budgets: list[str], strategy: str
-) -> tuple[list["Plan"], dict[str, InfeasibleBudgetError]]:
-    """Plans for the budgets that are met, and the errors of the others by budget."""
-    plans: list[Plan] = []
+def plans_for(
+    planner: "Planner", budgets: Sequence[str], *, strategy: str = "optimal", progress: Progress = silent
+) -> tuple[dict[str, "Plan"], dict[str, InfeasibleBudgetError]]:
+    """Plans for the budgets that are met, and the errors of the others, by budget as typed."""
+    plans: dict[str, Plan] = {}
     refused: dict[str, InfeasibleBudgetError] = {}
     for text in budgets:
+        progress(f"budget {text}")
         try:
-            plans.append(planner.plan(budget=budget_as_typed(text), strategy=strategy))
+            plans[text] = planner.plan(budget=budget_as_typed(text), strategy=strategy)
         except InfeasibleBudgetError as error:
             refused[text] = error
     return plans, refused

@@ -21,12 +21,11 @@ from jaxckpt.planner.step_spec import step_from_spec
 def load_step(reference: str) -> Step:
     """Imports a reference and calls it; what the user's own code raises passes through."""
     function = _function(reference)
-    required = _required_parameters(function)
-    if required:
+    if not _takes(function):
         name = reference.rpartition(":")[2]
         raise _wrong(
             reference,
-            f"{name} takes {', '.join(required)}: perhaps it is the step itself",
+            f"{name} takes {_required_parameters(function)}: perhaps it is the step itself",
             "a function that takes nothing and returns (step, args)",
             f"def make_step(): return {name}, (...)",
         )
@@ -36,21 +35,20 @@ def load_step(reference: str) -> Step:
 def load_maker(reference: str) -> Callable[[int], Any]:
     """Imports a function that makes a step of a batch size; it is not called."""
     function = _function(reference)
-    required = _required_parameters(function)
-    if len(required) > 1 or not _takes_one(function):
+    if not _takes(function, 1):
         raise _wrong(
             reference,
-            f"it takes {', '.join(required) or 'nothing'}",
+            f"it takes {_required_parameters(function)}",
             "a function of the batch size alone that returns (step, args)",
             "def make_step(batch): return step, (..., jax.ShapeDtypeStruct((batch, ...), ...))",
         )
     return function
 
 
-def _takes_one(function: Callable[..., Any]) -> bool:
-    """True if the function can be called with one positional argument."""
+def _takes(function: Callable[..., Any], *args: int) -> bool:
+    """True if the function can be called with these arguments."""
     try:
-        inspect.signature(function).bind(1)
+        inspect.signature(function).bind(*args)
     except TypeError:
         return False
     except ValueError:  # some callables have no signature; calling them will tell
@@ -58,13 +56,11 @@ def _takes_one(function: Callable[..., Any]) -> bool:
     return True
 
 
-def _required_parameters(function: Callable[..., Any]) -> list[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some callables have no signature; calling them will tell
-        return []
+def _required_parameters(function: Callable[..., Any]) -> str:
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
+    parameters = inspect.signature(function).parameters.values()
+    required = (p.name for p in parameters if p.default is p.empty and p.kind not in optional)
+    return ", ".join(required) or "nothing"
 
 
 def _function(reference: str) -> Callable[..., Any]:
@@ -74,12 +70,16 @@ def _function(reference: str) -> Callable[..., Any]:
     module = (_file if place.endswith(".py") else _module)(reference, place, name)
     function = getattr(module, name, None)
     if not callable(function):
-        own = ((key, each) for key, each in vars(module).items() if inspect.isfunction(each) and key[0] != "_")
-        known = [key for key, each in own if each.__module__ == module.__name__]
+        known = _public_functions(module)
         near = _closest(name, known)
         needed = f"one of {', '.join(known) or 'none'}"
         raise _wrong(reference, f"no function {name!r} in {place}", needed, near and f"{place}:{near}")
     return function
+
+
+def _public_functions(module: ModuleType) -> list[str]:
+    public = ((key, each) for key, each in vars(module).items() if inspect.isfunction(each) and key[0] != "_")
+    return [key for key, each in public if each.__module__ == module.__name__]
 
 
 def _module(reference: str, place: str, name: str) -> ModuleType:

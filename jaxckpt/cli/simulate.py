@@ -1,7 +1,7 @@
 """`jaxckpt simulate`: rules of eviction on a step, over shares of its memory, with our static optimum beside them."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,42 +27,18 @@ def simulate(
     names = tuple(name.strip() for name in evictors.split(",") if name.strip())
     from jaxckpt.cli.reference import load_step
     from jaxckpt.dynamic import address_maps, compare_evictors, evictions_report, stepper_page
-    from jaxckpt.report import require_report_folder, save_page, save_text
+    from jaxckpt.report import save_text
 
-    for path in filter(None, (html, watch)):
-        require_report_folder(path)
-    shell = Shell(json=json)
+    shell = Shell(html, watch, json=json)
     with shell.progress() as say:
-        step = load_step(reference)
-        found = compare_evictors(
-            step.function,
-            *step.args,
-            evictors=names,
-            ratios=shares,
-            target=target,
-            basis=basis,
-            steps=steps,
-            optimum=optimum,
-            progress=say,
-            **step.argnums,
-        )
+        step: Any = load_step(reference)  # in the place of a function and its arguments
+        asked: dict[str, Any] = {"evictors": names, "target": target, "basis": basis, "steps": steps}
+        found = compare_evictors(step, ratios=shares, optimum=optimum, progress=say, **asked)
         if watch is not None:
             say(f"following every value at {at:g}")
-            maps = address_maps(
-                step.function,
-                *step.args,
-                ratio=at,
-                evictors=names,
-                target=target,
-                basis=basis,
-                steps=steps,
-                **step.argnums,
-            )
+            maps = address_maps(step, ratio=at, **asked)
             save_text(stepper_page(maps, title=f"{reference} at {at:g} of its memory"), watch)
-    report = evictions_report(found)
-    if html is not None:
-        save_page(report, html, title=f"jaxckpt simulate {reference}")
-    shell.show(report, found)
+    shell.show(evictions_report(found), found, page=html, title=f"jaxckpt simulate {reference}")
 
 
 def parse_ratios(text: str) -> tuple[float, ...]:

@@ -33,18 +33,10 @@ def _chain(trace: traceback.TracebackException) -> list[traceback.TracebackExcep
 
 
 def _shortened(stack: traceback.StackSummary) -> traceback.StackSummary:
-    if not stack or _is_ours(stack[-1]):
+    if not stack or stack[-1].filename.startswith(_OURS):
         return stack
-    rest = [frame for frame in stack if not _is_ours(frame) and not _is_caller(frame)]
+    rest = [frame for frame in stack if not any(part in frame.filename for part in (_OURS, *_CALLERS))]
     return traceback.StackSummary.from_list(rest) if any(map(_is_users, rest)) else stack
-
-
-def _is_ours(frame: traceback.FrameSummary) -> bool:
-    return frame.filename.startswith(_OURS)
-
-
-def _is_caller(frame: traceback.FrameSummary) -> bool:
-    return any(part in frame.filename for part in _CALLERS)
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:

@@ -7,22 +7,21 @@ before anything is compiled.
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import ComparisonError
 from jaxckpt._progress import Progress, silent
 from jaxckpt._step import Step
-from jaxckpt.comparison.comparison import Comparison
-from jaxckpt.comparison.differences import compare_footprints
+from jaxckpt.comparison.comparison import Comparison, compare_footprints
 from jaxckpt.compiler import Footprint, footprint, footprint_of_dump, load_footprint
 from jaxckpt.machine import Target
 from jaxckpt.planner import Plan, Planner, load_plan
 from jaxckpt.policy import Policy, load_policy, policies
 
 Version = Callable[..., Any] | Step | Plan | Policy | Footprint | str | Path
-"""All that can be compared. A new kind is added in `_read`, and in `_VersionCompiler.footprint` if it is compiled."""
+"""All that can be compared. A new kind is added in `_read`, and in `_footprint` if it is compiled."""
 _Read = Step | Plan | Policy | Footprint
 
 
@@ -74,8 +73,14 @@ def compare(
     planned = _read(step, target, with_args) if step is not None else next(steps, None)
     _check(read, target, planned)
     machine = Target(target) if isinstance(target, str) else target
-    work = _VersionCompiler(machine, planned if isinstance(planned, Step) else None, progress or silent)
-    return compare_footprints({name: work.footprint(name, version) for name, version in read.items()})
+    say = progress or silent
+
+    @cache  # one trace serves all plans and policies of a target
+    def planner(target: Target) -> Planner:
+        assert planned is not None, "checked before"
+        return Planner(planned, target=target, progress=say)
+
+    return compare_footprints({name: _footprint(name, each, machine, planner, say) for name, each in read.items()})
 
 
 def footprint_of_path(path: str | Path, *, target: Target | str | None = None) -> Footprint:
@@ -151,38 +156,23 @@ def _is_known(plan: Plan, target: Target | str | None) -> bool:
     return plan.footprint is not None and plan.footprint.memory is not None and plan.footprint.target == wanted
 
 
-class _VersionCompiler:
-    """Compiles what must be compiled; one trace serves all plans and policies of a target."""
-
-    def __init__(self, target: Target | None, planned: Step | None, say: Progress):
-        self._target = target
-        self._planned = planned
-        self._say = say
-        self._planners: dict[str, Planner] = {}
-
-    def footprint(self, name: str, version: _Read) -> Footprint:
-        """The footprint of a version."""
-        match version:
-            case Footprint():
-                return version
-            case Plan(footprint=Footprint() as known) if _is_known(version, self._target):
-                return known
-            case Plan():
-                self._say(f"carrying out {name}")
-                return self._planner(self._target or Target(version.target)).measure(version).footprint
-            case Policy():
-                self._say(f"carrying out {name}")
-                followed = self._planner(self._target).follow(version).footprint
-                assert followed is not None, "plans that are followed are compiled"
-                return followed
-            case Step():
-                assert self._target is not None, "checked before"
-                self._say(f"compiling {name} for {self._target.name}")
-                return footprint(version, target=self._target)
-
-    def _planner(self, target: Target | None) -> Planner:
-        assert target is not None, "checked before"
-        assert self._planned is not None, "checked before"
-        if target.name not in self._planners:
-            self._planners[target.name] = Planner(self._planned, target=target, progress=self._say)
-        return self._planners[target.name]
+def _footprint(
+    name: str, version: _Read, target: Target | None, planner: Callable[[Target], Planner], say: Progress
+) -> Footprint:
+    """The footprint of a version, compiled where it must be."""
+    match version:
+        case Footprint():
+            return version
+        case Plan(footprint=Footprint() as known) if _is_known(version, target):
+            return known
+        case Plan():
+            say(f"carrying out {name}")
+            return planner(target or Target(version.target)).measure(version).footprint
+    assert target is not None, "checked before"
+    if isinstance(version, Step):
+        say(f"compiling {name} for {target.name}")
+        return footprint(version, target=target)
+    say(f"carrying out {name}")
+    followed = planner(target).follow(version).footprint
+    assert followed is not None, "plans that are followed are compiled"
+    return followed

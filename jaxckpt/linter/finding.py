@@ -54,7 +54,7 @@ class Findings(Shown):
       findings: In the order of the lints.
     """
 
-    _report: ClassVar[str] = "jaxckpt.report.lint:findings_report"
+    _report: ClassVar[str] = "jaxckpt.report.checks:findings_report"
 
     step: str
     policy: str = ""

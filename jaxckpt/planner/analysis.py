@@ -51,7 +51,7 @@ class Analysis(Shown):
       phases_source: "names" where forward and backward were told apart by JAX's own marks, "structure" else.
     """
 
-    _report: ClassVar[str] = "jaxckpt.report.analysis:analysis_report"
+    _report: ClassVar[str] = "jaxckpt.report.plan:analysis_report"
 
     step: str
     target: str

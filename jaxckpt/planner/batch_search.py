@@ -77,7 +77,7 @@ class BatchSearch(Shown):
       compiles: How many programs were compiled.
     """
 
-    _report: ClassVar[str] = "jaxckpt.report.batches:batches_report"
+    _report: ClassVar[str] = "jaxckpt.report.search:batches_report"
 
     step: str
     target: str

@@ -41,7 +41,7 @@ class Explanation(Shown):
       recompute_s: Estimated seconds of recomputed ops.
     """
 
-    _report: ClassVar[str] = "jaxckpt.report.explanation:explanation_report"
+    _report: ClassVar[str] = "jaxckpt.report.plan:explanation_report"
 
     step: str
     policy: str

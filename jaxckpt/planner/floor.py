@@ -95,7 +95,7 @@ class Floor(Shown):
         by itself, computed from the compiled program with smaller buffers; nothing was compiled for it.
     """
 
-    _report: ClassVar[str] = "jaxckpt.report.floor:floor_report"
+    _report: ClassVar[str] = "jaxckpt.report.oom:floor_report"
 
     step: str
     footprint: Footprint

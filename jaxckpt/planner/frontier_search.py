@@ -61,7 +61,7 @@ class Frontier(Shown):
       dropped: Compiled plans that another one beats: smaller, or faster, and not worse otherwise.
     """
 
-    _report: ClassVar[str] = "jaxckpt.report.frontier:frontier_report"
+    _report: ClassVar[str] = "jaxckpt.report.search:frontier_report"
 
     step: str
     target: str

@@ -58,7 +58,7 @@ class Policy(Shown):
       policy "unnamed": (1) name = 'qkv': save; the rest: recompute
     """
 
-    _report: ClassVar[str] = "jaxckpt.report.policy:policy_report"
+    _report: ClassVar[str] = "jaxckpt.report.plan:policy_report"
 
     name: str = "unnamed"
     rules: tuple[Rule, ...] = ()

@@ -1,17 +1,12 @@
 """Reports: trees of tables, sentences and scatters built from data, and their lowering to text and to HTML.
 
 Read in this order: `tree` (what a report is), `text`, `html` and `svg` (how it is drawn), `rows` (what tables have in
-common), then one builder a file: `plan`, `analysis`, `machines`, `memory`, `comparison`, `policy`, `explanation`,
-`verification`, `lint`, `oom`, `floor`, `frontier`, `batches`; `trace_events` (a footprint for Perfetto), and the folder
-`picture` (the memory map).
+common), then one builder a file: `plan`, `machines`, `memory`, `comparison`, `checks`, `oom`, `search`;
+`trace_events` (a footprint for Perfetto), and the folder `picture` (the memory map).
 """
 
-from jaxckpt.report.analysis import analysis_report
-from jaxckpt.report.batches import batches_report
+from jaxckpt.report.checks import findings_report, verification_report
 from jaxckpt.report.comparison import comparison_data, comparison_report, to_csv, verdicts_report
-from jaxckpt.report.explanation import explanation_report
-from jaxckpt.report.floor import floor_report
-from jaxckpt.report.frontier import frontier_report
 from jaxckpt.report.html import (
     html_of,
     render_html,
@@ -22,16 +17,14 @@ from jaxckpt.report.html import (
     save_text,
     text_of,
 )
-from jaxckpt.report.lint import findings_report
 from jaxckpt.report.machines import calibration_report, targets_report
 from jaxckpt.report.memory import footprint_report
-from jaxckpt.report.oom import oom_report
-from jaxckpt.report.plan import plan_check_report, plan_report
-from jaxckpt.report.policy import policy_report
+from jaxckpt.report.oom import floor_report, oom_report
+from jaxckpt.report.plan import analysis_report, explanation_report, plan_check_report, plan_report, policy_report
 from jaxckpt.report.rows import table_of_known
+from jaxckpt.report.search import batches_report, frontier_report
 from jaxckpt.report.text import print_report, render_text
 from jaxckpt.report.tree import Chart, Column, Element, Line, Point, Scatter, Section, Table, Text
-from jaxckpt.report.verification import verification_report
 
 __all__ = [
     "Chart",

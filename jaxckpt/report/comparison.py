@@ -25,8 +25,8 @@ from jaxckpt.comparison import (
 from jaxckpt.hlo import ScopeMemory
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
 from jaxckpt.report.memory import role_text
-from jaxckpt.report.rows import array_text, layer_table, signed_bytes, table_of_known
-from jaxckpt.report.tree import Element, Point, Scatter, Section, Table, Text, columns
+from jaxckpt.report.rows import array_text, layer_table, memory_time_scatter, signed, signed_bytes, table_of_known
+from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 _NAMED = 3
 _SCOPE_ROWS = 12
@@ -42,8 +42,10 @@ def comparison_report(comparison: Comparison, *, depth: int | None = None) -> Se
     parts: list[Element] = [table_of_known("", _HEADINGS, cells)]
     parts += [Text(text=f"Note: {note}") for note in comparison.notes]
     if len(comparison.versions) > 1:
-        if sum(version.footprint.step_s > 0 for version in comparison.versions) > 1:
-            parts.append(_scatter(comparison))
+        timed = [(each.name, each.footprint) for each in comparison.versions if each.footprint.step_s]
+        if len(timed) > 1:
+            points = ((name, made.total_bytes, made.step_s, name in comparison.frontier) for name, made in timed)
+            parts.append(memory_time_scatter("total", points))
         parts += _differences(comparison, depth)
     first, *others = comparison.names
     against = ", ".join(others) if len(others) <= _NAMED else f"{len(others)} versions"
@@ -52,8 +54,9 @@ def comparison_report(comparison: Comparison, *, depth: int | None = None) -> Se
 
 def _differences(comparison: Comparison, depth: int | None) -> Iterator[Element]:
     if any(figures is not None for line in comparison.scopes for figures in line.figures):
-        held = _scopes(comparison, depth, "held from forward to backward", lambda row: row.held_bytes)
-        at_peak = _scopes(comparison, depth, "at the peak", lambda row: row.peak_bytes)
+        shallow = [line for line in comparison.scopes if depth is None or _depth(line.scope) <= depth]
+        held = _scopes(comparison.names, shallow, "held from forward to backward", lambda row: row.held_bytes)
+        at_peak = _scopes(comparison.names, shallow, "at the peak", lambda row: row.peak_bytes)
         yield Section(title="By scope", parts=(held, at_peak), folded=True)
     for peak in comparison.peaks:
         yield _peak(comparison.names[0], peak, folded=len(comparison.peaks) > 1)
@@ -97,55 +100,37 @@ def _cells(comparison: Comparison, version: ComparedVersion) -> Iterator[tuple[s
         yield "frontier", "yes"
 
 
-def _scatter(comparison: Comparison) -> Scatter:
-    points = (
-        Point(
-            name=version.name,
-            x=float(version.footprint.total_bytes),
-            y=version.footprint.step_s,
-            x_text=format_bytes(version.footprint.total_bytes),
-            y_text=format_seconds(version.footprint.step_s),
-            on_frontier=version.name in comparison.frontier,
-        )
-        for version in comparison.versions
-        if version.footprint.step_s
-    )
-    return Scatter(
-        title="Estimated time against memory", x_heading="total", y_heading="estimated step", points=tuple(points)
-    )
-
-
 def _scopes(
-    comparison: Comparison, depth: int | None, words: str, figure: Callable[[ScopeMemory], int]
+    names: Sequence[str], lines: Sequence[ScopeFigures], words: str, figure: Callable[[ScopeMemory], int]
 ) -> Table | Text:
     """One row a scope of which the versions differ, largest difference first; folded layers are added up."""
-
-    def bytes_of(lines: Sequence[ScopeFigures]) -> tuple[int, ...]:
-        """For each version the sum over lines."""
-        columns_of = zip(*(line.figures for line in lines), strict=True)
-        return tuple(sum(figure(row) for row in column if row is not None) for column in columns_of)
-
-    shallow = [line for line in comparison.scopes if depth is None or _depth(line.scope) <= depth]
-    groups = fold_layers(shallow, scope=lambda line: line.scope, alike=lambda _: None)
-    found = [(bytes_of(group.items), group.scope, layer_ranges(sorted(group.layers))) for group in groups]
-    differing = [each for each in found if len(set(each[0])) > 1]
+    groups = fold_layers(lines, scope=lambda line: line.scope, alike=lambda _: None)
+    found = [(_bytes_of(group.items, figure), group) for group in groups]
+    differing = [(sizes, group) for sizes, group in found if len(set(sizes)) > 1]
     same = len(found) - len(differing)
     if not differing:
         return Text(text=f"Bytes {words}: the same in all versions, for each of {same} scopes.")
     differing.sort(key=lambda each: -max(abs(size - each[0][0]) for size in each[0]))
-    rows = []
-    for sizes, scope, layers in differing:
-        changes = (signed_bytes(size - sizes[0], zero="0 B") for size in sizes[1:])
-        rows.append((scope or "whole step", layers, *map(format_bytes, sizes), *changes))
-    headings = [f">{name} - {comparison.names[0]}" for name in comparison.names[1:]]
+    headings = (*(f">{name}" for name in names), *(f">{name} - {names[0]}" for name in names[1:]))
     return Table(
         title=f"Bytes {words}",
-        columns=columns("scope", "layers", *(f">{name}" for name in comparison.names), *headings),
-        rows=tuple(rows),
+        columns=columns("scope", "layers", *headings),
+        rows=tuple(_scope_row(sizes, group) for sizes, group in differing),
         notes=(f"{same} scopes take the same in all versions.",) if same else (),
         compact_rows=_SCOPE_ROWS,
-        rest=f"and {len(rows) - _SCOPE_ROWS} more scopes",
+        rest=f"and {len(differing) - _SCOPE_ROWS} more scopes",
     )
+
+
+def _bytes_of(lines: Sequence[ScopeFigures], figure: Callable[[ScopeMemory], int]) -> tuple[int, ...]:
+    """For each version the sum over lines."""
+    versions = zip(*(line.figures for line in lines), strict=True)
+    return tuple(sum(figure(row) for row in rows if row is not None) for rows in versions)
+
+
+def _scope_row(sizes: tuple[int, ...], group: Layers[ScopeFigures]) -> tuple[str, ...]:
+    changes = (signed_bytes(size - sizes[0], zero="0 B") for size in sizes[1:])
+    return group.scope or "whole step", layer_ranges(sorted(group.layers)), *map(format_bytes, sizes), *changes
 
 
 def _depth(scope: str) -> int:
@@ -236,18 +221,12 @@ def _verdict_row(verdict: Verdict) -> tuple[str, ...]:
         verdict.subject,
         verdict.word,
         f"{verdict.value_count} ({format_bytes(verdict.value_bytes)})",
-        _signed(verdict.bytes_change, format_bytes(abs(verdict.bytes_change))),
-        _signed(verdict.host_bytes_change, format_bytes(abs(verdict.host_bytes_change))),
-        _signed(verdict.flops_change, f"{abs(verdict.flops_change) / 1e9:.3g}"),
-        _signed(verdict.step_s_change, format_seconds(abs(verdict.step_s_change))),
+        signed(verdict.bytes_change, format_bytes),
+        signed(verdict.host_bytes_change, format_bytes),
+        signed(verdict.flops_change, lambda flops: f"{flops / 1e9:.3g}"),
+        signed(verdict.step_s_change, format_seconds),
         verdict.why,
     )
-
-
-def _signed(change: float, text: str) -> str:
-    if not change:
-        return "="
-    return f"{'+' if change > 0 else '-'}{text}"
 
 
 ### For other programs

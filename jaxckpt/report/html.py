@@ -1,9 +1,9 @@
 """Reports as HTML that stands alone: compact first, unfolding to everything, light and dark.
 
 No script, nothing fetched: unfolding is `<details>`, pictures are SVG in their place. Colours are those of the page
-around it, at less strength, so that a notebook's light and dark themes both fit. All rules of style begin with our own
-class, twice: nothing of the page around changes, and a notebook's rules for tables do not win over ours. Every text of
-a report is escaped.
+around it, at less strength, so that a notebook's light and dark themes both fit. All rules of `html.css` begin with our
+own class, twice: nothing of the page around changes, and a notebook's rules for tables do not win over ours. Every text
+of a report is escaped.
 
 Read after `tree`.
 """
@@ -11,6 +11,7 @@ Read after `tree`.
 import html
 import re
 from collections.abc import Iterable, Iterator
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +27,7 @@ _DEEPEST = 6
 _UNSHOWABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 """Control characters and what is no character: HTML may not hold them, and files cannot."""
 
-_RULES = (
-    ("", "font: 13px/1.45 system-ui, sans-serif; color: inherit; max-width: 100%; overflow-x: auto"),
-    ("h1, h2, h3, h4, h5, h6", "font-size: 1.05em; font-weight: 600; margin: .8em 0 .3em; color: inherit"),
-    ("h1", "font-size: 1.3em; margin-top: 0"),
-    ("p", "margin: .3em 0; white-space: pre-line; max-width: 60em"),
-    ("p.note", "opacity: .75"),
-    ("details", "margin: .4em 0"),
-    ("details > :not(summary)", "margin-left: 1em"),
-    ("summary", "cursor: pointer; font-weight: 600; width: fit-content"),
-    ("summary.rest", "font-weight: 400; opacity: .75"),
-    ("table", "border-collapse: collapse; margin: .3em 0; width: auto; font-size: inherit; color: inherit"),
-    ("caption", "text-align: left; font-weight: 600; padding: .2em 0; color: inherit; caption-side: top"),
-    ("tr", "background: none"),
-    ("tbody tr:hover", "background: rgba(128, 128, 128, .14)"),
-    (
-        "th, td",
-        "text-align: left; vertical-align: top; padding: .12em .9em .12em 0; border: 0; max-width: 40em;"
-        " overflow-wrap: anywhere; white-space: pre-wrap; background: none; color: inherit",
-    ),
-    ("th", "font-weight: 600; opacity: .75; border-bottom: 1px solid rgba(128, 128, 128, .5)"),
-    ("th.figures, td.figures", "text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap"),
-    ("figure", "margin: .5em 0"),
-    ("figcaption", "font-weight: 600"),
-    ("svg", "width: 100%; max-width: 46em; height: auto; color: inherit"),
-)
+_STYLE = files("jaxckpt.report").joinpath("html.css").read_text(encoding="utf-8")
 _PAGE = "body { margin: 2em; background: Canvas; color: CanvasText } :root { color-scheme: light dark }"
 
 
@@ -77,7 +54,7 @@ def text_of(data: Any) -> str:
 def render_html(part: Element) -> str:
     """A report as a piece of HTML, one element with its style, for a notebook or another page."""
     inner = "".join(_lowered(part, 1))
-    return f'<div class="{_CLASS}"><style>{"".join(_style())}</style>{inner}</div>'
+    return f'<div class="{_CLASS}"><style>{_STYLE}</style>{inner}</div>'
 
 
 def render_page(part: Element, *, title: str = "jaxckpt") -> str:
@@ -106,13 +83,6 @@ def require_report_folder(path: str | Path) -> None:
 
 def _called(path: str | Path) -> str:
     return f"the report {str(path)!r} cannot be written"
-
-
-def _style() -> Iterator[str]:
-    scope = f".{_CLASS}.{_CLASS}"
-    for selectors, rules in _RULES:
-        chosen = ", ".join(f"{scope} {selector}".strip() for selector in selectors.split(", "))
-        yield f"{chosen} {{ {rules} }}\n"
 
 
 def _lowered(part: Element, level: int) -> Iterator[str]:

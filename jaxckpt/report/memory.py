@@ -14,7 +14,7 @@ from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer, Kernel, MemoryMap, Part, ScopeMemory, seconds_by_part
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
 from jaxckpt.machine import Target
-from jaxckpt.report.rows import array_text, layer_table, more_kinds, short_source, signed_bytes
+from jaxckpt.report.rows import array_text, layer_table, more_kinds, short_source, signed_bytes, table_of_known
 from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 _BUFFER_ROWS = 12
@@ -206,32 +206,25 @@ def _range(rows: tuple[ScopeMemory, ...], figure: Callable[[ScopeMemory], int]) 
 
 
 def _by_part(memory: MemoryMap, seconds: Mapping[Part, float]) -> Section:
-    alive = memory.alive_at(memory.peak)
     parts = [part for part in Part if any(kernel.part is part for kernel in memory.kernels)]
-    rows = [_part_row(memory.kernels, alive, part) for part in parts]
-    if seconds:
-        rows = [(*row, format_seconds(seconds[part])) for row, part in zip(rows, parts, strict=True)]
     unpriced = sum(not kernel.is_priced for kernel in memory.kernels)
     note = f"The arithmetic of {unpriced} kernels could not be read: GFLOP and the estimated step are too low by it."
-    table = Table(
-        columns=columns(
-            "part", ">kernels", ">GFLOP", ">traffic", ">at the peak", *([">time (est.)"] if seconds else [])
-        ),
-        rows=tuple(rows),
-        notes=(note,) if unpriced else (),
-    )
+    headings = ("part", "kernels", "GFLOP", "traffic", "at the peak", "time (est.)")
+    rows = [dict(_part_cells(memory, part, seconds)) for part in parts]
+    table = table_of_known("", headings, rows, notes=(note,) if unpriced else ())
     return Section(title="By part of the step", parts=(table,), folded=True)
 
 
-def _part_row(kernels: tuple[Kernel, ...], alive: tuple[Buffer, ...], part: Part) -> tuple[str, ...]:
-    own = [kernel for kernel in kernels if kernel.part is part]
-    return (
-        str(part),
-        str(len(own)),
-        f"{sum(k.flops * k.count for k in own) / 1e9:.4g}",
-        format_bytes(sum(k.traffic_bytes * k.count for k in own)),
-        format_bytes(sum(b.size_bytes for b in alive if b.part is part)),
-    )
+def _part_cells(memory: MemoryMap, part: Part, seconds: Mapping[Part, float]) -> Iterator[tuple[str, str]]:
+    kernels = [kernel for kernel in memory.kernels if kernel.part is part]
+    alive = [buffer.size_bytes for buffer in memory.alive_at(memory.peak) if buffer.part is part]
+    yield "part", str(part)
+    yield "kernels", str(len(kernels))
+    yield "GFLOP", f"{sum(k.flops * k.count for k in kernels) / 1e9:.4g}"
+    yield "traffic", format_bytes(sum(k.traffic_bytes * k.count for k in kernels))
+    yield "at the peak", format_bytes(sum(alive))
+    if seconds:
+        yield "time (est.)", format_seconds(seconds[part])
 
 
 def _seconds(footprint: Footprint, memory: MemoryMap) -> dict[Part, float]:

@@ -1,18 +1,26 @@
-"""A plan as a report: what was asked, what it takes, what happens to which values.
+"""Reports of decisions about values: a plan and a check of one, an explanation, a policy; and an analysis before any.
 
 Read after `rows`.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
 
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.ir import Recompute
 from jaxckpt.ir.layers import Layers
-from jaxckpt.planner import Described, Plan, PlanCheck
+from jaxckpt.planner import Analysis, Described, Explained, Explanation, Plan, PlanCheck, ScopeResiduals
+from jaxckpt.policy import Policy, Rule
 from jaxckpt.report.rows import array_text, layer_table, more_kinds, short_source
 from jaxckpt.report.tree import Element, Section, Table, Text, columns
 
 _MOST_ROWS = 24
+_MOST_EXPLAINED = 40
+
+
+### Plans
 
 
 def plan_report(plan: Plan) -> Section:
@@ -29,11 +37,11 @@ def plan_report(plan: Plan) -> Section:
 def plan_check_report(checked: PlanCheck) -> Section:
     """A plan of before: whether it is valid here, why not, what changed, and its figures now."""
     title = "The plan is valid here" if checked.ok else "The plan is not valid here"
-    reasons = (Text(text=f"Reason: {problem}") for problem in checked.problems)
-    changes = (Text(text=change) for change in checked.changes)
-    rows = () if checked.total_bytes is None else tuple(_summary_rows(checked.plan))
-    summary = (Table(columns=columns("", ">"), rows=rows),) if rows else ()
-    return Section(title=title, parts=(*reasons, *changes, *summary))
+    sentences = (*(f"Reason: {problem}" for problem in checked.problems), *checked.changes)
+    parts: list[Element] = [Text(text=sentence) for sentence in sentences]
+    if checked.total_bytes is not None:
+        parts.append(Table(columns=columns("", ">"), rows=tuple(_summary_rows(checked.plan))))
+    return Section(title=title, parts=tuple(parts))
 
 
 def _summary_rows(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -61,10 +69,15 @@ def _kept(plan: Plan) -> Table:
     def alike(d: Described) -> tuple[object, ...]:
         return d.primitive, d.name, d.shape, d.dtype, d.source, plan.decisions[d.value]
 
+    def cells(group: Layers[Described]) -> tuple[int | str, ...]:
+        first, total_bytes = group.items[0], sum(d.size_bytes for d in group.items)
+        each = format_bytes(first.size_bytes)
+        return total_bytes, _array(first), each, format_bytes(total_bytes), short_source(first.source)
+
     return layer_table(
         [d for d in plan.described if not isinstance(plan.decisions[d.value], Recompute)],
         ("value", ">each", ">all", "made at"),
-        _cells,
+        cells,
         scope=lambda d: d.scope,
         alike=alike,
         title="Kept",
@@ -73,11 +86,8 @@ def _kept(plan: Plan) -> Table:
     )
 
 
-def _cells(group: Layers[Described]) -> tuple[int | str, ...]:
-    first = group.items[0]
-    total_bytes = sum(d.size_bytes for d in group.items)
-    value = array_text(first.dtype, first.shape, first.name or first.primitive)
-    return total_bytes, value, format_bytes(first.size_bytes), format_bytes(total_bytes), short_source(first.source)
+def _array(value: Described) -> str:
+    return array_text(value.dtype, value.shape, value.name or value.primitive)
 
 
 def _dropped(plan: Plan) -> Text:
@@ -103,3 +113,135 @@ def _attempts(plan: Plan) -> Table:
             for attempt in plan.attempts
         ),
     )
+
+
+### Explanations
+
+
+def explanation_report(explanation: Explanation) -> Section:
+    """Values by who decided about them; equal layers said once."""
+    table = layer_table(
+        explanation.values,
+        ("value", ">all layers", "decided by", "happens", "why", "overruled"),
+        _explained_cells,
+        scope=lambda each: each.value.scope,
+        alike=_explained_alike,
+        shown=_MOST_EXPLAINED,
+    )
+    totals = (
+        f"Predicted total {format_bytes(explanation.predicted_bytes)}, with everything saved"
+        f" {format_bytes(explanation.unplanned_bytes)}; {format_seconds(explanation.recompute_s)} of work runs again."
+        " Nothing was compiled."
+    )
+    title = f'{explanation.step} under "{explanation.policy}"'
+    return Section(title=title, parts=(Text(text=totals), table))
+
+
+def _explained_alike(each: Explained) -> tuple[object, ...]:
+    named = each.value.name, each.value.primitive, _array(each.value)
+    return *named, each.by, each.carried_out, each.why, each.overruled
+
+
+def _explained_cells(group: Layers[Explained]) -> tuple[int | str, ...]:
+    first, in_layer = group.items[0], len(group.members[0])
+    array = _array(first.value)
+    return (
+        0,  # in the order of the step
+        f"{in_layer} x {array}" if in_layer > 1 else array,
+        format_bytes(sum(each.value.size_bytes for each in group.items)),
+        first.by,
+        "left to the compiler" if first.carried_out is None else type(first.carried_out).__name__.lower(),
+        first.why,
+        "; ".join(first.overruled),
+    )
+
+
+### Policies
+
+
+def policy_report(policy: Policy) -> Section:
+    """Rules in order, the first that matches decides; then the rest."""
+    words = [Text(text=text) for text in (policy.models and f"For {policy.models}.", policy.about.strip()) if text]
+    rest = ("", "everything else", policy.default, "", "")
+    table = Table(
+        columns=columns(">rule", "matches", "decision", "strength", "why"),
+        rows=(*(_rule_row(number, rule) for number, rule in enumerate(policy.rules, 1)), rest),
+    )
+    return Section(title=f"Policy {policy.name}", parts=(*words, table))
+
+
+def _rule_row(number: int, rule: Rule) -> tuple[str, ...]:
+    given = [(each.name, getattr(rule.match, each.name)) for each in fields(rule.match)]
+    match = ", ".join(f"{key} = {_condition(key, value)}" for key, value in given if value is not None)
+    return str(number), match or "everything", type(rule.decision).__name__.lower(), rule.strength, rule.note
+
+
+def _condition(key: str, value: Any) -> str:
+    return format_bytes(value) if key.endswith("_bytes") else repr(value)
+
+
+### Analyses
+
+
+def analysis_report(analysis: Analysis, *, depth: int | None = None) -> Section:
+    """Totals and the residuals by scope, equal layers folded; scopes below a depth are added up."""
+    totals = (
+        ("arguments", format_bytes(analysis.argument_bytes)),
+        ("arrays closed over", format_bytes(analysis.constant_bytes)),
+        ("kept from forward to backward", format_bytes(analysis.kept_bytes)),
+        ("  were each residual an array", format_bytes(analysis.residual_bytes)),
+        ("predicted total, nothing recomputed", format_bytes(analysis.unplanned_bytes)),
+        ("predicted total, everything recomputed", format_bytes(analysis.smallest_bytes)),
+        (f"predicted step on {analysis.target}", format_seconds(analysis.unplanned_s)),
+    )
+    table = layer_table(
+        [row for row in _cut(analysis.scopes, depth) if row.residual_count or row.kept_bytes],
+        (">residuals", ">kept", ">all layers", ">recompute", "largest", "made at"),
+        _residual_cells,
+        scope=lambda row: row.scope,
+        alike=lambda row: (row.residual_count, row.kept_bytes),
+        title="Residuals by scope",
+        shown=_MOST_ROWS,
+    )
+    parts = (Table(columns=columns("", ">"), rows=totals), table, Text(text=" ".join(_analysis_notes(analysis))))
+    return Section(title=f"{analysis.step}: {analysis.op_count} ops", parts=parts)
+
+
+def _analysis_notes(analysis: Analysis) -> Iterator[str]:
+    yield "Predictions; nothing was compiled."
+    if analysis.phases_source == "structure":
+        yield "JAX left no marks of differentiation here: forward and backward were told apart by structure."
+    if analysis.unpriced:
+        listed = ", ".join(f"{name} ({count})" for name, count in analysis.unpriced)
+        yield f"Priced by traffic alone, since nobody knows their work: {listed}."
+
+
+def _residual_cells(group: Layers[ScopeResiduals]) -> tuple[int | str, ...]:
+    first, largest = group.items[0], group.items[0].largest
+    total_bytes = sum(row.kept_bytes for row in group.items)
+    return (
+        total_bytes,
+        str(first.residual_count),
+        format_bytes(first.kept_bytes),
+        format_bytes(total_bytes),
+        format_seconds(first.recompute_s),
+        _array(largest) if largest else "",
+        short_source(largest.source) if largest else "",
+    )
+
+
+def _cut(scopes: tuple[ScopeResiduals, ...], depth: int | None) -> list[ScopeResiduals]:
+    """Scopes cut to a depth, those that become equal added up."""
+    if depth is None:
+        return list(scopes)
+    groups: defaultdict[str, list[ScopeResiduals]] = defaultdict(list)
+    for row in scopes:
+        groups["/".join(row.scope.split("/")[:depth])].append(row)
+    return [_added_up(scope, rows) for scope, rows in groups.items()]
+
+
+def _added_up(scope: str, rows: list[ScopeResiduals]) -> ScopeResiduals:
+    summed = ("residual_count", "residual_bytes", "kept_bytes", "recompute_s", "reader_count")
+    sums: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in summed}
+    largest = max((row.largest for row in rows if row.largest), key=lambda d: d.size_bytes, default=None)
+    return ScopeResiduals(scope=scope, largest=largest, **sums)

@@ -6,9 +6,9 @@ Read after `tree`.
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from jaxckpt._units import format_bytes
+from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.ir.layers import Layers, fold_layers, layer_ranges
-from jaxckpt.report.tree import Table, columns
+from jaxckpt.report.tree import Point, Scatter, Table, columns
 
 _Item = TypeVar("_Item")
 
@@ -64,6 +64,23 @@ def table_of_known(
     )
 
 
+def memory_time_scatter(x_heading: str, points: Iterable[tuple[str, int, float, bool]]) -> Scatter:
+    """Estimated time against memory, of points by name, bytes, seconds, and whether they are on the frontier."""
+    drawn = (
+        Point(
+            name=name,
+            x=float(total_bytes),
+            y=step_s,
+            x_text=format_bytes(total_bytes),
+            y_text=format_seconds(step_s),
+            on_frontier=on_frontier,
+        )
+        for name, total_bytes, step_s, on_frontier in points
+    )
+    title = "Estimated time against memory"
+    return Scatter(title=title, x_heading=x_heading, y_heading="estimated step", points=tuple(drawn))
+
+
 def array_text(dtype: str, shape: Sequence[int], name: str | None = "") -> str:
     """Short text of an array: "float32[2,3] name"."""
     return f"{dtype}[{','.join(map(str, shape))}] {name or ''}".rstrip()
@@ -81,4 +98,9 @@ def signed_bytes(change: int, *, zero: str = "") -> str:
       >>> signed_bytes(1024), signed_bytes(-1024), signed_bytes(0, zero="0 B")
       ('+1 KiB', '-1 KiB', '0 B')
     """
-    return f"{'+' if change > 0 else '-'}{format_bytes(abs(change))}" if change else zero
+    return signed(change, format_bytes, zero=zero)
+
+
+def signed(change: Any, written: Callable[[Any], str], *, zero: str = "=") -> str:
+    """A difference with its sign, its amount written by a function."""
+    return f"{'+' if change > 0 else '-'}{written(abs(change))}" if change else zero

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from jaxckpt.report.tree import Chart, Element, Scatter, Section, Table, Text
+from jaxckpt.report.tree import Chart, Element, Point, Scatter, Section, Table, Text
 
 UNLIMITED = 10_000
 """Columns of what is no terminal: tables are as wide as their content."""
@@ -75,15 +75,19 @@ def _plotted(scatter: Scatter) -> str:
     """A plot in characters with a legend; what is on the frontier has a star in the legend."""
     if not scatter.points:
         return f" {scatter.title}: nothing to draw\n"
-    grid = [[" "] * _PLOT_WIDTH for _ in range(_PLOT_HEIGHT)]
     marked = list(zip(_MARKS, [point for point in scatter.points if point.name], strict=False))
-    small = [(".", point) for point in scatter.points if not point.name]
-    for mark, point in (*small, *reversed(marked)):  # where two fall on one place, the first is seen
-        right, up = scatter.place(point)
-        grid[round((1 - up) * (_PLOT_HEIGHT - 1))][round(right * (_PLOT_WIDTH - 1))] = mark
-    rows = [f" |{''.join(row)}".rstrip() for row in grid]
     low, high = min(scatter.points, key=lambda p: p.x), max(scatter.points, key=lambda p: p.x)
     room = _PLOT_WIDTH - len(low.x_text)
     axis = [f" +{'-' * _PLOT_WIDTH}", f"  {low.x_text}{high.x_text:>{room}}  {scatter.x_heading}"]
     legend = [f"  {mark}{'*' if p.on_frontier else ' '} {p.name}: {p.x_text}, {p.y_text}" for mark, p in marked]
-    return "\n".join((f" {scatter.title} (up: {scatter.y_heading})", *rows, *axis, "", *legend, ""))
+    title = f" {scatter.title} (up: {scatter.y_heading})"
+    return "\n".join((title, *_grid(scatter, marked), *axis, "", *legend, ""))
+
+
+def _grid(scatter: Scatter, marked: list[tuple[str, Point]]) -> list[str]:
+    grid = [[" "] * _PLOT_WIDTH for _ in range(_PLOT_HEIGHT)]
+    small = [(".", point) for point in scatter.points if not point.name]
+    for mark, point in (*small, *reversed(marked)):  # where two fall on one place, the first is seen
+        right, up = scatter.place(point)
+        grid[round((1 - up) * (_PLOT_HEIGHT - 1))][round(right * (_PLOT_WIDTH - 1))] = mark
+    return [f" |{''.join(row)}".rstrip() for row in grid]

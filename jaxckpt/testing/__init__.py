@@ -4,9 +4,9 @@
 pytest fixture `jaxckpt_snapshot` keeps what a step takes as a small file beside the tests and fails where a change
 costs more than a tolerance. Both say which layers the bytes are in.
 
-Read in this order: `fits`; then `snapshot` (what is kept), `file` (how), `change` (two of them), `check` (what the
-fixture does), `plugin` (pytest), `tables` (what is shown). Nothing is loaded before it is used, since pytest loads
-plugins at every start.
+Read in this order: `snapshot` (bytes by scope), `fits`; then `file` (snapshots kept), `change` (two of them), `check`
+(what the fixture does), `plugin` (pytest). Nothing is loaded before it is used, since pytest loads plugins at every
+start.
 """
 
 from importlib import import_module

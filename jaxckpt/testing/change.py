@@ -9,7 +9,13 @@ from functools import cached_property
 
 from jaxckpt._errors import BudgetError
 from jaxckpt._units import budget_bytes, format_bytes
+from jaxckpt.ir.layers import Layers
+from jaxckpt.report import Section, Table
+from jaxckpt.report.rows import layer_table, signed_bytes
+from jaxckpt.report.tree import columns
 from jaxckpt.testing.snapshot import ScopeBytes, Snapshot, natural_order
+
+_MOST_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,3 +141,62 @@ def signed_share(change: int, before: int) -> str:
     """
     share = 100 * change / before if before else math.inf
     return f"{share:+.1f}%" if math.isfinite(share) else "from nothing"
+
+
+### As a report
+
+
+def change_report(change: Change) -> Section:
+    """Two snapshots: figures that changed, then scopes that changed, equal layers folded."""
+    tables = (_figures_table(change), *((_scopes_table(change),) if change.scopes else ()))
+    return Section(title="Snapshot and now", parts=tables)
+
+
+def _figures_table(change: Change) -> Table:
+    before, after = change.before, change.after
+    figures = (
+        ("total", before.total_bytes, after.total_bytes),
+        ("arguments", before.argument_bytes, after.argument_bytes),
+        ("results", before.output_bytes, after.output_bytes),
+        ("  of these in donated arguments", before.alias_bytes, after.alias_bytes),
+        ("temporaries", before.temp_bytes, after.temp_bytes),
+        ("  of these alive at the peak", before.peak_bytes, after.peak_bytes),
+        ("program and constants", before.program_bytes, after.program_bytes),
+        ("host memory", before.host_bytes, after.host_bytes),
+    )
+    return Table(
+        columns=columns("", ">snapshot", ">now", ">change"),
+        rows=tuple(
+            (name, format_bytes(was), format_bytes(now), signed_bytes(now - was))
+            for name, was, now in figures
+            if was != now
+        ),
+        notes=change.notes,
+    )
+
+
+def _scopes_table(change: Change) -> Table:
+    return layer_table(
+        change.scopes,
+        (">peak: was", ">now", ">all layers", ">held: was", ">now", ">all layers"),
+        _change_cells,
+        scope=lambda each: each.scope,
+        alike=lambda each: each.figures,
+        title="By layer: alive at the peak, and held from forward to backward",
+        shown=_MOST_ROWS,
+        rest=lambda count, _: f"and {count} more that changed less",
+    )
+
+
+def _change_cells(group: Layers[ScopeChange]) -> tuple[int | str, ...]:
+    held_was, held_now, peak_was, peak_now = group.items[0].figures
+    held, peak = (sum(sizes) for sizes in zip(*((i.held_bytes, i.peak_bytes) for i in group.items), strict=True))
+    return (
+        max(abs(held), abs(peak)),
+        format_bytes(peak_was),
+        format_bytes(peak_now),
+        signed_bytes(peak),
+        format_bytes(held_was),
+        format_bytes(held_now),
+        signed_bytes(held),
+    )

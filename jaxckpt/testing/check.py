@@ -16,11 +16,10 @@ from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
 from jaxckpt.report import render_text
 from jaxckpt.report.rows import signed_bytes
-from jaxckpt.testing.change import Change, signed_share, tolerance_from
+from jaxckpt.testing.change import Change, change_report, signed_share, tolerance_from
 from jaxckpt.testing.file import Owner, load_snapshot, save_snapshot, snapshot_path
 from jaxckpt.testing.fits import measured
 from jaxckpt.testing.snapshot import DEPTH, Snapshot, snapshot_from_footprint
-from jaxckpt.testing.tables import change_report
 
 
 class WriteMode(enum.StrEnum):

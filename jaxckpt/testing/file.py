@@ -9,27 +9,18 @@ Read after `snapshot`.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import tomlkit
 
 from jaxckpt._errors import SnapshotFileError
 from jaxckpt._files import write_atomically
-from jaxckpt._records import (
-    NOT_NEGATIVE,
-    TomlTable,
-    digest,
-    parse_toml,
-    read_document,
-    read_record,
-    shared_fields,
-    table_from_record,
-)
+from jaxckpt._records import RecordReader, TomlTable, digest, parse_toml, read_document, table_from_record
 from jaxckpt._units import format_bytes
 from jaxckpt.ir.layers import fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
-from jaxckpt.testing.snapshot import ScopeBytes, Snapshot, natural_order
+from jaxckpt.testing.snapshot import Bytes, ScopeBytes, Snapshot, natural_order
 
 FORMAT = "jaxckpt snapshot"
 VERSION = 1
@@ -118,8 +109,6 @@ def load_snapshot(path: str | Path, *, owner: Owner) -> Snapshot:
 
 ### As a record
 
-_Bytes = Annotated[int, NOT_NEGATIVE]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
@@ -127,39 +116,33 @@ class _Line:
 
     scope: str
     layers: str | None = None
-    held_bytes: _Bytes
-    peak_bytes: _Bytes
+    held_bytes: Bytes
+    peak_bytes: Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _SnapshotFile:
-    """The keys of a file, in their order."""
+class _Envelope:
+    """The keys of a file around those of its snapshot; scopes are folded."""
 
     format: str = FORMAT
     version: int = VERSION
     test: str
     name: str
-    target: str
-    jax_version: str
-    compiler_version: str
-    compiler_options: tuple[tuple[str, str], ...]
     total_bytes: int
-    argument_bytes: _Bytes
-    output_bytes: _Bytes
-    alias_bytes: _Bytes
-    temp_bytes: _Bytes
-    program_bytes: _Bytes
-    host_bytes: _Bytes
-    depth: Annotated[int, NOT_NEGATIVE]
-    is_mapped: bool
     scopes: tuple[_Line, ...]
     digest: str = ""
 
 
+_AROUND = tuple(each.name for each in fields(_Envelope))
+
+
 def _table(snapshot: Snapshot, owner: Owner) -> TomlTable:
-    own = {"test": owner.test, "name": owner.name, "total_bytes": snapshot.total_bytes}
-    own["scopes"] = tuple(_lines(snapshot))
-    table = table_from_record(_SnapshotFile(**shared_fields(snapshot, _SnapshotFile) | own))
+    lines = tuple(_lines(snapshot))
+    envelope = _Envelope(test=owner.test, name=owner.name, total_bytes=snapshot.total_bytes, scopes=lines)
+    around = table_from_record(envelope)
+    folded = {"scopes": around.pop("scopes")}
+    del around["digest"]
+    table = around | table_from_record(snapshot) | folded
     return table | {"digest": _digest(table)}
 
 
@@ -179,16 +162,20 @@ def _lines(snapshot: Snapshot) -> Iterator[_Line]:
 
 def _snapshot(table: TomlTable, owner: Owner) -> Snapshot:
     """The snapshot in a file's table."""
-    file = read_record(_SnapshotFile, table)
-    if file.digest != _digest(table):
+    reader = RecordReader()
+    around = {key: value for key, value in table.items() if key in _AROUND}
+    envelope: _Envelope = reader.record(_Envelope, around, "")
+    snapshot: Snapshot = reader.record(Snapshot, {key: table[key] for key in table.keys() - around.keys()}, "")
+    reader.done()
+    if envelope.digest != _digest(table):
         raise ValueError("its digest is not that of its contents: it was edited or merged after it was written")
-    found = Owner(test=file.test, name=file.name)
+    found = Owner(test=envelope.test, name=envelope.name)
     if found != owner:
         raise ValueError(f"it is the snapshot of {found}, not of {owner}")
-    scopes = sorted(_scopes(file.scopes), key=lambda each: natural_order(each.scope))
-    snapshot = Snapshot(**shared_fields(file, Snapshot) | {"scopes": tuple(scopes)})
-    if file.total_bytes != snapshot.total_bytes:
-        raise ValueError(f"its total is {file.total_bytes}, and its parts add up to {snapshot.total_bytes}")
+    scopes = sorted(_scopes(envelope.scopes), key=lambda each: natural_order(each.scope))
+    snapshot = replace(snapshot, scopes=tuple(scopes))
+    if envelope.total_bytes != snapshot.total_bytes:
+        raise ValueError(f"its total is {envelope.total_bytes}, and its parts add up to {snapshot.total_bytes}")
     return snapshot
 
 

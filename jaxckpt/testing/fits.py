@@ -1,17 +1,27 @@
 """A budget asserted in a test: the step is compiled, and must not take more.
 
-Read after `tables`.
+The error has a table of what holds the bytes. Read after `snapshot`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxckpt._errors import ArgumentError, BudgetError, FootprintAssertionError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.compiler import Footprint, footprint
+from jaxckpt.hlo import Buffer
+from jaxckpt.ir.layers import fold_layers, layer_ranges
 from jaxckpt.machine import Target
-from jaxckpt.report import render_text
-from jaxckpt.testing.tables import holders_table
+from jaxckpt.report import Table, render_text
+from jaxckpt.report.rows import array_text, short_source
+from jaxckpt.report.tree import columns
+from jaxckpt.testing.snapshot import DEPTH, bytes_by_scope, cut_scope
+
+_MOST_ROWS = 16
+_EXPLAINED = (
+    "Temporaries alive at the peak by scope, a layer each and all; then what is no temporary: (results) are those that"
+    " take over no argument; (gaps at the peak) are allocated and not alive."
+)
 
 
 def assert_fits(
@@ -133,3 +143,59 @@ def _advice(name: str, made: Footprint, budget: str | int | float, excess_bytes:
         f'jaxckpt.plan({name}, ..., budget={budget!r}, target="{made.target}"), or in a shell:'
         f" jaxckpt plan MODULE:FUNCTION --budget {words} --target {made.target}"
     )
+
+
+### What holds the bytes
+
+
+def holders_table(footprint: Footprint, *, depth: int = DEPTH) -> Table:
+    """Where the bytes of a footprint are at its peak, largest first; all rows together are its total."""
+    rows = sorted(_holders(footprint, depth), key=lambda row: -row[0])
+    shown, rest = rows[:_MOST_ROWS], rows[_MOST_ROWS:]
+    notes: tuple[str, ...] = (f"and {len(rest)} more, {format_bytes(sum(size for size, _ in rest))}",) if rest else ()
+    if footprint.memory is None:
+        notes += ("XLA's buffers were not read: temporaries cannot be told apart by layer.",)
+    return Table(
+        title="What holds the bytes",
+        columns=columns("scope", "layers", ">each", ">all", ">of total", "largest buffer"),
+        rows=tuple((*cells, _share(size, footprint.total_bytes), last) for size, (*cells, last) in shown),
+        notes=(_EXPLAINED, *notes, *footprint.caveats),
+    )
+
+
+def _holders(footprint: Footprint, depth: int) -> Iterator[tuple[int, tuple[str, ...]]]:
+    for name, size_bytes in _outside_scopes(footprint):
+        if size_bytes:
+            yield size_bytes, (name, "", "", format_bytes(size_bytes), "")
+    memory = footprint.memory
+    largest: dict[str, str] = {}
+    for buffer in () if memory is None else memory.alive_at(memory.peak):
+        largest.setdefault(cut_scope(buffer.scope, depth), _described(buffer))
+    scopes = bytes_by_scope(footprint, depth=depth)
+    for group in fold_layers(scopes, scope=lambda each: each.scope, alike=lambda each: each.peak_bytes):
+        first, size_bytes = group.items[0], sum(item.peak_bytes for item in group.items)
+        if size_bytes:
+            layers = layer_ranges(group.layers)
+            each, everything = format_bytes(first.peak_bytes), format_bytes(size_bytes)
+            yield size_bytes, (group.scope or "/", layers, each, everything, largest[first.scope])
+
+
+def _outside_scopes(footprint: Footprint) -> Iterator[tuple[str, int]]:
+    """Bytes of the total that no scope holds at the peak."""
+    memory = footprint.memory
+    yield "(arguments)", footprint.argument_bytes
+    yield "(results)", footprint.output_bytes - footprint.alias_bytes
+    yield "(program)", footprint.program_bytes
+    if memory is None:
+        yield "(temporaries)", footprint.temp_bytes
+    else:
+        yield "(gaps at the peak)", footprint.temp_bytes - memory.peak_bytes
+
+
+def _described(buffer: Buffer) -> str:
+    made_at = f" ({short_source(buffer.source)})" if buffer.source else ""
+    return f"{array_text(buffer.dtype, buffer.shape, buffer.op or buffer.name)}{made_at}"
+
+
+def _share(size_bytes: int, total_bytes: int) -> str:
+    return f"{100 * size_bytes / total_bytes:.1f}%" if total_bytes else ""

@@ -6,12 +6,14 @@ of all scopes add up to what is alive at the peak, and no byte is compared twice
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Annotated
 
-from jaxckpt._records import shared_fields
+from jaxckpt._records import NOT_NEGATIVE, shared_fields
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import Buffer
 
+Bytes = Annotated[int, NOT_NEGATIVE]
 DEPTH = 3
 """Names of a scope that are told apart: "GPT/block_3/attention", and all below it added up."""
 
@@ -26,8 +28,8 @@ class ScopeBytes:
     """
 
     scope: str
-    held_bytes: int
-    peak_bytes: int
+    held_bytes: Bytes
+    peak_bytes: Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +44,18 @@ class Snapshot:
     """
 
     target: str
-    argument_bytes: int
-    output_bytes: int
-    alias_bytes: int
-    temp_bytes: int
-    program_bytes: int = 0
-    host_bytes: int = 0
     jax_version: str = ""
     compiler_version: str = ""
     compiler_options: tuple[tuple[str, str], ...] = ()
-    depth: int = DEPTH
+    argument_bytes: Bytes
+    output_bytes: Bytes
+    alias_bytes: Bytes
+    temp_bytes: Bytes
+    program_bytes: Bytes = 0
+    host_bytes: Bytes = 0
+    depth: Annotated[int, NOT_NEGATIVE] = DEPTH
     is_mapped: bool = False
-    scopes: tuple[ScopeBytes, ...] = field(default=())
+    scopes: tuple[ScopeBytes, ...] = ()
 
     @property
     def total_bytes(self) -> int:

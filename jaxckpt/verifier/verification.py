@@ -190,7 +190,7 @@ class Verification(Shown):
         means that bits are drawn again, from the same key.
     """
 
-    _report: ClassVar[str] = "jaxckpt.report.verification:verification_report"
+    _report: ClassVar[str] = "jaxckpt.report.checks:verification_report"
 
     step: str
     exact: bool

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from benchmarks.attached import __main__ as attached
 from jaxckpt import MissingPackageError
-from jaxckpt.cli import bench as verb
+from jaxckpt.cli import devices as verbs
 from jaxckpt.cli.app import app
 from jaxckpt.machine import load_calibration
 
@@ -46,6 +46,6 @@ def test_without_a_checkout_it_is_said_what_is_missing(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-    monkeypatch.setattr(verb, "import_module", missing)
+    monkeypatch.setattr(verbs, "import_module", missing)
     with pytest.raises(MissingPackageError, match="source checkout"):
-        verb.benchmarks()
+        verbs.benchmarks()

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from jaxckpt.hlo import MemoryMap
 from jaxckpt.report.picture import layout
-from jaxckpt.report.picture.groups import layer_groups
+from jaxckpt.report.picture.groups import NEUTRAL, colours, layer_groups
 from jaxckpt.report.picture.layout import KEYS
-from jaxckpt.report.picture.palette import NEUTRAL, colours
 from tests.report.maps import blocks, memory_maps
 
 SIZES = st.sampled_from((1, 3, 10, 1000))

@@ -11,7 +11,7 @@ from jaxckpt._compilers import compiler_for
 from jaxckpt._errors import ArgumentError, BudgetError, FootprintAssertionError
 from jaxckpt.compiler import Footprint
 from jaxckpt.testing import assert_fits
-from jaxckpt.testing.tables import holders_table
+from jaxckpt.testing.fits import holders_table
 from tests.testing.footprints import MIB, made
 
 TOTAL = made().total_bytes  # 64 of arguments, 24 of layers, 8 of the head, 1 of gaps

@@ -1,8 +1,7 @@
 """Pictures of where the bytes are: a memory map as PNG, SVG, PDF or an interactive page.
 
-Read in this order: `groups` (what a layer is), `layout` (from a map to rectangles and curves), `palette`, then
-`figure` and `page`, which draw what `layout` placed. They draw no footprint whose program was not read. `stepper` draws
-simulated memory, which changes from call to call.
+Read in this order: `groups` (what a layer is, and its colour), `layout` (from a map to rectangles and curves), then
+`figure` and `page`, which draw what `layout` placed. They draw no footprint whose program was not read.
 """
 
 from pathlib import Path
@@ -45,7 +44,16 @@ def draw(footprint: Footprint | MemoryMap, path: str | Path, *, title: str | Non
     """
     path = Path(path)
     suffix = path.suffix.lower()
-    memory = _memory_of(footprint, path)
+    memory = footprint.memory if isinstance(footprint, Footprint) else footprint
+    if not isinstance(memory, MemoryMap):
+        target = footprint.target if isinstance(footprint, Footprint) else None
+        raise PictureError(
+            f"draw({path.name!r}): there is no memory map to draw.",
+            got=type(footprint).__name__ if target is None else f"a footprint for {target!r} without memory map",
+            needed="a footprint whose program was read (`footprint.memory`), or a MemoryMap",
+            advice=f'jaxckpt.draw(jaxckpt.footprint(step, *args, target="h200"), "{path.name}")',
+            path=path,
+        )
     if title is None and isinstance(footprint, Footprint) and footprint.target:
         title = f"{memory.program} on {footprint.target}"
     if suffix == ".html":
@@ -61,20 +69,3 @@ def draw(footprint: Footprint | MemoryMap, path: str | Path, *, title: str | Non
             advice=f'"{path.with_suffix(".html")}"' if path.name else '"memory.html"',
             path=path,
         )
-
-
-def _memory_of(footprint: Footprint | MemoryMap, path: Path) -> MemoryMap:
-    if isinstance(footprint, MemoryMap):
-        return footprint
-    memory = footprint.memory if isinstance(footprint, Footprint) else None
-    if memory is None:
-        raise PictureError(
-            f"draw({path.name!r}): there is no memory map to draw.",
-            got=f"a footprint for {footprint.target!r} without memory map"
-            if isinstance(footprint, Footprint)
-            else f"{type(footprint).__name__}",
-            needed="a footprint whose program was read (`footprint.memory`), or a MemoryMap",
-            advice=f'jaxckpt.draw(jaxckpt.footprint(step, *args, target="h200"), "{path.name}")',
-            path=path,
-        )
-    return memory

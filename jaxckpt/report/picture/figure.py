@@ -4,19 +4,20 @@ matplotlib is imported only here and only when a figure is asked for, and withou
 state. Names are drawn letter by letter (a "$" begins no formula), and an SVG keeps them as text.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from io import BytesIO
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from jaxckpt._errors import MissingPackageError, PictureError
 from jaxckpt._files import write_to_place
 from jaxckpt._units import format_bytes
 from jaxckpt.hlo import MemoryMap
-from jaxckpt.report.picture.groups import Group, family_label, plain_text
+from jaxckpt.report.picture.groups import Group, colours, part_colour, plain_text
 from jaxckpt.report.picture.layout import KEYS, ColourKey, Picture, Rectangle, described, layout
-from jaxckpt.report.picture.palette import colours, part_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".svg", ".pdf")
 _INK, _QUIET, _PEAK = "#1f2328", "#6a7078", "#b3261e"
 _MOST_LEGEND = 14
+_Corner = Literal["upper left", "lower left"]
 _TALL_SHARE = 0.008
 """Of the address axis: what is lower has no white edge, which would cover it."""
 _NAMED_SHARE = 0.006
@@ -65,10 +67,17 @@ def memory_figure(memory: MemoryMap, *, color: ColourKey = "layer", title: str |
     FigureCanvasAgg(figure)
     place = {"hspace": 0.06, "left": 0.075, "right": 0.82, "top": 0.89, "bottom": 0.075}
     upper, ribbon, lower = figure.subplots(3, sharex=True, height_ratios=(11, 0.32, 5.2), gridspec_kw=place)
+    upper.set_xlim(0, max(len(memory.kernels), 1))
+    upper.tick_params(axis="x", bottom=False)
     _draw_map(upper, picture, color)
-    _draw_ribbon(ribbon, picture)
+    _draw_phases(upper, picture)
+    spans = [(part.start, part.stop - part.start) for part in picture.parts]
+    ribbon.broken_barh(spans, (0, 1), facecolors=[part_colour(part.label) for part in picture.parts])
+    ribbon.set_axis_off()
     _draw_curve(lower, picture, color)
-    _draw_legend(figure, picture, color)
+    for axes in (upper, lower):
+        _finish(axes, picture)
+    _draw_legends(figure, picture, color)
     _draw_title(figure, memory, title)
     return figure
 
@@ -89,6 +98,9 @@ def save_figure(memory: MemoryMap, path: str | Path, *, color: ColourKey = "laye
     write_to_place(path, data.getvalue(), called=f"draw to {str(path)!r}", error=PictureError)
 
 
+### The map
+
+
 def _draw_map(axes: "Axes", picture: Picture, key: ColourKey) -> None:
     from matplotlib.collections import PolyCollection
 
@@ -101,42 +113,39 @@ def _draw_map(axes: "Axes", picture: Picture, key: ColourKey) -> None:
     tall = [r.high_bytes - r.low_bytes > _TALL_SHARE * picture.extent_bytes for r in picture.rectangles]
     edges = ["white" if is_tall else face for face, is_tall in zip(faces, tall, strict=True)]
     axes.add_collection(PolyCollection(corners, facecolors=faces, edgecolors=edges, linewidths=0.4))
-    axes.set_xlim(0, max(len(picture.memory.kernels), 1))
     axes.set_ylim(0, max(picture.extent_bytes, 1) * 1.015)
-    _byte_axis(axes, picture.extent_bytes)
     axes.set_ylabel("address", color=_QUIET)
-    axes.tick_params(axis="x", bottom=False, labelbottom=False)
-    _tidy(axes)
-    _mark_peak(axes, picture)
     for rectangle, face in zip(picture.rectangles, faces, strict=True):
         _name(axes, picture, rectangle, face)
     _call_out(axes, picture)
+    if picture.memory.kernels:
+        peak, across = [picture.memory.peak + 0.5], axes.get_xaxis_transform()
+        axes.plot(peak, [1.0], "v", color=_PEAK, markersize=6, transform=across, clip_on=False)
+
+
+def _draw_phases(axes: "Axes", picture: Picture) -> None:
+    across = axes.get_xaxis_transform()
     for phase in picture.phases:
-        share = (phase.stop - phase.start) / max(len(picture.memory.kernels), 1)
-        if share > 0.06:
-            middle, above = (phase.start + phase.stop) / 2, axes.get_xaxis_transform()
-            _write(
-                axes, middle, 1.012, phase.label, transform=above, ha="center", va="bottom", color=_QUIET, fontsize=9
-            )
+        if phase.stop - phase.start > 0.06 * len(picture.memory.kernels):
+            how = {"transform": across, "ha": "center", "va": "bottom", "color": _QUIET, "fontsize": 9}
+            _write(axes, (phase.start + phase.stop) / 2, 1.012, phase.label, **how)
         if phase.start:
-            axes.axvline(phase.start, color=_QUIET, linewidth=0.6, linestyle=(0, (1, 2)), zorder=1)
+            axes.axvline(phase.start, color=_QUIET, linewidth=0.6, linestyle=":", zorder=1)
 
 
 def _name(axes: "Axes", picture: Picture, rectangle: Rectangle, face: str) -> None:
-    """A rectangle's name in it, on as many lines as fit, where it is large enough."""
+    """A rectangle's name in it, as long as fits, where it is large enough."""
     across = (rectangle.stop - rectangle.start) / max(len(picture.memory.kernels), 1)
     up = (rectangle.high_bytes - rectangle.low_bytes) / max(picture.extent_bytes, 1)
     if len(rectangle.members) > 1 or across * up < _NAMED_SHARE or up < _NAMED_HEIGHT:
         return
     buffer = rectangle.members[0]
     scope = buffer.scope or buffer.name
-    texts = [f"{scope}  {described(buffer.dtype, buffer.shape)}  {format_bytes(buffer.size_bytes)}", scope]
-    letters = across * 150
-    fitting = [text for text in texts if len(text) <= letters]
-    if fitting:
-        color, middle = "white" if _is_dark(face) else _INK, (rectangle.start + rectangle.stop) / 2
-        how = {"ha": "center", "va": "center", "color": color, "fontsize": 7, "clip_on": True}
-        _write(axes, middle, _middle(rectangle), fitting[0], **how)
+    texts = (f"{scope}  {described(buffer.dtype, buffer.shape)}  {format_bytes(buffer.size_bytes)}", scope)
+    fitting = next((text for text in texts if len(text) <= across * 150), "")
+    color, middle = "white" if _is_dark(face) else _INK, (rectangle.start + rectangle.stop) / 2
+    how = {"ha": "center", "va": "center", "color": color, "fontsize": 7, "clip_on": True}
+    _write(axes, middle, _middle(rectangle), fitting, **how)
 
 
 def _call_out(axes: "Axes", picture: Picture) -> None:
@@ -144,8 +153,7 @@ def _call_out(axes: "Axes", picture: Picture) -> None:
     memory = picture.memory
     right = memory.peak < 0.62 * len(memory.kernels)
     called = [r for r in picture.rectangles if r.peak_bytes > _CALLED_SHARE * memory.peak_bytes]
-    largest = sorted(called, key=lambda r: -r.peak_bytes)[:_MOST_CALLED]
-    for rectangle in largest:
+    for rectangle in sorted(called, key=lambda r: -r.peak_bytes)[:_MOST_CALLED]:
         buffer, far = rectangle.members[0], len(memory.kernels) / 50
         if rectangle.stop - rectangle.start > 4 * far:
             continue  # wide enough to be followed to where it begins
@@ -172,98 +180,95 @@ def _middle(rectangle: Rectangle) -> float:
     return (rectangle.low_bytes + rectangle.high_bytes) / 2
 
 
-def _draw_ribbon(axes: "Axes", picture: Picture) -> None:
-    """Group of each kernel."""
-    from matplotlib.collections import PolyCollection
+def _is_dark(colour: str) -> bool:
+    red, green, blue = bytes.fromhex(colour[1:])
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 140
 
-    corners = [((s.start, 0), (s.start, 1), (s.stop, 1), (s.stop, 0)) for s in picture.parts]
-    faces = [part_colour(stretch.label) for stretch in picture.parts]
-    axes.add_collection(PolyCollection(corners, facecolors=faces, linewidths=0))
-    axes.set_ylim(0, 1)
-    axes.set_yticks([])
-    axes.set_ylabel("kernels", rotation=0, ha="right", va="center", color=_QUIET, fontsize=8)
-    axes.tick_params(axis="x", bottom=False, labelbottom=False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+
+### The curve
 
 
 def _draw_curve(axes: "Axes", picture: Picture, key: ColourKey) -> None:
-    import numpy as np
-
-    edges = np.array([*(s.start for s in picture.samples), *(s.stop for s in picture.samples[-1:])], float)
-    if picture.samples and picture.groups[key]:
-        heights = np.cumsum(np.array(picture.curves[key], float), axis=0)
+    memory, highest = picture.memory, max(picture.memory.peak_bytes, picture.extent_bytes, 1)
+    if picture.samples:
+        edges = [*(s.start for s in picture.samples), picture.samples[-1].stop]
+        heights = accumulate(picture.curves[key], lambda below, own: tuple(map(sum, zip(below, own, strict=True))))
         # From the top down, each to the ground: bands side by side would let the ground shine through between them.
-        for shade, height in zip(colours(picture.groups[key])[::-1], heights[::-1], strict=True):
+        for shade, height in reversed([*zip(colours(picture.groups[key]), heights, strict=True)]):
             axes.stairs(height, edges, fill=True, facecolor=shade, linewidth=0)
-    axes.set_ylim(0, max(picture.memory.peak_bytes, picture.extent_bytes, 1) * 1.12)
-    axes.axhline(picture.extent_bytes, color=_QUIET, linewidth=0.7, linestyle=(0, (4, 3)))
+    axes.set_ylim(0, highest * 1.12)
+    axes.axhline(picture.extent_bytes, color=_QUIET, linewidth=0.7, linestyle="--")
     words, across = f"allocated {format_bytes(picture.extent_bytes)} ", axes.get_yaxis_transform()
     how = {"transform": across, "ha": "right", "va": "bottom", "fontsize": 8, "color": _QUIET}
     _write(axes, 0.995, picture.extent_bytes, words, **how)
-    _byte_axis(axes, max(picture.memory.peak_bytes, picture.extent_bytes))
     axes.set_ylabel("alive", color=_QUIET)
     axes.set_xlabel("kernels in the order of the schedule", color=_QUIET)
-    _tidy(axes)
-    _mark_peak(axes, picture, label=True)
+    if memory.kernels:
+        right = memory.peak < 0.62 * len(memory.kernels)
+        axes.annotate(
+            f"peak: {format_bytes(memory.peak_bytes)} at kernel {memory.peak}",
+            (memory.peak + 0.5, memory.peak_bytes),
+            xytext=(8 if right else -8, -4),
+            textcoords="offset points",
+            **_boxed(right=right, va="top", color=_PEAK, fontsize=9.5, fontweight="bold"),
+        )
 
 
-def _mark_peak(axes: "Axes", picture: Picture, *, label: bool = False) -> None:
-    memory = picture.memory
-    if not memory.kernels:
-        return
-    middle = memory.peak + 0.5
-    axes.axvline(middle, color=_PEAK, linewidth=0.7, linestyle=(0, (5, 3)), zorder=5)
-    if not label:
-        axes.plot([middle], [1.0], "v", color=_PEAK, markersize=6, transform=axes.get_xaxis_transform(), clip_on=False)
-        return
-    right = middle < 0.62 * len(memory.kernels)
-    axes.annotate(
-        f"peak: {format_bytes(memory.peak_bytes)} at kernel {memory.peak}",
-        (middle, memory.peak_bytes),
-        xytext=(8 if right else -8, -4),
-        textcoords="offset points",
-        **_boxed(right=right, va="top", color=_PEAK, fontsize=9.5, fontweight="bold"),
+def _finish(axes: "Axes", picture: Picture) -> None:
+    """Bytes up the axis, in steps of a power of two, quiet lines, and the peak."""
+    from matplotlib.ticker import FuncFormatter, MultipleLocator
+
+    step_bytes = 2 ** max(0, round(math.log2(max(axes.get_ylim()[1] / 5, 1))))
+    axes.yaxis.set_major_locator(MultipleLocator(step_bytes))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(round(value))))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color("#c4c8ce")
+    axes.tick_params(colors=_QUIET, labelsize=8.5)
+    axes.set_axisbelow(True)
+    axes.grid(axis="y", color="#e7e9ec", linewidth=0.6)
+    if picture.memory.kernels:
+        axes.axvline(picture.memory.peak + 0.5, color=_PEAK, linewidth=0.7, linestyle="--", zorder=5)
+
+
+### Words
+
+
+def _draw_legends(figure: "Figure", picture: Picture, key: ColourKey) -> None:
+    """Groups from the top of the stack down, a family as one entry with its gradient; then the parts of the ribbon."""
+    families: dict[Any, list[tuple[Group, str]]] = {}
+    for group, shade in zip(picture.groups[key], colours(picture.groups[key]), strict=True):
+        families.setdefault(group if group.family is None else group.family, []).append((group, shade))
+    entries = []
+    for members in reversed(families.values()):
+        groups, shades = zip(*members, strict=True)
+        label = f"{groups[0].label} to {groups[-1].label}" if len(groups) > 1 else groups[0].label
+        entries.append((label, shades))
+    shown, rest = entries[:_MOST_LEGEND], len(entries) - _MOST_LEGEND
+    if rest > 0:
+        shown.append((f"and {rest} more", ("white",)))
+    _add_legend(figure, "upper left", {"layer": "Layers", "role": "Roles", "part": "Parts of the step"}[key], shown)
+    names = dict.fromkeys(part.label for part in picture.parts)
+    _add_legend(figure, "lower left", "Kernels", [(name, (part_colour(name),)) for name in names])
+
+
+def _add_legend(figure: "Figure", corner: _Corner, title: str, entries: Sequence[tuple[str, Sequence[str]]]) -> None:
+    from matplotlib.legend_handler import HandlerTuple
+    from matplotlib.patches import Patch
+
+    handles: list[Any] = [tuple(Patch(color=shade, linewidth=0) for shade in shades) for _, shades in entries]
+    legend = figure.legend(
+        handles,
+        [""] * len(entries),
+        loc=corner,
+        bbox_to_anchor=(0.83, 0.9 if corner == "upper left" else 0.06),
+        title=title,
+        title_fontproperties={"weight": "bold", "size": 9.5},
+        alignment="left",
+        frameon=False,
+        handler_map={tuple: HandlerTuple(ndivide=None, pad=0)},
     )
-
-
-def _draw_legend(figure: "Figure", picture: Picture, key: ColourKey) -> None:
-    """Groups from the top of the stack down, a family as one entry with its gradient."""
-    from matplotlib.patches import Rectangle as Patch
-
-    left, width, line = 0.835, 0.017, 0.026
-    y = _legend_title(figure, left, 0.885, {"layer": "Layers", "role": "Roles", "part": "Parts of the step"}[key])
-    shades = dict(zip(picture.groups[key], colours(picture.groups[key]), strict=True))
-    entries = _entries(picture.groups[key])
-    for members in entries[:_MOST_LEGEND]:
-        height = min(0.011 * len(members), 0.13) if len(members) > 1 else 0.016
-        for at, group in enumerate(members):
-            step = height / len(members)
-            figure.add_artist(Patch((left, y - (len(members) - at) * step), width, step, color=shades[group], lw=0))
-        label = family_label(members) if len(members) > 1 else members[0].label
-        _write(figure, left + width + 0.008, y - height / 2, _short(label), va="center", fontsize=9, color=_INK)
-        y -= height + line - 0.016
-    if len(entries) > _MOST_LEGEND:
-        _write(figure, left, y, f"and {len(entries) - _MOST_LEGEND} more", va="top", fontsize=9, color=_QUIET)
-        y -= line
-    y = _legend_title(figure, left, min(y - 0.02, 0.375), "Kernels")
-    for name in dict.fromkeys(stretch.label for stretch in picture.parts):
-        figure.add_artist(Patch((left, y - 0.016), width, 0.016, color=part_colour(name), lw=0))
-        _write(figure, left + width + 0.008, y - 0.008, name, va="center", fontsize=9, color=_INK)
-        y -= line
-
-
-def _legend_title(figure: "Figure", left: float, y: float, text: str) -> float:
-    _write(figure, left, y, text, va="top", fontsize=9.5, color=_INK, fontweight="bold")
-    return y - 0.032
-
-
-def _entries(groups: Sequence[Group]) -> list[list[Group]]:
-    """Groups for a legend, topmost first; members of one family together."""
-    entries: dict[Any, list[Group]] = {}
-    for group in groups:
-        entries.setdefault(group if group.family is None else group.family, []).append(group)
-    return list(entries.values())[::-1]
+    for text, (label, _) in zip(legend.get_texts(), entries, strict=True):
+        text.set(parse_math=False, text=plain_text(_short(label)), fontsize=9, color=_INK)
 
 
 def _draw_title(figure: "Figure", memory: MemoryMap, title: str | None) -> None:
@@ -279,34 +284,6 @@ def _draw_title(figure: "Figure", memory: MemoryMap, title: str | None) -> None:
 
 def _write(on: Any, x: float, y: float, text: str, **how: Any) -> None:
     on.text(x, y, plain_text(text), parse_math=False, **how)
-
-
-def _byte_axis(axes: "Axes", extent_bytes: int) -> None:
-    from matplotlib.ticker import FuncFormatter, MultipleLocator
-
-    unit = next((unit for unit in (2**30, 2**20, 2**10) if extent_bytes >= unit), 1)
-    step = next(s for s in _STEPS if extent_bytes / unit <= 6 * s)
-    axes.yaxis.set_major_locator(MultipleLocator(step * unit))
-    name = {2**30: "GiB", 2**20: "MiB", 2**10: "KiB", 1: "B"}[unit]
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g} {name}" if value else "0"))
-
-
-_STEPS = (0.25, 0.5, 1, 2, 4, 5, 10, 20, 25, 50, 100, 200, 250, 500, 1000, *(10**power for power in range(4, 16)))
-
-
-def _tidy(axes: "Axes") -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color("#c4c8ce")
-    axes.tick_params(colors=_QUIET, labelsize=8.5)
-    axes.set_axisbelow(True)
-    axes.grid(axis="y", color="#e7e9ec", linewidth=0.6)
-
-
-def _is_dark(colour: str) -> bool:
-    red, green, blue = bytes.fromhex(colour[1:])
-    return 0.299 * red + 0.587 * green + 0.114 * blue < 140
 
 
 def _short(text: str, most: int = 24) -> str:

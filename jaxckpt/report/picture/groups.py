@@ -1,15 +1,21 @@
-"""Which layer a buffer belongs to: the scope at the depth at which the layers of the model lie.
+"""Which layer a buffer belongs to: the scope at the depth at which the layers of the model lie; then its colour.
 
 The depth is where numbered scopes (`GPT/block_0` ... `GPT/block_11`) hold most bytes; a model without numbers is told
-apart by its top names. What is numbered forms a family, whose members are drawn as steps of one gradient.
+apart by its top names. What is numbered forms a family.
+
+Colours are chosen so that people with any kind of colour vision can tell them apart, on a white and on a nearly black
+ground. Members of a family are steps of one gradient whose lightness rises with the number (the first family:
+viridis), so that a stack of equal layers reads as a gradient even in grey. All else has a hue of its own, after Okabe
+and Ito; what belongs nowhere is grey.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxckpt.hlo import Buffer
+from jaxckpt.hlo import Buffer, Part, Role
 from jaxckpt.ir.layers import fold_layers
 
 MOST_GROUPS = 256
@@ -33,18 +39,17 @@ def layer_groups(buffers: Sequence[Buffer]) -> tuple[tuple[Group, ...], dict[str
 
     Layers are in the order in which they begin, numbered ones by number, what has no scope last.
     """
-    size_bytes: dict[str, int] = {}
+    size_bytes: Counter[str] = Counter()
     for buffer in sorted(buffers, key=lambda b: (b.born, b.id)):
-        size_bytes[buffer.scope] = size_bytes.get(buffer.scope, 0) + max(buffer.size_bytes, 1)
+        size_bytes[buffer.scope] += max(buffer.size_bytes, 1)
     depth = _layer_depth(size_bytes)
-    layer_bytes: dict[str, int] = {}
+    layer_bytes: Counter[str] = Counter()
     for scope, held_bytes in size_bytes.items():
-        layer = _cut(scope, depth)
-        layer_bytes[layer] = layer_bytes.get(layer, 0) + held_bytes
+        layer_bytes[_cut(scope, depth)] += held_bytes
     shown = set(sorted(filter(None, layer_bytes), key=lambda layer: -layer_bytes[layer])[: MOST_GROUPS - 1])
     groups = _with_labels(tuple(_in_families([layer for layer in layer_bytes if layer in shown])))
-    left = sum(layer not in shown and layer != "" for layer in layer_bytes)
-    if left or "" in layer_bytes:
+    left = len(layer_bytes.keys() - shown - {""})
+    if len(shown) < len(layer_bytes):
         groups = (*groups, Group(key="", label=f"no scope and {left} small layers" if left else "no scope"))
     index = {group.key: at for at, group in enumerate(groups)}
     return groups, {scope: index.get(_cut(scope, depth), len(groups) - 1) for scope in size_bytes}
@@ -95,16 +100,6 @@ def _with_labels(groups: tuple[Group, ...]) -> tuple[Group, ...]:
     )
 
 
-def family_label(groups: Sequence[Group]) -> str:
-    """One label for the members of a family.
-
-    Example:
-      >>> family_label([Group(key=f"n/block_{i}", label=f"block_{i}", family=0) for i in range(12)])
-      'block_0 to block_11'
-    """
-    return f"{groups[0].label} to {groups[-1].label}"
-
-
 def _folded(scopes: Iterable[str]) -> tuple[Any, ...]:
     return fold_layers(scopes, scope=str, alike=lambda _: None)
 
@@ -121,3 +116,61 @@ def plain_text(text: str) -> str:
       'a?b?c'
     """
     return re.sub(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u2028\u2029\u202a-\u202e]", "?", text)
+
+
+### Colours
+
+NEUTRAL = "#9a9da3"
+_GRADIENTS = (
+    ("#4e479a", "#3f5e98", "#2d7590", "#218f8d", "#2fa87f", "#58c265", "#9fd43a", "#dbe12c"),
+    ("#7a1f5c", "#9c2f6b", "#bd4373", "#d85f72", "#ea8070", "#f3a57c", "#f6c89a"),
+    ("#2b4a3c", "#3a6a4b", "#56885a", "#7da573", "#a8c195", "#cfdcbf"),
+)
+_HUES = ("#d55e00", "#cc79a7", "#e69f00", "#56b4e9", "#8a5a3c", "#b07aa1", "#f0b27a", "#7f9cc4")
+_FIXED = {
+    Role.PARAMETER.value: "#4e479a",
+    Role.OPTIMIZER_STATE.value: "#b07aa1",
+    Role.INPUT.value: "#c9b98a",
+    Role.CONSTANT.value: "#c9b98a",
+    Role.OUTPUT.value: "#8a5a3c",
+    Role.RESIDUAL.value: "#2a78b5",
+    Role.ACTIVATION.value: "#7cc4ee",
+    Role.LOGITS.value: "#d55e00",
+    Role.COTANGENT.value: "#e6a417",
+    Role.GRADIENT.value: "#cc79a7",
+    Role.COLLECTIVE.value: "#f0e442",
+    Role.HOST_COPY.value: "#8a5a3c",
+    Role.WORKSPACE.value: "#6b7f86",
+    Part.FORWARD.value: "#2a78b5",
+    Part.BACKWARD.value: "#e6a417",
+    Part.RECOMPUTE.value: "#d55e00",
+    Part.UPDATE.value: "#0a9a75",
+}
+
+
+def colours(groups: Sequence[Group]) -> tuple[str, ...]:
+    """A colour, "#rrggbb", for each group."""
+    single = [group for group in groups if group.family is None and group.key and group.key not in _FIXED]
+    hues = {group.key: _HUES[at % len(_HUES)] for at, group in enumerate(single)}
+    return tuple(_colour(group, hues) for group in groups)
+
+
+def part_colour(label: str) -> str:
+    """The colour of a part of the step, grey where it is unknown."""
+    return _FIXED.get(label, NEUTRAL)
+
+
+def _colour(group: Group, hues: dict[str, str]) -> str:
+    if not group.key:
+        return NEUTRAL
+    if group.family is not None:
+        return _between(_GRADIENTS[group.family % len(_GRADIENTS)], group.position)
+    return _FIXED.get(group.key) or hues[group.key]
+
+
+def _between(gradient: Sequence[str], position: float) -> str:
+    place = position * (len(gradient) - 1)
+    at = min(int(place), len(gradient) - 2)
+    low, high = (bytes.fromhex(colour[1:]) for colour in gradient[at : at + 2])
+    mixed = (round(a + (b - a) * (place - at)) for a, b in zip(low, high, strict=True))
+    return f"#{bytes(mixed).hex()}"

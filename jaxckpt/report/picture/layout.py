@@ -7,7 +7,7 @@ many kernels keeps of each short stretch the kernel at which most is alive, so t
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import Literal, get_args
 
@@ -87,7 +87,7 @@ def layout(memory: MemoryMap, *, width: int = 1200, height: int = 600, points: i
         memory=memory,
         extent_bytes=extent_bytes,
         groups=groups,
-        rectangles=_rectangles(placed, memory, width=width, height=height, most=most),
+        rectangles=_folded(placed, memory, width=width, height=height, most=most),
         samples=samples,
         curves={key: _curves(placed, key, len(groups[key]), samples, memory) for key in KEYS},
         parts=_parts(memory, width),
@@ -106,26 +106,25 @@ def described(dtype: str, shape: Sequence[int]) -> str:
     return f"{short}[{','.join(map(str, shape))}]"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Placed:
-    """A buffer, where it is in the address space of all allocations, and its groups by key."""
-
-    buffer: Buffer
-    low_bytes: int
-    groups: tuple[int, int, int]
-
-
-def _placed(memory: MemoryMap) -> tuple[list[_Placed], dict[ColourKey, tuple[Group, ...]]]:
+def _placed(memory: MemoryMap) -> tuple[list[Rectangle], dict[ColourKey, tuple[Group, ...]]]:
+    """A rectangle for each buffer, in the address space of all allocations; and the groups by key."""
     buffers = memory.temporaries
     layers, layer_of = layer_groups(buffers)
     roles = [role for role in Role if any(b.role is role for b in buffers)]
     parts = [part for part in Part if any(b.part is part for b in buffers)]
     base = _bases(memory)
     placed = [
-        _Placed(
-            buffer=b,
+        Rectangle(
+            start=b.born,
+            stop=b.dies + 1,
             low_bytes=base[b.allocation] + b.offset_bytes,
-            groups=(layer_of[b.scope], roles.index(b.role), parts.index(b.part)),
+            high_bytes=base[b.allocation] + b.offset_bytes + b.size_bytes,
+            layer=layer_of[b.scope],
+            role=roles.index(b.role),
+            part=parts.index(b.part),
+            size_bytes=b.size_bytes,
+            peak_bytes=b.size_bytes if b.born <= memory.peak <= b.dies else 0,
+            members=(b,),
         )
         for b in buffers
     ]
@@ -145,47 +144,41 @@ def _named(values: Sequence[Role | Part]) -> tuple[Group, ...]:
     return tuple(Group(key="" if v in neutral else v.value, label=v.value.replace("_", " ")) for v in values)
 
 
-def _rectangles(
-    placed: list[_Placed], memory: MemoryMap, *, width: int, height: int, most: int
-) -> tuple[Rectangle, ...]:
+def _folded(placed: list[Rectangle], memory: MemoryMap, *, width: int, height: int, most: int) -> tuple[Rectangle, ...]:
     pixel_bytes, pixel_kernels = memory.temp_bytes / height, len(memory.kernels) / width
     while True:
-        cells: dict[tuple[int, ...], list[_Placed]] = {}
+        cells: dict[tuple[int, ...], list[Rectangle]] = {}
         for each in placed:
             cells.setdefault(_cell(each, pixel_bytes, pixel_kernels), []).append(each)
         if len(cells) <= most or (pixel_bytes > memory.temp_bytes and pixel_kernels > len(memory.kernels)):
             break
         pixel_bytes, pixel_kernels = 2 * pixel_bytes, 2 * pixel_kernels
-    rectangles = (_rectangle(members, memory.peak) for members in cells.values())
-    return tuple(sorted(rectangles, key=lambda r: -(r.stop - r.start) * (r.high_bytes - r.low_bytes)))
+    return tuple(sorted(map(_joined, cells.values()), key=lambda r: -(r.stop - r.start) * (r.high_bytes - r.low_bytes)))
 
 
-def _cell(each: _Placed, pixel_bytes: float, pixel_kernels: float) -> tuple[int, ...]:
+def _cell(each: Rectangle, pixel_bytes: float, pixel_kernels: float) -> tuple[int, ...]:
     """Key that folded buffers share; a visible buffer has a key of its own."""
-    buffer = each.buffer
-    if buffer.size_bytes >= pixel_bytes and buffer.dies + 1 - buffer.born >= pixel_kernels:
-        return (buffer.id,)
+    if each.size_bytes >= pixel_bytes and each.stop - each.start >= pixel_kernels:
+        return (each.members[0].id,)
     cell_kernels = max(_FOLDED_PIXELS * pixel_kernels, 1.0)
     cell_bytes = max(pixel_bytes, 1.0)
-    low, high = each.low_bytes, each.low_bytes + buffer.size_bytes
-    spans = (low / cell_bytes, high / cell_bytes, buffer.born / cell_kernels, buffer.dies / cell_kernels)
-    return (*each.groups, *map(int, spans))
+    heights = (each.low_bytes / cell_bytes, each.high_bytes / cell_bytes)
+    times = (each.start / cell_kernels, (each.stop - 1) / cell_kernels)
+    return (each.layer, each.role, each.part, *map(int, (*heights, *times)))
 
 
-def _rectangle(members: list[_Placed], peak: int) -> Rectangle:
-    layer, role, part = members[0].groups
-    buffers = sorted((each.buffer for each in members), key=lambda b: (-b.size_bytes, b.id))
-    return Rectangle(
-        start=min(b.born for b in buffers),
-        stop=max(b.dies for b in buffers) + 1,
+def _joined(members: list[Rectangle]) -> Rectangle:
+    """One rectangle over buffers of the same groups."""
+    buffers = (buffer for each in members for buffer in each.members)
+    return replace(
+        members[0],
+        start=min(each.start for each in members),
+        stop=max(each.stop for each in members),
         low_bytes=min(each.low_bytes for each in members),
-        high_bytes=max(each.low_bytes + each.buffer.size_bytes for each in members),
-        layer=layer,
-        role=role,
-        part=part,
-        size_bytes=sum(b.size_bytes for b in buffers),
-        peak_bytes=sum(b.size_bytes for b in buffers if b.born <= peak <= b.dies),
-        members=tuple(buffers),
+        high_bytes=max(each.high_bytes for each in members),
+        size_bytes=sum(each.size_bytes for each in members),
+        peak_bytes=sum(each.peak_bytes for each in members),
+        members=tuple(sorted(buffers, key=lambda b: (-b.size_bytes, b.id))),
     )
 
 
@@ -198,13 +191,11 @@ def _samples(live_bytes: Sequence[int], points: int) -> tuple[Stretch, ...]:
 
 
 def _curves(
-    placed: list[_Placed], key: ColourKey, count: int, samples: tuple[Stretch, ...], memory: MemoryMap
+    placed: list[Rectangle], key: ColourKey, count: int, samples: tuple[Stretch, ...], memory: MemoryMap
 ) -> tuple[tuple[int, ...], ...]:
     changes = np.zeros((count, len(memory.kernels) + 1), np.int64)
     for each in placed:
-        own = changes[each.groups[KEYS.index(key)]]
-        own[each.buffer.born] += each.buffer.size_bytes
-        own[each.buffer.dies + 1] -= each.buffer.size_bytes
+        changes[getattr(each, key), [each.start, each.stop]] += each.size_bytes, -each.size_bytes
     at = [sample.at for sample in samples]
     return tuple(map(tuple, np.cumsum(changes, axis=1)[:, at].tolist())) if at else ((),) * count
 

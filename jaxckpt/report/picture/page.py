@@ -12,9 +12,8 @@ from importlib.resources import files
 from typing import Any
 
 from jaxckpt.hlo import Buffer, MemoryMap, Space, Use
-from jaxckpt.report.picture.groups import Group, plain_text
+from jaxckpt.report.picture.groups import Group, colours, part_colour, plain_text
 from jaxckpt.report.picture.layout import KEYS, Picture, Rectangle, described, layout
-from jaxckpt.report.picture.palette import colours, part_colour
 
 _LARGEST_AT_PEAK = 40
 _NAMED_OF_FOLDED = 4

@@ -1,4 +1,4 @@
-"""A verification as a report: the results that differ first, the worst of them on top.
+"""Checks of a step as reports: findings of the linter, and a verification of the planned step.
 
 Read after `rows`.
 """
@@ -6,11 +6,39 @@ Read after `rows`.
 import math
 from collections.abc import Iterator
 
+from jaxckpt.linter import Finding, Findings
 from jaxckpt.report.rows import array_text
 from jaxckpt.report.tree import Section, Table, Text, columns
 from jaxckpt.verifier import LeafDifference, Verification
 
+_NO_PROOF = "Nothing was compiled or run; that nothing is said of something is no proof that it is right."
 _MOST_ROWS = 24
+
+
+def findings_report(findings: Findings) -> Section:
+    """Report of the findings of `jaxckpt.lint`."""
+    return Section(title=_findings_title(findings), parts=(*_tables(findings), Text(text=_NO_PROOF)))
+
+
+def _findings_title(findings: Findings) -> str:
+    of = f'{findings.step} under "{findings.policy}"' if findings.policy else findings.step
+    if not findings.findings:
+        return f"{of}: nothing found"
+    void, advice = len(findings.void), len(findings) - len(findings.void)
+    counts = (f"{void} without effect or wrong" if void else "", f"{advice} to look at" if advice else "")
+    return f"{of}: {', '.join(filter(None, counts))}"
+
+
+def _tables(findings: Findings) -> Iterator[Table]:
+    for title, void in (("Without effect, or wrong", True), ("Advice", False)):
+        rows = tuple(_finding_row(finding) for finding in findings if finding.void is void)
+        if rows:
+            yield Table(title=title, columns=columns("code", "where", "what", "fix"), rows=rows)
+
+
+def _finding_row(finding: Finding) -> tuple[str, ...]:
+    more = f" and {finding.count - 1} more" if finding.count > 1 else ""
+    return finding.code, f"{finding.where}{more}", finding.said, finding.fix
 
 
 def verification_report(verification: Verification) -> Section:
@@ -20,13 +48,13 @@ def verification_report(verification: Verification) -> Section:
     table = Table(
         title="Results",
         columns=columns("result", "type", ">differing", ">max difference", ">max relative", ">allowed", ""),
-        rows=tuple(_row(leaf, is_wrong=id(leaf) in wrong, exact=verification.exact) for leaf in leaves),
+        rows=tuple(_leaf_row(leaf, is_wrong=id(leaf) in wrong, exact=verification.exact) for leaf in leaves),
         compact_rows=_MOST_ROWS,
     )
-    return Section(title=_title(verification), parts=(Text(text=" ".join(_notes(verification))), table))
+    return Section(title=_verification_title(verification), parts=(Text(text=" ".join(_notes(verification))), table))
 
 
-def _title(verification: Verification) -> str:
+def _verification_title(verification: Verification) -> str:
     if verification.wrong:
         return f"{verification.step}: {len(verification.wrong)} of {len(verification.leaves)} results are wrong"
     same = "bit for bit" if verification.bit_equal else "within rounding"
@@ -47,7 +75,7 @@ def _notes(verification: Verification) -> Iterator[str]:
         yield f"{verification.not_finite} elements are NaN or infinite in the step as written."
 
 
-def _row(leaf: LeafDifference, *, is_wrong: bool, exact: bool) -> tuple[str, ...]:
+def _leaf_row(leaf: LeafDifference, *, is_wrong: bool, exact: bool) -> tuple[str, ...]:
     size = math.prod(leaf.shape)
     return (
         leaf.path or "/",

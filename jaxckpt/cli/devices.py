@@ -1,8 +1,9 @@
-"""`jaxckpt bench --attached`: does it hold on this device: memory, seconds, values, and the largest batch.
+"""Verbs about machines: `jaxckpt targets`, and `calibrate` and `bench --attached` for the device that is attached.
 
-The models are those of the source checkout's benchmarks, which no wheel has; the verb hands its words on to them.
+The models of `bench` are those of the source checkout's benchmarks, which no wheel has; it hands its words on to them.
 """
 
+import dataclasses
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,36 @@ from typing import Annotated, Any
 import typer
 
 from jaxckpt._errors import MissingPackageError
+from jaxckpt.cli.console import Json, Shell
+
+
+def targets(json: Json = False) -> None:
+    """List targets: what is usable here, and what to install for the rest."""
+    from jaxckpt.machine import targets as known_targets
+    from jaxckpt.report import targets_report
+
+    statuses = known_targets()
+    Shell(json=json).show(targets_report(statuses), {"targets": [dataclasses.asdict(status) for status in statuses]})
+
+
+def calibrate(
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write it (TOML).")] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="No figure is begun after so many.")] = 75.0,
+    small: Annotated[
+        bool | None, typer.Option("--small/--full", help="Tiny sizes, a smoke test; the default on processors.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Measure the attached device, for --target attached@FILE."""
+    from jaxckpt.calibration import calibrate as measure
+    from jaxckpt.report import calibration_report
+
+    shell = Shell(output, json=json)
+    with shell.progress() as say:
+        made = measure(seconds=seconds, small=small, progress=say)
+    if output is not None:
+        made.save(output)
+    shell.show(calibration_report(made), made)
 
 
 def bench(

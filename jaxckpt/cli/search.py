@@ -1,4 +1,4 @@
-"""`jaxckpt max-batch`: the largest batch that fits with a plan, and the fastest one."""
+"""Verbs that search: `jaxckpt pareto`, memory against time; and `max-batch`, the largest batch and the fastest one."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,11 +6,45 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jaxckpt._units import budget_bytes
-from jaxckpt.cli.console import Json, Shell, TargetName, compiled_target
+from jaxckpt.cli.console import Json, Page, Reference, Shell, TargetName, compiled_target
 from jaxckpt.cli.plan import budget_as_typed, plan_data
 
 if TYPE_CHECKING:
-    from jaxckpt.planner import BatchSearch, TriedBatch
+    from jaxckpt.planner import BatchSearch, Frontier, TriedBatch
+
+
+def pareto(
+    reference: Reference,
+    target: TargetName = "h200",
+    points: Annotated[int, typer.Option(min=2, help="Compile so many plans.")] = 8,
+    html: Page = None,
+    json: Json = False,
+) -> None:
+    """Draw memory against time: plans from the smallest total to the fastest, compiled."""
+    from jaxckpt.cli.reference import load_step
+    from jaxckpt.planner import pareto as pareto_of
+    from jaxckpt.report import frontier_report
+
+    shell = Shell(html, json=json)
+    machine = compiled_target(target)
+    with shell.progress() as say:
+        frontier = pareto_of(load_step(reference), target=machine, points=points, progress=say)
+    shell.show(frontier_report(frontier), frontier_data(frontier), page=html, title=f"jaxckpt pareto {reference}")
+
+
+def frontier_data(frontier: "Frontier") -> dict[str, Any]:
+    """A frontier's figures as plain data."""
+    return {
+        "step": frontier.step,
+        "target": frontier.target,
+        "unplanned_bytes": frontier.unplanned.total_bytes,
+        "compiles": frontier.compiles,
+        "points": [
+            {"total_bytes": point.total_bytes, "estimated_step_s": point.step_s, "plan": plan_data(point.plan)}
+            for point in frontier.points
+        ],
+        "between": [{"total_bytes": each.total_bytes, "estimated_step_s": each.step_s} for each in frontier.between],
+    }
 
 
 def max_batch(

@@ -1,4 +1,4 @@
-"""`jaxckpt verify`: does the planned step compute what the step computes? Both are run, here."""
+"""Verbs that judge a step: `jaxckpt lint` by known mistakes, `verdicts` by compiling, `verify` by running."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,11 +8,49 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jaxckpt._errors import PolicyError
-from jaxckpt.cli.console import Json, PolicyName, Reference, Shell
+from jaxckpt.cli.console import EXIT_REFUSED, Json, PolicyName, Reference, Shell, TargetName, compiled_target
 
 if TYPE_CHECKING:
     from jaxckpt._step import Step
     from jaxckpt.verifier import Verification
+
+
+def lint(
+    reference: Reference,
+    policy: PolicyName = None,
+    target: Annotated[str | None, typer.Option(help="The machine that the step should run on.")] = None,
+    json: Json = False,
+) -> None:
+    """Look for what is known to go wrong; fails where something is without effect or wrong."""
+    from jaxckpt.cli.reference import load_step
+    from jaxckpt.linter import lint as lint_step
+    from jaxckpt.policy import load_policy
+    from jaxckpt.report import findings_report
+
+    shell = Shell(json=json)
+    with shell.progress() as say:
+        chosen = None if policy is None else load_policy(policy)  # mistakes are said before the user's code runs
+        step = load_step(reference)
+        say("tracing the step")
+        findings = lint_step(step, policy=chosen, target=target)
+    shell.show(findings_report(findings), dataclasses.asdict(findings) | {"ok": not findings.void}, unfold=True)
+    if findings.void:
+        raise typer.Exit(EXIT_REFUSED)
+
+
+def verdicts(reference: Reference, policy: PolicyName = None, target: TargetName = "h200", json: Json = False) -> None:
+    """Say of each rule, or of each name, whether it pays."""
+    from jaxckpt.cli.reference import load_step
+    from jaxckpt.comparison import verdicts as judge
+    from jaxckpt.policy import load_policy
+    from jaxckpt.report import verdicts_report
+
+    shell = Shell(json=json)
+    machine = compiled_target(target)
+    with shell.progress() as say:
+        chosen = None if policy is None else load_policy(policy)  # mistakes are said before the user's code runs
+        said = judge(load_step(reference), policy=chosen, target=machine, progress=say)
+    shell.show(verdicts_report(said), said, unfold=True)
 
 
 def verify(
@@ -51,15 +89,11 @@ def _planned_form(reference: str, policy: str | None, plan: Path | None) -> "Cal
     if plan is not None:
         loaded = load_plan(plan)
         return lambda step: loaded.apply(step.function)
-    chosen = policy
-    return lambda step: apply(step.function, chosen, static_argnums=step.static_argnums)
+    return lambda step: apply(step.function, policy, static_argnums=step.static_argnums)
 
 
 def verification_data(verification: "Verification") -> dict[str, Any]:
     """A verification as plain data."""
     leaves = [dataclasses.asdict(leaf) | {"allowed": leaf.allowed, "ok": leaf.ok} for leaf in verification.leaves]
-    return dataclasses.asdict(verification) | {
-        "ok": verification.ok,
-        "bit_equal": verification.bit_equal,
-        "leaves": leaves,
-    }
+    known = {"ok": verification.ok, "bit_equal": verification.bit_equal, "leaves": leaves}
+    return dataclasses.asdict(verification) | known
