@@ -4,79 +4,73 @@ A list `[3, 4]` means the first three layers of the first stage and the first fo
 stage holds several chunks of layers; a flat list is then distributed over the chunks one layer at a time, a nested list
 gives a count for each chunk.
 
-Read after `checks`.
+Read after `reading`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from jaxckpt.policy.readers.checks import Checks
+from jaxckpt.policy.readers.reading import ConfigReader
+
+Table = Sequence[Sequence[int]]
+"""A number for each round of interleaving and pipeline stage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineStages:
-    """The number of layers of each pipeline stage, for each round of interleaving."""
+def first_layers(sizes: Table, counts: Table) -> tuple[int, ...]:
+    """The first layers of each chunk, by the chunks' sizes and counts; more than there are means all.
 
-    sizes: tuple[tuple[int, ...], ...]
-
-    @property
-    def num_layers(self) -> int:
-        """Of the model."""
-        return sum(map(sum, self.sizes))
-
-    def layers(self, counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """The first layers of each chunk, by counts for each round and stage; more than there are means all.
-
-        Example:
-          >>> PipelineStages(sizes=((4, 4),)).layers([[1, 9]])
-          (0, 4, 5, 6, 7)
-        """
-        found: list[int] = []
-        start = 0
-        for sizes, meant in zip(self.sizes, counts, strict=True):
-            for size, count in zip(sizes, meant, strict=True):
-                found.extend(range(start, start + min(size, count)))
-                start += size
-        return tuple(found)
-
-    def spread_over_chunks(self, counts: Sequence[int]) -> list[list[int]]:
-        """Counts by stage, distributed over the chunks of each stage one layer at a time.
-
-        Example:
-          >>> PipelineStages(sizes=((2, 2), (2, 2))).spread_over_chunks([3, 1])
-          [[2, 1], [1, 0]]
-        """
-        counted = [[0] * len(counts) for _ in self.sizes]
-        for stage, count in enumerate(counts):
-            left = min(count, sum(sizes[stage] for sizes in self.sizes))
-            while left:
-                for chunk, sizes in zip(counted, self.sizes, strict=True):
-                    if left and chunk[stage] < sizes[stage]:
-                        chunk[stage] += 1
-                        left -= 1
-        return counted
+    Example:
+      >>> first_layers([[4, 4]], [[1, 9]])
+      (0, 4, 5, 6, 7)
+    """
+    found: list[int] = []
+    start = 0
+    for chunk_sizes, chunk_counts in zip(sizes, counts, strict=True):
+        for size, count in zip(chunk_sizes, chunk_counts, strict=True):
+            found.extend(range(start, start + min(size, count)))
+            start += size
+    return tuple(found)
 
 
-def stages_of(num_layers: int, stages: int, rounds: int, offset: Sequence[Any] | int, checks: Checks) -> PipelineStages:
+def spread_over_chunks(sizes: Table, counts: Sequence[int]) -> list[list[int]]:
+    """Counts by stage, distributed over the chunks of each stage one layer at a time.
+
+    Example:
+      >>> spread_over_chunks([[2, 2], [2, 2]], [3, 1])
+      [[2, 1], [1, 0]]
+    """
+    counted = [[0] * len(counts) for _ in sizes]
+    for stage, count in enumerate(counts):
+        left = min(count, sum(chunk[stage] for chunk in sizes))
+        while left:
+            for chunk, chunk_sizes in zip(counted, sizes, strict=True):
+                if left and chunk[stage] < chunk_sizes[stage]:
+                    chunk[stage] += 1
+                    left -= 1
+    return counted
+
+
+def stage_sizes(
+    num_layers: int, stages: int, rounds: int, offset: Sequence[Any] | int, reader: ConfigReader
+) -> list[list[int]]:
     """An even share for each stage, and what `offset` adds by stage, or by round of interleaving and stage.
 
     Example:
-      >>> stages_of(9, 2, 1, [0, 1], Checks("here", needed="")).sizes
-      ((4, 5),)
+      >>> stage_sizes(9, 2, 1, [0, 1], ConfigReader("here", needed=""))
+      [[4, 5]]
     """
-    more = _offsets(offset, stages, rounds, checks)
+    more = _offsets(offset, stages, rounds, reader)
     share, rest = divmod(num_layers, stages * rounds)
     if sum(map(sum, more)) != rest or any(share + each < 0 for row in more for each in row):
-        checks.wrong(
+        reader.wrong(
             f"offset = {offset!r} must add up to {rest}: {num_layers} layers over {stages} stages"
             + (f" and {rounds} rounds of interleaving" if rounds > 1 else "")
         )
         more = [[0] * stages for _ in range(rounds)]
-    return PipelineStages(sizes=tuple(tuple(share + each for each in row) for row in more))
+    return [[share + each for each in row] for row in more]
 
 
-def _offsets(offset: Sequence[Any] | int, stages: int, rounds: int, checks: Checks) -> list[list[int]]:
+def _offsets(offset: Sequence[Any] | int, stages: int, rounds: int, reader: ConfigReader) -> list[list[int]]:
     """One offset for each round of interleaving and stage; zeros where the setting is wrong."""
     rows: Sequence[Any] = [offset] * rounds
     if isinstance(offset, (list, tuple)) and any(isinstance(row, (list, tuple)) for row in offset):
@@ -84,5 +78,5 @@ def _offsets(offset: Sequence[Any] | int, stages: int, rounds: int, checks: Chec
     by_round: list[list[Any]] = [list(row) if isinstance(row, (list, tuple)) else [row] * stages for row in rows]
     if len(by_round) == rounds and all([*map(type, row)] == [int] * stages for row in by_round):
         return by_round
-    checks.wrong(f"offset = {offset!r} is not one whole number for each of {stages} stages")
+    reader.wrong(f"offset = {offset!r} is not one whole number for each of {stages} stages")
     return [[0] * stages for _ in range(rounds)]
