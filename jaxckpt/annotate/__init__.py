@@ -2,7 +2,7 @@
 
 Read in this order: `naming` (values), `checkpoint_policy` (tags that JAX saves), `open_body` (a traced part with the
 bodies of its loops), `tagging` (tags on the values that a policy saves), `checkpoint` (`jax.checkpoint` over the tagged
-part), `linen` and `nnx` (modules), `decorate` (functions, classes, objects), `scoping` (the public function),
+part), `flax_modules` (Linen and NNX), `decorate` (functions, classes, objects), `scoping` (the public function),
 `jax_policy` (a policy for `jax.checkpoint` itself). Apart from these: `chunking` (a part done some tokens at a time).
 """
 

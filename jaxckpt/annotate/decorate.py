@@ -4,7 +4,7 @@ A class becomes a subclass of the same name, in which some methods have the scop
 everything named after the class (Linen's parameters) keeps its name. An object becomes one of such a subclass, with the
 same fields. The kind of module that a method belongs to is found by the method's arguments when it is called.
 
-Read after `linen`, `nnx`.
+Read after `flax_modules`.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import jax.extend.source_info_util as source_info
 
 from jaxckpt import _compat
 from jaxckpt._errors import ScopeError, closest_names
-from jaxckpt.annotate import linen, nnx
+from jaxckpt.annotate import flax_modules
 from jaxckpt.annotate.checkpoint import Checkpoint, saves_all
 from jaxckpt.ir.scope import POLICY_MARK
 from jaxckpt.policy import Policy, new_mark
@@ -83,7 +83,7 @@ def _is_wrapped(target: object) -> bool:
 def _class(cls: type, scope: ScopeOptions) -> type:
     for method in scope.methods:
         _require_method(cls, method)
-    if linen.is_linen_class(cls):
+    if flax_modules.is_linen_class(cls):
         return _linen_class(cls, scope)
     name = scope.name or cls.__name__
     names = {m: name if m == "__call__" else f"{name}.{m}" for m in scope.methods}
@@ -96,7 +96,7 @@ def _linen_class(cls: type, scope: ScopeOptions) -> type:
         return cls
     policy = scope.policy
     if scope.checkpoint is not None:
-        own = {m: linen.unhandled(_function(getattr(cls, m), scope, name="")) for m in scope.methods}
+        own = {m: flax_modules.unhandled(_function(getattr(cls, m), scope, name="")) for m in scope.methods}
         cls, policy = _subclass(cls, own), None
         if scope.name is None:
             return cls
@@ -133,7 +133,7 @@ def _require_method(cls: type, method: str) -> None:
 
 
 def _object(target: Callable[..., Any], scope: ScopeOptions) -> Callable[..., Any]:
-    if linen.is_linen(target):
+    if flax_modules.is_linen(target):
         raise ScopeError(
             f"jaxckpt.scope({type(target).__name__}(...)) is put on a module that was created already.",
             got=f"a Linen module {type(target).__name__}",
@@ -156,7 +156,7 @@ def _function(function: Callable[..., Any], scope: ScopeOptions, *, name: str | 
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        of_linen = bool(args) and linen.is_linen(args[0])
+        of_linen = bool(args) and flax_modules.is_linen(args[0])
         given = own if name is None and not of_linen else name or ""
         around = _last_name() if of_linen else ""
         with marked(given, scope.policy):
@@ -164,9 +164,9 @@ def _function(function: Callable[..., Any], scope: ScopeOptions, *, name: str | 
                 return function(*args, **kwargs)
             bound, traced, named = _without_static(function, args, kwargs, static, scope.static_argnames)
             if of_linen:
-                return linen.call_method(bound, checkpoint, around, *traced, **named)
-            if nnx.has_nnx((traced, named)):
-                return nnx.call_with_state(bound, checkpoint, traced, named)
+                return flax_modules.call_method(bound, checkpoint, around, *traced, **named)
+            if flax_modules.has_nnx((traced, named)):
+                return flax_modules.call_with_state(bound, checkpoint, traced, named)
             return checkpoint(lambda args, kwargs: bound(*args, **kwargs), traced, named)
 
     return call

@@ -1,7 +1,10 @@
-"""Scopes on Flax Linen modules: parameters, mutable collections and random sequences are lifted through the checkpoint.
+"""Scopes on modules of Flax, which is imported when one of its modules is used.
 
-As `flax.linen.remat`, with our checkpoint inside and the class's own name outside: auto-named parameters keep their
-paths. Flax is imported when one of its modules is used.
+Linen: parameters, mutable collections and random sequences are lifted through the checkpoint, as `flax.linen.remat`
+does it, with our checkpoint inside and the class's own name outside: auto-named parameters keep their paths.
+
+NNX: the state of every module among the arguments goes in and comes out again, as `flax.nnx.remat` does it, with our
+checkpoint in the place of JAX's.
 
 Read after `checkpoint`.
 """
@@ -10,7 +13,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from jaxckpt.annotate.checkpoint import Checkpoint
+import jax
+
+from jaxckpt.annotate.checkpoint import Checkpoint, arrays_and_rest, is_array
 
 if TYPE_CHECKING:
     from flax import linen as nn
@@ -20,6 +25,8 @@ Variables: TypeAlias = Any
 """Collections of variables, as groups of Flax's lifting."""
 Rngs: TypeAlias = Any
 """Random sequences, as groups of Flax's lifting."""
+_CONTEXT = "jaxckpt"
+"""The tag of our update context, which NNX needs to distinguish nested contexts."""
 
 
 def is_linen_class(target: object) -> bool:
@@ -75,3 +82,34 @@ def _lifted(checkpoint: Checkpoint, repeats: str = "") -> Callable[..., Any]:
         return lift.pack(inner, (True,), (True,), (True,), name="jaxckpt", enable_kwargs=True)
 
     return checkpointed
+
+
+def is_nnx(value: object) -> bool:
+    """True for a module, a variable or another object with state."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(value, nnx.Pytree | nnx.Variable)
+
+
+def has_nnx(tree: object) -> bool:
+    """True if a leaf of the arguments is an object with state."""
+    return any(map(is_nnx, jax.tree.leaves(tree, is_leaf=is_nnx)))
+
+
+def call_with_state(
+    function: Callable[..., Any], checkpoint: Checkpoint, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Calls a checkpointed function; its changes of modules are carried out."""
+    from flax import nnx
+    from flax.nnx.transforms import general
+
+    crossing, rest = arrays_and_rest(
+        (args, kwargs), is_taken=lambda leaf: is_nnx(leaf) or is_array(leaf), is_leaf=is_nnx
+    )
+
+    def call(*crossed: Any) -> Any:
+        args, kwargs = rest.filled(crossed)
+        return function(*args, **kwargs)
+
+    inside = general.merge_inputs(call, ctxtag=_CONTEXT)
+    split = general.split_inputs(lambda *pure: checkpoint(inside, *pure), ctxtag=_CONTEXT)
+    return nnx.update_context(_CONTEXT)(split)(*crossing)
