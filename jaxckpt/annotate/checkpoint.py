@@ -134,10 +134,7 @@ def _is_of_another_layer(rule: Rule, layer: int | None) -> bool:
     match = Match(layers=rule.match.layers, every=rule.match.every)
     if layer is None or match == Match():
         return False
-    anything = ForwardValue(
-        id=0, scope="", layer=layer, name=None, primitive="", dtype="", size_bytes=0, flops=0, is_residual=True
-    )
-    return not match.holds(anything)
+    return not match.holds(ForwardValue(layer=layer))
 
 
 def _arguments(graph: Graph) -> tuple[int, ...]:

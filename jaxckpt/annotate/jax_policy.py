@@ -77,10 +77,7 @@ class JaxPolicy:
         name = params["name"] if primitive.name == "name" else None
         if str(name).startswith(TAG):
             return Recompute  # the tag of a scope, which the scope's own policy saves
-        value = ForwardValue(
-            id=0, scope="", layer=None, name=name, primitive=primitive.name, dtype="", size_bytes=0, flops=0,
-            is_residual=True,
-        )  # fmt: skip
+        value = ForwardValue(name=name, primitive=primitive.name)
         if any(getattr(rule.match, key) is not None for rule in self.policy.rules for key in _OF_THE_RESULT):
             value = _with_result(value, primitive, avals, params)
         default = ir.Save() if self.policy.default == "save" else ir.Recompute()

@@ -7,7 +7,7 @@ import contextlib
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from jaxckpt._errors import ScopeError
 from jaxckpt.annotate.decorate import ScopeOptions, marked, with_scope
@@ -49,30 +49,20 @@ class Scope(ScopeOptions):
         stack.close()
 
 
-@overload
-def scope(
-    target: str | None = None,
-    /,
-    *,
-    policy: Policy | str | Path | None = None,
-    name: str | None = None,
-    methods: str | tuple[str, ...] = ("__call__",),
-    static_argnames: str | tuple[str, ...] = (),
-    prevent_cse: bool = True,
-) -> Scope: ...
+class _Keywords(TypedDict, total=False):
+    policy: Policy | str | Path | None
+    name: str | None
+    methods: str | tuple[str, ...]
+    static_argnames: str | tuple[str, ...]
+    prevent_cse: bool
 
 
 @overload
-def scope(
-    target: _Target,
-    /,
-    *,
-    policy: Policy | str | Path | None = None,
-    name: str | None = None,
-    methods: str | tuple[str, ...] = ("__call__",),
-    static_argnames: str | tuple[str, ...] = (),
-    prevent_cse: bool = True,
-) -> _Target: ...
+def scope(target: str | None = None, /, **keywords: Unpack[_Keywords]) -> Scope: ...
+
+
+@overload
+def scope(target: _Target, /, **keywords: Unpack[_Keywords]) -> _Target: ...
 
 
 def scope(
