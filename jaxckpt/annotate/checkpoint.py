@@ -51,8 +51,6 @@ class Checkpoint:
 
         `repeats` is a name that the function puts around its equations and that is around this call already.
         """
-        if saves_all(self.policy):
-            return call(*args)
         arrays, static = arrays_and_rest(args)
         returned: list[Static] = []
 

@@ -1,4 +1,4 @@
-"""Targets of a scope: functions, methods, classes of modules, objects that can be called.
+"""Scopes and their targets: functions, methods, classes of modules, objects that can be called.
 
 A class becomes a subclass of the same name, in which some methods have the scope: the class itself is not changed, and
 everything named after the class (Linen's parameters) keeps its name. An object becomes one of such a subclass, with the
@@ -12,8 +12,9 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.extend.source_info_util as source_info
@@ -25,10 +26,15 @@ from jaxckpt.annotate.checkpoint import Checkpoint, saves_all
 from jaxckpt.ir.scope import POLICY_MARK
 from jaxckpt.policy import Policy, new_mark
 
+_Target = TypeVar("_Target")
+_Entered = tuple[tuple["Scope", contextlib.ExitStack], ...]
+_ENTERED: ContextVar[_Entered] = ContextVar("jaxckpt_scopes", default=())
+"""The `with` scopes around this point, outermost first; each thread has its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScopeOptions:
-    """The options of a scope, as of `jaxckpt.scope`."""
+class Scope:
+    """A scope without a target yet: a decorator and a context manager, with the options of `jaxckpt.scope`."""
 
     name: str | None = None
     policy: Policy | None = None
@@ -43,8 +49,33 @@ class ScopeOptions:
             return None
         return Checkpoint(policy=self.policy, prevent_cse=self.prevent_cse)
 
+    def __call__(self, target: _Target) -> _Target:
+        """The target with the scope around its calls."""
+        scoped: _Target = with_scope(target, self)
+        return scoped
 
-def with_scope(target: object, scope: ScopeOptions) -> Callable[..., Any]:
+    def __enter__(self) -> None:
+        """Names what is traced from here on; the policy is carried out when the step goes through `jaxckpt.apply`."""
+        entered = _ENTERED.get()
+        if any(scope is self for scope, _ in entered):
+            raise ScopeError(
+                "`with` enters a jaxckpt.scope inside itself.",
+                got=f"the scope {self.name!r} twice",
+                needed="a scope of its own for each part",
+                advice=f"with jaxckpt.scope({self.name or 'tail'!r}, ...):",
+            )
+        stack = contextlib.ExitStack()
+        stack.enter_context(marked(self.name or "", self.policy))
+        _ENTERED.set((*entered, (self, stack)))
+
+    def __exit__(self, *error: object) -> None:
+        """Ends the scope."""
+        *outer, (_, stack) = _ENTERED.get()
+        _ENTERED.set(tuple(outer))
+        stack.close()
+
+
+def with_scope(target: object, scope: Scope) -> Callable[..., Any]:
     """The target with a scope around its calls."""
     if isinstance(target, functools.partial) and isinstance(target.func, type):
         return functools.partial(with_scope(target.func, scope), *target.args, **target.keywords)
@@ -80,7 +111,7 @@ def _is_wrapped(target: object) -> bool:
     return callable(target) and callable(getattr(target, "__wrapped__", None))
 
 
-def _class(cls: type, scope: ScopeOptions) -> type:
+def _class(cls: type, scope: Scope) -> type:
     for method in scope.methods:
         _require_method(cls, method)
     if flax_modules.is_linen_class(cls):
@@ -90,7 +121,7 @@ def _class(cls: type, scope: ScopeOptions) -> type:
     return _subclass(cls, {m: _function(getattr(cls, m), scope, name=each) for m, each in names.items()})
 
 
-def _linen_class(cls: type, scope: ScopeOptions) -> type:
+def _linen_class(cls: type, scope: Scope) -> type:
     """Flax puts the module's name around its methods itself; a scope's own name goes around that."""
     if scope.policy is None and scope.name is None:
         return cls
@@ -132,7 +163,7 @@ def _require_method(cls: type, method: str) -> None:
     )
 
 
-def _object(target: Callable[..., Any], scope: ScopeOptions) -> Callable[..., Any]:
+def _object(target: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
     if flax_modules.is_linen(target):
         raise ScopeError(
             f"jaxckpt.scope({type(target).__name__}(...)) is put on a module that was created already.",
@@ -148,7 +179,7 @@ def _object(target: Callable[..., Any], scope: ScopeOptions) -> Callable[..., An
     return scoped
 
 
-def _function(function: Callable[..., Any], scope: ScopeOptions, *, name: str | None = None) -> Callable[..., Any]:
+def _function(function: Callable[..., Any], scope: Scope, *, name: str | None = None) -> Callable[..., Any]:
     name = name if name is not None else scope.name
     own = _own_name(function)
     static = _static_positions(function, scope.static_argnames)

@@ -19,7 +19,7 @@ from jaxckpt.annotate.checkpoint import Checkpoint, arrays_and_rest, is_array
 
 if TYPE_CHECKING:
     from flax import linen as nn
-    from flax.core import Scope
+    from flax.core import Scope as FlaxScope
 
 Variables: TypeAlias = Any
 """Collections of variables, as groups of Flax's lifting."""
@@ -54,19 +54,13 @@ def unhandled(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def call_method(method: Callable[..., Any], checkpoint: Checkpoint, repeats: str, *args: Any, **kwargs: Any) -> Any:
     """Calls a checkpointed method as Flax calls methods: with the module as its first argument."""
+    from flax.core import lift
     from flax.linen.transforms import decorator_lift_transform
 
-    return decorator_lift_transform(_lifted(checkpoint, repeats), method)(*args, **kwargs)
-
-
-def _lifted(checkpoint: Checkpoint, repeats: str = "") -> Callable[..., Any]:
-    """A lifted transformation of Flax: from a function of variables to one of the same variables."""
-    from flax.core import lift
-
-    def checkpointed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def lifted(function: Callable[..., Any]) -> Callable[..., Any]:
         def inner(
-            scope_of: Callable[[Variables, Rngs], "Scope"],
-            variables_of: Callable[["Scope"], Variables],
+            scope_of: Callable[[Variables, Rngs], "FlaxScope"],
+            variables_of: Callable[["FlaxScope"], Variables],
             variables: Variables,
             rngs: Rngs,
             *args: Any,
@@ -81,7 +75,7 @@ def _lifted(checkpoint: Checkpoint, repeats: str = "") -> Callable[..., Any]:
 
         return lift.pack(inner, (True,), (True,), (True,), name="jaxckpt", enable_kwargs=True)
 
-    return checkpointed
+    return decorator_lift_transform(lifted, method)(*args, **kwargs)
 
 
 def is_nnx(value: object) -> bool:
