@@ -246,8 +246,8 @@ def _split_of(
     axes = axis if isinstance(axis, tuple) else (axis,) * len(args)
     _check_axes(function, axes, args)
     pairs = jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
-    arrays, static = arrays_and_rest((args, kwargs))
-    arrays = [jnp.asarray(array) if isinstance(array, np.ndarray) else array for array in arrays]
+    leaves, static = arrays_and_rest((args, kwargs))
+    arrays = list(map(jnp.asarray, leaves))
     paths = [path for path, leaf in pairs if is_array(leaf)]
     axis_of = [_axis_of_leaf(path, axes) for path in paths]
     length = _length(function, list(zip(map(_path, paths), arrays, axis_of, strict=True)))

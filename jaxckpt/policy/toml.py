@@ -120,7 +120,7 @@ def toml_from_policy(policy: Policy) -> str:
     import tomlkit  # only to write: planning needs none
 
     tables = policy_tables(policy)
-    document = dict(*tables[""])
+    document: dict[str, Any] = dict(*tables[""])
     if tables["regions"]:
         (document["regions"],) = tables["regions"]
     if tables["rule"]:

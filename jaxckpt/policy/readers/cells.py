@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxckpt.ir import Decision, Offload
 from jaxckpt.ir.layers import layer_ranges
-from jaxckpt.policy.readers.patterns import PatternError, target_of_pattern
+from jaxckpt.policy.readers.patterns import PatternError, PatternTarget, target_of_pattern
 from jaxckpt.policy.readers.reading import ConfigReader
 from jaxckpt.policy.rule import Match, Rule
 
@@ -41,13 +41,7 @@ def rules_of_patterns(
             continue
         try:
             place = target_of_pattern(pattern)
-            match = Match(
-                scope=place.scope,
-                primitive=place.primitive,
-                layers=None if layers is None else layer_ranges(layers),
-                every=1 if layers is None else None,
-                collective=True if "comm" in key else None,
-            )
+            match = _match(place, layers, collective="comm" in key)
         except ValueError as error:
             why = str(error) if isinstance(error, PatternError) else f"is too much for a glob: {error}"
             reader.not_carried.append(f"{key}: the pattern {pattern!r} {why}; write a [[rule]] with its scopes.")
@@ -63,6 +57,16 @@ def rules_of_patterns(
                 f"{place.scope or 'any scope'}, as JAX has no scopes for operators."
             )
         yield Rule(match=match, decision=decision, note=f"{key}: {pattern}")
+
+
+def _match(place: PatternTarget, layers: LayerNumbers, *, collective: bool) -> Match:
+    return Match(
+        scope=place.scope,
+        primitive=place.primitive,
+        layers=None if layers is None else layer_ranges(layers),
+        every=1 if layers is None else None,
+        collective=collective or None,
+    )
 
 
 def rules_of_swap(swaps: Iterable[Swap], reader: ConfigReader) -> Iterator[Rule]:

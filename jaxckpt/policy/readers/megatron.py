@@ -154,21 +154,17 @@ def _stage_count(settings: Mapping[str, Any]) -> int:
 def _contradictions(settings: Mapping[str, Any]) -> Iterator[str]:
     """Flags that Megatron refuses together, and flags that Megatron would ignore."""
     granularity = settings.get("recompute_granularity", "none")
-    if granularity == "full":
-        yield from _full_problems(settings)
-    else:
-        given = [key for key in ("recompute_method", "recompute_num_layers") if settings.get(key) is not None]
-        yield from (f"{_dashed(key)} is for --recompute-granularity full, and this is {granularity}" for key in given)
+    yield from _full_problems(settings) if granularity == "full" else _problems_without_full(settings, granularity)
     if settings.get("recompute_modules") and granularity != "selective":
         yield f"--recompute-modules is for --recompute-granularity selective, and this is {granularity}"
     if settings.get("distribute_saved_activations"):
-        if granularity != "full":
-            yield "--distribute-saved-activations is for --recompute-granularity full alone"
-        if settings.get("sequence_parallel"):
-            yield "--distribute-saved-activations must be off with --sequence-parallel"
-        if settings.get("tensor_model_parallel_size") == 1:
-            yield "--distribute-saved-activations needs --tensor-model-parallel-size above 1"
-    yield from _offloading_problems(settings)
+        yield from _distribution_problems(settings)
+    if settings.get("offload_modules") and not settings.get("fine_grained_activation_offloading"):
+        yield "--offload-modules is for --fine-grained-activation-offloading, which is off"
+    if settings.get("fine_grained_activation_offloading") and not settings.get("offload_modules"):
+        yield "--fine-grained-activation-offloading needs --offload-modules"
+    if settings.get("cpu_offloading"):
+        yield from _offloading_problems(settings)
 
 
 def _full_problems(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -188,15 +184,24 @@ def _full_problems(settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"--recompute-num-layers {count} is more than the {layers // stages} layers of a stage"
 
 
+def _problems_without_full(settings: Mapping[str, Any], granularity: str) -> Iterator[str]:
+    """Flags of full recomputation where another granularity is chosen, or none."""
+    given = [key for key in ("recompute_method", "recompute_num_layers") if settings.get(key) is not None]
+    yield from (f"{_dashed(key)} is for --recompute-granularity full, and this is {granularity}" for key in given)
+
+
+def _distribution_problems(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Contradictions of `--distribute-saved-activations`."""
+    if settings.get("recompute_granularity") != "full":
+        yield "--distribute-saved-activations is for --recompute-granularity full alone"
+    if settings.get("sequence_parallel"):
+        yield "--distribute-saved-activations must be off with --sequence-parallel"
+    if settings.get("tensor_model_parallel_size") == 1:
+        yield "--distribute-saved-activations needs --tensor-model-parallel-size above 1"
+
+
 def _offloading_problems(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Contradictions of `--fine-grained-activation-offloading` and `--cpu-offloading`."""
-    is_fine, has_modules = (settings.get(key) for key in ("fine_grained_activation_offloading", "offload_modules"))
-    if has_modules and not is_fine:
-        yield "--offload-modules is for --fine-grained-activation-offloading, which is off"
-    if is_fine and not has_modules:
-        yield "--fine-grained-activation-offloading needs --offload-modules"
-    if not settings.get("cpu_offloading"):
-        return
+    """Contradictions of `--cpu-offloading`."""
     count, layers = settings.get("cpu_offloading_num_layers"), settings.get("num_layers")
     if count is None:
         yield "--cpu-offloading needs --cpu-offloading-num-layers"

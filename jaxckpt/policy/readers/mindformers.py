@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxckpt.ir import Partition, Recompute, Save
+from jaxckpt.ir import Decision, Partition, Recompute, Save
 from jaxckpt.policy.policy import Policy, Regions
 from jaxckpt.policy.readers.cells import (
     LayerNumbers,
@@ -114,16 +114,22 @@ class _LayerSettings:
 
     def _counts(self, key: str, value: Sequence[Any]) -> tuple[tuple[int, ...], str]:
         """The layers of a list of counts by stage, or of such lists by round of interleaving."""
-        if self.num_layers is None:
-            raise ValueError(f"{key} = {str(value)[:80]} counts layers by stage: give num_layers")
-        nested = [row for row in value if isinstance(row, (list, tuple))]
-        width = self.stages or len(nested[0] if nested else value) or 1
-        sizes = stage_sizes(self.num_layers, width, len(value) if nested else 1, self.offset, self.reader)
-        counts = [_row_of_counts(row, width) for row in (value if nested else [value])]
+        is_nested = any(isinstance(row, (list, tuple)) for row in value)
+        rows = list(value) if is_nested else [value]
+        sizes = self._stage_sizes(key, value, rows)
+        width = len(sizes[0])
+        counts = [_row_of_counts(row, width) for row in rows]
         if [] in counts:
             raise ValueError(f"{key} = {str(value)[:80]} is not one count, true or false for each of {width} stages")
         how = f"of stages of {sizes[0] if len(sizes) == 1 else sizes} layers"
-        return first_layers(sizes, counts if nested else spread_over_chunks(sizes, counts[0])), how
+        return first_layers(sizes, counts if is_nested else spread_over_chunks(sizes, counts[0])), how
+
+    def _stage_sizes(self, key: str, value: Sequence[Any], rows: Sequence[Any]) -> list[list[int]]:
+        """The layers of each stage: as many stages as the settings say, or as the first list of counts has."""
+        if self.num_layers is None:
+            raise ValueError(f"{key} = {str(value)[:80]} counts layers by stage: give num_layers")
+        first = next(row for row in rows if isinstance(row, (list, tuple)))
+        return stage_sizes(self.num_layers, self.stages or len(first) or 1, len(rows), self.offset, self.reader)
 
 
 def _row_of_counts(row: Any, width: int) -> list[int]:
@@ -194,19 +200,19 @@ def _policy(
 ) -> Policy:
     """The rules in order of precedence: excluded operators, full layers, selected operators, swaps."""
     as_regions = full is None and scope != "*"
-    rules: list[Rule] = []
-    for key in _EXCLUSIONS:
-        rules += rules_of_patterns(selected[key], Save(), reader, key=key)
-    if full != ():
-        saved = Partition(axis=axis, dim=0) if flags["recompute_slice_activation"] else Save()
-        rules += inputs(saved, scope=scope) if as_regions else (*inputs(saved), recomputed(full))
-    for key in _RECOMPUTED:
-        rules += rules_of_patterns(selected[key], Recompute(), reader, key=key)
+    saved = Partition(axis=axis, dim=0) if flags["recompute_slice_activation"] else Save()
+    notes: list[str] = []
+    rules = list(_rules_of_selections(_EXCLUSIONS, selected, Save(), reader))
+    if as_regions:
+        rules += inputs(saved, scope=scope)
+    elif full != ():
+        rules += (*inputs(saved), recomputed(full))
+        notes = _notes_of_flags(flags)
+    rules += _rules_of_selections(_RECOMPUTED, selected, Recompute(), reader)
     rules += rules_of_swap(swaps, reader)
     overruled = [(key, layers) for key in _RECOMPUTED for layers in selected[key].values()]
     note_precedence(full, [*overruled, *(("swap", layers) for _, layers, _ in swaps)], reader)
-    if not as_regions and full != ():
-        _note_flags(flags, reader)
+    reader.not_carried += notes
     regions = Regions(
         scope=scope,
         recompute_collectives=flags["mp_comm_recompute"],
@@ -220,7 +226,14 @@ def _policy(
     )
 
 
-def _note_flags(flags: Mapping[str, bool], reader: ConfigReader) -> None:
+def _rules_of_selections(
+    keys: Sequence[str], selected: Mapping[str, Mapping[str, LayerNumbers]], decision: Decision, reader: ConfigReader
+) -> Iterator[Rule]:
+    for key in keys:
+        yield from rules_of_patterns(selected[key], decision, reader, key=key)
+
+
+def _notes_of_flags(flags: Mapping[str, bool]) -> list[str]:
     """Notes of flags that have an effect in regions alone, or another one here."""
     advice = 'give scope="*/layers_*" with recompute = true for all layers, or write [regions] for these scopes'
     notes = {
@@ -229,4 +242,4 @@ def _note_flags(flags: Mapping[str, bool], reader: ConfigReader) -> None:
         "recompute_slice_activation": " leaves a value whole where dimension 0 does not divide: here a partition that "
         "does not divide is an error; give another dim in the rule.",
     }
-    reader.not_carried += [f"{key}{words}" for key, words in notes.items() if flags[key] != _FLAGS[key]]
+    return [f"{key}{words}" for key, words in notes.items() if flags[key] != _FLAGS[key]]
