@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 
 from jaxckpt import _compat
 from jaxckpt._errors import PolicyError
-from jaxckpt.annotate.checkpoint_policy import is_remat3, jax_policy
+from jaxckpt.annotate.jax_policy import is_remat3, tag_policy
 from jaxckpt.annotate.open_body import AROUND, body_of, graph_of_body, unmarked
 from jaxckpt.annotate.tagging import tagged, tags_of
 from jaxckpt.calling.split import HOLE, Static
@@ -75,7 +75,7 @@ class Checkpoint:
         resolved, hidden = _resolved(self.policy, graph, place)
         tags = tags_of(resolved, graph, variables)
         call = jex.jaxpr_as_fun(tagged(body, tags, derivatives=not is_remat3()))
-        return jax.checkpoint(call, policy=jax_policy(hidden, tags.values()), prevent_cse=self.prevent_cse)
+        return jax.checkpoint(call, policy=tag_policy(hidden, tags.values()), prevent_cse=self.prevent_cse)
 
 
 def saves_all(policy: Policy) -> bool:

@@ -3,7 +3,7 @@
 JAX's own `jax.checkpoint` looks for names in the bodies of `scan` and `cond`, so policies decide about the values in
 these bodies too. Bodies of custom derivatives, kernels and the user's `jax.checkpoint`s stay closed: each is one op.
 
-Read after `checkpoint_policy`, `jaxckpt.program.inline`.
+Read after `jax_policy`, `jaxckpt.program.inline`.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jax.extend.core.primitives import name_p
 from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
-from jaxckpt.annotate.checkpoint_policy import is_ours
+from jaxckpt.annotate.jax_policy import is_ours
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.scope import POLICY_MARK
 from jaxckpt.program import Equation, FlatProgram

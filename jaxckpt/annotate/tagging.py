@@ -4,7 +4,7 @@ A tag is a `name` equation after the producer of a value; all readers read the n
 result of their own equation (that of `exp` is `exp`): there the derivative reads the named value too, or the equation
 would be recomputed only for its derivative.
 
-Read after `open_body`, `checkpoint_policy`.
+Read after `open_body`, `jax_policy`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxckpt.annotate.checkpoint_policy import tag_of
+from jaxckpt.annotate.jax_policy import tag_of
 from jaxckpt.annotate.open_body import AROUND, Body, with_bodies
 from jaxckpt.ir import Graph, Kind, Offload, Op
 from jaxckpt.outline import closed_jaxpr

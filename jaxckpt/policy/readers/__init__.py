@@ -1,7 +1,7 @@
 """Readers of other systems' configurations, as policies, with notes on settings that no policy can express.
 
 Read in this order: `reading` (from a text to the result of a reader), `layers` (rules for selected layers), then one
-file for each system: `deepspeed`, `maxtext`, `megatron` (with `flags`), `mindspore` (with `patterns`, `stages`,
+file for each system: `deepspeed`, `maxtext`, `megatron` (with `flags`), `mindspore` (with `patterns`,
 `cells`, `mindformers`, `pynative`); `read` chooses among them.
 """
 
