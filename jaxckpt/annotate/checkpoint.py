@@ -22,16 +22,16 @@ from jax.typing import ArrayLike
 
 from jaxckpt import _compat
 from jaxckpt._errors import PolicyError
-from jaxckpt.annotate.checkpoint_policy import is_remat3, jax_policy
+from jaxckpt.annotate.jax_policy import is_remat3, tag_policy
 from jaxckpt.annotate.open_body import AROUND, body_of, graph_of_body, unmarked
 from jaxckpt.annotate.tagging import tagged, tags_of
+from jaxckpt.calling.split import HOLE, Static
 from jaxckpt.ir import Graph, Save
 from jaxckpt.ir.scope import path_of_marks
 from jaxckpt.policy import ForwardValue, Match, Policy, Resolved, Rule, resolve
 from jaxckpt.policy.rule import globs
 
 _NUMBER = re.compile(r"\d+")
-_HOLE = object()
 _OPAQUE = ("custom_vjp_call", "custom_vjp_call_jaxpr")
 """Primitives whose forward rule is traced in differentiation alone."""
 
@@ -51,25 +51,19 @@ class Checkpoint:
 
         `repeats` is a name that the function puts around its equations and that is around this call already.
         """
-        if saves_all(self.policy):
-            return call(*args)
-        leaves, tree = jax.tree.flatten(args)
-        traced = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
-        results: list[Any] = []
+        arrays, static = arrays_and_rest(args)
+        returned: list[Static] = []
 
         def flat(*arrays: ArrayLike) -> list[jax.Array]:
-            filled = list(leaves)
-            for position, array in zip(traced, arrays, strict=True):
-                filled[position] = array
-            returned, out_tree = jax.tree.flatten(call(*jax.tree.unflatten(tree, filled)))
-            results.extend((out_tree, [_HOLE if isinstance(leaf, jax.Array) else leaf for leaf in returned]))
-            return [leaf for leaf in returned if isinstance(leaf, jax.Array)]
+            results, rest = arrays_and_rest(
+                call(*static.filled(arrays)), is_taken=lambda leaf: isinstance(leaf, jax.Array)
+            )
+            returned.append(rest)
+            return results
 
-        arrays = [leaves[position] for position in traced]
         closed = jax.make_jaxpr(flat)(*arrays)
-        outputs = iter(self._checkpointed(closed, repeats)(*arrays))
-        out_tree, held = results
-        return jax.tree.unflatten(out_tree, [next(outputs) if leaf is _HOLE else leaf for leaf in held])
+        (rest,) = returned
+        return rest.filled(self._checkpointed(closed, repeats)(*arrays))
 
     def _checkpointed(self, closed: jex.ClosedJaxpr, repeats: str) -> Callable[..., Sequence[Any]]:
         """A traced function under `jax.checkpoint` with the policy."""
@@ -81,7 +75,7 @@ class Checkpoint:
         resolved, hidden = _resolved(self.policy, graph, place)
         tags = tags_of(resolved, graph, variables)
         call = jex.jaxpr_as_fun(tagged(body, tags, derivatives=not is_remat3()))
-        return jax.checkpoint(call, policy=jax_policy(hidden, tags.values()), prevent_cse=self.prevent_cse)
+        return jax.checkpoint(call, policy=tag_policy(hidden, tags.values()), prevent_cse=self.prevent_cse)
 
 
 def saves_all(policy: Policy) -> bool:
@@ -93,6 +87,15 @@ def saves_all(policy: Policy) -> bool:
 def is_array(leaf: object) -> bool:
     """True if a leaf of an argument is traced: arrays of JAX and of NumPy, not Python's numbers."""
     return isinstance(leaf, jax.Array | np.ndarray)
+
+
+def arrays_and_rest(
+    tree: Any, *, is_taken: Callable[[Any], bool] = is_array, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[Any], Static]:
+    """The arrays of a pytree, or the leaves that are taken for such, and the rest, which can be filled again."""
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_leaf)
+    rest = Static(structure, tuple(HOLE if is_taken(leaf) else leaf for leaf in leaves))
+    return [leaf for leaf in leaves if is_taken(leaf)], rest
 
 
 def _resolved(policy: Policy, graph: Graph, place: str) -> tuple[tuple[Resolved, ...], tuple[Rule, ...]]:
@@ -129,10 +132,7 @@ def _is_of_another_layer(rule: Rule, layer: int | None) -> bool:
     match = Match(layers=rule.match.layers, every=rule.match.every)
     if layer is None or match == Match():
         return False
-    anything = ForwardValue(
-        id=0, scope="", layer=layer, name=None, primitive="", dtype="", size_bytes=0, flops=0, is_residual=True
-    )
-    return not match.holds(anything)
+    return not match.holds(ForwardValue(layer=layer))
 
 
 def _arguments(graph: Graph) -> tuple[int, ...]:

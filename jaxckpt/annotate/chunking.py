@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import PyTreeDef
 from jax.typing import ArrayLike
 
 from jaxckpt._errors import ChunkError
-from jaxckpt.annotate import linen
-from jaxckpt.annotate.checkpoint import is_array
+from jaxckpt.annotate import flax_modules
+from jaxckpt.annotate.checkpoint import arrays_and_rest, is_array
 
 JOINS = ("concatenate", "sum", "mean")
 _NARROW = ("bfloat16", "float16")
@@ -85,7 +84,7 @@ def chunked(
 
     @functools.wraps(function)
     def in_chunks(*args: Any, **kwargs: Any) -> Any:
-        modules = [leaf for leaf in jax.tree.leaves((args, kwargs)) if linen.is_linen(leaf)]
+        modules = [leaf for leaf in jax.tree.leaves((args, kwargs)) if flax_modules.is_linen(leaf)]
         if any(module.is_initializing() for module in modules):
             return function(*args, **kwargs)
         split = _split_of(function, args, kwargs, axis=axis, chunks=chunks)
@@ -98,7 +97,7 @@ def chunked(
 class _Split:
     """A call over flat arrays with the axis along which each is cut; None for an array that goes in whole.
 
-    `size` is the length of a chunk; the last one may be shorter.
+    There are `count` chunks of `size` places, and one of `rest` places where that is not 0.
     """
 
     call: Callable[..., Any]
@@ -106,16 +105,8 @@ class _Split:
     axes: tuple[int | None, ...]
     length: int
     size: int
-
-    @property
-    def full_chunks(self) -> int:
-        """Chunks of `size` places."""
-        return self.length // self.size
-
-    @property
-    def rest(self) -> int:
-        """Places of a last, smaller chunk; 0 where there is none."""
-        return self.length % self.size
+    count: int
+    rest: int
 
 
 class _ChunkedCall:
@@ -147,7 +138,7 @@ class _ChunkedCall:
         """An array as (chunks, ...) with its axis cut, and the rest for a last, smaller chunk or None."""
         split, array, axis = self.split, self.split.arrays[index], self.split.axes[index]
         assert axis is not None
-        count, places = split.full_chunks, split.full_chunks * split.size
+        count, places = split.count, split.count * split.size
         if _is_key(array) and array.ndim == 0:
             keys = jax.random.split(array, count + bool(split.rest))
             return keys[:count], keys[count] if split.rest else None
@@ -161,7 +152,7 @@ class _ChunkedCall:
         first = [stack[0] for stack in stacks]
         chunk, shared = self._traced(first, uncut, size=self.split.size)
         read = self._shared(shared)
-        if self.split.full_chunks == 1:
+        if self.split.count == 1:
             return list(jax.checkpoint(chunk)(first, read))
         body = jax.checkpoint(chunk, prevent_cse=False)  # XLA merges nothing across the iterations of a loop
         summed = [i for i, join in enumerate(self.joins) if join != "concatenate"]
@@ -190,20 +181,15 @@ class _ChunkedCall:
                 self.split.call(*(next(rest) if axis is None else next(cut) for axis in self.split.axes))
             )
 
-        closed = jax.make_jaxpr(flat)(list(pieces), list(uncut))
-        self._check_results(closed.out_avals, size)
-        shared = [*uncut, *closed.consts]
-        jaxpr = closed.jaxpr  # its constants become its first arguments
-        invars, debug_info = [*jaxpr.constvars, *jaxpr.invars], jex.DebugInfo("jaxckpt", "chunked", None, None)
-        eqns = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr.replace(invars=invars, constvars=[], debug_info=debug_info), ()))
+        traced, captured = jax.closure_convert(flat, list(pieces), list(uncut))
+        self._check_results(jax.eval_shape(traced, list(pieces), list(uncut), *captured), size)
 
         def chunk(pieces: Sequence[jax.Array], shared: Sequence[_Shared]) -> list[jax.Array]:
             read = [_read(*each) if isinstance(each, tuple) else each for each in shared]
-            args, constants = read[: len(uncut)], read[len(uncut) :]
-            share = size / self.split.length
-            return [self._weighted(i, each, share) for i, each in enumerate(eqns(*constants, *pieces, *args))]
+            results = traced(list(pieces), read[: len(uncut)], *read[len(uncut) :])
+            return [self._weighted(i, each, size / self.split.length) for i, each in enumerate(results)]
 
-        return chunk, shared
+        return chunk, [*uncut, *captured]
 
     def _weighted(self, index: int, result: jax.Array, share: float) -> jax.Array:
         """A chunk's result as a term of the sum over chunks."""
@@ -234,7 +220,7 @@ class _ChunkedCall:
             return result + rest
         return jnp.concatenate([result, rest], axis=self.out_axes[index])
 
-    def _check_results(self, of_chunk: Sequence[jax.core.ShapedArray], size: int) -> None:
+    def _check_results(self, of_chunk: Sequence[jax.ShapeDtypeStruct], size: int) -> None:
         """Requires that the joined results of chunks have the shapes of the function's results."""
         shapes = jax.tree.unflatten(self.tree, self.results)
         paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
@@ -259,33 +245,31 @@ def _split_of(
     """A call with its arrays apart from all else, and the axis of each."""
     axes = axis if isinstance(axis, tuple) else (axis,) * len(args)
     _check_axes(function, axes, args)
-    leaves, tree = jax.tree_util.tree_flatten_with_path((args, kwargs))
-    modules = {i: linen.opened(leaf) for i, (_, leaf) in enumerate(leaves) if linen.is_linen(leaf)}
-    variables, variables_tree = jax.tree.flatten([held for held, _ in modules.values()])
-    traced = {
-        i: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
-        for i, (_, leaf) in enumerate(leaves)
-        if is_array(leaf)
-    }
-    axis_of = {i: _axis_of_leaf(leaves[i][0], axes) for i in traced}
-    length = _length(function, [(_path(leaves[i][0]), array, axis_of[i]) for i, array in traced.items()])
+    pairs = jax.tree_util.tree_flatten_with_path((args, kwargs))[0]
+    leaves, static = arrays_and_rest((args, kwargs))
+    arrays = list(map(jnp.asarray, leaves))
+    paths = [path for path, leaf in pairs if is_array(leaf)]
+    axis_of = [_axis_of_leaf(path, axes) for path in paths]
+    length = _length(function, list(zip(map(_path, paths), arrays, axis_of, strict=True)))
+    modules = [flax_modules.opened(leaf) for _, leaf in pairs if flax_modules.is_linen(leaf)]
+    variables, tree = jax.tree.flatten([held for held, _ in modules])
 
     def call(*flat: ArrayLike) -> Any:
-        filled = [leaf for _, leaf in leaves]
-        for position, array in zip(traced, flat, strict=False):  # variables of modules follow
-            filled[position] = array
-        held = jax.tree.unflatten(variables_tree, flat[len(traced) :])
-        for (position, (_, bind)), own in zip(modules.items(), held, strict=True):
-            filled[position] = bind(own)
-        args, kwargs = jax.tree.unflatten(tree, filled)
+        held = jax.tree.unflatten(tree, flat[len(arrays) :])
+        bound = (bind(own) for (_, bind), own in zip(modules, held, strict=True))
+        filled = static.filled(flat[: len(arrays)])
+        args, kwargs = jax.tree.map(lambda leaf: next(bound) if flax_modules.is_linen(leaf) else leaf, filled)
         return function(*args, **kwargs)
 
+    size = -(-length // min(chunks, length))
     return _Split(
         call=call,
-        arrays=(*traced.values(), *variables),
-        axes=(*(_positive(axis_of[i], array) for i, array in traced.items()), *(None for _ in variables)),
+        arrays=(*arrays, *variables),
+        axes=(*map(_positive, axis_of, arrays), *(None for _ in variables)),
         length=length,
-        size=-(-length // min(chunks, length)),
+        size=size,
+        count=length // size,
+        rest=length % size,
     )
 
 
@@ -361,7 +345,7 @@ def _unjoined(
     result: jax.ShapeDtypeStruct,
     join: str,
     length: int,
-    part: jax.core.ShapedArray | None = None,
+    part: jax.ShapeDtypeStruct | None = None,
 ) -> ChunkError:
     shape = f"{result.dtype}{list(result.shape)}"
     of_chunk = f", of one chunk {part.dtype}{list(part.shape)}" if part is not None else ""

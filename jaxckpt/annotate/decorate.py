@@ -1,10 +1,10 @@
-"""Targets of a scope: functions, methods, classes of modules, objects that can be called.
+"""Scopes and their targets: functions, methods, classes of modules, objects that can be called.
 
 A class becomes a subclass of the same name, in which some methods have the scope: the class itself is not changed, and
 everything named after the class (Linen's parameters) keeps its name. An object becomes one of such a subclass, with the
 same fields. The kind of module that a method belongs to is found by the method's arguments when it is called.
 
-Read after `linen`, `nnx`.
+Read after `flax_modules`.
 """
 
 import contextlib
@@ -12,23 +12,29 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.extend.source_info_util as source_info
 
 from jaxckpt import _compat
 from jaxckpt._errors import ScopeError, closest_names
-from jaxckpt.annotate import linen, nnx
+from jaxckpt.annotate import flax_modules
 from jaxckpt.annotate.checkpoint import Checkpoint, saves_all
 from jaxckpt.ir.scope import POLICY_MARK
 from jaxckpt.policy import Policy, new_mark
 
+_Target = TypeVar("_Target")
+_Entered = tuple[tuple["Scope", contextlib.ExitStack], ...]
+_ENTERED: ContextVar[_Entered] = ContextVar("jaxckpt_scopes", default=())
+"""The `with` scopes around this point, outermost first; each thread has its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScopeOptions:
-    """The options of a scope, as of `jaxckpt.scope`."""
+class Scope:
+    """A scope without a target yet: a decorator and a context manager, with the options of `jaxckpt.scope`."""
 
     name: str | None = None
     policy: Policy | None = None
@@ -43,8 +49,33 @@ class ScopeOptions:
             return None
         return Checkpoint(policy=self.policy, prevent_cse=self.prevent_cse)
 
+    def __call__(self, target: _Target) -> _Target:
+        """The target with the scope around its calls."""
+        scoped: _Target = with_scope(target, self)
+        return scoped
 
-def with_scope(target: object, scope: ScopeOptions) -> Callable[..., Any]:
+    def __enter__(self) -> None:
+        """Names what is traced from here on; the policy is carried out when the step goes through `jaxckpt.apply`."""
+        entered = _ENTERED.get()
+        if any(scope is self for scope, _ in entered):
+            raise ScopeError(
+                "`with` enters a jaxckpt.scope inside itself.",
+                got=f"the scope {self.name!r} twice",
+                needed="a scope of its own for each part",
+                advice=f"with jaxckpt.scope({self.name or 'tail'!r}, ...):",
+            )
+        stack = contextlib.ExitStack()
+        stack.enter_context(marked(self.name or "", self.policy))
+        _ENTERED.set((*entered, (self, stack)))
+
+    def __exit__(self, *error: object) -> None:
+        """Ends the scope."""
+        *outer, (_, stack) = _ENTERED.get()
+        _ENTERED.set(tuple(outer))
+        stack.close()
+
+
+def with_scope(target: object, scope: Scope) -> Callable[..., Any]:
     """The target with a scope around its calls."""
     if isinstance(target, functools.partial) and isinstance(target.func, type):
         return functools.partial(with_scope(target.func, scope), *target.args, **target.keywords)
@@ -80,23 +111,23 @@ def _is_wrapped(target: object) -> bool:
     return callable(target) and callable(getattr(target, "__wrapped__", None))
 
 
-def _class(cls: type, scope: ScopeOptions) -> type:
+def _class(cls: type, scope: Scope) -> type:
     for method in scope.methods:
         _require_method(cls, method)
-    if linen.is_linen_class(cls):
+    if flax_modules.is_linen_class(cls):
         return _linen_class(cls, scope)
     name = scope.name or cls.__name__
     names = {m: name if m == "__call__" else f"{name}.{m}" for m in scope.methods}
     return _subclass(cls, {m: _function(getattr(cls, m), scope, name=each) for m, each in names.items()})
 
 
-def _linen_class(cls: type, scope: ScopeOptions) -> type:
+def _linen_class(cls: type, scope: Scope) -> type:
     """Flax puts the module's name around its methods itself; a scope's own name goes around that."""
     if scope.policy is None and scope.name is None:
         return cls
     policy = scope.policy
     if scope.checkpoint is not None:
-        own = {m: linen.unhandled(_function(getattr(cls, m), scope, name="")) for m in scope.methods}
+        own = {m: flax_modules.unhandled(_function(getattr(cls, m), scope, name="")) for m in scope.methods}
         cls, policy = _subclass(cls, own), None
         if scope.name is None:
             return cls
@@ -132,8 +163,8 @@ def _require_method(cls: type, method: str) -> None:
     )
 
 
-def _object(target: Callable[..., Any], scope: ScopeOptions) -> Callable[..., Any]:
-    if linen.is_linen(target):
+def _object(target: Callable[..., Any], scope: Scope) -> Callable[..., Any]:
+    if flax_modules.is_linen(target):
         raise ScopeError(
             f"jaxckpt.scope({type(target).__name__}(...)) is put on a module that was created already.",
             got=f"a Linen module {type(target).__name__}",
@@ -148,7 +179,7 @@ def _object(target: Callable[..., Any], scope: ScopeOptions) -> Callable[..., An
     return scoped
 
 
-def _function(function: Callable[..., Any], scope: ScopeOptions, *, name: str | None = None) -> Callable[..., Any]:
+def _function(function: Callable[..., Any], scope: Scope, *, name: str | None = None) -> Callable[..., Any]:
     name = name if name is not None else scope.name
     own = _own_name(function)
     static = _static_positions(function, scope.static_argnames)
@@ -156,7 +187,7 @@ def _function(function: Callable[..., Any], scope: ScopeOptions, *, name: str | 
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        of_linen = bool(args) and linen.is_linen(args[0])
+        of_linen = bool(args) and flax_modules.is_linen(args[0])
         given = own if name is None and not of_linen else name or ""
         around = _last_name() if of_linen else ""
         with marked(given, scope.policy):
@@ -164,9 +195,9 @@ def _function(function: Callable[..., Any], scope: ScopeOptions, *, name: str | 
                 return function(*args, **kwargs)
             bound, traced, named = _without_static(function, args, kwargs, static, scope.static_argnames)
             if of_linen:
-                return linen.call_method(bound, checkpoint, around, *traced, **named)
-            if nnx.has_nnx((traced, named)):
-                return nnx.call_with_state(bound, checkpoint, traced, named)
+                return flax_modules.call_method(bound, checkpoint, around, *traced, **named)
+            if flax_modules.has_nnx((traced, named)):
+                return flax_modules.call_with_state(bound, checkpoint, traced, named)
             return checkpoint(lambda args, kwargs: bound(*args, **kwargs), traced, named)
 
     return call

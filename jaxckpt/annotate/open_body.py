@@ -3,24 +3,24 @@
 JAX's own `jax.checkpoint` looks for names in the bodies of `scan` and `cond`, so policies decide about the values in
 these bodies too. Bodies of custom derivatives, kernels and the user's `jax.checkpoint`s stay closed: each is one op.
 
-Read after `checkpoint_policy`, `jaxckpt.program.inline`.
+Read after `jax_policy`, `jaxckpt.program.inline`.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.extend.core as jex
 from jax.extend.core.primitives import name_p
 from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
-from jaxckpt.annotate.checkpoint_policy import is_ours
+from jaxckpt.annotate.jax_policy import is_ours
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.scope import POLICY_MARK
 from jaxckpt.program import Equation, FlatProgram
+from jaxckpt.program.flat_program import Atom, renamed, with_name_stack
 from jaxckpt.program.inline import inline
 from jaxckpt.trace.graph import graph_of
 
@@ -52,11 +52,10 @@ def body_of(closed: jex.ClosedJaxpr, *, repeats: str = "") -> Body:
 
 
 def _without_first(equation: Equation, name: str) -> Equation:
-    info = equation.eqn.source_info
-    if _compat.name_stack_marks(info.name_stack)[:1] != ((name, False),):
+    stack = equation.eqn.source_info.name_stack
+    if _compat.name_stack_marks(stack)[:1] != ((name, False),):
         return equation
-    info = info.replace(name_stack=_compat.name_stack_without(info.name_stack, frozenset({0})))
-    return Equation(equation.eqn.replace(source_info=info))
+    return Equation(with_name_stack(equation.eqn, _compat.name_stack_without(stack, frozenset({0}))))
 
 
 def _opened(program: FlatProgram) -> Body:
@@ -72,7 +71,7 @@ def _bodies(eqn: jex.JaxprEqn) -> tuple[Body, ...]:
     if held is None or eqn.effects:
         return ()
     programs = [inline(each, keep_user_remat=True) for each in (held if isinstance(held, tuple) else (held,))]
-    return () if any(p.constants for p in programs) else tuple(_opened(_renamed(p)) for p in programs)
+    return () if any(p.constants for p in programs) else tuple(_opened(_with_fresh_variables(p)) for p in programs)
 
 
 def _inner_scopes(eqn: jex.JaxprEqn) -> tuple[Body, ...]:
@@ -86,7 +85,7 @@ def _readonly(jaxpr: jex.Jaxpr | jex.ClosedJaxpr) -> tuple[Body, ...]:
     program = inline(jaxpr, keep_user_remat=True)
     if program.constants:
         return ()
-    body = _opened(_renamed(program))
+    body = _opened(_with_fresh_variables(program))
     calls = (each.eqn for each in body.program.equations if each.eqn.primitive.name == "custom_jvp_call")
     return (body, *(inner for eqn in calls for inner in _readonly(eqn.params["call_jaxpr"])))
 
@@ -145,14 +144,13 @@ def _levels(body: Body, stack: NameStack) -> Iterator[tuple[Body, list[Equation]
 
 def _placed(eqn: jex.JaxprEqn, stack: NameStack) -> jex.JaxprEqn:
     """The equation for the graph: under the full name stack, and a name of any kind as a `name` equation."""
-    info = eqn.source_info
-    full = stack + info.name_stack
+    full = stack + eqn.source_info.name_stack
     if is_ours(_remat_params(eqn).get("policy")):
         full = unmarked(full)
     held = eqn.params.get("_prim")
     if type(held).__name__ == "CheckpointName":
         eqn = eqn.replace(primitive=name_p, params={"name": held.params["name"]})
-    return eqn.replace(source_info=info.replace(name_stack=full))
+    return with_name_stack(eqn, full)
 
 
 def unmarked(stack: NameStack) -> NameStack:
@@ -162,22 +160,17 @@ def unmarked(stack: NameStack) -> NameStack:
     return _compat.name_stack_without(stack, drop)
 
 
-def _renamed(program: FlatProgram) -> FlatProgram:
+def _with_fresh_variables(program: FlatProgram) -> FlatProgram:
     """The same level with fresh variables; JAX may use one body object for several loops."""
-    fresh: dict[jex.Var, jex.Var] = {}
+    eqns = [equation.eqn for equation in program.equations]
+    written = [*program.invars, *(variable for eqn in eqns for variable in eqn.outvars)]
+    fresh = {variable: jex.Var(variable.aval) for variable in written}
 
-    def new(atom: jax.core.Atom) -> jax.core.Atom:
-        if not isinstance(atom, jex.Var):
-            return atom
-        if atom not in fresh:
-            fresh[atom] = jex.Var(atom.aval)
-        return fresh[atom]
-
-    def renamed(eqn: jex.JaxprEqn) -> jex.JaxprEqn:
-        return eqn.replace(invars=[*map(new, eqn.invars)], outvars=[*map(new, eqn.outvars)])
+    def new(atoms: Iterable[Atom]) -> tuple[Atom, ...]:
+        return tuple(renamed(atom, fresh) for atom in atoms)
 
     return program.replace(
-        invars=tuple(map(new, program.invars)),
-        equations=tuple(Equation(renamed(equation.eqn)) for equation in program.equations),
-        outvars=tuple(map(new, program.outvars)),
+        invars=new(program.invars),
+        equations=tuple(Equation(e.replace(invars=list(new(e.invars)), outvars=list(new(e.outvars)))) for e in eqns),
+        outvars=new(program.outvars),
     )

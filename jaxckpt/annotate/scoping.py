@@ -3,76 +3,30 @@
 Read after `decorate`, which wraps the targets.
 """
 
-import contextlib
-from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from jaxckpt._errors import ScopeError
-from jaxckpt.annotate.decorate import ScopeOptions, marked, with_scope
+from jaxckpt.annotate.decorate import Scope, with_scope
 from jaxckpt.policy import Policy, load_policy
 
 _Target = TypeVar("_Target")
-_Entered = tuple[tuple["Scope", contextlib.ExitStack], ...]
-_ENTERED: ContextVar[_Entered] = ContextVar("jaxckpt_scopes", default=())
-"""The `with` scopes around this point, outermost first; each thread has its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scope(ScopeOptions):
-    """A scope without a target yet: a decorator and a context manager."""
-
-    def __call__(self, target: _Target) -> _Target:
-        """The target with the scope around its calls."""
-        scoped: _Target = with_scope(target, self)
-        return scoped
-
-    def __enter__(self) -> None:
-        """Names what is traced from here on; the policy is carried out when the step goes through `jaxckpt.apply`."""
-        entered = _ENTERED.get()
-        if any(scope is self for scope, _ in entered):
-            raise ScopeError(
-                "`with` enters a jaxckpt.scope inside itself.",
-                got=f"the scope {self.name!r} twice",
-                needed="a scope of its own for each part",
-                advice=f"with jaxckpt.scope({self.name or 'tail'!r}, ...):",
-            )
-        stack = contextlib.ExitStack()
-        stack.enter_context(marked(self.name or "", self.policy))
-        _ENTERED.set((*entered, (self, stack)))
-
-    def __exit__(self, *error: object) -> None:
-        """Ends the scope."""
-        *outer, (_, stack) = _ENTERED.get()
-        _ENTERED.set(tuple(outer))
-        stack.close()
+class _Keywords(TypedDict, total=False):
+    policy: Policy | str | Path | None
+    name: str | None
+    methods: str | tuple[str, ...]
+    static_argnames: str | tuple[str, ...]
+    prevent_cse: bool
 
 
 @overload
-def scope(
-    target: str | None = None,
-    /,
-    *,
-    policy: Policy | str | Path | None = None,
-    name: str | None = None,
-    methods: str | tuple[str, ...] = ("__call__",),
-    static_argnames: str | tuple[str, ...] = (),
-    prevent_cse: bool = True,
-) -> Scope: ...
+def scope(target: str | None = None, /, **keywords: Unpack[_Keywords]) -> Scope: ...
 
 
 @overload
-def scope(
-    target: _Target,
-    /,
-    *,
-    policy: Policy | str | Path | None = None,
-    name: str | None = None,
-    methods: str | tuple[str, ...] = ("__call__",),
-    static_argnames: str | tuple[str, ...] = (),
-    prevent_cse: bool = True,
-) -> _Target: ...
+def scope(target: _Target, /, **keywords: Unpack[_Keywords]) -> _Target: ...
 
 
 def scope(

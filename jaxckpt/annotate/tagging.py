@@ -4,7 +4,7 @@ A tag is a `name` equation after the producer of a value; all readers read the n
 result of their own equation (that of `exp` is `exp`): there the derivative reads the named value too, or the equation
 would be recomputed only for its derivative.
 
-Read after `open_body`, `checkpoint_policy`.
+Read after `open_body`, `jax_policy`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,12 +14,13 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxckpt.annotate.checkpoint_policy import tag_of
+from jaxckpt.annotate.jax_policy import tag_of
 from jaxckpt.annotate.open_body import AROUND, Body, with_bodies
 from jaxckpt.ir import Graph, Kind, Offload, Op
 from jaxckpt.outline import closed_jaxpr
 from jaxckpt.policy import Resolved
 from jaxckpt.program import Equation
+from jaxckpt.program.flat_program import array_spec, traced_eqns, with_name_stack
 from jaxckpt.program.inline import inline
 
 _READS_ITS_RESULT = """
@@ -112,7 +113,7 @@ class _TagInserter:
         if not any(tags) or not _reads_its_result(eqn):
             return False
         (operand,) = {atom for atom in eqn.invars if isinstance(atom, jex.Var)}
-        call = jax.make_jaxpr(_call_of(eqn, operand, tags))(_spec(operand.aval))
+        call = jax.make_jaxpr(_call_of(eqn, operand, tags))(array_spec(operand.aval))
         program = inline(call)
         if program.constants or len(program.equations) != 1:
             return False
@@ -125,9 +126,8 @@ class _TagInserter:
 
 def _named(variable: jex.Var, tag: str) -> jex.JaxprEqn:
     """The equation of a name, as the installed JAX writes it."""
-    closed = jax.make_jaxpr(lambda x: checkpoint_name(x, tag))(_spec(variable.aval))
-    (equation,) = inline(closed).equations
-    return equation.eqn.replace(invars=[variable], outvars=[jex.Var(variable.aval)])
+    (eqn,) = traced_eqns(lambda x: checkpoint_name(x, tag), [variable])
+    return eqn
 
 
 def _reads_its_result(eqn: jex.JaxprEqn) -> bool:
@@ -140,8 +140,7 @@ def _reads_its_result(eqn: jex.JaxprEqn) -> bool:
 
 def _call_of(eqn: jex.JaxprEqn, operand: jex.Var, tags: Sequence[str | None]) -> Callable[[jax.Array], list[jax.Array]]:
     """The equation as a function whose derivative reads the tagged result."""
-    stack = eqn.source_info.name_stack[:0]
-    eqn = eqn.replace(source_info=eqn.source_info.replace(name_stack=stack))
+    eqn = with_name_stack(eqn, eqn.source_info.name_stack[:0])
     debug_info = jex.DebugInfo("jaxckpt", "jaxckpt", None, None)
     jaxpr = jex.Jaxpr([], [operand], eqn.outvars, [eqn], eqn.effects, debug_info)
     plain = jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ()))
@@ -162,7 +161,3 @@ def _call_of(eqn: jex.JaxprEqn, operand: jex.Var, tags: Sequence[str | None]) ->
         return flat[: len(tags)], flat[len(tags) :]
 
     return call
-
-
-def _spec(aval: jax.core.ShapedArray) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))

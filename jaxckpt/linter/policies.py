@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.cost import strip_views
-from jaxckpt.ir import Graph, Kind, Offload, Op, Phase, Recompute, Save, Trait
+from jaxckpt.ir import Kind, Offload, Op, Phase, Recompute, Save, Trait
 from jaxckpt.linter.context import LOOPS, Diagnostic, LintContext, location_of_op
 from jaxckpt.linter.finding import Location
 from jaxckpt.linter.jax_policies import primal_of_name
@@ -18,6 +18,11 @@ OFFLOAD_FLOOR_BYTES = 256 * 1024
 """A smaller copy takes as long to start as to move; TPUs refuse parts of a tile altogether."""
 KERNELS = frozenset({"pallas_call", "ffi_call", "custom_call", "tpu_custom_call", "triton_kernel_call"})
 """Primitives of custom kernels."""
+SAVE_KERNEL_RESULTS = (
+    "Name what its forward rule returns for the backward (for attention the output and the log-sum-exp) and save these"
+    " names together."
+)
+"""The fix for a kernel that runs twice."""
 
 _NAME = re.compile(r"name = '([^']*)'")
 _NAMES_SHOWN = 12
@@ -25,16 +30,16 @@ _NAMES_SHOWN = 12
 
 def unmatched_rules(context: LintContext) -> Iterator[Diagnostic]:
     """Rules, of the policy and of marks, that match nothing, and regions that hold nothing."""
-    for problem in _problems(context):
-        if _primal(problem) is None:
-            yield Diagnostic(where=Location(), text=f"{problem}.", fix=_how_to_match(context, problem))
+    for problem, name, primal in _problems(context):
+        if primal is None:
+            yield Diagnostic(where=Location(), text=f"{problem}.", fix=_how_to_match(context, name))
 
 
 def rules_on_primals(context: LintContext) -> Iterator[Diagnostic]:
     """Rules on names that only the primal function of a `jax.custom_vjp` has."""
-    for problem in _problems(context):
-        if (primal := _primal(problem)) is not None:
-            yield on_primal(_name_in(problem), primal)
+    for _, name, primal in _problems(context):
+        if primal is not None:
+            yield on_primal(name, primal)
 
 
 def on_primal(name: str, primal: str) -> Diagnostic:
@@ -50,12 +55,12 @@ def on_primal(name: str, primal: str) -> Diagnostic:
 
 def small_offloads(context: LintContext) -> Iterator[Diagnostic]:
     """Values that a rule sends to host memory one by one, though they are small."""
-    for resolved, op in _ruled(context):
+    for resolved, op, value in _ruled(context):
         size_bytes = resolved.forward_value.size_bytes
         if isinstance(resolved.decision, Offload) and size_bytes < OFFLOAD_FLOOR_BYTES:
             yield Diagnostic(
                 where=location_of_op(op),
-                text=f"{resolved.by} sends {_value_text(context.graph, resolved)} to {resolved.decision.space}; below"
+                text=f"{resolved.by} sends {value} to {resolved.decision.space}; below"
                 f" {format_bytes(OFFLOAD_FLOOR_BYTES)} a copy takes longer to start than to move.",
                 fix='Save it, or add min_bytes = "256KiB" to the rule.',
             )
@@ -63,14 +68,14 @@ def small_offloads(context: LintContext) -> Iterator[Diagnostic]:
 
 def saved_scores(context: LintContext) -> Iterator[Diagnostic]:
     """Rules on products that save attention scores: batched products larger than their operands."""
-    for resolved, op in _ruled(context):
+    for resolved, op, value in _ruled(context):
         match = resolved.by.policy.rules[resolved.rule or 0].match
         saves = isinstance(resolved.decision, Save | Offload) and match.primitive is not None and match.batched is None
         read_bytes = sum(context.graph.values[v].size_bytes for v in op.reads)
         if saves and Trait.BATCHED in op.traits and resolved.forward_value.size_bytes > read_bytes:
             yield Diagnostic(
                 where=location_of_op(op),
-                text=f"{resolved.by} keeps {_value_text(context.graph, resolved)}, the result of a batched product of"
+                text=f"{resolved.by} keeps {value}, the result of a batched product of"
                 f" operands of {format_bytes(read_bytes)} together.",
                 fix="Add batched = false to the rule, or name the products that are worth it.",
             )
@@ -78,31 +83,28 @@ def saved_scores(context: LintContext) -> Iterator[Diagnostic]:
 
 def recomputed_kernels(context: LintContext) -> Iterator[Diagnostic]:
     """Results of opaque kernels that no rule matches and that a default recomputes."""
-    for resolved in () if context.fitting is None else context.fitting.resolved:
+    for resolved, op, value in _resolved(context):
         made = context.graph.producer[strip_views(context.graph, resolved.forward_value.id)]
-        op = _producer(context.graph, resolved)
         kernel = op if made is None else context.graph.ops[made]
         if resolved.rule is None and isinstance(resolved.decision, Recompute) and is_kernel(kernel):
             yield Diagnostic(
                 where=location_of_op(op),
-                text=f"{resolved.by}: {_value_text(context.graph, resolved)} comes from the kernel {kernel.primitive},"
+                text=f"{resolved.by}: {value} comes from the kernel {kernel.primitive},"
                 " which runs a second time for it.",
-                fix="Name what its forward rule returns for the backward (for attention the output and the"
-                " log-sum-exp) and save these names together.",
+                fix=SAVE_KERNEL_RESULTS,
             )
 
 
 def saved_argument_derived(context: LintContext) -> Iterator[Diagnostic]:
     """Rules that save masks, broadcasts and casts, which cost nothing to recompute."""
-    for resolved, op in _ruled(context):
+    for resolved, op, value in _ruled(context):
         if (
             isinstance(resolved.decision, Save | Offload)
             and resolved.forward_value.id in context.problem.fusion.argument_derived
         ):
             yield Diagnostic(
                 where=location_of_op(op),
-                text=f"{resolved.by} keeps {_value_text(context.graph, resolved)}, which views and elementwise"
-                " work make of arguments and constants.",
+                text=f"{resolved.by} keeps {value}, which views and elementwise work make of arguments and constants.",
                 fix="Take it out of the rule: readers recompute it at no cost.",
             )
 
@@ -134,23 +136,16 @@ def is_kernel(op: Op) -> bool:
     return op.primitive in KERNELS or (op.kind is Kind.OPAQUE and op.flops is None)
 
 
-def _problems(context: LintContext) -> tuple[str, ...]:
-    policy_plan = context.policy_plan
-    return () if policy_plan is context.fitting else tuple(getattr(policy_plan, "problems", ()) or (str(policy_plan),))
+def _problems(context: LintContext) -> Iterator[tuple[str, str, str | None]]:
+    """Problems of policies that do not fit the step: each with the name in it, and the primal that has the name."""
+    plan = context.policy_plan
+    for problem in () if plan is context.fitting else getattr(plan, "problems", ()) or (str(plan),):
+        found = _NAME.search(problem)
+        name = found[1] if found else ""
+        yield problem, name, primal_of_name(name) if name else None
 
 
-def _name_in(problem: str) -> str:
-    found = _NAME.search(problem)
-    return found[1] if found else ""
-
-
-def _primal(problem: str) -> str | None:
-    name = _name_in(problem)
-    return primal_of_name(name) if name else None
-
-
-def _how_to_match(context: LintContext, problem: str) -> str:
-    name = _name_in(problem)
+def _how_to_match(context: LintContext, name: str) -> str:
     site = context.named(name) if name else None
     if site is not None and site.loops:
         return (
@@ -172,19 +167,16 @@ def _in_loop(context: LintContext) -> str:
     return f"Put jaxckpt.scope with this policy on the body of the {loop.primitive} at {location_of_op(loop)}."
 
 
-def _ruled(context: LintContext) -> Iterator[tuple[Resolved, Op]]:
-    """The decisions of rules, each with the op that writes the value."""
+def _ruled(context: LintContext) -> Iterator[tuple[Resolved, Op, str]]:
+    """The decisions of rules."""
+    return (each for each in _resolved(context) if each[0].rule is not None)
+
+
+def _resolved(context: LintContext) -> Iterator[tuple[Resolved, Op, str]]:
+    """The decisions of the policy, each with the op that writes the value, and with the value in words."""
+    graph = context.graph
     for resolved in () if context.fitting is None else context.fitting.resolved:
-        if resolved.rule is not None:
-            yield resolved, _producer(context.graph, resolved)
-
-
-def _producer(graph: Graph, resolved: Resolved) -> Op:
-    producer = graph.producer[resolved.forward_value.id]
-    assert producer is not None, "ops write forward values"
-    return graph.ops[producer]
-
-
-def _value_text(graph: Graph, resolved: Resolved) -> str:
-    value = graph.values[resolved.forward_value.id]
-    return f"{value} ({format_bytes(value.size_bytes)}) {value.name or resolved.forward_value.primitive}"
+        value, producer = graph.values[resolved.forward_value.id], graph.producer[resolved.forward_value.id]
+        assert producer is not None, "ops write forward values"
+        op = graph.ops[producer]
+        yield resolved, op, f"{value} ({format_bytes(value.size_bytes)}) {value.name or op.primitive}"

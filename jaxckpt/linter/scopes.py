@@ -15,7 +15,7 @@ from jaxckpt.ir import Kind, Trait, kind_of, trait_of
 from jaxckpt.ir.scope import TAG, TRANSPOSE
 from jaxckpt.linter.context import Diagnostic, EquationSite, LintContext, equations_inside, policy_of
 from jaxckpt.linter.jax_policies import ReadPolicy, primal_of_name
-from jaxckpt.linter.policies import KERNELS, on_primal
+from jaxckpt.linter.policies import KERNELS, SAVE_KERNEL_RESULTS, on_primal
 from jaxckpt.program.flat_program import Equation
 from jaxckpt.program.inline import REMATS, inline
 from jaxckpt.trace.sharding import aval_bytes
@@ -157,8 +157,22 @@ def recomputed_kernels(context: LintContext) -> Iterator[Diagnostic]:
                 where=context.location_of(site),
                 text=f"The kernel {site.primitive} ({format_bytes(site.written_bytes)} written) runs a second time:"
                 " no policy on products or names saves its residuals.",
-                fix="Name what its forward rule returns for the backward (for attention the output and the"
-                " log-sum-exp) and save these names together.",
+                fix=SAVE_KERNEL_RESULTS,
+            )
+
+
+def redrawn_random(context: LintContext) -> Iterator[Diagnostic]:
+    """Random draws that are repeated in a step over several devices."""
+    if context.device_count == 1:
+        return
+    for site in context.sites:
+        is_draw = site.is_recomputed and trait_of(site.primitive) is Trait.RANDOM
+        if is_draw and math.prod(site.eqn.outvars[0].aval.shape) > 1:
+            yield Diagnostic(
+                where=context.location_of(site),
+                text=f"{site.primitive} is inside a jax.checkpoint in a step over {context.device_count} devices:"
+                " the second draw may be partitioned in another way than the first, and then gives other bits.",
+                fix="Name the mask (or the bits) and save it, or constrain its sharding where it is drawn.",
             )
 
 
@@ -245,22 +259,3 @@ def _saves_nothing(context: LintContext, site: EquationSite, read: tuple[ReadPol
 def _is_heavy_backward(each: Equation) -> bool:
     marks = _compat.name_stack_marks(each.eqn.source_info.name_stack)
     return TRANSPOSE in marks and kind_of(each.eqn.primitive.name) in _HEAVY
-
-
-def redrawn_random(context: LintContext) -> Iterator[Diagnostic]:
-    """Random draws that are repeated in a step over several devices."""
-    if context.device_count == 1:
-        return
-    fix = "Name the mask (or the bits) and save it, or constrain its sharding where it is drawn."
-    for site in context.sites:
-        if (
-            site.is_recomputed
-            and trait_of(site.primitive) is Trait.RANDOM
-            and math.prod(site.eqn.outvars[0].aval.shape) > 1
-        ):
-            yield Diagnostic(
-                where=context.location_of(site),
-                text=f"{site.primitive} is inside a jax.checkpoint in a step over {context.device_count} devices:"
-                " the second draw may be partitioned in another way than the first, and then gives other bits.",
-                fix=fix,
-            )

@@ -16,25 +16,9 @@ from jaxckpt.hlo.memory import Part
 from jaxckpt.hlo.origin import Origin, origin_of
 from jaxckpt.oom.lines import leading_size
 
-_ELEMENTS: dict[str, tuple[str, int]] = {
-    "pred": ("bool", 8),
-    "f16": ("float16", 16),
-    "bf16": ("bfloat16", 16),
-    "f32": ("float32", 32),
-    "f64": ("float64", 64),
-    "c64": ("complex64", 64),
-    "c128": ("complex128", 128),
-    **{
-        f"{sign}{bits}": (f"{name}{bits}", bits)
-        for sign, name in (("s", "int"), ("u", "uint"))
-        for bits in (2, 4, 8, 16, 32, 64)
-    },
-    **{
-        f"f8{kind}": (f"float8_{kind}", 8)
-        for kind in ("e5m2", "e4m3", "e4m3fn", "e4m3b11fnuz", "e5m2fnuz", "e4m3fnuz", "e3m4", "e8m0fnu")
-    },
-    "f4e2m1fn": ("float4_e2m1fn", 4),
-}
+_ELEMENT = re.compile(r"(bf|[csuf])(2|4|8|16|32|64|128)(e\w+)?")
+_NUMPY = {"bf": "bfloat", "c": "complex", "s": "int", "u": "uint", "f": "float"}
+"""XLA's names of element types, such as "bf16" and "f8e4m3fn", and how numpy's begin ("bfloat16", "float8_e4m3fn")."""
 _HEADER = re.compile(r"^\s*(?:Buffer \d+:|\d+\. Size:)")
 _END = re.compile(r"^\s*={10,}\s*$")
 _FIELD = re.compile(
@@ -42,19 +26,11 @@ _FIELD = re.compile(
     r"|Extra memory due to padding|Allocation type|Tag): ?(?P<value>.*)",
     re.DOTALL,
 )
-_ORDER = {
-    "Size": 0,
-    "Operator": 1,
-    "XLA Label": 2,
-    "Entry Parameter Subshape": 3,
-    "Shape": 3,
-    "Unpadded size": 4,
-    "Extra memory due to padding": 5,
-    "XLA label": 6,
-    "Allocation type": 7,
-    "Tag": 8,
-}
-"""The order of fields in a buffer; a GPU prints the label at another position than a TPU."""
+_FIELDS = (
+    *("Size", "Operator", "XLA Label", "Entry Parameter Subshape", "Shape", "Unpadded size"),
+    *("Extra memory due to padding", "XLA label", "Allocation type", "Tag"),
+)
+"""The fields of a buffer in their order; a GPU prints the label at another position than a TPU."""
 _SHAPE = re.compile(r"^([a-z][a-z0-9]*)\[((?:\d{1,15}(?:,\d{1,15})*)?)\]")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"', re.DOTALL)
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)(?=\s)')
@@ -105,7 +81,7 @@ def _blocks(lines: Iterable[str]) -> Iterator[list[tuple[str, str]]]:
     for line in lines:
         field = _FIELD.match(line)
         starts = _HEADER.match(line) is not None or (
-            field is not None and bool(block) and _ORDER[field["key"]] <= _ORDER[block[-1][0]]
+            field is not None and bool(block) and _FIELDS.index(field["key"]) <= _FIELDS.index(block[-1][0])
         )
         if starts or _END.match(line):
             yield block
@@ -144,11 +120,13 @@ def _buffer(block: list[tuple[str, str]]) -> OomBuffer | None:
 def _shape(text: str) -> tuple[str, tuple[int, ...] | None, int | None]:
     """Dtype, shape and bytes without padding; none for tuples and for a text that is cut off."""
     match = _SHAPE.match(text)
-    if match is None or match[1] not in _ELEMENTS:
+    element = _ELEMENT.fullmatch(match[1]) if match else None
+    if match is None or (element is None and match[1] != "pred"):
         return "", None, None
-    dtype, bits = _ELEMENTS[match[1]]
+    dtype, bits = ("bool", 8) if element is None else (f"{_NUMPY[element[1]]}{element[2]}", int(element[2]))
+    suffix = f"_{element[3]}" if element is not None and element[3] else ""
     shape = tuple(int(size) for size in match[2].split(",") if size)
-    return dtype, shape, -(-math.prod(shape) * bits // 8)
+    return f"{dtype}{suffix}", shape, -(-math.prod(shape) * bits // 8)
 
 
 def _agreed(size: int | None, unpadded: int | None, exact: int | None) -> int | None:

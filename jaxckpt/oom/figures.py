@@ -45,7 +45,15 @@ _HEADINGS = {
     "buffers": re.compile(r"^\s*(?:Peak buffers:|Largest program )"),
 }
 _VALUE = r"\s+(?P<value>\S[^\n]*)"
+_COUNT = r"(?P<count>\d{1,20})"
+_POOL_VALUE = rf" +(?:{_COUNT}|(?P<value>{SIZE}[^\n]*))\s*\n"
 _ROWS: tuple[tuple[str, str, str], ...] = (
+    ("stats", rf"^\s*Limit:{_POOL_VALUE}", "limit_bytes"),
+    ("stats", rf"^\s*InUse:{_POOL_VALUE}", "in_use_bytes"),
+    ("stats", rf"^\s*LargestFreeBlock:{_POOL_VALUE}", "largest_free_bytes"),
+    ("", rf"memory_limit_: {_COUNT}\s", "limit_bytes"),
+    ("", rf"Free memory/Total memory: {_COUNT}/\d{{1,20}}\s", "free_bytes"),
+    ("", rf"Free memory/Total memory: \d{{1,20}}/{_COUNT}\s", "device_bytes"),
     ("assignment", rf"^\s*parameter allocation:{_VALUE}", "argument_bytes"),
     ("assignment", rf"^\s*constant allocation:{_VALUE}", "constant_bytes"),
     ("assignment", rf"^\s*maybe_live_out allocation:{_VALUE}", "output_bytes"),
@@ -62,32 +70,43 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("program", r"^\s*HLO temp .*Unpadded \((?P<value>[^)\n]*)\)", "unpadded_bytes"),
     ("program", r"^\s*HLO temp .*fragmentation \((?P<value>[^)\n]*)\)", "fragmentation_bytes"),
 )
-"""Rows of tables: the heading ("" where the row needs none), the text, and the figure that it holds."""
-_POOL = {"Limit": "limit_bytes", "InUse": "in_use_bytes", "LargestFreeBlock": "largest_free_bytes"}
-_POOL_ROW = re.compile(r"^\s*(?P<key>[A-Z]\w+): +(?P<value>\S[^\n]*)\n")
-_POOL_LIMIT = re.compile(r"memory_limit_: (?P<value>\d{1,20})\s")
-_DRIVER = re.compile(r"Free memory/Total memory: (?P<free>\d{1,20})/(?P<device>\d{1,20})\s")
+"""Rows of tables: the heading ("" where the row needs none), the text, and the field of `Figures` or `OutOfMemory`."""
+_UNKNOWN_AS_ZERO = ("limit_bytes", "largest_free_bytes", "device_bytes")
+"""Figures that an allocator prints as 0 if it does not know them."""
 _REMAT = re.compile(
     rf"Can't reduce memory use below (?P<target>{SIZE})(?: \((?P<exact_target>-?\d+) bytes\))? by rematerialization;"
-    rf" only reduced to (?P<reached>{SIZE})(?: \((?P<exact_reached>\d{1, 20}) bytes\))?"
+    rf" only reduced to (?P<reached>{SIZE})(?: \((?P<exact_reached>\d{{1,20}}) bytes\))?"
 )
 
 
 def figures_in(lines: Iterable[str]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """The first figure of each field of `Figures`, and in words the rows without a size ("argument: unknown size")."""
+    """The first figure of each field of `Figures` and of the allocator's fields of `OutOfMemory`.
+
+    And in words the rows of the program without a size ("argument: unknown size").
+    """
     found: dict[str, int] = {}
     unread: dict[str, str] = {}
+    for name, match in _matches(lines):
+        size = _size(match)
+        if size is None:
+            unread.setdefault(name, f"{name.removesuffix('_bytes')}: {match['value'].strip() or 'cut off'}")
+        elif size or name not in _UNKNOWN_AS_ZERO:
+            found.setdefault(name, size)
+    return found, tuple(words for name, words in unread.items() if name not in found)
+
+
+def _matches(lines: Iterable[str]) -> Iterator[tuple[str, re.Match[str]]]:
+    """The rows in lines, each with the field that it is for."""
     for line, heading in _with_headings(lines):
         for needed, pattern, name in _ROWS:
-            match = re.search(pattern, line) if needed in ("", heading) and name not in found else None
-            if match is None:
-                continue
-            size = leading_size(match["value"].strip())
-            if size is None:
-                unread.setdefault(name, f"{name.removesuffix('_bytes')}: {match['value'].strip() or 'cut off'}")
-            else:
-                found[name] = size
-    return found, tuple(words for name, words in unread.items() if name not in found)
+            if needed in ("", heading) and (match := re.search(pattern, line)):
+                yield name, match
+
+
+def _size(match: re.Match[str]) -> int | None:
+    """A number of bytes, or a size with its unit."""
+    count = match.groupdict().get("count")
+    return leading_size(match["value"].strip()) if count is None else int(count)
 
 
 def _with_headings(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -97,26 +116,6 @@ def _with_headings(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         unchanged = heading if line.strip() else ""
         heading = next((name for name, pattern in _HEADINGS.items() if pattern.search(line)), unchanged)
         yield line, heading
-
-
-def pool_in(lines: Sequence[str]) -> dict[str, int]:
-    """Statistics of the allocator, by fields of `OutOfMemory`; the first of each.
-
-    A largest free block of 0 is left out: allocators that do not know the size print 0.
-    """
-    found: dict[str, int] = {}
-    in_stats = False
-    for line in lines:
-        row = _POOL_ROW.match(line)
-        in_stats = _HEADINGS["stats"].match(line) is not None or (in_stats and row is not None)
-        if in_stats and row is not None and (name := _POOL.get(row["key"])):
-            _keep(found, name, _size(row["value"]))
-        if (limit := _POOL_LIMIT.search(line)) is not None:
-            _keep(found, "limit_bytes", int(limit["value"]))
-        if (driver := _DRIVER.search(line)) is not None:
-            found.setdefault("free_bytes", int(driver["free"]))
-            _keep(found, "device_bytes", int(driver["device"]))
-    return found
 
 
 def remat_in(lines: Sequence[str]) -> dict[str, int]:
@@ -131,15 +130,3 @@ def remat_in(lines: Sequence[str]) -> dict[str, int]:
         if size is not None:
             found[f"remat_{name}_bytes"] = size
     return found
-
-
-def _keep(found: dict[str, int], name: str, size: int | None) -> None:
-    """Keeps the first figure; 0 counts only for bytes in use."""
-    if size is not None and (size or name == "in_use_bytes"):
-        found.setdefault(name, size)
-
-
-def _size(text: str) -> int | None:
-    """A size with its unit, or a bare number of bytes."""
-    text = text.strip()
-    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else leading_size(text)

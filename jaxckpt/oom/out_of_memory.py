@@ -8,13 +8,13 @@ errors are counted. A figure that is missing or cut off is None. Read after `buf
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import Any
 
 from jaxckpt._errors import OutOfMemoryTextError
 from jaxckpt.oom.buffers import OomBuffer, buffers_in
-from jaxckpt.oom.figures import Figures, figures_in, pool_in, remat_in
+from jaxckpt.oom.figures import Figures, figures_in, remat_in
 from jaxckpt.oom.lines import bytes_of, clean_lines
 from jaxckpt.oom.message_patterns import MessagePattern, Moment, Platform, pattern_of
 
@@ -168,22 +168,22 @@ def _read(lines: Sequence[str], signs: Sequence[_Sign], error: Sequence[_Sign], 
     own = [line for section in sections for line in section]
     by_strength = sorted(error, key=lambda sign: sign.pattern.is_weak)
     strongest = by_strength[0]
-    facts = _merged(by_strength)
     figures, unread = figures_in(own)
-    if "temp_bytes" in facts:
-        figures.setdefault("temp_bytes", facts.pop("temp_bytes"))
-    figures |= remat_in(lines[: error[0].at])
-    device = facts.get("device", "")
+    facts = figures | _merged(by_strength) | remat_in(lines[: error[0].at])
+    facts |= {
+        name: figures[name] for name in ("temp_bytes",) if name in figures
+    }  # the program's table goes before its sign
+    of_program = {each.name: facts.pop(each.name) for each in fields(Figures) if each.name in facts}
     refused = _refused(signs, until=error[-1].at)
     return OutOfMemory(
-        **pool_in(own) | facts,
+        **facts,
         message=lines[strongest.at].strip()[:_MOST_CHARACTERS],
         moment=strongest.pattern.moment,
-        platform=_platform(by_strength, own) or (Platform.GPU if refused is not None else None),
-        allocator=_first(sign.pattern.allocator for sign in by_strength) or ("bfc" if device.endswith("_bfc") else ""),
+        platform=_platform(by_strength, own, has_refused=refused is not None),
+        allocator=_allocator(by_strength, facts.get("device", "")),
         target=_target(lines[max(0, strongest.at - 3) : strongest.at + 1]),
         refused_bytes=refused,
-        figures=Figures(**figures),
+        figures=Figures(**of_program),
         buffers=max(map(buffers_in, sections), key=lambda found: sum(len(buffer.lines) for buffer in found)),
         unread=unread,
         repeats=max(0, sum(not sign.pattern.is_weak for sign in error) - 1),
@@ -210,12 +210,17 @@ def _merged(signs: Sequence[_Sign]) -> dict[str, Any]:
     return facts
 
 
-def _platform(signs: Sequence[_Sign], lines: Sequence[str]) -> Platform | None:
+def _allocator(signs: Sequence[_Sign], device: str) -> str:
+    return _first(sign.pattern.allocator for sign in signs) or ("bfc" if device.endswith("_bfc") else "")
+
+
+def _platform(signs: Sequence[_Sign], lines: Sequence[str], *, has_refused: bool) -> Platform | None:
+    """The platform that a sign or a trace in the lines names; a GPU if its driver has refused a request."""
     certain = next((sign.pattern.platform for sign in signs if sign.pattern.platform), None)
     if certain is not None:
         return certain
     traces = (platform for line in lines for platform, trace in _TRACES.items() if trace.search(line))
-    return next(traces, signs[0].pattern.likely)
+    return next(traces, signs[0].pattern.likely) or (Platform.GPU if has_refused else None)
 
 
 def _refused(signs: Sequence[_Sign], *, until: int) -> int | None:

@@ -237,9 +237,7 @@ def _changes(data: OutOfMemory, causes: set[Cause]) -> Iterator[Remedy]:
             " in fewer bytes, or keep optimiser state on the host.",
         )
     yield from _padding(data)
-    at_once = data.platform is Platform.GPU  # a TPU lists the largest buffers, whenever they are alive
-    yield from _attention(_of_kinds(data, BufferKind.ATTENTION), at_once=at_once)
-    yield from _logits(_of_kinds(data, BufferKind.LOGITS), at_once=at_once)
+    yield from _wide_values(data)
     yield from _stacked(_of_kinds(data, BufferKind.STACKED))
 
 
@@ -286,26 +284,21 @@ def _shared(data: OutOfMemory) -> int | None:
     return max(0, sum(part for part in parts if part is not None) - figures.total_bytes)
 
 
-def _attention(buffers: list[OomBuffer], *, at_once: bool) -> Iterator[Remedy]:
-    if buffers:
-        yield Remedy(
-            title="attention that keeps no weights",
-            how=f"Attention weights by their shape: {_count(buffers)} such as {described(buffers[0])}. A fused kernel"
-            " never has them (jax.nn.dot_product_attention with implementation='cudnn', splash attention on TPU).",
-            saves_bytes=_sum(buffers),
-            is_bound_below=at_once,
-        )
-
-
-def _logits(buffers: list[OomBuffer], *, at_once: bool) -> Iterator[Remedy]:
-    if buffers:
-        yield Remedy(
-            title="a chunked loss",
-            how=f"Logits by their shape: {_count(buffers)} such as {described(buffers[0])}. A loss over the sequence in"
-            f" {_CHUNKS} chunks, each recomputed in the backward, has one chunk at a time.",
-            saves_bytes=_sum(buffers) * (_CHUNKS - 1) // _CHUNKS,
-            is_bound_below=at_once,
-        )
+def _wide_values(data: OutOfMemory) -> Iterator[Remedy]:
+    """Remedies for attention weights and logits, which are found by their shape."""
+    fused = "A fused kernel never has them (jax.nn.dot_product_attention with implementation='cudnn', splash attention"
+    chunked = f"A loss over the sequence in {_CHUNKS} chunks, each recomputed in the backward, has one chunk at a time."
+    for kind, title, values, advice, saved_chunks in (
+        (BufferKind.ATTENTION, "attention that keeps no weights", "Attention weights", f"{fused} on TPU).", _CHUNKS),
+        (BufferKind.LOGITS, "a chunked loss", "Logits", chunked, _CHUNKS - 1),
+    ):
+        if buffers := _of_kinds(data, kind):
+            yield Remedy(
+                title=title,
+                how=f"{values} by their shape: {_count(buffers)} such as {described(buffers[0])}. {advice}",
+                saves_bytes=_sum(buffers) * saved_chunks // _CHUNKS,
+                is_bound_below=data.platform is Platform.GPU,  # a TPU lists the largest, whenever they are alive
+            )
 
 
 def _stacked(buffers: list[OomBuffer]) -> Iterator[Remedy]:
@@ -377,19 +370,23 @@ def _vocabulary(buffers: tuple[OomBuffer, ...]) -> int | None:
     """The last axis of the logits: the widest one, where no layer and no loop has it and no other axis is as long."""
     results = [buffer for buffer in buffers if not buffer.is_argument and buffer.dtype.startswith(_FLOATS)]
     widest = max(map(_width, results), default=0)
-    if widest < _LEAST_VOCABULARY:
-        return None
-    if any(len(shape) > 2 and widest in shape[:-1] for shape in (buffer.shape or () for buffer in results)):
-        return None
     with_it = [buffer for buffer in results if buffer.shape and buffer.shape[-1] == widest]
-    is_of_model = any(buffer.part in (Part.FORWARD, Part.BACKWARD) for buffer in with_it)
-    return widest if is_of_model and not _is_repeated(with_it) else None
+    if widest < _LEAST_VOCABULARY or _is_inner_axis(results, widest):
+        return None
+    return widest if _is_made_once(with_it) else None
 
 
-def _is_repeated(buffers: list[OomBuffer]) -> bool:
-    """True if several layers or a loop make such buffers."""
+def _is_inner_axis(buffers: list[OomBuffer], length: int) -> bool:
+    """True if an axis of this length, but not the last, is in an array of three axes or more."""
+    shapes = [buffer.shape or () for buffer in buffers]
+    return any(len(shape) > 2 and length in shape[:-1] for shape in shapes)
+
+
+def _is_made_once(buffers: list[OomBuffer]) -> bool:
+    """True if the forward or the backward makes such buffers, and neither several layers nor a loop do."""
     folded = fold_layers(buffers, scope=lambda buffer: buffer.scope, alike=lambda buffer: buffer.shape)
-    return any(group.layers for group in folded) or any(map(_in_loop, buffers))
+    is_repeated = any(group.layers for group in folded) or any(map(_in_loop, buffers))
+    return not is_repeated and any(buffer.part in (Part.FORWARD, Part.BACKWARD) for buffer in buffers)
 
 
 def _width(buffer: OomBuffer) -> int:

@@ -1,12 +1,11 @@
 """Policies: rules written by people that give decisions on any step.
 
 Read in this order: `rule` (match and decision), `policy` (ordered rules), `toml` (their files), `edit` (edits that keep
-comments), `schema` (for editors), `regions` (parts that are recomputed as a whole), `resolve` (decisions for a graph),
-`registry` (policies by their digest), `library` (files, and policies that come with jaxckpt), `readers` (other systems'
-configurations).
+comments), `regions` (parts that are recomputed as a whole), `resolve` (decisions for a graph), `library` (policies by
+name and by digest), `readers` (other systems' configurations).
 """
 
-from jaxckpt.policy.library import load_policy, policies
+from jaxckpt.policy.library import digest_of, load_policy, new_mark, policies, policy_of_mark
 from jaxckpt.policy.policy import Policy, Regions
 from jaxckpt.policy.regions import (
     Region,
@@ -16,7 +15,6 @@ from jaxckpt.policy.regions import (
     region_inputs,
     region_outputs,
 )
-from jaxckpt.policy.registry import digest_of, new_mark, policy_of_mark
 from jaxckpt.policy.resolve import Resolved, Ruling, forward_values, resolve
 from jaxckpt.policy.rule import ForwardValue, Match, Rule
 from jaxckpt.policy.toml import policy_from_toml, toml_from_policy

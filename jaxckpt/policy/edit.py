@@ -10,16 +10,14 @@ Read after `toml`.
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxckpt._errors import PolicyError
 from jaxckpt.policy.policy import Policy
-from jaxckpt.policy.rule import Rule
-from jaxckpt.policy.toml import policy_entries, policy_from_toml, region_entries, rule_entries, toml_from_policy
+from jaxckpt.policy.toml import policy_from_toml, policy_tables, toml_from_policy
 
 _HEADER = re.compile(r"\s*\[\[?\s*([^\[\]]*?)\s*\]\]?\s*(#.*)?")
-_KEYS = ("name", "for", "about", "default")
 
 
 def edited(text: str, policy: Policy) -> str:
@@ -48,80 +46,62 @@ def edited(text: str, policy: Policy) -> str:
 
 
 def _parts(text: str, before: Policy, after: Policy) -> Iterator[str]:
-    top, tables = _split(text)
-    yield _set(top, policy_entries(before), policy_entries(after))
-    rules, regions = ([part for name, part in tables if name == wanted] for wanted in ("rule", "regions"))
-    if len(rules) != len(before.rules) or len(rules) + len(regions) != len(tables):
+    parts, old, new = _split(text), policy_tables(before), policy_tables(after)
+    if {name: len(texts) for name, texts in parts.items()} != {name: len(tables) for name, tables in old.items()}:
         raise ValueError("tables that are no rules")
-    if after.regions is not None:
-        if before.regions is None:
-            yield _written(Policy(regions=after.regions), "[regions]")
-        else:
-            yield _set(regions[0], region_entries(before.regions), region_entries(after.regions))
-    for part in _rules(rules, before.rules, after.rules):
-        yield part if part.endswith("\n") else part + "\n"
+    for name in parts:
+        for part in _aligned(name, parts[name], old[name], new[name]):
+            yield f"{part}\n" if name and not part.endswith("\n") else part
 
 
-def _split(text: str) -> tuple[str, list[tuple[str, str]]]:
-    """The text above the tables, and the name and text of each table."""
-    found: list[list[str]] = [[]]
-    names: list[str] = []
+def _split(text: str) -> dict[str, list[str]]:
+    """The texts of all tables by their name; "" is the name of the text above them."""
+    parts: list[tuple[str, list[str]]] = [("", [])]
     for line in text.splitlines(keepends=True):
         if (header := _HEADER.fullmatch(line.rstrip("\r\n"))) is not None:
-            above = found[-1]
+            above = parts[-1][1]
             start = len(above)
             while start and above[start - 1].strip().startswith("#"):
                 start -= 1
-            if not names and start == 0:  # comments at the very top are about the file
+            if len(parts) == 1 and start == 0:  # comments at the very top are about the file
                 start = len(above)
-            found[-1], rest = above[:start], above[start:]
-            found.append([*rest, line])
-            names.append(header[1])
-        else:
-            found[-1].append(line)
-    top, *tables = ("".join(lines) for lines in found)
-    return top, list(zip(names, tables, strict=True))
+            parts.append((header[1], above[start:]))
+            del above[start:]
+        parts[-1][1].append(line)
+    texts: dict[str, list[str]] = {"": [], "regions": [], "rule": []}
+    for name, lines in parts:
+        texts[name].append("".join(lines))
+    return texts
 
 
-def _rules(parts: Sequence[str], before: Sequence[Rule], after: Sequence[Rule]) -> Iterator[str]:
-    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+def _aligned(
+    name: str, parts: Sequence[str], old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """The texts of new tables of one name: as they are where a table is unchanged, else edited or written."""
+    import tomlkit  # only to write: planning needs none
+
+    matcher = difflib.SequenceMatcher(None, list(map(str, old)), list(map(str, new)), autojunk=False)
     for what, start, stop, new_start, new_stop in matcher.get_opcodes():
         if what == "equal":
             yield from parts[start:stop]
             continue
         both = min(stop - start, new_stop - new_start)
-        for old, new in zip(range(start, start + both), range(new_start, new_start + both), strict=True):
-            yield _set(parts[old], rule_entries(before[old]), rule_entries(after[new]))
-        for new in range(new_start + both, new_stop):
-            yield _written(Policy(rules=(after[new],)), "[[rule]]")
+        for i in range(both):
+            yield _set(name, parts[start + i], old[start + i], new[new_start + i])
+        for table in new[new_start + both : new_stop]:
+            yield "\n" + tomlkit.dumps({name: table if name == "regions" else [table]})
 
 
-def _written(policy: Policy, header: str) -> str:
-    """The one table of a policy."""
-    text = toml_from_policy(policy)
-    return "\n" + text[text.index(header) :]
-
-
-def _set(part: str, before: Iterable[tuple[str, Any]], after: Iterable[tuple[str, Any]]) -> str:
+def _set(name: str, part: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """A part with the changed keys set and the removed ones deleted."""
     import tomlkit  # only to write: planning needs none
 
-    old, new = dict(before), dict(after)
-    if old == new:
-        return part
     document = tomlkit.parse(part)
-    table = _table_of(document)
+    found: Any = document[name] if name else document
+    table = found[0] if name == "rule" else found
     for key in [key for key in table if key in old and key not in new]:
         del table[key]
     for key, value in new.items():
         if key not in old or old[key] != value:
             table[key] = value  # the comment behind it stays
     return tomlkit.dumps(document)
-
-
-def _table_of(document: Any) -> Any:
-    """The one table of a part; the document itself for the keys above the tables."""
-    if len(document) != 1 or set(document) & set(_KEYS):
-        return document
-    (table,) = document.values()
-    return table[0] if isinstance(table, list) else table

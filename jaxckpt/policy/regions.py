@@ -8,7 +8,6 @@ Read after `policy`. Complexity: linear in ops and reads.
 """
 
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -122,23 +121,15 @@ def _parameter_gathers(graph: Graph) -> frozenset[int]:
 
 
 def _components(graph: Graph, home: dict[int, _Home]) -> Iterator[frozenset[int]]:
-    """Connected ops of one home and one mesh: union-find with path halving."""
-    parent = {op: op for op in home}
+    """Connected ops of one home and one mesh."""
+    from scipy.cluster.hierarchy import DisjointSet  # scipy takes a second to load, and few policies have regions
+
+    found = DisjointSet(home)
     mesh: dict[int, str] = {}
     for op in home:
         producers = [m for v in graph.ops[op].reads if (m := graph.producer[v]) in home]
         mesh[op] = graph.ops[op].placement or next((mesh[m] for m in producers if mesh[m]), "")
         for producer in producers:
             if home[producer] == home[op] and mesh[producer] in (mesh[op], ""):
-                parent[_root(parent, op)] = _root(parent, producer)
-    members: defaultdict[int, set[int]] = defaultdict(set)
-    for op in home:
-        members[_root(parent, op)].add(op)
-    yield from map(frozenset, members.values())
-
-
-def _root(parent: dict[int, int], op: int) -> int:
-    while parent[op] != op:
-        parent[op] = parent[parent[op]]
-        op = parent[op]
-    return op
+                found.merge(op, producer)
+    return map(frozenset, found.subsets())

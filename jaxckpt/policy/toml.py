@@ -8,7 +8,7 @@ closest known one. `edit` changes an existing file without losing its comments.
 Read after `policy`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_type_hints
 
@@ -119,46 +119,39 @@ def toml_from_policy(policy: Policy) -> str:
     """A policy as TOML, without keys that have their default."""
     import tomlkit  # only to write: planning needs none
 
-    document = dict(policy_entries(policy))
-    if policy.regions is not None:
-        document["regions"] = dict(region_entries(policy.regions))
-    if policy.rules:
-        document["rule"] = [dict(rule_entries(rule)) for rule in policy.rules]
+    tables = policy_tables(policy)
+    document: dict[str, Any] = dict(*tables[""])
+    if tables["regions"]:
+        (document["regions"],) = tables["regions"]
+    if tables["rule"]:
+        document["rule"] = tables["rule"]
     return tomlkit.dumps(document)
 
 
-def policy_entries(policy: Policy) -> Iterator[tuple[str, Any]]:
-    """The keys and values above the tables of a policy's file."""
+def policy_tables(policy: Policy) -> dict[str, list[dict[str, Any]]]:
+    """The tables of a policy's file by their name; "" is the name of the keys above the tables."""
     import tomlkit  # only to write: planning needs none
 
-    for key, attribute in TEXT_KEYS.items():
-        if text := getattr(policy, attribute):
-            yield key, tomlkit.string(text, multiline="\n" in text and "\r" not in text)
-    yield "default", policy.default
+    texts = {key: text for key, attribute in TEXT_KEYS.items() if (text := getattr(policy, attribute))}
+    top = {key: tomlkit.string(text, multiline="\n" in text and "\r" not in text) for key, text in texts.items()}
+    return {
+        "": [{**top, "default": policy.default}],
+        "regions": [] if policy.regions is None else [_entries(policy.regions, always="scope")],
+        "rule": [_rule_entries(rule) for rule in policy.rules],
+    }
 
 
-def region_entries(regions: Regions) -> Iterator[tuple[str, Any]]:
-    """The keys and values of `[regions]`: the scope, and those that differ from their default."""
-    return _entries(regions, always="scope")
+def _rule_entries(rule: Rule) -> dict[str, Any]:
+    match = {key: _exact_bytes(value) if key in BYTES else value for key, value in _entries(rule.match).items()}
+    word = next(word for word, kind in DECISIONS.items() if kind is type(rule.decision))
+    return match | {"decision": word} | _entries(rule.decision, always="space") | _only(_entries(rule), RULE_KEYS)
 
 
-def rule_entries(rule: Rule) -> Iterator[tuple[str, Any]]:
-    """The keys and values of a `[[rule]]`."""
-    for key, value in _entries(rule.match):
-        yield key, _exact_bytes(value) if key in BYTES else value
-    yield "decision", next(word for word, kind in DECISIONS.items() if kind is type(rule.decision))
-    yield from _entries(rule.decision, always="space")
-    for key, value in _entries(rule):
-        if key in RULE_KEYS:
-            yield key, value
-
-
-def _entries(record: Any, *, always: str = "") -> Iterator[tuple[str, Any]]:
+def _entries(record: Any, *, always: str = "") -> dict[str, Any]:
     """The fields that differ from their default, and one that is always written."""
-    for each in fields(record):
-        value = getattr(record, each.name)
-        if each.name == always or value != each.default:
-            yield each.name, list(value) if isinstance(value, tuple) else value
+    values = {each.name: getattr(record, each.name) for each in fields(record)}
+    written = [each.name for each in fields(record) if each.name == always or values[each.name] != each.default]
+    return {name: list(values[name]) if isinstance(values[name], tuple) else values[name] for name in written}
 
 
 def _exact_bytes(size_bytes: int) -> int | str:

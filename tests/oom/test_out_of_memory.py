@@ -134,6 +134,11 @@ def test_figures_of_a_gpu_are_those_of_its_table():
     assert figures.remat_reached_bytes == 12616466432
 
 
+def test_the_exact_bytes_of_a_rematerialisation_are_read():
+    text = TEXTS["gpu_bfc"].replace("(12616466432 bytes)", "(12616466431 bytes)")
+    assert read_out_of_memory(text).figures.remat_reached_bytes == 12616466431
+
+
 def test_reserved_memory_is_the_systems_not_the_programs():
     figures = read_out_of_memory(TEXTS["tpu_compile"]).figures
     assert figures.reserved_bytes == 530 * MIB

@@ -6,9 +6,9 @@ import jsonschema
 import pytest
 from hypothesis import given
 
+from benchmarks.policy_schema import FILE, policy_schema, schema_text
 from jaxckpt import PolicyError
 from jaxckpt.policy import Policy, load_policy
-from jaxckpt.policy.schema import FILE, policy_schema, schema_text
 from tests.policy.strategies import policies, texts_like_policies
 
 VALID = jsonschema.Draft7Validator(policy_schema()).is_valid
@@ -16,7 +16,7 @@ FILES = sorted(FILE.parent.glob("*.toml"))
 
 
 def test_the_file_is_current():
-    assert FILE.read_text() == schema_text(), "python -m jaxckpt.policy.schema"
+    assert FILE.read_text() == schema_text(), "python -m benchmarks.policy_schema"
 
 
 def test_the_schema_is_one():

@@ -1,8 +1,8 @@
 """Readers of other systems' configurations, as policies, with notes on settings that no policy can express.
 
-Read in this order: `reading` (the result of a reader), `checks` (collected problems), `source` (files and texts),
-`layers` (rules for selected layers), then one file for each system: `deepspeed`, `maxtext`, `megatron` (with `flags`),
-`mindspore` (with `patterns`, `stages`, `cells`, `mindformers`, `pynative`); `read` chooses among them.
+Read in this order: `reading` (from a text to the result of a reader), `layers` (rules for selected layers), then one
+file for each system: `deepspeed`, `maxtext`, `megatron` (with `flags`), `mindspore` (with `patterns`,
+`cells`, `mindformers`, `pynative`); `read` chooses among them.
 """
 
 from jaxckpt.policy.readers.deepspeed import policy_from_deepspeed

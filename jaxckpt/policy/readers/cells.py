@@ -4,33 +4,20 @@ Read after `layers`, `patterns`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from jaxckpt.ir import Decision, Offload
 from jaxckpt.ir.layers import layer_ranges
-from jaxckpt.policy.policy import Policy
-from jaxckpt.policy.readers.checks import Checks
-from jaxckpt.policy.readers.patterns import PatternError, target_of_pattern
-from jaxckpt.policy.readers.reading import Reading
+from jaxckpt.policy.readers.patterns import PatternError, PatternTarget, target_of_pattern
+from jaxckpt.policy.readers.reading import ConfigReader
 from jaxckpt.policy.rule import Match, Rule
 
 LayerNumbers = tuple[int, ...] | None
 """Numbers of layers; None for all of them."""
 
 
-@dataclass(slots=True)
-class Notes:
-    """Sentences that a reader of MindSpore's settings collects for its `Reading`."""
-
-    understood: list[str] = field(default_factory=list)
-    not_carried: list[str] = field(default_factory=list)
-
-    def reading(self, policy: Policy) -> Reading:
-        """The policy with these sentences."""
-        return Reading(
-            system="mindspore", policy=policy, understood=tuple(self.understood), not_carried=tuple(self.not_carried)
-        )
+Swap = tuple[str | None, LayerNumbers, int]
+"""A pattern (None for full layers), the layers, and the prefetch distance of what is offloaded."""
 
 
 def layers_text(layers: LayerNumbers) -> str:
@@ -42,85 +29,83 @@ def layers_text(layers: LayerNumbers) -> str:
     return f"layer{'s' if len(layers) > 1 else ''} {layer_ranges(layers)}"
 
 
-def rule_of_pattern(
-    pattern: str,
-    layers: LayerNumbers,
-    decision: Decision,
-    notes: Notes,
-    *,
-    key: str,
-    collective: bool = False,
+def rules_of_patterns(
+    patterns: Mapping[str, LayerNumbers], decision: Decision, reader: ConfigReader, *, key: str
 ) -> Iterator[Rule]:
-    """The rule for a pattern in some layers; none, and a note, where no rule can express it.
+    """The rules for patterns in some layers; a note in the place of a rule for what no rule can express.
 
-    `key` is the setting that holds the pattern.
+    `key` is the setting that holds the patterns; in a setting about communication they mean collectives alone.
     """
-    if layers == ():
-        return
-    try:
-        place = target_of_pattern(pattern)
-        match = Match(
-            scope=place.scope,
-            primitive=place.primitive,
-            layers=None if layers is None else layer_ranges(layers),
-            every=1 if layers is None else None,
-            collective=True if collective else None,
-        )
-    except ValueError as error:
-        why = str(error) if isinstance(error, PatternError) else f"is too much for a glob: {error}"
-        notes.not_carried.append(f"{key}: the pattern {pattern!r} {why}; write a [[rule]] with its scopes.")
-        return
-    if place.over_matches:
-        notes.not_carried.append(
-            f"{key}: the pattern {pattern!r} became {place.scope!r}, which also matches {place.over_matches}; write "
-            "the scopes out where that is too much."
-        )
-    if place.primitive is not None:
-        notes.understood.append(
-            f"{key}: {pattern!r} ends in an operator, which is {place.primitive} in "
-            f"{place.scope or 'any scope'}, as JAX has no scopes for operators."
-        )
-    yield Rule(match=match, decision=decision, note=f"{key}: {pattern}")
+    for pattern, layers in patterns.items():
+        if layers == ():
+            continue
+        try:
+            place = target_of_pattern(pattern)
+            match = _match(place, layers, collective="comm" in key)
+        except ValueError as error:
+            why = str(error) if isinstance(error, PatternError) else f"is too much for a glob: {error}"
+            reader.not_carried.append(f"{key}: the pattern {pattern!r} {why}; write a [[rule]] with its scopes.")
+            continue
+        if place.over_matches:
+            reader.not_carried.append(
+                f"{key}: the pattern {pattern!r} became {place.scope!r}, which also matches {place.over_matches}; "
+                "write the scopes out where that is too much."
+            )
+        if place.primitive is not None:
+            reader.understood.append(
+                f"{key}: {pattern!r} ends in an operator, which is {place.primitive} in "
+                f"{place.scope or 'any scope'}, as JAX has no scopes for operators."
+            )
+        yield Rule(match=match, decision=decision, note=f"{key}: {pattern}")
 
 
-def rules_of_swap(swaps: Iterable[tuple[str | None, LayerNumbers, int]], notes: Notes) -> Iterator[Rule]:
-    """The rules that offload: operators (pattern, layers, prefetch distance) first, then full layers (pattern None)."""
+def _match(place: PatternTarget, layers: LayerNumbers, *, collective: bool) -> Match:
+    return Match(
+        scope=place.scope,
+        primitive=place.primitive,
+        layers=None if layers is None else layer_ranges(layers),
+        every=1 if layers is None else None,
+        collective=collective or None,
+    )
+
+
+def rules_of_swap(swaps: Iterable[Swap], reader: ConfigReader) -> Iterator[Rule]:
+    """The rules that offload: operators first, then full layers."""
     for pattern, layers, prefetch in sorted(swaps, key=lambda swap: swap[0] is None):
         moved = Offload(prefetch=prefetch)
         if pattern is not None:
-            yield from rule_of_pattern(pattern, layers, moved, notes, key="op_swap")
-        elif layers is None:
-            yield Rule(match=Match(every=1), decision=moved, note="layer_swap")
-        elif layers:
-            yield Rule(match=Match(layers=layer_ranges(layers)), decision=moved, note="layer_swap")
+            yield from rules_of_patterns({pattern: layers}, moved, reader, key="op_swap")
+        elif layers != ():
+            match = Match(every=1) if layers is None else Match(layers=layer_ranges(layers))
+            yield Rule(match=match, decision=moved, note="layer_swap")
 
 
-def note_precedence(full: LayerNumbers, others: Iterable[tuple[str, LayerNumbers]], notes: Notes) -> None:
+def note_precedence(full: LayerNumbers, others: Iterable[tuple[str, LayerNumbers]], reader: ConfigReader) -> None:
     """Notes where full recomputation of a layer overrules another setting, given with the layers that it is for."""
-    for key, layers in others:
+    for key, layers in dict.fromkeys(others):
         both = layers if full is None else full if layers is None else tuple(sorted({*full} & {*layers}))
         if both is None or both:
             verb = "is" if len(both or ()) == 1 else "are"
-            notes.understood.append(f"{key} gives way in {layers_text(both)}, which {verb} recomputed as a whole.")
+            reader.understood.append(f"{key} gives way in {layers_text(both)}, which {verb} recomputed as a whole.")
 
 
 def swap_entries(
-    swap: Mapping[str, Any], keys: Mapping[str, Any], checks: Checks
+    swap: Mapping[str, Any], keys: Mapping[str, Any], reader: ConfigReader
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The entries of `layer_swap`, then of `op_swap`, each after the setting that holds it."""
     for setting, required in (("layer_swap", ()), ("op_swap", ("op_name",))):
-        tables = checks.value(tuple[dict[str, Any], ...] | None, swap.get(setting), setting) or ()
+        tables = reader.value(tuple[dict[str, Any], ...] | None, swap.get(setting), setting) or ()
         hints = {**keys, **dict.fromkeys(required, str)}
         for number, table in enumerate(tables, 1):
             if table is not None:
-                yield setting, checks.values(hints, table, f"{setting} {number}: ", required=required)
+                yield setting, reader.values(hints, table, f"{setting} {number}: ", required=required)
 
 
-def patterns_of(key: str, value: object, checks: Checks) -> dict[str, Any]:
+def patterns_of(key: str, value: object, reader: ConfigReader) -> dict[str, Any]:
     """A table of patterns, each with its setting; a list of patterns is for all layers."""
     if isinstance(value, (list, tuple)) and value and all(isinstance(each, str) for each in value):
         return dict.fromkeys(value, True)
     if isinstance(value, dict) and all(isinstance(each, str) and each.strip() for each in value):
         return dict(value)
-    checks.wrong(f"{key} = {str(value)[:80]!r} is no table of patterns")
+    reader.wrong(f"{key} = {str(value)[:80]!r} is no table of patterns")
     return {}

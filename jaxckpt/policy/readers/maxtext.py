@@ -5,20 +5,17 @@ a policy is one rule for the list, of which at least one name must be in the ste
 (`remat_policy = custom`) is a rule of its own, and an error where the step does not have the name.
 
 Source: MaxText `layers/decoders.py` (`get_remat_policy`), `configs/types.py` (`RematAndOffload`).
-Read after `source`.
+Read after `reading`.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from jaxckpt.ir import Decision, Offload, Save
 from jaxckpt.policy.policy import Policy
-from jaxckpt.policy.readers.checks import Checks, one_of
 from jaxckpt.policy.readers.layers import inputs
-from jaxckpt.policy.readers.reading import Reading
-from jaxckpt.policy.readers.source import mapping_of, text_of
+from jaxckpt.policy.readers.reading import ConfigReader, Reading, Source, one_of
 from jaxckpt.policy.rule import Match, Rule
 
 _QKV = ("query_proj", "value_proj", "key_proj", "kv_proj", "qkv_proj")
@@ -75,9 +72,7 @@ _KEYS: Mapping[str, Any] = {
 _SETTING = re.compile(r"(\w+)=(\S*)")
 
 
-def policy_from_maxtext(
-    config: Mapping[str, Any] | str | Path | None = None, *, prefetch: int | None = None, **settings: Any
-) -> Reading:
+def policy_from_maxtext(config: Source | None = None, *, prefetch: int | None = None, **settings: Any) -> Reading:
     """Reads MaxText's remat settings.
 
     Args:
@@ -95,21 +90,21 @@ def policy_from_maxtext(
       >>> print(*reading.policy.rules, sep="; ")
       name = 'context': save; name = 'mlpwo': offload; boundary = 'input': save
     """
-    checks = Checks(
-        "policy_from_maxtext",
+    reader = ConfigReader(
+        "maxtext",
         needed=f"remat_policy: one of {', '.join(POLICIES)}; with custom {', '.join(_PLACES)} for any of "
         f"{', '.join(TENSORS)}",
     )
-    given = checks.values(_KEYS, {**_settings_of(config, checks), **settings})
+    given = reader.values(_KEYS, {**_settings_of(config, reader), **settings})
     word = given.get("remat_policy", "full")
     places = {name: given[name] for name in TENSORS if name in given}
     flags = [flag for flag in _FLAGS if given.get(flag)]
     if word == "custom" and places.get(_INPUT) == "remat":
-        checks.wrong(f"{_INPUT} = 'remat': the input of a layer cannot be recomputed; it is 'device' or 'offload'")
-    checks.done()
+        reader.wrong(f"{_INPUT} = 'remat': the input of a layer cannot be recomputed; it is 'device' or 'offload'")
+    reader.done()
     policy = _custom(places, prefetch) if word == "custom" else _named(word, prefetch)
-    not_carried = tuple(_not_carried(word, places, flags, given.get(_VISION)))
-    return Reading(system="maxtext", policy=policy, not_carried=not_carried)
+    reader.not_carried += _not_carried(word, places, flags, given.get(_VISION))
+    return reader.reading(policy)
 
 
 def _not_carried(word: str, places: Mapping[str, str], flags: Iterable[str], vision: object) -> Iterator[str]:
@@ -126,16 +121,16 @@ def _not_carried(word: str, places: Mapping[str, str], flags: Iterable[str], vis
             yield f'{name} = "{place}": MaxText reads it with remat_policy = "custom" alone, and this is "{word}".'
 
 
-def _settings_of(config: Mapping[str, Any] | str | Path | None, checks: Checks) -> dict[str, Any]:
+def _settings_of(config: Source | None, reader: ConfigReader) -> dict[str, Any]:
     """The known keys of a configuration, and unknown ones that place a tensor, which are then refused as unknown."""
     return {
         str(key): value
-        for key, value in _document(config, checks).items()
+        for key, value in _document(config, reader).items()
         if key in _KEYS or (isinstance(value, str) and value in ("remat", "offload"))
     }
 
 
-def _document(config: Mapping[str, Any] | str | Path | None, checks: Checks) -> Mapping[str, Any]:
+def _document(config: Source | None, reader: ConfigReader) -> Mapping[str, Any]:
     """All keys of a configuration: a word, a mapping, a command line, or YAML."""
     if config is None:
         return {}
@@ -143,9 +138,9 @@ def _document(config: Mapping[str, Any] | str | Path | None, checks: Checks) -> 
         return {"remat_policy": config}
     if isinstance(config, Mapping):
         return config
-    text = text_of(config, checks)
+    text = reader.text(config)
     pairs = _SETTING.findall(text)
-    return {key: _plain(value) for key, value in pairs} if pairs else mapping_of(text, checks, yaml=True)
+    return {key: _plain(value) for key, value in pairs} if pairs else reader.mapping(text, yaml=True)
 
 
 def _plain(value: str) -> str | bool:

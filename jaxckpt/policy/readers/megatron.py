@@ -15,10 +15,9 @@ from typing import Any
 
 from jaxckpt.ir import Decision, Offload, Partition, Recompute, Save
 from jaxckpt.policy.policy import Policy, Regions
-from jaxckpt.policy.readers.checks import Checks, integer, one_of, several
 from jaxckpt.policy.readers.flags import settings_of_flags
 from jaxckpt.policy.readers.layers import inputs, recomputed, within_segments
-from jaxckpt.policy.readers.reading import Reading
+from jaxckpt.policy.readers.reading import ConfigReader, Reading, integer, one_of, several
 from jaxckpt.policy.rule import Match, Rule
 
 CORE_ATTENTION = "core_attn"
@@ -112,34 +111,34 @@ def policy_from_megatron(
       >>> print(policy_from_megatron(flags.split()).policy)
       policy "megatron-full-block": (1) boundary = 'input': save; (2) layers = '0-1': recompute; the rest: save
     """
-    settings = _settings(flags, num_layers)
+    reader = ConfigReader("megatron", needed=f"flags such as {', '.join(_dashed(key) for key in _KEYS)}")
+    settings = _settings(flags, num_layers, reader)
     overrides = scopes or {}
-    notes = [f"{_dashed(key)}: {why}." for key, why in _ELSEWHERE.items() if settings.get(key) not in (None, False)]
-    rules = list(_offloading(settings, {**OFFLOADED, **overrides}, prefetch, notes))
+    elsewhere = {key: why for key, why in _ELSEWHERE.items() if settings.get(key) not in (None, False)}
+    reader.not_carried += [f"{_dashed(key)}: {why}." for key, why in elsewhere.items()]
+    rules = list(_offloading(settings, {**OFFLOADED, **overrides}, prefetch, reader))
     match settings.get("recompute_granularity"):
         case "full":
-            policy = _full(settings, rules, Partition(axis=model_axis, dim=dim), layer_scope, notes)
+            policy = _full(settings, rules, Partition(axis=model_axis, dim=dim), layer_scope, reader)
         case "selective":
             modules = tuple(settings.get("recompute_modules") or (CORE_ATTENTION,))
-            policy = _selective(modules, rules, {**SCOPES, **overrides}, notes)
+            policy = _selective(modules, rules, {**SCOPES, **overrides}, reader)
         case _:
             policy = Policy(name="megatron", rules=tuple(rules), default="save")
-    return Reading(system="megatron", policy=policy, not_carried=tuple(notes))
+    return reader.reading(policy)
 
 
-def _settings(flags: Sequence[str] | Mapping[str, Any], num_layers: int | None) -> dict[str, Any]:
+def _settings(flags: Sequence[str] | Mapping[str, Any], num_layers: int | None, reader: ConfigReader) -> dict[str, Any]:
     """The flags by key; unknown, wrong and contradictory flags are refused."""
-    checks = Checks("policy_from_megatron", needed=f"flags such as {', '.join(_dashed(key) for key in _KEYS)}")
-    settings = settings_of_flags(flags, _KEYS, switches=_VALUELESS, checks=checks)
+    settings = settings_of_flags(flags, _KEYS, switches=_VALUELESS, reader=reader)
     if num_layers is not None:
         settings["num_layers"] = num_layers
-    checks.values(_KEYS, settings)
-    checks.done()
+    reader.values(_KEYS, settings)
+    reader.done()
     if settings.get("recompute_activations"):
         settings.setdefault("recompute_granularity", "selective")
-    for problem in _contradictions(settings):
-        checks.wrong(problem)
-    checks.done()
+    reader.problems += _contradictions(settings)
+    reader.done()
     return settings
 
 
@@ -147,22 +146,25 @@ def _dashed(key: str) -> str:
     return f"--{key.replace('_', '-')}"
 
 
-def _contradictions(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Flags that Megatron refuses together, and flags that Megatron would ignore."""
-    granularity = settings.get("recompute_granularity")
-    yield from _full_problems(settings) if granularity == "full" else _problems_without_full(settings)
-    if settings.get("recompute_modules") and granularity != "selective":
-        yield f"--recompute-modules is for --recompute-granularity selective, and this is {granularity or 'none'}"
-    if settings.get("distribute_saved_activations"):
-        yield from _distribution_problems(settings)
-    yield from _fine_grained_problems(settings)
-    if settings.get("cpu_offloading"):
-        yield from _offloading_problems(settings)
-
-
 def _stage_count(settings: Mapping[str, Any]) -> int:
     """Stages of the pipeline."""
     return settings.get("pipeline_model_parallel_size") or 1
+
+
+def _contradictions(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Flags that Megatron refuses together, and flags that Megatron would ignore."""
+    granularity = settings.get("recompute_granularity", "none")
+    yield from _full_problems(settings) if granularity == "full" else _problems_without_full(settings, granularity)
+    if settings.get("recompute_modules") and granularity != "selective":
+        yield f"--recompute-modules is for --recompute-granularity selective, and this is {granularity}"
+    if settings.get("distribute_saved_activations"):
+        yield from _distribution_problems(settings)
+    if settings.get("offload_modules") and not settings.get("fine_grained_activation_offloading"):
+        yield "--offload-modules is for --fine-grained-activation-offloading, which is off"
+    if settings.get("fine_grained_activation_offloading") and not settings.get("offload_modules"):
+        yield "--fine-grained-activation-offloading needs --offload-modules"
+    if settings.get("cpu_offloading"):
+        yield from _offloading_problems(settings)
 
 
 def _full_problems(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -176,19 +178,16 @@ def _full_problems(settings: Mapping[str, Any]) -> Iterator[str]:
     if layers is None:
         if count is not None and {"uniform": count, "block": stages}.get(method or "", 1) > 1:
             yield "--num-layers is needed to say which layers are meant"
-        return
-    if layers % stages:
+    elif layers % stages:
         yield f"--num-layers {layers} does not divide by --pipeline-model-parallel-size {stages}"
     elif (count or 0) > layers // stages:
         yield f"--recompute-num-layers {count} is more than the {layers // stages} layers of a stage"
 
 
-def _problems_without_full(settings: Mapping[str, Any]) -> Iterator[str]:
+def _problems_without_full(settings: Mapping[str, Any], granularity: str) -> Iterator[str]:
     """Flags of full recomputation where another granularity is chosen, or none."""
-    granularity = settings.get("recompute_granularity") or "none"
-    for key in ("recompute_method", "recompute_num_layers"):
-        if settings.get(key) is not None:
-            yield f"{_dashed(key)} is for --recompute-granularity full, and this is {granularity}"
+    given = [key for key in ("recompute_method", "recompute_num_layers") if settings.get(key) is not None]
+    yield from (f"{_dashed(key)} is for --recompute-granularity full, and this is {granularity}" for key in given)
 
 
 def _distribution_problems(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -199,15 +198,6 @@ def _distribution_problems(settings: Mapping[str, Any]) -> Iterator[str]:
         yield "--distribute-saved-activations must be off with --sequence-parallel"
     if settings.get("tensor_model_parallel_size") == 1:
         yield "--distribute-saved-activations needs --tensor-model-parallel-size above 1"
-
-
-def _fine_grained_problems(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Contradictions of `--fine-grained-activation-offloading`."""
-    is_on, has_modules = (settings.get(key) for key in ("fine_grained_activation_offloading", "offload_modules"))
-    if has_modules and not is_on:
-        yield "--offload-modules is for --fine-grained-activation-offloading, which is off"
-    if is_on and not has_modules:
-        yield "--fine-grained-activation-offloading needs --offload-modules"
 
 
 def _offloading_problems(settings: Mapping[str, Any]) -> Iterator[str]:
@@ -224,13 +214,13 @@ def _offloading_problems(settings: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _full(
-    settings: Mapping[str, Any], before: list[Rule], cut: Partition, layer_scope: str | None, notes: list[str]
+    settings: Mapping[str, Any], before: list[Rule], cut: Partition, layer_scope: str | None, reader: ConfigReader
 ) -> Policy:
     count, layers = settings["recompute_num_layers"], settings.get("num_layers")
     saved: Decision = Save()
     if settings.get("distribute_saved_activations"):
         saved = cut
-        notes.append(
+        reader.not_carried.append(
             f"--distribute-saved-activations splits the flattened value in Megatron, here dimension {cut.dim}: the "
             "axis must divide it; give dim=... for another one."
         )
@@ -251,18 +241,15 @@ def _first_of_stages(count: int, layers: int | None, stages: int) -> list[int]:
     return [stage * size + layer for stage in range(stages) for layer in range(count)]
 
 
-def _selective(modules: tuple[str, ...], before: list[Rule], where: Mapping[str, str], notes: list[str]) -> Policy:
-    rules = list(before)
-    for module in modules:
-        if module not in where:
-            notes.append(
-                f"--recompute-modules {module}: its scope in this model is not known; give scopes={{{module!r}: "
-                "'*/glob'}."
-            )
-            continue
-        rules += _module(module, where[module])
+def _selective(modules: tuple[str, ...], before: list[Rule], where: Mapping[str, str], reader: ConfigReader) -> Policy:
+    rules = [*before, *(rule for module in modules if module in where for rule in _module(module, where[module]))]
+    reader.not_carried += [
+        f"--recompute-modules {module}: its scope in this model is not known; give scopes={{{module!r}: '*/glob'}}."
+        for module in modules
+        if module not in where
+    ]
     if CORE_ATTENTION in modules:
-        notes.append(
+        reader.not_carried.append(
             "core_attn under a fused attention kernel: the kernel is one op whose scores are never in memory, and its "
             "rules match nothing there, which is an error; take them out (policy flash_attention says what to keep)."
         )
@@ -282,7 +269,7 @@ def _module(module: str, scope: str) -> Iterator[Rule]:
 
 
 def _offloading(
-    settings: Mapping[str, Any], where: Mapping[str, str], prefetch: int | None, notes: list[str]
+    settings: Mapping[str, Any], where: Mapping[str, str], prefetch: int | None, reader: ConfigReader
 ) -> Iterator[Rule]:
     moved = Offload(prefetch=prefetch)
     count = settings.get("cpu_offloading_num_layers", 0) if settings.get("cpu_offloading") else 0
@@ -293,11 +280,9 @@ def _offloading(
         match = Match(scope=where[module], boundary="input", min_bytes=floor * _ELEMENT_BYTES)
         yield Rule(match=match, decision=moved, note=f"what {module} reads")
     if settings.get("offload_modules"):
-        notes.append(
+        reader.not_carried += [
             f"--min-offloaded-tensor-size counts elements, here bytes count: {floor} elements of {_ELEMENT_BYTES} "
-            "bytes; change min_bytes in the rules for float32."
-        )
-        notes.append(
+            "bytes; change min_bytes in the rules for float32.",
             "--fine-grained-activation-offloading keeps the last group on the device: here all are offloaded; put a "
-            'rule with the last layer and decision = "save" first if its copy costs time.'
-        )
+            'rule with the last layer and decision = "save" first if its copy costs time.',
+        ]

@@ -14,12 +14,10 @@ from typing import Any
 
 from jaxckpt.ir import Partition
 from jaxckpt.policy.policy import Policy, Regions
-from jaxckpt.policy.readers.checks import Checks
 from jaxckpt.policy.readers.layers import inputs
 from jaxckpt.policy.readers.mindformers import GRAPH_KEYS, read_graph_mode
 from jaxckpt.policy.readers.pynative import PYNATIVE_KEYS, read_pynative
-from jaxckpt.policy.readers.reading import Reading
-from jaxckpt.policy.readers.source import Source, mapping_of
+from jaxckpt.policy.readers.reading import ConfigReader, Reading, Source
 from jaxckpt.policy.rule import Rule
 
 CELL_KEYS = (
@@ -64,16 +62,14 @@ def policy_from_mindspore(
       >>> print(*reading.understood)
       recompute = [1, 2]: layers 0,4-5, of stages of [4, 4] layers.
     """
-    checks = Checks(
-        "policy_from_mindspore",
+    reader = ConfigReader(
+        "mindspore",
         needed=f"keywords of Cell.recompute ({', '.join(CELL_KEYS)}), recompute_config ({', '.join(GRAPH_KEYS)}) or "
         f"recompute ({', '.join(PYNATIVE_KEYS)})",
     )
-    document: Mapping[str, Any] = (
-        {"recompute": config} if isinstance(config, bool) else mapping_of(config, checks, yaml=True)
-    )
+    document = {"recompute": config} if isinstance(config, bool) else reader.mapping(config, yaml=True)
     if isinstance(document.get("recompute"), Mapping) or not document.keys().isdisjoint(("recompute_comm", "swap")):
-        return read_pynative(document, num_layers=num_layers, pipeline_stages=pipeline_stages, checks=checks)
+        return read_pynative(document, num_layers=num_layers, pipeline_stages=pipeline_stages, reader=reader)
     graph_keys = {"recompute_config", "swap_config", *GRAPH_KEYS} - {*CELL_KEYS}
     if not document.keys().isdisjoint(graph_keys):
         return read_graph_mode(
@@ -83,34 +79,34 @@ def policy_from_mindspore(
             offset=offset,
             scope=scope,
             model_axis=model_axis,
-            checks=checks,
+            reader=reader,
         )
-    return _cell(document, scope, model_axis, checks)
+    return _cell(document, scope, model_axis, reader)
 
 
-def _cell(settings: Mapping[str, Any], scope: str, axis: str, checks: Checks) -> Reading:
+def _cell(settings: Mapping[str, Any], scope: str, axis: str, reader: ConfigReader) -> Reading:
     """One call of `Cell.recompute`."""
     flags = {
         **dict.fromkeys(CELL_KEYS, False),
         "mp_comm_recompute": True,
-        **checks.values(dict.fromkeys(CELL_KEYS, bool), settings),
+        **reader.values(dict.fromkeys(CELL_KEYS, bool), settings),
     }
-    checks.done()
+    reader.done()
     regions = Regions(
         scope=scope,
         recompute_collectives=flags["mp_comm_recompute"],
         recompute_gathered_parameters=flags["parallel_optimizer_comm_recompute"],
         output_recompute=flags["output_recompute"],
     )
-    notes: list[str] = []
     rules: tuple[Rule, ...] = ()
     if flags["recompute_slice_activation"]:
         rules = inputs(Partition(axis=axis, dim=0), scope=None if scope == "*" else scope, note="what the cell reads")
-        notes.append(
+        reader.not_carried.append(
             "recompute_slice_activation leaves a value whole, with a warning, where dimension 0 does not divide: here "
             "a partition that does not divide is an error; give another dim in the rule."
         )
     if "use_reentrant" in settings:
-        notes.append("use_reentrant: it chooses between two implementations of PyNative; there is one here.")
-    policy = Policy(name="mindspore-cell", rules=rules, regions=regions, default="save")
-    return Reading(system="mindspore", policy=policy, not_carried=tuple(notes))
+        reader.not_carried.append(
+            "use_reentrant: it chooses between two implementations of PyNative; there is one here."
+        )
+    return reader.reading(Policy(name="mindspore-cell", rules=rules, regions=regions, default="save"))

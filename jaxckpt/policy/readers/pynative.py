@@ -8,24 +8,22 @@ Read after `cells`.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jaxckpt.ir import Recompute, Save
 from jaxckpt.policy.policy import Policy
 from jaxckpt.policy.readers.cells import (
     LayerNumbers,
-    Notes,
+    Swap,
     note_precedence,
     patterns_of,
-    rule_of_pattern,
+    rules_of_patterns,
     rules_of_swap,
     swap_entries,
 )
-from jaxckpt.policy.readers.checks import Checks, integer, one_of
 from jaxckpt.policy.readers.layers import inputs, recomputed
-from jaxckpt.policy.readers.reading import Reading
-from jaxckpt.policy.rule import Rule
+from jaxckpt.policy.readers.reading import ConfigReader, Reading, integer, one_of
 
 PYNATIVE_KEYS: Mapping[str, Any] = {
     "mode": one_of(("None", "full", "select")) | None,
@@ -38,87 +36,71 @@ _MOST = 100_000
 
 
 def read_pynative(
-    document: Mapping[str, Any], *, num_layers: int | None, pipeline_stages: int | None, checks: Checks
+    document: Mapping[str, Any], *, num_layers: int | None, pipeline_stages: int | None, reader: ConfigReader
 ) -> Reading:
     """Reads `recompute`, `recompute_comm` and `swap`, alone or in a full configuration.
 
     `pipeline_stages` must be 1, as in mindformers.
     """
-    _require_one_stage(document, pipeline_stages, checks)
-    checks.value(integer(1), num_layers, "num_layers")
+    _require_one_stage(document, pipeline_stages, reader)
+    reader.value(integer(1), num_layers, "num_layers")
     most = num_layers if type(num_layers) is int else _MOST
     swap_keys = {"enable": bool, "default_prefetch": integer(1, max(most - 1, 1)), "layer_swap": Any, "op_swap": Any}
     recompute, comm_block, swap = (
-        checks.values(keys, checks.table(document, key), f"{key}.")
+        reader.values(keys, reader.table(document, key), f"{key}.")
         for key, keys in (
             ("recompute", PYNATIVE_KEYS),
             ("recompute_comm", {"enable": bool, "select_module": Any}),
             ("swap", swap_keys),
         )
     )
-    notes = Notes()
-    full = _full(recompute, most, checks)
-    selected = _selected("recompute", recompute, most, checks)
-    comm = _selected("recompute_comm", comm_block, most, checks)
-    swaps = _swaps(swap, most, checks)
-    checks.done()
-    rules = list(_rules(recompute.get("exclude_op") or (), full, selected, comm, notes))
-    rules += rules_of_swap(swaps, notes)
-    overruled = [("select_module", layers) for layers in selected.values()]
+    full = _full(recompute, most, reader)
+    selected = _selected("recompute", recompute, most, reader)
+    comm = _selected("recompute_comm", comm_block, most, reader)
+    swaps = _swaps(swap, most, reader)
+    reader.done()
+    excluded = dict.fromkeys(recompute.get("exclude_op") or ())
+    rules = list(rules_of_patterns(excluded, Save(), reader, key="exclude_op"))
+    rules += (*inputs(Save()), recomputed(full)) if full else ()
+    rules += rules_of_patterns(_without_children(selected, reader), Recompute(), reader, key="select_module")
+    rules += rules_of_patterns(comm, Recompute(), reader, key="recompute_comm")
+    rules += rules_of_swap(swaps, reader)
+    overruled: list[tuple[str, LayerNumbers]] = [("select_module", layers) for layers in selected.values()]
     overruled += [("recompute_comm", layers) for layers in comm.values()]
-    note_precedence(full, dict.fromkeys([*overruled, *(("swap", layers) for _, layers, _ in swaps)]), notes)
-    policy = Policy(name="mindformers-pynative", rules=tuple(dict.fromkeys(rules)), default="save")
-    return notes.reading(policy)
+    note_precedence(full, [*overruled, *(("swap", layers) for _, layers, _ in swaps)], reader)
+    return reader.reading(Policy(name="mindformers-pynative", rules=tuple(dict.fromkeys(rules)), default="save"))
 
 
-def _rules(
-    excluded: Sequence[str],
-    full: tuple[int, ...],
-    selected: Mapping[str, tuple[int, ...]],
-    comm: Mapping[str, tuple[int, ...]],
-    notes: Notes,
-) -> Iterator[Rule]:
-    """The rules that recompute, in order of precedence."""
-    for pattern in excluded:
-        yield from rule_of_pattern(pattern, None, Save(), notes, key="exclude_op")
-    if full:
-        yield from (*inputs(Save()), recomputed(full))
-    for pattern, layers in _without_children(selected, notes).items():
-        yield from rule_of_pattern(pattern, layers, Recompute(), notes, key="select_module")
-    for pattern, layers in comm.items():
-        yield from rule_of_pattern(pattern, layers, Recompute(), notes, key="recompute_comm", collective=True)
-
-
-def _require_one_stage(document: Mapping[str, Any], pipeline_stages: int | None, checks: Checks) -> None:
+def _require_one_stage(document: Mapping[str, Any], pipeline_stages: int | None, reader: ConfigReader) -> None:
     parallelism = document.get("parallelism")
     stages = pipeline_stages or (parallelism.get("pipeline_parallel") if isinstance(parallelism, Mapping) else None)
     if stages not in (None, 1):
-        checks.wrong(f"recompute needs pipeline_parallel = 1, and it is {stages!r}")
+        reader.wrong(f"recompute needs pipeline_parallel = 1, and it is {stages!r}")
 
 
-def layers_of_specs(key: str, specs: object, most: int, checks: Checks) -> tuple[int, ...]:
+def layers_of_specs(key: str, specs: object, most: int, reader: ConfigReader) -> tuple[int, ...]:
     """The layers, below `most`, that texts such as "0-3" and "5" mean.
 
     Example:
-      >>> layers_of_specs("layers", ["0-2", "5"], 8, Checks("here", needed=""))
+      >>> layers_of_specs("layers", ["0-2", "5"], 8, ConfigReader("here", needed=""))
       (0, 1, 2, 5)
     """
     if not isinstance(specs, (list, tuple)) or not specs:
-        checks.wrong(f"{key} = {str(specs)[:80]!r} is no list such as ['0-3']")
+        reader.wrong(f"{key} = {str(specs)[:80]!r} is no list such as ['0-3']")
         return ()
     found: list[int] = []
     for spec in specs:
         span = _range_of_spec(spec)
         if span is None:
-            checks.wrong(f"{key}: {str(spec)[:80]!r} is neither a layer nor a range such as '0-3'")
+            reader.wrong(f"{key}: {str(spec)[:80]!r} is neither a layer nor a range such as '0-3'")
             return ()
         first, last = span
         if last < first:
-            checks.wrong(f"{key}: {spec!r} begins behind its end")
+            reader.wrong(f"{key}: {spec!r} begins behind its end")
         elif last >= most:
-            checks.wrong(f"{key}: layer {last} of {spec!r} is not below {most}")
+            reader.wrong(f"{key}: layer {last} of {spec!r} is not below {most}")
         elif found and first <= found[-1]:
-            checks.wrong(f"{key}: {spec!r} does not stand behind layer {found[-1]}; the list must ascend")
+            reader.wrong(f"{key}: {spec!r} does not stand behind layer {found[-1]}; the list must ascend")
         else:
             found.extend(range(first, last + 1))
     return tuple(found)
@@ -130,50 +112,45 @@ def _range_of_spec(spec: object) -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2] or match[1]))
 
 
-def _full(settings: Mapping[str, Any], most: int, checks: Checks) -> tuple[int, ...]:
+def _full(settings: Mapping[str, Any], most: int, reader: ConfigReader) -> tuple[int, ...]:
     if settings.get("mode") != "full":
         return ()
     given = settings.get("full_recompute_layer")
     if not given:
-        checks.wrong('mode is "full" and full_recompute_layer is missing')
+        reader.wrong('mode is "full" and full_recompute_layer is missing')
         return ()
-    return layers_of_specs("full_recompute_layer", given, most, checks)
+    return layers_of_specs("full_recompute_layer", given, most, reader)
 
 
-def _selected(block: str, settings: Mapping[str, Any], most: int, checks: Checks) -> dict[str, tuple[int, ...]]:
+def _selected(block: str, settings: Mapping[str, Any], most: int, reader: ConfigReader) -> dict[str, tuple[int, ...]]:
     """The layers of each pattern of a block's `select_module`."""
     given = settings.get("select_module")
     is_required = settings.get("enable") or settings.get("mode") == "select"
     if is_required and not given:
-        checks.wrong(f"{block} selects modules and its select_module is missing")
+        reader.wrong(f"{block} selects modules and its select_module is missing")
     if not given or not (is_required or settings.get("mode") == "full"):
         return {}
-    table = patterns_of(f"{block}.select_module", given, checks)
-    return {pattern: layers_of_specs(f"{block} of {pattern}", each, most, checks) for pattern, each in table.items()}
+    table = patterns_of(f"{block}.select_module", given, reader)
+    return {pattern: layers_of_specs(f"{block} of {pattern}", each, most, reader) for pattern, each in table.items()}
 
 
-def _swaps(settings: Mapping[str, Any], most: int, checks: Checks) -> list[tuple[str | None, LayerNumbers, int]]:
+def _swaps(settings: Mapping[str, Any], most: int, reader: ConfigReader) -> list[Swap]:
     if not settings.get("enable"):
         return []
     prefetch = settings.get("default_prefetch") or 1
     return [
-        (entry.get("op_name"), layers_of_specs(f"{key} layers", entry.get("layers"), most, checks), prefetch)
-        for key, entry in swap_entries(settings, {"layers": Any}, checks)
+        (entry.get("op_name"), layers_of_specs(f"{key} layers", entry.get("layers"), most, reader), prefetch)
+        for key, entry in swap_entries(settings, {"layers": Any}, reader)
     ] or [(None, None, prefetch)]
 
 
-def _without_children(selected: Mapping[str, tuple[int, ...]], notes: Notes) -> dict[str, tuple[int, ...]]:
+def _without_children(selected: Mapping[str, tuple[int, ...]], reader: ConfigReader) -> dict[str, tuple[int, ...]]:
     """The selected modules, each without layers in which its parent module is recomputed."""
     left: dict[str, tuple[int, ...]] = {}
     for pattern, layers in selected.items():
-        covered = {
-            layer
-            for parent, theirs in selected.items()
-            if pattern.startswith((f"{parent}.", f"{parent}\\."))
-            for layer in theirs
-            if layer in layers
-        }
+        parents = [parent for parent in selected if pattern.startswith((f"{parent}.", f"{parent}\\."))]
+        covered = {layer for parent in parents for layer in selected[parent]}.intersection(layers)
         left[pattern] = tuple(layer for layer in layers if layer not in covered)
         if covered:
-            notes.understood.append(f"select_module: {pattern!r} lies in a module that is recomputed as a whole.")
+            reader.understood.append(f"select_module: {pattern!r} lies in a module that is recomputed as a whole.")
     return left

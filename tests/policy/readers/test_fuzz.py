@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxckpt import PolicyError, read_policy
 from jaxckpt.ir import Save
 from jaxckpt.policy import Policy
-from jaxckpt.policy.readers.cells import Notes, rule_of_pattern
+from jaxckpt.policy.readers.cells import rules_of_patterns
 from jaxckpt.policy.readers.deepspeed import _KEY_OF_ARGUMENT
 from jaxckpt.policy.readers.maxtext import POLICIES, TENSORS
 from jaxckpt.policy.readers.megatron import _KEYS, MODULES, OFFLOADED
@@ -17,6 +17,7 @@ from jaxckpt.policy.readers.mindformers import GRAPH_KEYS
 from jaxckpt.policy.readers.mindspore import CELL_KEYS
 from jaxckpt.policy.readers.pynative import PYNATIVE_KEYS
 from jaxckpt.policy.readers.read import READERS
+from jaxckpt.policy.readers.reading import ConfigReader
 
 PATTERNS = (r"feed_forward\.mul", ".*", "(a|b)c", "(", r"\d+", "a{2}", "x\\", "[z-a]", "attn")
 words = st.sampled_from(
@@ -129,9 +130,29 @@ def test_any_recompute_config_is_read_or_refused(settings_, num_layers):
 
 @given(st.text(alphabet="ab.\\*+?|()[]{}^$,d2:=!-", max_size=12))
 def test_any_pattern_becomes_a_rule_or_is_said(pattern):
-    notes = Notes()
-    rules = list(rule_of_pattern(pattern, None, Save(), notes, key="select"))
-    assert rules or notes.not_carried
+    reader = ConfigReader("mindspore", needed="")
+    rules = list(rules_of_patterns({pattern: None}, Save(), reader, key="select"))
+    assert rules or reader.not_carried
+
+
+@pytest.mark.parametrize(
+    ("system", "config"),
+    [
+        ("deepspeed", {"activation_checkpointing": {"cpu_checkpointing": True}}),
+        ("maxtext", {"remat_policy": "minimal"}),
+        ("mindspore", {"recompute_config": {"recompute": True}}),
+    ],
+)
+def test_a_text_on_one_line_is_read_however_long_it_is(system, config):
+    """No path is as long as that, and the system says so with an error of its own (ENAMETOOLONG)."""
+    text = json.dumps({"notes": "x" * 5000, **config})
+    assert "\n" not in text
+    assert read_policy(text, system) == read_policy(config, system)
+
+
+def test_a_command_line_is_read_however_long_it_is():
+    flags = "--recompute-activations"
+    assert read_policy(f"{flags} --name {'x' * 5000}", "megatron") == read_policy(flags, "megatron")
 
 
 @pytest.mark.parametrize("system", ["deepspeeed", "mega", ""])

@@ -1,13 +1,13 @@
 """The JSON schema of policy files, by which editors complete and check them.
 
 The schema is generated from the dataclasses and the words that `toml` reads, and its descriptions from their
-docstrings. `python -m jaxckpt.policy.schema` writes `policies/policy.schema.json`; editors check a file that begins
+docstrings. `python -m benchmarks.policy_schema` writes `policies/policy.schema.json`; editors check a file that begins
 with `#:schema ./policy.schema.json` (the directive of Taplo, a TOML language server).
 
 The schema allows every file that `toml` reads, and a few more: `toml` alone checks that a list of layers ascends and
 that an amount of memory is one.
 
-Read after `toml`.
+Read after `jaxckpt.policy.toml`.
 """
 
 import json
@@ -22,7 +22,7 @@ from jaxckpt.policy.policy import Policy, Regions
 from jaxckpt.policy.rule import Match, Rule
 from jaxckpt.policy.toml import BYTES, DECISIONS, RULE_KEYS, TEXT_KEYS
 
-FILE = Path(__file__).parents[2] / "policies" / "policy.schema.json"
+FILE = Path(__file__).parents[1] / "policies" / "policy.schema.json"
 """The file of the schema in a checkout."""
 
 _ENTRY = re.compile(r"^ {2,8}(\w+): (.*?)(?=^ {2,8}\w+: |^\s*$|\Z)", re.MULTILINE | re.DOTALL)
