@@ -179,7 +179,7 @@ class Calling:
     Args:
       step: A function, plain or under the jit of JAX, NNX or Equinox; a method, partial or object that can be called.
       donate_argnums: Positions, as the step is called, whose memory the results may take; added to those of its jit.
-      static_argnums: Positions that are not traced; a jitted step brings its own.
+      static_argnums: Positions of arguments that are not traced; those of a jitted step are read from it.
       named_like: A step that is called alike, whose names its arguments are to have; None for their own.
 
     Example:

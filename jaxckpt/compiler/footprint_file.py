@@ -39,7 +39,7 @@ def load_footprint(path: str | Path) -> Footprint:
     """Reads a footprint that `save_footprint` wrote, with its memory map.
 
     Raises:
-      FootprintFileError: The file is not there, is none of ours, or is not as it was written.
+      FootprintFileError: The file does not exist, is no footprint, or was changed after it was written.
     """
     path = Path(path)
     try:

@@ -113,9 +113,9 @@ def lint(
     """Checks a step for known mistakes with checkpoints and policies. Nothing is compiled or run.
 
     Args:
-      step: Loss, gradient and, if any, update: a function, plain or jitted; or a `jaxckpt.Step`.
+      step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
       *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
-      policy: A policy, its path, or the name of one that comes with jaxckpt; None for the scopes in the step alone.
+      policy: A policy, its path, or the name of a ready policy; None to check only the marks in the step.
       target: The machine that the step should run on; None leaves out checks of its memory.
       donate_argnums: Arguments whose memory the results may take.
       static_argnums: Arguments that are not traced.

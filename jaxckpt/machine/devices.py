@@ -38,7 +38,7 @@ def devices_for(topology: Topology, facts: Facts, *, called: str) -> tuple[_comp
     Raises:
       MissingPackageError: The compiler for this platform is not installed.
       VersionMismatchError: It does not fit the installed jax.
-      TargetError: The compiler refuses the topology, or this process has fewer devices.
+      TargetError: The compiler does not support the topology, or this process has fewer devices.
     """
     with _LOCK:
         match topology, facts:

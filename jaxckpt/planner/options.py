@@ -19,17 +19,17 @@ _STATE = ("offload_parameters", "offload_optimizer_state")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """Options of `jaxckpt.plan` and of all that plans: `Planner`, `pareto`, `max_batch`.
+    """Options of `jaxckpt.plan`, `Planner`, `pareto`, `max_batch` and `jit`.
 
-    Each of these takes the fields as keywords too; a keyword goes before the field of `options`.
+    Each of these takes the fields as keywords too; a keyword overrides the field of `options`.
 
     Attributes:
-      allow: What the planner may do with a residual besides saving it: "recompute", and with it "offload" (to the host)
-        and "partition" (as shards over a mesh axis on which every device holds all of it).
-      policy: A policy, its path, or the name of one that comes with jaxckpt. No plan changes what its rules, and those
-        of marks in the step, say with "must". The rest of it, and rules that say "prefer", are left to the planner.
-      offload: Limits for what goes to the host; None for the target's own bandwidth and no further limit.
-      compiler_options: XLA options as pairs of name and value; they go before those of a jitted step.
+      allow: Decisions that the planner may choose besides saving: "recompute", and optionally "offload" (to the host)
+        and "partition" (as shards over a mesh axis on which the value is replicated).
+      policy: A policy, its path, or the name of a ready policy. Decisions of its rules, and of rules of marks in the
+        step, are required, except for rules of strength "prefer". The planner decides everything else.
+      offload: Limits of offloading; None for the target's own bandwidth and no further limit.
+      compiler_options: XLA options as pairs of name and value; they override those of a jitted step.
       recompute_collectives: True if results of collectives of the forward pass may be recomputed; otherwise they are
         saved. Parameters that are gathered for use are gathered a second time in either case.
       max_compiles: The most compiles for one plan. Before a budget is refused, plans of least memory that should fit

@@ -73,11 +73,11 @@ def snapshot_path(module: Path, owner: Owner) -> Path:
 
 
 def save_snapshot(snapshot: Snapshot, path: str | Path, *, owner: Owner) -> None:
-    """Writes a test's snapshot, whole or not at all; folders are made, and a file that is there is replaced.
+    """Writes a test's snapshot atomically; folders are created, and an existing file is replaced.
 
     Raises:
-      SnapshotFileError: The snapshot holds what a file cannot.
-      OSError: The disk is full, or the folder cannot be written to; what was there before is there still.
+      SnapshotFileError: The snapshot has values that a file cannot hold.
+      OSError: The disk is full, or the folder cannot be written to; an existing file is unchanged.
     """
     path = Path(path)
     try:
