@@ -1,4 +1,4 @@
-"""Fits JAX training steps into memory, and proves it with the XLA compiler.
+"""Fits JAX training steps into the memory of a device, checked by the XLA compiler.
 
 `jaxckpt.plan` takes a training step, its arguments, a target and a budget in bytes. For every residual it decides
 whether to save, recompute, offload or shard it, rewrites the step, and compiles the result for the target: a plan is

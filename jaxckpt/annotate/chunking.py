@@ -294,7 +294,7 @@ def _split_of(
 def _check_axes(function: Callable[..., Any], axes: tuple[int | None, ...], args: tuple[Any, ...]) -> None:
     if len(axes) != len(args):
         raise ChunkError(
-            f"jaxckpt.chunked: {_called(function)} has as many axes as arguments.",
+            f"jaxckpt.chunked: {_called(function)} needs one axis for all arguments, or one for each.",
             got=f"axis = {axes!r} for {len(args)} positional arguments",
             needed="one axis for all, or one for each",
             advice=f"axis={(*axes, *(None,) * len(args))[: len(args)]!r}",
@@ -334,7 +334,8 @@ def _no_common_length(
     return ChunkError(
         f"jaxckpt.chunked: {_called(function)} cannot be cut into chunks.",
         got="; ".join(shapes[path] for path in (without or known)) or "no array with an axis",
-        needed="arrays that have the axis, all of one length along it that is not 0; None for those that go in whole",
+        needed="arrays that have the axis, all of one length along it that is not 0; None for arguments that every"
+        " chunk reads in full",
         advice=f"axis=None for {' and '.join(without)}" if without else "axis=(0, 0, None), one for each argument",
         arguments=tuple(without or known),
     )
@@ -372,9 +373,10 @@ def _unjoined(
         f'jaxckpt.chunked: the result{f" {path}" if path else ""} cannot be joined by "{join}".',
         got=f"{shape}{of_chunk}",
         needed=f"{needed} for every chunk",
-        advice='join="sum" for a sum over the axis, "mean" for a mean; out_axis= where the axis stands in the results'
+        advice='join="sum" for a sum over the axis, "mean" for a mean; out_axis= for the position of the axis in the'
+        " results"
         if join == "concatenate"
-        else 'join="concatenate" for a result for each place',
+        else 'join="concatenate" for a result at each position of the axis',
         result=path,
     )
 

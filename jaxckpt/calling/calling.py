@@ -420,10 +420,10 @@ def refuse_lost_state(name: str, call: StepCall, stage: jax.stages.Traced) -> No
     lost = call.lost_variables(stage)
     if lost:
         raise ArgumentError(
-            f"{name} writes to its arguments in place, and jax.jit around it drops what is written.",
+            f"{name} writes to its arguments in place, and jax.jit around it drops the new values.",
             got=", ".join(lost[:6]) + (f" and {len(lost) - 6} more variables" if len(lost) > 6 else ""),
-            needed="flax.nnx.jit, which keeps what is written, or a step that returns its objects",
-            advice="nnx.jit in the place of jax.jit; plan.apply(step) alone is compiled as well, and keeps it too",
+            needed="flax.nnx.jit, which keeps the new values, or a step that returns its objects",
+            advice="nnx.jit instead of jax.jit; or plan.apply(step) without any jit, which compiles the step too",
             lost=lost,
         )
 
@@ -435,7 +435,7 @@ def _outer_object(function: Callable[..., Any]) -> ArgumentError:
     return ArgumentError(
         f"{_name_of(function)} writes to an NNX object that is not among its arguments, or differentiates one.",
         got=f"it closes over {', '.join(closed_over) or 'the object'}",
-        needed="all objects that the step changes as arguments: only these can be given back",
+        needed="all objects that the step changes among its arguments: only these can be updated",
         advice=f"def {_name_of(function)}({', '.join((*closed_over, '...'))})",
         objects=tuple(closed_over),
     )

@@ -51,7 +51,7 @@ def load_footprint(path: str | Path) -> Footprint:
         memory = None if contents["memory"] is None else memory_from_plain(contents["memory"])
     except (RecordError, HloError, PlanFileError) as error:
         raise FootprintFileError(
-            f"load_footprint({str(path)!r}): this is no footprint that we can read.",
+            f"load_footprint({str(path)!r}): this is no footprint that can be read.",
             got=str(error),
             needed=f'a file with format "{FORMAT}", version {VERSION}, as footprint.save writes it',
             advice="make the footprint again, take the file from where it was saved, or use the jaxckpt that wrote it",

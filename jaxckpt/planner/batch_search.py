@@ -341,7 +341,7 @@ class _BatchSearcher:
         batches = [count * self.multiples_of for count in (one, other)]
         sizes = [format_bytes(self._expected(count)) for count in (one, other)]
         raise BatchError(
-            "max_batch(make_step): its memory does not grow with the batch.",
+            "max_batch(make_step): the memory of the step does not grow with the batch.",
             got=f"batch {batches[0]} takes {sizes[0]}, batch {batches[1]} takes {sizes[1]}",
             needed="a make_step(batch) that gives the batch to the arguments of its step",
             advice="def make_step(batch): return step, (..., jax.ShapeDtypeStruct((batch, ...), ...))",

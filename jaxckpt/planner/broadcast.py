@@ -60,6 +60,6 @@ def _received(text: str) -> Plan:
         "plan_once: process 0 of this run could not make the plan.",
         got=text.removeprefix(_FAILED),
         needed="a plan",
-        advice="as the message says; what process 0 raised has more",
+        advice="as the message says; the error of process 0 has details",
         process=0,
     )

@@ -56,7 +56,7 @@ class PlanOptions:
             raise _no_plan_of_state(self.allow, state)
         if unknown or "recompute" not in self.allow:
             raise UnknownStrategyError(
-                f"plan(allow={self.allow!r}) asks for what the planner cannot decide.",
+                f"plan(allow={self.allow!r}) is no set of decisions that the planner may choose.",
                 got=", ".join(map(repr, unknown)) or "no recomputation",
                 needed='"recompute", and with it "offload" where values may be sent to the host, "partition" where they'
                 " may be kept as shards over a mesh",
@@ -105,7 +105,7 @@ def require_mesh(allow: tuple[str, ...], graph: Graph) -> None:
         return
     axes = ", ".join(f"{axis} ({size} device)" for axis, size in graph.mesh)
     raise UnsupportedDecisionError(
-        f"plan(allow={allow!r}) asks for values as shards, and the step is on no mesh of several devices.",
+        f"plan(allow={allow!r}) allows shards, and the step is on no mesh of several devices.",
         got=f"mesh axes: {axes or 'none: no argument has a sharding'}",
         needed="arguments with shardings, or a step jitted with in_shardings, over a mesh axis of two devices or more",
         advice=f"allow={tuple(word for word in allow if word != 'partition')!r}, or shardings over the target's devices"
@@ -116,9 +116,10 @@ def require_mesh(allow: tuple[str, ...], graph: Graph) -> None:
 
 def _no_plan_of_state(allow: tuple[str, ...], state: list[str]) -> UnknownStrategyError:
     return UnknownStrategyError(
-        f"plan(allow={allow!r}) asks for arguments of the step on the host; a plan moves only residuals.",
+        f"plan(allow={allow!r}) names arguments of the step; a plan offloads only residuals.",
         got=", ".join(map(repr, state)),
-        needed='"recompute" and "offload"; parameters and optimiser state lie where the caller puts them',
+        needed='"recompute" and "offload"; parameters and optimiser state are in the memory in which the caller puts'
+        " them",
         advice="jax.device_put(state, sharding.with_memory_kind('pinned_host')) before the step, and in the step"
         " jax.device_put(leaf, jax.memory.Space.Device) where it is read",
         unknown=tuple(state),

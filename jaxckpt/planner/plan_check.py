@@ -171,7 +171,7 @@ def load_or_plan(
             kept, problem = _kept(load_plan(path), planner, budget)
             if not problem:
                 return kept
-            warnings.warn(f"load_or_plan({str(path)!r}) plans anew: {problem}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"load_or_plan({str(path)!r}) makes a new plan: {problem}", RuntimeWarning, stacklevel=3)
         plan = planner.plan(budget=budget, strategy=strategy)
         plan.save(path)
         return plan

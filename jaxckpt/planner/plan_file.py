@@ -72,7 +72,7 @@ def load_plan(path: str | Path) -> Plan:
         return plan_from_document(read_document(path, parse_toml, format_=FORMAT, version=VERSION))
     except RecordError as error:
         raise PlanFileError(
-            f"load_plan({str(path)!r}): this is no plan that we can read.",
+            f"load_plan({str(path)!r}): this is no plan that can be read.",
             got=str(error),
             needed=f'a file with format = "{FORMAT}", version = {VERSION}, as plan.save writes it',
             advice="plan again, take the file from where it was saved, or read it with the jaxckpt that wrote it",

@@ -193,7 +193,7 @@ def jit(
     """
     if other_shapes not in ("plan", "as_written"):
         raise ArgumentError(
-            "jit(other_shapes=...) is one of two words.",
+            'jit(other_shapes=...) is neither "plan" nor "as_written".',
             got=repr(other_shapes),
             needed='"plan" or "as_written"',
             advice='other_shapes="plan"',

@@ -108,7 +108,7 @@ def load_snapshot(path: str | Path, *, owner: Owner) -> Snapshot:
         return _snapshot(read_document(path, parse_toml, format_=FORMAT, version=VERSION), owner)
     except (ValueError, RecursionError) as error:
         raise SnapshotFileError(
-            f"jaxckpt_snapshot: {path} is no snapshot that we can compare with.",
+            f"jaxckpt_snapshot: {path} is no snapshot that can be compared.",
             got=str(error),
             needed=f'a file with format = "{FORMAT}", version = {VERSION}, as the fixture wrote it',
             advice="take it from version control (git checkout), or write it anew with pytest --jaxckpt-update",

@@ -57,6 +57,6 @@ class Checks(RecordReader):
             f"{self.reader}: this configuration cannot be read.",
             got=numbered(self.problems),
             needed=self.needed,
-            advice="correct what is named; the rest of the configuration can stay as it is",
+            advice="correct these settings",
             problems=tuple(self.problems),
         ) from cause
