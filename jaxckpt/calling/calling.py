@@ -435,7 +435,7 @@ def _outer_object(function: Callable[..., Any]) -> ArgumentError:
     return ArgumentError(
         f"{_name_of(function)} writes to an NNX object that is not among its arguments, or differentiates one.",
         got=f"it closes over {', '.join(closed_over) or 'the object'}",
-        needed="all objects that the step changes among its arguments: only these can be updated",
+        needed="all objects that the step changes as arguments: only these can be given back",
         advice=f"def {_name_of(function)}({', '.join((*closed_over, '...'))})",
         objects=tuple(closed_over),
     )

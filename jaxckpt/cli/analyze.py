@@ -13,7 +13,7 @@ def analyze(
     depth: Annotated[int | None, typer.Option(min=1, help="Add up scopes below this depth.")] = None,
     json: Json = False,
 ) -> None:
-    """List the residuals of a training step by scope; compiles nothing."""
+    """Show what a training step keeps from forward to backward, by scope."""
     from jaxckpt.cli.reference import load_step
     from jaxckpt.planner import analyze as analyze_step
     from jaxckpt.report import analysis_report

@@ -9,10 +9,10 @@ from jaxckpt.cli.console import Json, Shell
 
 
 def calibrate(
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the rates (TOML).")] = None,
-    seconds: Annotated[float, typer.Option(min=1, help="No measurement starts after this time.")] = 75.0,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write it (TOML).")] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="No figure is begun after so many.")] = 75.0,
     small: Annotated[
-        bool | None, typer.Option("--small/--full", help="Tiny sizes, a smoke test; the default on CPUs.")
+        bool | None, typer.Option("--small/--full", help="Tiny sizes, a smoke test; the default on processors.")
     ] = None,
     json: Json = False,
 ) -> None:

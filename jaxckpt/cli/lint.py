@@ -14,7 +14,7 @@ def lint(
     target: Annotated[str | None, typer.Option(help="The machine that the step should run on.")] = None,
     json: Json = False,
 ) -> None:
-    """Check a step for known mistakes; fails if a request has no effect or gives a wrong result."""
+    """Look for what is known to go wrong; fails where something is without effect or wrong."""
     from jaxckpt.cli.reference import load_step
     from jaxckpt.linter import lint as lint_step
     from jaxckpt.policy import load_policy

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 def pareto(
     reference: Reference,
     target: TargetName = "h200",
-    points: Annotated[int, typer.Option(min=2, help="The number of plans to compile.")] = 8,
+    points: Annotated[int, typer.Option(min=2, help="Compile so many plans.")] = 8,
     html: Page = None,
     json: Json = False,
 ) -> None:
-    """Compile plans from the smallest total to the fastest: memory against time."""
+    """Draw memory against time: plans from the smallest total to the fastest, compiled."""
     from jaxckpt.cli.reference import load_step
     from jaxckpt.planner import pareto as pareto_of
     from jaxckpt.report import frontier_report, require_report_folder, save_page

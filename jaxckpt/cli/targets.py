@@ -6,7 +6,7 @@ from jaxckpt.cli.console import Json, Shell
 
 
 def targets(json: Json = False) -> None:
-    """List targets, those that are usable here and the packages that the others need."""
+    """List targets: what is usable here, and what to install for the rest."""
     from jaxckpt.machine import targets as known_targets
     from jaxckpt.report import targets_report
 

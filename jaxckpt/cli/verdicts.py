@@ -4,7 +4,7 @@ from jaxckpt.cli.console import Json, PolicyName, Reference, Shell, TargetName, 
 
 
 def verdicts(reference: Reference, policy: PolicyName = None, target: TargetName = "h200", json: Json = False) -> None:
-    """Show the effect of each rule of a policy, or of each name, by compiling."""
+    """Say of each rule, or of each name, whether it pays."""
     from jaxckpt.cli.reference import load_step
     from jaxckpt.comparison import verdicts as judge
     from jaxckpt.policy import load_policy

@@ -43,7 +43,7 @@ def verdicts(
     static_argnums: int | Sequence[int] = (),
     progress: Progress | None = None,
 ) -> Verdicts:
-    """Finds the effect of each rule of a policy, by compiling the step with and without the rule.
+    """Finds the worth of each rule of a policy, by compiling the step with and without the rule.
 
     Args:
       step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
@@ -56,12 +56,12 @@ def verdicts(
       progress: Called with a sentence before each longer piece of work.
 
     Returns:
-      One verdict for each rule or name. All other rules stay in place, so each of two rules with the same effect has no
-      effect by itself.
+      One verdict a rule or name. A rule is judged with all others in place: two rules that do the
+      same have no effect each.
 
     Raises:
-      PolicyError: There is no such policy, or its regions contain nothing. Rules that match nothing are no error here;
-        their verdicts say so.
+      PolicyError: There is no such policy, or its regions hold nothing. Rules that match nothing are no error here:
+        the verdict on them says so.
       NoGradientError, ArgumentError, TargetError: As `jaxckpt.plan`.
 
     Example:

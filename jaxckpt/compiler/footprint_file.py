@@ -39,7 +39,7 @@ def load_footprint(path: str | Path) -> Footprint:
     """Reads a footprint that `save_footprint` wrote, with its memory map.
 
     Raises:
-      FootprintFileError: The file does not exist, is no footprint, or was changed after it was written.
+      FootprintFileError: The file is not there, is none of ours, or is not as it was written.
     """
     path = Path(path)
     try:
@@ -51,7 +51,7 @@ def load_footprint(path: str | Path) -> Footprint:
         memory = None if contents["memory"] is None else memory_from_plain(contents["memory"])
     except (RecordError, HloError, PlanFileError) as error:
         raise FootprintFileError(
-            f"load_footprint({str(path)!r}): this is no footprint that can be read.",
+            f"load_footprint({str(path)!r}): this is no footprint that we can read.",
             got=str(error),
             needed=f'a file with format "{FORMAT}", version {VERSION}, as footprint.save writes it',
             advice="make the footprint again, take the file from where it was saved, or use the jaxckpt that wrote it",

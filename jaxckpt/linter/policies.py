@@ -55,8 +55,8 @@ def small_offloads(context: LintContext) -> Iterator[Diagnostic]:
         if isinstance(resolved.decision, Offload) and size_bytes < OFFLOAD_FLOOR_BYTES:
             yield Diagnostic(
                 where=location_of_op(op),
-                text=f"{resolved.by} offloads {_value_text(context.graph, resolved)} to {resolved.decision.space};"
-                f" below {format_bytes(OFFLOAD_FLOOR_BYTES)} a copy takes longer to start than to transfer.",
+                text=f"{resolved.by} sends {_value_text(context.graph, resolved)} to {resolved.decision.space}; below"
+                f" {format_bytes(OFFLOAD_FLOOR_BYTES)} a copy takes longer to start than to move.",
                 fix='Save it, or add min_bytes = "256KiB" to the rule.',
             )
 
@@ -70,7 +70,7 @@ def saved_scores(context: LintContext) -> Iterator[Diagnostic]:
         if saves and Trait.BATCHED in op.traits and resolved.forward_value.size_bytes > read_bytes:
             yield Diagnostic(
                 where=location_of_op(op),
-                text=f"{resolved.by} saves {_value_text(context.graph, resolved)}, the result of a batched product of"
+                text=f"{resolved.by} keeps {_value_text(context.graph, resolved)}, the result of a batched product of"
                 f" operands of {format_bytes(read_bytes)} together.",
                 fix="Add batched = false to the rule, or name the products that are worth it.",
             )
@@ -101,8 +101,8 @@ def saved_argument_derived(context: LintContext) -> Iterator[Diagnostic]:
         ):
             yield Diagnostic(
                 where=location_of_op(op),
-                text=f"{resolved.by} saves {_value_text(context.graph, resolved)}, which is computed from arguments"
-                " and constants by views and elementwise ops.",
+                text=f"{resolved.by} keeps {_value_text(context.graph, resolved)}, which views and elementwise"
+                " work make of arguments and constants.",
                 fix="Take it out of the rule: readers recompute it at no cost.",
             )
 

@@ -38,7 +38,7 @@ def devices_for(topology: Topology, facts: Facts, *, called: str) -> tuple[_comp
     Raises:
       MissingPackageError: The compiler for this platform is not installed.
       VersionMismatchError: It does not fit the installed jax.
-      TargetError: The compiler does not support the topology, or this process has fewer devices.
+      TargetError: The compiler refuses the topology, or this process has fewer devices.
     """
     with _LOCK:
         match topology, facts:
@@ -86,7 +86,7 @@ def _local_devices(topology: LocalTopology, called: str) -> tuple[_compat.Device
     devices = jax.devices(None if topology.platform == "default" else topology.platform)
     if len(devices) < topology.device_count:
         raise TargetError(
-            f'target "{called}" has more devices than this process.',
+            f'target "{called}" asks for more devices than this process has.',
             got=f"{topology.device_count} devices",
             needed=f"at most {len(devices)}",
             advice=f'jax.config.update("jax_num_cpu_devices", {topology.device_count}) before jax starts',
@@ -129,6 +129,6 @@ def _refused(topology: Topology, facts: Facts, called: str, error: Exception) ->
         f'target "{called}" is refused by its compiler.',
         got=f'topology "{topology.suffix.removeprefix(":") or 1}": {reason}',
         needed=f"a topology that can be built, such as {usual}",
-        advice="one of these, or report the compiler's message",
+        advice="one of these, or report what the compiler says",
         target=called,
     )

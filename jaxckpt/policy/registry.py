@@ -41,7 +41,7 @@ def policy_of_mark(mark: str) -> Policy:
     digest, _, _ = mark.partition(".")
     if digest not in _BY_DIGEST:
         raise PolicyError(
-            f"a mark in this step names the policy {digest}, which is unknown in this process.",
+            f"a mark in this step names the policy {digest}, which this process does not know.",
             got=f"policies of this process: {', '.join(sorted(_BY_DIGEST)) or 'none'}",
             needed="a step that was traced in this process",
             advice="trace the step here, instead of loading its trace",

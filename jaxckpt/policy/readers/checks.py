@@ -57,6 +57,6 @@ class Checks(RecordReader):
             f"{self.reader}: this configuration cannot be read.",
             got=numbered(self.problems),
             needed=self.needed,
-            advice="correct these settings",
+            advice="correct what is named; the rest of the configuration can stay as it is",
             problems=tuple(self.problems),
         ) from cause

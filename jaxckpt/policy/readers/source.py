@@ -74,7 +74,7 @@ def _yaml(text: str, checks: Checks) -> Any:
             f"{checks.reader}: this configuration is YAML, and no package that reads YAML is installed.",
             got="no package named yaml",
             needed="PyYAML",
-            advice='pip install "jaxckpt[yaml]", or pass a dict or JSON text',
+            advice='pip install "jaxckpt[yaml]", or hand over the table: json.dumps of it, or a dict',
         ) from error
     try:
         return yaml.safe_load(text)
