@@ -80,7 +80,7 @@ def demo_table() -> str:
         "",
         f"{demo['layers']} Linen blocks, batch {demo['batch']} x 1024, bfloat16, AdamW, donated state. Totals are"
         " XLA's: arguments + outputs - donated + temporaries; seconds are a roofline over its kernels, not measured."
-        " All of it took"
+        " The table took"
         f" {demo['wall_s']:.0f} s on {made['cores']} cores without a GPU: {len(demo['plans'])} plans with"
         f" {sum(len(plan['attempts']) for plan in demo['plans'].values())} compiles, a refusal, and"
         f" {len(demo['baselines'])} versions written by hand; jax {versions['jax']},"

@@ -69,7 +69,7 @@ def small_loop_offloads(context: LintContext) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 where=context.location_of(site),
                 text=f"{format_bytes(site.written_bytes)} are copied to host memory at a time; below"
-                f" {format_bytes(OFFLOAD_FLOOR_BYTES)} a copy takes longer to start than to transfer.",
+                f" {format_bytes(OFFLOAD_FLOOR_BYTES)} a copy takes longer to start than to move.",
                 fix="Save this value, or offload a larger one.",
             )
 
