@@ -136,7 +136,7 @@ def held(network: Mapping[str, Any], other: str, *, slack: float = 1e-9) -> tupl
 def networks_table(data: Mapping[str, Any]) -> str:
     """A row a network."""
     lines = [
-        "| network | without a budget | smallest share: DTR, DTE, Coop, optimum | time at 0.5: DTR, DTE, Coop, "
+        "| network | memory without a budget | smallest share: DTR, DTE, Coop, optimum | time at half: DTR, DTE, Coop, "
         "by byte, optimum | worst fragmentation: DTR, DTE, Coop |",
         "|---|---:|---:|---:|---:|",
     ]
@@ -150,7 +150,8 @@ def networks_table(data: Mapping[str, Any]) -> str:
     made = data["made_with"]
     lines += [
         "",
-        f"Worst of all shares, runs that had to stop included; jax {made['versions']['jax']}, {made['date']}.",
+        "Fragmentation is the worst of all shares, including runs that stopped;"
+        f" jax {made['versions']['jax']}, {made['date']}.",
     ]
     return "\n".join([*lines, ""])
 
@@ -167,7 +168,7 @@ def _at(rows: Sequence[Row], name: str, ratio: float) -> str:
 def eager_table(data: Mapping[str, Any]) -> str:
     """A row a process."""
     lines = [
-        "| network | budget | arrays at the peak | resident | ops again | losses as without a budget | late steps |",
+        "| network | budget | arrays at the peak | resident | recomputed ops | equal losses | a step, second half |",
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for name, runs in data["runs"].items():
@@ -175,7 +176,7 @@ def eager_table(data: Mapping[str, Any]) -> str:
         for run in runs:
             budget = "none" if run["budget"] == "none" else f"{run['budget']}, `{run['evictor']}`"
             if "failed" in run:
-                lines.append(f"| {_NAMES.get(name, name)} | {budget} | cannot be kept | | | | |")
+                lines.append(f"| {_NAMES.get(name, name)} | {budget} | stops | | | | |")
                 continue
             steps = run["steps"]
             same = sum(a == b for a, b in zip(run["losses"], plain["losses"], strict=True))

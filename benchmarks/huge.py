@@ -236,7 +236,7 @@ def table() -> str:
             )
     lines += [
         "",
-        "| planning | budget | in all | tracing | solving | compiling | resident memory, at most |",
+        "| planning | budget | total time | tracing | solving | compiling (compiles) | largest resident memory |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for name, found in result["models"].items():

@@ -370,15 +370,16 @@ def layout_table(layouts: Mapping[str, Any]) -> str:
 
 
 def partition_table() -> str:
-    """Whole and as shards."""
+    """Block inputs unsharded and as shards."""
     result = read("meshes")
     lines = [
-        "| block inputs | of them kept | temporaries | on the host | estimated step | all-gathers |",
+        "| block inputs | number saved | temporaries | on the host | estimated step | all-gathers |",
         "|---|---:|---:|---:|---:|---:|",
     ]
     for called, there in result["partition"].items():
+        label = called.replace("whole", "unsharded")
         lines.append(
-            f"| {called} | {there['kept']} | {format_bytes(there['temp_bytes'])} | {_host(there['host_bytes'])}"
+            f"| {label} | {there['kept']} | {format_bytes(there['temp_bytes'])} | {_host(there['host_bytes'])}"
             f" | {1e3 * there['step_s']:.2f} ms | {there['collectives'].get('all-gather', 0)} |"
         )
     return "\n".join([*lines, "", made_with(result)])
@@ -388,15 +389,19 @@ def _host(size_bytes: int) -> str:
     return format_bytes(size_bytes) if size_bytes else ""
 
 
+_ALLOWED = {"recomputing alone": "recompute", "shards allowed": "recompute, partition"}
+
+
 def chosen_table() -> str:
     """One row a budget and what the planner may do."""
     result = read("meshes")
     lines = [
-        "| budget | | kept as shards | compiled total | predicted | estimated step | predicted |",
+        "| budget | decisions | sharded values | compiled total | predicted | estimated step | predicted |",
         "|---:|---|---:|---:|---:|---:|---:|",
     ]
     for share, found in result["chosen"].items():
-        for called, there in found.items():
+        for key, there in found.items():
+            called = _ALLOWED[key]
             if "minimum_bytes" in there:
                 least = format_bytes(there["minimum_bytes"])
                 lines.append(f"| {share} | {called} | | refused: at least {least} | | | |")

@@ -1,24 +1,30 @@
-"""Tables of README.md and docs/, made from data: what stands between a table's two marks is replaced."""
+"""Tables of README.md and docs/, made from data: the text between the two marks of a table is replaced."""
 
+import json
 import re
 import tomllib
 from itertools import groupby
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from benchmarks.record import read
+from benchmarks.record import RESULTS, read
 from jaxckpt import load_policy
 from jaxckpt._units import format_bytes
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-POLICIES, SEEDS = ROOT / "docs" / "policies.md", ROOT / "docs" / "seeds.md"
+COST, FOOTPRINTS, POLICIES, SEEDS = (
+    ROOT / "docs" / f"{name}.md" for name in ("cost", "footprints", "policies", "seeds")
+)
 FEATURES = ROOT / "tests" / "seeds" / "features.toml"
 _MEASURED = "# Measured"
 
 
 def main() -> None:
-    write(README, {"demo": demo_table(), "infeasible": infeasible(), "layers": layers_table()})
+    write(README, {"demo": demo_table(), "infeasible": infeasible()})
+    write(COST, {"cost": cost_table()})
+    write(FOOTPRINTS, {"layers": layers_table()})
     write(POLICIES, {"policies": policies_table(), "scopes": scopes_table()})
     write(SEEDS, {"features": features_table()})
     for name, line in measured_lines().items():
@@ -32,7 +38,7 @@ def write(page: Path, tables: dict[str, str]) -> None:
 
 
 def filled(text: str, tables: dict[str, str]) -> str:
-    """A page with what stands between each table's marks replaced."""
+    """A page with the text between the marks of each table replaced."""
     for name, table in tables.items():
         marks = rf"(<!-- table: {name} -->\n).*?(<!-- end of table -->)"
         text, count = re.subn(marks, lambda found, table=table: found[1] + table + found[2], text, flags=re.DOTALL)
@@ -51,7 +57,7 @@ def demo_table() -> str:
     result = read("demo")
     demo, made = result["demo"], result["made_with"]
     lines = [
-        "| GPT-2 small, compiled for an H200 | budget | compiled total | predicted | step, estimated |",
+        "| GPT-2 small, compiled for an H200 | budget | compiled total | predicted total | estimated step |",
         "|---|---:|---:|---:|---:|",
     ]
     lines += [
@@ -61,21 +67,23 @@ def demo_table() -> str:
     for budget, plan in demo["plans"].items():
         off = 100 * (plan["predicted_bytes"] / plan["total_bytes"] - 1)
         lines.append(
-            f"| **jaxckpt**, the model unmarked | {budget} | **{format_bytes(plan['total_bytes'])}** |"
+            f"| **jaxckpt**, model without marks | {budget} | **{format_bytes(plan['total_bytes'])}** |"
             f" {format_bytes(plan['predicted_bytes'])} ({off:+.1f}%) | {1e3 * plan['footprint']['step_s']:.1f} ms |"
         )
     for budget, error in demo["refused"].items():
         lines.append(
-            f"| **jaxckpt**, the model unmarked | {budget} | refused: at least"
+            f"| **jaxckpt**, model without marks | {budget} | refused: at least"
             f" {format_bytes(error['minimum_bytes'])} | | |"
         )
     versions = made["versions"]
     lines += [
         "",
         f"{demo['layers']} Linen blocks, batch {demo['batch']} x 1024, bfloat16, AdamW, donated state. Totals are"
-        " XLA's: arguments + outputs - donated + temporaries; seconds are a roofline over its kernels. Made on"
-        f" {made['cores']} cores without a GPU in {demo['wall_s']:.0f} s, {len(demo['plans'])} plans with"
-        f" {sum(len(plan['attempts']) for plan in demo['plans'].values())} compiles; jax {versions['jax']},"
+        " XLA's: arguments + outputs - donated + temporaries; seconds are a roofline over its kernels, not measured."
+        " The table took"
+        f" {demo['wall_s']:.0f} s on {made['cores']} cores without a GPU: {len(demo['plans'])} plans with"
+        f" {sum(len(plan['attempts']) for plan in demo['plans'].values())} compiles, a refusal, and"
+        f" {len(demo['baselines'])} versions written by hand; jax {versions['jax']},"
         f" Python {made['python']}, {made['date']}.",
         "",
     ]
@@ -88,12 +96,37 @@ def infeasible() -> str:
     return f"```text\nInfeasibleBudgetError: {error['message']}\n```\n"
 
 
+def cost_table() -> str:
+    """Seconds and compiles of a plan, for each model."""
+    lines = [
+        "| step | ops in the graph | tracing | one compile, as written | one plan: median, longest | its compiles |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for file in sorted((RESULTS / "frontier").glob("*.json")):
+        found = json.loads(file.read_text())
+        plans = [plan for plan in found["plans"]["optimal"].values() if "attempts" in plan]
+        seconds, compiles = [plan["wall_s"] for plan in plans], [len(plan["attempts"]) for plan in plans]
+        lines.append(
+            f"| {file.stem} | {found['graph']['ops']:,} | {found['graph']['trace_s']:.1f} s"
+            f" | {found['by_hand']['no remat']['compile_s']:.0f} s | {median(seconds):.0f} s, {max(seconds):.0f} s"
+            f" | {median(compiles):.0f}, {max(compiles)} |"
+        )
+    data = read("huge")
+    for name, found in data["models"].items():
+        took = found["planning"]
+        lines.append(
+            f"| {name}, `{found['target']}` | | {took['trace_s']:.1f} s | | {took['total_s']:.0f} s |"
+            f" {took['compiles']} |"
+        )
+    return "\n".join([*lines, "", f"jax {data['made_with']['versions']['jax']}.", ""])
+
+
 def layers_table() -> str:
-    """What the scopes of the step as written take."""
+    """Bytes and FLOPs of the scopes of the step as written."""
     data = read("footprints")
     made = data["versions"]["as written"]
     lines = [
-        "| scope | kept from forward to backward | at the peak | GFLOP |",
+        "| scope | residuals | alive at the peak | GFLOP |",
         "|---|---:|---:|---:|",
     ]
     for row in made["scopes"]:
@@ -102,16 +135,16 @@ def layers_table() -> str:
     standing = ", ".join(made["logits_at_peak"])
     lines += [
         "",
-        f"At the peak {format_bytes(made['peak_bytes'])} of temporaries are alive in {format_bytes(made['temp_bytes'])}"
-        f" that XLA allocates; of these the logits: {standing}. jax {data['made_with']['versions']['jax']},"
-        f" {data['made_with']['date']}.",
+        f"At the peak {format_bytes(made['peak_bytes'])} of temporaries are alive. XLA allocates"
+        f" {format_bytes(made['temp_bytes'])} for them. Among them are the logits: {standing}."
+        f" jax {data['made_with']['versions']['jax']}, {data['made_with']['date']}.",
         "",
     ]
     return "\n".join(lines)
 
 
 def policies_table() -> str:
-    """What each ready policy compiles to."""
+    """Compiled totals of each ready policy."""
     data = read("policies")
     lines = ["| policy | for | compiled total | on the host | estimated step |", "|---|---|---:|---:|---:|"]
     for name, made in data["policies"].items():
@@ -129,8 +162,8 @@ def policies_table() -> str:
     beside = data["inputs on 8 devices"]
     lines += [
         "",
-        "`inputs_partitioned` needs a mesh: eight devices that all hold the whole batch, where `inputs` takes"
-        f" {format_bytes(beside['total_bytes'])}; XLA takes its shards up and splits the work between blocks too."
+        "`inputs_partitioned` needs a mesh. Here all of eight devices hold the same batch, and `inputs` takes"
+        f" {format_bytes(beside['total_bytes'])}; given the shards, XLA also splits the work between blocks."
         f" {_made(data)}",
         "",
     ]
@@ -138,10 +171,10 @@ def policies_table() -> str:
 
 
 def scopes_table() -> str:
-    """Scopes that checkpoint where they stand, beside the joint engine."""
+    """Scopes as `jax.checkpoint`, beside the same policies applied to the traced step."""
     data = read("scopes")
     lines = [
-        "| policy of each block | scope, `jax.checkpoint` | the joint engine | difference |",
+        "| policy of each block | scope, as `jax.checkpoint` | `jaxckpt.apply` on the traced step | difference |",
         "|---|---:|---:|---:|",
     ]
     for name, made in data["policies"].items():
@@ -188,7 +221,12 @@ def features_table() -> str:
     rows = tomllib.loads(FEATURES.read_text())["feature"]
     lines = []
     for system, features in groupby(rows, key=lambda row: row["system"]):
-        lines += [f"### {system}", "", "| there | here | proved by | not here, and why |", "|---|---|---|---|"]
+        lines += [
+            f"### {system}",
+            "",
+            "| feature | in jaxckpt | tests | not in jaxckpt, and why |",
+            "|---|---|---|---|",
+        ]
         lines += [
             f"| {row['feature']} | {row['shows']} | {'<br>'.join(map(link, row['tests']))} | {row['reason']} |"
             for row in ({"reason": "", **feature} for feature in features)

@@ -1,13 +1,13 @@
-"""Fits JAX training steps into memory, and proves it with the XLA compiler.
+"""Fits JAX training steps into the memory of a device, checked by the XLA compiler.
 
-You hand it the step you already have and the machine it must run on. For every residual it decides whether to save,
-recompute, offload or shard it, rewrites the step, and proves the result with the real compiler, on a machine that need
-not have the device.
+`jaxckpt.plan` takes a training step, its arguments, a target and a budget in bytes. For every residual it decides
+whether to save, recompute, offload or shard it, rewrites the step, and compiles the result for the target: a plan is
+returned only if the compiled total is within the budget. The device need not be attached.
 
 To read the code, follow the data: `ir` (a step as plain data), `schedule` (the order of work that a plan asks for),
 `cost` (bytes and seconds of a schedule), `policy`, `solve`; then `program`, `outline` and `trace` (jaxprs), `rewrite`
 (a plan carried out), `compiler` (what XLA says), `planner` (the search over all of these), `report`, `cli`. `dynamic`
-stands apart: evictors that decide at run time. docs/how-it-works.md follows one value all the way.
+is independent of them: evictors that decide at run time. docs/how-it-works.md follows one value through all of them.
 """
 
 import ast

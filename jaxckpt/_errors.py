@@ -36,11 +36,11 @@ class JaxckptError(Exception):
     """The root of all errors that jaxckpt raises on purpose.
 
     Args:
-      headline: What was called and why it cannot be done, one sentence.
-      got: What was given, as the caller typed it, with units.
-      needed: What would have been right.
-      advice: What to do next; where possible something to paste.
-      **facts: The same as values, kept as attributes of the exception.
+      headline: The call and the reason for the error, one sentence.
+      got: The given values, as the caller typed them, with units.
+      needed: The values that would be right.
+      advice: What to do next; if possible, text to paste.
+      **facts: The facts of the message as values, stored as attributes of the exception.
     """
 
     def __init__(self, headline: str, *, got: str, needed: str, advice: str, **facts: Any):
@@ -58,15 +58,15 @@ class BudgetError(JaxckptError, ValueError):
 
 
 class InfeasibleBudgetError(JaxckptError, ValueError):
-    """No decision over the residuals brings the step under the budget.
+    """No plan brings the step within the budget.
 
     Attributes:
-      budget_bytes: What was asked, bytes per device.
+      budget_bytes: The budget, bytes per device.
       minimum_bytes: The smallest total that was reached, bytes per device. Measured by the compiler unless
         `minimum_measured` is False (then it is the size of the arguments alone, and nothing was compiled).
-      minimum_measured: Whether the compiler said so.
-      blocking: What stands at that peak as compiled, largest first (`jaxckpt.hlo.Buffer`).
-      floor: The same by what it is for, with what would lower it (`jaxckpt.Floor`); where the compiler was asked.
+      minimum_measured: True if `minimum_bytes` is a compiled total.
+      blocking: The buffers alive at the peak of that total, largest first (`jaxckpt.hlo.Buffer`).
+      floor: That total by purpose, with remedies (`jaxckpt.Floor`), if it was compiled.
     """
 
     budget_bytes: int
@@ -101,7 +101,7 @@ class VersionMismatchError(JaxckptError, ImportError):
 
 
 class CompileError(JaxckptError, RuntimeError):
-    """The compiler refused the step; its own exception is the cause."""
+    """The compiler failed for the step; its own exception is the cause."""
 
 
 class UnknownStrategyError(JaxckptError, LookupError):
@@ -121,11 +121,11 @@ class PlanMismatchError(JaxckptError, ValueError):
 
 
 class UnsupportedDecisionError(JaxckptError, NotImplementedError):
-    """A decision that a plan may hold but that cannot be carried out, or that the installed compiler gets wrong."""
+    """A decision of a plan that cannot be carried out, or for which the installed compiler gives wrong results."""
 
 
 class FootprintFileError(JaxckptError, ValueError):
-    """A file (`path`) that should be a footprint and is damaged, foreign, of another version, or not there."""
+    """A file (`path`) that is no footprint, damaged, of another version, or missing."""
 
 
 class FootprintAssertionError(JaxckptError, AssertionError):
@@ -138,23 +138,23 @@ class FootprintAssertionError(JaxckptError, AssertionError):
 
 
 class SnapshotFileError(JaxckptError, ValueError):
-    """A snapshot of a footprint (`path`) that is damaged, foreign, another test's, or missing where none is written."""
+    """A snapshot of a footprint (`path`) that is damaged, no snapshot, another test's, or missing."""
 
 
 class PolicyError(JaxckptError, ValueError):
-    """A policy that cannot be read, or that says of a step what does not hold; `problems` are sentences."""
+    """A policy that cannot be read, or that does not fit a step; `problems` are sentences."""
 
 
 class ScopeError(JaxckptError, TypeError):
-    """A scope around something that cannot have one, or used as none can be."""
+    """A scope around something that cannot have a scope, or a scope used in a wrong way."""
 
 
 class ChunkError(JaxckptError, ValueError):
-    """A part that cannot be done in chunks: no such axis, lengths that differ, results that cannot be joined."""
+    """A function that cannot run in chunks: no such axis, lengths that differ, results that cannot be joined."""
 
 
 class BatchError(JaxckptError, ValueError):
-    """A search over batches that has no answer: multiples of nothing, or memory that does not grow with the batch."""
+    """A search over batches without an answer: no positive multiples, or memory that does not grow with the batch."""
 
 
 class HloError(JaxckptError, ValueError):
@@ -170,20 +170,20 @@ class OutOfMemoryTextError(JaxckptError, ValueError):
 
 
 class PlanFileError(JaxckptError, ValueError):
-    """A plan file that is damaged, foreign, or of a version that we do not read."""
+    """A plan file that is damaged, no plan, or of an unknown version."""
 
 
 class AgreementError(JaxckptError, RuntimeError):
-    """Processes of one run that do not do the same, or one that says nothing.
+    """Processes of one run that have different plans, or a process that does not answer.
 
     Attributes:
-      said: What each process said, by process; where all of them did.
-      process: The one that failed or said nothing; where it is one.
+      said: The plan of each process, by process, if all answered.
+      process: The process that failed or did not answer, if it is only one.
     """
 
 
 class ReportFileError(JaxckptError, ValueError):
-    """A report that cannot be written where it should be (`path`)."""
+    """A report that cannot be written to its `path`."""
 
 
 class ComparisonError(JaxckptError, ValueError):
@@ -204,4 +204,4 @@ class VerificationError(JaxckptError, AssertionError):
 
 
 class UnverifiableError(JaxckptError, RuntimeError):
-    """A step that cannot be run here, or not on generated arguments, so that nothing can be verified."""
+    """A step that cannot run on this machine, or not on generated arguments, so that it cannot be verified."""

@@ -9,17 +9,17 @@ from jaxckpt._errors import ArgumentError
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Step:
-    """A training step with its arguments and with the positions that `jax.jit` wants to know.
+    """A training step with its arguments, and with the positions that `jax.jit` takes.
 
-    Functions of jaxckpt that take `step, *args` take a `Step` in the place of both.
+    Functions of jaxckpt that take `step, *args` also take a `Step` instead of both.
 
     Attributes:
       function: Loss, gradient and, if there is one, the update: a function, plain or jitted.
       args: Its arguments: arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), NNX objects, or
         pytrees of these.
-      kwargs: Its keyword arguments, alike.
-      donate_argnums: Positions of arguments whose memory the results may take; a jitted step brings its own.
-      static_argnums: Positions of arguments that are not traced; a jitted step brings its own.
+      kwargs: Its keyword arguments, of the same kinds.
+      donate_argnums: Positions of arguments whose memory the results may take; those of a jitted step are read from it.
+      static_argnums: Positions of arguments that are not traced; those of a jitted step are read from it.
 
     Example:
       >>> import jax.numpy as jnp
@@ -42,7 +42,7 @@ class Step:
         donate_argnums: int | Sequence[int] = (),
         static_argnums: int | Sequence[int] = (),
     ) -> "Step":
-        """The step that a public function was called with: a function with the rest, or a `Step` without it."""
+        """The step of a public call: a function and its arguments, or a `Step` without further arguments."""
         if not isinstance(step, Step):
             return cls(step, tuple(args), donate_argnums=donate_argnums, static_argnums=static_argnums)
         if args or donate_argnums != () or static_argnums != ():

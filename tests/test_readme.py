@@ -1,4 +1,4 @@
-"""What the README says runs."""
+"""README.md and docs/: code runs, commands parse, links lead to files and headings."""
 
 import re
 import shlex
@@ -8,46 +8,58 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-README = Path(__file__).parents[1] / "README.md"
-TEXT = README.read_text() if README.exists() else ""
+ROOT = Path(__file__).parents[1]
+README, TRAINING = ROOT / "README.md", ROOT / "docs" / "training.md"
+PAGES = (README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
 BLOCK = re.compile(
     r"(?P<not_run><!-- not run: \S[^\n]*-->\n+)?^```(?P<language>\w+)\n(?P<body>.*?)^```$", re.DOTALL | re.MULTILINE
 )
+LINK = re.compile(
+    r"(?<!!)\[[^\]]*\]\((?P<file>[^)#:\s]*)(?:#(?P<heading>[^)\s]*))?\)|!\[[^\]]*\]\((?P<image>[^):\s]+)\)"
+)
 
-pytestmark = pytest.mark.skipif(not TEXT, reason="there is no README yet")
 
-
-def blocks(language: str) -> list[str]:
-    """The blocks of a language that are to run, each moved down to its own line of the README."""
+def blocks(page: Path, language: str) -> list[str]:
+    """The blocks of a language that are to run, each moved down to its own line of the page."""
+    text = page.read_text()
     return [
-        "\n" * TEXT.count("\n", 0, block.start("body")) + block["body"]
-        for block in BLOCK.finditer(TEXT)
+        "\n" * text.count("\n", 0, block.start("body")) + block["body"]
+        for block in BLOCK.finditer(text)
         if block["language"] == language and not block["not_run"]
     ]
 
 
-def commands() -> list[str]:
-    """What is typed after `$`, continued lines joined, comments, pipes and variables set before it left out."""
-    lines = [line for block in blocks("console") for line in block.replace("\\\n", " ").splitlines()]
+def commands(page: Path) -> list[str]:
+    """The commands after `$`: continued lines are joined; comments, pipes and variables before them are left out."""
+    lines = [line for block in blocks(page, "console") for line in block.replace("\\\n", " ").splitlines()]
     typed = [line[2:] for line in lines if line.startswith("$ ")]
     plain = [re.split(r"\s(?:\||>|&&)\s", re.sub(r"^(?:\w+=\S*\s+)+", "", line))[0] for line in typed]
     return [shlex.join(shlex.split(line, comments=True)) for line in plain]
 
 
-def shell_commands() -> list[str]:
-    return [command for command in commands() if command.split()[0] == "jaxckpt"]
+def shell_commands(*pages: Path) -> list[str]:
+    return list(dict.fromkeys(line for page in pages for line in commands(page) if line.split()[0] == "jaxckpt"))
 
 
-def test_python_blocks_run(tmp_path, monkeypatch):
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as code hosts make them: lower case, hyphens for spaces, no punctuation."""
+    titles = re.findall(
+        r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE), re.M
+    )
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", [README, TRAINING], ids=lambda page: page.name)
+def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "__main__"}
-    for block in blocks("python"):
-        exec(compile(block, str(README), "exec"), names)  # the README is ours
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), names)  # the pages are ours
     assert names["plan"].footprint.total_bytes <= 3 * 2**30
     assert (tmp_path / "plan.toml").exists()
 
 
-@pytest.mark.parametrize("command", shell_commands())
+@pytest.mark.parametrize("command", shell_commands(*PAGES))
 def test_commands_of_the_shell_parse(command):
     from jaxckpt.cli.app import app
 
@@ -58,11 +70,33 @@ def test_commands_of_the_shell_parse(command):
 
 
 def test_the_main_verbs_of_the_shell_are_shown():
-    assert {"analyze", "plan", "targets"} <= {command.split()[1] for command in shell_commands()}
+    assert {"analyze", "plan", "targets"} <= {command.split()[1] for command in shell_commands(README)}
 
 
-def test_make_targets_of_the_readme_exist():
-    makefile = (README.parent / "Makefile").read_text()
-    targets = [command.split()[1] for command in commands() if command.split()[0] == "make"]
+def test_the_page_of_the_shell_has_every_verb():
+    from jaxckpt.cli.app import VERBS
+
+    shown = {command.split()[1] for command in shell_commands(ROOT / "docs" / "shell.md")}
+    assert shown == {verb.replace("_", "-") for verb in VERBS}
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "contributing.md"], ids=lambda page: page.name)
+def test_make_targets_of_the_pages_exist(page):
+    makefile = (ROOT / "Makefile").read_text()
+    targets = [command.split()[1] for command in commands(page) if command.split()[0] == "make"]
     assert targets
     assert all(re.search(rf"^{target}:", makefile, flags=re.MULTILINE) for target in targets)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    for link in LINK.finditer(text):
+        file = page.parent / (link["image"] or link["file"] or page.name)
+        assert file.is_file(), f"{link[0]} leads to no file"
+        assert not link["heading"] or link["heading"] in headings(file), f"{link[0]} leads to no heading of {file.name}"
+
+
+def test_readme_leads_to_every_page():
+    linked = {link["file"] for link in LINK.finditer(README.read_text())}
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= linked

@@ -18,7 +18,7 @@ from jaxckpt.report.machines import figure
 
 PAGE = ROOT / "docs" / "measured.md"
 RESULT = RESULTS / "attached" / "attached.json"
-NOT_YET = "Not yet measured on a device: `python -m benchmarks.attached` on a machine with one fills this in.\n"
+NOT_YET = "Not measured on a device yet; `python -m benchmarks.attached` on a machine with a GPU makes this table.\n"
 SMOKE = "**A smoke test on a processor, with tiny sizes: it shows that the harness runs, and nothing else.**\n"
 
 

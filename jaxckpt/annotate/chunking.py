@@ -44,31 +44,33 @@ def chunked(
 ) -> Callable[..., Any]:
     """A function that works on its arguments in chunks, and that is recomputed, chunk by chunk, in the backward.
 
-    Values and gradients are those of the function up to rounding, if it treats what stands along the axis alike and
-    apart: tokens of a loss head, examples of a batch. Chunks run one after the other; choose an axis that is not
-    sharded over devices. The planner takes the loop for one op.
+    Values and gradients are those of the function up to rounding, if the function treats all positions along the axis
+    alike and independently: tokens of a loss head, examples of a batch. Chunks run one after the other; choose an axis
+    that is not sharded over devices. To the planner, the loop is one op.
 
-    Chunks have the axis' length over `chunks`, rounded up; the last one may be smaller. A random key has no axis: where
-    its argument has one, it is split, a key for each chunk, so that the bits are others than without chunks.
+    Chunks have the axis' length over `chunks`, rounded up; the last one may be smaller. A random key is split into one
+    key for each chunk if its argument has an axis; random bits then differ from those without chunks.
 
     Args:
-      function: Takes pytrees of arrays, and returns one. Leaves that are no arrays go in as they are.
-      chunks: How many.
-      axis: Of all arguments, or one for each; None for what every chunk gets whole, such as weights. Arguments given
-        by keyword go in whole. So does all that the function closes over, parameters too, and a bound Linen module
-        among the arguments, such as `self.head`; what a module changes or sows in a chunk is not kept.
-      join: How results become one: "concatenate" (along `out_axis`), "sum" (a sum over tokens), "mean" (a mean over
+      function: Takes pytrees of arrays, and returns a pytree of arrays. Leaves that are no arrays are passed unchanged.
+      chunks: The number of chunks.
+      axis: Of all arguments, or one for each; None for arguments that every chunk reads in full, such as weights. Every
+        chunk also reads in full: keyword arguments, values that the function closes over (parameters too), and a bound
+        Linen module among the arguments, such as `self.head`. Variables that a module changes or sows in a chunk are
+        dropped.
+      join: How the results of the chunks are combined: "concatenate" (along `out_axis`), "sum" (a sum over tokens),
+        "mean" (a mean over
         tokens, by the chunks' lengths); or a pytree of these, one for each result.
-      out_axis: Where the places of the axis stand in results that are concatenated.
-      accumulate: What bfloat16 and float16 sums over chunks are kept in: "float32", for results and for gradients of
-        what every chunk reads; or None for their own type, which takes less memory.
+      out_axis: The axis along which results are concatenated.
+      accumulate: The type of accumulators of bfloat16 and float16 sums over chunks: "float32", for results and for
+        gradients of arguments that every chunk reads; or None for their own type, which takes less memory.
 
     Returns:
       A function of the same arguments and results.
 
     Raises:
-      ChunkError: The arguments above make no sense; or, when called: an argument has no such axis, their lengths
-        differ, or results cannot be joined like this.
+      ChunkError: The arguments above contradict each other; or, when called: an argument has no such axis, lengths
+        along the axis differ, or results cannot be joined in this way.
 
     Example:
       >>> def loss(hidden, labels, embedding):
@@ -276,7 +278,7 @@ def _split_of(
 def _check_axes(function: Callable[..., Any], axes: tuple[int | None, ...], args: tuple[Any, ...]) -> None:
     if len(axes) != len(args):
         raise ChunkError(
-            f"jaxckpt.chunked: {_called(function)} has as many axes as arguments.",
+            f"jaxckpt.chunked: {_called(function)} needs one axis for all arguments, or one for each.",
             got=f"axis = {axes!r} for {len(args)} positional arguments",
             needed="one axis for all, or one for each",
             advice=f"axis={(*axes, *(None,) * len(args))[: len(args)]!r}",
@@ -316,7 +318,8 @@ def _no_common_length(
     return ChunkError(
         f"jaxckpt.chunked: {_called(function)} cannot be cut into chunks.",
         got="; ".join(shapes[path] for path in (without or known)) or "no array with an axis",
-        needed="arrays that have the axis, all of one length along it that is not 0; None for those that go in whole",
+        needed="arrays that have the axis, all of one length along it that is not 0; None for arguments that every"
+        " chunk reads in full",
         advice=f"axis=None for {' and '.join(without)}" if without else "axis=(0, 0, None), one for each argument",
         arguments=tuple(without or known),
     )
@@ -354,9 +357,10 @@ def _unjoined(
         f'jaxckpt.chunked: the result{f" {path}" if path else ""} cannot be joined by "{join}".',
         got=f"{shape}{of_chunk}",
         needed=f"{needed} for every chunk",
-        advice='join="sum" for a sum over the axis, "mean" for a mean; out_axis= where the axis stands in the results'
+        advice='join="sum" for a sum over the axis, "mean" for a mean; out_axis= for the position of the axis in the'
+        " results"
         if join == "concatenate"
-        else 'join="concatenate" for a result for each place',
+        else 'join="concatenate" for a result at each position of the axis',
         result=path,
     )
 

@@ -88,7 +88,7 @@ def with_scope(target: object, scope: Scope) -> Callable[..., Any]:
     if callable(target):
         return _object(target, scope)
     raise ScopeError(
-        f"jaxckpt.scope({type(target).__name__}) cannot be put there.",
+        f"jaxckpt.scope({type(target).__name__}) cannot have a scope.",
         got=repr(target),
         needed="a function, a method, a class of modules, or an object that can be called",
         advice='jaxckpt.scope(f), jaxckpt.scope("name"), or `with jaxckpt.scope("name"):`',

@@ -12,13 +12,13 @@ _Tree = TypeVar("_Tree")
 
 
 def name(x: _Tree, name: str) -> _Tree:
-    """Names the arrays of a pytree, so that rules of policies can mean them.
+    """Names the arrays of a pytree, so that rules of policies can select them.
 
-    Values are the same; leaves that are no arrays stay as they are. The name is that of
-    `jax.ad_checkpoint.checkpoint_name`, so JAX's own policies see it too.
+    Values do not change, and leaves that are no arrays are returned unchanged. The name is a
+    `jax.ad_checkpoint.checkpoint_name`, so JAX's own policies can use it too.
 
     Raises:
-      ArgumentError: The name is no text, is empty, or is one of ours.
+      ArgumentError: The name is no text, is empty, or is reserved for jaxckpt.
 
     Example:
       >>> import jax.numpy as jnp

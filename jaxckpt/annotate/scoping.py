@@ -39,21 +39,22 @@ def scope(
     static_argnames: str | tuple[str, ...] = (),
     prevent_cse: bool = True,
 ) -> Any:
-    r"""Names a part of a model; with a policy, decides what is kept of it between forward and backward.
+    r"""Names a part of a model; with a policy, decides which of its values are saved for the backward.
 
     On a function, a method, a class of modules (Linen, NNX, Equinox, or any) or an object, the part becomes a
-    `jax.checkpoint` that keeps what the policy saves. Rules see the values in it, and in bodies of `scan` and `cond`,
-    as `jaxckpt.apply` would, but for what differentiation adds. An inner scope decides for what is in it. Values,
-    parameters and their names are the same with and without. Arrays in the arguments are traced, all else is not;
-    results that are no arrays are passed through.
+    `jax.checkpoint` that saves the values that the policy saves. Rules apply to its values, also in bodies of `scan`
+    and `cond`, as with `jaxckpt.apply`, except for values that differentiation adds. An inner scope decides about its
+    own values. Values, parameters and their names do not change. Arrays in the arguments are traced, other leaves are
+    static; results that are no arrays are returned unchanged.
 
-    `with jaxckpt.scope(...)` only marks: a policy acts there when the step goes through `jaxckpt.apply`.
+    `with jaxckpt.scope(...)` only marks: its policy has an effect when the step is passed to `jaxckpt.apply` or
+    `jaxckpt.plan`.
 
     Args:
-      target: What to put it on; or the name, and what it is put on follows.
-      policy: A policy, the path of one, or the name of one that comes with jaxckpt. None only names the part.
-      name: What it is called in scopes ("block_3"); else the function's or class's own name. Linen modules have theirs
-        from Flax.
+      target: The function, class or object; or the name, if the scope is a decorator or used in `with`.
+      policy: A policy, the path of a policy file, or the name of a ready policy. None only names the part.
+      name: Its name in scopes ("block_3"); by default the name of the function or class. Linen modules have names from
+        Flax.
       methods: Which methods of a class have the scope.
       static_argnames: Arguments that are not traced although they are arrays.
       prevent_cse: As `jax.checkpoint` takes it: False is right for the body of a loop.
@@ -63,7 +64,7 @@ def scope(
       an object with the same fields for an object. Without a target, a decorator that `with` also takes.
 
     Raises:
-      ScopeError: It cannot be put there; a method or argument does not exist.
+      ScopeError: The target cannot have a scope; a method or argument does not exist.
       PolicyError: There is no such policy; or, when called: one of its rules matches nothing in the scope.
       UnsupportedDecisionError: When called: the policy partitions a value.
 

@@ -44,22 +44,22 @@ def calibrate(
     progress: Progress | None = None,
     clock: Clock = time.perf_counter,
 ) -> Calibration:
-    """Measures how fast the attached device is: products by type and size, memory, launches, the link to the host.
+    """Measures rates of the attached device: matrix products by type and size, memory, launches, the link to the host.
 
-    The first default device is measured, and all of them together for collectives. It should do nothing else meanwhile.
+    The first default device is measured, and all devices together for collectives. No other program should use them.
 
     Args:
-      seconds: No figure is begun after so many; those that matter most come first.
-      small: True for tiny sizes, a smoke test whose figures mean nothing; None takes them on processors.
+      seconds: No measurement starts after this time; the most important ones come first.
+      small: True for a smoke test with tiny sizes, whose figures mean nothing; None means True on CPUs only.
       progress: Called with a sentence before each measurement.
-      clock: What tells the seconds.
+      clock: Returns seconds.
 
     Returns:
-      Rates with the figures behind them. `save` writes a file; `jaxckpt.Target("attached", calibrated=FILE)`, or
-      "attached@FILE" wherever a target is named, plans and estimates with it.
+      Rates, and the measurements from which they follow. `save` writes a file; `jaxckpt.Target("attached",
+      calibrated=FILE)`, or "attached@FILE" as the name of a target, uses its rates for plans and estimates.
 
     Raises:
-      TargetError: Not one figure could be had.
+      TargetError: No measurement succeeded.
 
     Example:
       >>> made = calibrate(seconds=0.5)

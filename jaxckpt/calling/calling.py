@@ -179,7 +179,7 @@ class Calling:
     Args:
       step: A function, plain or under the jit of JAX, NNX or Equinox; a method, partial or object that can be called.
       donate_argnums: Positions, as the step is called, whose memory the results may take; added to those of its jit.
-      static_argnums: Positions that are not traced; a jitted step brings its own.
+      static_argnums: Positions of arguments that are not traced; those of a jitted step are read from it.
       named_like: A step that is called alike, whose names its arguments are to have; None for their own.
 
     Example:
@@ -420,10 +420,10 @@ def refuse_lost_state(name: str, call: StepCall, stage: jax.stages.Traced) -> No
     lost = call.lost_variables(stage)
     if lost:
         raise ArgumentError(
-            f"{name} writes to its arguments in place, and jax.jit around it drops what is written.",
+            f"{name} writes to its arguments in place, and jax.jit around it drops the new values.",
             got=", ".join(lost[:6]) + (f" and {len(lost) - 6} more variables" if len(lost) > 6 else ""),
-            needed="flax.nnx.jit, which keeps what is written, or a step that returns its objects",
-            advice="nnx.jit in the place of jax.jit; plan.apply(step) alone is compiled as well, and keeps it too",
+            needed="flax.nnx.jit, which keeps the new values, or a step that returns its objects",
+            advice="nnx.jit instead of jax.jit; or plan.apply(step) without any jit, which compiles the step too",
             lost=lost,
         )
 

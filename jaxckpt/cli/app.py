@@ -31,7 +31,7 @@ VERBS = {
 
 app = typer.Typer(
     name="jaxckpt",
-    help="Fits JAX training steps into memory, and proves it with the XLA compiler.",
+    help="Fits JAX training steps into the memory of a device, checked by the XLA compiler.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -51,4 +51,4 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Fits JAX training steps into memory, and proves it with the XLA compiler."""
+    """Fits JAX training steps into the memory of a device, checked by the XLA compiler."""

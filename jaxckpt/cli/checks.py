@@ -79,7 +79,7 @@ def _planned_form(reference: str, policy: str | None, plan: Path | None) -> "Cal
     """Function that makes the planned step; plan and policy files are read and checked before the user's code runs."""
     if (policy is None) == (plan is None):
         raise PolicyError(
-            "jaxckpt verify: a step is held against what a policy or a plan makes of it.",
+            "jaxckpt verify: needs a policy or a plan to compare the step with.",
             got="neither" if policy is None else f"--policy {policy} --plan {plan}",
             needed="either --policy or --plan",
             advice=f"jaxckpt verify {reference} --policy nothing",

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from jaxckpt.comparison import Version
 
 _METAVAR = "[NAME=]MODULE:FUNCTION|FILE|FOLDER"
-_WORDS = "What returns (step, args); a footprint (.json); a plan or policy for the first step (.toml); XLA's dump."
+_WORDS = (
+    "A function that returns (step, args); a footprint (.json); a plan or policy for the first step (.toml);"
+    " XLA's dump."
+)
 
 
 def compare(
@@ -20,11 +23,11 @@ def compare(
     target: TargetName = "h200",
     depth: Annotated[int | None, typer.Option(min=1, help="Leave out scopes below this depth.")] = None,
     html: Page = None,
-    csv: Annotated[Path | None, typer.Option(help="Where to write all figures, one a row.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Where to write all figures, one in each row.")] = None,
     everything: All = False,
     json: Json = False,
 ) -> None:
-    """Hold versions of a training step against the first of them: totals, layers, the peak, recomputation."""
+    """Compare versions of a training step with the first one: totals, layers, the peak, recomputation."""
     named = _named(versions)
     from jaxckpt.comparison import compare as compare_versions
     from jaxckpt.report import comparison_data, comparison_report, save_text, to_csv

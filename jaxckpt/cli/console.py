@@ -30,10 +30,10 @@ EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_INFEASIBLE = 3
 
-Reference = Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="What returns (step, args).")]
+Reference = Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="A function that returns (step, args).")]
 TargetName = Annotated[str, typer.Option(help="The machine to compile for; see jaxckpt targets.")]
 PolicyName = Annotated[str | None, typer.Option(help="A ready policy's name, or a policy file.")]
-Page = Annotated[Path | None, typer.Option(help="Where to write it as a page.")]
+Page = Annotated[Path | None, typer.Option(help="Where to write the result as an HTML page.")]
 All = Annotated[bool, typer.Option("--all", help="Print long tables whole.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

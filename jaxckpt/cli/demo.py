@@ -31,7 +31,7 @@ class DemoResult:
     Attributes:
       target: The machine compiled for.
       layers: Blocks of the model.
-      batch: Sequences a step.
+      batch: Sequences in a step.
       baselines: Footprints of the model by what its blocks are wrapped in.
       plans: By budget, as typed, the plan that fits.
       refused: By budget, as typed, the error of those that cannot be met.
@@ -159,11 +159,11 @@ def _cells(name: str, made: "Footprint", plan: "Plan | None" = None) -> Iterator
 def demo(
     target: Annotated[str, typer.Option(help="The machine to compile for.")] = "h200",
     layers: Annotated[int, typer.Option(help="Blocks of the model.")] = 12,
-    batch: Annotated[int, typer.Option(help="Sequences a step.")] = 8,
+    batch: Annotated[int, typer.Option(help="Sequences in a step.")] = 8,
     budget: Annotated[list[str] | None, typer.Option(help="A budget; may be repeated.")] = None,
     json: Json = False,
 ) -> None:
-    """Plan GPT-2 small for a machine that is not here, at several budgets."""
+    """Plan GPT-2 small at several budgets, for a device that need not be attached."""
     shell = Shell(json=json)
     with shell.progress() as say:
         result = run_demo(target=target, layers=layers, batch=batch, budgets=tuple(budget or BUDGETS), progress=say)

@@ -44,13 +44,17 @@ def calibrate(
 
 
 def bench(
-    attached: Annotated[bool, typer.Option("--attached", help="Ask the attached device; there is nothing else.")],
-    seconds: Annotated[float, typer.Option(min=1, help="What all of it may take.")] = 540.0,
-    out: Annotated[Path | None, typer.Option(help="Folder of the result; one that is there is gone on with.")] = None,
-    model: Annotated[list[str] | None, typer.Option(help="A model; may be repeated, the first is asked whole.")] = None,
-    small: Annotated[bool, typer.Option("--small", help="Tiny sizes: a smoke test, as it is without a GPU.")] = False,
+    attached: Annotated[bool, typer.Option("--attached", help="Use the attached device (required).")],
+    seconds: Annotated[float, typer.Option(min=1, help="Limit for all measurements.")] = 540.0,
+    out: Annotated[Path | None, typer.Option(help="Folder of the result; an existing result is continued.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="A model; may be repeated, the first is measured fully.")
+    ] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="A smoke test with tiny sizes; the default without GPU.")
+    ] = False,
 ) -> None:
-    """Hold predictions and plans against the attached device, within a budget of seconds."""
+    """Compare predictions and plans with the attached device, within a budget of seconds."""
     del attached
     words = ["--seconds", str(seconds)]
     words += [] if out is None else ["--out", str(out.resolve())]

@@ -18,7 +18,7 @@ def explain_oom(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="A log with the message; - is standard input.")],
     json: Json = False,
 ) -> None:
-    """Explain XLA's RESOURCE_EXHAUSTED message: what was asked, which layers, what would have helped."""
+    """Explain XLA's RESOURCE_EXHAUSTED message: the request, the layers, remedies."""
     from jaxckpt.oom.out_of_memory import read_out_of_memory
     from jaxckpt.report import oom_report
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from jaxckpt.compiler import Footprint
 
 _METAVAR = "MODULE:FUNCTION|FILE|FOLDER"
-_WORDS = "What returns (step, args), or a saved footprint (.json), or XLA's dump."
+_WORDS = "A function that returns (step, args), a saved footprint (.json), or XLA's dump."
 _DRAWN = (".html", ".png", ".svg", ".pdf")
 _TRACED = (".trace.json", ".trace.json.gz")
 _SAVED = (".json", ".json.gz")
@@ -49,14 +49,14 @@ def footprint(
         typer.Option(
             "-o",
             "--output",
-            help="Where to draw it (.html, .png, .svg, .pdf), to keep it (.json, .json.gz), a trace for Perfetto"
-            " (.trace.json) or the program for XProf's memory viewer (.hlo.pb).",
+            help="Where to write a picture (.html, .png, .svg, .pdf), a footprint (.json, .json.gz), a trace for"
+            " Perfetto (.trace.json) or the program for XProf's memory viewer (.hlo.pb).",
         ),
     ] = None,
     everything: All = False,
     json: Json = False,
 ) -> None:
-    """Show what a training step takes, by the compiler's own figures: where, when and for which layers."""
+    """Show the memory of a compiled training step: totals, the peak, scopes."""
     from jaxckpt.report import footprint_report
 
     outputs = tuple(output or ())

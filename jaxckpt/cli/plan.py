@@ -31,11 +31,11 @@ def plan(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where to write the plan (TOML).")] = None,
     strategy: Annotated[str, typer.Option(help=_STRATEGIES)] = "optimal",
     allow: Annotated[str, typer.Option(help=_ALLOW)] = "recompute",
-    max_compiles: Annotated[int, typer.Option(min=1, help="At most so many compiles a budget, unless none fits.")] = 6,
+    max_compiles: Annotated[int, typer.Option(min=1, help="Most compiles for a budget; more if no plan fits.")] = 6,
     check: Annotated[Path | None, typer.Option(metavar="FILE", help=_CHECK)] = None,
     json: Json = False,
 ) -> None:
-    """Fit a training step into a budget of memory, or check a plan of one."""
+    """Fit a training step into a budget of memory, or check a plan file."""
     budgets = list(budget or ())
     _refuse_early(reference, budgets, output, check)
     if check is not None:
@@ -130,7 +130,7 @@ def refused_data(refused: tuple[str, InfeasibleBudgetError]) -> dict[str, Any]:
 
 
 def plan_data(plan: "Plan") -> dict[str, Any]:
-    """A plan's figures as plain data; docs/plan-files.md has each of them."""
+    """A plan's figures as plain data; docs/plan.schema.json has each of them."""
     assert plan.footprint is not None
     assert plan.budget_bytes is not None
     return {

@@ -49,7 +49,7 @@ def frontier_data(frontier: "Frontier") -> dict[str, Any]:
 
 def max_batch(
     reference: Annotated[
-        str, typer.Argument(metavar="MODULE:FUNCTION", help="Of a batch size; what returns (step, args).")
+        str, typer.Argument(metavar="MODULE:FUNCTION", help="Function of a batch size that returns (step, args).")
     ],
     target: TargetName = "h200",
     budget: Annotated[

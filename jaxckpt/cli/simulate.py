@@ -11,13 +11,13 @@ from jaxckpt.cli.console import Json, Reference, Shell
 
 def simulate(
     reference: Reference,
-    evictors: Annotated[str, typer.Option(help="Rules, with commas: dtr, dte, coop, lru, ...")] = "dtr,dte,coop",
+    evictors: Annotated[str, typer.Option(help="Evictors, with commas: dtr, dte, coop, lru, ...")] = "dtr,dte,coop",
     ratios: Annotated[str, typer.Option(help='"0.3:0.9", "0.3:0.9:0.05" or "0.5,0.6".')] = "0.3:0.9",
-    target: Annotated[str, typer.Option(help="The machine whose seconds count; see jaxckpt targets.")] = "h200",
+    target: Annotated[str, typer.Option(help="The machine whose rates price the ops; see jaxckpt targets.")] = "h200",
     basis: Annotated[str, typer.Option(help="kernels (as compiled) or eager (op by op).")] = "kernels",
-    optimum: Annotated[bool, typer.Option(help="Our static optimum as a further line.")] = True,
+    optimum: Annotated[bool, typer.Option(help="Add the static optimum.")] = True,
     steps: Annotated[int, typer.Option(help="Training steps, one after the other in the same memory.")] = 3,
-    html: Annotated[Path | None, typer.Option(help="Where to write it as a page, with charts.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Where to write the result as an HTML page with charts.")] = None,
     watch: Annotated[Path | None, typer.Option(help="Where to write a page that shows memory call by call.")] = None,
     at: Annotated[float, typer.Option(help="The share of memory for that page.")] = 0.5,
     json: Json = False,

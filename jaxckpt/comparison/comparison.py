@@ -117,12 +117,12 @@ class Comparison(Shown):
     """Versions of a program side by side.
 
     Attributes:
-      versions: In the order given; the first is the reference.
-      scopes: Of all versions, the whole step first; empty where no version has a memory map.
-      peaks: One for each version after the first where both have a memory map.
+      versions: In the given order; the first is the reference.
+      scopes: Of all versions, the full step first; empty if no version has a memory map.
+      peaks: For each version after the first, if both have a memory map, the changes between the two peaks.
       recomputed: Ops that any version recomputes, most runs first.
-      frontier: Names of the versions that no other beats in both memory and estimated time; a version whose time is
-        not known is not in it.
+      frontier: Names of the versions than which no other is both smaller and faster by estimated time; a version of
+        unknown time is not in it.
       notes: Sentences on figures that cannot be compared.
     """
 

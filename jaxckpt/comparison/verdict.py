@@ -76,14 +76,14 @@ class Verdicts(Shown):
 
     Attributes:
       step: The step's name.
-      policy: The policy's name; "all names saved" where there was none.
+      policy: The policy's name; "all names saved" if there was none.
       target: The machine compiled for.
       total_bytes: Compiled total with all of them, bytes per device.
       host_bytes: Bytes in host memory with all of them.
       flops: Arithmetic of the compiled program with all of them.
       step_s: Estimated seconds of a step with all of them.
       compiles: Programs that were compiled.
-      verdicts: In the order of the rules; of names in the order in which the step makes them.
+      verdicts: In the order of the rules; for names, in the order in which the step computes their values.
     """
 
     _report: ClassVar[str] = "jaxckpt.report.comparison:verdicts_report"

@@ -38,23 +38,23 @@ def compare(
 
     Args:
       versions: By name. A step, plain or jitted, is compiled with `args`, a `jaxckpt.Step` with its own arguments. A
-        plan is carried out on `step` and compiled, unless its own footprint is for this target and has a memory map;
-        so is a policy. A `Footprint` is taken as it is. A path is a saved footprint (".json", ".json.gz"), a saved
+        plan or policy is applied to `step` and compiled, unless a plan has a footprint for this target with a memory
+        map. A `Footprint` is used unchanged. A path is a saved footprint (".json", ".json.gz"), a saved
         plan or a policy (".toml"), or XLA's dump: a folder, or an `*after_optimizations*` file in it. The name of a
-        policy that comes with jaxckpt is that policy.
+        ready policy is that policy.
       *args: Arguments of the steps, as for `jaxckpt.footprint`.
-      target: The machine to compile for; where only plans, footprints and files are compared it may be left out.
+      target: The machine to compile for; optional if only plans, footprints and files are compared.
       donate_argnums: As for `jaxckpt.footprint`.
       static_argnums: As for `jaxckpt.footprint`.
       step: The step of the plans and policies; None for the first step among the versions.
       progress: Called with a sentence before each longer piece of work.
 
     Returns:
-      Totals, scopes, buffers at the peak that came and went, recomputed ops, and the frontier of memory and time.
+      Totals, scopes, buffers added and removed at the peak, recomputed ops, and the frontier of memory and time.
 
     Raises:
-      ComparisonError: There is no version, or some cannot be compiled as they were given; all are named.
-      CompileError: The compiler refuses a version.
+      ComparisonError: There is no version, or some versions cannot be compiled; the message names all of them.
+      CompileError: The compiler fails for a version.
       PlanMismatchError: A plan is for another step.
       PolicyError: A rule of a policy matches nothing in the step.
       FootprintFileError: A file is no footprint that we can read.

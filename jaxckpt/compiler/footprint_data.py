@@ -32,32 +32,31 @@ class Footprint(Shown):
     """The memory of one device, in bytes, while the step runs.
 
     Attributes:
-      argument_bytes: What the step reads of its arguments.
-      output_bytes: Results, those that take over a donated argument included.
-      alias_bytes: The part of the outputs that lies in donated arguments.
-      temp_bytes: Everything between.
-      generated_code_bytes: The program, with its constants where the compiler counts them there (TPU, an attached
-        GPU). Compile-only GPUs report 0.
-      constant_bytes: Arrays that the program holds, such as those a step closes over; counted in the optimised
-        program, and only where `generated_code_bytes` is 0.
+      argument_bytes: Arguments that the step reads.
+      output_bytes: Results, including those that take over a donated argument.
+      alias_bytes: The part of the outputs in the memory of donated arguments.
+      temp_bytes: Temporaries: device memory besides arguments and results, at the peak.
+      generated_code_bytes: The program, with its constants if the compiler includes them (TPU, attached GPU).
+        Compile-only GPUs report 0.
+      constant_bytes: Arrays in the program, such as those that a step closes over; counted in the optimised program,
+        and only if `generated_code_bytes` is 0.
       host_argument_bytes: Arguments in host memory.
       host_output_bytes: Results in host memory.
-      host_temp_bytes: What the step offloads.
+      host_temp_bytes: Offloaded values.
       host_alias_bytes: As `alias_bytes`.
-      reported_peak_bytes: XLA's own peak. Not trusted: on processors it leaves temporaries out, on TPUs it counts
-        memory on the chip, elsewhere it can be below `temp_bytes`.
-      unused_argument_bytes: Arguments that nothing reads. jit drops them, so they are in no other figure, yet they
-        stay in memory for as long as the caller holds them.
+      reported_peak_bytes: XLA's own peak, for information only: on CPUs it does not include temporaries, on TPUs it
+        includes memory on the chip, elsewhere it can be below `temp_bytes`.
+      unused_argument_bytes: Arguments that the step does not read. jit drops them, so no other figure includes them,
+        but they stay in memory while the caller holds them.
       target: Name of the machine compiled for.
       compile_s: Lowering and compiling, seconds on this machine.
       jax_version: Of the jax that lowered it.
       plugin_version: Of the compiler.
       compiler_options: XLA options that were set, as pairs.
-      caveats: Sentences on what these figures leave out, and where sums do not reconcile.
-      undonated: Arguments that were donated and that no result takes over: pairs of path and bytes.
-      step_s: Estimated seconds of one step by roofline on the target; 0 where nothing was read of the program.
-      memory: Where the bytes are, kernel by kernel; None where it was not read. It is no part of what is compared and
-        of `to_dict`.
+      caveats: Sentences on memory that these figures do not include, and on sums that do not reconcile.
+      undonated: Donated arguments that no result takes over: pairs of path and bytes.
+      step_s: Estimated seconds of one step by roofline on the target; 0 if the program was not read.
+      memory: The memory map: buffers and kernels; None if it was not read. Comparisons and `to_dict` leave it out.
 
     Example:
       >>> made = Footprint(argument_bytes=300, output_bytes=200, alias_bytes=200, temp_bytes=700)
@@ -92,7 +91,7 @@ class Footprint(Shown):
     memory: MemoryMap | None = field(default=None, compare=False, repr=False)
 
     def with_memory(self, memory: MemoryMap | None) -> "Footprint":
-        """The same figures with another memory map."""
+        """A copy with another memory map."""
         return replace(self, memory=memory)
 
     def save(self, path: str | Path) -> None:
@@ -130,8 +129,8 @@ class Footprint(Shown):
     def total_bytes(self) -> int:
         """Bytes of the device: arguments + outputs - alias + temporaries + program.
 
-        A budget is compared with this figure. The bytes that are live at one moment can only be fewer.
-        `unused_argument_bytes` are not in the figure.
+        Budgets are compared with this figure. It is at least the bytes alive at any time. `unused_argument_bytes` are
+        not included.
         """
         arrays = self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
         return arrays + self.program_bytes

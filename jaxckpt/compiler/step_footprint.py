@@ -26,24 +26,24 @@ def footprint(
     static_argnums: int | Sequence[int] = (),
     compiler_options: Sequence[tuple[str, Any]] = (),
 ) -> Footprint:
-    """Memory that a step takes of one device of a target, as XLA says. Nothing runs.
+    """The memory that a step takes on one device of a target, by XLA's figures. Nothing runs.
 
     Args:
-      step: The function to compile, plain or jitted; the donation, static arguments, shardings and compiler
-        options of a jitted one are taken over. Or a `jaxckpt.Step`.
+      step: The function to compile, plain or jitted; donation, static arguments, shardings and compiler options of a
+        jitted function are used. Or a `jaxckpt.Step`.
       *args: Its arguments: arrays, `jax.ShapeDtypeStruct`s, numbers, or pytrees of them. Shardings on other
         devices are moved to the target's.
       target: The machine, or its name.
-      donate_argnums: Positions whose memory the step may reuse; a jitted step brings its own.
-      static_argnums: Positions that are not traced; a jitted step brings its own.
-      compiler_options: XLA options as pairs of name and value; they go before those of the jit.
+      donate_argnums: Positions of arguments whose memory the results may take; those of a jitted step are read from it.
+      static_argnums: Positions of arguments that are not traced; those of a jitted step are read from it.
+      compiler_options: XLA options as pairs of name and value; they override those of the jit.
 
     Returns:
       Bytes per device; `total_bytes` is the figure to compare with a budget.
 
     Raises:
       ArgumentError: A jitted step has a leaf that is no array, or is given other static positions.
-      CompileError: The compiler refuses the step or gives no figures.
+      CompileError: The compiler fails for the step, or gives no figures.
       TargetError: The target is unknown, cannot be compiled for here, or is too small for the mesh.
 
     Example:

@@ -54,11 +54,11 @@ POLICY_LINTS = (
     _error("unmatched-rule", "a rule matches nothing", policies.unmatched_rules),
     _error("rule-on-primal", "a rule's name is only in the primal of a custom_vjp", policies.rules_on_primals),
     _advice("small-offload", "a small value is offloaded", policies.small_offloads),
-    _advice("scores-saved", "a rule on products keeps attention scores", policies.saved_scores),
-    _advice("kernel-recomputed", "an opaque kernel runs again", policies.recomputed_kernels),
-    _advice("light-value-saved", "a rule keeps a mask or a broadcast", policies.saved_argument_derived),
+    _advice("scores-saved", "a rule on products saves attention scores", policies.saved_scores),
+    _advice("kernel-recomputed", "an opaque kernel is recomputed", policies.recomputed_kernels),
+    _advice("light-value-saved", "a rule saves a mask or a broadcast", policies.saved_argument_derived),
     _advice("no-memory-saved", "the policy recomputes and saves no memory", policies.no_memory_saved),
-    _advice("random-drawn-again", "random bits are drawn again on several devices", steps.planned_redraws),
+    _advice("random-drawn-again", "random bits are drawn twice on several devices", steps.planned_redraws),
 )
 """Lints of a policy, and of the policies of marks, against the step."""
 
@@ -69,7 +69,7 @@ CHECKPOINT_LINTS = (
     _error("save-all-stub", "a policy of JAX that saves everything", scopes.save_all_stubs),
     _error("unknown-names", "a policy of names that are not in the step", scopes.unknown_names),
     _error("name-on-primal", "a name is only in the primal of a custom_vjp", scopes.names_on_primals),
-    _error("remat3-policy", "jax_remat3 does not ask this policy", scopes.remat3_policies),
+    _error("remat3-policy", "jax_remat3 ignores this policy", scopes.remat3_policies),
     _error("dots-all-batched", "a policy of products that saves none", scopes.dots_all_batched),
     _error("carry-offloaded", "an offloaded name is on a carry's output", partial(loops.named_carries, offloaded=True)),
     _error("nested-offload", "an offload in nested loops", loops.nested_offloads),
@@ -78,7 +78,7 @@ CHECKPOINT_LINTS = (
     _advice("last-stage", "a checkpoint around the last stage", scopes.last_stage),
     _advice("scope-twice", "the same scope is checkpointed twice", scopes.same_scope_twice),
     _advice("missing-names", "some names of a policy are not in the step", scopes.missing_names),
-    _advice("dots-saving-scores", "a policy of products keeps attention scores", scopes.dots_saving_scores),
+    _advice("dots-saving-scores", "a policy of products saves attention scores", scopes.dots_saving_scores),
     _advice("kernel-again", "an opaque kernel is not covered", scopes.recomputed_kernels),
     _advice("callback-again", "a host call inside a checkpoint", scopes.repeated_callbacks),
     _advice("random-again", "random bits inside a checkpoint on several devices", scopes.redrawn_random),
@@ -93,7 +93,7 @@ STEP_LINTS = (
     _advice("donation-missing", "state is not donated", steps.missing_donation),
     _advice("parameters-returned", "a scan returns its parameters", loops.returned_parameters),
     _advice("light-value-stacked", "a scan stacks a mask or a broadcast", loops.stacked_argument_derived),
-    _advice("gathered-parameter-kept", "a gathered parameter is kept", steps.gathered_parameters),
+    _advice("gathered-parameter-kept", "a gathered parameter is saved", steps.gathered_parameters),
     _advice("parameters-renamed", "nn.remat changed the paths of parameters", steps.renamed_parameters),
 )
 """Lints of the step itself."""
@@ -113,9 +113,9 @@ def lint(
     """Checks a step for known mistakes with checkpoints and policies. Nothing is compiled or run.
 
     Args:
-      step: Loss, gradient and, if any, update: a function, plain or jitted; or a `jaxckpt.Step`.
+      step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
       *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
-      policy: A policy, its path, or the name of one that comes with jaxckpt; None for the scopes in the step alone.
+      policy: A policy, its path, or the name of a ready policy; None to check only the marks in the step.
       target: The machine that the step should run on; None leaves out checks of its memory.
       donate_argnums: Arguments whose memory the results may take.
       static_argnums: Arguments that are not traced.

@@ -55,8 +55,8 @@ def stacked_argument_derived(context: LintContext) -> Iterator[Diagnostic]:
             if aval_bytes(inner.aval) >= _MUCH_LARGER * source_bytes:
                 yield Diagnostic(
                     where=context.location_of(site),
-                    text=f"The scan keeps {outer.aval.str_short()} ({format_bytes(size_bytes)}) for the backward, which"
-                    f" views and elementwise work make of {format_bytes(source_bytes)} an iteration.",
+                    text=f"The scan stacks {outer.aval.str_short()} ({format_bytes(size_bytes)}) for the backward, and"
+                    f" computes it from {format_bytes(source_bytes)} by views and elementwise ops in each iteration.",
                     fix="Compute it once before the loop, or put jax.checkpoint around the loop's body and save what"
                     " matters by name.",
                 )
@@ -68,7 +68,7 @@ def small_loop_offloads(context: LintContext) -> Iterator[Diagnostic]:
         if site.goes_to_host and not site.is_transposed and site.written_bytes < OFFLOAD_FLOOR_BYTES:
             yield Diagnostic(
                 where=context.location_of(site),
-                text=f"{format_bytes(site.written_bytes)} go to host memory at a time; below"
+                text=f"{format_bytes(site.written_bytes)} are copied to host memory at a time; below"
                 f" {format_bytes(OFFLOAD_FLOOR_BYTES)} a copy takes longer to start than to move.",
                 fix="Save this value, or offload a larger one.",
             )

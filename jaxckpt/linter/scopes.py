@@ -32,8 +32,8 @@ def unsplit_function(context: LintContext) -> Iterator[Diagnostic]:
     if site is not None and not others:
         yield Diagnostic(
             where=context.location_of(site),
-            text="One jax.checkpoint is around all that is differentiated: at the start of the backward pass everything"
-            " in it is recomputed and kept, so the peak is the same and the forward pass runs twice.",
+            text="One jax.checkpoint is around everything that is differentiated: at the start of the backward pass"
+            " all of it is recomputed and stays in memory, so the peak is the same and the forward pass runs twice.",
             fix="Put the checkpoint around each layer, or jaxckpt.apply(step, policy) around the step.",
         )
 
@@ -58,8 +58,8 @@ def same_scope_twice(context: LintContext) -> Iterator[Diagnostic]:
         if len(busy) == 1 and busy[0].primitive.name in REMATS:
             yield Diagnostic(
                 where=context.location_of(site),
-                text="A jax.checkpoint directly inside another: the outer one saves nothing more, and its policy"
-                " is never asked.",
+                text="A jax.checkpoint directly inside another: the outer one frees nothing more, and its policy has"
+                " no effect.",
                 fix="Keep one of the two; with nn.scan and nn.remat, or a library that does it too, only the inner.",
             )
 
@@ -105,8 +105,8 @@ def remat3_policies(context: LintContext) -> Iterator[Diagnostic]:
         if any(policy.kind not in _ASKED_BY_REMAT3 for policy in read) and not _is_ours(site):
             yield Diagnostic(
                 where=context.location_of(site),
-                text="Under jax_remat3 a policy is asked about names, matrix products and convolutions alone; other"
-                " values that this one would save are recomputed, without a warning.",
+                text="Under jax_remat3 a policy decides only about names, matrix products and convolutions; other"
+                " values that this policy would save are recomputed, without a warning.",
                 fix="Name the values and save them by name, or jax.config.update('jax_remat3', False).",
             )
 

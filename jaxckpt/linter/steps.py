@@ -63,8 +63,8 @@ def missing_donation(context: LintContext) -> Iterator[Diagnostic]:
         first = context.traced.paths[graph.inputs.index(updated[0])]
         yield Diagnostic(
             where=Location(),
-            text=f"{len(updated)} arguments ({format_bytes(size_bytes)}, the first is {first}) come out updated and are"
-            " not donated: old and new are in memory together.",
+            text=f"{len(updated)} arguments ({format_bytes(size_bytes)}, the first is {first}) are returned updated"
+            " and are not donated: old and new arrays are in memory at the same time.",
             fix=f"donate_argnums=({', '.join(map(str, _positions(context, updated)))},) in its jit.",
         )
 
@@ -97,7 +97,7 @@ def gathered_parameters(context: LintContext) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 where=location_of_op(op),
                 text=f"{graph.values[value]} ({format_bytes(graph.values[value].size_bytes)} a device) is gathered from"
-                f" {format_bytes(read_bytes)} a device, and the backward reads it: it may be kept until then.",
+                f" {format_bytes(read_bytes)} a device, and the backward reads it: it may be in memory until then.",
                 fix="Put the gather inside the layer's scope with recompute_gathered_parameters = true, or"
                 " jax.checkpoint around both.",
             )

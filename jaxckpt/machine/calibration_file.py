@@ -62,13 +62,14 @@ class Calibration:
 
     Attributes:
       device_kind: As jax names it.
-      driver: What the backend says of itself.
-      source: The setup in a sentence; rates carry it.
-      seconds: What the measurement took.
-      smoke: True if it was made with tiny sizes as a smoke test: its figures mean nothing.
-      matmul_flops_per_s: Pairs of dtype and rate; dtypes that are not here keep theirs.
-      vector_flops_per_s: None where it was not measured, as the three that follow: then the datasheet's stands.
-      measured: The figures behind the rates.
+      driver: The backend's description of itself.
+      source: The setup in a sentence, also part of the rates.
+      seconds: Duration of the measurement.
+      smoke: True for a smoke test with tiny sizes, whose figures mean nothing.
+      matmul_flops_per_s: Pairs of dtype and rate; other dtypes have the rates of the datasheet.
+      vector_flops_per_s: None if it was not measured (also for the three that follow): then the datasheet's rate is
+        used.
+      measured: The measurements from which the rates follow.
 
     Example:
       >>> made = Calibration(device_kind="NVIDIA H200", platform="cuda", driver="580", date="2026-11-21",

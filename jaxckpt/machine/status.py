@@ -46,7 +46,7 @@ class TargetStatus:
 
 
 def targets() -> tuple[TargetStatus, ...]:
-    """Lists every target that a name can be given for, "attached" first; starts nothing, and never fails.
+    """Lists every target that has a name, "attached" first; starts no backend, and never fails.
 
     A user's own fact files are not listed.
 

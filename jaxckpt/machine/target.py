@@ -34,18 +34,18 @@ class Target:
     Names: a GPU such as "h200", "h200:8" (one host of 8) or "h200:64x8" (64 hosts of 8); a TPU as jax spells it,
     "v5e:2x2" or "v5p:2x2x1", where the bare "v5e" means one chip; "cpu" or "cpu:8" for this machine's processor;
     "attached" for the devices that this process has by default; or the path of a fact file, "mine.toml" or
-    "mine.toml:8". `jaxckpt.targets()` lists them. After an "@" there may be the file of a calibration,
-    "h200@mine.toml", wherever a name is asked for.
+    "mine.toml:8". `jaxckpt.targets()` lists them. Every name may be followed by "@" and the file of a calibration:
+    "h200@mine.toml".
 
     Attributes:
       name: In its shortest form: "h200:1" is "h200", "v5e" is "v5e:1x1".
       facts: Of one device.
-      topology: How many devices stand where.
-      calibration: What was measured of such a device, in the place of its datasheet; None where nothing was.
+      topology: The number of hosts and devices, or the shape of a TPU slice.
+      calibration: Measured rates that replace those of the datasheet; None for the datasheet.
 
     Args:
       name: One of the above.
-      calibrated: A calibration or its file, as `jaxckpt calibrate` writes it; None takes the datasheet's figures.
+      calibrated: A calibration or its file, as `jaxckpt calibrate` writes it; None for the datasheet.
 
     Raises:
       UnknownTargetError: No device has this name; the closest names are in the message and in `closest`.
@@ -79,11 +79,11 @@ class Target:
 
     @classmethod
     def from_facts(cls, path: str | pathlib.Path, topology: str | None = None) -> "Target":
-        """A target of a user's own fact file; its name is the path, so that it can be read again.
+        """A target described in a user's fact file; its name is the path of the file.
 
         Args:
           path: Of the file.
-          topology: What would stand after the colon of a name, such as "8" or "2x2".
+          topology: As after the colon of a name, such as "8" or "2x2".
 
         Raises:
           UnknownTargetError: There is no such file.
@@ -137,17 +137,17 @@ class Target:
 
     @property
     def host_count(self) -> int:
-        """Hosts that the devices stand in."""
+        """Number of hosts."""
         return self.topology.host_count
 
     @property
     def device_count(self) -> int:
-        """Devices of all hosts together."""
+        """Number of devices on all hosts together."""
         return self.topology.device_count
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of one device that one program can have; more than what is free at the moment."""
+        """Memory of one device that one program can use, which may be more than is free at present."""
         return self.facts.device_memory_bytes
 
     @property
@@ -157,12 +157,12 @@ class Target:
 
     @property
     def compile_only(self) -> bool:
-        """True if the devices are for the compiler only, so that nothing can run on them."""
+        """True if the devices exist only for the compiler, so that nothing can run on them."""
         return isinstance(self.facts, GpuFacts | TpuFacts) and not self.attached
 
     @property
     def rates(self) -> Rates:
-        """How fast one device attainably works: as measured, where it was calibrated, else by its datasheet.
+        """Attainable rates of one device: measured if it was calibrated, else from its datasheet.
 
         Raises:
           TargetError: An attached device is in no fact file, and was not calibrated.
@@ -176,11 +176,11 @@ class Target:
 
     @property
     def compiler_version(self) -> str:
-        """Of the plugin that compiles for this target, or "" where it is not installed; loads nothing."""
+        """Version of the plugin that compiles for this target, or "" if it is not installed; loads nothing."""
         return compiler_for(self.platform).version or ""
 
     def require_compiler(self) -> None:
-        """Asks for the compiler of this target without loading it: worth doing before a step is traced.
+        """Checks that the compiler of this target is installed, without loading it; call this before a step is traced.
 
         Raises:
           MissingPackageError: The compiler is not installed.
@@ -191,16 +191,16 @@ class Target:
 
     @property
     def devices(self) -> tuple[_compat.Device, ...]:
-        """The devices, the very same ones at every call in this process.
+        """The devices; every call in this process returns the same objects.
 
-        Making the first ones loads the compiler of the platform, which takes about a second and leaves the
-        running jax as it was: no backend is started or registered. (libtpu writes some lines to stderr when it is
-        loaded; only settings of the whole process could keep it quiet.)
+        The first call loads the compiler of the platform, which takes about a second and changes nothing in the running
+        jax: no backend is started or registered. (libtpu writes some lines to stderr when it is loaded; only settings
+        of the process could prevent that.)
 
         Raises:
           MissingPackageError: The compiler is not installed.
           VersionMismatchError: The compiler does not fit the installed jax.
-          TargetError: The compiler refuses the topology, or this process has fewer devices.
+          TargetError: The compiler does not support the topology, or this process has fewer devices.
         """
         return devices_for(self.topology, self.facts, called=self.name)
 
@@ -219,7 +219,7 @@ class Target:
         """Arranges the devices in a mesh, row by row in the order of their numbers.
 
         Args:
-          shape: Devices along each axis; their product may be smaller than the target, then the first are taken.
+          shape: Devices along each axis; if their product is smaller than the target, the first devices are used.
           axis_names: As many names.
           axis_types: As many `jax.sharding.AxisType`s; all Auto when not given.
 

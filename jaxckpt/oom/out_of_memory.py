@@ -237,7 +237,7 @@ def _no_message(lines: Sequence[str]) -> OutOfMemoryTextError:
     exhausted = next((line.strip() for line in lines if "RESOURCE_EXHAUSTED" in line), None)
     got = f"{exhausted[:200]!r}, which says nothing of memory" if exhausted else f"{len(lines)} lines without one"
     return OutOfMemoryTextError(
-        "this text holds no message of XLA that memory ran out.",
+        "this text holds no out-of-memory message of XLA.",
         got=got,
         needed='lines such as "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1234 bytes."',
         advice="the whole standard error of the run that failed, from its start",

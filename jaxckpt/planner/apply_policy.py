@@ -26,22 +26,21 @@ def apply(
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
 ) -> Callable[_Arguments, _Results]:
-    """The step with a policy carried out. Nothing is compiled for a target and no budget is kept.
+    """The step rewritten by a policy. Nothing is compiled, and there is no budget.
 
     Args:
-      step: Loss, gradient and, if it is there, update: a function, plain or jitted.
-      policy: A policy, the path of one, or the name of one that comes with jaxckpt; None for the policies of scopes in
-        the step alone.
+      step: Loss, gradient and, if there is one, the update: a function, plain or jitted.
+      policy: A policy, its path, or the name of a ready policy; None for only the policies of marks in the step.
       donate_argnums: Positions whose memory the results may take when the function is called outside `jax.jit`.
       static_argnums: Positions that are not traced.
 
     Returns:
-      A function of the same signature and results. Wrap it in `jax.jit`. The policy meets the step when it is called,
-      once for each kind of arguments.
+      A function of the same signature and results. Wrap it in `jax.jit`. The policy is applied when the function is
+      called, once for each kind of arguments.
 
     Raises:
-      PolicyError: There is no such policy; or, when called: what it asks for is void in this step. Each finding is said
-        with its fix, as `jaxckpt.lint` says it.
+      PolicyError: There is no such policy; or, when called: a rule has no effect in this step. The message has each
+        finding of `jaxckpt.lint` with its remedy.
       NoGradientError, ArgumentError: When called: as `jaxckpt.plan`.
 
     Example:

@@ -70,10 +70,10 @@ class BatchSearch(Shown):
 
     Attributes:
       budget_bytes: Bytes per device.
-      multiples_of: What every batch is a multiple of.
-      tried: By batch; the largest and the fastest are among them.
+      multiples_of: Every batch is a multiple of this number.
+      tried: All batches that were examined, by batch; the largest and the fastest are among them.
       largest: The largest batch that fits, with its plan.
-      fastest: That of the highest estimated throughput among those that were compiled, with its plan.
+      fastest: The compiled batch of the highest estimated throughput, with its plan.
       compiles: How many programs were compiled.
     """
 
@@ -102,7 +102,7 @@ class BatchSearch(Shown):
 
     @property
     def plan(self) -> Plan:
-        """The plan that makes it fit."""
+        """The plan of the largest batch."""
         assert self.largest.plan is not None, "the largest batch was planned"
         return self.largest.plan
 
@@ -120,25 +120,27 @@ def max_batch(
     """Finds the largest batch that fits with a plan, and the batch and plan of highest estimated throughput.
 
     Args:
-      make_step: Given a batch size, returns a `jaxckpt.Step`, `(step, args)`, or a dict with "step", "args" and, if
-        need be, "kwargs", "donate_argnums" and "static_argnums"; args may be `jax.ShapeDtypeStruct`s. The memory of the
+      make_step: Given a batch size, returns a `jaxckpt.Step`, `(step, args)`, or a dict with "step", "args" and
+        optionally "kwargs", "donate_argnums" and "static_argnums"; args may be `jax.ShapeDtypeStruct`s. The memory of
+        the
         step must grow with the batch.
       target: A `Target` or its name ("h200").
-      budget: "6GiB", "6GB", bytes, or a share of the device's memory (0.9, "90%"); None for all that one program can
-        have of it.
-      multiples_of: Only multiples are tried: devices over which the batch is laid out, or what a kernel likes.
-      options: What the planner may do, as one object; `max_compiles` is for the plan of one batch.
+      budget: "6GiB", "6GB", bytes, or a share of the device's memory (0.9, "90%"); None for all memory that one program
+        can use.
+      multiples_of: Only multiples are tried, such as multiples of the number of devices over which the batch is
+        sharded.
+      options: All options as one object; `max_compiles` is for the plan of one batch.
       progress: Called with a sentence before each longer piece of work.
-      **keywords: Fields of `PlanOptions`, which go before those of `options`.
+      **keywords: Fields of `PlanOptions`, which override those of `options`.
 
     Returns:
-      The largest batch and the fastest one, each with a plan that fits as compiled, and all batches that were looked
-      at. That the next multiple does not fit is the compiler's word where it was compiled, else the model's, corrected
-      by the compiled figures of its neighbours. Throughput is estimated from compiled programs, not measured.
+      The largest and the fastest batch, each with a compiled plan that fits, and all batches that were examined. The
+      next multiple does not fit, by its compiled total or by its predicted one, corrected by the compiled totals of its
+      neighbours. Throughput is estimated from compiled programs, not measured.
 
     Raises:
       InfeasibleBudgetError: Not even the smallest batch fits.
-      BatchError: Multiples are of no positive number, or memory does not grow with the batch.
+      BatchError: `multiples_of` is not positive, or memory does not grow with the batch.
       StepReferenceError: `make_step` returns no step.
       MissingPackageError, VersionMismatchError: The target's compiler is not installed, or not the one of this jax.
       BudgetError, NoGradientError, ArgumentError, UnknownTargetError: As for `jaxckpt.plan`.
@@ -339,7 +341,7 @@ class _BatchSearcher:
         batches = [count * self.multiples_of for count in (one, other)]
         sizes = [format_bytes(self._expected(count)) for count in (one, other)]
         raise BatchError(
-            "max_batch(make_step): its memory does not grow with the batch.",
+            "max_batch(make_step): the memory of the step does not grow with the batch.",
             got=f"batch {batches[0]} takes {sizes[0]}, batch {batches[1]} takes {sizes[1]}",
             needed="a make_step(batch) that gives the batch to the arguments of its step",
             advice="def make_step(batch): return step, (..., jax.ShapeDtypeStruct((batch, ...), ...))",

@@ -16,10 +16,10 @@ _FAILED = "failed: "
 
 
 def plan_once(make: Callable[[], Plan]) -> Plan:
-    """A plan that process 0 makes and tells the others of the run (`jax.distributed`); alone, `make()` itself.
+    """A plan that process 0 makes and sends to the other processes (`jax.distributed`); for one process, `make()`.
 
-    Every process has to call it. The text of the plan goes through the store of JAX's distributed runtime; no device
-    takes part.
+    Every process has to call this function. The plan is sent through the store of JAX's distributed runtime, without
+    devices.
 
     Args:
       make: Makes the plan; called by process 0 only.
@@ -28,7 +28,7 @@ def plan_once(make: Callable[[], Plan]) -> Plan:
       Equal plans on all processes.
 
     Raises:
-      AgreementError: On the others, where process 0 fails or says nothing in time.
+      AgreementError: On the others, if process 0 fails or does not answer in time.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -60,6 +60,6 @@ def _received(text: str) -> Plan:
         "plan_once: process 0 of this run could not make the plan.",
         got=text.removeprefix(_FAILED),
         needed="a plan",
-        advice="as the message says; what process 0 raised has more",
+        advice="as the message says; the error of process 0 has details",
         process=0,
     )

@@ -34,10 +34,10 @@ class Explanation(Shown):
     """The effect of a policy, and of policies of marks, on a step.
 
     Attributes:
-      policy: The name of the policy; "marks" where there are only marks.
-      values: In the order in which they are made.
-      predicted_bytes: The total that the model expects, bytes per device.
-      unplanned_bytes: The same with everything saved.
+      policy: The name of the policy; "marks" if there are only marks.
+      values: In the order in which the step computes them.
+      predicted_bytes: The predicted total, bytes per device.
+      unplanned_bytes: The predicted total with everything saved.
       recompute_s: Estimated seconds of recomputed ops.
     """
 
@@ -56,7 +56,7 @@ class Explanation(Shown):
         return f"{self.policy} on {self.step}: {len(self.values)} values, {total}"
 
     def of(self, name: str) -> tuple[Explained, ...]:
-        """The decisions about the values of a `checkpoint_name`."""
+        """The decisions about the values with this `checkpoint_name`."""
         return tuple(each for each in self.values if each.value.name == name)
 
 
@@ -73,13 +73,13 @@ def explain(
     Args:
       step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
       *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
-      policy: A policy, its path, or the name of a ready one; None for the policies of scopes in the step alone.
+      policy: A policy, its path, or the name of a ready policy; None for only the policies of marks in the step.
       target: The machine whose rates price recomputation; nothing is compiled.
       donate_argnums: Arguments whose memory the results may take.
       static_argnums: Arguments that are not traced.
 
     Returns:
-      One entry a value; predictions are the model's.
+      One entry for each value; all figures are predictions.
 
     Raises:
       PolicyError: A rule matches nothing, or there is no such policy.

@@ -88,7 +88,7 @@ class Floor(Shown):
     """The least total of a step with a plan, by purpose.
 
     Attributes:
-      step: The step's name; "" where it is not known.
+      step: The step's name; "" if it is not known.
       footprint: Of the smallest plan, as compiled.
       shares: Largest first; their sum is `footprint.total_bytes`.
       remedies: Changes of the step that would lower the total, the largest saving first. Each figure is for that remedy

@@ -51,14 +51,14 @@ class ExpectedPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Frontier(Shown):
-    """Plans of one step from the smallest to the fastest; none is beaten by another both ways.
+    """Plans of one step from the smallest to the fastest; no plan is both smaller and faster than another.
 
     Attributes:
       points: From the smallest total to the fastest; totals rise and times fall strictly.
-      between: Expected points for budgets between the compiled ones.
-      unplanned: The footprint of the step as it is.
-      compiles: How many programs were compiled for it.
-      dropped: Compiled plans that another one beats: smaller, or faster, and not worse otherwise.
+      between: Predicted points for budgets between the compiled ones.
+      unplanned: The footprint of the step as written.
+      compiles: The number of programs that were compiled for it.
+      dropped: Compiled plans that are not on the frontier: another plan is smaller or faster, and not worse otherwise.
     """
 
     _report: ClassVar[str] = "jaxckpt.report.search:frontier_report"
@@ -136,16 +136,16 @@ def pareto(
       step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
       *args: Its arguments: arrays or `jax.ShapeDtypeStruct`s.
       target: A `Target` or its name ("h200").
-      points: Number of plans to compile, two or more; fewer where the model knows no more that differ.
-      donate_argnums: Arguments whose memory the results may take; taken over from a jitted step.
-      static_argnums: Arguments that are not traced; taken over from a jitted step.
-      options: What the planner may do, as one object; `max_compiles` is not read.
+      points: Number of plans to compile, two or more; fewer if the model has no further distinct plans.
+      donate_argnums: Arguments whose memory the results may take; those of a jitted step are read from it.
+      static_argnums: Arguments that are not traced; those of a jitted step are read from it.
+      options: All options as one object; `max_compiles` is ignored.
       progress: Called with a sentence before each longer piece of work.
-      **keywords: Fields of `PlanOptions`, which go before those of `options`.
+      **keywords: Fields of `PlanOptions`, which override those of `options`.
 
     Returns:
-      Compiled plans of which none beats another in both memory and estimated time, and what the model expects between
-      them. Times are estimates from the compiled programs, not measurements.
+      Compiled plans of which none is both smaller and faster than another, and predictions between them. Times are
+      estimates from the compiled programs, not measurements.
 
     Raises:
       ArgumentError: Fewer than two points are asked for, or an argument of the step is no array.

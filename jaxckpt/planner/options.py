@@ -19,17 +19,17 @@ _STATE = ("offload_parameters", "offload_optimizer_state")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanOptions:
-    """Options of `jaxckpt.plan` and of all that plans: `Planner`, `pareto`, `max_batch`.
+    """Options of `jaxckpt.plan`, `Planner`, `pareto`, `max_batch` and `jit`.
 
-    Each of these takes the fields as keywords too; a keyword goes before the field of `options`.
+    Each of these takes the fields as keywords too; a keyword overrides the field of `options`.
 
     Attributes:
-      allow: What the planner may do with a residual besides saving it: "recompute", and with it "offload" (to the host)
-        and "partition" (as shards over a mesh axis on which every device holds all of it).
-      policy: A policy, its path, or the name of one that comes with jaxckpt. No plan changes what its rules, and those
-        of marks in the step, say with "must". The rest of it, and rules that say "prefer", are left to the planner.
-      offload: Limits for what goes to the host; None for the target's own bandwidth and no further limit.
-      compiler_options: XLA options as pairs of name and value; they go before those of a jitted step.
+      allow: Decisions that the planner may choose besides saving: "recompute", and optionally "offload" (to the host)
+        and "partition" (as shards over a mesh axis on which the value is replicated).
+      policy: A policy, its path, or the name of a ready policy. Decisions of its rules, and of rules of marks in the
+        step, are required, except for rules of strength "prefer". The planner decides everything else.
+      offload: Limits of offloading; None for the target's own bandwidth and no further limit.
+      compiler_options: XLA options as pairs of name and value; they override those of a jitted step.
       recompute_collectives: True if results of collectives of the forward pass may be recomputed; otherwise they are
         saved. Parameters that are gathered for use are gathered a second time in either case.
       max_compiles: The most compiles for one plan. Before a budget is refused, plans of least memory that should fit
@@ -56,7 +56,7 @@ class PlanOptions:
             raise _no_plan_of_state(self.allow, state)
         if unknown or "recompute" not in self.allow:
             raise UnknownStrategyError(
-                f"plan(allow={self.allow!r}) asks for what the planner cannot decide.",
+                f"plan(allow={self.allow!r}) is no set of decisions that the planner may choose.",
                 got=", ".join(map(repr, unknown)) or "no recomputation",
                 needed='"recompute", and with it "offload" where values may be sent to the host, "partition" where they'
                 " may be kept as shards over a mesh",
@@ -105,7 +105,7 @@ def require_mesh(allow: tuple[str, ...], graph: Graph) -> None:
         return
     axes = ", ".join(f"{axis} ({size} device)" for axis, size in graph.mesh)
     raise UnsupportedDecisionError(
-        f"plan(allow={allow!r}) asks for values as shards, and the step is on no mesh of several devices.",
+        f"plan(allow={allow!r}) allows shards, and the step is on no mesh of several devices.",
         got=f"mesh axes: {axes or 'none: no argument has a sharding'}",
         needed="arguments with shardings, or a step jitted with in_shardings, over a mesh axis of two devices or more",
         advice=f"allow={tuple(word for word in allow if word != 'partition')!r}, or shardings over the target's devices"
@@ -116,9 +116,10 @@ def require_mesh(allow: tuple[str, ...], graph: Graph) -> None:
 
 def _no_plan_of_state(allow: tuple[str, ...], state: list[str]) -> UnknownStrategyError:
     return UnknownStrategyError(
-        f"plan(allow={allow!r}) asks for arguments of the step on the host; a plan moves only residuals.",
+        f"plan(allow={allow!r}) names arguments of the step; a plan offloads only residuals.",
         got=", ".join(map(repr, state)),
-        needed='"recompute" and "offload"; parameters and optimiser state lie where the caller puts them',
+        needed='"recompute" and "offload"; parameters and optimiser state are in the memory in which the caller puts'
+        " them",
         advice="jax.device_put(state, sharding.with_memory_kind('pinned_host')) before the step, and in the step"
         " jax.device_put(leaf, jax.memory.Space.Device) where it is read",
         unknown=tuple(state),

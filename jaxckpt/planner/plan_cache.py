@@ -35,8 +35,8 @@ class PlanQuestion:
       traced: The step.
       target: The machine.
       budget: As `jaxckpt.plan` takes it.
-      strategy: As `jaxckpt.plan` takes it.
-      options: What the planner may do.
+      strategy: As for `jaxckpt.plan`.
+      options: All options as one object.
     """
 
     traced: Traced = field(repr=False)

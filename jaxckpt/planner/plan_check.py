@@ -123,27 +123,27 @@ def load_or_plan(
     progress: Progress | None = None,
     **keywords: Unpack[PlanKeywords],
 ) -> Plan:
-    """The plan in a file, such as one that is committed beside the step; planned and written where it is not valid.
+    """Reads a plan from a file, such as one committed with the code; if it is not valid, plans and replaces the file.
 
-    A plan is valid for the same step, target and budget. Where versions are others, or decisions were changed by hand,
-    it is compiled once and its total must be within the budget. Where several processes run, process 0 reads or plans,
-    and the others receive its plan; every process has to call it.
+    A plan is valid for the same step, target and budget. If versions differ, or decisions were changed by hand, the
+    plan is compiled once and its total must be within the budget. If several processes run, process 0 reads or plans,
+    and the others receive its plan; every process has to call this function.
 
     Args:
-      path: Of the plan file. A file there that is no plan is left alone.
-      step: As `jaxckpt.plan` takes it, and so is all that follows.
+      path: Of the plan file. A file that is no plan is not changed.
+      step: As for `jaxckpt.plan`, like all other arguments.
       *args: The step's arguments.
-      budget: Bytes per device; a share compiles the step as it is written, each time.
+      budget: Bytes per device; a share requires a compile of the step as written at every call.
       target: The machine.
-      strategy: How it is planned.
+      strategy: Name of the solver.
       donate_argnums: Arguments whose memory the results may take.
       static_argnums: Arguments that are not traced.
-      options: What the planner may do.
+      options: All options as one object.
       progress: Called with a sentence before each longer piece of work.
       **keywords: Fields of `PlanOptions`.
 
     Returns:
-      The plan; a warning says why one that was there is made anew.
+      The plan; a warning says why an existing one was replaced.
 
     Raises:
       PlanFileError: The file is damaged or no plan, or cannot be written.
@@ -171,7 +171,7 @@ def load_or_plan(
             kept, problem = _kept(load_plan(path), planner, budget)
             if not problem:
                 return kept
-            warnings.warn(f"load_or_plan({str(path)!r}) plans anew: {problem}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"load_or_plan({str(path)!r}) makes a new plan: {problem}", RuntimeWarning, stacklevel=3)
         plan = planner.plan(budget=budget, strategy=strategy)
         plan.save(path)
         return plan

@@ -60,19 +60,19 @@ def load_plan(path: str | Path) -> Plan:
     """Reads a plan that `save_plan` wrote.
 
     Returns:
-      An equal plan; where decisions were changed in the file, as `Plan.edited` makes it. Whether it is for a step shows
-      when it is applied to it, or with `jaxckpt plan --check`.
+      An equal plan; if decisions were changed in the file, a plan as from `Plan.edited`. `apply` and `jaxckpt plan
+      --check` say if it is for a given step.
 
     Raises:
-      PlanFileError: The file is not there, is no plan, is of a version that we do not read, or is not as it was
-        written, but for its decisions; all that is wrong is numbered in the message and listed in `problems`.
+      PlanFileError: The file does not exist, is no plan, is of an unknown version, or was changed elsewhere than in its
+        decisions; all problems are numbered in the message and listed in `problems`.
     """
     path = Path(path)
     try:
         return plan_from_document(read_document(path, parse_toml, format_=FORMAT, version=VERSION))
     except RecordError as error:
         raise PlanFileError(
-            f"load_plan({str(path)!r}): this is no plan that we can read.",
+            f"load_plan({str(path)!r}): this is no plan that can be read.",
             got=str(error),
             needed=f'a file with format = "{FORMAT}", version = {VERSION}, as plan.save writes it',
             advice="plan again, take the file from where it was saved, or read it with the jaxckpt that wrote it",

@@ -155,34 +155,33 @@ def jit(
     progress: Progress | None = None,
     **keywords: Unpack[PlanKeywords],
 ) -> Any:
-    """Plans a training step when it is called, for the arguments that it is called with, and compiles it.
+    """Plans a training step at its first call, for the arguments of that call, and compiles it.
 
-    The plan of the first call is kept on disk for the next run of the program. Where several processes run the step
+    The plan of the first call is kept on disk for later runs of the program. If several processes run the step
     together, process 0 plans and the others receive its plan.
 
     Args:
       step: Loss, gradient and, if there is one, the update, as you write it: plain, or under the jit of JAX, NNX or
         Equinox. Without it, `jit` returns a decorator.
-      budget: "6GiB", "6GB", bytes, or a share of the unplanned step's footprint; None for 95% of what a device of the
-        target has (of an attached GPU: of what JAX's allocator may use there, XLA_PYTHON_CLIENT_MEM_FRACTION).
+      budget: "6GiB", "6GB", bytes, or a share of the unplanned step's footprint; None for 95% of the memory of a device
+        (for an attached GPU: of what JAX's allocator may use, XLA_PYTHON_CLIENT_MEM_FRACTION).
       target: A `Target` or its name; "attached" for the devices that JAX uses.
-      strategy: As `jaxckpt.plan` takes it.
-      other_shapes: What happens to arguments of other shapes than those of the first call, such as a last, smaller
-        batch: "plan" makes a plan of their own; "as_written" runs the step as it is where that fits in the budget.
-      cache: True keeps plans in the user's cache directory, a path in another folder; False keeps none.
-      donate_argnums: Arguments whose memory the results may take; taken over from a jitted step.
-      static_argnums: Arguments that are not traced; taken over from a jitted step.
-      options: What the planner may do, as one object.
+      strategy: As for `jaxckpt.plan`.
+      other_shapes: For arguments of other shapes than those of the first call, such as a smaller last batch: "plan"
+        makes another plan; "as_written" runs the step as written if it fits the budget.
+      cache: True for plans on disk in the user's cache directory, a path for another folder, False for none.
+      donate_argnums: Arguments whose memory the results may take; those of a jitted step are read from it.
+      static_argnums: Arguments that are not traced; those of a jitted step are read from it.
+      options: All options as one object.
       progress: Called with a sentence before each longer piece of work, such as `print`.
-      **keywords: Fields of `PlanOptions`, which go before those of `options`.
+      **keywords: Fields of `PlanOptions`, which override those of `options`.
 
     Returns:
       A function of the same signature. Its `plan` and `footprint` are those of the latest call; `lower(*args)` plans
       and lowers without running.
 
     Raises:
-      ArgumentError: An option is unknown, or the memory of the target is. When called it raises what `jaxckpt.plan`
-        raises.
+      ArgumentError: An option or the memory of the target is unknown. A call raises the errors of `jaxckpt.plan`.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -194,7 +193,7 @@ def jit(
     """
     if other_shapes not in ("plan", "as_written"):
         raise ArgumentError(
-            "jit(other_shapes=...) is one of two words.",
+            'jit(other_shapes=...) is neither "plan" nor "as_written".',
             got=repr(other_shapes),
             needed='"plan" or "as_written"',
             advice='other_shapes="plan"',

@@ -69,11 +69,11 @@ class Planner:
       step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
       *args: Its arguments: arrays, `jax.ShapeDtypeStruct`s (with shardings where there is a mesh), or both.
       target: A `Target` or its name ("h200").
-      donate_argnums: Arguments whose memory the results may take; taken over from a jitted step.
-      static_argnums: Arguments that are not traced; taken over from a jitted step.
-      options: What the planner may do, as one object.
+      donate_argnums: Arguments whose memory the results may take; those of a jitted step are read from it.
+      static_argnums: Arguments that are not traced; those of a jitted step are read from it.
+      options: All options as one object.
       progress: Called with a sentence before each longer piece of work.
-      **keywords: Fields of `PlanOptions`, which go before those of `options`: allow, policy, offload,
+      **keywords: Fields of `PlanOptions`, which override those of `options`: allow, policy, offload,
         compiler_options, recompute_collectives, max_compiles.
 
     Attributes:
@@ -162,7 +162,8 @@ class Planner:
         Args:
           budget: "6GiB", "6GB", bytes, or a share of the unplanned step's footprint (0.5, "50%").
           strategy: "optimal", or another of `jaxckpt.solve.STRATEGIES`, with an option behind a colon where it takes
-            one ("every:4"). A strategy that reads the budget is asked for less until its plan fits as compiled.
+            one ("every:4"). A strategy that depends on the budget runs with smaller budgets until its compiled plan
+            fits.
 
         Returns:
           A plan with its footprint.
@@ -170,8 +171,8 @@ class Planner:
         Raises:
           BudgetError: The budget is no amount of memory.
           InfeasibleBudgetError: No plan fits; it names the smallest total that was reached.
-          UnknownStrategyError: No solver has that name, or it takes no such option.
-          PolicyError, TooLargeError: The strategy cannot do anything with this step.
+          UnknownStrategyError: No solver has this name, or the solver has no such option.
+          PolicyError, TooLargeError: The strategy does not apply to this step.
         """
         solver = self._solver_named(strategy)
         is_undone = self.target.platform == "cpu"
@@ -415,10 +416,10 @@ def plan(
     progress: Progress | None = None,
     **keywords: Unpack[PlanKeywords],
 ) -> Plan:
-    """Fits a training step into a budget of memory, proved by the compiler.
+    """Fits a training step into a budget of memory, by the compiler's figure.
 
-    The step is traced, solved, rewritten and compiled for the target; nothing is run, and the machine needs no such
-    device. To plan several budgets of one step, use a `Planner`.
+    The step is traced, solved, rewritten and compiled for the target. Nothing runs, and the device need not be
+    attached. To plan several budgets of one step, use a `Planner`.
 
     Args:
       step: Loss, gradient and, if there is one, the update: a function, plain or jitted; or a `jaxckpt.Step`.
@@ -426,21 +427,21 @@ def plan(
       budget: "6GiB", "6GB", bytes, or a share of the unplanned step's footprint (0.5, "50%").
       target: A `Target` or its name ("h200").
       strategy: "optimal", or another of `jaxckpt.solve.STRATEGIES`; see `Planner.plan`.
-      donate_argnums: Arguments whose memory the results may take; taken over from a jitted step.
-      static_argnums: Arguments that are not traced; taken over from a jitted step.
-      options: What the planner may do, as one object.
+      donate_argnums: Arguments whose memory the results may take; those of a jitted step are read from it.
+      static_argnums: Arguments that are not traced; those of a jitted step are read from it.
+      options: All options as one object.
       progress: Called with a sentence before each longer piece of work.
-      **keywords: Fields of `PlanOptions`, which go before those of `options`: allow, policy, offload,
+      **keywords: Fields of `PlanOptions`, which override those of `options`: allow, policy, offload,
         compiler_options, recompute_collectives, max_compiles.
 
     Returns:
       A plan whose compiled total (arguments + results - donated + temporaries, bytes per device) is within the
-      budget. `plan.apply(step)` is the step that carries the plan out.
+      budget. `plan.apply(step)` is the planned step.
 
     Raises:
       InfeasibleBudgetError: No plan fits.
       BudgetError, NoGradientError, ArgumentError, UnknownTargetError, MissingPackageError,
-      UnknownStrategyError: The call cannot be understood or carried out; the message says what to do.
+      UnknownStrategyError: An argument of the call is invalid or not supported; the message says what to do.
     """
     machine = Target(target)
     machine.require_compiler()  # before the step is traced

@@ -32,10 +32,9 @@ def larger_arguments(budget: object, limit_bytes: int, graph: Graph, *, target: 
 def undone_by_cpu(budget: object, limit_bytes: int, unplanned_bytes: int, *, target: str) -> InfeasibleBudgetError:
     """The error for a budget on the CPU below the total of the step as it is, in bytes."""
     return InfeasibleBudgetError(
-        f"plan(budget={budget!r}, target={target!r}) can lower nothing: XLA's compiler for CPUs undoes"
-        " rematerialisation.",
+        f"plan(budget={budget!r}, target={target!r}) cannot be met: XLA's compiler for CPUs undoes rematerialisation.",
         got=f"budget {format_bytes(limit_bytes)}; the step as it is takes about {format_bytes(unplanned_bytes)}",
-        needed="the machine that the step is for: a GPU or a TPU, which need not be there",
+        needed="a GPU or TPU as the target; the device need not be attached",
         advice='target="h200" (in the shell --target h200), or another of `jaxckpt targets`',
         budget_bytes=limit_bytes,
         minimum_bytes=unplanned_bytes,

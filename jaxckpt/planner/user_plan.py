@@ -91,19 +91,19 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Plan(ir.GraphPlan, Shown):
-    """Decisions for one step, proved by the compiler for one target.
+    """Decisions for one step, with the total that the compiler of one target gives.
 
     Attributes:
       target: The target's name.
-      budget_bytes: What was asked, bytes per device; None where nothing was.
-      footprint: What the compiled, planned step takes; None if it was not compiled.
+      budget_bytes: The budget, bytes per device; None if there was none.
+      footprint: Of the compiled planned step; None if it was not compiled.
       estimated_step_s: Seconds of a step, estimated from the compiled program (roofline, and waits for copies to and
         from the host); 0 if it was not compiled. The model's seconds, without a compiler, are `predicted.step_s`.
-      described: For every decided value what it is, in the order of `decisions`.
-      arguments: What the step was traced with.
+      described: Description of every decided value, in the order of `decisions`.
+      arguments: Shapes and types with which the step was traced.
       static_argnums: Positions of its arguments that were not traced.
-      notes: Sentences that a person should read: what is special about this plan.
-      attempts: The compiles that led here.
+      notes: Sentences on particularities of this plan.
+      attempts: The compiles of the search.
     """
 
     _report: ClassVar[str] = "jaxckpt.report.plan:plan_report"
@@ -142,14 +142,14 @@ class Plan(ir.GraphPlan, Shown):
         return self.loop_tilings
 
     def apply(self, step: Callable[_Arguments, _Results]) -> Callable[_Arguments, _Results]:
-        """The step with this plan's decisions carried out.
+        """The planned step: the step rewritten by this plan.
 
         Args:
           step: The function that the plan was made for, plain or jitted.
 
         Returns:
-          A function of the same signature and results. Wrap it in `jax.jit`, with the donation that the plan
-          was made with. It refuses arguments of other shapes (`PlanMismatchError`).
+          A function of the same signature and results. Wrap it in `jax.jit`, with the same donation as the plan. The
+          function refuses arguments of other shapes (`PlanMismatchError`).
         """
         static_argnums = () if Calling(step).is_jitted else self.static_argnums
         return apply(step, self, static_argnums=static_argnums, arguments=self.arguments)
@@ -158,11 +158,11 @@ class Plan(ir.GraphPlan, Shown):
         """The plan with other decisions, written by hand.
 
         Args:
-          decide: For each decided value another decision, or None to leave it as it is.
+          decide: Returns another decision for a decided value, or None to keep its decision.
 
         Returns:
-          A plan that can be applied; its notes name what was changed. It has no prediction and no footprint any more:
-          `jaxckpt plan --check` and `jaxckpt.footprint(plan.apply(step), ...)` measure it.
+          A plan that can be applied; its notes name the changes. It has no prediction and no footprint: `jaxckpt plan
+          --check` and `jaxckpt.footprint(plan.apply(step), ...)` compile it.
 
         Example:
           >>> import jax, jax.numpy as jnp

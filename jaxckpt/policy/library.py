@@ -17,10 +17,10 @@ _BY_DIGEST: dict[str, Policy] = {}
 
 
 def load_policy(path: str | Path) -> Policy:
-    """Reads a policy from a TOML file, or one that comes with jaxckpt by its name.
+    """Reads a policy from a TOML file, or a ready policy by its name.
 
     Args:
-      path: Of a file; or the name of one of those that come with jaxckpt (`jaxckpt.policies()`).
+      path: Of a file; or the name of a ready policy (`jaxckpt.policies()`).
 
     Raises:
       PolicyError: There is no such file or name, or the file is no policy.
@@ -43,7 +43,7 @@ def load_policy(path: str | Path) -> Policy:
 
 
 def policies() -> tuple[str, ...]:
-    """The names of the policies that come with jaxckpt."""
+    """The names of the ready policies."""
     return tuple(sorted(file.stem for file in _folder().glob("*.toml")))
 
 

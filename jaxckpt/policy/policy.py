@@ -42,15 +42,15 @@ class Regions:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy(Shown):
-    r"""Rules, written by people.
+    r"""Rules that decide about residuals, written by people.
 
     Attributes:
-      name: What lists and plans call it.
-      rules: In order; the first one that matches a value decides about it.
-      default: What happens to residuals that no rule matches.
-      models: For which models it is meant, free text ("for" in files).
-      about: What it keeps and what that costs, free text.
-      regions: Parts that are computed again whole; rules come before it, the default after it.
+      name: Its name in lists and plans.
+      rules: In order; the first rule that matches a value decides.
+      default: The decision for residuals that no rule matches.
+      models: The models for which it is intended, free text ("for" in files).
+      about: The values that it saves and the cost, free text.
+      regions: Parts of a model that are recomputed; rules override regions, regions override the default.
 
     Example:
       >>> policy = Policy.from_toml('default = "recompute"\n[[rule]]\nname = "qkv"\ndecision = "save"')
@@ -77,14 +77,14 @@ class Policy(Shown):
         """Reads a policy from the text of a TOML file.
 
         Raises:
-          PolicyError: The text is no TOML, or says what no policy can; all that is wrong is numbered.
+          PolicyError: The text is no TOML, or has keys or values that a policy cannot have; all problems are numbered.
         """
         from jaxckpt.policy.toml import policy_from_toml
 
         return policy_from_toml(text)
 
     def explain(self, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Says which rule decides about each residual of a step, and which would have; see `jaxckpt.explain`."""
+        """The rule that decides about each residual of a step, and the rules overruled; see `jaxckpt.explain`."""
         from jaxckpt.planner import explain
 
         return explain(step, *args, policy=self, **options)
@@ -102,9 +102,9 @@ class Policy(Shown):
         return toml_from_policy(self)
 
     def save(self, path: str | Path) -> None:
-        """Writes the policy as a TOML file, completely or not at all.
+        """Writes the policy as a TOML file, atomically.
 
-        A file that is there is changed where it says something else, and keeps its comments everywhere else.
+        In an existing file only differing entries are changed; comments elsewhere are kept.
 
         Raises:
           PolicyError: The path takes no file.

@@ -48,7 +48,7 @@ def policy_from_toml(text: str) -> Policy:
     """Reads a policy from the text of a TOML file.
 
     Raises:
-      PolicyError: The text is no TOML, or says what no policy can; all that is wrong is numbered.
+      PolicyError: The text is no TOML, or has keys or values that a policy cannot have; all problems are numbered.
     """
     reader = RecordReader()
     try:

@@ -56,7 +56,7 @@ def require_agreement(traced: Traced, plan: GraphPlan) -> None:
     if len(set(texts.values())) == 1:
         return
     raise AgreementError(
-        f"apply({traced.name}): the processes of this run are about to carry out different plans.",
+        f"apply({traced.name}): the processes of this run have different plans.",
         got="; ".join(f"process {process}: {text}" for process, text in texts.items()),
         needed="the same step and the same plan everywhere",
         advice="plan = jaxckpt.plan_once(lambda: jaxckpt.plan(...)) on every process, or one saved plan for all",
@@ -93,9 +93,10 @@ def _read(run: _compat.DistributedRun, exchange: int, process: int, *, what: str
     if found is not None:
         return found
     raise AgreementError(
-        f"{what}: process {process} of this run says nothing.",
+        f"{what}: process {process} of this run does not answer.",
         got=f"process {run.index} waited for {PATIENCE_S:.0f} s, in its exchange number {exchange}",
         needed=f"all {run.count} processes to plan and to apply the same steps in the same order",
-        advice="look for an error of that process; what it alone runs should be over its own devices alone",
+        advice="look for an error of that process; a step that only this process runs must be over its own devices"
+        " only",
         process=process,
     )

@@ -33,11 +33,11 @@ class Offloading:
     """Options of offloading.
 
     Attributes:
-      bandwidth_bytes_per_s: Between device and host, one way, both at once; None for the target's own.
+      bandwidth_bytes_per_s: Between device and host, in each direction at the same time; None for the target's own.
       prefetch: Prefetch distance in layers, for values whose rule has none; None to choose it from bandwidths.
       min_bytes: The planner does not offload smaller values: the start of a copy costs more than their bytes.
-      last_layers_kept: The planner does not offload values of so many last layers, the head being one: their backward
-        begins before their store would end.
+      last_layers_kept: The number of last layers, including the head, whose values the planner does not offload: their
+        backward begins before a store would end.
       most_host_bytes: Host memory that the planner may use; None for no limit.
 
     Example:

@@ -39,9 +39,9 @@ class SnapshotCheck:
 
     Attributes:
       module: The file of tests.
-      test: The test in it, with its classes and parameters.
-      mode: What may be written.
-      say: Takes a sentence for the end of the run.
+      test: The test in this file, with its classes and parameters.
+      mode: Which snapshots may be written.
+      say: Called with sentences for the end of the run.
     """
 
     module: Path
@@ -74,7 +74,7 @@ class SnapshotCheck:
           tolerance: Share of the snapshot's total (and of its host memory) by which it may grow.
           tolerance_bytes: Growth that is accepted in any case; the larger of both counts.
           depth: To which names of scopes bytes are kept; an existing snapshot is compared at its own.
-          target: The machine, or its name; "h200" where none is given. It need not be there.
+          target: The machine, or its name; by default "h200". The device need not be attached.
           donate_argnums: As `jaxckpt.footprint`.
           static_argnums: As `jaxckpt.footprint`.
           compiler_options: As `jaxckpt.footprint`.

@@ -64,11 +64,11 @@ def snapshot_path(module: Path, owner: Owner) -> Path:
 
 
 def save_snapshot(snapshot: Snapshot, path: str | Path, *, owner: Owner) -> None:
-    """Writes a test's snapshot, whole or not at all; folders are made, and a file that is there is replaced.
+    """Writes a test's snapshot atomically; folders are created, and an existing file is replaced.
 
     Raises:
-      SnapshotFileError: The snapshot holds what a file cannot.
-      OSError: The disk is full, or the folder cannot be written to; what was there before is there still.
+      SnapshotFileError: The snapshot has values that a file cannot hold.
+      OSError: The disk is full, or the folder cannot be written to; an existing file is unchanged.
     """
     path = Path(path)
     try:
@@ -99,7 +99,7 @@ def load_snapshot(path: str | Path, *, owner: Owner) -> Snapshot:
         return _snapshot(read_document(path, parse_toml, format_=FORMAT, version=VERSION), owner)
     except (ValueError, RecursionError) as error:
         raise SnapshotFileError(
-            f"jaxckpt_snapshot: {path} is no snapshot that we can compare with.",
+            f"jaxckpt_snapshot: {path} is no snapshot that can be compared.",
             got=str(error),
             needed=f'a file with format = "{FORMAT}", version = {VERSION}, as the fixture wrote it',
             advice="take it from version control (git checkout), or write it anew with pytest --jaxckpt-update",

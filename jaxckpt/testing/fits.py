@@ -33,14 +33,14 @@ def assert_fits(
     static_argnums: int | Sequence[int] = (),
     compiler_options: Sequence[tuple[str, Any]] = (),
 ) -> Footprint:
-    """Asserts that a step, as it stands, takes at most a budget of one device of a target. Nothing runs.
+    """Asserts that a step, as written, takes at most a budget on one device of a target. Nothing runs.
 
     Args:
-      step: As `jaxckpt.footprint`; or a footprint, which takes nothing but the budget.
+      step: As for `jaxckpt.footprint`; or a footprint, with no other argument than the budget.
       *args: As `jaxckpt.footprint`.
-      budget: "40GiB", "40GB" or a number of bytes, compared with `Footprint.total_bytes`. No share: there is only
-        one step here, and nothing that it could be a share of.
-      target: The machine, or its name; "h200" where none is given. It need not be there.
+      budget: "40GiB", "40GB" or a number of bytes, compared with `Footprint.total_bytes`. Shares are not possible:
+        there is no other step to which they could refer.
+      target: The machine, or its name; by default "h200". The device need not be attached.
       donate_argnums: As `jaxckpt.footprint`.
       static_argnums: As `jaxckpt.footprint`.
       compiler_options: As `jaxckpt.footprint`.
@@ -50,7 +50,7 @@ def assert_fits(
 
     Raises:
       FootprintAssertionError: The step takes more; an AssertionError whose message says where the bytes are.
-      BudgetError: The budget is no amount of memory, or is a share; said before anything is compiled.
+      BudgetError: The budget is no amount of memory, or is a share; raised before anything is compiled.
       ArgumentError: As `jaxckpt.footprint`, or a footprint was given together with what only a step takes.
 
     Example:

@@ -34,12 +34,12 @@ class ScopeBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """A footprint, as small as it can be compared and explained.
+    """A footprint, reduced to the figures that comparisons and explanations need.
 
     Attributes:
-      argument_bytes: As `Footprint`, like all figures and versions here.
-      depth: To which scopes are told apart.
-      is_mapped: Whether XLA's buffers were read; there are no scopes where not.
+      argument_bytes: As in `Footprint`, like all figures and versions of a snapshot.
+      depth: The depth to which scopes are separate.
+      is_mapped: True if XLA's buffers were read; otherwise there are no scopes.
       scopes: In natural order; those without bytes are left out.
     """
 
@@ -74,7 +74,7 @@ def snapshot_from_footprint(footprint: Footprint, *, depth: int = DEPTH) -> Snap
 
     Args:
       footprint: The data.
-      depth: Scopes that differ only below so many names are added up.
+      depth: Scopes that are equal in this many outer names are added up.
 
     Example:
       >>> made = Footprint(argument_bytes=300, output_bytes=200, alias_bytes=200, temp_bytes=700)

@@ -179,15 +179,15 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Verification(Shown):
-    """A planned step held against the step as written.
+    """A planned step compared with the step as written.
 
     Attributes:
-      exact: Whether both ran one operation at a time, and every bit must be equal.
+      exact: True if both ran one operation at a time, so that every bit must be equal.
       leaves: Each array that the step returns: losses, gradients, updated state; in the order of its results.
-      generated: Paths of arguments that were described, and generated.
-      effects: What happens besides the results when the step runs, such as prints; it happened in both runs.
-      random_draws: How often random bits are drawn, in the step and in the planned step. More in the planned one
-        means that bits are drawn again, from the same key.
+      generated: Paths of arguments that were generated from descriptions.
+      effects: Side effects of the step, such as prints; they happened in both runs.
+      random_draws: How often random bits are drawn, in the step and in the planned step. More in the planned step means
+        that bits are drawn a second time, from the same key.
     """
 
     _report: ClassVar[str] = "jaxckpt.report.checks:verification_report"
@@ -222,11 +222,11 @@ class Verification(Shown):
 
     @property
     def not_finite(self) -> int:
-        """How many elements of the step's own results are NaN or infinite; nothing is known about what led there."""
+        """How many elements of the results of the step as written are NaN or infinite; these compare nothing."""
         return sum(leaf.not_finite for leaf in self.leaves)
 
     def check(self) -> "Verification":
-        """The verification itself where it is ok, so that `verify(...).check()` is a test.
+        """The verification itself if it is ok, so that `verify(...).check()` is a test.
 
         Raises:
           VerificationError: Results differ by more than is allowed; names them.

@@ -52,20 +52,21 @@ def verify(
     Args:
       step: The step as written: a function, plain or jitted; or a `jaxckpt.Step`.
       planned: `plan.apply(step)`, `jaxckpt.apply(step, policy)`, any other function, jitted or not; or a plan.
-      *args: Arguments of the step: arrays, or `jax.ShapeDtypeStruct`s, for which the same arrays are generated on every
+      *args: Arguments of the step: arrays, or `jax.ShapeDtypeStruct`s, for which arrays are generated, equal in every
         run: small floats, integers 0 to 3, real keys.
       exact: Runs both one operation at a time and demands that every bit is equal; slower.
-      tolerances: By type of a result, in the place of `jaxckpt.verifier.TOLERANCES`.
+      tolerances: By type of a result, instead of `jaxckpt.verifier.TOLERANCES`.
       donate_argnums: Positions whose memory the results may take; of a plain step. Donated arrays are copied before.
       static_argnums: Positions that are not traced; of a plain step.
 
     Returns:
       The differences of all results, by path: `verification.ok` says if they are within tolerances, and
-      `verification.check()` raises. NaN and infinity must stand where they stand in the step's own results.
+      `verification.check()` raises. NaN and infinity must be at the same elements as in the results of the step as
+      written.
 
     Raises:
       VerificationError: The results have another structure, shape or type.
-      UnverifiableError: The step cannot be run on this machine, or gives nothing but NaN for generated arguments.
+      UnverifiableError: The step cannot run on this machine, or all its results are NaN for generated arguments.
 
     Example:
       >>> import jax, jax.numpy as jnp

@@ -62,5 +62,5 @@ def test_eager_runs_are_held_against_the_one_without_a_budget():
     assert lines[2:5] == [
         "| gpt | none | 1 MiB | 2 MiB | 4 | 2 of 2 | 0.50 s |",
         "| gpt | 0.5, `dtr_eq` | 1 MiB | 2 MiB | 4 | 1 of 2 | 0.50 s |",
-        "| gpt | 0.5, `coop` | cannot be kept | | | | |",
+        "| gpt | 0.5, `coop` | stops | | | | |",
     ]

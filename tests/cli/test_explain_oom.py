@@ -27,6 +27,6 @@ def test_standard_input_is_read_and_json_is_one_object():
 
 def test_a_text_without_a_message_and_a_missing_file_are_refused(tmp_path, capsys):
     (tmp_path / "log").write_text("all is well")
-    for file, words in ((tmp_path / "log", "holds no message"), (tmp_path / "none", "cannot be read")):
+    for file, words in ((tmp_path / "log", "holds no out-of-memory message"), (tmp_path / "none", "cannot be read")):
         assert run(lambda file=file: app(["explain-oom", str(file)], standalone_mode=False)) == 2
         assert words in capsys.readouterr().err

@@ -83,7 +83,7 @@ PAIRS = (
         code="small-copy",
         bad=found(trained(OFFLOAD, name_input=True), LAYERS, BATCH),
         good=found(trained(OFFLOAD, name_input=True), *LARGE),
-        said="128 B go to host memory",
+        said="128 B are copied to host memory",
     ),
     Pair(
         code="parameters-returned",

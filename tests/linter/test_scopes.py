@@ -129,7 +129,7 @@ PAIRS = (
         code="whole-function",
         bad=found(whole(jax.checkpoint)),
         good=found(stacked(checkpointed(), checkpointed())),
-        said="all that is differentiated",
+        said="everything that is differentiated",
     ),
     Pair(code="last-stage", bad=found(ending(block, checkpointed())), good=found(ending(checkpointed(), block))),
     Pair(

@@ -172,7 +172,7 @@ def test_the_first_error_is_read_and_others_are_counted():
 
 def test_a_warning_that_is_no_failure_is_no_error():
     warning = next(line for line in TEXTS["gpu_bfc"].splitlines() if "not a failure" in line)
-    with pytest.raises(OutOfMemoryTextError, match="holds no message"):
+    with pytest.raises(OutOfMemoryTextError, match="holds no out-of-memory message"):
         read_out_of_memory(warning)
 
 

@@ -82,7 +82,7 @@ def test_jit_plans_on_one_process_for_all(run):
 
 def test_different_plans_stop_every_process_before_anything_runs(run):
     for found in run:
-        assert "are about to carry out different plans" in found["different"]
+        assert "have different plans" in found["different"]
         assert "process 0: step" in found["different"]
         assert "process 1: step" in found["different"]
         assert "plan_once" in found["different"]
@@ -94,7 +94,7 @@ def test_a_plan_that_cannot_be_made_is_an_error_everywhere(run):
 
 
 def test_a_process_that_does_not_come_is_named(run):
-    assert "process 1 of this run says nothing" in run[0]["alone"]
+    assert "process 1 of this run does not answer" in run[0]["alone"]
     assert "waited for 2 s" in run[0]["alone"]
 
 

@@ -178,7 +178,7 @@ def read(data: bytes, folder: Path) -> Snapshot:
 @given(st.data())
 def test_a_file_that_was_cut_off_is_refused(tmp_path_factory, written, data):
     end = data.draw(st.integers(0, len(written.rstrip()) - 1))
-    with pytest.raises(SnapshotFileError, match="no snapshot that we can compare with"):
+    with pytest.raises(SnapshotFileError, match="no snapshot that can be compared"):
         read(written[:end], tmp_path_factory.mktemp("cut"))
 
 

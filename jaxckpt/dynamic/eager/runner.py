@@ -44,7 +44,7 @@ class Runner:
         engine's own: where an array really lies is the device's affair.
       donate_argnums: Arguments that are the step's to use up: they are released after their last reader, and deleted.
         Taken over from a jitted step.
-      static_argnums: Arguments that are not traced; taken over from a jitted step.
+      static_argnums: Arguments that are not traced; those of a jitted step are read from it.
       measure: Whether ops are priced by the seconds that they take; else by the bytes that they move, so that every run
         decides the same.
       limit: A run is given up when recomputations are this many times the step's ops.

@@ -50,13 +50,13 @@ def timed_scopes(
     """Times the scopes of a step by running its ops one by one on the default device.
 
     Args:
-      step: Loss, gradient and, if it is there, update, as it is or with a plan applied; plain or jitted.
-      *args: Arrays. Each op runs twice where it has no effect, and the second run counts; nothing is donated.
-      depth: How many outer names of a scope's path make a row.
+      step: Loss, gradient and, if there is one, the update, as written or planned; plain or jitted.
+      *args: Arrays. Each op without effects runs twice, and the second run counts; nothing is donated.
+      depth: The number of outer names of a scope's path that are one row.
       static_argnums: Positions that are not traced.
 
     Returns:
-      A row a scope, in the order in which the step comes to them. Seconds of single ops, not of the compiled step.
+      One row for each scope, in the order of execution. Seconds are those of single ops, not of the compiled step.
 
     Raises:
       ArgumentError: An argument is no array.

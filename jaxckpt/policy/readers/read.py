@@ -34,7 +34,7 @@ def read_policy(config: Any, system: str, **settings: Any) -> Reading:
       The policy, how settings were understood, and what was not carried over; printing it shows all three.
 
     Raises:
-      PolicyError: There is no such system, or the configuration is wrong; all that is wrong is numbered.
+      PolicyError: There is no such system, or the configuration is invalid; all problems are numbered.
 
     Example:
       >>> print(read_policy('{"activation_checkpointing": {"cpu_checkpointing": false}}', "deepspeed"))

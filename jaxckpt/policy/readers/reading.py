@@ -22,14 +22,13 @@ Source = Mapping[str, Any] | str | Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Another system's configuration, read.
+    """Another system's configuration, read as a policy.
 
     Attributes:
-      system: Whose it is.
-      policy: What it says, as a policy.
+      system: The other system.
+      policy: The policy.
       understood: How settings that can be written in several ways were read, one sentence each.
-      not_carried: What the policy does not say although the configuration does: why, and what to do instead, one
-        sentence each.
+      not_carried: Settings that the policy does not contain: why, and what to do instead, one sentence each.
 
     Example:
       >>> print(Reading(system="maxtext", policy=Policy(default="save")))

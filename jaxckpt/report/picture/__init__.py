@@ -18,20 +18,20 @@ __all__ = ["Picture", "draw", "layout", "memory_figure", "memory_page", "save_fi
 
 
 def draw(footprint: Footprint | MemoryMap, path: str | Path, *, title: str | None = None) -> None:
-    """Draws where the temporaries of a compiled step are, kernel by kernel, into one file.
+    """Draws the memory map of a compiled step's temporaries into one file.
 
-    Time goes across and addresses go up; each buffer is a rectangle, coloured by layer, and below it the bytes alive
-    are stacked by layer. Arguments are there all the time and are not drawn.
+    Time runs from left to right, addresses from bottom to top. Each buffer is a rectangle, coloured by layer; below
+    them the bytes alive are stacked by layer. Arguments are alive all the time and are not drawn.
 
     Args:
       footprint: From `jaxckpt.footprint`, or its `memory`.
-      path: Where to. What is there is replaced. The ending chooses: ".html" is one interactive page that fetches
+      path: Of the file, which is replaced. Its ending chooses the format: ".html" is one interactive page that fetches
         nothing; ".png", ".svg" and ".pdf" are drawn by matplotlib.
       title: Heading of the picture; the program's name and the target if None.
 
     Raises:
-      PictureError: Another ending, a path that takes no file, or a footprint without memory map.
-      MissingPackageError: matplotlib is asked for and not installed.
+      PictureError: Another ending, a path that cannot be written, or a footprint without memory map.
+      MissingPackageError: matplotlib is needed and not installed.
 
     Example:
       >>> import tempfile
