@@ -1,8 +1,8 @@
 """Strategies of others, each a file that reads like its paper; all make the same `GraphPlan`s from the same `Problem`s.
 
 Read in this order: `chain` (a step as a sequence of stages), `sqrt`, `revolve`, `rotor` (which stages of a chain
-run again), `by_names`, `megatron`, `mindspore` (which values do), `knapsack`, `mincut` (PyTorch's partitioner),
-`checkmate` (all of it as one integer programme). The evictors of `jaxckpt.dynamic` are strategies too. `BASELINES` is
+run again), `by_names`, `layers`, `megatron`, `mindspore` (which values do), `knapsack`, `mincut` (PyTorch's
+partitioner), `checkmate` (all of it as one integer programme). The evictors of `jaxckpt.dynamic` are strategies too. `BASELINES` is
 their table; docs/strategies.md shows it.
 """
 
@@ -12,7 +12,7 @@ from importlib import import_module
 from types import MappingProxyType
 
 from jaxckpt.ir import GraphPlan
-from jaxckpt.solve.baselines import mincut, mindspore
+from jaxckpt.solve.baselines import layers, mincut, mindspore
 from jaxckpt.solve.baselines.by_names import solve_dots, solve_dots_no_batch, solve_names
 from jaxckpt.solve.baselines.checkmate import solve_checkmate
 from jaxckpt.solve.baselines.megatron import solve_megatron
@@ -91,6 +91,14 @@ BASELINES: Mapping[str, Strategy] = MappingProxyType(
             source="`jax.checkpoint_policies.save_only_these_names`",
             option='a glob on the names ("names:{qkv,attn_out}"); all if not given',
             read=lambda names: Solver(solve=partial(solve_names, names=names)),
+        ),
+        "layers": Strategy(
+            solver=Solver(solve=layers.solve_layers),
+            keeps="the inputs of each layer, and in it what a policy saves; layers are found by their scopes",
+            good="models whose modules have names: `jax.checkpoint` or `nn.remat` around each of them",
+            source="`flax.linen.remat`, `jax.checkpoint`",
+            option='values that are saved in a layer: "nothing", "dots" or "dots_no_batch" ("layers:dots")',
+            read=layers.read_option,
         ),
         "mincut": Strategy(
             solver=Solver(sweep=sweep_min_cut),

@@ -25,10 +25,11 @@ def solve_dots_no_batch(problem: Problem) -> GraphPlan:
 def solve_names(problem: Problem, names: str = "*") -> GraphPlan:
     """Keeps the values that `checkpoint_name` names, by a glob; "{a,b}" means either."""
     rule = Rule(match=Match(name=names), decision=Save())
-    return _followed(problem, Policy(name="names", default="recompute", rules=(rule,)))
+    return follow(problem, Policy(name="names", default="recompute", rules=(rule,)))
 
 
-def _followed(problem: Problem, policy: Policy) -> GraphPlan:
+def follow(problem: Problem, policy: Policy) -> GraphPlan:
+    """The plan of a policy, with all required decisions."""
     plan = plan_from_policy(problem, policy).plan
     if not problem.required:
         return plan
@@ -38,4 +39,4 @@ def _followed(problem: Problem, policy: Policy) -> GraphPlan:
 def _followed_by_name(problem: Problem, name: str) -> GraphPlan:
     """The plan of a shipped policy, whose rules need not match anything."""
     policy = load_policy(name)
-    return _followed(problem, replace(policy, rules=tuple(replace(rule, optional=True) for rule in policy.rules)))
+    return follow(problem, replace(policy, rules=tuple(replace(rule, optional=True) for rule in policy.rules)))
