@@ -5,10 +5,10 @@ donated argument makes its new state, as an optimiser does with a parameter, and
 up to the result that takes the argument's place. Read after `program`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jaxckpt.cost.rates import Rates
-from jaxckpt.dynamic.program import Call, Constant, Keep, Note, Program, Release, RunCall, Statement, Tensor
+from jaxckpt.dynamic.program import Call, Constant, Keep, Note, Program, ProgramWriter, Release
 from jaxckpt.dynamic.training import state_of, trained
 from jaxckpt.ir import Graph, Kind, Op, Phase
 
@@ -31,63 +31,65 @@ def program_from_graph(
       A program with one call for each op, in traced order. Results are kept at the end; donated arguments go at
       their release, all others stay for good. An op that writes nothing is given an empty result.
     """
-    writer = _ProgramWriter(graph, prices or [_traffic_bytes(graph, op, views) for op in graph.ops], views)
-    one = writer.program()
+    one, ids = write_graph(graph, prices=prices, views=views)
     if steps == 1:
         return one
-    state = {writer.ids[old]: writer.ids[new] for old, new in state_of(graph).items()}
-    return trained(one, steps=steps, state=state)
+    return trained(one, steps=steps, state={ids[old]: ids[new] for old, new in state_of(graph).items()})
 
 
-class _ProgramWriter:
-    """Collects tensors, calls and steps while it walks the graph."""
+def write_graph(
+    graph: Graph, *, prices: Sequence[float] | None, views: frozenset[str]
+) -> tuple[Program, dict[int, int]]:
+    """The program of one step, and the tensor of each value; arguments are those of `program_from_graph`."""
+    writer = _GraphWriter(graph, prices or [_traffic_bytes(graph, op, views) for op in graph.ops], views)
+    return writer.program(), writer.ids
 
+
+class _GraphWriter(ProgramWriter):
     def __init__(self, graph: Graph, prices: Sequence[float], views: frozenset[str]):
+        super().__init__()
         self.graph = graph
         self.views = views
         self.prices = prices
         self.ids: dict[int, int] = {}
-        self.tensors: list[Tensor] = []
-        self.calls: list[Call] = []
         self.last_reader = {v: op.id for op in graph.ops for v in (*op.writes, *op.reads)}
         self.states = set(graph.donated)
         self.results = dict.fromkeys(graph.outputs)
+        self._write_arguments()
+        first_backward = next((op.id for op in graph.ops if op.phase is Phase.BACKWARD), None)
+        for op in graph.ops:
+            self.steps += [Note("BACKWARD")] if op.id == first_backward else []
+            self._write_op(op)
+        self.steps += [Keep(self.ids[v]) for v in self.results]
 
-    def program(self) -> Program:
-        steps: list[Statement] = [*self._arguments()]
-        first_backward = next((op.id for op in self.graph.ops if op.phase is Phase.BACKWARD), None)
-        for op in self.graph.ops:
-            steps += [Note("BACKWARD")] if op.id == first_backward else []
-            steps += self._call(op)
-        steps += [Keep(self.ids[v]) for v in self.results]
-        return Program(tensors=tuple(self.tensors), calls=tuple(self.calls), steps=tuple(steps))
-
-    def _arguments(self) -> Iterator[Statement]:
+    def _write_arguments(self) -> None:
         for v in dict.fromkeys((*self.graph.inputs, *self.graph.constants)):
             donated = v in self.graph.donated
-            yield Constant(self._tensor(v), lent=not donated)
+            self.steps.append(Constant(self._write_value(v), lent=not donated))
             if donated and v not in self.last_reader and v not in self.results:
-                yield Release(self.ids[v])
+                self.steps.append(Release(self.ids[v]))
 
-    def _call(self, op: Op) -> Iterator[Statement]:
+    def _write_op(self, op: Op) -> None:
         reads = tuple(self.ids[v] for v in op.reads)
         viewed = reads[0] if op.primitive in self.views and len(reads) == len(op.writes) == 1 else None
-        writes = tuple(self._tensor(v, viewed) for v in op.writes) or (self._empty(op),)
-        self.calls.append(
+        writes = tuple(self._write_value(v, viewed) for v in op.writes)
+        empty = () if writes else (self.tensor(f"done{op.id}", 0),)
+        self.call(
             Call(
                 name=op.primitive,
                 price=self.prices[op.id],
                 reads=reads,
-                writes=writes,
+                writes=writes or empty,
                 once=bool(op.effects),
                 dense=op.kind is Kind.CONTRACTION,
                 replaces=self._replaced(op),
             )
         )
-        yield RunCall(len(self.calls) - 1)
-        dying = (v for v in dict.fromkeys((*op.reads, *op.writes)) if self.last_reader[v] == op.id)
-        yield from (Release(self.ids[v]) for v in dying if v not in self.results)
-        yield from (Release(t) for t in writes if not op.writes)
+        dying = (v for v in dict.fromkeys((*op.reads, *op.writes)) if self._dies(v, op))
+        self.steps += map(Release, (*(self.ids[v] for v in dying), *empty))
+
+    def _dies(self, value: int, op: Op) -> bool:
+        return self.last_reader[value] == op.id and value not in self.results
 
     def _replaced(self, op: Op) -> tuple[int | None, ...]:
         """The donated argument, or its state so far, that the op is the last to read and whose type its result has."""
@@ -95,22 +97,16 @@ class _ProgramWriter:
             return ()
         made = str(self.graph.values[op.writes[0]])
         for v in dict.fromkeys(op.reads):
-            dies = self.last_reader[v] == op.id and v in self.states and v not in self.results
-            if dies and str(self.graph.values[v]) == made:
+            if v in self.states and self._dies(v, op) and str(self.graph.values[v]) == made:
                 self.states.add(op.writes[0])
                 return (self.ids[v],)
         return ()
 
-    def _tensor(self, value: int, viewed: int | None = None) -> int:
+    def _write_value(self, value: int, viewed: int | None = None) -> int:
         made = self.graph.values[value]
-        size = 0 if viewed is not None else made.size_bytes
-        self.tensors.append(Tensor(name=made.name or f"v{value}", size_bytes=size, view_of=viewed))
-        self.ids[value] = len(self.tensors) - 1
+        size_bytes = 0 if viewed is not None else made.size_bytes
+        self.ids[value] = self.tensor(made.name or f"v{value}", size_bytes, viewed)
         return self.ids[value]
-
-    def _empty(self, op: Op) -> int:
-        self.tensors.append(Tensor(name=f"done{op.id}", size_bytes=0))
-        return len(self.tensors) - 1
 
 
 def eager_seconds(graph: Graph, rates: Rates, *, views: frozenset[str] = VIEWS) -> list[float]:

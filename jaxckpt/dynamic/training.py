@@ -7,7 +7,7 @@ they are updated do they move, and what stays for good then lies between what co
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jaxckpt.dynamic.program import Call, Constant, Keep, Note, Program, Release, RunCall, Statement, Tensor
+from jaxckpt.dynamic.program import Constant, Keep, Note, Program, ProgramWriter, Release, RunCall, Statement
 from jaxckpt.ir import Graph
 
 
@@ -33,64 +33,47 @@ def trained(program: Program, *, steps: int, state: Mapping[int, int]) -> Progra
     `state` maps each constant that is updated to the kept tensor that is its new state. Results that are no state are
     dropped after each step but the last; constants that are no state are the same at each step.
     """
-    return _Repeated(program, steps, state).program()
+    repeated = _Repeated(program, state)
+    for number in range(1, steps + 1):
+        repeated.add(last=number == steps)
+    return repeated.program()
 
 
-class _Repeated:
-    """Collects what each step adds."""
-
-    def __init__(self, one: Program, times: int, state: Mapping[int, int]):
+class _Repeated(ProgramWriter):
+    def __init__(self, one: Program, state: Mapping[int, int]):
+        super().__init__()
         self.one = one
-        self.times = times
         self.state = state
         self.constants = {step.tensor for step in one.steps if isinstance(step, Constant)}
-        self.updated = {old for old, new in state.items() if old != new}
-        self.tensors: list[Tensor] = []
+        self.passed_on = self.constants | set(state.values())
+        self.unchanged = self.constants - {old for old, new in state.items() if old != new}
+        self.ids: dict[int, int] = {}
 
-    def program(self) -> Program:
-        one, steps, calls = self.one, list[Statement](), list[Call]()
-        ids: dict[int, int] = {}
-        for time in range(self.times):
-            ids = self._ids(ids)
-            steps += self._steps(ids, len(calls), first=time == 0, last=time == self.times - 1)
-            calls += [
-                replace(
-                    call,
-                    reads=tuple(ids[t] for t in call.reads),
-                    writes=tuple(ids[t] for t in call.writes),
-                    replaces=tuple(None if t is None else ids[t] for t in call.replaces),
-                )
-                for call in one.calls
-            ]
-        return Program(tensors=tuple(self.tensors), calls=tuple(calls), steps=tuple(steps))
-
-    def _ids(self, before: Mapping[int, int]) -> dict[int, int]:
-        """The tensors of a step: constants are those of the step before, or what became of them."""
-        ids: dict[int, int] = {}
+    def add(self, *, last: bool) -> None:
+        """Adds a step, whose constants are those of the step before, or what became of them."""
+        before, self.ids = self.ids, {}
         for t, tensor in enumerate(self.one.tensors):
             if before and t in self.constants:
-                ids[t] = before[self.state.get(t, t)]
-                continue
-            ids[t] = len(self.tensors)
-            view_of = None if tensor.view_of is None else ids[tensor.view_of]
-            self.tensors.append(replace(tensor, view_of=view_of))
-        return ids
-
-    def _steps(self, ids: Mapping[int, int], calls: int, *, first: bool, last: bool) -> list[Statement]:
-        found: list[Statement] = []
-        passed_on = set(self.state.values()) | self.constants
+                self.ids[t] = before[self.state.get(t, t)]
+            else:
+                view_of = None if tensor.view_of is None else self.ids[tensor.view_of]
+                self.ids[t] = self.tensor(tensor.name, tensor.size_bytes, view_of)
         for step in self.one.steps:
-            match step:
-                case RunCall(call):
-                    found.append(RunCall(call + calls))
-                case Note():
-                    found.append(step)
-                case Constant(tensor, lent):
-                    found += [Constant(ids[tensor], lent)] if first else []
-                case Keep(tensor) if not last:
-                    found += [] if tensor in passed_on else [Release(ids[tensor])]
-                case Release(tensor) if tensor in self.constants and tensor not in self.updated and not last:
-                    continue  # it is read again in the next step
-                case _:
-                    found.append(replace(step, tensor=ids[step.tensor]))
-        return found
+            if not (before and isinstance(step, Constant)):
+                self._add_step(step, last=last)
+
+    def _add_step(self, step: Statement, *, last: bool) -> None:
+        match step:
+            case RunCall(number):
+                call, ids = self.one.calls[number], self.ids
+                replaces = tuple(None if t is None else ids[t] for t in call.replaces)
+                reads, writes = (tuple(ids[t] for t in tensors) for tensors in (call.reads, call.writes))
+                self.call(replace(call, reads=reads, writes=writes, replaces=replaces))
+            case Note():
+                self.steps.append(step)
+            case Keep(tensor) if not last:
+                self.steps += [] if tensor in self.passed_on else [Release(self.ids[tensor])]
+            case Release(tensor) if tensor in self.unchanged and not last:
+                pass  # it is read again in the next step
+            case _:
+                self.steps.append(replace(step, tensor=self.ids[step.tensor]))
