@@ -4,7 +4,7 @@ Under a budget, which value goes when room is needed? DTR evicts what is cheap t
 counts the free bytes beside a value as its own; Coop evicts neighbours in memory, and lays them out so that cheap ones
 are neighbours. All three run here on one engine over any step's graph.
 
-Read in this order: `program` (what is run), `training` (several steps of it), `from_graph`, `log` (DTR's format),
+Read in this order: `program` (what is run), `from_graph` (one training step or several), `log` (DTR's format),
 `evictors` and `memory` (the rules, as data), `state`, `pool`, `union_find`, `score`, `search`, `eviction`, `engine`
 (the loops), `simulation` (what is said of a run), `simulator`, `addresses` (where everything lay), `online` (call by
 call), `strategies` (a simulation as a plan). The subpackage `eager` runs a step on real arrays, `compare` puts evictors

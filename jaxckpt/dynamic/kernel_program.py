@@ -5,8 +5,8 @@ Read after `jaxckpt.solve.problem` and `jaxckpt.dynamic.program`.
 
 from dataclasses import replace
 
+from jaxckpt.dynamic.from_graph import state_of, trained
 from jaxckpt.dynamic.program import Call, Constant, Keep, Program, ProgramWriter, Release, RunCall
-from jaxckpt.dynamic.training import state_of, trained
 from jaxckpt.ir import Kind
 from jaxckpt.solve.problem import Problem
 
@@ -44,6 +44,8 @@ class _KernelWriter(ProgramWriter):
         self.arguments = dict.fromkeys((*graph.inputs, *graph.constants)) if with_arguments else {}
         self.results = {source for v in graph.outputs for source in fusion.sources[v]}
         self.ids: dict[int, int] = {}
+        self.last_reader: dict[int, int] = {}
+        """By tensor the last call that reads it, or else makes it."""
         self.steps += [Constant(self._write_value(v), lent=v not in graph.donated) for v in self.arguments]
         self._write_calls()
         self._write_releases()
@@ -61,25 +63,29 @@ class _KernelWriter(ProgramWriter):
             if not written:
                 continue
             sources = dict.fromkeys(s for v in op.reads for s in fusion.sources[v] if s in self.ids)
-            self.calls.append(
-                Call(
-                    name=str(op.id),
-                    price=1e9 * self.problem.op_s[op.id],
-                    reads=tuple(self.ids[s] for s in sources),
-                    writes=tuple(map(self._write_value, written)),
-                    once=bool(op.effects),
-                    dense=op.kind is Kind.CONTRACTION,
-                )
+            call = Call(
+                name=str(op.id),
+                price=1e9 * self.problem.op_s[op.id],
+                reads=tuple(self.ids[s] for s in sources),
+                writes=tuple(map(self._write_value, written)),
+                once=bool(op.effects),
+                dense=op.kind is Kind.CONTRACTION,
             )
+            self.last_reader.update(dict.fromkeys((*call.writes, *call.reads), len(self.calls)))
+            self.calls.append(call)
 
     def _write_releases(self) -> None:
         """Issues all calls, each followed by the releases of what it was the last to read; says what replaces what."""
-        graph, ids = self.problem.graph, self.ids
-        last = {t: i for i, call in enumerate(self.calls) for t in (*call.writes, *call.reads)}
-        stay = {ids[v] for v in ids if v in self.results or (v in self.arguments and v not in graph.donated)}
-        old = {ids[new]: ids[v] for v, new in state_of(graph).items() if new in ids and v in ids}
+        stay = {t for v, t in self.ids.items() if self._stays(v)}
+        ids = self.ids
+        old = {ids[new]: ids[v] for v, new in state_of(self.problem.graph).items() if new in ids and v in ids}
         for i, call in enumerate(self.calls):
-            dying = [t for t in dict.fromkeys((*call.writes, *call.reads)) if last[t] == i and t not in stay]
+            tensors = dict.fromkeys((*call.writes, *call.reads))
+            dying = [t for t in tensors if self.last_reader[t] == i and t not in stay]
             taken = tuple(old[t] if old.get(t) in dying else None for t in call.writes)
-            self.calls[i] = replace(call, replaces=taken) if any(t is not None for t in taken) else call
+            self.calls[i] = replace(call, replaces=() if set(taken) == {None} else taken)
             self.steps += [RunCall(i), *map(Release, dying)]
+
+    def _stays(self, value: int) -> bool:
+        lent = value in self.arguments and value not in self.problem.graph.donated
+        return lent or value in self.results

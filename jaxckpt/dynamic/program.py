@@ -168,10 +168,7 @@ class Program:
 
 
 def _problems(program: Program) -> list[str]:
-    tensors, known, found, issued = program.tensors, set[int](), list[str](), 0
-    found += [f"tensor {i} is a view of {t.view_of}" for i, t in enumerate(tensors) if (t.view_of or 0) >= max(i, 1)]
-    found += [f"tensor {i} has {t.size_bytes} bytes" for i, t in enumerate(tensors) if t.size_bytes < 0]
-    found += [f"view {i} has bytes" for i, t in enumerate(tensors) if t.view_of is not None and t.size_bytes]
+    known, found, issued = set[int](), _tensor_problems(program.tensors), 0
     for step in program.steps:
         match step:
             case Constant(tensor):
@@ -184,6 +181,12 @@ def _problems(program: Program) -> list[str]:
             case Get(tensor) | Release(tensor) | Keep(tensor) if tensor not in known:
                 found.append(f"{type(step).__name__} of {tensor}, which is not made yet")
     return found
+
+
+def _tensor_problems(tensors: tuple[Tensor, ...]) -> list[str]:
+    found = [f"tensor {i} is a view of {t.view_of}" for i, t in enumerate(tensors) if (t.view_of or 0) >= max(i, 1)]
+    found += [f"tensor {i} has {t.size_bytes} bytes" for i, t in enumerate(tensors) if t.size_bytes < 0]
+    return found + [f"view {i} has bytes" for i, t in enumerate(tensors) if t.view_of is not None and t.size_bytes]
 
 
 def _call_problems(number: int, call: Call, known: set[int]) -> list[str]:

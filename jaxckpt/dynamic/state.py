@@ -135,13 +135,12 @@ def layout(program: Program) -> dict[str, Any]:
     roots = tuple(dict.fromkeys(program.storage))
     number = {root: i for i, root in enumerate(roots)}
     storage_of = np.array([number[root] for root in program.storage], dtype=np.int32)
-    storages, calls = _storages(program, roots), records(len(program.calls), CALL)
+    tensors = _tensors(program, storage_of)
+    storages = _storages(program, np.array(roots, dtype=np.int32), tensors)
     tensors_of, storages["tensor"], storages["tensors"] = _grouped(storage_of, len(roots))
-    calls["cost"] = [call.price for call in program.calls]
-    calls["args"] = [len(call.reads) for call in program.calls]
+    calls = records(len(program.calls), CALL)
+    calls[:] = [(c.price, 0, len(c.reads), c.writes[0], len(c.writes), 0) for c in program.calls]
     calls["arg"] = np.cumsum(calls["args"]) - calls["args"]
-    calls["out"] = [call.writes[0] for call in program.calls]
-    calls["outs"] = [len(call.writes) for call in program.calls]
     links = _links(program, storage_of.tolist())
     upward, storages["up"], storages["all_ups"] = _grouped(links[:, 0], len(roots))
     downward, storages["down"], storages["all_downs"] = _grouped(links[:, 1], len(roots))
@@ -153,7 +152,7 @@ def layout(program: Program) -> dict[str, Any]:
     ]
     return {
         "storages": storages,
-        "tensors": _tensors(program, storage_of),
+        "tensors": tensors,
         "calls": calls,
         "args": np.array([t for call in program.calls for t in call.reads], dtype=np.int32),
         "tensors_of": tensors_of,
@@ -163,7 +162,7 @@ def layout(program: Program) -> dict[str, Any]:
     }
 
 
-def _storages(program: Program, roots: tuple[int, ...]) -> Any:
+def _storages(program: Program, roots: Any, tensors: Any) -> Any:
     storages = records(len(roots), STORAGE)
     storages["root"] = roots
     storages["bytes"] = [program.tensors[t].size_bytes for t in roots]
@@ -172,9 +171,10 @@ def _storages(program: Program, roots: tuple[int, ...]) -> Any:
     storages["last"] = -np.inf
     storages["dirty"] = 1
     storages["lent"] = np.isin(roots, [s.tensor for s in program.steps if isinstance(s, Constant) and s.lent])
-    storages["dense"] = np.isin(roots, [t for call in program.calls if call.dense for t in call.writes])
-    once = [program.storage[t] for call in program.calls if call.once for t in call.writes]
-    storages["fixed"] = np.isin(roots, once) | [program.producer[t] is None for t in roots]
+    dense, once = np.array([*((c.dense, c.once) for c in program.calls), (False, False)]).T  # the last: of constants
+    storages["dense"] = dense[tensors["call"][roots]]
+    storages["fixed"] = tensors["call"][roots] < 0
+    storages["fixed"][tensors["storage"][once[tensors["call"]]]] = 1
     return storages
 
 

@@ -21,6 +21,7 @@ from jaxckpt.dynamic.program import Program
 from jaxckpt.dynamic.simulator import RunOptions, live_bytes, simulate
 from jaxckpt.dynamic.strategies import sweep_evicted
 from jaxckpt.ir import GraphPlan
+from jaxckpt.machine import Target
 from jaxckpt.solve import OptimalSolver, Problem
 
 OPTIMUM = "static optimum"
@@ -183,8 +184,7 @@ def compare_evictors(
     say, runs = progress or silent, options.runs()
     say("tracing the step")
     called = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    trained = trained_step(called, options)
-    program, problem = trained.program, trained.problem
+    step_name, problem, program = trained_step(called, options)
     whole_bytes, calls = live_bytes(program), f"{len(program.calls)} {'kernels' if options.by_kernels else 'ops'}"
     budgets = [(ratio, int(ratio * whole_bytes)) for ratio in options.ratios]
     rows: list[EvictionRow] = []
@@ -199,8 +199,8 @@ def compare_evictors(
         plans = tuple(sweep_evicted(problem, evictor=name))
         rows += _plans(FROZEN.format(name), problem, budgets, partial(_fastest, plans))
     return Evictions(
-        step=trained.name,
-        target=trained.target,
+        step=step_name,
+        target=Target(options.target).name,
         basis=options.basis,
         steps=options.steps,
         calls=len(program.calls) // options.steps,

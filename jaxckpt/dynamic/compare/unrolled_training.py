@@ -83,27 +83,14 @@ class TrainingKeywords(TypedDict, total=False):
     limit: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """A step that rules of eviction can run: its name, whose seconds count, one step, and all training steps."""
-
-    name: str
-    target: str
-    problem: Problem
-    program: Program
-
-
-def trained_step(step: Step, options: TrainingOptions) -> Trained:
-    """Traces a step and makes a program of it."""
+def trained_step(step: Step, options: TrainingOptions) -> tuple[str, Problem, Program]:
+    """Traces a step: its name, one step of it as a problem, and all training steps as a program."""
     traced = trace_step(step.function, *step.args, kwargs=step.kwargs, **step.argnums)
-    target = Target(options.target)
-    problem = Problem(graph=traced.graph, rates=target.rates)
+    problem = Problem(graph=traced.graph, rates=Target(options.target).rates)
     if options.basis == "kernels":
-        program = training_of_kernels(problem, steps=options.steps)
-    else:
-        prices_ns = [1e9 * seconds for seconds in eager_seconds(traced.graph, problem.rates)]
-        program = program_from_graph(traced.graph, prices=prices_ns, steps=options.steps)
-    return Trained(name=traced.name, target=target.name, problem=problem, program=program)
+        return traced.name, problem, training_of_kernels(problem, steps=options.steps)
+    prices_ns = [1e9 * seconds for seconds in eager_seconds(traced.graph, problem.rates)]
+    return traced.name, problem, program_from_graph(traced.graph, prices=prices_ns, steps=options.steps)
 
 
 def address_maps(
@@ -132,6 +119,6 @@ def address_maps(
     options = replace(options, **keywords)
     runs = options.runs()
     called = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    program = trained_step(called, options).program
+    _, _, program = trained_step(called, options)
     budget = max(1, int(ratio * live_bytes(program)))
     return {name: address_map(program, budget=budget, options=run) for name, run in runs.items()}
