@@ -98,7 +98,7 @@ def address_map(
     machine = ended(parts, task, record=int(ended(parts, task).now[0].events))
     unplaced, events = _unplaced(program, machine), machine.events.tolist()
     executed, resident, residences, refusals = 0, dict[int, Residence](), list[Residence](), list[Refusal]()
-    for what, which, figure in events:
+    for what, which, figure in events:  # one branch for each kind of event
         if what == state.EVENT_RUN:
             executed += 1
         elif what == state.EVENT_PLACE:

@@ -326,6 +326,7 @@ def unlock_operand(m: Machine, s: int, made: int) -> None:
     if not st.material:
         st.locks -= 1  # its memory was taken over
         return
+    # All that is said of an operand when nobody uses it any more: one branch for each treatment of a release.
     eviction.unlock(m, s)
     if eviction.is_in_use(st):
         return
@@ -342,6 +343,7 @@ def unlock_operand(m: Machine, s: int, made: int) -> None:
 @compiled
 def issue(m: Machine, call: int) -> bool:
     """Runs a call for the first time."""
+    # Three loops over operands and results, in the order in which DTR's simulator goes through them.
     now, c = m.now[0], m.calls[call]
     now.issued = call
     for i in range(c.arg, c.arg + c.args):

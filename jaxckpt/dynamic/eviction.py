@@ -161,6 +161,7 @@ def pin_descendants(m: Machine, s: int) -> None:
 @compiled
 def reach(m: Machine, s: int, pin: bool) -> bool:
     """Walks from a storage down through evicted ones; True if the program may still read one of them."""
+    # One walk for both questions: what is pinned has to be exactly what would have been needed.
     now, depth = m.now[0], 1
     now.walk += 1
     m.walk[0] = s

@@ -190,9 +190,9 @@ class _Repeated(ProgramWriter):
     def _add_step(self, step: Statement, *, last: bool) -> None:
         match step:
             case RunCall(number):
-                call, ids = self.one.calls[number], self.ids
-                replaces = tuple(None if t is None else ids[t] for t in call.replaces)
-                reads, writes = (tuple(ids[t] for t in tensors) for tensors in (call.reads, call.writes))
+                call = self.one.calls[number]
+                replaces = tuple(None if t is None else self.ids[t] for t in call.replaces)
+                reads, writes = self._renumbered(call.reads), self._renumbered(call.writes)
                 self.call(replace(call, reads=reads, writes=writes, replaces=replaces))
             case Note():
                 self.steps.append(step)
@@ -202,3 +202,6 @@ class _Repeated(ProgramWriter):
                 pass  # it is read again in the next step
             case _:
                 self.steps.append(replace(step, tensor=self.ids[step.tensor]))
+
+    def _renumbered(self, tensors: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(self.ids[t] for t in tensors)

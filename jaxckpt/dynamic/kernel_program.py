@@ -76,9 +76,8 @@ class _KernelWriter(ProgramWriter):
 
     def _write_releases(self) -> None:
         """Issues all calls, each followed by the releases of what it was the last to read; says what replaces what."""
-        stay = {t for v, t in self.ids.items() if self._stays(v)}
-        ids = self.ids
-        old = {ids[new]: ids[v] for v, new in state_of(self.problem.graph).items() if new in ids and v in ids}
+        stay, ids = self._kept_tensors(), self.ids
+        old = {ids.get(new): ids.get(v) for v, new in state_of(self.problem.graph).items()}
         for i, call in enumerate(self.calls):
             tensors = dict.fromkeys((*call.writes, *call.reads))
             dying = [t for t in tensors if self.last_reader[t] == i and t not in stay]
@@ -86,6 +85,6 @@ class _KernelWriter(ProgramWriter):
             self.calls[i] = replace(call, replaces=() if set(taken) == {None} else taken)
             self.steps += [RunCall(i), *map(Release, dying)]
 
-    def _stays(self, value: int) -> bool:
-        lent = value in self.arguments and value not in self.problem.graph.donated
-        return lent or value in self.results
+    def _kept_tensors(self) -> set[int]:
+        lent = self.arguments.keys() - self.problem.graph.donated
+        return {t for v, t in self.ids.items() if v in self.results or v in lent}

@@ -58,13 +58,14 @@ def prepare(traced: Traced, price: Callable[[Graph, list[str]], Sequence[float]]
         )
         for equation, key in zip(traced.program.equations, keys, strict=True)
     )
-    constants = zip(graph.constants, (Literal(array) for _, array in traced.program.constants), strict=True)
-    positions = {value: position for position, value in reversed(list(enumerate(graph.inputs)))}
+    sources: dict[int, int | Literal] = {value: i for i, value in reversed(list(enumerate(graph.inputs)))}
+    for value, (_, array) in zip(graph.constants, traced.program.constants, strict=True):
+        sources.setdefault(value, Literal(array))
     return Prepared(
         traced=traced,
         program=program,
         operations=operations,
-        constants={ids[value]: source for value, source in {**dict(constants), **positions}.items()},
+        constants={ids[value]: source for value, source in sources.items()},
         results=_operands(traced.program.outvars, tensors),
     )
 
