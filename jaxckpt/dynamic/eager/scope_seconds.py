@@ -62,7 +62,7 @@ def timed_scopes(
       ArgumentError: An argument is no array.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
       >>> def loss(w, x):
       ...     with jax.named_scope("block_0"):
       ...         x = jnp.tanh(x @ w)
