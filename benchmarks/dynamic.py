@@ -15,7 +15,7 @@ from benchmarks.record import keep
 from jaxckpt.cli.gpt2 import training_step
 from jaxckpt.dynamic import MEMORIES, Memory, Mode, program_from_graph, simulate
 from jaxckpt.dynamic.compiled import COMPILED, entered
-from jaxckpt.dynamic.sliding_window import cheapest_window
+from jaxckpt.dynamic.search import cheapest_window
 from jaxckpt.trace import trace_step
 
 RATIOS = (0.5, 0.6, 0.7, 0.8, 0.9)

@@ -3,16 +3,14 @@
 Time is counted in executions of calls, repetitions with them. Read after `simulator`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Unpack
 
 from jaxckpt.dynamic import state
-from jaxckpt.dynamic.evictors import Evictor
-from jaxckpt.dynamic.evictors import evictor as rule_of
 from jaxckpt.dynamic.memory import MEMORIES, Memory, Mode
-from jaxckpt.dynamic.outcome import simulation_of
 from jaxckpt.dynamic.program import Constant, Program
-from jaxckpt.dynamic.simulation import Simulation
-from jaxckpt.dynamic.simulator import Budget, ended, task_of
+from jaxckpt.dynamic.simulation import Simulation, simulation_of
+from jaxckpt.dynamic.simulator import AS_PUBLISHED, Budget, RunKeywords, RunOptions, ended, task_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +74,7 @@ class AddressMap:
 
 
 def address_map(
-    program: Program,
-    *,
-    budget: Budget,
-    evictor: str | Evictor = "coop",
-    memory: Memory | None = None,
-    limit: float = 100,
-    seed: int = 0,
+    program: Program, *, budget: Budget, options: RunOptions = AS_PUBLISHED, **keywords: Unpack[RunKeywords]
 ) -> AddressMap:
     """Simulates a program and says where everything lay.
 
@@ -98,53 +90,42 @@ def address_map(
       >>> found.simulation.ok, [each.address for each in found.at(3)], len(found.calls)
       (True, [0, 1, 2, 3], 21)
     """
-    rule = rule_of(evictor)
+    options = replace(options, **keywords)
+    rule = options.rule
     program = program.priced_by_bytes() if rule.by_bytes else program
-    memory = memory or MEMORIES.get(rule.name, Memory(mode=Mode.HARD))
-    task = task_of(program, budget=budget, rule=rule, memory=memory, limit=limit, seed=seed)
-    parts = state.layout(program)
+    memory = options.memory or MEMORIES.get(rule.name, Memory(mode=Mode.HARD))
+    task, parts = task_of(program, budget, replace(options, memory=memory)), state.layout(program)
     machine = ended(parts, task, record=int(ended(parts, task).now[0].events))
-    residences, refusals = _followed(program, parts, machine)
-    events = machine.events.tolist()
+    unplaced, events = _unplaced(program, machine), machine.events.tolist()
+    executed, resident, residences, refusals = 0, dict[int, Residence](), list[Residence](), list[Refusal]()
+    for what, which, figure in events:  # one branch for each kind of event
+        if what == state.EVENT_RUN:
+            executed += 1
+        elif what == state.EVENT_PLACE:
+            # A new state gets its place behind the execution that made it; all others before theirs.
+            resident[which] = replace(unplaced[which], address=figure, begin=executed)
+        elif what == state.EVENT_REFUSE:
+            needed_bytes = unplaced[which].size_bytes
+            refusals.append(Refusal(execution=executed, needed_bytes=needed_bytes, free_bytes=figure))
+        elif which in resident:
+            residences.append(replace(resident.pop(which), end=executed))
+    residences += [replace(residence, end=executed) for residence in resident.values()]
     return AddressMap(
         budget_bytes=int(machine.blocks.area[0].bytes),
         calls=tuple(which for what, which, _ in events if what == state.EVENT_RUN),
         residences=tuple(sorted(residences, key=lambda residence: residence.begin)),
         refusals=tuple(refusals),
-        simulation=simulation_of(task, machine, run_s=0.0, events=()),
+        simulation=simulation_of(task, machine),
     )
 
 
-def _followed(program: Program, parts: state.Layout, machine: state.Machine) -> tuple[list[Residence], list[Refusal]]:
-    """All residences, in the order in which they ended, and all refused requests."""
-    constants = {step.tensor for step in program.steps if isinstance(step, Constant)}
+def _unplaced(program: Program, machine: state.Machine) -> list[Residence]:
+    """A residence for each storage, without its place and its time."""
     pairs = (pair for call in program.calls for pair in zip(call.writes, call.replaces, strict=False))
-    states = constants | {new for new, old in pairs if old is not None}
-    resident: dict[int, tuple[int, int]] = {}
-    ended: list[Residence] = []
-    refused: list[Refusal] = []
-    executed = 0
-
-    def leave(storage: int) -> None:
-        address, begin = resident.pop(storage)
-        tensor, made = parts.storage_ids[storage], machine.storages[storage]
-        kind = "state" if tensor in states else "dense" if made.dense else "cheap"
-        place = Residence(
-            tensor=tensor, address=address, size_bytes=int(made.bytes), begin=begin, end=executed, kind=kind
-        )
-        ended.append(place)
-
-    for what, which, figure in machine.events.tolist():
-        if what == state.EVENT_RUN:
-            executed += 1
-        elif what == state.EVENT_PLACE:
-            # A new state gets its place behind the execution that made it; all others before theirs.
-            resident[which] = figure, executed
-        elif what == state.EVENT_REFUSE:
-            needed_bytes = int(machine.storages[which].bytes)
-            refused.append(Refusal(execution=executed, needed_bytes=needed_bytes, free_bytes=figure))
-        elif which in resident:
-            leave(which)
-    for storage in tuple(resident):
-        leave(storage)
-    return ended, refused
+    states = {step.tensor for step in program.steps if isinstance(step, Constant)}
+    states |= {new for new, old in pairs if old is not None}
+    found = []
+    for root, size_bytes, dense in machine.storages[["root", "bytes", "dense"]].tolist():
+        kind = "state" if root in states else "dense" if dense else "cheap"
+        found.append(Residence(tensor=root, address=0, size_bytes=size_bytes, begin=0, end=0, kind=kind))
+    return found

@@ -8,32 +8,20 @@ A recomputed call makes all its results; those that are still there are made twi
 no memory: it comes back by its own call over its source. Calls that wait for their operands are on a stack of the
 engine's own, so a chain of any length can come back.
 
-Read after `state`, `eviction` and `banishing`. Source: Kirisame et al., ICLR 2021, section 4 and appendix C; the
+Read after `state` and `eviction`. Source: Kirisame et al., ICLR 2021, section 4 and appendix C; the
 order of events is that of its simulator.
 """
 
 from typing import Any
 
-from jaxckpt.dynamic import state
-from jaxckpt.dynamic.banishing import banish, defer_free, free_deferred, is_needed, pin_descendants
+from jaxckpt.dynamic import eviction, state
 from jaxckpt.dynamic.compiled import compiled, entered, sources
-from jaxckpt.dynamic.eviction import (
-    add_candidate,
-    evict,
-    evict_one,
-    evict_window,
-    forget,
-    lock,
-    note,
-    remove_candidate,
-    unlock,
-)
 from jaxckpt.dynamic.evictors import Cost, Search
 from jaxckpt.dynamic.memory import Dealloc, Mode
 from jaxckpt.dynamic.pool import allocate, largest_free
 from jaxckpt.dynamic.score import mark_dirty
 from jaxckpt.dynamic.state import Machine
-from jaxckpt.dynamic.union_find import join_neighbours, leave, new_node
+from jaxckpt.dynamic.union_find import leave, make_class
 
 COUNTED, SOFT, HINT, HARD = int(Mode.COUNTED), int(Mode.SOFT), int(Mode.HINT), int(Mode.HARD)
 EAGER, BANISH, NONE = int(Dealloc.EAGER), int(Dealloc.BANISH), int(Dealloc.NONE)
@@ -45,9 +33,9 @@ def make_room(m: Machine, need: int) -> bool:
     """Evicts until `need` bytes more are within the budget; whether they are."""
     now = m.now[0]
     if now.memory + need > now.budget:
-        free_deferred(m)
+        eviction.free_deferred(m)
     while now.memory + need > now.budget:
-        if not evict_one(m):
+        if not eviction.evict_one(m):
             return False
     return True
 
@@ -60,36 +48,43 @@ def give_block(m: Machine, s: int) -> bool:
         return True
     block = allocate(m.blocks, s, st.bytes, st.dense != 0)
     if block < 0 and now.waiting:
-        free_deferred(m)
+        eviction.free_deferred(m)
         block = allocate(m.blocks, s, st.bytes, st.dense != 0)
     if block < 0:
         area = m.blocks.area[0]
         now.free_share += area.free_bytes / area.bytes
-        now.largest_share += largest_free(m.blocks) / area.bytes
-        now.regret += 1
-        note(m, state.EVENT_REFUSE, s, area.free_bytes)
+        now.largest_free_share += largest_free(m.blocks) / area.bytes
+        now.refused += 1
+        eviction.note(m, state.EVENT_REFUSE, s, area.free_bytes)
     while block < 0:
         if now.search == WINDOW:
-            if not evict_window(m, st.bytes):
+            if not eviction.evict_window(m, st.bytes):
                 return False
-        elif not evict_one(m):
+        elif not eviction.evict_one(m):
             return False
         block = allocate(m.blocks, s, st.bytes, st.dense != 0)
     st.block = block
-    note(m, state.EVENT_PLACE, s, m.blocks.blocks[block].start)
+    eviction.note(m, state.EVENT_PLACE, s, m.blocks.blocks[block].start)
     return True
 
 
 @compiled
 def may_take(m: Machine, t: int) -> bool:
     """True if a result may take over the memory of the tensor whose new state it is."""
-    now, old = m.now[0], m.tensors[t].replaces
-    if old < 0 or not now.in_place or m.storages[m.tensors[t].storage].material:
+    old = m.tensors[t].replaces
+    if old < 0 or not m.now[0].in_place:
         return False
-    st = m.storages[old]
-    if not st.material or st.locks != 1 or st.refs != 1 or st.kept or st.lent or st.bytes == 0:
+    st, new = m.storages[old], m.storages[m.tensors[t].storage]
+    if new.material or st.bytes == 0 or st.bytes != new.bytes or not is_last_use(st):
         return False
-    return st.bytes == m.storages[m.tensors[t].storage].bytes and not (stays(st) and is_needed(m, old))
+    return not (stays(st) and eviction.is_needed(m, old))
+
+
+@compiled
+def is_last_use(storage: Any) -> bool:
+    """True if the call that is running has the only use of a storage in memory."""
+    held = storage.kept != 0 or storage.lent != 0
+    return storage.material != 0 and storage.locks == 1 and storage.refs == 1 and not held
 
 
 @compiled
@@ -104,14 +99,7 @@ def room_for_results(m: Machine, call: int) -> bool:
     now, c = m.now[0], m.calls[call]
     need = 0
     for t in range(c.out, c.out + c.outs):
-        copy = now.mode == COUNTED or not m.tensors[t].defined
-        m.tensors[t].takes = may_take(m, t)
-        if m.tensors[t].takes and stays(m.storages[m.tensors[t].replaces]):
-            pin_descendants(
-                m, m.tensors[t].replaces
-            )  # or room would be made by evicting what only that could bring back
-        if not m.tensors[t].shared and copy and not m.tensors[t].takes:
-            need += m.storages[m.tensors[t].storage].bytes
+        need += bytes_for(m, t)
     now.needed, now.failed = need, call
     if now.mode == COUNTED and not make_room(m, need):
         return False
@@ -123,8 +111,22 @@ def room_for_results(m: Machine, call: int) -> bool:
     if not found:
         return False
     now.memory += need
-    now.peak = max(now.peak, now.memory)
+    now.peak_bytes = max(now.peak_bytes, now.memory)
     return True
+
+
+@compiled
+def bytes_for(m: Machine, t: int) -> int:
+    """Bytes that a result needs: none where it is a view or there already, or takes its old state's memory over."""
+    result = m.tensors[t]
+    result.takes = may_take(m, t)
+    if result.takes:
+        if stays(m.storages[result.replaces]):  # room must not be made of values that only the old state brings back
+            eviction.pin_descendants(m, result.replaces)
+        return 0
+    if result.shared or (result.defined and m.now[0].mode != COUNTED):
+        return 0
+    return m.storages[result.storage].bytes
 
 
 @compiled
@@ -136,9 +138,9 @@ def hold_results(m: Machine, call: int, held: bool) -> None:
     for t in range(c.out, c.out + c.outs):
         if m.tensors[t].defined and not m.tensors[t].shared:
             if held:
-                lock(m, m.tensors[t].storage)
+                eviction.lock(m, m.tensors[t].storage)
             else:
-                unlock(m, m.tensors[t].storage)
+                eviction.unlock(m, m.tensors[t].storage)
 
 
 @compiled
@@ -165,14 +167,14 @@ def compute(m: Machine, t: int, repeated: int) -> bool:
         now.status = state.OUT_OF_MEMORY
         return False
     c = m.calls[call]
-    note(m, state.EVENT_RUN, call)
+    eviction.note(m, state.EVENT_RUN, call)
     now.clock += c.cost
     now.runs += 1
     if repeated:
-        now.repeated_price += c.cost
-        now.recomputed += 1
+        now.recompute_price += c.cost
+        now.recomputations += 1
     else:
-        now.first += c.cost
+        now.base_price += c.cost
     for i in range(c.out, c.out + c.outs):
         if i != t:
             appear(m, i, repeated)
@@ -198,9 +200,9 @@ def appear(m: Machine, t: int, repeated: int) -> None:
         return
     st.material = 1
     st.times += repeated
-    add_candidate(m, s)
+    eviction.add_candidate(m, s)
     mark_dirty(m, s)
-    if st.node >= 0:
+    if st.group >= 0:
         leave(m, s)
 
 
@@ -212,19 +214,17 @@ def take(m: Machine, t: int) -> None:
     st.block = before.block
     if st.block >= 0:
         m.blocks.blocks[st.block].owner = s
-        note(m, state.EVENT_PLACE, s, m.blocks.blocks[st.block].start)
+        eviction.note(m, state.EVENT_PLACE, s, m.blocks.blocks[st.block].start)
     before.block = -1
     m.tensors[t].takes = 0
-    m.now[0].taken += 1
-    forget(m, old)
+    m.now[0].taken_over += 1
+    eviction.forget(m, old)
     if stays(before):
-        pin_descendants(m, old)
+        eviction.pin_descendants(m, old)
         before.gone = 1
     else:
-        if m.now[0].cost == CLASSES or m.now[0].cost == NEIGHBOURS:
-            join_neighbours(m, old)
-        mark_dirty(m, old)
-    note(m, state.EVENT_TAKE, old)
+        eviction.notice_evicted(m, old)
+    eviction.note(m, state.EVENT_TAKE, old)
 
 
 @compiled
@@ -234,10 +234,10 @@ def release_storage(m: Machine, s: int) -> None:
     if not st.material or now.dealloc == NONE or st.locks > 0:
         return
     if now.dealloc == EAGER and not st.fixed and not st.pinned:
-        now.eager += 1
-        evict(m, s)
-    elif not st.lent and not banish(m, s):
-        defer_free(m, s)
+        now.eager_evictions += 1
+        eviction.evict(m, s)
+    elif not st.lent and not eviction.banish(m, s):
+        eviction.defer_free(m, s)
 
 
 @compiled
@@ -255,7 +255,7 @@ def push(m: Machine, t: int, repeated: int) -> None:
             m.storages[s].last = now.clock
         m.held[now.held + i] = m.tensors[p].defined
         if m.tensors[p].defined:
-            lock(m, s)
+            eviction.lock(m, s)
     now.held += c.args
 
 
@@ -268,22 +268,11 @@ def materialise(m: Machine, t: int, repeated: int) -> bool:
     while now.frames > base:
         f = m.frames[now.frames - 1]
         c = m.calls[m.tensors[f.tensor].call]
-        waiting = -1
-        while f.next < c.args and waiting < 0:
-            p = m.args[c.arg + f.next]
-            if m.held[f.held + f.next]:
-                f.next += 1
-            elif m.tensors[p].defined:
-                lock(m, m.tensors[p].storage)
-                f.next += 1
-            else:
-                waiting = p
-        if waiting >= 0:
-            call = m.tensors[waiting].call
-            if call < 0 or m.storages[m.tensors[waiting].storage].gone:
-                now.status, now.failed = state.LOST, max(call, 0)
+        missing = missing_operand(m, f, c)
+        if missing >= 0:
+            if stop_if_lost(m, missing):
                 return False
-            push(m, waiting, 1)
+            push(m, missing, 1)
             continue
         if not compute(m, f.tensor, f.repeated):
             return False
@@ -291,9 +280,32 @@ def materialise(m: Machine, t: int, repeated: int) -> bool:
         now.held = f.held
         for i in range(c.args):
             unlock_operand(m, m.tensors[m.args[c.arg + i]].storage, m.tensors[f.tensor].storage)
-        if now.repeated_price > now.limit or now.recomputed > now.most:
+        if now.recompute_price > now.limit or now.recomputations > now.most:
             now.status, now.failed = state.THRASHED, m.tensors[f.tensor].call
             return False
+    return True
+
+
+@compiled
+def missing_operand(m: Machine, f: Any, c: Any) -> int:
+    """Locks the operands of a frame's call in their order, up to the first that is not in memory: that, or -1."""
+    while f.next < c.args:
+        p = m.args[c.arg + f.next]
+        if not m.held[f.held + f.next]:
+            if not m.tensors[p].defined:
+                return p
+            eviction.lock(m, m.tensors[p].storage)
+        f.next += 1
+    return -1
+
+
+@compiled
+def stop_if_lost(m: Machine, t: int) -> bool:
+    """Ends the run if nothing can bring a tensor back; True if so."""
+    call = m.tensors[t].call
+    if call >= 0 and not m.storages[m.tensors[t].storage].gone:
+        return False
+    m.now[0].status, m.now[0].failed = state.LOST, max(call, 0)
     return True
 
 
@@ -301,9 +313,7 @@ def materialise(m: Machine, t: int, repeated: int) -> bool:
 def is_spent(m: Machine, s: int) -> bool:
     """True if every value computed from a storage is in memory or freed for good."""
     for i in range(m.storages[s].down, m.storages[s].down + m.storages[s].downs):
-        if m.down.call[i] > m.now[0].issued:
-            break
-        other = m.storages[m.down.storage[i]]
+        other = m.storages[m.near[i]]
         if not other.material and not other.gone:
             return False
     return True
@@ -316,42 +326,54 @@ def unlock_operand(m: Machine, s: int, made: int) -> None:
     if not st.material:
         st.locks -= 1  # its memory was taken over
         return
-    unlock(m, s)
-    if st.refs > 0 or st.locks > 0 or st.lent:
+    # All that is said of an operand when nobody uses it any more: one branch for each treatment of a release.
+    eviction.unlock(m, s)
+    if eviction.is_in_use(st):
         return
     if now.dealloc == BANISH:
-        banish(m, s)
+        eviction.banish(m, s)
     elif now.dealloc == EAGER and stays(st):
-        if not banish(m, s):
-            defer_free(m, s)
+        if not eviction.banish(m, s):
+            eviction.defer_free(m, s)
     elif now.dealloc == EAGER and now.drops and s != made and is_spent(m, s):
-        now.eager += 1
-        evict(m, s)
+        now.eager_evictions += 1
+        eviction.evict(m, s)
 
 
 @compiled
 def issue(m: Machine, call: int) -> bool:
     """Runs a call for the first time."""
+    # Three loops over operands and results, in the order in which DTR's simulator goes through them.
     now, c = m.now[0], m.calls[call]
     now.issued = call
+    for i in range(c.arg, c.arg + c.args):
+        show_links(m, m.tensors[m.args[i]].storage)
     for t in range(c.out, c.out + c.outs):
         s = m.tensors[t].storage
+        show_links(m, s)
         m.storages[s].refs += 1
         if not m.tensors[t].shared and (now.cost == CLASSES or now.cost == NEIGHBOURS):
-            m.storages[s].node = new_node(m, 0.0)  # it stands beside its operands while they come back
-        made_before = False
-        for i in range(c.out, t):
-            made_before = made_before or m.tensors[i].storage == s
-        if not made_before:
+            make_class(m, s, 0.0)  # it stands beside its operands while they come back
+        if m.tensors[t].first:
             m.storages[s].cost += c.cost
     if not materialise(m, c.out, 0):
         return False
     for t in range(c.out, c.out + c.outs):
         m.storages[m.tensors[t].storage].last = now.clock
     if now.mode == SOFT:
-        while now.memory > now.budget and evict_one(m):
+        while now.memory > now.budget and eviction.evict_one(m):
             pass
     return True
+
+
+@compiled
+def show_links(m: Machine, s: int) -> None:
+    """Shows a storage the neighbours that the issued call has linked it to."""
+    st = m.storages[s]
+    while st.ups < st.all_ups and m.near_call[st.up + st.ups] <= m.now[0].issued:
+        st.ups += 1
+    while st.downs < st.all_downs and m.near_call[st.down + st.downs] <= m.now[0].issued:
+        st.downs += 1
 
 
 @compiled
@@ -368,7 +390,7 @@ def begin_constant(m: Machine, t: int) -> bool:
         now.status = state.OUT_OF_MEMORY
         return False
     now.memory += st.bytes
-    now.peak = max(now.peak, now.memory)
+    now.peak_bytes = max(now.peak_bytes, now.memory)
     st.material, m.tensors[t].defined, st.last = 1, 1, now.clock
     return True
 
@@ -376,15 +398,10 @@ def begin_constant(m: Machine, t: int) -> bool:
 @compiled
 def keep(m: Machine, t: int) -> bool:
     """A tensor is there from now on."""
-    if not m.tensors[t].defined:
-        s = m.tensors[t].storage
-        if m.tensors[t].call < 0 or m.storages[s].gone:
-            m.now[0].status, m.now[0].failed = state.LOST, max(m.tensors[t].call, 0)
-            return False
-        if not materialise(m, t, 1):
-            return False
+    if not m.tensors[t].defined and (stop_if_lost(m, t) or not materialise(m, t, 1)):
+        return False
     s = m.tensors[t].storage
-    remove_candidate(m, s)
+    eviction.remove_candidate(m, s)
     m.storages[s].pinned = m.storages[s].kept = 1
     return True
 

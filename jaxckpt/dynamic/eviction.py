@@ -1,17 +1,25 @@
-"""Storages become candidates, are locked, and go: one by the rule's score, or a window of neighbours in memory.
+"""Storages become candidates, are locked, and go: one by the rule's score, a window of neighbours, or one for good.
 
-A storage is a candidate while nothing uses it, it can be recomputed, and it is not pinned. Read after `search`.
+A storage is a candidate while nothing uses it, it can be recomputed, and it is not pinned. It is freed for good where
+nobody makes it, or where a memory with `Dealloc.BANISH` releases it, while no evicted value that the program may still
+ask for is computed from it. What is in memory and was computed from it then has to stay, because nothing could bring
+it back; what was evicted and is asked for by nobody goes with it.
+
+Read after `search`. Source: Kirisame et al., ICLR 2021, section 4 (banishing).
 """
+
+from typing import Any
 
 from jaxckpt.dynamic.compiled import compiled, now_ns
 from jaxckpt.dynamic.evictors import Cost
+from jaxckpt.dynamic.memory import Dealloc
 from jaxckpt.dynamic.pool import FREE, release
 from jaxckpt.dynamic.score import mark_dirty
 from jaxckpt.dynamic.search import least, window
-from jaxckpt.dynamic.state import EVENT_EVICT, Machine
-from jaxckpt.dynamic.union_find import join_neighbours
+from jaxckpt.dynamic.state import EVENT_EVICT, EVENT_FREE, Machine
+from jaxckpt.dynamic.union_find import join_neighbours, leave
 
-CLASSES, NEIGHBOURS = int(Cost.CLASSES), int(Cost.NEIGHBOURS)
+CLASSES, NEIGHBOURS, BANISH = int(Cost.CLASSES), int(Cost.NEIGHBOURS), int(Dealloc.BANISH)
 
 
 @compiled
@@ -72,11 +80,17 @@ def evict(m: Machine, s: int) -> None:
     st = m.storages[s]
     free(m, s)
     forget(m, s)
+    st.dirty = 1
+    notice_evicted(m, s)
+    note(m, EVENT_EVICT, s)
+
+
+@compiled
+def notice_evicted(m: Machine, s: int) -> None:
+    """Tells the neighbours of a storage that it is evicted."""
     if m.now[0].cost == CLASSES or m.now[0].cost == NEIGHBOURS:
         join_neighbours(m, s)
-    st.dirty = 1
     mark_dirty(m, s)
-    note(m, EVENT_EVICT, s)
 
 
 @compiled
@@ -108,7 +122,7 @@ def evict_one(m: Machine) -> bool:
     begin = now_ns(m.tick)
     s = least(m)
     now.search_ns += now_ns(m.tick) - begin
-    now.forced += 1
+    now.forced_evictions += 1
     evict(m, s)
     return True
 
@@ -127,6 +141,118 @@ def evict_window(m: Machine, need: int) -> bool:
             m.window_blocks[first + count] = owner
             count += 1
     for i in range(first, first + count):
-        now.forced += 1
+        now.forced_evictions += 1
         evict(m, m.window_blocks[i])
     return end > first
+
+
+@compiled
+def is_needed(m: Machine, s: int) -> bool:
+    """True if an evicted value that the program may still read is computed from a storage."""
+    return reach(m, s, False)
+
+
+@compiled
+def pin_descendants(m: Machine, s: int) -> None:
+    """Pins the values in memory that are computed from a storage which is freed for good."""
+    reach(m, s, True)
+
+
+@compiled
+def reach(m: Machine, s: int, pin: bool) -> bool:
+    """Walks from a storage down through evicted ones; True if the program may still read one of them."""
+    # One walk for both questions: what is pinned has to be exactly what would have been needed.
+    now, depth = m.now[0], 1
+    now.walk += 1
+    m.walk[0] = s
+    while depth:
+        depth -= 1
+        here = m.storages[m.walk[depth]]
+        for i in range(here.down, here.down + here.downs):
+            other = m.near[i]
+            st = m.storages[other]
+            if st.mark == now.walk or st.gone:
+                continue
+            st.mark = now.walk
+            if pin:
+                pin_or_lose(m, other)
+            if st.material or is_being_made(m, other):
+                continue
+            if not pin and (st.refs > 0 or now.dealloc == BANISH):
+                return True
+            m.walk[depth] = other
+            depth += 1
+    return False
+
+
+@compiled
+def is_being_made(m: Machine, s: int) -> bool:
+    """True if the call that makes a storage has not come to its end yet."""
+    return m.calls[m.tensors[m.tensors_of[m.storages[s].tensor]].call].times == 0
+
+
+@compiled
+def pin_or_lose(m: Machine, s: int) -> None:
+    """Keeps a storage that nothing can bring back any more, or forgets it where it is evicted."""
+    st = m.storages[s]
+    if st.material:
+        remove_candidate(m, s)
+        st.pinned = 1
+        if st.refs == 0:
+            defer_free(m, s)  # nobody asks for it: it goes as soon as nothing evicted needs it
+    elif not is_being_made(m, s):
+        st.gone = 1
+        if st.group >= 0:
+            leave(m, s)
+
+
+@compiled
+def is_in_use(storage: Any) -> bool:
+    """True if somebody holds a storage: the program by a name, a call as its operand, or its lender."""
+    return storage.refs > 0 or storage.locks > 0 or storage.lent != 0
+
+
+@compiled
+def banish(m: Machine, s: int) -> bool:
+    """Frees a storage for good, if nothing evicted needs it; whether it is gone."""
+    st = m.storages[s]
+    if st.gone or is_in_use(st) or is_needed(m, s):
+        return False
+    pin_descendants(m, s)
+    if st.material:
+        free(m, s)
+        forget(m, s)
+        m.now[0].banished += 1
+        note(m, EVENT_FREE, s)
+    elif st.group >= 0:
+        leave(m, s)
+    mark_dirty(m, s)
+    st.gone = 1
+    return True
+
+
+@compiled
+def defer_free(m: Machine, s: int) -> None:
+    """Remembers a storage that is to be freed as soon as nothing evicted needs it."""
+    now = m.now[0]
+    if not m.storages[s].waits:
+        m.storages[s].waits = 1
+        m.waiting[now.waiting] = s
+        now.waiting += 1
+
+
+@compiled
+def free_deferred(m: Machine) -> None:
+    """Frees for good what could not be freed when it was released, where it can be by now; once a call."""
+    now = m.now[0]
+    if now.tried == now.issued or now.waiting == 0:
+        return
+    now.tried = now.issued
+    left = at = 0
+    while at < now.waiting:  # freeing one may put others behind the last
+        s = m.waiting[at]
+        at += 1
+        if not m.storages[s].gone and not banish(m, s):
+            m.waiting[left] = s
+            left += 1
+    now.waiting = left

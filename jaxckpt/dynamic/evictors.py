@@ -2,7 +2,7 @@
 
 All of them evict what has the least `cost / (size * staleness)`; they differ in what counts as cost and as size, and
 in how they look: over all values, over a sample, or over windows of neighbouring addresses. The functions behind the
-words are in `score` (costs, sizes), `search` (how the least is found) and `window`.
+words are in `score` (costs, sizes) and `search` (how the least is found).
 
 Sources: Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021 (`dtr`, `dtr_eq`, `local`, `msps`, `lru`, `size`,
 `random` and the ablation grid); Hu et al., MegTaiChi, ICS 2022 (`dte`, `dte_static`); Zhang et al., Coop, NeurIPS 2023
@@ -143,6 +143,11 @@ def evictor(name: str | Evictor) -> Evictor:
             name=name,
         )
     return EVICTORS[name]
+
+
+def rule_as_run(name: str) -> Evictor:
+    """The rule of a name with the program's own prices; "dtr" has classes for neighbourhoods, as it is run."""
+    return replace(evictor("dtr_eq" if name == "dtr" else name), by_bytes=False)
 
 
 def sampled(rule: str | Evictor) -> Evictor:

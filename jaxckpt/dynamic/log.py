@@ -18,6 +18,7 @@ Source: the DTR prototype's logger and its simulator, 2021.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,9 @@ from jaxckpt.dynamic.program import (
     Note,
     Program,
     ProgramError,
+    ProgramWriter,
     Release,
     RunCall,
-    Statement,
-    Tensor,
 )
 
 _NEEDED = {
@@ -79,7 +79,7 @@ def program_from_log(lines: Iterable[str], *, start: bool = True) -> Program:
     """
     found = [(number, _parsed(number, line)) for number, line in enumerate(lines, 1) if line.strip()]
     marks = [i for i, (_, said) in enumerate(found) if said.get("ANNOTATION") == "START"]
-    return _LogReader(found[marks[0] + 1 :] if marks and start else found).program()
+    return _LogReader(found[marks[0] + 1 :] if marks and start else found).read()
 
 
 def _parsed(number: int, line: str) -> dict[str, Any]:
@@ -103,34 +103,52 @@ def _bad(number: int, line: object, needed: str) -> ProgramError:
     )
 
 
-class _LogReader:
-    """Collects tensors, calls and steps while it goes through a log."""
-
+class _LogReader(ProgramWriter):
     def __init__(self, found: list[tuple[int, dict[str, Any]]]):
+        super().__init__()
         self.found = iter(found)
-        self.tensors: list[Tensor] = []
-        self.calls: list[Call] = []
-        self.steps: list[Statement] = []
         self.named: dict[str, int] = {}
-        self.names: list[int] = []
+        self.names = Counter[int]()
         """For each tensor how many names it has."""
 
-    def program(self) -> Program:
+    def read(self) -> Program:
         for number, said in self.found:
             try:
-                getattr(self, f"_{said['INSTRUCTION'].lower()}")(number, said)
+                self._instruction(number, said)
             except ProgramError:
                 raise
             except (KeyError, IndexError, ValueError) as error:
                 raise _bad(number, said, "names that are known here, numbers in range") from error
-        kept = dict.fromkeys(t for t in self.named.values() if self.names[t] > 0)
-        self.steps += [Keep(t) for t in kept]
-        return Program(tensors=tuple(self.tensors), calls=tuple(self.calls), steps=tuple(self.steps))
+        self.steps += [Keep(t) for t in dict.fromkeys(self.named.values()) if self.names[t] > 0]
+        return self.program()
 
-    def _tensor(self, name: str, size: int, view_of: int | None = None) -> int:
-        self.tensors.append(Tensor(name=name, size_bytes=size, view_of=view_of))
-        self.names.append(1)
-        return len(self.tensors) - 1
+    def _instruction(self, number: int, said: dict[str, Any]) -> None:
+        match said:
+            case {"INSTRUCTION": "CONSTANT", "NAME": name}:
+                self.named[name] = self._named(name, int(self._next(number, "MEMORY", name)["MEMORY"]))
+                self.steps.append(Constant(self.named[name]))
+            case {"INSTRUCTION": "CALL"}:
+                self._call(number, said)
+            case {"INSTRUCTION": "MUTATE"}:
+                self._mutate(said)
+            case {"INSTRUCTION": "COPY", "DST": name, "SRC": source}:
+                self._copy(name, source)
+            case {"INSTRUCTION": "COPY_FROM", "DST": name, "SRC": source}:
+                self._drop(self.named[name])
+                self._copy(name, source)
+            case {"INSTRUCTION": "RELEASE", "NAME": name}:
+                if name in self.named:
+                    self._drop(self.named[name])
+            case {"INSTRUCTION": "ANNOTATE", "ANNOTATION": text}:
+                self.steps.append(Note(text))
+            case _:
+                needed = "MEMORY only behind CONSTANT or CALL, ALIAS only behind MEMORY of a CALL's result"
+                raise _bad(number, said, needed)
+
+    def _named(self, name: str, size: int, view_of: int | None = None) -> int:
+        tensor = self.tensor(name, size, view_of)
+        self.names[tensor] = 1
+        return tensor
 
     def _next(self, number: int, instruction: str, name: str) -> dict[str, Any]:
         number, said = next(self.found, (number, {}))
@@ -138,32 +156,20 @@ class _LogReader:
             raise _bad(number, said, f"{instruction} of {name!r}")
         return said
 
-    def _out_of_place(self, number: int, said: dict[str, Any]) -> None:
-        raise _bad(number, said, "MEMORY only behind CONSTANT or CALL, ALIAS only behind MEMORY of a CALL's result")
-
-    _memory = _alias = _out_of_place
-
-    def _constant(self, number: int, said: dict[str, Any]) -> None:
-        memory = self._next(number, "MEMORY", said["NAME"])
-        self.named[said["NAME"]] = self._tensor(said["NAME"], int(memory["MEMORY"]))
-        self.steps.append(Constant(self.named[said["NAME"]]))
-
     def _call(self, number: int, said: dict[str, Any]) -> None:
         reads, writes = tuple(self.named[name] for name in said["ARGS"]), []
         for name in said["RESULT"]:
             size = int(self._next(number, "MEMORY", name)["MEMORY"])
             alias = int(self._next(number, "ALIAS", name)["ALIAS"])
-            writes.append(self._tensor(name, 0 if alias >= 0 else size, reads[alias] if alias >= 0 else None))
-        if not writes:
-            writes = [self._tensor("", 0)]
-        self.named.update(zip(said["RESULT"], writes, strict=False))
-        self._run(said, reads, tuple(writes), ())
+            writes.append(self._named(name, 0 if alias >= 0 else size, reads[alias] if alias >= 0 else None))
+        self.named.update(zip(said["RESULT"], writes, strict=True))
+        self._issue(said, reads, writes or [self._named("", 0)])
 
-    def _mutate(self, _number: int, said: dict[str, Any]) -> None:
+    def _mutate(self, said: dict[str, Any]) -> None:
         reads = tuple(self.named[name] for name in said["ARGS"])
-        old = [reads[int(i)] for i in said["MUTATE"]]
-        writes = [self._tensor(f"{self.tensors[t].name}$", self._storage_bytes(t)) for t in old]
-        self._run(said, reads, tuple(writes), tuple(old))
+        old = tuple(reads[int(i)] for i in said["MUTATE"])
+        writes = [self._named(f"{self.tensors[t].name}$", self._storage_bytes(t)) for t in old]
+        self._issue(said, reads, writes, old)
         for i, before, after in zip(said["MUTATE"], old, writes, strict=True):
             self.named[said["ARGS"][int(i)]] = after
             self._drop(before)
@@ -173,30 +179,20 @@ class _LogReader:
             tensor = source
         return self.tensors[tensor].size_bytes
 
-    def _run(self, said: dict[str, Any], reads: tuple[int, ...], writes: tuple[int, ...], old: tuple[int, ...]) -> None:
-        price = float(said["TIME"])
-        self.calls.append(Call(name=said["NAME"], price=price, reads=reads, writes=writes, replaces=old))
-        self.steps.append(RunCall(len(self.calls) - 1))
+    def _issue(
+        self, said: dict[str, Any], reads: tuple[int, ...], writes: list[int], old: tuple[int, ...] = ()
+    ) -> None:
+        name, price = said["NAME"], float(said["TIME"])
+        self.call(Call(name=name, price=price, reads=reads, writes=tuple(writes), replaces=old))
 
     def _drop(self, tensor: int) -> None:
         self.names[tensor] -= 1
         self.steps.append(Release(tensor))
 
-    def _copy(self, _number: int, said: dict[str, Any]) -> None:
-        source = self.named[said["DST"]] = self.named[said["SRC"]]
-        self.names[source] += 1
-        self.steps.append(Get(source))
-
-    def _copy_from(self, number: int, said: dict[str, Any]) -> None:
-        self._drop(self.named[said["DST"]])
-        self._copy(number, said)
-
-    def _release(self, _number: int, said: dict[str, Any]) -> None:
-        if said["NAME"] in self.named:
-            self._drop(self.named[said["NAME"]])
-
-    def _annotate(self, _number: int, said: dict[str, Any]) -> None:
-        self.steps.append(Note(said["ANNOTATION"]))
+    def _copy(self, name: str, source: str) -> None:
+        self.named[name] = self.named[source]
+        self.names[self.named[source]] += 1
+        self.steps.append(Get(self.named[source]))
 
 
 def write_log(program: Program, path: str | Path) -> None:

@@ -7,7 +7,7 @@ the published figures show.
 """
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class Mode(enum.IntEnum):
@@ -88,3 +88,9 @@ MEMORIES = {
     "coop_by_byte": _COOP,
 }
 """The memory that each rule was published with; `COUNTED` for the others."""
+
+
+def published_memory(rule: str, *, hints: bool = True) -> Memory:
+    """The memory that a rule was published with; without `hints` a budget that is one is hard."""
+    memory = MEMORIES.get(rule, Memory())
+    return replace(memory, mode=Mode.HARD) if memory.mode is Mode.HINT and not hints else memory

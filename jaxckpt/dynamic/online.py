@@ -11,11 +11,9 @@ from collections.abc import Iterator
 
 from jaxckpt.dynamic import state
 from jaxckpt.dynamic.engine import run
-from jaxckpt.dynamic.outcome import STATUS, events_of, simulation_of
 from jaxckpt.dynamic.program import Program
-from jaxckpt.dynamic.simulation import Event, Simulation, Status
-from jaxckpt.dynamic.state import Task, machine_of
-from jaxckpt.dynamic.union_find import find
+from jaxckpt.dynamic.simulation import STATUS, Event, Simulation, Status, events_of, simulation_of
+from jaxckpt.dynamic.state import Task, layout, machine_of
 
 _MOST_EVENTS = 2**16
 """For one call; what takes more of them is given up."""
@@ -37,10 +35,9 @@ class Online:
 
     def __init__(self, program: Program, task: Task):
         self._task = task
-        self._parts = state.layout(program)
-        self._machine = machine_of(self._parts, task, record=max(_MOST_EVENTS, 4 * len(program.calls)))
-        issued = [at + 1 for at, (what, _) in enumerate(self._parts.steps.tolist()) if what == state.RUN]
-        self._stops = iter([*issued, len(self._parts.steps)])
+        self._machine = machine_of(layout(program), task, record=max(_MOST_EVENTS, 4 * len(program.calls)))
+        steps = self._machine.steps[:, 0].tolist()
+        self._stops = iter([*(at + 1 for at, what in enumerate(steps) if what == state.RUN), len(steps)])
 
     def __iter__(self) -> Iterator[tuple[Event, ...]]:
         """For each call what has to be done, the call itself last; then what is left to do at the end.
@@ -53,7 +50,7 @@ class Online:
             run(self._machine, stop)
             if int(now["events"][0]) > len(self._machine.events):
                 now["status"], now["events"] = state.THRASHED, len(self._machine.events)
-            yield tuple(events_of(self._parts, self._machine))
+            yield tuple(events_of(self._machine))
             if self.status is not None and self.status is not Status.OK:
                 return
 
@@ -75,16 +72,16 @@ class Online:
         c.cost = price
         before = float(now.clock)
         now.clock += more
-        now.first += more
+        now.base_price += more
         tensors = m.tensors[int(c.out) : int(c.out + c.outs)]
         for s in dict.fromkeys(tensors["storage"].tolist()):
             made = m.storages[s]
             made.cost += more
-            if made.node >= 0:  # evicted already
-                m.nodes[find(m.nodes, int(made.node))].value += more
+            if made.group >= 0:  # evicted already
+                m.groups[made.group].value += more
             if made.last == before:
                 made.last = now.clock
 
     def simulation(self, run_s: float) -> Simulation:
         """The counters at the end, with the seconds of the whole run, which the caller knows."""
-        return simulation_of(self._task, self._machine, run_s=run_s, events=())
+        return simulation_of(self._task, self._machine, run_s=run_s)

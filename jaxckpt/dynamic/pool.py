@@ -27,14 +27,14 @@ BLOCK = np.dtype(
 AREA = np.dtype(
     [
         *((name, "i8") for name in ("bytes", "zone", "small", "free_bytes", "free_blocks", "head", "spare", "made")),
-        *((name, "i4") for name in ("groups", "first", "dense_next", "cheap_next")),
+        *((name, "i4") for name in ("groups", "first")),
     ],
     align=True,
 )
 
-GROUP_ORDER = {1: (0,), 2: (0, 1), 4: (0, 1, 3, 2), 6: (3, 1, 0, 5, 4, 2)}
-"""The order in which groups are tried; even ones fill from the left. Group i is for dense values where i is 0 or 3
-modulo 4, and for cheap ones elsewhere."""
+GROUPS = {1: ((0,), (0,)), 2: ((0,), (1,)), 4: ((0, 3), (1, 2)), 6: ((3, 0, 4), (1, 5, 2))}
+"""The groups of dense values and those of cheap ones, in the order in which they are tried; even ones fill from the
+left. Two of them share a region."""
 
 
 class PoolError(JaxckptError, ValueError):
@@ -44,15 +44,16 @@ class PoolError(JaxckptError, ValueError):
 class Blocks(NamedTuple):
     """A pool."""
 
-    area: Any  # one record: sizes, counts, the next group of each kind
+    area: Any  # one record: sizes, counts
     blocks: Any  # by id; `before` and `after` are the neighbours in memory
     free: Any  # ids of free blocks, in no order
-    order: Any  # the order in which groups are tried
+    groups: Any  # of dense values, and of cheap ones
+    next: Any  # the place in these of the group that is tried next
 
 
 def make_blocks(size: int, *, most: int, groups: int = 1, zone: int = 0, small: int = 0, first: bool = False) -> Blocks:
     """An empty pool; arguments and errors are those of `Pool`."""
-    if groups not in GROUP_ORDER:
+    if groups not in GROUPS:
         raise PoolError(
             f"groups={groups} cannot be laid out.",
             got=repr(groups),
@@ -60,36 +61,22 @@ def make_blocks(size: int, *, most: int, groups: int = 1, zone: int = 0, small: 
             advice="groups=2",
             groups=groups,
         )
+    parts = [(start, length) for start, length in ((0, size - zone), (size - zone, zone)) if length > 0]
+    blocks, free = records(2 * most + 4, BLOCK), np.zeros(2 * most + 4, dtype=np.int32)
+    for i, (start, length) in enumerate(parts):
+        after = i + 1 if i + 1 < len(parts) else -1
+        blocks[i] = (start, length, FREE, i - 1, after, i)
+        free[i] = i
     area = records(1, AREA)
-    for name, value in {"bytes": size, "zone": size - zone, "small": small, "groups": groups, "first": first}.items():
-        area[name] = value
-    area["cheap_next"] = 1 if groups > 1 else 0
-    area["spare"] = area["head"] = -1
-    blocks = records(2 * most + 4, BLOCK)
-    pool = Blocks(area, blocks, np.zeros(2 * most + 4, dtype=np.int32), np.array(GROUP_ORDER[groups], dtype=np.int32))
-    if size > zone:
-        _append(pool, 0, size - zone)
-    if zone:
-        _append(pool, size - zone, zone)
-    return pool
+    area["bytes"], area["zone"], area["small"], area["groups"], area["first"] = size, size - zone, small, groups, first
+    area["free_bytes"], area["free_blocks"], area["made"] = size, len(parts), len(parts)
+    area["head"], area["spare"] = 0 if parts else -1, -1
+    return Blocks(area, blocks, free, np.array(GROUPS[groups], dtype=np.int32), np.zeros(2, dtype=np.int32))
 
 
 def records(count: int, dtype: Any) -> Any:
     """An array of records of zeros, whose fields compiled code reads as attributes."""
     return np.zeros(count, dtype=dtype).view(np.recarray)
-
-
-def _append(pool: Blocks, start: int, size: int) -> None:
-    block = new_block(pool, start, size)
-    head = int(pool.area[0].head)
-    pool.blocks[block].before = head
-    pool.blocks[block].after = -1
-    if head >= 0:
-        pool.blocks[head].after = block
-    else:
-        pool.area[0].head = block
-    add_free(pool, block)
-    pool.area[0].free_bytes += size
 
 
 @compiled
@@ -136,23 +123,21 @@ def place(pool: Blocks, block: int, size: int, group: int) -> int:
     A block that reaches over the region's bound is used from the bound, else from its own end.
     """
     area, b = pool.area[0], pool.blocks[block]
-    regions = max(area.groups // 2, 1)
-    region = group // 2 if area.groups > 1 else 0
-    each = area.zone // regions
-    low = region * each
-    high = area.zone if region == regions - 1 else low + each
+    regions, region = max(area.groups // 2, 1), group // 2
+    low = region * (area.zone // regions)
+    high = area.zone if region == regions - 1 else low + area.zone // regions
     end = b.start + b.bytes
-    if area.groups > 1 and group % 2 == 1:
-        if b.start >= high or end <= low:
-            return -1
+    if max(b.start, low) >= min(end, high):
+        return -1
+    if group % 2:
+        at, is_inside = end - size, end - size // 2 < high
         if high < end and high - size > b.start:
             return high - size
-        return end - size if end - size // 2 < high or regions == 1 else -1
-    if b.start >= high or end <= low:
-        return -1
-    if low > b.start and low + size < end:
-        return low
-    return b.start if b.start + size // 2 > low or regions == 1 else -1
+    else:
+        at, is_inside = b.start, b.start + size // 2 > low
+        if low > b.start and low + size < end:
+            return low
+    return at if is_inside or regions == 1 else -1
 
 
 @compiled
@@ -189,28 +174,6 @@ def smallest_free(pool: Blocks, size: int, in_zone: bool) -> int:
 
 
 @compiled
-def is_dense_group(group: int) -> bool:
-    """True if a group is for dense values."""
-    return (group // 2) % 2 == group % 2
-
-
-@compiled
-def next_group(pool: Blocks, dense: bool) -> None:
-    """Moves on to the next group of the same kind."""
-    area = pool.area[0]
-    at = area.dense_next if dense else area.cheap_next
-    if area.groups == 1:
-        return
-    at = (at + 1) % area.groups
-    while is_dense_group(pool.order[at]) != dense:
-        at = (at + 1) % area.groups
-    if dense:
-        area.dense_next = at
-    else:
-        area.cheap_next = at
-
-
-@compiled
 def allocate(pool: Blocks, owner: int, size: int, dense: bool) -> int:
     """Gives an owner a block of exactly `size` > 0 bytes; -1 where no free block is that large."""
     area = pool.area[0]
@@ -218,12 +181,13 @@ def allocate(pool: Blocks, owner: int, size: int, dense: bool) -> int:
         block = smallest_free(pool, size, True)
         if block >= 0:
             return split_block(pool, block, pool.blocks[block].start, size, owner)
-    for _ in range(area.groups):
-        group = pool.order[area.dense_next if dense else area.cheap_next]
+    kind, count = 0 if dense else 1, pool.groups.shape[1]
+    for _ in range(count):
+        group = pool.groups[kind, pool.next[kind]]
         block = best_in_group(pool, size, group)
         if block >= 0:
             return split_block(pool, block, place(pool, block, size, group), size, owner)
-        next_group(pool, dense)
+        pool.next[kind] = (pool.next[kind] + 1) % count
     block = smallest_free(pool, size, False)
     if block < 0:
         return -1

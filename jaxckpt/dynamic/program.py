@@ -168,25 +168,56 @@ class Program:
 
 
 def _problems(program: Program) -> list[str]:
-    tensors, known, found, issued = program.tensors, set[int](), list[str](), 0
-    found += [f"tensor {i} is a view of {t.view_of}" for i, t in enumerate(tensors) if (t.view_of or 0) >= max(i, 1)]
-    found += [f"tensor {i} has {t.size_bytes} bytes" for i, t in enumerate(tensors) if t.size_bytes < 0]
-    found += [f"view {i} has bytes" for i, t in enumerate(tensors) if t.view_of is not None and t.size_bytes]
+    known, found, issued = set[int](), _tensor_problems(program.tensors), 0
     for step in program.steps:
-        if isinstance(step, Constant):
-            known.add(step.tensor)
-        elif isinstance(step, RunCall):
-            call = program.calls[step.call]
-            found += [f"call {step.call} is issued as number {issued}"] if step.call != issued else []
-            found += [f"call {step.call} reads {t} before it is made" for t in call.reads if t not in known]
-            found += [f"call {step.call} makes {t} again" for t in call.writes if t in known]
-            if not call.writes or call.writes != tuple(range(call.writes[0], call.writes[0] + len(call.writes))):
-                found.append(f"call {step.call} writes {call.writes}")
-            known.update(call.writes)
-            issued += 1
-        elif not isinstance(step, Note) and step.tensor not in known:
-            found.append(f"{type(step).__name__} of {step.tensor}, which is not made yet")
+        match step:
+            case Constant(tensor):
+                known.add(tensor)
+            case RunCall(call):
+                found += [f"call {call} is issued as number {issued}"] if call != issued else []
+                found += _call_problems(call, program.calls[call], known)
+                known.update(program.calls[call].writes)
+                issued += 1
+            case Get(tensor) | Release(tensor) | Keep(tensor) if tensor not in known:
+                found.append(f"{type(step).__name__} of {tensor}, which is not made yet")
     return found
+
+
+def _tensor_problems(tensors: tuple[Tensor, ...]) -> list[str]:
+    found = [f"tensor {i} is a view of {t.view_of}" for i, t in enumerate(tensors) if (t.view_of or 0) >= max(i, 1)]
+    found += [f"tensor {i} has {t.size_bytes} bytes" for i, t in enumerate(tensors) if t.size_bytes < 0]
+    return found + [f"view {i} has bytes" for i, t in enumerate(tensors) if t.view_of is not None and t.size_bytes]
+
+
+def _call_problems(number: int, call: Call, known: set[int]) -> list[str]:
+    found = [f"call {number} reads {t} before it is made" for t in call.reads if t not in known]
+    found += [f"call {number} makes {t} again" for t in call.writes if t in known]
+    if not call.writes or call.writes != tuple(range(call.writes[0], call.writes[0] + len(call.writes))):
+        found.append(f"call {number} writes {call.writes}")
+    return found
+
+
+class ProgramWriter:
+    """Collects tensors, calls and steps in the order of a program."""
+
+    def __init__(self) -> None:
+        self.tensors: list[Tensor] = []
+        self.calls: list[Call] = []
+        self.steps: list[Statement] = []
+
+    def tensor(self, name: str, size_bytes: int, view_of: int | None = None) -> int:
+        """Adds a tensor and returns its id."""
+        self.tensors.append(Tensor(name=name, size_bytes=size_bytes, view_of=view_of))
+        return len(self.tensors) - 1
+
+    def call(self, call: Call) -> None:
+        """Adds a call and issues it."""
+        self.calls.append(call)
+        self.steps.append(RunCall(len(self.calls) - 1))
+
+    def program(self) -> Program:
+        """The program so far."""
+        return Program(tensors=tuple(self.tensors), calls=tuple(self.calls), steps=tuple(self.steps))
 
 
 def unit_chain(length: int, *, releases: bool = True) -> Program:
@@ -209,20 +240,19 @@ def unit_chain(length: int, *, releases: bool = True) -> Program:
 
     Source: Kirisame et al., Dynamic Tensor Rematerialization, ICLR 2021, section 3 and appendix A.
     """
-    names = [f"f{i}" for i in range(length)] + [f"b{i}" for i in reversed(range(length))]
-    reads: list[tuple[int, ...]] = [() if i == 0 else (i - 1,) for i in range(length)]
-    steps: list[Statement] = [RunCall(i) for i in range(length)]
-    for back in range(length, 2 * length):
-        k = 2 * length - 1 - back
-        gradient = (back - 1,) if back > length else ()
-        reads.append((k - 1, *gradient) if k > 0 and gradient else gradient)
-        steps += [Release(k)] if releases else []
-        steps.append(RunCall(back))
-        steps += [Release(back - 1)] if releases and gradient else []
-    return Program(
-        tensors=tuple(Tensor(name=name, size_bytes=1) for name in names),
-        calls=tuple(
-            Call(name=n, price=1, reads=r, writes=(i,)) for i, (n, r) in enumerate(zip(names, reads, strict=True))
-        ),
-        steps=tuple(steps),
-    )
+    writer = ProgramWriter()
+    gradient: tuple[int, ...] = ()
+    for k in range(length):
+        _unit_call(writer, f"f{k}", (k - 1,) if k else ())
+    for k in reversed(range(length)):
+        writer.steps += [Release(k)] if releases else []
+        made = _unit_call(writer, f"b{k}", (k - 1, *gradient) if k and gradient else gradient)
+        writer.steps += map(Release, gradient if releases else ())
+        gradient = (made,)
+    return writer.program()
+
+
+def _unit_call(writer: ProgramWriter, name: str, reads: tuple[int, ...]) -> int:
+    made = writer.tensor(name, 1)
+    writer.call(Call(name=name, price=1, reads=reads, writes=(made,)))
+    return made

@@ -14,7 +14,6 @@ from jaxckpt.dynamic.compiled import compiled
 from jaxckpt.dynamic.evictors import Cost, Search, Size, Staleness
 from jaxckpt.dynamic.pool import free_around
 from jaxckpt.dynamic.state import Machine
-from jaxckpt.dynamic.union_find import find
 
 ANCESTORS, EXACT, CLASSES = int(Cost.ANCESTORS), int(Cost.EXACT), int(Cost.CLASSES)
 NEIGHBOURS, REGENERATION, LOCAL = int(Cost.NEIGHBOURS), int(Cost.REGENERATION), int(Cost.LOCAL)
@@ -77,46 +76,36 @@ def staleness(m: Machine, s: int) -> float:
 @compiled
 def next_use(m: Machine, s: int) -> float:
     """Calls until the next one that reads the storage; all calls where there is none."""
-    st, now = m.storages, m.now[0]
-    low, high = st[s].down, st[s].down + st[s].downs
-    while low < high:  # links are in order of their calls
-        middle = (low + high) // 2
-        if m.down.call[middle] <= now.issued:
-            low = middle + 1
-        else:
-            high = middle
-    if low == st[s].down + st[s].downs:
+    st = m.storages[s]
+    if st.downs == st.all_downs:
         return float(len(m.calls))
-    return float(m.down.call[low] - now.issued)
+    return float(m.near_call[st.down + st.downs] - m.now[0].issued)
 
 
 @compiled
 def neighbours(m: Machine, s: int) -> float:
     """The sum over evicted neighbours, each at its `weight`."""
-    st, now, total = m.storages, m.now[0], 0.0
-    now.walk += 1
-    for i in range(st[s].up, st[s].up + st[s].ups):
-        if m.up.call[i] <= now.issued:
-            total += weight(m, m.up.storage[i])
-    for i in range(st[s].down, st[s].down + st[s].downs):
-        if m.down.call[i] > now.issued:
-            break
-        total += weight(m, m.down.storage[i])
+    st, total = m.storages[s], 0.0
+    m.now[0].walk += 1
+    for i in range(st.up, st.up + st.ups):
+        total += weight(m, m.near[i])
+    for i in range(st.down, st.down + st.downs):
+        total += weight(m, m.near[i])
     return total
 
 
 @compiled
 def weight(m: Machine, s: int) -> float:
     """An evicted storage's own cost or its class's, whichever is more; with `CLASSES` each class once a walk."""
-    if m.storages[s].node < 0:
+    if m.storages[s].group < 0:
         return 0.0
-    root = find(m.nodes, m.storages[s].node)
+    group = m.groups[m.storages[s].group]
     if m.now[0].cost == NEIGHBOURS:
-        return max(m.nodes[root].value, m.storages[s].cost)
-    if m.nodes[root].mark == m.now[0].walk:
+        return max(group.value, m.storages[s].cost)
+    if group.mark == m.now[0].walk:
         return 0.0
-    m.nodes[root].mark = m.now[0].walk
-    return m.nodes[root].value
+    group.mark = m.now[0].walk
+    return group.value
 
 
 @compiled
@@ -140,15 +129,10 @@ def walk(m: Machine, s: int, upward: bool, mark: bool) -> float:
     m.walk[0], depth = s, 1
     while depth:
         depth -= 1
-        here = m.walk[depth]
-        first = st[here].up if upward else st[here].down
-        count = st[here].ups if upward else st[here].downs
-        for i in range(first, first + count):
-            if (m.up.call[i] if upward else m.down.call[i]) > now.issued:
-                if upward:
-                    continue
-                break
-            other = m.up.storage[i] if upward else m.down.storage[i]
+        here = st[m.walk[depth]]
+        first = here.up if upward else here.down
+        for i in range(first, first + (here.ups if upward else here.downs)):
+            other = m.near[i]
             if st[other].mark == now.walk or st[other].gone:
                 continue
             st[other].mark = now.walk
@@ -178,21 +162,19 @@ def regenerate(m: Machine) -> None:
     F = 1 + F of evicted values computed from it that are read again; B = its own time + B of evicted operands; its
     bytes + those of evicted operands. Storages are numbered in the order of their first call.
     """
-    st, now = m.storages, m.now[0]
+    st = m.storages
     for s in range(len(st)):
         time, size = st[s].cost, float(st[s].bytes)
         for i in range(st[s].up, st[s].up + st[s].ups):
-            other = m.up.storage[i]
-            if m.up.call[i] <= now.issued and other < s and is_evicted(st[other]):
+            other = m.near[i]
+            if other < s and is_evicted(st[other]):
                 time += m.regen[1, other]
                 size += m.regen[2, other]
         m.regen[1, s], m.regen[2, s] = time, size
     for s in range(len(st) - 1, -1, -1):
         runs = 1.0
         for i in range(st[s].down, st[s].down + st[s].downs):
-            if m.down.call[i] > now.issued:
-                break
-            other = m.down.storage[i]
+            other = m.near[i]
             if other > s and is_evicted(st[other]) and st[other].refs > 0:
                 runs += m.regen[0, other]
         m.regen[0, s] = runs

@@ -1,11 +1,14 @@
-"""Result of running a program under a budget, as frozen data."""
+"""Result of running a program under a budget, as frozen data, and how it is read off a machine. Read after `state`."""
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxckpt._shown import Shown
 from jaxckpt._units import format_bytes, format_seconds
+from jaxckpt.dynamic import state
+from jaxckpt.dynamic.memory import Mode
 
 
 class Status(enum.StrEnum):
@@ -126,3 +129,57 @@ class Simulation(Shown):
                 f"{self.largest_free_share:.1%} in one piece"
             )
         return "\n".join(lines)
+
+
+STATUS = dict(enumerate(Status, start=state.DONE))
+"""How a run ended, by the machine's own number for it."""
+_KINDS = dict(enumerate(EventKind, start=state.EVENT_RUN))
+
+
+def events_of(machine: state.Machine) -> Iterator[Event]:
+    """Events that the machine recorded; `addresses` reads the positions in memory."""
+    roots = machine.storages["root"].tolist()
+    for what, which, _ in machine.events[: int(machine.now[0].events)].tolist():
+        if what in _KINDS:
+            yield Event(_KINDS[what], which if what == state.EVENT_RUN else roots[which])
+
+
+def simulation_of(
+    task: state.Task, machine: state.Machine, *, run_s: float = 0.0, events: tuple[Event, ...] = ()
+) -> Simulation:
+    """The counters of a machine that has stopped."""
+    now = machine.now[0]
+    status, refused = STATUS[int(now.status)], max(1, int(now.refused))
+    return Simulation(
+        **{name: now[name].item() for name in state.COUNTERS},
+        evictor=task.rule.name,
+        mode=task.memory.mode.name.lower(),
+        budget_bytes=task.budget,
+        status=status,
+        reason="" if status is Status.OK else _reason(status, task, machine),
+        operations=int(now.runs) + 1,
+        base_operations=int(now.runs - now.recomputations),
+        search_s=int(now.search_ns) / 1e9,
+        run_s=run_s,
+        free_share=float(now.free_share) / refused,
+        largest_free_share=float(now.largest_free_share) / refused,
+        events=events,
+    )
+
+
+def _reason(status: Status, task: state.Task, machine: state.Machine) -> str:
+    now = machine.now[0]
+    where = "a constant" if now.failed < 0 else f"call {int(now.failed)}"
+    if status is Status.THRASH:
+        return (
+            f"{int(now.recomputations)} recomputations of price {now.recompute_price:g} at {where}, "
+            f"step {int(now.step)} of {len(machine.steps)}"
+        )
+    if status is Status.LOST:
+        return f"{where} is needed again after what it reads was freed for good"
+    addressed = task.memory.mode in (Mode.HINT, Mode.HARD)
+    free = machine.blocks.area[0].free_bytes if addressed else max(now.budget - now.memory, 0)
+    return (
+        f"{where} needs {format_bytes(int(now.needed))}; {format_bytes(int(free))} are free, "
+        f"{format_bytes(int(now.memory))} alive, {int(now.evictable)} storages may be evicted"
+    )

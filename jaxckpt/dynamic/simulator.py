@@ -1,67 +1,95 @@
 """Runs a program under a budget and counts: what is evicted, what is recomputed, how the memory falls apart.
 
 A simulation knows sizes and prices, not arrays. It is online: at each step the engine sees what was issued before, and
-nothing of what comes. Read after `engine` and `outcome`.
+nothing of what comes. Read after `engine` and `simulation`.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
-from typing import overload
+from typing import Any, TypedDict, Unpack, overload
 
 from jaxckpt._units import budget_bytes, budget_fraction
-from jaxckpt.dynamic import state
 from jaxckpt.dynamic.engine import run
 from jaxckpt.dynamic.evictors import Cost, Evictor
 from jaxckpt.dynamic.evictors import evictor as rule_of
 from jaxckpt.dynamic.from_graph import program_from_graph
-from jaxckpt.dynamic.memory import MEMORIES, Memory
-from jaxckpt.dynamic.outcome import events_of, simulation_of
+from jaxckpt.dynamic.memory import Memory, published_memory
 from jaxckpt.dynamic.program import Program
-from jaxckpt.dynamic.simulation import Event, Simulation
-from jaxckpt.dynamic.state import Task, machine_of
+from jaxckpt.dynamic.simulation import Event, Simulation, events_of, simulation_of
+from jaxckpt.dynamic.state import Machine, Task, layout, machine_of
 from jaxckpt.ir import Graph
 
 Budget = int | float | str | None
 Budgets = list[Budget] | list[int] | list[float] | list[str] | tuple[Budget, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """Options of all that runs a program or a step: `simulate`, `address_map`, `run` and `Runner`.
+
+    Each of these takes the fields as keywords too; a keyword goes before the field of `options`.
+
+    Attributes:
+      evictor: What is evicted: a name in `EVICTORS`, or a rule.
+      memory: What the budget means; by default what the rule was published with.
+      limit: A run is given up when recomputations are this many times the program's price or its number of calls.
+      seed: Of what is drawn at random.
+
+    Example:
+      >>> RunOptions(evictor="dtr_eq").rule.cost.name
+      'CLASSES'
+    """
+
+    evictor: str | Evictor = "coop"
+    memory: Memory | None = None
+    limit: float = 100
+    seed: int = 0
+
+    @property
+    def rule(self) -> Evictor:
+        """The rule that is meant; UnknownEvictorError where there is none of its name."""
+        return rule_of(self.evictor)
+
+
+AS_PUBLISHED = RunOptions()
+"""Coop in its own memory."""
+
+
+class RunKeywords(TypedDict, total=False):
+    """The fields of `RunOptions` as keywords of a function."""
+
+    evictor: str | Evictor
+    memory: Memory | None
+    limit: float
+    seed: int
+
+
+class SimulationKeywords(RunKeywords, total=False):
+    """Keywords of `simulate` besides the budget."""
+
+    record: bool
+    processes: int | None
+    options: RunOptions
+
+
+@overload
+def simulate(what: Graph | Program, *, budget: Budget = None, **keywords: Unpack[SimulationKeywords]) -> Simulation: ...
 @overload
 def simulate(
-    what: Graph | Program,
-    *,
-    budget: Budget = None,
-    evictor: str | Evictor = "coop",
-    memory: Memory | None = None,
-    limit: float = 100,
-    seed: int = 0,
-    record: bool = False,
-    processes: int | None = None,
-) -> Simulation: ...
-@overload
-def simulate(
-    what: Graph | Program,
-    *,
-    budget: Budgets,
-    evictor: str | Evictor = "coop",
-    memory: Memory | None = None,
-    limit: float = 100,
-    seed: int = 0,
-    record: bool = False,
-    processes: int | None = None,
+    what: Graph | Program, *, budget: Budgets, **keywords: Unpack[SimulationKeywords]
 ) -> tuple[Simulation, ...]: ...
 def simulate(
     what: Graph | Program,
     *,
     budget: Budget | Budgets = None,
-    evictor: str | Evictor = "coop",
-    memory: Memory | None = None,
-    limit: float = 100,
-    seed: int = 0,
     record: bool = False,
     processes: int | None = None,
+    options: RunOptions = AS_PUBLISHED,
+    **keywords: Unpack[RunKeywords],
 ) -> Simulation | tuple[Simulation, ...]:
     """Runs a program under a budget.
 
@@ -69,12 +97,10 @@ def simulate(
       what: A program, or a traced step, priced at the bytes that its ops read and write.
       budget: Bytes of all that is in memory, constants with it: an amount, or a share of what the program takes
         without a budget (a float in (0, 1], "50%"); None for no limit. Several make one simulation each.
-      evictor: What is evicted: a name in `EVICTORS`, or a rule.
-      memory: What the budget means; by default what the rule was published with.
-      limit: A run is given up when recomputations are this many times the program's price or its number of calls.
-      seed: Of what is drawn at random.
       record: Whether `Simulation.events` says all that happened.
       processes: Among which several budgets are divided; by default as many as there are processors and budgets.
+      options: The rule, its memory, and when a run is given up.
+      **keywords: Fields of `options`, before which they go.
 
     Returns:
       A simulation for each budget, in their order. Not finishing is a result, not an error.
@@ -90,17 +116,13 @@ def simulate(
       >>> [s.operations for s in simulate(unit_chain(16), budget=[4, 6], evictor="lru", processes=1)]
       [100, 56]
     """
-    rule = rule_of(evictor)
+    options = replace(options, **keywords)
     program = program_from_graph(what) if isinstance(what, Graph) else what
-    program = program.priced_by_bytes() if rule.by_bytes else program
-    memory = memory or MEMORIES.get(rule.name, Memory())
-    many = isinstance(budget, (list, tuple))
     budgets: Sequence[Budget] = budget if isinstance(budget, (list, tuple)) else [budget]
-    tasks = [
-        task_of(program, budget=b, rule=rule, memory=memory, limit=limit, seed=seed, record=record) for b in budgets
-    ]
+    program = program.priced_by_bytes() if options.rule.by_bytes else program
+    tasks = [replace(task_of(program, each, options), record=record) for each in budgets]
     found = _all(program, tasks, processes)
-    return tuple(found) if many else found[0]
+    return tuple(found) if isinstance(budget, (list, tuple)) else found[0]
 
 
 def live_bytes(program: Program) -> int:
@@ -111,34 +133,30 @@ def live_bytes(program: Program) -> int:
       >>> live_bytes(unit_chain(16))
       16
     """
-    return _one(state.layout(program), _PLAIN).peak_bytes
+    return _one(layout(program), _PLAIN).peak_bytes
 
 
 _PLAIN = Task(budget=None, rule=Evictor(name="none", cost=Cost.LOCAL), memory=Memory())
 
 
-def task_of(
-    program: Program, *, budget: Budget, rule: Evictor, memory: Memory, limit: float, seed: int, record: bool = False
-) -> Task:
+def task_of(program: Program, budget: Budget, options: RunOptions) -> Task:
     """The task of running a program under a budget: shares are of what the program takes without one."""
     size_bytes = None
     if budget is not None:
         share = budget_fraction(budget) is not None
         size_bytes = budget_bytes(budget, baseline_bytes=live_bytes(program) if share else None)
-    most = int(min(limit * (len(program.calls) + 1), 2**62))
     return Task(
         budget=size_bytes,
-        rule=rule,
-        memory=memory,
-        limit=limit * program.base_price,
-        most=most,
-        seed=seed,
-        record=record,
+        rule=options.rule,
+        memory=options.memory or published_memory(options.rule.name),
+        limit=options.limit * program.base_price,
+        most=int(min(options.limit * (len(program.calls) + 1), 2**62)),
+        seed=options.seed,
     )
 
 
 def _all(program: Program, tasks: list[Task], processes: int | None) -> list[Simulation]:
-    parts = state.layout(program)
+    parts = layout(program)
     if len(tasks) == 1 or processes == 1:
         return [_one(parts, task) for task in tasks]
     run(machine_of(parts, _PLAIN), 0)  # compiled before it is needed
@@ -146,18 +164,18 @@ def _all(program: Program, tasks: list[Task], processes: int | None) -> list[Sim
         return list(pool.map(partial(_one, parts), tasks))
 
 
-def _one(parts: state.Layout, task: Task) -> Simulation:
+def _one(parts: Mapping[str, Any], task: Task) -> Simulation:
     machine = machine_of(parts, task)
     begin = time.perf_counter()
     run(machine, len(machine.steps))
     run_s = time.perf_counter() - begin
     events: tuple[Event, ...] = ()
     if task.record:
-        events = tuple(events_of(parts, ended(parts, task, record=int(machine.now[0].events))))
+        events = tuple(events_of(ended(parts, task, record=int(machine.now[0].events))))
     return simulation_of(task, machine, run_s=run_s, events=events)
 
 
-def ended(parts: state.Layout, task: Task, *, record: int = 0) -> state.Machine:
+def ended(parts: Mapping[str, Any], task: Task, *, record: int = 0) -> Machine:
     """The machine after a run, with room for so many events."""
     machine = machine_of(parts, task, record=record)
     run(machine, len(machine.steps))

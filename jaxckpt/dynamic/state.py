@@ -1,14 +1,15 @@
 """All that the engine knows while it runs, as records of arrays that the compiled loops share.
 
 `Machine` is made once from a program, a rule and a memory, and changed in place by `engine`. A storage is what is
-evicted; its tensors are its root and the views of it. `Links` hold, for each storage, the storages that its calls read
-(`up`) and those computed from it (`down`), with the call that made the link: what has not been issued is not there yet.
+evicted; its tensors are its root and the views of it. `near` holds for each storage those that its calls read, from
+`up` on, and those computed from it, from `down` on, each in the order of the calls that link them: of these the first
+`ups` and `downs` are links of calls that were issued, and all that anybody may look at.
 
 Read after `program`, `evictors` and `memory`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,10 +22,10 @@ from jaxckpt.dynamic.program import Constant, Get, Keep, Note, Program, Release,
 RUN, GET, RELEASE, KEEP, CONSTANT = range(5)
 """Codes of statements."""
 RUNNING, DONE, OUT_OF_MEMORY, THRASHED, LOST = range(5)
-"""How it ended."""
+"""How it ended; all but the first in the order of `Status`."""
 EVENT_RUN, EVENT_EVICT, EVENT_FREE, EVENT_TAKE, EVENT_PLACE, EVENT_REFUSE = range(6)
-"""Codes of events: call run, storage evicted, storage freed for good, storage's memory taken over; storage given
-an address, storage refused one while so many bytes were free."""
+"""Codes of events, the first ones in the order of `EventKind`: call run, storage evicted, storage freed for good,
+storage's memory taken over; storage given an address, storage refused one while so many bytes were free."""
 
 STORAGE = np.dtype(
     [
@@ -37,15 +38,20 @@ STORAGE = np.dtype(
         ("refs", "i4"),
         ("locks", "i4"),
         ("slot", "i4"),  # its place among the evictable, or -1
-        ("node", "i4"),  # its node in the union-find, or -1
+        ("group", "i4"),  # its class of evicted storages, or -1
+        ("next", "i4"),  # the next member of its class, in a ring
+        ("before", "i4"),
         ("block", "i4"),  # its block in the pool, or -1
         ("times", "i4"),  # how often it was recomputed
+        ("root", "i4"),  # the tensor that owns it
         ("tensor", "i4"),  # its first tensor in `tensors_of`
         ("tensors", "i4"),
         ("up", "i4"),
         ("ups", "i4"),
+        ("all_ups", "i4"),  # with those of calls that were not issued
         ("down", "i4"),
         ("downs", "i4"),
+        ("all_downs", "i4"),
         ("material", "i1"),
         ("fixed", "i1"),  # never evicted: a constant, or of a call that may run only once
         ("lent", "i1"),  # never freed
@@ -65,6 +71,7 @@ TENSOR = np.dtype(
         ("replaces", "i4"),  # the storage whose new state it is, or -1
         ("defined", "i1"),
         ("shared", "i1"),  # a view
+        ("first", "i1"),  # the first result of its call that lies in its storage
         ("takes", "i1"),  # whether it takes that storage's memory over
     ],
     align=True,
@@ -72,50 +79,45 @@ TENSOR = np.dtype(
 CALL = np.dtype(
     [("cost", "f8"), ("arg", "i4"), ("args", "i4"), ("out", "i4"), ("outs", "i4"), ("times", "i4")], align=True
 )
+COUNTERS = (
+    *("base_price", "recompute_price", "recomputations", "forced_evictions", "eager_evictions", "banished"),
+    *("taken_over", "peak_bytes", "searches", "looked_at", "refused"),
+)
+"""Fields of `Simulation` that the engine counts."""
 NOW = np.dtype(
     [
-        *(
-            (name, "f8")
-            for name in ("clock", "first", "repeated_price", "limit", "free_share", "largest_share", "penalty")
-        ),
-        *((name, "f8") for name in ("nudge", "regret")),
-        *((name, "i8") for name in ("budget", "memory", "peak", "stamp", "walk", "issued", "step", "evictable")),
-        *((name, "i8") for name in ("runs", "forced", "eager", "banished", "taken", "searches", "looked", "search_ns")),
-        *((name, "i8") for name in ("status", "needed", "failed", "seed", "nodes", "events", "recomputed")),
+        *((name, "f8") for name in ("clock", "limit", "free_share", "largest_free_share", "penalty", "nudge")),
+        *((name, "f8" if name.endswith("price") else "i8") for name in COUNTERS),
+        *((name, "i8") for name in ("budget", "memory", "stamp", "walk", "issued", "step", "evictable")),
+        *((name, "i8") for name in ("runs", "search_ns", "status", "needed", "failed", "seed", "groups", "events")),
         *((name, "i8") for name in ("mode", "dealloc", "in_place", "cost", "own", "gain", "staleness", "search")),
         *((name, "i8") for name in ("least", "frames", "held", "waiting", "tried", "most", "drops")),
     ],
     align=True,
 )
-NODE = np.dtype([("parent", "i4"), ("mark", "i8"), ("value", "f8")], align=True)
-FRAME = np.dtype([("tensor", "i4"), ("next", "i4"), ("phase", "i4"), ("held", "i4"), ("repeated", "i1")], align=True)
-
-
-class Links(NamedTuple):
-    """Neighbours of storages; `call` is the number of the call that made the link."""
-
-    storage: Any
-    call: Any
+"""One record: clock, counters, settings."""
+GROUP = np.dtype([("mark", "i8"), ("value", "f8"), ("members", "i4"), ("spare", "i4")], align=True)
+"""A class of evicted storages; `spare` holds, apart from that, numbers that no class has."""
+FRAME = np.dtype([("tensor", "i4"), ("next", "i4"), ("held", "i4"), ("repeated", "i1")], align=True)
 
 
 class Machine(NamedTuple):
     """The engine's memory."""
 
-    now: Any  # one record: clock, counters, settings
+    now: Any  # one record
     storages: Any
     tensors: Any
     calls: Any
     args: Any  # tensors that calls read
     tensors_of: Any  # tensors of storages
     steps: Any  # what a step does, and to which tensor or call
-    up: Links  # what storages were computed from
-    down: Links  # what was computed from storages
+    near: Any  # storages that others were computed from, or that were computed from them
+    near_call: Any  # the call that made the link
     pool: Any  # ids of evictable storages, in no order
-    nodes: Any  # of the union-find
+    groups: Any  # classes of evicted storages
     frames: Any  # the stack of what is being made, each waiting for the one after it
     held: Any  # for each operand of those, whether it is locked
     walk: Any  # room for walks over evicted storages
-    numbers: Any  # room for renumbering classes
     waiting: Any  # storages that were released and can be freed once nothing evicted needs them
     regen: Any  # room for DTE's planner: runs again, time and bytes to bring back
     window: Any  # room for searches: sizes and costs by address
@@ -125,76 +127,65 @@ class Machine(NamedTuple):
     tick: Any  # room for the clock
 
 
-class Layout(NamedTuple):
-    """The part of a machine that is the same for every run of a program."""
-
-    storages: Any
-    tensors: Any
-    calls: Any
-    args: Any
-    tensors_of: Any
-    steps: Any
-    up: Links
-    down: Links
-    storage_ids: tuple[int, ...]  # for each storage the tensor that owns it
-
-
 _CODES = {RunCall: RUN, Get: GET, Release: RELEASE, Keep: KEEP, Constant: CONSTANT}
 
 
-def layout(program: Program) -> Layout:
-    """The program as arrays."""
+def layout(program: Program) -> dict[str, Any]:
+    """The arrays of a machine that are the same at the start of every run of a program."""
     roots = tuple(dict.fromkeys(program.storage))
     number = {root: i for i, root in enumerate(roots)}
-    storage_of = [number[root] for root in program.storage]
-    storages, tensors = _storages(program, roots), _tensors(program, storage_of)
-    calls, args = _calls(program)
-    members: list[list[int]] = [[] for _ in roots]
-    for t, s in enumerate(storage_of):
-        members[s].append(t)
-    storages["tensor"], storages["tensors"], tensors_of = _joined(members)
-    ups, downs = _links(program, storage_of, len(roots))
-    storages["up"], storages["ups"], up = _joined(ups)
-    storages["down"], storages["downs"], down = _joined(downs)
+    storage_of = np.array([number[root] for root in program.storage], dtype=np.int32)
+    tensors = _tensors(program, storage_of)
+    storages = _storages(program, np.array(roots, dtype=np.int32), tensors)
+    tensors_of, storages["tensor"], storages["tensors"] = _grouped(storage_of, len(roots))
+    calls = records(len(program.calls), CALL)
+    calls[:] = [(c.price, 0, len(c.reads), c.writes[0], len(c.writes), 0) for c in program.calls]
+    calls["arg"] = np.cumsum(calls["args"]) - calls["args"]
+    links = _links(program, storage_of.tolist())
+    upward, storages["up"], storages["all_ups"] = _grouped(links[:, 0], len(roots))
+    downward, storages["down"], storages["all_downs"] = _grouped(links[:, 1], len(roots))
+    storages["down"] += len(links)
     steps = [
         (_CODES[type(step)], step.call if isinstance(step, RunCall) else step.tensor)
         for step in program.steps
         if not isinstance(step, Note)
     ]
-    return Layout(
-        storages=storages,
-        tensors=tensors,
-        calls=calls,
-        args=args,
-        tensors_of=tensors_of,
-        steps=np.array(steps, dtype=np.int32).reshape(-1, 2),
-        up=Links(*_pairs(up)),
-        down=Links(*_pairs(down)),
-        storage_ids=roots,
-    )
+    return {
+        "storages": storages,
+        "tensors": tensors,
+        "calls": calls,
+        "args": np.array([t for call in program.calls for t in call.reads], dtype=np.int32),
+        "tensors_of": tensors_of,
+        "steps": np.array(steps, dtype=np.int32).reshape(-1, 2),
+        "near": np.concatenate([links[upward, 1], links[downward, 0]]),
+        "near_call": np.concatenate([links[upward, 2], links[downward, 2]]),
+    }
 
 
-def _storages(program: Program, roots: tuple[int, ...]) -> Any:
+def _storages(program: Program, roots: Any, tensors: Any) -> Any:
     storages = records(len(roots), STORAGE)
+    storages["root"] = roots
     storages["bytes"] = [program.tensors[t].size_bytes for t in roots]
-    for name in ("slot", "node", "block"):
+    for name in ("slot", "group", "block"):
         storages[name] = -1
     storages["last"] = -np.inf
-    made = [program.producer[t] for t in roots]
-    lent = {step.tensor for step in program.steps if isinstance(step, Constant) and step.lent}
-    storages["lent"] = [t in lent for t in roots]
-    storages["dense"] = [c is not None and program.calls[c].dense for c in made]
-    fixed = {program.storage[t] for call in program.calls if call.once for t in call.writes}
-    storages["fixed"] = [c is None or t in fixed for t, c in zip(roots, made, strict=True)]
     storages["dirty"] = 1
+    storages["lent"] = np.isin(roots, [s.tensor for s in program.steps if isinstance(s, Constant) and s.lent])
+    dense, once = np.array([*((c.dense, c.once) for c in program.calls), (False, False)]).T  # the last: of constants
+    storages["dense"] = dense[tensors["call"][roots]]
+    storages["fixed"] = tensors["call"][roots] < 0
+    storages["fixed"][tensors["storage"][once[tensors["call"]]]] = 1
     return storages
 
 
-def _tensors(program: Program, storage_of: list[int]) -> Any:
+def _tensors(program: Program, storage_of: Any) -> Any:
     tensors = records(len(program.tensors), TENSOR)
     tensors["storage"] = storage_of
     tensors["call"] = [-1 if c is None else c for c in program.producer]
     tensors["shared"] = [t.view_of is not None for t in program.tensors]
+    storage_and_call = tensors["storage"].astype(np.int64) * (len(program.calls) + 1) + tensors["call"] + 1
+    _, first = np.unique(storage_and_call, return_index=True)
+    tensors["first"][first] = 1
     tensors["replaces"] = -1
     for call in program.calls:
         for t, old in zip(call.writes, call.replaces, strict=False):
@@ -202,36 +193,21 @@ def _tensors(program: Program, storage_of: list[int]) -> Any:
     return tensors
 
 
-def _calls(program: Program) -> tuple[Any, Any]:
-    calls = records(len(program.calls), CALL)
-    calls["cost"] = [c.price for c in program.calls]
-    calls["arg"], calls["args"], args = _joined([list(c.reads) for c in program.calls])
-    calls["out"] = [c.writes[0] for c in program.calls]
-    calls["outs"] = [len(c.writes) for c in program.calls]
-    return calls, np.array(args, dtype=np.int32)
-
-
-def _joined(groups: list[list[Any]]) -> tuple[list[int], list[int], list[Any]]:
-    """Where each group begins, how long it is, and all groups one after the other."""
-    lengths = [len(group) for group in groups]
-    return [0, *accumulate(lengths)][: len(groups)], lengths, [x for group in groups for x in group]
-
-
-def _links(program: Program, storage_of: list[int], count: int) -> tuple[list[list[Any]], list[list[Any]]]:
-    ups: list[dict[int, int]] = [{} for _ in range(count)]
-    downs: list[dict[int, int]] = [{} for _ in range(count)]
+def _links(program: Program, storage_of: list[int]) -> Any:
+    """Rows of a storage, one that it is computed from, and the first call that does so, in the order of calls."""
+    links: dict[tuple[int, int], int] = {}
     for i, call in enumerate(program.calls):
         sources = {storage_of[t] for t in call.reads}
         for s in dict.fromkeys(storage_of[t] for t in call.writes):
             for source in sources - {s}:
-                ups[s].setdefault(source, i)
-                downs[source].setdefault(s, i)
-    return [list(link.items()) for link in ups], [list(link.items()) for link in downs]
+                links.setdefault((s, source), i)
+    return np.array([(*link, i) for link, i in links.items()], dtype=np.int32).reshape(-1, 3)
 
 
-def _pairs(links: list[tuple[int, int]]) -> tuple[Any, Any]:
-    pairs = np.array(links, dtype=np.int32).reshape(-1, 2)
-    return pairs[:, 0].copy(), pairs[:, 1].copy()
+def _grouped(keys: Any, count: int) -> tuple[Any, Any, Any]:
+    """Places of equal keys side by side, and for each key where its group begins and how long it is."""
+    lengths = np.bincount(keys, minlength=count)
+    return np.argsort(keys, kind="stable").astype(np.int32), np.cumsum(lengths) - lengths, lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,11 +229,10 @@ class Task:
     record: bool = False
 
 
-def machine_of(parts: Layout, task: Task, *, record: int = 0) -> Machine:
-    """A machine before its first step, with room for so many events."""
-    memory = task.memory
-    storages, total = parts.storages.copy(), int(parts.storages["bytes"].sum())
-    count = len(storages)
+def machine_of(parts: Mapping[str, Any], task: Task, *, record: int = 0) -> Machine:
+    """A machine before its first step, with room for so many events; `parts` is a program's `layout`."""
+    memory, storages = task.memory, parts["storages"].copy()
+    count, total = len(storages), int(storages["bytes"].sum())
     storages["bytes"] = -(-storages["bytes"] // memory.alignment) * memory.alignment
     budget = task.budget or max(1, 2 * int(storages["bytes"].sum()) + memory.small_bytes * memory.small_slots)
     addressed = memory.mode in (Mode.HINT, Mode.HARD)
@@ -265,25 +240,20 @@ def machine_of(parts: Layout, task: Task, *, record: int = 0) -> Machine:
     zone = memory.small_bytes * memory.small_slots if addressed else 0
     zone = 0 if zone > capacity // 16 else zone
     small = memory.small_bytes if zone else 0
+    groups = records(count, GROUP)
+    groups["spare"] = range(count)
     blocks = make_blocks(
         capacity, most=count, groups=memory.groups, zone=zone, small=small, first=memory.fit is Fit.FIRST
     )
+    changed = {"storages": storages, "tensors": parts["tensors"].copy(), "calls": parts["calls"].copy()}
     return Machine(
+        **{**parts, **changed},
         now=_now(task, budget, small=small),
-        storages=storages,
-        tensors=parts.tensors.copy(),
-        calls=parts.calls.copy(),
-        args=parts.args,
-        tensors_of=np.array(parts.tensors_of, dtype=np.int32),
-        steps=parts.steps,
-        up=parts.up,
-        down=parts.down,
         pool=np.zeros(count, dtype=np.int32),
-        nodes=records(2 * count + 8, NODE),
-        frames=records(len(parts.tensors) + 1, FRAME),
-        held=np.zeros(len(parts.args) + 1, dtype=np.int8),
+        groups=groups,
+        frames=records(len(parts["tensors"]) + 1, FRAME),
+        held=np.zeros(len(parts["args"]) + 1, dtype=np.int8),
         walk=np.zeros(count + 1, dtype=np.int32),
-        numbers=np.zeros(count + 1, dtype=np.int32),
         waiting=np.zeros(count + 1, dtype=np.int32),
         regen=np.zeros((3, count), dtype=np.float64),
         window=np.zeros((2, 2 * count + 3), dtype=np.float64),

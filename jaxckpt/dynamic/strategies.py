@@ -15,12 +15,12 @@ Sources: Kirisame et al., ICLR 2021 (`dtr`); Hu et al., MegTaiChi, ICS 2022 (`dt
 from collections.abc import Iterator
 from dataclasses import replace
 
-from jaxckpt.dynamic.evictors import evictor as rule_of
+from jaxckpt.dynamic.evictors import rule_as_run
 from jaxckpt.dynamic.kernel_program import program_of_kernels
-from jaxckpt.dynamic.memory import MEMORIES, Memory, Mode
+from jaxckpt.dynamic.memory import published_memory
 from jaxckpt.dynamic.program import Program
-from jaxckpt.dynamic.simulation import Simulation
-from jaxckpt.dynamic.simulator import live_bytes, simulate
+from jaxckpt.dynamic.simulation import EventKind, Simulation
+from jaxckpt.dynamic.simulator import RunOptions, live_bytes, simulate
 from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.solve.problem import Problem, decide, solve_none
 from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts
@@ -31,8 +31,6 @@ _CUTS = 3
 """Cuts that are tried with each record: those that made the smallest plans of the first one."""
 _LIMIT = 10.0
 """A simulation is given up when it recomputes so many times the step's price."""
-_RULES = {"dtr": "dtr_eq"}
-"""The rule that is simulated for a strategy of another name: DTR as it is run, with classes for neighbourhoods."""
 
 
 def sweep_evicted(problem: Problem, *, evictor: str) -> Iterator[GraphPlan]:
@@ -68,15 +66,11 @@ def _with_cut(problem: Problem, saved: frozenset[int], stages: StageStarts, evic
 def _records(problem: Problem, evictor: str) -> Iterator[frozenset[int]]:
     """For each budget, from the least on, the values that stayed in memory for the backward pass."""
     program = program_of_kernels(problem)
-    rule = replace(rule_of(_RULES.get(evictor, evictor)), by_bytes=False, least_bytes=1)
-    memory = replace(MEMORIES.get(rule.name, Memory()), small_bytes=0)
-    if memory.mode is Mode.HINT:
-        memory = replace(memory, mode=Mode.HARD)
-    full_bytes = live_bytes(program)
+    rule = replace(rule_as_run(evictor), least_bytes=1)
+    memory = replace(published_memory(rule.name, hints=False), small_bytes=0)
+    options, full_bytes = RunOptions(evictor=rule, memory=memory, limit=_LIMIT), live_bytes(program)
     for share in _SHARES if full_bytes else ():
-        found = simulate(
-            program, budget=max(1, int(share * full_bytes)), evictor=rule, memory=memory, limit=_LIMIT, record=True
-        )
+        found = simulate(program, budget=max(1, int(share * full_bytes)), record=True, options=options)
         if found.ok:
             yield _stayed(problem, program, found)
 
@@ -84,10 +78,9 @@ def _records(problem: Problem, evictor: str) -> Iterator[frozenset[int]]:
 def _stayed(problem: Problem, program: Program, found: Simulation) -> frozenset[int]:
     """The values that the backward pass needs and that were not computed again in it."""
     ops = problem.graph.ops
-    after_forward, recomputed = False, set[int]()
-    run: set[int] = set()
+    after_forward, run, recomputed = False, set[int](), set[int]()
     for event in found.events:
-        if event.kind != "run":
+        if event.kind is not EventKind.RUN:
             continue
         op = ops[int(program.calls[event.id].name)]
         if event.id in run and after_forward and op.phase is Phase.FORWARD:

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from jaxckpt.dynamic.sliding_window import cheapest_window
+from jaxckpt.dynamic.search import cheapest_window
 
 INFINITE = math.inf
 

@@ -13,8 +13,8 @@ from jaxckpt.dynamic import (
     simulate,
     training_of_kernels,
 )
+from jaxckpt.dynamic.from_graph import state_of
 from jaxckpt.dynamic.program import Constant, Keep, Release
-from jaxckpt.dynamic.training import state_of
 from jaxckpt.machine import Target
 from jaxckpt.solve import Problem
 from jaxckpt.trace import trace_step

@@ -8,26 +8,64 @@ Read after `unrolled_training`.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from jaxckpt._progress import Progress, silent
 from jaxckpt._shown import Shown
 from jaxckpt._step import Step
-from jaxckpt.dynamic import Simulation, live_bytes, simulate
-from jaxckpt.dynamic.compare.unrolled_training import EVICTORS, memory_of, rule_as_run, trained_step
+from jaxckpt.dynamic.compare.unrolled_training import TrainingKeywords, TrainingOptions, trained_step
+from jaxckpt.dynamic.program import Program
+from jaxckpt.dynamic.simulator import RunOptions, live_bytes, simulate
 from jaxckpt.dynamic.strategies import sweep_evicted
 from jaxckpt.ir import GraphPlan
 from jaxckpt.machine import Target
 from jaxckpt.solve import OptimalSolver, Problem
 
-RATIOS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 OPTIMUM = "static optimum"
 """The name of the fourth line."""
 FROZEN = "{} as a plan"
 """The name of a rule's line where its decisions are a plan."""
+
+
+_COUNTED = ("ok", "free_share", "largest_free_share", "searches", "search_s", "run_s", "recomputations")
+"""Fields of a simulation that are those of its row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictionOptions(TrainingOptions):
+    """Options of `compare_evictors`.
+
+    Attributes:
+      ratios: Budgets, as shares of the memory without one.
+      optimum: Whether our static optimum is a further line; with kernels only.
+      frozen: Whether what each rule does is a line as a plan, too; with kernels only.
+      processes: Among which the budgets of a rule are divided.
+    """
+
+    ratios: Sequence[float] = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    optimum: bool = True
+    frozen: bool = False
+    processes: int | None = 1
+
+    @property
+    def by_kernels(self) -> bool:
+        """True if a call is a kernel, as plans are made of."""
+        return self.basis == "kernels"
+
+
+_DEFAULT = EvictionOptions()
+
+
+class EvictionKeywords(TrainingKeywords, total=False):
+    """The fields of `EvictionOptions` as keywords of a function."""
+
+    ratios: Sequence[float]
+    optimum: bool
+    frozen: bool
+    processes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,36 +152,22 @@ class Evictions(Shown):
 def compare_evictors(
     step: Callable[..., Any],
     *args: Any,
-    evictors: Sequence[str] = EVICTORS,
-    ratios: Sequence[float] = RATIOS,
-    target: Target | str = "h200",
-    basis: str = "kernels",
-    steps: int = 3,
-    optimum: bool = True,
-    frozen: bool = False,
-    limit: float = 10,
+    options: EvictionOptions = _DEFAULT,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
-    processes: int | None = 1,
     progress: Progress | None = None,
+    **keywords: Unpack[EvictionKeywords],
 ) -> Evictions:
     """Simulates rules of eviction on a step. All run in one kind of memory: a block with addresses and nothing outside.
 
     Args:
       step: A function, plain or jitted; it is traced, not run.
       *args: Its arguments, or descriptions of them.
-      evictors: Names of `jaxckpt.dynamic.EVICTORS`. "dtr" is simulated with classes.
-      ratios: Budgets, as shares of the memory without one.
-      target: Whose seconds count.
-      basis: "kernels" or "eager".
-      steps: Training steps, each of which begins with the state that the one before has left in memory.
-      optimum: Whether our static optimum is a further line; with kernels only.
-      frozen: Whether what each rule does is a line as a plan, too; with kernels only.
-      limit: A run is given up when recomputations are this many times the step.
+      options: The rules, the budgets, and how the step is trained.
       donate_argnums: As `jaxckpt.plan`.
       static_argnums: As `jaxckpt.plan`.
-      processes: Among which the budgets of a rule are divided.
       progress: Called with a sentence before each longer piece of work.
+      **keywords: Fields of `options`, before which they go.
 
     Raises:
       ComparisonError: There is no such basis.
@@ -156,82 +180,75 @@ def compare_evictors(
       >>> [(row.evictor, row.ok, row.overhead) for row in found.rows]
       [('dtr', True, 1.0), ('static optimum', True, 1.0)]
     """
-    say = progress or silent
-    rules = {name: rule_as_run(name) for name in evictors}
+    options = replace(options, **keywords)
+    say, runs = progress or silent, options.runs()
     say("tracing the step")
     called = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
-    trained = trained_step(called, target=target, basis=basis, steps=steps)
-    program, problem = trained.program, trained.problem
-    whole_bytes = live_bytes(program)
-    budgets = [int(ratio * whole_bytes) for ratio in ratios]
+    step_name, problem, program = trained_step(called, options)
+    whole_bytes, calls = live_bytes(program), f"{len(program.calls)} {'kernels' if options.by_kernels else 'ops'}"
+    budgets = [(ratio, int(ratio * whole_bytes)) for ratio in options.ratios]
     rows: list[EvictionRow] = []
-    for name, rule in rules.items():
-        say(f"simulating {name} over {len(program.calls)} {'kernels' if basis == 'kernels' else 'ops'}")
-        found = simulate(
-            program, budget=budgets, evictor=rule, memory=memory_of(rule), limit=limit, processes=processes
-        )
-        rows += [_row(name, r, b, s) for r, b, s in zip(ratios, budgets, found, strict=True)]
-    if optimum and basis == "kernels":
+    for name, run in runs.items():
+        say(f"simulating {name} over {calls}")
+        rows += _simulated(name, program, budgets, run, options.processes)
+    if options.optimum and options.by_kernels:
         say("solving for the static optimum")
-        rows += _plans(OPTIMUM, problem, ratios, budgets, OptimalSolver(problem).solve)
-    for name in rules if frozen and basis == "kernels" else ():
+        rows += _plans(OPTIMUM, problem, budgets, OptimalSolver(problem).solve)
+    for name in runs if options.frozen and options.by_kernels else ():
         say(f"making plans of what {name} does")
         plans = tuple(sweep_evicted(problem, evictor=name))
-        rows += _plans(FROZEN.format(name), problem, ratios, budgets, partial(_fastest, plans))
+        rows += _plans(FROZEN.format(name), problem, budgets, partial(_fastest, plans))
     return Evictions(
-        step=trained.name,
-        target=trained.target,
-        basis=basis,
-        steps=steps,
-        calls=len(program.calls) // steps,
+        step=step_name,
+        target=Target(options.target).name,
+        basis=options.basis,
+        steps=options.steps,
+        calls=len(program.calls) // options.steps,
         whole_bytes=whole_bytes,
         argument_bytes=problem.graph.argument_bytes,
         rows=tuple(rows),
     )
 
 
-def _row(name: str, ratio: float, budget_bytes: int, found: Simulation) -> EvictionRow:
-    return EvictionRow(
-        evictor=name,
-        ratio=ratio,
-        budget_bytes=budget_bytes,
-        ok=found.ok,
-        overhead=found.overhead if found.ok else 0.0,
-        free_share=found.free_share,
-        largest_free_share=found.largest_free_share,
-        searches=found.searches,
-        search_s=found.search_s,
-        run_s=found.run_s,
-        recomputations=found.recomputations,
-        reason=f"{found.status}: {found.reason}" if found.reason else "",
-    )
+_Budgets = Sequence[tuple[float, int]]
+"""Ratios with their bytes."""
 
 
-def _plans(
-    name: str, problem: Problem, ratios: Sequence[float], budgets: Sequence[int], solve: Callable[[int], GraphPlan]
+def _simulated(
+    name: str, program: Program, budgets: _Budgets, run: RunOptions, processes: int | None
 ) -> list[EvictionRow]:
+    found = simulate(program, budget=[budget for _, budget in budgets], processes=processes, options=run)
+    return [
+        EvictionRow(
+            **{field: getattr(simulation, field) for field in _COUNTED},
+            evictor=name,
+            ratio=ratio,
+            budget_bytes=budget,
+            overhead=simulation.overhead if simulation.ok else 0.0,
+            reason=f"{simulation.status}: {simulation.reason}" if simulation.reason else "",
+        )
+        for (ratio, budget), simulation in zip(budgets, found, strict=True)
+    ]
+
+
+def _plans(name: str, problem: Problem, budgets: _Budgets, solve: Callable[[int], GraphPlan]) -> Iterator[EvictionRow]:
     """A row a budget for plans, which are given the bytes of temporaries that they may take."""
     base_s = problem.predict(GraphPlan(fingerprint=problem.graph.fingerprint)).step_s
     argument_bytes = problem.graph.argument_bytes  # results take the places of donated arguments
-    rows = []
-    for ratio, budget in zip(ratios, budgets, strict=True):
+    for ratio, budget in budgets:
         begin = time.perf_counter()
-        made = solve(max(0, budget - argument_bytes)).prediction
-        assert made is not None, "solvers predict what they plan"
+        made = solve(max(0, budget - argument_bytes)).predicted
         ok = made.temp_bytes + argument_bytes <= budget
-        rows.append(
-            EvictionRow(
-                evictor=name,
-                ratio=ratio,
-                budget_bytes=budget,
-                ok=ok,
-                overhead=made.step_s / base_s if ok else 0.0,
-                run_s=time.perf_counter() - begin,
-                recomputations=made.recomputed_ops,
-                reason="" if ok else "out of memory: no plan is predicted to fit",
-            )
+        yield EvictionRow(
+            evictor=name,
+            ratio=ratio,
+            budget_bytes=budget,
+            ok=ok,
+            overhead=made.step_s / base_s if ok else 0.0,
+            run_s=time.perf_counter() - begin,
+            recomputations=made.recomputed_ops,
+            reason="" if ok else "out of memory: no plan is predicted to fit",
         )
-    return rows
 
 
 def _fastest(plans: Sequence[GraphPlan], temp_bytes: int) -> GraphPlan:

@@ -85,16 +85,10 @@ def _fragmentation(row: EvictionRow) -> str:
     return f"{row.free_share:.1%}" if row.ok else ""
 
 
-def simulation_report(simulation: Simulation) -> Section:
-    """The counters of one simulation."""
-    return _lines_report(str(simulation))
-
-
-def eager_report(ran: EagerRun) -> Section:
-    """The counters of one eager run."""
-    return _lines_report(str(ran))
-
-
-def _lines_report(text: str) -> Section:
-    title, *lines = text.splitlines()
+def simulation_report(run: Simulation | EagerRun) -> Section:
+    """The counters of one simulation, or of one eager run."""
+    title, *lines = str(run).splitlines()
     return Section(title=title, parts=tuple(Text(text=" ".join(line.split())) for line in lines))
+
+
+eager_report = simulation_report

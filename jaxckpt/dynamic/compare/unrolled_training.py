@@ -2,63 +2,123 @@
 
 Two bases. "kernels" is the step as it compiles: what is fused is one kernel, values are those in memory, seconds those
 of the target. "eager" is every op of the step a kernel and every value in memory. Either is trained for a few steps in
-one memory that holds the parameters too: how they are updated is half of what the rules differ in.
+one memory that holds the parameters too: how they are updated is half of what the rules differ in. `address_maps` says
+where everything lies meanwhile.
 
 Read after `jaxckpt.dynamic` and `jaxckpt.solve`.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypedDict, Unpack
 
 from jaxckpt._errors import ComparisonError
 from jaxckpt._step import Step
-from jaxckpt.dynamic import MEMORIES, Evictor, Memory, Mode, Program, Search, eager_seconds, evictor, program_from_graph
+from jaxckpt.dynamic.addresses import AddressMap, address_map
+from jaxckpt.dynamic.evictors import Search, rule_as_run
+from jaxckpt.dynamic.from_graph import eager_seconds, program_from_graph
 from jaxckpt.dynamic.kernel_program import training_of_kernels
+from jaxckpt.dynamic.memory import MEMORIES, Memory, Mode
+from jaxckpt.dynamic.program import Program
+from jaxckpt.dynamic.simulator import RunOptions, live_bytes
 from jaxckpt.machine import Target
 from jaxckpt.solve import Problem
 from jaxckpt.trace import trace_step
 
-EVICTORS = ("dtr", "dte", "coop")
-"""The rules that are compared unless others are asked for."""
 _BASES = ("kernels", "eager")
-_AS_RUN = {"dtr": "dtr_eq"}
-"""DTR as it is run: classes stand for neighbourhoods."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trained:
-    """A step that rules of eviction can run: its name, whose seconds count, one step, and all training steps."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """Options of `address_maps` and `compare_evictors`: the rules that a step is trained under, and how it is.
 
-    name: str
-    target: str
-    problem: Problem
-    program: Program
+    Both take the fields as keywords too; a keyword goes before the field of `options`.
+
+    Attributes:
+      evictors: Names of `jaxckpt.dynamic.EVICTORS`. "dtr" is simulated with classes.
+      target: Whose seconds count.
+      basis: "kernels" or "eager".
+      steps: Training steps, each of which begins with the state that the one before has left in memory.
+      limit: A run is given up when recomputations are this many times the step.
+
+    Raises:
+      ComparisonError: There is no such basis.
+    """
+
+    evictors: Sequence[str] = ("dtr", "dte", "coop")
+    target: Target | str = "h200"
+    basis: str = "kernels"
+    steps: int = 3
+    limit: float = 10
+
+    def __post_init__(self) -> None:
+        if self.basis not in _BASES:
+            raise ComparisonError(
+                f"basis={self.basis!r} names no basis.",
+                got=repr(self.basis),
+                needed="one of " + ", ".join(map(repr, _BASES)),
+                advice='basis="kernels"',
+            )
+
+    def runs(self) -> dict[str, RunOptions]:
+        """How each rule is run: in one hard block with addresses, laid out as it was published."""
+        found = {}
+        for name in self.evictors:
+            rule = rule_as_run(name)
+            memory = MEMORIES[rule.name] if rule.search is Search.WINDOW else Memory(mode=Mode.HARD, drops_again=True)
+            found[name] = RunOptions(evictor=rule, memory=memory, limit=self.limit)
+        return found
 
 
-def trained_step(step: Step, *, target: Target | str, basis: str, steps: int) -> Trained:
-    """Traces a step and makes a program of it; ComparisonError where there is no such basis."""
-    if basis not in _BASES:
-        raise ComparisonError(
-            f"basis={basis!r} names no basis.",
-            got=repr(basis),
-            needed="one of " + ", ".join(map(repr, _BASES)),
-            advice='basis="kernels"',
-        )
+_DEFAULT = TrainingOptions()
+
+
+class TrainingKeywords(TypedDict, total=False):
+    """The fields of `TrainingOptions` as keywords of a function."""
+
+    evictors: Sequence[str]
+    target: Target | str
+    basis: str
+    steps: int
+    limit: float
+
+
+def trained_step(step: Step, options: TrainingOptions) -> tuple[str, Problem, Program]:
+    """Traces a step: its name, one step of it as a problem, and all training steps as a program."""
     traced = trace_step(step.function, *step.args, kwargs=step.kwargs, **step.argnums)
-    chosen = Target(target) if isinstance(target, str) else target
-    problem = Problem(graph=traced.graph, rates=chosen.rates)
-    if basis == "kernels":
-        program = training_of_kernels(problem, steps=steps)
-    else:
-        prices_ns = [1e9 * seconds for seconds in eager_seconds(traced.graph, problem.rates)]
-        program = program_from_graph(traced.graph, prices=prices_ns, steps=steps)
-    return Trained(name=traced.name, target=chosen.name, problem=problem, program=program)
+    problem = Problem(graph=traced.graph, rates=Target(options.target).rates)
+    if options.basis == "kernels":
+        return traced.name, problem, training_of_kernels(problem, steps=options.steps)
+    prices_ns = [1e9 * seconds for seconds in eager_seconds(traced.graph, problem.rates)]
+    return traced.name, problem, program_from_graph(traced.graph, prices=prices_ns, steps=options.steps)
 
 
-def rule_as_run(name: str) -> Evictor:
-    """The rule of a name, with the same prices as all others."""
-    return replace(evictor(_AS_RUN.get(name, name)), by_bytes=False)
+def address_maps(
+    step: Callable[..., Any],
+    *args: Any,
+    ratio: float,
+    options: TrainingOptions = _DEFAULT,
+    donate_argnums: int | Sequence[int] = (),
+    static_argnums: int | Sequence[int] = (),
+    **keywords: Unpack[TrainingKeywords],
+) -> dict[str, AddressMap]:
+    """Simulates rules of eviction on a step under one budget, and says where everything lay.
 
+    Arguments and errors are those of `compare_evictors`; `ratio` is the budget, as a share of the memory without one.
 
-def memory_of(rule: Evictor) -> Memory:
-    """One hard block with addresses for every rule, laid out as the rule was published."""
-    return MEMORIES[rule.name] if rule.search is Search.WINDOW else Memory(mode=Mode.HARD, drops_again=True)
+    Returns:
+      A map a rule, by its name.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> step = jax.grad(lambda w, x: jnp.tanh(jnp.tanh(jnp.tanh(x @ w) @ w) @ w).sum())
+      >>> maps = address_maps(step, jnp.eye(8), jnp.ones((64, 8)), ratio=0.9)
+      >>> {name: found.simulation.ok for name, found in maps.items()}
+      {'dtr': True, 'dte': True, 'coop': True}
+    """
+    options = replace(options, **keywords)
+    runs = options.runs()
+    called = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
+    _, _, program = trained_step(called, options)
+    budget = max(1, int(ratio * live_bytes(program)))
+    return {name: address_map(program, budget=budget, options=run) for name, run in runs.items()}

@@ -3,13 +3,12 @@
 Nothing is compiled but single ops, which JAX keeps by their shapes, so a step may come with other shapes at every call.
 The engine of `jaxckpt.dynamic` decides; here its decisions are carried out.
 
-Read in this order: `operation` (one op on arrays), `op_costs` (what ops cost, measured as they run), `program` (a step
-as a program of operations), `arrays` (what is in memory), `outcome` (what came of a run), `runner`; and `scope_seconds`
-(how long each scope takes, without a budget).
+Read in this order: `operation` (one op on arrays, and what it costs, measured as it runs), `program` (a step as a
+program of operations), `arrays` (what is in memory), `runner`; and `scope_seconds` (how long each scope takes, without
+a budget).
 """
 
-from jaxckpt.dynamic.eager.outcome import EagerRun
-from jaxckpt.dynamic.eager.runner import Runner, run
+from jaxckpt.dynamic.eager.runner import EagerRun, Runner, run
 from jaxckpt.dynamic.eager.scope_seconds import ScopeSeconds, timed_scopes
 
 __all__ = ["EagerRun", "Runner", "ScopeSeconds", "run", "timed_scopes"]

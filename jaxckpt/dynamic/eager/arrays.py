@@ -7,9 +7,9 @@ Donated arguments are held by the caller too, and are deleted. Read after `opera
 from collections.abc import Sequence
 from typing import Any
 
-from jaxckpt.dynamic import Event, EventKind
-from jaxckpt.dynamic.eager.operation import Literal, Operation, Operations
+from jaxckpt.dynamic.eager.operation import Operation, Operations
 from jaxckpt.dynamic.eager.program import Prepared
+from jaxckpt.dynamic.simulation import Event, EventKind
 
 
 class Arrays:
@@ -28,9 +28,8 @@ class Arrays:
         self._members: dict[int, list[int]] = {}
         for t, storage in enumerate(self._storage):
             self._members.setdefault(storage, []).append(t)
-        self._owned = {
-            prepared.constants[i][0]: given[prepared.constants[i][0]] for i in sorted(prepared.traced.donated)
-        }
+        donated = prepared.traced.donated
+        self._owned = {t: given[t] for t, i in prepared.constants.items() if isinstance(i, int) and i in donated}
         self.live_bytes = sum(array.nbytes for array in given.values())
         self.peak_bytes = self.live_bytes
 
@@ -52,7 +51,7 @@ class Arrays:
         operation = self._prepared.operations[call]
         repeated = self._already_in_memory(operation)
         donated = tuple(i for i, t in enumerate(operation.operands) if isinstance(t, int) and self._storage[t] in taken)
-        operands = [t.value if isinstance(t, Literal) else self._here[t] for t in operation.operands]
+        operands = operation.operands_in(self._here)
         for storage in taken:
             self._forget(storage)
         results, seconds = self._operations.run(operation, operands, donated=donated)
@@ -78,9 +77,7 @@ class Arrays:
         call = self._prepared.program.producer[tensor]
         assert call is not None, "a view is made by an operation"
         operation = self._prepared.operations[call]
-        (operand,) = (t for t in operation.operands if isinstance(t, int))
-        results, _ = self._operations.run(operation, [self._here[operand]])
-        self._here[tensor] = results[0]
+        (self._here[tensor],), _ = self._operations.run(operation, operation.operands_in(self._here))
 
     def _drop(self, storage: int) -> None:
         owned = self._owned.pop(storage, None)

@@ -1,21 +1,30 @@
-"""One op of a step over real arrays: JAX's own primitive, bound outside of any trace.
+"""One op of a step over real arrays: JAX's own primitive, bound outside of any trace; and what it costs.
 
 JAX compiles a primitive once for each kind of operands and keeps it; so does `Operations` where an operand's memory is
 given to the result, for which JAX has no eager form.
+
+The first run of a kind of operation compiles it, so it is the second one that is measured. The least that was measured
+counts, for what else the machine does only adds to it. Where that is hardly more than the way through Python, the cost
+model says the price.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.extend.core as jex
+
+from jaxckpt.cost.rates import Rates
+from jaxckpt.dynamic.from_graph import eager_seconds
+from jaxckpt.ir import Graph
 
 VIEWS = frozenset({"name", "random_wrap", "random_unwrap"})
 """Primitives whose result shares its operand's memory when JAX runs them eagerly."""
 _WHOLE = frozenset({"shard_map"})
 """Primitives that cannot be bound outside of `jax.jit`."""
+_SHORTEST_S = 2e-4
+"""An operation that takes less is mostly dispatched, not worked on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +41,10 @@ class Operation:
         """Primitives whose result shares the operand's memory."""
         return self.eqn.primitive.name in VIEWS
 
+    def operands_in(self, arrays: Mapping[int, Any]) -> list[Any]:
+        """The operands, of which `arrays` holds the tensors."""
+        return [each.value if isinstance(each, Literal) else arrays[each] for each in self.operands]
+
 
 @dataclass(frozen=True, slots=True)
 class Literal:
@@ -39,11 +52,6 @@ class Literal:
 
     value: Any = field(repr=False)
     dtype: Any = None
-
-
-def operand_of(atom: Any, tensor_of: Callable[[Any], int]) -> int | Literal:
-    """Operand of an equation: a tensor or a literal."""
-    return tensor_of(atom) if isinstance(atom, jex.Var) else Literal(atom.val, atom.aval.dtype)
 
 
 class Operations:
@@ -87,3 +95,27 @@ class Operations:
 def _apart(result: Any, operands: Sequence[Any]) -> Any:
     """The result, copied where JAX has handed an operand on."""
     return result.copy() if any(result is operand for operand in operands) else result
+
+
+class OpCosts:
+    """Prices by kind of operation; kept from step to step."""
+
+    def __init__(self, rates: Rates):
+        self._rates = rates
+        self._measured_s: dict[str, float] = {}
+        self._seen: set[str] = set()
+
+    def guesses(self, graph: Graph, keys: Sequence[str], views: frozenset[str]) -> list[float]:
+        """For each op what was measured of its kind, else what the model says."""
+        modelled_s = eager_seconds(graph, self._rates, views=views)
+        return [self._measured_s.get(key, price) for key, price in zip(keys, modelled_s, strict=True)]
+
+    def measured(self, key: str, seconds: float, *, otherwise: float) -> float:
+        """The price of a kind of operation that has just taken so long; `otherwise` where that tells nothing."""
+        if key not in self._seen:
+            self._seen.add(key)
+            return otherwise
+        if seconds < _SHORTEST_S:
+            return min(otherwise, seconds)
+        self._measured_s[key] = min(seconds, self._measured_s.get(key, seconds))
+        return self._measured_s[key]

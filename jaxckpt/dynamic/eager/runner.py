@@ -6,22 +6,25 @@ Read after `arrays`. Source: Kirisame et al., ICLR 2021, section 5 (the prototyp
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any, ClassVar, Unpack
 
 import jax
 import jax.numpy as jnp
 
 from jaxckpt._errors import ArgumentError, InfeasibleBudgetError
 from jaxckpt._progress import Progress, silent
-from jaxckpt._units import budget_bytes, format_bytes
+from jaxckpt._shown import Shown
+from jaxckpt._units import budget_bytes, format_bytes, format_seconds
 from jaxckpt.calling import Calling, StepCall
-from jaxckpt.dynamic import MEMORIES, Evictor, Memory, Mode, Online, Simulation, Status, Task, evictor, live_bytes
 from jaxckpt.dynamic.eager.arrays import Arrays
-from jaxckpt.dynamic.eager.op_costs import OpCosts
-from jaxckpt.dynamic.eager.operation import VIEWS, Literal, Operations
-from jaxckpt.dynamic.eager.outcome import EagerRun
+from jaxckpt.dynamic.eager.operation import VIEWS, Literal, OpCosts, Operations
 from jaxckpt.dynamic.eager.program import Prepared, prepare
+from jaxckpt.dynamic.memory import published_memory
+from jaxckpt.dynamic.online import Online
+from jaxckpt.dynamic.simulation import Simulation, Status
+from jaxckpt.dynamic.simulator import AS_PUBLISHED, RunKeywords, RunOptions, live_bytes, task_of
 from jaxckpt.ir import Graph
 from jaxckpt.machine import Target
 from jaxckpt.trace import trace_call
@@ -32,6 +35,58 @@ _SAY_S = 0.5
 """Seconds between two words about progress."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class EagerRun(Shown):
+    """A run of a step.
+
+    Attributes:
+      outputs: What the step returns.
+      counters: The engine's; its prices are seconds, its `run_s` is that of the whole run.
+      peak_bytes: The most that the step's arrays were at a time, arguments included, as the arrays themselves say.
+        What an op needs inside itself is not in it.
+      unlimited_bytes: The most that they would be without a budget.
+      trace_s: Seconds to make a program of the step; next to nothing where its arguments were of a known kind.
+      compute_s: Seconds in ops, those computed again included.
+    """
+
+    _report: ClassVar[str] = "jaxckpt.dynamic.compare.report:eager_report"
+
+    outputs: Any = field(repr=False)
+    counters: Simulation
+    peak_bytes: int
+    unlimited_bytes: int
+    trace_s: float
+    compute_s: float
+
+    @property
+    def recomputations(self) -> int:
+        """Ops that were run again."""
+        return self.counters.recomputations
+
+    @property
+    def evictions(self) -> int:
+        """Arrays that were evicted to make room."""
+        return self.counters.forced_evictions
+
+    def summary(self) -> str:
+        """The figures that matter most, in one line."""
+        return str(self).splitlines()[0]
+
+    def __str__(self) -> str:
+        counters = self.counters
+        budget = "no limit" if counters.budget_bytes is None else f"budget {format_bytes(counters.budget_bytes)}"
+        return "\n".join(
+            (
+                f"{counters.evictor} ({counters.mode}), {budget}: {format_bytes(self.peak_bytes)} at the peak, "
+                f"{format_bytes(self.unlimited_bytes)} without a budget",
+                f"  ops          {counters.operations - 1} = {counters.base_operations} + {self.recomputations} again",
+                f"  evictions    {self.evictions} forced, {counters.eager_evictions} at a release",
+                f"  seconds      {format_seconds(counters.run_s)}, of these {format_seconds(self.compute_s)} in ops, "
+                f"{format_seconds(counters.search_s)} in searches; tracing {format_seconds(self.trace_s)}",
+            )
+        )
+
+
 class Runner:
     """Runs one step eagerly under a budget, any number of times; what ops cost is remembered.
 
@@ -39,17 +94,16 @@ class Runner:
       step: A function, plain or jitted. It is traced, once for each kind of arguments, and never compiled.
       budget: Bytes of all the step's arrays, arguments included: an amount, or a share of what they take without a
         budget (a float in (0, 1], "50%"); None for no limit.
-      evictor: What is evicted: a name in `jaxckpt.dynamic.EVICTORS`, or a rule.
-      memory: What the budget means; by default what the rule was published with, but never a hint. Addresses are the
-        engine's own: where an array really lies is the device's affair.
       donate_argnums: Arguments that are the step's to use up: they are released after their last reader, and deleted.
         Taken over from a jitted step.
       static_argnums: Arguments that are not traced; those of a jitted step are read from it.
       measure: Whether ops are priced by the seconds that they take; else by the bytes that they move, so that every run
         decides the same.
-      limit: A run is given up when recomputations are this many times the step's ops.
-      seed: Of what is drawn at random.
+      options: The rule, its memory, and when a run is given up: here only by the number of recomputations. By default
+        the memory is what the rule was published with, but never a hint. Addresses are the engine's own: where an array
+        really lies is the device's affair.
       progress: Called with a sentence about twice a second.
+      **keywords: Fields of `options`, before which they go.
 
     Raises:
       UnknownEvictorError: There is no such rule.
@@ -68,22 +122,19 @@ class Runner:
         step: Callable[..., Any],
         *,
         budget: int | float | str | None,
-        evictor: str | Evictor = "coop",
-        memory: Memory | None = None,
         donate_argnums: int | Sequence[int] = (),
         static_argnums: int | Sequence[int] = (),
         measure: bool = True,
-        limit: float = 100,
-        seed: int = 0,
+        options: RunOptions = AS_PUBLISHED,
         progress: Progress | None = None,
+        **keywords: Unpack[RunKeywords],
     ):
-        self._rule = rule_of(evictor)
-        self._memory = memory or _published(self._rule)
+        options = replace(options, **keywords)
+        rule = options.rule
+        self._options = replace(options, memory=options.memory or published_memory(rule.name, hints=False))
         self._calling = Calling(step, donate_argnums=donate_argnums, static_argnums=static_argnums)
         self._budget = budget
-        self._measure = measure and not self._rule.by_bytes
-        self._limit = limit
-        self._seed = seed
+        self._measure = measure and not rule.by_bytes
         self._say = progress or silent
         self._prices = OpCosts(Target("attached").rates)
         self._operations = Operations()
@@ -106,11 +157,10 @@ class Runner:
         prepared = self._prepared(call, stage)
         unlimited_bytes = live_bytes(prepared.program)
         trace_s = time.perf_counter() - begin
-        given = prepared.arrays(call.leaves)
-        task = self._task(prepared, unlimited_bytes)
-        online = Online(prepared.program, task)
-        arrays = Arrays(prepared, given, self._operations)
-        del given
+        budget = self._budget
+        budget = None if budget is None else budget_bytes(budget, baseline_bytes=unlimited_bytes)
+        online = Online(prepared.program, replace(task_of(prepared.program, budget, self._options), limit=inf))
+        arrays = Arrays(prepared, prepared.arrays(call.leaves), self._operations)
         compute_s = self._go_through(prepared, online, arrays)
         counters = online.simulation(time.perf_counter() - begin)
         if not counters.ok:
@@ -153,33 +203,14 @@ class Runner:
                 needed="a call outside of all transformations, with arrays: ops are run one by one",
                 advice="jaxckpt.plan, whose plans apply under jax.jit",
             )
-        prepared = prepare(traced, self._priced)
+        prepared = prepare(traced, self._priced if self._measure else None)
         self._known[id(traced.stage.jaxpr)] = prepared
         while len(self._known) > _KINDS_KEPT:
             self._known.popitem(last=False)
         return prepared
 
-    def _priced(self, graph: Graph, keys: list[str]) -> list[float] | None:
-        return self._prices.guesses(graph, keys, VIEWS) if self._measure else None
-
-    def _task(self, prepared: Prepared, unlimited_bytes: int) -> Task:
-        budget = self._budget
-        return Task(
-            budget=None if budget is None else budget_bytes(budget, baseline_bytes=unlimited_bytes),
-            rule=self._rule,
-            memory=self._memory,
-            most=int(self._limit * (len(prepared.program.calls) + 1)),
-            seed=self._seed,
-        )
-
-
-rule_of = evictor
-"""The rule of a name, under a name that no argument has."""
-
-
-def _published(rule: Evictor) -> Memory:
-    memory = MEMORIES.get(rule.name, Memory())
-    return replace(memory, mode=Mode.HARD) if memory.mode is Mode.HINT else memory
+    def _priced(self, graph: Graph, keys: list[str]) -> list[float]:
+        return self._prices.guesses(graph, keys, VIEWS)
 
 
 def _results(prepared: Prepared, arrays: Arrays) -> list[Any]:
@@ -207,18 +238,18 @@ def _infeasible(prepared: Prepared, counters: Simulation) -> InfeasibleBudgetErr
     )
 
 
+class RunnerKeywords(RunKeywords, total=False):
+    """Keywords of `Runner` besides the budget."""
+
+    donate_argnums: int | Sequence[int]
+    static_argnums: int | Sequence[int]
+    measure: bool
+    options: RunOptions
+    progress: Progress | None
+
+
 def run(
-    step: Callable[..., Any],
-    *args: Any,
-    budget: int | float | str | None,
-    evictor: str | Evictor = "coop",
-    memory: Memory | None = None,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnums: int | Sequence[int] = (),
-    measure: bool = True,
-    limit: float = 100,
-    seed: int = 0,
-    progress: Progress | None = None,
+    step: Callable[..., Any], *args: Any, budget: int | float | str | None, **keywords: Unpack[RunnerKeywords]
 ) -> EagerRun:
     """Runs a step eagerly under a budget, once. See `Runner` for the arguments, and to run it again and again.
 
@@ -236,16 +267,4 @@ def run(
       >>> ran.recomputations, ran.outputs[1].shape
       (0, (8, 8))
     """
-    runner = Runner(
-        step,
-        budget=budget,
-        evictor=evictor,
-        memory=memory,
-        donate_argnums=donate_argnums,
-        static_argnums=static_argnums,
-        measure=measure,
-        limit=limit,
-        seed=seed,
-        progress=progress,
-    )
-    return runner(*args)
+    return Runner(step, budget=budget, **keywords)(*args)

@@ -4,7 +4,7 @@ A compiled step has no borders between its parts that a clock could see; run op 
 compiled step: nothing is fused, nothing overlaps, and the way through Python is counted with each op. So the seconds
 say where the work is, in the shape in which DeepSpeed's `profile` says it, and not how long the step takes.
 
-Read after `operation`.
+Read after `program`.
 """
 
 from collections import Counter
@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from jaxckpt._units import format_seconds
 from jaxckpt.calling import Calling
-from jaxckpt.dynamic.eager.operation import Literal, Operation, Operations, operand_of
+from jaxckpt.dynamic.eager.operation import Operations
+from jaxckpt.dynamic.eager.program import Prepared, prepare
+from jaxckpt.dynamic.program import Release, RunCall
 from jaxckpt.ir import Phase
-from jaxckpt.trace import Traced, trace_call
+from jaxckpt.trace import trace_call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def timed_scopes(
       ArgumentError: An argument is no array.
 
     Example:
-      >>> import jax.numpy as jnp
+      >>> import jax, jax.numpy as jnp
       >>> def loss(w, x):
       ...     with jax.named_scope("block_0"):
       ...         x = jnp.tanh(x @ w)
@@ -73,10 +73,11 @@ def timed_scopes(
       ['block_0', 'block_1']
     """
     with Calling(step, static_argnums=static_argnums).bind(args) as call:
-        traced, flat = trace_call(call, call.trace(), eager=True), call.leaves
+        prepared = prepare(trace_call(call, call.trace(), eager=True))
+        arrays = prepared.arrays(call.leaves, called="timed_scopes")
     seconds: dict[str, dict[Phase, float]] = {}
     ops = Counter[str]()
-    for op, op_s in zip(traced.graph.ops, _run(traced, flat), strict=True):
+    for op, op_s in zip(prepared.traced.graph.ops, _run(prepared, arrays), strict=True):
         scope = "/".join(op.scope.split("/")[:depth])
         seconds.setdefault(scope, dict.fromkeys(Phase, 0.0))[op.phase] += op_s
         ops[scope] += 1
@@ -92,31 +93,18 @@ def timed_scopes(
     )
 
 
-def _run(traced: Traced, flat: Sequence[Any]) -> Iterator[float]:
+def _run(prepared: Prepared, arrays: dict[int, Any]) -> Iterator[float]:
     """Seconds of each op in order; what nobody reads any more is let go."""
-    program, graph = traced.program, traced.graph
-    position = {variable: value for value, variable in enumerate(traced.variables)}
-    arrays: dict[int, Any] = dict(zip(graph.inputs, flat, strict=True))
-    arrays.update(zip(graph.constants, (array for _, array in program.constants), strict=True))
-    kept, running = frozenset(graph.outputs), Operations()
-    for op, equation in zip(graph.ops, program.equations, strict=True):
-        operation = Operation(
-            eqn=equation.eqn,
-            operands=tuple(operand_of(atom, position.__getitem__) for atom in equation.eqn.invars),
-            writes=op.writes,
-            key="",
-        )
-        operands = [_literal(o) if isinstance(o, Literal) else arrays[o] for o in operation.operands]
-        results, seconds = running.run(operation, operands)
-        if not op.effects:
-            results, seconds = running.run(operation, operands)
-        arrays.update(zip(op.writes, results, strict=True))
-        for value in (*op.reads, *op.writes):
-            readers = graph.readers[value]
-            if value not in kept and (not readers or readers[-1] <= op.id):
-                arrays.pop(value, None)
-        yield seconds
-
-
-def _literal(literal: Literal) -> Any:
-    return literal.value if literal.dtype is None else jax.numpy.asarray(literal.value, literal.dtype)
+    running = Operations()
+    for step in prepared.program.steps:
+        match step:
+            case RunCall(call):
+                operation = prepared.operations[call]
+                operands = operation.operands_in(arrays)
+                results, seconds = running.run(operation, operands)
+                if not prepared.program.calls[call].once:
+                    results, seconds = running.run(operation, operands)
+                arrays.update(zip(operation.writes, results, strict=True))
+                yield seconds
+            case Release(tensor):
+                arrays.pop(tensor, None)

@@ -264,7 +264,7 @@ def test_descriptions_and_traces_are_refused():
 
 
 def test_what_was_measured_decides_from_the_second_step_on(monkeypatch):
-    monkeypatch.setattr("jaxckpt.dynamic.eager.op_costs._SHORTEST_S", 0.0)  # however quick this machine is
+    monkeypatch.setattr("jaxckpt.dynamic.eager.operation._SHORTEST_S", 0.0)  # however quick this machine is
     runner = Runner(chain(), budget=0.6, evictor="dtr_eq")
     counters = [runner(W, X).counters for _ in range(3)]
     assert all(c.base_price > 0 for c in counters)
