@@ -7,8 +7,7 @@ kernel follows from them. Read after `fusion_rules`; `fusion` and `kernels` ask.
 from collections.abc import Mapping, Sequence
 
 from jaxckpt.cost.fusion_rules import FusionRules
-from jaxckpt.cost.sibling_kernels import independent_groups
-from jaxckpt.schedule import Run, ScheduleStep
+from jaxckpt.schedule import Barrier, Run, ScheduleStep
 
 SourceBytes = Mapping[int, int]
 """Values in memory that a value is computed from, each with the bytes that are read of it."""
@@ -190,8 +189,10 @@ class FusionAnalysis:
         expensive = self.rules.expensive
         clones = (step for step in steps if isinstance(step, Run) and step.is_clone and step.op in expensive)
         several = {i: self.readers[i] for step in clones for i in step.writes if 1 < len(self.readers[i]) < _MANY}
-        independent = set(independent_groups(steps, set(several.values())))
-        return {instance: kernels for instance, kernels in several.items() if kernels in independent}
+        bit = {i: 1 << position for position, i in enumerate(sorted(frozenset().union(*several.values())))}
+        depends_on = _dependencies(steps, bit) if bit else {}
+        together = {i: sum(bit[kernel] for kernel in kernels) for i, kernels in several.items()}
+        return {i: kernels for i, kernels in several.items() if not any(depends_on[k] & together[i] for k in kernels)}
 
     def _reading_kernels(self, steps: Sequence[ScheduleStep]) -> list[frozenset[int]]:
         """For each instance the kernels that read it if only what must be is in memory, up to `_MANY`.
@@ -212,3 +213,25 @@ class FusionAnalysis:
                 if instance not in materialised and len(known := kernels[instance]) < _MANY:
                     kernels[instance] = known | writing if known else writing
         return kernels
+
+
+def _dependencies(steps: Sequence[ScheduleStep], bit: dict[int, int]) -> dict[int, int]:
+    """For each of the instances in `bit` the bits of those that it is computed from."""
+    above: dict[int, int] = {}
+    found: dict[int, int] = {}
+    for step in steps:
+        reads = step.reads
+        if isinstance(step, Barrier) and step.trigger is not None:
+            reads = (*reads, step.trigger)
+        elif isinstance(step, Run) and step.after is not None:
+            reads = (*reads, step.after)
+        mask = 0
+        for instance in reads:
+            mask |= above.get(instance, 0)
+        for instance in step.writes:
+            if instance in bit:
+                found[instance] = mask
+                above[instance] = mask | bit[instance]
+            elif mask:
+                above[instance] = mask
+    return found

@@ -47,6 +47,8 @@ class ScheduleKernels:
 
     def __init__(self, graph: Graph, schedule: Schedule, rules: FusionRules, arithmetic: ArithmeticCosts, rates: Rates):
         self.graph = graph
+        self.schedule = schedule
+        self.rules = rules
         self.rates = rates
         self.arithmetic = arithmetic
         self.fusion = FusionAnalysis(rules, schedule.steps, schedule.origin, schedule.outputs)

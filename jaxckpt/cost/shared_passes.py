@@ -71,7 +71,7 @@ class SharedPasses:
           reads: Buffers, each with the bytes that the loop reads of it.
           traffic_bytes: Bytes that it reads and writes.
           arithmetic_s: Seconds of its arithmetic.
-          siblings: Buffers of sibling kernels (`sibling_kernels`): the loop joins the one that is there already.
+          siblings: Buffers of sibling kernels (`FusionAnalysis.siblings`): the loop joins the one that runs already.
         """
         kernel = next((self._ready[s] for s in siblings if s in self._ready), None)
         if kernel is None:

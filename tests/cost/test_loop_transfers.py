@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxckpt.cost.loop_transfers import LoopTransfers
+from jaxckpt.cost.clock import LoopTransfers
 from jaxckpt.ir import Graph, Offload, Save
 from jaxckpt.ir.regions import Loop
 from jaxckpt.machine import Target
@@ -29,7 +29,7 @@ def copies():
 def test_a_store_is_waited_for_at_the_end_of_its_iteration():
     link = copies()
     link.store(7, 0, 2 * MIB, now_s=10.0 + ITERATIONS * 1.0, is_pipelined=False)
-    assert link.wait_s(7, now_s=10.0 + ITERATIONS * 1.5) == 0
+    assert link.wait(7, now_s=10.0 + ITERATIONS * 1.5) == 0
     assert link.end_wait_s(0, now_s=10.0 + ITERATIONS * 2.0) == pytest.approx(ITERATIONS * 1.0)
     assert link.stall_s == pytest.approx(ITERATIONS * 1.0)
 
@@ -37,7 +37,7 @@ def test_a_store_is_waited_for_at_the_end_of_its_iteration():
 def test_a_pipelined_store_has_until_its_value_is_recomputed():
     link = copies()
     link.store(7, 0, 2 * MIB, now_s=10.0 + ITERATIONS * 1.5, is_pipelined=True)
-    assert link.wait_s(7, now_s=10.0 + ITERATIONS * 1.5) == pytest.approx(ITERATIONS * 0.5)
+    assert link.wait(7, now_s=10.0 + ITERATIONS * 1.5) == pytest.approx(ITERATIONS * 0.5)
     assert link.end_wait_s(0, now_s=10.0 + ITERATIONS * 4.0) == 0
 
 
@@ -45,7 +45,7 @@ def test_a_load_is_awaited_where_read_a_pipelined_one_at_the_end():
     for is_pipelined, waited in ((False, 1.0), (True, 0.0)):
         link = copies()
         link.load(7, 0, 2 * MIB, is_pipelined=is_pipelined)
-        assert link.wait_s(7, now_s=10.0 + ITERATIONS * 1.0) == pytest.approx(ITERATIONS * waited)
+        assert link.wait(7, now_s=10.0 + ITERATIONS * 1.0) == pytest.approx(ITERATIONS * waited)
         assert link.end_wait_s(0, now_s=10.0 + ITERATIONS * 2.0) == 0
 
 
@@ -53,7 +53,7 @@ def test_copies_of_an_iteration_queue_on_the_link():
     link = copies()
     link.load(7, 0, MIB, is_pipelined=False)
     link.load(8, 0, MIB, is_pipelined=False)
-    assert link.wait_s(8, now_s=10.0) == pytest.approx(ITERATIONS * 2.0)
+    assert link.wait(8, now_s=10.0) == pytest.approx(ITERATIONS * 2.0)
 
 
 ### In a replay
