@@ -204,3 +204,17 @@ def traced_eqns(
         )
         for eqn in jaxpr.eqns
     ]
+
+
+def body_jaxpr(
+    invars: Sequence[jex.Var], outvars: Sequence[Atom], eqns: Sequence[jex.JaxprEqn], template: jex.Jaxpr
+) -> jex.Jaxpr:
+    """An open jaxpr that says it comes from where another body came from."""
+    return jex.Jaxpr(
+        constvars=(),
+        invars=invars,
+        outvars=outvars,
+        eqns=eqns,
+        effects=frozenset().union(*(eqn.effects for eqn in eqns)),
+        debug_info=jex.DebugInfo("jaxckpt", template.debug_info.func_src_info, None, None),
+    )
