@@ -16,7 +16,7 @@ only later steps show are added afterwards; the clock ran without them.
 Read after `kernels`, `clock` and `loop_liveness`; `replay` asks.
 """
 
-from jaxckpt.cost.clock import Clock
+from jaxckpt.cost.clock import StepClock
 from jaxckpt.cost.fusion_analysis import SourceBytes
 from jaxckpt.cost.kernels import ScheduleKernels, StepKernel
 from jaxckpt.cost.loop_liveness import LoopLiveness, Span
@@ -53,7 +53,7 @@ class BufferLiveness:
         self.reshaped: set[int] = set()
         self.workspace_bytes: dict[int, int] = {}
         self.loops = LoopLiveness(graph, kernels.schedule.steps)
-        self.clock = Clock(graph, kernels.rates.host_bandwidth_bytes_per_s)
+        self.clock = StepClock(graph, kernels.rates.host_bandwidth_bytes_per_s)
         self.zeros: dict[tuple[object, ...], int] = {}
         """Zeros that scatters add to, the first of each size and type."""
         self.storing: dict[int, int] = {}

@@ -18,7 +18,7 @@ from jaxckpt.cost.transfers import HostLinkQueue
 from jaxckpt.ir import Graph
 
 
-class Clock:
+class StepClock:
     """The times of one replay; the link has one bandwidth each way.
 
     Attributes:

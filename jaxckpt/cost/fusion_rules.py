@@ -12,8 +12,7 @@ from jaxckpt.cost.row_fusion import is_row_reduction, meets_its_operand, reducti
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.regions import SLICE
 from jaxckpt.schedule.argument_derived import argument_derived_values, is_broadcast_over, is_view_of
-from jaxckpt.schedule.layout import Layouts
-from jaxckpt.schedule.layout_copies import copied_views
+from jaxckpt.schedule.layout import Layouts, copied_views
 from jaxckpt.schedule.scatter_inits import scatters_fused_with_add
 
 _NEEDS_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.BARRIER})

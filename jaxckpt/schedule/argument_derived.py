@@ -8,8 +8,7 @@ those of the body, and `jaxckpt.trace.graph` for a graph that it is still buildi
 from collections.abc import Collection
 from math import prod
 
-from jaxckpt.ir.graph import Graph, Op, Phase
-from jaxckpt.ir.kind import Kind
+from jaxckpt.ir import Graph, Kind, Op, Phase
 
 _BROADCAST = 1 / 8
 """A value is a broadcast where the arguments that it is made of take at most this share of its bytes: a mask or zeros

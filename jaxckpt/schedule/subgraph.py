@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jaxckpt.ir.graph import Graph, Op, Phase
-from jaxckpt.ir.kind import Kind
+from jaxckpt.ir import Graph, Kind, Op, Phase
 
 Structure = tuple[tuple[int, ...], ...]
 """For each value its signature, then for each op its signature, what it reads and what it writes, by position."""

@@ -8,9 +8,7 @@ Read after `jaxckpt.ir`; `schedule` asks first.
 """
 
 from jaxckpt._errors import GraphError, UnsupportedDecisionError
-from jaxckpt.ir.decision import Offload, Recompute
-from jaxckpt.ir.graph import Graph, Phase
-from jaxckpt.ir.plan import GraphPlan
+from jaxckpt.ir import Graph, GraphPlan, Offload, Phase, Recompute
 
 
 def validate_decisions(graph: Graph, plan: GraphPlan) -> None:

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 from jaxckpt.cost import arithmetic_costs, fuse
 from jaxckpt.cost.buffer_liveness import BufferLiveness
-from jaxckpt.cost.clock import Clock
+from jaxckpt.cost.clock import StepClock
 from jaxckpt.cost.kernels import ScheduleKernels
 from jaxckpt.cost.peak import live_bytes
 from jaxckpt.cost.shared_passes import SharedPasses
@@ -60,9 +60,9 @@ def test_a_buffer_lives_to_the_last_kernel_that_reads_it():
 def test_an_offloaded_buffer_lives_until_its_copy_is_done(monkeypatch):
     calls = []
     for name in ("store", "load", "wait"):
-        plain = getattr(Clock, name)
+        plain = getattr(StepClock, name)
         monkeypatch.setattr(
-            Clock, name, lambda *args, name=name, plain=plain: calls.append((name, *args[1:])) or plain(*args)
+            StepClock, name, lambda *args, name=name, plain=plain: calls.append((name, *args[1:])) or plain(*args)
         )
     laid_out, _, buffers = passes(step(), {PRODUCT: Offload()})
     (store,) = (call for call in calls if call[0] == "store")
@@ -74,7 +74,7 @@ def test_an_offloaded_buffer_lives_until_its_copy_is_done(monkeypatch):
 
 
 def test_kernels_run_beside_copies_and_wait_for_those_they_need():
-    clock = Clock(step(), RATES.host_bandwidth_bytes_per_s)
+    clock = StepClock(step(), RATES.host_bandwidth_bytes_per_s)
     copied_s = MB / RATES.host_bandwidth_bytes_per_s
     clock.begin(None)
     clock.work(1e-6)

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 
 from jaxckpt.ir import GraphPlan, LoopSplit, LoopTiling, Offload, Recompute
 from jaxckpt.ir.regions import STACK
-from jaxckpt.ir.residual import residuals
 from jaxckpt.outline.interfaces import Interfaces, loop_tree
 from jaxckpt.rewrite import rewrite
 from jaxckpt.rewrite.split_loops import with_split_loops
 from jaxckpt.rewrite.tile_loops import with_tiled_loops
 from jaxckpt.trace import trace_step
 from tests.outline.text import text_of
+from tests.residuals import residuals
 
 W = jnp.arange(1.0, 5.0)
 X = jnp.float32(1)
