@@ -8,14 +8,67 @@ counts in every iteration. A copy to the host starts where its value is computed
 one back starts when the iteration begins, and is waited for where it is read. Software pipelining carries copies over
 an iteration: one to the host then has from the iteration's start until its value is computed anew, one back all of it.
 
-Read after `transfers`; `buffer_liveness` drives it.
+Read after `rates`; `buffer_liveness` drives it.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
 
-from jaxckpt.cost.transfers import HostLinkQueue
 from jaxckpt.ir import Graph
+
+
+class HostLinkQueue:
+    """Copies queued on the host link, one at a time each way, in the order in which they are started.
+
+    Example:
+      >>> link = HostLinkQueue(1e9)
+      >>> link.store(7, 2_000_000, now_s=0.0)
+      >>> link.wait(7, now_s=0.0005)
+      0.0015
+    """
+
+    def __init__(self, bandwidth_bytes_per_s: float):
+        self._bandwidth_bytes_per_s = bandwidth_bytes_per_s
+        self._out_s = 0.0
+        self._in_s = 0.0
+        self._done_s: dict[int, float] = {}
+        self._host_bytes = 0
+        self.peak_host_bytes = 0
+        """The largest number of bytes on the host at once."""
+        self.stall_s = 0.0
+        """Seconds of waiting so far."""
+
+    def __contains__(self, instance: int) -> bool:
+        return instance in self._done_s
+
+    def store(self, instance: int, size_bytes: int, *, now_s: float) -> None:
+        """Starts a copy to the host, that of `instance`."""
+        self._out_s = self._done_s[instance] = max(self._out_s, now_s) + size_bytes / self._bandwidth_bytes_per_s
+        self.add_host_bytes(size_bytes)
+
+    def load_stored(self, stored: int, instance: int, size_bytes: int, *, now_s: float) -> None:
+        """Starts to copy `stored` back as `instance`, once it has arrived on the host."""
+        self.load(instance, size_bytes, now_s=max(now_s, self._done_s.get(stored, now_s)))
+        self.add_host_bytes(-size_bytes)
+
+    def load(self, instance: int, size_bytes: int, *, now_s: float) -> None:
+        """Starts a copy from the host, of a value that arrived there before, as `instance`."""
+        self._in_s = self._done_s[instance] = max(self._in_s, now_s) + size_bytes / self._bandwidth_bytes_per_s
+
+    def add_host_bytes(self, size_bytes: int) -> None:
+        """Counts bytes more on the host; fewer, where `size_bytes` is negative."""
+        self._host_bytes += size_bytes
+        self.peak_host_bytes = max(self.peak_host_bytes, self._host_bytes)
+
+    def pass_on(self, instance: int, new: int) -> None:
+        """Gives a copy another instance, behind a barrier."""
+        self._done_s[new] = self._done_s[instance]
+
+    def wait(self, instance: int, *, now_s: float) -> float:
+        """Seconds from now until the copy of an instance is done; waiting is counted."""
+        waited_s = max(0.0, self._done_s.get(instance, now_s) - now_s)
+        self.stall_s += waited_s
+        return waited_s
 
 
 class StepClock:
@@ -23,39 +76,53 @@ class StepClock:
 
     Attributes:
       seconds: Of each step that has ended, waiting for copies included.
-      copied: Instances that are copied to the host or back.
+      copied: Instances that are copied back, or copied in a loop.
     """
 
     def __init__(self, graph: Graph, host_bandwidth_bytes_per_s: float):
         self.seconds: list[float] = []
         self.copied: set[int] = set()
+        self._graph = graph
+        self._bandwidth_bytes_per_s = host_bandwidth_bytes_per_s
         self._link = HostLinkQueue(host_bandwidth_bytes_per_s)
-        self._in_loops = LoopTransfers(graph, host_bandwidth_bytes_per_s)
+        self._stall_in_loops_s = 0.0
         self._loop: int | None = None
-        self._began_s = self._step_s = 0.0
+        self._step_began_s = self._step_s = 0.0
+        self._loop_began_s: dict[int, float] = {}
+        self._queues: dict[int, HostLinkQueue] = {}
+        """For each loop the copies of an iteration."""
+        self._at_end: defaultdict[int, list[int]] = defaultdict(list)
+        """For each loop the copies that an iteration waits for at its end."""
+        self._loop_of: dict[int, int] = {}
+        """The loop of each instance that is copied in one."""
 
     @property
     def stall_s(self) -> float:
-        """Seconds of waiting for copies so far."""
-        return self._link.stall_s + self._in_loops.stall_s
+        """Seconds of waiting for copies so far, in all iterations."""
+        return self._link.stall_s + self._stall_in_loops_s
 
     @property
     def host_bytes(self) -> int:
         """The largest number of bytes on the host at once."""
         return self._link.peak_host_bytes
 
+    @property
+    def _now_s(self) -> float:
+        return self._step_began_s + self._step_s
+
     def begin(self, loop: int | None) -> None:
         """Begins a step in the body of a loop."""
         if loop != self._loop:
             self._loop = loop
-            self._in_loops.begin_iteration(loop, now_s=self._began_s)
+            for around in self._graph.path(loop):
+                self._loop_began_s.setdefault(around, self._step_began_s)
 
     def end(self, loops: Iterable[int] = ()) -> None:
         """Ends a step, the last one of some loops."""
         for loop in loops:
-            self._step_s += self._in_loops.end_wait_s(loop, now_s=self._began_s + self._step_s)
+            self._step_s += sum(self._waited_s(instance, loop) for instance in self._at_end.pop(loop, ()))
         self.seconds.append(self._step_s)
-        self._began_s += self._step_s
+        self._step_began_s += self._step_s
         self._step_s = 0.0
 
     def work(self, seconds: float) -> None:
@@ -64,17 +131,19 @@ class StepClock:
 
     def wait(self, instance: int) -> None:
         """Waits where a copy of an instance that the step needs is under way."""
-        link = self._link if instance in self._link else self._in_loops
-        if instance in link:
-            self._step_s += link.wait(instance, now_s=self._began_s + self._step_s)
+        loop = self._loop_of.get(instance)
+        if instance in self._link:
+            self._step_s += self._link.wait(instance, now_s=self._now_s)
+        elif loop is not None and instance not in self._at_end[loop]:
+            self._step_s += self._waited_s(instance, loop)
 
     def store(self, instance: int, size_bytes: int) -> None:
         """Starts a copy to the host, with the step, as copies run beside kernels."""
-        self._link.store(instance, size_bytes, now_s=self._began_s)
+        self._link.store(instance, size_bytes, now_s=self._step_began_s)
 
     def load(self, stored: int, instance: int, size_bytes: int) -> None:
         """Starts to copy `stored` back from the host, as `instance`, with the step."""
-        self._link.load_stored(stored, instance, size_bytes, now_s=self._began_s)
+        self._link.load_stored(stored, instance, size_bytes, now_s=self._step_began_s)
         self.copied.add(instance)
 
     def pass_on(self, instance: int, new: int) -> None:
@@ -83,76 +152,31 @@ class StepClock:
 
     def store_in_loop(self, instance: int, loop: int, size_bytes: int, *, stack_bytes: int, is_pipelined: bool) -> None:
         """Copies an iteration's value to its stack on the host; if pipelined, that of the iteration before."""
-        now_s = self._began_s + self._step_s
         self._link.add_host_bytes(stack_bytes)
-        self._in_loops.store(instance, loop, size_bytes, now_s=now_s, is_pipelined=is_pipelined)
-        self._step_s += self._in_loops.wait(instance, now_s=now_s)
-        self.copied.add(instance)
+        start_s = 0.0 if is_pipelined else self._in_iteration_s(loop)
+        self._queue(instance, loop, waits_at_end=not is_pipelined).store(instance, size_bytes, now_s=start_s)
+        self.wait(instance)
 
     def load_in_loop(self, instance: int, loop: int, size_bytes: int, *, stack_bytes: int, is_pipelined: bool) -> None:
-        """Reads a value loaded since the iteration began; if pipelined, the load is for the next iteration."""
-        self._link.add_host_bytes(-stack_bytes)
-        self._in_loops.load(instance, loop, size_bytes, is_pipelined=is_pipelined)
-        self.copied.add(instance)
-
-
-class LoopTransfers:
-    """The copies in the bodies of the loops of one replay; the link's bandwidth is of one direction."""
-
-    def __init__(self, graph: Graph, bandwidth_bytes_per_s: float):
-        self._graph = graph
-        self._bandwidth_bytes_per_s = bandwidth_bytes_per_s
-        self._began_s: dict[int, float] = {}
-        self._queues: dict[int, HostLinkQueue] = {}
-        self._at_end: defaultdict[int, list[int]] = defaultdict(list)
-        """For each loop the copies that an iteration waits for at its end."""
-        self._loop: dict[int, int] = {}
-        self.stall_s = 0.0
-        """Seconds of waiting so far, in all iterations."""
-
-    def __contains__(self, instance: int) -> bool:
-        return instance in self._loop
-
-    def begin_iteration(self, loop: int | None, *, now_s: float) -> None:
-        """Begins an iteration of a loop, and of those around it that have not begun."""
-        for around in self._graph.path(loop):
-            self._began_s.setdefault(around, now_s)
-
-    def store(self, instance: int, loop: int, size_bytes: int, *, now_s: float, is_pipelined: bool) -> None:
-        """Copies an iteration's value to the host; if pipelined, that of the iteration before, from the start on."""
-        self._loop[instance] = loop
-        start_s = 0.0 if is_pipelined else self._in_iteration_s(loop, now_s)
-        self._of(loop).store(instance, size_bytes, now_s=start_s)
-        if not is_pipelined:
-            self._at_end[loop].append(instance)
-
-    def load(self, instance: int, loop: int, size_bytes: int, *, is_pipelined: bool) -> None:
         """Copies back, from the start on, what an iteration reads; if pipelined, what the next one reads."""
-        self._of(loop).load(instance, size_bytes, now_s=0.0)
-        if is_pipelined:
+        self._link.add_host_bytes(-stack_bytes)
+        self._queue(instance, loop, waits_at_end=is_pipelined).load(instance, size_bytes, now_s=0.0)
+
+    def _queue(self, instance: int, loop: int, *, waits_at_end: bool) -> HostLinkQueue:
+        """The queue of a loop's copies, for one more."""
+        self.copied.add(instance)
+        self._loop_of[instance] = loop
+        if waits_at_end:
             self._at_end[loop].append(instance)
-        self._loop[instance] = loop
+        return self._queues.setdefault(loop, HostLinkQueue(self._bandwidth_bytes_per_s))
 
-    def wait(self, instance: int, *, now_s: float) -> float:
+    def _waited_s(self, instance: int, loop: int) -> float:
         """Seconds that all iterations together wait for the copy of an instance."""
-        loop = self._loop[instance]
-        if instance in self._at_end[loop]:
-            return 0.0
-        return self._waited_s(instance, loop, now_s)
-
-    def end_wait_s(self, loop: int, *, now_s: float) -> float:
-        """Seconds that all iterations of a loop together wait at their end."""
-        return sum(self._waited_s(instance, loop, now_s) for instance in self._at_end.pop(loop, ()))
-
-    def _waited_s(self, instance: int, loop: int, now_s: float) -> float:
-        in_iteration_s = self._in_iteration_s(loop, now_s)
-        waited_s = self._of(loop).wait(instance, now_s=in_iteration_s) * self._graph.runs_per_step(loop)
-        self.stall_s += waited_s
+        in_iteration_s = self._in_iteration_s(loop)
+        waited_s = self._queues[loop].wait(instance, now_s=in_iteration_s) * self._graph.runs_per_step(loop)
+        self._stall_in_loops_s += waited_s
         return waited_s
 
-    def _in_iteration_s(self, loop: int, now_s: float) -> float:
+    def _in_iteration_s(self, loop: int) -> float:
         """Seconds since the iteration began; the clock counts those of all iterations."""
-        return (now_s - self._began_s[loop]) / self._graph.runs_per_step(loop)
-
-    def _of(self, loop: int) -> HostLinkQueue:
-        return self._queues.setdefault(loop, HostLinkQueue(self._bandwidth_bytes_per_s))
+        return (self._now_s - self._loop_began_s[loop]) / self._graph.runs_per_step(loop)

@@ -29,7 +29,7 @@ counted equation by equation. These rules mark the values that are materialised,
 
 A value that is not in memory but smaller than its sources (a dropout mask, computed of random bits) is `optional`:
 worth saving, if something must be saved. Kernels that share a pass over an array, multi-output fusion, are in
-`shared_passes`.
+`kernels`.
 
 A plan changes who reads what, and with it what is in memory: `fuse` looks at the step as it is, and `FusionRules` are
 what `replay` asks for the steps of any plan.

@@ -21,8 +21,7 @@ from jaxckpt.cost.buffer_liveness import BufferLiveness
 from jaxckpt.cost.fusion import Fusion
 from jaxckpt.cost.kernels import ScheduleKernels
 from jaxckpt.cost.peak import live_bytes
-from jaxckpt.cost.rates import Rates
-from jaxckpt.cost.roofline import ArithmeticCosts
+from jaxckpt.cost.rates import ArithmeticCosts, Rates
 from jaxckpt.ir import Graph
 from jaxckpt.schedule import Run, Schedule, ScheduleStep
 

@@ -12,7 +12,7 @@ object that lives as long as they are valid, and hashing a graph to cache them e
 import enum
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -33,6 +33,12 @@ class Phase(enum.StrEnum):
     BACKWARD = enum.auto()
     UPDATE = enum.auto()
     """Everything computed from gradients that is no gradient: clipping, the optimiser, new parameters."""
+
+
+def axis_size(axis: str, mesh: Mapping[str, int]) -> int:
+    """How many devices an axis of a mesh has, or a part of one ("axis/4"); 1 where there is no such axis."""
+    _, slash, part = axis.rpartition("/")
+    return int(part) if slash else mesh.get(part, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,8 +446,7 @@ class Graph:
 
     def axis_size(self, axis: str) -> int:
         """How many devices a mesh axis has, or a part of one ("axis/4"); 1 where there is no such axis."""
-        _, slash, part = axis.rpartition("/")
-        return int(part) if slash else dict(self.mesh).get(part, 1)
+        return axis_size(axis, dict(self.mesh))
 
     def ways(self, value: int) -> int:
         """Number of devices that a value is sharded over."""

@@ -17,7 +17,7 @@ Variables keep their names on both sides of a body's border. Complexity: linear 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -29,37 +29,42 @@ import jax.numpy as jnp
 from jaxckpt import _compat
 from jaxckpt.ir.regions import CARRY, COND_END, END, SLICE, STACK
 from jaxckpt.program.flat_program import Atom, Equation, OpenLoop, open_jaxpr
-from jaxckpt.program.open_scan import BRANCHES, IS_PROBE, Visibility, is_loop_boundary, stack_writers
+from jaxckpt.program.open_loops import (
+    BRANCHES,
+    IS_PROBE,
+    Visibility,
+    is_loop_boundary,
+    operands_and_loops,
+    stack_writers,
+)
 
 Path = tuple[int, ...]
 """The loops around an equation, outermost first."""
 
 
-@dataclass(frozen=True, slots=True)
 class LoopTree:
-    """The loops and branches of a program, and for each its path: the loops around it and itself."""
+    """The loops and branches of a program, and for each its path: the loops around it and itself.
 
-    loops: Sequence[OpenLoop]
-    paths: Sequence[Path]
+    In bodies of `shard_map` the loops outside of such bodies are not part of any path.
+    """
+
+    def __init__(self, loops: Sequence[OpenLoop], *, in_shard_map: bool = False):
+        self.loops = loops
+        paths = map(Visibility(loops).path, range(len(loops)))
+        self.paths = [tuple(k for k in p if not in_shard_map or loops[k].manual is not None) for p in paths]
 
     def parent(self, loop: int) -> int | None:
         """The loop around a loop, where it is of this tree."""
         return next(iter(self.paths[loop][-2:-1]), None)
 
-    def path(self, equation: Equation) -> Path:
-        """The loops around an equation."""
-        return () if equation.loop is None else self.paths[equation.loop]
+    def path(self, loop: int | None) -> Path:
+        """The loops around a loop and itself; () outside of all loops."""
+        return () if loop is None else self.paths[loop]
 
     def iterating(self, loop: int) -> tuple[int, ...]:
         """The loops whose iterations go through an array of a loop: of a tile the loop over tiles, and itself."""
         parent = self.loops[loop].parent
         return (parent, loop) if self.loops[loop].is_inner_tile and parent is not None else (loop,)
-
-
-def loop_tree(loops: Sequence[OpenLoop], *, in_shard_map: bool = False) -> LoopTree:
-    """The tree of some loops; in bodies of `shard_map` those outside of such bodies are not part of any path."""
-    paths = map(Visibility(loops).path, range(len(loops)))
-    return LoopTree(loops, [tuple(k for k in p if not in_shard_map or loops[k].manual is not None) for p in paths])
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,7 @@ class Interfaces:
         self.conds = _conds_of(tree.loops)
         self.shifted: dict[int, jex.JaxprEqn] = {}
         self._tree = tree
-        self._home = {v: tree.path(equation) for equation in equations for v in equation.eqn.outvars}
+        self._home = {v: tree.path(equation.loop) for equation in equations for v in equation.eqn.outvars}
         """For each variable the loops around the equation that makes it."""
         self._stack_of: dict[jex.Var, jex.Var] = {}
         self._slots: dict[tuple[Path, jax.core.AbstractValue], list[jex.Var]] = {}
@@ -151,18 +156,11 @@ class Interfaces:
         """For each loop, by place in the carry, the first value and the variable."""
         self._finals: dict[jex.Var, jex.Var] = {}
         """For the result of a pipelined equation, the variable of what its last iteration carries."""
-        self._connect = {
-            CARRY: self._connect_carry,
-            SLICE: self._connect_slice,
-            END: self._connect_end,
-            STACK: self._connect_stack,
-            COND_END: self._connect_cond,
-        }
         for equation in equations:
             if equation.eqn.primitive.name == STACK:
                 self._own_stack(equation.eqn)
         for equation in equations:
-            self.connect(equation)
+            self._connect(equation)
         for equation in equations:  # last: what they carry is read from loops whose interface is known
             if equation.is_pipelined:
                 self._pipeline(equation)
@@ -181,56 +179,38 @@ class Interfaces:
             if isinstance(value, jex.Var) and self._home.get(value, ()) == self._tree.paths[loop]:
                 self._stack_of.setdefault(value, stack)
 
-    def connect(self, equation: Equation) -> None:
+    def _connect(self, equation: Equation) -> None:
         """Notes what an equation reads from outside of its loop, and what it says of a loop."""
-        if is_loop_boundary(equation.eqn):
-            self._connect[equation.eqn.primitive.name](equation)
-        else:
-            self._make_visible(equation.variables(), self._tree.path(equation))
+        eqn, name = equation.eqn, equation.eqn.primitive.name
+        interface = self.loops[eqn.params["loop"]] if is_loop_boundary(eqn) else None
+        picks = name == SLICE and self._picks(eqn)
+        for variable, loop in operands_and_loops(equation, self._tree.loops):
+            self._make_visible(variable, self._tree.path(eqn.params["loop"] if picks else loop))
+        if name == CARRY:
+            self._inits[eqn.params["loop"]][eqn.params["index"]] = (eqn.invars[0], eqn.outvars[0])
+        elif name == END:
+            inits = [each for _, each in sorted(self._inits[eqn.params["loop"]].items())]
+            places = zip(inits, eqn.invars, eqn.outvars, strict=True)
+            interface.carries = [Carry(*init, following, final) for init, following, final in places]
+        elif name == SLICE:
+            (interface.picked if picks else interface.slices)[eqn.outvars[0]] = eqn.invars[0]
+        elif name == COND_END:
+            index, *values = eqn.invars
+            cond = self.conds[eqn.params[BRANCHES][0]]
+            found = Cond(cond.branches, index, (*cond.results, (eqn.outvars[0], values)))
+            self.conds.update(dict.fromkeys(found.branches, found))
 
-    def _connect_carry(self, equation: Equation) -> None:
-        eqn, loop = equation.eqn, equation.eqn.params["loop"]
-        self._make_visible(equation.variables(), self._tree.paths[loop][:-1])
-        self._inits[loop][eqn.params["index"]] = (eqn.invars[0], eqn.outvars[0])
+    def _picks(self, slicing: jex.JaxprEqn) -> bool:
+        """True for a scan of parts, tiles or numbered iterations: it has the array as a constant.
 
-    def _connect_slice(self, equation: Equation) -> None:
-        """A scan of parts, tiles or numbered iterations has the array as a constant, any other one goes through it.
-
-        Of keys, which are no numbers, only where no scan can go through them.
+        Any other one goes through it. Numbered iterations of keys, which are no numbers, do so too.
         """
-        eqn, loop = equation.eqn, equation.eqn.params["loop"]
-        path, interface = self._tree.paths[loop], self.loops[loop]
-        opened, is_number = self._tree.loops[loop], _is_number(eqn.outvars[0].aval)
-        picks = opened.is_inner_tile or opened.offset is not None or (opened.reads_iteration_number and is_number)
-        self._make_visible(equation.variables(), path if picks else path[:-1])
-        (interface.picked if picks else interface.slices)[eqn.outvars[0]] = eqn.invars[0]
+        opened = self._tree.loops[slicing.params["loop"]]
+        is_numbered = opened.reads_iteration_number and _is_number(slicing.outvars[0].aval)
+        return opened.is_inner_tile or opened.offset is not None or is_numbered
 
-    def _connect_end(self, equation: Equation) -> None:
-        eqn, loop = equation.eqn, equation.eqn.params["loop"]
-        self._make_visible(equation.variables(), self._tree.paths[loop])
-        inits = [each for _, each in sorted(self._inits[loop].items())]
-        places = zip(inits, eqn.invars, eqn.outvars, strict=True)
-        self.loops[loop].carries = [Carry(*init, following, final) for init, following, final in places]
-
-    def _connect_stack(self, equation: Equation) -> None:
-        for loop, value in zip(stack_writers(equation.eqn), equation.eqn.invars, strict=True):
-            self._make_visible([value], self._tree.paths[loop])
-
-    def _connect_cond(self, equation: Equation) -> None:
-        """A result of a cond: its index is read outside, its values in the branches."""
-        index, *values = equation.eqn.invars
-        branches = equation.eqn.params[BRANCHES]
-        cond = self.conds[branches[0]]
-        found = Cond(cond.branches, index, (*cond.results, (equation.eqn.outvars[0], values)))
-        self.conds.update(dict.fromkeys(found.branches, found))
-        self._make_visible([index], self._tree.path(equation))
-        for value, branch in zip(values, branches, strict=True):
-            self._make_visible([value], self._tree.paths[branch])
-
-    def _make_visible(self, atoms: Iterable[Atom], path: Path) -> None:
-        for variable in atoms:
-            if not isinstance(variable, jex.Var):
-                continue
+    def _make_visible(self, variable: Atom, path: Path) -> None:
+        if isinstance(variable, jex.Var):
             home = self._home.get(variable, ())
             level = path[: len(home)]
             for loop in path[len(home) :]:
@@ -245,10 +225,10 @@ class Interfaces:
         stack, interface = self._stack_of[variable], self.loops[level[-1]]
         if stack in self.filled:
             interface.picked[variable] = stack
-            self._make_visible([stack], level)
+            self._make_visible(stack, level)
         else:
             interface.slices[variable] = stack
-            self._make_visible([stack], level[:-1])
+            self._make_visible(stack, level[:-1])
 
     def _stack(self, variable: jex.Var, home: Path, path: Path) -> None:
         """Stacks a value for another body: of a tile the values of all tiles, unless that body is in the same tile.
@@ -293,7 +273,7 @@ class Interfaces:
             self.shifted[id(eqn)] = eqn.replace(invars=[carry.current])
         else:
             init = self._finals[read]
-            self._make_visible([init], path[:-1])
+            self._make_visible(init, path[:-1])
             carry = Carry(init=init, current=result, following=jex.Var(result.aval), final=jex.Var(result.aval))
             self.shifted[id(eqn)] = eqn.replace(outvars=[carry.following])
         self.loops[loop].pipelined.append((carry, before))

@@ -13,7 +13,7 @@ import jax.extend.core as jex
 
 from jaxckpt import _compat
 from jaxckpt.ir.regions import COND_END
-from jaxckpt.outline.interfaces import Cond, Interfaces, LoopInterface, LoopTree, loop_tree, zeros_like_aval
+from jaxckpt.outline.interfaces import Cond, Interfaces, LoopInterface, LoopTree, zeros_like_aval
 from jaxckpt.outline.shard_map import is_within, regions
 from jaxckpt.outline.stack_indexing import add_counters, carry_filled_arrays, hold_row_major, number_iterations
 from jaxckpt.program.flat_program import (
@@ -25,7 +25,7 @@ from jaxckpt.program.flat_program import (
     body_jaxpr,
     with_name_stack,
 )
-from jaxckpt.program.open_scan import is_loop_boundary
+from jaxckpt.program.open_loops import is_loop_boundary
 
 
 def closed_jaxpr(program: FlatProgram, equations: Sequence[Equation], outvars: Sequence[Atom]) -> jex.ClosedJaxpr:
@@ -46,11 +46,11 @@ def _outlined(
 ) -> Iterator[jex.JaxprEqn]:
     """JAX's equations of the outermost level; those in bodies of `shard_map` are outlined first."""
     if any(equation.manual is not None for equation in equations):
-        inside = _analysed([e for e in equations if is_within(e)], loop_tree(loops, in_shard_map=True))
+        inside = _analysed([e for e in equations if is_within(e)], LoopTree(loops, in_shard_map=True))
         equations = regions(equations, loops, manuals, lambda within: list(inside.level(within, 0)))
     if not any(is_loop_boundary(equation.eqn) or equation.loop is not None for equation in equations):
         return iter([equation.eqn for equation in equations])
-    return _analysed(equations, loop_tree(loops)).level(equations, 0)
+    return _analysed(equations, LoopTree(loops)).level(equations, 0)
 
 
 def _analysed(equations: Sequence[Equation], tree: LoopTree) -> "_Outliner":
@@ -94,7 +94,7 @@ class _Outliner:
         """The equations of one level: those of deeper levels are in scans and conds."""
 
         def deeper(equation: Equation) -> int | None:
-            path = self.tree.path(equation)
+            path = self.tree.path(equation.loop)
             return path[depth] if len(path) > depth else None
 
         groups = [(loop, list(group)) for loop, group in groupby(equations, deeper)]
@@ -116,7 +116,7 @@ class _Outliner:
             eqn = equation.eqn
             if not is_loop_boundary(eqn):
                 written = self.interfaces.shifted[id(eqn)] if equation.is_pipelined else eqn
-                yield self._named_within(written, self.tree.path(equation)[depth - 1] if depth else None)
+                yield self._named_within(written, self.tree.path(equation.loop)[depth - 1] if depth else None)
             elif eqn.primitive.name == COND_END:
                 cond = self.interfaces.conds[eqn.params["loop"]]
                 if branches.are_empty(cond):

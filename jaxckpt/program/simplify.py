@@ -34,7 +34,7 @@ from jaxckpt.program.flat_program import (
     renamed,
 )
 from jaxckpt.program.inline import CUSTOM_DERIVATIVES, JITS
-from jaxckpt.program.open_scan import Visibility
+from jaxckpt.program.open_loops import Visibility
 
 
 def eliminate_common_subexpressions(program: FlatProgram) -> FlatProgram:

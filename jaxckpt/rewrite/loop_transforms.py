@@ -5,55 +5,75 @@ Complexity: linear in equations, times the copies of their body, and in loops ti
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax.extend.core as jex
+from jax.extend.source_info_util import NameStack, SourceInfo
 
 from jaxckpt import _compat
 from jaxckpt._errors import PlanMismatchError
 from jaxckpt.ir import Graph, LoopSplit, LoopTiling, Phase
 from jaxckpt.ir.regions import CARRY, END, STACK
 from jaxckpt.outline.outline import closed_jaxpr
-from jaxckpt.program.flat_program import Atom, Equation, OpenLoop, renamed
-from jaxckpt.program.open_scan import STACK_WRITERS, Visibility, is_loop_boundary, stack_writers, with_loop_ids
+from jaxckpt.program.flat_program import Atom, Equation, OpenLoop, Params, renamed
+from jaxckpt.program.open_loops import STACK_WRITERS, Visibility, is_loop_boundary, stack_writers, with_loop_ids
 from jaxckpt.trace.graph import graph_of
 from jaxckpt.trace.step import Traced
 
 Request = TypeVar("Request", LoopTiling, LoopSplit)
 
+_FEWEST = 2
+"""XLA unrolls a loop of one iteration, and would take the clone for the original (common subexpressions)."""
+
 
 def requested_loops(
-    traced: Traced,
-    requests: Sequence[Request],
-    groups: Sequence[tuple[int, ...]],
-    *,
-    fits: Callable[[Request, int], bool],
-    refusal: Callable[[Request], tuple[str, str, str]],
+    traced: Traced, requests: Sequence[Request], groups: Sequence[tuple[int, ...]]
 ) -> dict[int, Request]:
     """Finds the loops that a plan names, and those that change with them: for each its request that fits its length.
 
-    No two requests are for one group, or for a loop inside of another one's. `refusal` gives problem, got and needed.
+    No two requests are for one group, or for a loop inside of another one's.
     """
     graph = traced.graph
     found: dict[int, Request] = {}
     for request in requests:
         group = next((group for group in groups if request.loop in group), ())
-        if not group or _overlaps(graph, group, found) or not fits(request, graph.loops[request.loop].length):
-            fitting = ", ".join(f"loop {group[0]} of {graph.loops[group[0]].length} iterations" for group in groups)
-            problem, got, needed = refusal(request)
-            raise PlanMismatchError(
-                problem,
-                got=got,
-                needed=f"{needed} ({fitting or 'there is none'})",
-                advice="plan again for this step, these shapes and this version of jax",
-                planned=str(request),
-                found=fitting,
-            )
+        if not group or _overlaps(graph, group, found) or not _fits(request, graph.loops[request.loop].length):
+            raise _refusal(traced, request, groups)
         found.update(dict.fromkeys(group, request))
     return found
+
+
+def _fits(request: LoopSplit | LoopTiling, length: int) -> bool:
+    if isinstance(request, LoopSplit):
+        return sum(request.lengths) == length and min(request.lengths) >= 1
+    return request.outer * request.inner == length and min(request.outer, request.inner) >= _FEWEST
+
+
+def _refusal(traced: Traced, request: LoopSplit | LoopTiling, groups: Sequence[tuple[int, ...]]) -> PlanMismatchError:
+    if isinstance(request, LoopSplit):
+        problem = f"with_split_loops({traced.name}): the loop cannot be split like that."
+        got = f"loop {request.loop} in parts of {' + '.join(map(str, request.lengths))} iterations"
+        needed = "parts that make all iterations of a loop that can be split, each once"
+    else:
+        problem = f"with_tiled_loops({traced.name}): the loop cannot be tiled like that."
+        got = f"loop {request.loop} in {request.outer} tiles of {request.inner} iterations"
+        needed = (
+            "tiles of equal length, at least two of at least two iterations, of a loop that can be tiled, and that no"
+            " other tiled loop is around or inside of"
+        )
+    lengths = ((group[0], traced.graph.loops[group[0]].length) for group in groups)
+    fitting = ", ".join(f"loop {loop} of {length} iterations" for loop, length in lengths)
+    return PlanMismatchError(
+        problem,
+        got=got,
+        needed=f"{needed} ({fitting or 'there is none'})",
+        advice="plan again for this step, these shapes and this version of jax",
+        planned=str(request),
+        found=fitting,
+    )
 
 
 def _overlaps(graph: Graph, group: Sequence[int], loops: Iterable[int]) -> bool:
@@ -78,15 +98,15 @@ class BodyCopy:
     loops: Mapping[int, int]
     renames: bool = True
     broadcasts: dict[jex.Var, jex.Var] = field(default_factory=dict)
-    stack: Any = None
-    old_stack: Any = None
+    stack: NameStack | None = None
+    old_stack: NameStack | None = None
 
     def renamed(self, atom: Atom) -> Atom:
         """The atom that stands for another one here."""
         own = renamed(atom, self.broadcasts)
         return renamed(atom, self.names) if own is atom else own
 
-    def source_info(self, eqn: jex.JaxprEqn) -> Any:
+    def source_info(self, eqn: jex.JaxprEqn) -> SourceInfo:
         """The source of an equation here."""
         info = eqn.source_info
         if self.stack is None:
@@ -197,12 +217,7 @@ class LoopRewriter:
             self.write(position, copy.loops[equation.loop], reads, map(copy.renamed, eqn.outvars), params, copy)
 
     def write_end(
-        self,
-        loop: int,
-        copy: BodyCopy,
-        around: int | None,
-        params: Mapping[str, int],
-        writes: Sequence[jex.Var] | None = None,
+        self, loop: int, copy: BodyCopy, around: int | None, params: Params, writes: Sequence[jex.Var] | None = None
     ) -> Sequence[jex.Var]:
         """Writes the equation of the last carry of a copy, if there is one; returns its variables, by default new."""
         if loop not in self.ends:
@@ -218,7 +233,7 @@ class LoopRewriter:
         loop: int | None,
         reads: Iterable[Atom],
         writes: Iterable[jex.Var],
-        params: dict[str, Any],
+        params: Params,
         copy: BodyCopy | None = None,
     ) -> None:
         """Writes a copy of an equation into the body of a loop."""

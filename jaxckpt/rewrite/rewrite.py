@@ -6,7 +6,6 @@ the step, from the same flat arguments, and nothing is traced again.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import jax
 import jax.core
@@ -32,7 +31,7 @@ class Rewritten:
     traced: Traced
     plan: GraphPlan
     schedule: Schedule = field(repr=False)
-    jaxpr: Any = field(repr=False)
+    jaxpr: jex.ClosedJaxpr = field(repr=False)
 
     def call(self, *flat: jax.Array) -> Sequence[jax.Array]:
         """Runs the planned step over flat arrays, in the order of `Traced.specs`; returns flat results."""

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxckpt.ir import LoopSplit
 from jaxckpt.ir.regions import STACK
 from jaxckpt.program.flat_program import FlatProgram
-from jaxckpt.program.open_scan import Visibility
+from jaxckpt.program.open_loops import Visibility
 from jaxckpt.rewrite.loop_transforms import BodyCopy, LoopRewriter, requested_loops, with_equations
 from jaxckpt.schedule.components import connected_components
 from jaxckpt.trace.step import Traced
@@ -80,20 +80,7 @@ def with_split_loops(traced: Traced, loop_splits: Sequence[LoopSplit]) -> SplitS
     if not loop_splits:
         values, ops = (tuple((i,) for i in range(len(each))) for each in (traced.graph.values, traced.graph.ops))
         return SplitStep(unsplit=traced, traced=traced, values=values, ops=ops)
-
-    def refusal(request: LoopSplit) -> tuple[str, str, str]:
-        return (
-            f"with_split_loops({traced.name}): the loop cannot be split like that.",
-            f"loop {request.loop} in parts of {' + '.join(map(str, request.lengths))} iterations",
-            "parts that make all iterations of a loop that can be split, each once",
-        )
-
-    groups = loops_split_together(traced)
-    return _Splitter(traced, requested_loops(traced, loop_splits, groups, fits=_fits, refusal=refusal)).split()
-
-
-def _fits(request: LoopSplit, length: int) -> bool:
-    return sum(request.lengths) == length and min(request.lengths) >= 1
+    return _Splitter(traced, requested_loops(traced, loop_splits, loops_split_together(traced))).split()
 
 
 def _groups(program: FlatProgram) -> dict[int, int]:

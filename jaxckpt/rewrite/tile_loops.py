@@ -24,16 +24,13 @@ import jax.extend.core as jex
 from jaxckpt.ir import GraphPlan, LoopTiling
 from jaxckpt.ir.regions import ALL_ITERATIONS, BODY_INPUTS, CARRY, END, SLICE, STACK
 from jaxckpt.ir.scope import RECOMPUTED
-from jaxckpt.program.flat_program import OpenLoop
-from jaxckpt.program.open_scan import is_loop_boundary, stack_writers
+from jaxckpt.program.flat_program import OpenLoop, Params
+from jaxckpt.program.open_loops import is_loop_boundary, stack_writers
 from jaxckpt.program.simplify import eliminate_dead_code
 from jaxckpt.rewrite.loop_transforms import BodyCopy, LoopRewriter, is_of_loop, requested_loops, with_equations
 from jaxckpt.rewrite.split_loops import loops_split_together, with_split_loops
 from jaxckpt.schedule.argument_derived import is_broadcast
 from jaxckpt.trace.step import Traced
-
-_FEWEST = 2
-"""XLA unrolls a loop of one iteration, and would take the clone for the original (common subexpressions)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,21 +68,7 @@ def with_tiled_loops(traced: Traced, loop_tilings: Sequence[LoopTiling]) -> Tile
     """Tiles loops of a step, which may be split; no two requests are for loops that share values or enclose others."""
     if not loop_tilings:
         return TiledStep(traced=traced, values=tuple((i,) for i in range(len(traced.graph.values))))
-
-    def refusal(request: LoopTiling) -> tuple[str, str, str]:
-        return (
-            f"with_tiled_loops({traced.name}): the loop cannot be tiled like that.",
-            f"loop {request.loop} in {request.outer} tiles of {request.inner} iterations",
-            "tiles of equal length, at least two of at least two iterations, of a loop that can be tiled, and that no"
-            " other tiled loop is around or inside of",
-        )
-
-    groups = tileable_loops(traced)
-    return _Tiler(traced, requested_loops(traced, loop_tilings, groups, fits=_fits, refusal=refusal)).tile()
-
-
-def _fits(request: LoopTiling, length: int) -> bool:
-    return request.outer * request.inner == length and min(request.outer, request.inner) >= _FEWEST
+    return _Tiler(traced, requested_loops(traced, loop_tilings, tileable_loops(traced))).tile()
 
 
 class _Tiler(LoopRewriter):
@@ -181,7 +164,7 @@ class _Tiler(LoopRewriter):
         self.write_body(loop, tile, carried)
         self._handed[loop] = self.write_end(loop, tile, outer, self._place(self.ids[loop]))
 
-    def _place(self, loop: int) -> dict[str, int]:
+    def _place(self, loop: int) -> Params:
         """The parameters that name a loop of the new step."""
         return {"loop": loop, "length": self.loops[loop].length}
 

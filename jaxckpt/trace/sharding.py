@@ -16,7 +16,6 @@ Key arrays count as the words that they are made of. Complexity: one lowering of
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.core
@@ -27,8 +26,8 @@ from jax.sharding import AxisType, NamedSharding, Sharding
 from jaxckpt import _compat
 from jaxckpt.ir.regions import STACK
 from jaxckpt.outline.outline import closed_jaxpr
-from jaxckpt.program.flat_program import Equation, FlatProgram, OpenLoop, array_spec, boundary_eqn, open_jaxpr
-from jaxckpt.program.open_scan import IS_PROBE, Visibility
+from jaxckpt.program.flat_program import AnyMesh, Equation, FlatProgram, OpenLoop, array_spec, boundary_eqn, open_jaxpr
+from jaxckpt.program.open_loops import IS_PROBE, Visibility
 from jaxckpt.program.open_shard_map import ValueSharding, is_local, split_of
 
 _PLATFORMS = ("cuda", "tpu", "cpu")
@@ -104,7 +103,7 @@ def split_of_sharding(sharding: NamedSharding, rank: int) -> ValueSharding:
     return found if any(found) else ()
 
 
-def meshes_of(program: FlatProgram, shardings: Iterable[Sharding | None]) -> Iterator[Any]:
+def meshes_of(program: FlatProgram, shardings: Iterable[Sharding | None]) -> Iterator[AnyMesh]:
     """The meshes that shardings of arguments, constraints and types name, in this order."""
     equations = [equation.eqn for equation in program.equations]
     named = (
@@ -171,7 +170,7 @@ def _lowered(
     """The program lowered, its constants as arguments; None where no platform takes it."""
     captured = len(program.constants)
 
-    def flat(*leaves: Any) -> Sequence[Any]:
+    def flat(*leaves: jax.Array) -> Sequence[jax.Array]:
         return tuple(jax.core.eval_jaxpr(open_jaxpr(closed), leaves[:captured], *leaves[captured:]))
 
     of_leaves = [*(getattr(array, "sharding", None) for _, array in program.constants), *shardings]
@@ -226,7 +225,7 @@ def _shard_shape(shape: tuple[int, ...], sharding: Sharding | None) -> tuple[int
 
 
 @functools.lru_cache(maxsize=1024)
-def dtype_bits(dtype: Any) -> int:
+def dtype_bits(dtype: jax.typing.DTypeLike) -> int:
     """Bits of one element as the compiler stores it: a bool is a byte, an int4 half of one, a float0 nothing."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         if not jnp.issubdtype(dtype, jax.dtypes.prng_key):

@@ -5,9 +5,8 @@ from types import SimpleNamespace
 from jaxckpt.cost import arithmetic_costs, fuse
 from jaxckpt.cost.buffer_liveness import BufferLiveness
 from jaxckpt.cost.clock import StepClock
-from jaxckpt.cost.kernels import ScheduleKernels
+from jaxckpt.cost.kernels import ScheduleKernels, SharedPasses
 from jaxckpt.cost.peak import live_bytes
-from jaxckpt.cost.shared_passes import SharedPasses
 from jaxckpt.ir import Graph, GraphPlan, Offload, Phase
 from jaxckpt.schedule import schedule
 from tests.graphs import RATES, Builder

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxckpt.ir import GraphPlan, LoopSplit, LoopTiling, Offload, Recompute
 from jaxckpt.ir.regions import STACK
-from jaxckpt.outline.interfaces import Interfaces, loop_tree
+from jaxckpt.outline.interfaces import Interfaces, LoopTree
 from jaxckpt.rewrite import rewrite
 from jaxckpt.rewrite.split_loops import with_split_loops
 from jaxckpt.rewrite.tile_loops import with_tiled_loops
@@ -380,7 +380,7 @@ def test_branches_share_slots_of_one_type():
 
 
 def interfaces(program):
-    return Interfaces(program.equations, loop_tree(program.loops))
+    return Interfaces(program.equations, LoopTree(program.loops))
 
 
 def test_own_stacks_come_first_and_their_values_are_stacked_once():
