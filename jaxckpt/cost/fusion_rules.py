@@ -102,6 +102,7 @@ class FusionRules:
 def unfolded_rules(graph: Graph) -> FusionRules:
     """The rules of a graph, with no reduction fused by rule 5 yet: which are depends on what the other rules fuse."""
 
+    # One line a rule, most of them with a condition of its own.
     def ops(condition: Callable[[Op], bool]) -> Ops:
         return frozenset(op.id for op in graph.ops if condition(op))
 
@@ -109,17 +110,9 @@ def unfolded_rules(graph: Graph) -> FusionRules:
     fused_scatters, copies = scatters_fused_with_add(graph), copied_views(graph)
     own_kernels = _own_kernels(graph, layouts, fused_scatters) | copies
     loaded = {op.id: _loaded(graph, op, derived) for op in graph.ops if op.id not in own_kernels}
-    strided = ops(lambda op: op.kind is Kind.REDUCTION and layouts.reduces_strided_axes(op))
-    rows = ops(lambda op: _is_row_reduction(graph, op) and _meets_its_operand(graph, op)) - strided
-    exponentials = _unheld_exponentials(graph, rows)
     return FusionRules(
         graph=graph,
-        rows=RowRules(
-            strided_reductions=strided,
-            row_reductions=rows,
-            stored_exponentials=exponentials,
-            separate_reductions=_reductions_of(graph, exponentials),
-        ),
+        rows=_row_rules(graph, layouts),
         needed_operands=tuple(_needed(op, scatters=op.id not in fused_scatters) for op in graph.ops),
         loaded_operands={op: position for op, position in loaded.items() if position is not None},
         transposed_stacks=frozenset(v.id for v in graph.values if graph.loops and layouts.transposes_stack(v.id)),
@@ -168,7 +161,7 @@ def _loaded(graph: Graph, op: Op, derived: frozenset[int]) -> int | None:
 
 def _is_row_reduction(graph: Graph, op: Op) -> bool:
     """True if an op reduces the last axes of its operand, over at most `_LONGEST_ROW` elements."""
-    if op.kind is not Kind.REDUCTION or len(op.reads) != 1 or len(op.writes) != 1 or op.effects:
+    if len(op.reads) != 1 or len(op.writes) != 1 or op.effects:
         return False
     operand, rows = graph.values[op.reads[0]].shape, graph.values[op.writes[0]].shape
     return operand[: len(rows)] == rows and 1 < prod(operand[len(rows) :]) <= _LONGEST_ROW
@@ -190,6 +183,20 @@ def _meets_its_operand(graph: Graph, op: Op) -> bool:
             elif 2 * sum(graph.values[v].size_bytes for v in reader.writes) >= operand_bytes:
                 return True
     return False
+
+
+def _row_rules(graph: Graph, layouts: Layouts) -> RowRules:
+    reductions = [op for op in graph.ops if op.kind is Kind.REDUCTION]
+    strided = frozenset(op.id for op in reductions if layouts.reduces_strided_axes(op))
+    complete = (op for op in reductions if op.id not in strided and _is_row_reduction(graph, op))
+    rows = frozenset(op.id for op in complete if _meets_its_operand(graph, op))
+    exponentials = _unheld_exponentials(graph, rows)
+    return RowRules(
+        strided_reductions=strided,
+        row_reductions=rows,
+        stored_exponentials=exponentials,
+        separate_reductions=_reductions_of(graph, exponentials),
+    )
 
 
 def _unheld_exponentials(graph: Graph, rows: Ops) -> Ops:

@@ -14,7 +14,7 @@ Read after `buffer_liveness`; `replay` asks. Complexity: temporaries times resul
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -26,40 +26,42 @@ _SMALLEST_BYTES = 2**16
 
 
 def live_bytes(
-    buffers: BufferLiveness, length: int, *, external: Collection[int], results: Iterable[int]
+    buffers: BufferLiveness, length: int, *, external: Collection[int], results: Set[int]
 ) -> tuple[int, ...]:
     """Bytes of temporaries alive at each of so many steps, workspaces included.
 
     External buffers, arguments and results, have memory of their own; `results` are those that take over no argument.
     """
-    births, deaths, size_bytes = buffers.births, buffers.deaths, buffers.size_bytes
-    spans = {buffer: Span(birth, deaths[buffer], size_bytes[buffer]) for buffer, birth in births.items()}
-    own = {buffer: span for buffer, span in spans.items() if buffer not in external}
-    reused = placed_in_outputs({**own, **buffers.loops.branch_slots}, [spans[r] for r in results if r in births])
-    placed = {*external, *reused}
+    births, size_bytes = buffers.births, buffers.size_bytes
+    spans = {buffer: Span(birth, buffers.deaths[buffer], size_bytes[buffer]) for buffer, birth in births.items()}
+    temporaries = {buffer: span for buffer, span in spans.items() if buffer not in external}
+    with_slots = {**temporaries, **buffers.loops.branch_slots}
+    placed = {*external, *placed_in_outputs(with_slots, [spans[result] for result in spans.keys() & results])}
+    own = {buffer: span for buffer, span in temporaries.items() if buffer not in placed}
     change_bytes = [0] * (length + 1)
-    dying: defaultdict[int, list[int]] = defaultdict(list)
-    for buffer, span in own.items():
-        if buffer not in placed:
-            dying[span.death].append(buffer)
-    for span in (*(span for buffer, span in own.items() if buffer not in placed), *buffers.loops.spans(placed)):
+    for span in (*own.values(), *buffers.loops.spans(placed)):
         change_bytes[span.birth] += span.size_bytes
         change_bytes[span.death + 1] -= span.size_bytes
     alive_bytes = list(accumulate(change_bytes[:length]))
-    for buffer in buffers.in_place - placed:
-        at = births[buffer]
-        over = next((old for old in dying.get(at, ()) if _is_overwritten(buffers, old, buffer)), None)
-        if over is not None:
-            dying[at].remove(over)
-            alive_bytes[at] -= size_bytes[buffer]
+    for buffer in _written_over(buffers, own, buffers.in_place - placed):
+        alive_bytes[births[buffer]] -= size_bytes[buffer]
     for at, workspace_bytes in buffers.workspace_bytes.items():
         alive_bytes[at] += workspace_bytes
     return tuple(alive_bytes)
 
 
-def _is_overwritten(buffers: BufferLiveness, old: int, new: int) -> bool:
-    is_older = buffers.births[old] < buffers.births[new]
-    return is_older and buffers.size_bytes[old] == buffers.size_bytes[new] and old not in buffers.reshaped
+def _written_over(buffers: BufferLiveness, own: Mapping[int, Span], in_place: Collection[int]) -> Iterator[int]:
+    """Buffers that their kernels write over one of the same size and shape that dies there."""
+    dying: defaultdict[int, list[int]] = defaultdict(list)
+    for buffer, span in own.items():
+        dying[span.death].append(buffer)
+    for buffer in in_place:
+        new, candidates = own[buffer], dying.get(own[buffer].birth, [])
+        fitting = (old for old in candidates if own[old].birth < new.birth and own[old].size_bytes == new.size_bytes)
+        over = next((old for old in fitting if old not in buffers.reshaped), None)
+        if over is not None:
+            candidates.remove(over)
+            yield buffer
 
 
 @dataclass(slots=True)

@@ -27,7 +27,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxckpt import _compat
-from jaxckpt.ir.regions import CARRY, COND_END, END, SLICE, STACK
+from jaxckpt.ir import regions
 from jaxckpt.program.flat_program import Atom, Equation, OpenLoop, open_jaxpr
 from jaxckpt.program.open_loops import (
     BRANCHES,
@@ -157,7 +157,7 @@ class Interfaces:
         self._finals: dict[jex.Var, jex.Var] = {}
         """For the result of a pipelined equation, the variable of what its last iteration carries."""
         for equation in equations:
-            if equation.eqn.primitive.name == STACK:
+            if equation.eqn.primitive.name == regions.STACK:
                 self._own_stack(equation.eqn)
         for equation in equations:
             self._connect(equation)
@@ -181,24 +181,29 @@ class Interfaces:
 
     def _connect(self, equation: Equation) -> None:
         """Notes what an equation reads from outside of its loop, and what it says of a loop."""
-        eqn, name = equation.eqn, equation.eqn.primitive.name
-        interface = self.loops[eqn.params["loop"]] if is_loop_boundary(eqn) else None
-        picks = name == SLICE and self._picks(eqn)
+        eqn = equation.eqn
+        picks = eqn.primitive.name == regions.SLICE and self._picks(eqn)
         for variable, loop in operands_and_loops(equation, self._tree.loops):
             self._make_visible(variable, self._tree.path(eqn.params["loop"] if picks else loop))
-        if name == CARRY:
-            self._inits[eqn.params["loop"]][eqn.params["index"]] = (eqn.invars[0], eqn.outvars[0])
-        elif name == END:
-            inits = [each for _, each in sorted(self._inits[eqn.params["loop"]].items())]
-            places = zip(inits, eqn.invars, eqn.outvars, strict=True)
-            interface.carries = [Carry(*init, following, final) for init, following, final in places]
-        elif name == SLICE:
-            (interface.picked if picks else interface.slices)[eqn.outvars[0]] = eqn.invars[0]
-        elif name == COND_END:
-            index, *values = eqn.invars
-            cond = self.conds[eqn.params[BRANCHES][0]]
-            found = Cond(cond.branches, index, (*cond.results, (eqn.outvars[0], values)))
-            self.conds.update(dict.fromkeys(found.branches, found))
+        if is_loop_boundary(eqn):
+            self._note(eqn, self.loops[eqn.params["loop"]], picks=picks)
+
+    def _note(self, eqn: jex.JaxprEqn, interface: LoopInterface, *, picks: bool) -> None:
+        """Notes a place of the carry, a slice, or a result of a cond."""
+        match eqn.primitive.name:
+            case regions.CARRY:
+                self._inits[eqn.params["loop"]][eqn.params["index"]] = (eqn.invars[0], eqn.outvars[0])
+            case regions.END:
+                inits = [each for _, each in sorted(self._inits[eqn.params["loop"]].items())]
+                places = zip(inits, eqn.invars, eqn.outvars, strict=True)
+                interface.carries = [Carry(*init, following, final) for init, following, final in places]
+            case regions.SLICE:
+                (interface.picked if picks else interface.slices)[eqn.outvars[0]] = eqn.invars[0]
+            case regions.COND_END:
+                index, *values = eqn.invars
+                cond = self.conds[eqn.params[BRANCHES][0]]
+                found = Cond(cond.branches, index, (*cond.results, (eqn.outvars[0], values)))
+                self.conds.update(dict.fromkeys(found.branches, found))
 
     def _picks(self, slicing: jex.JaxprEqn) -> bool:
         """True for a scan of parts, tiles or numbered iterations: it has the array as a constant.

@@ -67,11 +67,9 @@ def _analysed(equations: Sequence[Equation], tree: LoopTree) -> "_Outliner":
     found = Interfaces(equations, tree)
     parts = [loop for loop, opened in enumerate(tree.loops) if opened.offset is not None]
     tiles = {each for loop, opened in enumerate(tree.loops) if opened.is_inner_tile for each in tree.iterating(loop)}
-    for loop in parts:
-        hold_row_major(found.loops[loop], tree.loops[loop].eqn)
+    hold_row_major(found.loops, tree, parts)
     carry_filled_arrays(found.loops, tree, found.filled)
-    for loop in sorted(tiles):
-        hold_row_major(found.loops[loop], tree.loops[loop].eqn)
+    hold_row_major(found.loops, tree, sorted(tiles))
     for interface, opened in zip(found.loops, tree.loops, strict=True):
         if opened.reads_iteration_number:
             number_iterations(interface, opened, equations)

@@ -16,7 +16,7 @@ transpose what layers pass on, which then fuses into other kernels than in the u
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import jax
@@ -31,19 +31,21 @@ from jaxckpt.outline.interfaces import Carry, FilledArray, LoopInterface, LoopTr
 from jaxckpt.program.flat_program import Atom, Equation, OpenLoop, traced_eqns
 
 
-def hold_row_major(interface: LoopInterface, like: jex.JaxprEqn) -> None:
-    """Lets iterations hand on arrays in row-major layout; the equations have the source of another one.
+def hold_row_major(loops: Sequence[LoopInterface], tree: LoopTree, chosen: Iterable[int]) -> None:
+    """Lets iterations of some loops hand on arrays in row-major layout.
 
     A compiler can choose the layout of an array of numbers with two axes or more.
     """
-    for place, carry in enumerate(interface.carries):
-        value = carry.following
-        shape = getattr(value.aval, "shape", ())
-        if isinstance(value, jex.Var) and len(shape) > 1 and jnp.issubdtype(value.aval.dtype, np.generic):
-            following = jex.Var(value.aval)
-            constrained = functools.partial(with_layout_constraint, layouts=Layout(tuple(range(len(shape)))))
-            interface.after += _equations(constrained, [value], following, like=like)
-            interface.carries[place] = replace(carry, following=following)
+    for loop in chosen:
+        interface, like = loops[loop], tree.loops[loop].eqn
+        for place, carry in enumerate(interface.carries):
+            value = carry.following
+            shape = getattr(value.aval, "shape", ())
+            if isinstance(value, jex.Var) and len(shape) > 1 and jnp.issubdtype(value.aval.dtype, np.generic):
+                following = jex.Var(value.aval)
+                constrained = functools.partial(with_layout_constraint, layouts=Layout(tuple(range(len(shape)))))
+                interface.after += _equations(constrained, [value], following, like=like)
+                interface.carries[place] = replace(carry, following=following)
 
 
 def carry_filled_arrays(loops: Sequence[LoopInterface], tree: LoopTree, filled: Mapping[jex.Var, FilledArray]) -> None:

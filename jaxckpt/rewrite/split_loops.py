@@ -29,12 +29,11 @@ from jaxckpt.trace.step import Traced
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SplitStep:
-    """A step whose loops are split, and the step as it was traced; the same where nothing is split.
+    """A step whose loops are split; the same step where nothing is.
 
     Each unsplit value and op has its ids: one, or one for each part, as slices of an array are counted.
     """
 
-    unsplit: Traced
     traced: Traced
     values: tuple[tuple[int, ...], ...] = field(repr=False)
     ops: tuple[tuple[int, ...], ...] = field(repr=False)
@@ -79,7 +78,7 @@ def with_split_loops(traced: Traced, loop_splits: Sequence[LoopSplit]) -> SplitS
     """Splits loops of a step as it was traced; there is at most one request for all loops that are split together."""
     if not loop_splits:
         values, ops = (tuple((i,) for i in range(len(each))) for each in (traced.graph.values, traced.graph.ops))
-        return SplitStep(unsplit=traced, traced=traced, values=values, ops=ops)
+        return SplitStep(traced=traced, values=values, ops=ops)
     return _Splitter(traced, requested_loops(traced, loop_splits, loops_split_together(traced))).split()
 
 
@@ -133,12 +132,8 @@ class _Splitter(LoopRewriter):
             for variable, copy in names.items():
                 copies.setdefault(variable, []).append(copy)
         traced, values = with_equations(self.traced, self.written, self.loops, copies)
-        return SplitStep(
-            unsplit=self.traced,
-            traced=traced,
-            values=values,
-            ops=tuple(tuple(at for _, at in sorted(positions.items())) for positions in self._ops),
-        )
+        ops = tuple(tuple(at for _, at in sorted(positions.items())) for positions in self._ops)
+        return SplitStep(traced=traced, values=values, ops=ops)
 
     def write_copies(self, loop: int) -> None:
         """Writes the body of a loop once for each part, and the carry that each hands on to the next."""

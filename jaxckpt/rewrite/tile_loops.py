@@ -52,6 +52,7 @@ def tileable_loops(traced: Traced) -> tuple[tuple[int, ...], ...]:
     They are those that can be split and are in one body, where a clone sees what a forward loop reads from further
     out; but for unrolled ones, and forward loops with ops that must not run twice.
     """
+    # One condition a line.
     graph = traced.graph
     once = {around for op in graph.ops if set(op.effects) - {ALL_ITERATIONS} for around in graph.path(op.loop)}
     return tuple(
@@ -91,6 +92,7 @@ class _Tiler(LoopRewriter):
         after_forward = self.traced.graph.loops_after_forward
         if loop not in after_forward:
             return ()
+        # Two lookups and a search, each a comprehension.
         equations = self.program.equations
         forward = [f for f in self._tilings if f not in after_forward and self._tilings[f] == self._tilings[loop]]
         home = {v: f for f in forward for at in self.bodies[f] for v in _readable_results(equations[at].eqn)}

@@ -68,6 +68,7 @@ def arguments_only_broadcast(graph: Graph, clones: Collection[int]) -> set[int]:
     They wait for no barrier, since what they are repeated over does. XLA applies a bias or a scale in the product that
     reads the result only where it is a broadcast of an argument itself, not of what a barrier passes on.
     """
+    # One pass: a view is known by the argument that it shows, as found so far.
     repeated, others = set[int](), set[int]()
     shown: dict[int, int] = {}
     """For each view of one argument the argument."""

@@ -98,17 +98,12 @@ def _adds(op: Op) -> bool:
 
 
 def weights_of_stages(graph: Graph, stages: Sequence[int]) -> dict[int, list[int]]:
-    """For each stage, by its index, the weights that no other stage reads.
-
-    Args:
-      graph: The step.
-      stages: The first op of each stage.
-    """
+    """For each stage, by its index, the weights that no other stage reads; `stages` has the first op of each."""
     found: dict[int, list[int]] = {}
     for weight in sorted(graph.donated):
         readers = [graph.ops[reader] for reader in graph.readers[weight]]
         forward = [op.id for op in readers if op.phase is Phase.FORWARD]
-        phases = {op.phase for op in readers if op.loop is None}
+        phases = {op.phase for op in readers}
         if any(op.loop is not None for op in readers) or phases != {Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE}:
             continue
         stage = max(0, bisect_right(stages, forward[0]) - 1)

@@ -243,6 +243,7 @@ class Recomputation:
 
         In the body of another loop than that of the ops no barrier is needed (rule 7).
         """
+        # One function: which instances pass, and under which names, depends on each other.
         writer, graph = self._writer, self._graph
         in_loop = writer.loop is not None and graph.loops[writer.loop].rolled
         repeated = arguments_only_broadcast(graph, ops)

@@ -103,8 +103,7 @@ def induced_subgraph(graph: Graph, ops: Sequence[int], given: Collection[int]) -
     taken = [graph.ops[op] for op in ops]
     written = [v for op in taken for v in op.writes]
     inside = frozenset(written)
-    outside = list(dict.fromkeys(v for op in taken for v in op.reads if v not in inside))
-    kept = [v for v in outside if v in given]
-    inputs = [v for v in outside if v not in given]
-    values = (*kept, *inputs, *written)
-    return Subgraph(step=graph, ops=tuple(ops), values=values, given=len(kept), inputs=len(inputs))
+    read = dict.fromkeys(v for op in taken for v in op.reads if v not in inside)
+    outside = sorted(read, key=lambda v: v not in given)
+    kept = sum(v in given for v in outside)
+    return Subgraph(step=graph, ops=tuple(ops), values=(*outside, *written), given=kept, inputs=len(outside) - kept)

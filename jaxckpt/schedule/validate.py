@@ -61,6 +61,7 @@ def reason_not_offloadable(graph: Graph, value: int) -> str | None:
 
 def _reason_not_stackable(graph: Graph, path: tuple[int, ...]) -> str | None:
     """The reason why the values of a loop's iterations cannot be stacked on the host, by the loops around them."""
+    # One branch a reason.
     loops = (graph.loops[loop] for loop in path if loop not in graph.loops_after_forward)
     stacked = [loop for loop in loops if loop.length > 1]
     if len(stacked) > 1:
