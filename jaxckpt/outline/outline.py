@@ -96,29 +96,36 @@ class _Outliner:
             return path[depth] if len(path) > depth else None
 
         groups = [(loop, list(group)) for loop, group in groupby(equations, deeper)]
-        branches = _Branches(self.interfaces.conds, groups)
+        branches = {loop: group for loop, group in groups if loop in self.interfaces.conds}
+        last = {self.interfaces.conds[loop].branches: loop for loop in branches}
         for loop, group in groups:
             if loop is None:
-                yield from self._same_level(group, branches, depth)
+                yield from self._same_level(group, last, depth)
                 continue
-            parent = self.tree.parent(loop)
+            parent, cond = self.tree.parent(loop), self.interfaces.conds.get(loop)
             yield from (self._named_within(eqn, parent) for eqn in self.interfaces.loops[loop].before)
-            if loop not in self.interfaces.conds:
+            if cond is None:
                 yield self._scan(loop, group, depth)
-            elif branches.is_last(loop):
-                yield self._cond(self.interfaces.conds[loop], branches, depth)
+            elif last[cond.branches] == loop:
+                yield self._cond(cond, branches, depth)
 
-    def _same_level(self, equations: Sequence[Equation], branches: "_Branches", depth: int) -> Iterator[jex.JaxprEqn]:
-        """Equations of the level itself, and conds whose branches have no equations."""
+    def _same_level(
+        self, equations: Sequence[Equation], written: dict[tuple[int, ...], int], depth: int
+    ) -> Iterator[jex.JaxprEqn]:
+        """Equations of the level itself, and conds whose branches have no equations, each where it is first read.
+
+        `written` are the other conds, and those so far.
+        """
         for equation in equations:
             eqn = equation.eqn
             if not is_loop_boundary(eqn):
-                written = self.interfaces.shifted[id(eqn)] if equation.is_pipelined else eqn
-                yield self._named_within(written, self.tree.path(equation.loop)[depth - 1] if depth else None)
+                within = self.interfaces.shifted[id(eqn)] if equation.is_pipelined else eqn
+                yield self._named_within(within, self.tree.path(equation.loop)[depth - 1] if depth else None)
             elif eqn.primitive.name == COND_END:
                 cond = self.interfaces.conds[eqn.params["loop"]]
-                if branches.are_empty(cond):
-                    yield self._cond(cond, branches, depth)
+                if cond.branches not in written:
+                    written[cond.branches] = cond.branches[0]
+                    yield self._cond(cond, {}, depth)
 
     def _named_within(self, eqn: jex.JaxprEqn, loop: int | None) -> jex.JaxprEqn:
         """An equation in a body, whose name stacks begin behind that of the loop."""
@@ -138,36 +145,15 @@ class _Outliner:
         ]
         return self._named_within(_scan_eqn(interface, eqns, template), self.tree.parent(loop))
 
-    def _cond(self, cond: Cond, branches: "_Branches", depth: int) -> jex.JaxprEqn:
+    def _cond(self, cond: Cond, branches: Mapping[int, Sequence[Equation]], depth: int) -> jex.JaxprEqn:
         """The cond of some branches, whose equations may be none."""
         bodies = [
-            (self.interfaces.loops[loop], list(self.level(branches.equations.get(loop, ()), depth + 1)))
-            for loop in cond.branches
+            (self.interfaces.loops[loop], list(self.level(branches.get(loop, ()), depth + 1))) for loop in cond.branches
         ]
         template = self.tree.loops[cond.branches[0]].eqn
         stack = template.source_info.name_stack
         named = with_name_stack(_cond_eqn(cond, bodies, template), stack[: len(stack) - 1])
         return self._named_within(named, self.tree.parent(cond.branches[0]))
-
-
-class _Branches:
-    """The equations of the branches at one level: a cond stands where the last of its branches has equations."""
-
-    def __init__(self, conds: Mapping[int, Cond], groups: Sequence[tuple[int | None, list[Equation]]]):
-        self.equations = {loop: group for loop, group in groups if loop is not None and loop in conds}
-        self._last = {conds[loop].branches: loop for loop in self.equations}
-        self._conds = conds
-
-    def is_last(self, loop: int) -> bool:
-        """True if no later branch of the same cond has equations."""
-        return self._last[self._conds[loop].branches] == loop
-
-    def are_empty(self, cond: Cond) -> bool:
-        """True if no branch of a cond has equations; asked a second time, False."""
-        if cond.branches in self._last:
-            return False
-        self._last[cond.branches] = cond.branches[0]
-        return True
 
 
 def _scan_eqn(interface: LoopInterface, eqns: Sequence[jex.JaxprEqn], template: jex.JaxprEqn) -> jex.JaxprEqn:

@@ -122,6 +122,7 @@ class LoopRewriter:
       bodies: For each chosen loop the positions of the equations of its body.
       ends: For each chosen loop with a carry the position of the equation of its last carry.
       stacked: For each chosen loop the copies whose values are stacked for the step, in the order in which they run.
+      last_carries: For each of them with a carry what its last carry is read from, and which loop gives that.
       loops: The loops of the new step.
       ids: The new id of each loop that has one.
       written: The equations of the new step, with their phases.
@@ -140,6 +141,7 @@ class LoopRewriter:
             if equation.eqn.primitive.name == END and equation.eqn.params["loop"] in self.chosen:
                 self.ends[equation.eqn.params["loop"]] = position
         self.stacked: dict[int, Sequence[BodyCopy]] = {}
+        self.last_carries: dict[int, tuple[Sequence[Atom], Params]] = {}
         self.loops: list[OpenLoop] = []
         self.ids: dict[int, int] = {}
         self.written: list[tuple[Equation, Phase]] = []
@@ -168,11 +170,7 @@ class LoopRewriter:
                 self.write_outside(position)
 
     def write_copies(self, loop: int) -> None:
-        """Writes the copies of a chosen loop's body, and what hands values from one to the next."""
-        raise NotImplementedError
-
-    def write_last_carry(self, position: int, around: int | None) -> None:
-        """Writes the equation of a chosen loop's last carry."""
+        """Writes the copies of a chosen loop's body, each with the carry of the one before; notes the last carry."""
         raise NotImplementedError
 
     def write_outside(self, position: int) -> None:
@@ -182,7 +180,8 @@ class LoopRewriter:
         if not is_loop_boundary(eqn):
             self.write(position, around, eqn.invars, eqn.outvars, eqn.params)
         elif eqn.primitive.name == END and eqn.params["loop"] in self.chosen:
-            self.write_last_carry(position, around)
+            reads, params = self.last_carries[eqn.params["loop"]]
+            self.write(position, around, reads, eqn.outvars, {**eqn.params, **params})
         elif eqn.primitive.name == STACK:
             self._write_stack(position, around)
         else:
@@ -216,14 +215,12 @@ class LoopRewriter:
             assert equation.loop is not None, "the equation is of a body"
             self.write(position, copy.loops[equation.loop], reads, map(copy.renamed, eqn.outvars), params, copy)
 
-    def write_end(
-        self, loop: int, copy: BodyCopy, around: int | None, params: Params, writes: Sequence[jex.Var] | None = None
-    ) -> Sequence[jex.Var]:
-        """Writes the equation of the last carry of a copy, if there is one; returns its variables, by default new."""
+    def write_end(self, loop: int, copy: BodyCopy, around: int | None, params: Params) -> Sequence[jex.Var]:
+        """Writes the equation of the last carry of a copy, if there is one; returns its variables, which are new."""
         if loop not in self.ends:
             return ()
         eqn = self.program.equations[self.ends[loop]].eqn
-        writes = [jex.Var(v.aval) for v in eqn.outvars] if writes is None else writes
+        writes = [jex.Var(v.aval) for v in eqn.outvars]
         self.write(self.ends[loop], around, map(copy.renamed, eqn.invars), writes, {**eqn.params, **params}, copy)
         return writes
 

@@ -13,7 +13,7 @@ import jax.extend.core as jex
 
 from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.outline import closed_jaxpr
-from jaxckpt.program.flat_program import FlatProgram, OpenLoop
+from jaxckpt.program.flat_program import AnyJaxpr, FlatProgram, OpenLoop
 from jaxckpt.program.inline import constants_of, open_jaxpr
 from jaxckpt.rewrite.check_plan import check_planned
 from jaxckpt.rewrite.equations import equations
@@ -31,7 +31,7 @@ class Rewritten:
     traced: Traced
     plan: GraphPlan
     schedule: Schedule = field(repr=False)
-    jaxpr: jex.ClosedJaxpr = field(repr=False)
+    jaxpr: AnyJaxpr = field(repr=False)
 
     def call(self, *flat: jax.Array) -> Sequence[jax.Array]:
         """Runs the planned step over flat arrays, in the order of `Traced.specs`; returns flat results."""

@@ -145,15 +145,11 @@ class _Splitter(LoopRewriter):
                 self._ops[position][number] = at
             if part is not self.stacked[loop][-1]:
                 carried = dict(enumerate(self.write_end(loop, part, around, {"loop": part.loops[loop]})))
+            elif loop in self.ends:
+                carry = [part.renamed(atom) for atom in self.program.equations[self.ends[loop]].eqn.invars]
+                self.last_carries[loop] = carry, {"loop": part.loops[loop]}
 
     def write_outside(self, position: int) -> None:
         """Writes an equation outside of all loops that are split."""
         self._ops[position][0] = len(self.written)
         super().write_outside(position)
-
-    def write_last_carry(self, position: int, around: int | None) -> None:
-        """Writes the last carry of a loop: that of its last part."""
-        eqn = self.program.equations[position].eqn
-        loop = eqn.params["loop"]
-        last = self.stacked[loop][-1]
-        self.write_end(loop, last, around, {"loop": last.loops[loop]}, eqn.outvars)

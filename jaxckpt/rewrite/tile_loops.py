@@ -84,8 +84,6 @@ class _Tiler(LoopRewriter):
             self._open(loop)
         self._carried: dict[int, dict[int, jex.Var]] = {}
         """For each loop that is tiled the variables that each tile gets from the one before, by place in the carry."""
-        self._handed: dict[int, Sequence[jex.Var]] = {}
-        """For each loop that is tiled the carry that a tile hands on."""
 
     def _forward_loops_read_by(self, loop: int) -> Sequence[int]:
         """The forward loops of whose iterations a loop after the forward pass reads values."""
@@ -164,18 +162,12 @@ class _Tiler(LoopRewriter):
             self.write_body(forward, clone, self._carried[forward])
             self.write_end(forward, clone, outer, self._place(clone.loops[forward]))
         self.write_body(loop, tile, carried)
-        self._handed[loop] = self.write_end(loop, tile, outer, self._place(self.ids[loop]))
+        handed = self.write_end(loop, tile, outer, self._place(self.ids[loop]))
+        self.last_carries[loop] = handed, self._place(outer)
 
     def _place(self, loop: int) -> Params:
         """The parameters that name a loop of the new step."""
         return {"loop": loop, "length": self.loops[loop].length}
-
-    def write_last_carry(self, position: int, around: int | None) -> None:
-        """Writes the last carry of a loop: that of the loop over tiles."""
-        eqn = self.program.equations[position].eqn
-        loop = eqn.params["loop"]
-        params = {**eqn.params, **self._place(self._outer[loop])}
-        self.write(position, around, self._handed[loop], eqn.outvars, params)
 
     def _write_broadcasts(self, forward: int, clone: BodyCopy) -> None:
         """Broadcasts from further out that a forward body reads, made in the clone.
