@@ -122,13 +122,13 @@ class FilledArray:
     like: jex.JaxprEqn
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cond:
     """A cond: its branches as loops, the atom that selects one, and its results, each with a value of every branch."""
 
     branches: tuple[int, ...]
     index: Atom
-    results: tuple[tuple[jex.Var, Sequence[Atom]], ...] = ()
+    results: list[tuple[jex.Var, Sequence[Atom]]] = field(default_factory=list)
 
 
 class Interfaces:
@@ -200,10 +200,9 @@ class Interfaces:
             case regions.SLICE:
                 (interface.picked if picks else interface.slices)[eqn.outvars[0]] = eqn.invars[0]
             case regions.COND_END:
-                index, *values = eqn.invars
                 cond = self.conds[eqn.params[BRANCHES][0]]
-                found = Cond(cond.branches, index, (*cond.results, (eqn.outvars[0], values)))
-                self.conds.update(dict.fromkeys(found.branches, found))
+                cond.index, *values = eqn.invars
+                cond.results.append((eqn.outvars[0], values))
 
     def _picks(self, slicing: jex.JaxprEqn) -> bool:
         """True for a scan of parts, tiles or numbered iterations: it has the array as a constant.
