@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxckpt.program.inline import open_jaxpr
-from jaxckpt.program.open_scan import is_sound
+from jaxckpt.program.open_loops import is_sound
 from jaxckpt.verifier.interpret import run_one_by_one
 
 X = jnp.linspace(0.1, 1.0, 6).reshape(2, 3)

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from jaxckpt._errors import JaxckptError
 from jaxckpt.ir import GraphPlan, Recompute, Save
-from jaxckpt.ir.residual import residuals
 from jaxckpt.rewrite import rewrite
 from jaxckpt.solve import OptimalSolver, Problem, solve
 from jaxckpt.trace import trace_step
 from jaxckpt.verifier.interpret import run_one_by_one
 from tests.graphs import RATES
 from tests.programs import Case, Program, build, programs
+from tests.residuals import residuals
 from tests.zoo.case import quick_jit
 
 EXAMPLES = settings(max_examples=10)

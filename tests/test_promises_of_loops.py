@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxckpt.ir import GraphPlan, LoopSplit, LoopTiling, Offload, Phase, Recompute, Save
-from jaxckpt.ir.residual import residuals
 from jaxckpt.rewrite import rewrite
 from jaxckpt.rewrite.split_loops import loops_split_together, with_split_loops
 from jaxckpt.rewrite.tile_loops import tileable_loops, with_tiled_loops
@@ -18,6 +17,7 @@ from jaxckpt.trace import trace_step
 from jaxckpt.verifier.interpret import run_one_by_one
 from tests.graphs import RATES
 from tests.looped import Looped, Scan, build, looped
+from tests.residuals import residuals
 
 EXAMPLES = settings(max_examples=8)
 FEW = settings(max_examples=3)

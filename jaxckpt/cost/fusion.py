@@ -23,13 +23,13 @@ counted equation by equation. These rules mark the values that are materialised,
    else the exponentials are in memory, and what reduces them or their gradient is a pass of its own.
 6. A product that meets another one of another layout (`jaxckpt.schedule.layout`) is transposed, and then in memory
    where it has several readers. Rows whose elements do not lie together are no rows. A view of a product that the next
-   one cannot read as it lies is a copy (`jaxckpt.schedule.layout_copies`).
+   one cannot read as it lies is a copy (`jaxckpt.schedule.layout`).
 7. A value of one loop that another one reads is in memory, once for every iteration, and so is a value of an outer
    level that is read in a loop's body.
 
 A value that is not in memory but smaller than its sources (a dropout mask, computed of random bits) is `optional`:
 worth saving, if something must be saved. Kernels that share a pass over an array, multi-output fusion, are in
-`shared_passes`.
+`kernels`.
 
 A plan changes who reads what, and with it what is in memory: `fuse` looks at the step as it is, and `FusionRules` are
 what `replay` asks for the steps of any plan.

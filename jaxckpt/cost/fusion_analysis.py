@@ -4,11 +4,10 @@ Values that must be in memory (rules 1, 2, 4 to 7 of `fusion`) come first: rule 
 kernel follows from them. Read after `fusion_rules`; `fusion` and `kernels` ask.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jaxckpt.cost.fusion_rules import FusionRules
-from jaxckpt.cost.sibling_kernels import independent_groups
-from jaxckpt.schedule import Run, ScheduleStep
+from jaxckpt.schedule import Barrier, Run, ScheduleStep
 
 SourceBytes = Mapping[int, int]
 """Values in memory that a value is computed from, each with the bytes that are read of it."""
@@ -52,6 +51,7 @@ class FusionAnalysis:
 
     def run(self, step: Run) -> SourceBytes:
         """Decides where the results of one step are; returns what its kernel reads."""
+        # One function: it runs for every step of every replay, and a call costs more than a branch.
         op, materialised = step.op, self.materialised
         reads = self._read_bytes(op, step)
         for instance in step.writes:
@@ -109,6 +109,7 @@ class FusionAnalysis:
         `shown` is what an instance is once same-size views are stripped; `loaded` once elementwise ops are stripped,
         too, that a matrix product applies to what it loads.
         """
+        # One function: it runs for every step of every replay, and a call costs more than a branch.
         rules, shown = self.rules, list(range(len(self.size_bytes)))
         loaded = list(shown)
         read_later = self._read_after_forward(steps)
@@ -190,7 +191,7 @@ class FusionAnalysis:
         expensive = self.rules.expensive
         clones = (step for step in steps if isinstance(step, Run) and step.is_clone and step.op in expensive)
         several = {i: self.readers[i] for step in clones for i in step.writes if 1 < len(self.readers[i]) < _MANY}
-        independent = set(independent_groups(steps, set(several.values())))
+        independent = _independent(steps, set(several.values()))
         return {instance: kernels for instance, kernels in several.items() if kernels in independent}
 
     def _reading_kernels(self, steps: Sequence[ScheduleStep]) -> list[frozenset[int]]:
@@ -198,6 +199,7 @@ class FusionAnalysis:
 
         Instances that are in memory have none here: rule 3 is for others.
         """
+        # One function: it runs for every step of every replay, and a call costs more than a branch.
         nothing: frozenset[int] = frozenset()
         materialised, gathers = self.materialised, self.rules.gathers
         kernels = [nothing] * len(self.size_bytes)
@@ -212,3 +214,33 @@ class FusionAnalysis:
                 if instance not in materialised and len(known := kernels[instance]) < _MANY:
                     kernels[instance] = known | writing if known else writing
         return kernels
+
+
+def _independent(steps: Sequence[ScheduleStep], groups: Collection[frozenset[int]]) -> Collection[frozenset[int]]:
+    """The groups of instances of which no member depends on another."""
+    bit = {instance: 1 << index for index, instance in enumerate(sorted(frozenset().union(*groups)))}
+    depends_on = _dependencies(steps, bit) if bit else {}
+    together = {group: sum(bit[member] for member in group) for group in groups}
+    return {group for group in groups if not any(depends_on[member] & together[group] for member in group)}
+
+
+def _dependencies(steps: Sequence[ScheduleStep], bit: dict[int, int]) -> dict[int, int]:
+    """For each of the instances in `bit` the bits of those that it is computed from."""
+    above: dict[int, int] = {}
+    found: dict[int, int] = {}
+    for step in steps:
+        reads = step.reads
+        if isinstance(step, Barrier) and step.trigger is not None:
+            reads = (*reads, step.trigger)
+        elif isinstance(step, Run) and step.after is not None:
+            reads = (*reads, step.after)
+        mask = 0
+        for instance in reads:
+            mask |= above.get(instance, 0)
+        for instance in step.writes:
+            if instance in bit:
+                found[instance] = mask
+                above[instance] = mask | bit[instance]
+            elif mask:
+                above[instance] = mask
+    return found

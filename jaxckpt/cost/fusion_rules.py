@@ -1,19 +1,17 @@
-"""The rules of `fusion` that depend on the graph alone: a function for each, which returns a set of ops.
+"""The rules of `fusion` that depend on the graph alone, each a set of ops.
 
-`RULES` and `ROW_RULES` list them, `FusionRules` holds the sets. What is in memory under a plan also depends on who
-reads what: `fusion_analysis` finds that from the sets. Read after `row_fusion`; `fusion_analysis` asks.
+What is in memory under a plan also depends on who reads what: `fusion_analysis` finds that from the sets. Read after
+`jaxckpt.schedule.layout`.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from math import prod
 
-from jaxckpt.cost.row_fusion import is_row_reduction, meets_its_operand, reductions_of, unheld_exponentials
 from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.regions import SLICE
 from jaxckpt.schedule.argument_derived import argument_derived_values, is_broadcast_over, is_view_of
-from jaxckpt.schedule.layout import Layouts
-from jaxckpt.schedule.layout_copies import copied_views
+from jaxckpt.schedule.layout import Layouts, copied_views
 from jaxckpt.schedule.scatter_inits import scatters_fused_with_add
 
 _NEEDS_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE, Kind.BARRIER})
@@ -29,155 +27,28 @@ _EXPENSIVE = frozenset(
 _EXPANDED = frozenset({"erf", "erfc", "erf_inv", "lgamma", "digamma"})
 """Ops that become a polynomial; their operand is used at many places of it."""
 _READS_PART = frozenset({"dynamic_slice", "slice", "split", "unstack", "squeeze", SLICE})
+_KEEPS_VALUE = frozenset({"max", "min"})
+"""Ops that may stand between a row's reduction and the row: a maximum begins at minus infinity."""
+_LONGEST_ROW = 2**16
+"""Elements of a row that one group of threads can hold. No benchmark fixed the exact value."""
+_SHORT_ROW = 256
+"""Rows up to this length are held through two reductions however few they are."""
+_FEW_ROWS = 2**16
+"""Longer rows are held where there are more than these. The tests of `fusion` have shapes on either side of this and
+of `_SHORT_ROW`; no benchmark fixed the exact values."""
 
 Ops = frozenset[int]
 
 
-class FusionFacts:
-    """Properties of a graph that several rules need, each found once."""
-
-    def __init__(self, graph: Graph):
-        self.graph = graph
-
-    def ops(self, condition: Callable[[Op], bool]) -> Ops:
-        """The ops for which a condition holds."""
-        return frozenset(op.id for op in self.graph.ops if condition(op))
-
-    @cached_property
-    def layouts(self) -> Layouts:
-        """In which order the axes of values lie in memory."""
-        return Layouts(self.graph)
-
-    @cached_property
-    def argument_derived(self) -> frozenset[int]:
-        """Values made of arguments by views and elementwise ops alone."""
-        return argument_derived_values(self.graph)
-
-    @cached_property
-    def fused_scatters(self) -> Ops:
-        """Scatters that are fused with the addition that reads them (rule 4)."""
-        return frozenset(scatters_fused_with_add(self.graph))
-
-    @cached_property
-    def copied_views(self) -> Ops:
-        """Views that are copies, because the product that reads them cannot go over them as they lie (rule 6)."""
-        return copied_views(self.graph)
-
-    @cached_property
-    def own_kernels(self) -> Ops:
-        """Ops with a kernel of their own though their kind fuses: additions of rule 4, transposed products, copies."""
-        graph = self.graph
-        additions = {graph.readers[graph.ops[scatter].writes[0]][0] for scatter in self.fused_scatters}
-        readers = {op: {r for v in graph.ops[op].writes for r in graph.readers[v]} for op in self.layouts.transposed}
-        transposed = {op for op, reading in readers.items() if len(reading) > 1}
-        return frozenset(additions | transposed | self.copied_views)
-
-    @cached_property
-    def strided_reductions(self) -> Ops:
-        """Reductions over axes that do not lie together in memory; each is a pass of its own (rule 6)."""
-        return self.ops(lambda op: op.kind is Kind.REDUCTION and self.layouts.reduces_strided_axes(op))
-
-    @cached_property
-    def row_reductions(self) -> Ops:
-        """Reductions over complete rows that lie together, used by what was reduced (rule 5)."""
-        graph = self.graph
-        found = self.ops(lambda op: is_row_reduction(graph, op) and meets_its_operand(graph, op))
-        return found - self.strided_reductions
-
-    @cached_property
-    def stored_exponentials(self) -> Ops:
-        """Exponentials of a softmax that a backward pass finds in memory (rule 5)."""
-        return unheld_exponentials(self.graph, self.row_reductions)
-
-
-### Rules, each a set of ops
-
-
-def writes_memory(facts: FusionFacts) -> Ops:
-    """Rules 1, 4, 6: contractions, reductions, scatters, opaque ops, ops with effects, ops with their own kernels."""
-    found = facts.ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects))
-    return found - facts.fused_scatters | facts.own_kernels
-
-
-RULES: Mapping[str, Callable[[FusionFacts], Ops]] = {
-    "writes_memory": writes_memory,
-    # Rule 1: views of one array of the same size, which are in memory where that is.
-    "same_size_views": lambda facts: facts.ops(lambda op: is_view_of(facts.graph, op)) - facts.copied_views,
-    # Rule 1: products that apply elementwise ops to what they load.
-    "dots": lambda facts: facts.ops(lambda op: op.primitive == "dot_general"),
-    # Rule 5: ops of the backward pass and of the update.
-    "after_forward": lambda facts: facts.ops(lambda op: op.phase is not Phase.FORWARD),
-    # Rule 1: ops that read each element as often as they pick it.
-    "gathers": lambda facts: facts.ops(lambda op: op.primitive == "gather"),
-    # Rule 1: slices, which read only as much as they write.
-    "partial_reads": lambda facts: facts.ops(lambda op: op.primitive in _READS_PART),
-    # Rule 3: forward ops of many instructions an element.
-    "expensive": lambda facts: facts.ops(lambda op: op.primitive in _EXPENSIVE and op.phase is Phase.FORWARD),
-    # Rules 3, 4: views and fused scatters, which are not written however many readers they have.
-    "never_materialised": lambda facts: (
-        facts.ops(lambda op: op.kind is Kind.VIEW) - facts.copied_views | facts.fused_scatters
-    ),
-    # Ops whose kernel is a loop over elements, which others of its kind can join (`shared_passes`).
-    "loops": lambda facts: facts.ops(lambda op: op.kind in _LOOPS and not op.effects) - facts.own_kernels,
-}
-"""Sets of `FusionRules`, by name."""
-ROW_RULES: Mapping[str, Callable[[FusionFacts], Ops]] = {
-    "strided_reductions": lambda facts: facts.strided_reductions,
-    "row_reductions": lambda facts: facts.row_reductions,
-    "stored_exponentials": lambda facts: facts.stored_exponentials,
-    # Rule 5: reductions of stored exponentials, which are passes of their own.
-    "separate_reductions": lambda facts: reductions_of(facts.graph, facts.stored_exponentials),
-}
-"""Sets of `RowRules`, by name."""
-
-
-### What an op reads, as positions of its operands
-
-
-def needed_operands(facts: FusionFacts) -> tuple[tuple[int, ...], ...]:
-    """Rule 1: for each op the operands that must be in memory."""
-    return tuple(_needed(op, scatters=op.id not in facts.fused_scatters) for op in facts.graph.ops)
-
-
-def _needed(op: Op, *, scatters: bool) -> tuple[int, ...]:
-    if op.kind in _NEEDS_MEMORY or op.effects or op.primitive in _EXPANDED:
-        return tuple(range(len(op.reads)))
-    return (0,) if op.kind is Kind.SCATTER and scatters and op.reads else ()
-
-
-def loaded_operands(facts: FusionFacts) -> Mapping[int, int]:
-    """Rule 1: for each op that a matrix product applies to what it loads, its operand that is not a broadcast."""
-    found = {}
-    for op in facts.graph.ops:
-        if op.id not in facts.own_kernels and (position := _loaded(facts, op)) is not None:
-            found[op.id] = position
-    return found
-
-
-def _loaded(facts: FusionFacts, op: Op) -> int | None:
-    """The only operand that is no broadcast of arguments, if the op is cheap and elementwise and keeps its size."""
-    if op.kind is not Kind.ELEMENTWISE or op.effects or op.primitive in _EXPENSIVE or len(op.writes) != 1:
-        return None
-    graph = facts.graph
-    size_bytes = graph.values[op.writes[0]].size_bytes
-
-    def is_broadcast_argument(value: int) -> bool:
-        return value in facts.argument_derived and is_broadcast_over(graph, value, size_bytes)
-
-    arrays = [position for position, value in enumerate(op.reads) if not is_broadcast_argument(value)]
-    if len(arrays) != 1 or graph.values[op.reads[arrays[0]]].size_bytes != size_bytes:
-        return None
-    return arrays[0]
-
-
-### All of them
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowRules:
-    """Rule 5, by op: sets of `ROW_RULES`, and which reductions and values they lead to.
+    """Rule 5, by op: row reductions, and which values they lead to.
 
     Attributes:
+      strided_reductions: Reductions over axes that do not lie together in memory; each is a pass of its own (rule 6).
+      row_reductions: Reductions over complete rows that lie together, used by what was reduced.
+      stored_exponentials: Exponentials of a softmax that a backward pass finds in memory.
+      separate_reductions: Reductions of stored exponentials, which are passes of their own.
       folded: Reductions that are fused into the kernels that use them, in the step as it stands.
       folded_if_unread: Those of the forward pass that are fused where no backward reads their results.
       values: Values that then are only inside kernels that hold rows: saving one costs a pass over its rows.
@@ -194,12 +65,22 @@ class RowRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusionRules:
-    """The rules that hold for any plan of a graph: sets of ops, one for each row of `RULES`, and what belongs to them.
+    """The rules that hold for any plan of a graph.
 
     Attributes:
-      needed_operands: For each op the positions of operands that must be in memory.
-      loaded_operands: For each op that a matrix product applies to what it loads, the position of its operand.
+      needed_operands: Rule 1: for each op the positions of operands that must be in memory.
+      loaded_operands: Rule 1: for each op that a matrix product applies to what it loads, the position of its operand
+        that is no broadcast.
       transposed_stacks: Values that are transposed, all iterations at once, before a later loop reads their stack.
+      writes_memory: Rules 1, 4, 6: contractions, reductions, scatters, opaque ops, ops with effects or own kernels.
+      same_size_views: Rule 1: views of one array of the same size, which are in memory where that is.
+      dots: Rule 1: products that apply elementwise ops to what they load.
+      after_forward: Rule 5: ops of the backward pass and of the update.
+      gathers: Rule 1: ops that read each element as often as they pick it.
+      partial_reads: Rule 1: slices, which read only as much as they write.
+      expensive: Rule 3: forward ops of many instructions an element.
+      never_materialised: Rules 3, 4: views and fused scatters, not written however many readers they have.
+      loops: Ops whose kernel is a loop over elements, which others of its kind can join (`SharedPasses`).
     """
 
     graph: Graph
@@ -220,12 +101,152 @@ class FusionRules:
 
 def unfolded_rules(graph: Graph) -> FusionRules:
     """The rules of a graph, with no reduction fused by rule 5 yet: which are depends on what the other rules fuse."""
-    facts = FusionFacts(graph)
+
+    # One line a rule, most of them with a condition of its own.
+    def ops(condition: Callable[[Op], bool]) -> Ops:
+        return frozenset(op.id for op in graph.ops if condition(op))
+
+    layouts, derived = Layouts(graph), argument_derived_values(graph)
+    fused_scatters, copies = scatters_fused_with_add(graph), copied_views(graph)
+    own_kernels = _own_kernels(graph, layouts, fused_scatters) | copies
+    loaded = {op.id: _loaded(graph, op, derived) for op in graph.ops if op.id not in own_kernels}
     return FusionRules(
         graph=graph,
-        rows=RowRules(**{name: rule(facts) for name, rule in ROW_RULES.items()}),
-        needed_operands=needed_operands(facts),
-        loaded_operands=loaded_operands(facts),
-        transposed_stacks=frozenset(v.id for v in graph.values if graph.loops and facts.layouts.transposes_stack(v.id)),
-        **{name: rule(facts) for name, rule in RULES.items()},
+        rows=_row_rules(graph, layouts),
+        needed_operands=tuple(_needed(op, scatters=op.id not in fused_scatters) for op in graph.ops),
+        loaded_operands={op: position for op, position in loaded.items() if position is not None},
+        transposed_stacks=frozenset(v.id for v in graph.values if graph.loops and layouts.transposes_stack(v.id)),
+        writes_memory=ops(lambda op: op.kind in _WRITES_MEMORY or bool(op.effects)) - fused_scatters | own_kernels,
+        same_size_views=ops(lambda op: is_view_of(graph, op)) - copies,
+        dots=ops(lambda op: op.primitive == "dot_general"),
+        after_forward=ops(lambda op: op.phase is not Phase.FORWARD),
+        gathers=ops(lambda op: op.primitive == "gather"),
+        partial_reads=ops(lambda op: op.primitive in _READS_PART),
+        expensive=ops(lambda op: op.primitive in _EXPENSIVE and op.phase is Phase.FORWARD),
+        never_materialised=ops(lambda op: op.kind is Kind.VIEW) - copies | fused_scatters,
+        loops=ops(lambda op: op.kind in _LOOPS and not op.effects) - own_kernels,
     )
+
+
+def _own_kernels(graph: Graph, layouts: Layouts, fused_scatters: Ops) -> Ops:
+    """Ops with a kernel of their own though their kind fuses: additions of rule 4, transposed products."""
+    additions = {graph.readers[graph.ops[scatter].writes[0]][0] for scatter in fused_scatters}
+    readers = {op: {r for v in graph.ops[op].writes for r in graph.readers[v]} for op in layouts.transposed}
+    return frozenset(additions | {op for op, reading in readers.items() if len(reading) > 1})
+
+
+def _needed(op: Op, *, scatters: bool) -> tuple[int, ...]:
+    if op.kind in _NEEDS_MEMORY or op.effects or op.primitive in _EXPANDED:
+        return tuple(range(len(op.reads)))
+    return (0,) if op.kind is Kind.SCATTER and scatters and op.reads else ()
+
+
+def _loaded(graph: Graph, op: Op, derived: frozenset[int]) -> int | None:
+    """The only operand that is no broadcast of arguments, if the op is cheap and elementwise and keeps its size."""
+    if op.kind is not Kind.ELEMENTWISE or op.effects or op.primitive in _EXPENSIVE or len(op.writes) != 1:
+        return None
+    size_bytes = graph.values[op.writes[0]].size_bytes
+
+    def is_broadcast_argument(value: int) -> bool:
+        return value in derived and is_broadcast_over(graph, value, size_bytes)
+
+    arrays = [position for position, value in enumerate(op.reads) if not is_broadcast_argument(value)]
+    if len(arrays) != 1 or graph.values[op.reads[arrays[0]]].size_bytes != size_bytes:
+        return None
+    return arrays[0]
+
+
+### Row reductions that a kernel can hold while it works: reduced and used again, as a softmax does
+
+
+def _is_row_reduction(graph: Graph, op: Op) -> bool:
+    """True if an op reduces the last axes of its operand, over at most `_LONGEST_ROW` elements."""
+    if len(op.reads) != 1 or len(op.writes) != 1 or op.effects:
+        return False
+    operand, rows = graph.values[op.reads[0]].shape, graph.values[op.writes[0]].shape
+    return operand[: len(rows)] == rows and 1 < prod(operand[len(rows) :]) <= _LONGEST_ROW
+
+
+def _meets_its_operand(graph: Graph, op: Op) -> bool:
+    """True if what was reduced meets the result itself, and not only what is computed of it (a mean, a deviation).
+
+    All reductions of backward passes count: a softmax's gradient scales its sums.
+    """
+    if op.phase is not Phase.FORWARD:
+        return True
+    operand_bytes = graph.values[op.reads[0]].size_bytes
+    pending = list(op.writes)
+    while pending:
+        for reader in map(graph.ops.__getitem__, graph.readers[pending.pop()]):
+            if reader.kind is Kind.VIEW or reader.primitive in _KEEPS_VALUE:
+                pending.extend(reader.writes)
+            elif 2 * sum(graph.values[v].size_bytes for v in reader.writes) >= operand_bytes:
+                return True
+    return False
+
+
+def _row_rules(graph: Graph, layouts: Layouts) -> RowRules:
+    reductions = [op for op in graph.ops if op.kind is Kind.REDUCTION]
+    strided = frozenset(op.id for op in reductions if layouts.reduces_strided_axes(op))
+    complete = (op for op in reductions if op.id not in strided and _is_row_reduction(graph, op))
+    rows = frozenset(op.id for op in complete if _meets_its_operand(graph, op))
+    exponentials = _unheld_exponentials(graph, rows)
+    return RowRules(
+        strided_reductions=strided,
+        row_reductions=rows,
+        stored_exponentials=exponentials,
+        separate_reductions=_reductions_of(graph, exponentials),
+    )
+
+
+def _unheld_exponentials(graph: Graph, rows: Ops) -> Ops:
+    """Exponentials of a softmax whose rows no kernel holds through both of its reductions."""
+    exponentials = (op for op in graph.ops if op.primitive == "exp" and op.phase is Phase.FORWARD)
+    return frozenset(op.id for op in exponentials if _is_unheld(graph, op, rows))
+
+
+def _is_unheld(graph: Graph, exponential: Op, rows: Ops) -> bool:
+    """True for the exponential of a softmax (summed, divided, of what reads a row's maximum) that no kernel holds."""
+    readers = [graph.ops[r] for r in graph.readers[exponential.writes[0]] if graph.ops[r].phase is Phase.FORWARD]
+    sums = [reader for reader in readers if reader.id in rows]
+    is_softmax = sums and len(sums) < len(readers) and _reads_reduction(graph, exponential, rows)
+    return bool(is_softmax) and not _is_held_twice(graph, sums[0])
+
+
+def _reads_reduction(graph: Graph, op: Op, rows: Ops) -> bool:
+    """True if an op reads a row reduction through elementwise ops and views."""
+    pending, seen = list(op.reads), set[int]()
+    while pending:
+        producer = graph.producer[pending.pop()]
+        if producer is None or producer in seen:
+            continue
+        if producer in rows:
+            return True
+        seen.add(producer)
+        if graph.ops[producer].kind in (Kind.ELEMENTWISE, Kind.VIEW):
+            pending.extend(graph.ops[producer].reads)
+    return False
+
+
+def _is_held_twice(graph: Graph, total: Op) -> bool:
+    """True if a kernel holds the rows of a softmax through its maximum and this sum."""
+    operand, rows = (graph.values[v].shape for v in (total.reads[0], total.writes[0]))
+    length = prod(operand[len(rows) :])
+    is_power_of_two = length & (length - 1) == 0
+    return is_power_of_two and (length <= _SHORT_ROW or graph.elements(total.writes[0]) > _FEW_ROWS)
+
+
+def _reductions_of(graph: Graph, ops: Ops) -> Ops:
+    """Reductions of the results of some ops, directly or after elementwise ops and views."""
+    found, seen = set(), set(ops)
+    pending = [v for op in ops for v in graph.ops[op].writes]
+    while pending:
+        for reader in graph.readers[pending.pop()]:
+            if reader in seen:
+                continue
+            seen.add(reader)
+            if graph.ops[reader].kind is Kind.REDUCTION:
+                found.add(reader)
+            elif graph.ops[reader].kind in (Kind.ELEMENTWISE, Kind.VIEW):
+                pending.extend(graph.ops[reader].writes)
+    return frozenset(found)

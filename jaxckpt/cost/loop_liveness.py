@@ -8,18 +8,74 @@ The steps of a body are replayed once.
 3. A stack that the later loop reads in another layout is transposed before that loop begins, one stack after the other.
 4. Branches of a cond are replayed one after the other, each for its share. A buffer from outside lives until the last
    of them is over. A result of a branch lives until its end, and as the cond's result from there on. A residual of a
-   branch is in a slot, which branches share of which only one runs (`branch_residuals`).
+   branch is in a slot, which branches share of which only one runs (`ResidualSlots`).
+
+Slots of branches' residuals: residuals of two branches of one cond are never alive together, so those of one size may
+share a place, and do in the program that is built: the first residual of a type that a branch returns is returned where
+the first one of another branch is. Each branch fills the slots that it has nothing for with zeros.
 
 Read after `jaxckpt.ir.regions`; `buffer_liveness` asks.
 """
 
 from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
 from math import prod
 
-from jaxckpt.cost.branch_residuals import ResidualSlots, Span, first_difference
 from jaxckpt.ir import Graph
 from jaxckpt.ir.regions import CARRY, COND_END, END, STACK
 from jaxckpt.schedule import Run, ScheduleStep
+
+
+@dataclass(slots=True)
+class Span:
+    """Bytes that are alive from one step to another."""
+
+    birth: int
+    death: int
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class ResidualSlot:
+    """A place for values of which at most one is alive, with the loops and branches around each of them."""
+
+    span: Span
+    homes: list[tuple[int, ...]] = field(default_factory=list)
+
+
+class ResidualSlots:
+    """The slots of a step."""
+
+    def __init__(self, graph: Graph):
+        self._graph = graph
+        self._slots: dict[tuple[int, int], list[ResidualSlot]] = {}
+
+    def place(self, new: Span, home: tuple[int, ...], common: int) -> Span:
+        """Puts a value into a slot that exists, whose span then covers that of the value, or into a new one.
+
+        `home` has the loops and branches around the value, outermost first; the first `common` are around its reader,
+        too. A value of no branch has a span of its own.
+        """
+        cond = next((branch.cond for loop in home[common:] if (branch := self._graph.loops[loop].branch)), None)
+        if cond is None:
+            return new
+        slots = self._slots.setdefault((cond, new.size_bytes), [])
+        slot = next((slot for slot in slots if all(self._exclude(home, other) for other in slot.homes)), None)
+        if slot is None:
+            slots.append(slot := ResidualSlot(new))
+        slot.homes.append(home)
+        slot.span.birth, slot.span.death = min(slot.span.birth, new.birth), max(slot.span.death, new.death)
+        return slot.span
+
+    def _exclude(self, one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+        """True if at most one of two bodies runs."""
+        level = first_difference(one, other)
+        return level is not None and other[level] in self._graph.sibling_branches[one[level]]
+
+
+def first_difference(one: tuple[int, ...], other: tuple[int, ...]) -> int | None:
+    """The first level at which two bodies are in different loops; None where one body is in the other."""
+    return next((level for level, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
 
 
 class LoopLiveness:
@@ -99,16 +155,26 @@ class LoopLiveness:
 
     def death(self, at: int, source: int, size_bytes: int) -> int:
         """The last step at which a buffer is alive that is read at a step; -1 where a stack or a result is read."""
-        around, home = self._levels(at), self.graph.path(self._loop.get(source))
-        common = first_difference(around, home)
+        around, home, common = self._paths(at, source)
         if common is None:
             if len(home) > len(around):
                 return self._death_in_body(at, home[len(around)])
             return at if len(home) == len(around) else self._over[around[len(home)]]
-        key = id(self._residual(at, source, size_bytes)), self._slicing_loop(around, home)
+        key = self._slice_key(at, source, size_bytes)
         if key in self.slices:
             self.slices[key].death = max(at, self.slices[key].death)
         return next((self.last[loop] for loop in home[common:] if self.graph.loops[loop].branch), -1)
+
+    def _paths(self, at: int, source: int) -> tuple[tuple[int, ...], tuple[int, ...], int | None]:
+        """The loops around what a step reads, those around a buffer, and the first level at which they differ.
+
+        The initial carry of a loop is outside of it.
+        """
+        step = self.steps[at]
+        around, home = self.graph.path(step.loop), self.graph.path(self._loop.get(source))
+        if isinstance(step, Run) and self.graph.ops[step.op].primitive == CARRY:
+            around = around[:-1]
+        return around, home, first_difference(around, home)
 
     def _death_in_body(self, at: int, loop: int) -> int:
         """The last step at which a body's buffer is alive that is read outside of the body."""
@@ -116,10 +182,12 @@ class LoopLiveness:
             return self.last[loop]
         return at if self.is_boundary(self.steps[at]) else -1
 
-    def _residual(self, at: int, source: int, size_bytes: int) -> Span:
-        """The stack or slot in which a later loop, or a branch of a later cond, finds a buffer."""
-        around, home = self._levels(at), self.graph.path(self._loop.get(source))
-        common = first_difference(around, home)
+    def _slice_key(self, at: int, source: int, size_bytes: int) -> tuple[int, int | None]:
+        """The stack or slot in which a later loop, or a branch of a later cond, finds a buffer, by its identity.
+
+        And the loop that takes a slice for the reader: the one around the reader, or around the reader's cond.
+        """
+        around, home, common = self._paths(at, source)
         assert common is not None, "the step and the buffer are in two loops or branches"
         if source not in self.residuals:
             depth = prod(self.graph.loops[loop].length for loop in home[common:])
@@ -133,14 +201,10 @@ class LoopLiveness:
                 self.in_slots.add(source)
         residual = self.residuals[source]
         residual.death = max(residual.death, self._over[around[common]])
-        return residual
+        cond = self._cond(around, common)
+        return id(residual), around[: len(home)][-1] if cond is None else self.graph.loops[cond].parent
 
-    def _slicing_loop(self, around: tuple[int, ...], home: tuple[int, ...]) -> int | None:
-        """The loop that takes a slice for a reader: the one around the reader, or around the reader's cond."""
-        cond = self._cond(around, first_difference(around, home))
-        return around[: len(home)][-1] if cond is None else self.graph.loops[cond].parent
-
-    def _cond(self, around: tuple[int, ...], common: int | None) -> int | None:
+    def _cond(self, around: tuple[int, ...], common: int) -> int | None:
         """The outermost branch around a reader and not around the buffer."""
         return next((loop for loop in around[common:] if self.graph.loops[loop].branch is not None), None)
 
@@ -149,14 +213,13 @@ class LoopLiveness:
 
         What a branch reads is in memory before the cond, also where its kernel could read it from the stack.
         """
-        around, home = self._levels(at), self.graph.path(self._loop.get(source))
-        common = first_difference(around, home)
+        around, home, common = self._paths(at, source)
         if common is None or len(around) < len(home):
             return 0
         cond = self._cond(around, common)
         if (cond is None and not in_memory) or cond == around[common]:
             return 0
-        key = id(self._residual(at, source, size_bytes)), self._slicing_loop(around, home)
+        key = self._slice_key(at, source, size_bytes)
         if key in self.slices:
             return 0
         if cond is None:
@@ -180,9 +243,3 @@ class LoopLiveness:
         stacked = (source for source in stacked if source not in self.in_slots)
         yield from {id(self.residuals[source]): self.residuals[source] for source in stacked}.values()
         yield from self.slices.values()
-
-    def _levels(self, at: int) -> tuple[int, ...]:
-        """The loops around what a step reads: the initial carry of a loop is outside of it."""
-        step = self.steps[at]
-        path = self.graph.path(step.loop)
-        return path[:-1] if isinstance(step, Run) and self.graph.ops[step.op].primitive == CARRY else path

@@ -1,31 +1,29 @@
 """Replay of a schedule: bytes alive after every step, and the seconds that the schedule takes.
 
-Four passes over data, each in a file of its own:
+Three passes over data, each in a file of its own:
 
 1. `kernels`: what the steps run, and what of it is in memory (`fusion`).
-2. `buffer_liveness`: how long each buffer lives. Needs what the kernels read.
-3. `clock`: when each step runs. Needs the order in which a step copies, works and waits, which liveness found.
-4. `peak`: bytes alive at every step. Needs all live ranges.
+2. `buffer_liveness`: how long each buffer lives, and with the `clock` when each step runs. Needs what the kernels read.
+3. `peak`: bytes alive at every step. Needs all live ranges.
 
-One thing is moved before to where compilers put it: an update runs as soon as its operands are available
-(`update_order`).
+One thing is moved before to where compilers put it: optimiser updates run as soon as their operands are available, so
+that gradients need not be alive together. Compilers schedule updates so, wherever they are in the step.
 
 Every predicted peak is computed here: solvers, plans and reports all ask `replay`. What the model misses shows up as
 the difference between predicted and compiled bytes. Complexity: linear in steps times the (small) number of sources.
 """
 
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from jaxckpt.cost.buffer_liveness import BufferPass
-from jaxckpt.cost.clock import clock
+from jaxckpt.cost.buffer_liveness import BufferLiveness
 from jaxckpt.cost.fusion import Fusion
 from jaxckpt.cost.kernels import ScheduleKernels
 from jaxckpt.cost.peak import live_bytes
-from jaxckpt.cost.rates import Rates
-from jaxckpt.cost.roofline import ArithmeticCosts
-from jaxckpt.cost.update_order import updates_early
+from jaxckpt.cost.rates import ArithmeticCosts, Rates
 from jaxckpt.ir import Graph
-from jaxckpt.schedule import Schedule, ScheduleStep
+from jaxckpt.schedule import Run, Schedule, ScheduleStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,30 +75,55 @@ def replay(
 
     `is_full_step` is true if the graph is a step, whose results have memory from the start; false for a part of one.
     """
-    schedule = replace(schedule, steps=tuple(updates_early(graph, schedule)))
+    schedule = replace(schedule, steps=tuple(_updates_early(graph, schedule)))
     kernels = ScheduleKernels(graph, schedule, fusion.rules, arithmetic, rates)
-    buffers = BufferPass(graph, schedule, kernels, fusion.rules, arithmetic, rates).run()
-    times = clock(
-        graph,
-        schedule.steps,
-        buffers.events,
-        last_step=buffers.loops.last,
-        host_bandwidth_bytes_per_s=rates.host_bandwidth_bytes_per_s,
-    )
-    for at, added_s in buffers.added_s:
-        times.seconds[at] += added_s
+    buffers = BufferLiveness(graph, kernels)
+    clock = buffers.clock
     external = {*graph.inputs, *graph.constants}
     for instance in schedule.outputs:
         external.update(kernels.sources[instance])
     results = {schedule.outputs[position] for position in graph.unaliased_outputs} if is_full_step else set()
     return Replay(
-        live_bytes=live_bytes(buffers, external=external, results=results),
+        live_bytes=live_bytes(buffers, len(schedule.steps), external=external, results=results),
         steps=schedule.steps,
         births={buffer: at for buffer, at in buffers.births.items() if buffer not in external},
         deaths=buffers.deaths,
-        seconds=tuple(times.seconds),
-        step_s=sum(times.seconds),
+        seconds=tuple(clock.seconds),
+        step_s=sum(clock.seconds),
         recompute_s=kernels.recompute_s,
-        stall_s=times.stall_s,
-        host_bytes=times.host_bytes,
+        stall_s=clock.stall_s,
+        host_bytes=clock.host_bytes,
     )
+
+
+def _updates_early(graph: Graph, schedule: Schedule) -> Iterator[ScheduleStep]:
+    """The steps of a schedule with each update moved up to where its last operand is written."""
+    if not graph.updates:
+        yield from schedule.steps
+        return
+    moved = _moved_updates(graph, schedule)
+    after: defaultdict[int, list[ScheduleStep]] = defaultdict(list)
+    for at, position in moved.items():
+        after[position].append(schedule.steps[at])
+    for at, step in enumerate(schedule.steps):
+        if at not in moved:
+            yield step
+        if at in after:
+            yield from after[at]
+
+
+def _moved_updates(graph: Graph, schedule: Schedule) -> dict[int, int]:
+    """For each step that is an update the step after which it can run; not before the loop that it is in."""
+    updates, moved = graph.updates, dict[int, int]()
+    available = [0] * len(schedule.origin)
+    begins: dict[int | None, int] = {}
+    for at, step in enumerate(schedule.steps):
+        begins.setdefault(step.loop, at)
+        position = at
+        if isinstance(step, Run) and step.op in updates and not step.is_clone:
+            position = max([available[i] for i in step.reads], default=at)
+            position = position if step.loop is None else max(position, begins[step.loop])
+            moved[at] = position
+        for instance in step.writes:
+            available[instance] = position
+    return moved

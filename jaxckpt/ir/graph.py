@@ -12,7 +12,7 @@ object that lives as long as they are valid, and hashing a graph to cache them e
 import enum
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -33,6 +33,12 @@ class Phase(enum.StrEnum):
     BACKWARD = enum.auto()
     UPDATE = enum.auto()
     """Everything computed from gradients that is no gradient: clipping, the optimiser, new parameters."""
+
+
+def axis_size(axis: str, mesh: Mapping[str, int]) -> int:
+    """How many devices an axis of a mesh has, or a part of one ("axis/4"); 1 where there is no such axis."""
+    _, slash, part = axis.rpartition("/")
+    return int(part) if slash else mesh.get(part, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +180,7 @@ class Graph:
         computed anything the step's deepest forward result (a loss), if there is one. In the body of a loop it is a
         value of that body, once there is one, in memory if possible.
         """
+        # One pass: for each op the depths and the values in memory of all ops before it have to be known together.
         frontier: list[int | None] = []
         depth = dict.fromkeys(self.inputs, 0)
         deepest: dict[int | None, tuple[int | None, int]] = {None: (None, 0)}
@@ -226,6 +233,7 @@ class Graph:
         is not in memory by itself, nor is what is scattered: the scatter's kernel computes it. A view that has been
         made of a value in memory takes its place: whoever reads the view does not read the value behind the barrier.
         """
+        # One pass back, in which what leads to a value in memory and the value itself are found together.
         leads: set[int] = set()
         found: set[int] = set()
         for op in reversed(self.ops):
@@ -358,11 +366,12 @@ class Graph:
     def op_signatures(self) -> tuple[int, ...]:
         """For each op a number, the same for ops that compute the same in the same phase and the same loops."""
         known: dict[tuple[object, ...], int] = {}
-        return tuple(known.setdefault(self._op_key(op), len(known)) for op in self.ops)
-
-    def _op_key(self, op: Op) -> tuple[object, ...]:
-        cost = (op.flops, op.traffic_bytes, op.exchange_bytes, op.gathered_bytes, op.workspace_bytes)
-        return (op.primitive, op.detail, op.phase, *cost, op.effects, self._place(op.loop))
+        signatures = []
+        for op in self.ops:
+            cost = (op.flops, op.traffic_bytes, op.exchange_bytes, op.gathered_bytes, op.workspace_bytes)
+            key = (op.primitive, op.detail, op.phase, *cost, op.effects, self._place(op.loop))
+            signatures.append(known.setdefault(key, len(known)))
+        return tuple(signatures)
 
     def _place(self, loop: int | None) -> tuple[tuple[int, ...], ...]:
         """The loops around an op; of a branch only its position, since the conds of layers are alike."""
@@ -440,12 +449,7 @@ class Graph:
 
     def axis_size(self, axis: str) -> int:
         """How many devices a mesh axis has, or a part of one ("axis/4"); 1 where there is no such axis."""
-        _, slash, part = axis.rpartition("/")
-        return int(part) if slash else dict(self.mesh).get(part, 1)
-
-    def ways(self, value: int) -> int:
-        """Number of devices that a value is sharded over."""
-        return prod(self.axis_size(axis) for axes in self.values[value].split for axis in axes)
+        return axis_size(axis, dict(self.mesh))
 
     def elements(self, value: int) -> int:
         """Number of elements of a value on one device."""

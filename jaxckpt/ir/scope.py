@@ -3,7 +3,7 @@
 `jvp(GPT)/block_3/qkv` is a forward equation of the scope GPT/block_3/qkv; the backward of it stands under
 `transpose(jvp(GPT))/block_3/qkv`. A transposed `jax.checkpoint` or `custom_vjp` repeats the stack that it was
 called in (`transpose(jvp(GPT))/block_3/jvp(GPT)/block_3`); `repeated` finds that. What is not here: where marks
-come from (name stacks in `jaxckpt.program.scope`, XLA's op names in `jaxckpt.hlo`), and which of the
+come from (name stacks in `jaxckpt.program.flat_program`, XLA's op names in `jaxckpt.hlo`), and which of the
 transformations decides the phase.
 """
 

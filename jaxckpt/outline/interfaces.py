@@ -5,7 +5,8 @@ Lambda lifting: the free variables of a body become constants, carries and slice
 1. A value from further out is a constant.
 2. A value that another loop makes in the same iteration is stacked there, and this loop goes through the stack:
    of `y = f(x)` in loop A and `g(y)` in loop B, A stacks y and B slices the stack.
-3. A branch gives such a value in a slot of its cond, which branches share where their values have one type.
+3. A branch gives such a value in a slot of its cond, which branches share where their values have one type, as JAX
+   shares them.
 4. An equation that runs an iteration ahead (`Equation.is_pipelined`, software pipelining) makes a carry: of the
    variable that it reads, where the body makes that variable, so that an iteration reads the value of the one before,
    zeros in the first; else of its result, so that an iteration gives the result to the next. Two such loops that run
@@ -15,7 +16,8 @@ Lambda lifting: the free variables of a body become constants, carries and slice
 Variables keep their names on both sides of a body's border. Complexity: linear in equations times the depth of loops.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -25,39 +27,44 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxckpt import _compat
-from jaxckpt.ir.regions import CARRY, COND_END, END, SLICE, STACK
+from jaxckpt.ir import regions
 from jaxckpt.program.flat_program import Atom, Equation, OpenLoop, open_jaxpr
-from jaxckpt.program.open_scan import BRANCHES, IS_PROBE, Visibility, is_loop_boundary, stack_writers
+from jaxckpt.program.open_loops import (
+    BRANCHES,
+    IS_PROBE,
+    Visibility,
+    is_loop_boundary,
+    operands_and_loops,
+    stack_writers,
+)
 
 Path = tuple[int, ...]
 """The loops around an equation, outermost first."""
 
 
-@dataclass(frozen=True, slots=True)
 class LoopTree:
-    """The loops and branches of a program, and for each its path: the loops around it and itself."""
+    """The loops and branches of a program, and for each its path: the loops around it and itself.
 
-    loops: Sequence[OpenLoop]
-    paths: Sequence[Path]
+    In bodies of `shard_map` the loops outside of such bodies are not part of any path.
+    """
+
+    def __init__(self, loops: Sequence[OpenLoop], *, in_shard_map: bool = False):
+        self.loops = loops
+        paths = map(Visibility(loops).path, range(len(loops)))
+        self.paths = [tuple(k for k in p if not in_shard_map or loops[k].manual is not None) for p in paths]
 
     def parent(self, loop: int) -> int | None:
         """The loop around a loop, where it is of this tree."""
         return next(iter(self.paths[loop][-2:-1]), None)
 
-    def path(self, equation: Equation) -> Path:
-        """The loops around an equation."""
-        return () if equation.loop is None else self.paths[equation.loop]
+    def path(self, loop: int | None) -> Path:
+        """The loops around a loop and itself; () outside of all loops."""
+        return () if loop is None else self.paths[loop]
 
     def iterating(self, loop: int) -> tuple[int, ...]:
         """The loops whose iterations go through an array of a loop: of a tile the loop over tiles, and itself."""
         parent = self.loops[loop].parent
         return (parent, loop) if self.loops[loop].is_inner_tile and parent is not None else (loop,)
-
-
-def loop_tree(loops: Sequence[OpenLoop], *, in_shard_map: bool = False) -> LoopTree:
-    """The tree of some loops; in bodies of `shard_map` those outside of such bodies are not part of any path."""
-    paths = map(Visibility(loops).path, range(len(loops)))
-    return LoopTree(loops, [tuple(k for k in p if not in_shard_map or loops[k].manual is not None) for p in paths])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,40 +84,33 @@ class Carry:
     final: jex.Var
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayUpdate:
-    """An iteration's value in its place of a carried array: the array before, the value, the array afterwards."""
-
-    array: jex.Var
-    value: Atom
-    result: jex.Var
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LoopInterface:
-    """The inputs and results of a loop or branch.
+    """The inputs and results of a loop or branch; each pass of `outline` adds to them.
 
     Attributes:
-      constants: Variables from further out.
+      constants: Variables from further out, in order.
       carries: Of a loop, its carry.
       slices: Variables of slices, each with its array; of a branch, its own variables, each with the one outside.
       stacks: Values, each with the variable of its stack; of a branch, with the slot.
       picked: Variables of slices that the body takes by an index of its own, each with its array.
-      updates: Values that the body puts into arrays by an index of its own.
+      updates: The array before, the value, and the array afterwards, where the body puts values into carried arrays.
+      pipelined: Carries of equations that run an iteration ahead, each with the equations of its initial value.
       before: Equations that make initial carries and arrays; they stand in front of the loop.
       start: Equations at the start of the body.
       after: Equations at the end of the body.
     """
 
-    constants: tuple[jex.Var, ...] = ()
-    carries: tuple[Carry, ...] = ()
-    slices: Mapping[jex.Var, Atom] = field(default_factory=dict)
-    stacks: tuple[tuple[Atom, jex.Var], ...] = ()
-    picked: Mapping[jex.Var, Atom] = field(default_factory=dict)
-    updates: tuple[ArrayUpdate, ...] = ()
-    before: tuple[jex.JaxprEqn, ...] = ()
-    start: tuple[jex.JaxprEqn, ...] = ()
-    after: tuple[jex.JaxprEqn, ...] = ()
+    constants: dict[jex.Var, None] = field(default_factory=dict)
+    carries: list[Carry] = field(default_factory=list)
+    slices: dict[jex.Var, Atom] = field(default_factory=dict)
+    stacks: list[tuple[Atom, jex.Var]] = field(default_factory=list)
+    picked: dict[jex.Var, Atom] = field(default_factory=dict)
+    updates: list[tuple[jex.Var, Atom, jex.Var]] = field(default_factory=list)
+    pipelined: list[tuple[Carry, Sequence[jex.JaxprEqn]]] = field(default_factory=list)
+    before: list[jex.JaxprEqn] = field(default_factory=list)
+    start: list[jex.JaxprEqn] = field(default_factory=list)
+    after: list[jex.JaxprEqn] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,176 +122,103 @@ class FilledArray:
     like: jex.JaxprEqn
 
 
-@dataclass(frozen=True, slots=True)
-class Stacks:
-    """Values that the scan of each loop stacks, stacks that several loops fill, and the stack `of` each value."""
-
-    by_loop: Mapping[int, Sequence[tuple[Atom, jex.Var]]]
-    filled: Mapping[jex.Var, FilledArray]
-    of: Mapping[jex.Var, jex.Var]
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cond:
     """A cond: its branches as loops, the atom that selects one, and its results, each with a value of every branch."""
 
     branches: tuple[int, ...]
     index: Atom
-    results: tuple[tuple[jex.Var, Sequence[Atom]], ...] = ()
+    results: list[tuple[jex.Var, Sequence[Atom]]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Pipelined:
-    """An equation that runs an iteration ahead, the carry that it makes, and equations of the initial carry."""
-
-    loop: int
-    eqn: jex.JaxprEqn
-    carry: Carry
-    before: Sequence[jex.JaxprEqn] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Interfaces:
-    """The interfaces of all loops and branches; `pipelined` is by `id` of JAX's equation."""
+    """The interfaces of all loops and branches.
 
-    loops: tuple[LoopInterface, ...]
-    filled: Mapping[jex.Var, FilledArray]
-    conds: Mapping[int, Cond]
-    pipelined: Mapping[int, Pipelined]
-
-
-def own_stacks(equations: Sequence[Equation], tree: LoopTree) -> Stacks:
-    """The stacks that the step makes itself.
-
-    A value of such a stack is not stacked a second time for another loop, unless the stack is an output alone.
+    Attributes:
+      loops: One for each loop, with stacks that the step makes itself, and more for values that other loops read.
+      filled: Stacks that several loops, or tiles, fill.
+      conds: The cond of each branch.
+      shifted: Equations that run an iteration ahead, by `id` of JAX's equation, as equations of an iteration.
     """
-    home = {v: tree.path(equation) for equation in equations for v in equation.eqn.outvars}
-    by_loop: dict[int, list[tuple[Atom, jex.Var]]] = {}
-    filled: dict[jex.Var, FilledArray] = {}
-    of: dict[jex.Var, jex.Var] = {}
-    for eqn in (equation.eqn for equation in equations if equation.eqn.primitive.name == STACK):
-        (stack,), loops = eqn.outvars, stack_writers(eqn)
-        if len(loops) > 1 or tree.loops[loops[0]].is_inner_tile:
-            filled[stack] = FilledArray(loops, eqn.invars, eqn)
-        else:
-            by_loop.setdefault(loops[0], []).append((eqn.invars[0], stack))
-        for loop, value in () if IS_PROBE in eqn.params else zip(loops, eqn.invars, strict=True):
-            if isinstance(value, jex.Var) and home.get(value, ()) == tree.paths[loop]:
-                of.setdefault(value, stack)
-    return Stacks(by_loop, filled, of)
 
-
-def loop_interfaces(equations: Sequence[Equation], tree: LoopTree, stacks: Stacks) -> Interfaces:
-    """The interfaces of all loops and branches; stacks are added for values that other loops read."""
-    builder = _InterfaceBuilder(equations, tree, stacks)
-    for equation in equations:
-        builder.connect(equation)
-    # Pipelined equations come last: they read what they carry from loops whose interface is known.
-    pipelined = {id(e.eqn): builder.pipeline(e) for e in equations if e.is_pipelined}
-    return Interfaces(tuple(builder.interfaces()), builder.filled, builder.conds, pipelined)
-
-
-@dataclass(slots=True)
-class _Draft:
-    """An interface while it is found; `inits` has the first value and the variable of each place of the carry."""
-
-    stacks: list[tuple[Atom, jex.Var]]
-    constants: dict[jex.Var, None] = field(default_factory=dict)
-    inits: dict[int, tuple[Atom, jex.Var]] = field(default_factory=dict)
-    following: Sequence[Atom] = ()
-    final: Sequence[jex.Var] = ()
-    slices: dict[jex.Var, Atom] = field(default_factory=dict)
-    picked: dict[jex.Var, Atom] = field(default_factory=dict)
-
-
-class _InterfaceBuilder:
-    def __init__(self, equations: Sequence[Equation], tree: LoopTree, stacks: Stacks):
+    def __init__(self, equations: Sequence[Equation], tree: LoopTree):
+        self.loops = [LoopInterface() for _ in tree.loops]
+        self.filled: dict[jex.Var, FilledArray] = {}
+        self.conds = _conds_of(tree.loops)
+        self.shifted: dict[int, jex.JaxprEqn] = {}
         self._tree = tree
-        self._drafts = [_Draft(list(stacks.by_loop.get(loop, ()))) for loop in range(len(tree.loops))]
-        self._home = {v: tree.path(equation) for equation in equations for v in equation.eqn.outvars}
+        self._home = {v: tree.path(equation.loop) for equation in equations for v in equation.eqn.outvars}
         """For each variable the loops around the equation that makes it."""
-        self._stack_of = dict(stacks.of)
+        self._stack_of: dict[jex.Var, jex.Var] = {}
         self._slots: dict[tuple[Path, jax.core.AbstractValue], list[jex.Var]] = {}
         """For each cond, by its branches, and type the slots."""
-        self.filled = dict(stacks.filled)
-        self.conds = _conds_of(tree.loops)
-        self._connect = {
-            CARRY: self._connect_carry,
-            SLICE: self._connect_slice,
-            END: self._connect_end,
-            STACK: self._connect_stack,
-            COND_END: self._connect_cond,
-        }
+        self._inits: defaultdict[int, dict[int, tuple[Atom, jex.Var]]] = defaultdict(dict)
+        """For each loop, by place in the carry, the first value and the variable."""
         self._finals: dict[jex.Var, jex.Var] = {}
         """For the result of a pipelined equation, the variable of what its last iteration carries."""
+        for equation in equations:
+            if equation.eqn.primitive.name == regions.STACK:
+                self._own_stack(equation.eqn)
+        for equation in equations:
+            self._connect(equation)
+        for equation in equations:  # last: what they carry is read from loops whose interface is known
+            if equation.is_pipelined:
+                self._pipeline(equation)
 
-    def interfaces(self) -> Iterator[LoopInterface]:
-        for draft in self._drafts:
-            inits = [draft.inits[place] for place in sorted(draft.inits)]
-            carries = [
-                Carry(init, current, following, final)
-                for (init, current), following, final in zip(inits, draft.following, draft.final, strict=True)
-            ]
-            yield LoopInterface(
-                constants=tuple(draft.constants),
-                carries=tuple(carries),
-                slices=draft.slices,
-                stacks=tuple(draft.stacks),
-                picked=draft.picked,
-            )
+    def _own_stack(self, eqn: jex.JaxprEqn) -> None:
+        """A stack that the step makes itself.
 
-    def connect(self, equation: Equation) -> None:
-        """Notes what an equation reads from outside of its loop, and what it says of a loop."""
-        if is_loop_boundary(equation.eqn):
-            self._connect[equation.eqn.primitive.name](equation)
-        else:
-            self._make_visible(equation.variables(), self._tree.path(equation))
-
-    def _connect_carry(self, equation: Equation) -> None:
-        eqn, loop = equation.eqn, equation.eqn.params["loop"]
-        self._make_visible(equation.variables(), self._tree.paths[loop][:-1])
-        self._drafts[loop].inits[eqn.params["index"]] = (eqn.invars[0], eqn.outvars[0])
-
-    def _connect_slice(self, equation: Equation) -> None:
-        """A scan of parts, tiles or numbered iterations has the array as a constant, any other one goes through it.
-
-        Of keys, which are no numbers, only where no scan can go through them.
+        A value of such a stack is not stacked a second time for another loop, unless the stack is an output alone.
         """
-        eqn, loop = equation.eqn, equation.eqn.params["loop"]
-        path, draft = self._tree.paths[loop], self._drafts[loop]
-        opened, is_number = self._tree.loops[loop], _is_number(eqn.outvars[0].aval)
-        picks = opened.is_inner_tile or opened.offset is not None or (opened.reads_iteration_number and is_number)
-        self._make_visible(equation.variables(), path if picks else path[:-1])
-        (draft.picked if picks else draft.slices)[eqn.outvars[0]] = eqn.invars[0]
+        (stack,), loops = eqn.outvars, stack_writers(eqn)
+        if len(loops) > 1 or self._tree.loops[loops[0]].is_inner_tile:
+            self.filled[stack] = FilledArray(loops, eqn.invars, eqn)
+        else:
+            self.loops[loops[0]].stacks.append((eqn.invars[0], stack))
+        for loop, value in () if IS_PROBE in eqn.params else zip(loops, eqn.invars, strict=True):
+            if isinstance(value, jex.Var) and self._home.get(value, ()) == self._tree.paths[loop]:
+                self._stack_of.setdefault(value, stack)
 
-    def _connect_end(self, equation: Equation) -> None:
-        eqn, loop = equation.eqn, equation.eqn.params["loop"]
-        self._make_visible(equation.variables(), self._tree.paths[loop])
-        self._drafts[loop].following, self._drafts[loop].final = eqn.invars, eqn.outvars
+    def _connect(self, equation: Equation) -> None:
+        """Notes what an equation reads from outside of its loop, and what it says of a loop."""
+        eqn = equation.eqn
+        picks = eqn.primitive.name == regions.SLICE and self._picks(eqn)
+        for variable, loop in operands_and_loops(equation, self._tree.loops):
+            self._make_visible(variable, self._tree.path(eqn.params["loop"] if picks else loop))
+        if is_loop_boundary(eqn):
+            self._note(eqn, self.loops[eqn.params["loop"]], picks=picks)
 
-    def _connect_stack(self, equation: Equation) -> None:
-        for loop, value in zip(stack_writers(equation.eqn), equation.eqn.invars, strict=True):
-            self._make_visible([value], self._tree.paths[loop])
+    def _note(self, eqn: jex.JaxprEqn, interface: LoopInterface, *, picks: bool) -> None:
+        """Notes a place of the carry, a slice, or a result of a cond."""
+        match eqn.primitive.name:
+            case regions.CARRY:
+                self._inits[eqn.params["loop"]][eqn.params["index"]] = (eqn.invars[0], eqn.outvars[0])
+            case regions.END:
+                inits = [each for _, each in sorted(self._inits[eqn.params["loop"]].items())]
+                places = zip(inits, eqn.invars, eqn.outvars, strict=True)
+                interface.carries = [Carry(*init, following, final) for init, following, final in places]
+            case regions.SLICE:
+                (interface.picked if picks else interface.slices)[eqn.outvars[0]] = eqn.invars[0]
+            case regions.COND_END:
+                cond = self.conds[eqn.params[BRANCHES][0]]
+                cond.index, *values = eqn.invars
+                cond.results.append((eqn.outvars[0], values))
 
-    def _connect_cond(self, equation: Equation) -> None:
-        """A result of a cond: its index is read outside, its values in the branches."""
-        index, *values = equation.eqn.invars
-        branches = equation.eqn.params[BRANCHES]
-        cond = self.conds[branches[0]]
-        found = Cond(cond.branches, index, (*cond.results, (equation.eqn.outvars[0], values)))
-        self.conds.update(dict.fromkeys(found.branches, found))
-        self._make_visible([index], self._tree.path(equation))
-        for value, branch in zip(values, branches, strict=True):
-            self._make_visible([value], self._tree.paths[branch])
+    def _picks(self, slicing: jex.JaxprEqn) -> bool:
+        """True for a scan of parts, tiles or numbered iterations: it has the array as a constant.
 
-    def _make_visible(self, atoms: Iterable[Atom], path: Path) -> None:
-        for variable in atoms:
-            if not isinstance(variable, jex.Var):
-                continue
+        Any other one goes through it. Numbered iterations of keys, which are no numbers, do so too.
+        """
+        opened = self._tree.loops[slicing.params["loop"]]
+        is_numbered = opened.reads_iteration_number and _is_number(slicing.outvars[0].aval)
+        return opened.is_inner_tile or opened.offset is not None or is_numbered
+
+    def _make_visible(self, variable: Atom, path: Path) -> None:
+        if isinstance(variable, jex.Var):
             home = self._home.get(variable, ())
             level = path[: len(home)]
             for loop in path[len(home) :]:
-                self._drafts[loop].constants.setdefault(variable)
+                self.loops[loop].constants.setdefault(variable)
             if home != level:
                 self._slice(variable, home, level, path)
 
@@ -299,13 +226,13 @@ class _InterfaceBuilder:
         """Makes a value of another loop's iteration readable in the same iteration of a loop."""
         if variable not in self._stack_of:
             self._stack(variable, home, path)
-        stack, draft = self._stack_of[variable], self._drafts[level[-1]]
+        stack, interface = self._stack_of[variable], self.loops[level[-1]]
         if stack in self.filled:
-            draft.picked[variable] = stack
-            self._make_visible([stack], level)
+            interface.picked[variable] = stack
+            self._make_visible(stack, level)
         else:
-            draft.slices[variable] = stack
-            self._make_visible([stack], level[:-1])
+            interface.slices[variable] = stack
+            self._make_visible(stack, level[:-1])
 
     def _stack(self, variable: jex.Var, home: Path, path: Path) -> None:
         """Stacks a value for another body: of a tile the values of all tiles, unless that body is in the same tile.
@@ -322,35 +249,38 @@ class _InterfaceBuilder:
         else:
             stack = self._stack_of_all(variable, loop)
             self._home[stack] = home[:-1]
-            self._drafts[loop].stacks.append((variable, stack))
+            self.loops[loop].stacks.append((variable, stack))
         self._stack_of[variable] = stack
 
     def _stack_of_all(self, variable: jex.Var, loop: int) -> jex.Var:
         """A stack of the values of all iterations; of a branch a slot that it does not use yet."""
         if loop not in self.conds:
             return jex.Var(self._tree.loops[loop].stacked_aval(variable.aval))
-        taken = [slot for _, slot in self._drafts[loop].stacks]
+        taken = [slot for _, slot in self.loops[loop].stacks]
         slots = self._slots.setdefault((self.conds[loop].branches, variable.aval), [])
         free = [slot for slot in slots if slot not in taken]
         if not free:
             slots.append(jex.Var(variable.aval))
         return free[0] if free else slots[-1]
 
-    def pipeline(self, equation: Equation) -> Pipelined:
+    def _pipeline(self, equation: Equation) -> None:
         """An equation an iteration later than what it reads, or an iteration earlier than what reads its result."""
-        (read,), (result,), loop = equation.eqn.invars, equation.eqn.outvars, equation.loop
+        eqn, (read,), (result,), loop = equation.eqn, equation.eqn.invars, equation.eqn.outvars, equation.loop
         assert loop is not None, "iterations are those of a loop"
         path = self._tree.paths[loop]
+        before: Sequence[jex.JaxprEqn] = ()
         if self._home[read] == path:
-            before, zeros = zeros_like_aval(read.aval, equation.eqn)
+            before, zeros = zeros_like_aval(read.aval, eqn)
             carry = Carry(init=zeros, current=jex.Var(read.aval), following=read, final=jex.Var(read.aval))
             self._finals[result] = carry.final
             self._home[carry.final] = path[:-1]
-            return Pipelined(loop, equation.eqn.replace(invars=[carry.current]), carry, before)
-        init = self._finals[read]
-        self._make_visible([init], path[:-1])
-        carry = Carry(init=init, current=result, following=jex.Var(result.aval), final=jex.Var(result.aval))
-        return Pipelined(loop, equation.eqn.replace(outvars=[carry.following]), carry)
+            self.shifted[id(eqn)] = eqn.replace(invars=[carry.current])
+        else:
+            init = self._finals[read]
+            self._make_visible(init, path[:-1])
+            carry = Carry(init=init, current=result, following=jex.Var(result.aval), final=jex.Var(result.aval))
+            self.shifted[id(eqn)] = eqn.replace(outvars=[carry.following])
+        self.loops[loop].pipelined.append((carry, before))
 
 
 def _is_number(aval: jax.core.AbstractValue) -> bool:

@@ -22,8 +22,7 @@ from jax.sharding import PartitionSpec
 
 from jaxckpt import _compat
 from jaxckpt.ir.regions import FROM_SHARDS, TO_SHARDS
-from jaxckpt.outline.emit import body_jaxpr
-from jaxckpt.program.flat_program import Atom, Equation, ManualMesh, OpenLoop, traced_eqns, with_name_stack
+from jaxckpt.program.flat_program import Atom, Equation, ManualMesh, OpenLoop, body_jaxpr, traced_eqns, with_name_stack
 from jaxckpt.program.open_shard_map import all_devices_var
 
 

@@ -16,7 +16,7 @@ transpose what layers pass on, which then fuses into other kernels than in the u
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import jax
@@ -27,84 +27,64 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxckpt import _compat
-from jaxckpt.outline.interfaces import ArrayUpdate, Carry, FilledArray, LoopInterface, LoopTree, zeros_like_aval
+from jaxckpt.outline.interfaces import Carry, FilledArray, LoopInterface, LoopTree, zeros_like_aval
 from jaxckpt.program.flat_program import Atom, Equation, OpenLoop, traced_eqns
 
 
-def with_row_major_carry(interface: LoopInterface, like: jex.JaxprEqn) -> LoopInterface:
-    """A loop whose iterations hand on arrays in row-major layout; its equations have the source of another one.
+def hold_row_major(loops: Sequence[LoopInterface], tree: LoopTree, chosen: Iterable[int]) -> None:
+    """Lets iterations of some loops hand on arrays in row-major layout.
 
     A compiler can choose the layout of an array of numbers with two axes or more.
     """
-    carries, eqns = [], []
-    for carry in interface.carries:
-        following = carry.following
-        shape = getattr(following.aval, "shape", ())
-        if isinstance(following, jex.Var) and len(shape) > 1 and jnp.issubdtype(following.aval.dtype, np.generic):
-            following = jex.Var(following.aval)
-            layout = Layout(tuple(range(len(shape))))
-            constrained = functools.partial(with_layout_constraint, layouts=layout)
-            eqns += _equations(constrained, [carry.following], following, like=like)
-        carries.append(replace(carry, following=following))
-    return replace(interface, carries=tuple(carries), after=(*interface.after, *eqns))
+    for loop in chosen:
+        interface, like = loops[loop], tree.loops[loop].eqn
+        for place, carry in enumerate(interface.carries):
+            value = carry.following
+            shape = getattr(value.aval, "shape", ())
+            if isinstance(value, jex.Var) and len(shape) > 1 and jnp.issubdtype(value.aval.dtype, np.generic):
+                following = jex.Var(value.aval)
+                constrained = functools.partial(with_layout_constraint, layouts=Layout(tuple(range(len(shape)))))
+                interface.after += _equations(constrained, [value], following, like=like)
+                interface.carries[place] = replace(carry, following=following)
 
 
-def with_filled_arrays(
-    loops: Sequence[LoopInterface], tree: LoopTree, filled: Mapping[jex.Var, FilledArray]
-) -> tuple[LoopInterface, ...]:
-    """Loops that fill arrays one after the other: the first one gets zeros, and each hands its array on to the next."""
-    found = list(loops)
+def carry_filled_arrays(loops: Sequence[LoopInterface], tree: LoopTree, filled: Mapping[jex.Var, FilledArray]) -> None:
+    """Lets loops fill arrays one after the other: the first one gets zeros, and each hands its array on to the next."""
     for stack, array in filled.items():
         eqns, init = zeros_like_aval(stack.aval, array.like)
-        first = tree.iterating(array.loops[0])[0]
-        found[first] = replace(found[first], before=(*found[first].before, *eqns))
+        loops[tree.iterating(array.loops[0])[0]].before += eqns
         for loop, value in zip(array.loops, array.values, strict=True):
             final = stack if loop == array.loops[-1] else jex.Var(stack.aval)
-            _fill(found, tree.iterating(loop), value, init=init, final=final)
+            before, behind = init, final
+            for each in tree.iterating(loop):  # the first iteration of a tile gets the array from the loop over tiles
+                carry = Carry(before, jex.Var(stack.aval), jex.Var(stack.aval), behind)
+                loops[each].carries.append(carry)
+                before, behind = carry.current, carry.following
+            loops[loop].updates.append((before, value, behind))
             init = final
-    return tuple(found)
 
 
-def _fill(found: list[LoopInterface], iterating: Sequence[int], value: Atom, *, init: Atom, final: jex.Var) -> None:
-    """A loop's part of an array; the first iteration of a tile gets the array from the loop over tiles."""
-    for loop in iterating:
-        carry = Carry(init, jex.Var(final.aval), jex.Var(final.aval), final)
-        found[loop] = replace(found[loop], carries=(*found[loop].carries, carry))
-        init, final = carry.current, carry.following
-    innermost = iterating[-1]
-    update = ArrayUpdate(init, value, final)
-    found[innermost] = replace(found[innermost], updates=(*found[innermost].updates, update))
-
-
-def with_numbers(interface: LoopInterface, opened: OpenLoop, equations: Sequence[Equation]) -> LoopInterface:
-    """A loop whose iterations read their numbers from an array, for their slices and for induction variables, if any.
+def number_iterations(interface: LoopInterface, opened: OpenLoop, equations: Sequence[Equation]) -> None:
+    """Lets iterations read their numbers from an array, for their slices and for induction variables, if any.
 
     The array has how many iterations come behind: a number that is read as it is would be such a slice itself.
     """
     counting = induction_variables(equations, interface.carries)
     if not interface.picked and not counting:
-        return interface
+        return
     last = np.int32(opened.length - 1)
     aval = jax.typeof(jnp.int32(0))
     behind, array = jex.Var(aval), jex.Var(_compat.stacked_aval(opened.length, aval))
-    before = _equations(lambda: last - jax.lax.iota(np.int32, opened.length), [], array, like=opened.eqn)
-    start: list[jex.JaxprEqn] = []
-    carries = list(interface.carries)
+    interface.before += _equations(lambda: last - jax.lax.iota(np.int32, opened.length), [], array, like=opened.eqn)
     for place, begin in counting.items():
-        first = np.int32(begin)
+        first, carry = np.int32(begin), interface.carries[place]
         count = (lambda i, n=first: i + n) if opened.reverse else (lambda i, n=first: last - i + n)
-        start += _equations(count, [behind], carries[place].current, like=opened.eqn)
-        carries[place] = replace(carries[place], current=jex.Var(aval))
+        interface.start += _equations(count, [behind], carry.current, like=opened.eqn)
+        interface.carries[place] = replace(carry, current=jex.Var(aval))
     for variable, picked in interface.picked.items():
-        start += _equations(lambda a, i: _slice(a, last - i), [picked, behind], variable, like=opened.eqn)
-    return replace(
-        interface,
-        carries=tuple(carries),
-        slices={**interface.slices, behind: array},
-        picked={},
-        before=(*interface.before, *before),
-        start=tuple(start),
-    )
+        interface.start += _equations(lambda a, i: _slice(a, last - i), [picked, behind], variable, like=opened.eqn)
+    interface.slices[behind] = array
+    interface.picked = {}
 
 
 def induction_variables(equations: Sequence[Equation], carries: Sequence[Carry]) -> Mapping[int, int]:
@@ -126,46 +106,37 @@ def _adds_one(eqn: jex.JaxprEqn | None, variable: jex.Var) -> bool:
     return variable in eqn.invars and any(isinstance(read, jex.Literal) and read.val == 1 for read in eqn.invars)
 
 
-def with_counters(loops: Sequence[LoopInterface], tree: LoopTree) -> tuple[LoopInterface, ...]:
-    """Loops that slice and update arrays at a counter in their carry; loops over tiles count for those in the tiles."""
-    found = list(loops)
+def add_counters(loops: Sequence[LoopInterface], tree: LoopTree) -> None:
+    """Lets loops slice and update arrays at a counter in their carry; loops over tiles count for those in the tiles."""
     counters: dict[int, jex.Var] = {}
     for loop, interface in enumerate(loops):
         around = None
         for each in tree.iterating(loop) if interface.picked or interface.updates else ():
             if each not in counters:
                 stride = next((i.length for i in tree.loops if i.is_inner_tile and i.parent == each), 1)
-                found[each], counters[each] = _with_counter(loops[each], tree.loops[each], stride, around)
+                counters[each] = _counter(loops[each], tree.loops[each], stride, around)
             around = counters[each]
-    return tuple(found)
 
 
-def _with_counter(
-    interface: LoopInterface, opened: OpenLoop, stride: int, around: jex.Var | None
-) -> tuple[LoopInterface, jex.Var]:
-    """A loop with a counter of slices, `stride` in an iteration; in a tile it goes on from that `around`."""
+def _counter(interface: LoopInterface, opened: OpenLoop, stride: int, around: jex.Var | None) -> jex.Var:
+    """Adds a counter of slices, `stride` in an iteration; in a tile it goes on from that `around`."""
     aval, like = jax.typeof(jnp.int32(0)), opened.eqn
     begin = np.int32((opened.offset or 0) + ((opened.length - 1) * stride if opened.reverse else 0))
     step = np.int32(-stride if opened.reverse else stride)
     init: Atom = jex.Literal(begin, aval) if around is None else jex.Var(aval)
     carry = Carry(init, jex.Var(aval), jex.Var(aval), jex.Var(aval))
-    before = () if around is None else _equations(lambda i: i + begin, [around], init, like=like)
-    start, updates = list(interface.start), []
+    if around is not None:
+        interface.before += _equations(lambda i: i + begin, [around], init, like=like)
     for variable, array in interface.picked.items():
-        start += _equations(_slice, [array, carry.current], variable, like=like)
-    for update in interface.updates:
-        updates += _equations(_update, [update.array, update.value, carry.current], update.result, like=like)
+        interface.start += _equations(_slice, [array, carry.current], variable, like=like)
+    updates: list[jex.JaxprEqn] = []
+    for array, value, result in interface.updates:
+        updates += _equations(_update, [array, value, carry.current], result, like=like)
     advance = _equations(lambda i: i + step, [carry.current], carry.following, like=like)
-    counted = replace(
-        interface,
-        carries=(*interface.carries, carry),
-        picked={},
-        updates=(),
-        before=(*interface.before, *before),
-        start=tuple(start),
-        after=(*updates, *interface.after, *advance),
-    )
-    return counted, carry.current
+    interface.after = [*updates, *interface.after, *advance]
+    interface.carries.append(carry)
+    interface.picked, interface.updates = {}, []
+    return carry.current
 
 
 def _slice(array: jax.Array, index: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """Solves a step with its loops tiled (nested, strip-mined): for budgets that no plan of the loops as they are meets.
 
 A loop whose body is recomputed saves one carry for every iteration. Tiled in O groups of I iterations the loop saves
-O + I carries and runs its body once more, as recursive checkpointing does (`jaxckpt.ir.loop_transforms`). No such plan
+O + I carries and runs its body once more, as recursive checkpointing does (`jaxckpt.ir.plan`). No such plan
 is faster than recomputing all of the body in the loop as it is: that runs each body twice, and so does the fastest
 tiling.
 

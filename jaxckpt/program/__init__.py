@@ -1,8 +1,8 @@
 """One level of equations: jaxprs with their calls, loops and branches inlined.
 
-Read in this order: `flat_program` (equations of one level), `scope` (their name stacks), `open_scan`, `open_cond`,
-`open_shard_map` (bodies become equations), `inline` (calls all three), `simplify` (common subexpression elimination of
-rematerialised clones, dead code elimination). The way back is `jaxckpt.outline`.
+Read in this order: `flat_program` (equations of one level, and their name stacks), `open_loops`, `open_shard_map`
+(bodies become equations), `inline` (calls both), `simplify` (common subexpression elimination of rematerialised clones,
+dead code elimination). The way back is `jaxckpt.outline`.
 """
 
 from jaxckpt.program.flat_program import Equation, FlatProgram

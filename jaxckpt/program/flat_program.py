@@ -7,7 +7,7 @@ user's own `jax.checkpoint`. Every pass of `jaxckpt.program` and `jaxckpt.trace`
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.core
@@ -16,14 +16,19 @@ from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
 from jaxckpt.ir.regions import FROM_SHARDS, LOOP_BOUNDARIES, TO_SHARDS, Branch
+from jaxckpt.ir.scope import RECOMPUTED, TRANSPOSE, path_of_marks, policies_of_marks, repeated
 
 AnyJaxpr: TypeAlias = jex.Jaxpr | jex.ClosedJaxpr
 """A body: an open jaxpr or a closed one; one class since jax 0.11."""
 Atom: TypeAlias = jex.Var | jex.Literal
 """An operand or result of an equation."""
+Params: TypeAlias = dict[str, Any]
+"""Parameters of an equation."""
+AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 CondKey: TypeAlias = tuple[int, ...]
 """A name for a cond that stays the same when other conds are kept closed."""
 
+_Name = TypeVar("_Name")
 _PRIMITIVES = {name: jex.Primitive(name) for name in (*LOOP_BOUNDARIES, TO_SHARDS, FROM_SHARDS)}
 """Never bound and never lowered: `outline` closes a program with open bodies first."""
 
@@ -49,7 +54,7 @@ class Equation:
     manual: int | None = None
 
     @property
-    def effects(self) -> Any:
+    def effects(self) -> jex.Effects:
         """JAX's effects of the equation; naming a mesh axis does not count as one."""
         return _compat.lasting_effects(self.eqn.effects) if self.eqn.effects else self.eqn.effects
 
@@ -118,7 +123,7 @@ class ManualMesh:
     eqn: jex.JaxprEqn
 
     @property
-    def mesh(self) -> Any:
+    def mesh(self) -> AnyMesh:
         """The mesh, all of whose axes are manual in a body."""
         return self.eqn.params["mesh"]
 
@@ -145,8 +150,8 @@ class FlatProgram:
     constants: tuple[tuple[jex.Var, Any], ...]
     equations: tuple[Equation, ...]
     outvars: tuple[Atom, ...]
-    effects: Any
-    debug_info: Any
+    effects: jex.Effects
+    debug_info: jex.DebugInfo
     loops: tuple[OpenLoop, ...] = ()
     manuals: tuple[ManualMesh, ...] = ()
 
@@ -170,7 +175,7 @@ def array_spec(aval: jax.core.ShapedArray, sharding: jax.sharding.Sharding | Non
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
 
 
-def renamed(atom: Atom, names: Mapping[jex.Var, Any]) -> Any:
+def renamed(atom: Atom, names: Mapping[jex.Var, _Name]) -> Atom | _Name:
     """The atom that stands for another one: itself, unless it is a variable with another name."""
     return names.get(atom, atom) if isinstance(atom, jex.Var) else atom
 
@@ -178,6 +183,37 @@ def renamed(atom: Atom, names: Mapping[jex.Var, Any]) -> Any:
 def with_name_stack(eqn: jex.JaxprEqn, name_stack: NameStack) -> jex.JaxprEqn:
     """An equation under another name stack."""
     return eqn.replace(source_info=eqn.source_info.replace(name_stack=name_stack))
+
+
+def scope_path(name_stack: NameStack) -> str:
+    """The path of names around an equation, joined by "/", without marks of transformations; "" for no names."""
+    return path_of_marks(_compat.name_stack_marks(name_stack))
+
+
+def policy_digests(name_stack: NameStack) -> tuple[str, ...]:
+    """The digests of the policies whose marks enclose an equation, outermost first."""
+    return policies_of_marks(_compat.name_stack_marks(name_stack))
+
+
+def without_repeats(name_stack: NameStack) -> NameStack:
+    """The name stack without the entries that a transformation repeats; see `repeated`."""
+    skipped = repeated(_compat.name_stack_marks(name_stack))
+    return _compat.name_stack_without(name_stack, skipped) if skipped else name_stack
+
+
+def without_recompute_marks(name_stack: NameStack) -> NameStack:
+    """The name stack without the marks of recomputation."""
+    marks = _compat.name_stack_marks(name_stack)
+    skipped = frozenset(p for p, mark in enumerate(marks) if mark == (RECOMPUTED, False))
+    return _compat.name_stack_without(name_stack, skipped) if skipped else name_stack
+
+
+def forward_name_stack(name_stack: NameStack) -> NameStack:
+    """The name stack of the forward equation that a backward one repeats: without its outermost transpose."""
+    marks = _compat.name_stack_marks(name_stack)
+    if TRANSPOSE not in marks:
+        return name_stack
+    return _compat.name_stack_without(name_stack, frozenset({marks.index(TRANSPOSE)}))
 
 
 def boundary_eqn(
@@ -204,3 +240,22 @@ def traced_eqns(
         )
         for eqn in jaxpr.eqns
     ]
+
+
+def own_debug_info(jaxpr: jex.Jaxpr) -> jex.DebugInfo:
+    """The debug information of a jaxpr of ours that comes from where another one came from."""
+    return jex.DebugInfo("jaxckpt", jaxpr.debug_info.func_src_info, None, None)
+
+
+def body_jaxpr(
+    invars: Sequence[jex.Var], outvars: Sequence[Atom], eqns: Sequence[jex.JaxprEqn], template: jex.Jaxpr
+) -> jex.Jaxpr:
+    """An open jaxpr that says it comes from where another body came from."""
+    return jex.Jaxpr(
+        constvars=(),
+        invars=invars,
+        outvars=outvars,
+        eqns=eqns,
+        effects=frozenset().union(*(eqn.effects for eqn in eqns)),
+        debug_info=own_debug_info(template),
+    )

@@ -12,6 +12,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,12 +32,13 @@ from jaxckpt.program.flat_program import (
     array_spec,
     constants_of,
     open_jaxpr,
+    own_debug_info,
     with_name_stack,
+    without_recompute_marks,
+    without_repeats,
 )
-from jaxckpt.program.open_cond import CondOpener, can_open_cond
-from jaxckpt.program.open_scan import LoopOpener, can_open_loop
+from jaxckpt.program.open_loops import BodyOpener, can_open_cond, can_open_loop
 from jaxckpt.program.open_shard_map import ShardMapOpener, can_open_shard_map
-from jaxckpt.program.scope import without_recompute_marks, without_repeats
 
 JITS = frozenset({"jit", "pjit"})
 """The names of `jax.jit`'s primitive over the years."""
@@ -74,16 +76,15 @@ def inline(
     )
     variables = [*jaxpr.constvars, *jaxpr.invars[: len(captured)]]
     inliner.adopt_constants(variables, [*constants_of(closed), *captured])
-    env: _Env = {}
-    inliner.inline_body(jaxpr, env, stack=None)
+    outvars = tuple(inliner.inline_body(jaxpr, {}, stack=None))
     return FlatProgram(
         invars=tuple(jaxpr.invars[len(captured) :]),
         constants=tuple(inliner.constants.values()),
         equations=tuple(inliner.equations),
-        outvars=tuple(inliner.outer_atom(v, env) for v in jaxpr.outvars),
+        outvars=outvars,
         effects=jaxpr.effects,
-        debug_info=_debug_info(jaxpr) if captured else jaxpr.debug_info,
-        loops=tuple(inliner.loop_opener.loops),
+        debug_info=own_debug_info(jaxpr) if captured else jaxpr.debug_info,
+        loops=tuple(inliner.opener.loops),
         manuals=tuple(inliner.shard_map_opener.manuals),
     )
 
@@ -91,10 +92,6 @@ def inline(
 def called_jaxpr(params: Mapping[str, Any]) -> AnyJaxpr | None:
     """The body that a call with these parameters runs, or None where it has none."""
     return next((params[name] for name in ("jaxpr", "call_jaxpr", "fun_jaxpr") if name in params), None)
-
-
-def _debug_info(jaxpr: jex.Jaxpr) -> jex.DebugInfo:
-    return jex.DebugInfo("jaxckpt", jaxpr.debug_info.func_src_info, None, None)
 
 
 class _Inliner:
@@ -110,8 +107,7 @@ class _Inliner:
         self.keep_user_remat = keep_user_remat
         self.inlined = inlined if keep_user_remat else inlined | REMATS
         self.open_loops = open_loops
-        self.loop_opener = LoopOpener()
-        self.cond_opener = CondOpener(self.loop_opener, closed_conds)
+        self.opener = BodyOpener(closed_conds)
         self.shard_map_opener = ShardMapOpener()
         self.loop: int | None = None
         self.manual: int | None = None
@@ -124,8 +120,8 @@ class _Inliner:
             key = id(array) if id(array) not in self.constants else id(variable)
             self.constants[key] = (variable, array)
 
-    def inline_body(self, jaxpr: jex.Jaxpr, env: _Env, *, stack: NameStack | None) -> None:
-        """Appends the equations of a jaxpr under a name stack; None for the step itself."""
+    def inline_body(self, jaxpr: jex.Jaxpr, env: _Env, *, stack: NameStack | None) -> list[Atom]:
+        """Appends the equations of a jaxpr under a name stack, None for the step itself; returns its results."""
         for eqn in jaxpr.eqns:
             reads = [self.outer_atom(v, env) for v in eqn.invars]
             own = eqn.source_info.name_stack
@@ -133,6 +129,7 @@ class _Inliner:
                 self._inline_eqn(eqn, reads, env, stack=own, fresh=False)
             else:
                 self._inline_eqn(eqn, reads, env, stack=stack + own, fresh=True)
+        return [self.outer_atom(v, env) for v in jaxpr.outvars]
 
     def outer_atom(self, atom: Atom, env: _Env) -> Atom:
         """The program's atom for one of an inner jaxpr; arrays in literals become constants."""
@@ -177,8 +174,7 @@ class _Inliner:
         reads = self._constrained(reads, eqn.params.get("in_shardings", ()), stack=stack)
         inner_env.update(zip(inner.invars, reads, strict=True))
         is_remat = eqn.primitive.name in REMATS
-        self.inline_body(inner, inner_env, stack=self._remat_stack(stack) if is_remat else stack)
-        results = [self.outer_atom(v, inner_env) for v in inner.outvars]
+        results = self.inline_body(inner, inner_env, stack=self._remat_stack(stack) if is_remat else stack)
         results = self._constrained(results, eqn.params.get("out_shardings", ()), stack=stack)
         env.update(zip(eqn.outvars, results, strict=True))
 
@@ -186,14 +182,14 @@ class _Inliner:
         """The name stack of a checkpoint's body: a transposed checkpoint repeats its stack, from the loop around on."""
         if self.loop is None:
             return without_repeats(stack)
-        around = self.loop_opener.loops[self.loop].eqn.source_info.name_stack
+        around = self.opener.loops[self.loop].eqn.source_info.name_stack
         own = stack[len(around) :]
         half = len(own) // 2
         return stack[: len(around) + half] if half and own[:half] == own[half:] else without_repeats(stack)
 
     def _open_scan(self, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack) -> None:
         """Replaces a scan by the equations of one iteration, between those that carry, slice and stack."""
-        around, opener = self.loop, self.loop_opener
+        around, opener = self.loop, self.opener
         self.loop = loop = opener.begin(with_name_stack(eqn, stack), around, manual=self.manual)
         body = eqn.params["jaxpr"]
         inner, inner_env = open_jaxpr(body), self._constants_env(body)
@@ -208,8 +204,7 @@ class _Inliner:
             inner_env[of_carry[k]] = self._join(opener.boundary(CARRY, loop, [carry[k]], [current], index=index))
         for variable, array in zip(of_stacked, stacked, strict=True):
             inner_env[variable] = self._join(opener.slice(loop, array, variable.aval))
-        self.inline_body(inner, inner_env, stack=stack)
-        results = [self.outer_atom(v, inner_env) for v in inner.outvars]
+        results = self.inline_body(inner, inner_env, stack=stack)
         self.loop = around
         last = {k: jex.Var(eqn.outvars[k].aval) for k in changed}
         env.update((eqn.outvars[k], last.get(k, init)) for k, init in enumerate(carry))
@@ -220,8 +215,8 @@ class _Inliner:
 
     def _open_cond(self, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack) -> None:
         """Replaces a cond by the equations of its branches, one branch after the other."""
-        around, opener, (index, *operands) = self.loop, self.cond_opener, reads
-        loops = opener.begin(with_name_stack(eqn, stack), index, around, manual=self.manual)
+        around, opener, (index, *operands) = self.loop, self.opener, reads
+        loops = opener.begin_cond(with_name_stack(eqn, stack), index, around, manual=self.manual)
         if not loops:
             self._append(eqn, reads, env, stack=stack, fresh=True)
             return
@@ -230,8 +225,7 @@ class _Inliner:
             inner, inner_env = open_jaxpr(branch), self._constants_env(branch)
             self.loop = loop
             inner_env.update(zip(inner.invars, (opener.inner_operand(loop, atom) for atom in operands), strict=True))
-            self.inline_body(inner, inner_env, stack=self.loop_opener.loops[loop].eqn.source_info.name_stack)
-            results.append([self.outer_atom(v, inner_env) for v in inner.outvars])
+            results.append(self.inline_body(inner, inner_env, stack=opener.loops[loop].eqn.source_info.name_stack))
         self.loop = around
         for outer, *values in zip(eqn.outvars, *results, strict=True):
             env[outer] = self._join(opener.end(loops, index, values, jex.Var(outer.aval)))
@@ -246,8 +240,7 @@ class _Inliner:
             shard = opener.enter(manual, array, spec, variable.aval, self.loop)
             inner_env[variable] = self._join(self._named(shard, stack))
         self.manual = manual
-        self.inline_body(inner, inner_env, stack=stack)
-        values = [self.outer_atom(v, inner_env) for v in inner.outvars]
+        values = self.inline_body(inner, inner_env, stack=stack)
         self.manual = None
         for outer, value, spec in zip(eqn.outvars, values, eqn.params["out_specs"], strict=True):
             env[outer] = array = jex.Var(outer.aval)
@@ -259,7 +252,7 @@ class _Inliner:
             return joined
         in_user_remat, stack = self._remat_mark(stack)
         joined = replace(joined, eqn=with_name_stack(joined.eqn, stack), in_user_remat=in_user_remat)
-        self.loop_opener.note(joined)
+        self.opener.note(joined)
         return joined
 
     def _remat_mark(self, stack: NameStack) -> tuple[bool, NameStack]:
@@ -280,15 +273,10 @@ class _Inliner:
         atoms = list(atoms)
         for position, sharding in enumerate(shardings):
             if _compat.is_specified_sharding(sharding):
-                atoms[position] = self._constraint(atoms[position], sharding, stack=stack)
+                constraint = partial(jax.lax.with_sharding_constraint, shardings=sharding)
+                jaxpr = open_jaxpr(jax.make_jaxpr(constraint)(array_spec(atoms[position].aval)))
+                (atoms[position],) = self.inline_body(jaxpr, {jaxpr.invars[0]: atoms[position]}, stack=stack)
         return atoms
-
-    def _constraint(self, atom: Atom, sharding: jax.sharding.Sharding, *, stack: NameStack) -> Atom:
-        constraint = jax.make_jaxpr(lambda x: jax.lax.with_sharding_constraint(x, sharding))
-        jaxpr = open_jaxpr(constraint(array_spec(atom.aval)))
-        env: _Env = {jaxpr.invars[0]: atom}
-        self.inline_body(jaxpr, env, stack=stack)
-        return self.outer_atom(jaxpr.outvars[0], env)
 
     def _append(self, eqn: jex.JaxprEqn, reads: list[Atom], env: _Env, *, stack: NameStack, fresh: bool) -> None:
         """Appends an equation as it is; `fresh` gives its results new variables, for a body may be inlined twice."""
@@ -303,5 +291,4 @@ class _Inliner:
             source_info=eqn.source_info.replace(name_stack=stack),
         )
         self.equations.append(Equation(eqn, in_user_remat=in_user_remat, loop=self.loop, manual=self.manual))
-        self.loop_opener.note(self.equations[-1])
-        self.cond_opener.note(self.equations[-1])
+        self.opener.note(self.equations[-1])

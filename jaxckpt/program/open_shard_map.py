@@ -9,7 +9,7 @@
 """
 
 from collections.abc import Hashable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax.core
 import jax.extend.core as jex
@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 from jaxckpt import _compat
 from jaxckpt.ir.regions import FROM_SHARDS, TO_SHARDS
 from jaxckpt.program.flat_program import Atom, Equation, ManualMesh, boundary_eqn
-from jaxckpt.program.open_scan import belongs_to_gradient
+from jaxckpt.program.open_loops import belongs_to_gradient
 
 ValueSharding: TypeAlias = tuple[tuple[str, ...], ...]
 """For each dimension the mesh axes that it is sharded over; part of an axis is written "axis/4"."""
@@ -114,7 +114,7 @@ def is_varying(mesh: ManualMesh, variable: jex.Var) -> bool:
     return mesh.check_vma and any(_per_device(mesh, variable.aval)[1])
 
 
-def _per_device(mesh: ManualMesh, aval: Any) -> tuple[Any, PartitionSpec]:
+def _per_device(mesh: ManualMesh, aval: jax.core.ShapedArray) -> tuple[jax.core.ShapedArray, PartitionSpec]:
     """The type of a value with at least one dimension, and the spec under which each device keeps its own."""
     aval = aval if aval.shape else _compat.stacked_aval(1, aval)
     return aval, _compat.per_device_spec(aval, mesh.mesh, check_vma=mesh.check_vma)

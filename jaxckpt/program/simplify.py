@@ -34,7 +34,7 @@ from jaxckpt.program.flat_program import (
     renamed,
 )
 from jaxckpt.program.inline import CUSTOM_DERIVATIVES, JITS
-from jaxckpt.program.open_scan import Visibility
+from jaxckpt.program.open_loops import Visibility
 
 
 def eliminate_common_subexpressions(program: FlatProgram) -> FlatProgram:
@@ -66,6 +66,7 @@ def eliminate_dead_code(program: FlatProgram) -> FlatProgram:
 
 def _needed(equations: Sequence[Equation], results: Set[jex.Var]) -> tuple[Equation, ...]:
     """The equations with effects, those that compute results, and all whose results these read, in order."""
+    # One walk: an equation that is needed brings its operands and, of a loop, the full carry.
     producer = {variable: equation for equation in equations for variable in equation.eqn.outvars}
     carries: dict[int, list[Equation]] = {}
     for equation in filter(_is_carry, equations):

@@ -22,7 +22,9 @@ class Argument:
     dtype: str
 
 
-def check_planned(traced: Traced, plan: GraphPlan, arguments: Sequence[Argument], graph: Graph | None) -> None:
+def check_planned(
+    traced: Traced, plan: GraphPlan, arguments: Sequence[Argument] = (), graph: Graph | None = None
+) -> None:
     """Refuses a plan that was made for another step; the error names what differs, as far as that is known."""
     found = traced.graph.fingerprint
     if found == plan.fingerprint:

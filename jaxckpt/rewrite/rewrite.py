@@ -6,17 +6,16 @@ the step, from the same flat arguments, and nothing is traced again.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import jax
 import jax.core
 import jax.extend.core as jex
 
-from jaxckpt._errors import PlanMismatchError
 from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.outline import closed_jaxpr
-from jaxckpt.program.flat_program import FlatProgram, OpenLoop
+from jaxckpt.program.flat_program import AnyJaxpr, FlatProgram, OpenLoop
 from jaxckpt.program.inline import constants_of, open_jaxpr
+from jaxckpt.rewrite.check_plan import check_planned
 from jaxckpt.rewrite.equations import equations
 from jaxckpt.schedule import Schedule, schedule
 from jaxckpt.trace import Traced
@@ -32,7 +31,7 @@ class Rewritten:
     traced: Traced
     plan: GraphPlan
     schedule: Schedule = field(repr=False)
-    jaxpr: Any = field(repr=False)
+    jaxpr: AnyJaxpr = field(repr=False)
 
     def call(self, *flat: jax.Array) -> Sequence[jax.Array]:
         """Runs the planned step over flat arrays, in the order of `Traced.specs`; returns flat results."""
@@ -46,15 +45,7 @@ def rewrite(traced: Traced, plan: GraphPlan, *, stacked: bool = False, transform
     host, as steps for TPUs need it. `transformed` is the step with the plan's loops, where it exists already. A step
     that is not well-typed afterwards (jax.extend.core.JaxprTypeError) is a bug of ours.
     """
-    if plan.fingerprint != traced.graph.fingerprint:
-        raise PlanMismatchError(
-            f"rewrite({traced.name}): the plan is for another step.",
-            got=f"a step of {len(traced.graph.ops)} ops with fingerprint {traced.graph.fingerprint}",
-            needed=f"the step with fingerprint {plan.fingerprint} that the plan was made for",
-            advice="plan again for this step, these shapes and this version of jax",
-            planned=plan.fingerprint,
-            found=traced.graph.fingerprint,
-        )
+    check_planned(traced, plan)
     if transformed is None:
         transformed = traced
         if plan.loop_splits or plan.loop_tilings:  # few plans transform a loop: others do not load what does it

@@ -5,13 +5,14 @@ Plain Python, no jax. Read in this order:
 - `partition`: the axis over which a decision shards, where the decision leaves that open;
 - `prefetch`: when offloaded values are stored and loaded;
 - `validate`: which decisions are refused;
-- `argument_derived`, `grad_accumulators`, `scatter_inits`: values computed from arguments by views and elementwise ops
-  alone, gradients that several layers add to, zeros that a scatter adds to;
+- `argument_derived`, `scatter_inits`: values computed from arguments by views and elementwise ops alone, zeros that a
+  scatter adds to;
 - `steps`: runs, barriers and moves, and how they are numbered;
-- `availability`, `transfers`, `recomputation`: what can be read after the forward pass, copies, clones;
+- `transfers`, `passing`, `recomputation`: copies, gradients and weights that pass barriers, what can be read after the
+  forward pass and clones of the rest;
 - `schedule`: the rules, and the walk over all ops;
 - `subgraph`: the subgraph induced by some ops;
-- `layout`, `layout_copies`: axis orders in memory, and products that are copied for them.
+- `layout`: axis orders in memory, and products that are copied for them.
 """
 
 from jaxckpt.schedule.partition import decisions_with_axes, partition_with_axes

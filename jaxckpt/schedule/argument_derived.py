@@ -8,8 +8,7 @@ those of the body, and `jaxckpt.trace.graph` for a graph that it is still buildi
 from collections.abc import Collection
 from math import prod
 
-from jaxckpt.ir.graph import Graph, Op, Phase
-from jaxckpt.ir.kind import Kind
+from jaxckpt.ir import Graph, Kind, Op, Phase
 
 _BROADCAST = 1 / 8
 """A value is a broadcast where the arguments that it is made of take at most this share of its bytes: a mask or zeros
@@ -69,6 +68,7 @@ def arguments_only_broadcast(graph: Graph, clones: Collection[int]) -> set[int]:
     They wait for no barrier, since what they are repeated over does. XLA applies a bias or a scale in the product that
     reads the result only where it is a broadcast of an argument itself, not of what a barrier passes on.
     """
+    # One pass: a view is known by the argument that it shows, as found so far.
     repeated, others = set[int](), set[int]()
     shown: dict[int, int] = {}
     """For each view of one argument the argument."""

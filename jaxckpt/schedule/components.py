@@ -4,14 +4,7 @@ from collections.abc import Iterable
 
 
 def connected_components(edges: Iterable[tuple[int, int]]) -> tuple[dict[int, int], dict[int, int]]:
-    """Labels the components of a bipartite graph.
-
-    Args:
-      edges: Pairs of a left and a right node.
-
-    Returns:
-      For each left and for each right node that has an edge the label of its component, which is a left node.
-    """
+    """For each left and for each right node of some edges the label of its component, which is a left node."""
     parent: dict[int, int] = {}
     first: dict[int, int] = {}
 

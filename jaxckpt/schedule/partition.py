@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from jaxckpt.ir.decision import Decision, Offload, Partition, Save
-from jaxckpt.ir.graph import Graph, Value
+from jaxckpt.ir import Decision, Graph, Offload, Partition, Save, Value
 
 
 def partition_with_axes(graph: Graph, value: int, decision: Partition) -> Partition | Save:

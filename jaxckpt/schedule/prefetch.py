@@ -16,9 +16,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 
-from jaxckpt.ir.decision import Decision, Offload, Partition, Recompute
-from jaxckpt.ir.graph import Graph, Phase
-from jaxckpt.ir.plan import GraphPlan
+from jaxckpt.ir import Decision, Graph, GraphPlan, Offload, Partition, Phase, Recompute
 
 _MOST_DESCENDANTS = 32
 """So many values computed from one are searched for one that is recomputed. Bounds the search on long chains; no

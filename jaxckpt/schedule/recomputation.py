@@ -3,29 +3,71 @@
 Demand-driven: a value is recomputed when the first op asks for its stage, from the nearest available values on every
 path (rematerialisation by backward slicing). The rules are numbered in `schedule`.
 
-Read after `availability`, `transfers`, `grad_accumulators`, `scatter_inits` and `updated_weights`.
+Read after `argument_derived`, `transfers`, `passing` and `scatter_inits`.
 """
 
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
-from jaxckpt.ir.graph import Graph, Op, Phase
-from jaxckpt.ir.plan import GraphPlan
+from jaxckpt.ir import Graph, GraphPlan, Op, Phase, Recompute
 from jaxckpt.ir.regions import BODY_INPUTS, BODY_OUTPUTS
-from jaxckpt.schedule.argument_derived import argument_roots, arguments_only_broadcast
-from jaxckpt.schedule.availability import Availability
+from jaxckpt.schedule.argument_derived import argument_roots, arguments_only_broadcast, is_broadcast
 from jaxckpt.schedule.components import connected_components
-from jaxckpt.schedule.grad_accumulators import GradAccumulators
+from jaxckpt.schedule.passing import GradAccumulators, weights_of_stages
 from jaxckpt.schedule.scatter_inits import initialiser_dependencies
 from jaxckpt.schedule.steps import Run, StepWriter
 from jaxckpt.schedule.transfers import Transfers
-from jaxckpt.schedule.updated_weights import weights_of_stages
 
 _OF_BRANCH = -1
 """The stage of all that one branch of a cond recomputes for another one."""
+
+
+class Availability:
+    """Availability of every value, by the loop in whose body it is read.
+
+    Attributes:
+      dropped: Values that are recomputed by decision. A slice of a scanned array never is: the backward loop slices the
+        array itself. Nor is the index of a cond.
+    """
+
+    def __init__(self, graph: Graph, plan: GraphPlan):
+        self._graph = graph
+        dropped = {v for v, decision in plan.decisions.items() if isinstance(decision, Recompute)}
+        self.dropped = frozenset(dropped - graph.slices - graph.indices)
+        self._kept = (graph.available | plan.decisions.keys()) - self.dropped
+        self._loop_invariants: dict[int, frozenset[int]] = {}
+        self.is_broadcast = cache(lambda value: is_broadcast(graph, value))
+        """True if a value is recomputed in the very body that reads it: it is much larger than its arguments."""
+
+    def is_available(self, value: int, loop: int | None) -> bool:
+        """True if an op in the body of a loop can read a value that is not recomputed there."""
+        if not self._graph.loops:
+            return value in self._kept
+        path = self._graph.path(loop)
+        if value in self._graph.slices:
+            return self._graph.loop_of[value] in path
+        return value in self._kept or any(value in self.loop_invariants(around) for around in path)
+
+    def loop_invariants(self, loop: int) -> frozenset[int]:
+        """Values from outside of a loop that forward ops of its body read: in memory as long as the loop runs."""
+        if loop not in self._loop_invariants:
+            graph, depth = self._graph, len(self._graph.path(loop))
+            forward = (op for op in graph.ops if op.phase is Phase.FORWARD and loop in graph.path(op.loop))
+            self._loop_invariants[loop] = frozenset(v for op in forward for v in op.reads if self.depth(v) < depth)
+        return self._loop_invariants[loop]
+
+    def depth(self, value: int) -> int:
+        """Number of open loops around a value."""
+        return len(self._graph.path(self._graph.loop_of[value]))
+
+    def body_for(self, value: int, loop: int | None) -> int | None:
+        """The loop in whose body a value is recomputed for a reader in the body of `loop`."""
+        if loop is None or self.is_broadcast(value):
+            return loop
+        return (None, *self._graph.path(loop))[self.depth(value)]
 
 
 @dataclass(slots=True)
@@ -201,6 +243,7 @@ class Recomputation:
 
         In the body of another loop than that of the ops no barrier is needed (rule 7).
         """
+        # One function: which instances pass, and under which names, depends on each other.
         writer, graph = self._writer, self._graph
         in_loop = writer.loop is not None and graph.loops[writer.loop].rolled
         repeated = arguments_only_broadcast(graph, ops)

@@ -6,8 +6,7 @@ compiler may write them when the step begins, one buffer for all of a shape, whi
 Read after `jaxckpt.ir`.
 """
 
-from jaxckpt.ir.graph import Graph, Op, Phase
-from jaxckpt.ir.kind import Kind
+from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.schedule.argument_derived import is_broadcast_over
 
 _MATERIALISED = frozenset({Kind.CONTRACTION, Kind.REDUCTION, Kind.SCATTER, Kind.OPAQUE})

@@ -53,14 +53,14 @@ The rules are those of `jax.checkpoint` (rematerialisation) seen from the joint 
    would compute the positions of the maxima long before they are read.
 
 9. A sum of gradients that the backward adds to behind later products passes the barriers of stages on its way (see
-   `grad_accumulators`). A compiler would postpone all additions, and keep their operands. So does the gradient of a
+   `passing`). A compiler would postpone all additions, and keep their operands. So does the gradient of a
    weight that is small against what it is computed of.
 
 10. The zeros that a gradient is scattered into wait until the gradient exists (see `scatter_inits`).
 
 11. A weight that the update replaces passes the first barrier of the one stage that reads it, for the backward; the
     update reads the argument. A compiler copies such a weight, and the copy begins at the barrier (see
-    `updated_weights`).
+    `passing`).
 
 The rules are objects that write into one `StepWriter`, not passes over a finished list, because they need each other's
 results: clones read loaded values, so recomputation asks for loads; a load renames finished gradients, and the barrier
@@ -75,12 +75,9 @@ Read after `recomputation`. Complexity: linear in ops, plus the clones.
 from dataclasses import replace
 from itertools import chain
 
-from jaxckpt.ir.decision import Recompute
-from jaxckpt.ir.graph import Graph, Op, Phase
-from jaxckpt.ir.plan import GraphPlan
-from jaxckpt.schedule.availability import Availability
+from jaxckpt.ir import Graph, GraphPlan, Op, Phase, Recompute
 from jaxckpt.schedule.partition import decisions_with_axes
-from jaxckpt.schedule.recomputation import Recomputation
+from jaxckpt.schedule.recomputation import Availability, Recomputation
 from jaxckpt.schedule.steps import Run, Schedule, StepWriter, run_of
 from jaxckpt.schedule.transfers import Transfers
 from jaxckpt.schedule.validate import validate_decisions

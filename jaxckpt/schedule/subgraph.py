@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from jaxckpt.ir.graph import Graph, Op, Phase
-from jaxckpt.ir.kind import Kind
+from jaxckpt.ir import Graph, Kind, Op, Phase
 
 Structure = tuple[tuple[int, ...], ...]
 """For each value its signature, then for each op its signature, what it reads and what it writes, by position."""
@@ -104,8 +103,7 @@ def induced_subgraph(graph: Graph, ops: Sequence[int], given: Collection[int]) -
     taken = [graph.ops[op] for op in ops]
     written = [v for op in taken for v in op.writes]
     inside = frozenset(written)
-    outside = list(dict.fromkeys(v for op in taken for v in op.reads if v not in inside))
-    kept = [v for v in outside if v in given]
-    inputs = [v for v in outside if v not in given]
-    values = (*kept, *inputs, *written)
-    return Subgraph(step=graph, ops=tuple(ops), values=values, given=len(kept), inputs=len(inputs))
+    read = dict.fromkeys(v for op in taken for v in op.reads if v not in inside)
+    outside = sorted(read, key=lambda v: v not in given)
+    kept = sum(v in given for v in outside)
+    return Subgraph(step=graph, ops=tuple(ops), values=(*outside, *written), given=kept, inputs=len(outside) - kept)

@@ -20,9 +20,7 @@ Read after `prefetch` and `steps`.
 
 from collections.abc import Sequence
 
-from jaxckpt.ir.decision import Offload, Partition
-from jaxckpt.ir.graph import Graph, Op
-from jaxckpt.ir.plan import GraphPlan
+from jaxckpt.ir import Graph, GraphPlan, Offload, Op, Partition
 from jaxckpt.schedule.prefetch import is_pipelined, load_starts, store_ends
 from jaxckpt.schedule.steps import Move, StepWriter
 

@@ -8,9 +8,7 @@ Read after `jaxckpt.ir`; `schedule` asks first.
 """
 
 from jaxckpt._errors import GraphError, UnsupportedDecisionError
-from jaxckpt.ir.decision import Offload, Recompute
-from jaxckpt.ir.graph import Graph, Phase
-from jaxckpt.ir.plan import GraphPlan
+from jaxckpt.ir import Graph, GraphPlan, Offload, Phase, Recompute
 
 
 def validate_decisions(graph: Graph, plan: GraphPlan) -> None:
@@ -63,6 +61,7 @@ def reason_not_offloadable(graph: Graph, value: int) -> str | None:
 
 def _reason_not_stackable(graph: Graph, path: tuple[int, ...]) -> str | None:
     """The reason why the values of a loop's iterations cannot be stacked on the host, by the loops around them."""
+    # One branch a reason.
     loops = (graph.loops[loop] for loop in path if loop not in graph.loops_after_forward)
     stacked = [loop for loop in loops if loop.length > 1]
     if len(stacked) > 1:

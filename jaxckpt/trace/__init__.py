@@ -1,6 +1,6 @@
 """A step as users write it becomes an `ir.Graph`, with the way back from every value to its variable.
 
-Read in this order: `arguments` (of a step), `phase` (forward, backward or update), `to_forward` (clones moved to the
+Read in this order: `arguments` (of a step), `phase` (forward, backward or update; clones moved to the
 forward pass), `sharding` (shardings over a mesh, bytes on one device), `collectives` (bytes exchanged), `flops`,
 `op_facts`, `graph`, and `step`, which calls them.
 """

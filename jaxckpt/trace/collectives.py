@@ -61,6 +61,7 @@ class OperandShardings:
 
 def device_share(eqn: jex.JaxprEqn, kind: Kind, operands: OperandShardings) -> DeviceShare:
     """The share of one device in the work of an equation."""
+    # One branch for each family of primitives.
     name = eqn.primitive.name
     if name == "shard_map":
         return DeviceShare(ways=eqn.params["mesh"].size)
@@ -105,6 +106,7 @@ def _collective_bytes(eqn: jex.JaxprEqn, operands: OperandShardings) -> int:
 
 
 def _share_of_product(eqn: jex.JaxprEqn, operands: OperandShardings) -> DeviceShare:
+    # Both operands at once: an axis is summed where both have it.
     (left_sum, right_sum), (left_batch, right_batch) = eqn.params["dimension_numbers"]
     left, right = (_padded(sharding, atom) for sharding, atom in zip(operands.reads, eqn.invars, strict=True))
     write = operands.write or ((),) * len(eqn.outvars[0].aval.shape)

@@ -10,7 +10,7 @@ Complexity: linear in the equations of all bodies, each body once.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.extend.core as jex
@@ -34,11 +34,8 @@ class EquationWork:
 
     def times(self, iterations: int) -> "EquationWork":
         """The work of so many iterations, in the workspace of one."""
-        return EquationWork(
-            flops=None if self.flops is None else iterations * self.flops,
-            traffic_bytes=iterations * self.traffic_bytes,
-            workspace_bytes=self.workspace_bytes,
-        )
+        flops = None if self.flops is None else iterations * self.flops
+        return replace(self, flops=flops, traffic_bytes=iterations * self.traffic_bytes)
 
 
 UNPRICED = EquationWork(flops=None)
@@ -94,8 +91,7 @@ class WorkCounter:
         if name == "scan":
             return self._of_body(params["jaxpr"])[0].times(params["length"])
         if name == "while":
-            body = self._of_body(params["body_jaxpr"])[0]
-            return EquationWork(flops=None, traffic_bytes=body.traffic_bytes, workspace_bytes=body.workspace_bytes)
+            return replace(self._of_body(params["body_jaxpr"])[0], flops=None)
         if name == "cond":
             return _mean([self._of_body(branch)[0] for branch in params["branches"]])
         if name == "shard_map":
@@ -233,24 +229,11 @@ def _product_flops(eqn: jex.JaxprEqn, dimension_numbers: Sequence[Any], *, group
     return 2.0 * math.prod(left) * math.prod(n for i, n in enumerate(right) if i not in bound)
 
 
-def _fft_flops(eqn: jex.JaxprEqn) -> float:
-    length = math.prod(eqn.params["fft_lengths"])
-    return 5.0 * math.prod(eqn.outvars[0].aval.shape) * math.log2(max(2, length))
-
-
-def _cholesky_flops(eqn: jex.JaxprEqn) -> float:
-    shape = eqn.invars[0].aval.shape
-    return math.prod(shape) * shape[-1] / 3
-
-
-def _triangular_solve_flops(eqn: jex.JaxprEqn) -> float:
-    matrix, right = (operand.aval.shape for operand in eqn.invars)
-    return float(math.prod(right) * matrix[-1])
-
-
 _LINALG: dict[str, Callable[[jex.JaxprEqn], float]] = {
-    "fft": _fft_flops,
-    "cholesky": _cholesky_flops,
-    "triangular_solve": _triangular_solve_flops,
+    "fft": lambda eqn: (
+        5.0 * math.prod(eqn.outvars[0].aval.shape) * math.log2(max(2, math.prod(eqn.params["fft_lengths"])))
+    ),
+    "cholesky": lambda eqn: math.prod(eqn.invars[0].aval.shape) * eqn.invars[0].aval.shape[-1] / 3,
+    "triangular_solve": lambda eqn: float(math.prod(eqn.invars[1].aval.shape) * eqn.invars[0].aval.shape[-1]),
 }
 """The textbook counts (Golub and Van Loan, Matrix Computations, 4th edition, 1.4 and 4.2)."""

@@ -4,6 +4,8 @@ Sizes, shardings, scopes, work and other facts come from the modules of their na
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from math import prod
 from types import MappingProxyType
 
@@ -13,11 +15,11 @@ import jax.extend.core as jex
 from jax.sharding import NamedSharding, Sharding
 
 from jaxckpt.ir import Graph, Kind, Loop, Op, Phase, Trait, Value
+from jaxckpt.ir.graph import axis_size
 from jaxckpt.ir.regions import ALL_ITERATIONS, CARRY, COND_END, END, STACK, TO_SHARDS
 from jaxckpt.ir.scope import TAG
-from jaxckpt.program.flat_program import Equation, FlatProgram, OpenLoop
+from jaxckpt.program.flat_program import Equation, FlatProgram, OpenLoop, policy_digests, scope_path
 from jaxckpt.program.open_shard_map import ValueSharding, is_local
-from jaxckpt.program.scope import policy_digests, scope_path
 from jaxckpt.trace.collectives import DeviceShare, OperandShardings, device_share
 from jaxckpt.trace.flops import WorkCounter
 from jaxckpt.trace.op_facts import Details, SourceLines, TraitFinder, placement_of
@@ -59,17 +61,17 @@ def graph_of(
 
 
 def _loop(number: int, loop: OpenLoop) -> Loop:
-    if loop.cond_branch is not None:
-        return Loop(id=number, length=1, reverse=False, parent=loop.parent, branch=loop.cond_branch.branch)
+    branch = None if loop.cond_branch is None else loop.cond_branch.branch
     unroll = max(1, int(loop.eqn.params.get("unroll", 1)))
     return Loop(
         id=number,
         length=loop.length,
         reverse=loop.reverse,
         parent=loop.parent,
-        rolled=loop.length > unroll,
+        rolled=branch is not None or loop.length > unroll,
         unroll=unroll,
         is_clone=loop.is_clone,
+        branch=branch,
     )
 
 
@@ -84,27 +86,30 @@ class _GraphValues:
     def __init__(self, known_splits: Mapping[jex.Var, ValueSharding], axes: Mapping[str, int]) -> None:
         self.variables: list[jex.Var] = []
         self.ids: dict[jex.Var, int] = {}
-        self.size_bytes: list[int] = []
-        self.splits: list[ValueSharding] = []
-        self.local: set[int] = set()
-        self.axes = axes
+        self.values: list[Value] = []
+        self.has_mesh = bool(axes)
+        self.axis_size = partial(axis_size, mesh=axes)
         self._known_splits = known_splits
         self._names: dict[int, str] = {}
         self._untagged: dict[int, int] = {}
 
-    def add(self, variable: jex.Var, sharding: Sharding | None = None) -> int:
+    def add(self, variable: jex.Var, sharding: Sharding | None = None, *, local: bool = False) -> int:
         """Numbers a variable; its sharding is the one given, the propagated one, or that of its type."""
-        self.ids[variable] = len(self.variables)
+        number = self.ids[variable] = len(self.variables)
         self.variables.append(variable)
+        aval = variable.aval
+        inner = getattr(aval, "inner_aval", aval)
         split = () if sharding is not None else self._known_splits.get(variable, ())
-        size_bytes = aval_bytes(variable.aval, sharding)
+        size_bytes = aval_bytes(aval, sharding)
         if split:
-            size_bytes = split_bytes(variable.aval, [prod(map(self.axis_size, axes)) for axes in split])
-        elif isinstance(own := sharding or getattr(variable.aval, "sharding", None), NamedSharding):
-            split = split_of_sharding(own, len(variable.aval.shape))
-        self.size_bytes.append(size_bytes)
-        self.splits.append(split)
-        return self.ids[variable]
+            size_bytes = split_bytes(aval, [prod(map(self.axis_size, axes)) for axes in split])
+        elif isinstance(own := sharding or getattr(aval, "sharding", None), NamedSharding):
+            split = split_of_sharding(own, len(aval.shape))
+        shape = tuple(getattr(inner, "shape", ()))
+        dtype = str(inner.dtype) if hasattr(inner, "dtype") else type(aval).__name__
+        value = Value(id=number, shape=shape, dtype=dtype, size_bytes=size_bytes, split=split, local=local)
+        self.values.append(value)
+        return number
 
     def add_results(self, equation: Equation) -> tuple[int, ...]:
         """Numbers the results of an equation; a constraint shards its own where propagation did not."""
@@ -112,15 +117,7 @@ class _GraphValues:
         sharding = eqn.params.get("sharding") if eqn.primitive.name == "sharding_constraint" else None
         if any(variable in self._known_splits for variable in eqn.outvars):
             sharding = None
-        results = tuple(self.add(variable, sharding) for variable in eqn.outvars)
-        if is_local(equation):
-            self.local.update(results)
-        return results
-
-    def axis_size(self, axis: str) -> int:
-        """The number of devices along an axis or part of one ("axis/4")."""
-        _, slash, part = axis.rpartition("/")
-        return int(part) if slash else self.axes.get(part, 1)
+        return tuple(self.add(variable, sharding, local=is_local(equation)) for variable in eqn.outvars)
 
     def name(self, name: str, operand: int, result: int) -> None:
         """Gives operand and result of `checkpoint_name` its name, where they have none.
@@ -136,20 +133,8 @@ class _GraphValues:
             self._names.setdefault(value, name)
 
     def data(self) -> tuple[Value, ...]:
-        return tuple(map(self._value, range(len(self.variables))))
-
-    def _value(self, number: int) -> Value:
-        aval = self.variables[number].aval
-        inner = getattr(aval, "inner_aval", aval)
-        return Value(
-            id=number,
-            shape=tuple(getattr(inner, "shape", ())),
-            dtype=str(inner.dtype) if hasattr(inner, "dtype") else type(aval).__name__,
-            size_bytes=self.size_bytes[number],
-            name=self._names.get(number),
-            split=self.splits[number],
-            local=number in self.local,
-        )
+        names = self._names
+        return tuple(replace(value, name=names[value.id]) if value.id in names else value for value in self.values)
 
 
 class _Builder:
@@ -213,14 +198,15 @@ class _Builder:
     def _share(self, eqn: jex.JaxprEqn, kind: Kind, writes: tuple[int, ...]) -> DeviceShare:
         """The share of one device; all of the work where there is no mesh."""
         values = self.values
-        if not values.axes or not writes:
+        if not values.has_mesh or not writes:
             return DeviceShare()
-        ids = [values.ids[atom] if isinstance(atom, jex.Var) else None for atom in eqn.invars]
+        reads = [values.values[values.ids[atom]] if isinstance(atom, jex.Var) else None for atom in eqn.invars]
+        result = values.values[writes[0]]
         operands = OperandShardings(
-            reads=[() if i is None else values.splits[i] for i in ids],
-            read_bytes=[0 if i is None else values.size_bytes[i] for i in ids],
-            write=values.splits[writes[0]],
-            write_bytes=values.size_bytes[writes[0]],
+            reads=[() if value is None else value.split for value in reads],
+            read_bytes=[0 if value is None else value.size_bytes for value in reads],
+            write=result.split,
+            write_bytes=result.size_bytes,
             size_of=values.axis_size,
         )
         return device_share(eqn, kind, operands)

@@ -16,7 +16,6 @@ Key arrays count as the words that they are made of. Complexity: one lowering of
 import functools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.core
@@ -27,8 +26,8 @@ from jax.sharding import AxisType, NamedSharding, Sharding
 from jaxckpt import _compat
 from jaxckpt.ir.regions import STACK
 from jaxckpt.outline.outline import closed_jaxpr
-from jaxckpt.program.flat_program import Equation, FlatProgram, OpenLoop, array_spec, boundary_eqn, open_jaxpr
-from jaxckpt.program.open_scan import IS_PROBE, Visibility
+from jaxckpt.program.flat_program import AnyMesh, Equation, FlatProgram, OpenLoop, array_spec, boundary_eqn, open_jaxpr
+from jaxckpt.program.open_loops import IS_PROBE, Visibility
 from jaxckpt.program.open_shard_map import ValueSharding, is_local, split_of
 
 _PLATFORMS = ("cuda", "tpu", "cpu")
@@ -59,15 +58,36 @@ def _propagated(
     equations, probes = _with_probes(program)
     results = list(probes.values())
     closed = closed_jaxpr(program, equations, [*program.outvars, *results])
-    lowered = _lowered(closed, program, shardings, out_shardings, len(results))
+    arguments = [*(v for v, _ in program.constants), *program.invars]
+    captured = len(program.constants)
+
+    def flat(*leaves: jax.Array) -> Sequence[jax.Array]:
+        return tuple(jax.core.eval_jaxpr(open_jaxpr(closed), leaves[:captured], *leaves[captured:]))
+
+    of_arguments = [*(getattr(array, "sharding", None) for _, array in program.constants), *shardings]
+    specs = [
+        array_spec(v.aval, _over_mesh(sharding)) if _is_array(v) else v.aval
+        for v, sharding in zip(arguments, of_arguments, strict=True)
+    ]
+    of_results = (*map(_over_mesh, out_shardings), *(None for _ in results))
+    lowered = _lowered(jax.jit(flat, keep_unused=True, out_shardings=of_results).trace(*specs))
     if lowered is None:
         return {}
-    arguments = [*(v for v, _ in program.constants), *program.invars]
-    of_arguments, of_probes = _compat.propagated_splits(lowered, len(arguments), len(results))
-    splits = dict(zip(arguments, of_arguments, strict=True))
+    found, of_probes = _compat.propagated_splits(lowered, len(arguments), len(results))
+    splits = dict(zip(arguments, found, strict=True))
     for variable, split in zip(probes, of_probes, strict=True):
         splits[variable] = split[len(split) - len(variable.aval.shape) :]
     return {v: split[: len(v.aval.shape)] for v, split in splits.items() if any(split)}
+
+
+def _lowered(traced: jax.stages.Traced) -> jax.stages.Lowered | None:
+    """A program lowered, its constants as arguments; None where no platform takes it."""
+    for platform in _PLATFORMS:
+        try:
+            return traced.lower(lowering_platforms=(platform,))
+        except (NotImplementedError, ValueError, TypeError, RuntimeError, KeyError):
+            continue  # its kernels are another platform's
+    return None
 
 
 def _of_constants(program: FlatProgram, found: Mapping[jex.Var, ValueSharding]) -> dict[jex.Var, ValueSharding]:
@@ -104,7 +124,7 @@ def split_of_sharding(sharding: NamedSharding, rank: int) -> ValueSharding:
     return found if any(found) else ()
 
 
-def meshes_of(program: FlatProgram, shardings: Iterable[Sharding | None]) -> Iterator[Any]:
+def meshes_of(program: FlatProgram, shardings: Iterable[Sharding | None]) -> Iterator[AnyMesh]:
     """The meshes that shardings of arguments, constraints and types name, in this order."""
     equations = [equation.eqn for equation in program.equations]
     named = (
@@ -161,35 +181,6 @@ def _is_array(variable: jex.Var) -> bool:
     return isinstance(variable.aval, jax.core.ShapedArray)
 
 
-def _lowered(
-    closed: jex.ClosedJaxpr,
-    program: FlatProgram,
-    shardings: Sequence[Sharding | None],
-    out_shardings: Sequence[Sharding | None],
-    probes: int,
-) -> jax.stages.Lowered | None:
-    """The program lowered, its constants as arguments; None where no platform takes it."""
-    captured = len(program.constants)
-
-    def flat(*leaves: Any) -> Sequence[Any]:
-        return tuple(jax.core.eval_jaxpr(open_jaxpr(closed), leaves[:captured], *leaves[captured:]))
-
-    of_leaves = [*(getattr(array, "sharding", None) for _, array in program.constants), *shardings]
-    variables = [*(v for v, _ in program.constants), *program.invars]
-    specs = [
-        array_spec(v.aval, _over_mesh(sharding)) if isinstance(v.aval, jax.core.ShapedArray) else v.aval
-        for v, sharding in zip(variables, of_leaves, strict=True)
-    ]
-    of_results = (*map(_over_mesh, out_shardings), *(None for _ in range(probes)))
-    traced = jax.jit(flat, keep_unused=True, out_shardings=of_results).trace(*specs)
-    for platform in _PLATFORMS:
-        try:
-            return traced.lower(lowering_platforms=(platform,))
-        except (NotImplementedError, ValueError, TypeError, RuntimeError, KeyError):
-            continue  # its kernels are another platform's
-    return None
-
-
 def _over_mesh(sharding: Sharding | None) -> NamedSharding | None:
     """A sharding over a mesh, in device memory; others are left to the compiler."""
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
@@ -226,7 +217,7 @@ def _shard_shape(shape: tuple[int, ...], sharding: Sharding | None) -> tuple[int
 
 
 @functools.lru_cache(maxsize=1024)
-def dtype_bits(dtype: Any) -> int:
+def dtype_bits(dtype: jax.typing.DTypeLike) -> int:
     """Bits of one element as the compiler stores it: a bool is a byte, an int4 half of one, a float0 nothing."""
     if jnp.issubdtype(dtype, jax.dtypes.extended):
         if not jnp.issubdtype(dtype, jax.dtypes.prng_key):

@@ -19,15 +19,13 @@ from jaxckpt.calling import Calling, StepCall
 from jaxckpt.calling.arguments import leaf_sharding
 from jaxckpt.ir import Graph, Phase
 from jaxckpt.outline.outline import closed_jaxpr
-from jaxckpt.program.flat_program import CondKey, FlatProgram, array_spec
+from jaxckpt.program.flat_program import AnyMesh, CondKey, FlatProgram, array_spec
 from jaxckpt.program.inline import inline
-from jaxckpt.program.open_cond import conds_to_keep_closed
-from jaxckpt.program.open_scan import is_sound
+from jaxckpt.program.open_loops import conds_to_keep_closed, is_sound
 from jaxckpt.program.simplify import eliminate_common_subexpressions, eliminate_dead_code
 from jaxckpt.trace.graph import graph_of
-from jaxckpt.trace.phase import phases_from_liveness, phases_from_marks
+from jaxckpt.trace.phase import move_to_forward, phases_from_liveness, phases_from_marks
 from jaxckpt.trace.sharding import propagate_shardings
-from jaxckpt.trace.to_forward import move_to_forward
 
 _NO_KEYWORDS: Mapping[str, Any] = MappingProxyType({})
 
@@ -84,7 +82,7 @@ class Traced:
         return _compat.traced_leaves(self.stage).out_shardings
 
     @property
-    def mesh(self) -> Any:
+    def mesh(self) -> AnyMesh | None:
         """The mesh of the arguments, of a constraint in the step, or of the context; None where there is none."""
         constraints = (equation.eqn.params.get("sharding") for equation in self.program.equations)
         shardings = (*(spec.sharding for spec in self.specs), *self.in_shardings, *constraints)
@@ -160,8 +158,8 @@ def _program(stage: jax.stages.Traced, *, eager: bool, open_loops: bool) -> tupl
     captured = _compat.captured_arrays(stage)
 
     def simplified(closed_conds: frozenset[CondKey]) -> FlatProgram:
-        options: Any = {"inline_custom": eager, "open_loops": open_loops, "closed_conds": closed_conds}
-        return eliminate_dead_code(eliminate_common_subexpressions(inline(stage.jaxpr, captured, **options)))
+        inlined = inline(stage.jaxpr, captured, inline_custom=eager, open_loops=open_loops, closed_conds=closed_conds)
+        return eliminate_dead_code(eliminate_common_subexpressions(inlined))
 
     program = simplified(frozenset())
     if closed_conds := conds_to_keep_closed(program):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxckpt.cost.branch_residuals import ResidualSlots, Span
+from jaxckpt.cost.loop_liveness import ResidualSlots, Span
 from jaxckpt.ir import Graph, Loop
 from jaxckpt.ir.regions import Branch
 

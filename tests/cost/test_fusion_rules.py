@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxckpt.cost.fusion_rules import ROW_RULES, RULES, FusionFacts, loaded_operands, needed_operands, unfolded_rules
+from jaxckpt.cost.fusion_rules import unfolded_rules
 from jaxckpt.ir import Graph, Phase
 from tests.graphs import Builder
 
@@ -66,7 +66,7 @@ def primitives(graph, ops):
 )
 def test_a_rule_finds_its_ops(rule, expected):
     graph = mixed()
-    assert primitives(graph, RULES[rule](FusionFacts(graph))) == expected
+    assert primitives(graph, getattr(unfolded_rules(graph), rule)) == expected
 
 
 @pytest.mark.parametrize(
@@ -84,18 +84,12 @@ def test_a_rule_finds_its_ops(rule, expected):
 )
 def test_a_rule_of_rows_finds_its_ops(rule, build, expected):
     graph = build()
-    assert primitives(graph, ROW_RULES[rule](FusionFacts(graph))) == expected
-
-
-def test_every_rule_is_a_set_of_the_graphs_rules():
-    rules = unfolded_rules(mixed())
-    assert all(isinstance(getattr(rules, name), frozenset) for name in RULES)
-    assert all(isinstance(getattr(rules.rows, name), frozenset) for name in ROW_RULES)
+    assert primitives(graph, getattr(unfolded_rules(graph).rows, rule)) == expected
 
 
 def test_operands_that_must_be_in_memory():
     graph = mixed()
-    found = {op.primitive: needed for op, needed in zip(graph.ops, needed_operands(FusionFacts(graph)), strict=True)}
+    found = {op.primitive: needed for op, needed in zip(graph.ops, unfolded_rules(graph).needed_operands, strict=True)}
     assert {name: needed for name, needed in found.items() if needed} == {
         "dot_general": (0,),
         "erf": (0,),
@@ -105,5 +99,5 @@ def test_operands_that_must_be_in_memory():
 
 def test_a_product_loads_what_is_shifted_by_a_broadcast_argument():
     graph = mixed()
-    loaded = {graph.ops[op].primitive: position for op, position in loaded_operands(FusionFacts(graph)).items()}
+    loaded = {graph.ops[op].primitive: position for op, position in unfolded_rules(graph).loaded_operands.items()}
     assert loaded == {"add": 0}

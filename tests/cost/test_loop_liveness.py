@@ -9,10 +9,10 @@ import pytest
 
 from jaxckpt.cost import Rates
 from jaxckpt.ir import GraphPlan, Recompute, Save
-from jaxckpt.ir.residual import residuals
 from jaxckpt.solve import Problem, solve
 from jaxckpt.trace import trace_step
 from tests.graphs import RATES
+from tests.residuals import residuals
 
 LENGTH, ROWS, WIDTH = 16, 64, 32
 SLICE_BYTES = 4 * ROWS * WIDTH

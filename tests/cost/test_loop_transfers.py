@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxckpt.cost.loop_transfers import LoopTransfers
+from jaxckpt.cost.clock import StepClock
 from jaxckpt.ir import Graph, Offload, Save
 from jaxckpt.ir.regions import Loop
 from jaxckpt.machine import Target
@@ -21,39 +21,61 @@ ITERATIONS, MIB = 5, 2**20
 def copies():
     """One MiB a second, in the body of a loop of five iterations that began at second ten."""
     loops = (Loop(id=0, length=ITERATIONS, reverse=False),)
-    made = LoopTransfers(Graph(values=(), ops=(), inputs=(), loops=loops), float(MIB))
-    made.begin_iteration(0, now_s=10.0)
-    return made
+    clock = StepClock(Graph(values=(), ops=(), inputs=(), loops=loops), float(MIB))
+    clock.work(10.0)
+    clock.end()
+    clock.begin(0)
+    return clock
+
+
+def waited_s(clock, *, end=False):
+    """Seconds that a step waits, for instance 7 or at the end of an iteration, and the work before it."""
+    before = clock.stall_s
+    if end:
+        clock.end([0])
+    else:
+        clock.wait(7)
+    return clock.stall_s - before
+
+
+FACTS = {"stack_bytes": 0, "is_pipelined": False}
 
 
 def test_a_store_is_waited_for_at_the_end_of_its_iteration():
-    link = copies()
-    link.store(7, 0, 2 * MIB, now_s=10.0 + ITERATIONS * 1.0, is_pipelined=False)
-    assert link.wait_s(7, now_s=10.0 + ITERATIONS * 1.5) == 0
-    assert link.end_wait_s(0, now_s=10.0 + ITERATIONS * 2.0) == pytest.approx(ITERATIONS * 1.0)
-    assert link.stall_s == pytest.approx(ITERATIONS * 1.0)
+    clock = copies()
+    clock.work(ITERATIONS * 1.0)
+    clock.store_in_loop(7, 0, 2 * MIB, **FACTS)
+    clock.work(ITERATIONS * 0.5)
+    assert waited_s(clock) == 0
+    clock.work(ITERATIONS * 0.5)
+    assert waited_s(clock, end=True) == pytest.approx(ITERATIONS * 1.0)
+    assert clock.seconds[-1] == pytest.approx(ITERATIONS * 3.0)
 
 
 def test_a_pipelined_store_has_until_its_value_is_recomputed():
-    link = copies()
-    link.store(7, 0, 2 * MIB, now_s=10.0 + ITERATIONS * 1.5, is_pipelined=True)
-    assert link.wait_s(7, now_s=10.0 + ITERATIONS * 1.5) == pytest.approx(ITERATIONS * 0.5)
-    assert link.end_wait_s(0, now_s=10.0 + ITERATIONS * 4.0) == 0
+    clock = copies()
+    clock.work(ITERATIONS * 1.5)
+    clock.store_in_loop(7, 0, 2 * MIB, **FACTS | {"is_pipelined": True})
+    assert clock.stall_s == pytest.approx(ITERATIONS * 0.5)
+    clock.work(ITERATIONS * 2.0)
+    assert waited_s(clock, end=True) == 0
 
 
 def test_a_load_is_awaited_where_read_a_pipelined_one_at_the_end():
     for is_pipelined, waited in ((False, 1.0), (True, 0.0)):
-        link = copies()
-        link.load(7, 0, 2 * MIB, is_pipelined=is_pipelined)
-        assert link.wait_s(7, now_s=10.0 + ITERATIONS * 1.0) == pytest.approx(ITERATIONS * waited)
-        assert link.end_wait_s(0, now_s=10.0 + ITERATIONS * 2.0) == 0
+        clock = copies()
+        clock.load_in_loop(7, 0, 2 * MIB, **FACTS | {"is_pipelined": is_pipelined})
+        clock.work(ITERATIONS * 1.0)
+        assert waited_s(clock) == pytest.approx(ITERATIONS * waited)
+        clock.work(ITERATIONS * (1.0 - waited))
+        assert waited_s(clock, end=True) == pytest.approx(0)
 
 
 def test_copies_of_an_iteration_queue_on_the_link():
-    link = copies()
-    link.load(7, 0, MIB, is_pipelined=False)
-    link.load(8, 0, MIB, is_pipelined=False)
-    assert link.wait_s(8, now_s=10.0) == pytest.approx(ITERATIONS * 2.0)
+    clock = copies()
+    clock.load_in_loop(8, 0, MIB, **FACTS)
+    clock.load_in_loop(7, 0, MIB, **FACTS)
+    assert waited_s(clock) == pytest.approx(ITERATIONS * 2.0)
 
 
 ### In a replay

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from jaxckpt.cost import arithmetic_costs, fuse, replay
 from jaxckpt.ir import Graph, GraphPlan, Phase, Recompute, Save, Trait
-from jaxckpt.ir.residual import residuals
 from jaxckpt.schedule import Barrier, Run, Schedule, schedule
 from tests.graphs import RATES, Builder, chain, graphs, without_fusion
+from tests.residuals import residuals
 
 
 def replayed(graph: Graph, plan: GraphPlan | None = None):

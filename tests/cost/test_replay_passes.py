@@ -1,11 +1,12 @@
 """Golden results of each pass of a replay, on one small step: kernels, live ranges, times, bytes alive."""
 
+from types import SimpleNamespace
+
 from jaxckpt.cost import arithmetic_costs, fuse
-from jaxckpt.cost.buffer_liveness import BufferPass, Buffers
-from jaxckpt.cost.clock import Load, PassOn, Store, Wait, clock
-from jaxckpt.cost.kernels import ScheduleKernels
+from jaxckpt.cost.buffer_liveness import BufferLiveness
+from jaxckpt.cost.clock import StepClock
+from jaxckpt.cost.kernels import ScheduleKernels, SharedPasses
 from jaxckpt.cost.peak import live_bytes
-from jaxckpt.cost.shared_passes import SharedPasses
 from jaxckpt.ir import Graph, GraphPlan, Offload, Phase
 from jaxckpt.schedule import schedule
 from tests.graphs import RATES, Builder
@@ -31,9 +32,8 @@ X, PRODUCT, NEGATED, TOTAL, GRADIENT = range(5)
 def passes(graph: Graph, decisions=()):
     """The schedule of a plan, its kernels and its buffers."""
     laid_out = schedule(graph, GraphPlan(fingerprint="", decisions=dict(decisions)))
-    model = {"rules": fuse(graph).rules, "arithmetic": arithmetic_costs(graph, RATES), "rates": RATES}
-    kernels = ScheduleKernels(graph, laid_out, **model)
-    return laid_out, kernels, BufferPass(graph, laid_out, kernels, **model).run()
+    kernels = ScheduleKernels(graph, laid_out, fuse(graph).rules, arithmetic_costs(graph, RATES), RATES)
+    return laid_out, kernels, BufferLiveness(graph, kernels)
 
 
 def test_a_kernel_runs_where_memory_is_written():
@@ -56,56 +56,64 @@ def test_a_buffer_lives_to_the_last_kernel_that_reads_it():
     )
 
 
-def test_an_offloaded_buffer_lives_until_its_copy_is_done():
+def test_an_offloaded_buffer_lives_until_its_copy_is_done(monkeypatch):
+    calls = []
+    for name in ("store", "load", "wait"):
+        plain = getattr(StepClock, name)
+        monkeypatch.setattr(
+            StepClock, name, lambda *args, name=name, plain=plain: calls.append((name, *args[1:])) or plain(*args)
+        )
     laid_out, _, buffers = passes(step(), {PRODUCT: Offload()})
-    events = [event for step in buffers.events for event in step if not isinstance(event, float)]
-    (store,) = (event for event in events if isinstance(event, Store))
-    (load,) = (event for event in events if isinstance(event, Load))
-    assert [laid_out.origin[i] for i in (store.instance, load.stored, load.instance)] == [PRODUCT] * 3
-    assert events.index(store) < events.index(load) < events.index(Wait(load.instance))
-    assert buffers.deaths[PRODUCT] == buffers.births[load.instance] < buffers.deaths[load.instance]
+    (store,) = (call for call in calls if call[0] == "store")
+    (load,) = (call for call in calls if call[0] == "load")
+    loaded = load[2]
+    assert [laid_out.origin[i] for i in (store[1], load[1], loaded)] == [PRODUCT] * 3
+    assert calls.index(store) < calls.index(load) < calls.index(("wait", loaded))
+    assert buffers.deaths[PRODUCT] == buffers.births[loaded] < buffers.deaths[loaded]
 
 
 def test_kernels_run_beside_copies_and_wait_for_those_they_need():
-    graph = step()
-    laid_out, _, _ = passes(graph)
+    clock = StepClock(step(), RATES.host_bandwidth_bytes_per_s)
     copied_s = MB / RATES.host_bandwidth_bytes_per_s
-    events = [[1e-6, Store(8, MB)], [PassOn(8, 9)], [2e-6, Wait(9)], [3e-6, Wait(7)]]
-    times = clock(
-        graph,
-        laid_out.steps,
-        events,
-        last_step={},
-        host_bandwidth_bytes_per_s=RATES.host_bandwidth_bytes_per_s,
-    )
-    assert times.seconds == [1e-6, 0.0, 2e-6 + (copied_s - (1e-6 + 2e-6)), 3e-6]
-    assert (times.stall_s, times.host_bytes) == (copied_s - 3e-6, MB)
+    clock.begin(None)
+    clock.work(1e-6)
+    clock.store(8, MB)
+    clock.end()
+    clock.pass_on(8, 9)
+    clock.end()
+    for work_s, awaited in ((2e-6, 9), (3e-6, 7)):
+        clock.begin(None)
+        clock.work(work_s)
+        clock.wait(awaited)
+        clock.end()
+    assert clock.seconds == [1e-6, 0.0, 2e-6 + (copied_s - (1e-6 + 2e-6)), 3e-6]
+    assert (clock.stall_s, clock.host_bytes) == (copied_s - 3e-6, MB)
 
 
-def buffers_of(*ranges: tuple[int, int], length: int = 3, **facts) -> Buffers:
-    graph = step()
-    loops = passes(graph)[2].loops
+LENGTH = 3
+
+
+def buffers_of(*ranges: tuple[int, int], **facts) -> SimpleNamespace:
+    """Buffers of a schedule of three steps, in a step without loops."""
     births, deaths = ({i: each[k] for i, each in enumerate(ranges)} for k in (0, 1))
-    size_bytes = [MB] * len(ranges)
-    return Buffers(
-        size_bytes=size_bytes, loops=loops, events=[[] for _ in range(length)], births=births, deaths=deaths, **facts
-    )
+    nothing = {"in_place": set(), "reshaped": set(), "workspace_bytes": {}, "loops": passes(step())[2].loops}
+    return SimpleNamespace(births=births, deaths=deaths, size_bytes=[MB] * len(ranges), **(nothing | facts))
 
 
 def test_bytes_alive_are_those_of_live_ranges_and_workspaces():
     buffers = buffers_of((0, 1), (1, 2), workspace_bytes={2: 5})
-    assert live_bytes(buffers, external=(), results=()) == (MB, 2 * MB, MB + 5)
-    assert live_bytes(buffers, external={0}, results=()) == (0, MB, MB + 5)
+    assert live_bytes(buffers, LENGTH, external=(), results=()) == (MB, 2 * MB, MB + 5)
+    assert live_bytes(buffers, LENGTH, external={0}, results=()) == (0, MB, MB + 5)
 
 
 def test_a_kernel_writes_over_a_buffer_of_its_shape_that_dies():
-    assert live_bytes(buffers_of((0, 1), (1, 2), in_place={1}), external=(), results=()) == (MB, MB, MB)
+    assert live_bytes(buffers_of((0, 1), (1, 2), in_place={1}), LENGTH, external=(), results=()) == (MB, MB, MB)
     reshaped = buffers_of((0, 1), (1, 2), in_place={1}, reshaped={0})
-    assert live_bytes(reshaped, external=(), results=()) == (MB, 2 * MB, MB)
+    assert live_bytes(reshaped, LENGTH, external=(), results=()) == (MB, 2 * MB, MB)
 
 
 def test_a_temporary_fits_in_a_result_that_is_not_written_yet():
-    assert live_bytes(buffers_of((0, 1), (2, 2)), external={1}, results={1}) == (0, 0, 0)
+    assert live_bytes(buffers_of((0, 1), (2, 2)), LENGTH, external={1}, results={1}) == (0, 0, 0)
 
 
 ### Shared passes

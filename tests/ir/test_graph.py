@@ -7,8 +7,8 @@ from hypothesis import given
 
 from jaxckpt._errors import GraphError
 from jaxckpt.ir import Graph, Phase
-from jaxckpt.ir.residual import residuals
 from tests.graphs import Builder, chain, graphs
+from tests.residuals import residuals
 
 
 def replaced(graph: Graph, op: int, **changes) -> Graph:

@@ -10,13 +10,14 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from jaxckpt.ir import GraphPlan, LoopSplit, LoopTiling, Offload, Recompute
-from jaxckpt.ir.residual import residuals
-from jaxckpt.outline.interfaces import loop_interfaces, loop_tree, own_stacks
+from jaxckpt.ir.regions import STACK
+from jaxckpt.outline.interfaces import Interfaces, LoopTree
 from jaxckpt.rewrite import rewrite
 from jaxckpt.rewrite.split_loops import with_split_loops
 from jaxckpt.rewrite.tile_loops import with_tiled_loops
 from jaxckpt.trace import trace_step
 from tests.outline.text import text_of
+from tests.residuals import residuals
 
 W = jnp.arange(1.0, 5.0)
 X = jnp.float32(1)
@@ -378,27 +379,33 @@ def test_branches_share_slots_of_one_type():
     )
 
 
-def test_own_stacks_are_found_with_values_that_others_read():
+def interfaces(program):
+    return Interfaces(program.equations, LoopTree(program.loops))
+
+
+def test_own_stacks_come_first_and_their_values_are_stacked_once():
     program = trace_step(jax.grad(with_stacks, has_aux=True), W, X).program
-    found = own_stacks(program.equations, loop_tree(program.loops))
+    own = {e.eqn.params["loop"]: e.eqn.outvars[0] for e in program.equations if e.eqn.primitive.name == STACK}
+    found = interfaces(program)
     assert not found.filled
-    assert {loop: len(stacks) for loop, stacks in found.by_loop.items()} == {0: 1, 1: 1}
-    assert list(found.of.items()) == [*found.by_loop[0], *found.by_loop[1]]
+    assert {loop: found.loops[loop].stacks[0][1] for loop in own} == own
+    assert own.keys() == {0, 1}
+    for loop in found.loops:
+        assert len({value for value, _ in loop.stacks}) == len(loop.stacks)
 
 
 def test_own_stacks_of_several_loops_are_filled_by_these():
     program = split(jax.grad(loss), W, X, lengths=(1, 3)).program
-    found = own_stacks(program.equations, loop_tree(program.loops))
+    found = interfaces(program)
     ((stack, array),) = found.filled.items()
     assert [program.loops[loop].offset for loop in array.loops] == [1, 0]
     assert stack is program.outvars[0]
-    assert not found.by_loop
+    assert all(stack is not other for loop in found.loops for _, other in loop.stacks)
 
 
 def test_an_interface_has_what_a_body_reads_and_gives():
     program = trace_step(jax.grad(loss), W, X).program
-    tree = loop_tree(program.loops)
-    forward, backward = loop_interfaces(program.equations, tree, own_stacks(program.equations, tree)).loops
+    forward, backward = interfaces(program).loops
     assert not forward.constants
     assert [type(carry.init) for carry in (*forward.carries, *backward.carries)] == [jex.Var, jex.Literal]
     assert list(forward.slices.values()) == [program.invars[0]]

@@ -10,10 +10,10 @@ import pytest
 
 from jaxckpt.ir import GraphPlan, Phase, Recompute
 from jaxckpt.ir.regions import CARRY, END, SLICE, STACK
-from jaxckpt.ir.residual import residuals
 from jaxckpt.program.inline import open_jaxpr
 from jaxckpt.rewrite import rewrite
 from jaxckpt.trace import trace_step
+from tests.residuals import residuals
 
 W = jnp.linspace(-1.0, 1.0, 36).reshape(4, 3, 3)
 X = jnp.linspace(0.1, 1.0, 6).reshape(2, 3)

@@ -7,7 +7,7 @@ import pytest
 from jaxckpt import _compat
 from jaxckpt.ir import Phase
 from jaxckpt.ir.scope import path_of_marks, repeated
-from jaxckpt.program.scope import forward_name_stack
+from jaxckpt.program.flat_program import forward_name_stack
 from jaxckpt.trace import trace_step
 
 MARKS = {"jvp", "transpose", "vmap"}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxckpt.ir import Phase
-from jaxckpt.ir.residual import residuals
 from jaxckpt.trace import trace_step
+from tests.residuals import residuals
 
 W, X = jnp.full((4, 4), 0.3), jnp.linspace(0.1, 1.0, 12).reshape(3, 4)
 

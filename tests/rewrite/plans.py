@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from jaxckpt.ir import Decision, Graph, GraphPlan, Phase, Recompute, Save
-from jaxckpt.ir.residual import residuals
+from tests.residuals import residuals
 
 
 def droppable(graph: Graph) -> list[int]:

@@ -11,12 +11,12 @@ import pytest
 
 from jaxckpt._errors import UnsupportedDecisionError
 from jaxckpt.ir import GraphPlan, Offload, Partition, Recompute, Save
-from jaxckpt.ir.residual import residuals
 from jaxckpt.rewrite import rewrite
 from jaxckpt.schedule import partition_with_axes, schedule
 from jaxckpt.trace import trace_step
 from jaxckpt.verifier.interpret import run_one_by_one
 from tests.branched import KINDS, STEPS, W, X, layers, narrow, scanned, wide
+from tests.residuals import residuals
 from tests.zoo.case import quick_jit
 
 ARGS = (W, X, KINDS)

@@ -9,10 +9,10 @@ import pytest
 
 import jaxckpt
 from jaxckpt.ir import Phase
-from jaxckpt.ir.residual import residuals
 from jaxckpt.machine import targets
 from jaxckpt.rewrite import rewrite
 from jaxckpt.trace import trace_step
+from tests.residuals import residuals
 from tests.rewrite.plans import plan_of
 
 GPU = any(status.name == "h200" and status.usable for status in targets())

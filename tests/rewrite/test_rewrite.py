@@ -11,10 +11,10 @@ import pytest
 
 from jaxckpt._errors import GraphError, PlanMismatchError, UnsupportedDecisionError
 from jaxckpt.ir import GraphPlan, Offload, Partition, Phase
-from jaxckpt.ir.residual import residuals
 from jaxckpt.rewrite import rewrite
 from jaxckpt.schedule import Barrier, Run
 from jaxckpt.trace import trace_step
+from tests.residuals import residuals
 from tests.rewrite.plans import drop_all, droppable, plan_of
 
 W, X = jnp.full((4, 4), 0.3), jnp.linspace(0.1, 1.0, 12).reshape(3, 4)

@@ -10,12 +10,12 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxckpt.ir import GraphPlan, Offload, Partition, Phase, Recompute, Save
-from jaxckpt.ir.residual import residuals
 from jaxckpt.rewrite import rewrite
 from jaxckpt.schedule import partition_with_axes
 from jaxckpt.schedule.validate import reason_not_offloadable
 from jaxckpt.trace import trace_step
 from jaxckpt.verifier.interpret import run_one_by_one
+from tests.residuals import residuals
 from tests.sharded import DOWN, STEPS, UP, X, around_blocks, block, blocks, body_with_scan, part, scan_of_bodies
 from tests.zoo.case import quick_jit
 

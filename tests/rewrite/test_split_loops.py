@@ -81,7 +81,7 @@ def test_residual_stacks_are_as_long_as_their_part():
 
 def test_each_value_of_a_body_exists_once_in_every_part():
     made = split(make_step(), W, X, lengths=(1, 2, 2))
-    whole, graph = made.unsplit.graph, made.traced.graph
+    whole, graph = trace_step(make_step(), W, X).graph, made.traced.graph
     for value, copies in enumerate(made.values):
         producer = whole.producer[value]
         inside = producer is not None and whole.ops[producer].loop is not None
@@ -117,7 +117,7 @@ def test_layers_of_a_flax_module_are_split():
     step, args = flax_step(LENGTH)
     made = split(step, *args, lengths=(2, 3))
     assert [scan.params["length"] for scan in scans(made.traced.jaxpr)] == [2, 3, 3, 2]
-    scopes = Counter(op.scope for op in made.unsplit.graph.ops if op.loop is not None)
+    scopes = Counter(op.scope for op in trace_step(step, *args).graph.ops if op.loop is not None)
     assert {op.scope for op in made.traced.graph.ops if op.loop is not None} == set(scopes)
     assert_same_bits(step, args, made.traced)
 
@@ -145,7 +145,7 @@ def test_an_array_over_several_devices_keeps_its_split():
     args = over_two_devices(LENGTH)
     step = make_step()
     made = split(step, *args)
-    whole, graph = made.unsplit.graph, made.traced.graph
+    whole, graph = trace_step(step, *args).graph, made.traced.graph
     assert any(value.split for value in whole.values)
     for value, copies in enumerate(made.values):
         assert {graph.values[copy].split for copy in copies} == {whole.values[value].split}

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxckpt.cost import fuse, replay
-from jaxckpt.cost.roofline import arithmetic_costs
+from jaxckpt.cost.rates import arithmetic_costs
 from jaxckpt.ir import GraphPlan, Kind, Phase
 from jaxckpt.schedule import schedule
 from jaxckpt.schedule.layout import Layouts

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxckpt.schedule.layout_copies import copied_views, read_in_default_layout
+from jaxckpt.schedule.layout import copied_views, read_in_default_layout
 from jaxckpt.trace import trace_step
 
 

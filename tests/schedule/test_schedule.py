@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from jaxckpt._errors import GraphError
 from jaxckpt.ir import GraphPlan, Loop, Offload, Phase, Recompute, Save
-from jaxckpt.ir.residual import residuals
 from jaxckpt.schedule import Barrier, Run, schedule
 from tests.graphs import Builder, chain, graphs
+from tests.residuals import residuals
 from tests.schedule.as_text import as_text
 
 

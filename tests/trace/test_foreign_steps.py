@@ -10,8 +10,8 @@ import pytest
 
 from jaxckpt._errors import NoGradientError
 from jaxckpt.ir import Phase
-from jaxckpt.ir.residual import residuals
 from jaxckpt.trace import trace_step
+from tests.residuals import residuals
 from tests.zoo import ZOO, entries
 from tests.zoo.case import as_numpy, fresh, quick_jit
 

@@ -1,14 +1,19 @@
-"""Opens loops: the equations of a scan's body join the program, between equations that carry, slice and stack.
+"""Opens loops and conds: equations of bodies join the program, between equations that carry, slice, stack and select.
 
 1. Opened are scans without effects that belong to a gradient: differentiated ones, and those with a gradient inside.
+   So are conds, each branch as a loop of one iteration.
 2. What a later scan slices and an earlier one stacked is one value of an iteration: the later body reads it where the
-   earlier body computes it. So a forward scan and its backward scan need not be paired: their values are.
+   earlier body computes it. So a forward scan and its backward scan need not be paired: their values are. A later cond
+   over the same index reads, in each branch, what the same branch of an earlier cond computes.
 3. What a scan carries on unchanged, and what it stacks unchanged, is read from its source.
+4. A cond whose branches neither compute nor read such a residual stays closed (`conds_to_keep_closed`): nothing in it
+   is to be decided on, and all of it may be recomputed.
 
-`outline` puts open loops back into scan equations. The added primitives are explained in `jaxckpt.ir.regions`.
+`outline` puts open bodies back into scan and cond equations. The added primitives are explained in
+`jaxckpt.ir.regions`.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax.core
@@ -16,17 +21,20 @@ import jax.extend.core as jex
 from jax.extend.source_info_util import NameStack
 
 from jaxckpt import _compat
-from jaxckpt.ir.regions import BODY_INPUTS, COND_END, END, LOOP_BOUNDARIES, SLICE, STACK
+from jaxckpt.ir.regions import BODY_INPUTS, COND_END, END, LOOP_BOUNDARIES, SLICE, STACK, Branch
 from jaxckpt.ir.scope import JVP, TRANSPOSE
 from jaxckpt.program.flat_program import (
     AnyJaxpr,
     Atom,
     CondBranch,
+    CondKey,
     Equation,
     FlatProgram,
     OpenLoop,
+    Params,
     boundary_eqn,
     open_jaxpr,
+    with_name_stack,
 )
 
 IS_PROBE = "shown"
@@ -35,6 +43,8 @@ STACK_WRITERS = "stretches"
 """A parameter of `loop_stack`: the loops that stack into it one after the other, if there are several."""
 BRANCHES = "branches"
 """A parameter of `cond_end`: the branches of its cond."""
+_UNDEFINED = frozenset({"empty", "empty2"})
+"""Primitives of undefined arrays: a branch returns one in place of another branch's residual."""
 
 
 def can_open_loop(eqn: jex.JaxprEqn, name_stack: NameStack) -> bool:
@@ -42,6 +52,20 @@ def can_open_loop(eqn: jex.JaxprEqn, name_stack: NameStack) -> bool:
     if eqn.primitive.name != "scan" or _compat.lasting_effects(eqn.effects) or eqn.params["length"] < 1:
         return False
     return belongs_to_gradient(name_stack, [eqn.params["jaxpr"]])
+
+
+def can_open_cond(eqn: jex.JaxprEqn, reads: Sequence[Atom], name_stack: NameStack) -> bool:
+    """True if an equation is a cond over arrays, without effects, that is part of a gradient.
+
+    A cond over platforms is not opened: the compiler keeps one branch.
+    """
+    if eqn.primitive.name != "cond" or not isinstance(reads[0], jex.Var) or _compat.lasting_effects(eqn.effects):
+        return False
+    if eqn.params.get("branches_platforms") is not None:
+        return False
+    if not all(isinstance(atom.aval, jax.core.ShapedArray) for atom in (*eqn.invars, *eqn.outvars)):
+        return False
+    return belongs_to_gradient(name_stack, eqn.params["branches"])
 
 
 def belongs_to_gradient(name_stack: NameStack, bodies: Sequence[AnyJaxpr]) -> bool:
@@ -96,10 +120,10 @@ class Visibility:
         return (self._current(of_cond.index), of_cond.branch.position, of_cond.branch.of)
 
 
-class LoopOpener:
-    """Opens loops while a program is inlined."""
+class BodyOpener:
+    """Opens loops, and branches of conds but for those of the keys `closed`, while a program is inlined."""
 
-    def __init__(self) -> None:
+    def __init__(self, closed: frozenset[CondKey]) -> None:
         self.loops: list[OpenLoop] = []
         self.visibility = Visibility(self.loops)
         self._home: dict[jex.Var, int] = {}
@@ -107,6 +131,12 @@ class LoopOpener:
         self._sliced: dict[jex.Var, Atom] = {}
         """For each slice its array."""
         self._stacked: dict[jex.Var, tuple[int, Atom]] = {}
+        self._closed = closed
+        self._conds = 0
+        self._last_number: dict[CondKey, int] = {}
+        self._results: dict[jex.Var, tuple[Sequence[int], Sequence[Atom]]] = {}
+        """For each result of a cond the branches, and the value of each."""
+        self._undefined: set[jex.Var] = set()
 
     def begin(
         self, eqn: jex.JaxprEqn, parent: int | None, *, manual: int | None = None, cond_branch: CondBranch | None = None
@@ -116,9 +146,13 @@ class LoopOpener:
         return len(self.loops) - 1
 
     def note(self, equation: Equation) -> None:
-        """Remembers the loop of an equation in a body."""
+        """Remembers the loop of an equation in a body, and undefined arrays."""
+        eqn = equation.eqn
         if equation.loop is not None:
-            self._home.update(dict.fromkeys(equation.eqn.outvars, equation.loop))
+            self._home.update(dict.fromkeys(eqn.outvars, equation.loop))
+        is_view = eqn.primitive.name == "broadcast_in_dim" and self._is_undefined(eqn.invars[0])
+        if is_view or eqn.primitive.name in _UNDEFINED:
+            self._undefined.update(eqn.outvars)
 
     def slice(self, loop: int, array: Atom, aval: jax.core.AbstractValue) -> Equation | Atom:
         """The equation of the iteration's slice of an array, or the value that an earlier loop stacked there."""
@@ -153,6 +187,80 @@ class LoopOpener:
         self.note(equation)
         return equation
 
+    def begin_cond(self, eqn: jex.JaxprEqn, index: Atom, parent: int | None, *, manual: int | None) -> list[int]:
+        """The branches of a cond (`eqn`, under its full name stack) as loops; none where it stays closed."""
+        key = self._key(parent)
+        if key in self._closed:
+            return []
+        cond, of = self._conds, len(eqn.params["branches"])
+        self._conds += 1
+        return [
+            self.begin(
+                with_name_stack(eqn, eqn.source_info.name_stack.extend(f"branch_{position}")),
+                parent,
+                manual=manual,
+                cond_branch=CondBranch(index=index, branch=Branch(cond=cond, position=position, of=of), key=key),
+            )
+            for position in range(of)
+        ]
+
+    def _key(self, parent: int | None) -> CondKey:
+        path = self.visibility.path(parent)
+        enclosing = (self.loops[loop].cond_branch for loop in reversed(path))
+        around = next((branch for branch in enclosing if branch is not None), None)
+        outer = () if around is None else (*around.key, around.branch.position)
+        self._last_number[outer] = number = self._last_number.get(outer, -1) + 1
+        return (*outer, number)
+
+    def inner_operand(self, loop: int, operand: Atom) -> Atom:
+        """The operand as a branch reads it: a result of the same branch of an earlier cond, or the operand itself."""
+        if not isinstance(operand, jex.Var) or operand not in self._results:
+            return operand
+        own = self.loops[loop].cond_branch
+        assert own is not None, "it is a branch"
+        loops, values = self._results[operand]
+        position = own.branch.position
+        if len(loops) != own.branch.of or not self.visibility.same_iterations(loop, loops[position]):
+            return operand
+        return values[position] if self.can_read(loop, values[position]) else operand
+
+    def end(self, loops: Sequence[int], index: Atom, values: Sequence[Atom], result: jex.Var) -> Equation | Atom:
+        """The equation of a cond's result; where all branches return one value from outside the cond, that value."""
+        known = [value for value in values if not self._is_undefined(value)] or list(values[:1])
+        parent = self.loops[loops[0]].parent
+        if all(value is known[0] for value in known) and self.can_read(parent, known[0]):
+            return known[0]
+        self._results[result] = (loops, values)
+        reads, branches = [index, *values], {BRANCHES: tuple(loops)}
+        return self.boundary(COND_END, loops[0], reads, [result], **branches)
+
+    def _is_undefined(self, atom: Atom) -> bool:
+        return isinstance(atom, jex.Var) and atom in self._undefined
+
+
+def conds_to_keep_closed(program: FlatProgram) -> frozenset[CondKey]:
+    """The conds without a gradient inside whose branches neither compute nor read a residual of a branch."""
+    branches = [(loop.cond_branch, loop.eqn) for loop in program.loops if loop.cond_branch is not None]
+    with_residuals = set(_conds_with_residuals(program))
+    return frozenset(
+        of_cond.key
+        for of_cond, eqn in branches
+        if of_cond.branch.cond not in with_residuals and not any(map(has_transpose, eqn.params["branches"]))
+    )
+
+
+def _conds_with_residuals(program: FlatProgram) -> Iterator[int]:
+    """Pairs of conds, one after the other, of which a branch of one computes what a branch of the other reads."""
+    path = Visibility(program.loops).path
+    home = {v: equation.loop for equation in program.equations for v in equation.eqn.outvars}
+    for equation in program.equations:
+        for variable, reader in operands_and_loops(equation, program.loops):
+            source = home.get(variable)
+            if source is not None and reader is not None:
+                branches = (program.loops[loop].cond_branch for loop in set(path(source)) ^ set(path(reader)))
+                differing = list(filter(None, branches))
+                yield from (branch.branch.cond for branch in differing if len(differing) > 1)
+
 
 def is_loop_boundary(eqn: jex.JaxprEqn) -> bool:
     """True if an equation takes values into or out of the body of an open loop or branch."""
@@ -164,7 +272,7 @@ def stack_writers(eqn: jex.JaxprEqn) -> tuple[int, ...]:
     return tuple(eqn.params.get(STACK_WRITERS, (eqn.params["loop"],)))
 
 
-def with_loop_ids(params: Mapping[str, Any], new_id: Callable[[int], int | None]) -> dict[str, Any]:
+def with_loop_ids(params: Params, new_id: Callable[[int], int | None]) -> Params:
     """The parameters of a boundary equation where loops and branches have other ids."""
     changed = dict(params, loop=new_id(params["loop"]))
     for name in (STACK_WRITERS, BRANCHES):

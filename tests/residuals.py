@@ -1,12 +1,8 @@
-"""The residuals of a graph: forward values that the backward reads.
-
-Every decision is about one of these. Which of them a compiler really keeps in memory is another question
-(`jaxckpt.cost.fusion`): a broadcast or a mask is a residual too, but costs nothing to recompute.
-"""
+"""The residuals of a graph: forward values that the backward reads."""
 
 from dataclasses import dataclass
 
-from jaxckpt.ir.graph import Graph, Phase
+from jaxckpt.ir import Graph, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
