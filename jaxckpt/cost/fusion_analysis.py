@@ -187,11 +187,16 @@ class FusionAnalysis:
 
         The first readers of a recomputed activation are the product that gives its weights' gradient and its own
         derivative, which need nothing of each other. Readers in the forward pass and in the backward do.
+
+        A reduction of what a reader writes (the gradient of a bias) takes that reader into its kernel before kernels
+        become siblings, and XLA then stores what both read: `tanh` of a gelu in float32 is in memory.
         """
-        expensive = self.rules.expensive
+        expensive, reductions = self.rules.expensive, self.rules.wide_reductions
         clones = (step for step in steps if isinstance(step, Run) and step.is_clone and step.op in expensive)
         several = {i: self.readers[i] for step in clones for i in step.writes if 1 < len(self.readers[i]) < _MANY}
-        independent = _independent(steps, set(several.values()))
+        reduced = {i for step in steps if isinstance(step, Run) and step.op in reductions for i in step.reads}
+        groups = {kernels for kernels in several.values() if reduced.isdisjoint(kernels)}
+        independent = _independent(steps, groups)
         return {instance: kernels for instance, kernels in several.items() if kernels in independent}
 
     def _reading_kernels(self, steps: Sequence[ScheduleStep]) -> list[frozenset[int]]:

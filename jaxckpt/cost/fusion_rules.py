@@ -79,6 +79,8 @@ class FusionRules:
       gathers: Rule 1: ops that read each element as often as they pick it.
       partial_reads: Rule 1: slices, which read only as much as they write.
       expensive: Rule 3: forward ops of many instructions an element.
+      wide_reductions: Rule 3: reductions of 32 bits an element and more, which take what they read as it is written;
+        narrower operands are converted first, by the kernel of the reduction.
       never_materialised: Rules 3, 4: views and fused scatters, not written however many readers they have.
       loops: Ops whose kernel is a loop over elements, which others of its kind can join (`SharedPasses`).
     """
@@ -95,6 +97,7 @@ class FusionRules:
     gathers: Ops
     partial_reads: Ops
     expensive: Ops
+    wide_reductions: Ops
     never_materialised: Ops
     loops: Ops
 
@@ -123,9 +126,15 @@ def unfolded_rules(graph: Graph) -> FusionRules:
         gathers=ops(lambda op: op.primitive == "gather"),
         partial_reads=ops(lambda op: op.primitive in _READS_PART),
         expensive=ops(lambda op: op.primitive in _EXPENSIVE and op.phase is Phase.FORWARD),
+        wide_reductions=ops(lambda op: op.kind is Kind.REDUCTION and _is_wide(graph, op.reads[0])),
         never_materialised=ops(lambda op: op.kind is Kind.VIEW) - copies | fused_scatters,
         loops=ops(lambda op: op.kind in _LOOPS and not op.effects) - own_kernels,
     )
+
+
+def _is_wide(graph: Graph, value: int) -> bool:
+    """True if an array has at least 32 bits an element."""
+    return graph.values[value].dtype.endswith(("32", "64", "128"))
 
 
 def _own_kernels(graph: Graph, layouts: Layouts, fused_scatters: Ops) -> Ops:

@@ -46,8 +46,8 @@ _MEMBERS = {
         to_shards from_shards axis_index""",
     Kind.ELEMENTWISE: """abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e
         cbrt ceil clamp conj convert_element_type cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1
-        floor ge gt integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter not
-        one_minus_square or polygamma population_count pow rem round rsqrt select_and_gather_add select_n
+        floor ge gt integer_pow is_finite le lgamma log log1p log2 logistic lt max min mul mulhi ne neg nextafter
+        not one_minus_square or polygamma polynomial population_count pow rem round rsqrt select_and_gather_add select_n
         shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor
         complex igamma igammac zeta clz bitcast_convert_type eq_to le_to lt_to mul_add
         concatenate stack pad sharding_constraint mesh_cast random_wrap random_unwrap""",
@@ -56,8 +56,8 @@ _MEMBERS = {
         argmin reduce reduce_window_sum reduce_window_max reduce_window_min reduce_window
         select_and_scatter_add select_and_scatter""",
     Kind.CONTRACTION: "dot_general conv_general_dilated ragged_dot ragged_dot_general scaled_matmul_wrapper",
-    Kind.SCATTER: """scatter scatter-add scatter_add scatter_mul scatter_min scatter_max scatter-sub scatter_sub
-        dynamic_update_slice""",
+    Kind.SCATTER: """scatter scatter-add scatter_add scatter_mul scatter_min scatter_max scatter-mul scatter-min
+        scatter-max scatter-sub scatter_sub dynamic_update_slice""",
     Kind.BARRIER: "optimization_barrier",
 }
 _TRAITS = {
