@@ -22,24 +22,9 @@ from jaxckpt.solve.strategy import BudgetSolver, Solver, Strategy, StrategySolve
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
-        "optimal": Strategy(
-            solver=Solver(solve_within=solve_optimal),
-            keeps="the values whose loss would cost most time, by integer programme within the budget",
-            good="any model at any budget",
-            source="ours; compare Jain et al. 2020 and Zhao et al. 2023",
-        ),
-        "none": Strategy(
-            solver=Solver(solve=solve_none),
-            keeps="everything: the step as it was written",
-            good="models that fit",
-            source="the compiler",
-        ),
-        "full": Strategy(
-            solver=Solver(solve=solve_full),
-            keeps="what crosses from stage to stage of the cut with the smallest peak",
-            good="the least memory without further thought; `jax.checkpoint` around each block",
-            source="Chen et al. 2016, algorithm 1",
-        ),
+        "optimal": Strategy(solver=Solver(solve_within=solve_optimal)),
+        "none": Strategy(solver=Solver(solve=solve_none)),
+        "full": Strategy(solver=Solver(solve=solve_full)),
         **BASELINES,
     }
 )

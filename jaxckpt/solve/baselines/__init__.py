@@ -2,8 +2,8 @@
 
 Read in this order: `chain` (a step as a sequence of stages), `sqrt`, `revolve`, `rotor` (which stages of a chain
 run again), `by_names`, `megatron`, `mindspore` (which values do), `knapsack`, `mincut` (PyTorch's partitioner),
-`checkmate` (all of it as one integer programme). The evictors of `jaxckpt.dynamic` are strategies too. `BASELINES` is
-their table; docs/strategies.md shows it.
+`checkmate` (all of it as one integer programme). The evictors of `jaxckpt.dynamic` are strategies too. `BASELINES` has
+them by name; docs/strategies.md says what each one keeps, when it is good, and where it comes from.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.baselines import mincut, mindspore
-from jaxckpt.solve.baselines.by_names import solve_dots, solve_dots_no_batch, solve_names
+from jaxckpt.solve.baselines.by_names import solve_names, solve_shipped
 from jaxckpt.solve.baselines.checkmate import solve_checkmate
 from jaxckpt.solve.baselines.megatron import solve_megatron
 from jaxckpt.solve.baselines.mincut import sweep_min_cut
@@ -42,104 +42,44 @@ def _greedy(text: str) -> Solver:
     return Solver(solve=solve_sqrt_greedy)
 
 
+def _evictor(name: str) -> Strategy:
+    return Strategy(solver=Solver(sweep=partial(_sweep_evicted, evictor=name)))
+
+
 BASELINES: Mapping[str, Strategy] = MappingProxyType(
     {
-        "every": Strategy(
-            solver=Solver(solve=solve_every),
-            keeps="what crosses into every k-th stage, stages being found by structure",
-            good="a first try by hand; k says how many stages run again together",
-            source="Chen et al. 2016, section 4.1",
-            option='k ("every:4"); 2 without one',
-            read=_every,
-        ),
+        "every": Strategy(solver=Solver(solve=solve_every), option='k ("every:4"); 2 without one', read=_every),
         "sqrt": Strategy(
             solver=Solver(solve=solve_sqrt),
-            keeps="what crosses between about sqrt(n) segments of the n stages",
-            good="deep stacks of equal layers that must become small without a budget to name",
-            source="Chen et al. 2016, section 4.1; algorithm 3 for the greedy variant",
             option='"sqrt:greedy": segments of equal bytes instead of equal length',
             read=_greedy,
         ),
-        "revolve": Strategy(
-            solver=Solver(sweep=sweep_revolve),
-            keeps="the snapshots of the binomial schedule's first sweep, as many as the budget asks for",
-            good="long chains of equal steps; a plan runs each step again once, where revolve may run it often",
-            source="Griewank and Walther 2000; Griewank 1992 (treeverse)",
-        ),
-        "rotor": Strategy(
-            solver=Solver(sweep=sweep_rotor),
-            keeps="everything in some stages, the input alone in others, by dynamic programming over the budget",
-            good="chains of unequal stages, such as ResNets",
-            source="Beaumont et al. 2019, theorem 1, with each stage run at most twice",
-        ),
-        "dots": Strategy(
-            solver=Solver(solve=solve_dots),
-            keeps="what matrix products and convolutions make",
-            good="models whose time is in products, with memory for attention's scores",
-            source="`jax.checkpoint_policies.dots_saveable`",
-        ),
-        "dots_no_batch": Strategy(
-            solver=Solver(solve=solve_dots_no_batch),
-            keeps="what products of activations with weights make",
-            good="transformers: attention's scores run again",
-            source="`jax.checkpoint_policies.dots_with_no_batch_dims_saveable`",
-        ),
+        "revolve": Strategy(solver=Solver(sweep=sweep_revolve)),
+        "rotor": Strategy(solver=Solver(sweep=sweep_rotor)),
+        "dots": Strategy(solver=Solver(solve=partial(solve_shipped, policy="dots"))),
+        "dots_no_batch": Strategy(solver=Solver(solve=partial(solve_shipped, policy="dots_no_batch"))),
         "names": Strategy(
             solver=Solver(solve=solve_names),
-            keeps="the values that `checkpoint_name` names",
-            good="models whose authors have named what to keep",
-            source="`jax.checkpoint_policies.save_only_these_names`",
             option='a glob on the names ("names:{qkv,attn_out}"); all without one',
             read=lambda names: Solver(solve=partial(solve_names, names=names)),
         ),
         "mincut": Strategy(
             solver=Solver(sweep=sweep_min_cut),
-            keeps="the cheapest values from which the backward follows without running what a knapsack keeps",
-            good="what torch.compile would do with the same step; few bytes kept, whatever the peak",
-            source="PyTorch, torch/_functorch/partitioners.py",
             option='"dp", "greedy" or "ilp", and a share of the bytes ("mincut:ilp,0.5", then no budget is read)',
             read=mincut.read_option,
         ),
         "megatron": Strategy(
             solver=Solver(solve=solve_megatron),
-            keeps="all but the core of each attention: scores, softmax, weights",
-            good="long sequences with attention written out; nothing where attention is one kernel",
-            source="Korthikanti et al. 2022, section 5",
             option='a glob on scopes ("megatron:*/core_attn"); found by structure without one',
             read=lambda scope: Solver(solve=partial(solve_megatron, scope=scope)),
         ),
         "mindspore": Strategy(
             solver=Solver(solve=solve_mindspore),
-            keeps="all but what fused kernels make whose inputs are there anyway",
-            good="some memory for almost no time: activations, normalisations",
-            source="MindSpore, graph_kernel_recompute.cc",
             option='bytes above which a kernel runs again, for long edges and for short ones ("mindspore:1MiB,4MiB")',
             read=mindspore.read_option,
         ),
-        "checkmate": Strategy(
-            solver=Solver(solve_within=solve_checkmate),
-            keeps="what an integer programme over the whole step keeps into the backward",
-            good="small steps, of a few dozen kernels at most, and comparisons",
-            source="Jain et al. 2020",
-        ),
-        "dtr": Strategy(
-            solver=Solver(sweep=partial(_sweep_evicted, evictor="dtr")),
-            keeps="what DTR would not have evicted in a simulated run of the step's kernels",
-            good="steps whose structure gives no good stages; a second opinion on any",
-            source="Kirisame et al. 2021 (h_DTR^eq)",
-        ),
-        "dte": Strategy(
-            solver=Solver(sweep=partial(_sweep_evicted, evictor="dte")),
-            keeps="the same of DTE, which counts free memory beside a value as its own",
-            good="comparisons",
-            source="Hu et al. 2022 (MegTaiChi)",
-        ),
-        "coop": Strategy(
-            solver=Solver(sweep=partial(_sweep_evicted, evictor="coop")),
-            keeps="the same of Coop, which evicts neighbours in memory",
-            good="comparisons; where the allocator's fragmentation matters",
-            source="Zhang et al. 2023",
-        ),
+        "checkmate": Strategy(solver=Solver(solve_within=solve_checkmate)),
+        **{name: _evictor(name) for name in ("dtr", "dte", "coop")},
     }
 )
 """By the name that `strategy=` takes."""

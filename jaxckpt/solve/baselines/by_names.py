@@ -12,14 +12,11 @@ from jaxckpt.solve.policy_plan import plan_from_policy
 from jaxckpt.solve.problem import Problem
 
 
-def solve_dots(problem: Problem) -> GraphPlan:
-    """Keeps what every matrix product and convolution makes."""
-    return _followed_by_name(problem, "dots")
-
-
-def solve_dots_no_batch(problem: Problem) -> GraphPlan:
-    """Keeps what products without batch dimensions make: those of activations with weights."""
-    return _followed_by_name(problem, "dots_no_batch")
+def solve_shipped(problem: Problem, *, policy: str) -> GraphPlan:
+    """Follows a policy that comes with jaxckpt, whose rules need not match anything."""
+    shipped = load_policy(policy)
+    rules = tuple(replace(rule, optional=True) for rule in shipped.rules)
+    return _followed(problem, replace(shipped, rules=rules))
 
 
 def solve_names(problem: Problem, names: str = "*") -> GraphPlan:
@@ -33,9 +30,3 @@ def _followed(problem: Problem, policy: Policy) -> GraphPlan:
     if not problem.required:
         return plan
     return problem.plan({**plan.decisions, **problem.required}, plan.stages, plan.strategy)
-
-
-def _followed_by_name(problem: Problem, name: str) -> GraphPlan:
-    """The plan of a shipped policy, whose rules need not match anything."""
-    policy = load_policy(name)
-    return _followed(problem, replace(policy, rules=tuple(replace(rule, optional=True) for rule in policy.rules)))
