@@ -99,6 +99,7 @@ def saved_collectives(problem: Problem) -> dict[int, Decision]:
 
 def _structure(problem: Problem, policy: Policy | None) -> tuple[StageStarts, frozenset[int]]:
     """The stages of the step and the values that cross them; one stage if no rule needs more."""
+    # Complexity: which parts of a policy need which cut; a table would repeat the conditions.
     if policy is None:
         return (0,), frozenset()
     kinds = {type(rule.decision) for rule in policy.rules}
@@ -116,6 +117,7 @@ class _Deciding:
     """Decisions on their way from rules to a plan."""
 
     def __init__(self, problem: Problem, resolved: tuple[Resolved, ...]):
+        # Complexity: rules decide in their order, each by its kind.
         self._problem = problem
         self._worth = problem.worth_saving
         self._named = {r.forward_value.id for r in resolved if r.names_value}

@@ -54,6 +54,7 @@ def drop(problem: Problem, dropped: Iterable[int], stages: StageStarts, strategy
 
     The inputs of these kernels are saved; all other values have no decision.
     """
+    # Complexity: each line is one set, made of those above; as functions they would all pass the same sets on.
     graph, keeping = problem.graph, problem.never_recomputed | frozenset(problem.graph.outputs)
     gone = _repeatable(problem, dropped) - keeping
     standing_on = {v for v in problem.read_after_forward if not gone.isdisjoint(problem.fusion.sources[v])}
