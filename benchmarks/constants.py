@@ -41,11 +41,11 @@ from jaxckpt.solve.effort import Effort, with_default_effort
 
 TARGET = "h200"
 NAME, PYTHON = "constants", "py312"
-SHARES = (0.35, 0.7)
+SHARES = (0.1, 0.5)
 """Budgets: how far from the least predicted temporaries to those without a plan."""
 LOCAL_SEARCH = ("Effort.op_runs", "Effort.fewest_replays", "Effort.small_share")
 LEAST = " least"
-"""The plan of least memory of a step."""
+"""Plans of about the least memory of a step, that of the least first: candidates before a budget is refused."""
 CORRECTIONS = ("Effort.compositions", "Effort.tolerance")
 """The composition misjudges the bytes of moved values too."""
 Figures = dict[str, float]
@@ -244,7 +244,7 @@ def solved(strategy: str, cases: Iterable[str]) -> dict[str, tuple[GraphPlan, fl
                 plan = solver.solve(budget, allow_empty=False)
             found[f"{case} {share}"] = plan, time.process_time() - start
         if solver is not None:
-            found[f"{case}{LEAST}"] = min(solver.min_memory_plans, key=lambda p: p.predicted.temp_bytes), 0.0
+            found |= {f"{case}{LEAST} {i}": (plan, 0.0) for i, plan in enumerate(solver.min_memory_plans)}
     return found
 
 
@@ -255,9 +255,9 @@ def of_plans(name: str, value: Any) -> Figures:
     before = _solved_by_default(strategy, few, _usual(name))
     with collector_paused(), with_default_effort(_usual(name)), with_value(name, value):
         after = before if value == default(name) else solved(strategy, few)
-    pairs = {key: (before[key][0], after[key][0]) for key in before}
-    budgeted = [key for key in before if not key.endswith(LEAST)]
-    least = [pairs[key] for key in before if key.endswith(LEAST)]
+    budgeted = [key for key in before if LEAST not in key]
+    least = [key for key in before if key.endswith(f"{LEAST} 0")]
+    pairs = {key: (before[key][0], after[key][0]) for key in (*budgeted, *least)}
     figures = {
         "plans": len(pairs),
         "same": sum(one.decisions == other.decisions and one.stages == other.stages for one, other in pairs.values()),
@@ -265,7 +265,9 @@ def of_plans(name: str, value: Any) -> Figures:
         "solve_s": sum(after[key][1] for key in budgeted) / sum(before[key][1] for key in budgeted),
     }
     if least:
-        figures["least_bytes"] = _mean(other.predicted.temp_bytes / one.predicted.temp_bytes for one, other in least)
+        smallest = (pairs[key] for key in least)
+        figures["least_bytes"] = _mean(other.predicted.temp_bytes / one.predicted.temp_bytes for one, other in smallest)
+        figures["least_plans"] = (len(after) - len(budgeted)) / (len(before) - len(budgeted))
     return figures
 
 

@@ -13,16 +13,19 @@ Read after `jaxckpt.policy.resolve` and `stages`.
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxckpt.cost import strip_views
 from jaxckpt.ir import Decision, GraphPlan, Kind, Offload, Partition, Phase, Recompute, Save, Trait
 from jaxckpt.policy import (
+    Match,
     Policy,
     Resolved,
+    Rule,
     excluded_ops,
     find_regions,
     is_read_after_forward,
+    load_policy,
     policy_of_mark,
     region_inputs,
     region_outputs,
@@ -60,6 +63,30 @@ def plan_from_policy(problem: Problem, policy: Policy | None) -> PolicyPlan:
     candidates = (deciding.without_end(stages), deciding.decisions)
     plans = [plan_with_transfers(problem, decisions, stages, name) for decisions in candidates]
     return PolicyPlan(resolved=resolved, plan=min(plans, key=lambda plan: plan.predicted.temp_bytes))
+
+
+def solve_shipped(problem: Problem, *, policy: str) -> GraphPlan:
+    """Follows a policy that comes with jaxckpt, whose rules need not match anything: a strategy."""
+    shipped = load_policy(policy)
+    rules = tuple(replace(rule, optional=True) for rule in shipped.rules)
+    return _followed(problem, replace(shipped, rules=rules))
+
+
+def solve_names(problem: Problem, names: str = "*") -> GraphPlan:
+    """Saves the values that `checkpoint_name` names, by a glob ("{a,b}" means either), and recomputes others.
+
+    Source: `jax.checkpoint_policies.save_only_these_names`.
+    """
+    rule = Rule(match=Match(name=names), decision=Save())
+    return _followed(problem, Policy(name="names", default="recompute", rules=(rule,)))
+
+
+def _followed(problem: Problem, policy: Policy) -> GraphPlan:
+    """The plan of a policy with the decisions that are required."""
+    plan = plan_from_policy(problem, policy).plan
+    if not problem.required:
+        return plan
+    return problem.plan({**plan.decisions, **problem.required}, plan.stages, plan.strategy)
 
 
 def plan_with_transfers(

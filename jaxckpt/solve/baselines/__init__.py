@@ -1,9 +1,10 @@
 """Strategies of others, each a file that reads like its paper; all make the same `GraphPlan`s from the same `Problem`s.
 
 Read in this order: `chain` (a step as a sequence of stages), `sqrt`, `revolve`, `rotor` (which stages of a chain
-run again), `by_names`, `megatron`, `mindspore` (which values do), `knapsack`, `mincut` (PyTorch's partitioner),
-`checkmate` (all of it as one integer programme). The evictors of `jaxckpt.dynamic` are strategies too. `BASELINES` has
-them by name; docs/strategies.md says what each one keeps, when it is good, and where it comes from.
+run again), `megatron`, `mindspore` (which values do), `knapsack`, `mincut` (PyTorch's partitioner), `checkmate` (all of
+it as one integer programme). JAX's own policies are in `jaxckpt.solve.policy_plan`, and the evictors of
+`jaxckpt.dynamic` are strategies too. `BASELINES` has them by name; docs/strategies.md says what each one keeps, when it
+is good, and where it comes from.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,6 @@ from types import MappingProxyType
 
 from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.baselines import mincut, mindspore
-from jaxckpt.solve.baselines.by_names import solve_names, solve_shipped
 from jaxckpt.solve.baselines.checkmate import solve_checkmate
 from jaxckpt.solve.baselines.megatron import solve_megatron
 from jaxckpt.solve.baselines.mincut import sweep_min_cut
@@ -21,6 +21,7 @@ from jaxckpt.solve.baselines.mindspore import solve_mindspore
 from jaxckpt.solve.baselines.revolve import sweep_revolve
 from jaxckpt.solve.baselines.rotor import sweep_rotor
 from jaxckpt.solve.baselines.sqrt import solve_every, solve_sqrt, solve_sqrt_greedy
+from jaxckpt.solve.policy_plan import solve_names, solve_shipped
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.strategy import Solver, Strategy
 

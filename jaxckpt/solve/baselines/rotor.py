@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxckpt.ir import GraphPlan, Phase
-from jaxckpt.solve.baselines.chain import chain, recompute
+from jaxckpt.solve.baselines.chain import chain, recompute, stage_bytes
 from jaxckpt.solve.problem import Problem
-from jaxckpt.solve.stages import crossing, members, needed_bytes
+from jaxckpt.solve.stages import members
 
 _SLOTS = 500
 _SWEPT = 24
@@ -135,11 +135,7 @@ def _with_less(seconds: np.ndarray, slots: int) -> np.ndarray:
 
 def _links(problem: Problem, stages: tuple[int, ...]) -> list[ChainStage]:
     """The chain in slots."""
-    graph, kept_bytes = problem.graph, needed_bytes(problem)
-    crossing_bytes = dict(zip(graph.forward, crossing(problem), strict=False))
-    ops = members(graph, stages)
-    kept = [sum(kept_bytes[op] for op in within) for within in ops]
-    enter = [crossing_bytes.get(op, 0) for op in stages]
+    graph, (kept, enter) = problem.graph, stage_bytes(problem, stages)
     slot_bytes = max(1.0, (sum(kept) + sum(enter)) / _SLOTS)
     backward_s = sum(problem.op_s[op.id] for op in graph.ops if op.phase is not Phase.FORWARD) / len(stages)
     return [
@@ -149,5 +145,5 @@ def _links(problem: Problem, stages: tuple[int, ...]) -> list[ChainStage]:
             input=round(into / slot_bytes),
             kept=round(size / slot_bytes),
         )
-        for within, into, size in zip(ops, enter, kept, strict=True)
+        for within, into, size in zip(members(graph, stages), enter, kept, strict=True)
     ]

@@ -17,7 +17,7 @@ with the budget as a variable gives the combination of least memory.
 Read after `stage_memory` and `moved_options`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +30,7 @@ from jaxckpt.solve.optimal.moved_options import HostLink
 from jaxckpt.solve.optimal.options import Option
 from jaxckpt.solve.optimal.stage_memory import StageMemory
 
-_LIMITS = {"mip_rel_gap": 5e-3, "node_limit": 500}
+_LIMITS: Mapping[str, Any] = {"mip_rel_gap": 5e-3, "node_limit": 500}
 """Optimality gap and branch-and-bound nodes at which the solver stops: they bound planning time. The gap is below the
 error of the model."""
 
