@@ -6,4 +6,5 @@ python -m benchmarks.frontier    every model of the zoo of planners: plans again
 python -m benchmarks.partitioner   GPT-2 against PyTorch's partitioner: FLOPs again where the same bytes are kept
 python -m benchmarks.frontier_tables   tables and pictures of both in docs/
 python -m benchmarks.tables      README.md's tables from the results
+python -m benchmarks.constants   each tuning constant against a smaller and a larger value
 """

@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="module")
 def no_local_search():
     """No local search: these tests do not depend on the last per cent of small steps' plans."""
-    from jaxckpt.solve.problem import default_search_effort
+    from jaxckpt.solve.effort import Effort, with_default_effort
 
-    with default_search_effort(0.0):
+    with with_default_effort(Effort(op_runs=0)):
         yield

@@ -29,8 +29,9 @@ from jaxckpt.ir.regions import ALL_ITERATIONS, STACK
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
 
 _ONE_PASS = 48
-"""Steps within which loops over the same array share one pass over it (the maximum and the sum of a softmax, the
-mean and the variance of a normalisation). No benchmark fixed the exact value."""
+"""Steps within which loops over the same array share one pass over it (the maximum and the sum of a softmax, the mean
+and the variance of a normalisation). The median error of seconds is 4.7% with 12, and 4.0% with 24, 48 and 96; the mean
+one 5.9%, 6.3%, 6.5% and 6.5% (`python -m benchmarks.constants`)."""
 
 
 class StepKernel(NamedTuple):

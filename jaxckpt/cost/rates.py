@@ -30,7 +30,8 @@ _OPERATIONS = {
     "exp": 8, "exp2": 6, "expm1": 12, "log": 10, "log1p": 12, "tanh": 16, "logistic": 14, "erf": 20, "erf_inv": 30,
     "erfc": 20, "sin": 20, "cos": 20, "pow": 20, "div": 6, "rem": 8, "sqrt": 6, "rsqrt": 4, "cbrt": 12,
 }  # fmt: skip
-"""Instructions an element, where one does not do: the usual length of the polynomial. No benchmark fixed the values."""
+"""Instructions an element, where one does not do: the usual length of the polynomial. On an H200 memory hides them: the
+mean error of seconds is 6.53% with one each, 6.51% with these (`python -m benchmarks.constants`)."""
 _ALIGNED = 8
 """Elements; kernels of matrix units load so many at once."""
 

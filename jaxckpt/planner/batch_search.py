@@ -11,7 +11,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Unpack
 
 from jaxckpt._errors import BatchError, InfeasibleBudgetError
@@ -19,22 +18,11 @@ from jaxckpt._progress import Progress, silent
 from jaxckpt._shown import Shown
 from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.machine import Target
+from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.options import PlanKeywords, PlanOptions, options_with
 from jaxckpt.planner.planner import Planner
 from jaxckpt.planner.step_spec import step_from_spec
 from jaxckpt.planner.user_plan import Plan
-
-# Bounds of the compiles for one search; no benchmark fixed the exact values.
-_ROUNDS = 6
-"""The most batches that are compiled on the way to the largest one."""
-_BETWEEN = 3
-"""Batches between the largest without recomputation and the largest at all that are compared for throughput."""
-_PLANNED = 2
-"""Batches, other than the largest, that are compiled for the highest throughput."""
-_SLOWEST = 0.9
-"""Batches of less than this share of the largest batch's predicted throughput are not compiled: the model's seconds are
-off by less (`python -m benchmarks.frontier`)."""
-
 
 _DEFAULT = PlanOptions()
 
@@ -160,38 +148,6 @@ def max_batch(
     return _BatchSearcher(make_step, target, limit_bytes, multiples_of, options, progress or silent).run()
 
 
-class _Trial:
-    """A batch with its traced step and predictions."""
-
-    def __init__(self, batch: int, planner: Planner):
-        self.batch = batch
-        self.planner = planner
-        self.plan: Plan | None = None
-
-    @cached_property
-    def smallest_temp_bytes(self) -> int:
-        """Predicted temporaries of the smallest plan."""
-        plans = *self.planner.solver.min_memory_plans, *self.planner.min_memory_tilings
-        return min(plan.predicted.temp_bytes for plan in plans)
-
-    def expected_bytes(self, ratio: float) -> int:
-        """The expected total of the smallest plan; `ratio` is compiled temporaries over predicted ones."""
-        return self.planner.fixed_bytes + int(ratio * self.smallest_temp_bytes)
-
-    def unplanned_bytes(self, ratio: float) -> int:
-        """The expected total of the step as it is."""
-        return self.planner.fixed_bytes + int(ratio * self.planner.solver.empty_plan.predicted.temp_bytes)
-
-    def expected_step_s(self, limit_bytes: int, ratio: float) -> float:
-        """Seconds of a step with the model's fastest plan within a budget."""
-        temp_bytes = int((limit_bytes - self.planner.fixed_bytes) / ratio)
-        fastest = self.planner.solver.solve(temp_bytes)
-        if fastest.predicted.temp_bytes > temp_bytes and self.planner.min_memory_tilings:
-            assert self.planner.tiling_solver is not None, "the tilings come from it"
-            fastest = self.planner.tiling_solver.solve(temp_bytes, allow_empty=False)
-        return fastest.predicted.step_s
-
-
 class _BatchSearcher:
     """Searches in multiples: a `count` of n is a batch of n * multiples_of."""
 
@@ -206,7 +162,10 @@ class _BatchSearcher:
     ):
         self.make_step, self.target, self.limit_bytes = make_step, target, limit_bytes
         self.multiples_of, self.options, self.say = multiples_of, options, say
-        self.trials: dict[int, _Trial] = {}
+        self.limits = Limits()
+        self.planners: dict[int, Planner] = {}
+        """Steps that were traced, by count."""
+        self.plans: dict[int, Plan] = {}
         self.compiled: dict[int, int] = {}
         """Compiled totals of the plans that fit, or the smallest ones of batches that do not, by count."""
         self.ratio = 1.0
@@ -220,39 +179,38 @@ class _BatchSearcher:
         self.time_ratio = _step_s(plan) / plan.predicted.step_s
         for count in self._fast_counts(largest):
             self._plan(count)
-        tried = tuple(self._tried(count) for count in sorted(self.trials))
+        tried = tuple(self._tried(count) for count in sorted(self.planners))
         planned = [each for each in tried if each.plan is not None]
         return BatchSearch(
-            step=self.trials[largest].planner.traced.name,
+            step=self.planners[largest].traced.name,
             target=self.target.name,
             budget_bytes=self.limit_bytes,
             multiples_of=self.multiples_of,
             tried=tried,
             largest=planned[-1],
             fastest=max(planned, key=lambda each: each.items_per_s),
-            compiles=sum(trial.planner.compile_count for trial in self.trials.values()),
+            compiles=sum(planner.compile_count for planner in self.planners.values()),
         )
 
-    def trial(self, count: int) -> _Trial:
+    def planner(self, count: int) -> Planner:
         """The step of a batch, traced once."""
-        if count not in self.trials:
+        if count not in self.planners:
             batch = count * self.multiples_of
             self.say(f"batch {batch}: making the step")
             called = f"{getattr(self.make_step, '__name__', 'make_step')}({batch})"
             step = step_from_spec(self.make_step(batch), called=called, reference=called)
-            planner = Planner(
+            self.planners[count] = Planner(
                 step,
                 target=self.target,
                 options=self.options,
                 progress=lambda sentence: self.say(f"batch {batch}: {sentence}"),
             )
-            self.trials[count] = _Trial(batch, planner)
-        return self.trials[count]
+        return self.planners[count]
 
     def _largest(self) -> int:
         """The largest count that fits as compiled."""
         fits, fails = 0, None
-        for _ in range(_ROUNDS):
+        for _ in range(self.limits.batches):
             count = max(1, self._largest_expected(fits, fails))
             if count == fits:
                 break
@@ -276,16 +234,15 @@ class _BatchSearcher:
 
     def _fits_compiled(self, count: int) -> bool:
         """Plans a batch; a refusal says the smallest total that was compiled."""
-        trial = self.trial(count)
         try:
             plan = self._plan(count)
         except InfeasibleBudgetError as error:
-            total_bytes, predicted_bytes = error.minimum_bytes, trial.smallest_temp_bytes
+            total_bytes, predicted_bytes = error.minimum_bytes, self._smallest_temp_bytes(count)
         else:
             assert plan.footprint is not None, "planned budgets are compiled"
             total_bytes, predicted_bytes = plan.footprint.total_bytes, plan.predicted.temp_bytes
         self.compiled[count] = total_bytes
-        self.ratio = max(0.1, (total_bytes - trial.planner.fixed_bytes) / max(1, predicted_bytes))
+        self.ratio = max(0.1, (total_bytes - self.planner(count).fixed_bytes) / max(1, predicted_bytes))
         return total_bytes <= self.limit_bytes
 
     def _largest_expected(self, fits: int, fails: int | None) -> int:
@@ -303,7 +260,7 @@ class _BatchSearcher:
 
     def _narrowed(self, fits: int, fails: int | None) -> tuple[int, int | None]:
         """Both bounds, narrowed by the batches that are traced already."""
-        inside = [count for count in self.trials if count > fits and (fails is None or count < fails)]
+        inside = [count for count in self.planners if count > fits and (fails is None or count < fails)]
         too_large = [count for count in inside if self._expected(count) > self.limit_bytes]
         high = min(too_large, default=fails)
         return max((count for count in inside if high is None or count < high), default=fits), high
@@ -323,7 +280,7 @@ class _BatchSearcher:
         The larger of two batches close to each other may take less memory: kernels pad odd lengths. `BatchError` where
         memory does not grow from one batch to another of at least twice its size.
         """
-        known = sorted((abs(self._expected(count) - self.limit_bytes), count) for count in self.trials)
+        known = sorted((abs(self._expected(count) - self.limit_bytes), count) for count in self.planners)
         if len(known) < 2:
             return None
         one, other = sorted(count for _, count in known[:2])
@@ -335,7 +292,24 @@ class _BatchSearcher:
         return one + int((self.limit_bytes - self._expected(one)) // growth)
 
     def _expected(self, count: int) -> int:
-        return self.trial(count).expected_bytes(self.ratio)
+        """The expected total of the smallest plan."""
+        return self.planner(count).fixed_bytes + int(self.ratio * self._smallest_temp_bytes(count))
+
+    def _smallest_temp_bytes(self, count: int) -> int:
+        """Predicted temporaries of the smallest plan."""
+        planner = self.planner(count)
+        plans = *planner.solver.min_memory_plans, *planner.min_memory_tilings
+        return min(plan.predicted.temp_bytes for plan in plans)
+
+    def _expected_step_s(self, count: int) -> float:
+        """Seconds of a step with the model's fastest plan within the budget."""
+        planner = self.planner(count)
+        temp_bytes = int((self.limit_bytes - planner.fixed_bytes) / self.ratio)
+        fastest = planner.solver.solve(temp_bytes)
+        if fastest.predicted.temp_bytes > temp_bytes and planner.min_memory_tilings:
+            assert planner.tiling_solver is not None, "the tilings come from it"
+            fastest = planner.tiling_solver.solve(temp_bytes, allow_empty=False)
+        return fastest.predicted.step_s
 
     def _refuse_flat(self, one: int, other: int) -> None:
         batches = [count * self.multiples_of for count in (one, other)]
@@ -349,50 +323,50 @@ class _BatchSearcher:
 
     def _plan(self, count: int) -> Plan:
         """Compiles the fastest plan that fits for a batch."""
-        trial = self.trial(count)
-        if trial.plan is None:
-            trial.plan = trial.planner.plan(budget=self.limit_bytes)
-        return trial.plan
+        if count not in self.plans:
+            self.plans[count] = self.planner(count).plan(budget=self.limit_bytes)
+        return self.plans[count]
 
     def _fast_counts(self, largest: int) -> list[int]:
         """Counts other than the largest that should have the highest throughput; the best first."""
         free = self._largest_unplanned(largest)
-        between = {free + (largest - free) * i // (_BETWEEN + 1) for i in range(_BETWEEN + 1)}
-        counts = {count for count in {*between, *self.trials} if 1 <= count < largest}
+        parts = self.limits.batches_between + 1
+        between = {free + (largest - free) * i // parts for i in range(parts)}
+        counts = {count for count in {*between, *self.planners} if 1 <= count < largest}
         expected = {count: self._items_per_s(count) for count in counts}
-        best = sorted(counts, key=lambda count: (-expected[count], count))[:_PLANNED]
-        least = _SLOWEST * self._items_per_s(largest)
+        best = sorted(counts, key=lambda count: (-expected[count], count))[: self.limits.fast_batches]
+        least = self.limits.slowest_batch * self._items_per_s(largest)
         return [count for count in best if expected[count] >= least]
 
     def _largest_unplanned(self, largest: int) -> int:
         """The largest count whose step fits as it is, by a line through two known counts; at least 1."""
-        known = sorted(self.trials)[:2] if len(self.trials) > 1 else [1, largest]
+        known = sorted(self.planners)[:2] if len(self.planners) > 1 else [1, largest]
         one, other = known[0], known[-1]
-        first, second = (self.trial(count).unplanned_bytes(self.ratio) for count in (one, other))
+        planners = map(self.planner, (one, other))
+        first, second = (p.fixed_bytes + int(self.ratio * p.solver.empty_plan.predicted.temp_bytes) for p in planners)
         growth = (second - first) / max(1, other - one)
         met = one + int((self.limit_bytes - first) // growth) if growth > 0 else largest
         return min(largest, max(1, met))
 
     def _items_per_s(self, count: int) -> float:
-        trial = self.trial(count)
-        return trial.batch / trial.expected_step_s(self.limit_bytes, self.ratio)
+        return count * self.multiples_of / self._expected_step_s(count)
 
     def _tried(self, count: int) -> TriedBatch:
-        trial = self.trials[count]
-        smallest_bytes = self.compiled.get(count, trial.expected_bytes(self.ratio))
-        fits = trial.plan is not None or smallest_bytes <= self.limit_bytes
+        plan = self.plans.get(count)
+        smallest_bytes = self.compiled.get(count, self._expected(count))
+        fits = plan is not None or smallest_bytes <= self.limit_bytes
         step_s = 0.0
-        if trial.plan is not None:
-            step_s = _step_s(trial.plan)
+        if plan is not None:
+            step_s = _step_s(plan)
         elif fits:
-            step_s = self.time_ratio * trial.expected_step_s(self.limit_bytes, self.ratio)
+            step_s = self.time_ratio * self._expected_step_s(count)
         return TriedBatch(
-            batch=trial.batch,
+            batch=count * self.multiples_of,
             fits=fits,
-            compiled=count in self.compiled or trial.plan is not None,
+            compiled=count in self.compiled or plan is not None,
             smallest_bytes=smallest_bytes,
             step_s=step_s,
-            plan=trial.plan,
+            plan=plan,
         )
 
 

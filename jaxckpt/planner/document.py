@@ -25,13 +25,8 @@ from jaxckpt.planner.user_plan import Argument, Attempt, Described, Plan, decisi
 FORMAT = "jaxckpt-plan"
 VERSION = 1
 
-_DECISIONS: Mapping[str, type[ir.Decision]] = {
-    "save": ir.Save,
-    "recompute": ir.Recompute,
-    "offload": ir.Offload,
-    "partition": ir.Partition,
-}
-_WORD = {kind: word for word, kind in _DECISIONS.items()}
+_KINDS: tuple[type[ir.Decision], ...] = (ir.Save, ir.Recompute, ir.Offload, ir.Partition)
+_DECISIONS = {kind.__name__.lower(): kind for kind in _KINDS}
 _ARGUMENT = re.compile(r"(?P<path>.*) (?P<dtype>[^ \[\]]+)\[(?P<shape>[0-9]*(?:,[0-9]+)*)\]", re.DOTALL)
 _Line = Annotated[str, Limit(" such as \"[0]['w'] float32[8,4]\"", lambda line: _ARGUMENT.fullmatch(line) is not None)]
 
@@ -154,7 +149,7 @@ def _entries(plan: Plan) -> Iterator[TomlTable]:
             "values": tuple(values if group.layers else values[0]),
         }
         entry = _Values(**shared_fields(first, _Values) | own)
-        yield {"decision": _WORD[type(decision)], **table_from_record(decision), **table_from_record(entry)}
+        yield {"decision": type(decision).__name__.lower(), **table_from_record(decision), **table_from_record(entry)}
 
 
 ### To a plan
@@ -209,6 +204,7 @@ def _decided_values(entries: tuple[Any, ...]) -> list[tuple[Described, ir.Decisi
 
 def _decided(entry: Any) -> Iterator[tuple[Described, ir.Decision]]:
     """The values of one entry; `RecordError` where the entry is wrong."""
+    # Complexity: every entry is checked before it is read, so that all that is wrong is named.
     word = entry.get("decision") if isinstance(entry, dict) else None
     kind = _DECISIONS.get(word) if isinstance(word, str) else None
     if kind is None:
@@ -223,6 +219,7 @@ def _decided(entry: Any) -> Iterator[tuple[Described, ir.Decision]]:
 
 def _layers(entry: _Values) -> Iterator[tuple[str, list[int]]]:
     """The scope of each layer of an entry, with its values; `RecordError` where these do not belong together."""
+    # Complexity: every entry is checked before it is read, so that all that is wrong is named.
     values, is_layered = entry.values, entry.layers is not None
     lists = values if is_layered else (list(values),)
     if not all(isinstance(ids, list) and all(type(value) is int for value in ids) for ids in lists):

@@ -116,7 +116,7 @@ def _explained(problem: Problem, followed: PolicyPlan) -> Iterator[Explained]:
         yield Explained(
             value=describe(problem.graph, value),
             by="the step's structure" if resolved is None else f'{resolved.by.part} of "{resolved.by.policy.name}"',
-            wanted="save" if resolved is None else _word(resolved.decision),
+            wanted="save" if resolved is None else type(resolved.decision).__name__.lower(),
             carried_out=carried_out,
             why="" if resolved is None else _why(problem, resolved, followed.plan.decisions),
             overruled=() if resolved is None else tuple(map(str, resolved.overruled)),
@@ -151,7 +151,3 @@ def _why_not_saved(problem: Problem, value: int) -> str:
     if value not in problem.worth_saving:
         return "it is no array of its own: compilers compute it where it is read"
     return "nothing reads it in the backward pass"
-
-
-def _word(decision: Decision) -> str:
-    return type(decision).__name__.lower()

@@ -24,11 +24,6 @@ from jaxckpt.planner.options import PlanKeywords, PlanOptions, options_with
 from jaxckpt.planner.planner import Planner
 from jaxckpt.planner.user_plan import Plan
 
-_ASKED = 3
-"""Budgets asked of the model for each point to compile. More give a smoother expected frontier (`Frontier.between`) for
-more time in the solver; `python -m benchmarks.frontier` shows its error. No benchmark fixed the exact value."""
-
-
 _DEFAULT = PlanOptions()
 
 
@@ -197,7 +192,9 @@ def _asked(planner: Planner, points: int) -> list[ir.GraphPlan]:
     with collector_paused():
         fastest = solver.solve(None)
         low, high = solver.min_memory_plan.predicted.temp_bytes, fastest.predicted.temp_bytes
-        plans = [solver.solve(budget, allow_empty=False) for budget in _evenly(low, high, _ASKED * points)]
+        plans = [
+            solver.solve(budget, allow_empty=False) for budget in _evenly(low, high, planner.limits.asked * points)
+        ]
         plans += planner.simple_rules
         for least in planner.min_memory_tilings:
             assert tiling is not None, "the tilings come from it"

@@ -11,23 +11,19 @@ is chosen by compiled figures. How many iterations the larger plan gets follows 
 corrected by the model errors of the two plans.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
 from jaxckpt.ir import Decision, GraphPlan, LoopSplit, Recompute, Save
+from jaxckpt.planner.limits import Limits
 from jaxckpt.rewrite.split_loops import SplitStep, loops_split_together, with_split_loops
 from jaxckpt.solve import OptimalSolver, Problem
 from jaxckpt.trace import Traced
 
-# No benchmark fixed the exact values below; `python -m benchmarks.loops` shows the mixtures that they lead to.
-_GROWTH = 1.25
-"""Larger plans are asked for with budgets that grow by this factor."""
-_LARGER_PLANS = 4
-"""Number of these budgets, from the first one above the limit: up to 2.4 times the limit."""
-_FASTER = 0.999
-"""A mixture is compiled if it is expected to take at most this share of the best plan's seconds."""
+_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +92,9 @@ class _LoopGroup:
 class LoopSplitter:
     """Mixes plans of one solver, which decides the same for all iterations: others for the last ones of its loops."""
 
-    def __init__(self, traced: Traced, solver: OptimalSolver):
+    def __init__(self, traced: Traced, solver: OptimalSolver, limits: Limits = _LIMITS):
         self._traced = traced
+        self._limits = limits
         self._solver = solver
         self._problem = solver.problem
         self._split: dict[LoopSplit, tuple[SplitStep, Problem]] = {}
@@ -112,11 +109,12 @@ class LoopSplitter:
 
         One of the compiled plans is within the budget. None where no mixture is expected to be faster than the best.
         """
+        # Complexity: which plans may be mixed, which of them are compiled, and whether a mixture is worth it.
         unsplit = [each for each in compiled if _is_mixable(each.plan) and not each.plan.loop_splits]
         small = [each for each in unsplit if each.total_bytes <= limit_bytes]
         if not self.iterations or not small:
             return None
-        best_s = _FASTER * min(each.step_s for each in compiled if each.total_bytes <= limit_bytes)
+        best_s = self._limits.faster * min(each.step_s for each in compiled if each.total_bytes <= limit_bytes)
         large = [each for each in unsplit if each.total_bytes > limit_bytes]
         if not any(each.step_s < best_s for each in large):
             large = list(self._uncompiled(compiled, small, limit_bytes))
@@ -156,10 +154,10 @@ class LoopSplitter:
         fixed_bytes = nearest.plan.predicted.total_bytes - nearest.plan.predicted.temp_bytes
         asked_bytes = float(self._solver.min_memory_plan.predicted.temp_bytes)
         while asked_bytes <= limit_bytes - nearest.model_error_bytes - fixed_bytes:
-            asked_bytes *= _GROWTH
-        for _ in range(_LARGER_PLANS):
+            asked_bytes *= self._limits.growth
+        for _ in range(self._limits.larger_plans):
             plan = self._solver.solve(int(asked_bytes))
-            asked_bytes *= _GROWTH
+            asked_bytes *= self._limits.growth
             total_bytes = plan.predicted.total_bytes + nearest.model_error_bytes
             if _is_mixable(plan) and total_bytes > limit_bytes and plan not in known:
                 slower = nearest.step_s / nearest.plan.predicted.step_s
@@ -175,12 +173,12 @@ class LoopSplitter:
             loop = graph.loops[first]
             if not any(outer in group.loops for group in found for outer in graph.path(first)):
                 found.append(_LoopGroup(loops=loops, trip_count=loop.length, reverse=loop.reverse))
-        return tuple(sorted(found, key=lambda group: -self._residual_bytes(group)))
-
-    def _residual_bytes(self, group: _LoopGroup) -> int:
-        graph, problem = self._traced.graph, self._problem
-        residuals = problem.needed & problem.worth_saving
-        return sum(graph.residual_bytes(v) for v in residuals if not self._loops_of(v).isdisjoint(group.loops))
+        residual_bytes: Counter[_LoopGroup] = Counter()
+        for value in self._problem.needed & self._problem.worth_saving:
+            for group in found:
+                if not self._loops_of(value).isdisjoint(group.loops):
+                    residual_bytes[group] += graph.residual_bytes(value)
+        return tuple(sorted(found, key=lambda group: -residual_bytes[group]))
 
     def _loops_of(self, value: int) -> frozenset[int]:
         """The loops around the op that makes a value."""

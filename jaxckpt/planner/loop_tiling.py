@@ -17,24 +17,21 @@ from math import isqrt
 
 from jaxckpt.ir import GraphPlan, LoopTiling, Offload, Partition
 from jaxckpt.ir.regions import CARRY
+from jaxckpt.planner.limits import Limits
 from jaxckpt.rewrite.tile_loops import tileable_loops, with_tiled_loops
 from jaxckpt.solve import OptimalSolver, Problem
 from jaxckpt.solve.strategy import cheapest
 from jaxckpt.trace import Traced
 
-_PAIRS = 3
-"""Number of pairs of divisors that are solved. `python -m benchmarks.nesting` lists the pairs that its plans use; no
-benchmark fixed the exact value."""
-_WORTH = 0.05
-"""A loop is tiled if its carries take at least this share of the temporaries of the smallest plan. It saves the time to
-solve tilings that cannot lower the total much; no benchmark fixed the exact value."""
+_LIMITS = Limits()
 
 
 class TilingSolver:
     """Solves a step with its loops tiled, for any number of budgets; `solver` solves it with its loops as they are."""
 
-    def __init__(self, traced: Traced, solver: OptimalSolver):
+    def __init__(self, traced: Traced, solver: OptimalSolver, limits: Limits = _LIMITS):
         self._traced = traced
+        self._limits = limits
         self._solver = solver
         self.problem = replace(solver.problem, may_offload=False, may_partition=False)
 
@@ -44,7 +41,7 @@ class TilingSolver:
         loops = [group[0] for group in self._groups]
         own = [tuple(_tilings(loop, self._traced.graph.loops[loop].length)) for loop in loops]
         most = max(map(len, own), default=0)
-        return tuple(tuple(each[min(k, len(each) - 1)] for each in own) for k in range(min(most, _PAIRS)))
+        return tuple(tuple(each[min(k, len(each) - 1)] for each in own) for k in range(min(most, self._limits.tilings)))
 
     @property
     def empty_plan(self) -> GraphPlan:
@@ -95,7 +92,8 @@ class TilingSolver:
         graph = self._traced.graph
         forward = [loop for loop in group if loop not in graph.loops_after_forward]
         carries = (op.writes[0] for op in graph.ops if op.primitive == CARRY and op.loop in forward)
-        return sum(map(graph.residual_bytes, carries)) >= _WORTH * self._solver.min_memory_plan.predicted.temp_bytes
+        least_bytes = self._limits.worth_tiling * self._solver.min_memory_plan.predicted.temp_bytes
+        return sum(map(graph.residual_bytes, carries)) >= least_bytes
 
 
 def _tilings(loop: int, trip_count: int) -> Iterator[LoopTiling]:

@@ -29,15 +29,7 @@ from jaxckpt.trace import Traced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuestion:
-    """All that a plan depends on.
-
-    Attributes:
-      traced: The step.
-      target: The machine.
-      budget: As `jaxckpt.plan` takes it.
-      strategy: As for `jaxckpt.plan`.
-      options: All options as one object.
-    """
+    """All that a plan depends on; budget and strategy are as `jaxckpt.plan` takes them."""
 
     traced: Traced = field(repr=False)
     target: Target

@@ -17,7 +17,6 @@ from jaxckpt._progress import Progress
 from jaxckpt._shown import Shown
 from jaxckpt._step import Step
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
-from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
 from jaxckpt.planner.broadcast import plan_once
 from jaxckpt.planner.options import PlanKeywords, PlanOptions, options_with
@@ -29,8 +28,8 @@ from jaxckpt.rewrite.check_plan import check_planned
 _DEFAULT = PlanOptions()
 
 _SAME_BUDGET = 0.01
-"""Budgets that differ by at most this share are one: the total that "50%" is a part of differs a little between
-versions of the compiler."""
+"""Budgets that differ by at most this share are one: the total that "50%" is a part of differs between versions of the
+compiler. GPT-2 small's differs by 0.007% between jax 0.10.2 and 0.12.0 (`python -m benchmarks.demo`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -201,12 +200,19 @@ def _checked(plan: Plan, planner: Planner) -> PlanCheck:
     if problem := _mismatch(plan, planner):
         return PlanCheck(plan=plan, problems=(problem,), changes=tuple(_versions(plan, machine)))
     candidate = planner.measure(plan)
+    total_bytes, problems, changes = candidate.footprint.total_bytes, [], list(_versions(plan, machine))
+    here = format_bytes(total_bytes)
+    if plan.budget_bytes is not None and total_bytes > plan.budget_bytes:
+        budget = format_bytes(plan.budget_bytes)
+        problems.append(f"The compiled total is {here}, above the budget of {budget}: plan again.")
+    if plan.footprint is not None and plan.footprint.total_bytes != total_bytes:
+        changes.append(f"The compiled total was {format_bytes(plan.footprint.total_bytes)}, is {here}.")
     seconds = planner.step_s_with_stalls(candidate)
     return PlanCheck(
         plan=replace(plan, target=machine.name, footprint=candidate.footprint, estimated_step_s=seconds),
-        problems=tuple(_above_budget(plan, candidate.footprint)),
-        changes=(*_versions(plan, machine), *_measured_changes(plan, candidate.footprint)),
-        total_bytes=candidate.footprint.total_bytes,
+        problems=tuple(problems),
+        changes=tuple(changes),
+        total_bytes=total_bytes,
     )
 
 
@@ -219,14 +225,6 @@ def _mismatch(plan: Plan, planner: Planner) -> str:
     return ""
 
 
-def _above_budget(plan: Plan, here: Footprint) -> Iterator[str]:
-    if plan.budget_bytes is not None and here.total_bytes > plan.budget_bytes:
-        yield (
-            f"The compiled total is {format_bytes(here.total_bytes)}, above the budget of"
-            f" {format_bytes(plan.budget_bytes)}: plan again."
-        )
-
-
 def _versions(plan: Plan, target: Target) -> Iterator[str]:
     """Versions and the machine, where they are others than when the plan was compiled."""
     if plan.target != target.name:
@@ -237,8 +235,3 @@ def _versions(plan: Plan, target: Target) -> Iterator[str]:
     made = plan.footprint
     pairs = (("jax", made.jax_version, jax.__version__), ("compiler", made.plugin_version, target.compiler_version))
     yield from (f"{name} was {before}, is {now}." for name, before, now in pairs if before and before != now)
-
-
-def _measured_changes(plan: Plan, here: Footprint) -> Iterator[str]:
-    if plan.footprint is not None and plan.footprint.total_bytes != here.total_bytes:
-        yield f"The compiled total was {format_bytes(plan.footprint.total_bytes)}, is {format_bytes(here.total_bytes)}."

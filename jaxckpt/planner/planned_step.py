@@ -29,7 +29,8 @@ _DEFAULT = PlanOptions()
 
 _MARGIN = 0.05
 """The share of a device's memory that the default budget leaves free: fragments of the allocator, and arrays of the
-process that are no arguments of the step. No benchmark fixed the value; it was never tried on a full device."""
+process that are no arguments of the step. XLA's scheduler for GPUs leaves as much free (the default of its option
+`xla_gpu_memory_limit_slop_factor` is 95). The value was never tried on a full device."""
 
 
 class PlannedStep(PlannedFunction[_Arguments, _Results]):
@@ -108,36 +109,27 @@ class PlannedStep(PlannedFunction[_Arguments, _Results]):
         return plan
 
 
+class JitKeywords(PlanKeywords, total=False):
+    """The keywords of `jit`: its own, and the fields of `PlanOptions`."""
+
+    budget: str | int | float | None
+    target: Target | str
+    strategy: str
+    other_shapes: Literal["plan", "as_written"]
+    cache: bool | str | Path
+    donate_argnums: int | Sequence[int]
+    static_argnums: int | Sequence[int]
+    options: PlanOptions
+    progress: Progress | None
+
+
 @overload
-def jit(
-    step: Callable[_Arguments, _Results],
-    *,
-    budget: str | int | float | None = None,
-    target: Target | str = "attached",
-    strategy: str = "optimal",
-    other_shapes: Literal["plan", "as_written"] = "plan",
-    cache: bool | str | Path = True,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnums: int | Sequence[int] = (),
-    options: PlanOptions = _DEFAULT,
-    progress: Progress | None = None,
-    **keywords: Unpack[PlanKeywords],
-) -> PlannedStep[_Arguments, _Results]: ...
+def jit(step: Callable[_Arguments, _Results], **keywords: Unpack[JitKeywords]) -> PlannedStep[_Arguments, _Results]: ...
 
 
 @overload
 def jit(
-    *,
-    budget: str | int | float | None = None,
-    target: Target | str = "attached",
-    strategy: str = "optimal",
-    other_shapes: Literal["plan", "as_written"] = "plan",
-    cache: bool | str | Path = True,
-    donate_argnums: int | Sequence[int] = (),
-    static_argnums: int | Sequence[int] = (),
-    options: PlanOptions = _DEFAULT,
-    progress: Progress | None = None,
-    **keywords: Unpack[PlanKeywords],
+    **keywords: Unpack[JitKeywords],
 ) -> Callable[[Callable[_Arguments, _Results]], PlannedStep[_Arguments, _Results]]: ...
 
 

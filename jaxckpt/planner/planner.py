@@ -27,13 +27,14 @@ from jaxckpt.machine import Target
 from jaxckpt.planner.floor import Floor, floor_of
 from jaxckpt.planner.gc_pause import collector_paused
 from jaxckpt.planner.generators import SolverPlans, generators_for
+from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.loop_split import LoopSplitter
 from jaxckpt.planner.loop_tiling import TilingSolver
 from jaxckpt.planner.model_error import CompiledPlan
 from jaxckpt.planner.options import PlanKeywords, PlanOptions, options_with, require_mesh
 from jaxckpt.planner.refusals import larger_arguments, undone_by_cpu
 from jaxckpt.planner.search import BudgetSearch
-from jaxckpt.planner.user_plan import Argument, Described, Plan, describe
+from jaxckpt.planner.user_plan import Argument, Plan, describe
 from jaxckpt.planner.verify_plan import verification_note
 from jaxckpt.policy import Policy, load_policy
 from jaxckpt.rewrite import Rewritten, rewrite
@@ -58,9 +59,6 @@ _DEFAULT = PlanOptions()
 _SIMPLE_RULES = ("full", "every:1", "every", "every:4", "sqrt", "dots", "dots_no_batch", "mindspore")
 """Strategies that people carry out with `jax.checkpoint` in a line; the planner compiles them where its model fails."""
 
-_NEAR_LEAST = 1.1
-"""Cuts whose minimum is at most this many times the least one are among the simple rules, as in `OptimalSolver`."""
-
 
 class Planner:
     """Plans one step on one target, for any number of budgets.
@@ -80,6 +78,7 @@ class Planner:
       step: The step with its arguments.
       target: The machine.
       options: All options.
+      limits: Bounds of the searches.
       traced: The traced step.
       problem: The traced step with the target's rates and the options, as solvers take it.
 
@@ -121,6 +120,7 @@ class Planner:
     def _hold(self, step: Step, traced: Traced, target: Target, options: PlanOptions, say: Progress) -> None:
         self.target = target
         self.options = options
+        self.limits = Limits()
         self.step = step
         self.traced = traced
         self._say = say
@@ -187,7 +187,13 @@ class Planner:
         generators = generators_for(self) if solver is self.solver else [SolverPlans(lambda: solver)]
         try:
             found = BudgetSearch(
-                self, budget, limit_bytes, generators, most=self.options.max_compiles, strategy=strategy
+                self,
+                budget,
+                limit_bytes,
+                generators,
+                most=self.options.max_compiles,
+                strategy=strategy,
+                limits=self.limits,
             ).run()
         except InfeasibleBudgetError:
             if is_undone:
@@ -234,7 +240,7 @@ class Planner:
 
         None for TPUs: a run that compiled tiled loops for one did not end within ten minutes.
         """
-        return None if self.target.platform == "tpu" else TilingSolver(self.traced, self.solver)
+        return None if self.target.platform == "tpu" else TilingSolver(self.traced, self.solver, self.limits)
 
     @property
     def min_memory_tilings(self) -> tuple[ir.GraphPlan, ...]:
@@ -249,7 +255,7 @@ class Planner:
     @cached_property
     def simple_rules(self) -> tuple[ir.GraphPlan, ...]:
         """Plans of the rules that people write by hand, and of `jax.checkpoint` around each stage of the best cuts."""
-        plans = list(self.solver.cut_minima.within(_NEAR_LEAST))
+        plans = list(self.solver.cut_minima.near_least)
         for rule in _SIMPLE_RULES:
             with suppress(PolicyError):  # the step has nothing that the rule is for
                 plans.append(solve(self.problem, rule))
@@ -347,7 +353,7 @@ class Planner:
 
     def loop_splitter(self, solver: OptimalSolver) -> LoopSplitter:
         """Splits loops, so that a mixture of two plans of a solver can be carried out."""
-        return self._splitters.setdefault(solver, LoopSplitter(self.traced, solver))
+        return self._splitters.setdefault(solver, LoopSplitter(self.traced, solver, self.limits))
 
     def compiled_plans(self) -> tuple[CompiledPlan, ...]:
         """All plans that were compiled so far, for whatever question."""
@@ -380,28 +386,22 @@ class Planner:
         """
         if candidate.plan.offloads:
             notes = (*notes, verification_note(self.step, candidate.plan, self.graph, say=self._say))
+        graph = self.with_planned_loops(candidate.plan).graph
         shared = {field.name: getattr(candidate.plan, field.name) for field in fields(ir.GraphPlan)}
         return Plan(
             **shared,
             target=self.target.name,
             footprint=candidate.footprint,
             estimated_step_s=self.step_s_with_stalls(candidate),
-            described=tuple(self.described(candidate.plan)),
-            arguments=tuple(self.arguments()),
+            described=tuple(describe(graph, value) for value in candidate.plan.decisions),
+            arguments=tuple(
+                Argument(path=path, shape=tuple(spec.shape), dtype=str(spec.dtype))
+                for path, spec in zip(self.traced.paths, self.traced.specs, strict=True)
+            ),
             notes=notes,
             static_argnums=tuple(sorted(i for i in self.traced.static if isinstance(i, int))),
             **more,
         )
-
-    def described(self, plan: ir.GraphPlan) -> Iterator[Described]:
-        """Descriptions of the values that a plan decides on."""
-        graph = self.with_planned_loops(plan).graph
-        return (describe(graph, value) for value in plan.decisions)
-
-    def arguments(self) -> Iterator[Argument]:
-        """Descriptions of the flat arguments that the step was traced with."""
-        for path, spec in zip(self.traced.paths, self.traced.specs, strict=True):
-            yield Argument(path=path, shape=tuple(spec.shape), dtype=str(spec.dtype))
 
 
 def plan(

@@ -22,24 +22,9 @@ from jaxckpt.solve.strategy import BudgetSolver, Solver, Strategy, StrategySolve
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
-        "optimal": Strategy(
-            solver=Solver(solve_within=solve_optimal),
-            keeps="the values whose recomputation would cost most time, by integer programmes within the budget",
-            good="any model at any budget",
-            source="ours; compare Jain et al. 2020 and Zhao et al. 2023",
-        ),
-        "none": Strategy(
-            solver=Solver(solve=solve_none),
-            keeps="everything: the step as written",
-            good="models that fit",
-            source="the compiler",
-        ),
-        "full": Strategy(
-            solver=Solver(solve=solve_full),
-            keeps="the boundaries between stages, for the cut with the smallest peak",
-            good="little memory without a budget; similar to `jax.checkpoint` around each block",
-            source="Chen et al. 2016, algorithm 1",
-        ),
+        "optimal": Strategy(solver=Solver(solve_within=solve_optimal)),
+        "none": Strategy(solver=Solver(solve=solve_none)),
+        "full": Strategy(solver=Solver(solve=solve_full)),
         **BASELINES,
     }
 )

@@ -6,14 +6,12 @@ algorithm 1, with cuts where little crosses instead of every k-th layer.
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from jaxckpt.cost import Replay
 from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import StageStarts, boundaries, candidate_cuts, members, needed_bytes
-
-_NEARLY_SMALLEST = 1.1
-"""A cut whose peak is within this factor of the smallest is nearly as small. No benchmark fixed the exact value."""
 
 
 class CutMinima:
@@ -41,6 +39,11 @@ class CutMinima:
         """The minimum of a cut."""
         return self.plan_and_replay(stages)[0]
 
+    @cached_property
+    def near_least(self) -> tuple[GraphPlan, ...]:
+        """Minima of all cuts that may be nearly as small as the least; the lowest is first."""
+        return self.within(self.problem.effort.near_least)
+
     def within(self, factor: float) -> tuple[GraphPlan, ...]:
         """Minima of all cuts whose bound is within a factor of the lowest minimum so far; the lowest is first."""
         found: list[GraphPlan] = []
@@ -55,7 +58,7 @@ class CutMinima:
 
 def solve_full(problem: Problem) -> GraphPlan:
     """Saves the boundaries, and nothing else, of the cut with the smallest peak."""
-    return _cut_minima(problem).within(_NEARLY_SMALLEST)[0]
+    return _cut_minima(problem).near_least[0]
 
 
 def _cut_minima(problem: Problem) -> CutMinima:
@@ -74,8 +77,8 @@ def _least_bytes(problem: Problem, stages: StageStarts, needed: Mapping[int, int
 
 def find_blocks(problem: Problem) -> StageStarts:
     """The blocks of a model: the finest cut nearly as small as the smallest whose boundaries are no larger."""
-    found = _cut_minima(problem).within(_NEARLY_SMALLEST)
-    limit_bytes = _NEARLY_SMALLEST * found[0].predicted.temp_bytes
+    found = _cut_minima(problem).near_least
+    limit_bytes = problem.effort.near_least * found[0].predicted.temp_bytes
     near = [plan.stages for plan in found if plan.predicted.temp_bytes <= limit_bytes]
     return _finest_as_narrow(problem, found[0].stages, near)
 

@@ -6,14 +6,18 @@ contain nothing else. Output of other Python threads is lost for the duration of
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
-from scipy.optimize import LinearConstraint
+from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
 _STANDARD_OUTPUT = 1
+_LARGEST = 1e4
+"""Bytes are scaled so that this is the largest coefficient of a row: the solver's absolute tolerance (1e-6) is then far
+below a byte that matters."""
 
 
 class Rows:
@@ -26,7 +30,7 @@ class Rows:
 
     def add(self, terms: Mapping[int, float], *, lower: float = -np.inf, upper: float = np.inf) -> None:
         """Adds a row, from columns to factors."""
-        self._entries += [(len(self._lower), column, factor) for column, factor in terms.items()]
+        self._entries += [(len(self._lower), column, factor) for column, factor in terms.items() if factor]
         self._lower.append(lower)
         self._upper.append(upper)
 
@@ -35,6 +39,28 @@ class Rows:
         rows, indices, factors = zip(*self._entries, strict=True)
         matrix = csr_array((factors, (rows, indices)), shape=(len(self._lower), columns))
         return LinearConstraint(matrix, lb=np.array(self._lower), ub=np.array(self._upper))
+
+
+def byte_unit(largest_bytes: float) -> float:
+    """Bytes in one unit of an integer programme in which no coefficient is larger than these bytes."""
+    return max(1.0, largest_bytes / _LARGEST)
+
+
+def minimise(
+    cost: Any,
+    constraints: Sequence[LinearConstraint],
+    *,
+    integrality: Any,
+    lower: Any = 0,
+    upper: Any = 1,
+    **limits: Any,
+) -> tuple[Any, float] | None:
+    """The best columns found for an integer programme and their cost; None if there are none within the limits."""
+    with silenced_stdout():
+        result = milp(
+            cost, constraints=constraints, integrality=integrality, bounds=Bounds(lower, upper), options=limits
+        )
+    return None if result.x is None else (result.x, float(result.fun))
 
 
 @contextmanager

@@ -13,16 +13,19 @@ Read after `jaxckpt.policy.resolve` and `stages`.
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxckpt.cost import strip_views
 from jaxckpt.ir import Decision, GraphPlan, Kind, Offload, Partition, Phase, Recompute, Save, Trait
 from jaxckpt.policy import (
+    Match,
     Policy,
     Resolved,
+    Rule,
     excluded_ops,
     find_regions,
     is_read_after_forward,
+    load_policy,
     policy_of_mark,
     region_inputs,
     region_outputs,
@@ -62,6 +65,30 @@ def plan_from_policy(problem: Problem, policy: Policy | None) -> PolicyPlan:
     return PolicyPlan(resolved=resolved, plan=min(plans, key=lambda plan: plan.predicted.temp_bytes))
 
 
+def solve_shipped(problem: Problem, *, policy: str) -> GraphPlan:
+    """Follows a policy that comes with jaxckpt, whose rules need not match anything: a strategy."""
+    shipped = load_policy(policy)
+    rules = tuple(replace(rule, optional=True) for rule in shipped.rules)
+    return follow(problem, replace(shipped, rules=rules))
+
+
+def solve_names(problem: Problem, names: str = "*") -> GraphPlan:
+    """Saves the values that `checkpoint_name` names, by a glob ("{a,b}" means either), and recomputes others.
+
+    Source: `jax.checkpoint_policies.save_only_these_names`.
+    """
+    rule = Rule(match=Match(name=names), decision=Save())
+    return follow(problem, Policy(name="names", default="recompute", rules=(rule,)))
+
+
+def follow(problem: Problem, policy: Policy) -> GraphPlan:
+    """The plan of a policy with the decisions that are required."""
+    plan = plan_from_policy(problem, policy).plan
+    if not problem.required:
+        return plan
+    return problem.plan({**plan.decisions, **problem.required}, plan.stages, plan.strategy)
+
+
 def plan_with_transfers(
     problem: Problem, decisions: Mapping[int, Decision], stages: StageStarts, name: str
 ) -> GraphPlan:
@@ -99,6 +126,7 @@ def saved_collectives(problem: Problem) -> dict[int, Decision]:
 
 def _structure(problem: Problem, policy: Policy | None) -> tuple[StageStarts, frozenset[int]]:
     """The stages of the step and the values that cross them; one stage if no rule needs more."""
+    # Complexity: which parts of a policy need which cut; a table would repeat the conditions.
     if policy is None:
         return (0,), frozenset()
     kinds = {type(rule.decision) for rule in policy.rules}
@@ -116,6 +144,7 @@ class _Deciding:
     """Decisions on their way from rules to a plan."""
 
     def __init__(self, problem: Problem, resolved: tuple[Resolved, ...]):
+        # Complexity: rules decide in their order, each by its kind.
         self._problem = problem
         self._worth = problem.worth_saving
         self._named = {r.forward_value.id for r in resolved if r.names_value}

@@ -4,9 +4,7 @@ A solver is a function from a `Problem` to a `GraphPlan`, with a budget as a sec
 one. If no plan fits the budget, the solver returns its plan of least memory. Read after `jaxckpt.cost`.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -14,18 +12,7 @@ from typing import Any
 from jaxckpt.cost import ArithmeticCosts, Fusion, Rates, Replay, arithmetic_costs, fuse, replay
 from jaxckpt.ir import Decision, Graph, GraphPlan, LoopTiling, Offload, Partition, Phase, Prediction, Recompute, Save
 from jaxckpt.schedule import Barrier, Run, Schedule, ScheduleStep, decisions_with_axes, schedule
-
-_SEARCH_EFFORT: ContextVar[float] = ContextVar("_SEARCH_EFFORT", default=1.0)
-
-
-@contextmanager
-def default_search_effort(effort: float) -> Iterator[None]:
-    """Sets the search effort of every `Problem` that is created inside the context without one of its own."""
-    token = _SEARCH_EFFORT.set(effort)
-    try:
-        yield
-    finally:
-        _SEARCH_EFFORT.reset(token)
+from jaxckpt.solve.effort import Effort, default_effort
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +57,7 @@ class Problem:
       is_full_step: True if the graph is a step, and not a subgraph taken out of one.
       loop_tilings: Loops of the step that are tiled in the graph.
       fingerprint: Fingerprint of the untiled graph, which plans carry; None if `graph` is not tiled.
-      search_effort: Multiple of the usual number of replays that the local search may use: 0 for no local search. It
-        changes plans of small graphs by their last per cent.
+      effort: Bounds of the solvers' work.
     """
 
     graph: Graph
@@ -84,7 +70,7 @@ class Problem:
     is_full_step: bool = True
     loop_tilings: tuple[LoopTiling, ...] = ()
     fingerprint: str | None = None
-    search_effort: float = field(default_factory=_SEARCH_EFFORT.get)
+    effort: Effort = field(default_factory=default_effort)
 
     @cached_property
     def fusion(self) -> Fusion:
@@ -128,6 +114,12 @@ class Problem:
         last = {source: op for op in graph.forward for read in graph.ops[op].reads for source in sources[read]}
         produced = ((v, op) for op in graph.forward for v in graph.ops[op].writes)
         return {v: (op, last[v]) for v, op in produced if v in last and v in self.worth_saving}
+
+    @cached_property
+    def written_with_effects(self) -> frozenset[int]:
+        """Values that forward ops with effects write: these ops never run twice."""
+        ops = (self.graph.ops[op] for op in self.graph.forward)
+        return frozenset(v for op in ops if op.effects for v in op.writes)
 
     @property
     def never_recomputed(self) -> frozenset[int]:

@@ -75,19 +75,14 @@ class Solver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """A row of the table of strategies.
+    """A row of the table of strategies; docs/strategies.md says what each one keeps and when it is good.
 
     Attributes:
-      keeps: The values that stay in memory between forward and backward, for the documentation.
-      good: The models that the strategy is good for.
       option: The texts that may follow the colon; "" if none may.
       read: From such a text to a solver; raises `ValueError` with the reason if the text is not valid.
     """
 
     solver: Solver
-    keeps: str
-    good: str
-    source: str
     option: str = ""
     read: Callable[[str], Solver] | None = None
 

@@ -10,7 +10,7 @@ from jaxckpt._errors import InfeasibleBudgetError, PolicyError
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan, ModelError
 from jaxckpt.solve import solve
-from jaxckpt.solve.problem import default_search_effort
+from jaxckpt.solve.effort import Effort, with_default_effort
 from tests.planner.test_batches import FakePlanner
 from tests.planner.test_planner import ARGS, MIB, inflated, step
 
@@ -99,7 +99,7 @@ def test_a_rule_that_is_predicted_too_large_is_compiled_before_a_refusal():
     """Plans of the solver compile larger than predicted, and the least rule smaller."""
     rule = min(planner_of().simple_rules, key=lambda plan: plan.predicted.temp_bytes)
     budget = rule.predicted.total_bytes - rule.predicted.temp_bytes // 10
-    with default_search_effort(1.0):  # the solver has more than one small plan
+    with with_default_effort(Effort()):  # the solver has more than one small plan
         planner = planner_of(lambda plan: 0.8 if plan.strategy == rule.strategy else 2.0, max_compiles=2)
     assert planner.plan(budget=budget).strategy == rule.strategy
 

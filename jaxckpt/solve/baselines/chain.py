@@ -32,6 +32,14 @@ def chain(problem: Problem) -> StageStarts:
     return tuple(ops[i] for i in cuts)
 
 
+def stage_bytes(problem: Problem, stages: StageStarts) -> tuple[list[int], list[int]]:
+    """For each stage of a chain the bytes that it makes, and those that cross into it."""
+    made_bytes = needed_bytes(problem)
+    crossing_bytes = dict(zip(problem.graph.forward, crossing(problem), strict=False))
+    made = [sum(made_bytes[op] for op in ops) for ops in members(problem.graph, stages)]
+    return made, [crossing_bytes.get(op, 0) for op in stages]
+
+
 def segments(problem: Problem, starts: StageStarts, strategy: str) -> GraphPlan:
     """Saves the values that cross segments; does not recompute the last segment if that takes no more memory."""
     all_segments = decide(problem, boundaries(problem, starts), starts, strategy)
@@ -54,6 +62,7 @@ def drop(problem: Problem, dropped: Iterable[int], stages: StageStarts, strategy
 
     The inputs of these kernels are saved; all other values have no decision.
     """
+    # Complexity: each line is one set, made of those above; as functions they would all pass the same sets on.
     graph, keeping = problem.graph, problem.never_recomputed | frozenset(problem.graph.outputs)
     gone = _repeatable(problem, dropped) - keeping
     standing_on = {v for v in problem.read_after_forward if not gone.isdisjoint(problem.fusion.sources[v])}

@@ -23,21 +23,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, milp
 
 from jaxckpt._errors import TooLargeError
 from jaxckpt.ir import GraphPlan, Phase
 from jaxckpt.solve.baselines.chain import chain, closed, fused_kernel
 from jaxckpt.solve.full_recompute import solve_full
-from jaxckpt.solve.milp import Rows, silenced_stdout
+from jaxckpt.solve.milp import Rows, byte_unit, minimise
 from jaxckpt.solve.problem import Problem, decide, solve_none
 from jaxckpt.solve.strategy import cheapest
 
 MOST_KERNELS = 16
 _SHARES = (1.0, 0.85, 0.7, 0.5)
 """Of the budget, for the programme: the replay counts a little differently, and has the last word."""
-_LARGEST = 1e4
-"""The largest coefficient of a row, far above the tolerance of the solver (1e-6)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +92,7 @@ class _CheckmateProgramme:
         self.kernels = kernels
         self.length = n = len(kernels.cost_s)
         self.users = [[j for j in range(n) if i in kernels.reads[j]] for i in range(n)]
-        unit = max(1.0, max(kernels.size_bytes) / _LARGEST)
+        unit = byte_unit(max(kernels.size_bytes))
         self.size = [size_bytes / unit for size_bytes in kernels.size_bytes]
         self.budget = budget_bytes / unit
         self.variable: dict[tuple[str, int, int, int], int] = {}
@@ -121,20 +118,16 @@ class _CheckmateProgramme:
             if kind == "R":
                 cost[column] = self.kernels.cost_s[i]
                 lower[column] = 1 if t == i else 0
-        with silenced_stdout():
-            result = milp(
-                cost / max(cost.max(), 1e-30),
-                constraints=self.rows.constraint(count),
-                integrality=integral,
-                bounds=Bounds(lower, upper),
-                options={"node_limit": 20_000},
-            )
-        if result.x is None:
+        cost /= max(cost.max(), 1e-30)
+        within = [self.rows.constraint(count)]
+        found = minimise(cost, within, integrality=integral, lower=lower, upper=upper, node_limit=20_000)
+        if found is None:
             return None
+        columns = found[0] > 0.5
 
         def chosen(kind: str, t: int) -> frozenset[int]:
-            columns = ((i, self.variable.get((kind, t, i, -1))) for i in range(t + 1))
-            return frozenset(i for i, column in columns if column is not None and result.x[column] > 0.5)
+            known = ((i, self.variable.get((kind, t, i, -1))) for i in range(t + 1))
+            return frozenset(i for i, column in known if column is not None and columns[column])
 
         runs = tuple(chosen("R", t) for t in range(n))
         cost_s = float(sum(self.kernels.cost_s[i] for stage in runs for i in stage))
@@ -184,6 +177,7 @@ class _CheckmateProgramme:
 
 def _kernels(problem: Problem) -> tuple[Kernels, tuple[int, ...]]:
     """The kernels of a step, in order, and the op of each."""
+    # Complexity: the refusal of large steps, then one line for each field of `Kernels`.
     graph, written_values = problem.graph, problem.fusion.materialised
     made = tuple(op.id for op in graph.ops if op.effects or not written_values.isdisjoint(op.writes))
     if len(made) > MOST_KERNELS:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.optimize import LinearConstraint
 
-from jaxckpt.solve.milp import silenced_stdout
+from jaxckpt.solve.milp import minimise
 
 _STEPS = 10_000
 
@@ -53,14 +53,9 @@ def ilp(weights: Sequence[float], values: Sequence[float], most: float) -> froze
     if not weights:
         return frozenset()
     scale = max(map(abs, values)) or 1.0
-    with silenced_stdout():
-        result = milp(
-            -np.array(values) / scale,
-            constraints=LinearConstraint(np.array([weights]), ub=most),
-            integrality=np.ones(len(weights)),
-            bounds=Bounds(0, 1),
-        )
-    return frozenset() if result.x is None else frozenset(np.flatnonzero(result.x > 0.5).tolist())
+    within = [LinearConstraint(np.array([weights]), ub=most)]
+    found = minimise(-np.array(values) / scale, within, integrality=np.ones(len(weights)))
+    return frozenset() if found is None else frozenset(np.flatnonzero(found[0] > 0.5).tolist())
 
 
 KNAPSACKS: Mapping[str, Knapsack] = MappingProxyType({"dp": dp, "greedy": greedy, "ilp": ilp})

@@ -15,7 +15,7 @@ from jaxckpt.ir import Graph, GraphPlan, Recompute
 from jaxckpt.ir.layers import fold_layers
 from jaxckpt.policy import Regions, load_policy
 from jaxckpt.policy.rule import outermost
-from jaxckpt.solve.baselines.by_names import follow
+from jaxckpt.solve.policy_plan import follow
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.strategy import Solver
 

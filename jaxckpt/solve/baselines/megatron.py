@@ -38,6 +38,7 @@ def solve_megatron(problem: Problem, scope: str | None = None) -> GraphPlan:
 
 def attention_cores(graph: Graph) -> tuple[frozenset[int], ...]:
     """The ops of each attention from its first product on to what its second one reads, in order."""
+    # Complexity: one pass over the ops, whose branches are the states between the two products.
     inside: dict[int, frozenset[int]] = {}
     """For each value the ops between the last batched product and it, that one among them."""
     cores = []

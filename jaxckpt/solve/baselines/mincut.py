@@ -141,6 +141,7 @@ class Partitioner:
 
     def _capacities(self) -> dict[int, int]:
         """Cost of saving each value: its bytes, more if the backward is further, doubled if no kernel writes it."""
+        # Complexity: one line for each kind of edge of the network, then the cut.
         graph, fusion = self.problem.graph, self.problem.fusion
         weight = {
             v: graph.values[v].size_bytes

@@ -29,6 +29,7 @@ _ENDLESS = 2**62
 
 def solve_mindspore(problem: Problem, increment_bytes: int = DEFAULT_BYTES, peak_bytes: int = 0) -> GraphPlan:
     """Computes again what frees more than a threshold; `peak_bytes` is that of short-term edges; 0 for none."""
+    # Complexity: the conditions are MindSpore's, in its order.
     graph = problem.graph
     short = peak_bytes or _ENDLESS
     long = min(short, increment_bytes or _ENDLESS)

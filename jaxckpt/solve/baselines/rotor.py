@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxckpt.ir import GraphPlan, Phase
-from jaxckpt.solve.baselines.chain import chain, recompute
+from jaxckpt.solve.baselines.chain import chain, recompute, stage_bytes
 from jaxckpt.solve.problem import Problem
-from jaxckpt.solve.stages import crossing, members, needed_bytes
+from jaxckpt.solve.stages import members
 
 _SLOTS = 500
 _SWEPT = 24
@@ -38,16 +38,12 @@ class ChainStage:
       backward_s: ub, seconds of its backward pass.
       input: Slots of its input, the wa of the stage before.
       kept: wabar, slots of all that its backward needs besides the input.
-      forward_over: Slots that its forward needs besides these.
-      backward_over: The same of its backward.
     """
 
     forward_s: float
     backward_s: float
     input: int
     kept: int
-    forward_over: int = 0
-    backward_over: int = 0
 
 
 def sweep_rotor(problem: Problem) -> Iterator[GraphPlan]:
@@ -81,7 +77,7 @@ def optimum(links: Sequence[ChainStage], memory: int) -> float:
             keep_all = np.full(room + 1, link.forward_s + link.backward_s, dtype=float)
             if s < t:
                 keep_all = keep_all + _with_less(best[s + 1, t], link.kept)
-            keep_all[: min(room + 1, _needed(link))] = np.inf
+            keep_all[: min(room + 1, link.kept)] = np.inf
             best[s, t], run_s = keep_all, 0.0
             for split in range(s + 1, t + 1):
                 run_s += links[split - 1].forward_s
@@ -102,12 +98,12 @@ def choices(links: Sequence[ChainStage], memory: int) -> tuple[tuple[int, int, b
     taken = [np.zeros(room + 1, dtype=int) for _ in links]
     for s in range(length - 1, -1, -1):
         keep_all = _with_less(best[s + 1], links[s].kept)
-        keep_all[: min(room + 1, _needed(links[s]))] = np.inf
+        keep_all[: min(room + 1, links[s].kept)] = np.inf
         best[s], kept, run_s = keep_all, 0, 0.0
         for split in range(s + 1, length):
             kept, run_s = kept + links[split - 1].kept, run_s + links[split - 1].forward_s
             keep_input = run_s + _with_less(best[split], links[split].input)
-            keep_input[: min(room + 1, kept + links[split - 1].backward_over)] = np.inf
+            keep_input[: min(room + 1, kept)] = np.inf
             better = keep_input < best[s]
             best[s], taken[s] = np.where(better, keep_input, best[s]), np.where(better, split, taken[s])
     return None if np.isinf(best[0][room]) else _walk(links, taken, room)
@@ -129,11 +125,6 @@ def _walk(links: Sequence[ChainStage], taken: Sequence[np.ndarray], room: int) -
     return tuple(found)
 
 
-def _needed(link: ChainStage) -> int:
-    """m_all: the slots that a stage needs at work, forward with everything kept, or backward."""
-    return link.kept + max(link.forward_over, link.backward_over)
-
-
 def _with_less(seconds: np.ndarray, slots: int) -> np.ndarray:
     """The same function of memory where `slots` of it are taken."""
     shifted = np.full_like(seconds, np.inf)
@@ -144,11 +135,7 @@ def _with_less(seconds: np.ndarray, slots: int) -> np.ndarray:
 
 def _links(problem: Problem, stages: tuple[int, ...]) -> list[ChainStage]:
     """The chain in slots."""
-    graph, kept_bytes = problem.graph, needed_bytes(problem)
-    crossing_bytes = dict(zip(graph.forward, crossing(problem), strict=False))
-    ops = members(graph, stages)
-    kept = [sum(kept_bytes[op] for op in within) for within in ops]
-    enter = [crossing_bytes.get(op, 0) for op in stages]
+    graph, (kept, enter) = problem.graph, stage_bytes(problem, stages)
     slot_bytes = max(1.0, (sum(kept) + sum(enter)) / _SLOTS)
     backward_s = sum(problem.op_s[op.id] for op in graph.ops if op.phase is not Phase.FORWARD) / len(stages)
     return [
@@ -158,5 +145,5 @@ def _links(problem: Problem, stages: tuple[int, ...]) -> list[ChainStage]:
             input=round(into / slot_bytes),
             kept=round(size / slot_bytes),
         )
-        for within, into, size in zip(ops, enter, kept, strict=True)
+        for within, into, size in zip(members(graph, stages), enter, kept, strict=True)
     ]

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from math import isqrt, sqrt
 
 from jaxckpt.ir import GraphPlan
-from jaxckpt.solve.baselines.chain import chain, segments
+from jaxckpt.solve.baselines.chain import chain, segments, stage_bytes
 from jaxckpt.solve.problem import Problem
-from jaxckpt.solve.stages import crossing, members, needed_bytes
 
 _SWEPT = 9
 
@@ -57,12 +56,7 @@ def greedy(made: list[int], split: list[int], b: float) -> tuple[tuple[int, ...]
 
 def _swept(problem: Problem, stages: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The segments for b = 0, and for b between B/sqrt(2) and sqrt(2) B, with B = sqrt(x y) as b = 0 gives it."""
-    kept_bytes, crossing_bytes = (
-        needed_bytes(problem),
-        dict(zip(problem.graph.forward, crossing(problem), strict=False)),
-    )
-    made = [sum(kept_bytes[op] for op in ops) for ops in members(problem.graph, stages)]
-    split = [0, *(crossing_bytes[op] for op in stages[1:])]
+    made, split = stage_bytes(problem, stages)
     starts, x, y = greedy(made, split, 0)
     found = [starts]
     found += [greedy(made, split, sqrt(x * y) * 2 ** (k / (_SWEPT - 1) - 0.5))[0] for k in range(_SWEPT)]

@@ -2,7 +2,8 @@
 
 On a small graph there is time for more than the composition of stages considers. One change saves one value more or
 less, or adds or removes one cut; values that cross a new cut are saved. A replay judges every change. Complexity: a
-fixed number of op runs for any graph, so large graphs are not searched. Read after `jaxckpt.solve.stages`.
+fixed number of op runs (`Effort.op_runs`) for any graph, so large graphs are not searched. Read after
+`jaxckpt.solve.stages`.
 """
 
 from collections.abc import Iterator
@@ -11,11 +12,6 @@ from dataclasses import dataclass, replace
 from jaxckpt.ir import GraphPlan, Save
 from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import StageStarts, boundaries
-
-_OP_RUNS = 60_000
-"""Bound of ops times replays, and so of the seconds of a search. No benchmark fixed the exact value."""
-_FEWEST = 20
-"""With fewer replays than this the search does not start: it would see a few of the changes only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +28,11 @@ def improve_locally(
 ) -> GraphPlan:
     """The plan after all single changes that improve its time within a budget, or its memory without one.
 
-    The same plan if the graph is too large for a `share` of the problem's search effort, or if the plan offloads or
-    shards values without a required decision.
+    The same plan if the graph is too large for a `share` of the problem's effort, or if the plan offloads or shards
+    values without a required decision.
     """
-    left = int(share * problem.search_effort * _OP_RUNS) // max(1, len(problem.graph.ops))
-    if left < _FEWEST or problem.moves(plan):
+    left = int(share * problem.effort.op_runs) // max(1, len(problem.graph.ops))
+    if left < problem.effort.fewest_replays or problem.moves(plan):
         return plan
     state = _State(
         saved=frozenset(v for v, decision in plan.decisions.items() if isinstance(decision, Save)),

@@ -19,15 +19,17 @@ kernels that hold rows are no candidates. Stages of the same structure have the 
 Read after `stage_problem`. The programme is Checkmate's (Jain et al. 2020) for a single backward visit to the stage.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
+from numpy.typing import NDArray
+from scipy.optimize import LinearConstraint
 
 from jaxckpt.schedule import Run
 from jaxckpt.schedule.validate import values_in_loops
-from jaxckpt.solve.milp import Rows, silenced_stdout
+from jaxckpt.solve.milp import Rows, minimise
 from jaxckpt.solve.optimal.stage_problem import StagedProblem, StageProblem
 from jaxckpt.solve.problem import Problem
 
@@ -46,8 +48,8 @@ class Option:
       saved_bytes: Bytes that are live on the device until the stage's backward.
       recompute_s: Seconds of clones and pins, as the integer programme counts them.
       untouched: Residuals without a decision: all of the stage, or none.
-      offloaded: Those of `saved`, and of the boundary, that are offloaded; see `offload_options`.
-      sharded: Those of `saved`, and of the boundary, that are sharded; see `shard_options`.
+      offloaded: Those of `saved`, and of the boundary, that are offloaded; see `moved_options`.
+      sharded: Those of `saved`, and of the boundary, that are sharded; see `moved_options`.
       gather_s: Seconds of slicing and gathering boundary values, which no replay of the subproblem counts.
     """
 
@@ -61,52 +63,27 @@ class Option:
     gather_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageShape:
-    """Coefficients of a stage's integer programme.
-
-    Attributes:
-      candidates: Values that may be saved, with their bytes.
-      pin_s: For each candidate the seconds of materialising it.
-      needed: Values that the backward reads and that are not available.
-      producer: For each value that is not available the op that writes it.
-      reads: For each op that may be recomputed the values of `producer` that it reads.
-      clone_s: For each of these ops the seconds of its clone.
-    """
-
-    candidates: tuple[tuple[int, int], ...]
-    pin_s: tuple[float, ...]
-    needed: tuple[int, ...]
-    producer: Mapping[int, int]
-    reads: Mapping[int, tuple[int, ...]]
-    clone_s: Mapping[int, float]
-
-
-SolvedStages = dict[tuple[object, ...], tuple[StageProblem, tuple["Option", ...]]]
+SolvedStages = dict[tuple[object, ...], tuple[StageProblem, tuple[Option, ...]]]
 """Solved stages with their options, by `StageProblem.key`."""
 
 
-def stage_options(
-    staged: StagedProblem, *, most: int = 12, known: SolvedStages | None = None
-) -> tuple[tuple[Option, ...], ...]:
+def stage_options(staged: StagedProblem, known: SolvedStages) -> tuple[tuple[Option, ...], ...]:
     """The options of every stage by rising bytes and falling seconds; last, if it has residuals, the untouched stage.
 
-    At most 12 bounds the integer programmes of one stage, and the columns of `compose`; no benchmark fixed the exact
-    number. Solved stages are added to `known`.
+    Solved stages are added to `known`.
     """
-    known = {} if known is None else known
     options = []
     for stage in staged.subproblems:
         if stage.key not in known:
-            known[stage.key] = stage, _solved(stage, most)
+            known[stage.key] = stage, _solved(stage, staged.problem.effort.options)
         like, own = known[stage.key]
         options.append(own if like is stage else tuple(_moved(option, like, stage) for option in own))
     return tuple(options)
 
 
 def _solved(stage: StageProblem, most: int) -> tuple[Option, ...]:
-    shape = stage_shape(stage)
-    return (*(_option(shape, saved) for saved in _frontier(shape, most)), *_untouched(stage, shape))
+    programme = StageProgramme(stage)
+    return (*map(programme.option, programme.frontier(most)), *_untouched(stage, programme))
 
 
 def _moved(option: Option, like: StageProblem, stage: StageProblem) -> Option:
@@ -116,37 +93,111 @@ def _moved(option: Option, like: StageProblem, stage: StageProblem) -> Option:
     return replace(option, saved=saved, untouched=untouched)
 
 
-def _untouched(stage: StageProblem, shape: StageShape) -> Iterator[Option]:
+def _untouched(stage: StageProblem, programme: "StageProgramme") -> Iterator[Option]:
     """The option without decisions, if the stage has residuals to decide about."""
     problem = stage.problem
-    residuals = frozenset(shape.needed) - problem.required.keys()
+    residuals = frozenset(programme.needed) - problem.required.keys()
     if residuals:
-        candidates = frozenset(v for v, _ in shape.candidates)
-        stacked = candidates & values_in_loops(problem.graph) & problem.needed & problem.fusion.materialised
-        saved_bytes = sum(map(problem.graph.residual_bytes, stage.compiler_residuals(residuals) | stacked))
+        stacked = programme.size_bytes.keys() & values_in_loops(problem.graph) & problem.needed
+        kept = stage.compiler_residuals(residuals) | stacked & problem.fusion.materialised
+        saved_bytes = sum(map(problem.graph.residual_bytes, kept))
         yield Option(saved=frozenset(), saved_bytes=saved_bytes, recompute_s=0.0, untouched=residuals)
 
 
-def stage_shape(stage: StageProblem) -> StageShape:
-    """The integer programme's coefficients for a stage."""
-    problem = stage.problem
-    graph = problem.graph
-    nothing, everything = _seconds(stage, frozenset()), _seconds(stage, problem.needed & problem.worth_saving)
-    effects = (v for op in stage.ops if graph.ops[op].effects for v in graph.ops[op].writes)
-    available = stage.saved.union(graph.results, effects)
-    ops = _recomputable(problem, stage.ops, available)
-    producer = {v: op for op in ops for v in graph.ops[op].writes if v not in available}
-    position = {v: k for k, v in enumerate(producer)}
-    rows = problem.fusion.rules.rows.values
-    candidates = [v for v in producer if v in problem.worth_saving and v not in rows]
-    return StageShape(
-        candidates=tuple((v, graph.residual_bytes(v)) for v in candidates),
-        pin_s=tuple(_pin_s(nothing, everything, producer[v]) for v in candidates),
-        needed=tuple(v for v in producer if v in problem.read_after_forward),
-        producer=producer,
-        reads={op: tuple(sorted(producer.keys() & graph.ops[op].reads, key=position.__getitem__)) for op in ops},
-        clone_s={op: round(nothing.get((op, True), 0.0), 12) for op in ops},
-    )
+class StageProgramme:
+    """The integer programme of a stage, for any limit of bytes.
+
+    Attributes:
+      size_bytes: Values that may be saved, with their bytes.
+      pin_s: For each of these values the seconds of materialising it.
+      needed: Values that the backward reads and that are not available.
+      producer: For each value that is not available the op that writes it.
+      reads: For each op that may be recomputed the values of `producer` that it reads.
+      clone_s: For each of these ops the seconds of its clone.
+    """
+
+    def __init__(self, stage: StageProblem):
+        problem, graph = stage.problem, stage.problem.graph
+        nothing, everything = _seconds(stage, frozenset()), _seconds(stage, problem.needed & problem.worth_saving)
+        available = stage.saved | graph.results | problem.written_with_effects
+        ops = _recomputable(problem, stage.ops, available)
+        self.producer = {v: op for op in ops for v in graph.ops[op].writes if v not in available}
+        position = {v: k for k, v in enumerate(self.producer)}
+        worth_saving = problem.worth_saving - problem.fusion.rules.rows.values
+        candidates = filter(worth_saving.__contains__, self.producer)
+        self.size_bytes = {v: graph.residual_bytes(v) for v in candidates}
+        self.pin_s = {v: _pin_s(nothing, everything, self.producer[v]) for v in self.size_bytes}
+        self.needed = tuple(filter(problem.read_after_forward.__contains__, self.producer))
+        read = {op: self.producer.keys() & graph.ops[op].reads for op in ops}
+        self.reads = {op: tuple(sorted(values, key=position.__getitem__)) for op, values in read.items()}
+        self.clone_s = {op: round(nothing.get((op, True), 0.0), 12) for op in ops}
+
+    def option(self, saved: frozenset[int]) -> Option:
+        """The option that saves some values."""
+        clones_s = sum(self.clone_s[op] for op in sorted(self.recomputed(saved)))
+        pins_s = sum(seconds for v, seconds in self.pin_s.items() if v in saved)
+        return Option(saved=saved, saved_bytes=self._bytes_of(saved), recompute_s=clones_s + pins_s)
+
+    def recomputed(self, saved: frozenset[int]) -> frozenset[int]:
+        """The ops that are recomputed if some values are saved."""
+        found: set[int] = set()
+        pending = [v for v in self.needed if v not in saved]
+        while pending:
+            op = self.producer[pending.pop()]
+            if op not in found:
+                found.add(op)
+                pending.extend(v for v in self.reads[op] if v not in saved)
+        return frozenset(found)
+
+    def _bytes_of(self, saved: frozenset[int]) -> int:
+        return sum(map(self.size_bytes.__getitem__, saved))
+
+    def frontier(self, most: int) -> tuple[frozenset[int], ...]:
+        """Sets of saved values, by rising bytes: from none to the fastest choice without a limit."""
+        if not self.size_bytes or not self.needed:
+            return (frozenset(),)
+        saved = self.solve(sum(self.size_bytes.values()))
+        found, full_bytes = [saved], self._bytes_of(saved)
+        for step in reversed(range(1, most - 1)):
+            if not saved:
+                break
+            limit_bytes = int(full_bytes * (step / (most - 1)) ** _LIMIT_EXPONENT)
+            if limit_bytes < self._bytes_of(saved):
+                saved = self.solve(limit_bytes)
+                found.append(saved)
+        if saved:
+            found.append(frozenset())
+        return tuple(reversed(found))
+
+    def solve(self, limit_bytes: int) -> frozenset[int]:
+        """The values that the cheapest solution within a limit saves."""
+        cost, size_mib, closure = self._coefficients
+        constraints = [closure, LinearConstraint(size_mib, ub=limit_bytes / 2**20 + 1e-9)]
+        integrality = np.zeros(len(cost))
+        integrality[: len(self.size_bytes)] = 1
+        found = minimise(cost, constraints, integrality=integrality, mip_rel_gap=1e-3, node_limit=200)
+        columns = () if found is None else found[0]
+        return frozenset(v for v, x in zip(self.size_bytes, columns, strict=False) if x > 0.5)
+
+    @cached_property
+    def _coefficients(self) -> tuple[NDArray[np.float64], NDArray[np.float64], LinearConstraint]:
+        """The costs in microseconds, the bytes in MiB, and the rows that hold for every limit, built once."""
+        column = {v: k for k, v in enumerate(self.size_bytes)}
+        column_of_op = {op: k for k, op in enumerate(self.reads, len(column))}
+        saved_or_recomputed = {
+            v: {column_of_op[op]: 1.0, **({column[v]: 1.0} if v in column else {})} for v, op in self.producer.items()
+        }
+        rows = Rows()
+        for value in self.needed:
+            rows.add(saved_or_recomputed[value], lower=1.0)
+        for op, reads in self.reads.items():
+            for value in reads:
+                rows.add({**saved_or_recomputed[value], column_of_op[op]: -1.0}, lower=0.0)
+        size_bytes = np.array(list(self.size_bytes.values()), dtype=float)
+        pins_us, clones_us = (np.array(list(each.values())) * 1e6 for each in (self.pin_s, self.clone_s))
+        cost = np.concatenate([size_bytes * _BYTES_WEIGHT + pins_us, clones_us])
+        size_mib = np.concatenate([size_bytes / 2**20, np.zeros(len(column_of_op))])
+        return cost, size_mib, rows.constraint(len(cost))
 
 
 _Seconds = dict[tuple[int, bool], float]
@@ -178,87 +229,3 @@ def _recomputable(problem: Problem, ops: tuple[int, ...], available: frozenset[i
             found.append(op)
             needed.update(v for v in graph.ops[op].reads if v not in available)
     return tuple(reversed(found))
-
-
-def _option(shape: StageShape, saved: frozenset[int]) -> Option:
-    pin_s = sum(s for (v, _), s in zip(shape.candidates, shape.pin_s, strict=True) if v in saved)
-    return Option(
-        saved=saved,
-        saved_bytes=_bytes_of(shape, saved),
-        recompute_s=sum(shape.clone_s[op] for op in sorted(_recomputed_ops(shape, saved))) + pin_s,
-    )
-
-
-def _bytes_of(shape: StageShape, saved: frozenset[int]) -> int:
-    return sum(size_bytes for v, size_bytes in shape.candidates if v in saved)
-
-
-def _recomputed_ops(shape: StageShape, saved: frozenset[int]) -> frozenset[int]:
-    """The ops that are recomputed if some values are saved."""
-    recomputed: set[int] = set()
-    pending = [v for v in shape.needed if v not in saved]
-    while pending:
-        op = shape.producer[pending.pop()]
-        if op not in recomputed:
-            recomputed.add(op)
-            pending.extend(v for v in shape.reads[op] if v not in saved)
-    return frozenset(recomputed)
-
-
-def _frontier(shape: StageShape, most: int) -> tuple[frozenset[int], ...]:
-    """Sets of saved values, by rising bytes: from none to the fastest choice without a limit."""
-    if not shape.candidates or not shape.needed:
-        return (frozenset(),)
-    programme = _SaveProgramme(shape)
-    saved = programme.solve(limit_bytes=sum(size_bytes for _, size_bytes in shape.candidates))
-    found, full_bytes = [saved], _bytes_of(shape, saved)
-    for step in reversed(range(1, most - 1)):
-        if not saved:
-            break
-        limit_bytes = int(full_bytes * (step / (most - 1)) ** _LIMIT_EXPONENT)
-        if limit_bytes < _bytes_of(shape, saved):
-            saved = programme.solve(limit_bytes=limit_bytes)
-            found.append(saved)
-    if saved:
-        found.append(frozenset())
-    return tuple(reversed(found))
-
-
-class _SaveProgramme:
-    """The integer programme of the module's docstring, built once and solved for several limits."""
-
-    def __init__(self, shape: StageShape):
-        self.shape = shape
-        column = {v: k for k, (v, _) in enumerate(shape.candidates)}
-        column_of_op = {op: k for k, op in enumerate(shape.reads, len(column))}
-        saved_or_recomputed = {
-            v: {column_of_op[op]: 1.0, **({column[v]: 1.0} if v in column else {})} for v, op in shape.producer.items()
-        }
-        rows = Rows()
-        for value in shape.needed:
-            rows.add(saved_or_recomputed[value], lower=1.0)
-        for op, reads in shape.reads.items():
-            for value in reads:
-                rows.add({**saved_or_recomputed[value], column_of_op[op]: -1.0}, lower=0.0)
-        saved, ops = len(column), len(column_of_op)
-        self.closure = rows.constraint(saved + ops)
-        size_bytes = np.array([size_bytes for _, size_bytes in shape.candidates], dtype=float)
-        clone_s = np.array(list(shape.clone_s.values()))
-        self.cost = np.concatenate([size_bytes * _BYTES_WEIGHT + np.array(shape.pin_s) * 1e6, clone_s * 1e6])
-        self.integrality = np.concatenate([np.ones(saved), np.zeros(ops)])
-        self.bytes_row = np.concatenate([size_bytes / 2**20, np.zeros(ops)])
-
-    def solve(self, *, limit_bytes: int) -> frozenset[int]:
-        """The values that the cheapest solution within a limit saves."""
-        limit = LinearConstraint(self.bytes_row, ub=limit_bytes / 2**20 + 1e-9)
-        with silenced_stdout():
-            result = milp(
-                self.cost,
-                constraints=[self.closure, limit],
-                integrality=self.integrality,
-                bounds=Bounds(0, 1),
-                options={"mip_rel_gap": 1e-3, "node_limit": 200},
-            )
-        if result.x is None:
-            return frozenset()
-        return frozenset(v for (v, _), x in zip(self.shape.candidates, result.x, strict=False) if x > 0.5)

@@ -63,6 +63,7 @@ def with_prefetch_distances(
 
 def _with_loop_prefetches(problem: Problem, plan: GraphPlan, limit_bytes: int) -> GraphPlan:
     """The plan with prefetch distances of values in loops: 0, or 1 iteration if that is faster."""
+    # Complexity: values are tried one after the other, each against the best so far.
     graph, requested = problem.graph, problem.offloading.prefetch
     offloaded = ((v, d) for v, d in plan.decisions.items() if isinstance(d, Offload) and d.prefetch is None)
     undecided = {v: replace(d, prefetch=requested or 0, leave=0) for v, d in offloaded if graph.loop_of[v] is not None}
@@ -110,6 +111,7 @@ class _Clock:
     """
 
     def __init__(self, problem: Problem, plan: GraphPlan, moved: Mapping[int, Offload], *, queued: bool):
+        # Complexity: one line for each time that `timed` reads.
         self.problem, self.layers, self.queued = problem, plan.layers, queued
         stay = {v: Save() if isinstance(d, Offload) else d for v, d in plan.decisions.items()}
         replayed = problem.replay(replace(plan, decisions=stay))
@@ -130,6 +132,7 @@ class _Clock:
 
     def timed(self, value: int, decision: Offload) -> Offload:
         """The decision for a value, with the distances that it left open."""
+        # Complexity: the same choice for stores and for loads, which count layers in opposite directions.
         layers = len(self.layers)
         home = max(0, bisect_right(self.layers, self.problem.graph.producer[value] or 0) - 1)
         behind = max(0, layers - 2 - home)

@@ -17,31 +17,13 @@ from jaxckpt.ir import GraphPlan, Offload, Save
 from jaxckpt.solve.full_recompute import CutMinima, finest_layers
 from jaxckpt.solve.optimal.compose import compose, least_seconds
 from jaxckpt.solve.optimal.local_search import improve_locally
-from jaxckpt.solve.optimal.offload_options import HostLink, host_link, with_moved_variants
+from jaxckpt.solve.optimal.moved_options import HostLink, host_link, partition_of, with_moved_variants
 from jaxckpt.solve.optimal.options import Option, SolvedStages, stage_options
 from jaxckpt.solve.optimal.prefetch_schedule import with_prefetch_distances
-from jaxckpt.solve.optimal.shard_options import partition_of
 from jaxckpt.solve.optimal.stage_memory import ProfiledStages, StageMemory, profile_stages
 from jaxckpt.solve.optimal.stage_problem import split_into_stages
 from jaxckpt.solve.problem import Problem, decisions_saving, solve_none
 from jaxckpt.solve.stages import StageStarts, boundaries
-
-# No benchmark fixed the exact values below; each bounds how many cuts, compositions or replays a solve takes.
-_CUTS = 2
-"""Cuts that are solved for a budget, those of the lowest memory bounds first."""
-_CUTS_LEAST = 3
-"""Cuts that are solved for the least memory."""
-_NEAR_LEAST = 1.1
-"""For the least memory, cuts whose minimum is more than this times the lowest are not solved, and plans that far above
-the least get a small share of the local search only."""
-_SMALL_SHARE = 0.1
-"""That share: enough for such plans to become the least on the smallest graphs."""
-_SAME_MEMORY = 1.02
-"""Plans of two cuts whose memory is within this factor: their order is within the error of the model."""
-_ROUNDS = 4
-"""Compositions of one cut for one budget, each with the budget corrected by the replay of the one before."""
-_TOLERANCE = 0.02
-"""A composition that counts more than this share of the budget too much is repeated with a larger budget."""
 
 _TEMP_BYTES, _STEP_S = attrgetter("predicted.temp_bytes"), attrgetter("predicted.step_s")
 
@@ -53,6 +35,7 @@ class OptimalSolver:
 
     def __init__(self, problem: Problem):
         self.problem = problem
+        self._effort = problem.effort
         self.empty_plan = solve_none(problem)
         self.cut_minima = CutMinima(problem, before_head=True)
         self._staged: dict[StageStarts, tuple[_Staged, ...]] = {}
@@ -70,6 +53,7 @@ class OptimalSolver:
 
         The empty plan is the fastest, except for loops: to write a residual stack can take longer than to recompute.
         """
+        # Complexity: the empty plan, the plan of least memory and the fastest plan, each with its own condition.
         allow_empty = allow_empty and self.problem.allows_empty_plan
         fits = temp_budget_bytes is None or self.empty_plan.predicted.temp_bytes <= temp_budget_bytes
         if allow_empty and fits and not self.problem.graph.loops:
@@ -83,14 +67,18 @@ class OptimalSolver:
             return min([self.min_memory_plan, *plans], key=_TEMP_BYTES)
         best = min(fitting, key=_STEP_S)
         if temp_budget_bytes is not None:
-            unmoved = [plan for plan in fitting if not self.problem.moves(plan)] or [best]
-            improved = improve_locally(self.problem, min(unmoved, key=_STEP_S), temp_budget_bytes)
-            self._solved[improved] = None
-            best = min(best, improved, key=_STEP_S)
+            best = min(best, self._improved(fitting, temp_budget_bytes), key=_STEP_S)
         if allow_empty and fits and self.empty_plan.predicted.step_s <= best.predicted.step_s:
             return self.empty_plan
         bounds_s = [plan.predicted.bound_s for plan in plans if plan.predicted.bound_s is not None]
         return _bounded(best, min(bounds_s, default=None))
+
+    def _improved(self, plans: Sequence[GraphPlan], temp_budget_bytes: int) -> GraphPlan:
+        """The fastest of some plans, of those that move nothing if there are any, after a local search."""
+        unmoved = [plan for plan in plans if not self.problem.moves(plan)] or plans
+        improved = improve_locally(self.problem, min(unmoved, key=_STEP_S), temp_budget_bytes)
+        self._solved[improved] = None
+        return improved
 
     def bounded(self, plan: GraphPlan) -> GraphPlan:
         """A plan with a lower bound of its seconds: those of the fastest plan of all, where no better one is known."""
@@ -120,8 +108,8 @@ class OptimalSolver:
     @cached_property
     def min_memory_plan(self) -> GraphPlan:
         """The plan of least predicted memory."""
-        limit_bytes = _NEAR_LEAST * min(map(_TEMP_BYTES, self._lowest))
-        shares = {plan: 1.0 if _TEMP_BYTES(plan) <= limit_bytes else _SMALL_SHARE for plan in self._lowest}
+        near = _within(self._effort.near_least, min(self._lowest, key=_TEMP_BYTES), self._lowest)
+        shares = {plan: 1.0 if plan in near else self._effort.small_share for plan in self._lowest}
         improved = (improve_locally(self.problem, plan, None, share=share) for plan, share in shares.items())
         return min(improved, key=_TEMP_BYTES)
 
@@ -134,12 +122,13 @@ class OptimalSolver:
         may start all clones of a stage at once, which costs less with more stages, and may hold values at each cut that
         the model does not see, which costs less with fewer stages.
         """
-        least, minima = self.min_memory_plan, self.cut_minima.within(_NEAR_LEAST)
-        finest = max(self._lowest_by_minimum, key=lambda plan: len(plan.stages))
-        equal = (plan for plan in self._lowest if _TEMP_BYTES(plan) <= _SAME_MEMORY * _TEMP_BYTES(least))
-        near = (plan for plan in minima if _TEMP_BYTES(plan) <= _NEAR_LEAST * _TEMP_BYTES(minima[0]))
-        coarsest = min(near, key=lambda plan: (len(plan.stages) == 1, len(plan.stages)))
+        least, minima = self.min_memory_plan, self.cut_minima.near_least
+        of_minima = {plan.stages for plan in minima[: self._effort.least_cuts]}
+        finest = max((plan for plan in self._lowest if plan.stages in of_minima), key=lambda plan: len(plan.stages))
+        equal = _within(self._effort.same_memory, least, self._lowest)
         finer, others = ([plan for plan in some if plan.stages != least.stages] for some in ((finest,), equal))
+        near = _within(self._effort.near_least, minima[0], minima)
+        coarsest = min(near, key=lambda plan: (len(plan.stages) == 1, len(plan.stages)))
         return tuple(dict.fromkeys((least, *finer, minima[0], *others, coarsest)))
 
     @cached_property
@@ -149,19 +138,16 @@ class OptimalSolver:
         In a stage with many clones, saving some values takes less memory than saving none. So a cut can have a low
         bound and a high minimum.
         """
-        solved = {plan.stages for plan in self._lowest_by_minimum}
-        others = (stages for _, stages in self.cut_minima.bounds[:_CUTS_LEAST] if stages not in solved)
-        return (*self._lowest_by_minimum, *self._least_of(others))
-
-    @cached_property
-    def _lowest_by_minimum(self) -> tuple[GraphPlan, ...]:
-        return self._least_of(plan.stages for plan in self.cut_minima.within(_NEAR_LEAST)[:_CUTS_LEAST])
+        count = self._effort.least_cuts
+        minima = [plan.stages for plan in self.cut_minima.near_least[:count]]
+        cuts = dict.fromkeys((*minima, *(stages for _, stages in self.cut_minima.bounds[:count])))
+        return tuple(self._least(staged) for stages in cuts for staged in self._options_of(stages))
 
     def _cuts_within(self, budget_bytes: int | None) -> Iterator[tuple[_Staged, ...]]:
         """The cuts of lowest bounds among those whose minimum is within the budget; at least one."""
         found = 0
         for least_bytes, stages in self.cut_minima.bounds:
-            if found == _CUTS or (budget_bytes is not None and least_bytes > budget_bytes and found):
+            if found == self._effort.cuts or (budget_bytes is not None and least_bytes > budget_bytes and found):
                 break
             if budget_bytes is None or _TEMP_BYTES(self.cut_minima.of(stages)) <= budget_bytes:
                 found += 1
@@ -173,7 +159,7 @@ class OptimalSolver:
         """The options of a cut's stages, without and, if the problem allows them, with offload and shard variants."""
         if stages not in self._staged:
             cut = split_into_stages(self.problem, stages, self.cut_minima.plan_and_replay(stages)[1])
-            options = stage_options(cut, known=self._known)
+            options = stage_options(cut, self._known)
             self._staged[stages] = ((stages, options, profile_stages(cut, options, self._profiled), None),)
             if self.problem.may_move:
                 more = with_moved_variants(cut, options, self._layers)
@@ -189,11 +175,12 @@ class OptimalSolver:
         If the composition counts too few bytes, it is repeated with a smaller budget. If it counts far too many, since
         temporaries reuse output buffers, it is repeated once with a larger budget.
         """
+        # Complexity: the four outcomes of a composition, each of which sets the next budget.
         _, options, memory, link = staged
         limit_bytes = sys.maxsize if budget_bytes is None else budget_bytes
         fitting: GraphPlan | None = None
         too_large_bytes: int | None = None
-        for _ in range(_ROUNDS):
+        for _ in range(self._effort.compositions):
             chosen = compose(options, memory, budget_bytes=limit_bytes, link=link)
             if chosen is None:  # no combination fits at all, or the correction was too large
                 if too_large_bytes is None:
@@ -208,7 +195,7 @@ class OptimalSolver:
                 plan = self._with_bound(staged, chosen, plan, max(limit_bytes, budget_bytes))
                 first = fitting is None
                 fitting = plan if fitting is None else min(fitting, plan, key=_STEP_S)
-                if not first or -misjudged_bytes < _TOLERANCE * budget_bytes:
+                if not first or -misjudged_bytes < self._effort.tolerance * budget_bytes:
                     break
                 limit_bytes = budget_bytes - misjudged_bytes
             elif fitting is not None:
@@ -225,9 +212,6 @@ class OptimalSolver:
         composed_s = sum(own[k] for own, k in zip(memory.stage_s, chosen, strict=True))
         misjudged_s = plan.predicted.step_s - composed_s - (0.0 if link is None else link.stall_s(chosen))
         return _bounded(plan, None if least_s is None else least_s + misjudged_s)
-
-    def _least_of(self, cuts: Iterable[StageStarts]) -> tuple[GraphPlan, ...]:
-        return tuple(self._least(staged) for stages in cuts for staged in self._options_of(stages))
 
     def _least(self, staged: _Staged) -> GraphPlan:
         chosen = compose(staged[1], staged[2], budget_bytes=None, link=staged[3])
@@ -252,6 +236,11 @@ class OptimalSolver:
     def _layers(self) -> StageStarts:
         """The layers that prefetch distances count."""
         return finest_layers(self.cut_minima)
+
+
+def _within(factor: float, least: GraphPlan, plans: Iterable[GraphPlan]) -> list[GraphPlan]:
+    """Plans that take at most so many times the memory of the least one."""
+    return [plan for plan in plans if _TEMP_BYTES(plan) <= factor * _TEMP_BYTES(least)]
 
 
 def _bounded(plan: GraphPlan, bound_s: float | None) -> GraphPlan:

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from jaxckpt.cost import Replay
 from jaxckpt.schedule import Run, ScheduleStep
-from jaxckpt.solve.optimal.active_stage import ActiveStage
 from jaxckpt.solve.optimal.options import Option
-from jaxckpt.solve.optimal.stage_problem import StagedProblem, StageProblem
+from jaxckpt.solve.optimal.stage_problem import ActiveStage, StagedProblem, StageProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +63,8 @@ ProfiledStages = dict[tuple[object, ...], OptionDeltas]
 """By `StageProblem.key`, number of options, and the values that each option offloads or shards in the subproblem."""
 
 
-def profile_stages(
-    staged: StagedProblem, options: Sequence[Sequence[Option]], known: ProfiledStages | None = None
-) -> StageMemory:
+def profile_stages(staged: StagedProblem, options: Sequence[Sequence[Option]], known: ProfiledStages) -> StageMemory:
     """Replays every option of every stage; profiles of stages are added to `known`."""
-    known = {} if known is None else known
     baseline, activity = staged.baseline, staged.activity
     live_bytes = np.array(baseline.live_bytes, dtype=np.int64)
     stage_s = [0.0] * len(staged.stages)

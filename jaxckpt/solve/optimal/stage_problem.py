@@ -4,7 +4,11 @@ An option of a stage changes bytes and seconds while the stage is active, and no
 stay live until the stage's backward. So options are tried on a subproblem, which is quick to replay; stages of equal
 structure share one. If an earlier stage produces an input by a chain of elementwise ops, these are part of it too.
 
-Read after `active_stage`. Complexity: linear in the ops of the stages.
+One stage is active at each step of a replay. A stage's backward begins with the first op after the forward pass that
+reads a value from inside the stage. Reads of a boundary decide nothing, since neighbouring stages read it too. Clones
+right before that op belong to the same stage.
+
+Read after `jaxckpt.solve.stages`. Complexity: linear in the ops of the stages.
 """
 
 from collections import defaultdict
@@ -14,12 +18,30 @@ from functools import cached_property
 
 from jaxckpt.cost import Replay
 from jaxckpt.ir import GraphPlan, Offload, Partition, Phase, Save
-from jaxckpt.schedule import Run, partition_with_axes
+from jaxckpt.schedule import Run, ScheduleStep, partition_with_axes
 from jaxckpt.schedule.subgraph import Subgraph, induced_subgraph
 from jaxckpt.schedule.validate import reason_not_offloadable, values_in_loops
-from jaxckpt.solve.optimal.active_stage import StageActivity, active_stages
 from jaxckpt.solve.problem import Problem, decisions_saving
 from jaxckpt.solve.stages import StageStarts, boundaries, members, stage_index
+
+ActiveStage = tuple[str, int]
+"""An interval of the schedule: "forward" or "backward", and the index of the active stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageActivity:
+    """For each step of a replay its interval, and the stages in the order in which their backward begins."""
+
+    of_steps: tuple[ActiveStage, ...]
+    order: tuple[int, ...]
+
+    def holding_stages(self, active: ActiveStage, count: int) -> tuple[int, ...]:
+        """Those of `count` stages, except the active one, whose saved values are live in an interval."""
+        part, stage = active
+        if part == "forward":
+            return tuple(range(stage))
+        done = set(self.order[: self.order.index(stage) + 1]) if stage in self.order else {stage}
+        return tuple(t for t in range(count) if t not in done)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -149,8 +171,8 @@ def split_into_stages(problem: Problem, stages: StageStarts, baseline: Replay | 
         baseline = problem.replay(GraphPlan(fingerprint="", decisions=decisions_saving(problem, saved), stages=stages))
     activity = active_stages(problem, stages, baseline.steps)
     forward = stage_index(graph, stages)
-    effects = frozenset(v for op in forward if graph.ops[op].effects for v in graph.ops[op].writes)
-    available = saved | effects | frozenset(v for v in graph.results if graph.producer[v] in forward)
+    results = frozenset(v for v in graph.results if graph.producer[v] in forward)
+    available = saved | problem.written_with_effects | results
     subproblems = []
     after_forward = _ops_after_forward(problem, saved, forward, baseline, activity)
     for stage, ops in enumerate(members(graph, stages)):
@@ -193,3 +215,38 @@ def _earlier_ops(problem: Problem, ops: Sequence[int], available: frozenset[int]
         earlier.add(producer)
         pending.extend(graph.ops[producer].reads)
     return earlier
+
+
+def active_stages(problem: Problem, stages: StageStarts, steps: Sequence[ScheduleStep]) -> StageActivity:
+    """The active stage of a cut at each of some steps."""
+    graph = problem.graph
+    forward = stage_index(graph, stages)
+    inside = _inside_stages(problem, forward, boundaries(problem, stages))
+    of_steps: list[ActiveStage] = []
+    begun: dict[int, None] = {}
+    now: ActiveStage = ("forward", 0)
+    clones = 0
+    for step in steps:
+        if not isinstance(step, Run) or step.is_clone:
+            clones += 1
+            of_steps.append(now)
+            continue
+        op = graph.ops[step.op]
+        if op.phase is Phase.FORWARD:
+            now = ("forward", forward[op.id])
+        else:
+            for stage in (inside[value] for value in op.reads if value in inside):
+                if stage not in begun:
+                    begun[stage] = None
+                    now = ("backward", stage)
+                    of_steps[len(of_steps) - clones :] = [now] * clones
+        clones = 0
+        of_steps.append(now)
+    return StageActivity(of_steps=tuple(of_steps), order=tuple(begun))
+
+
+def _inside_stages(problem: Problem, forward: Mapping[int, int], boundary: frozenset[int]) -> dict[int, int]:
+    """The stage of each forward value that is neither on a boundary nor argument-derived."""
+    written = ((v, stage) for op, stage in forward.items() for v in problem.graph.ops[op].writes)
+    shared = boundary | problem.fusion.argument_derived
+    return {v: stage for v, stage in written if v not in shared}

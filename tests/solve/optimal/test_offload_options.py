@@ -13,7 +13,7 @@ from jaxckpt.cost import HostLinkQueue
 from jaxckpt.ir import Offload
 from jaxckpt.machine import Target
 from jaxckpt.solve import Offloading, OptimalSolver, Problem
-from jaxckpt.solve.optimal.offload_options import HostLink, offload_variants
+from jaxckpt.solve.optimal.moved_options import HostLink, offload_variants
 from jaxckpt.solve.optimal.options import Option
 from jaxckpt.trace import trace_step
 from tests.graphs import RATES, chain

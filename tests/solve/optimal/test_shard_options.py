@@ -11,8 +11,8 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxckpt.ir import Offload, Partition, Save
 from jaxckpt.machine import Target
 from jaxckpt.solve import Offloading, OptimalSolver, Problem
+from jaxckpt.solve.optimal.moved_options import partition_of, shard_variants
 from jaxckpt.solve.optimal.options import Option
-from jaxckpt.solve.optimal.shard_options import partition_of, shard_variants
 from jaxckpt.trace import trace_step
 from tests.graphs import RATES, chain
 

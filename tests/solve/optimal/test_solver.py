@@ -10,6 +10,7 @@ from jaxckpt._errors import UnknownStrategyError
 from jaxckpt.ir import Recompute, Save
 from jaxckpt.schedule import schedule
 from jaxckpt.solve import OptimalSolver, Problem, solve
+from jaxckpt.solve.effort import Effort
 from jaxckpt.solve.optimal.compose import compose, least_seconds
 from jaxckpt.solve.optimal.options import stage_options
 from jaxckpt.solve.optimal.stage_memory import profile_stages
@@ -73,11 +74,11 @@ def test_the_same_problem_gives_the_same_plan(graph):
 
 @given(graphs(most_ops=7))
 def test_no_combination_of_options_within_the_budget_is_faster(graph):
-    problem = Problem(graph=graph, rates=RATES)
+    problem = Problem(graph=graph, rates=RATES, effort=Effort(options=4))
     stages = max(candidate_cuts(problem), key=len)[:4]
     cut = split_into_stages(problem, stages)
-    options = stage_options(cut, most=4)
-    seen = profile_stages(cut, options)
+    options = stage_options(cut, {})
+    seen = profile_stages(cut, options, {})
 
     def peak(chosen):
         kept = [stage[k].saved_bytes for stage, k in zip(options, chosen, strict=True)]

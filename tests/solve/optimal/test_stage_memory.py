@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 
 from jaxckpt.solve import Problem, boundaries
+from jaxckpt.solve.effort import Effort
 from jaxckpt.solve.optimal.options import stage_options
 from jaxckpt.solve.optimal.stage_memory import profile_stages
 from jaxckpt.solve.optimal.stage_problem import split_into_stages
@@ -19,10 +20,11 @@ from tests.graphs import RATES, chain, graphs
 
 @pytest.mark.parametrize(("length", "stage"), [(12, 3), (12, 4), (9, 3)])
 def test_stages_tell_peak_and_time_of_all_combinations_in_chains(length, stage):
-    problem, stages = Problem(graph=chain(length, flops=1e9), rates=RATES), tuple(range(0, length, stage))
+    problem = Problem(graph=chain(length, flops=1e9), rates=RATES, effort=Effort(options=4))
+    stages = tuple(range(0, length, stage))
     cut = split_into_stages(problem, stages)
-    options = stage_options(cut, most=4)
-    seen = profile_stages(cut, options)
+    options = stage_options(cut, {})
+    seen = profile_stages(cut, options, {})
     for chosen in product(*(range(len(own)) for own in options)):
         taken = [own[k] for own, k in zip(options, chosen, strict=True)]
         saved = boundaries(problem, stages).union(*(option.saved for option in taken))
@@ -35,11 +37,11 @@ def test_stages_tell_peak_and_time_of_all_combinations_in_chains(length, stage):
 
 @given(graphs())
 def test_where_stages_keep_nothing_windows_are_what_the_whole_replay_shows(graph):
-    problem = Problem(graph=graph, rates=RATES)
+    problem = Problem(graph=graph, rates=RATES, effort=Effort(options=3))
     for stages in candidate_cuts(problem):
         cut = split_into_stages(problem, stages)
-        options = stage_options(cut, most=3)
-        seen = profile_stages(cut, options)
+        options = stage_options(cut, {})
+        seen = profile_stages(cut, options, {})
         assert seen.peak_bytes(options, [0] * len(options)) == cut.baseline.peak_bytes
         assert sum(own[0] for own in seen.stage_s) == pytest.approx(cut.baseline.step_s)
 
@@ -47,7 +49,7 @@ def test_where_stages_keep_nothing_windows_are_what_the_whole_replay_shows(graph
 def test_stages_of_one_structure_are_tried_once():
     cut = split_into_stages(Problem(graph=chain(24), rates=RATES), tuple(range(0, 24, 3)))
     tried = {}
-    profile_stages(cut, stage_options(cut), tried)
+    profile_stages(cut, stage_options(cut, {}), tried)
     assert len(tried) < len(cut.stages) == 8
 
 
@@ -69,8 +71,8 @@ def test_an_untouched_stage_saves_what_the_compiler_would_save():
     problem = Problem(graph=trace_step(step, params, x, donate_argnums=0).graph, rates=RATES)
     stages = next(stages for stages in candidate_cuts(problem) if len(stages) > 6)
     cut = split_into_stages(problem, stages)
-    options = stage_options(cut)
+    options = stage_options(cut, {})
     last = [len(own) - 1 for own in options]
     untouched = frozenset[int]().union(*(own[k].untouched for own, k in zip(options, last, strict=True)))
     full = decide(problem, boundaries(problem, stages), stages, "optimal", untouched).predicted
-    assert profile_stages(cut, options).peak_bytes(options, last) == pytest.approx(full.temp_bytes, rel=0.03)
+    assert profile_stages(cut, options, {}).peak_bytes(options, last) == pytest.approx(full.temp_bytes, rel=0.03)

@@ -1,4 +1,4 @@
-"""Offload variants of each stage's options, and the constraint of the host link.
+"""Variants of each stage's options that offload or shard saved values, and the constraint of the host link.
 
 An offloaded value takes no device memory while other stages are active, and costs time on the link to the host. The
 link carries one copy at a time each way. Stores of a stage begin when the stage has run in the forward pass; loads must
@@ -11,7 +11,16 @@ end when its backward begins. So with copy seconds c_s of each stage, forward se
 or zero, if that is more; copies in the order of the stages reach this bound: it is the busy period of a queue. Both are
 linear in the options, so the composition minimises them together with recomputation. Values of loop bodies are copied
 while the loop itself runs: no other stage delays these copies, and their own delay is part of the stage's memory
-profile (`stage_memory`). Read after `options` and `shard_options`; `compose` uses both.
+profile (`stage_memory`).
+
+A sharded value takes an nth of its bytes on each of the n devices of a mesh axis on which it is replicated, and costs a
+slice in the forward pass and an all-gather in the backward. Nothing runs concurrently with these, so the seconds of the
+stages' options add up. The stage's own saved values are sharded in its subproblem (`stage_problem`), so their bytes and
+seconds come from a replay. Boundary values are gathered in the next stage: the seconds of their slice and gather are
+added to the stage that produces them. Axis and dimension are the ones that an open partition of a policy gets
+(`jaxckpt.schedule.partition`).
+
+Read after `options`; `compose` uses the variants and the link.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,14 +28,20 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from operator import le
 
-from jaxckpt.ir import Phase
-from jaxckpt.schedule import Run
+from jaxckpt.ir import Partition, Phase
+from jaxckpt.schedule import Run, partition_with_axes
 from jaxckpt.schedule.validate import reason_not_offloadable, values_in_loops
 from jaxckpt.solve.optimal.options import Option
-from jaxckpt.solve.optimal.shard_options import moved_sets, shard_variants
 from jaxckpt.solve.optimal.stage_problem import StagedProblem
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import StageStarts
+
+_MIN_BYTES = 2**20
+"""Smaller values stay replicated: the launch of their gather costs more than their bytes. The default of
+`Offloading.min_bytes` is the same; no benchmark fixed the exact value."""
+_STEPS = 2
+"""An option's values are moved in so many steps: half of them, all of them. Each step adds columns to the integer
+programme of `compose`; no benchmark fixed the exact number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +110,21 @@ def _not_dominated(options: Sequence[Option], among: Sequence[Option]) -> Iterat
             yield option
 
 
+def moved_sets(
+    problem: Problem, option: Option, boundary: frozenset[int], eligible: frozenset[int]
+) -> Iterator[frozenset[int]]:
+    """The sets of eligible values that variants of an option move: the largest one of its own, half of them, all.
+
+    Each set comes without and with the eligible values of the boundary. An untouched stage has no variants.
+    """
+    if option.untouched:
+        return
+    inner = sorted(option.saved & eligible, key=lambda v: (-problem.graph.values[v].size_bytes, v))
+    counts = {len(inner) * step // _STEPS for step in range(_STEPS + 1)} | {min(1, len(inner))}
+    for edge in dict.fromkeys((frozenset[int](), boundary & eligible)):
+        yield from filter(None, (edge.union(inner[:count]) for count in sorted(counts)))
+
+
 def offload_variants(
     problem: Problem, option: Option, boundary: frozenset[int] = frozenset(), before: int | None = None
 ) -> Iterator[Option]:
@@ -109,26 +139,22 @@ def offload_variants(
         yield replace(option, offloaded=offloaded, offloaded_bytes=offloaded_bytes, saved_bytes=saved_bytes)
 
 
-def host_link(staged: StagedProblem, options: Sequence[Sequence[Option]]) -> HostLink:
-    """The host link of a cut, for some options of its stages."""
-    problem, baseline = staged.problem, staged.baseline
-    forward_s, backward_s = [0.0] * len(staged.stages), [0.0] * len(staged.stages)
-    for step, seconds, (_, stage) in zip(baseline.steps, baseline.seconds, staged.activity.of_steps, strict=True):
-        is_forward = isinstance(step, Run) and not step.is_clone and problem.graph.ops[step.op].phase is Phase.FORWARD
-        (forward_s if is_forward else backward_s)[stage] += seconds
-    return HostLink(
-        copy_s=tuple(tuple(_copy_s(problem, option) for option in own) for own in options),
-        host_bytes=tuple(tuple(option.offloaded_bytes for option in own) for own in options),
-        forward_s=tuple(forward_s),
-        backward_s=tuple(backward_s),
-        most_host_bytes=problem.offloading.most_host_bytes,
-    )
+def shard_variants(problem: Problem, option: Option, boundary: frozenset[int] = frozenset()) -> Iterator[Option]:
+    """Variants of an option that save the same values, some of them as shards.
 
-
-def _copy_s(problem: Problem, option: Option) -> float:
-    """Seconds of an option's copies outside of loops, one way."""
-    outside = option.offloaded - values_in_loops(problem.graph)
-    return sum(map(problem.graph.residual_bytes, outside)) / problem.rates.host_bandwidth_bytes_per_s
+    They have fewer device bytes; the bytes may be negative, since an option does not count its boundary.
+    """
+    cuts = {v: cut for v in option.saved.union(boundary) if (cut := partition_of(problem, v)) is not None}
+    # Values of loop bodies are sharded in the subproblem, also if they cross into the next stage.
+    elsewhere = boundary - values_in_loops(problem.graph)
+    for sharded in moved_sets(problem, option, boundary, frozenset(cuts)):
+        yield replace(
+            option,
+            sharded=sharded,
+            saved_bytes=option.saved_bytes - sum(_spared_bytes(problem, v, cuts[v]) for v in sharded),
+            recompute_s=option.recompute_s + sum(_moved_s(problem, v, cuts[v]) for v in sharded),
+            gather_s=sum(_moved_s(problem, v, cuts[v]) for v in sharded & elsewhere),
+        )
 
 
 def _may_offload(problem: Problem, value: int, before: int | None) -> bool:
@@ -140,3 +166,52 @@ def _may_offload(problem: Problem, value: int, before: int | None) -> bool:
         return False
     is_large = graph.values[value].size_bytes >= problem.offloading.min_bytes
     return is_large and value not in problem.required and reason_not_offloadable(graph, value) is None
+
+
+def partition_of(problem: Problem, value: int) -> Partition | None:
+    """The partition of a value that the planner may choose; None if the value stays replicated."""
+    graph = problem.graph
+    if not graph.mesh or value in problem.required or graph.producer[value] is None or value in graph.results:
+        return None
+    if graph.values[value].size_bytes < _MIN_BYTES:
+        return None
+    found = partition_with_axes(graph, value, Partition())
+    return found if isinstance(found, Partition) else None
+
+
+def _spared_bytes(problem: Problem, value: int, cut: Partition) -> int:
+    """Bytes that sharding a value saves on each device, over all iterations."""
+    residual_bytes = problem.graph.residual_bytes(value)
+    return residual_bytes - residual_bytes // problem.graph.axis_size(cut.axis or "")
+
+
+def _moved_s(problem: Problem, value: int, cut: Partition) -> float:
+    """Seconds of the slices and all-gathers of a value, as in a replay."""
+    graph, rates = problem.graph, problem.rates
+    full_bytes = graph.values[value].size_bytes
+    part_bytes = full_bytes // graph.axis_size(cut.axis or "")
+    kernel_s = rates.launch_s + (full_bytes + part_bytes) / rates.memory_bandwidth_bytes_per_s
+    iterations = max(1, graph.residual_bytes(value) // max(1, full_bytes))
+    return iterations * (2 * kernel_s + rates.exchange_s(full_bytes - part_bytes))
+
+
+def host_link(staged: StagedProblem, options: Sequence[Sequence[Option]]) -> HostLink:
+    """The host link of a cut, for some options of its stages."""
+    problem, baseline = staged.problem, staged.baseline
+    forward_s, backward_s = [0.0] * len(staged.stages), [0.0] * len(staged.stages)
+    for step, seconds, (_, stage) in zip(baseline.steps, baseline.seconds, staged.activity.of_steps, strict=True):
+        is_forward = isinstance(step, Run) and not step.is_clone and problem.graph.ops[step.op].phase is Phase.FORWARD
+        (forward_s if is_forward else backward_s)[stage] += seconds
+    in_loops = values_in_loops(problem.graph)
+
+    def copy_s(option: Option) -> float:
+        outside = option.offloaded - in_loops
+        return sum(map(problem.graph.residual_bytes, outside)) / problem.rates.host_bandwidth_bytes_per_s
+
+    return HostLink(
+        copy_s=tuple(tuple(map(copy_s, own)) for own in options),
+        host_bytes=tuple(tuple(option.offloaded_bytes for option in own) for own in options),
+        forward_s=tuple(forward_s),
+        backward_s=tuple(backward_s),
+        most_host_bytes=problem.offloading.most_host_bytes,
+    )
