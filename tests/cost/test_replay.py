@@ -107,9 +107,20 @@ def test_an_elementwise_kernel_may_overwrite_what_dies_in_it():
     assert replayed(graph).peak_bytes == 4000
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_a_recomputed_tanh_is_stored_if_its_readers_are_apart(apart):
-    """One reader gives a weight's gradient, the other needs that gradient if `apart`, and the same cotangent if not."""
+@pytest.mark.parametrize(
+    ("apart", "bias", "dtype", "stored"),
+    [
+        (False, False, "float32", False),
+        (True, False, "float32", True),
+        (False, True, "float32", True),
+        (False, True, "bfloat16", False),
+    ],
+)
+def test_a_recomputed_tanh_is_stored_if_its_readers_are_apart_or_summed(apart, bias, dtype, stored):
+    """One reader gives a weight's gradient, the other needs that gradient if `apart`, and the same cotangent if not.
+
+    The gradient of a bias is the sum of what the other reader writes.
+    """
     build = Builder()
     wide = build.op("dot_general", build.input(4000), size_bytes=4000)
     active = build.op("tanh", wide, size_bytes=4000)
@@ -120,11 +131,15 @@ def test_a_recomputed_tanh_is_stored_if_its_readers_are_apart(apart):
     gradient = build.op("dot_general", scaled, scaled, size_bytes=4000, phase=Phase.BACKWARD)
     on = build.op("dot_general", gradient if apart else cotangent, size_bytes=4000, phase=Phase.BACKWARD)
     last = build.op("mul", slope, on, size_bytes=4000, phase=Phase.BACKWARD)
-    graph = build.graph(gradient, build.op("dot_general", last, last, size_bytes=4000, phase=Phase.BACKWARD))
+    build.values[last] = replace(build.values[last], dtype=dtype)
+    ends = [gradient, build.op("dot_general", last, last, size_bytes=4000, phase=Phase.BACKWARD)]
+    if bias:
+        ends.append(build.op("reduce_sum", last, size_bytes=4, phase=Phase.BACKWARD))
+    graph = build.graph(*ends)
     got = replayed(graph, GraphPlan(fingerprint="", decisions={wide: Save(), active: Recompute(), slope: Recompute()}))
     clones = [at for at, step in enumerate(got.steps) if isinstance(step, Run) and step.is_clone]
     clone = next(at for at in clones if active in graph.ops[got.steps[at].op].writes)
-    assert (got.seconds[clone] > 0) is apart
+    assert (got.seconds[clone] > 0) is stored
 
 
 @pytest.mark.parametrize(
