@@ -1,80 +1,68 @@
 """The public names and where each is defined: for type checkers, and read by `jaxckpt/__init__.py`."""
 
-from jaxckpt import dynamic as dynamic
-from jaxckpt import testing as testing
-from jaxckpt._errors import AgreementError as AgreementError
-from jaxckpt._errors import ArgumentError as ArgumentError
-from jaxckpt._errors import BatchError as BatchError
-from jaxckpt._errors import BudgetError as BudgetError
-from jaxckpt._errors import ChunkError as ChunkError
-from jaxckpt._errors import ComparisonError as ComparisonError
-from jaxckpt._errors import CompileError as CompileError
-from jaxckpt._errors import FootprintAssertionError as FootprintAssertionError
-from jaxckpt._errors import FootprintFileError as FootprintFileError
-from jaxckpt._errors import GraphError as GraphError
-from jaxckpt._errors import HloError as HloError
-from jaxckpt._errors import InfeasibleBudgetError as InfeasibleBudgetError
-from jaxckpt._errors import JaxckptError as JaxckptError
-from jaxckpt._errors import MissingPackageError as MissingPackageError
-from jaxckpt._errors import NoGradientError as NoGradientError
-from jaxckpt._errors import PictureError as PictureError
-from jaxckpt._errors import PlanFileError as PlanFileError
-from jaxckpt._errors import PlanMismatchError as PlanMismatchError
-from jaxckpt._errors import PolicyError as PolicyError
-from jaxckpt._errors import ReportFileError as ReportFileError
-from jaxckpt._errors import ScopeError as ScopeError
-from jaxckpt._errors import SnapshotFileError as SnapshotFileError
-from jaxckpt._errors import StepReferenceError as StepReferenceError
-from jaxckpt._errors import TargetError as TargetError
-from jaxckpt._errors import UnknownStrategyError as UnknownStrategyError
-from jaxckpt._errors import UnknownTargetError as UnknownTargetError
-from jaxckpt._errors import UnsupportedDecisionError as UnsupportedDecisionError
-from jaxckpt._errors import UnverifiableError as UnverifiableError
-from jaxckpt._errors import VerificationError as VerificationError
-from jaxckpt._errors import VersionMismatchError as VersionMismatchError
+from jaxckpt import dynamic as dynamic, testing as testing
+from jaxckpt._errors import (
+    AgreementError as AgreementError,
+    ArgumentError as ArgumentError,
+    BatchError as BatchError,
+    BudgetError as BudgetError,
+    ChunkError as ChunkError,
+    ComparisonError as ComparisonError,
+    CompileError as CompileError,
+    FootprintAssertionError as FootprintAssertionError,
+    FootprintFileError as FootprintFileError,
+    GraphError as GraphError,
+    HloError as HloError,
+    InfeasibleBudgetError as InfeasibleBudgetError,
+    JaxckptError as JaxckptError,
+    MissingPackageError as MissingPackageError,
+    NoGradientError as NoGradientError,
+    PictureError as PictureError,
+    PlanFileError as PlanFileError,
+    PlanMismatchError as PlanMismatchError,
+    PolicyError as PolicyError,
+    ReportFileError as ReportFileError,
+    ScopeError as ScopeError,
+    SnapshotFileError as SnapshotFileError,
+    StepReferenceError as StepReferenceError,
+    TargetError as TargetError,
+    UnknownStrategyError as UnknownStrategyError,
+    UnknownTargetError as UnknownTargetError,
+    UnsupportedDecisionError as UnsupportedDecisionError,
+    UnverifiableError as UnverifiableError,
+    VerificationError as VerificationError,
+    VersionMismatchError as VersionMismatchError,
+)
 from jaxckpt._step import Step as Step
 from jaxckpt._version import __version__ as __version__
-from jaxckpt.annotate import chunked as chunked
-from jaxckpt.annotate import name as name
-from jaxckpt.annotate import scope as scope
+from jaxckpt.annotate import chunked as chunked, name as name, scope as scope
 from jaxckpt.calibration import calibrate as calibrate
-from jaxckpt.comparison import Comparison as Comparison
-from jaxckpt.comparison import Verdicts as Verdicts
-from jaxckpt.comparison import compare as compare
-from jaxckpt.comparison import verdicts as verdicts
-from jaxckpt.compiler import Footprint as Footprint
-from jaxckpt.compiler import footprint as footprint
-from jaxckpt.compiler import load_footprint as load_footprint
+from jaxckpt.comparison import Comparison as Comparison, Verdicts as Verdicts, compare as compare, verdicts as verdicts
+from jaxckpt.compiler import Footprint as Footprint, footprint as footprint, load_footprint as load_footprint
 from jaxckpt.dynamic.eager import timed_scopes as timed_scopes
-from jaxckpt.linter import Finding as Finding
-from jaxckpt.linter import Findings as Findings
-from jaxckpt.linter import lint as lint
-from jaxckpt.machine import Calibration as Calibration
-from jaxckpt.machine import Target as Target
-from jaxckpt.machine import targets as targets
-from jaxckpt.planner import BatchSearch as BatchSearch
-from jaxckpt.planner import Explanation as Explanation
-from jaxckpt.planner import Floor as Floor
-from jaxckpt.planner import Frontier as Frontier
-from jaxckpt.planner import Plan as Plan
-from jaxckpt.planner import Planner as Planner
-from jaxckpt.planner import PlanOptions as PlanOptions
-from jaxckpt.planner import analyze as analyze
-from jaxckpt.planner import apply as apply
-from jaxckpt.planner import explain as explain
-from jaxckpt.planner import jit as jit
-from jaxckpt.planner import load_or_plan as load_or_plan
-from jaxckpt.planner import load_plan as load_plan
-from jaxckpt.planner import max_batch as max_batch
-from jaxckpt.planner import pareto as pareto
-from jaxckpt.planner import plan as plan
-from jaxckpt.planner import plan_once as plan_once
-from jaxckpt.policy import Policy as Policy
-from jaxckpt.policy import load_policy as load_policy
-from jaxckpt.policy import policies as policies
-from jaxckpt.policy.readers import Reading as Reading
-from jaxckpt.policy.readers import read_policy as read_policy
+from jaxckpt.linter import Finding as Finding, Findings as Findings, lint as lint
+from jaxckpt.machine import Calibration as Calibration, Target as Target, targets as targets
+from jaxckpt.planner import (
+    BatchSearch as BatchSearch,
+    Explanation as Explanation,
+    Floor as Floor,
+    Frontier as Frontier,
+    Plan as Plan,
+    Planner as Planner,
+    PlanOptions as PlanOptions,
+    analyze as analyze,
+    apply as apply,
+    explain as explain,
+    jit as jit,
+    load_or_plan as load_or_plan,
+    load_plan as load_plan,
+    max_batch as max_batch,
+    pareto as pareto,
+    plan as plan,
+    plan_once as plan_once,
+)
+from jaxckpt.policy import Policy as Policy, load_policy as load_policy, policies as policies
+from jaxckpt.policy.readers import Reading as Reading, read_policy as read_policy
 from jaxckpt.report.picture import draw as draw
 from jaxckpt.solve import Offloading as Offloading
-from jaxckpt.verifier import Verification as Verification
-from jaxckpt.verifier import verify as verify
+from jaxckpt.verifier import Verification as Verification, verify as verify

@@ -6,8 +6,7 @@ Nothing is compiled for a target here; that plans fit by the compiler's figure i
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from jaxckpt._errors import JaxckptError
 from jaxckpt.ir import GraphPlan, Recompute, Save

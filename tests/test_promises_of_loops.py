@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import jax
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from jaxckpt.ir import GraphPlan, LoopSplit, LoopTiling, Offload, Phase, Recompute, Save
 from jaxckpt.rewrite import rewrite

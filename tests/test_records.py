@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import jaxckpt
 from jaxckpt import ir

@@ -1,8 +1,7 @@
 """Amounts of memory as people write them, and what is no amount."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt._errors import BudgetError
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes, parse_bytes

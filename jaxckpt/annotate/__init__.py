@@ -6,9 +6,7 @@ over the tagged part), `flax_modules` (Linen and NNX), `decorate` (functions, cl
 function). Apart from these: `chunking` (a part done some tokens at a time).
 """
 
-from jaxckpt.annotate.chunking import chunked
-from jaxckpt.annotate.jax_policy import as_jax
-from jaxckpt.annotate.naming import name
-from jaxckpt.annotate.scoping import Scope, scope
-
-__all__ = ["Scope", "as_jax", "chunked", "name", "scope"]
+from jaxckpt.annotate.chunking import chunked as chunked
+from jaxckpt.annotate.jax_policy import as_jax as as_jax
+from jaxckpt.annotate.naming import name as name
+from jaxckpt.annotate.scoping import Scope as Scope, scope as scope

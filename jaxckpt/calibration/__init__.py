@@ -4,7 +4,5 @@ Read in this order: `timing` (a median and its spread), `kernels` (what is timed
 devices), `rates` (figures become rates), `session` (all of it within a budget of seconds).
 """
 
-from jaxckpt.calibration.session import calibrate
-from jaxckpt.calibration.timing import Timing, timed
-
-__all__ = ["Timing", "calibrate", "timed"]
+from jaxckpt.calibration.session import calibrate as calibrate
+from jaxckpt.calibration.timing import Timing as Timing, timed as timed

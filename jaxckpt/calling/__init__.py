@@ -8,7 +8,5 @@ Read in this order: `wrappers` (the function under a user's decorators), `object
 the rest), `scopes` (paths of NNX modules), `calling`.
 """
 
-from jaxckpt.calling.calling import Calling, StepCall
-from jaxckpt.calling.split import is_array
-
-__all__ = ["Calling", "StepCall", "is_array"]
+from jaxckpt.calling.calling import Calling as Calling, StepCall as StepCall
+from jaxckpt.calling.split import is_array as is_array

@@ -66,8 +66,7 @@ def max_batch(
     if typed is not None:
         budget_bytes(typed, baseline_bytes=1)  # mistakes are said before anything is compiled
     from jaxckpt.cli.reference import load_maker
-    from jaxckpt.planner import max_batch as search_batches
-    from jaxckpt.planner import require_folder
+    from jaxckpt.planner import max_batch as search_batches, require_folder
     from jaxckpt.report import batches_report
 
     if output is not None:

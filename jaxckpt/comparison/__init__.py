@@ -5,37 +5,17 @@ each rule of a policy).
 """
 
 from jaxckpt.comparison.comparison import (
-    BufferChange,
-    ComparedVersion,
-    Comparison,
-    PeakBuffer,
-    PeakChange,
-    RecomputedOp,
-    Row,
-    ScopeFigures,
-    compare_footprints,
-    comparison_rows,
-    peak_changes,
+    BufferChange as BufferChange,
+    ComparedVersion as ComparedVersion,
+    Comparison as Comparison,
+    PeakBuffer as PeakBuffer,
+    PeakChange as PeakChange,
+    RecomputedOp as RecomputedOp,
+    Row as Row,
+    ScopeFigures as ScopeFigures,
+    compare_footprints as compare_footprints,
+    comparison_rows as comparison_rows,
+    peak_changes as peak_changes,
 )
-from jaxckpt.comparison.verdict import Verdict, Verdicts, verdicts
-from jaxckpt.comparison.versions import Version, compare, footprint_of_path
-
-__all__ = [
-    "BufferChange",
-    "ComparedVersion",
-    "Comparison",
-    "PeakBuffer",
-    "PeakChange",
-    "RecomputedOp",
-    "Row",
-    "ScopeFigures",
-    "Verdict",
-    "Verdicts",
-    "Version",
-    "compare",
-    "compare_footprints",
-    "comparison_rows",
-    "footprint_of_path",
-    "peak_changes",
-    "verdicts",
-]
+from jaxckpt.comparison.verdict import Verdict as Verdict, Verdicts as Verdicts, verdicts as verdicts
+from jaxckpt.comparison.versions import Version as Version, compare as compare, footprint_of_path as footprint_of_path

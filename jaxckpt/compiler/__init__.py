@@ -6,23 +6,16 @@ Read in this order: `footprint_data` (the figures, in files and frames), `placem
 `xla_dump` (the footprint of a program that another process compiled).
 """
 
-from jaxckpt.compiler.compile import Compilation, LoweredStep, lower_flat
-from jaxckpt.compiler.footprint_data import Footprint, frame_of_rows, load_footprint
-from jaxckpt.compiler.side_by_side import compile_side_by_side, most_compiles
-from jaxckpt.compiler.step_footprint import compile_step, footprint, lower_step
-from jaxckpt.compiler.xla_dump import footprint_of_dump
-
-__all__ = [
-    "Compilation",
-    "Footprint",
-    "LoweredStep",
-    "compile_side_by_side",
-    "compile_step",
-    "footprint",
-    "footprint_of_dump",
-    "frame_of_rows",
-    "load_footprint",
-    "lower_flat",
-    "lower_step",
-    "most_compiles",
-]
+from jaxckpt.compiler.compile import Compilation as Compilation, LoweredStep as LoweredStep, lower_flat as lower_flat
+from jaxckpt.compiler.footprint_data import (
+    Footprint as Footprint,
+    frame_of_rows as frame_of_rows,
+    load_footprint as load_footprint,
+)
+from jaxckpt.compiler.side_by_side import compile_side_by_side as compile_side_by_side, most_compiles as most_compiles
+from jaxckpt.compiler.step_footprint import (
+    compile_step as compile_step,
+    footprint as footprint,
+    lower_step as lower_step,
+)
+from jaxckpt.compiler.xla_dump import footprint_of_dump as footprint_of_dump

@@ -6,12 +6,7 @@ kernels), `kernels`, `loop_liveness` (what loops add), `buffer_liveness`, `peak`
 of a schedule, and the seconds that it takes).
 """
 
-from jaxckpt.cost.clock import HostLinkQueue
-from jaxckpt.cost.fusion import Fusion, fuse, strip_views
-from jaxckpt.cost.rates import ArithmeticCosts, Rates, arithmetic_costs
-from jaxckpt.cost.replay import Replay, replay
-
-__all__ = [
-    "ArithmeticCosts", "Fusion", "HostLinkQueue", "Rates", "Replay", "arithmetic_costs", "fuse", "replay",
-    "strip_views",
-]  # fmt: skip
+from jaxckpt.cost.clock import HostLinkQueue as HostLinkQueue
+from jaxckpt.cost.fusion import Fusion as Fusion, fuse as fuse, strip_views as strip_views
+from jaxckpt.cost.rates import ArithmeticCosts as ArithmeticCosts, Rates as Rates, arithmetic_costs as arithmetic_costs
+from jaxckpt.cost.replay import Replay as Replay, replay as replay

@@ -15,64 +15,78 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jaxckpt.dynamic.addresses import AddressMap as AddressMap
-    from jaxckpt.dynamic.addresses import Refusal as Refusal
-    from jaxckpt.dynamic.addresses import Residence as Residence
-    from jaxckpt.dynamic.addresses import address_map as address_map
-    from jaxckpt.dynamic.compare import EvictionOptions as EvictionOptions
-    from jaxckpt.dynamic.compare import EvictionRow as EvictionRow
-    from jaxckpt.dynamic.compare import Evictions as Evictions
-    from jaxckpt.dynamic.compare import TrainingOptions as TrainingOptions
-    from jaxckpt.dynamic.compare import address_maps as address_maps
-    from jaxckpt.dynamic.compare import compare_evictors as compare_evictors
-    from jaxckpt.dynamic.compare import eager_report as eager_report
-    from jaxckpt.dynamic.compare import evictions_report as evictions_report
-    from jaxckpt.dynamic.compare import simulation_report as simulation_report
-    from jaxckpt.dynamic.compare import stepper as stepper
-    from jaxckpt.dynamic.compare import stepper_page as stepper_page
-    from jaxckpt.dynamic.eager import EagerRun as EagerRun
-    from jaxckpt.dynamic.eager import Runner as Runner
-    from jaxckpt.dynamic.eager import ScopeSeconds as ScopeSeconds
-    from jaxckpt.dynamic.eager import run as run
-    from jaxckpt.dynamic.eager import timed_scopes as timed_scopes
-    from jaxckpt.dynamic.evictors import EVICTORS as EVICTORS
-    from jaxckpt.dynamic.evictors import Cost as Cost
-    from jaxckpt.dynamic.evictors import Evictor as Evictor
-    from jaxckpt.dynamic.evictors import Search as Search
-    from jaxckpt.dynamic.evictors import Size as Size
-    from jaxckpt.dynamic.evictors import Staleness as Staleness
-    from jaxckpt.dynamic.evictors import UnknownEvictorError as UnknownEvictorError
-    from jaxckpt.dynamic.evictors import ablations as ablations
-    from jaxckpt.dynamic.evictors import evictor as evictor
-    from jaxckpt.dynamic.evictors import sampled as sampled
-    from jaxckpt.dynamic.from_graph import eager_seconds as eager_seconds
-    from jaxckpt.dynamic.from_graph import program_from_graph as program_from_graph
-    from jaxckpt.dynamic.kernel_program import program_of_kernels as program_of_kernels
-    from jaxckpt.dynamic.kernel_program import training_of_kernels as training_of_kernels
-    from jaxckpt.dynamic.log import log_from_program as log_from_program
-    from jaxckpt.dynamic.log import program_from_log as program_from_log
-    from jaxckpt.dynamic.log import read_log as read_log
-    from jaxckpt.dynamic.log import write_log as write_log
-    from jaxckpt.dynamic.memory import MEMORIES as MEMORIES
-    from jaxckpt.dynamic.memory import Dealloc as Dealloc
-    from jaxckpt.dynamic.memory import Fit as Fit
-    from jaxckpt.dynamic.memory import Memory as Memory
-    from jaxckpt.dynamic.memory import Mode as Mode
+    from jaxckpt.dynamic.addresses import (
+        AddressMap as AddressMap,
+        Refusal as Refusal,
+        Residence as Residence,
+        address_map as address_map,
+    )
+    from jaxckpt.dynamic.compare import (
+        EvictionOptions as EvictionOptions,
+        EvictionRow as EvictionRow,
+        Evictions as Evictions,
+        TrainingOptions as TrainingOptions,
+        address_maps as address_maps,
+        compare_evictors as compare_evictors,
+        eager_report as eager_report,
+        evictions_report as evictions_report,
+        simulation_report as simulation_report,
+        stepper as stepper,
+        stepper_page as stepper_page,
+    )
+    from jaxckpt.dynamic.eager import (
+        EagerRun as EagerRun,
+        Runner as Runner,
+        ScopeSeconds as ScopeSeconds,
+        run as run,
+        timed_scopes as timed_scopes,
+    )
+    from jaxckpt.dynamic.evictors import (
+        EVICTORS as EVICTORS,
+        Cost as Cost,
+        Evictor as Evictor,
+        Search as Search,
+        Size as Size,
+        Staleness as Staleness,
+        UnknownEvictorError as UnknownEvictorError,
+        ablations as ablations,
+        evictor as evictor,
+        sampled as sampled,
+    )
+    from jaxckpt.dynamic.from_graph import eager_seconds as eager_seconds, program_from_graph as program_from_graph
+    from jaxckpt.dynamic.kernel_program import (
+        program_of_kernels as program_of_kernels,
+        training_of_kernels as training_of_kernels,
+    )
+    from jaxckpt.dynamic.log import (
+        log_from_program as log_from_program,
+        program_from_log as program_from_log,
+        read_log as read_log,
+        write_log as write_log,
+    )
+    from jaxckpt.dynamic.memory import (
+        MEMORIES as MEMORIES,
+        Dealloc as Dealloc,
+        Fit as Fit,
+        Memory as Memory,
+        Mode as Mode,
+    )
     from jaxckpt.dynamic.online import Online as Online
-    from jaxckpt.dynamic.pool import Pool as Pool
-    from jaxckpt.dynamic.pool import PoolError as PoolError
-    from jaxckpt.dynamic.program import Call as Call
-    from jaxckpt.dynamic.program import Program as Program
-    from jaxckpt.dynamic.program import ProgramError as ProgramError
-    from jaxckpt.dynamic.program import Tensor as Tensor
-    from jaxckpt.dynamic.program import unit_chain as unit_chain
-    from jaxckpt.dynamic.simulation import Event as Event
-    from jaxckpt.dynamic.simulation import EventKind as EventKind
-    from jaxckpt.dynamic.simulation import Simulation as Simulation
-    from jaxckpt.dynamic.simulation import Status as Status
-    from jaxckpt.dynamic.simulator import RunOptions as RunOptions
-    from jaxckpt.dynamic.simulator import live_bytes as live_bytes
-    from jaxckpt.dynamic.simulator import simulate as simulate
+    from jaxckpt.dynamic.pool import Pool as Pool, PoolError as PoolError
+    from jaxckpt.dynamic.program import (
+        Call as Call,
+        Program as Program,
+        ProgramError as ProgramError,
+        Tensor as Tensor,
+        unit_chain as unit_chain,
+    )
+    from jaxckpt.dynamic.simulation import (
+        Event as Event,
+        EventKind as EventKind,
+        Simulation as Simulation,
+        Status as Status,
+    )
+    from jaxckpt.dynamic.simulator import RunOptions as RunOptions, live_bytes as live_bytes, simulate as simulate
     from jaxckpt.dynamic.state import Task as Task
 
 _NAMES = {

@@ -14,8 +14,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from jaxckpt._units import budget_bytes, budget_fraction
 from jaxckpt.dynamic.engine import run
-from jaxckpt.dynamic.evictors import Cost, Evictor
-from jaxckpt.dynamic.evictors import evictor as rule_of
+from jaxckpt.dynamic.evictors import Cost, Evictor, evictor as rule_of
 from jaxckpt.dynamic.from_graph import program_from_graph
 from jaxckpt.dynamic.memory import Memory, published_memory
 from jaxckpt.dynamic.program import Program

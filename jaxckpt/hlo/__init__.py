@@ -7,46 +7,28 @@ estimate, and the overlap of copies with kernels).
 """
 
 from jaxckpt.hlo.memory import (
-    Allocation,
-    Buffer,
-    Kernel,
-    MemoryMap,
-    Part,
-    Role,
-    ScopeMemory,
-    Space,
-    Transfer,
-    Use,
-    memory_from_plain,
-    plain_from_memory,
+    Allocation as Allocation,
+    Buffer as Buffer,
+    Kernel as Kernel,
+    MemoryMap as MemoryMap,
+    Part as Part,
+    Role as Role,
+    ScopeMemory as ScopeMemory,
+    Space as Space,
+    Transfer as Transfer,
+    Use as Use,
+    memory_from_plain as memory_from_plain,
+    plain_from_memory as plain_from_memory,
 )
-from jaxckpt.hlo.origin import origin_of
-from jaxckpt.hlo.read import memory_from_hlo, parse_hlo, reconcile
-from jaxckpt.hlo.seconds import CLASSES, class_of, hiding, kernel_s, roofline_s, seconds_by_part, stall_s, step_s
-
-__all__ = [
-    "CLASSES",
-    "Allocation",
-    "Buffer",
-    "Kernel",
-    "MemoryMap",
-    "Part",
-    "Role",
-    "ScopeMemory",
-    "Space",
-    "Transfer",
-    "Use",
-    "class_of",
-    "hiding",
-    "kernel_s",
-    "memory_from_hlo",
-    "memory_from_plain",
-    "origin_of",
-    "parse_hlo",
-    "plain_from_memory",
-    "reconcile",
-    "roofline_s",
-    "seconds_by_part",
-    "stall_s",
-    "step_s",
-]
+from jaxckpt.hlo.origin import origin_of as origin_of
+from jaxckpt.hlo.read import memory_from_hlo as memory_from_hlo, parse_hlo as parse_hlo, reconcile as reconcile
+from jaxckpt.hlo.seconds import (
+    CLASSES as CLASSES,
+    class_of as class_of,
+    hiding as hiding,
+    kernel_s as kernel_s,
+    roofline_s as roofline_s,
+    seconds_by_part as seconds_by_part,
+    stall_s as stall_s,
+    step_s as step_s,
+)

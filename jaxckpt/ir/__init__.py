@@ -6,38 +6,17 @@ tile), `layers` (equal layers folded into one name), `scope` (name stacks).
 Algorithms on these data are in `jaxckpt.schedule`.
 """
 
-from jaxckpt.ir.graph import Graph, Op, Phase, Value
-from jaxckpt.ir.kind import Kind, Trait, kind_of, trait_of
+from jaxckpt.ir.graph import Graph as Graph, Op as Op, Phase as Phase, Value as Value
+from jaxckpt.ir.kind import Kind as Kind, Trait as Trait, kind_of as kind_of, trait_of as trait_of
 from jaxckpt.ir.plan import (
-    Decision,
-    GraphPlan,
-    LoopSplit,
-    LoopTiling,
-    Offload,
-    Partition,
-    Prediction,
-    Recompute,
-    Save,
+    Decision as Decision,
+    GraphPlan as GraphPlan,
+    LoopSplit as LoopSplit,
+    LoopTiling as LoopTiling,
+    Offload as Offload,
+    Partition as Partition,
+    Prediction as Prediction,
+    Recompute as Recompute,
+    Save as Save,
 )
-from jaxckpt.ir.regions import Loop
-
-__all__ = [
-    "Decision",
-    "Graph",
-    "GraphPlan",
-    "Kind",
-    "Loop",
-    "LoopSplit",
-    "LoopTiling",
-    "Offload",
-    "Op",
-    "Partition",
-    "Phase",
-    "Prediction",
-    "Recompute",
-    "Save",
-    "Trait",
-    "Value",
-    "kind_of",
-    "trait_of",
-]
+from jaxckpt.ir.regions import Loop as Loop

@@ -6,32 +6,15 @@ the compiler is given, and those that this process has), `target` (all of it und
 can be used here).
 """
 
-from jaxckpt.machine.attainable import rates_from_facts
+from jaxckpt.machine.attainable import rates_from_facts as rates_from_facts
 from jaxckpt.machine.calibration_file import (
-    Calibration,
-    Measured,
-    calibration_from_toml,
-    load_calibration,
-    toml_from_calibration,
+    Calibration as Calibration,
+    Measured as Measured,
+    calibration_from_toml as calibration_from_toml,
+    load_calibration as load_calibration,
+    toml_from_calibration as toml_from_calibration,
 )
-from jaxckpt.machine.device_facts import CpuFacts, Facts, UnknownDeviceFacts
-from jaxckpt.machine.fact_files import known_facts, load_facts
-from jaxckpt.machine.status import TargetStatus, targets
-from jaxckpt.machine.target import Target
-
-__all__ = [
-    "Calibration",
-    "CpuFacts",
-    "Facts",
-    "Measured",
-    "Target",
-    "TargetStatus",
-    "UnknownDeviceFacts",
-    "calibration_from_toml",
-    "known_facts",
-    "load_calibration",
-    "load_facts",
-    "rates_from_facts",
-    "targets",
-    "toml_from_calibration",
-]
+from jaxckpt.machine.device_facts import CpuFacts as CpuFacts, Facts as Facts, UnknownDeviceFacts as UnknownDeviceFacts
+from jaxckpt.machine.fact_files import known_facts as known_facts, load_facts as load_facts
+from jaxckpt.machine.status import TargetStatus as TargetStatus, targets as targets
+from jaxckpt.machine.target import Target as Target

@@ -5,6 +5,4 @@ The inverse of inlining (`jaxckpt.program`). Read in this order: `interfaces` (w
 equations).
 """
 
-from jaxckpt.outline.outline import closed_jaxpr
-
-__all__ = ["closed_jaxpr"]
+from jaxckpt.outline.outline import closed_jaxpr as closed_jaxpr

@@ -8,56 +8,23 @@ no plan meets), `frontier_search` (memory against time), `batch_search` (the lar
 planned when it is called), `step_spec`, `verify_plan`.
 """
 
-from jaxckpt.planner.analysis import Analysis, ScopeResiduals, analyze
-from jaxckpt.planner.apply_policy import apply
-from jaxckpt.planner.batch_search import BatchSearch, TriedBatch, max_batch
-from jaxckpt.planner.broadcast import plan_once
-from jaxckpt.planner.explanation import Explained, Explanation, explain
-from jaxckpt.planner.floor import Floor, Holder, Share, floor_of
-from jaxckpt.planner.frontier_search import ExpectedPoint, Frontier, FrontierPoint, frontier_of, pareto
-from jaxckpt.planner.options import PlanOptions
-from jaxckpt.planner.plan_check import PlanCheck, check_plan, load_or_plan
-from jaxckpt.planner.plan_file import load_plan, require_folder, save_plan
-from jaxckpt.planner.planned_step import PlannedStep, jit
-from jaxckpt.planner.planner import Planner, plan
-from jaxckpt.planner.step_spec import step_from_spec
-from jaxckpt.planner.user_plan import Argument, Attempt, Described, Plan
-
-__all__ = [
-    "Analysis",
-    "Argument",
-    "Attempt",
-    "BatchSearch",
-    "Described",
-    "ExpectedPoint",
-    "Explained",
-    "Explanation",
-    "Floor",
-    "Frontier",
-    "FrontierPoint",
-    "Holder",
-    "Plan",
-    "PlanCheck",
-    "PlanOptions",
-    "PlannedStep",
-    "Planner",
-    "ScopeResiduals",
-    "Share",
-    "TriedBatch",
-    "analyze",
-    "apply",
-    "check_plan",
-    "explain",
-    "floor_of",
-    "frontier_of",
-    "jit",
-    "load_or_plan",
-    "load_plan",
-    "max_batch",
-    "pareto",
-    "plan",
-    "plan_once",
-    "require_folder",
-    "save_plan",
-    "step_from_spec",
-]
+from jaxckpt.planner.analysis import Analysis as Analysis, ScopeResiduals as ScopeResiduals, analyze as analyze
+from jaxckpt.planner.apply_policy import apply as apply
+from jaxckpt.planner.batch_search import BatchSearch as BatchSearch, TriedBatch as TriedBatch, max_batch as max_batch
+from jaxckpt.planner.broadcast import plan_once as plan_once
+from jaxckpt.planner.explanation import Explained as Explained, Explanation as Explanation, explain as explain
+from jaxckpt.planner.floor import Floor as Floor, Holder as Holder, Share as Share, floor_of as floor_of
+from jaxckpt.planner.frontier_search import (
+    ExpectedPoint as ExpectedPoint,
+    Frontier as Frontier,
+    FrontierPoint as FrontierPoint,
+    frontier_of as frontier_of,
+    pareto as pareto,
+)
+from jaxckpt.planner.options import PlanOptions as PlanOptions
+from jaxckpt.planner.plan_check import PlanCheck as PlanCheck, check_plan as check_plan, load_or_plan as load_or_plan
+from jaxckpt.planner.plan_file import load_plan as load_plan, require_folder as require_folder, save_plan as save_plan
+from jaxckpt.planner.planned_step import PlannedStep as PlannedStep, jit as jit
+from jaxckpt.planner.planner import Planner as Planner, plan as plan
+from jaxckpt.planner.step_spec import step_from_spec as step_from_spec
+from jaxckpt.planner.user_plan import Argument as Argument, Attempt as Attempt, Described as Described, Plan as Plan

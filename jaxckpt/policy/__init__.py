@@ -5,41 +5,27 @@ comments), `regions` (parts that are recomputed as a whole), `resolve` (decision
 name and by digest), `readers` (other systems' configurations).
 """
 
-from jaxckpt.policy.library import digest_of, load_policy, new_mark, policies, policy_of_mark
-from jaxckpt.policy.policy import Policy, Regions
-from jaxckpt.policy.regions import (
-    Region,
-    excluded_ops,
-    find_regions,
-    is_read_after_forward,
-    region_inputs,
-    region_outputs,
+from jaxckpt.policy.library import (
+    digest_of as digest_of,
+    load_policy as load_policy,
+    new_mark as new_mark,
+    policies as policies,
+    policy_of_mark as policy_of_mark,
 )
-from jaxckpt.policy.resolve import Resolved, Ruling, forward_values, resolve
-from jaxckpt.policy.rule import ForwardValue, Match, Rule
-from jaxckpt.policy.toml import policy_from_toml, toml_from_policy
-
-__all__ = [
-    "ForwardValue",
-    "Match",
-    "Policy",
-    "Region",
-    "Regions",
-    "Resolved",
-    "Rule",
-    "Ruling",
-    "digest_of",
-    "excluded_ops",
-    "find_regions",
-    "forward_values",
-    "is_read_after_forward",
-    "load_policy",
-    "new_mark",
-    "policies",
-    "policy_from_toml",
-    "policy_of_mark",
-    "region_inputs",
-    "region_outputs",
-    "resolve",
-    "toml_from_policy",
-]
+from jaxckpt.policy.policy import Policy as Policy, Regions as Regions
+from jaxckpt.policy.regions import (
+    Region as Region,
+    excluded_ops as excluded_ops,
+    find_regions as find_regions,
+    is_read_after_forward as is_read_after_forward,
+    region_inputs as region_inputs,
+    region_outputs as region_outputs,
+)
+from jaxckpt.policy.resolve import (
+    Resolved as Resolved,
+    Ruling as Ruling,
+    forward_values as forward_values,
+    resolve as resolve,
+)
+from jaxckpt.policy.rule import ForwardValue as ForwardValue, Match as Match, Rule as Rule
+from jaxckpt.policy.toml import policy_from_toml as policy_from_toml, toml_from_policy as toml_from_policy

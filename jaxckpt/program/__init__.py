@@ -5,6 +5,4 @@ Read in this order: `flat_program` (equations of one level, and their name stack
 dead code elimination). The way back is `jaxckpt.outline`.
 """
 
-from jaxckpt.program.flat_program import Equation, FlatProgram
-
-__all__ = ["Equation", "FlatProgram"]
+from jaxckpt.program.flat_program import Equation as Equation, FlatProgram as FlatProgram

@@ -6,9 +6,7 @@ result), `check_plan` (a plan is for one step), `known_bad` (plans that a compil
 processes of a run carry out the same plan), `apply` (all of it as a function of the step's own signature).
 """
 
-from jaxckpt.rewrite.agreement import broadcast
-from jaxckpt.rewrite.apply import PlannedFunction, apply, apply_decided
-from jaxckpt.rewrite.check_plan import Argument
-from jaxckpt.rewrite.rewrite import Rewritten, rewrite
-
-__all__ = ["Argument", "PlannedFunction", "Rewritten", "apply", "apply_decided", "broadcast", "rewrite"]
+from jaxckpt.rewrite.agreement import broadcast as broadcast
+from jaxckpt.rewrite.apply import PlannedFunction as PlannedFunction, apply as apply, apply_decided as apply_decided
+from jaxckpt.rewrite.check_plan import Argument as Argument
+from jaxckpt.rewrite.rewrite import Rewritten as Rewritten, rewrite as rewrite

@@ -15,17 +15,15 @@ Plain Python, no jax. Read in this order:
 - `layout`: axis orders in memory, and products that are copied for them.
 """
 
-from jaxckpt.schedule.partition import decisions_with_axes, partition_with_axes
-from jaxckpt.schedule.schedule import schedule
-from jaxckpt.schedule.steps import Barrier, Move, Run, Schedule, ScheduleStep
-
-__all__ = [
-    "Barrier",
-    "Move",
-    "Run",
-    "Schedule",
-    "ScheduleStep",
-    "decisions_with_axes",
-    "partition_with_axes",
-    "schedule",
-]
+from jaxckpt.schedule.partition import (
+    decisions_with_axes as decisions_with_axes,
+    partition_with_axes as partition_with_axes,
+)
+from jaxckpt.schedule.schedule import schedule as schedule
+from jaxckpt.schedule.steps import (
+    Barrier as Barrier,
+    Move as Move,
+    Run as Run,
+    Schedule as Schedule,
+    ScheduleStep as ScheduleStep,
+)

@@ -13,12 +13,27 @@ from typing import NoReturn
 from jaxckpt._errors import UnknownStrategyError, closest_names, did_you_mean
 from jaxckpt.ir import GraphPlan
 from jaxckpt.solve.baselines import BASELINES
-from jaxckpt.solve.full_recompute import solve_full
-from jaxckpt.solve.optimal.solver import OptimalSolver, solve_optimal
-from jaxckpt.solve.policy_plan import PolicyPlan, plan_from_policy, required_decisions, saved_collectives
-from jaxckpt.solve.problem import Offloading, Problem, solve_none, unaliased_output_bytes
-from jaxckpt.solve.stages import boundaries
-from jaxckpt.solve.strategy import BudgetSolver, Solver, Strategy, StrategySolver
+from jaxckpt.solve.full_recompute import solve_full as solve_full
+from jaxckpt.solve.optimal.solver import OptimalSolver as OptimalSolver, solve_optimal as solve_optimal
+from jaxckpt.solve.policy_plan import (
+    PolicyPlan as PolicyPlan,
+    plan_from_policy as plan_from_policy,
+    required_decisions as required_decisions,
+    saved_collectives as saved_collectives,
+)
+from jaxckpt.solve.problem import (
+    Offloading as Offloading,
+    Problem as Problem,
+    solve_none as solve_none,
+    unaliased_output_bytes as unaliased_output_bytes,
+)
+from jaxckpt.solve.stages import boundaries as boundaries
+from jaxckpt.solve.strategy import (
+    BudgetSolver as BudgetSolver,
+    Solver as Solver,
+    Strategy as Strategy,
+    StrategySolver as StrategySolver,
+)
 
 STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
     {
@@ -81,26 +96,3 @@ def _refuse_option(text: str, name: str, needed: str, why: str) -> NoReturn:
         advice=f'strategy="{name}"',
         strategy=text,
     )
-
-
-__all__ = [
-    "STRATEGIES",
-    "BudgetSolver",
-    "Offloading",
-    "OptimalSolver",
-    "PolicyPlan",
-    "Problem",
-    "Solver",
-    "Strategy",
-    "StrategySolver",
-    "boundaries",
-    "named_strategy",
-    "plan_from_policy",
-    "required_decisions",
-    "saved_collectives",
-    "solve",
-    "solve_full",
-    "solve_none",
-    "solve_optimal",
-    "unaliased_output_bytes",
-]

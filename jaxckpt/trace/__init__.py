@@ -5,6 +5,4 @@ forward pass), `sharding` (shardings over a mesh, bytes on one device), `collect
 `op_facts`, `graph`, and `step`, which calls them.
 """
 
-from jaxckpt.trace.step import Traced, trace_call, trace_step
-
-__all__ = ["Traced", "trace_call", "trace_step"]
+from jaxckpt.trace.step import Traced as Traced, trace_call as trace_call, trace_step as trace_step

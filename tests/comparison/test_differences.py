@@ -3,8 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from jaxckpt import Comparison
 from jaxckpt.comparison import compare_footprints, comparison_rows, peak_changes

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxckpt._errors import CompileError
-from jaxckpt.compiler import compile_options as quick
-from jaxckpt.compiler import footprint
+from jaxckpt.compiler import compile_options as quick, footprint
 from jaxckpt.compiler.compile_options import quick_options
 from jaxckpt.machine import Target
 

@@ -4,8 +4,7 @@ import dataclasses
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from jaxckpt._errors import PlanFileError
 from jaxckpt.compiler import Footprint

@@ -1,8 +1,7 @@
 """Programs that we never compiled: XLA's dumps as folders, as binary files and as text."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from jaxckpt import HloError
 from jaxckpt.compiler import compile_step, footprint, footprint_of_dump

@@ -1,7 +1,6 @@
 """Temporaries in results that are not yet written: never two at one time in one place, never over the result."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt.cost.loop_liveness import Span
 from jaxckpt.cost.peak import placed_in_outputs

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt.cost import arithmetic_costs, fuse, replay
 from jaxckpt.ir import Graph, GraphPlan, Phase, Recompute, Save, Trait

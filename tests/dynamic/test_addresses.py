@@ -1,8 +1,7 @@
 """An address map says where every value lay at every execution, and agrees with what the simulation counts."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from jaxckpt.dynamic import MEMORIES, Memory, Mode, address_map, live_bytes, program_from_graph, simulate, unit_chain
 from jaxckpt.trace import trace_step

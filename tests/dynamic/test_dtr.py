@@ -3,8 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from jaxckpt.dynamic import Status, live_bytes, simulate, unit_chain
 from tests.dynamic.oracle import OutOfMemory, Reference

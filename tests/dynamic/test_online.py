@@ -2,8 +2,7 @@
 
 import math
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from jaxckpt.dynamic import EventKind, Memory, Online, Task, evictor, live_bytes, simulate, unit_chain
 from tests.dynamic.programs import programs

@@ -1,8 +1,7 @@
 """The pool keeps its invariants after every operation, and agrees with a model that remembers bytes one by one."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt.dynamic import Pool, PoolError
 

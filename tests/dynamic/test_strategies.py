@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, seed, settings
-from hypothesis import strategies as st
+from hypothesis import given, seed, settings, strategies as st
 
 import jaxckpt
 from jaxckpt.dynamic.strategies import sweep_evicted

@@ -1,8 +1,7 @@
 """Dumps that were cut, edited or are something else end in a clear error, never in a wrong number or a crash."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from jaxckpt import HloError
 from jaxckpt.hlo import memory_from_hlo

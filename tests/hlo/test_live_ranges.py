@@ -2,8 +2,7 @@
 
 from types import SimpleNamespace
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt.hlo.live_ranges import LiveRange, live_ranges
 

@@ -1,8 +1,7 @@
 """XLA's op names as scopes, primitives and parts of the step."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt.hlo import Part, origin_of
 from jaxckpt.hlo.origin import mark_depth

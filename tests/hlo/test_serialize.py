@@ -4,8 +4,7 @@ import copy
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from jaxckpt import FootprintFileError, HloError, load_footprint
 from jaxckpt.hlo import memory_from_plain, plain_from_memory

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt import HloError
 from jaxckpt.hlo import (

@@ -1,8 +1,7 @@
 """Folding of layers: which number is the layer, and that nothing is lost on the way."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt.ir.layers import fold_layers, layer_ranges, layers_from_ranges, unfolded_scope
 

@@ -1,8 +1,7 @@
 """Calibration files: what they say of a device, and what is refused."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt import Target, TargetError, UnknownTargetError
 from jaxckpt.machine import (

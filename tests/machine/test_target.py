@@ -8,13 +8,17 @@ from typing import ClassVar
 
 import jax
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from jaxckpt._errors import TargetError, UnknownTargetError
-from jaxckpt.machine import CpuFacts, Target, UnknownDeviceFacts, known_facts
-from jaxckpt.machine import devices as devices_module
-from jaxckpt.machine import target as target_module
+from jaxckpt.machine import (
+    CpuFacts,
+    Target,
+    UnknownDeviceFacts,
+    devices as devices_module,
+    known_facts,
+    target as target_module,
+)
 
 SHIPPED = pathlib.Path(target_module.__file__).parent / "facts"
 

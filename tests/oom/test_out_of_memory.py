@@ -4,8 +4,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt._errors import JaxckptError, OutOfMemoryTextError
 from jaxckpt.hlo.memory import Part

@@ -6,8 +6,7 @@ import re
 import stat
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt import ir
 from jaxckpt._errors import PlanFileError

@@ -3,8 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt._errors import InfeasibleBudgetError, PolicyError
 from jaxckpt.planner.limits import Limits

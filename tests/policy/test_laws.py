@@ -3,8 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from jaxckpt import PolicyError
 from jaxckpt.ir import Graph, Offload, Phase, Recompute, Save, Trait

@@ -1,8 +1,7 @@
 """Policies as TOML: written, read back, refused with reasons."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt import PolicyError
 from jaxckpt.ir import Offload, Partition, Save

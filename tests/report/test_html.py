@@ -5,8 +5,7 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt import ReportFileError
 from jaxckpt.report import Point, Scatter, Section, Table, Text, render_html, render_page, render_text, save_page

@@ -6,8 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import jaxckpt
 from jaxckpt.hlo import MemoryMap

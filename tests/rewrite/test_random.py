@@ -3,8 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from jaxckpt.ir import GraphPlan, Phase, Recompute, Save
 from jaxckpt.rewrite import apply, rewrite

@@ -4,8 +4,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt._errors import GraphError
 from jaxckpt.ir import GraphPlan, Loop, Offload, Phase, Recompute, Save

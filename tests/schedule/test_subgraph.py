@@ -1,8 +1,7 @@
 """Some ops of a step as a step of their own."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt.ir import Phase
 from jaxckpt.schedule.subgraph import induced_subgraph

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt.ir import GraphPlan, Loop, Offload, Phase, Recompute, Save
 from jaxckpt.schedule import Barrier, Move, Run, schedule

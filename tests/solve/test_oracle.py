@@ -3,8 +3,7 @@
 from functools import cache
 
 import pytest
-from hypothesis import given, seed, settings
-from hypothesis import strategies as st
+from hypothesis import given, seed, settings, strategies as st
 
 from jaxckpt.ir import Phase
 from jaxckpt.solve import OptimalSolver, Problem, StrategySolver, named_strategy, solve

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import tomlkit
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, strategies as st
 
 from jaxckpt._errors import BudgetError, FootprintAssertionError, SnapshotFileError
 from jaxckpt.testing import SnapshotCheck, load_snapshot, save_snapshot, snapshot_from_footprint

@@ -8,7 +8,5 @@ program of operations), `arrays` (what is in memory), `runner`; and `scope_secon
 a budget).
 """
 
-from jaxckpt.dynamic.eager.runner import EagerRun, Runner, run
-from jaxckpt.dynamic.eager.scope_seconds import ScopeSeconds, timed_scopes
-
-__all__ = ["EagerRun", "Runner", "ScopeSeconds", "run", "timed_scopes"]
+from jaxckpt.dynamic.eager.runner import EagerRun as EagerRun, Runner as Runner, run as run
+from jaxckpt.dynamic.eager.scope_seconds import ScopeSeconds as ScopeSeconds, timed_scopes as timed_scopes

@@ -10,11 +10,9 @@ from jaxckpt._errors import PictureError
 from jaxckpt._files import write_to_place
 from jaxckpt.compiler import Footprint
 from jaxckpt.hlo import MemoryMap
-from jaxckpt.report.picture.figure import SUFFIXES, memory_figure, save_figure
-from jaxckpt.report.picture.layout import Picture, layout
-from jaxckpt.report.picture.page import memory_page
-
-__all__ = ["Picture", "draw", "layout", "memory_figure", "memory_page", "save_figure"]
+from jaxckpt.report.picture.figure import SUFFIXES, memory_figure as memory_figure, save_figure as save_figure
+from jaxckpt.report.picture.layout import Picture as Picture, layout as layout
+from jaxckpt.report.picture.page import memory_page as memory_page
 
 
 def draw(footprint: Footprint | MemoryMap, path: str | Path, *, title: str | None = None) -> None:

@@ -89,5 +89,3 @@ BASELINES: Mapping[str, Strategy] = MappingProxyType(
     }
 )
 """By the name that `strategy=` takes."""
-
-__all__ = ["BASELINES"]

@@ -6,6 +6,4 @@ Read in this order: `stage_problem` (a stage as a problem of its own, and which 
 `local_search` (single changes), `prefetch_schedule` (how far ahead loads start), `solver` (all of it).
 """
 
-from jaxckpt.solve.optimal.solver import OptimalSolver, solve_optimal
-
-__all__ = ["OptimalSolver", "solve_optimal"]
+from jaxckpt.solve.optimal.solver import OptimalSolver as OptimalSolver, solve_optimal as solve_optimal

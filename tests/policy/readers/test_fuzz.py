@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from jaxckpt import PolicyError, read_policy
 from jaxckpt.ir import Save

@@ -5,8 +5,7 @@ from itertools import pairwise, product
 from math import comb, inf, isqrt
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt.ir import Recompute, Save
 from jaxckpt.solve import Problem, boundaries, solve

@@ -3,8 +3,7 @@
 import heapq
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from jaxckpt._errors import TooLargeError
 from jaxckpt.solve import Problem, solve

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import jaxckpt
 from jaxckpt._errors import PolicyError, TooLargeError, UnknownStrategyError

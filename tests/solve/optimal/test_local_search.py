@@ -1,7 +1,6 @@
 """Plans changed in one place at a time."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt.ir import Graph
 from jaxckpt.solve import Problem, solve

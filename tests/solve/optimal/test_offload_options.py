@@ -6,8 +6,7 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxckpt.cost import HostLinkQueue
 from jaxckpt.ir import Offload

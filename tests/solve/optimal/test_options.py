@@ -1,7 +1,6 @@
 """A stage's options against every subset that it could keep."""
 
-from itertools import chain as joined
-from itertools import combinations
+from itertools import chain as joined, combinations
 
 import pytest
 from hypothesis import given
