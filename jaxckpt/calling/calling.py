@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import starmap
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import jax
@@ -430,15 +430,32 @@ def refuse_lost_state(name: str, call: StepCall, stage: jax.stages.Traced) -> No
 
 def _outer_object(function: Callable[..., Any]) -> ArgumentError:
     """The error of a step that writes to objects which it closes over, or differentiates them."""
-    found = inspect.getclosurevars(inspect.unwrap(function))
-    closed_over = [name for name, value in {**found.globals, **found.nonlocals}.items() if has_objects(value)]
+    closed_over = tuple(_closed_over(function))
+    parameters = (["self"] if inspect.ismethod(function) else []) + [name.rpartition(".")[2] for name in closed_over]
     return ArgumentError(
         f"{_name_of(function)} writes to an NNX object that is not among its arguments, or differentiates one.",
         got=f"it closes over {', '.join(closed_over) or 'the object'}",
         needed="all objects that the step changes as arguments: only these can be given back",
-        advice=f"def {_name_of(function)}({', '.join((*closed_over, '...'))})",
-        objects=tuple(closed_over),
+        advice=f"def {_name_of(function)}({', '.join((*parameters, '...'))})"
+        if closed_over
+        else f"the object as an argument of {_name_of(function)}",
+        objects=closed_over,
     )
+
+
+def _closed_over(function: Any) -> Iterator[str]:
+    """Names of NNX objects that a function and those below its wrappers close over, or have as attributes."""
+    values: dict[str, Any] = {"self": function.__self__} if inspect.ismethod(function) else {}
+    while function is not None:
+        if inspect.isfunction(function) or inspect.ismethod(function):
+            found = inspect.getclosurevars(function)
+            values |= {**found.globals, **found.nonlocals}
+        function = getattr(function, "__wrapped__", None)
+    for name, value in values.items():
+        if has_objects(value):
+            yield name
+        elif not isinstance(value, type | ModuleType):
+            yield from (f"{name}.{field}" for field, each in getattr(value, "__dict__", {}).items() if has_objects(each))
 
 
 def _pure(function: Callable[..., Any], name: str, jit: str) -> jax.stages.Wrapped:

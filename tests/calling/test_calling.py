@@ -86,6 +86,40 @@ def test_objects_that_a_step_closes_over_and_writes_are_named():
     assert "def closed(net, optimizer, ...)" in str(caught.value)
 
 
+def test_objects_that_are_attributes_or_closed_over_by_a_wrapper_are_named():
+    class Holder:
+        def __init__(self):
+            self.net, self.optimizer = styles.objects()
+
+        def train(self, x):
+            return styles.nnx_step(self.net, self.optimizer, x)
+
+    holder = Holder()
+
+    @functools.wraps(styles.nnx_step)
+    def wrapper(x):
+        return holder.train(x)
+
+    found = []
+    for step in (holder.train, wrapper, jax.jit(wrapper)):
+        with pytest.raises(ArgumentError, match="writes to an NNX object") as caught:
+            trace_step(step, styles.X)
+        found.append((caught.value.objects, caught.value.advice))
+    assert found[0] == (("self.net", "self.optimizer"), "def train(self, net, optimizer, ...)")
+    assert found[1] == found[2] == (("holder.net", "holder.optimizer"), "def nnx_step(net, optimizer, ...)")
+
+
+def test_objects_of_a_cached_partial_are_updated():
+    net, optimizer = styles.objects()
+    other, own = styles.objects()
+    bound = nnx.cached_partial(nnx.jit(styles.nnx_step), net, optimizer)
+    planned, step = jaxckpt.apply(bound, "dots"), nnx.jit(styles.nnx_step)
+    for _ in range(3):
+        np.testing.assert_allclose(planned(styles.X), step(other, own, styles.X), rtol=1e-5)
+    assert optimizer.step[...] == 3
+    assert {"net.again.kernel", "optimizer.step", "x"} <= set(trace_step(bound, styles.X).paths)
+
+
 def test_a_static_self_without_a_hash_is_refused_and_not_printed():
     class Unhashable(styles.Trainer):
         __hash__ = None
