@@ -396,7 +396,7 @@ def nnx_jit(step: Any) -> NnxJit | None:
 
 
 def nnx_cached_partial(step: Any) -> functools.partial[Any] | None:
-    """What `flax.nnx.cached_partial` made, as a partial of the same function; else None. flax 0.12.8, 0.12.12."""
+    """A function of `flax.nnx.cached_partial` as a plain partial; None for anything else. flax 0.12.8, 0.12.12."""
     is_cached = getattr(getattr(step, "__code__", None), "co_name", "") == "cache_args_wrapper"
     if not is_cached or step.__globals__["__name__"] != "flax.nnx.graphlib":
         return None

@@ -58,6 +58,8 @@ def test_a_step_gives_its_own_results_and_has_a_plan(tmp_path):
     assert planned.plan.budget_bytes == int(0.95 * Target("attached").memory_bytes)
     assert planned.footprint is planned.plan.footprint
     assert planned.__name__ == "step"
+    assert repr(planned) == f"PlannedStep(step, {planned.plan.strategy})"
+    assert repr(planned.plan.apply(step)) == "PlannedFunction(step)"
 
 
 @needs_compiler

@@ -112,7 +112,7 @@ class Evictions(Shown):
 
 
 def compare_evictors(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Step,
     *args: Any,
     evictors: Sequence[str] = EVICTORS,
     ratios: Sequence[float] = RATIOS,

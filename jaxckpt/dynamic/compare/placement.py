@@ -13,7 +13,7 @@ from jaxckpt.machine import Target
 
 
 def address_maps(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Step,
     *args: Any,
     ratio: float,
     evictors: Sequence[str] = EVICTORS,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxckpt._errors import ArgumentError, InfeasibleBudgetError
 from jaxckpt._progress import Progress, silent
+from jaxckpt._step import Step
 from jaxckpt._units import budget_bytes, format_bytes
 from jaxckpt.calling import Calling, StepCall
 from jaxckpt.dynamic import MEMORIES, Evictor, Memory, Mode, Online, Simulation, Status, Task, evictor, live_bytes
@@ -208,7 +209,7 @@ def _infeasible(prepared: Prepared, counters: Simulation) -> InfeasibleBudgetErr
 
 
 def run(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Step,
     *args: Any,
     budget: int | float | str | None,
     evictor: str | Evictor = "coop",
@@ -236,16 +237,16 @@ def run(
       >>> ran.recomputations, ran.outputs[1].shape
       (0, (8, 8))
     """
+    given = Step.of(step, args, donate_argnums=donate_argnums, static_argnums=static_argnums)
     runner = Runner(
-        step,
+        given.function,
         budget=budget,
         evictor=evictor,
         memory=memory,
-        donate_argnums=donate_argnums,
-        static_argnums=static_argnums,
+        **given.argnums,
         measure=measure,
         limit=limit,
         seed=seed,
         progress=progress,
     )
-    return runner(*args)
+    return runner(*given.args, **given.kwargs)
