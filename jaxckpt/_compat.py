@@ -8,6 +8,7 @@ backend.
 import functools
 import importlib
 import importlib.util
+import inspect
 import logging
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -388,6 +389,15 @@ def nnx_jit(step: Any) -> NnxJit | None:
         options=options,
         has_shardings=step.in_shardings is not None or step.out_shardings is not None,
     )
+
+
+def nnx_cached_partial(step: Any) -> functools.partial[Any] | None:
+    """A function of `flax.nnx.cached_partial` as a plain partial; None for anything else. flax 0.12.8, 0.12.12."""
+    is_cached = getattr(getattr(step, "__code__", None), "co_name", "") == "cache_args_wrapper"
+    if not is_cached or step.__globals__["__name__"] != "flax.nnx.graphlib":
+        return None
+    closed_over = inspect.getclosurevars(step).nonlocals
+    return functools.partial(closed_over["f"], *closed_over["cached_args"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

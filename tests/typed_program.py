@@ -48,6 +48,7 @@ def planning(weights: Weights, x: jax.Array, path: Path) -> None:
     plan = jaxckpt.plan(step, weights, x, budget="1GiB", target=target, options=options, progress=print)
     assert_type(plan, jaxckpt.Plan)
     assert_type(plan.apply(step)(weights, x), Weights)
+    assert_type(plan.apply(step).lower(weights, x), jax.stages.Lowered)
     assert_type(jaxckpt.apply(step, "dots")(weights, x=x), Weights)
     plan.save(path)
     assert_type(jaxckpt.load_plan(path), jaxckpt.Plan)
@@ -86,6 +87,9 @@ def measuring(weights: Weights, x: jax.Array, path: Path) -> None:
     assert_type([status.name for status in jaxckpt.targets()], list[str])
     assert_type([each.forward_s for each in jaxckpt.timed_scopes(step, weights, x)], list[float])
     jaxckpt.testing.assert_fits(step, weights, x, budget="1GiB", target="h200")
+    whole = jaxckpt.Step(step, (weights,), kwargs={"x": x})
+    assert_type(jaxckpt.testing.assert_fits(whole, budget="1GiB", target="h200"), jaxckpt.Footprint)
+    assert_type([each.ops for each in jaxckpt.timed_scopes(whole)], list[int])
 
 
 def policies(weights: Weights, x: jax.Array, path: Path) -> None:

@@ -63,6 +63,17 @@ def check_static(name: str, value: Any) -> None:
         ) from None
 
 
+def static_object(name: str) -> ArgumentError:
+    """The error of an NNX object as a static argument, which `nnx.jit` refuses too: its variables would be lost."""
+    return ArgumentError(
+        f"the argument `{name}` is static, and an NNX object.",
+        got="variables that the step may write, as constants of the step",
+        needed="NNX objects that are traced: what is written to them is given back",
+        advice="leave it out of static_argnums and static_argnames",
+        argument=name,
+    )
+
+
 def leaf_sharding(leaf: Any) -> jax.sharding.Sharding | None:
     """The sharding that an array or its description brings along; a tracer's is in its type, without devices."""
     if isinstance(leaf, jax.core.Tracer):

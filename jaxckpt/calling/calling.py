@@ -14,14 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import starmap
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import jax
 
 from jaxckpt import _compat
 from jaxckpt._errors import ArgumentError
-from jaxckpt.calling.arguments import check_arguments, check_static, unsharded
+from jaxckpt.calling.arguments import check_arguments, check_static, static_object, unsharded
 from jaxckpt.calling.objects import (
     has_objects,
     is_outer_object,
@@ -94,6 +94,7 @@ class StepCall:
       donated: Indices of leaves that are donated, but for what `jitted` says itself; see `donation`.
       donates_all: True if a jit donates whatever can be used, and is silent about the rest.
       untraced: Positions, as the step is called, and names of arguments that are not traced.
+      jit: "jax", "nnx" or "equinox" for the jit around the step; "" for none.
       function: The function below all wrappers but `jax.jit`.
       is_split: True if `jitted` is a pure function of ours.
     """
@@ -108,6 +109,7 @@ class StepCall:
     donated: frozenset[int]
     donates_all: bool
     untraced: frozenset[_Key]
+    jit: str
     function: Callable[..., Any] = field(repr=False)
     is_split: bool
 
@@ -331,6 +333,7 @@ class Calling:
             positions=tuple(map(self._position, keys)),
             donated=self._donated(keys, len(args)),
             donates_all=self._unwrapped.donates_after is not None,
+            jit=self._unwrapped.jit,
             function=self.function,
             untraced=self._untraced(static),
             is_split=False,
@@ -357,6 +360,7 @@ class Calling:
             positions=tuple(map(self._position, keys)),
             donated=self._donated(keys, len(args)),
             donates_all=self._unwrapped.donates_after is not None,
+            jit=self._unwrapped.jit,
             function=self.function,
             untraced=self._untraced(static),
             is_split=True,
@@ -364,6 +368,8 @@ class Calling:
 
     def _part(self, key: _Key, value: Any, root: str, is_static: bool) -> SplitTree:
         if is_static:
+            if has_objects(value):
+                raise static_object(root)
             return unsplit(value)
         is_bound = root in self._unwrapped.keywords or (isinstance(key, int) and key < len(self._unwrapped.bound))
         numbers = self._unwrapped.jit == "equinox" or is_bound or numbers_are_static(value)
@@ -430,15 +436,34 @@ def refuse_lost_state(name: str, call: StepCall, stage: jax.stages.Traced) -> No
 
 def _outer_object(function: Callable[..., Any]) -> ArgumentError:
     """The error of a step that writes to objects which it closes over, or differentiates them."""
-    found = inspect.getclosurevars(inspect.unwrap(function))
-    closed_over = [name for name, value in {**found.globals, **found.nonlocals}.items() if has_objects(value)]
+    closed_over = tuple(_closed_over(function))
+    parameters = (["self"] if inspect.ismethod(function) else []) + [name.rpartition(".")[2] for name in closed_over]
     return ArgumentError(
         f"{_name_of(function)} writes to an NNX object that is not among its arguments, or differentiates one.",
         got=f"it closes over {', '.join(closed_over) or 'the object'}",
         needed="all objects that the step changes as arguments: only these can be given back",
-        advice=f"def {_name_of(function)}({', '.join((*closed_over, '...'))})",
-        objects=tuple(closed_over),
+        advice=f"def {_name_of(function)}({', '.join((*parameters, '...'))})"
+        if closed_over
+        else f"the object as an argument of {_name_of(function)}",
+        objects=closed_over,
     )
+
+
+def _closed_over(function: Any) -> Iterator[str]:
+    """Names of NNX objects that a function and those below its wrappers close over, or have as attributes."""
+    values: dict[str, Any] = {"self": function.__self__} if inspect.ismethod(function) else {}
+    while function is not None:
+        if inspect.isfunction(function) or inspect.ismethod(function):
+            found = inspect.getclosurevars(function)
+            values |= {**found.globals, **found.nonlocals}
+        function = getattr(function, "__wrapped__", None)
+    for name, value in values.items():
+        if has_objects(value):
+            yield name
+        elif not isinstance(value, type | ModuleType):
+            yield from (
+                f"{name}.{field}" for field, each in getattr(value, "__dict__", {}).items() if has_objects(each)
+            )
 
 
 def _pure(function: Callable[..., Any], name: str, jit: str) -> jax.stages.Wrapped:

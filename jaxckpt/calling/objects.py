@@ -62,7 +62,7 @@ def objects_in(tree: object) -> list[tuple[Any, Any]]:
 
 def has_objects(tree: object) -> bool:
     """True if there is an object in a pytree."""
-    return "flax.nnx" in sys.modules and bool(objects_in(tree))
+    return "flax.nnx" in sys.modules and any(map(is_object, jax.tree.leaves(tree, is_leaf=is_object)))
 
 
 def update_context() -> Any:

@@ -61,7 +61,7 @@ def unwrap(step: Callable[..., Any]) -> Unwrapped:
         return _of_nnx_jit(nnx_jit)
     if (filter_jit := _compat.equinox_jit(step)) is not None:
         return _of_filter_jit(filter_jit)
-    return _bound(step)
+    return _bound(_compat.nnx_cached_partial(step) or step)
 
 
 def _of_nnx_jit(found: _compat.NnxJit) -> Unwrapped:

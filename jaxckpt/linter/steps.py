@@ -65,7 +65,7 @@ def missing_donation(context: LintContext) -> Iterator[Diagnostic]:
             where=Location(),
             text=f"{len(updated)} arguments ({format_bytes(size_bytes)}, the first is {first}) are returned updated"
             " and are not donated: old and new arrays are in memory at the same time.",
-            fix=f"donate_argnums=({', '.join(map(str, _positions(context, updated)))},) in its jit.",
+            fix=_donating(context, updated),
         )
 
 
@@ -170,10 +170,17 @@ def _updated_from(graph: Graph, output: int) -> set[int]:
     return found - {output}
 
 
-def _positions(context: LintContext, values: list[int]) -> list[int]:
-    """Positions of the step's arguments that hold inputs."""
-    positions = (context.traced.positions[context.graph.inputs.index(v)] for v in values)
-    return sorted({position for position in positions if isinstance(position, int)})
+def _donating(context: LintContext, values: list[int]) -> str:
+    """How the step's jit donates the arguments that hold some inputs."""
+    found = {context.traced.positions[context.graph.inputs.index(value)] for value in values}
+    if found == {None}:
+        return "Pass what the step itself binds as arguments, and donate them."
+    if context.traced.jit == "equinox":
+        return 'donate="all-except-first" in its filter_jit, and the batch as the first argument.'
+    positions = tuple(sorted(key for key in found if isinstance(key, int)))
+    names = tuple(sorted(key for key in found if isinstance(key, str)))
+    options = {"donate_argnums": positions, "donate_argnames": names}
+    return f"{', '.join(f'{name}={keys}' for name, keys in options.items() if keys)} in its jit."
 
 
 def _readers_of_views(graph: Graph, value: int) -> Iterator[int]:

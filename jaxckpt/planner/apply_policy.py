@@ -9,7 +9,7 @@ from jaxckpt._errors import PolicyError
 from jaxckpt.linter import POLICY_ERROR_LINTS, lint_traced, raise_on_errors
 from jaxckpt.machine import Target
 from jaxckpt.policy import Policy, load_policy
-from jaxckpt.rewrite import apply_decided
+from jaxckpt.rewrite import PlannedFunction, apply_decided
 from jaxckpt.solve import Problem, plan_from_policy
 from jaxckpt.trace import Traced
 
@@ -25,7 +25,7 @@ def apply(
     *,
     donate_argnums: int | Sequence[int] = (),
     static_argnums: int | Sequence[int] = (),
-) -> Callable[_Arguments, _Results]:
+) -> PlannedFunction[_Arguments, _Results]:
     """The step rewritten by a policy. Nothing is compiled, and there is no budget.
 
     Args:

@@ -17,6 +17,7 @@ import jaxlib.version
 import platformdirs
 
 from jaxckpt._errors import PlanFileError
+from jaxckpt._units import budget_bytes, budget_fraction
 from jaxckpt._version import __version__
 from jaxckpt.machine import Target
 from jaxckpt.planner.document import VERSION
@@ -41,6 +42,12 @@ class PlanQuestion:
     def key(self) -> str:
         """A hash of the question, the same in every process."""
         return hashlib.sha256("\n".join(self._texts()).encode()).hexdigest()[:32]
+
+    def is_answered_by(self, plan: Plan) -> bool:
+        """True if a plan is for this step, target and budget; of a share only the planner knows the bytes."""
+        is_alike = (plan.fingerprint, plan.target) == (self.traced.graph.fingerprint, self.target.name)
+        is_share = budget_fraction(self.budget) is not None
+        return is_alike and (is_share or plan.budget_bytes == budget_bytes(self.budget, baseline_bytes=None))
 
     def _texts(self) -> Iterator[str]:
         traced, target, options = self.traced, self.target, self.options
@@ -78,9 +85,9 @@ class PlanCache:
         except PlanFileError as error:
             _warn(f"{path} is ignored and made anew: {error.got}")
             return None
-        is_asked = (plan.fingerprint, plan.target) == (question.traced.graph.fingerprint, question.target.name)
-        if not is_asked or plan.footprint is None:
-            _warn(f"{path} is ignored and made anew: it is a plan for another step or target, or was changed by hand")
+        if not question.is_answered_by(plan) or plan.footprint is None:
+            reason = "it is a plan for another step, target or budget, or was changed by hand"
+            _warn(f"{path} is ignored and made anew: {reason}")
             return None
         return plan
 

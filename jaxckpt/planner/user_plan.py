@@ -18,7 +18,7 @@ from jaxckpt._units import format_bytes
 from jaxckpt.calling import Calling
 from jaxckpt.compiler import Footprint
 from jaxckpt.ir.layers import fold_layers, layer_ranges
-from jaxckpt.rewrite import Argument, apply
+from jaxckpt.rewrite import Argument, PlannedFunction, apply
 
 _Arguments = ParamSpec("_Arguments")
 _Results = TypeVar("_Results")
@@ -141,15 +141,15 @@ class Plan(ir.GraphPlan, Shown):
         warnings.warn("Plan.nests is now Plan.loop_tilings", DeprecationWarning, stacklevel=2)
         return self.loop_tilings
 
-    def apply(self, step: Callable[_Arguments, _Results]) -> Callable[_Arguments, _Results]:
+    def apply(self, step: Callable[_Arguments, _Results]) -> PlannedFunction[_Arguments, _Results]:
         """The planned step: the step rewritten by this plan.
 
         Args:
           step: The function that the plan was made for, plain or jitted.
 
         Returns:
-          A function of the same signature and results. Wrap it in `jax.jit`, with the same donation as the plan. The
-          function refuses arguments of other shapes (`PlanMismatchError`).
+          A function of the same signature and results, with `lower`. Wrap it in `jax.jit`, with the same donation as
+          the plan. The function refuses arguments of other shapes (`PlanMismatchError`).
         """
         static_argnums = () if Calling(step).is_jitted else self.static_argnums
         return apply(step, self, static_argnums=static_argnums, arguments=self.arguments)

@@ -7,10 +7,13 @@ that step. `toml` reads and writes policies; `resolve` decides about the values 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from jaxckpt._shown import Shown
 from jaxckpt.policy.rule import Rule
+
+if TYPE_CHECKING:
+    from jaxckpt._step import Step
 
 Default = Literal["save", "recompute"]
 
@@ -83,7 +86,7 @@ class Policy(Shown):
 
         return policy_from_toml(text)
 
-    def explain(self, step: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def explain(self, step: "Callable[..., Any] | Step", *args: Any, **options: Any) -> Any:
         """The rule that decides about each residual of a step, and the rules overruled; see `jaxckpt.explain`."""
         from jaxckpt.planner import explain
 

@@ -84,6 +84,11 @@ class PlannedFunction(Generic[_Arguments, _Results]):
         self._calls: dict[int, _RewrittenCall] = {}
         self._plan: GraphPlan | None = None
 
+    def __repr__(self) -> str:
+        """The step's name and, after the first call, the strategy that decided."""
+        decided = () if self._plan is None else (self._plan.strategy,)
+        return f"{type(self).__name__}({', '.join((getattr(self, '__name__', 'step'), *decided))})"
+
     @property
     def plan(self) -> GraphPlan | None:
         """The decisions that the latest call carried out; None before the first."""

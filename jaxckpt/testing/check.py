@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxckpt._errors import FootprintAssertionError, SnapshotFileError
+from jaxckpt._step import Step
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler import Footprint
 from jaxckpt.machine import Target
@@ -52,7 +53,7 @@ class SnapshotCheck:
 
     def __call__(
         self,
-        step: Callable[..., Any] | Footprint,
+        step: Callable[..., Any] | Step | Footprint,
         *args: Any,
         name: str = "",
         tolerance: float = 0.01,

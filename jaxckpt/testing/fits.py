@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxckpt._errors import ArgumentError, BudgetError, FootprintAssertionError
+from jaxckpt._step import Step
 from jaxckpt._units import budget_bytes, budget_fraction, format_bytes
 from jaxckpt.compiler import Footprint, footprint
 from jaxckpt.hlo import Buffer
@@ -25,7 +26,7 @@ _EXPLAINED = (
 
 
 def assert_fits(
-    step: Callable[..., Any] | Footprint,
+    step: Callable[..., Any] | Step | Footprint,
     *args: Any,
     budget: str | int | float,
     target: Target | str | None = None,
@@ -60,7 +61,8 @@ def assert_fits(
       1000
     """
     __tracebackhide__ = True
-    name = "step" if isinstance(step, Footprint) else getattr(step, "__name__", type(step).__name__)
+    function = step.function if isinstance(step, Step) else step
+    name = "step" if isinstance(step, Footprint) else getattr(function, "__name__", type(function).__name__)
     most_bytes = _amount(name, budget)
     made = measured(
         f"assert_fits({name})",
@@ -77,7 +79,11 @@ def assert_fits(
 
 
 def measured(
-    called: str, step: Callable[..., Any] | Footprint, args: Sequence[Any], target: Target | str | None, **options: Any
+    called: str,
+    step: Callable[..., Any] | Step | Footprint,
+    args: Sequence[Any],
+    target: Target | str | None,
+    **options: Any,
 ) -> Footprint:
     """The footprint given, or that of the step compiled for the target, "h200" where none is given."""
     if not isinstance(step, Footprint):

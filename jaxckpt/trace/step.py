@@ -44,6 +44,7 @@ class Traced:
       positions: For each the position or the name of the argument that it is in; None where the step itself binds it.
       donated: Indices of flat arguments whose memory the results may take.
       static: Positions and keywords of arguments that are not traced, as the step is called.
+      jit: "jax", "nnx" or "equinox" for the jit around the step; "" for none.
       phases_source: "names" where differentiation marked the phases, "structure" where liveness gave them.
       name: The step's name.
       stage: The step as JAX traced it, before any of our work.
@@ -58,6 +59,7 @@ class Traced:
     positions: tuple[int | str | None, ...] = field(repr=False)
     donated: frozenset[int]
     static: frozenset[int | str]
+    jit: str
     phases_source: str
     name: str
     stage: jax.stages.Traced = field(repr=False)
@@ -147,6 +149,7 @@ def trace_call(call: StepCall, stage: jax.stages.Traced, *, eager: bool = False,
         positions=call.positions,
         donated=donated,
         static=call.untraced,
+        jit=call.jit,
         phases_source=source,
         name=leaves.name,
         stage=stage,

@@ -1,9 +1,11 @@
 """Arguments in, arrays through, results out; and what cannot be kept is refused by name."""
 
 import functools
+import inspect
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import equinox as eqx
 import jax
@@ -13,8 +15,11 @@ import pytest
 from flax import nnx
 
 import jaxckpt
+import jaxckpt.dynamic.compare
+import jaxckpt.planner
 from jaxckpt import ArgumentError
 from jaxckpt.calling import Calling
+from jaxckpt.testing.check import SnapshotCheck
 from jaxckpt.trace import trace_step
 from tests.calling import styles
 
@@ -86,6 +91,40 @@ def test_objects_that_a_step_closes_over_and_writes_are_named():
     assert "def closed(net, optimizer, ...)" in str(caught.value)
 
 
+def test_objects_that_are_attributes_or_closed_over_by_a_wrapper_are_named():
+    class Holder:
+        def __init__(self):
+            self.net, self.optimizer = styles.objects()
+
+        def train(self, x):
+            return styles.nnx_step(self.net, self.optimizer, x)
+
+    holder = Holder()
+
+    @functools.wraps(styles.nnx_step)
+    def wrapper(x):
+        return holder.train(x)
+
+    found = []
+    for step in (holder.train, wrapper, jax.jit(wrapper)):
+        with pytest.raises(ArgumentError, match="writes to an NNX object") as caught:
+            trace_step(step, styles.X)
+        found.append((caught.value.objects, caught.value.advice))
+    assert found[0] == (("self.net", "self.optimizer"), "def train(self, net, optimizer, ...)")
+    assert found[1] == found[2] == (("holder.net", "holder.optimizer"), "def nnx_step(net, optimizer, ...)")
+
+
+def test_objects_of_a_cached_partial_are_updated():
+    net, optimizer = styles.objects()
+    other, own = styles.objects()
+    bound = nnx.cached_partial(nnx.jit(styles.nnx_step), net, optimizer)
+    planned, step = jaxckpt.apply(bound, "dots"), nnx.jit(styles.nnx_step)
+    for _ in range(3):
+        np.testing.assert_allclose(planned(styles.X), step(other, own, styles.X), rtol=1e-5)
+    assert optimizer.step[...] == 3
+    assert {"net.again.kernel", "optimizer.step", "x"} <= set(trace_step(bound, styles.X).paths)
+
+
 def test_a_static_self_without_a_hash_is_refused_and_not_printed():
     class Unhashable(styles.Trainer):
         __hash__ = None
@@ -96,6 +135,12 @@ def test_a_static_self_without_a_hash_is_refused_and_not_printed():
     with pytest.raises(ArgumentError, match="`self` is static") as caught:
         trace_step(Unhashable().jitted, styles.weights(), styles.X)
     assert "parameters" not in str(caught.value)
+
+
+def test_an_object_that_is_static_is_refused():
+    for step, argnums in ((nnx.jit(styles.nnx_step, static_argnums=0), ()), (styles.nnx_step, 0)):
+        with pytest.raises(ArgumentError, match="`net` is static, and an NNX object"):
+            trace_step(step, *styles.objects(), styles.X, static_argnums=argnums)
 
 
 def test_a_static_array_is_advised_to_be_traced():
@@ -177,6 +222,26 @@ def test_an_unknown_keyword_is_an_error_that_tells_where_it_goes():
         jaxckpt.plan(styles.update, styles.weights(), styles.X, budget="1GiB", target="h200", max_compile=2)
     with pytest.raises(ArgumentError, match="closest is 'budget'"):
         jaxckpt.jit(styles.update, budgett="1GiB")
+
+
+def test_what_takes_a_step_and_its_arguments_takes_a_step_object():
+    rooms = (jaxckpt, jaxckpt.dynamic, jaxckpt.dynamic.compare, jaxckpt.testing, jaxckpt.planner)
+    functions = {value for room in rooms for value in vars(room).values() if inspect.isfunction(value)}
+    functions |= {getattr(jaxckpt, name) for name in jaxckpt.__all__ if inspect.isfunction(getattr(jaxckpt, name))}
+    functions |= {jaxckpt.Planner.__init__, SnapshotCheck.__call__}
+    taking = [each for each in functions if {"step", "args"} <= set(inspect.signature(each).parameters)]
+    assert len(taking) > 12
+    refusing = [
+        each for each in taking if jaxckpt.Step not in get_args(inspect.signature(each).parameters["step"].annotation)
+    ]
+    assert refusing == []
+
+
+def test_a_step_object_runs_op_by_op_with_its_keyword_arguments():
+    step = jaxckpt.Step(styles.keyword_only, (styles.weights(),), kwargs={"x": styles.X, "rate": 0.2})
+    assert sum(row.ops for row in jaxckpt.timed_scopes(step)) > 10
+    ran = jaxckpt.dynamic.run(step, budget=None)
+    np.testing.assert_allclose(ran.outputs[1], styles.keyword_only(styles.weights(), x=styles.X)[1], rtol=1e-6)
 
 
 PRINT = """

@@ -31,6 +31,15 @@ def test_variables_of_a_partial_jit_of_nnx_are_bound():
     assert [type(each) for each in found.bound[0]] == [nnx.Param]
 
 
+def test_what_a_cached_partial_of_nnx_binds_is_found():
+    jitted = nnx.jit(step, donate_argnums=0)
+    found = unwrap(nnx.cached_partial(jitted, nnx.Param(jnp.ones(2))))
+    assert (found.function, found.jit, found.donated) == (step, "nnx", {0, "a"})
+    assert [type(each) for each in found.bound] == [nnx.Param]
+    assert _compat.nnx_cached_partial(functools.partial(jitted)) is None
+    assert _compat.nnx_cached_partial(step) is None
+
+
 @pytest.mark.parametrize(
     ("donate", "donated"),
     [("none", set()), ("all", {0, 1, "b"}), ("warn-except-first", {1, "b"})],

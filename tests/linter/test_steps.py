@@ -1,10 +1,13 @@
 """Lints of whole steps, each on a step that has what it looks for, and on its corrected twin."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxckpt import Step
 from jaxckpt.linter import lint
 from tests.linter.cases import BATCH, MESH, WEIGHT, Pair, block, found, spec, stacked
 
@@ -71,6 +74,31 @@ def test_it_is_found_and_said_with_its_fix(pair):
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
 def test_the_corrected_twin_is_left_alone(pair):
     assert not pair.good().of(pair.code)
+
+
+def test_donation_is_advised_as_the_steps_own_jit_has_it():
+    def by_keyword(w, *, v, x):
+        return updated(w, x), updated(v, x)
+
+    class Trainer(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.ones(WEIGHT.shape))
+
+        def train(self, x):
+            self.w[...] = updated(self.w[...], x)
+
+    filtered = eqx.filter_jit(updated)
+    findings = (
+        lint(Step(by_keyword, (WEIGHT,), kwargs={"v": WEIGHT, "x": BATCH})),
+        lint(filtered, WEIGHT, BATCH),
+        lint(Trainer().train, BATCH),
+    )
+    fixes = [each.of("donation-missing")[0].fix for each in findings]
+    assert fixes[0] == "donate_argnums=(0,), donate_argnames=('v',) in its jit."
+    assert fixes[1].startswith('donate="all-except-first" in its filter_jit')
+    assert fixes[2].startswith("Pass what the step itself binds as arguments")
+    batch_first = eqx.filter_jit(lambda x, w: updated(w, x), donate="all-except-first")
+    assert not lint(batch_first, BATCH, WEIGHT).of("donation-missing")
 
 
 def test_clipped_gradients_are_no_new_state():

@@ -58,6 +58,8 @@ def test_a_step_gives_its_own_results_and_has_a_plan(tmp_path):
     assert planned.plan.budget_bytes == int(0.95 * Target("attached").memory_bytes)
     assert planned.footprint is planned.plan.footprint
     assert planned.__name__ == "step"
+    assert repr(planned) == f"PlannedStep(step, {planned.plan.strategy})"
+    assert repr(planned.plan.apply(step)) == "PlannedFunction(step)"
 
 
 @needs_compiler
@@ -170,15 +172,17 @@ def entry(folder):
     return path
 
 
-@pytest.mark.parametrize("damage", ["", "not TOML [", "an edited number", "another step"])
+@pytest.mark.parametrize("damage", ["", "not TOML [", "an edited number", "another step", "another budget"])
 def test_a_damaged_or_foreign_entry_is_named_and_made_anew(tmp_path, damage):
     jitted(tmp_path / "a", strategy="full")[0](*arguments())
     path = entry(tmp_path / "a")
     good = path.read_text()
     if damage == "an edited number":
         damage = good.replace("argument_bytes = ", "argument_bytes = 1")
-    elif damage == "another step":
-        jitted(tmp_path / "b", strategy="full")[0](*arguments(batch=16))
+    elif damage.startswith("another"):
+        changes = {"another step": (16, None), "another budget": (32, "1GiB")}
+        batch, budget = changes[damage]
+        jitted(tmp_path / "b", strategy="full", budget=budget)[0](*arguments(batch=batch))
         damage = entry(tmp_path / "b").read_text()
     path.write_text(damage)
     planned, said = jitted(tmp_path / "a", strategy="full")

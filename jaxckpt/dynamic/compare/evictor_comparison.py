@@ -150,7 +150,7 @@ class Evictions(Shown):
 
 
 def compare_evictors(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Step,
     *args: Any,
     options: EvictionOptions = _DEFAULT,
     donate_argnums: int | Sequence[int] = (),

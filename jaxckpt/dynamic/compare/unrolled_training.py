@@ -94,7 +94,7 @@ def trained_step(step: Step, options: TrainingOptions) -> tuple[str, Problem, Pr
 
 
 def address_maps(
-    step: Callable[..., Any],
+    step: Callable[..., Any] | Step,
     *args: Any,
     ratio: float,
     options: TrainingOptions = _DEFAULT,

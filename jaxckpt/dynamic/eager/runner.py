@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxckpt._errors import ArgumentError, InfeasibleBudgetError
 from jaxckpt._progress import Progress, silent
 from jaxckpt._shown import Shown
+from jaxckpt._step import Step
 from jaxckpt._units import budget_bytes, format_bytes, format_seconds
 from jaxckpt.calling import Calling, StepCall
 from jaxckpt.dynamic.eager.arrays import Arrays
@@ -249,7 +250,7 @@ class RunnerKeywords(RunKeywords, total=False):
 
 
 def run(
-    step: Callable[..., Any], *args: Any, budget: int | float | str | None, **keywords: Unpack[RunnerKeywords]
+    step: Callable[..., Any] | Step, *args: Any, budget: int | float | str | None, **keywords: Unpack[RunnerKeywords]
 ) -> EagerRun:
     """Runs a step eagerly under a budget, once. See `Runner` for the arguments, and to run it again and again.
 
@@ -267,4 +268,11 @@ def run(
       >>> ran.recomputations, ran.outputs[1].shape
       (0, (8, 8))
     """
-    return Runner(step, budget=budget, **keywords)(*args)
+    given = Step.of(
+        step,
+        args,
+        donate_argnums=keywords.pop("donate_argnums", ()),
+        static_argnums=keywords.pop("static_argnums", ()),
+    )
+    runner = Runner(given.function, budget=budget, **given.argnums, **keywords)
+    return runner(*given.args, **given.kwargs)

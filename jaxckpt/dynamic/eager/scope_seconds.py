@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxckpt._step import Step
 from jaxckpt._units import format_seconds
 from jaxckpt.calling import Calling
 from jaxckpt.dynamic.eager.operation import Operations
@@ -45,7 +46,7 @@ class ScopeSeconds:
 
 
 def timed_scopes(
-    step: Callable[..., Any], *args: Any, depth: int = 1, static_argnums: int | Sequence[int] = ()
+    step: Callable[..., Any] | Step, *args: Any, depth: int = 1, static_argnums: int | Sequence[int] = ()
 ) -> tuple[ScopeSeconds, ...]:
     """Times the scopes of a step by running its ops one by one on the default device.
 
@@ -72,7 +73,8 @@ def timed_scopes(
       >>> [row.scope for row in rows if row.forward_s and row.backward_s]
       ['block_0', 'block_1']
     """
-    with Calling(step, static_argnums=static_argnums).bind(args) as call:
+    given = Step.of(step, args, static_argnums=static_argnums)
+    with Calling(given.function, static_argnums=given.static_argnums).bind(given.args, given.kwargs) as call:
         prepared = prepare(trace_call(call, call.trace(), eager=True))
         arrays = prepared.arrays(call.leaves, called="timed_scopes")
     seconds: dict[str, dict[Phase, float]] = {}
