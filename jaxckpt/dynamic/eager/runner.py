@@ -268,11 +268,7 @@ def run(
       >>> ran.recomputations, ran.outputs[1].shape
       (0, (8, 8))
     """
-    given = Step.of(
-        step,
-        args,
-        donate_argnums=keywords.pop("donate_argnums", ()),
-        static_argnums=keywords.pop("static_argnums", ()),
-    )
-    runner = Runner(given.function, budget=budget, **given.argnums, **keywords)
-    return runner(*given.args, **given.kwargs)
+    argnums = (keywords.get("donate_argnums", ()), keywords.get("static_argnums", ()))
+    given = Step.of(step, args, donate_argnums=argnums[0], static_argnums=argnums[1])
+    keywords["donate_argnums"], keywords["static_argnums"] = given.donate_argnums, given.static_argnums
+    return Runner(given.function, budget=budget, **keywords)(*given.args, **given.kwargs)
