@@ -36,16 +36,18 @@ from jaxckpt.planner import floor_of, frontier_of
 from jaxckpt.planner.gc_pause import collector_paused
 from jaxckpt.planner.limits import Limits
 from jaxckpt.planner.model_error import CompiledPlan
-from jaxckpt.solve import OptimalSolver, Problem, named_strategy, solve
+from jaxckpt.policy import load_policy
+from jaxckpt.solve import OptimalSolver, Problem, named_strategy, plan_from_policy, solve
 from jaxckpt.solve.effort import Effort, with_default_effort
 
 TARGET = "h200"
 NAME, PYTHON = "constants", "py312"
 SHARES = (0.1, 0.5)
 """Budgets: how far from the least predicted temporaries to those without a plan."""
-LOCAL_SEARCH = ("Effort.op_runs", "Effort.fewest_replays", "Effort.small_share")
+OFFLOADING_POLICY = "inputs_offloaded"
 LEAST = " least"
 """Plans of about the least memory of a step, that of the least first: candidates before a budget is refused."""
+LOCAL_SEARCH = ("Effort.op_runs", "Effort.fewest_replays")
 CORRECTIONS = ("Effort.compositions", "Effort.tolerance")
 """The composition misjudges the bytes of moved values too."""
 Figures = dict[str, float]
@@ -93,7 +95,7 @@ CASES: Mapping[str, Case] = {
 class Constant:
     """The values that are compared; today's is among them.
 
-    `strategy` is the one that reads the constant, where the optimal one does not.
+    `strategy` is the one that reads the constant, where the optimal one does not, or a policy.
     """
 
     values: tuple[Any, ...]
@@ -114,7 +116,6 @@ CONSTANTS: Mapping[str, Constant] = {
     "Effort.tolerance": _of(0.005, 0.02, 0.1, 10.0),
     "Effort.op_runs": _of(0, 15_000, 60_000, 120_000),
     "Effort.fewest_replays": _of(1, 20, 80),
-    "Effort.small_share": _of(0.0, 0.1, 1.0),
     "jaxckpt.solve.stages._NARROW": _of(0.0, 1 / 16, 1 / 8, 1 / 4),
     "jaxckpt.solve.stages._CUT_BYTES": _of(64, 4096, 2**18),
     "jaxckpt.solve.milp._LARGEST": _of(1e3, 1e4, 1e5),
@@ -125,11 +126,17 @@ CONSTANTS: Mapping[str, Constant] = {
         {"mip_rel_gap": 5e-3, "node_limit": 100},
         {"mip_rel_gap": 5e-3, "node_limit": 2500},
     ),
+    "jaxckpt.solve.optimal.options._LIMITS": _of(
+        {"mip_rel_gap": 1e-4, "node_limit": 200},
+        {"mip_rel_gap": 1e-3, "node_limit": 200},
+        {"mip_rel_gap": 1e-2, "node_limit": 200},
+        {"mip_rel_gap": 1e-3, "node_limit": 50},
+        {"mip_rel_gap": 1e-3, "node_limit": 1000},
+    ),
     "jaxckpt.solve.optimal.options._LIMIT_EXPONENT": _of(1.0, 1.7, 2.5),
     "jaxckpt.solve.optimal.options._BYTES_WEIGHT": _of(1e-10, 1e-9, 1e-8),
-    "jaxckpt.solve.optimal.prefetch_schedule._SMALL": _of(0.0, 1 / 16, 1 / 4),
-    "jaxckpt.solve.optimal.prefetch_schedule._MOST_LAYERS": _of(2, 4, 8),
-    "jaxckpt.solve.optimal.moved_options._MIN_BYTES": _of(2**16, 2**20, 2**24),
+    "jaxckpt.solve.optimal.prefetch_schedule._SMALL": _of(0.0, 1 / 16, 1 / 4, strategy=OFFLOADING_POLICY),
+    "jaxckpt.solve.optimal.prefetch_schedule._MOST_LAYERS": _of(2, 4, 8, strategy=OFFLOADING_POLICY),
     "jaxckpt.solve.optimal.moved_options._STEPS": _of(1, 2, 4),
     "jaxckpt.solve.baselines.rotor._SLOTS": _of(250, 500, 1000, strategy="rotor"),
     "jaxckpt.solve.baselines.rotor._SWEPT": _of(12, 24, 48, strategy="rotor"),
@@ -237,7 +244,9 @@ def solved(strategy: str, cases: Iterable[str]) -> dict[str, tuple[GraphPlan, fl
         problem, solver = _fresh(case), None
         for share, budget in zip(SHARES, budgets(case), strict=True):
             start = time.process_time()
-            if strategy != "optimal":
+            if strategy == OFFLOADING_POLICY:
+                plan = plan_from_policy(problem, load_policy(strategy)).plan
+            elif strategy != "optimal":
                 plan = named_strategy(strategy)(problem, budget)
             else:
                 solver = solver or OptimalSolver(problem)
@@ -252,9 +261,9 @@ def of_plans(name: str, value: Any) -> Figures:
     """Plans with a value against those with today's."""
     strategy = CONSTANTS[name].strategy
     few = tuple(_cases_of(name, strategy))
-    before = _solved_by_default(strategy, few, _usual(name))
+    before, is_today = _solved_by_default(strategy, few, _usual(name)), value == default(name)
     with collector_paused(), with_default_effort(_usual(name)), with_value(name, value):
-        after = before if value == default(name) else solved(strategy, few)
+        after = before if is_today else solved(strategy, few)
     budgeted = [key for key in before if LEAST not in key]
     least = [key for key in before if key.endswith(f"{LEAST} 0")]
     pairs = {key: (before[key][0], after[key][0]) for key in (*budgeted, *least)}

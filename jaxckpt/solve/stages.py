@@ -23,9 +23,11 @@ StageStarts = tuple[int, ...]
 _COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Limits of a stage are the residual bytes of the step divided by these; two a power of two, up to deep models."""
 _NARROW = 1 / 8
-"""The input of a head takes at most this share of the largest value in it. No benchmark fixed the exact value."""
+"""The input of a head takes at most this share of the largest value in it. 0, 1/16 and 1/4 give plans that are as fast;
+with 0 the least plans are as large and fewer (`python -m benchmarks.constants`)."""
 _CUT_BYTES = 4096
-"""Cost of a boundary besides its crossing bytes, so that no stage is empty. It is small against any activation."""
+"""Cost of a boundary besides its crossing bytes, so that no stage is empty. It is small against any activation: 64
+bytes and 256 KiB give the same plans (`python -m benchmarks.constants`)."""
 
 
 def candidate_cuts(problem: Problem, *, before_head: bool = False) -> tuple[StageStarts, ...]:

@@ -19,7 +19,8 @@ from jaxckpt.solve.baselines.chain import drop
 from jaxckpt.solve.problem import Problem
 
 _MOST_OPS = 128
-"""Between the products of one attention; what is longer is a stream that runs through the model."""
+"""Between the products of one attention; what is longer is a stream that runs through the model. 64 and 256 find the
+same cores (`python -m benchmarks.constants`)."""
 
 
 def solve_megatron(problem: Problem, scope: str | None = None) -> GraphPlan:

@@ -30,11 +30,12 @@ from jaxckpt.solve.strategy import Solver
 _FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.02, 0.0)
 _IN_MEMORY = frozenset({Kind.CONTRACTION, Kind.OPAQUE})
 _MUCH_SMALLER = 4
-"""A reduction that makes this much less than it reads is not run again."""
+"""A reduction that makes this much less than it reads is not run again, as in PyTorch. 2 and 8 give the same plans
+(`python -m benchmarks.constants`)."""
 _ENDLESS = 2**30
 """A capacity that no cut contains; all others together are scaled to less (scipy counts in 32 bits)."""
 _TWICE = 2
-"""A value that no kernel writes costs a write and a read to keep."""
+"""A value that no kernel writes costs a write and a read to keep, as in PyTorch. 1 and 4 give the same plans."""
 
 
 def sweep_min_cut(

@@ -25,8 +25,10 @@ from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import members
 
 _SLOTS = 500
+"""Slots of memory. With 250 plans are 0.3% slower, with 1000 they are the same (`python -m benchmarks.constants`)."""
 _SWEPT = 24
-"""The programme's memory is swept in so many steps; a replay of each plan says what it really takes."""
+"""The programme's memory is swept in so many steps; a replay of each plan says what it really takes. With 12 plans are
+0.1% slower, with 48 0.5% faster, in a third more time (`python -m benchmarks.constants`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from jaxckpt.solve.baselines.chain import chain, segments, stage_bytes
 from jaxckpt.solve.problem import Problem
 
 _SWEPT = 9
+"""Byte budgets that are tried besides 0. 5 and 17 give the same plans (`python -m benchmarks.constants`)."""
 
 
 def solve_every(problem: Problem, k: int = 2) -> GraphPlan:

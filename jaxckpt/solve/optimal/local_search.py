@@ -23,15 +23,13 @@ class _State:
     untouched: frozenset[int]
 
 
-def improve_locally(
-    problem: Problem, plan: GraphPlan, temp_budget_bytes: int | None, *, share: float = 1.0
-) -> GraphPlan:
+def improve_locally(problem: Problem, plan: GraphPlan, temp_budget_bytes: int | None) -> GraphPlan:
     """The plan after all single changes that improve its time within a budget, or its memory without one.
 
-    The same plan if the graph is too large for a `share` of the problem's effort, or if the plan offloads or shards
-    values without a required decision.
+    The same plan if the graph is too large for the problem's effort, or if the plan offloads or shards values without a
+    required decision.
     """
-    left = int(share * problem.effort.op_runs) // max(1, len(problem.graph.ops))
+    left = problem.effort.op_runs // max(1, len(problem.graph.ops))
     if left < problem.effort.fewest_replays or problem.moves(plan):
         return plan
     state = _State(

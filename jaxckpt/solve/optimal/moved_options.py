@@ -36,12 +36,9 @@ from jaxckpt.solve.optimal.stage_problem import StagedProblem
 from jaxckpt.solve.problem import Problem
 from jaxckpt.solve.stages import StageStarts
 
-_MIN_BYTES = 2**20
-"""Smaller values stay replicated: the launch of their gather costs more than their bytes. The default of
-`Offloading.min_bytes` is the same; no benchmark fixed the exact value."""
 _STEPS = 2
 """An option's values are moved in so many steps: half of them, all of them. Each step adds columns to the integer
-programme of `compose`; no benchmark fixed the exact number."""
+programme of `compose`. 1 and 4 give plans that are as fast (`python -m benchmarks.constants`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +170,7 @@ def partition_of(problem: Problem, value: int) -> Partition | None:
     graph = problem.graph
     if not graph.mesh or value in problem.required or graph.producer[value] is None or value in graph.results:
         return None
-    if graph.values[value].size_bytes < _MIN_BYTES:
+    if graph.values[value].size_bytes < problem.offloading.min_bytes:
         return None
     found = partition_with_axes(graph, value, Partition())
     return found if isinstance(found, Partition) else None

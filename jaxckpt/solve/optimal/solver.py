@@ -109,9 +109,7 @@ class OptimalSolver:
     def min_memory_plan(self) -> GraphPlan:
         """The plan of least predicted memory."""
         near = _within(self._effort.near_least, min(self._lowest, key=_TEMP_BYTES), self._lowest)
-        shares = {plan: 1.0 if plan in near else self._effort.small_share for plan in self._lowest}
-        improved = (improve_locally(self.problem, plan, None, share=share) for plan, share in shares.items())
-        return min(improved, key=_TEMP_BYTES)
+        return min((improve_locally(self.problem, plan, None) for plan in dict.fromkeys(near)), key=_TEMP_BYTES)
 
     @cached_property
     def min_memory_plans(self) -> tuple[GraphPlan, ...]:
