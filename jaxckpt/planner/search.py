@@ -67,7 +67,8 @@ class BudgetSearch:
         """
         while (found := self._fastest() or self._smallest()) is not None:
             self._compile(*found)
-        best = self.pool.best
+        if (best := self.pool.best) is None and self.strategy == "optimal":
+            best = self._smallest_of_all()
         if best is None:
             smallest = min(self.pool.compiled, key=lambda c: c.footprint.total_bytes).footprint
             floor = floor_of(smallest, self.planner.graph, step=self.planner.traced.name)
@@ -82,6 +83,13 @@ class BudgetSearch:
         return self.planner.as_plan(
             best, budget_bytes=self.limit_bytes, notes=tuple(self._notes(best)), attempts=tuple(self.attempts)
         )
+
+    def _smallest_of_all(self) -> CompiledPlan | None:
+        """The smallest plan of the step, compiled before a refusal, which names its total; None if it does not fit."""
+        smallest = self.planner.smallest()
+        if not self.pool.holds(smallest.plan):
+            self._compile(smallest.plan, self.generators[-1])
+        return self.pool.best
 
     def _fastest(self) -> tuple[ir.GraphPlan, Generator] | None:
         """The candidate that should fit in the least time, if that is less than the best plan takes.

@@ -67,7 +67,8 @@ def test_a_frontier_from_smallest_to_fastest_is_monotone(frontier):
     assert frontier.fastest.step_s <= frontier.unplanned.step_s
     planner = Planner(step, *ARGS, target="h200", donate_argnums=0)
     assert frontier.smallest.total_bytes == planner.floor().total_bytes
-    assert frontier.compiles <= 5 + 2  # three plans are tried for the smallest
+    # For the smallest three plans are tried, and two rules that are as small within the error of the model.
+    assert frontier.compiles <= 5 + 4
 
 
 @needs_compiler

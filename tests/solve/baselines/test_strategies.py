@@ -78,7 +78,13 @@ def block(p, x):
 
 
 def step(params, x):
-    return jax.grad(lambda params: functools.reduce(lambda y, p: block(p, y), params, x).var())(params)
+    def loss(params, y):
+        for layer, p in enumerate(params):
+            with jax.named_scope(f"block_{layer}"):
+                y = block(p, y)
+        return y.var()
+
+    return jax.grad(loss)(params, x)
 
 
 @functools.cache
