@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxckpt.annotate.jax_policy import tag_of
 from jaxckpt.annotate.open_body import AROUND, Body, with_bodies
-from jaxckpt.ir import Graph, Kind, Offload, Op
+from jaxckpt.ir import Graph, Kind, Op
 from jaxckpt.outline import closed_jaxpr
 from jaxckpt.policy import Resolved
 from jaxckpt.program import Equation
@@ -46,7 +46,7 @@ def tags_of(resolved: Iterable[Resolved], graph: Graph, variables: Sequence[jex.
         op = graph.ops[producer]
         if op.primitive == AROUND:
             available.add(value)
-            if isinstance(each.decision, Offload) and tag is not None:
+            if each.decision.on_host and tag is not None:
                 tags[value] = tag
         elif tag is not None:
             if not _is_view_of_available(op, each, tags=tags, available=available):

@@ -18,7 +18,7 @@ from jaxckpt._step import Step
 from jaxckpt._units import format_bytes
 from jaxckpt.compiler import Footprint
 from jaxckpt.cost import strip_views
-from jaxckpt.ir import GraphPlan, Offload, Recompute, Save
+from jaxckpt.ir import GraphPlan, Recompute, Save
 from jaxckpt.ir.scope import TAG
 from jaxckpt.linter import LintContext, primal_of_name
 from jaxckpt.machine import Target
@@ -233,7 +233,7 @@ class _Judged:
         change = _between(self.measured(self.followed.plan), self.measured(without))
         if change.is_nothing:
             return change, "the compiled programs take the same"
-        stays = isinstance(self.policy.rules[index].decision, Offload) and change.host_bytes_change <= 0
+        stays = self.policy.rules[index].decision.on_host and change.host_bytes_change <= 0
         return change, "0 bytes moved to the host" if stays else ""
 
     def _why(self, index: int, decided: list[Resolved]) -> str:

@@ -20,7 +20,7 @@ from jaxckpt.cost.clock import StepClock
 from jaxckpt.cost.fusion_analysis import SourceBytes
 from jaxckpt.cost.kernels import ScheduleKernels, StepKernel
 from jaxckpt.cost.loop_liveness import LoopLiveness, Span
-from jaxckpt.ir import Graph, Kind, Offload, Op, Trait
+from jaxckpt.ir import Graph, Kind, Op, Trait
 from jaxckpt.ir.regions import STACK
 from jaxckpt.schedule import Barrier, Move, Run
 
@@ -68,7 +68,7 @@ class BufferLiveness:
                     self._kernel(at, step, kernel)
             elif isinstance(step, Barrier):
                 self._barrier(at, step)
-            elif step.loop is None or not isinstance(step.decision, Offload):
+            elif step.loop is None or not step.decision.on_host:
                 self._move(at, step)
             elif step.restores:
                 self._load_in_loop(at, step, step.loop)
@@ -159,7 +159,7 @@ class BufferLiveness:
         (read,), (write,) = step.reads, step.writes
         rates, read_bytes, write_bytes = self.kernels.rates, self.size_bytes[read], self.size_bytes[write]
         self._read(at, self.kernels.sources[read])
-        if not isinstance(step.decision, Offload):
+        if not step.decision.on_host:
             moved_s = rates.kernel_s(read_bytes + write_bytes)
             if step.restores:
                 moved_s += rates.exchange_s(write_bytes - read_bytes)

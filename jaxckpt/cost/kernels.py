@@ -24,7 +24,7 @@ from typing import NamedTuple
 from jaxckpt.cost.fusion_analysis import FusionAnalysis, SourceBytes
 from jaxckpt.cost.fusion_rules import FusionRules
 from jaxckpt.cost.rates import ArithmeticCosts, Rates
-from jaxckpt.ir import Graph, Kind, Offload, Op, Phase
+from jaxckpt.ir import Graph, Kind, Op, Phase
 from jaxckpt.ir.regions import ALL_ITERATIONS, STACK
 from jaxckpt.schedule import Barrier, Move, Run, Schedule
 
@@ -184,7 +184,7 @@ class ScheduleKernels:
         (read,), (write,) = step.reads, step.writes
         sources, size_bytes = self.sources, self.size_bytes
         size_bytes[write] = size_bytes[read]
-        if isinstance(step.decision, Offload):
+        if step.decision.on_host:
             if step.loop is None:
                 self.on_link.add(write)
             if not step.restores:

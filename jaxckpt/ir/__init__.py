@@ -9,10 +9,12 @@ Algorithms on these data are in `jaxckpt.schedule`.
 from jaxckpt.ir.graph import Graph as Graph, Op as Op, Phase as Phase, Value as Value
 from jaxckpt.ir.kind import Kind as Kind, Trait as Trait, kind_of as kind_of, trait_of as trait_of
 from jaxckpt.ir.plan import (
+    DECISIONS as DECISIONS,
     Decision as Decision,
     GraphPlan as GraphPlan,
     LoopSplit as LoopSplit,
     LoopTiling as LoopTiling,
+    Moved as Moved,
     Offload as Offload,
     Partition as Partition,
     Prediction as Prediction,

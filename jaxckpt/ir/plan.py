@@ -24,16 +24,27 @@ Read after `regions`.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Save:
     """The value stays in device memory until the backward pass has read it."""
 
+    word: ClassVar[str] = "save"
+    participle: ClassVar[str] = "saved"
+    moves: ClassVar[bool] = False
+    on_host: ClassVar[bool] = False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
     """The value is dropped after the forward pass and recomputed before the backward reads it."""
+
+    word: ClassVar[str] = "recompute"
+    participle: ClassVar[str] = "recomputed"
+    moves: ClassVar[bool] = False
+    on_host: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +65,10 @@ class Offload:
       dim: Dimension of the shards; see `Partition`.
     """
 
+    word: ClassVar[str] = "offload"
+    participle: ClassVar[str] = "offloaded"
+    moves: ClassVar[bool] = True
+    on_host: ClassVar[bool] = True
     space: str = "pinned_host"
     prefetch: int | None = None
     leave: int | None = None
@@ -90,11 +105,26 @@ class Partition:
       dim: The dimension that is sharded; None: the first one that is not yet and that the axis divides.
     """
 
+    word: ClassVar[str] = "partition"
+    participle: ClassVar[str] = "sharded"
+    moves: ClassVar[bool] = True
+    on_host: ClassVar[bool] = False
     axis: str | None = None
     dim: int | None = None
 
+    @property
+    def partition(self) -> None:
+        """No other partition comes before this one; see `Offload.partition`."""
+        return None
 
-Decision = Save | Recompute | Offload | Partition
+
+Moved = Offload | Partition
+"""Decisions that move a value between the forward and the backward pass."""
+Decision = Save | Recompute | Moved
+"""Every decision has the same four facts: its word in files, the participle for a value, whether the value is moved
+(`moves`), and whether it waits in host memory (`on_host`). Code that needs no more asks for these, not for a type."""
+DECISIONS: Mapping[str, type[Decision]] = {each.word: each for each in (Save, Recompute, Offload, Partition)}
+"""By their words in files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +235,7 @@ class GraphPlan:
     @property
     def offloads(self) -> bool:
         """True if some value is offloaded."""
-        return any(isinstance(decision, Offload) for decision in self.decisions.values())
+        return any(decision.on_host for decision in self.decisions.values())
 
     @property
     def predicted(self) -> Prediction:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from jaxckpt._units import format_bytes, format_seconds
 from jaxckpt.cost import strip_views
-from jaxckpt.ir import Kind, Offload, Op, Phase, Recompute, Save, Trait
+from jaxckpt.ir import Kind, Op, Phase, Recompute, Trait
 from jaxckpt.linter.context import LOOPS, Diagnostic, LintContext, location_of_op
 from jaxckpt.linter.finding import Location
 from jaxckpt.linter.jax_policies import primal_of_name
@@ -57,7 +57,7 @@ def small_offloads(context: LintContext) -> Iterator[Diagnostic]:
     """Values that a rule sends to host memory one by one, though they are small."""
     for resolved, op, value in _ruled(context):
         size_bytes = resolved.forward_value.size_bytes
-        if isinstance(resolved.decision, Offload) and size_bytes < OFFLOAD_FLOOR_BYTES:
+        if resolved.decision.on_host and size_bytes < OFFLOAD_FLOOR_BYTES:
             yield Diagnostic(
                 where=location_of_op(op),
                 text=f"{resolved.by} sends {value} to {resolved.decision.space}; below"
@@ -70,7 +70,7 @@ def saved_scores(context: LintContext) -> Iterator[Diagnostic]:
     """Rules on products that save attention scores: batched products larger than their operands."""
     for resolved, op, value in _ruled(context):
         match = resolved.by.policy.rules[resolved.rule or 0].match
-        saves = isinstance(resolved.decision, Save | Offload) and match.primitive is not None and match.batched is None
+        saves = not isinstance(resolved.decision, Recompute) and match.primitive is not None and match.batched is None
         read_bytes = sum(context.graph.values[v].size_bytes for v in op.reads)
         if saves and Trait.BATCHED in op.traits and resolved.forward_value.size_bytes > read_bytes:
             yield Diagnostic(
@@ -99,7 +99,7 @@ def saved_argument_derived(context: LintContext) -> Iterator[Diagnostic]:
     """Rules that save masks, broadcasts and casts, which cost nothing to recompute."""
     for resolved, op, value in _ruled(context):
         if (
-            isinstance(resolved.decision, Save | Offload)
+            not isinstance(resolved.decision, Recompute)
             and resolved.forward_value.id in context.problem.fusion.argument_derived
         ):
             yield Diagnostic(

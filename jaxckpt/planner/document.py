@@ -25,8 +25,6 @@ from jaxckpt.planner.user_plan import Argument, Attempt, Described, Plan, decisi
 FORMAT = "jaxckpt-plan"
 VERSION = 1
 
-_KINDS: tuple[type[ir.Decision], ...] = (ir.Save, ir.Recompute, ir.Offload, ir.Partition)
-_DECISIONS = {kind.__name__.lower(): kind for kind in _KINDS}
 _ARGUMENT = re.compile(r"(?P<path>.*) (?P<dtype>[^ \[\]]+)\[(?P<shape>[0-9]*(?:,[0-9]+)*)\]", re.DOTALL)
 _Line = Annotated[str, Limit(" such as \"[0]['w'] float32[8,4]\"", lambda line: _ARGUMENT.fullmatch(line) is not None)]
 
@@ -206,9 +204,9 @@ def _decided(entry: Any) -> Iterator[tuple[Described, ir.Decision]]:
     """The values of one entry; `RecordError` where the entry is wrong."""
     # Complexity: every entry is checked before it is read, so that all that is wrong is named.
     word = entry.get("decision") if isinstance(entry, dict) else None
-    kind = _DECISIONS.get(word) if isinstance(word, str) else None
+    kind = ir.DECISIONS.get(word) if isinstance(word, str) else None
     if kind is None:
-        raise RecordError([f"decision = {word!r} should be one of {', '.join(_DECISIONS)}"])
+        raise RecordError([f"decision = {word!r} should be one of {', '.join(ir.DECISIONS)}"])
     own = {each.name for each in fields(kind)}
     decision: ir.Decision = read_record(kind, {key: value for key, value in entry.items() if key in own})
     read = read_record(_Values, {key: value for key, value in entry.items() if key not in own and key != "decision"})

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cached_property
 from math import isqrt
 
-from jaxckpt.ir import GraphPlan, LoopTiling, Offload, Partition
+from jaxckpt.ir import GraphPlan, LoopTiling
 from jaxckpt.ir.regions import CARRY
 from jaxckpt.planner.limits import Limits
 from jaxckpt.rewrite.tile_loops import tileable_loops, with_tiled_loops
@@ -77,7 +77,7 @@ class TilingSolver:
     @cached_property
     def _groups(self) -> tuple[tuple[int, ...], ...]:
         """Loops that are tiled together; the body of a loop that is tiled keeps its own loops as they are."""
-        if not {Offload, Partition}.isdisjoint(map(type, self.problem.required.values())):
+        if any(decision.moves for decision in self.problem.required.values()):
             return ()
         graph = self._traced.graph
         found: list[tuple[int, ...]] = []

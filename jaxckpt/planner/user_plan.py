@@ -60,7 +60,6 @@ def describe(graph: ir.Graph, value: int) -> Described:
     )
 
 
-_DECIDED = {ir.Save: "saved", ir.Recompute: "recomputed", ir.Offload: "offloaded", ir.Partition: "sharded"}
 _PROJECT_FILES = (".git", "pyproject.toml", "setup.py")
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 
@@ -125,7 +124,7 @@ class Plan(ir.GraphPlan, Shown):
         """The figures that matter most, in one line."""
         total = "not compiled" if self.footprint is None else f"{format_bytes(self.footprint.total_bytes)} compiled"
         budget = "" if self.budget_bytes is None else f" of {format_bytes(self.budget_bytes)}"
-        counts = Counter(_DECIDED[type(decision)] for decision in self.decisions.values())
+        counts = Counter(decision.participle for decision in self.decisions.values())
         decided = ", ".join(f"{count} {word}" for word, count in counts.items()) or "no decisions"
         return f"{self.strategy} for {self.target}, {total}{budget}; {decided}"
 
@@ -225,4 +224,4 @@ def decision_text(decision: ir.Decision) -> str:
     """
     chosen = (each for each in fields(decision) if getattr(decision, each.name) != each.default)
     words = (f"{each.name}={getattr(decision, each.name)}" for each in chosen)
-    return " ".join((type(decision).__name__.lower(), *words))
+    return " ".join((decision.word, *words))

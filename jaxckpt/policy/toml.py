@@ -15,17 +15,9 @@ from typing import Any, Literal, get_type_hints
 from jaxckpt._errors import BudgetError, PolicyError
 from jaxckpt._records import RecordError, RecordReader, numbered, parse_toml
 from jaxckpt._units import format_bytes, parse_bytes
-from jaxckpt.ir import Decision, Offload, Partition, Recompute, Save
+from jaxckpt.ir import DECISIONS
 from jaxckpt.policy.policy import Default, Policy, Regions
 from jaxckpt.policy.rule import Match, Rule, Strength
-
-DECISIONS: Mapping[str, type[Decision]] = {
-    "save": Save,
-    "recompute": Recompute,
-    "offload": Offload,
-    "partition": Partition,
-}
-"""The words for decisions in files."""
 
 BYTES = ("min_bytes", "max_bytes")
 """Keys that take a number of bytes or an amount with its unit."""
@@ -41,7 +33,9 @@ POLICY_KEYS: Mapping[str, Any] = {
 }
 MATCH_KEYS = get_type_hints(Match)
 RULE_KEYS: Mapping[str, Any] = {"strength": Strength, "optional": bool, "note": str}
-_DECISION_KEYS = {word: get_type_hints(kind) for word, kind in DECISIONS.items()}
+_DECISION_KEYS = {
+    word: {key.name: get_type_hints(kind)[key.name] for key in fields(kind)} for word, kind in DECISIONS.items()
+}
 
 
 def policy_from_toml(text: str) -> Policy:
@@ -143,8 +137,12 @@ def policy_tables(policy: Policy) -> dict[str, list[dict[str, Any]]]:
 
 def _rule_entries(rule: Rule) -> dict[str, Any]:
     match = {key: _exact_bytes(value) if key in BYTES else value for key, value in _entries(rule.match).items()}
-    word = next(word for word, kind in DECISIONS.items() if kind is type(rule.decision))
-    return match | {"decision": word} | _entries(rule.decision, always="space") | _only(_entries(rule), RULE_KEYS)
+    return (
+        match
+        | {"decision": rule.decision.word}
+        | _entries(rule.decision, always="space")
+        | _only(_entries(rule), RULE_KEYS)
+    )
 
 
 def _entries(record: Any, *, always: str = "") -> dict[str, Any]:

@@ -11,7 +11,7 @@ a residual stack on the host go forward where the loop goes backward, those from
 import re
 
 from jaxckpt._errors import UnsupportedDecisionError
-from jaxckpt.ir import Graph, GraphPlan, Offload
+from jaxckpt.ir import Graph, GraphPlan
 from jaxckpt.schedule.validate import values_in_loops
 
 FIRST_BAD, FIRST_GOOD = (0, 10, 2), (0, 12)
@@ -35,7 +35,7 @@ def refuse_miscompiled(graph: Graph, plan: GraphPlan, *, called: str, platform: 
     """Refuses a plan whose results a compiler would silently get wrong; `version` is "" where none is installed."""
     if not version or not plan.offloads or not misreads_offloaded_stacks(platform, version):
         return
-    offloaded = {v for v, decision in plan.decisions.items() if isinstance(decision, Offload)} & values_in_loops(graph)
+    offloaded = {v for v, decision in plan.decisions.items() if decision.on_host} & values_in_loops(graph)
     if not offloaded:
         return
     names = sorted({graph.values[v].name or graph.ops[graph.producer[v] or 0].primitive for v in offloaded})

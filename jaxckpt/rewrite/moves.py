@@ -155,7 +155,7 @@ class HostStacks:
 
     def _may_take(self, step: Move) -> bool:
         """True if a move is an offload of numbers outside of loops; loops have residual stacks anyway."""
-        is_offload = isinstance(step.decision, Offload) and step.loop is None
+        is_offload = step.decision.on_host and step.loop is None
         return is_offload and not jax.dtypes.issubdtype(self._type(step)[1], jax.dtypes.extended)
 
     def _type(self, step: Move) -> tuple[tuple[int, ...], Any]:

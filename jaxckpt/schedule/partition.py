@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 
-from jaxckpt.ir import Decision, Graph, Offload, Partition, Save, Value
+from jaxckpt.ir import Decision, Graph, Moved, Partition, Save, Value
 
 
 def partition_with_axes(graph: Graph, value: int, decision: Partition) -> Partition | Save:
@@ -60,12 +60,12 @@ def _divides(array: Value, dim: int, ways: int) -> bool:
 
 def decisions_with_axes(graph: Graph, decisions: Mapping[int, Decision]) -> Mapping[int, Decision]:
     """Decisions with nothing left open; the same ones where nothing is."""
-    moved = {v: d for v, d in decisions.items() if isinstance(d, Partition | Offload)}
+    moved = {v: d for v, d in decisions.items() if isinstance(d, Moved)}
     closed = {v: _with_axes(graph, v, d) for v, d in moved.items()}
     return decisions if closed == moved else {**decisions, **closed}
 
 
-def _with_axes(graph: Graph, value: int, decision: Partition | Offload) -> Decision:
+def _with_axes(graph: Graph, value: int, decision: Moved) -> Decision:
     if isinstance(decision, Partition):
         return partition_with_axes(graph, value, decision)
     if decision.partition is None:
@@ -76,6 +76,6 @@ def _with_axes(graph: Graph, value: int, decision: Partition | Offload) -> Decis
     return replace(decision, axis=cut.axis, dim=cut.dim)
 
 
-def sent_bytes(graph: Graph, value: int, decision: Offload) -> int:
+def sent_bytes(graph: Graph, value: int, decision: Moved) -> int:
     """Bytes of an offloaded value that one device stores on the host, in one iteration where a loop makes it."""
     return graph.values[value].size_bytes // (graph.axis_size(decision.axis) if decision.axis is not None else 1)

@@ -16,7 +16,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 
-from jaxckpt.ir import Decision, Graph, GraphPlan, Offload, Partition, Phase, Recompute
+from jaxckpt.ir import Decision, Graph, GraphPlan, Moved, Offload, Phase, Recompute
 
 _MOST_DESCENDANTS = 32
 """So many values computed from one are searched for one that is recomputed, which bounds the search on long chains. 8,
@@ -50,9 +50,9 @@ def load_starts(graph: Graph, plan: GraphPlan) -> ByOp:
     return found
 
 
-def _moved_outside(graph: Graph, plan: GraphPlan) -> list[tuple[int, Offload | Partition]]:
+def _moved_outside(graph: Graph, plan: GraphPlan) -> list[tuple[int, Moved]]:
     moved = ((v, d) for v, d in plan.decisions.items() if graph.loop_of[v] is None)
-    return [(v, d) for v, d in moved if isinstance(d, Offload | Partition)]
+    return [(v, d) for v, d in moved if isinstance(d, Moved)]
 
 
 def first_reads_by_layer(graph: Graph, plan: GraphPlan) -> dict[int, int]:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxckpt.ir import Graph, Offload, Op, Partition
+from jaxckpt.ir import Graph, Moved, Op
 
 Why = Literal["pin", "recompute", "store", "load"]
 
@@ -64,7 +64,7 @@ class Move:
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
-    decision: Offload | Partition
+    decision: Moved
     restores: bool = False
     loop: int | None = None
     is_pipelined: bool = False

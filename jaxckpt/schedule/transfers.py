@@ -20,7 +20,7 @@ Read after `prefetch` and `steps`.
 
 from collections.abc import Sequence
 
-from jaxckpt.ir import Graph, GraphPlan, Offload, Op, Partition
+from jaxckpt.ir import Graph, GraphPlan, Moved, Op, Partition
 from jaxckpt.schedule.prefetch import is_pipelined, load_starts, store_ends
 from jaxckpt.schedule.steps import Move, StepWriter
 
@@ -36,7 +36,7 @@ class Transfers:
     def __init__(self, graph: Graph, plan: GraphPlan, writer: StepWriter):
         self._graph, self._plan, self._writer = graph, plan, writer
         self._store_before, self._load_before = store_ends(graph, plan), load_starts(graph, plan)
-        self.values = frozenset(v for v, d in plan.decisions.items() if isinstance(d, Offload | Partition))
+        self.values = frozenset(v for v, d in plan.decisions.items() if d.moves)
         self.in_bodies = frozenset(v for v in self.values if graph.loop_of[v] is not None)
         self._pipelined = frozenset(v for v in self.in_bodies if is_pipelined(graph, v, plan.decisions[v]))
         self._stored: dict[int, int] = {}
@@ -118,14 +118,14 @@ class Transfers:
             self._loaded_in[where] = instance if cut is None else self._move(value, instance, cut, restores=True)
         return self._loaded_in[where]
 
-    def _forms(self, value: int) -> tuple[Offload | Partition, Partition | None]:
+    def _forms(self, value: int) -> tuple[Moved, Partition | None]:
         """The decision for a value, and the partition that an offload cuts the value by before it is stored."""
         decision = self._plan.decisions[value]
-        assert isinstance(decision, Offload | Partition), "only these are transferred"
-        return decision, decision.partition if isinstance(decision, Offload) else None
+        assert isinstance(decision, Moved), "only these are transferred"
+        return decision, decision.partition
 
-    def _move(self, value: int, instance: int, decision: Offload | Partition, *, restores: bool) -> int:
-        writer, is_pipelined = self._writer, value in self._pipelined and isinstance(decision, Offload)
+    def _move(self, value: int, instance: int, decision: Moved, *, restores: bool) -> int:
+        writer, is_pipelined = self._writer, value in self._pipelined and decision.on_host
         reads, writes, loop = (instance,), (writer.new_instance(value),), writer.loop
         writer.steps.append(
             Move(reads=reads, writes=writes, decision=decision, restores=restores, loop=loop, is_pipelined=is_pipelined)

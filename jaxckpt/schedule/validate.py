@@ -8,7 +8,7 @@ Read after `jaxckpt.ir`; `schedule` asks first.
 """
 
 from jaxckpt._errors import GraphError, UnsupportedDecisionError
-from jaxckpt.ir import Graph, GraphPlan, Offload, Phase, Recompute
+from jaxckpt.ir import Graph, GraphPlan, Phase, Recompute
 
 
 def validate_decisions(graph: Graph, plan: GraphPlan) -> None:
@@ -19,7 +19,7 @@ def validate_decisions(graph: Graph, plan: GraphPlan) -> None:
     for value, decision in plan.decisions.items():
         if isinstance(decision, Recompute):
             _validate_recompute(graph, value)
-    offloaded = [v for v, decision in plan.decisions.items() if isinstance(decision, Offload)]
+    offloaded = [v for v, decision in plan.decisions.items() if decision.on_host]
     reasons = {v: why for v in offloaded if (why := reason_not_offloadable(graph, v)) is not None}
     if reasons:
         raise UnsupportedDecisionError(

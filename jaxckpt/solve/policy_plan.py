@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from jaxckpt.cost import strip_views
-from jaxckpt.ir import Decision, GraphPlan, Kind, Offload, Partition, Phase, Recompute, Save, Trait
+from jaxckpt.ir import Decision, GraphPlan, Kind, Phase, Recompute, Save, Trait
 from jaxckpt.policy import (
     Match,
     Policy,
@@ -93,7 +93,7 @@ def plan_with_transfers(
     problem: Problem, decisions: Mapping[int, Decision], stages: StageStarts, name: str
 ) -> GraphPlan:
     """The plan of some decisions, with prefetch distances of offloaded values."""
-    if not any(isinstance(decision, Offload) for decision in decisions.values()):
+    if not any(decision.on_host for decision in decisions.values()):
         return problem.plan(decisions, stages, name)
     timed = with_prefetch_distances(problem, decisions, stages, find_blocks(problem))
     return problem.plan(timed.decisions, stages, name, layers=timed.layers)
@@ -130,7 +130,8 @@ def _structure(problem: Problem, policy: Policy | None) -> tuple[StageStarts, fr
     if policy is None:
         return (0,), frozenset()
     kinds = {type(rule.decision) for rule in policy.rules}
-    of_blocks = Offload in kinds or any(rule.match.boundary and rule.match.scope is None for rule in policy.rules)
+    names_blocks = (rule.match.boundary and rule.match.scope is None for rule in policy.rules)
+    of_blocks = any(kind.on_host for kind in kinds) or any(names_blocks)
     if of_blocks or (policy.regions is not None and not policy.regions.scope):
         stages = find_blocks(problem)
     elif policy.regions is None and (policy.default == "recompute" or Recompute in kinds):
@@ -168,7 +169,7 @@ class _Deciding:
 
     def _views_follow(self) -> None:
         """Views of what waits elsewhere are made of it when it is back; else they would keep it here."""
-        moved = {v for v, decision in self.decisions.items() if isinstance(decision, Offload | Partition)}
+        moved = {v for v, decision in self.decisions.items() if decision.moves}
         for value in self._problem.read_after_forward if moved else ():
             shown = strip_views(self._problem.graph, value)
             if shown != value and shown in moved:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from jaxckpt.cost import ArithmeticCosts, Fusion, Rates, Replay, arithmetic_costs, fuse, replay
-from jaxckpt.ir import Decision, Graph, GraphPlan, LoopTiling, Offload, Partition, Phase, Prediction, Recompute, Save
+from jaxckpt.ir import Decision, Graph, GraphPlan, LoopTiling, Phase, Prediction, Recompute, Save
 from jaxckpt.schedule import Barrier, Run, Schedule, ScheduleStep, decisions_with_axes, schedule
 from jaxckpt.solve.effort import Effort, default_effort
 
@@ -139,7 +139,7 @@ class Problem:
 
     def moves(self, plan: GraphPlan) -> bool:
         """True if a plan offloads or shards a value without a required decision."""
-        moved = (v for v, decision in plan.decisions.items() if isinstance(decision, Offload | Partition))
+        moved = (v for v, decision in plan.decisions.items() if decision.moves)
         return any(v not in self.required for v in moved)
 
     @cached_property
