@@ -18,13 +18,13 @@ from jaxckpt.solve.optimal.solver import OptimalSolver, solve_optimal
 from jaxckpt.solve.policy_plan import PolicyPlan, plan_from_policy, required_decisions, saved_collectives
 from jaxckpt.solve.problem import Offloading, Problem, solve_none, unaliased_output_bytes
 from jaxckpt.solve.stages import boundaries
-from jaxckpt.solve.strategy import BudgetSolver, Solver, Strategy, StrategySolver
+from jaxckpt.solve.strategy import BudgetSolver, Solver, StrategySolver
 
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
+STRATEGIES: Mapping[str, Solver] = MappingProxyType(
     {
-        "optimal": Strategy(solver=Solver(solve_within=solve_optimal)),
-        "none": Strategy(solver=Solver(solve=solve_none)),
-        "full": Strategy(solver=Solver(solve=solve_full)),
+        "optimal": Solver(solve_within=solve_optimal),
+        "none": Solver(solve=solve_none),
+        "full": Solver(solve=solve_full),
         **BASELINES,
     }
 )
@@ -53,7 +53,7 @@ def named_strategy(strategy: str) -> Solver:
         _refuse(strategy, name)
     row = STRATEGIES[name]
     if not colon:
-        return replace(row.solver, name=strategy)
+        return replace(row, name=strategy)
     if row.read is None:
         _refuse_option(strategy, name, f"no option: strategy={name!r}", "")
     try:
@@ -91,7 +91,6 @@ __all__ = [
     "PolicyPlan",
     "Problem",
     "Solver",
-    "Strategy",
     "StrategySolver",
     "boundaries",
     "named_strategy",
