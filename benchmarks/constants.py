@@ -119,12 +119,19 @@ CONSTANTS: Mapping[str, Constant] = {
     "jaxckpt.solve.stages._NARROW": _of(0.0, 1 / 16, 1 / 8, 1 / 4),
     "jaxckpt.solve.stages._CUT_BYTES": _of(64, 4096, 2**18),
     "jaxckpt.solve.milp._LARGEST": _of(1e3, 1e4, 1e5),
-    "jaxckpt.solve.milp._LIMITS": _of(
-        {"mip_rel_gap": 1e-4, "node_limit": 500},
+    "jaxckpt.solve.optimal.compose._LIMITS": _of(
         {"mip_rel_gap": 1e-3, "node_limit": 500},
+        {"mip_rel_gap": 5e-3, "node_limit": 500},
         {"mip_rel_gap": 2e-2, "node_limit": 500},
-        {"mip_rel_gap": 1e-3, "node_limit": 100},
-        {"mip_rel_gap": 1e-3, "node_limit": 2500},
+        {"mip_rel_gap": 5e-3, "node_limit": 100},
+        {"mip_rel_gap": 5e-3, "node_limit": 2500},
+    ),
+    "jaxckpt.solve.optimal.options._LIMITS": _of(
+        {"mip_rel_gap": 1e-4, "node_limit": 200},
+        {"mip_rel_gap": 1e-3, "node_limit": 200},
+        {"mip_rel_gap": 1e-2, "node_limit": 200},
+        {"mip_rel_gap": 1e-3, "node_limit": 50},
+        {"mip_rel_gap": 1e-3, "node_limit": 1000},
     ),
     "jaxckpt.solve.optimal.options._LIMIT_EXPONENT": _of(1.0, 1.7, 2.5),
     "jaxckpt.solve.optimal.options._BYTES_WEIGHT": _of(1e-10, 1e-9, 1e-8),

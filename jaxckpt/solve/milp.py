@@ -18,10 +18,6 @@ _STANDARD_OUTPUT = 1
 _LARGEST = 1e4
 """Bytes are scaled so that this is the largest coefficient of a row: the solver's absolute tolerance (1e-6) is then far
 below a byte that matters. 1e3 and 1e5 give plans that are as fast (`python -m benchmarks.constants`)."""
-_LIMITS: Mapping[str, Any] = {"mip_rel_gap": 1e-3, "node_limit": 500}
-"""Optimality gap and branch-and-bound nodes at which a programme stops that need not be exact: they bound planning
-time. The gap is below the error of the model. A tenth of the gap, 100 and 2500 nodes give the same plans, twenty times
-the gap plans that are as fast (`python -m benchmarks.constants`)."""
 
 
 class Rows:
@@ -57,14 +53,12 @@ def minimise(
     integrality: Any,
     lower: Any = 0,
     upper: Any = 1,
-    is_exact: bool = True,
-    node_limit: int | None = None,
+    **limits: Any,
 ) -> tuple[Any, float] | None:
     """The best columns found for an integer programme and their cost; None if there are none within the limits."""
-    options = {**({} if is_exact else _LIMITS), **({} if node_limit is None else {"node_limit": node_limit})}
     bounds = Bounds(lower, upper)
     with silenced_stdout():
-        result = milp(cost, constraints=constraints, integrality=integrality, bounds=bounds, options=options)
+        result = milp(cost, constraints=constraints, integrality=integrality, bounds=bounds, options=limits)
     return None if result.x is None else (result.x, float(result.fun))
 
 

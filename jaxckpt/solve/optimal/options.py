@@ -19,9 +19,10 @@ kernels that hold rows are no candidates. Stages of the same structure have the 
 Read after `stage_problem`. The programme is Checkmate's (Jain et al. 2020) for a single backward visit to the stage.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +40,9 @@ as fast within 0.04% (`python -m benchmarks.constants`)."""
 _BYTES_WEIGHT = 1e-9
 """Microseconds a byte, to break ties towards saving less: a GiB counts as much as one microsecond. 1e-10 gives the same
 plans, 1e-8 plans that are 0.3% faster (`python -m benchmarks.constants`)."""
+_LIMITS: Mapping[str, Any] = {"mip_rel_gap": 1e-3, "node_limit": 200}
+"""Optimality gap and branch-and-bound nodes at which the solver stops: they bound planning time. A tenth and ten times
+the gap, 50 and 1000 nodes give the same plans (`python -m benchmarks.constants`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +180,7 @@ class StageProgramme:
         constraints = [closure, LinearConstraint(size_mib, ub=limit_bytes / 2**20 + 1e-9)]
         integrality = np.zeros(len(cost))
         integrality[: len(self.size_bytes)] = 1
-        found = minimise(cost, constraints, integrality=integrality, is_exact=False)
+        found = minimise(cost, constraints, integrality=integrality, **_LIMITS)
         columns = () if found is None else found[0]
         return frozenset(v for v, x in zip(self.size_bytes, columns, strict=False) if x > 0.5)
 
